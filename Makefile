@@ -1,0 +1,53 @@
+# Two commands matter: `make demo` and `make test`. Each step below knows by
+# itself what is done already: packages are asked for, cargo tracks sources, the
+# kernel and the sample image are cached by the hash of what makes them.
+
+# The lock file is part of the source: nothing here may change it.
+export CARGOFLAGS ?= --locked
+
+.PHONY: help setup guest mica image demo test test-kvm lint bench clean
+
+help:
+	@echo 'make demo    set up this machine, build everything, run a command in a VM'
+	@echo 'make test    run all tests; as root also those that mount, and that boot VMs'
+	@echo 'make test-kvm   only those of our own VMM, on this KVM or in an emulated machine with one'
+	@echo
+	@echo 'make setup   install the Debian packages that are missing'
+	@echo 'make guest   build the guest kernel (once) and agent into target/guest'
+	@echo 'make mica    build target/release/mica'
+	@echo 'make image   make the sample image (once)'
+	@echo 'make lint    formatting, compiler and linter warnings as errors'
+	@echo 'make bench   every benchmark; half an hour and more, as root'
+	@echo 'make clean   remove target; the kernel and the image stay cached'
+
+setup:
+	@scripts/setup
+
+guest: setup
+	@scripts/guest
+
+mica: setup
+	cargo build $(CARGOFLAGS) --release --package micabox-cli --bin mica
+
+image: setup
+	@scripts/sample-image
+
+demo:
+	@scripts/demo
+
+test:
+	@scripts/test
+
+test-kvm: setup
+	@scripts/test-kvm
+
+lint:
+	cargo fmt --all --check
+	cargo clippy $(CARGOFLAGS) --workspace --all-targets -- -D warnings
+
+bench: mica guest image
+	@scripts/setup --bench
+	@scripts/bench
+
+clean:
+	cargo clean

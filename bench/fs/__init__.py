@@ -1,0 +1,1 @@
+"""The filesystem workloads of a sandbox, beside ext4 and virtio-fs in the same machine."""

@@ -1,0 +1,282 @@
+"""The tables of bench/README.md, from the raw results.
+
+    python3 -m bench.report
+
+Text outside the `<!-- NAME -->` … `<!-- /NAME -->` markers is left as it is.
+"""
+
+import re
+
+from bench import measure
+
+README = measure.REPOSITORY / "bench" / "README.md"
+MIB = 2**20
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table; all columns but the first are right-aligned."""
+    rule = ["---"] + ["---:"] * (len(header) - 1)
+    return "\n".join("| " + " | ".join(row) + " |" for row in [header, rule, *rows])
+
+
+def met(value: bool) -> str:
+    return "met" if value else "**not met**"
+
+
+def source(result: dict) -> str:
+    """Where and when."""
+    machine = result["machine"]
+    return (
+        f"Measured {result['date']} at {result['commit']} on {machine['cpus']} cores of "
+        f"{machine['processor']}, {machine['memory_gib']} GiB, Linux {machine['kernel']}."
+    )
+
+
+def convert(result: dict) -> str:
+    parts = [source(result)]
+    for name, layer in result["layers"].items():
+        contenders = layer["contenders"]
+        base = contenders.get("gzip -dc | sha256sum")
+        if not base:
+            continue
+        rounds = len(base["runs"])
+        parts.append(
+            f"**{name}**: {layer['blob_bytes'] / MIB:.0f} MiB of gzip, "
+            f"{layer['tar_bytes'] / MIB:.0f} MiB of tar, {layer['entries']:,} entries; "
+            f"median of {rounds} interleaved round{'s' * (rounds != 1)}"
+        )
+        parts.append(
+            table(
+                ["", "CPU, s", "wall, s", "CPU ratio", "wall ratio"],
+                [
+                    [
+                        f"`{who}`",
+                        f"{cost['cpu']:.2f}",
+                        f"{cost['wall']:.2f}",
+                        f"{cost['cpu'] / base['cpu']:.2f}",
+                        f"{cost['wall'] / base['wall']:.2f}",
+                    ]
+                    for who, cost in contenders.items()
+                ],
+            )
+        )
+        ratio = contenders["convert"]["cpu"] / base["cpu"]
+        wall = contenders["convert"]["wall"] / base["wall"]
+        parts.append(
+            f"Aim, CPU at 0.33 or less: {met(ratio <= 0.33)} ({ratio:.2f}). "
+            f"Aim, wall time lower still: {met(wall < ratio)} ({wall:.2f})."
+        )
+    rows, within = [], True
+    for name, layer in result["layers"].items():
+        allowed = 16 * MIB + layer["entries"] * 512
+        peaks = [layer["contenders"][who]["rss"] for who in ("convert", "mica load")]
+        within &= max(peaks) <= allowed
+        rows.append(
+            [
+                name,
+                f"{layer['tar_bytes'] / MIB:.0f}",
+                f"{layer['entries']:,}",
+                *(f"{peak / MIB:.1f}" for peak in peaks),
+                f"{allowed / MIB:.1f}",
+            ]
+        )
+    parts.append(
+        table(
+            [
+                "peak RSS",
+                "tar, MiB",
+                "entries",
+                "`convert`",
+                "`mica load`",
+                "16 MiB + 0.5 KB an inode",
+            ],
+            rows,
+        )
+    )
+    parts.append(
+        f"Aim, peak memory: {met(within)}. The measuring process sets a floor of "
+        f"{result['rss_floor'] / MIB:.1f} MiB below which no peak is seen."
+    )
+    return "\n\n".join(parts)
+
+
+def merge(result: dict) -> str:
+    milliseconds = result["median"] * 1e3
+    per_inode = result["bytes_an_inode_beyond_names"]
+    rows = [
+        ["merge, median", f"{milliseconds:.1f} ms"],
+        [
+            "merge, fastest and slowest",
+            f"{result['min'] * 1e3:.1f} to {result['max'] * 1e3:.1f} ms",
+        ],
+        ["of which on a processor, median", f"{result['cpu_median'] * 1e3:.1f} ms"],
+        ["flush to disk afterwards, median", f"{result['flush_median'] * 1e3:.1f} ms"],
+        ["peak RSS of all that", f"{result['rss'] / MIB:.1f} MiB"],
+        ["fsmeta", f"{result['fsmeta_bytes'] / MIB:.2f} MiB"],
+        ["inodes", f"{result['inodes']:,}"],
+        ["names in directories", f"{result['name_bytes'] / MIB:.2f} MiB"],
+        ["bytes an inode beyond names", f"{per_inode:.1f}"],
+    ]
+    if peer := result.get("mkfs_blobdev"):
+        rows.append(
+            ["`mkfs.erofs --blobdev` of the merged tree", f"{peer['meta_bytes'] / MIB:.2f} MiB"]
+        )
+    return "\n\n".join(
+        [
+            source(result),
+            table(["ten layers, 50,000 files", ""], rows),
+            f"Aim, under 100 ms: {met(milliseconds < 100)}.",
+            f"Aim, under 100 bytes an inode beyond names: {met(per_inode < 100)}.",
+        ]
+    )
+
+
+def kernel(result: dict) -> str:
+    base = result["contenders"]["ours, as `mica run` starts it"]
+    rows = [
+        [
+            who,
+            f"{found['init'] * 1e3:.0f}",
+            f"{found['ready'] * 1e3:.0f}",
+            f"{found['init'] / base['init']:.1f}",
+            f"{found['ready'] / base['ready']:.1f}",
+        ]
+        for who, found in result["contenders"].items()
+    ]
+    sizes = [f"{what} {size / MIB:.1f} MiB" for what, size in result["sizes"].items()]
+    return "\n\n".join(
+        [
+            f"{source(result)} Medians of {result['rounds']} interleaved rounds.",
+            table(["", "init, ms", "ready, ms", "ratio", "ratio"], rows),
+            f"Sizes: {', '.join(sizes)}.",
+        ]
+    )
+
+
+def start(result: dict) -> str:
+    phases = result["phases"]
+    rows = []
+    for who, found in result["contenders"].items():
+        split = found.get("phases", {})
+        rows.append(
+            [who, f"{found['median'] * 1e3:.0f}"]
+            + [f"{split[name] * 1e3:.0f}" if name in split else "" for name in phases]
+            + [f"{found['median'] / result['contenders']['ext4']['median']:.2f}"]
+        )
+    return "\n\n".join(
+        [
+            source(result) + f" Milliseconds, median of {result['rounds']} interleaved rounds.",
+            table(["", "whole", *phases, "whole, ratio"], rows),
+        ]
+    )
+
+
+def fs(result: dict) -> str:
+    names = result["configurations"]
+    rows = []
+    for workload, runs in result["workloads"].items():
+        base = runs["ext4"]["median"]
+        row = [f"`{workload}`", f"{base * 1e3:.1f}", str(runs["ext4"]["iterations"])]
+        row += [f"{runs[who]['median'] / base:.2f}" for who in names if who != "ext4"]
+        rows.append(row)
+    means = result["geometric_mean"]
+    rows.append(
+        ["**geometric mean**", "", ""] + [f"**{means[who]:.2f}**" for who in names if who != "ext4"]
+    )
+    header = ["workload", "ext4, ms", "n"] + [who for who in names if who != "ext4"]
+    return "\n\n".join(
+        [
+            f"{source(result)} {result['minutes']:.0f} minutes.",
+            table(header, rows),
+            "![ratios](results/fs.png)",
+        ]
+    )
+
+
+def dax(result: dict) -> str:
+    rows = [
+        [
+            who,
+            f"{found['mapped_bytes'] / MIB:.1f}",
+            f"{found['growth_kib'] / 1024:.2f}",
+            f"{found['seconds'] * 1e3:.0f}",
+        ]
+        for who, found in result["configurations"].items()
+    ]
+    none = all(
+        found["growth_kib"] < 64
+        for who, found in result["configurations"].items()
+        if who.endswith("pmem")
+    )
+    return "\n\n".join(
+        [
+            source(result) + f" Median of {result['rounds']} rounds.",
+            table(["", "mapped, MiB", "page cache grew by, MiB", "time, ms"], rows),
+            f"Aim, DAX shows none: {met(none)}.",
+        ]
+    )
+
+
+def ext4(result: dict) -> str:
+    who = list(result["rows"])
+    mine, kernel = result["rows"]["ours"], result["rows"]["kernel ext4"]
+
+    def cell(row: str, seconds: float) -> str:
+        # Rows with buffers are of 64 MiB as a whole, all others of one operation.
+        if row.startswith(("write", "read")):
+            return f"{64 * MIB / seconds / 1e6:,.0f}"
+        return f"{seconds * 1e6:.2f}"
+
+    def rows(contents: bool) -> list[list[str]]:
+        return [
+            [row, *(cell(row, result["rows"][one][row]) for one in who), verdict(row)]
+            for row in mine
+            if row.startswith(("write", "read")) == contents
+        ]
+
+    def verdict(row: str) -> str:
+        return met(mine[row] <= kernel[row])
+
+    making = [[name, f"{seconds * 1e3:.2f}"] for name, seconds in result["mkfs"].items()]
+    filling = [[name, f"{seconds * 1e3:.0f}"] for name, seconds in result["import"].items()]
+    fastest, mke2fs = list(result["import"].values())[:2]
+    made = result["mkfs"]["ours, in process"]
+    aim = "as fast as the kernel"
+    return "\n\n".join(
+        [
+            source(result) + f" Medians of {result['rounds']} interleaved rounds.",
+            table(["microseconds an operation", *who, aim], rows(False)),
+            table(["MB/s", *who, aim], rows(True)),
+            table(["mkfs of 8 GiB", "ms"], making),
+            f"Aim, under 1 ms in process: {met(made < 1e-3)}.",
+            table(["30,000 files, 228 MiB", "ms"], filling),
+            f"Aim, faster than `mke2fs -d`: {met(fastest < mke2fs)}.",
+        ]
+    )
+
+
+TABLES = {
+    "ext4": ext4,
+    "convert": convert,
+    "merge": merge,
+    "kernel": kernel,
+    "start": start,
+    "fs": fs,
+    "dax": dax,
+}
+
+
+def write() -> None:
+    """Fills the README's tables with what was measured; keeps those that were not."""
+    text = README.read_text()
+    for name, make in TABLES.items():
+        result = measure.load(name)
+        if result:
+            body = f"<!-- {name} -->\n\n{make(result)}\n\n<!-- /{name} -->"
+            pattern = rf"<!-- {name} -->.*?<!-- /{name} -->"
+            text = re.sub(pattern, lambda _, body=body: body, text, flags=re.DOTALL)
+    README.write_text(text)
+
+
+if __name__ == "__main__":
+    write()

@@ -1,0 +1,206 @@
+//! Progress of images on their way in or out on the user's terminal.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use micabox_image::Digest;
+use micabox_image::progress::{Event, LayerState, Phase, Progress};
+
+use crate::output::{stderr_is_terminal, write_stderr};
+
+/// How many digits of a digest a line shows.
+const SHORT_DIGEST: usize = 12;
+
+/// How often moving parts are redrawn.
+const TICK: Duration = Duration::from_millis(100);
+
+const TRANSFER: &str = "{prefix} {msg:11} [{bar:30}] {decimal_bytes:>9}/{decimal_total_bytes:<9} {decimal_bytes_per_sec:>11}";
+const SETTLED: &str = "{prefix} {msg}";
+const PHASE: &str = "{spinner} {msg}";
+
+/// A watcher of an image that comes in, for the user: bars on a terminal, only what must be
+/// read otherwise.
+pub fn watch(what: &str) -> Arc<dyn Progress> {
+    watch_with(what, &INCOMING)
+}
+
+/// The same for an image that is saved.
+pub fn watch_saving(what: &str) -> Arc<dyn Progress> {
+    watch_with(what, &SAVING)
+}
+
+/// The same for an image that is pushed.
+pub fn watch_pushing(what: &str) -> Arc<dyn Progress> {
+    watch_with(what, &PUSHING)
+}
+
+fn watch_with(what: &str, words: &'static Words) -> Arc<dyn Progress> {
+    match stderr_is_terminal() {
+        true => Arc::new(Bars::new(what, words)),
+        false => Arc::new(Notices),
+    }
+}
+
+/// What the same events are called on different ways.
+struct Words {
+    layers: &'static str,
+    publishing: &'static str,
+    present: &'static str,
+    done: &'static str,
+}
+
+const INCOMING: Words = Words {
+    layers: "importing",
+    publishing: "merging the layers of",
+    present: "already here",
+    done: "imported",
+};
+
+const SAVING: Words = Words {
+    layers: "saving",
+    publishing: "finishing",
+    present: "saved",
+    done: "saved",
+};
+
+const PUSHING: Words = Words {
+    layers: "pushing",
+    publishing: "publishing",
+    present: "already there",
+    done: "pushed",
+};
+
+/// Shows what a user should read, and nothing else.
+struct Notices;
+
+impl Progress for Notices {
+    fn event(&self, event: Event<'_>) {
+        if let Event::Notice(text) = event {
+            write_stderr(&format!("mica: {text}\n"));
+        }
+    }
+}
+
+/// A bar a layer below a line that says what goes on.
+struct Bars {
+    what: String,
+    words: &'static Words,
+    all: MultiProgress,
+    phase: ProgressBar,
+    layers: Mutex<HashMap<Digest, ProgressBar>>,
+}
+
+impl Bars {
+    fn new(what: &str, words: &'static Words) -> Self {
+        let all = MultiProgress::new();
+        let phase = all.add(ProgressBar::new_spinner().with_style(style(PHASE)));
+        phase.enable_steady_tick(TICK);
+        Self {
+            what: what.to_owned(),
+            words,
+            all,
+            phase,
+            layers: Mutex::new(HashMap::new()),
+        }
+    }
+
+    fn enter(&self, phase: Phase) {
+        let doing = match phase {
+            Phase::Resolving => "looking for",
+            Phase::Layers => self.words.layers,
+            Phase::Publishing => self.words.publishing,
+            Phase::Done => return self.phase.finish_and_clear(),
+        };
+        self.phase.set_message(format!("{doing} {}", self.what));
+    }
+
+    fn layer(&self, blob: &Digest, state: &LayerState<'_>) {
+        let layers = self.layers.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(bar) = layers.get(blob) else {
+            return;
+        };
+        match state {
+            LayerState::Present => settle(bar, self.words.present),
+            LayerState::Received { bytes } => {
+                bar.set_message("importing");
+                bar.set_position(*bytes);
+            }
+            LayerState::Packed { bytes } => {
+                bar.set_message("packing");
+                bar.set_position(*bytes);
+            }
+            LayerState::Sent { bytes, of } => {
+                bar.set_message("sending");
+                bar.set_length(*of);
+                bar.set_position(*bytes);
+            }
+            LayerState::Retrying { reason, pause } => {
+                bar.set_message("waiting");
+                let short = bar.prefix();
+                let seconds = pause.as_secs_f64();
+                let line = format!("{short} {reason}; trying again in {seconds:.1} s");
+                let _ = self.all.println(line);
+            }
+            LayerState::Done => settle(bar, self.words.done),
+            _ => {}
+        }
+    }
+}
+
+impl Progress for Bars {
+    fn event(&self, event: Event<'_>) {
+        match event {
+            Event::Phase(phase) => self.enter(phase),
+            Event::Layers(sizes) => {
+                let mut layers = self.layers.lock().unwrap_or_else(PoisonError::into_inner);
+                for layer in sizes {
+                    let bar = ProgressBar::new(layer.size).with_style(style(TRANSFER));
+                    let bar = self.all.add(bar);
+                    let hex = layer.blob.hex();
+                    bar.set_prefix(hex.get(..SHORT_DIGEST).unwrap_or(&hex).to_owned());
+                    bar.set_message("waiting");
+                    layers.insert(layer.blob, bar);
+                }
+            }
+            Event::Layer { blob, state } => self.layer(blob, &state),
+            Event::Notice(text) => {
+                let _ = self.all.println(format!("mica: {text}"));
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Drop for Bars {
+    fn drop(&mut self) {
+        // After an error, too, the terminal is left in order.
+        self.phase.finish_and_clear();
+        let layers = self.layers.lock().unwrap_or_else(PoisonError::into_inner);
+        for bar in layers.values().filter(|bar| !bar.is_finished()) {
+            bar.abandon();
+        }
+    }
+}
+
+fn settle(bar: &ProgressBar, what: &'static str) {
+    bar.set_style(style(SETTLED));
+    bar.finish_with_message(what);
+}
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_templates_are_well_formed() {
+        for template in [TRANSFER, SETTLED, PHASE] {
+            ProgressStyle::with_template(template).unwrap();
+        }
+    }
+}

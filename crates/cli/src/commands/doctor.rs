@@ -1,0 +1,217 @@
+//! `mica doctor`
+
+use std::fs::File;
+use std::path::Path;
+
+use micabox::GuestFiles;
+use micabox_image::config::FILE_VARIABLE;
+use micabox_image::{Settings, Store};
+use micabox_vmm::qemu::{self, Qemu};
+use micabox_vmm::{Acceleration, Backend, BackendChoice};
+use serde::Serialize;
+
+use crate::Outcome;
+use crate::output::{Table, print, print_json, size};
+
+/// Say what this machine can do, and what to install for more
+///
+/// Exit code 1 if sandboxes can't run here.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The result for scripts
+    #[arg(long)]
+    json: bool,
+}
+
+/// How a check went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Verdict {
+    /// As it should be.
+    Ok,
+    /// It works, but less well than it could.
+    Note,
+    /// Sandboxes can't run.
+    Missing,
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Serialize)]
+struct Check {
+    what: &'static str,
+    verdict: Verdict,
+    found: String,
+    /// What to do for more.
+    advice: Option<String>,
+}
+
+impl Check {
+    fn ok(what: &'static str, found: impl Into<String>) -> Self {
+        Self::new(what, Verdict::Ok, found, None)
+    }
+
+    fn new(
+        what: &'static str,
+        verdict: Verdict,
+        found: impl Into<String>,
+        advice: Option<String>,
+    ) -> Self {
+        Self {
+            what,
+            verdict,
+            found: found.into(),
+            advice,
+        }
+    }
+}
+
+/// Looks at the machine.
+pub fn execute(args: &Args) -> Outcome {
+    let mut checks = machine();
+    checks.push(guest());
+    checks.extend(store());
+    checks.push(settings());
+    let code = u8::from(checks.iter().any(|check| check.verdict == Verdict::Missing));
+    if args.json {
+        print_json(&checks)?;
+        return Ok(code);
+    }
+    let mut table = Table::new(&["", "", ""]);
+    for check in &checks {
+        let mark = match check.verdict {
+            Verdict::Ok => "ok",
+            Verdict::Note => "note",
+            Verdict::Missing => "MISSING",
+        };
+        table.row([mark.into(), check.what.into(), check.found.clone()]);
+    }
+    let mut text = table.render().trim_start().to_owned();
+    for advice in checks.iter().filter_map(|check| check.advice.as_ref()) {
+        text.push_str(&format!("\n- {advice}\n"));
+    }
+    print(&text)?;
+    Ok(code)
+}
+
+/// Emulator and acceleration.
+fn machine() -> Vec<Check> {
+    let qemu = match Qemu::probe() {
+        Ok(qemu) => qemu,
+        Err(error) => {
+            let install = qemu::install_command();
+            let advice = format!("install QEMU: {install}");
+            let found = error.to_string();
+            // Only where nothing else runs machines.
+            let (verdict, own) = match micabox_vmm::choose(BackendChoice::Kvm) {
+                Ok(kvm) => (Verdict::Note, Some(Check::ok("machines", kvm.describe()))),
+                Err(_) => (Verdict::Missing, None),
+            };
+            let qemu = Check::new("QEMU", verdict, found, Some(advice));
+            return own.into_iter().chain([qemu]).collect();
+        }
+    };
+    let program = qemu.program().display();
+    let version = match qemu::version(qemu.program()) {
+        Ok(version) => Check::ok("QEMU", format!("{version} ({program})")),
+        Err(error) => Check::new(
+            "QEMU",
+            Verdict::Missing,
+            format!("{program} does not start: {error}"),
+            Some(format!("install QEMU again: {}", qemu::install_command())),
+        ),
+    };
+    let acceleration = match qemu.acceleration() {
+        Acceleration::Kvm => Check::ok("acceleration", "KVM"),
+        Acceleration::Emulated { why } => Check::new(
+            "acceleration",
+            Verdict::Note,
+            format!("none, machines are emulated (TCG): {why}"),
+            Some(
+                "machines are some ten times faster with KVM: use a host with hardware \
+                 virtualisation, switched on in its firmware, and with access to /dev/kvm"
+                    .into(),
+            ),
+        ),
+    };
+    vec![version, acceleration]
+}
+
+fn guest() -> Check {
+    match GuestFiles::find() {
+        Ok(files) => {
+            let found = format!("{}, {}", files.kernel.display(), files.initrd.display());
+            Check::ok("guest", found)
+        }
+        Err(error) => Check::new(
+            "guest",
+            Verdict::Missing,
+            error.to_string(),
+            Some("build the guest's kernel and agent: make guest".into()),
+        ),
+    }
+}
+
+/// Where images are kept.
+fn store() -> Vec<Check> {
+    let store = Store::default_root().and_then(|root| Store::open(&root));
+    let store = match store {
+        Ok(store) => store,
+        Err(error) => {
+            let advice = "name a directory in MICABOX_HOME that you may write to".to_owned();
+            let found = error.to_string();
+            return vec![Check::new("store", Verdict::Missing, found, Some(advice))];
+        }
+    };
+    let root = store.root();
+    let mut checks = vec![match rustix::fs::statvfs(root) {
+        Ok(stat) => {
+            let free = size(stat.f_bavail.saturating_mul(stat.f_frsize));
+            Check::ok("store", format!("{}, {free} free", root.display()))
+        }
+        Err(error) => Check::new("store", Verdict::Note, error.to_string(), None),
+    }];
+    checks.push(match reflinks(root) {
+        Ok(true) => Check::ok("reflinks", "the store's filesystem shares blocks of copies"),
+        Ok(false) => Check::ok(
+            "reflinks",
+            "the store's filesystem has none; nothing needs them yet",
+        ),
+        Err(error) => Check::new("reflinks", Verdict::Note, error.to_string(), None),
+    });
+    checks
+}
+
+/// Whether the filesystem at `directory` can share blocks between files.
+fn reflinks(directory: &Path) -> std::io::Result<bool> {
+    let temporary = || {
+        rustix::fs::open(
+            directory,
+            rustix::fs::OFlags::TMPFILE | rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC,
+            rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
+        )
+        .map(File::from)
+    };
+    let (from, to) = (temporary()?, temporary()?);
+    from.set_len(4096)?;
+    Ok(rustix::fs::ioctl_ficlone(&to, &from).is_ok())
+}
+
+fn settings() -> Check {
+    match Settings::load() {
+        Ok(_) => Check::ok(
+            "settings",
+            match std::env::var_os(FILE_VARIABLE) {
+                Some(path) => Path::new(&path).display().to_string(),
+                None => {
+                    "micabox/config.toml in the XDG configuration directory, or defaults".into()
+                }
+            },
+        ),
+        Err(error) => Check::new(
+            "settings",
+            Verdict::Missing,
+            error.to_string(),
+            Some("correct the settings file, or move it away".into()),
+        ),
+    }
+}

@@ -1,0 +1,47 @@
+//! `mica ext4 export`
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::PathBuf;
+
+use micabox_ext4::export::export;
+
+use super::{about, bytes, open};
+use crate::Outcome;
+use crate::failure::Failure;
+use crate::output::write_stderr;
+
+/// Bytes of the archive written at once.
+const BUFFER: usize = 1 << 20;
+
+/// Pack a filesystem, or a directory of it, into a tar archive
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The file with the filesystem
+    file: PathBuf,
+    /// The archive to make; `-` for stdout
+    archive: PathBuf,
+    /// The directory within the filesystem
+    #[arg(long, default_value = "/")]
+    path: PathBuf,
+}
+
+/// Packs a filesystem.
+pub fn execute(args: &Args) -> Outcome {
+    let mut filesystem = open(&args.file)?;
+    let directory = filesystem
+        .resolve(bytes(&args.path))
+        .map_err(about(&args.file))?;
+    let output: Box<dyn Write> = match args.archive.as_os_str() == "-" {
+        true => Box::new(io::stdout().lock()),
+        false => Box::new(File::create(&args.archive).map_err(about(&args.archive))?),
+    };
+    let output = BufWriter::with_capacity(BUFFER, output);
+    let exported =
+        export(&mut filesystem, directory, output).map_err(|error| Failure::of(&error))?;
+    for socket in exported.sockets {
+        let path = socket.escape_ascii();
+        write_stderr(&format!("mica: /{path}: a socket; archives have none\n"));
+    }
+    Ok(0)
+}

@@ -1,0 +1,166 @@
+//! `mica ext4`: filesystems in files, without mounting them.
+
+mod cat;
+mod check;
+mod cp;
+mod export;
+mod import;
+mod ls;
+mod mkfs;
+mod resize;
+mod stat;
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use micabox_ext4::device::ReadOnly;
+use micabox_ext4::{Ext4, FileKind, Options, Stat};
+
+use crate::Outcome;
+use crate::failure::Failure;
+
+/// Make, look into, change and check ext4 filesystems in files
+///
+/// Needs neither root nor a mount. A journal that was left behind is replayed: in memory for
+/// what only reads, on disk for what writes.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    Mkfs(mkfs::Args),
+    Check(check::Args),
+    Resize(resize::Args),
+    Ls(ls::Args),
+    Cat(cat::Args),
+    Stat(stat::Args),
+    Cp(cp::Args),
+    Import(import::Args),
+    Export(export::Args),
+}
+
+/// Does what was asked.
+pub fn execute(args: &Args) -> Outcome {
+    match &args.command {
+        Command::Mkfs(args) => mkfs::execute(args),
+        Command::Check(args) => check::execute(args),
+        Command::Resize(args) => resize::execute(args),
+        Command::Ls(args) => ls::execute(args),
+        Command::Cat(args) => cat::execute(args),
+        Command::Stat(args) => stat::execute(args),
+        Command::Cp(args) => cp::execute(args),
+        Command::Import(args) => import::execute(args),
+        Command::Export(args) => export::execute(args),
+    }
+}
+
+/// An error with the file it is about.
+fn about<E: std::error::Error + 'static>(path: &Path) -> impl Fn(E) -> Failure {
+    move |error| Failure::of(&error).context(&path.display().to_string())
+}
+
+/// Opens a filesystem to read it.
+fn open(path: &Path) -> Result<Ext4<ReadOnly<File>>, Failure> {
+    let file = File::open(path).map_err(about(path))?;
+    Ext4::open_read_only(ReadOnly(file), Options::default()).map_err(about(path))
+}
+
+/// Opens a filesystem to change it.
+fn open_for_writing(path: &Path) -> Result<Ext4<File>, Failure> {
+    Ext4::open(writable(path)?, Options::default()).map_err(about(path))
+}
+
+/// Opens a file that exists to change it.
+fn writable(path: &Path) -> Result<File, Failure> {
+    let file = OpenOptions::new().read(true).write(true).open(path);
+    let file = file.map_err(about(path))?;
+    // Two at once would leave nothing whole. A virtual machine's disk is locked, too.
+    file.try_lock()
+        .map_err(|_| Failure::new(format!("{}: somebody else uses it", path.display())))?;
+    Ok(file)
+}
+
+/// A path within a filesystem, as bytes.
+fn bytes(path: &Path) -> &[u8] {
+    path.as_os_str().as_bytes()
+}
+
+/// A number of bytes as people write it: `512M`, `8G`; powers of 1024.
+fn size(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let shift = match text
+        .get(digits.len()..)
+        .unwrap_or("")
+        .to_ascii_lowercase()
+        .as_str()
+    {
+        "" | "b" => 0,
+        "k" | "kb" | "kib" => 10,
+        "m" | "mb" | "mib" => 20,
+        "g" | "gb" | "gib" => 30,
+        "t" | "tb" | "tib" => 40,
+        _ => return Err("expected a number of bytes such as 512M or 8G".into()),
+    };
+    let number: u64 = digits
+        .parse()
+        .map_err(|_| "expected a number of bytes such as 512M or 8G")?;
+    number
+        .checked_mul(1 << shift)
+        .ok_or_else(|| "that is more than 2^64 bytes".into())
+}
+
+/// One letter for a type, as `ls -l` has it.
+fn letter(stat: &Stat) -> char {
+    match stat.kind() {
+        Some(FileKind::File) => '-',
+        Some(FileKind::Directory) => 'd',
+        Some(FileKind::Symlink) => 'l',
+        Some(FileKind::CharDevice) => 'c',
+        Some(FileKind::BlockDevice) => 'b',
+        Some(FileKind::Fifo) => 'p',
+        Some(FileKind::Socket) => 's',
+        None => '?',
+    }
+}
+
+/// Type and permissions, as `ls -l` has them.
+fn mode(stat: &Stat) -> String {
+    let mut text = String::from(letter(stat));
+    for (shift, special, letter) in [(6, 0o4000, 's'), (3, 0o2000, 's'), (0, 0o1000, 't')] {
+        let bits = stat.mode >> shift;
+        text.push(if bits & 4 != 0 { 'r' } else { '-' });
+        text.push(if bits & 2 != 0 { 'w' } else { '-' });
+        text.push(match (bits & 1 != 0, stat.mode & special != 0) {
+            (true, true) => letter,
+            (false, true) => letter.to_ascii_uppercase(),
+            (true, false) => 'x',
+            (false, false) => '-',
+        });
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::size;
+
+    #[test]
+    fn sizes_have_units() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("4096", 4096),
+            ("4k", 4096),
+            ("8G", 8 << 30),
+            ("1tib", 1 << 40),
+        ] {
+            assert_eq!(size(text), Ok(bytes));
+        }
+        for text in ["", "G", "-1", "1X", "1.5G", "99999999999T"] {
+            assert!(size(text).is_err(), "{text}");
+        }
+    }
+}

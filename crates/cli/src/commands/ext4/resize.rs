@@ -1,0 +1,63 @@
+//! `mica ext4 resize`
+
+use std::path::PathBuf;
+
+use micabox_ext4::resize::grow;
+use serde::Serialize;
+
+use super::{about, size, writable};
+use crate::Outcome;
+use crate::output::{print, print_json};
+
+/// Grow a filesystem, and its file if need be
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The file with the filesystem
+    file: PathBuf,
+    /// How large it is to be, such as 16G
+    #[arg(long, value_parser = size)]
+    size: u64,
+    /// The result for scripts
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Resized {
+    block_size: u32,
+    blocks_before: u64,
+    blocks: u64,
+    free_blocks: u64,
+    inodes: u32,
+}
+
+/// Grows a filesystem.
+pub fn execute(args: &Args) -> Outcome {
+    let path = &args.file;
+    let mut file = writable(path)?;
+    let length = file.metadata().map_err(about(path))?.len();
+    if length < args.size {
+        file.set_len(args.size).map_err(about(path))?;
+    }
+    let grown = grow(&mut file, args.size);
+    if grown.is_err() && length < args.size {
+        let _ = file.set_len(length);
+    }
+    let grown = grown.map_err(about(path))?;
+    let resized = Resized {
+        block_size: grown.block_size,
+        blocks_before: grown.blocks_before,
+        blocks: grown.blocks,
+        free_blocks: grown.free_blocks,
+        inodes: grown.inodes,
+    };
+    if args.json {
+        print_json(&resized)?;
+        return Ok(0);
+    }
+    print(&format!(
+        "{} blocks of {} bytes, {} before; {} free\n",
+        resized.blocks, resized.block_size, resized.blocks_before, resized.free_blocks
+    ))?;
+    Ok(0)
+}

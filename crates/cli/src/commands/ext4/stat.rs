@@ -1,0 +1,108 @@
+//! `mica ext4 stat`
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use super::{about, bytes, mode, open};
+use crate::Outcome;
+use crate::output::{print, print_json};
+
+/// Show what an inode says of itself
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The file with the filesystem
+    file: PathBuf,
+    /// The path within it; of a symbolic link, the link
+    #[arg(default_value = "/")]
+    path: PathBuf,
+    /// The result for scripts
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Shown {
+    inode: u32,
+    mode: String,
+    links: u32,
+    uid: u32,
+    gid: u32,
+    size: u64,
+    blocks: u64,
+    device: Option<(u32, u32)>,
+    /// Seconds and nanoseconds.
+    atime: (i64, u32),
+    mtime: (i64, u32),
+    ctime: (i64, u32),
+    crtime: (i64, u32),
+    target: Option<String>,
+    /// Values that are no text have escapes.
+    xattrs: BTreeMap<String, String>,
+}
+
+/// Shows an inode.
+pub fn execute(args: &Args) -> Outcome {
+    let mut filesystem = open(&args.file)?;
+    let fail = about(&args.file);
+    let ino = filesystem
+        .resolve_no_follow(bytes(&args.path))
+        .map_err(&fail)?;
+    let stat = filesystem.stat(ino).map_err(&fail)?;
+    let mut xattrs = BTreeMap::new();
+    for name in filesystem.xattr_names(ino).map_err(&fail)? {
+        let value = filesystem.xattr(ino, &name).map_err(&fail)?;
+        xattrs.insert(
+            name.escape_ascii().to_string(),
+            value.escape_ascii().to_string(),
+        );
+    }
+    let time = |time: micabox_ext4::Timestamp| (time.seconds, time.nanos);
+    let shown = Shown {
+        inode: ino,
+        mode: mode(&stat),
+        links: stat.links,
+        uid: stat.uid,
+        gid: stat.gid,
+        size: stat.size,
+        blocks: stat.blocks,
+        device: (stat.device != (0, 0)).then_some(stat.device),
+        atime: time(stat.atime),
+        mtime: time(stat.mtime),
+        ctime: time(stat.ctime),
+        crtime: time(stat.crtime),
+        target: filesystem
+            .read_link(ino)
+            .ok()
+            .map(|target| target.escape_ascii().to_string()),
+        xattrs,
+    };
+    if args.json {
+        print_json(&shown)?;
+        return Ok(0);
+    }
+    let mut text = format!(
+        "inode   {}\nmode    {}\nlinks   {}\nowner   {}:{}\nsize    {} bytes in {} blocks of 512\n",
+        shown.inode, shown.mode, shown.links, shown.uid, shown.gid, shown.size, shown.blocks
+    );
+    if let Some((major, minor)) = shown.device {
+        text.push_str(&format!("device  {major}, {minor}\n"));
+    }
+    for (name, (seconds, nanos)) in [
+        ("atime", shown.atime),
+        ("mtime", shown.mtime),
+        ("ctime", shown.ctime),
+        ("crtime", shown.crtime),
+    ] {
+        text.push_str(&format!("{name:<8}{seconds}.{nanos:09}\n"));
+    }
+    if let Some(target) = &shown.target {
+        text.push_str(&format!("target  {target}\n"));
+    }
+    for (name, value) in &shown.xattrs {
+        text.push_str(&format!("xattr   {name}=\"{value}\"\n"));
+    }
+    print(&text)?;
+    Ok(0)
+}

@@ -1,0 +1,38 @@
+//! All commands but `run`: one a file.
+
+pub mod commit;
+pub mod cp;
+pub mod diff;
+pub mod doctor;
+pub mod ext4;
+pub mod images;
+pub mod inspect;
+pub mod load;
+pub mod ps;
+pub mod pull;
+pub mod push;
+pub mod rm;
+pub mod rmi;
+pub mod save;
+pub mod snapshot;
+pub mod start;
+pub mod stop;
+pub mod store;
+pub mod tag;
+
+use crate::failure::{Failure, print_all};
+use crate::{Outcome, output};
+
+/// Does something for each name and prints the result of each; goes on after a failure,
+/// as Docker does.
+fn for_each(names: &[String], mut action: impl FnMut(&str) -> Result<String, Failure>) -> Outcome {
+    let mut failures = Vec::new();
+    for name in names {
+        match action(name) {
+            Ok(text) => output::print(&format!("{text}\n"))?,
+            Err(failure) => failures.push(failure),
+        }
+    }
+    print_all(&failures);
+    Ok(u8::from(!failures.is_empty()))
+}

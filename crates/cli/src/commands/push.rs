@@ -1,0 +1,60 @@
+//! `mica push`
+
+use micabox_image::{Compression, PushOptions, Reference, push_blocking};
+use serde_json::json;
+
+use crate::output::{print, print_json};
+use crate::{Outcome, bars, settings};
+
+/// Push an image to a registry
+///
+/// Layers that the registry has are not sent; others are made again from the store, with
+/// the diff IDs that they always had. Credentials are Docker's: those of `docker login`,
+/// credential helpers included.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// How layers are compressed that the registry lacks: gzip, zstd or none
+    #[arg(long, value_name = "HOW", default_value_t)]
+    compression: Compression,
+
+    /// The result for scripts
+    #[arg(long)]
+    json: bool,
+
+    /// The image: a name or a digest
+    #[arg(value_name = "IMAGE")]
+    image: String,
+
+    /// Where to: NAME or NAME:TAG [default: the image's name]
+    #[arg(value_name = "DESTINATION")]
+    destination: Option<Reference>,
+}
+
+/// Pushes an image.
+pub fn execute(args: &Args) -> Outcome {
+    let store = settings::store()?;
+    let mut options = PushOptions::new(settings::settings()?);
+    options.compression = args.compression;
+    let pushed = {
+        let progress = bars::watch_pushing(&args.image);
+        push_blocking(
+            &store,
+            &args.image,
+            args.destination.as_ref(),
+            &options,
+            progress,
+        )?
+    };
+    if args.json {
+        print_json(&json!({
+            "reference": pushed.reference.to_string(),
+            "manifest_digest": pushed.manifest_digest,
+            "layers": pushed.layers,
+            "present": pushed.present,
+        }))?;
+    } else {
+        let name = pushed.reference.familiar();
+        print(&format!("{name} {}\n", pushed.manifest_digest))?;
+    }
+    Ok(0)
+}

@@ -1,0 +1,37 @@
+//! `mica rm`
+
+use std::time::Duration;
+
+use micabox::Error;
+
+use crate::{Outcome, settings};
+
+/// Forget sandboxes that have ended
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Kill those that run
+    #[arg(short, long)]
+    force: bool,
+
+    /// Names or IDs
+    #[arg(required = true, value_name = "SANDBOX")]
+    sandboxes: Vec<String>,
+}
+
+/// Removes records of sandboxes.
+pub fn execute(args: &Args) -> Outcome {
+    let sandboxes = settings::sandboxes(&settings::store()?)?;
+    super::for_each(&args.sandboxes, |name| {
+        // The name may be the beginning of an ID that another sandbox has tomorrow.
+        let id = sandboxes.get(name)?.id;
+        if args.force {
+            sandboxes.stop(&id, Duration::ZERO)?;
+        }
+        match sandboxes.remove(&id) {
+            // One that was to be forgotten has forgotten itself.
+            Err(Error::NoSuchSandbox(_)) if args.force => {}
+            result => drop(result?),
+        }
+        Ok(name.to_owned())
+    })
+}

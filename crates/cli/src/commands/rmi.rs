@@ -1,0 +1,38 @@
+//! `mica rmi`
+
+use crate::output::size;
+use crate::{Outcome, settings};
+
+/// Remove images
+///
+/// Takes a name away; with the last one goes the image, and layers that no other image
+/// needs. A digest means the image with all its names.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Names or digests
+    #[arg(required = true, value_name = "IMAGE")]
+    images: Vec<String>,
+}
+
+/// Removes images.
+pub fn execute(args: &Args) -> Outcome {
+    let store = settings::store()?;
+    // A creator that was killed must not keep its image in use.
+    settings::sandboxes(&store)?.list()?;
+    super::for_each(&args.images, |name| {
+        let removed = store.remove(name)?;
+        let names: Vec<_> = removed
+            .references
+            .iter()
+            .map(|name| name.familiar())
+            .collect();
+        let what = match names.is_empty() {
+            true => name.to_owned(),
+            false => names.join(", "),
+        };
+        Ok(match removed.pruned {
+            Some(pruned) => format!("{what}: removed, {} freed", size(pruned.size)),
+            None => format!("{what}: removed the name"),
+        })
+    })
+}

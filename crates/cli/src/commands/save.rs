@@ -1,0 +1,114 @@
+//! `mica save`
+
+use std::fs::{self, File};
+use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use micabox_image::save::ArchiveFormat;
+use micabox_image::{Compression, SaveOptions};
+
+use crate::failure::Failure;
+use crate::{Outcome, bars, settings};
+
+/// Save images to an archive
+///
+/// The archive is for `mica load`, `docker load`, Podman and skopeo. The same images give
+/// the same archive, byte for byte.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// File to write [default: stdout, unless that is a terminal]
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+
+    /// oci-archive, or docker-archive for what Docker wrote before version 25
+    #[arg(long, value_name = "FORMAT", default_value_t)]
+    format: ArchiveFormat,
+
+    /// How layers are compressed: gzip, zstd or none [default: gzip; docker-archive: none]
+    #[arg(long, value_name = "HOW")]
+    compression: Option<Compression>,
+
+    /// Names or digests
+    #[arg(required = true, value_name = "IMAGE")]
+    images: Vec<String>,
+}
+
+/// Saves images.
+pub fn execute(args: &Args) -> Outcome {
+    match &args.output {
+        None if io::stdout().is_terminal() => {
+            Err(Failure::new("an archive is nothing for a terminal")
+                .hint("write it to a file with `-o FILE`, or redirect stdout"))
+        }
+        None => {
+            // Not through the buffer for lines of text.
+            let stdout = io::stdout().as_fd().try_clone_to_owned();
+            let mut out = File::from(stdout.map_err(|error| at(Path::new("stdout"), &error))?);
+            save(args, &mut out)
+        }
+        Some(path) if is_special(path) => {
+            let mut out = File::options()
+                .write(true)
+                .open(path)
+                .map_err(|error| at(path, &error))?;
+            save(args, &mut out)
+        }
+        Some(path) => {
+            // Only a whole archive gets the name.
+            let directory = match path.parent() {
+                Some(parent) if parent != Path::new("") => parent,
+                _ => Path::new("."),
+            };
+            let part = Part::create(directory).map_err(|error| at(directory, &error))?;
+            let mut out = &part.file;
+            let code = save(args, &mut out)?;
+            out.sync_all()
+                .and_then(|()| fs::rename(&part.path, path))
+                .map_err(|error| at(path, &error))?;
+            Ok(code)
+        }
+    }
+}
+
+fn save(args: &Args, out: &mut dyn Write) -> Outcome {
+    let store = settings::store()?;
+    let options = SaveOptions {
+        format: args.format,
+        compression: args.compression,
+        settings: settings::settings()?,
+    };
+    let progress = bars::watch_saving(&args.images.join(", "));
+    micabox_image::save(&store, &args.images, out, &options, &*progress)?;
+    Ok(0)
+}
+
+fn at(path: &Path, error: &io::Error) -> Failure {
+    Failure::of(error).context(&format!("writing `{}`", path.display()))
+}
+
+/// Whether something is there that a file must not replace: a pipe, a device.
+fn is_special(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|metadata| !metadata.is_file())
+}
+
+/// An archive that isn't complete yet; it goes away unless it was renamed.
+struct Part {
+    file: File,
+    path: PathBuf,
+}
+
+impl Part {
+    fn create(directory: &Path) -> io::Result<Self> {
+        let path = directory.join(format!(".mica-save-{}.part", std::process::id()));
+        let file = File::create(&path)?;
+        Ok(Self { file, path })
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        // After a rename there is nothing left to remove.
+        let _ = fs::remove_file(&self.path);
+    }
+}

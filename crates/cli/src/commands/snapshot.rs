@@ -1,0 +1,122 @@
+//! `mica snapshot`
+
+use std::fs::File;
+use std::io::{self, BufReader};
+use std::path::{Path, PathBuf};
+
+use crate::failure::Failure;
+use crate::output::{Table, ago, print, print_json, size};
+use crate::{Outcome, settings};
+
+/// Copies of sandboxes' disks, to start others from with `mica run --from`
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Action {
+    /// Copy a sandbox's disk as it is at one moment
+    ///
+    /// A running sandbox stands still meanwhile; what it has not flushed may be missing, as
+    /// after a power cut.
+    Create {
+        /// Name or ID
+        #[arg(value_name = "SANDBOX")]
+        sandbox: String,
+        /// Name of the snapshot
+        #[arg(value_name = "NAME")]
+        name: String,
+    },
+    /// List snapshots
+    Ls {
+        /// For scripts
+        #[arg(long)]
+        json: bool,
+    },
+    /// Write a snapshot as one file, with a digest at its end; its image is not in it
+    Export {
+        /// Name of the snapshot
+        #[arg(value_name = "NAME")]
+        name: String,
+        /// File to write
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+    },
+    /// Read a snapshot from such a file; its image must be here
+    Import {
+        /// File to read
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+        /// Another name than its own
+        #[arg(value_name = "NAME")]
+        name: Option<String>,
+    },
+    /// Remove snapshots
+    Rm {
+        /// Names
+        #[arg(required = true, value_name = "NAME")]
+        names: Vec<String>,
+    },
+}
+
+/// Does it.
+pub fn execute(args: &Args) -> Outcome {
+    let store = settings::store()?;
+    let sandboxes = settings::sandboxes(&store)?;
+    match &args.action {
+        Action::Create { sandbox, name } => {
+            let snapshot = sandboxes.create_snapshot(&store, sandbox, name)?;
+            print(&format!("{}\n", snapshot.name))?;
+            Ok(0)
+        }
+        Action::Ls { json: true } => {
+            print_json(&sandboxes.snapshots()?)?;
+            Ok(0)
+        }
+        Action::Ls { json: false } => {
+            let mut table = Table::new(&["NAME", "IMAGE", "SANDBOX", ">SIZE", "CREATED"]);
+            for snapshot in sandboxes.snapshots()? {
+                let image = snapshot.image.reference.unwrap_or(snapshot.image.digest);
+                table.row([
+                    snapshot.name,
+                    image,
+                    snapshot.sandbox,
+                    size(snapshot.size),
+                    ago(snapshot.created),
+                ]);
+            }
+            print(&table.render())?;
+            Ok(0)
+        }
+        Action::Export { name, file } => {
+            // Only a whole file gets the name.
+            let at = |error: io::Error| {
+                Failure::of(&error).context(&format!("writing {}", file.display()))
+            };
+            let directory = match file.parent() {
+                Some(parent) if parent != Path::new("") => parent,
+                _ => Path::new("."),
+            };
+            let mut part = tempfile::NamedTempFile::new_in(directory).map_err(at)?;
+            sandboxes.export_snapshot(name, &mut part)?;
+            part.as_file().sync_all().map_err(at)?;
+            part.persist(file).map_err(|error| at(error.error))?;
+            Ok(0)
+        }
+        Action::Import { file, name } => {
+            let from = File::open(file).map_err(|error| {
+                Failure::of(&error).context(&format!("reading {}", file.display()))
+            })?;
+            let mut from = BufReader::with_capacity(1 << 20, from);
+            let snapshot = sandboxes.import_snapshot(&store, name.as_deref(), &mut from)?;
+            print(&format!("{}\n", snapshot.name))?;
+            Ok(0)
+        }
+        Action::Rm { names } => super::for_each(names, |name| {
+            sandboxes.remove_snapshot(name)?;
+            Ok(name.to_owned())
+        }),
+    }
+}

@@ -1,0 +1,29 @@
+//! `mica stop`
+
+use std::time::Duration;
+
+use crate::{Outcome, settings};
+
+/// Stop running sandboxes
+///
+/// Sends the command the image's stop signal, kills it after a while, and waits until
+/// the sandbox is gone.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Seconds between the stop signal and the end
+    #[arg(short, long, value_name = "SECONDS", default_value = "10")]
+    time: u64,
+
+    /// Names or IDs
+    #[arg(required = true, value_name = "SANDBOX")]
+    sandboxes: Vec<String>,
+}
+
+/// Stops sandboxes.
+pub fn execute(args: &Args) -> Outcome {
+    let sandboxes = settings::sandboxes(&settings::store()?)?;
+    super::for_each(&args.sandboxes, |name| {
+        sandboxes.stop(name, Duration::from_secs(args.time))?;
+        Ok(name.to_owned())
+    })
+}

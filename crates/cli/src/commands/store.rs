@@ -1,0 +1,173 @@
+//! `mica store`
+
+use micabox_image::Store;
+use micabox_image::store::{FsckOptions, PruneOptions};
+
+use crate::failure::Failure;
+use crate::output::{Table, print, print_json, size};
+use crate::{Outcome, settings};
+
+/// Look after the store: space, leftovers, damage
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// Show what takes how much disk space
+    Df {
+        /// The result for scripts
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove images without a name, layers without an image, and leftovers
+    Prune {
+        /// Images with a name, too, unless a sandbox runs on them
+        #[arg(short, long)]
+        all: bool,
+        /// Only say what would go
+        #[arg(long)]
+        dry_run: bool,
+        /// The result for scripts
+        #[arg(long)]
+        json: bool,
+    },
+    /// Read and check everything; exit code 1 if something is wrong
+    ///
+    /// Hashes every layer, checks every structure, and says what is wrong and what a
+    /// repair would do.
+    Fsck {
+        /// Remove what is damaged, so that the next pull brings it again
+        #[arg(long)]
+        repair: bool,
+        /// Also make every layer's archive again, as a save or a push would, and hash it
+        #[arg(long)]
+        archives: bool,
+        /// The result for scripts
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Looks after the store.
+pub fn execute(args: &Args) -> Outcome {
+    let store = settings::store()?;
+    // A creator that was killed must not keep its image in use.
+    settings::sandboxes(&store)?.list()?;
+    match args.command {
+        Command::Df { json } => df(&store, json),
+        Command::Prune { all, dry_run, json } => prune(&store, PruneOptions { all, dry_run }, json),
+        Command::Fsck {
+            repair,
+            archives,
+            json,
+        } => fsck(&store, &FsckOptions { repair, archives }, json),
+    }
+}
+
+fn df(store: &Store, json: bool) -> Outcome {
+    let usage = store.usage()?;
+    if json {
+        print_json(&usage)?;
+        return Ok(0);
+    }
+    let mut table = Table::new(&["IMAGE", ">SIZE", ">SHARED", ">OWN", ">SANDBOXES"]);
+    for image in &usage.images {
+        let names: Vec<_> = image
+            .references
+            .iter()
+            .map(|name| name.familiar())
+            .collect();
+        table.row([
+            match names.is_empty() {
+                true => image.manifest_digest.to_string().chars().take(19).collect(),
+                false => names.join(", "),
+            },
+            size(image.size),
+            size(image.shared_size),
+            size(image.unique_size),
+            image.sandboxes.len().to_string(),
+        ]);
+    }
+    let mut sums = Table::new(&["", ">"]);
+    for (what, bytes) in [
+        (format!("{} layers", usage.layers), usage.layers_size),
+        ("of them shared".into(), usage.shared_size),
+        ("merged metadata".into(), usage.metadata_size),
+        ("imports under way or killed".into(), usage.temporary_size),
+        ("together".into(), usage.total_size),
+        ("can be pruned".into(), usage.reclaimable_size),
+    ] {
+        sums.row([what, size(bytes)]);
+    }
+    let path = store.root().display();
+    print(&format!("{}{}\n{path}\n", table.render(), sums.render()))?;
+    Ok(0)
+}
+
+fn prune(store: &Store, options: PruneOptions, json: bool) -> Outcome {
+    let pruned = store.prune(&options)?;
+    if json {
+        print_json(&pruned)?;
+        return Ok(0);
+    }
+    let mut text = String::new();
+    for reference in &pruned.references {
+        text.push_str(&format!("name   {}\n", reference.familiar()));
+    }
+    for digest in &pruned.images {
+        text.push_str(&format!("image  {digest}\n"));
+    }
+    for digest in &pruned.layers {
+        text.push_str(&format!("layer  {digest}\n"));
+    }
+    let freed = match options.dry_run {
+        true => "would be freed",
+        false => "freed",
+    };
+    text.push_str(&format!("{} {freed}\n", size(pruned.size)));
+    print(&text)?;
+    Ok(0)
+}
+
+fn fsck(store: &Store, options: &FsckOptions, json: bool) -> Outcome {
+    let report = store.fsck_with(options)?;
+    let code = u8::from(!report.is_clean());
+    if json {
+        print_json(&report)?;
+        return Ok(code);
+    }
+    let mut text = String::new();
+    for finding in &report.findings {
+        let repair = match finding.repaired {
+            true => format!("repaired: {}", finding.repair),
+            false => format!("--repair would: {}", finding.repair),
+        };
+        let path = finding.path.display();
+        text.push_str(&format!("{path}: {}\n  {repair}\n", finding.problem));
+    }
+    for stranger in &report.strangers {
+        text.push_str(&format!(
+            "{}: not the store's; left alone\n",
+            stranger.display()
+        ));
+    }
+    let (layers, images, bytes) = (report.layers, report.images, size(report.bytes));
+    let verdict = match (report.findings.len(), report.is_clean()) {
+        (0, _) => "all well".to_owned(),
+        (count, true) => format!("{count} repaired"),
+        (count, false) => format!("{count} damaged"),
+    };
+    text.push_str(&format!(
+        "{layers} layers, {images} images, {bytes} read: {verdict}\n"
+    ));
+    print(&text)?;
+    match code {
+        0 => Ok(0),
+        _ => {
+            Err(Failure::new("the store is damaged").hint("`mica store fsck --repair` repairs it"))
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! `mica tag`
+
+use micabox_image::Reference;
+
+use crate::failure::Failure;
+use crate::{Outcome, settings};
+
+/// Give an image another name
+///
+/// What had the name before loses it.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The image: a name or a digest
+    #[arg(value_name = "IMAGE")]
+    image: String,
+
+    /// The new name: NAME or NAME:TAG
+    #[arg(value_name = "NAME")]
+    name: Reference,
+}
+
+/// Names an image.
+pub fn execute(args: &Args) -> Outcome {
+    if args.name.digest().is_some() {
+        return Err(Failure::new(format!(
+            "`{}` is no name to give: a digest is nobody's choice",
+            args.name.familiar()
+        )));
+    }
+    let store = settings::store()?;
+    let image = store.image(&args.image)?;
+    store.tag(&args.name, &image.manifest_digest)?;
+    Ok(0)
+}

@@ -1,0 +1,181 @@
+//! Errors as a user sees them: `mica: what failed: why`, and what to do next.
+
+use std::error::Error;
+use std::fmt::Write;
+
+use micabox::LostReason;
+
+use crate::output::write_stderr;
+
+/// mica itself failed, not the command that it ran; as with Docker.
+pub const EXIT_MICA: u8 = 125;
+
+/// Exit code of every command but `run` when it fails.
+const EXIT_FAILURE: u8 = 1;
+
+/// Most lines of a guest's console that are shown.
+const CONSOLE_LINES: usize = 20;
+
+/// A failed command.
+#[derive(Debug)]
+pub struct Failure {
+    /// What failed and why, in one line.
+    message: String,
+    /// What to do next.
+    hint: Option<String>,
+    /// The end of the guest's console.
+    console: Option<String>,
+    /// mica's exit code.
+    pub code: u8,
+}
+
+impl Failure {
+    /// A failure with a message of ours.
+    pub fn new(message: impl Into<String>) -> Self {
+        Self {
+            message: message.into(),
+            hint: None,
+            console: None,
+            code: EXIT_FAILURE,
+        }
+    }
+
+    /// A failure that somebody else has told the user about.
+    pub fn said(code: u8) -> Self {
+        Self::new("").code(code)
+    }
+
+    /// A failure with the words of `error` and of what caused it.
+    pub fn of(error: &(dyn Error + 'static)) -> Self {
+        Self::new(chain(error))
+    }
+
+    /// Adds what to do next.
+    pub fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// Says what was being done.
+    pub fn context(mut self, what: &str) -> Self {
+        self.message = format!("{what}: {}", self.message);
+        self
+    }
+
+    /// Sets the exit code.
+    pub fn code(mut self, code: u8) -> Self {
+        self.code = code;
+        self
+    }
+
+    /// Raises the exit code to `code` if it is lower.
+    pub fn at_least(mut self, code: u8) -> Self {
+        self.code = self.code.max(code);
+        self
+    }
+
+    /// What failed and why.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// Writes it to stderr.
+    pub fn print(&self) {
+        if self.message.is_empty() {
+            return;
+        }
+        let mut text = format!("mica: {}\n", self.message);
+        if let Some(hint) = &self.hint {
+            let _ = writeln!(text, "      {hint}");
+        }
+        if let Some(console) = &self.console {
+            let _ = writeln!(text, "      the last lines of the guest's console:");
+            let lines: Vec<&str> = console.lines().collect();
+            let from = lines.len().saturating_sub(CONSOLE_LINES);
+            for line in lines.iter().skip(from) {
+                let _ = writeln!(text, "      | {line}");
+            }
+        }
+        write_stderr(&text);
+    }
+}
+
+/// Writes several to stderr.
+pub fn print_all(failures: &[Failure]) {
+    failures.iter().for_each(Failure::print);
+}
+
+/// An error and its causes in one line. Some errors already say their causes.
+fn chain(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let words = error.to_string();
+        if !text.contains(&words) {
+            let _ = write!(text, ": {words}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+impl From<micabox::Error> for Failure {
+    fn from(error: micabox::Error) -> Self {
+        let mut failure = Self::of(&error);
+        failure.hint = hint(&error).map(str::to_owned);
+        failure.console = error.console().map(str::to_owned);
+        failure
+    }
+}
+
+/// What to do about an error of the SDK, which knows nothing of our commands.
+fn hint(error: &micabox::Error) -> Option<&'static str> {
+    use micabox::Error as E;
+    Some(match error {
+        E::NoGuest { .. } => {
+            "build the guest with `make guest`, or name its directory in MICABOX_GUEST"
+        }
+        E::ImageFile { .. } => {
+            "`mica store fsck --repair` removes what is damaged; then pull the image again"
+        }
+        E::Boot(lost) => match lost.reason {
+            LostReason::BootFailed(_) => {
+                "if the image's files are damaged, `mica store fsck --repair` removes them; \
+                 then pull the image again"
+            }
+            LostReason::Machine(_) | LostReason::Silent => {
+                "`mica doctor` checks what a machine needs"
+            }
+            _ => return None,
+        },
+        E::Machine(_) => "`mica doctor` checks what a machine needs",
+        E::NameTaken { .. } => "choose another name, or remove that one with `mica rm`",
+        E::NoSuchSandbox(_) => "`mica ps -a` lists all sandboxes",
+        E::NotKept(_) => "run it with `--upper disk`",
+        E::NoSuchSnapshot(_) => "`mica snapshot ls` lists all snapshots",
+        E::Ambiguous(_) => "give more digits of the ID",
+        E::Running(_) => "stop it first with `mica stop`, or use `mica rm -f`",
+        _ => return None,
+    })
+}
+
+/// The store's and other libraries' errors need nothing but their own words.
+macro_rules! from_words {
+    ($($error:ty),*) => {$(
+        impl From<$error> for Failure {
+            fn from(error: $error) -> Self {
+                Self::of(&error)
+            }
+        }
+    )*};
+}
+
+from_words!(
+    micabox_image::store::Error,
+    micabox_image::PullError,
+    micabox_image::LoadError,
+    micabox_image::SaveError,
+    micabox_image::PushError,
+    micabox_image::config::ConfigError,
+    micabox::CommandError
+);

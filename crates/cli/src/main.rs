@@ -1,0 +1,111 @@
+//! mica, the command.
+
+mod bars;
+mod commands;
+mod failure;
+mod output;
+mod run;
+mod settings;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use failure::{EXIT_MICA, Failure};
+
+/// Run commands from OCI images, each in a virtual machine of its own.
+///
+/// An image is pulled once, kept as one filesystem a layer, and given to machines
+/// without copying it. What a machine changes is gone with it.
+#[derive(Debug, Parser)]
+#[command(
+    name = "mica",
+    version,
+    max_term_width = 100,
+    disable_help_subcommand = true,
+    after_help = "Images, layers and records of sandboxes are kept in $MICABOX_HOME, \
+                  otherwise in micabox below the XDG data directory.\n\
+                  `mica doctor` says what this machine can do."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Run(Box<run::Args>),
+    Ps(commands::ps::Args),
+    Start(commands::start::Args),
+    Stop(commands::stop::Args),
+    Rm(commands::rm::Args),
+    Cp(commands::cp::Args),
+    Diff(commands::diff::Args),
+    Commit(commands::commit::Args),
+    Snapshot(commands::snapshot::Args),
+    Pull(commands::pull::Args),
+    Load(commands::load::Args),
+    Save(commands::save::Args),
+    Push(commands::push::Args),
+    Tag(commands::tag::Args),
+    Images(commands::images::Args),
+    Inspect(commands::inspect::Args),
+    Rmi(commands::rmi::Args),
+    Store(commands::store::Args),
+    Ext4(commands::ext4::Args),
+    Doctor(commands::doctor::Args),
+}
+
+fn main() -> ExitCode {
+    // A machine of ours is a process of this program; it reads no command line.
+    micabox_vmm::run_if_worker();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
+    let result = match cli.command {
+        Command::Run(args) => run::execute(*args),
+        Command::Ps(args) => commands::ps::execute(&args),
+        Command::Start(args) => commands::start::execute(&args),
+        Command::Stop(args) => commands::stop::execute(&args),
+        Command::Rm(args) => commands::rm::execute(&args),
+        Command::Cp(args) => commands::cp::execute(&args),
+        Command::Diff(args) => commands::diff::execute(&args),
+        Command::Commit(args) => commands::commit::execute(&args),
+        Command::Snapshot(args) => commands::snapshot::execute(&args),
+        Command::Pull(args) => commands::pull::execute(args),
+        Command::Load(args) => commands::load::execute(&args),
+        Command::Save(args) => commands::save::execute(&args),
+        Command::Push(args) => commands::push::execute(&args),
+        Command::Tag(args) => commands::tag::execute(&args),
+        Command::Images(args) => commands::images::execute(&args),
+        Command::Inspect(args) => commands::inspect::execute(&args),
+        Command::Rmi(args) => commands::rmi::execute(&args),
+        Command::Store(args) => commands::store::execute(&args),
+        Command::Ext4(args) => commands::ext4::execute(&args),
+        Command::Doctor(args) => commands::doctor::execute(&args),
+    };
+    match result {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => {
+            failure.print();
+            ExitCode::from(failure.code)
+        }
+    }
+}
+
+/// Help and version on stdout; a wrong command line on stderr with the exit code that
+/// a caller of `run` can tell from the command's own.
+fn usage(error: &clap::Error) -> ExitCode {
+    let _ = error.print();
+    if !error.use_stderr() {
+        return ExitCode::SUCCESS;
+    }
+    match std::env::args_os().nth(1) {
+        Some(command) if command == "run" => ExitCode::from(EXIT_MICA),
+        _ => ExitCode::from(2),
+    }
+}
+
+/// What every command comes to: an exit code, or what to tell the user.
+type Outcome = Result<u8, Failure>;

@@ -1,0 +1,216 @@
+//! What commands print: tables, sizes, times, JSON.
+
+use std::fmt::Write as _;
+use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+
+use crate::failure::Failure;
+
+/// Writes to stdout. A closed pipe is no error: whoever reads has seen enough.
+pub fn print(text: &str) -> Result<(), Failure> {
+    let mut stdout = io::stdout().lock();
+    match stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush())
+    {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Failure::of(&error).context("writing to stdout"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Writes to stderr, if anybody still reads it.
+pub fn write_stderr(text: &str) {
+    let _ = io::stderr().lock().write_all(text.as_bytes());
+}
+
+/// Writes `value` as JSON, for scripts.
+pub fn print_json(value: &impl Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_string_pretty(value)
+        .map_err(|error| Failure::of(&error).context("making JSON"))?;
+    print(&(text + "\n"))
+}
+
+/// Whether progress should be shown.
+pub fn stderr_is_terminal() -> bool {
+    io::stderr().is_terminal()
+}
+
+/// Columns as wide as their widest cell; the last one is not padded.
+#[derive(Debug)]
+pub struct Table {
+    rows: Vec<Vec<String>>,
+    right: Vec<bool>,
+}
+
+impl Table {
+    /// A table with these headings. One that begins with `>` is of a column of numbers,
+    /// which are flush right.
+    pub fn new(headings: &[&str]) -> Self {
+        let right = headings.iter().map(|text| text.starts_with('>')).collect();
+        let headings = headings.iter().map(|text| text.trim_start_matches('>'));
+        Self {
+            rows: vec![headings.map(str::to_owned).collect()],
+            right,
+        }
+    }
+
+    /// Adds a row.
+    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        self.rows.push(cells.into_iter().collect());
+    }
+
+    /// The table as text.
+    pub fn render(&self) -> String {
+        let width = |column: usize| {
+            let cells = self.rows.iter().filter_map(|row| row.get(column));
+            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..self.right.len()).map(width).collect();
+        let mut text = String::new();
+        for row in &self.rows {
+            let mut line = String::new();
+            for ((cell, width), right) in row.iter().zip(&widths).zip(&self.right) {
+                let _ = match right {
+                    true => write!(line, "{cell:>width$}   "),
+                    false => write!(line, "{cell:<width$}   "),
+                };
+            }
+            text.push_str(line.trim_end());
+            text.push('\n');
+        }
+        text
+    }
+}
+
+/// A number of bytes for people: `17.3 MB`, powers of 1000 as Docker's lists have it.
+pub fn size(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["B", "kB", "MB", "GB", "TB", "PB"];
+    let mut unit = 0;
+    let mut value = bytes as f64;
+    while value >= 999.5 && unit + 1 < UNITS.len() {
+        value /= 1000.0;
+        unit += 1;
+    }
+    let name = UNITS.get(unit).copied().unwrap_or_default();
+    match unit {
+        0 => format!("{bytes} B"),
+        _ if value < 9.995 => format!("{value:.2} {name}"),
+        _ if value < 99.95 => format!("{value:.1} {name}"),
+        _ => format!("{value:.0} {name}"),
+    }
+}
+
+/// A duration for people: its biggest unit.
+pub fn span(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    let (count, unit) = match seconds {
+        0..60 => (seconds, "second"),
+        60..3600 => (seconds / 60, "minute"),
+        3600..86_400 => (seconds / 3600, "hour"),
+        86_400..1_209_600 => (seconds / 86_400, "day"),
+        1_209_600..5_184_000 => (seconds / 604_800, "week"),
+        5_184_000..63_072_000 => (seconds / 2_592_000, "month"),
+        _ => (seconds / 31_536_000, "year"),
+    };
+    format!("{count} {unit}{}", if count == 1 { "" } else { "s" })
+}
+
+/// How long ago a moment (seconds since 1970-01-01 UTC) was.
+pub fn ago(moment: i64) -> String {
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs());
+    let then = u64::try_from(moment).unwrap_or(0);
+    format!(
+        "{} ago",
+        span(Duration::from_secs(now.saturating_sub(then)))
+    )
+}
+
+/// A moment (seconds since 1970-01-01 UTC) as RFC 3339 has it.
+pub fn rfc3339(moment: u64) -> String {
+    let (days, second) = (moment / 86_400, moment % 86_400);
+    // Years from March to February, in cycles of 400: leap days come last.
+    let day = days + 719_468;
+    let (cycle, day) = (day / 146_097, day % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let (year, month) = match month {
+        0..10 => (year, month + 3),
+        _ => (year + 1, month - 9),
+    };
+    let year = year + cycle * 400;
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+/// A duration in milliseconds, for timings.
+pub fn millis(duration: Duration) -> String {
+    format!("{:.1} ms", duration.as_secs_f64() * 1000.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_three_digits() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (999, "999 B"),
+            (1000, "1.00 kB"),
+            (17_260_000, "17.3 MB"),
+            (999_499, "999 kB"),
+            (999_500, "1.00 MB"),
+            (123_456_789_012, "123 GB"),
+            (u64::MAX, "18447 PB"),
+        ] {
+            assert_eq!(size(bytes), text);
+        }
+    }
+
+    #[test]
+    fn spans_have_one_unit() {
+        for (seconds, text) in [
+            (1, "1 second"),
+            (59, "59 seconds"),
+            (60, "1 minute"),
+            (7200, "2 hours"),
+            (13 * 86_400, "13 days"),
+            (14 * 86_400, "2 weeks"),
+            (800 * 86_400, "2 years"),
+        ] {
+            assert_eq!(span(Duration::from_secs(seconds)), text);
+        }
+    }
+
+    #[test]
+    fn moments_have_dates() {
+        for (moment, text) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_399, "2000-02-28T23:59:59Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (1_709_251_199, "2024-02-29T23:59:59Z"),
+            (4_107_542_400, "2100-03-01T00:00:00Z"),
+        ] {
+            assert_eq!(rfc3339(moment), text);
+        }
+    }
+
+    #[test]
+    fn columns_line_up() {
+        let mut table = Table::new(&["NAME", ">SIZE", "WHAT"]);
+        table.row(["ä".into(), "9 B".into(), "x".into()]);
+        table.row(["longer".into(), "10 kB".into(), String::new()]);
+        assert_eq!(
+            table.render(),
+            "NAME      SIZE   WHAT\nä          9 B   x\nlonger   10 kB\n"
+        );
+    }
+}

@@ -1,0 +1,55 @@
+//! `mica start`: a sandbox that was kept, once more.
+
+use std::ffi::OsString;
+
+use micabox::{Builder, Cancel, Error, Sandboxes};
+use micabox_image::Store;
+
+use super::detached::{self, Started};
+use super::{Terms, supervise, terminal};
+use crate::Outcome;
+use crate::failure::Failure;
+
+/// Starts a sandbox behind our back; fails with the exit code that it failed with.
+pub fn behind(name: &str) -> Result<(), Failure> {
+    let arguments = ["start", "--", name].map(OsString::from);
+    match detached::supervisor(arguments)? {
+        Started::Running(_) => Ok(()),
+        Started::Failed(code) => Err(Failure::said(code)),
+    }
+}
+
+/// Runs a kept sandbox's command again and stays until it ends; its exit code.
+pub fn attended(
+    store: &Store,
+    sandboxes: &Sandboxes,
+    name: &str,
+    interactive: bool,
+    detached: bool,
+) -> Outcome {
+    let record = sandboxes.get(name)?;
+    if record.status.is_live() {
+        return Err(Error::Running(record.name).into());
+    }
+    let image = store.image_by_digest(&record.image.parse_digest()?)?;
+    let Some(spec) = &record.spec else {
+        return Err(Error::NotKept(record.name).into());
+    };
+    let mut command = spec.command.clone();
+    let terms = Terms {
+        tty: command.tty.is_some(),
+        interactive: interactive && command.stdin,
+        detached,
+        timeout: None,
+        stop_timeout: micabox::DEFAULT_GRACE.as_secs(),
+        timing: None,
+    };
+    command.tty = terminal::wanted(&terms)?;
+
+    let cancel = Cancel::default();
+    let signals = supervise::Signals::catch(cancel.clone())?;
+    let sandbox = Builder::again(store, &image, &record)?
+        .cancel(cancel)
+        .create();
+    supervise::supervise(sandbox, &command, &terms, signals)
+}

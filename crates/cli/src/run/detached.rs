@@ -1,0 +1,70 @@
+//! Sandboxes that nobody waits for. There is no daemon: another process of this program
+//! stays behind, one a sandbox, and does what the one in the foreground would do.
+
+use std::ffi::OsString;
+use std::io::Read;
+use std::process::{Command, Stdio};
+
+use micabox::Sandbox;
+use rustix::fs::{Mode, OFlags};
+
+use crate::failure::Failure;
+use crate::output::print;
+
+/// Set for the process that stays behind.
+const SUPERVISOR: &str = "MICABOX_SUPERVISOR";
+
+/// What became of it.
+pub enum Started {
+    /// It runs a sandbox, of this ID.
+    Running(String),
+    /// It said why not, and ended with this exit code.
+    Failed(u8),
+}
+
+/// Whether this is the process that stays behind.
+pub fn is_supervisor() -> bool {
+    std::env::var_os(SUPERVISOR).is_some()
+}
+
+/// Runs this program with `arguments` as a process that stays behind, and waits until the
+/// command of its sandbox runs. What goes wrong until then it says on our stderr, and Ctrl-C
+/// gives it up.
+pub fn supervisor(arguments: impl IntoIterator<Item = OsString>) -> Result<Started, Failure> {
+    let failed = |error: std::io::Error| Failure::of(&error).context("starting mica once more");
+    let program = std::env::current_exe().map_err(failed)?;
+    let mut child = Command::new(program)
+        .args(arguments)
+        .env(SUPERVISOR, "1")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(failed)?;
+    let mut id = String::new();
+    if let Some(mut stdout) = child.stdout.take() {
+        // To its end, which comes when it lets go of our streams or of its life.
+        stdout.read_to_string(&mut id).map_err(failed)?;
+    }
+    if !id.is_empty() {
+        return Ok(Started::Running(id.trim_end().to_owned()));
+    }
+    let code = child.wait().map_err(failed)?.code();
+    let code = code.and_then(|code| u8::try_from(code).ok());
+    Ok(Started::Failed(code.unwrap_or(1).max(1)))
+}
+
+/// Lets go of whoever started us: their terminal, their streams, their signals.
+pub fn let_go(sandbox: &Sandbox) -> Result<(), Failure> {
+    print(&format!("{}\n", sandbox.record().id))?;
+    let detach = || -> rustix::io::Result<()> {
+        let nothing = rustix::fs::open("/dev/null", OFlags::RDWR, Mode::empty())?;
+        rustix::stdio::dup2_stdin(&nothing)?;
+        rustix::stdio::dup2_stdout(&nothing)?;
+        rustix::stdio::dup2_stderr(&nothing)?;
+        rustix::process::setsid()?;
+        Ok(())
+    };
+    detach().map_err(|error| {
+        Failure::of(&std::io::Error::from(error)).context("letting go of the terminal")
+    })
+}

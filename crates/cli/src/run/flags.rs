@@ -1,0 +1,478 @@
+//! The flags of `mica run`, with Docker's meanings.
+
+use std::ffi::OsString;
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use micabox::{
+    BackendChoice, DEFAULT_DISK_SIZE, Network, Patch, Publish, Rule, Upper, UserNetwork, plan,
+};
+use micabox_image::Platform;
+use micabox_image::config::PullPolicy;
+
+use crate::failure::Failure;
+
+/// Run a command from an image in a virtual machine of its own
+///
+/// Pulls the image if it isn't here. Without a COMMAND, runs what the image says.
+/// Everything after IMAGE belongs to the command.
+///
+/// The sandbox ends with its command, or with mica: Ctrl-C sends the command SIGINT, a
+/// second one, SIGTERM or SIGHUP stop the sandbox as `mica stop` does, a third one kills
+/// it, and so does a reader that closes the pipe on the other end of the output.
+///
+/// Exit codes: the command's own, 128 + n if signal n ended it; 124 after --timeout (137
+/// if it had to be killed, as coreutils' timeout has it); 125 if mica failed, 126 if the
+/// command could not be executed, 127 if it was not found.
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "mica run [OPTIONS] IMAGE [COMMAND] [ARG...]")]
+pub struct Args {
+    /// Keep stdin open and pass it on
+    #[arg(short, long)]
+    pub interactive: bool,
+
+    /// Give the command a terminal
+    #[arg(short, long)]
+    pub tty: bool,
+
+    /// Forget the sandbox when it ends; otherwise `mica ps -a` remembers it. With =PATH,
+    /// remove PATH from the image's files before the start
+    #[arg(
+        long,
+        value_name = "PATH",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true"
+    )]
+    rm: Vec<OsString>,
+
+    /// Make a directory before the start
+    #[arg(long, value_name = "PATH")]
+    mkdir: Vec<OsString>,
+
+    /// Unpack an uncompressed archive at the root before the start
+    #[arg(long, value_name = "FILE")]
+    patch_tar: Vec<PathBuf>,
+
+    /// Put a copy of a file of the host's there before the start
+    #[arg(long, value_name = "FILE:PATH", value_parser = pair)]
+    patch: Vec<(OsString, OsString)>,
+
+    /// Make a symbolic link before the start
+    #[arg(long, value_name = "TARGET:PATH", value_parser = pair)]
+    symlink: Vec<(OsString, OsString)>,
+
+    /// Leave the sandbox running and print its ID
+    ///
+    /// What the command writes goes nowhere.
+    #[arg(short, long, conflicts_with = "timing")]
+    pub detach: bool,
+
+    /// Set a variable, or take its value from here [NAME=VALUE or NAME]
+    #[arg(short, long, value_name = "VARIABLE")]
+    pub env: Vec<OsString>,
+
+    /// Read variables from a file, one a line
+    #[arg(long, value_name = "FILE")]
+    pub env_file: Vec<PathBuf>,
+
+    /// Working directory, made if missing
+    #[arg(short, long, value_name = "DIRECTORY")]
+    pub workdir: Option<OsString>,
+
+    /// User, resolved in the image [name or uid, optionally :group or :gid]
+    #[arg(short, long)]
+    pub user: Option<String>,
+
+    /// Name of the sandbox
+    #[arg(long)]
+    pub name: Option<String>,
+
+    /// Where changes go: memory, gone with the sandbox, or a disk of that size [8g], kept
+    /// until `mica rm`
+    #[arg(long, value_name = "tmpfs|disk[:SIZE]", default_value = "tmpfs", value_parser = upper)]
+    pub upper: Upper,
+
+    /// Start from a copy of a snapshot's disk and on its image; then no IMAGE is given
+    #[arg(long, value_name = "SNAPSHOT", conflicts_with_all = ["upper", "pull", "platform"])]
+    pub from: Option<String>,
+
+    /// Memory of the machine, changed files included unless on a disk [512m, 2g; default:
+    /// 1g]
+    #[arg(short, long, value_name = "SIZE", value_parser = memory)]
+    pub memory: Option<u32>,
+
+    /// Processors of the machine; a fraction counts as a whole one [default: up to 4
+    /// under KVM, 1 when emulated]
+    #[arg(long, value_name = "NUMBER", value_parser = cpus)]
+    pub cpus: Option<u8>,
+
+    /// Network: what this machine reaches, but for what is private to it; or none
+    #[arg(long, value_name = "KIND", default_value = "user", alias = "network")]
+    pub net: Net,
+
+    /// Lead a port of this machine to one of the sandbox's [[IP:]HOST:GUEST[/udp]; IP is
+    /// 127.0.0.1 unless given, 0.0.0.0 is every address]
+    #[arg(short, long, value_name = "PORTS")]
+    pub publish: Vec<Publish>,
+
+    /// Let the sandbox reach this and nothing else, and resolve names that are allowed;
+    /// may be repeated [10.0.0.0/8, 10.1.2.3:443, example.com:443, *.example.com]
+    #[arg(long, value_name = "CIDR|DOMAIN[:PORT]")]
+    pub net_allow: Vec<Rule>,
+
+    /// Keep the sandbox from reaching this, whatever is allowed; may be repeated
+    #[arg(long, value_name = "CIDR|DOMAIN[:PORT]")]
+    pub net_deny: Vec<Rule>,
+
+    /// Resolver for the sandbox's names in place of this machine's; may be repeated
+    #[arg(long, value_name = "IP[:PORT]", value_parser = resolver)]
+    pub dns: Vec<SocketAddr>,
+
+    /// Stop the command after so long [30, 90s, 5m, 2h]
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub timeout: Option<Duration>,
+
+    /// Program in place of the image's entrypoint; '' for none
+    #[arg(long, value_name = "PROGRAM")]
+    pub entrypoint: Option<OsString>,
+
+    /// Host name inside [default: the sandbox's ID]
+    #[arg(long)]
+    pub hostname: Option<String>,
+
+    /// When to ask the registry
+    #[arg(long, value_name = "WHEN")]
+    pub pull: Option<Pull>,
+
+    /// Platform of the image [default: this machine's]
+    #[arg(long, value_name = "OS/ARCH")]
+    pub platform: Option<Platform>,
+
+    /// Have a process of ours as process 1, which reaps orphans; `--init=false` makes
+    /// the command itself process 1
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_value_t = true,
+        default_missing_value = "true",
+        action = clap::ArgAction::Set
+    )]
+    pub init: bool,
+
+    /// Signal that asks the command to end [default: the image's, or TERM]
+    #[arg(long, value_name = "SIGNAL", value_parser = signal)]
+    pub stop_signal: Option<i32>,
+
+    /// Seconds between that signal and the end
+    #[arg(long, value_name = "SECONDS", default_value = "10")]
+    pub stop_timeout: u64,
+
+    /// How the image's bytes reach the machine: mapped memory or a disk
+    #[arg(long, value_name = "KIND", default_value = "auto")]
+    pub transport: Transport,
+
+    /// Root filesystem: the layers as one, or stacked
+    #[arg(long, value_name = "KIND", default_value = "merged")]
+    pub root: Root,
+
+    /// What runs the machine: our own monitor on KVM, or QEMU
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    pub backend: Backend,
+
+    /// Say afterwards where the time until the first output went
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "text"
+    )]
+    pub timing: Option<Timing>,
+
+    /// The image, and what to run in it
+    // One list, so that no flag is ours once the image is named.
+    #[arg(
+        required_unless_present = "from",
+        trailing_var_arg = true,
+        value_name = "IMAGE"
+    )]
+    image_and_command: Vec<OsString>,
+}
+
+/// `--pull`.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Pull {
+    /// Every time.
+    Always,
+    /// If the image is not here.
+    Missing,
+    /// Not at all.
+    Never,
+}
+
+/// `--net`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Net {
+    /// Through this machine's own sockets.
+    User,
+    /// Nothing but the sandbox's loopback interface.
+    None,
+}
+
+/// `--transport`.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Transport {
+    /// Whichever boots faster.
+    Auto,
+    /// Persistent memory, mapped without a copy.
+    Pmem,
+    /// A block device.
+    Blk,
+}
+
+/// `--root`.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Root {
+    /// One filesystem for all layers.
+    Merged,
+    /// One filesystem a layer.
+    Stacked,
+}
+
+/// `--backend`.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Backend {
+    /// Ours where KVM works, QEMU elsewhere.
+    Auto,
+    /// Ours, on KVM.
+    Kvm,
+    /// QEMU, which emulates where KVM does not work.
+    Qemu,
+}
+
+/// `--timing`.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Timing {
+    /// For people.
+    Text,
+    /// For programs.
+    Json,
+}
+
+impl Args {
+    /// The image's name.
+    pub fn image(&self) -> Result<&str, Failure> {
+        let name = self.image_and_command.first();
+        name.and_then(|name| name.to_str())
+            .ok_or_else(|| Failure::new("the image's name is not UTF-8"))
+    }
+
+    /// Whether nothing is to be remembered of the sandbox.
+    pub fn is_forgotten(&self) -> bool {
+        self.rm.iter().any(|value| value == "true")
+    }
+
+    /// Changes before the start: removals first, then directories, archives, files, links.
+    pub fn patches(&self) -> Result<Vec<Patch>, Failure> {
+        let mut patches = Vec::new();
+        for path in &self.rm {
+            match path.as_bytes() {
+                b"true" | b"false" => {}
+                path => patches.push(Patch::Remove(absolute("--rm", path)?)),
+            }
+        }
+        for path in &self.mkdir {
+            patches.push(Patch::Directory(absolute("--mkdir", path.as_bytes())?));
+        }
+        patches.extend(self.patch_tar.iter().cloned().map(Patch::Archive));
+        for (from, to) in &self.patch {
+            patches.push(Patch::File {
+                from: from.into(),
+                to: to.as_bytes().to_vec(),
+            });
+        }
+        for (target, path) in &self.symlink {
+            patches.push(Patch::Symlink {
+                target: target.as_bytes().to_vec(),
+                path: path.as_bytes().to_vec(),
+            });
+        }
+        Ok(patches)
+    }
+
+    /// The command and its arguments, if any are given.
+    pub fn command(&self) -> &[OsString] {
+        let image = usize::from(self.from.is_none());
+        self.image_and_command.get(image..).unwrap_or_default()
+    }
+}
+
+impl Args {
+    /// The network that the flags describe.
+    pub fn network(&self) -> Result<Network, Failure> {
+        let user = UserNetwork {
+            allow: self.net_allow.clone(),
+            deny: self.net_deny.clone(),
+            publish: self.publish.clone(),
+            resolvers: self.dns.clone(),
+        };
+        match self.net {
+            Net::User => Ok(Network::User(user)),
+            Net::None if user == UserNetwork::default() => Ok(Network::None),
+            Net::None => Err(Failure::new(
+                "--publish, --net-allow, --net-deny and --dns are about a network, and --net none \
+                 is for a sandbox without one",
+            )),
+        }
+    }
+}
+
+impl From<Pull> for PullPolicy {
+    fn from(pull: Pull) -> Self {
+        match pull {
+            Pull::Always => Self::Always,
+            Pull::Missing => Self::Missing,
+            Pull::Never => Self::Never,
+        }
+    }
+}
+
+impl From<Backend> for BackendChoice {
+    fn from(backend: Backend) -> Self {
+        match backend {
+            Backend::Auto => Self::Auto,
+            Backend::Kvm => Self::Kvm,
+            Backend::Qemu => Self::Qemu,
+        }
+    }
+}
+
+impl From<Transport> for plan::Transport {
+    fn from(transport: Transport) -> Self {
+        match transport {
+            Transport::Auto => Self::Auto,
+            Transport::Pmem => Self::Pmem,
+            Transport::Blk => Self::Blk,
+        }
+    }
+}
+
+impl From<Root> for plan::Root {
+    fn from(root: Root) -> Self {
+        match root {
+            Root::Merged => Self::Merged,
+            Root::Stacked => Self::Stacked,
+        }
+    }
+}
+
+fn absolute(flag: &str, path: &[u8]) -> Result<Vec<u8>, Failure> {
+    match path.starts_with(b"/") {
+        true => Ok(path.to_vec()),
+        false => {
+            let path = String::from_utf8_lossy(path);
+            Err(Failure::new(format!(
+                "{flag} {path}: the path is not absolute"
+            )))
+        }
+    }
+}
+
+/// Something of the host's or of nobody's, and an absolute path in the sandbox.
+fn pair(text: &str) -> Result<(OsString, OsString), String> {
+    match text.split_once(":/") {
+        Some((first, path)) if !first.is_empty() => Ok((first.into(), format!("/{path}").into())),
+        _ => Err("expected two names with a colon between, the second one absolute".into()),
+    }
+}
+
+/// A size as Docker takes it, in MiB, rounded up: bytes, or with b, k, m, g or t.
+fn memory(text: &str) -> Result<u32, String> {
+    match mebibytes(text)? {
+        mib @ 64.0..=4_194_304.0 => Ok(mib as u32),
+        0.0..64.0 => Err("a machine needs at least 64m".into()),
+        _ => Err("more than any machine has".into()),
+    }
+}
+
+/// `tmpfs`, `disk` or `disk:SIZE`.
+fn upper(text: &str) -> Result<Upper, String> {
+    let size = match text.split_once(':') {
+        None if text == "tmpfs" => return Ok(Upper::Tmpfs),
+        None if text == "disk" => DEFAULT_DISK_SIZE,
+        Some(("disk", size)) => match mebibytes(size)? {
+            mib @ 16.0..=16_777_216.0 => (mib as u64) << 20,
+            0.0..16.0 => return Err("a disk needs at least 16m".into()),
+            _ => return Err("a disk has at most 16t".into()),
+        },
+        _ => return Err("expected tmpfs, disk or disk:SIZE".into()),
+    };
+    Ok(Upper::Disk { size })
+}
+
+/// Docker's way to write sizes, rounded up to whole MiB.
+fn mebibytes(text: &str) -> Result<f64, String> {
+    let lower = text.trim().to_ascii_lowercase();
+    let unit_at = lower
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(lower.len());
+    let (number, unit) = lower.split_at(unit_at);
+    let shift = match unit.trim() {
+        "" | "b" => 0,
+        "k" | "kb" | "kib" => 10,
+        "m" | "mb" | "mib" => 20,
+        "g" | "gb" | "gib" => 30,
+        "t" | "tb" | "tib" => 40,
+        _ => return Err("expected a number with b, k, m, g or t".into()),
+    };
+    let number: f64 = number.parse().map_err(|_| "expected a number")?;
+    let half = f64::from(1_u32 << (shift / 2));
+    let bytes = number * half * f64::from(1_u32 << (shift - shift / 2));
+    Ok((bytes / f64::from(1 << 20)).ceil())
+}
+
+/// A number of processors; a fraction is a whole one more.
+fn cpus(text: &str) -> Result<u8, String> {
+    let number: f64 = text.parse().map_err(|_| "expected a number")?;
+    match number.ceil() {
+        whole @ 1.0..=64.0 => Ok(whole as u8),
+        _ => Err("expected 1 to 64".into()),
+    }
+}
+
+/// A duration as coreutils' `timeout` takes it: seconds, or with s, m, h or d. 0 means
+/// none.
+fn duration(text: &str) -> Result<Duration, String> {
+    let (number, factor) = match text.as_bytes().last() {
+        Some(b's') => (text.strip_suffix('s'), 1.0),
+        Some(b'm') => (text.strip_suffix('m'), 60.0),
+        Some(b'h') => (text.strip_suffix('h'), 3600.0),
+        Some(b'd') => (text.strip_suffix('d'), 86_400.0),
+        _ => (Some(text), 1.0),
+    };
+    let number: f64 = number
+        .and_then(|number| number.parse().ok())
+        .ok_or("expected a number, with s, m, h or d")?;
+    Duration::try_from_secs_f64(number * factor).map_err(|_| "no such duration".into())
+}
+
+/// The address of a resolver.
+fn resolver(text: &str) -> Result<SocketAddr, String> {
+    const PORT: u16 = 53;
+    let address = text.parse().map(|address: IpAddr| (address, PORT).into());
+    let address = address.or_else(|_| text.parse());
+    address.map_err(|_| "expected an address, as in 192.0.2.1 or 192.0.2.1:5353".into())
+}
+
+fn signal(text: &str) -> Result<i32, String> {
+    micabox::signal_number(text).ok_or_else(|| "no such signal".into())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,162 @@
+use clap::Parser;
+
+use super::*;
+
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    args: Args,
+}
+
+fn parse(words: &[&str]) -> Result<Args, clap::Error> {
+    let words = std::iter::once("run").chain(words.iter().copied());
+    Cli::try_parse_from(words).map(|cli| cli.args)
+}
+
+#[test]
+fn flags_end_at_the_image() {
+    let args = parse(&["-it", "--rm", "alpine", "ls", "--rm", "-l", "--", "x"]).unwrap();
+    assert!(args.interactive && args.tty && args.is_forgotten());
+    assert_eq!(args.image().unwrap(), "alpine");
+    assert_eq!(args.command(), ["ls", "--rm", "-l", "--", "x"]);
+    assert_eq!(parse(&["alpine", "--rm"]).unwrap().command(), ["--rm"]);
+    assert!(parse(&["--bogus", "alpine"]).is_err());
+    assert!(parse(&["-it"]).is_err());
+}
+
+#[test]
+fn patches_come_in_a_fixed_order() {
+    let args = parse(&[
+        "--symlink",
+        "../a:/b",
+        "--rm=/etc/motd",
+        "--patch",
+        "x:y:/z",
+        "--rm",
+        "--mkdir",
+        "/d",
+        "alpine",
+    ]);
+    let args = args.unwrap();
+    assert!(args.is_forgotten());
+    assert_eq!(
+        args.patches().unwrap(),
+        [
+            Patch::Remove(b"/etc/motd".to_vec()),
+            Patch::Directory(b"/d".to_vec()),
+            Patch::File {
+                from: "x:y".into(),
+                to: b"/z".to_vec()
+            },
+            Patch::Symlink {
+                target: b"../a".to_vec(),
+                path: b"/b".to_vec()
+            },
+        ]
+    );
+    let args = parse(&["--rm=relative", "alpine"]).unwrap();
+    assert!(!args.is_forgotten());
+    assert!(args.patches().is_err());
+    assert!(parse(&["--patch", "x:y", "alpine"]).is_err());
+}
+
+#[test]
+fn init_is_on_unless_switched_off() {
+    assert!(parse(&["alpine"]).unwrap().init);
+    assert!(parse(&["--init", "alpine"]).unwrap().init);
+    assert!(!parse(&["--init=false", "alpine"]).unwrap().init);
+}
+
+#[test]
+fn timing_takes_a_format_only_after_an_equals_sign() {
+    let args = parse(&["--timing", "json"]).unwrap();
+    assert!(matches!(args.timing, Some(Timing::Text)));
+    assert_eq!(args.image().unwrap(), "json");
+    let args = parse(&["--timing=json", "alpine"]).unwrap();
+    assert!(matches!(args.timing, Some(Timing::Json)));
+}
+
+#[test]
+fn memory_is_rounded_up_to_mib() {
+    for (text, mib) in [
+        ("512m", Some(512)),
+        ("1G", Some(1024)),
+        ("1.5g", Some(1536)),
+        ("134217729", Some(129)),
+        ("262144k", Some(256)),
+        ("2gib", Some(2048)),
+        ("6m", None),
+        ("", None),
+        ("m", None),
+        ("-1g", None),
+        ("1x", None),
+        ("99999t", None),
+        ("1e9g", None),
+    ] {
+        assert_eq!(memory(text).ok(), mib, "{text}");
+    }
+}
+
+#[test]
+fn a_disk_has_a_size() {
+    let disk = |size| Ok(Upper::Disk { size });
+    assert_eq!(upper("tmpfs"), Ok(Upper::Tmpfs));
+    assert_eq!(upper("disk"), disk(8 << 30));
+    assert_eq!(upper("disk:16m"), disk(16 << 20));
+    assert_eq!(upper("disk:1.5T"), disk(3 << 39));
+    for bad in ["", "disk:", "disk:1m", "disk:17t", "tmpfs:1g", "x"] {
+        upper(bad).unwrap_err();
+    }
+}
+
+#[test]
+fn a_network_or_none() {
+    let network = |words: &[&str]| parse(&[words, &["image"]].concat()).unwrap().network();
+    assert_eq!(network(&[]).unwrap(), Network::default());
+    assert_eq!(network(&["--network", "none"]).unwrap(), Network::None);
+    let words = [
+        "-p",
+        "80:80",
+        "-p",
+        "53:53/udp",
+        "--net-allow",
+        "*.a.example:443",
+        "--net-deny",
+        "10.0.0.0/8",
+        "--dns",
+        "192.0.2.1",
+        "--dns",
+        "[::1]:5353",
+    ];
+    let Network::User(user) = network(&words).unwrap() else {
+        panic!("there is one");
+    };
+    assert_eq!(user.publish.len(), 2);
+    assert_eq!(user.allow[0].to_string(), "*.a.example:443");
+    assert_eq!(user.deny[0].to_string(), "10.0.0.0/8");
+    let resolvers = user.resolvers.iter().map(ToString::to_string);
+    assert_eq!(
+        resolvers.collect::<Vec<_>>(),
+        ["192.0.2.1:53", "[::1]:5353"]
+    );
+    network(&["--net", "none", "-p", "80:80"]).unwrap_err();
+    for bad in [["-p", "80"], ["--net-allow", "http://x"], ["--dns", "x"]] {
+        assert!(parse(&[&bad[..], &["image"]].concat()).is_err(), "{bad:?}");
+    }
+}
+
+#[test]
+fn processors_and_durations() {
+    assert_eq!(cpus("2"), Ok(2));
+    assert_eq!(cpus("1.5"), Ok(2));
+    assert_eq!(cpus("0.5"), Ok(1));
+    for bad in ["0", "-1", "65", "nan", "inf", "x"] {
+        cpus(bad).unwrap_err();
+    }
+    assert_eq!(duration("1.5"), Ok(Duration::from_millis(1500)));
+    assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
+    assert_eq!(duration("1d"), Ok(Duration::from_secs(86_400)));
+    for bad in ["", "s", "-1", "1x", "nan", "inf", "1e300d"] {
+        duration(bad).unwrap_err();
+    }
+}

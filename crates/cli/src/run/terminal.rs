@@ -1,0 +1,73 @@
+//! The user's terminal.
+
+use std::io::{self, IsTerminal};
+
+use micabox::TtySize;
+use rustix::fd::BorrowedFd;
+use rustix::stdio::{stderr, stdin, stdout};
+use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
+
+use super::Terms;
+use crate::failure::Failure;
+
+/// A terminal's size when nobody knows better.
+const DEFAULT_SIZE: TtySize = TtySize {
+    rows: 24,
+    columns: 80,
+};
+
+/// The size of the terminal that the command gets, if it gets one.
+pub fn wanted(terms: &Terms) -> Result<Option<TtySize>, Failure> {
+    let is_ours = terms.interactive && !terms.detached;
+    if terms.tty && is_ours && !io::stdin().is_terminal() {
+        return Err(
+            Failure::new("stdin is not a terminal, so it can't be the command's")
+                .hint("leave -t away to pipe something in"),
+        );
+    }
+    Ok(terms.tty.then(|| size().unwrap_or(DEFAULT_SIZE)))
+}
+
+/// The size of the user's terminal, whichever stream is connected to it.
+pub fn size() -> Option<TtySize> {
+    [stdin(), stdout(), stderr()].into_iter().find_map(|fd| {
+        let size = tcgetwinsize(fd).ok()?;
+        (size.ws_row > 0 && size.ws_col > 0).then_some(TtySize {
+            rows: size.ws_row,
+            columns: size.ws_col,
+        })
+    })
+}
+
+/// The user's terminal in raw mode: every key goes to the command. Dropping it puts
+/// things back.
+#[derive(Debug)]
+pub struct Raw {
+    terminal: BorrowedFd<'static>,
+    before: Termios,
+}
+
+impl Raw {
+    /// Puts stdin's terminal into raw mode; None if there is none.
+    pub fn enter() -> Result<Option<Self>, Failure> {
+        let terminal = stdin();
+        if !isatty(terminal) {
+            return Ok(None);
+        }
+        let failed = |error: rustix::io::Errno| {
+            Failure::of(&io::Error::from(error)).context("setting up the terminal")
+        };
+        let before = tcgetattr(terminal).map_err(failed)?;
+        let mut raw = before.clone();
+        raw.make_raw();
+        tcsetattr(terminal, OptionalActions::Now, &raw).map_err(failed)?;
+        Ok(Some(Self { terminal, before }))
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        // After the output that is under way, which was made for raw mode.
+        let _ = tcsetattr(self.terminal, OptionalActions::Drain, &self.before);
+    }
+}

@@ -1,0 +1,24 @@
+//! The store and the settings that every command starts from.
+
+use std::sync::Arc;
+
+use micabox::Sandboxes;
+use micabox_image::{Settings, Store};
+
+use crate::failure::Failure;
+
+/// Opens the user's store.
+pub fn store() -> Result<Store, Failure> {
+    Ok(Store::open(&Store::default_root()?)?)
+}
+
+/// Reads the user's settings.
+pub fn settings() -> Result<Arc<Settings>, Failure> {
+    Ok(Arc::new(Settings::load()?))
+}
+
+/// The sandboxes of `store`. Looking at them cleans up after creators that died, so
+/// that nothing of theirs keeps images in use.
+pub fn sandboxes(store: &Store) -> Result<Sandboxes, Failure> {
+    Ok(Sandboxes::open(store.root())?)
+}

@@ -1,0 +1,226 @@
+//! What was changed on a disk: seen from outside, made an image of, copied.
+
+mod support;
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::Command;
+
+use support::{Home, wait_until};
+
+/// Everything below /srv but the sizes of directories, and what is in files.
+const LOOK: &str = "cd /srv; find . ! -type d -exec stat -c '%n %F %a %u %h %s %Y' {} + | sort; \
+    find . -type d -exec stat -c '%n %a %u %Y' {} + | sort; \
+    find . -type f ! -name sparse -exec md5sum {} + | sort; readlink link";
+
+/// Something of everything.
+const CHANGE: &str = "cd /srv; echo new > added; ln added hardlink; ln -s data link; mkfifo pipe; \
+    mkdir -p dir/in; echo x > dir/in/side; chown 1000 dir/in/side; chmod 4750 dir/in/side; \
+    rm data; rm -r hidden; rm -r kept; mkdir kept; echo fresh > kept/fresh; chmod 600 run; \
+    truncate -s 5M sparse; echo end >> sparse; mkdir twice; rmdir twice; rm -r /home; echo > /home";
+
+const CHANGES: &str = "C /home\nC /srv\nA /srv/added\nD /srv/data\nA /srv/dir\nA /srv/dir/in\n\
+    A /srv/dir/in/side\nA /srv/hardlink\nD /srv/hidden\nC /srv/kept\nD /srv/kept/+page.svelte\n\
+    A /srv/kept/fresh\nD /srv/kept/old\nA /srv/link\nA /srv/pipe\nC /srv/run\nA /srv/sparse\n";
+
+#[test]
+#[ignore = "needs a built guest"]
+fn changes_are_listed_and_become_an_image() {
+    let home = Home::new();
+    let script = format!("{CHANGE}; {LOOK}");
+    let disk = ["--upper", "disk:256m"];
+    let run = [
+        &["run", "--name", "it"],
+        &disk[..],
+        &["box", "sh", "-c", &script],
+    ]
+    .concat();
+    let expected = home.output(&run).ok();
+    assert_eq!(home.output(&["diff", "it"]).ok(), CHANGES);
+    let id = home.output(&["commit", "-m", "why", "it", "mine"]).ok();
+    assert!(id.starts_with("sha256:"), "{id}");
+
+    // A sandbox of the new image looks the same and has changed nothing, in both shapes.
+    for root in ["merged", "stacked"] {
+        let name = ["--name", root, "--root", root];
+        let run = [&["run"], &name[..], &disk, &["mine", "sh", "-c", LOOK]].concat();
+        assert_eq!(home.output(&run).ok(), expected, "{root}");
+        assert_eq!(home.output(&["diff", root]).ok(), "");
+    }
+    let config = home.output(&["inspect", "mine:latest"]).json();
+    let config = &config[0]["image"]["config"];
+    assert_eq!(config["rootfs"]["diff_ids"].as_array().unwrap().len(), 4);
+    assert_eq!(config["config"]["WorkingDir"], "/srv");
+
+    // In memory there is nothing to see from outside.
+    home.output(&["run", "--name", "memory", "box", "true"])
+        .ok();
+    let none = home.output(&["diff", "memory"]);
+    assert_eq!(none.code(), 1);
+    assert!(none.stderr().contains("--upper disk"), "{}", none.stderr());
+    home.output(&["rm", "it", "merged", "stacked", "memory"])
+        .ok();
+    home.assert_nothing_left();
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn a_snapshot_is_one_moment_of_a_running_sandbox() {
+    let home = Home::new();
+    let script = "echo 1 | dd of=first conv=fsync 2>/dev/null; sync; echo ready; \
+                  while :; do echo x > a; mv a b; rm b; done";
+    let mut running = home.start(&[
+        "run",
+        "--name",
+        "it",
+        "--upper",
+        "disk:256m",
+        "box",
+        "sh",
+        "-c",
+        script,
+    ]);
+    assert_eq!(running.line(), "ready");
+    let changes = home.output(&["diff", "it"]).ok();
+    assert!(
+        changes.contains("C /srv\n") && changes.contains("A /srv/first\n"),
+        "{changes}"
+    );
+    assert_eq!(
+        home.output(&["snapshot", "create", "it", "moment"]).ok(),
+        "moment\n"
+    );
+    let again = home.output(&["snapshot", "create", "it", "moment"]);
+    assert!(again.stderr().contains("already"), "{}", again.stderr());
+    // It goes on.
+    assert!(home.output(&["ps"]).ok().contains("up since"));
+    home.output(&["stop", "-t", "0", "it"]).ok();
+    running.wait();
+    home.output(&["rm", "it"]).ok();
+
+    let disk = home.store().join("sandboxes/snapshot-moment/disk.ext4");
+    let fsck = Command::new("e2fsck")
+        .arg("-fn")
+        .arg(&disk)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&fsck.stdout).into_owned();
+    assert!(fsck.status.success() && !text.contains("recover"), "{text}");
+    let used = home.output(&["rmi", "box"]);
+    assert!(used.stderr().contains("in use"), "{}", used.stderr());
+
+    for _ in 0..2 {
+        // Each has a copy of its own.
+        let script = "cat first; echo 2 > first; ls";
+        let run = home.output(&["run", "--rm", "--from", "moment", "sh", "-c", script]);
+        let text = run.ok();
+        assert!(
+            text.starts_with("1\n") && text.contains("first\nhard\n"),
+            "{text}"
+        );
+    }
+    let list = home.output(&["snapshot", "ls", "--json"]).json();
+    assert_eq!(
+        (&list[0]["name"], &list[0]["sandbox"]),
+        (&"moment".into(), &"it".into())
+    );
+
+    // As one file; a spoiled one is none.
+    let file = home.path().join("moment.snapshot");
+    let path = file.to_str().unwrap();
+    home.output(&["snapshot", "export", "moment", path]).ok();
+    assert_eq!(
+        home.output(&["snapshot", "import", path, "twin"]).ok(),
+        "twin\n"
+    );
+    let twin = home.store().join("sandboxes/snapshot-twin/disk.ext4");
+    let same = Command::new("cmp").args([&disk, &twin]).status().unwrap();
+    assert!(same.success());
+    assert!(fs::metadata(&twin).unwrap().blocks() * 512 < 64 << 20);
+    home.output(&["snapshot", "rm", "twin"]).ok();
+    let mut bytes = fs::read(&file).unwrap();
+    let middle = bytes.len() / 2;
+    for (length, at) in [
+        (bytes.len(), middle),
+        (middle, 0),
+        (bytes.len(), bytes.len() - 1),
+    ] {
+        bytes[at] ^= 1;
+        fs::write(&file, &bytes[..length]).unwrap();
+        assert_eq!(home.output(&["snapshot", "import", path, "twin"]).code(), 1);
+        bytes[at] ^= 1;
+    }
+    assert!(!twin.parent().unwrap().exists());
+    assert_eq!(home.output(&["snapshot", "rm", "moment"]).ok(), "moment\n");
+    let gone = home.output(&["run", "--rm", "--from", "moment"]);
+    assert_eq!(gone.code(), 125);
+    assert!(
+        gone.stderr().contains("no such snapshot"),
+        "{}",
+        gone.stderr()
+    );
+    home.output(&["rmi", "box"]).ok();
+    home.assert_nothing_left();
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn files_go_into_a_stopped_sandbox_and_out_of_it() {
+    let home = Home::new();
+    let script = "if [ -e new ]; then cat new named; stat -c '%a %u' new; exit; fi; \
+        echo mine > own; chmod 6751 own; ln -s own link; sync; while :; do sleep 0.05; done";
+    let run = [
+        "run",
+        "--upper",
+        "disk:256m",
+        "--name",
+        "it",
+        "box",
+        "sh",
+        "-c",
+    ];
+    let running = home.start(&[&run[..], &[script]].concat());
+    let at = |name: &str| home.path().join(name).to_str().unwrap().to_owned();
+    fs::write(at("named"), "in\n").unwrap();
+    let copy = |from: &str, to: &str| home.output(&["cp", from, to]);
+    wait_until("the sandbox is up", || {
+        home.output(&["ps"]).ok().contains("up since")
+    });
+    let refused = copy(&at("named"), "it:/srv/new");
+    assert!(
+        refused.stderr().contains("is running"),
+        "{}",
+        refused.stderr()
+    );
+    wait_until("its files are there", || {
+        home.output(&["diff", "it"]).stdout().contains("link")
+    });
+    home.output(&["stop", "-t", "0", "it"]).ok();
+    running.wait();
+
+    copy("it:/srv/link", &at("out")).ok();
+    assert_eq!(fs::read(at("out")).unwrap(), b"mine\n");
+    assert_eq!(fs::metadata(at("out")).unwrap().mode() & 0o7777, 0o751);
+    // The image's, into a directory.
+    copy("it:/srv/data", home.path().to_str().unwrap()).ok();
+    assert_eq!(
+        fs::read(at("data")).unwrap(),
+        b"0123456789abcdef".repeat(10_000)
+    );
+    for (path, what) in [("/srv/hidden", "no file"), ("/srv/gone", "no such file")] {
+        let refused = copy(&format!("it:{path}"), &at("never"));
+        assert!(refused.stderr().contains(what), "{}", refused.stderr());
+    }
+    assert!(!Path::new(&at("never")).exists());
+
+    copy(&at("named"), "it:/srv/new").ok();
+    copy(&at("named"), "it:/srv").ok();
+    let again = home.output(&["start", "-a", "it"]);
+    assert_eq!(
+        again.stdout().lines().take(3).collect::<Vec<_>>(),
+        ["in", "in", "644 0"]
+    );
+    home.output(&["rm", "it"]).ok();
+    home.assert_nothing_left();
+}

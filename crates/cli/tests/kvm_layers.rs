@@ -1,0 +1,111 @@
+//! Images on our own monitor: all layers in one region or on one disk, however many.
+//! `scripts/test-kvm` runs these.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+use support::{Home, image};
+
+const WAYS: [(&str, &str); 4] = [
+    ("pmem", "merged"),
+    ("pmem", "stacked"),
+    ("blk", "merged"),
+    ("blk", "stacked"),
+];
+
+fn run<'a>(transport: &'a str, root: &'a str, script: &'a str) -> Vec<&'a str> {
+    let ways = ["--transport", transport, "--root", root];
+    let start = ["run", "--rm", "--backend", "kvm"];
+    [&start[..], &ways, &["box", "sh", "-c", script]].concat()
+}
+
+/// What every layer file has in it.
+fn layers(home: &Home) -> BTreeMap<PathBuf, Vec<u8>> {
+    fn walk(directory: &Path, found: &mut BTreeMap<PathBuf, Vec<u8>>) {
+        for entry in fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                walk(&path, found);
+            } else {
+                let hash = Sha256::digest(fs::read(&path).unwrap());
+                found.insert(path, hash.to_vec());
+            }
+        }
+    }
+    let mut found = BTreeMap::new();
+    for part in ["layers", "images"] {
+        walk(&home.store().join(part), &mut found);
+    }
+    found
+}
+
+fn has_layers(count: usize, ways: &[(&str, &str)]) {
+    let home = Home::empty();
+    let mut layers = image::layers();
+    layers.truncate(1);
+    for number in 1..count {
+        let text = format!("this is layer {number}");
+        layers.push(image::one_file(
+            &format!("srv/file-{number}"),
+            text.as_bytes(),
+        ));
+    }
+    home.load(&layers, &image::config());
+    // The first and the last byte that the layers brought, all in between, and the devices
+    // that it took.
+    let script = "mkdir -p /srv; ls /srv | grep -c file-; cat /srv/file-* | wc -c; \
+                  ls /sys/block | grep -cE '^(pmem|vd)'";
+    let texts = (1..count).map(|number| format!("this is layer {number}").len());
+    let (files, bytes) = (count - 1, texts.sum::<usize>());
+    for (transport, root) in ways {
+        let run = home.output(&run(transport, root, script));
+        assert_eq!(
+            run.stdout(),
+            format!("{files}\n{bytes}\n1\n"),
+            "{transport} {root}: {}",
+            run.stderr()
+        );
+    }
+    home.assert_nothing_left();
+}
+
+#[test]
+fn one_layer_is_one_device() {
+    has_layers(1, &WAYS);
+}
+
+#[test]
+fn thirty_layers_are_one_device() {
+    has_layers(30, &WAYS[..2]);
+}
+
+#[test]
+fn three_hundred_layers_are_one_device() {
+    has_layers(300, &WAYS[1..3]);
+}
+
+#[test]
+fn a_guest_that_writes_to_its_region_changes_nothing() {
+    let home = Home::new();
+    let before = layers(&home);
+    // As root of its own machine it makes the device and writes all over it, past every
+    // filesystem; what it reads afterwards is its own affair.
+    let script = "mknod /dev/region b $(tr : ' ' < /sys/block/pmem0/dev) && \
+                  dd if=/dev/zero of=/dev/region bs=1M count=2 conv=fsync 2>/dev/null; \
+                  echo survived";
+    for root in ["merged", "stacked"] {
+        let written = home.output(&run("pmem", root, script));
+        assert!(
+            written.stdout().contains("survived"),
+            "{}",
+            written.stderr()
+        );
+        assert!(layers(&home) == before);
+        let next = home.output(&run("pmem", root, "head -c 4 /srv/data"));
+        assert_eq!(next.ok(), "0123");
+    }
+}

@@ -1,0 +1,259 @@
+//! How sandboxes end, and what is left of them.
+
+mod support;
+
+use std::fs;
+use std::process::Command;
+
+use support::{Home, Running, wait, wait_until};
+
+const INT: i32 = 2;
+const KILL: i32 = 9;
+const TERM: i32 = 15;
+
+/// Says when it runs; ends only by a signal.
+const WAITS: &str = "echo ready; while :; do sleep 0.05; done";
+
+/// Starts a sandbox whose command has said that it runs.
+fn ready(home: &Home, flags: &[&str], script: &str) -> Running {
+    let arguments = [&["run"], flags, &["box", "sh", "-c", script]].concat();
+    let mut running = home.start(&arguments);
+    assert_eq!(running.line(), "ready");
+    running
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn an_interrupt_reaches_the_command() {
+    let home = Home::new();
+    let script = format!("trap 'echo caught; exit 5' INT; {WAITS}");
+    let mut running = ready(&home, &["--rm"], &script);
+    running.signal(INT);
+    assert_eq!(running.line(), "caught");
+    assert_eq!(running.wait(), 5);
+    home.assert_nothing_left();
+
+    let running = ready(&home, &["--rm"], WAITS);
+    running.signal(INT);
+    assert_eq!(running.wait(), 130);
+    home.assert_nothing_left();
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn a_stubborn_command_is_killed_in_the_end() {
+    let home = Home::new();
+    let script = format!("trap '' INT TERM; {WAITS}");
+    let running = ready(&home, &["--rm", "--stop-timeout", "0"], &script);
+    running.signal(INT);
+    running.signal(TERM);
+    assert_eq!(running.wait(), 137);
+    home.assert_nothing_left();
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn a_termination_stops_in_order() {
+    let home = Home::new();
+    let script = format!("trap 'echo stopping; exit 6' QUIT; {WAITS}");
+    let mut running = ready(&home, &["--rm", "--stop-signal", "QUIT"], &script);
+    running.signal(TERM);
+    assert_eq!(running.line(), "stopping");
+    assert_eq!(running.wait(), 6);
+    home.assert_nothing_left();
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn a_signal_during_the_boot_gives_up() {
+    let home = Home::new();
+    let running = home.start(&["run", "box", "true"]);
+    wait_until("the machine starts", || !home.machines().is_empty());
+    running.signal(TERM);
+    assert_eq!(running.wait(), 143);
+    home.assert_nothing_left();
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn a_closed_pipe_ends_everything() {
+    let home = Home::new();
+    for script in ["yes ready", "echo ready; sleep 100000"] {
+        let mut child = ready(&home, &["--rm"], script).close();
+        assert_eq!(wait(&mut child), 141, "{script}");
+        home.assert_nothing_left();
+    }
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn a_killed_mica_leaves_no_machine_and_a_record_until_removed() {
+    let home = Home::new();
+    let running = ready(&home, &["--name", "orphan"], WAITS);
+    assert_eq!(home.machines().len(), 1);
+    running.signal(KILL);
+    assert_eq!(running.wait(), -KILL);
+    home.wait_for_no_machine();
+    assert_eq!(home.output(&["ps", "-q"]).ok(), "");
+    let list = home.output(&["ps", "-a", "--json"]).json();
+    assert_eq!(
+        (&list[0]["name"], &list[0]["state"]),
+        (&"orphan".into(), &"dead".into())
+    );
+    // Nothing of it is in the way.
+    home.output(&["rmi", "box"]).ok();
+    home.output(&["rm", "orphan"]).ok();
+    home.assert_nothing_left();
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn what_a_killed_mica_was_to_forget_is_forgotten() {
+    let home = Home::new();
+    let running = ready(&home, &["--rm"], WAITS);
+    running.signal(KILL);
+    running.wait();
+    home.wait_for_no_machine();
+    assert_eq!(home.output(&["ps", "-a", "-q"]).ok(), "");
+    home.assert_nothing_left();
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn a_killed_machine_is_an_error_that_says_so() {
+    let home = Home::new();
+    let mut command = home.mica(&["run", "--name", "victim", "box", "sh", "-c", WAITS]);
+    let errors = home.path().join("stderr");
+    command.stderr(fs::File::create(&errors).unwrap());
+    let mut running = Running::new(command);
+    assert_eq!(running.line(), "ready");
+    for pid in home.machines() {
+        Command::new("kill")
+            .args(["-KILL", &pid.to_string()])
+            .status()
+            .unwrap();
+    }
+    assert_eq!(running.wait(), 125);
+    let errors = fs::read_to_string(errors).unwrap();
+    assert!(
+        errors.contains("killed") && errors.contains("signal 9"),
+        "{errors}"
+    );
+    let record = home.output(&["inspect", "victim"]).json();
+    assert_eq!(record[0]["sandbox"]["status"]["code"], 125);
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn ps_stop_and_rm() {
+    let home = Home::new();
+    let running = ready(&home, &["--name", "web"], WAITS);
+    let list = home.output(&["ps", "--json"]).json();
+    assert_eq!(
+        (&list[0]["name"], &list[0]["state"]),
+        (&"web".into(), &"running".into())
+    );
+    let id = list[0]["id"].as_str().unwrap();
+    assert!(home.output(&["ps"]).ok().contains("web"));
+
+    let refused = home.output(&["rm", "web"]);
+    assert_eq!(refused.code(), 1);
+    assert!(refused.stderr().contains("running"), "{}", refused.stderr());
+    let used = home.output(&["rmi", "box"]);
+    assert!(used.stderr().contains("in use"), "{}", used.stderr());
+
+    assert_eq!(
+        home.output(&["stop", &id[..8]]).ok(),
+        format!("{}\n", &id[..8])
+    );
+    assert_eq!(running.wait(), 143);
+    assert_eq!(home.output(&["ps", "-q"]).ok(), "");
+    assert!(home.output(&["ps", "-a"]).ok().contains("exited (143)"));
+    // Stopping what has stopped is no error.
+    home.output(&["stop", "web"]).ok();
+    assert_eq!(home.output(&["rm", "web"]).ok(), "web\n");
+    assert_eq!(home.output(&["rm", "web"]).code(), 1);
+    home.assert_nothing_left();
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn forced_removal_and_a_stop_without_grace() {
+    let home = Home::new();
+    let script = format!("trap '' TERM; {WAITS}");
+    let stubborn = ready(&home, &["--name", "one"], &script);
+    home.output(&["stop", "-t", "0", "one"]).ok();
+    assert_eq!(stubborn.wait(), 137);
+    let fleeting = ready(&home, &["--rm", "--name", "two"], &script);
+    home.output(&["rm", "-f", "one", "two"]).ok();
+    assert_eq!(fleeting.wait(), 137);
+    home.assert_nothing_left();
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn a_creator_that_hangs_does_not_keep_its_sandbox() {
+    const STOP: i32 = 19;
+    const CONT: i32 = 18;
+    let home = Home::new();
+    let running = ready(&home, &["--name", "hung"], WAITS);
+    running.signal(STOP);
+    // Its machine is ended over its head; its own end it notes when it wakes up.
+    let mut stopping = home.mica(&["rm", "-f", "hung"]).spawn().unwrap();
+    home.wait_for_no_machine();
+    running.signal(CONT);
+    assert_eq!(wait(&mut stopping), 0);
+    running.wait();
+    assert_eq!(home.output(&["ps", "-a", "-q"]).ok(), "");
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn two_at_once_and_one_name_each() {
+    let home = Home::new();
+    let first = ready(&home, &["--rm", "--name", "same"], WAITS);
+    let second = home.output(&["run", "--rm", "--name", "same", "box", "true"]);
+    assert_eq!(second.code(), 125);
+    assert!(second.stderr().contains("in use"), "{}", second.stderr());
+    let other = ready(&home, &["--rm", "--name", "other"], WAITS);
+    assert_eq!(home.output(&["ps", "-q"]).ok().lines().count(), 2);
+    assert_eq!(home.machines().len(), 2);
+    for running in [first, other] {
+        running.signal(TERM);
+        assert_eq!(running.wait(), 143);
+    }
+    home.assert_nothing_left();
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn time_limits_end_commands() {
+    let home = Home::new();
+    let run = home.output(&["run", "--rm", "--timeout", "0.2", "box", "sleep", "100000"]);
+    assert_eq!((run.code(), run.stderr().as_str()), (124, ""));
+    let run = home.output(&[
+        "run",
+        "--rm",
+        "--timeout",
+        "0.2",
+        "--stop-timeout",
+        "0",
+        "box",
+        "sh",
+        "-c",
+        "trap '' TERM; while :; do sleep 0.05; done",
+    ]);
+    assert_eq!(run.code(), 137);
+    let run = home.output(&[
+        "run",
+        "--rm",
+        "--timeout",
+        "1h",
+        "box",
+        "sh",
+        "-c",
+        "exit 3",
+    ]);
+    assert_eq!(run.code(), 3);
+    home.assert_nothing_left();
+}

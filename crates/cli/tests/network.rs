@@ -1,0 +1,242 @@
+//! The network of real machines: what a guest's programs see of it, and what this machine
+//! sees of them.
+
+mod support;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::process::Command;
+use std::thread::JoinHandle;
+
+use sha2::{Digest, Sha256};
+use support::{Home, wait_until};
+
+/// The gateway, as guests see it.
+const GATEWAY: &str = "10.213.9.1";
+
+/// An address of this machine's that is not its loopback interface's.
+fn outside() -> Ipv4Addr {
+    /// For benchmarks (RFC 2544): nobody else has it.
+    const OWN: Ipv4Addr = Ipv4Addr::new(198, 18, 255, 1);
+    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+    // Sends nothing, but decides which address would be sent from.
+    if socket.connect("192.0.2.77:9").is_ok()
+        && let IpAddr::V4(address) = socket.local_addr().unwrap().ip()
+        && !address.is_loopback()
+    {
+        return address;
+    }
+    let words = format!("addr add {OWN}/32 dev lo");
+    // It may be there from an earlier test: binding tells.
+    let _ = Command::new("ip").args(words.split(' ')).output();
+    TcpListener::bind((OWN, 0)).expect("needs root, or any network");
+    OWN
+}
+
+/// Serves each connection with `serve`, for ever; the port.
+fn server(
+    address: impl Into<IpAddr>,
+    serve: impl Fn(TcpStream) + Send + Sync + Clone + 'static,
+) -> u16 {
+    let listener = TcpListener::bind((address.into(), 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let serve = serve.clone();
+            std::thread::spawn(move || serve(stream));
+        }
+    });
+    port
+}
+
+/// Answers an HTTP request with a body.
+fn answer(mut stream: TcpStream, body: &[u8]) {
+    let mut reader = BufReader::new(stream.try_clone().unwrap());
+    let mut line = String::new();
+    while reader.read_line(&mut line).unwrap_or(0) > 2 {
+        line.clear();
+    }
+    let head = format!("HTTP/1.0 200 OK\r\nContent-Length: {}\r\n\r\n", body.len());
+    // Who is denied, or gone, does not read it.
+    let _ = stream.write_all(head.as_bytes());
+    let _ = stream.write_all(body);
+}
+
+fn web(address: impl Into<IpAddr>, body: &'static [u8]) -> u16 {
+    server(address, |stream| answer(stream, body))
+}
+
+/// Bytes without a pattern that a mistake could keep.
+fn data(length: usize) -> Vec<u8> {
+    let blocks = (0_u64..).flat_map(|n| Sha256::digest(n.to_le_bytes()));
+    blocks.take(length).collect()
+}
+
+fn digest(data: &[u8]) -> String {
+    let digest = Sha256::digest(data);
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A resolver: `*.test` has the address, nothing else exists.
+fn resolver(answer: Ipv4Addr) -> (SocketAddr, JoinHandle<()>) {
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = socket.local_addr().unwrap();
+    let thread = std::thread::spawn(move || {
+        let mut buffer = [0; 512];
+        while let Ok((length, from)) = socket.recv_from(&mut buffer) {
+            let query = &buffer[..length];
+            let end = 12 + query[12..].iter().position(|byte| *byte == 0).unwrap() + 5;
+            let mut reply = query[..end].to_vec();
+            let known = query[12..end].windows(5).any(|label| label == b"\x04test");
+            reply[2..12].copy_from_slice(&[0x81, 0x80, 0, 1, 0, 0, 0, 0, 0, 0]);
+            if !known {
+                reply[3] |= 3;
+            } else if query[end - 3] == 1 {
+                reply[7] = 1;
+                reply.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4]);
+                reply.extend(answer.octets());
+            }
+            let _ = socket.send_to(&reply, from);
+        }
+    });
+    (address, thread)
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn much_goes_in_and_out_unchanged() {
+    let body: &'static [u8] = data(24 << 20).leak();
+    let download = web(outside(), body);
+    let (received, upload) = {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let port = server(outside(), move |mut stream| {
+            let mut data = Vec::new();
+            stream.read_to_end(&mut data).unwrap();
+            sender.send(data).unwrap();
+        });
+        (receiver, port)
+    };
+    let address = outside();
+    let script = format!(
+        "wget -q -O /tmp/data http://{address}:{download}/ && sha256sum </tmp/data &&
+         nc {address} {upload} </tmp/data"
+    );
+    let home = Home::new();
+    let text = home
+        .output(&["run", "--rm", "box", "sh", "-c", &script])
+        .ok();
+    assert_eq!(text, format!("{}  -\n", digest(body)));
+    assert!(received.recv().unwrap() == body);
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn many_connections_at_once() {
+    let port = web(outside(), b"one\n");
+    let address = outside();
+    let script = format!(
+        "for n in $(seq 150); do wget -q -O - http://{address}:{port}/ & done | wc -l; wait"
+    );
+    let home = Home::new();
+    let text = home
+        .output(&["run", "--rm", "box", "sh", "-c", &script])
+        .ok();
+    assert_eq!(text.trim(), "150");
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn what_is_private_to_this_machine_is_denied_and_names_open_what_rules_say() {
+    let loopback = web(Ipv4Addr::LOCALHOST, b"private\n");
+    let open = web(outside(), b"open\n");
+    let address = outside();
+    let (dns, _thread) = resolver(address);
+    let dns = dns.to_string();
+    // Prints what there is behind an address, or that there is nothing.
+    let get = format!(
+        "get() {{ wget -q -O - \"http://$1/\" 2>/dev/null || echo no; }};
+         get {GATEWAY}:{loopback}; get host.mica.internal:{loopback};
+         get 169.254.169.254; get {address}:{open}; get www.test:{open}; get www.example:{open}"
+    );
+    let home = Home::new();
+    let run = |flags: &[&str]| {
+        let arguments = [
+            &["run", "--rm", "--dns", &dns],
+            flags,
+            &["box", "sh", "-c", &get],
+        ];
+        let text = home.output(&arguments.concat()).ok();
+        text.lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(run(&[]), ["no", "no", "no", "open", "open", "no"]);
+    let rule = format!("127.0.0.1:{loopback}");
+    assert_eq!(
+        run(&["--net-allow", &rule]),
+        ["private", "private", "no", "no", "no", "no"]
+    );
+    // By its name only, until the name has been asked for; the order above is what counts.
+    let rule = format!("*.test:{open}");
+    assert_eq!(
+        run(&["--net-allow", &rule]),
+        ["no", "no", "no", "no", "open", "no"]
+    );
+    let rule = format!("{address}/32");
+    assert_eq!(
+        run(&["--net-deny", &rule]),
+        ["no", "no", "no", "no", "no", "no"]
+    );
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn without_a_network_there_is_loopback() {
+    let home = Home::new();
+    let script = "ls /sys/class/net; cat /etc/resolv.conf; ping -c 1 -q 127.0.0.1 | grep -c ' 0% '";
+    let arguments = ["run", "--rm", "--net", "none", "box", "sh", "-c", script];
+    assert_eq!(home.output(&arguments).ok(), "lo\n1\n");
+    let refused = home.output(&["run", "--net", "none", "-p", "8080:80", "box"]);
+    assert_eq!(refused.code(), 125);
+    assert!(
+        refused.stderr().contains("--net none"),
+        "{}",
+        refused.stderr()
+    );
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn a_published_port_leads_in_and_goes_with_the_sandbox() {
+    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let host = port.local_addr().unwrap();
+    let ports = format!("{}:8080", host.port());
+    let home = Home::new();
+    let arguments = ["run", "--rm", "-p", &ports, "box", "sh", "-c"];
+    let script = "echo served >/tmp/index.html; httpd -p 8080 -h /tmp; echo ready; exec sleep 1000";
+    let arguments = [&arguments[..], &[script]].concat();
+
+    // Somebody has the port.
+    let taken = home.output(&arguments);
+    assert_eq!(taken.code(), 125);
+    assert!(
+        taken.stderr().contains("take another port"),
+        "{}",
+        taken.stderr()
+    );
+    drop(port);
+    home.assert_nothing_left();
+
+    let mut mica = home.start(&arguments);
+    assert_eq!(mica.line(), "ready");
+    for _ in 0..20 {
+        let mut stream = TcpStream::connect(host).unwrap();
+        stream.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
+        let mut reply = String::new();
+        stream.read_to_string(&mut reply).unwrap();
+        assert!(reply.ends_with("served\n"), "{reply}");
+    }
+    mica.signal(9);
+    mica.wait();
+    // No matter how it ends, the port is free.
+    wait_until("the port is free", || TcpListener::bind(host).is_ok());
+    home.wait_for_no_machine();
+}

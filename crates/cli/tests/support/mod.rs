@@ -1,0 +1,224 @@
+//! A store with a small image in it, and mica run on it.
+
+#![allow(dead_code, reason = "every test binary uses a part of it")]
+
+pub mod image;
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use micabox_image::{LoadOptions, Settings, Store, progress};
+
+/// Far longer than anything takes: only a hang ends it.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// How often something that has no signal of its own is looked at.
+const POLL: Duration = Duration::from_millis(20);
+
+/// A store of its own for a test; it holds the image `box`.
+pub struct Home {
+    directory: tempfile::TempDir,
+}
+
+impl Home {
+    /// An empty store.
+    pub fn empty() -> Self {
+        Self {
+            directory: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    /// A store with the image `box`.
+    pub fn new() -> Self {
+        let home = Self::empty();
+        home.load(&image::layers(), &image::config());
+        home
+    }
+
+    /// Loads an image of these layers under the name `box`.
+    pub fn load(&self, layers: &[Vec<u8>], config: &serde_json::Value) {
+        let archive = self.directory.path().join("box.tar");
+        image::write_archive(&archive, layers, config);
+        let store = Store::open(&self.store()).unwrap();
+        let options = LoadOptions {
+            platform: None,
+            settings: Settings::default().into(),
+        };
+        micabox_image::load(&store, &archive, None, &options, &progress::Silent).unwrap();
+        fs::remove_file(archive).unwrap();
+    }
+
+    pub fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    pub fn store(&self) -> PathBuf {
+        self.directory.path().join("store")
+    }
+
+    /// `mica` with arguments.
+    pub fn mica(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_mica"));
+        command
+            .args(arguments)
+            .env("MICABOX_HOME", self.store())
+            .env("MICABOX_CONFIG", "/dev/null")
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// Runs `mica` to its end.
+    pub fn output(&self, arguments: &[&str]) -> Finished {
+        Finished(self.mica(arguments).output().unwrap())
+    }
+
+    /// Starts `mica` with its stdout in a pipe.
+    pub fn start(&self, arguments: &[&str]) -> Running {
+        Running::new(self.mica(arguments))
+    }
+
+    /// The directories of sandboxes.
+    pub fn sandboxes(&self) -> Vec<PathBuf> {
+        let Ok(entries) = fs::read_dir(self.store().join("sandboxes")) else {
+            return Vec::new();
+        };
+        entries.map(|entry| entry.unwrap().path()).collect()
+    }
+
+    /// Processes that name the store on their command lines, as every QEMU does.
+    pub fn machines(&self) -> Vec<u32> {
+        let needle = self.store();
+        let needle = needle.as_os_str().as_encoded_bytes();
+        let processes = fs::read_dir("/proc").unwrap().filter_map(|entry| {
+            let pid = entry.ok()?.file_name().to_str()?.parse().ok()?;
+            let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+            let names_us = line.windows(needle.len()).any(|window| window == needle);
+            names_us.then_some(pid)
+        });
+        processes.collect()
+    }
+
+    /// Waits until no machine is left: a killed one takes a moment to go.
+    pub fn wait_for_no_machine(&self) {
+        wait_until("no machine is left", || self.machines().is_empty());
+    }
+
+    /// Fails unless nothing is left of any sandbox.
+    pub fn assert_nothing_left(&self) {
+        assert_eq!(self.machines(), [0_u32; 0]);
+        assert_eq!(self.sandboxes(), [""; 0].map(PathBuf::from));
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+        let path = self.store();
+        assert!(!mounts.contains(path.to_str().unwrap()), "{mounts}");
+    }
+}
+
+/// What a finished `mica` left.
+pub struct Finished(Output);
+
+impl Finished {
+    pub fn code(&self) -> i32 {
+        self.0.status.code().unwrap_or(-1)
+    }
+
+    pub fn stdout(&self) -> String {
+        String::from_utf8_lossy(&self.0.stdout).into_owned()
+    }
+
+    pub fn stderr(&self) -> String {
+        String::from_utf8_lossy(&self.0.stderr).into_owned()
+    }
+
+    /// stdout of a run that ended well and said nothing on stderr.
+    #[track_caller]
+    pub fn ok(&self) -> String {
+        assert_eq!(
+            (self.code(), self.stderr().as_str()),
+            (0, ""),
+            "{}",
+            self.stdout()
+        );
+        self.stdout()
+    }
+
+    /// stdout as JSON.
+    #[track_caller]
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::from_str(&self.ok()).unwrap()
+    }
+}
+
+/// A `mica` that runs.
+pub struct Running {
+    child: Child,
+    stdout: BufReader<ChildStdout>,
+}
+
+impl Running {
+    pub fn new(mut command: Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        Self { child, stdout }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The next line of its stdout, without the line feed.
+    pub fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.stdout.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    }
+
+    pub fn signal(&self, signal: i32) {
+        let pid = rustix::process::Pid::from_raw(self.child.id().cast_signed()).unwrap();
+        let signal = rustix::process::Signal::from_named_raw(signal).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    /// Closes our end of its stdout.
+    pub fn close(self) -> Child {
+        self.child
+    }
+
+    /// Waits for its end: the exit code, or minus the signal.
+    pub fn wait(mut self) -> i32 {
+        wait(&mut self.child)
+    }
+}
+
+/// Waits for a process's end: its exit code, or minus the signal.
+pub fn wait(child: &mut Child) -> i32 {
+    use std::os::unix::process::ExitStatusExt;
+    let mut status = None;
+    wait_until("the process ends", || {
+        status = child.try_wait().unwrap();
+        status.is_some()
+    });
+    let status = status.unwrap();
+    status
+        .code()
+        .or(status.signal().map(|signal| -signal))
+        .unwrap()
+}
+
+/// Waits until `done` says so.
+#[track_caller]
+pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !done() {
+        assert!(Instant::now() < deadline, "never happened: {what}");
+        std::thread::sleep(POLL);
+    }
+}
+
+/// Whether a process with this number exists.
+pub fn exists(pid: impl AsRef<OsStr>) -> bool {
+    Path::new("/proc").join(pid.as_ref()).exists()
+}

@@ -1,0 +1,135 @@
+//! Terminals: the command gets one, and ours is as it was afterwards.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::process::Child;
+use std::time::Duration;
+
+use pty_process::Size;
+use pty_process::blocking::{Command, Pty};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::termios::{LocalModes, tcgetattr};
+use support::{Home, wait};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A `mica run` on a terminal of 40 lines with 100 characters each.
+struct Session {
+    terminal: Pty,
+    child: Child,
+    seen: String,
+}
+
+impl Session {
+    fn start(home: &Home, arguments: &[&str]) -> Self {
+        let (terminal, slave) = pty_process::blocking::open().unwrap();
+        terminal.resize(Size::new(40, 100)).unwrap();
+        let child = Command::new(env!("CARGO_BIN_EXE_mica"))
+            .args(arguments)
+            .env("MICABOX_HOME", home.store())
+            .env("MICABOX_CONFIG", "/dev/null")
+            .spawn(slave)
+            .unwrap();
+        Self {
+            terminal,
+            child,
+            seen: String::new(),
+        }
+    }
+
+    fn write(&mut self, text: &str) {
+        self.terminal.write_all(text.as_bytes()).unwrap();
+    }
+
+    /// Reads until `text` has appeared, and forgets everything up to its end.
+    #[track_caller]
+    fn expect(&mut self, text: &str) {
+        loop {
+            if let Some(at) = self.seen.find(text) {
+                self.seen.drain(..at + text.len());
+                return;
+            }
+            let mut fds = [PollFd::new(&self.terminal, PollFlags::IN)];
+            let timeout = PATIENCE.try_into().unwrap();
+            let ready = poll(&mut fds, Some(&timeout)).unwrap();
+            assert!(ready > 0, "never saw {text:?} after {:?}", self.seen);
+            let mut buffer = [0; 4096];
+            let count = self.terminal.read(&mut buffer).unwrap_or(0);
+            assert!(count > 0, "ended without {text:?} after {:?}", self.seen);
+            self.seen
+                .push_str(&String::from_utf8_lossy(&buffer[..count]));
+        }
+    }
+
+    /// Whether the terminal edits and echoes lines, as it did in the beginning.
+    fn is_cooked(&self) -> bool {
+        let modes = tcgetattr(&self.terminal).unwrap().local_modes;
+        modes.contains(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG)
+    }
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn a_shell_on_a_terminal() {
+    let home = Home::new();
+    let mut session = Session::start(&home, &["run", "-it", "--rm", "box", "sh"]);
+    session.expect("# ");
+    assert!(!session.is_cooked());
+    session.write("stty size; tty; test -t 2 && echo stderr too\n");
+    session.expect("40 100\r\n");
+    session.expect("/dev/pts/");
+    session.expect("stderr too\r\n");
+
+    // A shell of its own: the interactive one is not in the foreground while it waits.
+    let script = "trap \"echo resized\" WINCH; echo waiting; while :; do sleep 0.05; done";
+    session.write(&format!("sh -c '{script}'\n"));
+    session.expect("waiting\r\n");
+    session.terminal.resize(Size::new(50, 120)).unwrap();
+    session.expect("resized\r\n");
+    // Ctrl-C is a key like any other, for the shell inside.
+    session.write("\x03");
+    session.expect("# ");
+    session.write("stty size\n");
+    session.expect("50 120\r\n");
+    session.write("exit 9\n");
+    assert_eq!(wait(&mut session.child), 9);
+    assert!(session.is_cooked());
+    home.assert_nothing_left();
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn the_terminal_is_put_back_however_it_ends() {
+    let home = Home::new();
+    let script = "echo ready; while :; do sleep 0.05; done";
+    for signal in ["TERM", "HUP", "INT"] {
+        let mut session = Session::start(&home, &["run", "-it", "--rm", "box", "sh", "-c", script]);
+        session.expect("ready");
+        assert!(!session.is_cooked());
+        let pid = session.child.id().to_string();
+        let mut kill = std::process::Command::new("kill");
+        kill.args(["-s", signal, &pid]).status().unwrap();
+        assert!(wait(&mut session.child) > 128);
+        assert!(session.is_cooked(), "{signal}");
+    }
+    let mut session = Session::start(&home, &["run", "-it", "--rm", "box", "no-such-program"]);
+    session.expect("no-such-program");
+    assert_eq!(wait(&mut session.child), 127);
+    assert!(session.is_cooked());
+    home.assert_nothing_left();
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn without_i_the_terminal_stays_ours_and_ctrl_c_is_a_signal() {
+    let home = Home::new();
+    let script = "trap 'echo caught; exit 3' INT; echo ready; while :; do sleep 0.05; done";
+    let mut session = Session::start(&home, &["run", "-t", "--rm", "box", "sh", "-c", script]);
+    session.expect("ready");
+    assert!(session.is_cooked());
+    session.write("\x03");
+    session.expect("caught");
+    assert_eq!(wait(&mut session.child), 3);
+    home.assert_nothing_left();
+}

@@ -1,0 +1,148 @@
+//! Four ways to the same tree.
+
+mod support;
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use support::{Home, image};
+
+const WAYS: [(&str, &str); 4] = [
+    ("pmem", "merged"),
+    ("pmem", "stacked"),
+    ("blk", "merged"),
+    ("blk", "stacked"),
+];
+
+/// Everything that can be seen of every file, and hashes of all contents. Of a directory,
+/// size and number of links are overlayfs's own affair, and `/proc` counts processes.
+const LISTING: &str = "\
+    find / -xdev ! -type d | sort | xargs stat -c '%n %F %a %u %g %h %s %Y %t %T %N'; \
+    find / -xdev -type d | grep -vx /proc | sort | xargs stat -c '%n %F %a %u %g %Y'; \
+    find / -xdev -type f | sort | xargs md5sum";
+
+#[test]
+#[ignore = "needs a built guest"]
+fn all_four_show_the_same_tree() {
+    let home = Home::new();
+    let started = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap()
+        .as_secs();
+    let listings = WAYS.map(|(transport, root)| {
+        let run = home.output(&[
+            "run",
+            "--rm",
+            "--transport",
+            transport,
+            "--root",
+            root,
+            "--hostname",
+            "h",
+            "box",
+            "sh",
+            "-c",
+            LISTING,
+        ]);
+        let listing = without_times_since(started, &run.ok());
+        assert!(listing.contains("/srv/kept/+page.svelte"), "{listing}");
+        assert!(!listing.contains("/srv/gone"), "{listing}");
+        assert!(!listing.contains("/srv/hidden/old"), "{listing}");
+        listing
+    });
+    for (way, listing) in WAYS.iter().zip(&listings) {
+        for (line, expected) in listing.lines().zip(listings[0].lines()) {
+            assert_eq!(line, expected, "{way:?}");
+        }
+        assert_eq!(listing.len(), listings[0].len(), "{way:?}");
+    }
+    home.assert_nothing_left();
+}
+
+/// Leaves out the times of what the guest made or put a mount point in: they are those of
+/// its own boot.
+fn without_times_since(started: u64, listing: &str) -> String {
+    let is_new = |field: &&str| field.len() == 10 && field.parse().is_ok_and(|t: u64| t >= started);
+    let lines = listing.lines().map(|line| {
+        let fields: Vec<_> = line.split(' ').filter(|field| !is_new(field)).collect();
+        fields.join(" ") + "\n"
+    });
+    lines.collect()
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn the_image_can_not_be_changed_and_changes_are_gone() {
+    let home = Home::new();
+    for (transport, root) in WAYS {
+        let script = "echo changed > /srv/data && rm -r /srv/kept && cat /srv/data; ls /srv";
+        let arguments = [
+            "run",
+            "--rm",
+            "--transport",
+            transport,
+            "--root",
+            root,
+            "box",
+            "sh",
+            "-c",
+        ];
+        let run = home.output(&[&arguments[..], &[script]].concat());
+        assert_eq!(run.ok(), "changed\ndata\nhard\nhidden\nrun\n");
+        let script = "head -c 4 /srv/data; ls /srv/kept";
+        let run = home.output(&[&arguments[..], &[script]].concat());
+        assert_eq!(run.ok(), "0123+page.svelte\nold\n");
+    }
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn an_image_without_layers_boots_as_far_as_it_can() {
+    let home = Home::empty();
+    home.load(&[], &image::config());
+    for (transport, root) in WAYS {
+        let run = home.output(&[
+            "run",
+            "--rm",
+            "--transport",
+            transport,
+            "--root",
+            root,
+            "box",
+            "/bin/true",
+        ]);
+        assert_eq!(run.code(), 127, "{}", run.stderr());
+    }
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn forty_layers_go_over_either_transport() {
+    let home = Home::empty();
+    let mut layers = image::layers();
+    for number in 0..40 {
+        layers.push(image::one_file(&format!("srv/file-{number}"), b"x"));
+    }
+    // A layer that the image has twice.
+    layers.push(layers[1].clone());
+    home.load(&layers, &image::config());
+    for (transport, root) in [
+        ("auto", "merged"),
+        ("pmem", "merged"),
+        ("blk", "stacked"),
+        ("pmem", "stacked"),
+    ] {
+        let run = home.output(&[
+            "run",
+            "--rm",
+            "--transport",
+            transport,
+            "--root",
+            root,
+            "box",
+            "sh",
+            "-c",
+            "ls /srv | grep -c file-; cat /srv/gone",
+        ]);
+        assert_eq!(run.ok(), "40\ngone", "{transport} {root}");
+    }
+}

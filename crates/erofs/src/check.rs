@@ -1,0 +1,350 @@
+//! Checks the structure of a whole image: what the reader would trip over and what it would
+//! not notice.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+
+use crate::format::FileType;
+use crate::reader::{Budget, Inode, Reader, SharedXattrs};
+use crate::source::ReadAt;
+use crate::{Error, Result, xattr};
+
+/// Findings to report; a thoroughly broken image would have millions.
+const FINDINGS_MAX: usize = 100;
+/// Length from which on the start of a path is left out of a finding: Linux's `PATH_MAX`.
+const PATH_MAX: usize = 4096;
+
+/// Something wrong with an image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// The path at which it was found; `/` for the image as a whole.
+    pub path: Box<[u8]>,
+    /// What it is.
+    pub problem: String,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.path.escape_ascii(), self.problem)
+    }
+}
+
+/// Checks an image and returns what is wrong with it: nothing for a sound one.
+///
+/// Everything reachable is read except for the contents of files. An image with a device
+/// table is checked by itself; its devices are images of their own.
+pub fn check<R: ReadAt>(image: &R) -> Vec<Finding> {
+    match Reader::open(image) {
+        Ok(reader) => Check::new(&reader).run(),
+        Err(error) => vec![Finding {
+            path: (*b"/").into(),
+            problem: error.to_string(),
+        }],
+    }
+}
+
+/// What is known of an inode while the walk goes on.
+struct Seen {
+    /// The directory of its first name; its own number for the root.
+    parent: u64,
+    /// Its first name. Paths are put together when needed: those of a deep tree would take
+    /// the square of its depth.
+    name: Box<[u8]>,
+    /// The link count that it claims.
+    nlink: u32,
+    /// The link count that was counted.
+    counted: u32,
+    kind: FileType,
+}
+
+/// Bytes of the image with one owner.
+struct Range {
+    start: u64,
+    end: u64,
+    /// `None` for what belongs to the image as a whole.
+    owner: Option<u64>,
+    metadata: bool,
+}
+
+struct Check<'r, R> {
+    reader: &'r Reader<R>,
+    budget: Budget,
+    shared: SharedXattrs,
+    seen: HashMap<u64, Seen>,
+    ranges: Vec<Range>,
+    /// Directories that are still to be read.
+    pending: Vec<Inode>,
+    findings: Vec<Finding>,
+}
+
+impl<'r, R: ReadAt> Check<'r, R> {
+    fn new(reader: &'r Reader<R>) -> Self {
+        Self {
+            reader,
+            budget: Budget::new(reader),
+            shared: SharedXattrs::new(),
+            seen: HashMap::new(),
+            ranges: Vec::new(),
+            pending: Vec::new(),
+            findings: Vec::new(),
+        }
+    }
+
+    fn run(mut self) -> Vec<Finding> {
+        let root = self.reader.root();
+        if let Err(error) = self.visit(root, FileType::Directory, root, b"") {
+            self.find(root, b"", &error);
+        }
+        while let Some(directory) = self.pending.pop() {
+            if self.findings.len() >= FINDINGS_MAX {
+                return self.findings;
+            }
+            self.directory(&directory);
+        }
+        self.link_counts();
+        self.overlaps();
+        let counted = self.seen.len() as u64;
+        let claimed = self.reader.inode_count();
+        if self.findings.is_empty() && counted != claimed {
+            let problem = format!("the superblock counts {claimed} inodes, there are {counted}");
+            self.find(root, b"", &problem);
+        }
+        self.findings
+    }
+
+    /// Reports a problem with an entry, or with a directory if `name` is empty.
+    fn find(&mut self, directory: u64, name: &[u8], problem: &impl ToString) {
+        if self.findings.len() < FINDINGS_MAX {
+            let path = self.path(directory, name);
+            self.findings.push(Finding {
+                path,
+                problem: problem.to_string(),
+            });
+        }
+    }
+
+    /// The path of an entry.
+    fn path(&self, mut directory: u64, name: &[u8]) -> Box<[u8]> {
+        let mut names = vec![name];
+        let mut length = name.len();
+        // The root is its own parent, and not seen if it can't be read.
+        while let Some(seen) = self.seen.get(&directory)
+            && seen.parent != directory
+        {
+            if length > PATH_MAX {
+                names.push(b"...");
+                break;
+            }
+            names.push(&seen.name);
+            length += 1 + seen.name.len();
+            directory = seen.parent;
+        }
+        let mut path = Vec::new();
+        for name in names.iter().rev().filter(|name| !name.is_empty()) {
+            path.push(b'/');
+            path.extend_from_slice(name);
+        }
+        if path.is_empty() {
+            path.push(b'/');
+        }
+        path.into()
+    }
+
+    /// The path of an inode's first name.
+    fn path_of(&self, owner: Option<u64>) -> Box<[u8]> {
+        match owner.and_then(|nid| self.seen.get(&nid)) {
+            Some(seen) => self.path(seen.parent, &seen.name),
+            None => (*b"/").into(),
+        }
+    }
+
+    /// Takes note of an entry and of the inode behind it.
+    fn visit(&mut self, nid: u64, kind: FileType, parent: u64, name: &[u8]) -> Result<()> {
+        if let Some(seen) = self.seen.get_mut(&nid) {
+            if seen.kind != kind {
+                return Err(wrong_type(nid));
+            }
+            if kind == FileType::Directory {
+                return Err(Error::CorruptInode {
+                    nid,
+                    problem: "it is a directory with several names",
+                });
+            }
+            seen.counted = seen.counted.saturating_add(1);
+            return Ok(());
+        }
+        let inode = self.reader.inode(nid)?;
+        self.budget.take(self.reader, &inode)?;
+        let directory = inode.kind == FileType::Directory;
+        let seen = Seen {
+            parent,
+            name: name.into(),
+            nlink: inode.nlink,
+            counted: if directory { 2 } else { 1 },
+            kind: inode.kind,
+        };
+        self.seen.insert(nid, seen);
+        if directory
+            && nid != parent
+            && let Some(parent) = self.seen.get_mut(&parent)
+        {
+            parent.counted = parent.counted.saturating_add(1);
+        }
+        if inode.kind != kind {
+            return Err(wrong_type(nid));
+        }
+        self.contents(&inode)?;
+        if directory {
+            self.pending.push(inode);
+        }
+        Ok(())
+    }
+
+    /// Reads what belongs to an inode, apart from entries and file contents.
+    fn contents(&mut self, inode: &Inode) -> Result<()> {
+        let xattrs = self.reader.xattrs_with(inode, &mut self.shared)?;
+        if xattr::check_set(xattrs.iter()).is_err() {
+            return Err(Error::CorruptInode {
+                nid: inode.nid,
+                problem: "its extended attributes can't be on one inode together",
+            });
+        }
+        if inode.kind == FileType::Symlink {
+            self.reader.read_link(inode)?;
+        }
+        let metadata = self.reader.metadata_range(inode)?;
+        self.ranges.push(Range {
+            start: metadata.start,
+            end: metadata.end,
+            owner: Some(inode.nid),
+            metadata: true,
+        });
+        let has_extents = matches!(
+            inode.kind,
+            FileType::Regular | FileType::Directory | FileType::Symlink
+        );
+        if has_extents {
+            for extent in self.reader.extents(inode)? {
+                // What is inline was counted with the inode.
+                let Some(start) = extent.address.filter(|start| !metadata.contains(start)) else {
+                    continue;
+                };
+                self.ranges.push(Range {
+                    start,
+                    end: start + extent.length,
+                    owner: Some(inode.nid),
+                    metadata: inode.kind != FileType::Regular,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn directory(&mut self, directory: &Inode) {
+        let nid = directory.nid;
+        let parent = self.seen.get(&nid).map_or(nid, |seen| seen.parent);
+        let mut entries = Vec::new();
+        let mut dots = [None; 2];
+        let read = self.reader.for_each_dirent(directory, |name, nid, kind| {
+            match name {
+                b"." => dots[0] = Some((nid, kind)),
+                b".." => dots[1] = Some((nid, kind)),
+                _ => entries.push((Box::<[u8]>::from(name), nid, kind)),
+            }
+            Ok(())
+        });
+        if let Err(error) = read {
+            self.find(nid, b"", &error);
+        } else {
+            let expected = [("`.`", nid), ("`..`", parent)];
+            for (dot, (name, right)) in dots.into_iter().zip(expected) {
+                if dot != Some((right, FileType::Directory)) {
+                    self.find(nid, b"", &format!("its {name} is missing or wrong"));
+                }
+            }
+        }
+        for (name, child, kind) in entries {
+            if let Err(error) = self.visit(child, kind, nid, &name) {
+                self.find(nid, &name, &error);
+            }
+        }
+    }
+
+    fn link_counts(&mut self) {
+        // The merge keeps the counts of the layers, some of whose names may be hidden.
+        let merged = !self.reader.devices().is_empty();
+        let mut wrong: Vec<(u64, String)> = self
+            .seen
+            .iter()
+            .filter(
+                |(_, seen)| match merged && seen.kind != FileType::Directory {
+                    true => seen.nlink < seen.counted,
+                    false => seen.nlink != seen.counted,
+                },
+            )
+            .map(|(&nid, seen)| {
+                let (claimed, counted) = (seen.nlink, seen.counted);
+                (
+                    nid,
+                    format!("its link count is {claimed}, it has {counted} links"),
+                )
+            })
+            .collect();
+        wrong.sort_unstable();
+        for (nid, problem) in wrong {
+            self.find_of(Some(nid), problem);
+        }
+    }
+
+    /// Metadata may overlap nothing. Files may share blocks.
+    fn overlaps(&mut self) {
+        let mut ranges = std::mem::take(&mut self.ranges);
+        ranges.extend(self.reader.head_ranges().map(|head| Range {
+            start: head.start,
+            end: head.end,
+            owner: None,
+            metadata: true,
+        }));
+        ranges.sort_unstable_by_key(|range| (range.start, range.end));
+        // The ranges that reach furthest so far, of metadata and of all.
+        let mut last: [Option<&Range>; 2] = [None, None];
+        let mut reported = HashSet::new();
+        for range in ranges.iter().filter(|range| range.start < range.end) {
+            let clash = last[usize::from(range.metadata)].filter(|last| last.end > range.start);
+            if let Some(other) = clash
+                && reported.insert(range.owner)
+            {
+                let other = match other.owner {
+                    Some(_) => self.path_of(other.owner).escape_ascii().to_string(),
+                    None => "the superblock or the device table".into(),
+                };
+                self.find_of(range.owner, format!("it overlaps {other}"));
+            }
+            // Data is compared with the metadata before it, metadata with everything.
+            for (index, slot) in last.iter_mut().enumerate() {
+                let counts = index == 1 || range.metadata;
+                if counts && slot.is_none_or(|last| last.end < range.end) {
+                    *slot = Some(range);
+                }
+            }
+            if self.findings.len() >= FINDINGS_MAX {
+                return;
+            }
+        }
+    }
+
+    /// Reports a problem with an inode, or with the image as a whole.
+    fn find_of(&mut self, owner: Option<u64>, problem: String) {
+        if self.findings.len() < FINDINGS_MAX {
+            let path = self.path_of(owner);
+            self.findings.push(Finding { path, problem });
+        }
+    }
+}
+
+fn wrong_type(nid: u64) -> Error {
+    Error::CorruptInode {
+        nid,
+        problem: "its type is not that of its directory entry",
+    }
+}

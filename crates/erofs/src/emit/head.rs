@@ -1,0 +1,59 @@
+//! The superblock and, behind it, the table of devices.
+
+use super::Written;
+use crate::BLOCK_SIZE;
+use crate::format::{
+    self, COMPAT_CHECKSUM, COMPAT_MTIME, DEVICE_SLOT_SIZE, DeviceSlot, INCOMPAT_CHUNKED,
+    INCOMPAT_DEVICE_TABLE, SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE, Superblock,
+};
+
+const DEVICE_TABLE: u64 = SUPERBLOCK_OFFSET + SUPERBLOCK_SIZE as u64;
+
+/// Blocks at the start of an image that the superblock and `devices` slots take.
+pub(crate) fn blocks(devices: usize) -> u64 {
+    (DEVICE_TABLE + (devices * DEVICE_SLOT_SIZE) as u64).div_ceil(BLOCK_SIZE)
+}
+
+/// All bytes from [`SUPERBLOCK_OFFSET`] to the end of the head's last block.
+pub(crate) fn head(
+    metadata: &Written,
+    image_blocks: u32,
+    uuid: [u8; 16],
+    devices: &[DeviceSlot],
+) -> Vec<u8> {
+    let mut feature_incompat = 0;
+    if metadata.chunked {
+        feature_incompat |= INCOMPAT_CHUNKED;
+    }
+    if !devices.is_empty() {
+        feature_incompat |= INCOMPAT_DEVICE_TABLE;
+    }
+    let superblock = Superblock {
+        feature_compat: COMPAT_CHECKSUM | COMPAT_MTIME,
+        feature_incompat,
+        root_nid: metadata.root_nid,
+        inodes: metadata.inodes,
+        build_time: metadata.build_time,
+        blocks: image_blocks,
+        meta_block: metadata.meta_block,
+        xattr_block: metadata.xattr_block,
+        uuid,
+        devices: devices.len() as u16,
+        device_table: match devices {
+            [] => 0,
+            _ => (DEVICE_TABLE / DEVICE_SLOT_SIZE as u64) as u16,
+        },
+    };
+    let mut head = superblock.encode(0).to_vec();
+    for device in devices {
+        head.extend_from_slice(&device.encode());
+    }
+    head.resize(
+        (blocks(devices.len()) * BLOCK_SIZE - SUPERBLOCK_OFFSET) as usize,
+        0,
+    );
+
+    let checksum = format::checksum(&head[..(BLOCK_SIZE - SUPERBLOCK_OFFSET) as usize]);
+    head[..SUPERBLOCK_SIZE].copy_from_slice(&superblock.encode(checksum));
+    head
+}

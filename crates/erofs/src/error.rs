@@ -1,0 +1,159 @@
+//! What can go wrong in this crate, by name.
+
+use std::io;
+
+use crate::xattr::XattrProblem;
+
+/// The result of everything here that can fail.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why an image can't be written, read or merged.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The image being written could not be written: a full disk, most often.
+    #[error("cannot write the EROFS image: {0}")]
+    Output(#[source] io::Error),
+
+    /// The reader that supplies a file's bytes failed.
+    #[error("cannot read the file's contents: {0}")]
+    Body(#[source] io::Error),
+
+    /// The reader that supplies a file's bytes ended early.
+    #[error("the file's contents end after {got} of {expected} bytes")]
+    ShortBody {
+        /// Bytes announced.
+        expected: u64,
+        /// Bytes that came.
+        got: u64,
+    },
+
+    /// The data segments of a sparse file contradict each other or the file's size.
+    #[error(
+        "data segment of {length} bytes at offset {offset} is out of order or outside a file of \
+         {size} bytes"
+    )]
+    Segment {
+        /// Start of the offending segment in bytes.
+        offset: u64,
+        /// Its length in bytes.
+        length: u64,
+        /// The file's size in bytes.
+        size: u64,
+    },
+
+    /// A file is larger than a bounded number of the largest chunks.
+    #[error("a file of {0} bytes is larger than the 2^57 bytes that can be stored")]
+    FileTooLarge(u64),
+
+    /// Block numbers have 32 bits, so an image and what it points to end at 16 TiB.
+    #[error("the image needs more than 2^32 - 1 blocks of 4 KiB")]
+    ImageTooLarge,
+
+    /// The metadata has outgrown what this writer addresses (128 GiB).
+    #[error("the image has more metadata than 2^32 - 1 inode slots of 32 bytes")]
+    TooManyInodes,
+
+    /// A name that no directory can hold.
+    #[error("invalid file name \"{}\": {reason}", name.escape_ascii())]
+    Name {
+        /// The name as it came.
+        name: Box<[u8]>,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+
+    /// An entry was put into something that is not a directory.
+    #[error("cannot add \"{}\": its parent is not a directory", name.escape_ascii())]
+    NotADirectory {
+        /// Name of the entry.
+        name: Box<[u8]>,
+    },
+
+    /// A directory has exactly one name.
+    #[error("cannot add \"{}\": a directory can't have two names", name.escape_ascii())]
+    DirectoryLinkedTwice {
+        /// The second name.
+        name: Box<[u8]>,
+    },
+
+    /// The source of an image being read failed.
+    #[error("cannot read the EROFS image: {0}")]
+    Read(#[source] io::Error),
+
+    /// There is no EROFS superblock.
+    #[error("not an EROFS image")]
+    NotErofs,
+
+    /// The image uses a part of the format that this crate does not have.
+    #[error("the EROFS image uses {0}, which is not supported")]
+    Unsupported(&'static str),
+
+    /// The image contradicts itself or the format.
+    #[error("corrupt EROFS image: {0}")]
+    Corrupt(&'static str),
+
+    /// The image contradicts itself or the format, at an inode.
+    #[error("corrupt EROFS image: inode {nid}: {problem}")]
+    CorruptInode {
+        /// Number of the inode.
+        nid: u64,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+
+    /// What is wrong with one layer of a stack.
+    #[error("layer {number} ({}): {source}", tag.escape_ascii())]
+    Layer {
+        /// Counted from 1, the lowest.
+        number: usize,
+        /// What the layer is called.
+        tag: Box<[u8]>,
+        /// What is wrong.
+        source: Box<Error>,
+    },
+
+    /// A hard link to a file of a lower layer that is not there.
+    #[error(
+        "\"{}\" is a hard link to \"{}\", which {problem} in the layers below",
+        path.escape_ascii(), target.escape_ascii()
+    )]
+    LinkTarget {
+        /// The link's absolute path.
+        path: Box<[u8]>,
+        /// The target as the link has it.
+        target: Box<[u8]>,
+        /// What is wrong with the target.
+        problem: &'static str,
+    },
+
+    /// An inode that the format can't express.
+    #[error("cannot store \"{}\": {problem}", path.escape_ascii())]
+    Inode {
+        /// One path of the inode, absolute within the image.
+        path: Box<[u8]>,
+        /// What does not fit.
+        problem: InodeProblem,
+    },
+}
+
+/// What makes one inode impossible to store.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum InodeProblem {
+    /// See [`XattrProblem`].
+    #[error(transparent)]
+    Xattr(#[from] XattrProblem),
+
+    /// Linux has neither empty symbolic links nor ones of 4096 bytes and more.
+    #[error("a symbolic link's target has {0} bytes; 1 to 4095 are possible")]
+    SymlinkLength(usize),
+
+    /// A symbolic link's target is a C string to everyone who reads it.
+    #[error("a symbolic link's target contains a NUL byte")]
+    SymlinkNul,
+
+    /// Nanoseconds are always below one second.
+    #[error("the modification time has {0} nanoseconds; 999999999 is the most")]
+    Nanoseconds(u32),
+}

@@ -1,0 +1,36 @@
+//! The superblock's checksum.
+
+const CRC32C_TABLE: [u32; 256] = {
+    let mut table = [0; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        let mut crc = byte as u32;
+        let mut bit = 0;
+        while bit < 8 {
+            crc = (crc >> 1) ^ (0x82f6_3b78 & (crc & 1).wrapping_neg());
+            bit += 1;
+        }
+        table[byte] = crc;
+        byte += 1;
+    }
+    table
+};
+
+/// The superblock's checksum: CRC-32C over its block from the superblock on, with a zero in
+/// place of the checksum, and without the final inversion that the CRC usually has.
+pub(crate) fn checksum(bytes: &[u8]) -> u32 {
+    bytes.iter().fold(!0, |crc, &byte| {
+        (crc >> 8) ^ CRC32C_TABLE[usize::from(crc as u8 ^ byte)]
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checksum_is_crc32c() {
+        // The check value of CRC-32C (iSCSI), inverted as the CRC usually is.
+        assert_eq!(!checksum(b"123456789"), 0xe306_9283);
+    }
+}

@@ -1,0 +1,158 @@
+//! The fixed part of inodes.
+
+use super::fields::{Fields, Parse};
+use crate::tree::Timestamp;
+
+/// Inodes start at multiples of this; an inode's number is its position in these units.
+pub(crate) const INODE_SLOT: u64 = 32;
+
+/// How an inode's bytes are found. The numbers between are those of compressed layouts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Layout {
+    /// Whole blocks, one after the other.
+    FlatPlain = 0,
+    /// The same, but the last, partial block follows the inode.
+    FlatInline = 2,
+    /// Equal pieces, each with its own address.
+    ChunkBased = 4,
+}
+
+/// What an inode's first field says.
+pub(crate) enum InodeFormat {
+    /// Layout, and whether the inode has the long form.
+    Known(Layout, bool),
+    /// Compressed data.
+    Compressed,
+    /// Bits without a meaning here.
+    Unknown,
+}
+
+/// Tells the form of an inode from its first two bytes.
+pub(crate) fn inode_format(bytes: &[u8]) -> InodeFormat {
+    let format = Parse(bytes).u16();
+    let extended = format & 1 != 0;
+    match format >> 1 {
+        0 => InodeFormat::Known(Layout::FlatPlain, extended),
+        1 | 3 => InodeFormat::Compressed,
+        2 => InodeFormat::Known(Layout::FlatInline, extended),
+        4 => InodeFormat::Known(Layout::ChunkBased, extended),
+        _ => InodeFormat::Unknown,
+    }
+}
+
+/// The fixed part of an inode.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct RawInode {
+    pub layout: Layout,
+    /// Size of the attributes: 0, or 1 for the header and 1 for each 4 bytes after it.
+    pub xattr_count: u16,
+    /// Type and permissions.
+    pub mode: u16,
+    pub nlink: u32,
+    pub size: u64,
+    /// Start block, device number or chunk format.
+    pub union: u32,
+    /// 32-bit inode number, for programs that ask with the old system calls.
+    pub ino: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub mtime: Timestamp,
+}
+
+pub(crate) const COMPACT_SIZE: usize = 32;
+pub(crate) const EXTENDED_SIZE: usize = 64;
+
+impl RawInode {
+    /// Reads the short form; the time is the superblock's.
+    pub(crate) fn decode_compact(bytes: &[u8], layout: Layout, mtime: Timestamp) -> Self {
+        let mut parse = Parse(bytes);
+        let _format = parse.u16();
+        let xattr_count = parse.u16();
+        let mode = parse.u16();
+        let nlink = u32::from(parse.u16());
+        let size = u64::from(parse.u32());
+        let _reserved = parse.u32();
+        Self {
+            layout,
+            xattr_count,
+            mode,
+            nlink,
+            size,
+            union: parse.u32(),
+            ino: parse.u32(),
+            uid: u32::from(parse.u16()),
+            gid: u32::from(parse.u16()),
+            mtime,
+        }
+    }
+
+    /// Reads the long form.
+    pub(crate) fn decode_extended(bytes: &[u8], layout: Layout) -> Self {
+        let mut parse = Parse(bytes);
+        let _format = parse.u16();
+        let xattr_count = parse.u16();
+        let mode = parse.u16();
+        let _reserved = parse.u16();
+        let size = parse.u64();
+        let union = parse.u32();
+        let ino = parse.u32();
+        let uid = parse.u32();
+        let gid = parse.u32();
+        let mtime = Timestamp {
+            seconds: parse.u64() as i64,
+            nanos: parse.u32(),
+        };
+        Self {
+            layout,
+            xattr_count,
+            mode,
+            nlink: parse.u32(),
+            size,
+            union,
+            ino,
+            uid,
+            gid,
+            mtime,
+        }
+    }
+
+    /// The short form, for inodes with [`fits_compact`].
+    pub(crate) fn encode_compact(&self) -> [u8; COMPACT_SIZE] {
+        Fields::new()
+            .u16((self.layout as u16) << 1)
+            .u16(self.xattr_count)
+            .u16(self.mode)
+            .u16(self.nlink as u16)
+            .u32(self.size as u32)
+            .u32(0)
+            .u32(self.union)
+            .u32(self.ino)
+            .u16(self.uid as u16)
+            .u16(self.gid as u16)
+            .done()
+    }
+
+    /// The long form.
+    pub(crate) fn encode_extended(&self) -> [u8; EXTENDED_SIZE] {
+        Fields::new()
+            .u16((self.layout as u16) << 1 | 1)
+            .u16(self.xattr_count)
+            .u16(self.mode)
+            .u16(0)
+            .u64(self.size)
+            .u32(self.union)
+            .u32(self.ino)
+            .u32(self.uid)
+            .u32(self.gid)
+            .u64(self.mtime.seconds as u64)
+            .u32(self.mtime.nanos)
+            .u32(self.nlink)
+            .done()
+    }
+}
+
+/// Whether the short form holds an inode, its time apart: it has 16 bits for the owners and
+/// the link count, 32 for the size, and the time is the superblock's build time.
+pub(crate) fn fits_compact(size: u64, uid: u32, gid: u32, nlink: u32) -> bool {
+    size <= u64::from(u32::MAX) && uid.max(gid).max(nlink) <= u32::from(u16::MAX)
+}

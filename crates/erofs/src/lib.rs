@@ -1,0 +1,44 @@
+//! The EROFS format in safe Rust: streaming writer, reader, merge, check.
+//!
+//! EROFS is Linux's read-only filesystem. This crate writes the uncompressed part of the
+//! format, reads it back without trusting a byte of it, merges a stack of layer images
+//! into one metadata-only image ("fsmeta") and checks images on disk. It knows nothing of
+//! OCI, archives or virtual machines, does no async and contains no `unsafe`.
+//!
+//! * [`Writer`] takes file bodies first, one at a time, and writes all metadata at the end:
+//!   memory grows with the number of inodes, never with their size.
+//! * [`Tree`] is that metadata while it is in memory.
+//! * [`Reader`] gives a tree or an error for any bytes.
+//! * [`merge`] makes one image of several, and [`check`] looks for damage.
+//! * [`overlay`] names the markers with which a layer speaks to overlayfs.
+//!
+//! Images have 4 KiB blocks. Every regular file starts at a block boundary and nothing of
+//! it is packed into its inode, so that the kernel can map all of it with DAX.
+
+#![forbid(unsafe_code)]
+
+pub mod check;
+mod emit;
+mod error;
+pub mod format;
+pub mod merge;
+mod output;
+pub mod overlay;
+pub mod reader;
+mod source;
+mod sparse;
+mod tree;
+mod writer;
+mod xattr;
+
+pub use error::{Error, Result};
+pub use reader::Reader;
+pub use source::{Cached, Concat, ReadAt};
+pub use sparse::Segment;
+pub use tree::{Chunks, Data, Directory, Inode, InodeId, Kind, Metadata, Timestamp, Tree};
+pub use writer::{Options, Summary, Writer};
+pub use xattr::{Xattr, XattrProblem};
+
+/// Size of a filesystem block in bytes. The format allows others; Micabox writes and reads
+/// only this one, which is the page size of every guest it boots.
+pub const BLOCK_SIZE: u64 = 4096;

@@ -1,0 +1,372 @@
+//! Where the bytes of inodes lie, and reading them.
+
+use std::io;
+use std::ops::Range;
+
+use super::{Inode, Reader};
+use crate::format::{FileType, INODE_SLOT, Layout, SYMLINK_MAX};
+use crate::source::ReadAt;
+use crate::sparse::{CHUNK_BITS_MAX, chunk_size};
+use crate::tree::{Chunks, Data};
+use crate::{BLOCK_SIZE, Error, Result};
+
+/// Chunk entries have 8 bytes and name a device.
+const CHUNK_INDEXES: u32 = 0x20;
+/// Bits of a chunk format with a meaning.
+const CHUNK_FORMAT: u32 = 0x3f;
+/// Chunk entries to read at once.
+const ENTRIES: u64 = 512;
+
+/// A run of a file's bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extent {
+    /// Where it starts in the file, in bytes.
+    pub offset: u64,
+    /// Its length in bytes.
+    pub length: u64,
+    /// Where it starts in the image, in bytes; `None` for a hole. Addresses past the image
+    /// itself are in the address space shared by all devices.
+    pub address: Option<u64>,
+}
+
+/// How the chunks of a file are listed.
+struct ChunkList {
+    /// 2^`bits` blocks make a chunk.
+    bits: u8,
+    /// Number of chunks.
+    count: u64,
+    /// Where the list starts in the image.
+    at: u64,
+    /// Bytes of an entry.
+    unit: u64,
+}
+
+impl<R: ReadAt> Reader<R> {
+    /// Checks that what an inode says about its bytes can be true.
+    pub(super) fn check_data(&self, inode: &Inode) -> Result<()> {
+        if inode.size > i64::MAX as u64 {
+            return Err(inode.corrupt("its size is negative"));
+        }
+        match inode.kind {
+            FileType::Regular => {}
+            FileType::Directory if inode.layout != Layout::ChunkBased => {}
+            FileType::Symlink
+                if inode.layout != Layout::ChunkBased
+                    && (1..=SYMLINK_MAX as u64).contains(&inode.size) => {}
+            FileType::Directory => return Err(inode.corrupt("it is a directory in chunks")),
+            FileType::Symlink => {
+                return Err(inode.corrupt("its target has an impossible length"));
+            }
+            _ => return Ok(()),
+        }
+        match inode.layout {
+            Layout::ChunkBased => self.chunk_list(inode).map(|_| ()),
+            Layout::FlatPlain | Layout::FlatInline => {
+                let (whole, tail) = whole_and_tail(inode);
+                if tail > 0 && inode.body_at() % BLOCK_SIZE + tail > BLOCK_SIZE {
+                    return Err(inode.corrupt("its inline data crosses a block boundary"));
+                }
+                if inode.body_at() + tail > self.size {
+                    return Err(inode.corrupt("its inline data lies outside the image"));
+                }
+                self.check_range(inode, u64::from(inode.union) * BLOCK_SIZE, whole)
+            }
+        }
+    }
+
+    /// Checks that a range lies in the image, or for a file in one of its devices.
+    fn check_range(&self, inode: &Inode, start: u64, length: u64) -> Result<()> {
+        // No overflow: a 32-bit block number and a positive 63-bit length.
+        let end = start + length;
+        if length == 0 || end <= self.size {
+            return Ok(());
+        }
+        let in_device = inode.kind == FileType::Regular
+            && self.devices.iter().any(|device| {
+                let first = u64::from(device.first_block) * BLOCK_SIZE;
+                let device_end = first + u64::from(device.blocks) * BLOCK_SIZE;
+                // The last block may be cut off by the file's end only.
+                device.first_block > 0 && first <= start && end <= device_end
+            });
+        if !in_device {
+            return Err(inode.corrupt("its data lies outside the image"));
+        }
+        Ok(())
+    }
+
+    fn chunk_list(&self, inode: &Inode) -> Result<ChunkList> {
+        let format = inode.union;
+        let bits = (format & u32::from(CHUNK_BITS_MAX)) as u8;
+        if format & 0xffff & !CHUNK_FORMAT != 0 {
+            return Err(inode.corrupt("its chunk format is unknown"));
+        }
+        let unit = if format & CHUNK_INDEXES == 0 { 4 } else { 8 };
+        let count = inode.size.div_ceil(chunk_size(bits));
+        let at = inode.body_at().next_multiple_of(unit);
+        let fits = count
+            .checked_mul(unit)
+            .and_then(|length| at.checked_add(length))
+            .is_some_and(|end| end <= self.size);
+        if !fits {
+            return Err(inode.corrupt("its chunk list lies outside the image"));
+        }
+        Ok(ChunkList {
+            bits,
+            count,
+            at,
+            unit,
+        })
+    }
+
+    /// Calls `f` with every chunk's start block in the shared address space, from chunk
+    /// `first` on until it returns false. [`Chunks::HOLE`] stands for a hole.
+    fn for_each_chunk(
+        &self,
+        inode: &Inode,
+        list: &ChunkList,
+        first: u64,
+        mut f: impl FnMut(u64, u32) -> bool,
+    ) -> Result<()> {
+        let mut buf = Vec::new();
+        let mut next = first;
+        while next < list.count {
+            let count = (list.count - next).min(ENTRIES);
+            buf.resize((count * list.unit) as usize, 0);
+            self.fill(&mut buf, list.at + next * list.unit)?;
+            for entry in buf.chunks_exact(list.unit as usize) {
+                let block = match *entry {
+                    [a, b, c, d] => u32::from_le_bytes([a, b, c, d]),
+                    [_, _, device_low, device_high, a, b, c, d] => {
+                        let device = u16::from_le_bytes([device_low, device_high]);
+                        self.flat_block(inode, device, u32::from_le_bytes([a, b, c, d]))?
+                    }
+                    _ => Chunks::HOLE,
+                };
+                if block != Chunks::HOLE {
+                    let chunk = chunk_size(list.bits);
+                    let length = (inode.size - next * chunk).min(chunk);
+                    self.check_range(inode, u64::from(block) * BLOCK_SIZE, length)?;
+                }
+                if !f(next, block) {
+                    return Ok(());
+                }
+                next += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// The block's number in the address space that all devices share.
+    fn flat_block(&self, inode: &Inode, device: u16, block: u32) -> Result<u32> {
+        if block == Chunks::HOLE {
+            return Ok(block);
+        }
+        // Linux ignores the bits above those that the number of devices needs.
+        let mask = (self.devices.len() + 1).next_power_of_two() - 1;
+        match usize::from(device) & mask {
+            0 => Ok(block),
+            index => self
+                .devices
+                .get(index - 1)
+                .filter(|device| device.first_block > 0)
+                .and_then(|device| device.first_block.checked_add(block))
+                .ok_or(inode.corrupt("a chunk is on a device that is not in the table")),
+        }
+    }
+
+    /// Where a regular file's bytes are, in the form that [`crate::Tree`] has. `None` if
+    /// some are packed into the inode.
+    pub(crate) fn data(&self, inode: &Inode) -> Result<Option<Data>> {
+        if inode.size == 0 {
+            return Ok(Some(Data::Contiguous { block: 0 }));
+        }
+        match inode.layout {
+            Layout::FlatInline => Ok(None),
+            Layout::FlatPlain => Ok(Some(Data::Contiguous { block: inode.union })),
+            Layout::ChunkBased => {
+                let list = self.chunk_list(inode)?;
+                let mut blocks = Vec::new();
+                self.for_each_chunk(inode, &list, 0, |_, block| {
+                    blocks.push(block);
+                    true
+                })?;
+                Ok(Some(Data::Chunked(Box::new(Chunks {
+                    bits: list.bits,
+                    blocks: blocks.into(),
+                }))))
+            }
+        }
+    }
+
+    /// Where an inode lies with its attributes and what follows them.
+    pub(crate) fn metadata_range(&self, inode: &Inode) -> Result<Range<u64>> {
+        let start = u64::from(self.superblock.meta_block) * BLOCK_SIZE + inode.nid * INODE_SLOT;
+        let body = match inode.kind {
+            FileType::Regular | FileType::Directory | FileType::Symlink => {
+                match (inode.layout, self.chunk_list_size(inode)?) {
+                    (Layout::ChunkBased, size) => size,
+                    _ => whole_and_tail(inode).1,
+                }
+            }
+            _ => 0,
+        };
+        Ok(start..inode.body_at() + body)
+    }
+
+    /// Bytes of the image that only list where this inode's data is.
+    pub(crate) fn chunk_list_size(&self, inode: &Inode) -> Result<u64> {
+        match (inode.kind, inode.layout) {
+            (FileType::Regular, Layout::ChunkBased) => {
+                let list = self.chunk_list(inode)?;
+                Ok(list.count * list.unit)
+            }
+            _ => Ok(0),
+        }
+    }
+
+    /// The runs of a regular file's bytes, ascending and without gaps, as long as possible.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::CorruptInode`] if one of them lies outside the image and its devices.
+    pub fn extents(&self, file: &Inode) -> Result<Vec<Extent>> {
+        let mut extents: Vec<Extent> = Vec::new();
+        let mut push = |extent: Extent| {
+            if extent.length == 0 {
+                return;
+            }
+            if let Some(last) = extents.last_mut() {
+                let follows = match (last.address, extent.address) {
+                    (Some(a), Some(b)) => a + last.length == b,
+                    (None, None) => true,
+                    _ => false,
+                };
+                if follows {
+                    last.length += extent.length;
+                    return;
+                }
+            }
+            extents.push(extent);
+        };
+        match file.layout {
+            Layout::ChunkBased => {
+                let list = self.chunk_list(file)?;
+                let chunk = chunk_size(list.bits);
+                self.for_each_chunk(file, &list, 0, |number, block| {
+                    let offset = number * chunk;
+                    push(Extent {
+                        offset,
+                        length: (file.size - offset).min(chunk),
+                        address: (block != Chunks::HOLE).then_some(u64::from(block) * BLOCK_SIZE),
+                    });
+                    true
+                })?;
+            }
+            Layout::FlatPlain | Layout::FlatInline => {
+                let (whole, tail) = whole_and_tail(file);
+                push(Extent {
+                    offset: 0,
+                    length: whole,
+                    address: Some(u64::from(file.union) * BLOCK_SIZE),
+                });
+                push(Extent {
+                    offset: whole,
+                    length: tail,
+                    address: Some(file.body_at()),
+                });
+            }
+        }
+        Ok(extents)
+    }
+
+    /// Reads from a file's contents, a directory's blocks or a link's target, starting at
+    /// `offset` bytes. Returns how many bytes were read: less than `buf` has only at the end.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Read`] if the bytes are on a device that is not part of the source.
+    pub fn read(&self, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let length = inode.size.saturating_sub(offset).min(buf.len() as u64);
+        // Fits, since the buffer has at least this length.
+        let mut left = &mut buf[..length as usize];
+        let mut at = offset;
+        while !left.is_empty() {
+            let extent = self.extent_at(inode, at)?;
+            let skip = at - extent.offset;
+            let count = (extent.length - skip).min(left.len() as u64) as usize;
+            let (now, later) = left.split_at_mut(count);
+            match extent.address {
+                Some(address) if address + skip + count as u64 <= self.source_size => {
+                    self.fill(now, address + skip)?;
+                }
+                Some(_) => return Err(Error::Read(io::ErrorKind::UnexpectedEof.into())),
+                None => now.fill(0),
+            }
+            left = later;
+            at += count as u64;
+        }
+        Ok(length as usize)
+    }
+
+    /// The run that holds the byte at `offset`, which is inside the file.
+    fn extent_at(&self, inode: &Inode, offset: u64) -> Result<Extent> {
+        if inode.layout != Layout::ChunkBased {
+            let (whole, tail) = whole_and_tail(inode);
+            return Ok(if offset < whole {
+                Extent {
+                    offset: 0,
+                    length: whole,
+                    address: Some(u64::from(inode.union) * BLOCK_SIZE),
+                }
+            } else {
+                Extent {
+                    offset: whole,
+                    length: tail,
+                    address: Some(inode.body_at()),
+                }
+            });
+        }
+        let list = self.chunk_list(inode)?;
+        let chunk = chunk_size(list.bits);
+        let mut extent = None;
+        self.for_each_chunk(inode, &list, offset / chunk, |number, block| {
+            let offset = number * chunk;
+            extent = Some(Extent {
+                offset,
+                length: (inode.size - offset).min(chunk),
+                address: (block != Chunks::HOLE).then_some(u64::from(block) * BLOCK_SIZE),
+            });
+            false
+        })?;
+        extent.ok_or_else(|| inode.corrupt("its chunk list is too short"))
+    }
+
+    /// The target of a symbolic link, 1 to 4095 bytes without NUL.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::CorruptInode`], also for an inode that is no symbolic link.
+    pub fn read_link(&self, link: &Inode) -> Result<Box<[u8]>> {
+        if link.kind != FileType::Symlink {
+            return Err(link.corrupt("it is used as a symbolic link and is none"));
+        }
+        // At most 4095 bytes: checked with the inode.
+        let mut target = vec![0; link.size as usize];
+        self.read(link, 0, &mut target)?;
+        if target.contains(&0) {
+            return Err(link.corrupt("its target contains a NUL byte"));
+        }
+        Ok(target.into())
+    }
+}
+
+/// Bytes of a flat inode that lie in blocks of their own, and bytes that follow it.
+fn whole_and_tail(inode: &Inode) -> (u64, u64) {
+    match inode.layout {
+        Layout::FlatInline => {
+            let tail = inode.size % BLOCK_SIZE;
+            (inode.size - tail, tail)
+        }
+        _ => (inode.size, 0),
+    }
+}

@@ -1,0 +1,269 @@
+//! Reads images without trusting a byte of them: any input gives a tree or an error.
+//!
+//! Nothing is trusted twice, either: sizes, positions and counts are checked against the
+//! length of the image before anything is allocated or read, names must ascend, and walks
+//! meet every directory once.
+
+mod data;
+mod directory;
+mod walk;
+mod xattrs;
+
+use std::ops::Range;
+
+use crate::format::{
+    self, COMPACT_SIZE, DEVICE_SLOT_SIZE, DeviceSlot, EXTENDED_SIZE, FileType,
+    INCOMPAT_DEVICE_TABLE, INODE_SLOT, InodeFormat, Layout, RawInode, SUPERBLOCK_OFFSET,
+    SUPERBLOCK_SIZE, Superblock, SuperblockProblem,
+};
+use crate::source::ReadAt;
+use crate::tree::Timestamp;
+use crate::{BLOCK_SIZE, Error, Result};
+
+pub use self::data::Extent;
+pub use self::directory::DirEntry;
+pub(crate) use self::walk::Budget;
+pub(crate) use self::xattrs::SharedXattrs;
+
+/// An image that is being read.
+#[derive(Debug)]
+pub struct Reader<R> {
+    source: R,
+    /// Length of the source in bytes: with the devices behind it, if they are there.
+    source_size: u64,
+    /// Length of the image itself in bytes.
+    size: u64,
+    superblock: Superblock,
+    devices: Vec<Device>,
+}
+
+/// A device in the table of an image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Device {
+    /// What it is called; for a layer the hexadecimal digits of its diff ID. NULs fill it.
+    pub tag: [u8; 64],
+    /// Its length in blocks.
+    pub blocks: u32,
+    /// Its first block in the address space that all devices share; 0 if it has no place
+    /// there.
+    pub first_block: u32,
+}
+
+/// An inode as it lies in an image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Inode {
+    /// Its number, which is its position as well.
+    pub nid: u64,
+    /// What it is.
+    pub kind: FileType,
+    /// Permission, set-id and sticky bits.
+    pub mode: u16,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Number of names.
+    pub nlink: u32,
+    /// Modification time.
+    pub mtime: Timestamp,
+    /// Length in bytes: of a file's contents, a link's target, a directory's entries. 0 for
+    /// all others.
+    pub size: u64,
+    /// Device number as [`format::decode_device`] takes it apart; 0 unless a device.
+    pub device: u32,
+    layout: Layout,
+    /// Start block or chunk format.
+    union: u32,
+    /// Where the attributes start, in bytes.
+    xattrs_at: u64,
+    /// Their length in bytes.
+    xattrs_size: usize,
+}
+
+impl Inode {
+    /// Where what follows the attributes starts, in bytes.
+    fn body_at(&self) -> u64 {
+        self.xattrs_at + self.xattrs_size as u64
+    }
+
+    fn corrupt(&self, problem: &'static str) -> Error {
+        Error::CorruptInode {
+            nid: self.nid,
+            problem,
+        }
+    }
+}
+
+impl<R: ReadAt> Reader<R> {
+    /// Opens an image: checks the superblock and reads the table of devices.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotErofs`], [`Error::Unsupported`] naming what the image needs,
+    /// [`Error::Corrupt`], or [`Error::Read`].
+    pub fn open(source: R) -> Result<Self> {
+        let source_size = source.size().map_err(Error::Read)?;
+        let mut head = [0; (BLOCK_SIZE - SUPERBLOCK_OFFSET) as usize];
+        if source_size < BLOCK_SIZE {
+            return Err(Error::NotErofs);
+        }
+        source
+            .read_exact_at(&mut head, SUPERBLOCK_OFFSET)
+            .map_err(Error::Read)?;
+        let superblock = Superblock::decode(&head).map_err(|problem| match problem {
+            SuperblockProblem::Magic => Error::NotErofs,
+            SuperblockProblem::Checksum => Error::Corrupt("the superblock's checksum is wrong"),
+            SuperblockProblem::Unsupported(what) => Error::Unsupported(what),
+        })?;
+        let size = u64::from(superblock.blocks) * BLOCK_SIZE;
+        if size > source_size {
+            return Err(Error::Corrupt("it is shorter than its superblock says"));
+        }
+        if superblock.build_time.nanos >= 1_000_000_000 {
+            return Err(Error::Corrupt("its build time is no time"));
+        }
+        let mut reader = Self {
+            source,
+            source_size,
+            size,
+            superblock,
+            devices: Vec::new(),
+        };
+        reader.devices = reader.read_devices()?;
+        Ok(reader)
+    }
+
+    fn read_devices(&self) -> Result<Vec<Device>> {
+        if self.superblock.feature_incompat & INCOMPAT_DEVICE_TABLE == 0 {
+            return Ok(Vec::new());
+        }
+        let start = u64::from(self.superblock.device_table) * DEVICE_SLOT_SIZE as u64;
+        let mut table = vec![0; usize::from(self.superblock.devices) * DEVICE_SLOT_SIZE];
+        if start + table.len() as u64 > self.size {
+            return Err(Error::Corrupt("the device table lies outside"));
+        }
+        self.fill(&mut table, start)?;
+        table
+            .chunks_exact(DEVICE_SLOT_SIZE)
+            .map(DeviceSlot::decode)
+            .map(|slot| match slot.first_block.checked_add(slot.blocks) {
+                Some(_) => Ok(Device {
+                    tag: slot.tag,
+                    blocks: slot.blocks,
+                    first_block: slot.first_block,
+                }),
+                None => Err(Error::Corrupt("a device ends after the last block number")),
+            })
+            .collect()
+    }
+
+    /// Where the superblock and the device table lie, in bytes.
+    pub(crate) fn head_ranges(&self) -> [Range<u64>; 2] {
+        let table = u64::from(self.superblock.device_table) * DEVICE_SLOT_SIZE as u64;
+        let table_size = (self.devices.len() * DEVICE_SLOT_SIZE) as u64;
+        [
+            SUPERBLOCK_OFFSET..SUPERBLOCK_OFFSET + SUPERBLOCK_SIZE as u64,
+            table..table + table_size,
+        ]
+    }
+
+    /// The filesystem's identity.
+    pub fn uuid(&self) -> [u8; 16] {
+        self.superblock.uuid
+    }
+
+    /// Length of the image in blocks, without padding.
+    pub fn blocks(&self) -> u32 {
+        self.superblock.blocks
+    }
+
+    /// Number of inodes, as the superblock has it.
+    pub fn inode_count(&self) -> u64 {
+        self.superblock.inodes
+    }
+
+    /// The devices, besides the image itself, that hold file data.
+    pub fn devices(&self) -> &[Device] {
+        &self.devices
+    }
+
+    /// Number of the root directory's inode.
+    pub fn root(&self) -> u64 {
+        u64::from(self.superblock.root_nid)
+    }
+
+    /// What this reader reads from.
+    pub fn source(&self) -> &R {
+        &self.source
+    }
+
+    /// Reads an inode.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::CorruptInode`] if there is none with this number or it makes no sense,
+    /// [`Error::Unsupported`] if its contents are compressed.
+    pub fn inode(&self, nid: u64) -> Result<Inode> {
+        let corrupt = |problem| Error::CorruptInode { nid, problem };
+        let at = nid
+            .checked_mul(INODE_SLOT)
+            .and_then(|at| at.checked_add(u64::from(self.superblock.meta_block) * BLOCK_SIZE))
+            .filter(|at| at.saturating_add(COMPACT_SIZE as u64) <= self.size)
+            .ok_or(corrupt("it lies outside the image"))?;
+        let mut bytes = [0; EXTENDED_SIZE];
+        let (compact, rest) = bytes.split_at_mut(COMPACT_SIZE);
+        self.fill(compact, at)?;
+        let (layout, extended) = match format::inode_format(compact) {
+            InodeFormat::Known(layout, extended) => (layout, extended),
+            InodeFormat::Compressed => return Err(Error::Unsupported("compressed files")),
+            InodeFormat::Unknown => return Err(corrupt("its format is unknown")),
+        };
+        let (raw, length) = if extended {
+            if at + EXTENDED_SIZE as u64 > self.size {
+                return Err(corrupt("it lies outside the image"));
+            }
+            self.fill(rest, at + COMPACT_SIZE as u64)?;
+            (RawInode::decode_extended(&bytes, layout), EXTENDED_SIZE)
+        } else {
+            let mtime = self.superblock.build_time;
+            (
+                RawInode::decode_compact(compact, layout, mtime),
+                COMPACT_SIZE,
+            )
+        };
+        if raw.mtime.nanos >= 1_000_000_000 {
+            return Err(corrupt("its modification time is no time"));
+        }
+        let kind = FileType::of_mode(raw.mode).ok_or(corrupt("its type is unknown"))?;
+        let (size, device) = match kind {
+            FileType::Regular | FileType::Directory | FileType::Symlink => (raw.size, 0),
+            FileType::CharDevice | FileType::BlockDevice => (0, raw.union),
+            FileType::Fifo | FileType::Socket => (0, 0),
+        };
+        let inode = Inode {
+            nid,
+            kind,
+            mode: raw.mode & 0o7777,
+            uid: raw.uid,
+            gid: raw.gid,
+            nlink: raw.nlink,
+            mtime: raw.mtime,
+            size,
+            device,
+            layout,
+            union: raw.union,
+            xattrs_at: at + length as u64,
+            xattrs_size: format::xattr_body_size(raw.xattr_count),
+        };
+        if inode.body_at() > self.size {
+            return Err(corrupt("its extended attributes lie outside the image"));
+        }
+        self.check_data(&inode)?;
+        Ok(inode)
+    }
+
+    /// Reads bytes of the image itself, inside of it as far as the caller could tell.
+    fn fill(&self, buf: &mut [u8], at: u64) -> Result<()> {
+        self.source.read_exact_at(buf, at).map_err(Error::Read)
+    }
+}

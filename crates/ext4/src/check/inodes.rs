@@ -1,0 +1,482 @@
+//! Pass 1: every inode in use, its blocks and attributes.
+
+use alloc::vec;
+use alloc::vec::Vec;
+use core::mem;
+
+use super::inode::{Inode, Kind};
+use super::map::{Map, Walk};
+use super::special::{self, BAD_BLOCKS, RESIZE};
+use super::state::{Directory, Seen, Shared, State};
+use super::volume::{buffer, word};
+use super::xattrs::{self, Facts};
+use crate::format::extent;
+use crate::format::features::{compat, incompat, ro_compat};
+use crate::format::group::INODE_UNINIT;
+use crate::format::inode::{flags, is_linux};
+use crate::format::superblock::ROOT_INODE;
+
+/// Bytes of inode tables read at once.
+const CHUNK: usize = 64 << 10;
+/// Bytes of `i_block`.
+const I_BLOCK: u64 = 60;
+
+/// Looks at all inodes.
+pub(super) fn scan(state: &mut State) {
+    let volume = state.volume;
+    let per_group = volume.inodes_per_group();
+    for (number, group) in volume.groups.iter().enumerate() {
+        let used = if !volume.superblock.has_group_checksums() {
+            per_group
+        } else if group.flags & INODE_UNINIT != 0 {
+            0
+        } else {
+            per_group.saturating_sub(group.unused_inodes())
+        };
+        let first = number as u32 * per_group + 1;
+        table(state, group.inode_table(), first, used);
+    }
+    if !state.seen.contains_key(&ROOT_INODE) {
+        state.found.add("root inode is not allocated");
+    }
+}
+
+/// Looks at the first `count` inodes of a table.
+fn table(state: &mut State, block: u64, first: u32, count: u32) {
+    let volume = state.volume;
+    let size = volume.inode_size;
+    let start = block * volume.block_size as u64;
+    let length = count as usize * size;
+    let mut chunk = vec![0; CHUNK.max(size)];
+    let mut at = 0;
+    while at < length {
+        let take = (length - at).min(chunk.len());
+        let offset = start + at as u64;
+        let bytes = chunk.get_mut(..take).unwrap_or_default();
+        if volume.is_hole(offset, take as u64) {
+            at += take;
+            continue;
+        }
+        if let Err(problem) = volume.read(offset, bytes) {
+            state
+                .found
+                .add(format_args!("inode table at block {block}: {problem}"));
+            return;
+        }
+        let number = first + (at / size) as u32;
+        for (index, bytes) in bytes.chunks_exact(size).enumerate() {
+            inode(state, &Inode::new(number + index as u32, bytes));
+        }
+        at += take;
+    }
+}
+
+fn inode(state: &mut State, inode: &Inode) {
+    let volume = state.volume;
+    let number = inode.number;
+    if volume.has_checksums() && !inode.is_sealed(volume) {
+        state.found.inode(number, "checksum does not match inode");
+    }
+    if number == BAD_BLOCKS {
+        return special::bad_blocks(state, inode);
+    }
+    if number == RESIZE {
+        special::resize(state, inode);
+        return;
+    }
+    if inode.raw.links_count == 0 {
+        if inode.raw.mode != 0 && inode.raw.dtime == 0 {
+            state.found.inode(number, "deleted inode has zero dtime");
+        }
+        return;
+    }
+    if inode.raw.dtime != 0 {
+        state.found.inode(number, "is in use, but has dtime set");
+    }
+    let first = volume.superblock.first_file_inode();
+    let reserved = number < first && number != ROOT_INODE;
+    if reserved && inode.raw.mode != 0 && inode.kind() != Some(Kind::Regular) {
+        state.found.inode(number, "reserved inode has invalid mode");
+    }
+    if inode.kind().is_none() {
+        let mode = inode.raw.mode;
+        state
+            .found
+            .inode(number, format_args!("has invalid mode ({mode:#o})"));
+    }
+    if number == ROOT_INODE && inode.kind() != Some(Kind::Directory) {
+        state.found.inode(number, "root inode is not a directory");
+    }
+    flags_and_fields(state, inode);
+    let mut facts = Facts::default();
+    let attribute_blocks = attributes(state, inode, &mut facts);
+    let references = u64::from(inode.raw.ctime) << 32 | u64::from(inode.raw.version_lo);
+    let seen = Seen {
+        kind: inode.kind(),
+        links: inode.raw.links_count,
+        counted: 0,
+        flags: inode.raw.flags,
+        references,
+    };
+    state.seen.insert(number, seen);
+    let map = contents(state, inode, &facts, attribute_blocks);
+    state.usage.add(volume, inode);
+    special::remember(state, inode, &map);
+    if inode.kind() == Some(Kind::Directory) {
+        state.directories.push(Directory {
+            number,
+            flags: inode.raw.flags,
+            seed: inode.seed(volume),
+            size: inode.raw.size(),
+            runs: map.runs,
+            inline: inode.has(flags::INLINE_DATA).then(|| {
+                [
+                    inode.block().to_vec(),
+                    facts.inline_data.unwrap_or_default(),
+                ]
+            }),
+        });
+    }
+}
+
+/// What flags and fields say, and what they can't.
+fn flags_and_fields(state: &mut State, inode: &Inode) {
+    let superblock = &state.volume.superblock;
+    let number = inode.number;
+    let kind = inode.kind();
+    let directory = kind == Some(Kind::Directory);
+    let mut problem = |wrong: bool, what: &str| {
+        if wrong {
+            state.found.inode(number, what);
+        }
+    };
+    problem(
+        inode.has(flags::IMAGIC) && !superblock.has_compat(compat::IMAGIC_INODES),
+        "has imagic flag set",
+    );
+    let extents = superblock.has_incompat(incompat::EXTENTS);
+    problem(
+        inode.has(flags::EXTENTS) && !extents,
+        "has EXTENTS_FL flag set on filesystem without extents support",
+    );
+    let inline = inode.has(flags::INLINE_DATA);
+    problem(
+        inline && !superblock.has_incompat(incompat::INLINE_DATA),
+        "has INLINE_DATA_FL flag on filesystem without inline data support",
+    );
+    problem(
+        inline && inode.has(flags::EXTENTS),
+        "has inline data and extent flags set",
+    );
+    problem(
+        inode.has(flags::INDEX) && !directory,
+        "has INDEX_FL flag set but is not a directory",
+    );
+    problem(
+        inode.has(flags::INDEX) && directory && !superblock.has_compat(compat::DIR_INDEX),
+        "has INDEX_FL flag set on filesystem without htree support",
+    );
+    problem(
+        inode.has(flags::CASEFOLD) && !(directory && superblock.has_incompat(incompat::CASEFOLD)),
+        "has the casefold flag, but is not a directory or the filesystem lacks the feature",
+    );
+    problem(
+        inode.has(flags::VERITY) && !superblock.has_ro_compat(ro_compat::VERITY),
+        "has verity flag on filesystem without verity support",
+    );
+    problem(
+        inode.has(flags::ENCRYPT) && !superblock.has_incompat(incompat::ENCRYPT),
+        "has encrypt flag on filesystem without encryption support",
+    );
+    problem(
+        inode.has(flags::EA_INODE) && !superblock.has_incompat(incompat::EA_INODE),
+        "has EA_INODE flag on filesystem without ea_inode support",
+    );
+    let special = matches!(
+        kind,
+        Some(Kind::CharDevice | Kind::BlockDevice | Kind::Fifo | Kind::Socket)
+    );
+    problem(
+        special && inode.has(flags::EXTENTS | flags::INLINE_DATA),
+        "special (device/socket/fifo) file has extents or inline-data flag set",
+    );
+    problem(
+        (special || kind == Some(Kind::Symlink)) && inode.has(flags::IMMUTABLE | flags::APPEND),
+        "special (device/socket/fifo/symlink) file has immutable or append-only flag set",
+    );
+    problem(
+        special && inode.raw.size() != 0,
+        "special (device/socket/fifo) file has non-zero size",
+    );
+    problem(
+        !inode.extra_size_fits(),
+        "has an extra size which is invalid",
+    );
+    problem(inode.raw.obsolete_fragment != 0, "i_faddr should be zero");
+    // Other systems have other things in these fields.
+    let linux = is_linux(superblock.creator_os);
+    problem(
+        linux && inode.raw.blocks_hi != 0 && !superblock.has_ro_compat(ro_compat::HUGE_FILE),
+        "i_blocks_hi should be zero",
+    );
+    problem(
+        linux && inode.raw.file_acl_hi != 0 && !superblock.has_incompat(incompat::BIT64),
+        "i_file_acl_hi should be zero",
+    );
+    problem(
+        directory && inode.raw.size_hi != 0 && !superblock.has_incompat(incompat::LARGEDIR),
+        "i_size_high should be zero",
+    );
+    problem(
+        [
+            (inode.raw.atime, inode.raw.atime_extra),
+            (inode.raw.ctime, inode.raw.ctime_extra),
+            (inode.raw.mtime, inode.raw.mtime_extra),
+            (inode.raw.crtime, inode.raw.crtime_extra),
+        ]
+        .into_iter()
+        .any(|(seconds, extra)| seconds >> 31 == 1 && extra & 3 == 3),
+        "timestamp(s) beyond 2310-04-04 are likely pre-1970",
+    );
+    let tree = extent::Header::decode(inode.block());
+    problem(
+        extents
+            && !inode.has(flags::EXTENTS | flags::INLINE_DATA)
+            && matches!(kind, Some(Kind::Directory | Kind::Regular))
+            && tree.magic == extent::MAGIC
+            && tree.max == extent::ROOT_ENTRIES
+            && tree.depth <= extent::MAX_DEPTH,
+        "missing EXTENT_FL, but is in extents format",
+    );
+}
+
+/// Checks an inode's attributes. Returns how many blocks hold some.
+fn attributes(state: &mut State, inode: &Inode, facts: &mut Facts) -> u64 {
+    let volume = state.volume;
+    let number = inode.number;
+    if inode.extra_size_fits()
+        && let Err(problem) = xattrs::in_inode(volume, inode, facts)
+    {
+        state.found.inode(
+            number,
+            format_args!("extended attribute is corrupt: {problem}"),
+        );
+    }
+    let mut blocks = 0;
+    let block = inode.attribute_block(volume);
+    if block != 0 {
+        if !volume.superblock.has_compat(compat::EXT_ATTR) {
+            state.found.inode(
+                number,
+                format_args!("i_file_acl is {block}, should be zero"),
+            );
+        } else if !volume.is_data_block(block) || state.is_fixed(block) {
+            state.found.inode(
+                number,
+                format_args!("extended attribute block is invalid ({block})"),
+            );
+        } else {
+            attribute_block(state, inode, block, facts);
+            blocks = 1;
+        }
+    }
+    if inode.has(flags::ENCRYPT) {
+        if facts.encryption.is_none() {
+            let what = "has encrypt flag but no encryption extended attribute";
+            state.found.inode(number, what);
+        } else if !facts.is_encryption_sound() {
+            state
+                .found
+                .inode(number, "has corrupt encryption extended attribute");
+        }
+    }
+    for &(value, _) in &facts.value_inodes {
+        *state.value_inodes.entry(value).or_default() += 1;
+    }
+    blocks
+}
+
+/// Checks a block of attributes, once.
+fn attribute_block(state: &mut State, inode: &Inode, block: u64, facts: &mut Facts) {
+    if let Some(shared) = state.attribute_blocks.get_mut(&block) {
+        shared.counted = shared.counted.saturating_add(1);
+        return;
+    }
+    let volume = state.volume;
+    let mut bytes = buffer(volume);
+    let checked = volume
+        .read_block(block, &mut bytes)
+        .and_then(|()| xattrs::in_block(volume, block, &bytes, facts));
+    let claimed = checked.unwrap_or_else(|problem| {
+        let what = format_args!("extended attribute block {block} is corrupt: {problem}");
+        state.found.inode(inode.number, what);
+        0
+    });
+    let counted = if claimed == 0 { 0 } else { 1 };
+    state
+        .attribute_blocks
+        .insert(block, Shared { claimed, counted });
+    let clusters = state.clusters(block..block + 1);
+    state.claims.add(clusters, inode.number);
+}
+
+/// Checks and claims an inode's blocks, or what it has in their place.
+fn contents(state: &mut State, inode: &Inode, facts: &Facts, attribute_blocks: u64) -> Map {
+    let volume = state.volume;
+    let number = inode.number;
+    let mut map = Map::default();
+    let inline = inode.has(flags::INLINE_DATA);
+    match inode.kind() {
+        Some(Kind::Regular | Kind::Directory) if !inline => map = blocks(state, inode),
+        Some(Kind::Symlink) if !inline && !inode.is_fast_symlink(volume) => {
+            map = blocks(state, inode);
+        }
+        Some(Kind::Regular | Kind::Directory | Kind::Symlink) if inline => {
+            inline_data(state, inode, facts);
+        }
+        Some(kind @ (Kind::CharDevice | Kind::BlockDevice | Kind::Fifo | Kind::Socket))
+            // The first words hold the device's number.
+            if (4..15).any(|index| word(inode.block(), index) != 0) =>
+        {
+            let what = format_args!("is an illegal {}", kind.name());
+            state.found.inode(number, what);
+        }
+        _ => {}
+    }
+    if inode.kind() == Some(Kind::Symlink) && !inline {
+        symlink(state, inode, &map);
+    }
+    if map.broken {
+        // Its numbers can't be right then.
+        return map;
+    }
+    let allocated: u64 = clusters_of(state, &map) + map.nodes.len() as u64 + attribute_blocks;
+    let values: u64 = facts
+        .value_inodes
+        .iter()
+        .map(|&(_, size)| u64::from(size).div_ceil(volume.block_size as u64 * volume.cluster_ratio))
+        .sum();
+    let unit = volume.block_size as u64 / 512 * volume.cluster_ratio;
+    let (sectors, expected) = (inode.sectors(volume), (allocated + values) * unit);
+    if sectors != expected {
+        let what = format_args!("i_blocks is {sectors}, should be {expected}");
+        state.found.inode(number, what);
+    }
+    size(state, inode, &map, inline);
+    map
+}
+
+/// Clusters of a file's data.
+fn clusters_of(state: &State, map: &Map) -> u64 {
+    let mut last = None;
+    let mut count = 0;
+    for run in &map.runs {
+        let clusters = state.clusters(run.physical..run.physical + run.length);
+        let again = state.volume.cluster_ratio > 1 && last == Some(clusters.start);
+        count += clusters.end - clusters.start - u64::from(again);
+        last = Some(clusters.end - 1);
+    }
+    count
+}
+
+/// Walks and claims the blocks of an inode.
+pub(super) fn blocks(state: &mut State, inode: &Inode) -> Map {
+    let mut visited = mem::take(&mut state.visited);
+    let fixed = mem::take(&mut state.fixed);
+    let map = Walk {
+        volume: state.volume,
+        found: state.found,
+        visited: &mut visited,
+        fixed: &fixed,
+    }
+    .map(inode);
+    state.visited = visited;
+    state.fixed = fixed;
+    for &node in &map.nodes {
+        let clusters = state.clusters(node..node + 1);
+        state.claims.add(clusters, inode.number);
+    }
+    let mut last = None;
+    for run in &map.runs {
+        let clusters = state.clusters(run.physical..run.physical + run.length);
+        // Two extents of a file may share a cluster.
+        let again = state.volume.cluster_ratio > 1 && last == Some(clusters.start);
+        let start = clusters.start + u64::from(again);
+        last = Some(clusters.end - 1);
+        state.claims.add(start..clusters.end, inode.number);
+    }
+    map
+}
+
+fn inline_data(state: &mut State, inode: &Inode, facts: &Facts) {
+    let Some(rest) = &facts.inline_data else {
+        let what = "has INLINE_DATA_FL flag but extended attribute not found";
+        state.found.inode(inode.number, what);
+        return;
+    };
+    let held = I_BLOCK + rest.len() as u64;
+    let size = inode.raw.size();
+    let wrong = match inode.kind() {
+        Some(Kind::Directory) => size != held,
+        _ => size > held,
+    };
+    if wrong {
+        let what = format_args!("i_size is {size}, should be {held}");
+        state.found.inode(inode.number, what);
+    }
+}
+
+fn symlink(state: &mut State, inode: &Inode, map: &Map) {
+    let volume = state.volume;
+    let size = inode.raw.size();
+    let encrypted = inode.has(flags::ENCRYPT);
+    let sound = if inode.is_fast_symlink(volume) {
+        size > 0 && size < I_BLOCK && (encrypted || length(inode.block()) == size)
+    } else {
+        let mut block = Vec::new();
+        size > 0
+            && size < volume.block_size as u64
+            && matches!(map.runs.as_slice(), [run] if run.logical == 0 && run.length == 1
+                && volume.read_block(run.physical, &mut block).is_ok())
+            && (encrypted || length(&block) == size)
+    };
+    if !sound {
+        state.found.inode(inode.number, "symlink is invalid");
+    }
+}
+
+/// Length of a C string.
+fn length(bytes: &[u8]) -> u64 {
+    bytes.iter().take_while(|&&byte| byte != 0).count() as u64
+}
+
+/// Whether `i_size` fits the blocks.
+fn size(state: &mut State, inode: &Inode, map: &Map, inline: bool) {
+    let volume = state.volume;
+    let block_size = volume.block_size as u64;
+    let size = inode.raw.size();
+    let right = match inode.kind() {
+        Some(Kind::Directory) if !inline => {
+            let most = map.end();
+            let blocks = size / block_size;
+            let preallocated = u64::from(volume.superblock.prealloc_dir_blocks);
+            if size.is_multiple_of(block_size) && blocks <= most && most <= blocks + preallocated {
+                return;
+            }
+            most * block_size
+        }
+        Some(Kind::Regular) if !inline => {
+            // One block too many is no reason for e2fsck to complain, and mke2fs makes such
+            // journals. Verity keeps its tree behind the data.
+            let least = map.written_end();
+            let short = size.div_ceil(block_size) + 1 < least && !inode.has(flags::VERITY);
+            if !short && size <= (1_u64 << 32) * block_size {
+                return;
+            }
+            least * block_size
+        }
+        _ => return,
+    };
+    let what = format_args!("i_size is {size}, should be {right}");
+    state.found.inode(inode.number, what);
+}

@@ -1,0 +1,147 @@
+//! The journal's superblock, and the lists of orphans.
+
+use alloc::vec::Vec;
+
+use super::state::State;
+use super::volume::word;
+use crate::format::features::{compat, incompat, ro_compat};
+use crate::format::fields;
+use crate::format::journal::{INCOMPAT_KNOWN, MAGIC, SUPERBLOCK_V1, SUPERBLOCK_V2, Superblock};
+use crate::format::orphan;
+
+/// The journal, as far as it can be checked without replaying it.
+pub(super) fn check(state: &mut State) {
+    let superblock = &state.volume.superblock;
+    let recover = superblock.has_incompat(incompat::RECOVER);
+    if !superblock.has_compat(compat::HAS_JOURNAL) {
+        if recover {
+            state
+                .found
+                .add("superblock needs_recovery flag is set, but no journal is present");
+        }
+        if superblock.journal_inode != 0 || superblock.journal_device != 0 {
+            state
+                .found
+                .add("superblock has_journal flag is clear, but a journal is present");
+        }
+        return;
+    }
+    if recover {
+        state
+            .found
+            .add("the journal needs recovery: it was not replayed for this check");
+    }
+    if superblock.journal_inode == 0 {
+        state.found.add("external journals are not checked");
+        return;
+    }
+    if let Err(problem) = superblock_of_journal(state, recover) {
+        let inode = superblock.journal_inode;
+        state.found.add(format_args!(
+            "superblock has an invalid journal (inode {inode}): {problem}"
+        ));
+    }
+}
+
+fn superblock_of_journal(state: &State, recover: bool) -> Result<(), &'static str> {
+    let volume = state.volume;
+    let (runs, size) = state.journal.as_ref().ok_or("there is no such inode")?;
+    let first = runs
+        .first()
+        .filter(|run| run.logical == 0)
+        .ok_or("it has no blocks")?;
+    let mut block = Vec::new();
+    if volume.read_block(first.physical, &mut block).is_err() {
+        return Err("its superblock can't be read");
+    }
+    let log = Superblock::decode(&block);
+    let blocks = size / volume.block_size as u64;
+    let mapped: u64 = runs.iter().map(|run| run.length).sum();
+    if log.magic != MAGIC {
+        return Err("its magic number is wrong");
+    }
+    if ![SUPERBLOCK_V1, SUPERBLOCK_V2].contains(&log.block_type) {
+        return Err("its superblock is of no known type");
+    }
+    if log.block_size as usize != volume.block_size {
+        return Err("its blocks are not the filesystem's");
+    }
+    if u64::from(log.blocks) > blocks || mapped < u64::from(log.blocks) {
+        return Err("it is shorter than its superblock says");
+    }
+    if log.first == 0 || log.first >= log.end() || log.start >= log.blocks {
+        return Err("its log is outside of it");
+    }
+    let later_fields = [
+        log.feature_compat,
+        log.feature_incompat,
+        log.feature_ro_compat,
+        log.users,
+    ];
+    if log.block_type == SUPERBLOCK_V1 && later_fields.iter().any(|&field| field != 0) {
+        return Err("it has invalid V2 journal superblock fields (from V1 journal)");
+    }
+    if log.users > 1 {
+        return Err("it has multiple filesystem users");
+    }
+    if log.block_type == SUPERBLOCK_V2 {
+        if log.feature_incompat & !INCOMPAT_KNOWN != 0 || log.feature_ro_compat != 0 {
+            return Err("it uses features that are not known");
+        }
+        if log.has_checksums() && Superblock::checksum_of(&block) != log.checksum {
+            return Err("its superblock's checksum does not match");
+        }
+    }
+    if log.error != 0 {
+        return Err("it was stopped by an error");
+    }
+    if log.start != 0 && !recover {
+        return Err("it has data, but the needs_recovery flag is clear");
+    }
+    Ok(())
+}
+
+/// Inodes that were to be deleted or cut when the filesystem was last used.
+pub(super) fn orphans(state: &mut State) {
+    let superblock = &state.volume.superblock;
+    if superblock.last_orphan != 0 {
+        let inode = superblock.last_orphan;
+        state
+            .found
+            .inode(inode, "was part of the orphaned inode list");
+    }
+    if !superblock.has_compat(compat::ORPHAN_FILE) {
+        if superblock.has_ro_compat(ro_compat::ORPHAN_PRESENT) {
+            state
+                .found
+                .add("feature orphan_present is set but filesystem has no orphan file");
+        }
+        return;
+    }
+    let Some((runs, seed)) = state.orphan_file.take() else {
+        state.found.add("orphan file is not a regular file");
+        return;
+    };
+    let mut block = Vec::new();
+    for run in runs {
+        for physical in run.physical..run.physical + run.length {
+            if let Err(problem) = state.volume.read_block(physical, &mut block) {
+                state.found.add(format_args!("orphan file: {problem}"));
+                return;
+            }
+            let slots = block.len() / 4 - orphan::TAIL_SIZE / 4;
+            let checksum = fields::get(&block, block.len() - 4);
+            if word(&block, slots) != orphan::MAGIC
+                || (state.volume.has_checksums()
+                    && orphan::checksum_of(seed, physical, &block) != checksum)
+            {
+                state
+                    .found
+                    .add(format_args!("orphan file block {physical} is not valid"));
+            } else if let Some(inode) = (0..slots).map(|slot| word(&block, slot)).find(|&n| n != 0)
+            {
+                state.found.inode(inode, "was part of the orphan file");
+            }
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Passes 3 and 4: that every directory hangs from the root, and that every inode has as many
+//! names as it says.
+
+use hashbrown::HashSet;
+
+use super::inode::Kind;
+use super::state::State;
+use crate::format::directory::MAX_LINKS;
+use crate::format::features::ro_compat;
+use crate::format::inode::flags;
+use crate::format::superblock::ROOT_INODE;
+
+/// Pass 3.
+pub(super) fn connectivity(state: &mut State) {
+    let mut connected = HashSet::new();
+    connected.insert(ROOT_INODE);
+    for directory in &state.directories {
+        let number = directory.number;
+        let mut path = HashSet::new();
+        let mut at = number;
+        while !connected.contains(&at) && path.insert(at) {
+            match state.parents.get(&at) {
+                Some(&parent) => at = parent,
+                None => break,
+            }
+        }
+        if connected.contains(&at) {
+            connected.extend(path);
+        } else {
+            state.found.inode(number, "unconnected directory inode");
+        }
+        let parent = match number {
+            ROOT_INODE => ROOT_INODE,
+            _ => state.parents.get(&number).copied().unwrap_or(0),
+        };
+        let dotdot = state.dotdots.get(&number).copied().unwrap_or(parent);
+        if parent != 0 && dotdot != parent {
+            let what = format_args!("'..' is {dotdot}, should be {parent}");
+            state.found.inode(number, what);
+        }
+    }
+}
+
+/// Pass 4.
+pub(super) fn counts(state: &mut State) {
+    let superblock = &state.volume.superblock;
+    let first = superblock.first_file_inode();
+    let many = superblock.has_ro_compat(ro_compat::DIR_NLINK);
+    for (&number, seen) in &state.seen {
+        let internal = number < first && number != ROOT_INODE;
+        let own_use = [superblock.project_quota_inode, superblock.orphan_file_inode];
+        if internal || own_use.contains(&number) || number == superblock.journal_inode {
+            continue;
+        }
+        if seen.flags & flags::EA_INODE != 0 {
+            let counted = state.value_inodes.get(&number).copied().unwrap_or(0);
+            if counted == 0 {
+                state.found.inode(number, "unattached inode");
+            } else if seen.references != counted {
+                let what = format_args!(
+                    "extended attribute inode ref count is {}, should be {counted}",
+                    seen.references
+                );
+                state.found.inode(number, what);
+            }
+            continue;
+        }
+        let directory = seen.kind == Some(Kind::Directory);
+        if seen.counted == 0 && !directory {
+            state.found.inode(number, "unattached inode");
+            continue;
+        }
+        let uncounted = directory && many && seen.links == 1 && seen.counted > MAX_LINKS;
+        if u32::from(seen.links) != seen.counted && !uncounted {
+            let what = format_args!("ref count is {}, should be {}", seen.links, seen.counted);
+            state.found.inode(number, what);
+        }
+    }
+    for &value in state.value_inodes.keys() {
+        let sound = state
+            .seen
+            .get(&value)
+            .is_some_and(|seen| seen.flags & flags::EA_INODE != 0);
+        if !sound {
+            let what = format_args!("illegal extended attribute value inode {value}");
+            state.found.add(what);
+        }
+    }
+    for (block, shared) in &state.attribute_blocks {
+        if shared.claimed != shared.counted && shared.claimed != 0 {
+            state.found.add(format_args!(
+                "extended attribute block {block} has reference count {}, should be {}",
+                shared.claimed, shared.counted
+            ));
+        }
+    }
+}

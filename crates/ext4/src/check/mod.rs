@@ -1,0 +1,55 @@
+//! Checks a whole filesystem, as e2fsck does: superblock and descriptors, then five passes
+//! over inodes, directories, their connections, link counts, and bitmaps.
+//!
+//! It reads the structures by itself: what reading and writing files relies on is not relied
+//! on here. Nothing is trusted, nothing is changed, and memory grows with what the image holds
+//! and not with what it claims.
+
+mod claims;
+mod directories;
+mod finding;
+mod fixed;
+mod htree;
+mod inode;
+mod inodes;
+mod journal;
+mod links;
+mod map;
+mod quota;
+mod special;
+mod state;
+mod summary;
+mod superblock;
+mod volume;
+mod xattrs;
+
+use alloc::vec::Vec;
+
+pub use finding::Finding;
+
+use finding::Findings;
+use state::State;
+use volume::Volume;
+
+use crate::BlockDevice;
+
+/// Checks a filesystem and returns what is wrong with it: nothing for a sound one.
+///
+/// A journal that needs recovery is a finding; replay it first.
+pub fn check(device: &dyn BlockDevice) -> Vec<Finding> {
+    let mut found = Findings::default();
+    if let Some(volume) = Volume::open(device, &mut found) {
+        superblock::check(&volume, &mut found);
+        let mut state = State::new(&volume, &mut found);
+        fixed::claim(&mut state);
+        inodes::scan(&mut state);
+        journal::check(&mut state);
+        journal::orphans(&mut state);
+        directories::scan(&mut state);
+        links::connectivity(&mut state);
+        links::counts(&mut state);
+        quota::compare(&mut state);
+        summary::compare(&mut state);
+    }
+    found.finish()
+}

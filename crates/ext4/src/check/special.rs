@@ -1,0 +1,160 @@
+//! Inodes with a meaning of their own: bad blocks, growth, journal, quotas, orphans.
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+use super::inode::{Inode, Kind};
+use super::inodes::blocks;
+use super::map::Map;
+use super::state::State;
+use super::volume::word;
+use crate::format::features::{compat, incompat, ro_compat};
+
+/// The inode that holds bad blocks.
+pub(super) const BAD_BLOCKS: u32 = 1;
+/// The inode that holds descriptor blocks to grow into.
+pub(super) const RESIZE: u32 = crate::format::superblock::RESIZE_INODE;
+/// Index of the doubly indirect block in `i_block`.
+const DOUBLY: usize = 13;
+
+/// The list of bad blocks: an inode without attributes.
+pub(super) fn bad_blocks(state: &mut State, inode: &Inode) {
+    let raw = &inode.raw;
+    if raw.mode != 0 || raw.uid() != 0 || raw.gid() != 0 || raw.links_count != 0 {
+        state
+            .found
+            .inode(inode.number, "the bad block inode looks invalid");
+    }
+    if (0..15).all(|index| word(inode.block(), index) == 0) {
+        return;
+    }
+    let map = blocks(state, inode);
+    for run in &map.runs {
+        for block in run.physical..run.physical + run.length {
+            if state.is_fixed(block) {
+                let what = format_args!("bad block {block} used as filesystem metadata");
+                state.found.inode(inode.number, what);
+            }
+        }
+    }
+}
+
+/// Remembers the blocks of files that have a check of their own.
+pub(super) fn remember(state: &mut State, inode: &Inode, map: &Map) {
+    let superblock = &state.volume.superblock;
+    let number = inode.number;
+    let regular = inode.kind() == Some(Kind::Regular);
+    if superblock.has_compat(compat::HAS_JOURNAL) && number == superblock.journal_inode {
+        if !regular {
+            state
+                .found
+                .inode(number, "superblock has an invalid journal");
+        }
+        state.journal = Some((map.runs.clone(), inode.raw.size()));
+    }
+    if superblock.has_compat(compat::ORPHAN_FILE) && number == superblock.orphan_file_inode {
+        state.orphan_file = Some((map.runs.clone(), inode.seed(state.volume)));
+    }
+    if superblock.has_ro_compat(ro_compat::QUOTA) && quota_inodes(state).contains(&number) {
+        if !regular {
+            state
+                .found
+                .inode(number, "quota inode is not a regular file");
+        }
+        let file = (map.runs.clone(), inode.raw.size());
+        state.quota_files.insert(number, file);
+    }
+}
+
+/// Inodes of user, group and project quotas; 0 for none.
+pub(super) fn quota_inodes(state: &State) -> [u32; 3] {
+    let superblock = &state.volume.superblock;
+    [
+        superblock.user_quota_inode,
+        superblock.group_quota_inode,
+        superblock.project_quota_inode,
+    ]
+}
+
+/// The resize inode: its doubly indirect block lists the reserved descriptor blocks of the
+/// first group, and each of those lists its namesakes in the groups with backups.
+pub(super) fn resize(state: &mut State, inode: &Inode) {
+    let volume = state.volume;
+    let superblock = &volume.superblock;
+    let pointers = |index| word(inode.block(), index);
+    if !superblock.has_compat(compat::RESIZE_INODE) {
+        if inode.raw.links_count != 0 || (0..15).any(|index| pointers(index) != 0) {
+            let what = "resize_inode not enabled, but the resize inode is non-zero";
+            state.found.inode(inode.number, what);
+        }
+        return;
+    }
+    if superblock.has_incompat(incompat::META_BG) {
+        let what = "resize_inode and meta_bg features are enabled; they are not compatible";
+        state.found.inode(inode.number, what);
+    }
+    let doubly = u64::from(pointers(DOUBLY));
+    let copies = (0..volume.groups.len() as u64)
+        .filter(|&group| superblock.has_backup(group))
+        .count() as u64;
+    let listed = 1 + u64::from(superblock.reserved_gdt_blocks) * copies;
+    let occupied = inode.sectors(volume) / (volume.block_size as u64 / 512);
+    let sound = inode.kind() == Some(Kind::Regular)
+        && inode.raw.links_count == 1
+        && (occupied == listed || volume.cluster_ratio > 1)
+        && (0..15).all(|index| index == DOUBLY || pointers(index) == 0)
+        && volume.is_data_block(doubly)
+        && !state.is_fixed(doubly)
+        && lists_reserved_blocks(state, doubly).unwrap_or(false);
+    if !sound {
+        state.found.inode(inode.number, "resize inode not valid");
+        return;
+    }
+    state.visited.insert(doubly);
+    let clusters = state.clusters(doubly..doubly + 1);
+    state.claims.add(clusters, inode.number);
+}
+
+/// Whether the doubly indirect block and the reserved ones say what they must.
+fn lists_reserved_blocks(state: &State, doubly: u64) -> Option<bool> {
+    let volume = state.volume;
+    let superblock = &volume.superblock;
+    let per_block = volume.block_size as u64 / 4;
+    let reserved = u64::from(superblock.reserved_gdt_blocks);
+    let base = volume.base_blocks(0);
+    let first = base.end.checked_sub(reserved)?;
+    let backups: Vec<u64> = (1..volume.groups.len() as u64)
+        .filter(|&group| superblock.has_backup(group))
+        .collect();
+    let mut list = vec![0; per_block as usize];
+    let mut block = Vec::new();
+    for own in first..base.end {
+        let mut expected = vec![0; per_block as usize];
+        let namesakes = backups
+            .iter()
+            .map(|group| own + group * volume.blocks_per_group);
+        for (slot, namesake) in expected.iter_mut().zip(namesakes) {
+            *slot = namesake;
+        }
+        volume.read_block(own, &mut block).ok()?;
+        if !holds(&block, &expected) {
+            return Some(false);
+        }
+        // A descriptor block's place in the list is its number.
+        let slot = own.checked_sub(base.start + 1)? % per_block;
+        *list.get_mut(slot as usize)? = own;
+    }
+    volume.read_block(doubly, &mut block).ok()?;
+    if !holds(&block, &list) {
+        return Some(false);
+    }
+    Some(true)
+}
+
+/// Whether a block holds these pointers and no other.
+fn holds(block: &[u8], pointers: &[u64]) -> bool {
+    pointers
+        .iter()
+        .enumerate()
+        .all(|(slot, &pointer)| u64::from(word(block, slot)) == pointer)
+}

@@ -1,0 +1,51 @@
+//! What a superblock can get wrong without making the rest unreadable.
+
+use super::finding::Findings;
+use super::volume::Volume;
+use crate::format::features::{incompat, ro_compat};
+use crate::format::inode::GOOD_OLD_SIZE;
+use crate::format::superblock::STATE_ERROR;
+
+/// `mmp_magic`, and `mmp_seq` of a filesystem that nobody uses.
+const MMP_MAGIC: u32 = 0x004D_4D50;
+const MMP_CLEAN: u32 = 0xFF4D_4D50;
+
+/// Checks fields of the superblock.
+pub(super) fn check(volume: &Volume, found: &mut Findings) {
+    let superblock = &volume.superblock;
+    if superblock.state & STATE_ERROR != 0 {
+        found.add("the filesystem is marked as having errors");
+    }
+    let room = volume.inode_size - GOOD_OLD_SIZE;
+    let sizes = [
+        ("required", superblock.min_extra_isize),
+        ("desired", superblock.want_extra_isize),
+    ];
+    for (which, size) in sizes {
+        let size = usize::from(size);
+        if room > 0 && size != 0 && (size < 4 || size > room || !size.is_multiple_of(4)) {
+            found.add(format_args!(
+                "bad {which} extra isize in superblock ({size})"
+            ));
+        }
+    }
+    if superblock.has_ro_compat(ro_compat::METADATA_CSUM | ro_compat::GDT_CSUM) {
+        found.add("metadata_csum supersedes uninit_bg; both feature bits cannot be set");
+    }
+    if superblock.has_incompat(incompat::CSUM_SEED) && !superblock.has_checksums() {
+        found.add("metadata_csum_seed is not necessary without metadata_csum");
+    }
+    if superblock.has_incompat(incompat::MMP) {
+        let mut block = alloc::vec::Vec::new();
+        let read = volume.read_block(superblock.mmp_block, &mut block);
+        let (magic, sequence) = (
+            super::volume::word(&block, 0),
+            super::volume::word(&block, 1),
+        );
+        if read.is_err() || magic != MMP_MAGIC {
+            found.add("superblock has invalid MMP magic");
+        } else if sequence != MMP_CLEAN {
+            found.add("MMP block says that the filesystem is in use");
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! A device that takes no writes.
+
+use super::{BlockDevice, DeviceError};
+
+/// Whatever lies below, without its writes.
+#[derive(Debug, Clone)]
+pub struct ReadOnly<D>(pub D);
+
+impl<D: BlockDevice> BlockDevice for ReadOnly<D> {
+    fn size(&self) -> Result<u64, DeviceError> {
+        self.0.size()
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
+        self.0.read_at(offset, buf)
+    }
+
+    fn write_at(&mut self, _offset: u64, _buf: &[u8]) -> Result<(), DeviceError> {
+        Err(DeviceError::ReadOnly)
+    }
+
+    fn flush(&mut self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn is_read_only(&self) -> bool {
+        true
+    }
+}

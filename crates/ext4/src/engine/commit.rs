@@ -1,0 +1,441 @@
+//! Transactions: what changed in memory goes to the log, then into place.
+//!
+//! Ordered mode: a transaction is committed after the contents of files that it refers to are on
+//! the device. Any number of operations share one; [`Ext4::sync`] or a full transaction ends it.
+//! Blocks that are in the log stay in memory until a checkpoint puts them in place, which happens
+//! between transactions when the log is half full.
+//!
+//! Without a journal, a commit writes changed blocks in place.
+
+use alloc::collections::BTreeSet;
+use alloc::vec;
+use alloc::vec::Vec;
+
+use super::{Access, Ext4};
+use crate::cache::Kind;
+use crate::device::BlockDevice;
+use crate::error::{Error, Place, Result};
+use crate::format::features::incompat;
+use crate::format::fields;
+use crate::format::journal::{self, Commit, Header, RevokeHeader, Tag};
+use crate::format::superblock::{self, Superblock};
+
+/// What a running transaction has besides changed blocks.
+#[derive(Debug, Default)]
+pub(crate) struct Transaction {
+    /// Blocks that it freed: group, first and number of blocks.
+    pub(crate) freed: Vec<(u32, u32, u32)>,
+    /// How many those are.
+    pub(crate) freed_blocks: u64,
+    /// Blocks of which the log has copies that must not be replayed.
+    pub(crate) revoked: BTreeSet<u64>,
+    /// The superblock changed in more than its counts.
+    pub(crate) superblock: bool,
+}
+
+/// Changed blocks of a filesystem without a journal to keep in memory.
+const UNLOGGED_BOUND: usize = 2048;
+
+impl<D: BlockDevice> Ext4<D> {
+    /// Makes everything that was done durable: afterwards no crash takes it back.
+    ///
+    /// # Errors
+    ///
+    /// Those of the device. The filesystem then takes no more writes, and what is on the device
+    /// is what the last successful call left, or more.
+    pub fn sync(&mut self) -> Result<()> {
+        match self.access {
+            Access::Read => return Ok(()),
+            Access::Stopped => return Err(Error::Stopped),
+            Access::Write => {}
+        }
+        self.commit()?;
+        let flushed = self.io.flush();
+        self.stop_on(flushed)
+    }
+
+    /// Whether the running transaction should end before it gets anything more.
+    pub(crate) fn transaction_is_full(&self) -> bool {
+        let bound = self
+            .journal
+            .as_ref()
+            .map_or(UNLOGGED_BOUND, |journal| journal.transaction_bound());
+        let groups = self.dirty_groups.len() * 3;
+        self.blocks.dirty_count() + groups + self.transaction.revoked.len() / 256 >= bound
+    }
+
+    /// Ends the running transaction, with the contents of files that go with it.
+    pub(crate) fn commit(&mut self) -> Result<()> {
+        let result = self.commit_all();
+        self.stop_on(result)
+    }
+
+    fn commit_all(&mut self) -> Result<()> {
+        while !self.write_back_some()? {
+            // So many blocks were allocated that the transaction is full.
+            self.commit_metadata()?;
+        }
+        self.commit_metadata()
+    }
+
+    fn commit_metadata(&mut self) -> Result<()> {
+        let nothing = self.blocks.dirty_count() == 0
+            && self.dirty_inodes.is_empty()
+            && self.dirty_groups.is_empty()
+            && self.transaction.revoked.is_empty()
+            && !self.transaction.superblock;
+        if nothing {
+            return Ok(());
+        }
+        self.mark_in_use()?;
+        self.store_inodes()?;
+        self.store_groups()?;
+        self.store_superblock()?;
+        let numbers = self.blocks.seal().to_vec();
+        if self.journal.is_some() {
+            self.log(&numbers)?;
+        } else {
+            self.write_in_place(&numbers)?;
+            self.io.flush()?;
+        }
+        self.blocks.committed(self.journal.is_some());
+        self.transaction.revoked.clear();
+        self.transaction.superblock = false;
+        self.release_freed();
+        let crowded = self.journal.as_ref().is_some_and(|journal| {
+            journal.used > journal.capacity() / 2
+                || self.blocks.logged_count() > journal.transaction_bound().max(4096) * 2
+        });
+        if crowded { self.checkpoint() } else { Ok(()) }
+    }
+
+    /// Before the first commit: whoever opens the filesystem after a crash has to replay the log
+    /// or, if there is none, to check.
+    fn mark_in_use(&mut self) -> Result<()> {
+        match &self.journal {
+            Some(journal) if journal.marked => return Ok(()),
+            None if self.superblock.state & superblock::STATE_VALID == 0 => return Ok(()),
+            _ => {}
+        }
+        if self.journal.is_some() {
+            self.superblock.feature_incompat |= incompat::RECOVER;
+        } else {
+            self.superblock.state &= !superblock::STATE_VALID;
+        }
+        let (block, offset) = self.superblock_place();
+        let mut bytes = vec![0; self.io.block_size];
+        self.io.read_blocks(block, &mut bytes)?;
+        if let Some(place) = bytes
+            .get_mut(offset..)
+            .and_then(|rest| rest.first_chunk_mut())
+        {
+            let mut now = Superblock::decode(place);
+            now.feature_incompat = self.superblock.feature_incompat;
+            now.state = self.superblock.state;
+            now.seal_into(place);
+        }
+        self.io.write_blocks(block, &[&bytes])?;
+        // A log that has something, and nobody who asks for it, would be thrown away.
+        self.io.flush()?;
+        if let Some(journal) = &mut self.journal {
+            journal.superblock.start = journal.head;
+            journal.superblock.sequence = journal.sequence;
+            journal.store_superblock(&mut self.io)?;
+            journal.marked = true;
+        }
+        Ok(())
+    }
+
+    /// Writes the superblock to its block.
+    fn store_superblock(&mut self) -> Result<()> {
+        let now = self.now().seconds as u64;
+        self.superblock.set_free_blocks(self.free_blocks);
+        self.superblock.free_inodes = self.free_inodes;
+        self.superblock.last_orphan = self.orphans.last().copied().unwrap_or(0);
+        self.superblock.write_time = now as u32;
+        self.superblock.write_time_hi = (now >> 32) as u8;
+        let (block, offset) = self.superblock_place();
+        let bytes = self.blocks.write(&self.io, block, Kind::Plain)?;
+        if let Some(place) = bytes
+            .get_mut(offset..)
+            .and_then(|rest| rest.first_chunk_mut())
+        {
+            self.superblock.seal_into(place);
+        }
+        Ok(())
+    }
+
+    /// Writes the transaction to the log; it is committed when this returns.
+    fn log(&mut self, numbers: &[u64]) -> Result<()> {
+        let now = self.now();
+        let Some(journal) = &mut self.journal else {
+            return Ok(());
+        };
+        let block_size = self.io.block_size;
+        let superblock = journal.superblock.clone();
+        let (seed, sequence) = (superblock.seed(), journal.sequence);
+        let sums = superblock.has_checksums();
+        let tail = if sums { 4 } else { 0 };
+        let header = |block_type| Header {
+            magic: journal::MAGIC,
+            block_type,
+            sequence,
+        };
+
+        let revokes = revoke_blocks(
+            &superblock,
+            header(journal::REVOKE),
+            &self.transaction.revoked,
+            block_size,
+        );
+        // The first tag of a descriptor is followed by a UUID.
+        let per_descriptor = (block_size - Header::SIZE - tail - 16) / superblock.tag_size();
+        let mut descriptors = Vec::new();
+        let mut escaped: Vec<Vec<u8>> = Vec::new();
+        for group in numbers.chunks(per_descriptor.max(1)) {
+            let mut block = vec![0; block_size];
+            header(journal::DESCRIPTOR).encode_into(&mut block);
+            let mut at = Header::SIZE;
+            for (index, &number) in group.iter().enumerate() {
+                let data = self.blocks.cached(number).ok_or(
+                    Place::Block(number).corrupt("a changed block was lost from the cache"),
+                )?;
+                let mut flags = if index == 0 {
+                    0
+                } else {
+                    journal::TAG_SAME_UUID
+                };
+                if index + 1 == group.len() {
+                    flags |= journal::TAG_LAST;
+                }
+                let mut data = data;
+                if fields::get_be::<u32>(data, 0) == journal::MAGIC {
+                    flags |= journal::TAG_ESCAPED;
+                    let mut copy = data.to_vec();
+                    fields::put_be(&mut copy, 0, 0u32);
+                    escaped.push(copy);
+                    data = escaped.last().map_or(data, |copy| copy);
+                }
+                let checksum = if sums {
+                    journal::tag_checksum(seed, sequence, data)
+                } else {
+                    0
+                };
+                let tag = Tag {
+                    block: number,
+                    flags,
+                    checksum,
+                };
+                if let Some(place) = block.get_mut(at..at + superblock.tag_size()) {
+                    tag.encode_into(&superblock, place);
+                }
+                at += superblock.tag_size();
+                if index == 0 {
+                    if let Some(place) = block.get_mut(at..at + 16) {
+                        place.copy_from_slice(&superblock.uuid);
+                    }
+                    at += 16;
+                }
+            }
+            if sums {
+                journal::seal_tail(seed, &mut block);
+            }
+            descriptors.push(block);
+        }
+        let total = revokes.len() + descriptors.len() + numbers.len() + 1;
+        if total as u64 > u64::from(journal.capacity() - journal.used) {
+            return Err(Place::Journal.corrupt("a transaction that does not fit into the log"));
+        }
+        let mut slices: Vec<&[u8]> = revokes.iter().map(|block| block.as_slice()).collect();
+        let mut escaped = escaped.iter();
+        for (descriptor, group) in descriptors
+            .iter()
+            .zip(numbers.chunks(per_descriptor.max(1)))
+        {
+            slices.push(descriptor);
+            for &number in group {
+                let data = self.blocks.cached(number).unwrap_or_default();
+                let is_escaped = fields::get_be::<u32>(data, 0) == journal::MAGIC;
+                slices.push(if is_escaped {
+                    escaped.next().map_or(data, |copy| copy)
+                } else {
+                    data
+                });
+            }
+        }
+        journal.append(&mut self.io, &slices)?;
+        // The commit block must not be there before what it commits and what that refers to.
+        self.io.flush()?;
+        let mut block = vec![0; block_size];
+        let mut commit = Commit {
+            magic: journal::MAGIC,
+            block_type: journal::COMMIT,
+            sequence,
+            seconds: now.seconds as u64,
+            nanos: now.nanos,
+            ..Commit::default()
+        };
+        commit.encode_into(&mut block);
+        if sums {
+            commit.checksum[0] = journal::commit_checksum(seed, &block);
+            commit.encode_into(&mut block);
+        }
+        journal.append(&mut self.io, &[&block])?;
+        self.io.flush()?;
+        journal.sequence = journal.sequence.wrapping_add(1);
+        Ok(())
+    }
+
+    /// Puts what is in the log into place and empties the log. Not while a transaction runs.
+    pub(crate) fn checkpoint(&mut self) -> Result<()> {
+        let result = self.checkpoint_all();
+        self.stop_on(result)
+    }
+
+    fn checkpoint_all(&mut self) -> Result<()> {
+        let numbers = self.blocks.logged();
+        self.write_in_place(&numbers)?;
+        self.io.flush()?;
+        self.blocks.checkpointed(&numbers);
+        if let Some(journal) = &mut self.journal
+            && journal.used > 0
+        {
+            journal.superblock.start = journal.head;
+            journal.superblock.sequence = journal.sequence;
+            journal.store_superblock(&mut self.io)?;
+            // Before the log's blocks are used again.
+            self.io.flush()?;
+            journal.used = 0;
+        }
+        Ok(())
+    }
+
+    /// Writes blocks of the cache, given in ascending order, to the device; those that follow
+    /// each other with one request.
+    fn write_in_place(&mut self, numbers: &[u64]) -> Result<()> {
+        let mut slices: Vec<&[u8]> = Vec::new();
+        let mut first = 0;
+        for &number in numbers {
+            let Some(data) = self.blocks.cached(number) else {
+                continue;
+            };
+            if number != first + slices.len() as u64 && !slices.is_empty() {
+                self.io.write_blocks(first, &slices)?;
+                slices.clear();
+            }
+            if slices.is_empty() {
+                first = number;
+            }
+            slices.push(data);
+        }
+        self.io.write_blocks(first, &slices)
+    }
+
+    /// Marks log and filesystem as not in need of anything. Everything is in place.
+    pub(crate) fn mark_clean(&mut self) -> Result<()> {
+        let mut changed = false;
+        if let Some(journal) = &mut self.journal
+            && journal.marked
+        {
+            journal.superblock.start = 0;
+            journal.superblock.sequence = journal.sequence;
+            journal.superblock.head = journal.head;
+            journal.store_superblock(&mut self.io)?;
+            self.io.flush()?;
+            journal.marked = false;
+            self.superblock.feature_incompat &= !incompat::RECOVER;
+            changed = true;
+        } else if self.journal.is_none() && self.superblock.state & superblock::STATE_VALID == 0 {
+            self.superblock.state |= superblock::STATE_VALID;
+            changed = true;
+        }
+        if changed {
+            self.store_superblock()?;
+            let numbers = self.blocks.seal().to_vec();
+            self.write_in_place(&numbers)?;
+            self.blocks.committed(false);
+            self.io.flush()?;
+        }
+        Ok(())
+    }
+}
+
+/// The blocks that list what was revoked.
+fn revoke_blocks(
+    superblock: &journal::Superblock,
+    header: Header,
+    revoked: &BTreeSet<u64>,
+    block_size: usize,
+) -> Vec<Vec<u8>> {
+    let wide = superblock.has_incompat(journal::INCOMPAT_64BIT);
+    let width = if wide { 8 } else { 4 };
+    let sums = superblock.has_checksums();
+    let room = block_size - RevokeHeader::SIZE - if sums { 4 } else { 0 };
+    let numbers: Vec<u64> = revoked.iter().copied().collect();
+    let blocks = numbers.chunks((room / width).max(1)).map(|numbers| {
+        let mut block = vec![0; block_size];
+        RevokeHeader {
+            magic: header.magic,
+            block_type: header.block_type,
+            sequence: header.sequence,
+            bytes: (RevokeHeader::SIZE + numbers.len() * width) as u32,
+        }
+        .encode_into(&mut block);
+        for (index, &number) in numbers.iter().enumerate() {
+            let at = RevokeHeader::SIZE + index * width;
+            if wide {
+                fields::put_be(&mut block, at, number);
+            } else {
+                fields::put_be(&mut block, at, number as u32);
+            }
+        }
+        if sums {
+            journal::seal_tail(superblock.seed(), &mut block);
+        }
+        block
+    });
+    blocks.collect()
+}
+
+#[cfg(all(test, feature = "std"))]
+mod tests {
+    use super::super::{Options, Owner, ROOT};
+    use super::*;
+    use crate::device::Memory;
+    use crate::make::{self, Journal};
+
+    #[test]
+    fn the_log_is_a_ring() {
+        const SIZE: u64 = 32 << 20;
+        let mut device = Memory::new(SIZE as usize);
+        let options = make::Options {
+            uuid: [1; 16],
+            label: [0; 16],
+            time: 1,
+            inodes: None,
+            journal: Journal::Bytes(4 << 20),
+            reserved: 0,
+        };
+        make::make(&mut device, SIZE, &options).unwrap();
+        let mut filesystem = Ext4::open(device, Options::default()).unwrap();
+        let (mut last, mut rounds) = (0, 0);
+        for number in 0..500u32 {
+            let name = number.to_be_bytes().map(|byte| b'a' + byte % 16);
+            let name = [&name[..], &std::format!("{number}").into_bytes()].concat();
+            filesystem.create(ROOT, &name, Owner::root(0o600)).unwrap();
+            filesystem.sync().unwrap();
+            let head = filesystem.journal.as_ref().unwrap().head;
+            rounds += u32::from(head < last);
+            last = head;
+            if number % 50 == 0 {
+                // As after a crash.
+                let copy = Memory::from(filesystem.device().bytes().to_vec());
+                let mut copy = Ext4::open(copy, Options::default()).unwrap();
+                assert_eq!(copy.read_dir(ROOT).unwrap().len(), number as usize + 2);
+                let copy = copy.close().unwrap();
+                assert_eq!(crate::check::check(&copy), []);
+            }
+        }
+        assert!(rounds >= 3, "{rounds}");
+    }
+}

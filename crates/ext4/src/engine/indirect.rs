@@ -1,0 +1,95 @@
+//! Block maps: files of ext2 and ext3, and of filesystems that were those once.
+//!
+//! Twelve block numbers, then one block of numbers, one of blocks of numbers, and one of those.
+
+use super::map::Mapping;
+use super::{Ext4, Ino};
+use crate::cache::Kind;
+use crate::device::BlockDevice;
+use crate::error::{Place, Result};
+use crate::format::fields;
+
+const DIRECT: u64 = 12;
+
+impl<D: BlockDevice> Ext4<D> {
+    pub(crate) fn map_indirect(&mut self, ino: Ino, logical: u32) -> Result<Mapping> {
+        let root = self.inode(ino)?.raw.block;
+        let per_block = (self.geometry.block_size / 4) as u64;
+        let mut rest = u64::from(logical);
+        if rest < DIRECT {
+            return self.run(ino, root.get(..48).unwrap_or_default(), rest as usize);
+        }
+        rest -= DIRECT;
+        let mut covered = per_block;
+        for level in 1..=3usize {
+            if rest < covered {
+                let pointer: u32 = fields::get(&root, 44 + 4 * level);
+                return self.descend(ino, pointer, level, rest, covered);
+            }
+            rest -= covered;
+            covered *= per_block;
+        }
+        Err(Place::Inode(ino).corrupt("a block past the end of its block map"))
+    }
+
+    /// From a block that covers `covered` blocks down to the numbers of the file's blocks.
+    fn descend(
+        &mut self,
+        ino: Ino,
+        pointer: u32,
+        levels: usize,
+        within: u64,
+        covered: u64,
+    ) -> Result<Mapping> {
+        let per_block = (self.geometry.block_size / 4) as u64;
+        let (mut pointer, mut within, mut covered) = (pointer, within, covered);
+        for level in (1..=levels).rev() {
+            if pointer == 0 {
+                let rest = (covered - within).min(u32::MAX.into());
+                return Ok(Mapping::hole((rest as u32).max(1)));
+            }
+            if level == 1 {
+                break;
+            }
+            covered /= per_block;
+            let index = (within / covered) as usize;
+            within %= covered;
+            let block = self.blocks.read(&self.io, pointer.into(), Kind::Plain)?;
+            pointer = fields::get(block, index * 4);
+        }
+        if pointer == 0 {
+            let rest = (covered - within).min(u32::MAX.into());
+            return Ok(Mapping::hole((rest as u32).max(1)));
+        }
+        let numbers = self
+            .blocks
+            .read(&self.io, pointer.into(), Kind::Plain)?
+            .to_vec();
+        self.run(ino, &numbers, within as usize)
+    }
+
+    /// Numbers in a row from the one at `index` on.
+    fn run(&self, ino: Ino, numbers: &[u8], index: usize) -> Result<Mapping> {
+        let mut numbers = numbers
+            .chunks_exact(4)
+            .skip(index)
+            .map(|bytes| fields::get::<u32>(bytes, 0));
+        let first = numbers.next().unwrap_or(0);
+        if first == 0 {
+            let more = numbers.take_while(|&number| number == 0).count() as u32;
+            return Ok(Mapping::hole(1 + more));
+        }
+        let more = numbers
+            .zip(1u32..)
+            .take_while(|&(number, step)| first.checked_add(step) == Some(number))
+            .count() as u32;
+        if u64::from(first) + u64::from(more) >= self.geometry.blocks_count {
+            return Err(Place::Inode(ino).corrupt("a block past the filesystem's end"));
+        }
+        Ok(Mapping {
+            length: 1 + more,
+            physical: Some(first.into()),
+            unwritten: false,
+        })
+    }
+}

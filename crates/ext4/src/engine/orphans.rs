@@ -1,0 +1,156 @@
+//! Inodes without names, or half truncated: what a crash must not lose sight of.
+//!
+//! They form a list through `i_dtime`, whose head is in the superblock. Filesystems with
+//! orphan_file have theirs in a file; what is found there is cleaned up, and new ones go to the
+//! list, which is valid as well.
+
+use alloc::vec::Vec;
+
+use super::{Ext4, Ino};
+use crate::cache::Kind;
+use crate::device::BlockDevice;
+use crate::error::{Errno, Place, Result};
+use crate::format::features::{compat, ro_compat};
+use crate::format::{fields, orphan};
+
+impl<D: BlockDevice> Ext4<D> {
+    /// Keeps an inode from being freed while it has no names: what an open file does. As often
+    /// as this is called, [`Ext4::release`] must be.
+    ///
+    /// # Errors
+    ///
+    /// [`Errno::Stale`] if it is not in use, and damage.
+    pub fn hold(&mut self, ino: Ino) -> Result<()> {
+        self.inode(ino)?.opens += 1;
+        Ok(())
+    }
+
+    /// Undoes one [`Ext4::hold`]. An inode without names goes with the last.
+    ///
+    /// # Errors
+    ///
+    /// [`Errno::Invalid`] if nobody holds it, and damage.
+    pub fn release(&mut self, ino: Ino) -> Result<()> {
+        let inode = self.inode(ino)?;
+        inode.opens = inode.opens.checked_sub(1).ok_or(Errno::Invalid)?;
+        if inode.opens == 0 && inode.raw.links_count == 0 {
+            self.begin()?;
+            let result = self.evict(ino);
+            return self.stop_on(result);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn add_orphan(&mut self, ino: Ino) -> Result<()> {
+        let next = self.orphans.last().copied().unwrap_or(0);
+        self.inode_mut(ino)?.raw.dtime = next;
+        self.orphans.push(ino);
+        self.transaction.superblock = true;
+        Ok(())
+    }
+
+    pub(crate) fn remove_orphan(&mut self, ino: Ino) -> Result<()> {
+        let Some(index) = self.orphans.iter().position(|&orphan| orphan == ino) else {
+            return Ok(());
+        };
+        let next = index
+            .checked_sub(1)
+            .and_then(|next| self.orphans.get(next))
+            .copied()
+            .unwrap_or(0);
+        if let Some(&before) = self.orphans.get(index + 1) {
+            self.inode_mut(before)?.raw.dtime = next;
+        }
+        self.orphans.remove(index);
+        self.inode_mut(ino)?.raw.dtime = 0;
+        self.transaction.superblock = true;
+        Ok(())
+    }
+
+    /// Ends what was deleted or truncated when the filesystem was last written to.
+    pub(crate) fn clean_up_orphans(&mut self) -> Result<()> {
+        let mut chain: Vec<Ino> = Vec::new();
+        let mut next = self.superblock.last_orphan;
+        while next != 0 {
+            if chain.len() as u32 >= self.geometry.inodes_count || self.orphans.contains(&next) {
+                return Err(Place::Superblock.corrupt("the list of orphans goes in circles"));
+            }
+            // Known as an orphan, it may be loaded without names.
+            self.orphans.push(next);
+            chain.push(next);
+            next = self.inode(next)?.raw.dtime;
+        }
+        // The head comes last.
+        self.orphans.reverse();
+        for ino in chain {
+            self.clean_up(ino)?;
+            self.begin()?;
+        }
+        self.clean_up_orphan_file()
+    }
+
+    fn clean_up(&mut self, ino: Ino) -> Result<()> {
+        let result = self.clean_up_one(ino);
+        self.stop_on(result)
+    }
+
+    fn clean_up_one(&mut self, ino: Ino) -> Result<()> {
+        let inode = self.inode(ino)?;
+        if inode.raw.links_count == 0 {
+            return self.evict(ino);
+        }
+        let size = inode.raw.size();
+        if inode.is(crate::format::inode::S_IFREG) {
+            self.make_extents(ino)?;
+            let from = self.geometry.blocks_for(size);
+            self.cut_blocks(ino, u32::try_from(from).map_err(|_| Errno::FileTooLarge)?)?;
+        }
+        self.remove_orphan(ino)
+    }
+
+    fn clean_up_orphan_file(&mut self) -> Result<()> {
+        if !self.superblock.has_compat(compat::ORPHAN_FILE)
+            || !self.superblock.has_ro_compat(ro_compat::ORPHAN_PRESENT)
+        {
+            return Ok(());
+        }
+        let file = self.superblock.orphan_file_inode;
+        let seed = self.inode(file)?.seed;
+        let size = self.inode(file)?.raw.size();
+        let blocks =
+            u32::try_from(self.geometry.blocks_for(size)).map_err(|_| Errno::FileTooLarge)?;
+        for logical in 0..blocks {
+            let number = self.map_block(file, logical)?;
+            let block = self.blocks.read(&self.io, number, Kind::Plain)?.to_vec();
+            let slots = block.len().saturating_sub(orphan::TAIL_SIZE);
+            if fields::get::<u32>(&block, slots) != orphan::MAGIC
+                || (self.geometry.has_checksums
+                    && orphan::checksum_of(seed, number, &block)
+                        != fields::get::<u32>(&block, slots + 4))
+            {
+                return Err(Place::Block(number).corrupt("not a block of the orphan file"));
+            }
+            let listed = block.get(..slots).unwrap_or_default().chunks_exact(4);
+            for ino in listed
+                .map(|slot| fields::get::<u32>(slot, 0))
+                .filter(|&ino| ino != 0)
+            {
+                if !self.orphans.contains(&ino) {
+                    self.orphans.push(ino);
+                    self.clean_up(ino)?;
+                }
+            }
+            let block = self.blocks.write(&self.io, number, Kind::Plain)?;
+            if let Some(slots) = block.get_mut(..slots) {
+                slots.fill(0);
+            }
+            if self.geometry.has_checksums {
+                let checksum = orphan::checksum_of(seed, number, block);
+                fields::put(block, slots + 4, checksum);
+            }
+        }
+        self.superblock.feature_ro_compat &= !ro_compat::ORPHAN_PRESENT;
+        self.transaction.superblock = true;
+        self.commit()
+    }
+}

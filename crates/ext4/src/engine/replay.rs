@@ -1,0 +1,332 @@
+//! Replaying the log: on disk before writing, in memory for reading.
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+use hashbrown::HashMap;
+
+use super::io::Copy;
+use super::journal::Journal;
+use super::{Ext4, Io};
+use crate::device::BlockDevice;
+use crate::error::{Error, Place, Result};
+use crate::format::features::incompat;
+use crate::format::fields;
+use crate::format::journal::{self, Commit, Header, RevokeHeader, Tag};
+
+/// Blocks to put in place with one request.
+const BATCH: usize = 256;
+
+/// A copy that a transaction has of a block.
+struct Logged {
+    block: u64,
+    copy: Copy,
+    sequence: u32,
+}
+
+/// What the log says.
+#[derive(Default)]
+struct Scan {
+    logged: Vec<Logged>,
+    /// By block, the last transaction that revoked it.
+    revoked: HashMap<u64, u32>,
+    /// The number after the last committed transaction's.
+    end: u32,
+}
+
+/// Whether transaction `a` came after `b`; numbers wrap around.
+fn is_after(a: u32, b: u32) -> bool {
+    (a.wrapping_sub(b) as i32) > 0
+}
+
+impl<D: BlockDevice> Ext4<D> {
+    /// Applies all committed transactions: to the device if `write`, else in memory.
+    pub(crate) fn replay(&mut self, write: bool) -> Result<()> {
+        let mut journal = Journal::load(self)?;
+        let scan = Scan::run(&journal, &self.io)?;
+        self.refuse_fast_commits(&journal, scan.end)?;
+        for Logged {
+            block,
+            copy,
+            sequence,
+        } in scan.logged
+        {
+            let revoked = scan
+                .revoked
+                .get(&block)
+                .is_some_and(|&by| !is_after(sequence, by));
+            if !revoked {
+                self.io.overlay.insert(block, copy);
+            }
+        }
+        if write {
+            self.apply_overlay()?;
+            journal.superblock.start = 0;
+            journal.superblock.sequence = scan.end.wrapping_add(1).max(1);
+            journal.store_superblock(&mut self.io)?;
+            // Only when the log is marked as empty does the filesystem stop to ask for it.
+            self.io.flush()?;
+            self.clear_recover_flag()?;
+        }
+        Ok(())
+    }
+
+    /// A log that nobody asks to be replayed: its transactions are void, and no later one may have
+    /// the number of any of them.
+    pub(crate) fn discard_log(&mut self, journal: &mut Journal) -> Result<()> {
+        if journal.superblock.start != 0 {
+            let scan = Scan::run(journal, &self.io)?;
+            journal.superblock.start = 0;
+            journal.superblock.sequence = scan.end.wrapping_add(1).max(1);
+            journal.store_superblock(&mut self.io)?;
+            self.io.flush()?;
+        }
+        Ok(())
+    }
+
+    fn apply_overlay(&mut self) -> Result<()> {
+        let overlay = core::mem::take(&mut self.io.overlay);
+        let mut blocks: Vec<(u64, Copy)> = overlay.into_iter().collect();
+        while !blocks.is_empty() {
+            // As many as follow each other, but not more than fit.
+            let in_row = blocks
+                .iter()
+                .zip(blocks.iter().skip(1))
+                .take_while(|(a, b)| a.0 + 1 == b.0)
+                .take(BATCH - 1)
+                .count()
+                + 1;
+            let mut buf = vec![0; in_row * self.io.block_size];
+            let first = blocks.first().map_or(0, |(block, _)| *block);
+            for ((_, copy), place) in blocks
+                .drain(..in_row)
+                .zip(buf.chunks_exact_mut(self.io.block_size))
+            {
+                self.io.read_blocks(copy.block, place)?;
+                if copy.escaped {
+                    fields::put_be(place, 0, journal::MAGIC);
+                }
+            }
+            self.io.write_blocks(first, &[&buf])?;
+        }
+        self.io.flush()
+    }
+
+    fn clear_recover_flag(&mut self) -> Result<()> {
+        let (block, offset) = self.superblock_place();
+        let mut bytes = vec![0; self.io.block_size];
+        self.io.read_blocks(block, &mut bytes)?;
+        if let Some(place) = bytes
+            .get_mut(offset..)
+            .and_then(|rest| rest.first_chunk_mut())
+        {
+            let mut superblock = crate::format::superblock::Superblock::decode(place);
+            superblock.feature_incompat &= !incompat::RECOVER;
+            superblock.seal_into(place);
+        }
+        self.io.write_blocks(block, &[&bytes])?;
+        self.io.flush()
+    }
+
+    /// Fast commits describe changes, not blocks. A log that ends with one is not understood.
+    fn refuse_fast_commits(&self, journal: &Journal, expected: u32) -> Result<()> {
+        if !journal
+            .superblock
+            .has_incompat(journal::INCOMPAT_FAST_COMMIT)
+        {
+            return Ok(());
+        }
+        let mut block = vec![0; self.io.block_size];
+        self.io
+            .read_blocks(journal.physical(journal.superblock.end())?.0, &mut block)?;
+        let is_head = fields::get::<u16>(&block, 0) == journal::FAST_COMMIT_HEAD;
+        if is_head && fields::get::<u32>(&block, 8) == expected {
+            return Err(Error::Unsupported(
+                "fast commits in its journal; mount it once with Linux",
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl Scan {
+    fn run<D: BlockDevice>(journal: &Journal, io: &Io<D>) -> Result<Self> {
+        let superblock = &journal.superblock;
+        let mut scan = Self {
+            end: superblock.sequence,
+            ..Self::default()
+        };
+        if superblock.start == 0 {
+            return Ok(scan);
+        }
+        if superblock.start < superblock.first || superblock.start >= superblock.end() {
+            return Err(Place::Journal.corrupt("the log starts outside of itself"));
+        }
+        let seed = superblock.seed();
+        let mut block = vec![0; io.block_size];
+        let mut copy = vec![0; io.block_size];
+        let mut at = superblock.start;
+        let mut budget = journal.capacity();
+        let mut logged = Vec::new();
+        let mut revoked = Vec::new();
+        let mut transaction_checksum = !0;
+        while budget > 0 {
+            io.read_blocks(journal.physical(at)?.0, &mut block)?;
+            budget -= 1;
+            let header = Header::decode(&block);
+            if header.magic != journal::MAGIC || header.sequence != scan.end {
+                break;
+            }
+            let tail_is_right = !superblock.has_checksums()
+                || journal::tail_checksum(seed, &block)
+                    == fields::get_be::<u32>(&block, block.len().saturating_sub(4));
+            at = journal.next(at);
+            match header.block_type {
+                journal::DESCRIPTOR if tail_is_right => {
+                    transaction_checksum = crc32_be(transaction_checksum, &block);
+                    for tag in tags(superblock, &block) {
+                        if budget == 0 {
+                            break;
+                        }
+                        budget -= 1;
+                        if tag.block >= io.blocks_count {
+                            return Err(Place::Journal.corrupt("a block past the filesystem's end"));
+                        }
+                        let (physical, _) = journal.physical(at)?;
+                        if superblock.has_checksums() || has_v1_checksum(superblock) {
+                            io.read_blocks(physical, &mut copy)?;
+                            transaction_checksum = crc32_be(transaction_checksum, &copy);
+                        }
+                        let right = !superblock.has_checksums() || {
+                            let checksum = journal::tag_checksum(seed, header.sequence, &copy);
+                            if superblock.has_incompat(journal::INCOMPAT_CSUM_V3) {
+                                checksum == tag.checksum
+                            } else {
+                                checksum as u16 == tag.checksum as u16
+                            }
+                        };
+                        let escaped = tag.flags & journal::TAG_ESCAPED != 0;
+                        logged.push((
+                            tag.block,
+                            Copy {
+                                block: physical,
+                                escaped,
+                            },
+                            right,
+                        ));
+                        at = journal.next(at);
+                    }
+                }
+                journal::REVOKE if tail_is_right => {
+                    let header = RevokeHeader::decode(&block);
+                    let width = if superblock.has_incompat(journal::INCOMPAT_64BIT) {
+                        8
+                    } else {
+                        4
+                    };
+                    let end = (header.bytes as usize).min(block.len());
+                    let numbers = block.get(RevokeHeader::SIZE..end).unwrap_or_default();
+                    revoked.extend(numbers.chunks_exact(width).map(|number| {
+                        if width == 8 {
+                            fields::get_be::<u64>(number, 0)
+                        } else {
+                            fields::get_be::<u32>(number, 0).into()
+                        }
+                    }));
+                }
+                journal::COMMIT
+                    if commit_is_right(superblock, seed, &block, transaction_checksum) =>
+                {
+                    for (block, copy, right) in logged.drain(..) {
+                        if !right {
+                            return Err(Place::Journal
+                                .corrupt("the checksum of a committed block is wrong"));
+                        }
+                        scan.logged.push(Logged {
+                            block,
+                            copy,
+                            sequence: scan.end,
+                        });
+                    }
+                    for block in revoked.drain(..) {
+                        scan.revoked.insert(block, scan.end);
+                    }
+                    transaction_checksum = !0;
+                    scan.end = scan.end.wrapping_add(1);
+                }
+                // Whatever else there is was never committed.
+                _ => break,
+            }
+        }
+        Ok(scan)
+    }
+}
+
+/// The tags of a descriptor block.
+fn tags(superblock: &journal::Superblock, block: &[u8]) -> Vec<Tag> {
+    let tail = if superblock.has_checksums() { 4 } else { 0 };
+    let end = block.len().saturating_sub(tail);
+    let size = superblock.tag_size();
+    let mut at = Header::SIZE;
+    let mut tags = Vec::new();
+    while let Some(bytes) = block.get(at..at + size).filter(|_| at + size <= end) {
+        let tag = Tag::decode(superblock, bytes);
+        at += size;
+        if tag.flags & journal::TAG_SAME_UUID == 0 {
+            at += 16;
+        }
+        tags.push(tag);
+        if tag.flags & journal::TAG_LAST != 0 {
+            break;
+        }
+    }
+    tags
+}
+
+fn has_v1_checksum(superblock: &journal::Superblock) -> bool {
+    superblock.block_type == journal::SUPERBLOCK_V2
+        && superblock.feature_compat & journal::COMPAT_CHECKSUM != 0
+}
+
+fn commit_is_right(
+    superblock: &journal::Superblock,
+    seed: u32,
+    block: &[u8],
+    transaction_checksum: u32,
+) -> bool {
+    const CRC32: u8 = 1;
+    let commit = Commit::decode(block);
+    if superblock.has_checksums() {
+        return journal::commit_checksum(seed, block) == commit.checksum[0];
+    }
+    !has_v1_checksum(superblock)
+        || commit.checksum_type != CRC32
+        || commit.checksum_size != 4
+        || commit.checksum[0] == transaction_checksum
+}
+
+/// The CRC-32 of version 1 checksums: most significant bit first, neither inverted.
+fn crc32_be(seed: u32, bytes: &[u8]) -> u32 {
+    const TABLE: [u32; 256] = {
+        let mut table = [0; 256];
+        let mut byte = 0;
+        while byte < 256 {
+            let mut crc = (byte as u32) << 24;
+            let mut bit = 0;
+            while bit < 8 {
+                crc = (crc << 1) ^ (0x04c1_1db7 & (crc >> 31).wrapping_neg());
+                bit += 1;
+            }
+            table[byte] = crc;
+            byte += 1;
+        }
+        table
+    };
+    bytes.iter().fold(seed, |crc, &byte| {
+        (crc << 8)
+            ^ TABLE
+                .get(((crc >> 24) as u8 ^ byte) as usize)
+                .copied()
+                .unwrap_or_default()
+    })
+}

@@ -1,0 +1,175 @@
+//! What an inode, and the filesystem, say of themselves.
+
+use super::{Ext4, Ino};
+use crate::device::BlockDevice;
+use crate::error::Result;
+use crate::format::directory::FileType;
+use crate::format::inode::{self, flags};
+use crate::time::Timestamp;
+
+/// Types of files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FileKind {
+    /// Regular file.
+    File,
+    /// Directory.
+    Directory,
+    /// Symbolic link.
+    Symlink,
+    /// Character device.
+    CharDevice,
+    /// Block device.
+    BlockDevice,
+    /// FIFO.
+    Fifo,
+    /// Socket.
+    Socket,
+}
+
+impl FileKind {
+    pub(crate) fn from_type(file_type: FileType) -> Option<Self> {
+        Some(match file_type {
+            FileType::Regular => Self::File,
+            FileType::Directory => Self::Directory,
+            FileType::Symlink => Self::Symlink,
+            FileType::CharDevice => Self::CharDevice,
+            FileType::BlockDevice => Self::BlockDevice,
+            FileType::Fifo => Self::Fifo,
+            FileType::Socket => Self::Socket,
+            FileType::Unknown => return None,
+        })
+    }
+
+    /// From an inode's mode.
+    #[must_use]
+    pub fn from_mode(mode: u16) -> Option<Self> {
+        Self::from_type(FileType::from_mode(mode))
+    }
+
+    /// The type's bits of an inode's mode.
+    #[must_use]
+    pub fn mode(self) -> u16 {
+        match self {
+            Self::File => inode::S_IFREG,
+            Self::Directory => inode::S_IFDIR,
+            Self::Symlink => inode::S_IFLNK,
+            Self::CharDevice => inode::S_IFCHR,
+            Self::BlockDevice => inode::S_IFBLK,
+            Self::Fifo => inode::S_IFIFO,
+            Self::Socket => inode::S_IFSOCK,
+        }
+    }
+}
+
+/// An inode's attributes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stat {
+    /// Its number.
+    pub ino: Ino,
+    /// Type and permissions.
+    pub mode: u16,
+    /// Names; a directory's 1 stands for more subdirectories than are counted.
+    pub links: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Size in bytes.
+    pub size: u64,
+    /// Blocks of 512 bytes it has on the device.
+    pub blocks: u64,
+    /// Major and minor number of a device; 0 for all else.
+    pub device: (u32, u32),
+    /// Last access, as last set: reading does not change it.
+    pub atime: Timestamp,
+    /// Last change of the contents.
+    pub mtime: Timestamp,
+    /// Last change of the inode.
+    pub ctime: Timestamp,
+    /// Creation, if the inode has it.
+    pub crtime: Timestamp,
+    /// `chattr`'s flags.
+    pub flags: u32,
+    /// Tells this use of the number from an earlier one.
+    pub generation: u32,
+}
+
+impl Stat {
+    /// The type; `None` for a mode that has none.
+    #[must_use]
+    pub fn kind(&self) -> Option<FileKind> {
+        FileKind::from_mode(self.mode)
+    }
+}
+
+/// How full a filesystem is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Statistics {
+    /// Bytes in a block.
+    pub block_size: u32,
+    /// Blocks.
+    pub blocks: u64,
+    /// Blocks that are neither used nor spoken for.
+    pub free_blocks: u64,
+    /// Of those, blocks only root may use.
+    pub reserved_blocks: u64,
+    /// Inodes.
+    pub inodes: u32,
+    /// Inodes not in use.
+    pub free_inodes: u32,
+}
+
+impl<D: BlockDevice> Ext4<D> {
+    /// An inode's attributes.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::Errno::Stale`] if it is not in use, and damage.
+    pub fn stat(&mut self, ino: Ino) -> Result<Stat> {
+        let block_bits = self.geometry.block_bits;
+        let inode = self.inode(ino)?;
+        let raw = &inode.raw;
+        let is_device = inode.is(inode::S_IFCHR) || inode.is(inode::S_IFBLK);
+        let in_blocks = inode.has(flags::HUGE_FILE);
+        Ok(Stat {
+            ino,
+            mode: raw.mode,
+            links: raw.links_count.into(),
+            uid: raw.uid(),
+            gid: raw.gid(),
+            size: raw.size(),
+            blocks: if in_blocks {
+                raw.blocks() << (block_bits - 9)
+            } else {
+                raw.blocks()
+            },
+            device: if is_device {
+                inode::decode_device(&raw.block)
+            } else {
+                (0, 0)
+            },
+            atime: inode::decode_time(raw.atime, raw.atime_extra),
+            mtime: inode::decode_time(raw.mtime, raw.mtime_extra),
+            ctime: inode::decode_time(raw.ctime, raw.ctime_extra),
+            crtime: inode::decode_time(raw.crtime, raw.crtime_extra),
+            flags: raw.flags,
+            generation: raw.generation,
+        })
+    }
+
+    /// How full the filesystem is.
+    pub fn statistics(&self) -> Statistics {
+        let clusters = u64::from(self.geometry.cluster_blocks);
+        Statistics {
+            block_size: self.geometry.block_size as u32,
+            blocks: self.geometry.blocks_count,
+            free_blocks: self
+                .free_blocks
+                .saturating_mul(clusters)
+                .saturating_sub(self.reserved),
+            reserved_blocks: self.superblock.reserved_blocks(),
+            inodes: self.geometry.inodes_count,
+            free_inodes: self.free_inodes,
+        }
+    }
+}

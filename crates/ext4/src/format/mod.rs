@@ -1,0 +1,18 @@
+//! The structures on disk, as the kernel's `fs/ext4` and `include/linux/jbd2.h` have them.
+//!
+//! Little-endian but for the journal. Decoding is total: any bytes give a structure, and
+//! whoever uses a field checks it.
+
+pub mod acl;
+pub mod checksum;
+pub mod directory;
+pub mod extent;
+pub mod features;
+pub mod fields;
+pub mod group;
+pub mod hash;
+pub mod inode;
+pub mod journal;
+pub mod orphan;
+pub mod superblock;
+pub mod xattr;

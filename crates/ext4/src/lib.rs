@@ -1,0 +1,41 @@
+//! The ext4 format in safe Rust: make, read, write, journal, resize, check.
+//!
+//! ext4 without a kernel: no mount, no root, no `unsafe`. The core needs only `alloc` and a
+//! [`BlockDevice`]; with the feature `std`, which is on unless asked otherwise, a
+//! [`std::fs::File`] is one.
+//!
+//! * [`Ext4`] is an open filesystem: everything POSIX has on files, names and attributes, by
+//!   inode number, with [`Ext4::resolve`] for paths. Changes stay in memory until
+//!   [`Ext4::sync`], and then are durable whatever happens, through the same journal that Linux
+//!   uses.
+//! * [`format`] has the structures on disk.
+
+#![forbid(unsafe_code)]
+#![no_std]
+
+extern crate alloc;
+#[cfg(feature = "std")]
+extern crate std;
+
+mod cache;
+pub mod check;
+pub mod device;
+mod engine;
+mod error;
+#[cfg(feature = "std")]
+pub mod export;
+pub mod format;
+#[cfg(feature = "std")]
+pub mod import;
+pub mod make;
+mod placement;
+pub mod resize;
+mod time;
+
+pub use device::{BlockDevice, DeviceError};
+pub use engine::{
+    DirEntry, Ext4, Fallocate, FileKind, Ino, Options, Owner, ROOT, Rename, Segment, SetAttributes,
+    SetXattr, Stat, Statistics,
+};
+pub use error::{Errno, Error, Place, Result};
+pub use time::Timestamp;

@@ -1,0 +1,115 @@
+//! e2fsprogs as judge of images.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// What a program said, both streams.
+fn text(output: &Output) -> String {
+    let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.push_str(&String::from_utf8_lossy(&output.stderr));
+    text
+}
+
+/// One of e2fsprogs' programs, which Debian keeps out of a user's PATH.
+pub fn tool(name: &str) -> Command {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let program = std::env::split_paths(&path)
+        .chain(["/usr/sbin".into(), "/sbin".into()])
+        .map(|directory| directory.join(name))
+        .find(|program| program.exists())
+        .unwrap_or_else(|| panic!("{name} is installed (Debian package e2fsprogs)"));
+    let mut command = Command::new(program);
+    command.env("LC_ALL", "C").env("TZ", "UTC");
+    command
+}
+
+/// Runs a command that must succeed.
+#[track_caller]
+pub fn run(command: &mut Command) -> String {
+    let output = command.output().expect("the program starts");
+    let said = text(&output);
+    assert!(
+        output.status.success(),
+        "{command:?}: {}\n{said}",
+        output.status
+    );
+    said
+}
+
+/// What `e2fsck -fn` thinks.
+#[derive(Debug)]
+pub struct Verdict {
+    /// It exits with 0 and would change nothing.
+    pub clean: bool,
+    /// All that it said.
+    pub text: String,
+}
+
+/// Runs `e2fsck -fn`. `None` if it had to be stopped: it loops over some broken images.
+pub fn e2fsck(image: &Path) -> Option<Verdict> {
+    let output = Command::new("timeout")
+        .arg("20")
+        .arg(tool("e2fsck").get_program())
+        .arg("-fn")
+        .arg(image)
+        .env("LC_ALL", "C")
+        .output()
+        .expect("timeout and e2fsck run");
+    let text = text(&output);
+    match output.status.code() {
+        Some(124) => None,
+        code => Some(Verdict {
+            clean: code == Some(0) && !text.contains("? no") && !text.contains("trying backup"),
+            text,
+        }),
+    }
+}
+
+/// Panics unless `e2fsck -fn` has nothing at all to say about an image.
+#[track_caller]
+pub fn assert_clean(image: &Path) {
+    let verdict = e2fsck(image).expect("e2fsck ends");
+    let chatter = |line: &&str| {
+        !(line.is_empty()
+            || line.starts_with("Pass ")
+            || line.starts_with("e2fsck 1.")
+            || line.contains("non-contiguous"))
+    };
+    let remarks: Vec<_> = verdict.text.lines().filter(chatter).collect();
+    assert!(verdict.clean && remarks.is_empty(), "{}", verdict.text);
+}
+
+/// `dumpe2fs -h`: its lines as keys and values.
+#[track_caller]
+pub fn superblock(image: &Path) -> BTreeMap<String, String> {
+    let said = run(tool("dumpe2fs").arg("-h").arg(image));
+    said.lines()
+        .filter_map(|line| line.split_once(':'))
+        .map(|(key, value)| (key.to_owned(), value.trim().to_owned()))
+        .collect()
+}
+
+/// One debugfs request.
+#[track_caller]
+pub fn debugfs(image: &Path, request: &str) -> String {
+    run(tool("debugfs").args(["-R", request]).arg(image))
+}
+
+/// e2fsprogs' own library of broken filesystems, by name.
+pub fn broken_images() -> BTreeMap<String, PathBuf> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/e2fsck-images");
+    let output = Command::new(&script).output().expect("the script starts");
+    assert!(
+        output.status.success(),
+        "{}: {}",
+        script.display(),
+        text(&output)
+    );
+    let directory = String::from_utf8(output.stdout).unwrap();
+    std::fs::read_dir(directory.trim())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .map(|path| (path.file_stem().unwrap().to_str().unwrap().to_owned(), path))
+        .collect()
+}

@@ -1,0 +1,149 @@
+//! dm-linear: a piece of a device as a device of its own.
+//!
+//! The interface is the kernel's `linux/dm-ioctl.h`, version 4.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+
+use micabox_wire::Range;
+use rustix::io::Errno;
+
+use crate::exec::last_errno;
+
+/// Bytes of a sector, the unit of tables.
+const SECTOR: u64 = 512;
+
+/// Bytes of `struct dm_ioctl`, which begins every request and answer.
+const HEADER: usize = 312;
+/// Where in it: the size of the whole buffer (u32),
+const DATA_SIZE: usize = 12;
+/// where the targets start (u32),
+const DATA_START: usize = 16;
+/// how many there are (u32),
+const TARGET_COUNT: usize = 20;
+/// flags (u32),
+const FLAGS: usize = 28;
+/// the device's number (u64),
+const DEVICE: usize = 40;
+/// and its name (128 bytes, NUL at the end).
+const NAME: usize = 48;
+
+/// Bytes of `struct dm_target_spec`; its parameters follow as a string.
+const TARGET: usize = 40;
+/// Where in it: first sector (u64), sectors (u64), type (16 bytes).
+const TARGET_FIRST: usize = 0;
+const TARGET_LENGTH: usize = 8;
+const TARGET_TYPE: usize = 24;
+
+/// `DM_READONLY_FLAG`.
+const READ_ONLY: u32 = 1;
+
+/// `DM_DEV_CREATE`, `DM_TABLE_LOAD` and `DM_DEV_SUSPEND`, which without its flag
+/// resumes: the numbers of `_IOWR(0xfd, n, struct dm_ioctl)`.
+#[derive(Clone, Copy)]
+enum Request {
+    Create = 3,
+    Load = 9,
+    Resume = 6,
+}
+
+/// The device mapper's control device.
+#[derive(Debug)]
+pub struct DeviceMapper {
+    control: File,
+    made: u32,
+}
+
+impl DeviceMapper {
+    /// Opens it.
+    pub fn open() -> std::io::Result<Self> {
+        let control = File::options()
+            .read(true)
+            .write(true)
+            .open("/dev/mapper/control")?;
+        Ok(Self { control, made: 0 })
+    }
+
+    /// Makes a read-only device of a piece of the device at `path`. The result is
+    /// its kernel name; its node is in `/dev`.
+    pub fn linear(&mut self, path: &str, range: Range) -> rustix::io::Result<String> {
+        if range.length == 0
+            || !range.offset.is_multiple_of(SECTOR)
+            || !range.length.is_multiple_of(SECTOR)
+        {
+            return Err(Errno::INVAL);
+        }
+        let name = format!("piece-{}", self.made);
+        let created = self.request(Request::Create, &name, 0, &[])?;
+        self.made += 1;
+        let target = linear_target(path, range)?;
+        self.request(Request::Load, &name, READ_ONLY, &target)?;
+        self.request(Request::Resume, &name, 0, &[])?;
+        let device = created
+            .get(DEVICE..DEVICE + 8)
+            .and_then(|bytes| bytes.try_into().ok())
+            .map(u64::from_le_bytes)
+            .ok_or(Errno::IO)?;
+        // `huge_encode_dev`: the minor's low byte, the major, the minor's rest.
+        let minor = (device & 0xff) | ((device >> 12) & 0xfff_ff00);
+        Ok(format!("dm-{minor}"))
+    }
+
+    fn request(
+        &self,
+        request: Request,
+        name: &str,
+        flags: u32,
+        target: &[u8],
+    ) -> rustix::io::Result<Vec<u8>> {
+        let mut buffer = vec![0; HEADER + target.len()];
+        let size = u32::try_from(buffer.len()).map_err(|_| Errno::TOOBIG)?;
+        put(&mut buffer, 0, &4_u32.to_le_bytes());
+        put(&mut buffer, DATA_SIZE, &size.to_le_bytes());
+        put(&mut buffer, DATA_START, &(HEADER as u32).to_le_bytes());
+        put(
+            &mut buffer,
+            TARGET_COUNT,
+            &u32::from(!target.is_empty()).to_le_bytes(),
+        );
+        put(&mut buffer, FLAGS, &flags.to_le_bytes());
+        put(&mut buffer, NAME, name.as_bytes());
+        put(&mut buffer, HEADER, target);
+        let number =
+            (3 << 30) | ((HEADER as libc::c_ulong) << 16) | (0xfd << 8) | request as libc::c_ulong;
+        // SAFETY: the kernel reads and writes as many bytes of `buffer` as its size
+        // field says, and that is its length.
+        let result =
+            unsafe { libc::ioctl(self.control.as_raw_fd(), number as _, buffer.as_mut_ptr()) };
+        if result < 0 {
+            return Err(last_errno());
+        }
+        Ok(buffer)
+    }
+}
+
+/// A table of one line: all of the new device is `range` of the one at `path`.
+fn linear_target(path: &str, range: Range) -> rustix::io::Result<Vec<u8>> {
+    let parameters =
+        CString::new(format!("{path} {}", range.offset / SECTOR)).map_err(|_| Errno::INVAL)?;
+    let mut target = vec![0; TARGET];
+    put(&mut target, TARGET_FIRST, &0_u64.to_le_bytes());
+    put(
+        &mut target,
+        TARGET_LENGTH,
+        &(range.length / SECTOR).to_le_bytes(),
+    );
+    put(&mut target, TARGET_TYPE, b"linear");
+    target.extend_from_slice(parameters.as_bytes_with_nul());
+    target.resize(target.len().next_multiple_of(8), 0);
+    Ok(target)
+}
+
+/// Copies `bytes` to `buffer` at `at`. Where there is no room, nothing happens; the
+/// layout above leaves room for everything.
+fn put(buffer: &mut [u8], at: usize, bytes: &[u8]) {
+    if let Some(field) = buffer.get_mut(at..at + bytes.len()) {
+        field.copy_from_slice(bytes);
+    }
+}

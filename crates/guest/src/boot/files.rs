@@ -1,0 +1,171 @@
+//! `/etc/hostname`, `/etc/hosts` and `/etc/resolv.conf`, as Docker provides them:
+//! mounted over the image's, so that they are not part of the sandbox's changes.
+
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use micabox_wire::{Boot, BootFailed, Network};
+use rustix::fs::CWD;
+use rustix::mount::{MountAttrFlags, OpenTreeFlags};
+
+use super::Step;
+use crate::mount::{Filesystem, attach};
+
+/// Where the agent keeps their contents: a filesystem of their own, because the
+/// sandbox may write to them.
+pub const DIRECTORY: &str = "/files";
+
+/// Their names in `/etc`.
+pub const NAMES: [&str; 3] = ["hostname", "hosts", "resolv.conf"];
+
+/// Written, and mounted in the agent's namespace.
+#[derive(Debug)]
+pub struct Prepared(());
+
+/// Mounts of single files that belong to no namespace.
+#[derive(Debug)]
+pub struct Detached(Vec<(&'static str, OwnedFd)>);
+
+/// Writes the files.
+pub fn prepare(boot: &Boot) -> Result<Prepared, BootFailed> {
+    fs::create_dir_all(DIRECTORY).step("make the directory", DIRECTORY)?;
+    Filesystem::new("tmpfs")
+        .and_then(|tmpfs| {
+            tmpfs.set("size", "1m")?;
+            tmpfs.set("mode", "0755")?;
+            tmpfs.mount(MountAttrFlags::empty())
+        })
+        .and_then(|mount| Ok(attach(&mount, DIRECTORY)?))
+        .step("mount tmpfs", DIRECTORY)?;
+    let name = &boot.hostname;
+    let contents = [
+        format!("{name}\n").into_bytes(),
+        hosts(name, boot.network.as_ref()).into_bytes(),
+        boot.resolv_conf.clone(),
+    ];
+    for (name, contents) in NAMES.into_iter().zip(contents) {
+        let path = format!("{DIRECTORY}/{name}");
+        fs::write(&path, contents).step("write", path)?;
+    }
+    Ok(Prepared(()))
+}
+
+/// Docker's `/etc/hosts`, and the sandbox's own name at an address of the loopback
+/// interface, as Debian has it. The gateway stands for the host.
+fn hosts(hostname: &str, network: Option<&Network>) -> String {
+    let host = network.map_or(String::new(), |network| {
+        let [a, b, c, d] = network.gateway;
+        format!("{a}.{b}.{c}.{d}\thost.mica.internal\n")
+    });
+    format!(
+        "127.0.0.1\tlocalhost\n\
+         ::1\tlocalhost ip6-localhost ip6-loopback\n\
+         fe00::\tip6-localnet\n\
+         ff00::\tip6-mcastprefix\n\
+         ff02::1\tip6-allnodes\n\
+         ff02::2\tip6-allrouters\n\
+         127.0.1.1\t{hostname}\n{host}"
+    )
+}
+
+impl Prepared {
+    /// Makes mounts of the files, each by itself.
+    pub fn detach(self) -> Result<Detached, BootFailed> {
+        let mut mounts = Vec::new();
+        for name in NAMES {
+            let path = format!("{DIRECTORY}/{name}");
+            let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+            let mount = rustix::mount::open_tree(CWD, &path, flags).step("mount", path)?;
+            mounts.push((name, mount));
+        }
+        Ok(Detached(mounts))
+    }
+}
+
+impl Detached {
+    /// Mounts the files in `/etc` of the current root.
+    pub fn attach(self) -> Result<(), BootFailed> {
+        for (name, mount) in self.0 {
+            let path = format!("/etc/{name}");
+            let place = file_to_mount_on(Path::new(&path)).step("make the file", &path)?;
+            attach(&mount, &place).step("mount", path)?;
+        }
+        Ok(())
+    }
+}
+
+/// Makes sure that there is a file at `path`, or where the symbolic links there lead:
+/// many images have `resolv.conf` point to a file that a service would make.
+fn file_to_mount_on(path: &Path) -> io::Result<PathBuf> {
+    /// As many links as the kernel follows.
+    const LINKS: usize = 40;
+    let mut path = path.to_owned();
+    for _ in 0..LINKS {
+        if fs::metadata(&path).is_ok() {
+            return Ok(path);
+        }
+        let parent = path.parent().unwrap_or(Path::new("/"));
+        fs::create_dir_all(parent)?;
+        match fs::read_link(&path) {
+            Ok(target) => path = parent.join(target),
+            Err(_) => {
+                OpenOptions::new()
+                    .write(true)
+                    .create_new(true)
+                    .mode(0o644)
+                    .open(&path)?;
+                return Ok(path);
+            }
+        }
+    }
+    Err(io::Error::from_raw_os_error(libc::ELOOP))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn links_that_lead_nowhere_yet_are_followed() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        fs::create_dir(at("etc")).unwrap();
+        symlink("../run/service/resolv.conf", at("etc/resolv.conf")).unwrap();
+        symlink("resolv.conf", at("etc/first")).unwrap();
+        let made = file_to_mount_on(&at("etc/first")).unwrap();
+        assert_eq!(
+            fs::canonicalize(made).unwrap(),
+            fs::canonicalize(at("run/service/resolv.conf")).unwrap()
+        );
+        let plain = at("missing/parent/file");
+        assert_eq!(file_to_mount_on(&plain).unwrap(), plain);
+        assert_eq!(fs::read(&plain).unwrap(), b"");
+        fs::write(at("kept"), "contents").unwrap();
+        file_to_mount_on(&at("kept")).unwrap();
+        assert_eq!(fs::read(at("kept")).unwrap(), b"contents");
+        symlink("loop", at("loop")).unwrap();
+        assert!(file_to_mount_on(&at("loop")).is_err());
+    }
+
+    #[test]
+    fn the_sandboxs_name_resolves() {
+        assert!(hosts("box", None).ends_with("\n127.0.1.1\tbox\n"));
+        assert!(hosts("box", None).starts_with("127.0.0.1\tlocalhost\n"));
+    }
+
+    #[test]
+    fn the_gateway_is_the_host() {
+        let network = Network {
+            hardware_address: [2; 6],
+            address: [10, 0, 0, 2],
+            prefix: 24,
+            gateway: [10, 0, 0, 1],
+        };
+        assert!(hosts("box", Some(&network)).ends_with("\n10.0.0.1\thost.mica.internal\n"));
+    }
+}

@@ -1,0 +1,138 @@
+//! The sandbox's root: EROFS images, and an overlay over them.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+
+use micabox_wire::{Boot, BootFailed, Upper};
+use rustix::mount::{MountAttrFlags, UnmountFlags};
+
+use super::device::{BlockDevice, Devices};
+use super::step::failed;
+use super::{Clock, Step, upper};
+use crate::mount::{self, Filesystem, attach};
+
+/// Mounts everything that the root consists of. The result is mounted nowhere yet.
+pub fn mount(boot: &Boot, clock: &mut Clock) -> Result<OwnedFd, BootFailed> {
+    if boot.lowers.is_empty() {
+        return Err(failed(
+            "mount the image",
+            "it",
+            0,
+            "the host named no layers",
+        ));
+    }
+    let mut devices = Devices::default();
+    let mut found = Vec::new();
+    for lower in &boot.lowers {
+        let image = devices.get(&lower.image)?;
+        let others = lower
+            .devices
+            .iter()
+            .map(|extent| devices.get(extent))
+            .collect::<Result<Vec<_>, _>>()?;
+        // An image may have a layer twice (empty ones, mostly). Whatever the lower one of
+        // them says, the upper one says again; and overlayfs refuses to have both.
+        if !found.contains(&(image.clone(), others.clone())) {
+            found.push((image, others));
+        }
+    }
+    clock.lap("devices");
+
+    let count = found.len();
+    let mut lowers = Vec::new();
+    for (index, (image, others)) in found.iter().enumerate() {
+        let path = format!("/lower/{index}");
+        let target = match count {
+            1 => format!("the image ({})", image.path),
+            _ => format!(
+                "layer {} of {count} from the top ({})",
+                index + 1,
+                image.path
+            ),
+        };
+        fs::create_dir_all(&path).step("make the directory", &path)?;
+        mount_image(image, others)
+            .and_then(|mount| Ok(attach(&mount, &path)?))
+            .step("mount EROFS", target)?;
+        lowers.push(path);
+    }
+    lowers.push(mount_places()?);
+    clock.lap("lower");
+
+    let mut layers = lowers.clone();
+    if let Upper::Tmpfs {
+        patches: Some(serial),
+        ..
+    } = &boot.upper
+    {
+        layers.insert(0, upper::mount_patches(serial)?);
+        lowers.push(upper::PATCHES.to_owned());
+    }
+    upper::prepare(&boot.upper, layers.first().map_or("/", String::as_str))?;
+    clock.lap("upper");
+    let overlay = mount_overlay(&layers)?;
+    // The overlay has its own hold on them; nobody needs to see them.
+    for path in &lowers {
+        rustix::mount::unmount(path, UnmountFlags::DETACH).step("detach", path)?;
+    }
+    clock.lap("overlay");
+    Ok(overlay)
+}
+
+fn mount_image(image: &BlockDevice, others: &[BlockDevice]) -> Result<OwnedFd, mount::Error> {
+    let erofs = Filesystem::new("erofs")?;
+    erofs.set("source", &image.path)?;
+    erofs.set_flag("ro")?;
+    for device in others {
+        erofs.set("device", &device.path)?;
+    }
+    if image.dax {
+        erofs.set("dax", "always")?;
+    }
+    erofs.mount(MountAttrFlags::MOUNT_ATTR_RDONLY)
+}
+
+/// The lowest layer: what the agent mounts on. So it is there whatever the image has, and
+/// is none of the sandbox's changes.
+fn mount_places() -> Result<String, BootFailed> {
+    let places = "/lower/places".to_owned();
+    fs::create_dir_all(&places).step("make the directory", &places)?;
+    Filesystem::new("tmpfs")
+        .and_then(|tmpfs| {
+            tmpfs.set("size", "64k")?;
+            tmpfs.set("mode", "0755")?;
+            tmpfs.mount(MountAttrFlags::empty())
+        })
+        .and_then(|mount| Ok(attach(&mount, &places)?))
+        .step("mount tmpfs", &places)?;
+    for directory in ["dev", "proc", "sys", "etc"] {
+        let path = format!("{places}/{directory}");
+        fs::create_dir(&path).step("make the directory", path)?;
+    }
+    for name in super::files::NAMES {
+        let path = format!("{places}/etc/{name}");
+        fs::write(&path, "").step("make the file", path)?;
+    }
+    Ok(places)
+}
+
+fn mount_overlay(lowers: &[String]) -> Result<OwnedFd, BootFailed> {
+    let overlay = || {
+        let overlay = Filesystem::new("overlay")?;
+        for lower in lowers {
+            overlay.set("lowerdir+", lower)?;
+        }
+        overlay.set("upperdir", upper::ROOT)?;
+        overlay.set("workdir", upper::WORK)?;
+        // One device number for the whole tree. Otherwise files that were not changed
+        // have another than their directory, and `tar --one-file-system` skips them.
+        overlay.set("xino", "on")?;
+        // As in Docker, renaming a directory of the image is EXDEV and an upper means
+        // what it says: a layer can be made from it without asking the lowers.
+        overlay.set("redirect_dir", "nofollow")?;
+        overlay.set("metacopy", "off")?;
+        overlay.set("index", "off")?;
+        overlay.mount(MountAttrFlags::empty())
+    };
+    overlay().step("mount the overlay", format!("{} layers", lowers.len()))
+}

@@ -1,0 +1,145 @@
+//! The mount namespace that commands see: the overlay, and what Docker mounts in it.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, symlink};
+
+use micabox_wire::{Boot, BootFailed};
+use rustix::fs::{CWD, Dev, FileType, Mode, OFlags, makedev};
+use rustix::mount::{MountAttrFlags, MountPropagationFlags, UnmountFlags};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags};
+
+use super::{Step, UPPER, files};
+use crate::exec::Place;
+use crate::mount::{self, Filesystem, attach};
+
+/// Makes the namespace with `overlay` as its root, without `/proc`: that belongs to
+/// a PID namespace and is mounted by its process 1.
+pub fn build(overlay: &OwnedFd, boot: &Boot) -> Result<Place, BootFailed> {
+    let files = files::prepare(boot)?;
+    let own = open("/proc/self/ns/mnt", OFlags::RDONLY)?;
+    // SAFETY: the agent has one thread, whose idea of a file system this changes.
+    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }
+        .step("make the mount namespace", "of the sandbox")?;
+    let mounts = open("/proc/self/ns/mnt", OFlags::RDONLY)?;
+    rustix::mount::mount_change(
+        "/",
+        MountPropagationFlags::PRIVATE | MountPropagationFlags::REC,
+    )
+    .step("make mounts private", "/")?;
+    let files = files.detach()?;
+    // Copies of the agent's mounts; the sandbox has no use for them.
+    for path in [files::DIRECTORY, UPPER, "/sys", "/proc", "/dev"] {
+        rustix::mount::unmount(path, UnmountFlags::DETACH).step("detach", path)?;
+    }
+    attach(overlay, "/").step("attach the overlay", "/")?;
+    rustix::process::fchdir(overlay)
+        .and_then(|()| rustix::process::chroot("."))
+        .step("change root", "to the overlay")?;
+
+    mount_kernel_filesystems()?;
+    files.attach()?;
+    directory("/proc")?;
+    let place = Place::Namespace {
+        mounts,
+        root: open("/", OFlags::PATH | OFlags::DIRECTORY)?,
+        terminals: open("/dev/pts", OFlags::PATH | OFlags::DIRECTORY)?,
+    };
+    rustix::thread::move_into_link_name_space(
+        std::os::fd::AsFd::as_fd(&own),
+        Some(LinkNameSpaceType::Mount),
+    )
+    .step("return to the mount namespace", "of the agent")?;
+    Ok(place)
+}
+
+fn open(path: &str, flags: OFlags) -> Result<OwnedFd, BootFailed> {
+    rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty()).step("open", path)
+}
+
+/// Makes a directory to mount on, where the image has none.
+fn directory(path: &str) -> Result<(), BootFailed> {
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o755)
+        .create(path)
+        .step("make the directory", path)
+}
+
+/// The mounts, their options and flags as Docker has them, but writable: the kernel
+/// behind `/sys` and `/proc/sys` is the sandbox's own.
+fn mount_kernel_filesystems() -> Result<(), BootFailed> {
+    let nosuid = MountAttrFlags::MOUNT_ATTR_NOSUID;
+    let noexec = nosuid | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+    let data = noexec | MountAttrFlags::MOUNT_ATTR_NODEV;
+    mount_at("sysfs", "/sys", &[], data)?;
+    mount_at("cgroup2", "/sys/fs/cgroup", &[], data)?;
+    mount_at(
+        "tmpfs",
+        "/dev",
+        &[("mode", "0755"), ("size", "64m")],
+        nosuid,
+    )?;
+    device_nodes()?;
+    let pts = [("mode", "0620"), ("gid", "5"), ("ptmxmode", "0666")];
+    mount_at("devpts", "/dev/pts", &pts, noexec)?;
+    mount_at(
+        "tmpfs",
+        "/dev/shm",
+        &[("mode", "1777"), ("size", "64m")],
+        data,
+    )?;
+    mount_at("mqueue", "/dev/mqueue", &[], data)
+}
+
+fn mount_at(
+    kind: &str,
+    path: &str,
+    options: &[(&str, &str)],
+    attributes: MountAttrFlags,
+) -> Result<(), BootFailed> {
+    // The directory for control groups is the kernel's.
+    if kind != "cgroup2" {
+        directory(path)?;
+    }
+    let mount = || -> Result<(), mount::Error> {
+        let filesystem = Filesystem::new(kind)?;
+        for (option, value) in options {
+            filesystem.set(option, *value)?;
+        }
+        Ok(attach(&filesystem.mount(attributes)?, path)?)
+    };
+    mount().step(&format!("mount {kind}"), path)
+}
+
+/// The devices of Docker's, and `/dev/fuse`: this kernel is the sandbox's own, so it
+/// may as well mount. No devices of the machine.
+fn device_nodes() -> Result<(), BootFailed> {
+    let nodes: [(&str, Dev, u32); 8] = [
+        ("/dev/null", makedev(1, 3), 0o666),
+        ("/dev/zero", makedev(1, 5), 0o666),
+        ("/dev/full", makedev(1, 7), 0o666),
+        ("/dev/random", makedev(1, 8), 0o666),
+        ("/dev/urandom", makedev(1, 9), 0o666),
+        ("/dev/tty", makedev(5, 0), 0o666),
+        ("/dev/console", makedev(5, 1), 0o600),
+        ("/dev/fuse", makedev(10, 229), 0o666),
+    ];
+    for (path, device, mode) in nodes {
+        let mode = Mode::from_raw_mode(mode);
+        rustix::fs::mknodat(CWD, path, FileType::CharacterDevice, mode, device)
+            // Not left to the umask.
+            .and_then(|()| rustix::fs::chmod(path, mode))
+            .step("make the device node", path)?;
+    }
+    for (link, target) in [
+        ("/dev/ptmx", "pts/ptmx"),
+        ("/dev/fd", "/proc/self/fd"),
+        ("/dev/stdin", "/proc/self/fd/0"),
+        ("/dev/stdout", "/proc/self/fd/1"),
+        ("/dev/stderr", "/proc/self/fd/2"),
+    ] {
+        symlink(target, link).step("make the link", link)?;
+    }
+    Ok(())
+}

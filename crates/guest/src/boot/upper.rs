@@ -1,0 +1,132 @@
+//! The overlay's writable layer: a filesystem with two directories, `root` for what is
+//! changed and `work` for overlayfs itself.
+
+use std::ffi::CString;
+use std::fs;
+use std::path::Path;
+
+use micabox_wire::{BootFailed, Upper};
+use rustix::fs::{AtFlags, CWD, Gid, Mode, Timestamps, Uid, XattrFlags};
+use rustix::mount::MountAttrFlags;
+
+use super::Step;
+use super::device;
+use crate::mount::{self, Filesystem, attach};
+
+/// Where the agent has the upper's filesystem mounted.
+pub const UPPER: &str = "/upper";
+
+/// The upper layer itself.
+pub const ROOT: &str = "/upper/root";
+
+/// A directory beside it that overlayfs works in.
+pub const WORK: &str = "/upper/work";
+
+/// Where the agent has the filesystem of patches mounted.
+pub const PATCHES: &str = "/patches";
+
+/// Mounts the filesystem of patches read-only; its layer.
+pub fn mount_patches(serial: &str) -> Result<String, BootFailed> {
+    let path = format!("/dev/{}", device::disk(serial)?);
+    fs::create_dir_all(PATCHES).step("make the directory", PATCHES)?;
+    Filesystem::new("ext4")
+        .and_then(|ext4| {
+            ext4.set("source", &path)?;
+            ext4.set_flag("ro")?;
+            ext4.mount(MountAttrFlags::MOUNT_ATTR_RDONLY)
+        })
+        .and_then(|mount| Ok(attach(&mount, PATCHES)?))
+        .step("mount the patches", format!("ext4 ({path})"))?;
+    Ok(format!("{PATCHES}/root"))
+}
+
+/// Mounts it. `top` is the topmost layer: the merged root directory is the upper's, so
+/// that must look like the image's at first.
+pub fn prepare(upper: &Upper, top: &str) -> Result<(), BootFailed> {
+    fs::create_dir_all(UPPER).step("make the directory", UPPER)?;
+    let (filesystem, target) = match upper {
+        Upper::Tmpfs { size_bytes, .. } => (tmpfs(*size_bytes), "tmpfs".to_owned()),
+        Upper::Disk { serial } => {
+            let path = format!("/dev/{}", device::disk(serial)?);
+            (ext4(&path), format!("ext4 ({path})"))
+        }
+    };
+    let step = "mount the upper layer";
+    filesystem
+        .and_then(|filesystem| filesystem.mount(MountAttrFlags::empty()))
+        .and_then(|mount| Ok(attach(&mount, UPPER)?))
+        .step(step, target)?;
+    if !Path::new(WORK).is_dir() {
+        fs::create_dir(WORK).step(step, WORK)?;
+    }
+    if !Path::new(ROOT).is_dir() {
+        // Under another name until it is complete: a machine may be cut off at any moment,
+        // and nobody looks at an existing one again.
+        let unfinished = format!("{UPPER}/root.new");
+        fs::create_dir_all(&unfinished).step(step, &unfinished)?;
+        copy_attributes(top, &unfinished).step("copy the attributes of the root directory", top)?;
+        fs::rename(&unfinished, ROOT).step(step, ROOT)?;
+    }
+    Ok(())
+}
+
+fn tmpfs(size_bytes: Option<u64>) -> Result<Filesystem, mount::Error> {
+    let tmpfs = Filesystem::new("tmpfs")?;
+    if let Some(bytes) = size_bytes {
+        tmpfs.set("size", bytes.to_string())?;
+    }
+    tmpfs.set("mode", "0700")?;
+    Ok(tmpfs)
+}
+
+fn ext4(path: &str) -> Result<Filesystem, mount::Error> {
+    let ext4 = Filesystem::new("ext4")?;
+    ext4.set("source", path)?;
+    // The host's file is sparse: what is deleted gives its space back, and nobody fills
+    // tables of inodes with zeros that the file has anyway.
+    ext4.set_flag("discard")?;
+    ext4.set_flag("noinit_itable")?;
+    // Rather no more writes than wrong ones.
+    ext4.set("errors", "remount-ro")?;
+    Ok(ext4)
+}
+
+/// Gives the directory `to` the owner, mode, extended attributes and mtime of `from`.
+fn copy_attributes(from: &str, to: &str) -> rustix::io::Result<()> {
+    let stat = rustix::fs::stat(from)?;
+    rustix::fs::chown(
+        to,
+        Some(Uid::from_raw(stat.st_uid)),
+        Some(Gid::from_raw(stat.st_gid)),
+    )?;
+    rustix::fs::chmod(to, Mode::from_raw_mode(stat.st_mode & 0o7777))?;
+    let mut names = vec![0; 64 * 1024];
+    let length = rustix::fs::listxattr(from, &mut names)?;
+    let names = names.get(..length).unwrap_or_default();
+    for name in names
+        .split(|&byte| byte == 0)
+        .filter(|name| !name.is_empty())
+    {
+        // Overlayfs's own are about the lower they are in.
+        if name.starts_with(b"trusted.overlay.") {
+            continue;
+        }
+        let name = CString::new(name).unwrap_or_default();
+        let mut value = vec![0; 64 * 1024];
+        let length = rustix::fs::getxattr(from, &name, &mut value)?;
+        let value = value.get(..length).unwrap_or_default();
+        rustix::fs::setxattr(to, &name, value, XattrFlags::empty())?;
+    }
+    // Last: the others change it.
+    let times = Timestamps {
+        last_access: rustix::fs::Timespec {
+            tv_sec: stat.st_atime as _,
+            tv_nsec: stat.st_atime_nsec as _,
+        },
+        last_modification: rustix::fs::Timespec {
+            tv_sec: stat.st_mtime as _,
+            tv_nsec: stat.st_mtime_nsec as _,
+        },
+    };
+    rustix::fs::utimensat(CWD, to, &times, AtFlags::empty())
+}

@@ -1,0 +1,313 @@
+//! One command: its process, its streams, and what of them is still to be said.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+
+use micabox_wire::{
+    ExitStatus, MAX_DATA, OutputStream, ReceiveWindow, SendWindow, ToHost, TtySize, WindowError,
+};
+use rustix::io::Errno;
+use rustix::termios::SpecialCodeIndex;
+
+use super::channel::Channel;
+use super::child::kill;
+use super::spawn::{Outcome, Process};
+use super::stdio::{self, AgentEnds};
+
+/// Bytes of stdin that the agent holds for a command. As much as a pipe does.
+pub const STDIN_WINDOW: u32 = 64 * 1024;
+
+/// More than a terminal holds between a writer and its master: 8 KiB of buffers
+/// and the line discipline's 4 KiB.
+const TERMINAL_BUFFER: usize = 64 * 1024;
+
+/// A command from its fork to its last message.
+#[derive(Debug)]
+pub struct Command {
+    pub id: u32,
+    pub process: Process,
+    pub stdin: Option<Stdin>,
+    pub stdout: Option<Output>,
+    pub stderr: Option<Output>,
+    /// The command's side of its terminal, while it runs.
+    terminal: Option<OwnedFd>,
+    status: Option<ExitStatus>,
+}
+
+/// A command's stdin.
+#[derive(Debug)]
+pub struct Stdin {
+    pub pipe: OwnedFd,
+    pub queue: VecDeque<u8>,
+    window: ReceiveWindow,
+    /// The host has no more.
+    ends: bool,
+}
+
+/// A command's stdout or stderr.
+#[derive(Debug)]
+pub struct Output {
+    pub pipe: OwnedFd,
+    window: SendWindow,
+    /// Once the process has ended: bytes that it left behind. What comes after them
+    /// is from others that hold the stream open, and is not waited for.
+    left: Option<usize>,
+}
+
+impl Command {
+    pub fn new(id: u32, process: Process, ends: AgentEnds, output_window: u32) -> Self {
+        let output = |pipe| Output {
+            pipe,
+            window: SendWindow::new(output_window),
+            left: None,
+        };
+        Self {
+            id,
+            process,
+            stdin: ends.stdin.map(|pipe| Stdin {
+                pipe,
+                queue: VecDeque::new(),
+                window: ReceiveWindow::new(STDIN_WINDOW),
+                ends: false,
+            }),
+            stdout: Some(output(ends.stdout)),
+            stderr: ends.stderr.map(output),
+            terminal: ends.terminal,
+            status: None,
+        }
+    }
+
+    /// The given stream, while it is open.
+    pub fn output(&mut self, stream: OutputStream) -> &mut Option<Output> {
+        match stream {
+            OutputStream::Stdout => &mut self.stdout,
+            OutputStream::Stderr => &mut self.stderr,
+        }
+    }
+
+    /// Reads what the new process says about its start. False: it failed, and the
+    /// command is over.
+    pub fn read_report(&mut self, has_ended: bool, channel: &mut Channel) -> bool {
+        let Some(report) = &mut self.process.report else {
+            return true;
+        };
+        let id = self.id;
+        match report.read(has_ended) {
+            None => return true,
+            Some(Outcome::Started(pid)) => channel.send(&ToHost::Started {
+                id,
+                pid,
+                stdin_window: self.stdin.as_ref().map_or(0, |s| s.window.size()),
+            }),
+            Some(Outcome::Failed(failure)) => {
+                channel.send(&ToHost::StartFailed { id, failure });
+                self.process.reap();
+                return false;
+            }
+        }
+        self.process.report = None;
+        true
+    }
+
+    /// Whether output of `stream` is wanted: it is open, has credit, and the command
+    /// has been announced.
+    pub fn wants_output(&self, output: &Output) -> bool {
+        self.process.report.is_none() && output.window.available() > 0
+    }
+
+    /// Sends one piece of output, if there is some and credit for it.
+    pub fn read_output(
+        &mut self,
+        stream: OutputStream,
+        buffer: &mut [u8; MAX_DATA],
+        channel: &mut Channel,
+    ) -> Progress {
+        let id = self.id;
+        let slot = self.output(stream);
+        let Some(output) = slot else {
+            return Progress::None;
+        };
+        let most = output
+            .window
+            .available()
+            .min(output.left.unwrap_or(MAX_DATA))
+            .min(MAX_DATA);
+        let Some(buffer) = buffer.get_mut(..most).filter(|b| !b.is_empty()) else {
+            return Progress::None;
+        };
+        match rustix::io::read(&output.pipe, &mut *buffer) {
+            Ok(count @ 1..) => {
+                // `most` is within the window, so there is credit for it.
+                if output.window.take(count).is_err() {
+                    return Progress::None;
+                }
+                if let Some(left) = &mut output.left {
+                    *left = left.saturating_sub(count);
+                }
+                let data = buffer.get(..count).unwrap_or_default().to_vec();
+                channel.send(&ToHost::Output { id, stream, data });
+                Progress::Some
+            }
+            Err(Errno::AGAIN) => {
+                if let Some(left) = &mut output.left {
+                    *left = 0;
+                }
+                Progress::None
+            }
+            Err(Errno::INTR) => Progress::Some,
+            // End of file; a terminal says EIO.
+            Ok(0) | Err(_) => {
+                *slot = None;
+                Progress::None
+            }
+        }
+    }
+
+    /// Takes stdin from the host.
+    pub fn queue_stdin(&mut self, data: &[u8], channel: &mut Channel) -> Result<(), WindowError> {
+        // What arrives after the command closed its stdin was under way.
+        let Some(stdin) = &mut self.stdin else {
+            return Ok(());
+        };
+        stdin.window.received(data.len())?;
+        stdin.queue.extend(data);
+        self.write_stdin(channel);
+        Ok(())
+    }
+
+    /// Takes the end of stdin from the host.
+    pub fn end_stdin(&mut self, channel: &mut Channel) {
+        if let Some(stdin) = &mut self.stdin
+            && !stdin.ends
+        {
+            stdin.ends = true;
+            if let Some(terminal) = &self.terminal {
+                stdin.queue.extend(end_of_file_character(terminal));
+            }
+            self.write_stdin(channel);
+        }
+    }
+
+    /// Hands queued stdin to the command, as much as it takes now.
+    pub fn write_stdin(&mut self, channel: &mut Channel) {
+        let id = self.id;
+        let Some(stdin) = &mut self.stdin else {
+            return;
+        };
+        let mut written = 0;
+        let closed = loop {
+            let (bytes, _) = stdin.queue.as_slices();
+            if bytes.is_empty() {
+                break false;
+            }
+            match rustix::io::write(&stdin.pipe, bytes) {
+                Ok(count) => {
+                    stdin.queue.drain(..count);
+                    written += count;
+                }
+                Err(Errno::AGAIN) => break false,
+                Err(Errno::INTR) => {}
+                Err(_) => break true,
+            }
+        };
+        if closed {
+            self.close_stdin(channel);
+        } else if stdin.ends {
+            if stdin.queue.is_empty() {
+                self.stdin = None;
+            }
+        } else if let Some(bytes) = stdin.window.handed_on(written) {
+            channel.send(&ToHost::StdinCredit { id, bytes });
+        }
+    }
+
+    /// The command no longer reads its stdin.
+    pub fn close_stdin(&mut self, channel: &mut Channel) {
+        if let Some(stdin) = self.stdin.take()
+            && !stdin.ends
+        {
+            channel.send(&ToHost::StdinClosed { id: self.id });
+        }
+    }
+
+    /// Adds credit for a stream.
+    pub fn grant(&mut self, stream: OutputStream, bytes: u32) -> Result<(), WindowError> {
+        // Credit for a stream that has ended was under way.
+        self.output(stream)
+            .as_mut()
+            .map_or(Ok(()), |output| output.window.grant(bytes))
+    }
+
+    /// Signals the process, unless it has ended.
+    pub fn signal(&self, signal: i32) {
+        let valid = (1..=libc::SIGRTMAX()).contains(&signal);
+        if valid && self.status.is_none() {
+            kill(self.process.pid, signal);
+        }
+    }
+
+    /// Gives the terminal another size.
+    pub fn resize(&self, size: TtySize) {
+        if let Some(terminal) = &self.terminal {
+            // Nobody can do anything about a terminal that does not take it.
+            let _ = stdio::resize(terminal, size);
+        }
+    }
+
+    /// Whether the process has not been seen to end.
+    pub fn runs(&self) -> bool {
+        self.status.is_none()
+    }
+
+    /// Looks whether the process has ended, and if so how much output it has left.
+    pub fn check_process(&mut self) {
+        let Some(status) = self.process.wait() else {
+            return;
+        };
+        self.status = Some(status);
+        self.stdin = None;
+        if self.terminal.take().is_some() {
+            if let Some(output) = &mut self.stdout {
+                output.left = Some(TERMINAL_BUFFER);
+            }
+            return;
+        }
+        for output in [&mut self.stdout, &mut self.stderr].into_iter().flatten() {
+            let left = rustix::io::ioctl_fionread(&output.pipe).unwrap_or(0);
+            output.left = Some(usize::try_from(left).unwrap_or(usize::MAX));
+        }
+    }
+
+    /// How the process ended, once all that it wrote has been sent.
+    pub fn finished(&self) -> Option<ExitStatus> {
+        let sent =
+            |output: &Option<Output>| output.as_ref().is_none_or(|output| output.left == Some(0));
+        self.status
+            .filter(|_| sent(&self.stdout) && sent(&self.stderr))
+    }
+
+    /// The streams that others still hold open.
+    pub fn into_outputs(self) -> impl Iterator<Item = OwnedFd> {
+        [self.stdout, self.stderr]
+            .into_iter()
+            .flatten()
+            .map(|output| output.pipe)
+    }
+}
+
+/// Whether there may be more to read at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    None,
+    Some,
+}
+
+/// What ends input on a terminal as it is set now; nothing if it is in raw mode,
+/// where no character does.
+fn end_of_file_character(terminal: &OwnedFd) -> Option<u8> {
+    let settings = rustix::termios::tcgetattr(terminal).ok()?;
+    settings
+        .local_modes
+        .contains(rustix::termios::LocalModes::ICANON)
+        .then(|| settings.special_codes[SpecialCodeIndex::VEOF])
+}

@@ -1,0 +1,22 @@
+//! Serving commands: everything between a host's `Exec` and its `Exited`.
+//!
+//! One thread, one poll loop. The server never blocks on a command, on the host or
+//! on the image's files, and holds a bounded number of bytes for each command.
+
+mod channel;
+pub(crate) mod child;
+mod command;
+mod environment;
+mod program;
+mod server;
+mod spawn;
+mod start;
+mod stdio;
+mod user;
+
+pub(crate) use child::last_errno;
+pub(crate) use program::describe;
+
+pub use channel::Channel;
+pub use server::{Server, Stop};
+pub use spawn::{PidNamespace, Place, Sandbox};

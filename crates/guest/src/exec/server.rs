@@ -1,0 +1,377 @@
+//! The loop that serves a host.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+
+use micabox_wire::{
+    Error, Exec, MAX_DATA, OutputStream, StartFailed, StartFailure, ToGuest, ToHost,
+};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+
+use super::channel::Channel;
+use super::command::{Command, Progress};
+use super::spawn::{PidNamespace, Sandbox};
+
+/// Why the server stopped.
+#[derive(Debug)]
+pub enum Stop {
+    /// The host asked for it.
+    Shutdown,
+    /// The host is gone.
+    HostGone,
+    /// The host broke the protocol: a bug, and nothing it says can be relied on.
+    Protocol(String),
+}
+
+/// Serves one host's commands in one sandbox.
+#[derive(Debug)]
+pub struct Server {
+    channel: Channel,
+    sandbox: Sandbox,
+    commands: BTreeMap<u32, Command>,
+    /// Streams of ended commands that daemons hold open. They are read and dropped:
+    /// a daemon must neither block nor die because the command that started it is
+    /// over.
+    abandoned: Vec<OwnedFd>,
+    /// Where the round over the commands starts, so that no command is served first
+    /// always.
+    turn: u32,
+}
+
+/// What a polled descriptor stands for.
+#[derive(Clone, Copy)]
+enum Source {
+    Channel,
+    Init,
+    Report(u32),
+    Process(u32),
+    Output(u32, OutputStream),
+    Stdin(u32),
+    Abandoned(usize),
+}
+
+impl Server {
+    /// Serves whoever is at the other end of `channel`.
+    pub fn new(channel: Channel, sandbox: Sandbox) -> Self {
+        Self {
+            channel,
+            sandbox,
+            commands: BTreeMap::new(),
+            abandoned: Vec::new(),
+            turn: 0,
+        }
+    }
+
+    /// Serves until told to stop. Commands may be running then.
+    pub fn serve(&mut self) -> Stop {
+        let mut buffer = Box::new([0; MAX_DATA]);
+        loop {
+            if let Err(stop) = self.turn(&mut buffer) {
+                return stop;
+            }
+        }
+    }
+
+    /// What is left when the server has stopped.
+    pub fn into_parts(self) -> (Channel, Sandbox) {
+        (self.channel, self.sandbox)
+    }
+
+    fn turn(&mut self, buffer: &mut [u8; MAX_DATA]) -> Result<(), Stop> {
+        let mut closed = Vec::new();
+        for (source, ready) in self.wait()? {
+            match source {
+                Source::Channel => self.talk(ready)?,
+                Source::Init => self.sandbox.pids = PidNamespace::Owned,
+                Source::Report(id) => self.read_report(id, false),
+                Source::Process(id) => self.check_process(id),
+                Source::Output(id, stream) => {
+                    if !self.channel.is_full()
+                        && let Some(command) = self.commands.get_mut(&id)
+                    {
+                        command.read_output(stream, buffer, &mut self.channel);
+                    }
+                }
+                Source::Stdin(id) => {
+                    if let Some(command) = self.commands.get_mut(&id) {
+                        if ready.intersects(PollFlags::ERR) {
+                            command.close_stdin(&mut self.channel);
+                        } else {
+                            command.write_stdin(&mut self.channel);
+                        }
+                    }
+                }
+                Source::Abandoned(index) => {
+                    let stream = self.abandoned.get(index);
+                    if stream.is_some_and(|stream| !discard(stream, buffer)) {
+                        closed.push(index);
+                    }
+                }
+            }
+        }
+        for index in closed.into_iter().rev() {
+            self.abandoned.swap_remove(index);
+        }
+        self.turn = self.turn.wrapping_add(1);
+        self.finish(buffer)
+    }
+
+    /// Sends what ended commands have left behind, their ends, and all that is queued,
+    /// as far as the host takes it.
+    fn finish(&mut self, buffer: &mut [u8; MAX_DATA]) -> Result<(), Stop> {
+        loop {
+            self.finish_commands(buffer);
+            let waits_for_room = self.channel.is_full();
+            self.channel.flush().map_err(|_| Stop::HostGone)?;
+            // If there is room now, nothing else will tell. If not, poll(2) will.
+            if !waits_for_room || self.channel.is_full() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Waits until something is to be done.
+    fn wait(&self) -> Result<Vec<(Source, PollFlags)>, Stop> {
+        let mut sources = Vec::new();
+        let mut poll_fds = Vec::new();
+        let mut add = |source, fd, events| {
+            sources.push(source);
+            poll_fds.push(PollFd::from_borrowed_fd(fd, events));
+        };
+        let mut events = PollFlags::IN;
+        events.set(PollFlags::OUT, self.channel.has_unsent());
+        add(Source::Channel, self.channel.as_fd(), events);
+        if let PidNamespace::Started(init) = &self.sandbox.pids {
+            add(Source::Init, init.as_fd(), PollFlags::IN);
+        }
+        let room = !self.channel.is_full();
+        for (&id, command) in self.round() {
+            if let Some(report) = &command.process.report {
+                add(Source::Report(id), report.pipe.as_fd(), PollFlags::IN);
+            }
+            if command.runs() {
+                add(
+                    Source::Process(id),
+                    command.process.handle.as_fd(),
+                    PollFlags::IN,
+                );
+                for (stream, output) in [
+                    (OutputStream::Stdout, &command.stdout),
+                    (OutputStream::Stderr, &command.stderr),
+                ] {
+                    if let Some(output) =
+                        output.as_ref().filter(|o| room && command.wants_output(o))
+                    {
+                        add(
+                            Source::Output(id, stream),
+                            output.pipe.as_fd(),
+                            PollFlags::IN,
+                        );
+                    }
+                }
+            }
+            if let Some(stdin) = &command.stdin {
+                // Without a wish, poll(2) still tells that nobody reads any more.
+                let mut events = PollFlags::empty();
+                events.set(PollFlags::OUT, !stdin.queue.is_empty());
+                add(Source::Stdin(id), stdin.pipe.as_fd(), events);
+            }
+        }
+        for (index, stream) in self.abandoned.iter().enumerate() {
+            add(Source::Abandoned(index), stream.as_fd(), PollFlags::IN);
+        }
+        match poll(&mut poll_fds, None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(Stop::Protocol(format!("poll: {errno}"))),
+        }
+        Ok(sources
+            .into_iter()
+            .zip(poll_fds.iter().map(PollFd::revents))
+            .filter(|(_, ready)| !ready.is_empty())
+            .collect())
+    }
+
+    /// All commands, another one first each time.
+    fn round(&self) -> impl Iterator<Item = (&u32, &Command)> {
+        let start = match self.commands.len() {
+            0 => 0,
+            count => self.turn as usize % count,
+        };
+        let commands = || self.commands.iter();
+        commands().skip(start).chain(commands().take(start))
+    }
+
+    fn talk(&mut self, ready: PollFlags) -> Result<(), Stop> {
+        if ready.intersects(PollFlags::OUT) {
+            self.channel.flush().map_err(|_| Stop::HostGone)?;
+        }
+        if !ready.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) {
+            return Ok(());
+        }
+        let open = self.channel.receive().map_err(|_| Stop::HostGone)?;
+        let protocol = |error: Error| Stop::Protocol(error.to_string());
+        while let Some(message) = self.channel.next_message().map_err(protocol)? {
+            self.obey(message)?;
+        }
+        if open { Ok(()) } else { Err(Stop::HostGone) }
+    }
+
+    fn obey(&mut self, message: ToGuest) -> Result<(), Stop> {
+        // Messages to a command that has ended were under way.
+        let id = match message {
+            ToGuest::Boot(_) => return Err(Stop::Protocol("a second Boot".to_owned())),
+            ToGuest::Shutdown => return Err(Stop::Shutdown),
+            ToGuest::Exec { id, spec } => {
+                self.start(id, *spec);
+                return Ok(());
+            }
+            ToGuest::Stdin { id, .. }
+            | ToGuest::CloseStdin { id }
+            | ToGuest::Signal { id, .. }
+            | ToGuest::Resize { id, .. }
+            | ToGuest::Credit { id, .. } => id,
+        };
+        let Some(command) = self.commands.get_mut(&id) else {
+            return Ok(());
+        };
+        let result = match message {
+            ToGuest::Stdin { data, .. } => command.queue_stdin(&data, &mut self.channel),
+            ToGuest::Credit { stream, bytes, .. } => command.grant(stream, bytes),
+            ToGuest::CloseStdin { .. } => {
+                command.end_stdin(&mut self.channel);
+                Ok(())
+            }
+            ToGuest::Signal { signal, .. } => {
+                command.signal(signal);
+                Ok(())
+            }
+            ToGuest::Resize { size, .. } => {
+                command.resize(size);
+                Ok(())
+            }
+            ToGuest::Boot(_) | ToGuest::Exec { .. } | ToGuest::Shutdown => Ok(()),
+        };
+        result.map_err(|error| Stop::Protocol(format!("command {id}: {error}")))
+    }
+
+    fn start(&mut self, id: u32, spec: Exec) {
+        let failure = if self.commands.contains_key(&id) {
+            StartFailed {
+                reason: StartFailure::Other,
+                message: format!("command {id} is still running"),
+                errno: 0,
+            }
+        } else {
+            match self.sandbox.spawn(id, &spec) {
+                Ok((process, ends)) => {
+                    let command = Command::new(id, process, ends, spec.output_window);
+                    self.commands.insert(id, command);
+                    return;
+                }
+                Err(failure) => failure,
+            }
+        };
+        self.channel.send(&ToHost::StartFailed { id, failure });
+    }
+
+    fn read_report(&mut self, id: u32, has_ended: bool) {
+        let started = self
+            .commands
+            .get_mut(&id)
+            .is_none_or(|command| command.read_report(has_ended, &mut self.channel));
+        if !started {
+            self.commands.remove(&id);
+        }
+    }
+
+    fn check_process(&mut self, id: u32) {
+        // A process that has ended has said all that it had to say.
+        self.read_report(id, true);
+        if let Some(command) = self.commands.get_mut(&id) {
+            command.check_process();
+        }
+    }
+
+    /// Queues what ended commands have left behind, and their ends, while there is room.
+    fn finish_commands(&mut self, buffer: &mut [u8; MAX_DATA]) {
+        let ended: Vec<u32> = self
+            .round()
+            .filter(|(_, command)| !command.runs())
+            .map(|(&id, _)| id)
+            .collect();
+        for id in ended {
+            let Some(command) = self.commands.get_mut(&id) else {
+                continue;
+            };
+            for stream in [OutputStream::Stdout, OutputStream::Stderr] {
+                while !self.channel.is_full()
+                    && command.read_output(stream, buffer, &mut self.channel) == Progress::Some
+                {
+                }
+            }
+            if let Some(status) = command.finished() {
+                self.channel.send(&ToHost::Exited { id, status });
+                if let Some(command) = self.commands.remove(&id) {
+                    self.abandoned.extend(command.into_outputs());
+                }
+            }
+        }
+    }
+}
+
+/// Reads and drops what a stream has. False: nobody holds it any more.
+fn discard(stream: &OwnedFd, buffer: &mut [u8; MAX_DATA]) -> bool {
+    match rustix::io::read(stream, buffer) {
+        Ok(0) => false,
+        Ok(_) => true,
+        Err(errno) => matches!(errno, Errno::AGAIN | Errno::INTR),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn a_queue_that_empties_at_once_leaves_no_ended_command_behind() {
+        let (_host, agent) = UnixStream::pair().unwrap();
+        // All that the agent ever queues fits at once, as in a virtio-serial port.
+        rustix::net::sockopt::set_socket_send_buffer_size(&agent, 1 << 20).unwrap();
+        let mut server = Server::new(Channel::new(agent.into()).unwrap(), Sandbox::here());
+        let mut buffer = Box::new([0; MAX_DATA]);
+        let spec = Exec {
+            argv: vec![b"echo".to_vec()],
+            env: Vec::new(),
+            cwd: Vec::new(),
+            user: String::new(),
+            tty: None,
+            stdin: false,
+            output_window: 0,
+        };
+        server.start(1, spec);
+        while server.commands.get(&1).is_some_and(Command::runs) {
+            server.turn(&mut buffer).unwrap();
+        }
+        // Other commands' output fills the queue in the turn that brings the credit.
+        server
+            .obey(ToGuest::Credit {
+                id: 1,
+                stream: OutputStream::Stdout,
+                bytes: 1000,
+            })
+            .unwrap();
+        while !server.channel.is_full() {
+            server.channel.send(&ToHost::Output {
+                id: 2,
+                stream: OutputStream::Stdout,
+                data: vec![0; MAX_DATA],
+            });
+        }
+        server.finish(&mut buffer).unwrap();
+        assert!(!server.channel.has_unsent());
+        assert!(server.commands.is_empty());
+    }
+}

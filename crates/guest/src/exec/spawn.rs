@@ -1,0 +1,209 @@
+//! New processes: where they run, and how the agent hears what became of them.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use micabox_wire::{Decoder, Exec, ExitStatus, StartFailed, StartFailure, ToHost};
+use rustix::io::Errno;
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions, pidfd_open, waitid};
+
+use super::child::{fork, kill};
+use super::program::{describe, failed};
+use super::start::{self, Order};
+use super::stdio::{self, AgentEnds};
+
+/// Where commands run.
+#[derive(Debug)]
+pub struct Sandbox {
+    /// Their files.
+    pub place: Place,
+    /// Their processes.
+    pub pids: PidNamespace,
+    /// The host name when the sandbox was made; commands find it in HOSTNAME.
+    pub hostname: String,
+}
+
+/// The files that commands see.
+#[derive(Debug)]
+pub enum Place {
+    /// The agent's own, for tests outside a machine. Users are switched only if the
+    /// agent is root.
+    Here,
+    /// A mount namespace of theirs.
+    Namespace {
+        /// The mount namespace.
+        mounts: OwnedFd,
+        /// The root directory in it. By descriptor, so that a sandbox in which
+        /// somebody unmounted `/` still finds it.
+        root: OwnedFd,
+        /// Its devpts filesystem.
+        terminals: OwnedFd,
+    },
+}
+
+/// The PID namespace that new children of the agent are born into.
+#[derive(Debug)]
+pub enum PidNamespace {
+    /// The agent's own, for tests.
+    Inherited,
+    /// One whose process 1 runs already; readable when that has ended.
+    Started(OwnedFd),
+    /// One whose process 1 will be the next child.
+    Pending,
+    /// One whose process 1 was a command or has ended; the kernel knows.
+    Owned,
+}
+
+impl Sandbox {
+    /// Commands run as ordinary children of this process, in its root directory.
+    pub fn here() -> Self {
+        Self {
+            place: Place::Here,
+            pids: PidNamespace::Inherited,
+            hostname: "localhost".to_owned(),
+        }
+    }
+
+    fn terminals(&self) -> Option<BorrowedFd<'_>> {
+        match &self.place {
+            Place::Here => None,
+            Place::Namespace { terminals, .. } => Some(terminals.as_fd()),
+        }
+    }
+
+    /// Starts a process that becomes the command of `spec`. Whether that works is
+    /// known when its [`Report`] says so.
+    pub fn spawn(&mut self, id: u32, spec: &Exec) -> Result<(Process, AgentEnds), StartFailed> {
+        let (agent, command) = match spec.tty {
+            Some(size) => stdio::terminal(self.terminals(), size, spec.stdin)
+                .map_err(|errno| other("open a terminal", errno))?,
+            None => stdio::pipes(spec.stdin).map_err(|errno| other("make pipes", errno))?,
+        };
+        let (report, report_in) =
+            pipe_with(PipeFlags::CLOEXEC).map_err(|errno| other("make a pipe", errno))?;
+        stdio::set_nonblocking(&report).map_err(|errno| other("make a pipe", errno))?;
+
+        let first = matches!(self.pids, PidNamespace::Pending);
+        let child = fork().map_err(|errno| match (&self.pids, errno) {
+            (PidNamespace::Started(_) | PidNamespace::Owned, Errno::NOMEM) => failed(
+                StartFailure::Other,
+                "the sandbox's process 1 has ended, and with it the sandbox".to_owned(),
+                Some(errno),
+            ),
+            _ => other("fork", errno),
+        })?;
+        let Some(pid) = child else {
+            start::run(&Order {
+                id,
+                spec,
+                place: &self.place,
+                hostname: &self.hostname,
+                first,
+                stdio: command,
+                report: report_in,
+            });
+        };
+        if first {
+            self.pids = PidNamespace::Owned;
+        }
+        let handle = match pidfd_open(pid, PidfdFlags::empty()) {
+            Ok(handle) => handle,
+            Err(errno) => {
+                kill(pid, libc::SIGKILL);
+                let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
+                return Err(other("open the new process", errno));
+            }
+        };
+        let report = Report {
+            pipe: report,
+            bytes: Vec::new(),
+        };
+        let process = Process {
+            pid,
+            handle,
+            report: Some(report),
+        };
+        Ok((process, agent))
+    }
+}
+
+fn other(what: &str, errno: Errno) -> StartFailed {
+    let message = format!("{what}: {}", describe(errno));
+    failed(StartFailure::Other, message, Some(errno))
+}
+
+/// A child of the agent's, not yet waited for.
+#[derive(Debug)]
+pub struct Process {
+    pub pid: Pid,
+    /// Readable when it has ended.
+    pub handle: OwnedFd,
+    /// What it has to say before its command starts; None once that is known.
+    pub report: Option<Report>,
+}
+
+impl Process {
+    /// Waits for a process that is about to end.
+    pub fn reap(&self) {
+        let _ = waitid(WaitId::PidFd(self.handle.as_fd()), WaitIdOptions::EXITED);
+    }
+
+    /// How it ended, if it has. To be asked once it has answered.
+    pub fn wait(&self) -> Option<ExitStatus> {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+        let status = waitid(WaitId::PidFd(self.handle.as_fd()), options).ok()??;
+        match (status.exit_status(), status.terminating_signal()) {
+            (Some(code), _) => Some(ExitStatus::Exited(code)),
+            (None, Some(signal)) => Some(ExitStatus::Signaled(signal)),
+            (None, None) => None,
+        }
+    }
+}
+
+/// The pipe over which a new process says its PID, then either why its command
+/// can't start, or nothing: execve(2) closes the pipe.
+#[derive(Debug)]
+pub struct Report {
+    pub pipe: OwnedFd,
+    bytes: Vec<u8>,
+}
+
+/// What a [`Report`] says.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The command runs under this PID of its namespace.
+    Started(u32),
+    /// It does not.
+    Failed(StartFailed),
+}
+
+impl Report {
+    /// Reads on. None: not decided yet, which it is as soon as the process `has_ended`,
+    /// even if somebody else should hold the pipe open.
+    pub fn read(&mut self, has_ended: bool) -> Option<Outcome> {
+        let mut buffer = [0; 4096];
+        loop {
+            match rustix::io::read(&self.pipe, &mut buffer) {
+                Ok(0) => break,
+                Ok(count) => self
+                    .bytes
+                    .extend_from_slice(buffer.get(..count).unwrap_or_default()),
+                Err(Errno::AGAIN) if has_ended => break,
+                Err(Errno::AGAIN) => return None,
+                Err(Errno::INTR) => {}
+                Err(_) => break,
+            }
+        }
+        // A process that was killed before it could say more counts as started: its
+        // status tells what happened.
+        let Some((pid, rest)) = self.bytes.split_first_chunk() else {
+            return Some(Outcome::Started(0));
+        };
+        let mut decoder = Decoder::<ToHost>::new();
+        decoder.push(rest);
+        match decoder.next_message() {
+            Ok(Some(ToHost::StartFailed { failure, .. })) => Some(Outcome::Failed(failure)),
+            _ => Some(Outcome::Started(u32::from_le_bytes(*pid))),
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! From fork to execve: what a new process does to itself to become the command.
+//!
+//! Everything that could wait for the sandbox's own files (a FUSE filesystem
+//! mounted over `/etc`, say) happens here and not in the agent, after the new
+//! process has let go of everything that belongs to other commands.
+
+use std::convert::Infallible;
+use std::ffi::{CString, NulError, OsStr, c_char};
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Component, Path, PathBuf};
+
+use micabox_wire::{Exec, StartFailed, StartFailure, ToHost, encode};
+use rustix::fs::fstat;
+use rustix::io::Errno;
+use rustix::process::{Gid, Resource, Rlimit, Uid};
+use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
+
+use super::child::{close_others, enter, exit, last_errno, reset_signals};
+use super::environment::{DEFAULT_PATH, Environment};
+use super::program::{self, describe, failed, shown};
+use super::spawn::Place;
+use super::stdio::CommandEnds;
+use super::user::{self, Identity};
+use crate::mount;
+
+/// What a new process is to become.
+pub struct Order<'a> {
+    pub id: u32,
+    pub spec: &'a Exec,
+    pub place: &'a Place,
+    pub hostname: &'a str,
+    /// It is process 1 of a new PID namespace.
+    pub first: bool,
+    pub stdio: CommandEnds,
+    /// Where to say the PID and what fails. Closed by execve(2).
+    pub report: OwnedFd,
+}
+
+/// Open files a process may have: the soft limit that select(2) can live with, the
+/// hard one up to which a program may raise it itself. systemd's and Docker's.
+const OPEN_FILES: Rlimit = Rlimit {
+    current: Some(1024),
+    maximum: Some(524_288),
+};
+
+/// Most bytes of `/etc/passwd` or `/etc/group` that are looked at.
+const MAX_ACCOUNTS: u64 = 8 * 1024 * 1024;
+
+/// Becomes the command, or reports why not and exits.
+pub fn run(order: &Order<'_>) -> ! {
+    let pid = rustix::process::getpid().as_raw_pid();
+    let _ = rustix::io::write(&order.report, &pid.to_le_bytes());
+    let Err(failure) = become_command(order);
+    let mut frame = Vec::new();
+    let id = order.id;
+    if encode(&ToHost::StartFailed { id, failure }, &mut frame).is_ok() {
+        let _ = rustix::io::write(&order.report, &frame);
+    }
+    exit(127)
+}
+
+fn become_command(order: &Order<'_>) -> Result<Infallible, StartFailed> {
+    let Order { spec, .. } = order;
+    reset_signals();
+    enter(order.place).map_err(|errno| other("enter the sandbox", errno))?;
+    take_streams(order).map_err(|errno| other("set up standard streams", errno))?;
+    if order.first {
+        mount::proc().map_err(|error| {
+            let message = format!("mount /proc: {error}");
+            failed(StartFailure::Other, message, Some(error.errno))
+        })?;
+    }
+    rustix::process::setsid().map_err(|errno| other("start a session", errno))?;
+    if spec.tty.is_some() {
+        rustix::process::ioctl_tiocsctty(rustix::stdio::stdin())
+            .map_err(|errno| other("take the terminal", errno))?;
+    }
+
+    let identity = find_user(&spec.user)?;
+    enter_directory(&spec.cwd)?;
+    if matches!(order.place, Place::Namespace { .. }) {
+        set_limits().map_err(|errno| other("set resource limits", errno))?;
+    }
+    let may_switch =
+        matches!(order.place, Place::Namespace { .. }) || rustix::process::geteuid().is_root();
+    if may_switch {
+        switch_user(&identity).map_err(|errno| other("switch user", errno))?;
+    }
+
+    let mut environment = Environment::new(spec.env.clone());
+    environment.set_default(b"PATH", DEFAULT_PATH);
+    environment.set_default(b"HOSTNAME", order.hostname.as_bytes());
+    environment.set_default(b"HOME", &identity.home);
+    if spec.tty.is_some() {
+        environment.set_default(b"TERM", b"xterm");
+    }
+
+    let nul = |what: &str| {
+        let message = format!("{what} has a NUL byte");
+        move |_: NulError| failed(StartFailure::Other, message, None)
+    };
+    let argv: Vec<CString> = spec
+        .argv
+        .iter()
+        .map(|argument| CString::new(argument.as_slice()))
+        .collect::<Result<_, _>>()
+        .map_err(nul("an argument"))?;
+    let envp = environment
+        .to_strings()
+        .map_err(nul("an environment variable"))?;
+    let name = spec.argv.first().map(Vec::as_slice).unwrap_or_default();
+    let file = program::find(name, environment.get(b"PATH").unwrap_or_default())?;
+    let errno = execute(&file, &argv, &envp);
+    Err(program::explain(&file, errno))
+}
+
+fn other(what: &str, errno: Errno) -> StartFailed {
+    let message = format!("{what}: {}", describe(errno));
+    failed(StartFailure::Other, message, Some(errno))
+}
+
+/// Makes the command's ends 0, 1 and 2, and closes everything else.
+fn take_streams(order: &Order<'_>) -> rustix::io::Result<()> {
+    dup2_stdin(&order.stdio.stdin)?;
+    dup2_stdout(&order.stdio.stdout)?;
+    dup2_stderr(&order.stdio.stderr)?;
+    close_others(order.report.as_raw_fd())
+}
+
+fn find_user(spec: &str) -> Result<Identity, StartFailed> {
+    let read = |path: &str| {
+        read_accounts(path).map_err(|error| {
+            let errno = Errno::from_io_error(&error);
+            failed(StartFailure::NoSuchUser, format!("{path}: {error}"), errno)
+        })
+    };
+    user::resolve(spec, &read("/etc/passwd")?, &read("/etc/group")?)
+        .map_err(|unknown| failed(StartFailure::NoSuchUser, unknown.0, None))
+}
+
+/// A file of accounts; a missing one is an empty one, as in Docker.
+fn read_accounts(path: &str) -> io::Result<Vec<u8>> {
+    let opened = File::options()
+        .read(true)
+        // A FIFO has no accounts to wait for.
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+        .open(path);
+    let file = match opened {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    if !file.metadata()?.is_file() {
+        return Err(Errno::INVAL.into());
+    }
+    let mut contents = Vec::new();
+    file.take(MAX_ACCOUNTS + 1).read_to_end(&mut contents)?;
+    if contents.len() as u64 > MAX_ACCOUNTS {
+        return Err(Errno::FBIG.into());
+    }
+    Ok(contents)
+}
+
+/// Changes to the working directory, made if missing (0755, root's) as Docker does.
+///
+/// As root: a user may be put into a directory that they could not enter.
+fn enter_directory(cwd: &[u8]) -> Result<(), StartFailed> {
+    let bad = |message: String, errno| failed(StartFailure::BadWorkdir, message, errno);
+    if !cwd.is_empty() && !cwd.starts_with(b"/") {
+        return Err(bad(
+            format!("working directory {}: not an absolute path", shown(cwd)),
+            None,
+        ));
+    }
+    let path = clean(Path::new(OsStr::from_bytes(cwd)));
+    let refuse = |error: io::Error| {
+        let errno = Errno::from_io_error(&error);
+        let words = errno.map_or_else(|| error.to_string(), describe);
+        bad(format!("working directory {}: {words}", shown(cwd)), errno)
+    };
+    match std::env::set_current_dir(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o755)
+                .create(&path)
+                .map_err(refuse)?;
+            std::env::set_current_dir(&path).map_err(refuse)
+        }
+        result => result.map_err(refuse),
+    }
+}
+
+/// The path without `.` and `..`, by its text alone, as Docker (Go's
+/// `filepath.Clean`) has it.
+fn clean(path: &Path) -> PathBuf {
+    let mut cleaned = PathBuf::from("/");
+    for component in path.components() {
+        match component {
+            Component::Normal(name) => cleaned.push(name),
+            Component::ParentDir => {
+                cleaned.pop();
+            }
+            Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
+        }
+    }
+    cleaned
+}
+
+fn set_limits() -> rustix::io::Result<()> {
+    let unlimited = Rlimit {
+        current: None,
+        maximum: None,
+    };
+    rustix::process::setrlimit(Resource::Nofile, OPEN_FILES)?;
+    // The kernel's default follows from the machine's memory, which limits processes
+    // well enough by itself.
+    rustix::process::setrlimit(Resource::Nproc, unlimited)
+}
+
+/// Becomes the user. All capabilities stay with root: the machine is the sandbox,
+/// and what root may do in it reaches nobody else. Anyone else has none, as ever.
+fn switch_user(identity: &Identity) -> rustix::io::Result<()> {
+    let uid = Uid::from_raw(identity.uid);
+    let gid = Gid::from_raw(identity.gid);
+    give_streams(uid)?;
+    let groups: Vec<Gid> = identity.groups.iter().copied().map(Gid::from_raw).collect();
+    rustix::thread::set_thread_groups(&groups)?;
+    rustix::thread::set_thread_res_gid(gid, gid, gid)?;
+    rustix::thread::set_thread_res_uid(uid, uid, uid)
+}
+
+/// Makes the user the owner of the standard streams, so that opening `/dev/stdout`
+/// works. Not of `/dev/null`, which is everybody's.
+fn give_streams(uid: Uid) -> rustix::io::Result<()> {
+    use rustix::fs::FileType;
+    use rustix::stdio::{stderr, stdin, stdout};
+
+    let streams = [stdin(), stdout(), stderr()];
+    for stream in streams {
+        let stat = fstat(stream)?;
+        let terminal = rustix::termios::isatty(stream);
+        let pipe = FileType::from_raw_mode(stat.st_mode) == FileType::Fifo;
+        if (terminal || pipe) && stat.st_uid != uid.as_raw() {
+            rustix::fs::fchown(stream, Some(uid), None)?;
+        }
+    }
+    Ok(())
+}
+
+/// execve(2). Returns only to say why not.
+fn execute(file: &CString, argv: &[CString], envp: &[CString]) -> Errno {
+    let argv = pointers(argv);
+    let envp = pointers(envp);
+    // SAFETY: both arrays end with a null pointer, and the strings that they point
+    // to outlive the call.
+    unsafe { libc::execve(file.as_ptr(), argv.as_ptr(), envp.as_ptr()) };
+    last_errno()
+}
+
+fn pointers(strings: &[CString]) -> Vec<*const c_char> {
+    strings
+        .iter()
+        .map(|string| string.as_ptr())
+        .chain([std::ptr::null()])
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn working_directories_are_cleaned_as_text() {
+        for (path, cleaned) in [
+            ("", "/"),
+            ("/", "/"),
+            ("/a/b/", "/a/b"),
+            ("/a/../b/./c", "/b/c"),
+            ("/../..", "/"),
+        ] {
+            assert_eq!(clean(Path::new(path)), Path::new(cleaned));
+        }
+    }
+}

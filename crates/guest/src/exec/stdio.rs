@@ -1,0 +1,120 @@
+//! A command's standard streams: pipes, or a terminal.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use micabox_wire::TtySize;
+use rustix::fs::{CWD, Mode, OFlags};
+use rustix::io::fcntl_dupfd_cloexec;
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::pty::OpenptFlags;
+use rustix::termios::Winsize;
+
+/// The agent's ends, non-blocking.
+#[derive(Debug)]
+pub struct AgentEnds {
+    /// What the command will read; None if it has no stdin.
+    pub stdin: Option<OwnedFd>,
+    /// What it writes to stdout, or to the terminal.
+    pub stdout: OwnedFd,
+    /// What it writes to stderr; None on a terminal.
+    pub stderr: Option<OwnedFd>,
+    /// The command's side of its terminal. Held as long as the command runs: with
+    /// nobody there, the terminal would hang up and lose what is written later.
+    pub terminal: Option<OwnedFd>,
+}
+
+/// The command's ends.
+#[derive(Debug)]
+pub struct CommandEnds {
+    pub stdin: OwnedFd,
+    pub stdout: OwnedFd,
+    pub stderr: OwnedFd,
+}
+
+/// Pipes for stdout, stderr and, if `stdin`, stdin; `/dev/null` otherwise.
+pub fn pipes(stdin: bool) -> rustix::io::Result<(AgentEnds, CommandEnds)> {
+    let (stdout, command_stdout) = pipe_with(PipeFlags::CLOEXEC)?;
+    let (stderr, command_stderr) = pipe_with(PipeFlags::CLOEXEC)?;
+    let (stdin, command_stdin) = if stdin {
+        let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
+        (Some(write), read)
+    } else {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        (None, rustix::fs::open("/dev/null", flags, Mode::empty())?)
+    };
+    // The flag is of the agent's open file alone: the command's end still blocks.
+    for end in [Some(&stdout), Some(&stderr), stdin.as_ref()] {
+        end.map_or(Ok(()), set_nonblocking)?;
+    }
+    let agent = AgentEnds {
+        stdin,
+        stdout,
+        stderr: Some(stderr),
+        terminal: None,
+    };
+    let command = CommandEnds {
+        stdin: command_stdin,
+        stdout: command_stdout,
+        stderr: command_stderr,
+    };
+    Ok((agent, command))
+}
+
+/// A terminal of `size` from the devpts filesystem mounted at `terminals`, or from
+/// the one at `/dev/pts`.
+pub fn terminal(
+    terminals: Option<BorrowedFd<'_>>,
+    size: TtySize,
+    stdin: bool,
+) -> rustix::io::Result<(AgentEnds, CommandEnds)> {
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let master = match terminals {
+        Some(directory) => rustix::fs::openat(directory, "ptmx", flags, Mode::empty())?,
+        None => rustix::fs::openat(CWD, "/dev/ptmx", flags, Mode::empty())?,
+    };
+    rustix::pty::unlockpt(&master)?;
+    // By name it could be another file meanwhile; this is the master's own peer.
+    let slave = rustix::pty::ioctl_tiocgptpeer(
+        &master,
+        OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC,
+    )?;
+    resize(&master, size)?;
+    set_nonblocking(&master)?;
+    let agent = AgentEnds {
+        stdin: stdin.then(|| duplicate(&master)).transpose()?,
+        stderr: None,
+        terminal: Some(duplicate(&slave)?),
+        stdout: master,
+    };
+    let command = CommandEnds {
+        stdin: duplicate(&slave)?,
+        stdout: duplicate(&slave)?,
+        stderr: slave,
+    };
+    Ok((agent, command))
+}
+
+/// Tells a terminal, by either side, its size; whoever is in its foreground gets
+/// SIGWINCH.
+pub fn resize(terminal: impl AsFd, size: TtySize) -> rustix::io::Result<()> {
+    rustix::termios::tcsetwinsize(
+        terminal,
+        Winsize {
+            ws_row: size.rows,
+            ws_col: size.columns,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        },
+    )
+}
+
+fn duplicate(fd: &OwnedFd) -> rustix::io::Result<OwnedFd> {
+    // Not below 3, so that no standard stream is mistaken for it.
+    fcntl_dupfd_cloexec(fd, 3)
+}
+
+/// Makes reads and writes through `fd` return at once.
+pub fn set_nonblocking(fd: &OwnedFd) -> rustix::io::Result<()> {
+    let flags = rustix::fs::fcntl_getfl(fd)?;
+    rustix::fs::fcntl_setfl(fd, flags | OFlags::NONBLOCK)
+}

@@ -1,0 +1,101 @@
+//! The kernel's log: filesystems explain their errors there only, and what the agent says
+//! there reaches the console.
+
+use std::fmt::Display;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt;
+
+/// Says something on the console, for the host to see when there is no other channel.
+///
+/// By way of the kernel's log: the kernel writes to every console that it knows of, while
+/// the console's terminal needs an interrupt that not every machine gives it. If nobody
+/// hears it, nothing can be done about that.
+pub fn say(text: impl Display) {
+    /// An error's level: shown however quiet the kernel is to be.
+    const ERROR: &str = "<3>";
+    let line = format!("mica-guest: {text}\n");
+    let logged = File::options()
+        .write(true)
+        .open("/dev/kmsg")
+        .and_then(|mut log| log.write_all(format!("{ERROR}{line}").as_bytes()));
+    if logged.is_err() {
+        let _ = std::io::stderr().write_all(line.as_bytes());
+    }
+}
+
+/// Most lines that are passed on; the last ones say most.
+const LINES: usize = 10;
+
+/// The kernel's log from some moment on.
+#[derive(Debug)]
+pub struct KernelLog(Option<File>);
+
+impl KernelLog {
+    /// From now on. Without access to the log there is nothing to read, which is no
+    /// reason to fail.
+    pub fn from_now() -> Self {
+        let file = File::options()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
+            .open("/dev/kmsg")
+            .and_then(|mut file| file.seek(SeekFrom::End(0)).map(|_| file));
+        Self(file.ok())
+    }
+
+    /// The warnings and errors since then, the last few of them.
+    pub fn complaints(&mut self) -> Vec<String> {
+        let mut lines = Vec::new();
+        // Each read gives one record, and EPIPE once if some were overwritten.
+        let mut buffer = [0; 8192];
+        while let Some(file) = &mut self.0 {
+            match file.read(&mut buffer) {
+                Ok(count @ 1..) => {
+                    lines.extend(buffer.get(..count).and_then(complaint));
+                }
+                Err(error) if error.raw_os_error() == Some(libc::EPIPE) => {}
+                _ => break,
+            }
+        }
+        lines.split_off(lines.len().saturating_sub(LINES))
+    }
+}
+
+/// The text of a `/dev/kmsg` record (`priority,sequence,time,flags;text`, then
+/// properties on lines of their own) if it is a warning of the kernel's or worse.
+fn complaint(record: &[u8]) -> Option<String> {
+    /// Severity is the priority's low three bits; what is above them tells who wrote.
+    const WARNING: u32 = 4;
+    let record = String::from_utf8_lossy(record);
+    let (head, text) = record.split_once(';')?;
+    let priority: u32 = head.split(',').next()?.parse().ok()?;
+    let text = text.split('\n').next()?.trim();
+    (priority <= WARNING && !text.is_empty()).then(|| text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::complaint;
+
+    #[test]
+    fn only_the_kernels_complaints_are_passed_on() {
+        for (record, wanted) in [
+            (
+                "3,812,5140900,-;erofs: (device pmem0): bad magic\n SUBSYSTEM=x\n",
+                Some("erofs: (device pmem0): bad magic"),
+            ),
+            ("4,1,1,-;overlayfs: careful\n", Some("overlayfs: careful")),
+            ("6,1,1,-;erofs: mounted\n", None),
+            ("12,1,1,-;from user space\n", None),
+            ("3,1,1,-;\n", None),
+            ("x,1;y\n", None),
+            ("no record", None),
+        ] {
+            assert_eq!(
+                complaint(record.as_bytes()).as_deref(),
+                wanted,
+                "{record:?}"
+            );
+        }
+    }
+}

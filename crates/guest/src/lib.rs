@@ -1,0 +1,100 @@
+//! mica-guest: the first process of a Micabox machine.
+//!
+//! It is started by the kernel with nothing but the initial RAM filesystem that it
+//! lies in, finds the channel to its host, turns devices into a sandbox as the host
+//! says ([`boot`]), serves commands in it ([`exec`]) and ends the machine.
+//!
+//! # The agent and the sandbox
+//!
+//! Commands run as root with all capabilities if their image says so: what they can
+//! break is their own machine. Two namespaces keep them from breaking it by
+//! accident, and with it the delivery of their own output and exit codes:
+//!
+//! - A PID namespace. The agent is not in it, so neither `kill -9 -1` nor a debugger
+//!   reaches it, `reboot` ends the sandbox's process 1 and not the machine, and
+//!   programs that insist on being process 1 can be. The agent forks each command
+//!   itself and is its parent, so it learns exit statuses first-hand. Orphans belong
+//!   to the namespace's process 1.
+//! - A mount namespace, whose root is the overlay. The lower mounts are in no
+//!   namespace at all once the overlay holds them, the agent's own are in the
+//!   agent's. A sandbox in which everything was unmounted still runs commands as far
+//!   as its files allow.
+//!
+//! Network, IPC, UTS, user and cgroup namespaces would separate the sandbox from
+//! nobody.
+//!
+//! The agent never opens a path in the sandbox: a new process does, after it has
+//! moved in. A filesystem that never answers holds up only who asks it.
+
+pub mod boot;
+pub mod exec;
+mod kernel_log;
+mod machine;
+mod mount;
+mod network;
+mod port;
+mod stop;
+
+use std::process::ExitCode;
+
+use micabox_wire::{ToGuest, ToHost, preamble};
+
+use exec::{Channel, Server, Stop};
+
+/// Everything that process 1 does. Comes back only if the machine can't even be
+/// ended.
+pub fn run() -> ExitCode {
+    let uptime = machine::uptime_us();
+    if let Err(reason) = serve(uptime) {
+        // On the console: without a channel, that is all the host gets to see.
+        kernel_log::say(reason);
+    }
+    let error = stop::end_machine();
+    kernel_log::say(format_args!("reset: {error}"));
+    ExitCode::FAILURE
+}
+
+/// From the first instruction to the last message. The error is for the console.
+fn serve(uptime: u64) -> Result<(), String> {
+    let mut clock = boot::Clock::start(uptime);
+    boot::mount_kernel_filesystems().map_err(|failed| failed.to_string())?;
+    let port = port::open().map_err(|failed| failed.to_string())?;
+    let mut channel = Channel::greeting(port, &preamble::encode(), &machine::hello(uptime))
+        .map_err(|error| format!("greet the host: {error}"))?;
+    clock.lap("agent");
+
+    let boot = match channel.wait_for_message() {
+        Ok(Some(ToGuest::Boot(boot))) => boot,
+        Ok(None) => return Err("the host hung up before it said what to boot".to_owned()),
+        Ok(Some(_)) => return Err("the host's first message is not Boot".to_owned()),
+        Err(error) => return Err(format!("wait for the host: {error}")),
+    };
+    clock.lap("wait for host");
+
+    let sandbox = match boot::boot(&boot, &mut clock) {
+        Ok(sandbox) => sandbox,
+        Err(failed) => {
+            kernel_log::say(&failed);
+            channel.send(&ToHost::BootFailed(failed));
+            return channel
+                .flush_all()
+                .map_err(|error| format!("tell the host: {error}"));
+        }
+    };
+    channel.send(&ToHost::Booted(clock.into_timings()));
+
+    let mut server = Server::new(channel, sandbox);
+    let stopped = server.serve();
+    let (mut channel, sandbox) = server.into_parts();
+    let problem = stop::tear_down(sandbox);
+    match stopped {
+        Stop::Shutdown => {
+            channel.send(&ToHost::ShutdownDone { problem });
+            channel
+                .flush_all()
+                .map_err(|error| format!("tell the host: {error}"))
+        }
+        Stop::HostGone => Err("the host is gone".to_owned()),
+        Stop::Protocol(reason) => Err(format!("the host broke the protocol: {reason}")),
+    }
+}

@@ -1,0 +1,110 @@
+//! Mounting, with the kernel's own words about why not.
+
+use std::ffi::CStr;
+use std::fmt;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::CWD;
+use rustix::io::Errno;
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, fsconfig_create, fsconfig_set_flag,
+    fsconfig_set_string, fsmount, fsopen, move_mount,
+};
+
+use crate::exec::describe;
+
+/// A filesystem on its way to being mounted: fsopen(2) and what follows.
+#[derive(Debug)]
+pub struct Filesystem {
+    context: OwnedFd,
+}
+
+/// Why a filesystem can't be mounted.
+#[derive(Debug)]
+pub struct Error {
+    /// The kernel's error number.
+    pub errno: Errno,
+    /// The messages that the filesystem left in its context, a line each.
+    pub log: Vec<String>,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&describe(self.errno))?;
+        self.log.iter().try_for_each(|line| write!(f, "; {line}"))
+    }
+}
+
+impl From<Errno> for Error {
+    fn from(errno: Errno) -> Self {
+        Self {
+            errno,
+            log: Vec::new(),
+        }
+    }
+}
+
+impl Filesystem {
+    /// A filesystem of the given type.
+    pub fn new(kind: &str) -> Result<Self, Error> {
+        let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
+        Ok(Self { context })
+    }
+
+    /// Sets an option that has a value.
+    pub fn set(&self, option: &str, value: impl rustix::path::Arg) -> Result<(), Error> {
+        fsconfig_set_string(self.context.as_fd(), option, value).map_err(|errno| self.error(errno))
+    }
+
+    /// Sets an option that has none.
+    pub fn set_flag(&self, option: &str) -> Result<(), Error> {
+        fsconfig_set_flag(self.context.as_fd(), option).map_err(|errno| self.error(errno))
+    }
+
+    /// Makes a mount of it that is not attached anywhere yet.
+    pub fn mount(&self, attributes: MountAttrFlags) -> Result<OwnedFd, Error> {
+        fsconfig_create(self.context.as_fd())
+            .and_then(|()| {
+                fsmount(
+                    self.context.as_fd(),
+                    FsMountFlags::FSMOUNT_CLOEXEC,
+                    attributes,
+                )
+            })
+            .map_err(|errno| self.error(errno))
+    }
+
+    fn error(&self, errno: Errno) -> Error {
+        // The context gives one message a read: a letter for its severity, a blank,
+        // the text. ENODATA when there are no more.
+        let mut log = Vec::new();
+        let mut buffer = [0; 1024];
+        while let Ok(count @ 1..) = rustix::io::read(&self.context, &mut buffer) {
+            let text = String::from_utf8_lossy(buffer.get(..count).unwrap_or_default());
+            let text = text.trim_end();
+            log.push(text.get(2..).unwrap_or(text).to_owned());
+        }
+        Error { errno, log }
+    }
+}
+
+/// Attaches a detached mount at `path`.
+pub fn attach(mount: &OwnedFd, path: impl rustix::path::Arg) -> rustix::io::Result<()> {
+    move_mount(
+        mount,
+        c"",
+        CWD,
+        path,
+        MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH,
+    )
+}
+
+/// Mounts the calling process's PID namespace at `/proc`.
+pub fn proc() -> Result<(), Error> {
+    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID
+        | MountAttrFlags::MOUNT_ATTR_NODEV
+        | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+    let proc = Filesystem::new("proc")?.mount(attributes)?;
+    let path: &CStr = c"/proc";
+    Ok(attach(&proc, path)?)
+}

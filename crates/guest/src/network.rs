@@ -1,0 +1,120 @@
+//! The machine's interfaces: loopback, and the one that the host serves.
+//!
+//! By the oldest of the kernel's interfaces, `ioctl` on any socket: it takes six calls
+//! and no library.
+
+use std::fs;
+use std::mem::zeroed;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use micabox_wire::{BootFailed, Network};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketType};
+
+use crate::boot::{Step, wait_for};
+use crate::exec::last_errno;
+
+const STEP: &str = "start the network";
+const LOOPBACK: &str = "lo";
+
+/// Starts the loopback interface, and the other one as the host says.
+pub fn start(network: Option<&Network>) -> Result<(), BootFailed> {
+    let control = Control::new().step(STEP, "socket")?;
+    control.up(LOOPBACK).step(STEP, LOOPBACK)?;
+    let Some(network) = network else {
+        return Ok(());
+    };
+    let name = wait_for(|| interface(network.hardware_address))
+        .ok_or(Errno::NODEV)
+        .step(STEP, "the interface that the host announced")?;
+    // There is no router to ask and nobody to have the same address: this spares the
+    // kernel from finding that out. Loopback keeps its ::1.
+    let _ = fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), b"1");
+    let mask = u32::MAX
+        .checked_shl(32_u32.saturating_sub(network.prefix.into()))
+        .unwrap_or(0);
+    control
+        .set(&name, libc::SIOCSIFADDR as _, network.address)
+        .and_then(|()| control.set(&name, libc::SIOCSIFNETMASK as _, mask.to_be_bytes()))
+        .and_then(|()| control.up(&name))
+        .and_then(|()| control.add_default_route(network.gateway))
+        .step(STEP, name)
+}
+
+/// The name of the interface with an ethernet address.
+fn interface(address: [u8; 6]) -> Option<String> {
+    let [a, b, c, d, e, f] = address;
+    let wanted = format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}");
+    let interfaces = fs::read_dir("/sys/class/net").ok()?;
+    let mut names = interfaces.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    names.find(|name| {
+        fs::read_to_string(format!("/sys/class/net/{name}/address"))
+            .is_ok_and(|found| found.trim_end() == wanted)
+    })
+}
+
+/// A socket to talk to the kernel about interfaces.
+struct Control(OwnedFd);
+
+impl Control {
+    fn new() -> Result<Self, Errno> {
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)?;
+        Ok(Self(socket))
+    }
+
+    /// Starts an interface.
+    fn up(&self, name: &str) -> Result<(), Errno> {
+        let mut request = request(name);
+        request.ifr_ifru.ifru_flags = libc::IFF_UP as libc::c_short;
+        self.call(libc::SIOCSIFFLAGS as _, &request)
+    }
+
+    /// Sets one of an interface's addresses.
+    fn set(&self, name: &str, what: libc::Ioctl, address: [u8; 4]) -> Result<(), Errno> {
+        let mut request = request(name);
+        request.ifr_ifru.ifru_addr = socket_address(address);
+        self.call(what, &request)
+    }
+
+    fn add_default_route(&self, gateway: [u8; 4]) -> Result<(), Errno> {
+        // SAFETY: `rtentry` is plain data, valid when zero.
+        let mut route: libc::rtentry = unsafe { zeroed() };
+        route.rt_dst = socket_address([0; 4]);
+        route.rt_genmask = socket_address([0; 4]);
+        route.rt_gateway = socket_address(gateway);
+        route.rt_flags = libc::RTF_UP | libc::RTF_GATEWAY;
+        self.call(libc::SIOCADDRT as _, &route)
+    }
+
+    fn call<T>(&self, what: libc::Ioctl, argument: &T) -> Result<(), Errno> {
+        // SAFETY: every caller passes the structure that the request reads, initialised.
+        let result = unsafe { libc::ioctl(self.0.as_raw_fd(), what, std::ptr::from_ref(argument)) };
+        if result == 0 {
+            Ok(())
+        } else {
+            Err(last_errno())
+        }
+    }
+}
+
+/// A request about an interface.
+fn request(name: &str) -> libc::ifreq {
+    // SAFETY: `ifreq` is plain data, valid when zero.
+    let mut request: libc::ifreq = unsafe { zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from.cast_signed();
+    }
+    request
+}
+
+/// An IPv4 address without a port, as requests have it.
+fn socket_address(address: [u8; 4]) -> libc::sockaddr {
+    // SAFETY: `sockaddr` is plain data, valid when zero.
+    let mut socket_address: libc::sockaddr = unsafe { zeroed() };
+    socket_address.sa_family = libc::AF_INET as libc::sa_family_t;
+    // `sockaddr_in` begins with the port, two bytes.
+    for (to, from) in socket_address.sa_data.iter_mut().skip(2).zip(address) {
+        *to = from.cast_signed();
+    }
+    socket_address
+}

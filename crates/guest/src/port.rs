@@ -1,0 +1,36 @@
+//! The channel's device: the virtio-serial port that bears the agent's name.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+
+use micabox_wire::BootFailed;
+use rustix::fs::{Mode, OFlags};
+
+use crate::boot::{Step, wait_for};
+
+/// What the host names the port.
+const NAME: &str = "micabox.agent.0";
+
+/// Opens the port. While the agent has it open, nobody else can.
+pub fn open() -> Result<OwnedFd, BootFailed> {
+    // The names arrive in messages from the device, after its driver has started.
+    let device = wait_for(find).ok_or_else(|| BootFailed {
+        step: "find the channel to the host".to_owned(),
+        target: format!("virtio-serial port {NAME}"),
+        errno: 0,
+        detail: "the machine has no such port".to_owned(),
+    })?;
+    let path = format!("/dev/{device}");
+    rustix::fs::open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+        .step("open the channel to the host", path)
+}
+
+fn find() -> Option<String> {
+    for entry in fs::read_dir("/sys/class/virtio-ports").ok()?.flatten() {
+        let name = fs::read_to_string(entry.path().join("name")).unwrap_or_default();
+        if name.trim_end() == NAME {
+            return entry.file_name().into_string().ok();
+        }
+    }
+    None
+}

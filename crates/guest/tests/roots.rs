@@ -1,0 +1,315 @@
+//! The shapes in which an image reaches a machine, all of which must look the same, and
+//! the steps on the way that can fail.
+
+mod host;
+mod machine;
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use host::shell;
+use machine::{Attach, Layer, Machine, disk, lower, plan, pmem, userland};
+use micabox_erofs::merge;
+use micabox_wire::{Lower, Range};
+use rustix::fs::{CWD, FileType, Mode, XattrFlags, makedev};
+
+/// Two layers above the userland: one that changes it, one that adds to the change.
+fn stack(directory: &Path) -> Vec<(PathBuf, [u8; 16])> {
+    let bottom = userland();
+    bottom.file("/opt/gone", b"below", 0o644);
+    bottom.file("/opt/replaced", b"below", 0o644);
+    bottom.file("/var/lib/old/a", b"below", 0o644);
+    let data: Vec<u8> = (0..2_000_000_u32).flat_map(u32::to_le_bytes).collect();
+    bottom.file("/opt/data", &data, 0o644);
+    let middle = Layer::new(2);
+    middle.file("/opt/replaced", b"middle", 0o600);
+    middle.file("/var/lib/old/b", b"middle", 0o644);
+    rustix::fs::mknodat(
+        CWD,
+        middle.at("/opt/gone"),
+        FileType::CharacterDevice,
+        Mode::empty(),
+        makedev(0, 0),
+    )
+    .unwrap();
+    rustix::fs::setxattr(
+        middle.at("/var/lib/old"),
+        "trusted.overlay.opaque",
+        b"y",
+        XattrFlags::empty(),
+    )
+    .unwrap();
+    let top = Layer::new(3);
+    top.file("/opt/+page.svelte", b"top", 0o644);
+    [top, middle, bottom]
+        .iter()
+        .map(|layer| (layer.image(directory), layer.uuid()))
+        .collect()
+}
+
+/// What the stack must look like; the last number is of kilobytes that the page
+/// cache grew while a file of 7813 was read.
+const LOOK: &str = "cd /opt; echo *; cat replaced +page.svelte; echo; echo /var/lib/old/*; \
+    before=$(grep ^Cached /proc/meminfo); cksum < data; after=$(grep ^Cached /proc/meminfo); \
+    set -- $before $after; echo $(($5 - $2))";
+
+fn check_stack(machine: &mut Machine, dax: bool) {
+    let run = machine.host.run(shell(LOOK));
+    let text = run.text();
+    let (tree, growth) = text.trim_end().rsplit_once('\n').unwrap();
+    assert_eq!(
+        tree,
+        "+page.svelte data replaced\nmiddletop\n/var/lib/old/b\n1131452262 8000000"
+    );
+    let growth: i64 = growth.parse().unwrap();
+    assert_eq!(growth < 1000, dax, "the page cache grew by {growth} kB");
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn layers_stack_on_pmem_devices_of_their_own() {
+    let directory = tempfile::tempdir().unwrap();
+    let layers = stack(directory.path());
+    // In any order: they are known by their UUIDs.
+    let devices: Vec<_> = layers
+        .iter()
+        .rev()
+        .map(|(path, _)| Attach::Pmem(path))
+        .collect();
+    let mut machine = Machine::start(&devices);
+    let lowers = layers
+        .iter()
+        .map(|(_, uuid)| lower(pmem(*uuid, None)))
+        .collect();
+    machine.boot(plan(lowers)).unwrap();
+    check_stack(&mut machine, true);
+    machine.shut_down();
+}
+
+/// All images in one file, and where each is.
+fn concatenated(directory: &Path, images: &[PathBuf]) -> (PathBuf, Vec<Range>) {
+    let path = directory.join("all");
+    let mut all = File::create(&path).unwrap();
+    let mut offset = 0;
+    let mut ranges = Vec::new();
+    for image in images {
+        let length = io::copy(&mut File::open(image).unwrap(), &mut all).unwrap();
+        ranges.push(Range { offset, length });
+        offset += length;
+    }
+    (path, ranges)
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn layers_stack_on_pieces_of_a_pmem_device() {
+    let directory = tempfile::tempdir().unwrap();
+    let layers = stack(directory.path());
+    let images: Vec<_> = layers.iter().map(|(path, _)| path.clone()).collect();
+    let (path, ranges) = concatenated(directory.path(), &images);
+    let mut machine = Machine::start(&[Attach::Pmem(&path)]);
+    let (_, head) = layers[0];
+    let mut lowers: Vec<_> = ranges
+        .iter()
+        .map(|range| lower(pmem(head, Some(*range))))
+        .collect();
+    // An image may have a layer twice.
+    lowers.push(lowers[1].clone());
+    machine.boot(plan(lowers)).unwrap();
+    check_stack(&mut machine, true);
+    machine.shut_down();
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn layers_stack_on_pieces_of_a_disk() {
+    let directory = tempfile::tempdir().unwrap();
+    let layers = stack(directory.path());
+    let images: Vec<_> = layers.iter().map(|(path, _)| path.clone()).collect();
+    let (path, ranges) = concatenated(directory.path(), &images);
+    let mut machine = Machine::start(&[
+        Attach::Disk {
+            path: Path::new("/dev/null"),
+            serial: "other",
+        },
+        Attach::Disk {
+            path: &path,
+            serial: "micabox-image",
+        },
+    ]);
+    let lowers = ranges
+        .iter()
+        .map(|range| lower(disk("micabox-image", Some(*range))))
+        .collect();
+    machine.boot(plan(lowers)).unwrap();
+    check_stack(&mut machine, false);
+    machine.shut_down();
+}
+
+/// The UUID of merged images.
+const MERGED: [u8; 16] = [0x99; 16];
+
+/// The stack merged into one image over its layers: that image, then the layers with
+/// the lowest first, which is also their order in one address space.
+fn merged(directory: &Path) -> Vec<(PathBuf, [u8; 16])> {
+    let mut layers = stack(directory);
+    layers.reverse();
+    let images: Vec<_> = layers
+        .iter()
+        .map(|(path, _)| File::open(path).unwrap())
+        .collect();
+    let sources: Vec<_> = images
+        .iter()
+        .map(|image| merge::Layer {
+            image,
+            tag: b"layer",
+        })
+        .collect();
+    let path = directory.join("fsmeta");
+    let (file, written) = merge::Merge::of(&sources, 512)
+        .unwrap()
+        .write_fsmeta(File::create(&path).unwrap(), MERGED)
+        .unwrap();
+    file.set_len(u64::from(written.padded_blocks) * 4096)
+        .unwrap();
+    layers.insert(0, (path, MERGED));
+    layers
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn a_merged_image_spans_pmem_devices() {
+    let directory = tempfile::tempdir().unwrap();
+    let images = merged(directory.path());
+    let devices: Vec<_> = images.iter().map(|(path, _)| Attach::Pmem(path)).collect();
+    let mut machine = Machine::start(&devices);
+    let layers = images[1..]
+        .iter()
+        .map(|(_, uuid)| pmem(*uuid, None))
+        .collect();
+    let root = Lower {
+        image: pmem(MERGED, None),
+        devices: layers,
+    };
+    machine.boot(plan(vec![root])).unwrap();
+    check_stack(&mut machine, true);
+    machine.shut_down();
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn a_merged_image_lies_flat_on_one_device() {
+    let directory = tempfile::tempdir().unwrap();
+    let images: Vec<_> = merged(directory.path())
+        .into_iter()
+        .map(|(path, _)| path)
+        .collect();
+    let (path, _) = concatenated(directory.path(), &images);
+    let mut machine = Machine::start(&[Attach::Pmem(&path)]);
+    machine.boot(plan(vec![lower(pmem(MERGED, None))])).unwrap();
+    check_stack(&mut machine, true);
+    machine.shut_down();
+    let mut machine = Machine::start(&[Attach::Disk {
+        path: &path,
+        serial: "flat",
+    }]);
+    machine.boot(plan(vec![lower(disk("flat", None))])).unwrap();
+    check_stack(&mut machine, false);
+    machine.shut_down();
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn a_step_that_fails_is_named_and_ends_the_machine() {
+    let directory = tempfile::tempdir().unwrap();
+    let image = userland().image(directory.path());
+    let mut bytes = Vec::new();
+    File::open(&image).unwrap().read_to_end(&mut bytes).unwrap();
+    let altered = |name: &str, at: usize, byte: u8| {
+        let mut bytes = bytes.clone();
+        bytes[at] = byte;
+        let path = directory.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        path
+    };
+    // An incompatible feature that no kernel knows, and no superblock at all.
+    let unknown = altered("unknown", 1024 + 80 + 3, 0x80);
+    let nothing = altered("nothing", 1024, 0);
+    let whole = lower(disk("image", None));
+    let end = Range {
+        offset: 1 << 40,
+        length: 4096,
+    };
+    for (path, lowers, step, target, detail) in [
+        (
+            &unknown,
+            vec![whole.clone()],
+            "mount EROFS",
+            "the image (/dev/vda)",
+            "erofs",
+        ),
+        (
+            &nothing,
+            vec![whole.clone()],
+            "mount EROFS",
+            "/dev/vda",
+            "erofs",
+        ),
+        (
+            &image,
+            vec![whole.clone(), lower(disk("else", None))],
+            "find the disk",
+            "serial number else",
+            "image",
+        ),
+        (
+            &image,
+            vec![lower(pmem([9; 16], None))],
+            "find the image",
+            "pmem, UUID 09090909090909090909090909090909",
+            "no persistent memory is attached",
+        ),
+        (
+            &image,
+            vec![lower(disk("image", Some(end)))],
+            "map a piece of a device",
+            "/dev/vda, 4096 bytes at 1099511627776",
+            "device-mapper",
+        ),
+        (&image, vec![], "mount the image", "it", "no layers"),
+    ] {
+        let mut machine = Machine::start(&[Attach::Disk {
+            path,
+            serial: "image",
+        }]);
+        let failed = machine.boot(plan(lowers)).unwrap_err();
+        eprintln!("{failed}");
+        assert_eq!(failed.step, step);
+        assert!(failed.target.contains(target), "{failed:?}");
+        assert!(failed.detail.contains(detail), "{failed:?}");
+        assert!(machine.ended().success());
+    }
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn an_image_that_leaves_no_place_for_a_mount_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let layer = userland();
+    fs::remove_dir(layer.at("/proc")).unwrap();
+    layer.file("/proc", b"", 0o644);
+    let image = layer.image(directory.path());
+    let mut machine = Machine::start(&[Attach::Disk {
+        path: &image,
+        serial: "image",
+    }]);
+    let failed = machine
+        .boot(plan(vec![lower(disk("image", None))]))
+        .unwrap_err();
+    assert_eq!(
+        (failed.step.as_str(), failed.target.as_str()),
+        ("make the directory", "/proc")
+    );
+    assert!(machine.ended().success());
+}

@@ -1,0 +1,32 @@
+//! Converts one layer blob into a store and says what it took:
+//! `convert STORE BLOB DIFF-ID [BLOB-DIGEST]`. The benchmarks run this.
+
+use std::fs::File;
+use std::path::Path;
+use std::time::Instant;
+
+use micabox_image::convert::{Expect, convert_layer};
+use micabox_image::{Limits, Store};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [store, blob, diff_id, blob_digest @ ..] = &arguments[..] else {
+        return Err("usage: convert STORE BLOB DIFF-ID [BLOB-DIGEST]".into());
+    };
+    let store = Store::open(Path::new(store))?;
+    let source = File::open(blob)?;
+    let expect = Expect {
+        blob_digest: blob_digest
+            .first()
+            .map(|digest| digest.parse())
+            .transpose()?,
+        blob_size: Some(source.metadata()?.len()),
+        diff_id: diff_id.parse()?,
+        media_type: None,
+    };
+    let started = Instant::now();
+    let layer = convert_layer(&store, source, &expect, &Limits::default())?;
+    eprintln!("{:.3} s", started.elapsed().as_secs_f64());
+    println!("{}", serde_json::to_string_pretty(&layer.record)?);
+    Ok(())
+}

@@ -1,0 +1,240 @@
+//! What `docker save` writes: `manifest.json` lists images, each with its config, its names
+//! and one uncompressed archive for every layer. Up to version 24 that is all there is, and
+//! the archives of layers that occur twice are symbolic links.
+
+use std::io::{self, Read};
+
+use oci_spec::image::ImageConfiguration;
+use serde::{Deserialize, Serialize};
+
+use super::{Archive, ArchivedImage, ArchivedLayer, Problem};
+use crate::convert::decompress::{Compression, MAGIC_LENGTH};
+use crate::digest::Hasher;
+use crate::manifest::{self, ManifestError, Search, printable};
+use crate::{Digest, Limits, Platform, Reference};
+
+/// The list of images.
+pub(super) const MANIFEST: &str = "manifest.json";
+/// The list of images before there was [`MANIFEST`].
+pub(super) const REPOSITORIES: &str = "repositories";
+
+/// An image in `manifest.json`.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Item {
+    config: String,
+    repo_tags: Option<Vec<String>>,
+    layers: Option<Vec<String>>,
+}
+
+fn items(archive: &Archive) -> Result<Vec<Item>, Problem> {
+    let bytes = archive.document(MANIFEST)?;
+    serde_json::from_slice(&bytes).map_err(|error| Problem::Malformed {
+        name: MANIFEST.to_owned(),
+        problem: printable(&error.to_string()),
+    })
+}
+
+pub(super) fn images(
+    archive: &Archive,
+    wanted: &Platform,
+    limits: &Limits,
+) -> Result<Vec<ArchivedImage>, Problem> {
+    let items = items(archive)?;
+    if items.is_empty() {
+        return Err(Problem::Manifest {
+            image: MANIFEST.to_owned(),
+            source: ManifestError::NoImage,
+        });
+    }
+    let mut images = Vec::with_capacity(items.len());
+    for item in &items {
+        images.push(image(archive, item, wanted, limits)?);
+    }
+    Ok(images)
+}
+
+/// Gives images of a layout the names that `manifest.json`, if there is one, has for them.
+pub(super) fn add_names(archive: &Archive, images: &mut [ArchivedImage]) -> Result<(), Problem> {
+    if archive.member(MANIFEST)?.is_none() {
+        return Ok(());
+    }
+    for item in items(archive)? {
+        for image in &mut *images {
+            let hex = Digest::of(&image.config).hex();
+            if item.config.rsplit('/').next() == Some(hex.as_str()) {
+                image.names.extend(names(&item));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn names(item: &Item) -> impl Iterator<Item = Reference> {
+    let tags = item.repo_tags.as_deref().unwrap_or_default();
+    tags.iter().filter_map(|tag| tag.parse().ok())
+}
+
+fn image(
+    archive: &Archive,
+    item: &Item,
+    wanted: &Platform,
+    limits: &Limits,
+) -> Result<ArchivedImage, Problem> {
+    let names: Vec<Reference> = names(item).collect();
+    let called = match names.first() {
+        Some(name) => name.familiar(),
+        None => printable(&item.config),
+    };
+    let unusable = |source| Problem::Manifest {
+        image: called.clone(),
+        source,
+    };
+    let config_bytes = archive.document(&item.config)?;
+    let config = manifest::parse_config(&config_bytes).map_err(unusable)?;
+    let mut search = Search::new(wanted.clone());
+    if !search.image(&config) {
+        return Err(unusable(match search.next() {
+            Err(error) => error,
+            Ok(_) => ManifestError::NoImage,
+        }));
+    }
+    let layers = layers(archive, item, &config, limits, &unusable)?;
+    let written = Manifest::new(&config_bytes, &layers);
+    let manifest = serde_json::to_vec(&written).map_err(|error| Problem::Malformed {
+        name: MANIFEST.to_owned(),
+        problem: error.to_string(),
+    })?;
+    Ok(ArchivedImage {
+        names,
+        bare_tag: None,
+        manifest,
+        config: config_bytes,
+        layers,
+    })
+}
+
+fn layers(
+    archive: &Archive,
+    item: &Item,
+    config: &ImageConfiguration,
+    limits: &Limits,
+    unusable: &dyn Fn(ManifestError) -> Problem,
+) -> Result<Vec<ArchivedLayer>, Problem> {
+    let files = item.layers.as_deref().unwrap_or_default();
+    let diff_ids = config.rootfs().diff_ids();
+    if files.len() != diff_ids.len() {
+        return Err(unusable(ManifestError::LayerCount {
+            layers: files.len(),
+            diff_ids: diff_ids.len(),
+        }));
+    }
+    let mut layers = Vec::with_capacity(files.len());
+    for (name, diff_id) in files.iter().zip(diff_ids) {
+        let diff_id: Digest = diff_id.parse().map_err(|source| {
+            unusable(ManifestError::Digest {
+                document: "config",
+                of: "layer",
+                source,
+            })
+        })?;
+        let (blob, size, media_type) = blob(archive, name, diff_id)?;
+        if size > limits.layer_size {
+            return Err(unusable(ManifestError::LayerSize {
+                blob,
+                size,
+                limit: limits.layer_size,
+            }));
+        }
+        layers.push(ArchivedLayer {
+            name: name.clone(),
+            blob,
+            size,
+            diff_id,
+            media_type: media_type.to_owned(),
+        });
+    }
+    Ok(layers)
+}
+
+/// What a descriptor of a layer's file says. Docker's own are uncompressed, so that their
+/// digest is the diff ID; other tools' may not be, and have to be hashed.
+fn blob(
+    archive: &Archive,
+    name: &str,
+    diff_id: Digest,
+) -> Result<(Digest, u64, &'static str), Problem> {
+    let member = archive.require(name)?;
+    let read = |source| Problem::Read {
+        name: printable(name),
+        source,
+    };
+    let mut contents = member.contents;
+    let mut head = Vec::new();
+    (&mut contents)
+        .take(MAGIC_LENGTH as u64)
+        .read_to_end(&mut head)
+        .map_err(read)?;
+    let media_type = match Compression::detect(&head) {
+        Ok(Compression::Gzip) => "application/vnd.oci.image.layer.v1.tar+gzip",
+        Ok(Compression::Zstd) => "application/vnd.oci.image.layer.v1.tar+zstd",
+        // Whoever converts it says what is wrong with another compression.
+        Ok(Compression::None) | Err(_) => {
+            let media_type = "application/vnd.oci.image.layer.v1.tar";
+            return Ok((diff_id, member.size, media_type));
+        }
+    };
+    let mut hasher = Hasher::new();
+    hasher.update(&head);
+    let mut buffer = vec![0; 256 << 10];
+    loop {
+        match contents.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(count) => hasher.update(buffer.get(..count).unwrap_or_default()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(read(error)),
+        }
+    }
+    Ok((hasher.finish(), member.size, media_type))
+}
+
+/// The manifest that such an image would have had. The order of the fields is fixed: the
+/// same archive always gives the same digest.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Manifest<'a> {
+    schema_version: u32,
+    media_type: &'static str,
+    config: Descriptor<'a>,
+    layers: Vec<Descriptor<'a>>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Descriptor<'a> {
+    media_type: &'a str,
+    digest: Digest,
+    size: u64,
+}
+
+impl<'a> Manifest<'a> {
+    fn new(config: &[u8], layers: &'a [ArchivedLayer]) -> Self {
+        Self {
+            schema_version: 2,
+            media_type: "application/vnd.oci.image.manifest.v1+json",
+            config: Descriptor {
+                media_type: "application/vnd.oci.image.config.v1+json",
+                digest: Digest::of(config),
+                size: config.len() as u64,
+            },
+            layers: layers
+                .iter()
+                .map(|layer| Descriptor {
+                    media_type: &layer.media_type,
+                    digest: layer.blob,
+                    size: layer.size,
+                })
+                .collect(),
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! Images in files: OCI layouts, as a directory or in a tar archive, and what `docker save`
+//! writes, in its old shape and in the one with an OCI layout inside.
+//!
+//! Nothing is unpacked. A directory is read through a file descriptor of it, an archive
+//! through an index of its members, and a name that leads out of either leads nowhere.
+
+mod directory;
+mod docker;
+mod error;
+mod layout;
+mod spool;
+mod tarball;
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+pub use error::{ArchiveError, Problem};
+
+use crate::manifest::MAX_DOCUMENT;
+use crate::{Digest, Limits, Platform, Reference};
+use directory::Directory;
+use tarball::Tarball;
+
+/// A file that holds images.
+#[derive(Debug)]
+pub(crate) struct Archive {
+    path: PathBuf,
+    members: Members,
+}
+
+#[derive(Debug)]
+enum Members {
+    Directory(Directory),
+    Tarball(Tarball),
+}
+
+/// A file in an archive.
+pub(crate) struct Member {
+    /// In bytes.
+    pub size: u64,
+    pub contents: Box<dyn Read + Send>,
+}
+
+/// An image in an archive.
+#[derive(Debug)]
+pub(crate) struct ArchivedImage {
+    /// What it is called.
+    pub names: Vec<Reference>,
+    /// A tag without a repository, which is no name by itself.
+    pub bare_tag: Option<String>,
+    pub manifest: Vec<u8>,
+    pub config: Vec<u8>,
+    /// Bottom first.
+    pub layers: Vec<ArchivedLayer>,
+}
+
+/// A layer in an archive.
+#[derive(Debug, Clone)]
+pub(crate) struct ArchivedLayer {
+    /// The name of the file that holds the blob.
+    pub name: String,
+    pub blob: Digest,
+    /// Size of the blob in bytes.
+    pub size: u64,
+    pub diff_id: Digest,
+    pub media_type: String,
+}
+
+impl Archive {
+    /// Opens a directory or an archive, which may be compressed as a whole, or a pipe. What
+    /// can't be read back and forth is copied to an unnamed file in `tmp` first.
+    pub(crate) fn open(path: &Path, tmp: &Path, limits: &Limits) -> Result<Self, ArchiveError> {
+        let members = open(path, tmp, limits).map_err(|problem| ArchiveError {
+            path: path.to_owned(),
+            problem: Box::new(problem),
+        })?;
+        Ok(Self {
+            path: path.to_owned(),
+            members,
+        })
+    }
+
+    /// All images in it, each for the platform that suits `wanted` best.
+    pub(crate) fn images(
+        &self,
+        wanted: &Platform,
+        limits: &Limits,
+    ) -> Result<Vec<ArchivedImage>, ArchiveError> {
+        self.find(wanted, limits)
+            .map_err(|problem| self.error(problem))
+    }
+
+    fn find(&self, wanted: &Platform, limits: &Limits) -> Result<Vec<ArchivedImage>, Problem> {
+        if self.member(layout::MARKER)?.is_some() && self.member(layout::INDEX)?.is_some() {
+            return layout::images(self, wanted, limits);
+        }
+        if self.member(docker::MANIFEST)?.is_some() {
+            return docker::images(self, wanted, limits);
+        }
+        Err(match self.member(docker::REPOSITORIES)? {
+            Some(_) => Problem::TooOld,
+            None => Problem::NoImage,
+        })
+    }
+
+    /// A file by its name, which ends in nothing if it leads out of the archive.
+    pub(crate) fn member(&self, name: &str) -> Result<Option<Member>, Problem> {
+        match &self.members {
+            Members::Directory(directory) => directory.member(name),
+            Members::Tarball(tarball) => tarball.member(name),
+        }
+    }
+
+    /// The same for a file that must be there.
+    pub(crate) fn require(&self, name: &str) -> Result<Member, Problem> {
+        self.member(name)?.ok_or_else(|| Problem::Missing {
+            name: crate::manifest::printable(name),
+        })
+    }
+
+    /// The whole of a small file.
+    fn document(&self, name: &str) -> Result<Vec<u8>, Problem> {
+        let member = self.require(name)?;
+        if member.size > MAX_DOCUMENT {
+            return Err(Problem::TooLarge {
+                name: crate::manifest::printable(name),
+                limit: MAX_DOCUMENT,
+            });
+        }
+        let mut bytes = Vec::new();
+        member
+            .contents
+            .take(MAX_DOCUMENT)
+            .read_to_end(&mut bytes)
+            .map_err(|source| Problem::Read {
+                name: crate::manifest::printable(name),
+                source,
+            })?;
+        Ok(bytes)
+    }
+
+    pub(crate) fn error(&self, problem: Problem) -> ArchiveError {
+        ArchiveError {
+            path: self.path.clone(),
+            problem: Box::new(problem),
+        }
+    }
+}
+
+fn open(path: &Path, tmp: &Path, limits: &Limits) -> Result<Members, Problem> {
+    let file = File::open(path).map_err(Problem::Open)?;
+    let kind = file.metadata().map_err(Problem::Open)?.file_type();
+    if kind.is_dir() {
+        return Ok(Members::Directory(Directory::new(file)));
+    }
+    if kind.is_char_device() || kind.is_block_device() {
+        return Err(Problem::Open(io::Error::other("it is a device")));
+    }
+    let file = spool::seekable(file, kind.is_file(), tmp, limits)?;
+    Tarball::index(file, limits).map(Members::Tarball)
+}

@@ -1,0 +1,115 @@
+//! Makes an archive seekable: what is compressed or comes through a pipe is copied to an
+//! unnamed file first, which is gone with its last descriptor whatever happens.
+
+use std::fs::File;
+use std::io::{self, BufReader, Read, Write};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use super::Problem;
+use crate::Limits;
+use crate::convert::decompress::{Compression, MAGIC_LENGTH, Unsupported};
+
+const BUFFER: usize = 256 << 10;
+
+/// `file` itself if it can be read back and forth and isn't compressed, else a copy in `tmp`.
+pub(super) fn seekable(
+    mut file: File,
+    is_regular: bool,
+    tmp: &Path,
+    limits: &Limits,
+) -> Result<File, Problem> {
+    let mut head = Vec::with_capacity(MAGIC_LENGTH);
+    if is_regular {
+        head.resize(MAGIC_LENGTH, 0);
+        let count = file.read_at(&mut head, 0).map_err(Problem::Open)?;
+        head.truncate(count);
+    } else {
+        let mut start = (&mut file).take(MAGIC_LENGTH as u64);
+        start.read_to_end(&mut head).map_err(Problem::Open)?;
+    }
+    let compression = Compression::detect(&head);
+    let compression = compression.map_err(|Unsupported(name)| Problem::Compression(name))?;
+    if is_regular && compression == Compression::None {
+        return Ok(file);
+    }
+
+    // A regular file is still at its beginning; of a pipe the head is in memory.
+    let start = if is_regular { Vec::new() } else { head };
+    let packed = Counter {
+        inner: io::Cursor::new(start).chain(file),
+        count: 0,
+    };
+    let mut copy = tempfile::tempfile_in(tmp).map_err(Problem::Copy)?;
+    let mut packed = BufReader::with_capacity(BUFFER, packed);
+    match compression {
+        Compression::Gzip => {
+            let mut decoder = flate2::bufread::MultiGzDecoder::new(packed);
+            bounded_copy(
+                &mut decoder,
+                |d| d.get_ref().get_ref().count,
+                &mut copy,
+                limits,
+            )?;
+        }
+        Compression::Zstd => {
+            let mut decoder =
+                zstd::stream::read::Decoder::with_buffer(packed).map_err(Problem::Open)?;
+            bounded_copy(
+                &mut decoder,
+                |d| d.get_ref().get_ref().count,
+                &mut copy,
+                limits,
+            )?;
+        }
+        Compression::None => {
+            bounded_copy(&mut packed, |p| p.get_ref().count, &mut copy, limits)?;
+        }
+    }
+    Ok(copy)
+}
+
+/// Copies all of `from`. `read` says how many bytes of the archive that took so far.
+fn bounded_copy<R: Read>(
+    from: &mut R,
+    read: impl Fn(&R) -> u64,
+    to: &mut File,
+    limits: &Limits,
+) -> Result<(), Problem> {
+    let mut buffer = vec![0; BUFFER];
+    let mut written = 0u64;
+    loop {
+        let count = match from.read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(source) => {
+                let name = "the compressed archive".to_owned();
+                return Err(Problem::Read { name, source });
+            }
+        };
+        written += count as u64;
+        let bomb = |setting, limit| Err(Problem::Bomb { setting, limit });
+        if written > limits.layer_size {
+            return bomb("layer-size", limits.layer_size);
+        }
+        let ratio = limits.compression_ratio;
+        if written > limits.compression_ratio_from && written / ratio.max(1) > read(from) {
+            return bomb("compression-ratio", ratio);
+        }
+        to.write_all(&buffer[..count]).map_err(Problem::Copy)?;
+    }
+}
+
+struct Counter<R> {
+    inner: R,
+    count: u64,
+}
+
+impl<R: Read> Read for Counter<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.inner.read(buffer)?;
+        self.count += count as u64;
+        Ok(count)
+    }
+}

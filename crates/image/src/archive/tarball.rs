@@ -1,0 +1,208 @@
+//! A tar archive as a set of files, read where they lie.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, BufReader, Read};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use super::{Member, Problem};
+use crate::Limits;
+use crate::convert::tar::{self, Type};
+use crate::manifest::printable;
+
+/// More members than any archive of images has: a few for each layer.
+const MAX_MEMBERS: usize = 1 << 18;
+/// Bytes of all their names and link targets together.
+const MAX_NAMES: usize = 64 << 20;
+/// Links to links.
+const MAX_LINKS: usize = 8;
+const BLOCK: u64 = 512;
+
+/// An indexed archive. Where one name occurs twice the later member counts, as it would
+/// after unpacking.
+#[derive(Debug)]
+pub(super) struct Tarball {
+    file: Arc<File>,
+    members: HashMap<String, Place>,
+}
+
+#[derive(Debug)]
+enum Place {
+    File {
+        offset: u64,
+        size: u64,
+    },
+    /// A name from the archive's root.
+    Link(String),
+    /// A directory, a device, a link that leads out of the archive.
+    Other,
+}
+
+impl Tarball {
+    pub(super) fn index(file: File, limits: &Limits) -> Result<Self, Problem> {
+        let length = file.metadata().map_err(Problem::Open)?.len();
+        let file = Arc::new(file);
+        let mut members = HashMap::new();
+        let (mut at, mut names) = (0, 0);
+        loop {
+            // A reader for each member, placed behind the contents of the one before: these
+            // are seeked over and not read.
+            let section = Section::new(&file, at, length);
+            let mut reader =
+                tar::Reader::new(BufReader::with_capacity(4096, section), limits.clone());
+            let entry = reader.next();
+            let start = at;
+            let failed = |problem: String, name: &[u8]| Problem::Tar {
+                offset: start,
+                name: printable(&String::from_utf8_lossy(name)),
+                problem,
+            };
+            let entry = match entry {
+                Ok(Some(entry)) => entry,
+                Ok(None) => break,
+                Err(error) => return Err(failed(error.to_string(), reader.name())),
+            };
+            let offset = at + reader.offset();
+            let size = match entry.kind {
+                Type::File => entry.size,
+                _ => 0,
+            };
+            let end = offset.checked_add(size).filter(|end| *end <= length);
+            let Some(end) = end else {
+                return Err(failed(
+                    "the archive ends within this file".to_owned(),
+                    &entry.path,
+                ));
+            };
+            at = end.next_multiple_of(BLOCK);
+
+            names += entry.path.len() + entry.target.len();
+            if members.len() >= MAX_MEMBERS || names > MAX_NAMES {
+                return Err(failed(
+                    "there are too many files in it".to_owned(),
+                    &entry.path,
+                ));
+            }
+            // What has no name within the archive can't be referred to either.
+            let Some(name) = utf8(&entry.path).and_then(|name| resolve("", name)) else {
+                continue;
+            };
+            let target = utf8(&entry.target);
+            let place = match entry.kind {
+                Type::File if entry.sparse.is_none() => Place::File { offset, size },
+                Type::HardLink => link(target.and_then(|target| resolve("", target))),
+                Type::Symlink => {
+                    let parent = name.rsplit_once('/').map_or("", |(parent, _)| parent);
+                    link(target.and_then(|target| resolve(parent, target)))
+                }
+                _ => Place::Other,
+            };
+            members.insert(name, place);
+        }
+        if members.is_empty() {
+            return Err(Problem::NoImage);
+        }
+        Ok(Self { file, members })
+    }
+
+    pub(super) fn member(&self, name: &str) -> Result<Option<Member>, Problem> {
+        let not_a_file = || Problem::NotAFile {
+            name: printable(name),
+        };
+        let mut at = resolve("", name).ok_or_else(not_a_file)?;
+        for followed in 0..=MAX_LINKS {
+            match self.members.get(&at) {
+                Some(Place::File { offset, size }) => {
+                    let section = Section::new(&self.file, *offset, offset + size);
+                    return Ok(Some(Member {
+                        size: *size,
+                        contents: Box::new(section),
+                    }));
+                }
+                Some(Place::Link(target)) => at.clone_from(target),
+                Some(Place::Other) => return Err(not_a_file()),
+                None if followed == 0 => return Ok(None),
+                None => return Err(not_a_file()),
+            }
+        }
+        Err(not_a_file())
+    }
+}
+
+fn link(target: Option<String>) -> Place {
+    target.map_or(Place::Other, Place::Link)
+}
+
+fn utf8(bytes: &[u8]) -> Option<&str> {
+    std::str::from_utf8(bytes).ok()
+}
+
+/// `path`, seen from the directory `from`, as a name from the archive's root; `None` if it
+/// leads out of the archive.
+fn resolve(from: &str, path: &str) -> Option<String> {
+    if path.starts_with('/') {
+        return None;
+    }
+    let mut parts: Vec<&str> = Vec::new();
+    for part in from.split('/').chain(path.split('/')) {
+        match part {
+            "" | "." => {}
+            ".." => {
+                parts.pop()?;
+            }
+            part => parts.push(part),
+        }
+    }
+    Some(parts.join("/"))
+}
+
+/// Part of a file, with a position of its own: any number of them read side by side.
+struct Section {
+    file: Arc<File>,
+    at: u64,
+    end: u64,
+}
+
+impl Section {
+    fn new(file: &Arc<File>, at: u64, end: u64) -> Self {
+        Self {
+            file: Arc::clone(file),
+            at,
+            end,
+        }
+    }
+}
+
+impl Read for Section {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.end.saturating_sub(self.at);
+        let count = buffer
+            .len()
+            .min(usize::try_from(left).unwrap_or(usize::MAX));
+        let count = self.file.read_at(&mut buffer[..count], self.at)?;
+        self.at += count as u64;
+        Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_stay_within_the_archive() {
+        for (from, path, name) in [
+            ("", "manifest.json", Some("manifest.json")),
+            ("", "./a//b/.", Some("a/b")),
+            ("a", "../b/layer.tar", Some("b/layer.tar")),
+            ("a/b", "../../c", Some("c")),
+            ("a", "../../c", None),
+            ("", "..", None),
+            ("a", "/etc/passwd", None),
+            ("", "a/../../b", None),
+        ] {
+            assert_eq!(resolve(from, path).as_deref(), name, "{from} {path}");
+        }
+    }
+}

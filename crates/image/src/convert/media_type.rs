@@ -1,0 +1,96 @@
+//! What a layer is, by the media type that its manifest gives it.
+
+use super::error::Reason;
+
+/// Layers that we can make a filesystem of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LayerKind {
+    /// A tar archive.
+    Archive,
+    /// An EROFS image.
+    Erofs,
+}
+
+/// Types of tar archives, without what they say of the compression.
+const ARCHIVES: [&str; 4] = [
+    "application/vnd.oci.image.layer.v1.tar",
+    "application/vnd.oci.image.layer.nondistributable.v1.tar",
+    "application/vnd.docker.image.rootfs.diff.tar",
+    "application/vnd.docker.image.rootfs.foreign.diff.tar",
+];
+
+/// containerd's type for EROFS images, and the draft EROFS image specification's.
+const EROFS: [&str; 2] = ["application/vnd.erofs.layer.v1", "application/vnd.erofs"];
+
+impl LayerKind {
+    /// Tells what a layer is. Without a type, as in archives of `docker save`, it is an
+    /// archive.
+    ///
+    /// What the type says of the compression isn't used: like Docker and containerd we go
+    /// by the blob's first bytes, since layers exist whose type is wrong about it.
+    pub(super) fn of(media_type: Option<&str>) -> Result<Self, Reason> {
+        let Some(full) = media_type else {
+            return Ok(Self::Archive);
+        };
+        let refuse = |problem| {
+            Err(Reason::MediaType {
+                media_type: full.to_owned(),
+                problem,
+            })
+        };
+        // Parameters may follow a semicolon.
+        let plain = full.split(';').next().unwrap_or_default().trim();
+        let is = |base: &&str| {
+            matches!(
+                plain.strip_prefix(base),
+                Some("" | "+gzip" | "+zstd" | ".gzip" | ".zstd")
+            )
+        };
+        if ARCHIVES.iter().any(is) {
+            Ok(Self::Archive)
+        } else if EROFS.iter().any(is) {
+            Ok(Self::Erofs)
+        } else if plain.contains("+encrypted") {
+            refuse("encrypted layers can't be read without their key")
+        } else {
+            refuse("this is no layer of an image that can be run")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn types_of_archives_and_of_filesystems() {
+        let kind = |media_type| LayerKind::of(Some(media_type)).ok();
+        for archive in [
+            "application/vnd.oci.image.layer.v1.tar",
+            "application/vnd.oci.image.layer.v1.tar+gzip",
+            "application/vnd.oci.image.layer.v1.tar+zstd",
+            "application/vnd.oci.image.layer.nondistributable.v1.tar+gzip",
+            "application/vnd.docker.image.rootfs.diff.tar.gzip",
+            "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip; charset=binary",
+        ] {
+            assert_eq!(kind(archive), Some(LayerKind::Archive), "{archive}");
+        }
+        for erofs in [
+            "application/vnd.erofs.layer.v1",
+            "application/vnd.erofs.layer.v1+zstd",
+            "application/vnd.erofs",
+            "application/vnd.erofs+zstd",
+        ] {
+            assert_eq!(kind(erofs), Some(LayerKind::Erofs), "{erofs}");
+        }
+        for other in [
+            "application/vnd.oci.image.layer.v1.tar+gzip+encrypted",
+            "application/vnd.oci.image.layer.v1.tarball",
+            "application/vnd.oci.image.config.v1+json",
+            "application/vnd.erofs.chunk-index.v1",
+            "",
+        ] {
+            assert_eq!(kind(other), None, "{other}");
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! Converts a layer blob to the layer's filesystem image, in one pass.
+//!
+//! blob → SHA-256 → inflate → SHA-256 → tar entries → EROFS: the steps run side by side,
+//! memory grows with the number of entries and not with their size, and nothing is published
+//! before both digests are right. No entry is ever unpacked on the host.
+
+mod acl;
+pub(crate) mod decompress;
+mod error;
+mod media_type;
+pub mod members;
+mod native;
+mod path;
+mod pipeline;
+pub(crate) mod tar;
+mod tree;
+mod xattr;
+
+pub use error::{Error, Reason};
+
+use std::fs::File;
+use std::io::{BufRead, Read};
+
+use crate::digest::Digest;
+use crate::identity;
+use crate::limits::Limits;
+use crate::recipe::{self, Recorder};
+use crate::store::{
+    self, ChecksummedFile, Claim, Layer, LayerClaim, LayerRecord, RecipeRecord, Store,
+};
+use error::printable;
+use media_type::LayerKind;
+use pipeline::Uncompressed;
+use tree::{Finished, LayerTree};
+
+/// What a layer's blob must turn out to be.
+#[derive(Debug, Clone)]
+pub struct Expect {
+    /// Digest of the blob as the manifest has it. None where there is no manifest, as in
+    /// old `docker save` archives: the diff ID says it all.
+    pub blob_digest: Option<Digest>,
+    /// Size of the blob in bytes as the manifest has it.
+    pub blob_size: Option<u64>,
+    /// Digest of the uncompressed layer as the image's config has it.
+    pub diff_id: Digest,
+    /// Media type of the blob as the manifest has it.
+    pub media_type: Option<String>,
+}
+
+impl Expect {
+    /// The digest by which people know the layer.
+    fn layer(&self) -> Digest {
+        self.blob_digest.unwrap_or(self.diff_id)
+    }
+
+    fn error(&self, reason: impl Into<Reason>) -> Error {
+        Error {
+            layer: self.layer(),
+            reason: reason.into(),
+        }
+    }
+}
+
+/// Makes a layer from its blob, unless the store has it: then `source` isn't read. If
+/// somebody else is making it, in this process or another, waits and takes theirs.
+///
+/// Blocks; async callers give it a thread. An error of `source` ends it, so that is the way
+/// to cancel. Whatever the error, the store is as it was.
+pub fn convert_layer(
+    store: &Store,
+    source: impl Read + Send,
+    expect: &Expect,
+    limits: &Limits,
+) -> Result<Layer, Error> {
+    match store
+        .claim_layer(&expect.diff_id)
+        .map_err(|error| expect.error(error))?
+    {
+        Claim::Present(layer) => Ok(layer),
+        Claim::Missing(claim) => convert_claimed(claim, source, expect, limits),
+    }
+}
+
+/// The same for a caller that has asked [`Store::claim_layer`] already, before it opened
+/// the source. `expect.diff_id` must be the claim's.
+pub fn convert_claimed(
+    claim: LayerClaim,
+    source: impl Read + Send,
+    expect: &Expect,
+    limits: &Limits,
+) -> Result<Layer, Error> {
+    convert(&claim, source, expect, limits)
+        .map_err(|reason| expect.error(full_disk(&claim, reason)))
+}
+
+fn convert(
+    claim: &LayerClaim,
+    source: impl Read + Send,
+    expect: &Expect,
+    limits: &Limits,
+) -> Result<Layer, Reason> {
+    let diff_id = *claim.diff_id();
+    let expected = pipeline::Expected {
+        blob_digest: expect.blob_digest,
+        blob_size: expect.blob_size,
+        diff_id,
+    };
+    let kind = LayerKind::of(expect.media_type.as_deref())?;
+    let (scratch, out) = claim.start()?;
+    let made = match kind {
+        LayerKind::Archive => {
+            let recipe = scratch.create(store::RECIPE)?;
+            pipeline::run(source, expected, limits, |bytes| {
+                from_archive(bytes, out, recipe, &diff_id, limits)
+            })?
+        }
+        LayerKind::Erofs => {
+            let mut image = scratch.create("native.erofs")?;
+            let size = pipeline::run(source, expected, limits, |bytes| {
+                native::spool(bytes, &mut image)
+            })?;
+            let (finished, entries) =
+                native::copy(image, out, identity::layer_uuid(&diff_id), limits)?;
+            Made {
+                finished,
+                uncompressed_size: size,
+                entries,
+                recipe: None,
+            }
+        }
+    };
+    let Finished {
+        out,
+        summary,
+        dropped_xattrs,
+    } = made.finished;
+    let recipe = made.recipe.as_ref().map(|recipe| RecipeRecord {
+        size: recipe.size,
+        digest: recipe.digest,
+    });
+    let record = |checksum| LayerRecord {
+        format: identity::FORMAT,
+        diff_id,
+        blocks: summary.blocks.into(),
+        checksum,
+        inodes: summary.inodes,
+        uncompressed_size: made.uncompressed_size,
+        entries: made.entries,
+        dropped_xattrs,
+        recipe,
+    };
+    let recipe = made.recipe.map(|recipe| recipe.file);
+    let layer = claim.publish(scratch, out, recipe, expect.blob_digest, record)?;
+    Ok(layer)
+}
+
+/// A layer's image, all but published.
+struct Made {
+    finished: Finished<ChecksummedFile>,
+    uncompressed_size: u64,
+    entries: u64,
+    /// How to make the archive again, if it was one.
+    recipe: Option<recipe::Written>,
+}
+
+fn from_archive(
+    bytes: &mut Uncompressed,
+    out: ChecksummedFile,
+    recipe: File,
+    diff_id: &Digest,
+    limits: &Limits,
+) -> Result<Made, Reason> {
+    let mut tree = LayerTree::new(out, identity::layer_uuid(diff_id), limits)?;
+    let recorder = Recorder::new(bytes, recipe).map_err(Reason::Write)?;
+    let mut archive = tar::Reader::new(recorder, limits.clone());
+    loop {
+        match archive.next() {
+            Ok(Some(entry)) => {
+                archive.input().begin_body();
+                let stored = tree.add(&entry, &mut archive.body())?;
+                let sparse = entry.sparse.as_ref().map(|map| &map.extents[..]);
+                archive
+                    .input()
+                    .end_body(stored, entry.size, sparse)
+                    .map_err(Reason::Write)?;
+            }
+            Ok(None) => break,
+            Err(error) => return Err(archive_reason(&archive, error, limits)),
+        }
+    }
+    // What follows the archive's end is no part of the tree, but it is of the diff ID.
+    let mut uncompressed_size = archive.offset();
+    let mut bytes = archive.into_inner();
+    loop {
+        let count = bytes.fill_buf().map_err(Reason::Source)?.len();
+        if count == 0 {
+            break;
+        }
+        bytes.consume(count);
+        uncompressed_size += count as u64;
+    }
+    let entries = tree.count();
+    let recipe = bytes.finish().map_err(Reason::Write)?;
+    Ok(Made {
+        finished: tree.finish()?,
+        uncompressed_size,
+        entries,
+        recipe: Some(recipe),
+    })
+}
+
+fn archive_reason<R: BufRead>(
+    archive: &tar::Reader<R>,
+    error: tar::Error,
+    limits: &Limits,
+) -> Reason {
+    let entry = Some(archive.name())
+        .filter(|name| !name.is_empty())
+        .map(printable);
+    match error {
+        tar::Error::Limit(limit) => {
+            let (setting, limit) = match limit {
+                tar::Limit::HeaderSize => ("header-size", limits.header_size),
+                tar::Limit::PathLength => ("path-length", limits.path_length),
+                tar::Limit::SparseSegments => ("sparse-segments", limits.sparse_segments),
+            };
+            Reason::Limit {
+                setting,
+                limit,
+                entry,
+            }
+        }
+        error => Reason::Archive {
+            offset: archive.offset(),
+            entry,
+            problem: error.to_string(),
+        },
+    }
+}
+
+/// A full disk is the store's affair, wherever it showed.
+fn full_disk(claim: &LayerClaim, reason: Reason) -> Reason {
+    use std::io::ErrorKind::{QuotaExceeded, StorageFull};
+    match reason {
+        Reason::Write(error) if matches!(error.kind(), StorageFull | QuotaExceeded) => {
+            Reason::Store(store::Error::Full {
+                path: claim.store().root().to_owned(),
+            })
+        }
+        reason => reason,
+    }
+}

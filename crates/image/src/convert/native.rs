@@ -1,0 +1,270 @@
+//! Layers that are EROFS images already: containerd's `application/vnd.erofs.layer.v1` and
+//! the draft EROFS image specification's `application/vnd.erofs`, plain or with `+zstd`.
+//!
+//! Such an image may be laid out in ways that our promises exclude (file ends packed into
+//! inodes, compression, foreign UUIDs), so it is not stored as it came: its tree is copied
+//! into one of our own. That takes its bytes in a file, as its metadata may lie anywhere.
+
+use std::collections::{HashMap, VecDeque};
+use std::fs::File;
+use std::io::{self, BufRead, Read, Write};
+
+use micabox_erofs::format::FileType;
+use micabox_erofs::reader::{Extent, Inode};
+use micabox_erofs::{
+    Cached, Data, Error as ErofsError, InodeId, Kind, Metadata, Options, Reader, Segment, Writer,
+    check, overlay,
+};
+
+use super::error::{Reason, printable};
+use super::pipeline::Uncompressed;
+use super::tree::{Finished, erofs_reason};
+use crate::limits::Limits;
+use crate::store::ChecksummedFile;
+
+/// Writes the uncompressed image to a file, and returns its length.
+pub(super) fn spool(bytes: &mut Uncompressed, to: &mut File) -> Result<u64, Reason> {
+    let mut length = 0;
+    loop {
+        let available = bytes.fill_buf().map_err(Reason::Source)?;
+        if available.is_empty() {
+            return Ok(length);
+        }
+        to.write_all(available).map_err(Reason::Write)?;
+        let count = available.len();
+        bytes.consume(count);
+        length += count as u64;
+    }
+}
+
+/// Copies an image whose digests were found right. Returns the number of its names too.
+pub(super) fn copy(
+    image: File,
+    out: ChecksummedFile,
+    uuid: [u8; 16],
+    limits: &Limits,
+) -> Result<(Finished<ChecksummedFile>, u64), Reason> {
+    let unusable = |error: ErofsError| Reason::ForeignErofs(error.to_string());
+    let image = Cached::new(image).map_err(Reason::Write)?;
+    if let Some(finding) = check::check(&image).first() {
+        return Err(Reason::ForeignErofs(finding.to_string()));
+    }
+    let reader = Reader::open(image).map_err(unusable)?;
+    if !reader.devices().is_empty() {
+        return Err(Reason::ForeignErofs(
+            "its files' bytes are in other images".to_owned(),
+        ));
+    }
+    let root = reader.inode(reader.root()).map_err(unusable)?;
+    let options = Options {
+        uuid,
+        root: metadata(&reader, b"/", &root)?,
+    };
+    let mut copy = Copy {
+        writer: Writer::new(out, options).map_err(erofs_reason)?,
+        reader: &reader,
+        inodes: HashMap::new(),
+        directories: HashMap::new(),
+        count: 0,
+        limits,
+    };
+    let mut failed = None;
+    let walked = reader.walk(|path, inode| {
+        copy.add(path, inode).map_err(|reason| {
+            failed = Some(reason);
+            ErofsError::Corrupt("not copied further")
+        })
+    });
+    match failed {
+        Some(reason) => return Err(reason),
+        None => walked.map_err(unusable)?,
+    }
+    let entries = copy.count;
+    let (out, summary) = copy.writer.finish().map_err(erofs_reason)?;
+    Ok((
+        Finished {
+            out,
+            summary,
+            dropped_xattrs: 0,
+        },
+        entries,
+    ))
+}
+
+struct Copy<'a> {
+    reader: &'a Reader<Cached<File>>,
+    writer: Writer<ChecksummedFile>,
+    /// Copies by number of the original, for hard links.
+    inodes: HashMap<u64, InodeId>,
+    directories: HashMap<Box<[u8]>, InodeId>,
+    count: u64,
+    limits: &'a Limits,
+}
+
+impl Copy<'_> {
+    fn add(&mut self, path: &[u8], inode: &Inode) -> Result<(), Reason> {
+        self.count += 1;
+        let limit = |setting, limit| {
+            Err(Reason::Limit {
+                setting,
+                limit,
+                entry: Some(printable(path)),
+            })
+        };
+        if self.count > self.limits.entries {
+            return limit("entries", self.limits.entries);
+        }
+        if path.len() as u64 > self.limits.path_length {
+            return limit("path-length", self.limits.path_length);
+        }
+        let root = self.writer.tree().root();
+        let Some((parent, name)) = split(path) else {
+            self.directories.insert(path.into(), root);
+            return Ok(());
+        };
+        let copied = match self.inodes.get(&inode.nid) {
+            Some(&copied) => copied,
+            None => {
+                let metadata = metadata(self.reader, path, inode)?;
+                let kind = self.kind(path, inode)?;
+                let copied = self.writer.tree().add(metadata, kind);
+                self.inodes.insert(inode.nid, copied);
+                copied
+            }
+        };
+        if inode.kind == FileType::Directory {
+            self.directories.insert(path.into(), copied);
+        }
+        // The walk names every directory before what is in it.
+        let directory = self.directories.get(parent).copied().unwrap_or(root);
+        self.writer
+            .tree()
+            .link(directory, name, copied)
+            .map_err(erofs_reason)?;
+        Ok(())
+    }
+
+    fn kind(&mut self, path: &[u8], inode: &Inode) -> Result<Kind, Reason> {
+        Ok(match inode.kind {
+            FileType::Directory => Kind::directory(),
+            FileType::Regular if inode.size == 0 => Kind::EMPTY_FILE,
+            FileType::Regular => Kind::File {
+                size: inode.size,
+                data: self.body(path, inode)?,
+            },
+            FileType::Symlink => {
+                let target = self.reader.read_link(inode);
+                Kind::Symlink(target.map_err(|error| of_entry(path, &error))?)
+            }
+            FileType::CharDevice => Kind::CharDevice(inode.device),
+            FileType::BlockDevice => Kind::BlockDevice(inode.device),
+            FileType::Fifo => Kind::Fifo,
+            FileType::Socket => Kind::Socket,
+        })
+    }
+
+    fn body(&mut self, path: &[u8], inode: &Inode) -> Result<Data, Reason> {
+        let extents = self
+            .reader
+            .extents(inode)
+            .map_err(|error| of_entry(path, &error))?;
+        let data: Vec<Extent> = extents
+            .into_iter()
+            .filter(|e| e.address.is_some())
+            .collect();
+        if data.len() as u64 > self.limits.sparse_segments {
+            return Err(Reason::Limit {
+                setting: "sparse-segments",
+                limit: self.limits.sparse_segments,
+                entry: Some(printable(path)),
+            });
+        }
+        let segments: Vec<_> = data
+            .iter()
+            .map(|e| Segment {
+                offset: e.offset,
+                length: e.length,
+            })
+            .collect();
+        let mut body = Body {
+            reader: self.reader,
+            inode,
+            data: data.into(),
+            at: 0,
+        };
+        self.writer
+            .sparse_body(inode.size, &segments, &mut body)
+            .map_err(|error| match error {
+                ErofsError::Output(_) => erofs_reason(error),
+                error => of_entry(path, &error),
+            })
+    }
+}
+
+/// The bytes of a file without its holes.
+struct Body<'a> {
+    reader: &'a Reader<Cached<File>>,
+    inode: &'a Inode,
+    /// What is still to be read, the first one from `at` on.
+    data: VecDeque<Extent>,
+    at: u64,
+}
+
+impl Read for Body<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while let Some(extent) = self.data.front() {
+            let left = extent.length - self.at;
+            if left == 0 {
+                self.data.pop_front();
+                self.at = 0;
+                continue;
+            }
+            let most = left.min(buffer.len() as u64) as usize;
+            let offset = extent.offset + self.at;
+            let count = self.reader.read(self.inode, offset, &mut buffer[..most]);
+            let count = count.map_err(io::Error::other)?;
+            self.at += count as u64;
+            return Ok(count);
+        }
+        Ok(0)
+    }
+}
+
+fn metadata(reader: &Reader<Cached<File>>, path: &[u8], inode: &Inode) -> Result<Metadata, Reason> {
+    let xattrs = reader
+        .xattrs(inode)
+        .map_err(|error| of_entry(path, &error))?;
+    // Markers are meant in such a layer, but those that lend contents or paths from lower
+    // layers have no counterpart in OCI, and nothing makes layers with them.
+    let foreign = xattrs.iter().find(|xattr| {
+        let known = [overlay::OPAQUE, overlay::ORIGIN, overlay::XWHITEOUT];
+        overlay::is_marker(&xattr.name) && !known.contains(&&*xattr.name)
+    });
+    if let Some(xattr) = foreign {
+        return Err(Reason::Entry {
+            entry: printable(path),
+            problem: format!("its attribute {} is of no layer", printable(&xattr.name)),
+        });
+    }
+    Ok(Metadata {
+        mode: inode.mode,
+        uid: inode.uid,
+        gid: inode.gid,
+        mtime: inode.mtime,
+        xattrs,
+    })
+}
+
+fn of_entry(path: &[u8], error: &ErofsError) -> Reason {
+    Reason::Entry {
+        entry: printable(path),
+        problem: error.to_string(),
+    }
+}
+
+/// A path's directory and last name; none for the root.
+fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
+    let slash = path.iter().rposition(|&byte| byte == b'/')?;
+    let (parent, name) = (&path[..slash], &path[slash + 1..]);
+    (!name.is_empty()).then_some((if parent.is_empty() { b"/" } else { parent }, name))
+}

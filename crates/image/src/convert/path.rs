@@ -1,0 +1,88 @@
+//! Names in an archive as paths inside the layer.
+
+/// Linux's `NAME_MAX`.
+const NAME_MAX: usize = 255;
+
+/// Why a name can't be a path inside the layer.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Problem {
+    #[error("its `..` lead out of the layer")]
+    Escapes,
+    #[error("a component of its path is longer than 255 bytes")]
+    NameTooLong,
+    #[error("exceeds `path-depth`")]
+    TooDeep,
+}
+
+/// The components of `path`, cleaned as text only, the way Go's `filepath.Clean` does it for
+/// Docker and containerd: `a/../b` is `b` whatever `a` is, `//` and `.` mean nothing, and
+/// an absolute path starts at the layer's root, which is its own parent.
+pub(super) fn components(path: &[u8], most: u64) -> Result<Vec<&[u8]>, Problem> {
+    let absolute = path.starts_with(b"/");
+    let mut components = Vec::new();
+    for component in path.split(|&byte| byte == b'/') {
+        match component {
+            b"" | b"." => {}
+            b".." => match components.pop() {
+                None if !absolute => return Err(Problem::Escapes),
+                _ => {}
+            },
+            _ if name_length(component) > NAME_MAX => return Err(Problem::NameTooLong),
+            _ => components.push(component),
+        }
+    }
+    match components.len() as u64 > most {
+        true => Err(Problem::TooDeep),
+        false => Ok(components),
+    }
+}
+
+/// A whiteout's prefix doesn't count: the name behind it is what some lower layer has.
+fn name_length(component: &[u8]) -> usize {
+    component.strip_prefix(b".wh.").unwrap_or(component).len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn clean(path: &str) -> Result<String, Problem> {
+        components(path.as_bytes(), 3)
+            .map(|components| String::from_utf8(components.join(&b'/')).unwrap())
+    }
+
+    #[test]
+    fn paths_are_cleaned_as_text() {
+        for (path, cleaned) in [
+            ("a/b", "a/b"),
+            ("./a//b/.", "a/b"),
+            ("/a", "a"),
+            ("", ""),
+            ("./", ""),
+            ("/", ""),
+            ("a/../b", "b"),
+            ("a/b/c/../../d", "a/d"),
+            ("a/..", ""),
+            ("/../a", "a"),
+            ("...", "..."),
+        ] {
+            assert_eq!(clean(path).as_deref(), Ok(cleaned), "{path}");
+        }
+    }
+
+    #[test]
+    fn paths_out_of_the_layer() {
+        for path in ["..", "../a", "a/../../b", "./../a"] {
+            assert_eq!(clean(path), Err(Problem::Escapes), "{path}");
+        }
+    }
+
+    #[test]
+    fn paths_that_are_too_much() {
+        assert_eq!(clean("a/b/c/d"), Err(Problem::TooDeep));
+        assert_eq!(clean(&"x".repeat(256)), Err(Problem::NameTooLong));
+        assert!(clean(&"x".repeat(255)).is_ok());
+        assert!(clean(&(".wh.".to_owned() + &"x".repeat(255))).is_ok());
+        assert!(clean(&(".wh.".to_owned() + &"x".repeat(256))).is_err());
+    }
+}

@@ -1,0 +1,419 @@
+//! Walks an archive member by member.
+
+use std::io::{self, BufRead, Read};
+
+use micabox_erofs::Timestamp;
+
+use super::header::{self, BLOCK, Header};
+use super::sparse::{self, Described, Extent, SparseMap};
+use super::{Entry, Error, Limit, Records, Type, pax};
+use crate::limits::Limits;
+
+/// Reads an archive from a stream, once, front to back.
+pub(crate) struct Reader<R> {
+    input: R,
+    /// Bytes taken from `input`.
+    offset: u64,
+    /// Bytes of the current member's contents that nobody has read yet.
+    contents: u64,
+    /// What follows them up to the next block.
+    padding: u64,
+    /// The name in the last header, for messages.
+    name: Vec<u8>,
+    limits: Limits,
+}
+
+/// What extension headers say about the member after them.
+#[derive(Default)]
+struct Extensions {
+    records: Option<Records>,
+    long_path: Option<Vec<u8>>,
+    long_target: Option<Vec<u8>>,
+    /// Bytes that all of them took.
+    size: u64,
+}
+
+impl Extensions {
+    fn is_empty(&self) -> bool {
+        self.records.is_none() && self.long_path.is_none() && self.long_target.is_none()
+    }
+}
+
+impl<R: BufRead> Reader<R> {
+    pub(crate) fn new(input: R, limits: Limits) -> Self {
+        Self {
+            input,
+            offset: 0,
+            contents: 0,
+            padding: 0,
+            name: Vec::new(),
+            limits,
+        }
+    }
+
+    /// Where in the archive the reader stands, in bytes.
+    pub(crate) fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// The name of the member that was read last, or whose header is to blame for an error.
+    pub(crate) fn name(&self) -> &[u8] {
+        &self.name
+    }
+
+    /// The stream behind the archive. Reading from it here would confuse the reader.
+    pub(crate) fn input(&mut self) -> &mut R {
+        &mut self.input
+    }
+
+    /// The stream behind the archive, to read what follows its end.
+    pub(crate) fn into_inner(self) -> R {
+        self.input
+    }
+
+    /// The next member, whose contents [`Self::body`] gives; the unread rest of the one
+    /// before is skipped. `None` after the archive's end.
+    pub(crate) fn next(&mut self) -> Result<Option<Entry>, Error> {
+        self.skip(self.contents, "a file's contents")?;
+        self.skip(self.padding, "a file's padding")?;
+        (self.contents, self.padding) = (0, 0);
+
+        let mut extensions = Extensions::default();
+        let mut block = [0; BLOCK];
+        loop {
+            let more = self.read_block(&mut block)?;
+            if !more || is_zero(&block) {
+                if !extensions.is_empty() {
+                    return Err(Error::Truncated(
+                        "a member: only its extended header is there",
+                    ));
+                }
+                // Either end is fine: nothing more, or two blocks of zeros. Many archives
+                // were cut after the first of them.
+                if more && self.read_block(&mut block)? && !is_zero(&block) {
+                    return Err(Error::LoneZeroBlock);
+                }
+                return Ok(None);
+            }
+            let header = Header::parse(&block)?;
+            match header.typeflag() {
+                b'x' | b'X' => {
+                    let bytes = self.read_extension(&header, &mut extensions)?;
+                    extensions.records = Some(Records::parse(bytes)?);
+                }
+                b'L' => {
+                    let bytes = self.read_extension(&header, &mut extensions)?;
+                    extensions.long_path = Some(header::text(&bytes).to_vec());
+                }
+                b'K' => {
+                    let bytes = self.read_extension(&header, &mut extensions)?;
+                    extensions.long_target = Some(header::text(&bytes).to_vec());
+                }
+                b'g' => {
+                    let size = header.size()?;
+                    self.skip(size, "a global header")?;
+                    self.skip(padding(size), "a global header")?;
+                }
+                _ => return self.member(&header, extensions).map(Some),
+            }
+        }
+    }
+
+    /// The contents of the current member: the stored bytes, without holes.
+    pub(crate) fn body(&mut self) -> Body<'_, R> {
+        Body(self)
+    }
+
+    fn member(&mut self, header: &Header<'_>, extensions: Extensions) -> Result<Entry, Error> {
+        let records = extensions.records.unwrap_or_default();
+        let record = |key: &[u8]| records.get(key).map(<[u8]>::to_vec);
+
+        // As in Go's archive/tar: GNU's long names beat PAX, and a sparse file's own name
+        // beats the made-up one that old readers are to see.
+        let path = extensions.long_path;
+        let path = path
+            .or_else(|| record(b"GNU.sparse.name"))
+            .or_else(|| record(b"path"));
+        let path = path.unwrap_or_else(|| header.path());
+        self.name.clone_from(&path);
+        let target = extensions.long_target.or_else(|| record(b"linkpath"));
+        let target = target.unwrap_or_else(|| header.target().to_vec());
+        for (text, what) in [(&path, "name"), (&target, "link target")] {
+            if text.contains(&0) {
+                return Err(Error::Nul(what));
+            }
+            if text.len() as u64 > self.limits.path_length {
+                return Err(Error::Limit(Limit::PathLength));
+            }
+        }
+
+        let kind = match header.typeflag() {
+            // Before POSIX there was no type for directories.
+            0 | b'0' | b'7' if path.ends_with(b"/") => Type::Directory,
+            0 | b'0' | b'7' | b'S' => Type::File,
+            b'1' => Type::HardLink,
+            b'2' => Type::Symlink,
+            b'3' => Type::CharDevice,
+            b'4' => Type::BlockDevice,
+            b'5' => Type::Directory,
+            b'6' => Type::Fifo,
+            other => return Err(Error::Type(other)),
+        };
+        let (size, sparse) = match (kind, header.typeflag()) {
+            (Type::File, b'S') => self.old_sparse(header, &records)?,
+            (Type::File, _) => self.file(header, &records)?,
+            // A directory by its name alone may have contents that nobody looks at.
+            (Type::Directory, 0 | b'0' | b'7') => {
+                self.set_contents(stored_size(header, &records)?);
+                (0, None)
+            }
+            // Some archivers give links the size of what they point to; nothing follows.
+            _ => (0, None),
+        };
+
+        Ok(Entry {
+            kind,
+            mode: header.mode()?,
+            uid: id(records.number("uid")?, || header.uid(), "owner")?,
+            gid: id(records.number("gid")?, || header.gid(), "group")?,
+            mtime: match records.time("mtime")? {
+                Some(time) => time,
+                None => Timestamp {
+                    seconds: header.mtime()?,
+                    nanos: 0,
+                },
+            },
+            device: match kind {
+                Type::CharDevice | Type::BlockDevice => header.device()?,
+                _ => (0, 0),
+            },
+            path,
+            target,
+            size,
+            sparse,
+            records,
+        })
+    }
+
+    /// A regular file, sparse or not as its records say.
+    fn file(
+        &mut self,
+        header: &Header<'_>,
+        records: &Records,
+    ) -> Result<(u64, Option<SparseMap>), Error> {
+        let stored = stored_size(header, records)?;
+        self.set_contents(stored);
+        match sparse::described(records, self.limits.sparse_segments)? {
+            None => Ok((stored, None)),
+            Some(Described::Map { extents, size }) => {
+                Ok((size, Some(SparseMap::new(extents, size, stored)?)))
+            }
+            Some(Described::InData { size }) => {
+                let extents = self.sparse_map_in_data()?;
+                Ok((size, Some(SparseMap::new(extents, size, self.contents)?)))
+            }
+        }
+    }
+
+    /// Format 1.0: decimal numbers, a line each, the number of extents first, padded to a
+    /// whole block.
+    fn sparse_map_in_data(&mut self) -> Result<Vec<Extent>, Error> {
+        let most = self.limits.sparse_segments;
+        let mut block = [0; BLOCK];
+        let mut at = BLOCK;
+        let mut number = || -> Result<u64, Error> {
+            let mut digits = Vec::new();
+            loop {
+                if at == BLOCK {
+                    if self.contents < BLOCK as u64 {
+                        return Err(Error::Sparse("it is cut short"));
+                    }
+                    self.read_contents(&mut block)?;
+                    at = 0;
+                }
+                let byte = block[at];
+                at += 1;
+                if byte == b'\n' {
+                    return pax::decimal(&digits)
+                        .ok_or(Error::Sparse("a position is not a number"));
+                }
+                digits.push(byte);
+                if digits.len() > 20 {
+                    return Err(Error::Sparse("a position is not a number"));
+                }
+            }
+        };
+        let count = number()?;
+        if count > most {
+            return Err(Error::Limit(Limit::SparseSegments));
+        }
+        let mut extents = Vec::new();
+        for _ in 0..count {
+            extents.push(Extent {
+                offset: number()?,
+                length: number()?,
+            });
+        }
+        Ok(extents)
+    }
+
+    /// GNU's old sparse type: extents in the header and in blocks after it.
+    fn old_sparse(
+        &mut self,
+        header: &Header<'_>,
+        records: &Records,
+    ) -> Result<(u64, Option<SparseMap>), Error> {
+        if !header.is_gnu() {
+            return Err(Error::Sparse("only GNU's own header format has one"));
+        }
+        let stored = stored_size(header, records)?;
+        let (mut extents, mut more, size) = header.sparse()?;
+        let mut block = [0; BLOCK];
+        while more {
+            if !self.read_block(&mut block)? {
+                return Err(Error::Truncated("the map of a sparse file"));
+            }
+            extents.extend(header::sparse_extents(&block[..504])?);
+            more = block[504] != 0;
+            if extents.len() as u64 > self.limits.sparse_segments {
+                return Err(Error::Limit(Limit::SparseSegments));
+            }
+        }
+        self.set_contents(stored);
+        Ok((size, Some(SparseMap::new(extents, size, stored)?)))
+    }
+
+    fn set_contents(&mut self, size: u64) {
+        self.contents = size;
+        self.padding = padding(size);
+    }
+
+    /// The whole contents of an extension header.
+    fn read_extension(
+        &mut self,
+        header: &Header<'_>,
+        extensions: &mut Extensions,
+    ) -> Result<Vec<u8>, Error> {
+        let size = header.size()?;
+        extensions.size = extensions.size.saturating_add(size);
+        if extensions.size > self.limits.header_size {
+            return Err(Error::Limit(Limit::HeaderSize));
+        }
+        // Grows with what really comes, not with what the header promises.
+        let mut bytes = Vec::new();
+        while (bytes.len() as u64) < size {
+            let available = self.fill("an extended header")?;
+            let count = available.len().min((size - bytes.len() as u64) as usize);
+            bytes.extend_from_slice(&available[..count]);
+            self.consume(count);
+        }
+        self.skip(padding(size), "an extended header")?;
+        Ok(bytes)
+    }
+
+    /// Fills `block` from the current member's contents, which have as many bytes left.
+    fn read_contents(&mut self, block: &mut [u8; BLOCK]) -> Result<(), Error> {
+        self.contents -= BLOCK as u64;
+        if self.read_block(block)? {
+            Ok(())
+        } else {
+            Err(Error::Truncated("a file's contents"))
+        }
+    }
+
+    /// Fills `block`; `false` if the input ended before its first byte.
+    fn read_block(&mut self, block: &mut [u8; BLOCK]) -> Result<bool, Error> {
+        let mut filled = 0;
+        while filled < BLOCK {
+            let available = self.fill_or_end()?;
+            if available.is_empty() {
+                return match filled {
+                    0 => Ok(false),
+                    _ => Err(Error::Truncated("a header block")),
+                };
+            }
+            let count = available.len().min(BLOCK - filled);
+            block[filled..filled + count].copy_from_slice(&available[..count]);
+            filled += count;
+            self.consume(count);
+        }
+        Ok(true)
+    }
+
+    fn skip(&mut self, mut count: u64, what: &'static str) -> Result<(), Error> {
+        while count > 0 {
+            let now = (self.fill(what)?.len() as u64).min(count);
+            self.consume(now as usize);
+            count -= now;
+        }
+        Ok(())
+    }
+
+    /// Some bytes that come next; none is an error, `what` names what is missing.
+    fn fill(&mut self, what: &'static str) -> Result<&[u8], Error> {
+        let available = self.fill_or_end()?;
+        if available.is_empty() {
+            Err(Error::Truncated(what))
+        } else {
+            Ok(available)
+        }
+    }
+
+    fn fill_or_end(&mut self) -> Result<&[u8], Error> {
+        Ok(self.input.fill_buf()?)
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.input.consume(count);
+        self.offset += count as u64;
+    }
+}
+
+/// The stored bytes of one member.
+pub(crate) struct Body<'a, R>(&'a mut Reader<R>);
+
+impl<R: BufRead> Read for Body<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.0.contents == 0 || buffer.is_empty() {
+            return Ok(0);
+        }
+        let available = self.0.input.fill_buf()?;
+        let count = available.len().min(buffer.len());
+        let count = (count as u64).min(self.0.contents) as usize;
+        buffer[..count].copy_from_slice(&available[..count]);
+        self.0.contents -= count as u64;
+        self.0.consume(count);
+        Ok(count)
+    }
+}
+
+/// The size of a member's contents in the archive.
+fn stored_size(header: &Header<'_>, records: &Records) -> Result<u64, Error> {
+    match records.number("size")? {
+        Some(size) => Ok(size),
+        None => header.size(),
+    }
+}
+
+/// An owner or group: the record's if there is one. -1 is nobody's: the kernel keeps it for
+/// "don't change".
+fn id(
+    record: Option<u64>,
+    header: impl FnOnce() -> Result<i64, Error>,
+    what: &'static str,
+) -> Result<u32, Error> {
+    let id = match record {
+        Some(id) => u32::try_from(id).ok(),
+        None => u32::try_from(header()?).ok(),
+    };
+    id.filter(|&id| id != u32::MAX).ok_or(Error::Number(what))
+}
+
+/// From `size` bytes to the end of their last block.
+fn padding(size: u64) -> u64 {
+    size.wrapping_neg() % BLOCK as u64
+}
+
+fn is_zero(block: &[u8; BLOCK]) -> bool {
+    block.iter().all(|&byte| byte == 0)
+}

@@ -1,0 +1,202 @@
+//! The maps of sparse files, in the four encodings that GNU tar has had.
+
+use micabox_erofs::Segment;
+
+use super::pax::decimal;
+use super::{Error, Limit, Records};
+
+/// A run of bytes that the archive holds; the rest of the file is holes.
+pub(crate) type Extent = Segment;
+
+/// Where the stored bytes of a file belong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SparseMap {
+    /// Ascending, disjoint, none of them empty.
+    pub extents: Vec<Extent>,
+}
+
+impl SparseMap {
+    /// Checks that the extents lie in order within `size` and hold just the `stored` bytes.
+    pub(super) fn new(mut extents: Vec<Extent>, size: u64, stored: u64) -> Result<Self, Error> {
+        let mut end = 0;
+        let mut total = 0u64;
+        for extent in &extents {
+            if extent.offset < end {
+                return Err(Error::Sparse("its parts overlap or are out of order"));
+            }
+            end = extent
+                .offset
+                .checked_add(extent.length)
+                .filter(|&end| end <= size)
+                .ok_or(Error::Sparse("a part lies outside the file"))?;
+            total += extent.length; // at most `size`
+        }
+        if total != stored {
+            return Err(Error::Sparse(
+                "its parts are not as long as the stored data",
+            ));
+        }
+        // An empty extent only marks where the file ends.
+        extents.retain(|extent| extent.length > 0);
+        Ok(Self { extents })
+    }
+}
+
+/// How PAX records describe a sparse file.
+pub(super) enum Described {
+    /// Formats 0.0 and 0.1: the records are the map.
+    Map { extents: Vec<Extent>, size: u64 },
+    /// Format 1.0: the map stands in front of the data.
+    InData { size: u64 },
+}
+
+/// Finds out whether the records describe a sparse file; `most` bounds its extents.
+pub(super) fn described(records: &Records, most: u64) -> Result<Option<Described>, Error> {
+    let number = |key: &'static str| -> Result<Option<u64>, Error> {
+        match records.get(key.as_bytes()) {
+            None => Ok(None),
+            Some(value) => decimal(value)
+                .map(Some)
+                .ok_or(Error::RecordValue { key: key.into() }),
+        }
+    };
+    let size = |key| number(key)?.ok_or(Error::Sparse("it has no size"));
+
+    match (number("GNU.sparse.major")?, number("GNU.sparse.minor")?) {
+        (Some(1), Some(0)) => {
+            return Ok(Some(Described::InData {
+                size: size("GNU.sparse.realsize")?,
+            }));
+        }
+        (None, None) | (Some(0), Some(0 | 1)) => {}
+        _ => return Err(Error::Sparse("its format is newer than 1.0")),
+    }
+    let extents = if let Some(map) = records.get(b"GNU.sparse.map") {
+        parse_map(map, most)?
+    } else if records.get(b"GNU.sparse.numblocks").is_some() {
+        parse_repeated(records, most)?
+    } else {
+        return Ok(None);
+    };
+    // The manual has GNU.sparse.size, some versions of GNU tar wrote realsize.
+    let size = match number("GNU.sparse.size")? {
+        Some(size) => size,
+        None => size("GNU.sparse.realsize")?,
+    };
+    Ok(Some(Described::Map { extents, size }))
+}
+
+/// Format 0.1: `offset,length,offset,length,…`
+fn parse_map(map: &[u8], most: u64) -> Result<Vec<Extent>, Error> {
+    if map.is_empty() {
+        return Ok(Vec::new());
+    }
+    let numbers = map
+        .split(|&byte| byte == b',')
+        .map(|number| decimal(number).ok_or(Error::Sparse("a position is not a number")));
+    pair_up(numbers, most)
+}
+
+/// Format 0.0: the same two keys again and again.
+fn parse_repeated(records: &Records, most: u64) -> Result<Vec<Extent>, Error> {
+    let mut expected: &[u8] = b"GNU.sparse.offset";
+    let mut numbers = Vec::new();
+    for (key, value) in records.iter() {
+        let next: &[u8] = match key {
+            b"GNU.sparse.offset" => b"GNU.sparse.numbytes",
+            b"GNU.sparse.numbytes" => b"GNU.sparse.offset",
+            _ => continue,
+        };
+        if key != expected {
+            return Err(Error::Sparse("offsets and lengths do not alternate"));
+        }
+        expected = next;
+        numbers.push(decimal(value).ok_or(Error::Sparse("a position is not a number")));
+    }
+    pair_up(numbers.into_iter(), most)
+}
+
+fn pair_up(
+    mut numbers: impl Iterator<Item = Result<u64, Error>>,
+    most: u64,
+) -> Result<Vec<Extent>, Error> {
+    let mut extents = Vec::new();
+    while let Some(offset) = numbers.next() {
+        if extents.len() as u64 >= most {
+            return Err(Error::Limit(Limit::SparseSegments));
+        }
+        let length = numbers
+            .next()
+            .ok_or(Error::Sparse("an offset has no length"))?;
+        extents.push(Extent {
+            offset: offset?,
+            length: length?,
+        });
+    }
+    Ok(extents)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn records(pairs: &[(&str, &str)]) -> Records {
+        let mut records = Records::default();
+        for (key, value) in pairs {
+            records.push(key.as_bytes(), value.as_bytes());
+        }
+        records
+    }
+
+    fn extents(pairs: &[(&str, &str)]) -> Result<Vec<Extent>, Error> {
+        match described(&records(pairs), 3)? {
+            Some(Described::Map { extents, .. }) => Ok(extents),
+            _ => panic!("no map"),
+        }
+    }
+
+    #[test]
+    fn both_formats_of_the_map_in_records() {
+        let expected = vec![
+            Extent {
+                offset: 1,
+                length: 2,
+            },
+            Extent {
+                offset: 9,
+                length: 0,
+            },
+        ];
+        let old = [
+            ("GNU.sparse.numblocks", "2"),
+            ("GNU.sparse.size", "9"),
+            ("GNU.sparse.offset", "1"),
+            ("GNU.sparse.numbytes", "2"),
+            ("GNU.sparse.offset", "9"),
+            ("GNU.sparse.numbytes", "0"),
+        ];
+        assert_eq!(extents(&old).unwrap(), expected);
+        let new = [("GNU.sparse.size", "9"), ("GNU.sparse.map", "1,2,9,0")];
+        assert_eq!(extents(&new).unwrap(), expected);
+        assert!(extents(&old[..5]).is_err());
+        assert!(extents(&[("GNU.sparse.size", "9"), ("GNU.sparse.map", "1,2,9")]).is_err());
+        assert!(matches!(
+            extents(&[
+                ("GNU.sparse.size", "9"),
+                ("GNU.sparse.map", "0,1,1,1,2,1,3,1")
+            ]),
+            Err(Error::Limit(Limit::SparseSegments))
+        ));
+    }
+
+    #[test]
+    fn maps_must_fit_file_and_data() {
+        let extent = |offset, length| Extent { offset, length };
+        assert!(SparseMap::new(vec![extent(0, 2), extent(4, 2), extent(9, 0)], 9, 4).is_ok());
+        assert!(SparseMap::new(vec![extent(4, 2), extent(0, 2)], 9, 4).is_err());
+        assert!(SparseMap::new(vec![extent(0, 3), extent(2, 1)], 9, 4).is_err());
+        assert!(SparseMap::new(vec![extent(8, 2)], 9, 2).is_err());
+        assert!(SparseMap::new(vec![extent(u64::MAX, 2)], 9, 2).is_err());
+        assert!(SparseMap::new(vec![extent(0, 2)], 9, 3).is_err());
+    }
+}

@@ -1,0 +1,589 @@
+//! Builds one layer's filesystem from an archive's entries, by OCI's rules.
+//!
+//! `docs/oci.md` says what an ambiguous archive means and who else decides it so.
+
+use std::collections::{BTreeSet, HashMap};
+use std::io::{Read, Seek, Write};
+
+use micabox_erofs::{
+    Data, Error as ErofsError, InodeId, Kind, Metadata, Options, Summary, Writer, Xattr, format,
+    overlay,
+};
+
+use super::error::{Reason, printable};
+use super::path::{self, components};
+use super::tar::{Entry, Type};
+use super::xattr;
+use crate::limits::Limits;
+
+/// Prefix of a whiteout's name.
+const WHITEOUT: &[u8] = b".wh.";
+/// Hides all that lower layers have in its directory.
+const OPAQUE: &[u8] = b".wh..wh..opq";
+/// Prefix of what AUFS kept for itself and old images still carry.
+const AUFS: &[u8] = b".wh..wh.";
+/// Where AUFS kept the contents of hard links.
+const AUFS_LINKS: &[u8] = b".wh..wh.plnk";
+/// Symbolic links on the way to an entry; as many as Linux follows.
+const SYMLINKS_MAX: u32 = 40;
+/// Linux's `PATH_MAX` without the final NUL.
+const SYMLINK_TARGET_MAX: usize = 4095;
+
+/// One layer on its way from an archive to an image.
+pub(super) struct LayerTree<W> {
+    writer: Writer<W>,
+    limits: Limits,
+    /// Entries and implied directories.
+    count: u64,
+    /// Names hidden in lower layers, if nothing of this layer has them at the end.
+    whiteouts: Vec<(InodeId, Box<[u8]>)>,
+    opaque: BTreeSet<InodeId>,
+    links: PendingLinks,
+    /// AUFS's link contents by name.
+    aufs_links: HashMap<Box<[u8]>, InodeId>,
+    /// The directory of the last entry: archives come directory by directory.
+    recent: Option<(Vec<Vec<u8>>, InodeId)>,
+    dropped_xattrs: u64,
+}
+
+/// Hard links whose target isn't there: it comes later, or a lower layer has it.
+#[derive(Default)]
+struct PendingLinks {
+    /// Directory, name and the inode that stands in for the target.
+    names: Vec<(InodeId, Box<[u8]>, InodeId)>,
+    /// The target of each stand-in.
+    targets: HashMap<InodeId, Box<[u8]>>,
+}
+
+/// What a finished layer is.
+pub(super) struct Finished<W> {
+    pub out: W,
+    pub summary: Summary,
+    /// Attributes and ACLs that were left out.
+    pub dropped_xattrs: u64,
+}
+
+/// Why an entry can't be part of the layer.
+#[derive(Debug, thiserror::Error)]
+enum Problem {
+    #[error("it has no name")]
+    NoName,
+    #[error("`{0}`, which it is in, is not a directory")]
+    NotADirectory(String),
+    #[error("its path leads through more than {SYMLINKS_MAX} symbolic links")]
+    SymlinkLoop,
+    #[error("it is a whiteout without a name")]
+    Whiteout,
+    #[error("it is a hard link to `{0}`, a directory")]
+    LinkToDirectory(String),
+    #[error("it is a hard link to `{0}`: {1}")]
+    LinkTarget(String, path::Problem),
+    #[error("a symbolic link's target has {0} bytes; 1 to {SYMLINK_TARGET_MAX} are possible")]
+    SymlinkTarget(usize),
+    #[error("device number {0}:{1} is out of range; Linux has 4095:1048575")]
+    Device(u32, u32),
+    #[error(transparent)]
+    Path(#[from] path::Problem),
+    #[error(transparent)]
+    Xattr(#[from] xattr::Problem),
+    #[error(transparent)]
+    Erofs(#[from] ErofsError),
+    #[error("exceeds `entries`")]
+    TooMany,
+}
+
+impl<W: Write + Seek> LayerTree<W> {
+    /// An empty layer in `out`.
+    pub(super) fn new(out: W, uuid: [u8; 16], limits: &Limits) -> Result<Self, Reason> {
+        // Until the archive has an entry for it, the root is as implied as any parent.
+        let options = Options {
+            uuid,
+            root: overlay::implied_directory(),
+        };
+        Ok(Self {
+            writer: Writer::new(out, options).map_err(erofs_reason)?,
+            limits: limits.clone(),
+            count: 0,
+            whiteouts: Vec::new(),
+            opaque: BTreeSet::new(),
+            links: PendingLinks::default(),
+            aufs_links: HashMap::new(),
+            recent: None,
+            dropped_xattrs: 0,
+        })
+    }
+
+    /// Number of entries and implied directories so far.
+    pub(super) fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Takes the archive's next entry; `body` gives a file's stored bytes. Says where they
+    /// are now, if they were needed.
+    pub(super) fn add(
+        &mut self,
+        entry: &Entry,
+        body: &mut dyn Read,
+    ) -> Result<Option<&Data>, Reason> {
+        match self.try_add(entry, body) {
+            Ok(None) => Ok(None),
+            Ok(Some(inode)) => match &self.writer.tree().inode(inode).kind {
+                Kind::File { size: 1.., data } => Ok(Some(data)),
+                _ => Ok(None),
+            },
+            Err(problem) => Err(self.reason(&entry.path, problem)),
+        }
+    }
+
+    /// Resolves what needed the whole archive, and writes the image's metadata.
+    pub(super) fn finish(mut self) -> Result<Finished<W>, Reason> {
+        self.resolve_links()?;
+        let mut whiteouts = std::mem::take(&mut self.whiteouts);
+        whiteouts.retain(|(directory, name)| self.is_wanted(*directory, name));
+        for (directory, name) in whiteouts {
+            overlay::add_whiteout(self.writer.tree(), directory, &name).map_err(erofs_reason)?;
+        }
+        for &directory in &self.opaque {
+            overlay::set_opaque(self.writer.tree(), directory);
+        }
+        let (out, summary) = self.writer.finish().map_err(erofs_reason)?;
+        Ok(Finished {
+            out,
+            summary,
+            dropped_xattrs: self.dropped_xattrs,
+        })
+    }
+
+    /// Whether a name of lower layers is to be hidden by a whiteout: not if this layer has
+    /// something there itself. A directory is made opaque instead.
+    fn is_wanted(&mut self, directory: InodeId, name: &[u8]) -> bool {
+        match self.writer.tree().lookup(directory, name) {
+            // Some archivers write a whiteout for a directory and for everything that was in
+            // it. A directory that only whiteouts imply is nothing that this layer has.
+            Some(inode) if self.is_only_implied(inode) => {
+                self.writer.tree().unlink(directory, name);
+                true
+            }
+            Some(inode) => {
+                if self.writer.tree().inode(inode).is_directory() {
+                    self.opaque.insert(inode);
+                }
+                false
+            }
+            None => true,
+        }
+    }
+
+    /// Whether no entry of the archive is here or anywhere below.
+    fn is_only_implied(&mut self, inode: InodeId) -> bool {
+        let tree = self.writer.tree();
+        let mut pending = vec![inode];
+        while let Some(inode) = pending.pop() {
+            let implied = |xattr: &Xattr| &*xattr.name == overlay::IMPLIED;
+            if !tree.inode(inode).meta.xattrs.iter().any(implied) {
+                return false;
+            }
+            pending.extend(tree.entries(inode).map(|(_, inode)| inode));
+        }
+        true
+    }
+
+    /// Says which inode is new, if one is that has a body.
+    fn try_add(&mut self, entry: &Entry, body: &mut dyn Read) -> Result<Option<InodeId>, Problem> {
+        self.count_one()?;
+        let path = components(&entry.path, self.limits.path_depth)?;
+        let Some((&name, parents)) = path.split_last() else {
+            return self.add_root(entry).map(|()| None);
+        };
+        if path[0].starts_with(AUFS) && path[0] != OPAQUE {
+            if parents == [AUFS_LINKS] && entry.kind == Type::File {
+                let inode = self.new_inode(entry, body)?;
+                self.aufs_links.insert(name.into(), inode);
+                return Ok(Some(inode));
+            }
+            return Ok(None);
+        }
+        let directory = self.directory(parents)?;
+        // Whatever type a whiteout's entry has, its name is all that counts.
+        if name == OPAQUE {
+            self.opaque.insert(directory);
+            return Ok(None);
+        }
+        if name.starts_with(AUFS) {
+            return Ok(None);
+        }
+        if let Some(hidden) = name.strip_prefix(WHITEOUT) {
+            if matches!(hidden, b"" | b"." | b"..") {
+                return Err(Problem::Whiteout);
+            }
+            self.whiteouts.push((directory, hidden.into()));
+            return Ok(None);
+        }
+        match entry.kind {
+            Type::Directory => self.add_directory(directory, name, entry)?,
+            Type::HardLink => self.add_hard_link(directory, name, entry)?,
+            // overlayfs's own whiteout, which every engine over overlayfs takes as such.
+            Type::CharDevice if entry.device == (0, 0) => {
+                self.unlink(directory, name);
+                self.whiteouts.push((directory, name.into()));
+            }
+            _ => {
+                let inode = self.new_inode(entry, body)?;
+                self.link(directory, name, inode)?;
+                return Ok(Some(inode));
+            }
+        }
+        Ok(None)
+    }
+
+    fn add_root(&mut self, entry: &Entry) -> Result<(), Problem> {
+        if entry.kind != Type::Directory {
+            return Err(Problem::NoName);
+        }
+        let root = self.writer.tree().root();
+        self.update_directory(root, entry)
+    }
+
+    fn add_directory(
+        &mut self,
+        directory: InodeId,
+        name: &[u8],
+        entry: &Entry,
+    ) -> Result<(), Problem> {
+        match self.writer.tree().lookup(directory, name) {
+            Some(inode) if self.writer.tree().inode(inode).is_directory() => {
+                self.update_directory(inode, entry)
+            }
+            _ => {
+                let inode = self.new_inode(entry, &mut std::io::empty())?;
+                self.link(directory, name, inode)
+            }
+        }
+    }
+
+    /// A second entry for a directory, or the first one after entries inside: its contents
+    /// stay, its attributes are the newer ones.
+    fn update_directory(&mut self, inode: InodeId, entry: &Entry) -> Result<(), Problem> {
+        let mut metadata = self.metadata(entry)?;
+        let old = &mut self.writer.tree().inode_mut(inode).meta;
+        let mut xattrs = std::mem::take(&mut old.xattrs);
+        xattrs.retain(|xattr| &*xattr.name != overlay::IMPLIED);
+        metadata.xattrs = xattr::union(xattrs, metadata.xattrs);
+        *old = metadata;
+        Ok(())
+    }
+
+    fn add_hard_link(
+        &mut self,
+        directory: InodeId,
+        name: &[u8],
+        entry: &Entry,
+    ) -> Result<(), Problem> {
+        let link_target = |problem| Problem::LinkTarget(printable(&entry.target), problem);
+        let target = components(&entry.target, self.limits.path_depth).map_err(link_target)?;
+        if let [AUFS_LINKS, link] = target[..]
+            && let Some(&inode) = self.aufs_links.get(link)
+        {
+            return self.link(directory, name, inode);
+        }
+        match self.find(&target)? {
+            Found::Inode(inode) if self.writer.tree().inode(inode).is_directory() => {
+                Err(Problem::LinkToDirectory(printable(&entry.target)))
+            }
+            Found::Inode(inode) => {
+                if self.links.targets.contains_key(&inode) {
+                    self.links.names.push((directory, name.into(), inode));
+                }
+                self.link(directory, name, inode)
+            }
+            Found::Missing(target) => {
+                let (metadata, kind) = overlay::link_to_lower(self.metadata(entry)?, &target);
+                let inode = self.writer.tree().add(metadata, kind);
+                self.links.names.push((directory, name.into(), inode));
+                self.links.targets.insert(inode, target);
+                self.link(directory, name, inode)
+            }
+        }
+    }
+
+    /// Gives hard links the targets that came after them. Those whose target never came
+    /// stay what they are: links into a lower layer.
+    fn resolve_links(&mut self) -> Result<(), Reason> {
+        let links = std::mem::take(&mut self.links);
+        let mut resolved = HashMap::new();
+        for (directory, name, stand_in) in &links.names {
+            let replaced = self.writer.tree().lookup(*directory, name) != Some(*stand_in);
+            if replaced || !self.is_in_layer(*directory) {
+                continue; // Something else has the name by now, or a directory above it.
+            }
+            self.resolve_link(&links, *stand_in, &mut resolved)
+                .and_then(
+                    |inode| match self.writer.tree().inode(inode).is_directory() {
+                        true => Err(Problem::LinkToDirectory(printable(
+                            &links.targets[stand_in],
+                        ))),
+                        false => self.link(*directory, name, inode),
+                    },
+                )
+                .map_err(|problem| self.reason(name, problem))?;
+        }
+        Ok(())
+    }
+
+    /// Whether a directory is still part of the tree.
+    fn is_in_layer(&mut self, mut directory: InodeId) -> bool {
+        let tree = self.writer.tree();
+        while let Some(parent) = tree.parent(directory) {
+            directory = parent;
+        }
+        directory == tree.root()
+    }
+
+    /// The inode at the end of a chain of links to links. `resolved` remembers the end of
+    /// every chain, so that following all of them takes time in proportion to their number.
+    fn resolve_link(
+        &mut self,
+        links: &PendingLinks,
+        from: InodeId,
+        resolved: &mut HashMap<InodeId, InodeId>,
+    ) -> Result<InodeId, Problem> {
+        let mut chain = vec![from];
+        let mut places = HashMap::from([(from, 0)]);
+        let mut end = from;
+        while let Some(target) = links.targets.get(&end) {
+            if let Some(&known) = resolved.get(&end) {
+                end = known;
+                break;
+            }
+            let path = components(target, self.limits.path_depth)?;
+            let Found::Inode(next) = self.find(&path)? else {
+                break;
+            };
+            if let Some(&place) = places.get(&next) {
+                // A ring: a lower layer has the file that its first link meant.
+                end = chain[place..].iter().copied().min().unwrap_or(next);
+                break;
+            }
+            places.insert(next, chain.len());
+            chain.push(next);
+            end = next;
+        }
+        resolved.extend(chain.into_iter().map(|inode| (inode, end)));
+        Ok(end)
+    }
+
+    /// An inode for an entry, without a name yet.
+    fn new_inode(&mut self, entry: &Entry, body: &mut dyn Read) -> Result<InodeId, Problem> {
+        let metadata = self.metadata(entry)?;
+        let kind = match entry.kind {
+            Type::File if entry.size == 0 => Kind::EMPTY_FILE,
+            Type::File => {
+                let data = match &entry.sparse {
+                    None => self.writer.body(entry.size, body)?,
+                    Some(map) => self.writer.sparse_body(entry.size, &map.extents, body)?,
+                };
+                Kind::File {
+                    size: entry.size,
+                    data,
+                }
+            }
+            Type::Symlink => match entry.target.len() {
+                1..=SYMLINK_TARGET_MAX => Kind::Symlink(entry.target.as_slice().into()),
+                length => return Err(Problem::SymlinkTarget(length)),
+            },
+            Type::CharDevice => Kind::CharDevice(device(entry.device)?),
+            Type::BlockDevice => Kind::BlockDevice(device(entry.device)?),
+            Type::Fifo => Kind::Fifo,
+            Type::Directory => Kind::directory(),
+            // Has no inode of its own; see `add_hard_link`.
+            Type::HardLink => Kind::EMPTY_FILE,
+        };
+        Ok(self.writer.tree().add(metadata, kind))
+    }
+
+    fn metadata(&mut self, entry: &Entry) -> Result<Metadata, Problem> {
+        let (xattrs, dropped) = xattr::from_records(&entry.records, self.limits.xattr_size)?;
+        self.dropped_xattrs += dropped;
+        Ok(Metadata {
+            mode: entry.mode,
+            uid: entry.uid,
+            gid: entry.gid,
+            mtime: entry.mtime,
+            xattrs,
+        })
+    }
+
+    /// Gives `inode` a name; what had it before, with all that is in it, is gone.
+    fn link(&mut self, directory: InodeId, name: &[u8], inode: InodeId) -> Result<(), Problem> {
+        if self.writer.tree().link(directory, name, inode)?.is_some() {
+            self.recent = None;
+        }
+        Ok(())
+    }
+
+    fn unlink(&mut self, directory: InodeId, name: &[u8]) {
+        self.writer.tree().unlink(directory, name);
+        self.recent = None;
+    }
+
+    fn count_one(&mut self) -> Result<(), Problem> {
+        self.count += 1;
+        match self.count > self.limits.entries {
+            true => Err(Problem::TooMany),
+            false => Ok(()),
+        }
+    }
+
+    /// The directory with this path, made with implied directories where it is missing.
+    fn directory(&mut self, path: &[&[u8]]) -> Result<InodeId, Problem> {
+        if let Some((recent, inode)) = &self.recent
+            && recent.iter().map(Vec::as_slice).eq(path.iter().copied())
+        {
+            return Ok(*inode);
+        }
+        let walk = self.walk(path, |tree, directory, name| {
+            tree.count_one()?;
+            let inode = tree
+                .writer
+                .tree()
+                .add(overlay::implied_directory(), Kind::directory());
+            tree.writer.tree().link(directory, name, inode)?;
+            Ok(Some(inode))
+        })?;
+        let inode = walk.directory;
+        self.recent = Some((path.iter().map(|name| name.to_vec()).collect(), inode));
+        Ok(inode)
+    }
+
+    /// What `path` names, without following its last component.
+    fn find(&mut self, path: &[&[u8]]) -> Result<Found, Problem> {
+        let Some((&name, parents)) = path.split_last() else {
+            return Ok(Found::Inode(self.writer.tree().root()));
+        };
+        let mut walk = self.walk(parents, |_, _, _| Ok(None))?;
+        if walk.ahead.is_empty()
+            && let Some(inode) = self.writer.tree().lookup(walk.directory, name)
+        {
+            return Ok(Found::Inode(inode));
+        }
+        // The rest can't lead through this layer's links, so it is text only.
+        walk.ahead.insert(0, name.into());
+        for name in walk.ahead.into_iter().rev() {
+            match &*name {
+                b"" | b"." => {}
+                b".." => drop(walk.names.pop()),
+                _ => walk.names.push(name),
+            }
+        }
+        let names = walk.names.iter().flat_map(|name| [b"/", &**name]);
+        Ok(Found::Missing(names.collect::<Vec<_>>().concat().into()))
+    }
+
+    /// Follows `path` from the root, through symbolic links, never out of the layer: `..` in
+    /// a link's target stops at the root, and an absolute target starts there. `missing` may
+    /// make what isn't there; where it does not, the walk ends.
+    fn walk(
+        &mut self,
+        path: &[&[u8]],
+        missing: impl Fn(&mut Self, InodeId, &[u8]) -> Result<Option<InodeId>, Problem>,
+    ) -> Result<Walk, Problem> {
+        let root = self.writer.tree().root();
+        let mut links = 0;
+        let mut walk = Walk {
+            directory: root,
+            names: Vec::new(),
+            ahead: path.iter().rev().map(|&name| name.into()).collect(),
+        };
+        while let Some(name) = walk.ahead.pop() {
+            match &*name {
+                b"" | b"." => continue,
+                b".." => {
+                    walk.directory = self.writer.tree().parent(walk.directory).unwrap_or(root);
+                    walk.names.pop();
+                    continue;
+                }
+                _ => {}
+            }
+            let inode = match self.writer.tree().lookup(walk.directory, &name) {
+                Some(inode) => Some(inode),
+                None => missing(self, walk.directory, &name)?,
+            };
+            let Some(inode) = inode else {
+                walk.ahead.push(name);
+                break;
+            };
+            match &self.writer.tree().inode(inode).kind {
+                Kind::Directory(_) => {
+                    walk.directory = inode;
+                    walk.names.push(name);
+                }
+                Kind::Symlink(target) => {
+                    links += 1;
+                    if links > SYMLINKS_MAX {
+                        return Err(Problem::SymlinkLoop);
+                    }
+                    walk.ahead
+                        .extend(target.split(|&byte| byte == b'/').rev().map(Box::from));
+                    if target.starts_with(b"/") {
+                        walk.directory = root;
+                        walk.names.clear();
+                    }
+                }
+                _ => return Err(Problem::NotADirectory(printable(&name))),
+            }
+        }
+        Ok(walk)
+    }
+
+    /// The error that names the entry.
+    fn reason(&self, name: &[u8], problem: Problem) -> Reason {
+        let entry = printable(name);
+        let limit = |setting, limit| Reason::Limit {
+            setting,
+            limit,
+            entry: Some(entry.clone()),
+        };
+        match problem {
+            Problem::TooMany => limit("entries", self.limits.entries),
+            Problem::Path(path::Problem::TooDeep)
+            | Problem::LinkTarget(_, path::Problem::TooDeep) => {
+                limit("path-depth", self.limits.path_depth)
+            }
+            Problem::Xattr(xattr::Problem::TooLarge) => limit("xattr-size", self.limits.xattr_size),
+            Problem::Erofs(error @ (ErofsError::Output(_) | ErofsError::ImageTooLarge)) => {
+                erofs_reason(error)
+            }
+            problem => Reason::Entry {
+                entry,
+                problem: problem.to_string(),
+            },
+        }
+    }
+}
+
+/// What a path leads to.
+enum Found {
+    Inode(InodeId),
+    /// Not in this layer; the absolute path where a lower one would have it.
+    Missing(Box<[u8]>),
+}
+
+/// How far a walk came.
+struct Walk {
+    directory: InodeId,
+    /// The names from the root to `directory`.
+    names: Vec<Box<[u8]>>,
+    /// What is left of the path, the next name last.
+    ahead: Vec<Box<[u8]>>,
+}
+
+fn device((major, minor): (u32, u32)) -> Result<u32, Problem> {
+    format::encode_device(major, minor).ok_or(Problem::Device(major, minor))
+}
+
+pub(super) fn erofs_reason(error: ErofsError) -> Reason {
+    match error {
+        ErofsError::Output(error) => Reason::Write(error),
+        error => Reason::Erofs(error),
+    }
+}

@@ -1,0 +1,153 @@
+//! Manifests for images whose layers were packed anew.
+
+use serde_json::{Map, Value, json};
+
+use super::Compression;
+use crate::Digest;
+use crate::manifest::{Document, ManifestError, digest_of};
+
+pub(crate) const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
+const CONFIG_TYPE: &str = "application/vnd.oci.image.config.v1+json";
+
+/// A layer's blob as a manifest names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Blob {
+    pub digest: Digest,
+    /// In bytes.
+    pub size: u64,
+    pub media_type: String,
+}
+
+/// The manifest of an image with these blobs for layers, bottom first: the bytes and their
+/// media type.
+///
+/// That is `original`, byte for byte, if it names the same blobs. Otherwise it is OCI's,
+/// also for an image whose own was Docker's (the config is one to both); annotations of the
+/// image stay, those of its layers were about other blobs.
+pub(crate) fn rewrite(
+    original: &[u8],
+    config: &[u8],
+    layers: &[Blob],
+) -> Result<(Vec<u8>, String), ManifestError> {
+    let malformed = |message: String| ManifestError::Malformed {
+        document: "manifest",
+        message,
+    };
+    let Document::Manifest(parsed) = Document::parse(original, None)? else {
+        return Err(malformed("it is an index".to_owned()));
+    };
+    let mut same = parsed.layers().len() == layers.len();
+    for (old, new) in parsed.layers().iter().zip(layers) {
+        let digest = digest_of(old, "manifest", "layer")?;
+        same &= (digest, old.size()) == (new.digest, new.size);
+    }
+    let old: Value =
+        serde_json::from_slice(original).map_err(|error| malformed(error.to_string()))?;
+    let own_type = old["mediaType"].as_str().unwrap_or(MANIFEST_TYPE);
+    if same {
+        return Ok((original.to_vec(), own_type.to_owned()));
+    }
+    let fields = match old {
+        Value::Object(fields) if own_type == MANIFEST_TYPE => fields,
+        _ => Map::new(),
+    };
+    Ok((write(fields, config, layers)?, MANIFEST_TYPE.to_owned()))
+}
+
+/// A manifest of an image with this config and these layers, and nothing else.
+pub(crate) fn fresh(config: &[u8], layers: &[Blob]) -> Result<Vec<u8>, ManifestError> {
+    write(Map::new(), config, layers)
+}
+
+fn write(
+    mut manifest: Map<String, Value>,
+    config: &[u8],
+    layers: &[Blob],
+) -> Result<Vec<u8>, ManifestError> {
+    let descriptor = |media_type: &str, digest: &Digest, size: u64| json!({"mediaType": media_type, "digest": digest, "size": size});
+    let layers = layers
+        .iter()
+        .map(|blob| descriptor(oci_type(&blob.media_type), &blob.digest, blob.size));
+    let config = descriptor(CONFIG_TYPE, &Digest::of(config), config.len() as u64);
+    manifest.insert("layers".to_owned(), layers.collect());
+    manifest.insert("config".to_owned(), config);
+    manifest.insert("mediaType".to_owned(), json!(MANIFEST_TYPE));
+    manifest.insert("schemaVersion".to_owned(), json!(2));
+    serde_json::to_vec(&manifest).map_err(|error| ManifestError::Malformed {
+        document: "manifest",
+        message: error.to_string(),
+    })
+}
+
+/// What OCI calls a layer's type.
+fn oci_type(media_type: &str) -> &str {
+    match media_type {
+        "application/vnd.docker.image.rootfs.diff.tar.gzip"
+        | "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip" => {
+            Compression::Gzip.media_type()
+        }
+        "application/vnd.docker.image.rootfs.diff.tar"
+        | "application/vnd.docker.image.rootfs.foreign.diff.tar" => Compression::None.media_type(),
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn blob(text: &str) -> Blob {
+        Blob {
+            digest: Digest::of(text.as_bytes()),
+            size: text.len() as u64,
+            media_type: "application/vnd.oci.image.layer.v1.tar+gzip".to_owned(),
+        }
+    }
+
+    fn manifest(media_type: &str, layer: &Blob) -> Vec<u8> {
+        let manifest = json!({
+            "schemaVersion": 2, "mediaType": media_type, "annotations": {"a": "b"},
+            "config": {"mediaType": CONFIG_TYPE, "digest": Digest::of(b"{}"), "size": 2},
+            "layers": [{
+                "mediaType": layer.media_type, "digest": layer.digest, "size": layer.size,
+                "annotations": {"of": "the blob"},
+            }],
+        });
+        serde_json::to_vec_pretty(&manifest).unwrap()
+    }
+
+    #[test]
+    fn the_same_blobs_are_the_same_manifest() {
+        for media_type in [
+            MANIFEST_TYPE,
+            "application/vnd.docker.distribution.manifest.v2+json",
+        ] {
+            let original = manifest(media_type, &blob("x"));
+            let (bytes, own_type) = rewrite(&original, b"{}", &[blob("x")]).unwrap();
+            assert_eq!((bytes, own_type.as_str()), (original, media_type));
+        }
+    }
+
+    #[test]
+    fn other_blobs_are_an_oci_manifest() {
+        let original = manifest(MANIFEST_TYPE, &blob("x"));
+        let (bytes, media_type) = rewrite(&original, b"{}", &[blob("yy")]).unwrap();
+        let new: Value = serde_json::from_slice(&bytes).unwrap();
+        assert_eq!(media_type, MANIFEST_TYPE);
+        assert_eq!(new["layers"][0]["digest"], blob("yy").digest.to_string());
+        assert_eq!(new["layers"][0]["annotations"], Value::Null);
+        assert_eq!(new["annotations"]["a"], "b");
+
+        let docker = manifest(
+            "application/vnd.docker.distribution.manifest.v2+json",
+            &blob("x"),
+        );
+        let (bytes, media_type) = rewrite(&docker, b"{}", &[blob("yy")]).unwrap();
+        let new: Value = serde_json::from_slice(&bytes).unwrap();
+        assert_eq!(
+            (media_type.as_str(), &new["mediaType"]),
+            (MANIFEST_TYPE, &json!(MANIFEST_TYPE))
+        );
+        assert_eq!(new["annotations"], Value::Null);
+    }
+}

@@ -1,0 +1,112 @@
+//! Makes a layer's blob.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Read, Seek, Write};
+use std::path::{Path, PathBuf};
+
+use flate2::write::GzEncoder;
+use zstd::stream::write::Encoder as ZstdEncoder;
+
+use super::Compression;
+use crate::digest::{Digest, HashingWriter};
+use crate::store::{self, LayerArchive};
+
+const BUFFER: usize = 256 << 10;
+/// zstd's own default.
+const ZSTD_LEVEL: i32 = 3;
+
+/// A blob that was made.
+#[derive(Debug)]
+pub(crate) struct Packed {
+    /// Its bytes, from the beginning.
+    pub file: File,
+    pub digest: Digest,
+    /// In bytes.
+    pub size: u64,
+}
+
+/// Why a blob could not be made.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PackError {
+    #[error(transparent)]
+    Store(#[from] store::Error),
+    /// Whoever watches wants it to end.
+    #[error("stopped")]
+    Stopped,
+}
+
+/// Packs `archive` into `file`, which is empty and lies at `path`. `watch` is told how many
+/// bytes of the archive are done, and says whether to go on.
+///
+/// What comes out has the layer's diff ID: that was checked.
+pub(crate) fn pack(
+    archive: &mut LayerArchive,
+    compression: Compression,
+    file: File,
+    path: &Path,
+    watch: &mut dyn FnMut(u64) -> bool,
+) -> Result<Packed, PackError> {
+    let out = BufWriter::with_capacity(BUFFER, HashingWriter::new(file));
+    let failed = |error| write_error(path, error);
+    let out = match compression {
+        Compression::Gzip => {
+            // Neither a name nor a time: the same layer always gives the same blob.
+            let mut out = GzEncoder::new(out, flate2::Compression::default());
+            copy(archive, &mut out, path, watch)?;
+            out.finish().map_err(failed)?
+        }
+        Compression::Zstd => {
+            let mut out = ZstdEncoder::new(out, ZSTD_LEVEL).map_err(failed)?;
+            copy(archive, &mut out, path, watch)?;
+            out.finish().map_err(failed)?
+        }
+        Compression::None => {
+            let mut out = out;
+            copy(archive, &mut out, path, watch)?;
+            out
+        }
+    };
+    let out = out
+        .into_inner()
+        .map_err(|error| failed(error.into_error()))?;
+    let (mut file, digest, size) = out.finish();
+    file.rewind().map_err(failed)?;
+    Ok(Packed { file, digest, size })
+}
+
+fn copy(
+    archive: &mut LayerArchive,
+    out: &mut dyn Write,
+    path: &Path,
+    watch: &mut dyn FnMut(u64) -> bool,
+) -> Result<(), PackError> {
+    let mut buffer = vec![0; BUFFER];
+    let mut done = 0;
+    loop {
+        let count = match archive.read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(archive.explain(error).into()),
+        };
+        let bytes = buffer.get(..count).unwrap_or_default();
+        out.write_all(bytes)
+            .map_err(|error| write_error(path, error))?;
+        done += count as u64;
+        if !watch(done) {
+            return Err(PackError::Stopped);
+        }
+    }
+}
+
+fn write_error(path: &Path, source: io::Error) -> store::Error {
+    let path = PathBuf::from(path);
+    match source.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => store::Error::Full { path },
+        _ => store::Error::Io {
+            action: "write",
+            path,
+            source,
+        },
+    }
+}

@@ -1,0 +1,209 @@
+//! A new image on top of another one: its layers and one more, which comes as an archive.
+
+use std::io::{self, Read, Seek, Write};
+
+use oci_spec::image::Config;
+use serde_json::{Map, Value, json};
+
+use crate::convert::{self, Expect, convert_layer};
+use crate::digest::HashingWriter;
+use crate::export::{Blob, Compression, fresh};
+use crate::manifest::{Document, ManifestError, layers_of};
+use crate::store::{self, Context, Image};
+use crate::{Limits, Reference, Store};
+
+const BUFFER: usize = 256 << 10;
+
+/// What the new image's config says other than its base's. What is `None` stays as it is
+/// there.
+#[derive(Debug, Clone, Default)]
+pub struct Changes {
+    /// When the image was made, as RFC 3339 has it.
+    pub created: Option<String>,
+    /// Who made it.
+    pub author: Option<String>,
+    /// What made the layer: `created_by` in its history.
+    pub created_by: Option<String>,
+    /// What to say of the layer: `comment` in its history.
+    pub comment: Option<String>,
+    /// How to run it: command, environment, user.
+    pub config: Option<Config>,
+}
+
+/// Why there is no new image. A layer that was complete stays until it is pruned.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExtendError {
+    /// Whoever supplies the archive failed.
+    #[error("reading the new layer fails: {0}")]
+    Read(#[source] io::Error),
+    /// The archive is no layer.
+    #[error("the new {0}")]
+    Layer(#[source] Box<convert::Error>),
+    /// The base's documents can't be read.
+    #[error("cannot build on {image}: {source}")]
+    Base {
+        /// Manifest digest of the base.
+        image: crate::Digest,
+        /// What is wrong with it.
+        source: Box<ManifestError>,
+    },
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] store::Error),
+}
+
+/// Makes an image of `base`'s layers with one more on top, and gives it the names in
+/// `references`.
+///
+/// `archive` is the layer as OCI has it, uncompressed, with whiteouts for what is gone. It
+/// is kept on the disk for a moment, because a layer is made under its digest. The new
+/// manifest names the base's blobs as the base's does, and the new layer as uncompressed: a
+/// push or a save packs whatever has to be.
+///
+/// ```no_run
+/// # use micabox_image::{Changes, Limits, Store, extend};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let store = Store::open(&Store::default_root()?)?;
+/// let base = store.image("debian:12")?;
+/// let archive = std::fs::File::open("changes.tar")?;
+/// let changes = Changes {
+///     created_by: Some("apt-get install nginx".to_owned()),
+///     ..Changes::default()
+/// };
+/// let names = ["mine:latest".parse()?];
+/// extend(&store, &base, archive, &changes, &names, &Limits::default())?;
+/// # Ok(())
+/// # }
+/// ```
+pub fn extend(
+    store: &Store,
+    base: &Image,
+    archive: impl Read,
+    changes: &Changes,
+    references: &[Reference],
+    limits: &Limits,
+) -> Result<Image, ExtendError> {
+    // From here on prune leaves alone what we find and make.
+    let _shared = store.shared()?;
+    let image = base.manifest_digest;
+    let unusable = |source| ExtendError::Base {
+        image,
+        source: Box::new(source),
+    };
+    let manifest = store.manifest(&image)?;
+    let Document::Manifest(manifest) = Document::parse(&manifest, None).map_err(unusable)? else {
+        return Err(unusable(ManifestError::NoImage));
+    };
+    let sources = layers_of(&manifest, &base.config, limits).map_err(unusable)?;
+    let mut blobs: Vec<Blob> = sources
+        .into_iter()
+        .map(|source| Blob {
+            digest: source.blob,
+            size: source.size,
+            media_type: source.media_type,
+        })
+        .collect();
+
+    let new = add_layer(store, archive, limits)?;
+    let base_config = store.config(&image)?;
+    let config = with_layer(&base_config, &new, changes).map_err(unusable)?;
+    blobs.push(new);
+    let manifest = fresh(&config, &blobs).map_err(unusable)?;
+    Ok(store.publish_image(&manifest, &config, references)?)
+}
+
+/// Converts the archive. Its blob is the archive itself.
+fn add_layer(store: &Store, archive: impl Read, limits: &Limits) -> Result<Blob, ExtendError> {
+    let scratch = store.scratch()?;
+    let path = scratch.path("archive");
+    let mut out = HashingWriter::new(scratch.create("archive")?);
+    // One byte too many tells a layer that is too large from one that just fits.
+    let mut archive = archive.take(limits.layer_size.saturating_add(1));
+    let mut buffer = vec![0; BUFFER];
+    loop {
+        let count = match archive.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(ExtendError::Read(error)),
+        };
+        let bytes = buffer.get(..count).unwrap_or_default();
+        out.write_all(bytes).context("write", &path)?;
+    }
+    let (mut file, diff_id, size) = out.finish();
+    file.rewind().context("read", &path)?;
+    let media_type = Compression::None.media_type().to_owned();
+    let expect = Expect {
+        blob_digest: Some(diff_id),
+        blob_size: Some(size),
+        diff_id,
+        media_type: Some(media_type.clone()),
+    };
+    convert_layer(store, file, &expect, limits)
+        .map_err(|error| ExtendError::Layer(Box::new(error)))?;
+    Ok(Blob {
+        digest: diff_id,
+        size,
+        media_type,
+    })
+}
+
+/// The base's config with one layer more. Fields that we know nothing of stay.
+fn with_layer(base: &[u8], layer: &Blob, changes: &Changes) -> Result<Vec<u8>, ManifestError> {
+    let malformed = |message: String| ManifestError::Malformed {
+        document: "config",
+        message,
+    };
+    let mut config: Map<String, Value> =
+        serde_json::from_slice(base).map_err(|error| malformed(error.to_string()))?;
+    let rootfs = config
+        .entry("rootfs")
+        .or_insert_with(|| json!({"type": "layers"}));
+    let diff_ids = match rootfs {
+        Value::Object(rootfs) => rootfs.entry("diff_ids").or_insert(Value::Null),
+        _ => return Err(malformed("`rootfs` is no object".to_owned())),
+    };
+    if diff_ids.is_null() {
+        *diff_ids = json!([]);
+    }
+    let Value::Array(diff_ids) = diff_ids else {
+        return Err(malformed("`diff_ids` is no list".to_owned()));
+    };
+    let layers = diff_ids.len();
+    diff_ids.push(json!(layer.digest));
+
+    // A history is of use only if it tells of every layer.
+    let mut history = match config.remove("history") {
+        Some(Value::Array(history)) => history,
+        _ => Vec::new(),
+    };
+    let told = history
+        .iter()
+        .filter(|step| step["empty_layer"] != json!(true));
+    if told.count() == layers {
+        let mut step = Map::new();
+        for (name, value) in [
+            ("created", &changes.created),
+            ("author", &changes.author),
+            ("created_by", &changes.created_by),
+            ("comment", &changes.comment),
+        ] {
+            let value = value.as_ref().map(|value| (name.to_owned(), json!(value)));
+            step.extend(value);
+        }
+        history.push(Value::Object(step));
+    }
+    if !history.is_empty() {
+        config.insert("history".to_owned(), json!(history));
+    }
+    for (name, value) in [("created", &changes.created), ("author", &changes.author)] {
+        let value = value.as_ref().map(|value| (name.to_owned(), json!(value)));
+        config.extend(value);
+    }
+    if let Some(run) = &changes.config {
+        let run = serde_json::to_value(run).map_err(|error| malformed(error.to_string()))?;
+        config.insert("config".to_owned(), run);
+    }
+    serde_json::to_vec(&config).map_err(|error| malformed(error.to_string()))
+}

@@ -1,0 +1,57 @@
+//! UUIDs of the filesystem images we make. They follow from what an image holds, so that
+//! the guest tells devices apart by their superblocks, whatever their names and order.
+
+use crate::digest::{Digest, Hasher};
+
+/// The version of everything that is kept of a layer or an image besides its own bytes: the
+/// writer's layout, the markers, the merge, the recipe. Raised with any change to them, so that images
+/// and layers of different versions never meet.
+pub const FORMAT: u32 = 2;
+
+/// The UUID of a layer's image.
+pub fn layer_uuid(diff_id: &Digest) -> [u8; 16] {
+    uuid("layer", [diff_id])
+}
+
+/// The UUID of the merged image over these layers, bottom first.
+pub fn fsmeta_uuid<'a>(diff_ids: impl IntoIterator<Item = &'a Digest>) -> [u8; 16] {
+    uuid("fsmeta", diff_ids)
+}
+
+/// The UUID of the fixup right above the last of these layers, bottom first.
+pub fn fixup_uuid<'a>(diff_ids: impl IntoIterator<Item = &'a Digest>) -> [u8; 16] {
+    uuid("fixup", diff_ids)
+}
+
+fn uuid<'a>(kind: &str, diff_ids: impl IntoIterator<Item = &'a Digest>) -> [u8; 16] {
+    let mut hasher = Hasher::new();
+    // The label ends with a NUL and all digests have one length: no two lists look alike.
+    hasher.update(format!("micabox {kind} {FORMAT}\0").as_bytes());
+    for diff_id in diff_ids {
+        hasher.update(diff_id.as_bytes());
+    }
+    let digest = hasher.finish();
+    std::array::from_fn(|i| digest.as_bytes()[i])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_image_has_its_own() {
+        let (a, b) = (Digest::of(b"a"), Digest::of(b"b"));
+        let uuids = [
+            layer_uuid(&a),
+            layer_uuid(&b),
+            fsmeta_uuid([&a]),
+            fsmeta_uuid([&a, &b]),
+            fsmeta_uuid([&b, &a]),
+            fixup_uuid([&a, &b]),
+        ];
+        for (i, uuid) in uuids.iter().enumerate() {
+            assert!(!uuids[..i].contains(uuid));
+        }
+        assert_eq!(layer_uuid(&a), layer_uuid(&a));
+    }
+}

@@ -1,0 +1,75 @@
+//! What a layer may cost before its import is refused.
+//!
+//! The defaults are meant never to be met by an image that somebody built for
+//! use: they bound what a hostile layer can take from the host. All of them are
+//! settings, and an error about one names it.
+
+use serde::{Deserialize, Serialize};
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// Bounds on one layer. Sizes are in bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Limits {
+    /// Uncompressed size of a layer's archive.
+    pub layer_size: u64,
+    /// Entries in a layer's archive, and directories made for entries whose parents have
+    /// none. Each takes a few hundred bytes of memory during the import.
+    pub entries: u64,
+    /// Length of an entry's path, and of a hard link's target.
+    pub path_length: u64,
+    /// Number of components of an entry's path.
+    pub path_depth: u64,
+    /// Size of one entry's extended header records and long names together.
+    pub header_size: u64,
+    /// Size of all names and values of one entry's extended attributes.
+    pub xattr_size: u64,
+    /// Number of data segments of one sparse file.
+    pub sparse_segments: u64,
+    /// How many times larger than its blob a layer may become once it is larger than
+    /// [`Self::compression_ratio_from`].
+    pub compression_ratio: u64,
+    /// Uncompressed size from which on [`Self::compression_ratio`] counts.
+    pub compression_ratio_from: u64,
+    /// Memory that a zstd frame may ask for to hold its window; 128 MiB is what
+    /// `zstd -d` grants without being asked.
+    pub zstd_window: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            layer_size: 1024 * GIB,
+            entries: 8 * 1000 * 1000,
+            path_length: 16 * KIB,
+            path_depth: 2048,
+            header_size: 4 * MIB,
+            xattr_size: 128 * KIB,
+            sparse_segments: 1 << 20,
+            compression_ratio: 500,
+            compression_ratio_from: 4 * GIB,
+            zstd_window: 128 * MIB,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_settings_file_names_only_what_it_changes() {
+        let limits: Limits = serde_json::from_str(r#"{"entries": 7}"#).unwrap();
+        assert_eq!(
+            limits,
+            Limits {
+                entries: 7,
+                ..Limits::default()
+            }
+        );
+        assert!(serde_json::from_str::<Limits>(r#"{"entires": 7}"#).is_err());
+    }
+}

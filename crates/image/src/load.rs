@@ -1,0 +1,242 @@
+//! Loads images from archives and layouts.
+
+use std::collections::HashSet;
+use std::io::{self, Read};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use crate::archive::{Archive, ArchiveError, ArchivedImage, ArchivedLayer, Problem};
+use crate::convert::{self, Expect};
+use crate::manifest::printable;
+use crate::progress::{Event, LayerSize, LayerState, Phase};
+use crate::store::{self, Claim, Image};
+use crate::{Digest, Platform, Progress, Reference, Settings, Store};
+
+/// How to load.
+#[derive(Debug, Clone)]
+pub struct LoadOptions {
+    /// Which of a multi-platform image's variants; `None` means this machine's.
+    pub platform: Option<Platform>,
+    /// Limits, and how many layers to convert at the same time.
+    pub settings: Arc<Settings>,
+}
+
+/// Why images could not be loaded. Layers and images that were complete stay in the store.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// The archive.
+    #[error(transparent)]
+    Archive(#[from] ArchiveError),
+    /// A layer in it.
+    #[error("cannot load {image}: {source}")]
+    Layer {
+        /// Name or manifest digest.
+        image: String,
+        /// What is wrong with it.
+        source: Box<convert::Error>,
+    },
+    /// One name for several images.
+    #[error(
+        "cannot name the image {name}, since the archive holds {}: load it without a name",
+        images.join(", ")
+    )]
+    Several {
+        /// The name.
+        name: Box<Reference>,
+        /// What is in the archive.
+        images: Vec<String>,
+    },
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] store::Error),
+}
+
+/// Loads every image in the file or directory at `path`, each for one platform.
+///
+/// An image gets the names that the archive has for it, or `name` if it is the only one.
+/// One without any can be had by its digest. `-` stands for the standard input.
+pub fn load(
+    store: &Store,
+    path: &Path,
+    name: Option<&Reference>,
+    options: &LoadOptions,
+    progress: &dyn Progress,
+) -> Result<Vec<Image>, LoadError> {
+    progress.event(Event::Phase(Phase::Resolving));
+    let path = match path.as_os_str().as_encoded_bytes() {
+        b"-" => Path::new("/dev/stdin"),
+        _ => path,
+    };
+    let settings = &*options.settings;
+    let archive = Archive::open(path, &store.root().join("tmp"), &settings.limits)?;
+    let platform = options.platform.clone().unwrap_or_else(Platform::host);
+    let mut found = archive.images(&platform, &settings.limits)?;
+    if let Some(name) = name {
+        match &mut found[..] {
+            [image] => image.names = vec![name.clone()],
+            several => {
+                return Err(LoadError::Several {
+                    name: Box::new(name.clone()),
+                    images: several.iter().map(called).collect(),
+                });
+            }
+        }
+    }
+
+    // From here on prune leaves alone what we find and make.
+    let _shared = store.shared()?;
+    let mut loaded = Vec::with_capacity(found.len());
+    for image in &found {
+        let conversion = Conversion {
+            store,
+            archive: &archive,
+            image,
+            settings,
+            progress,
+        };
+        conversion.layers()?;
+        progress.event(Event::Phase(Phase::Publishing));
+        loaded.push(store.publish_image(&image.manifest, &image.config, &image.names)?);
+        if image.names.is_empty() {
+            let tag = image.bare_tag.as_deref();
+            let tag = tag
+                .map(|tag| format!(", only the tag `{tag}`"))
+                .unwrap_or_default();
+            progress.event(Event::Notice(&format!(
+                "the archive has no name for {}{tag}; `--name` gives it one",
+                called(image)
+            )));
+        }
+    }
+    progress.event(Event::Phase(Phase::Done));
+    Ok(loaded)
+}
+
+fn called(image: &ArchivedImage) -> String {
+    match image.names.first() {
+        Some(name) => name.familiar(),
+        None => Digest::of(&image.manifest).to_string(),
+    }
+}
+
+/// The conversion of one image's layers.
+struct Conversion<'a> {
+    store: &'a Store,
+    archive: &'a Archive,
+    image: &'a ArchivedImage,
+    settings: &'a Settings,
+    progress: &'a dyn Progress,
+}
+
+impl Conversion<'_> {
+    /// Brings every layer into the store, a few at a time.
+    fn layers(&self) -> Result<(), LoadError> {
+        let (mut blobs, mut diff_ids) = (HashSet::new(), HashSet::new());
+        let layers = &self.image.layers;
+        let sizes = layers.iter().filter(|layer| blobs.insert(layer.blob));
+        let sizes: Vec<LayerSize> = sizes
+            .map(|layer| LayerSize {
+                blob: layer.blob,
+                size: layer.size,
+            })
+            .collect();
+        self.progress.event(Event::Phase(Phase::Layers));
+        self.progress.event(Event::Layers(&sizes));
+        let todo = layers.iter().filter(|layer| diff_ids.insert(layer.diff_id));
+        let todo: Vec<&ArchivedLayer> = todo.collect();
+
+        let next = AtomicUsize::new(0);
+        let failed = Mutex::new(None);
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let workers = self.settings.parallel_layers.get().min(todo.len());
+            for _ in 0..workers {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Relaxed)
+                        && let Some(layer) = todo.get(next.fetch_add(1, Ordering::Relaxed))
+                    {
+                        if let Err(error) = self.layer(layer, &stop) {
+                            let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
+                            // Later ones follow from the first.
+                            failed.get_or_insert(error);
+                            stop.store(true, Ordering::Relaxed);
+                        }
+                    }
+                });
+            }
+        });
+        match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    fn layer(&self, layer: &ArchivedLayer, stop: &AtomicBool) -> Result<(), LoadError> {
+        let blob = &layer.blob;
+        let claim = match self.store.claim_layer(&layer.diff_id)? {
+            Claim::Present(_) => {
+                let state = LayerState::Present;
+                self.progress.event(Event::Layer { blob, state });
+                return Ok(());
+            }
+            Claim::Missing(claim) => claim,
+        };
+        let error = |problem| LoadError::Archive(self.archive.error(problem));
+        let member = self.archive.require(&layer.name).map_err(error)?;
+        if member.size != layer.size {
+            return Err(error(Problem::Size {
+                name: printable(&layer.name),
+                declared: layer.size,
+                actual: member.size,
+            }));
+        }
+        let source = Watched {
+            contents: member.contents,
+            blob,
+            bytes: 0,
+            progress: self.progress,
+            stop,
+        };
+        let expect = Expect {
+            blob_digest: Some(layer.blob),
+            blob_size: Some(layer.size),
+            diff_id: layer.diff_id,
+            media_type: Some(layer.media_type.clone()),
+        };
+        convert::convert_claimed(claim, source, &expect, &self.settings.limits).map_err(
+            |source| LoadError::Layer {
+                image: called(self.image),
+                source: Box::new(source),
+            },
+        )?;
+        let state = LayerState::Done;
+        self.progress.event(Event::Layer { blob, state });
+        Ok(())
+    }
+}
+
+/// Tells how far a blob was read, and stops where another layer failed.
+struct Watched<'a> {
+    contents: Box<dyn Read + Send>,
+    blob: &'a Digest,
+    bytes: u64,
+    progress: &'a dyn Progress,
+    stop: &'a AtomicBool,
+}
+
+impl Read for Watched<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.stop.load(Ordering::Relaxed) {
+            return Err(io::Error::other("another layer failed"));
+        }
+        let count = self.contents.read(buffer)?;
+        self.bytes += count as u64;
+        let state = LayerState::Received { bytes: self.bytes };
+        let blob = self.blob;
+        self.progress.event(Event::Layer { blob, state });
+        Ok(count)
+    }
+}

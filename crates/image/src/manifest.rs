@@ -1,0 +1,324 @@
+//! Manifests, indexes and image configurations as registries and archives really serve them.
+//!
+//! OCI's and Docker's documents have the same shape. What Go programs write for an empty list
+//! (`null`, or nothing) is taken as one; a document that could be read in two ways is refused.
+
+mod search;
+#[cfg(test)]
+mod tests;
+
+use oci_spec::image::{Descriptor, ImageConfiguration, ImageIndex, ImageManifest};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use crate::platform::Platform;
+use crate::{Digest, Limits, digest};
+
+pub(crate) use search::Search;
+
+/// Largest manifest, index or image configuration, in bytes: what registries accept.
+pub(crate) const MAX_DOCUMENT: u64 = 4 << 20;
+/// How many platforms an error lists.
+const MAX_LISTED: usize = 20;
+
+/// The media types to ask a registry for.
+pub(crate) const ACCEPT: &str = "application/vnd.oci.image.index.v1+json, \
+    application/vnd.oci.image.manifest.v1+json, \
+    application/vnd.docker.distribution.manifest.list.v2+json, \
+    application/vnd.docker.distribution.manifest.v2+json";
+
+/// Why a manifest or an image configuration can't be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ManifestError {
+    /// Not JSON, or JSON of another shape.
+    #[error("the {document} is malformed: {message}")]
+    Malformed {
+        /// Manifest, index or config.
+        document: &'static str,
+        /// Where and what.
+        message: String,
+    },
+    /// Docker's first manifest format.
+    #[error(
+        "it is a Docker schema 1 manifest, a format that can't be verified and was given up: \
+         push the image again with a current tool"
+    )]
+    Schema1,
+    /// An image manifest and an index in one, which different tools would read differently.
+    #[error("the document claims to be both an image and an index of images")]
+    Ambiguous,
+    /// Neither an image nor an index.
+    #[error("media type `{0}` is neither an image nor an index of images")]
+    UnknownType(String),
+    /// Something else that registries hold: a chart, a signature, a module.
+    #[error("it is not a container image but an artifact of type `{0}`")]
+    Artifact(String),
+    /// The index has nothing for this platform.
+    #[error(
+        "there is no image for {wanted}, only for {}; choose with --platform",
+        list(offered)
+    )]
+    NoPlatform {
+        /// What was asked for.
+        wanted: Platform,
+        /// What there is.
+        offered: Vec<Platform>,
+    },
+    /// An index without images.
+    #[error("the index names no image")]
+    NoImage,
+    /// Indexes within indexes, or very many of them.
+    #[error("its indexes are nested too deeply or name too many documents")]
+    TooDeep,
+    /// A digest that can't be verified.
+    #[error("the {document} names a {of} by a bad digest: {source}")]
+    Digest {
+        /// Manifest or config.
+        document: &'static str,
+        /// What the digest is of.
+        of: &'static str,
+        /// What is wrong with it.
+        source: digest::ParseError,
+    },
+    /// The manifest and its config are not of one image.
+    #[error("the manifest has {layers} layers, its config {diff_ids}")]
+    LayerCount {
+        /// Layers in the manifest.
+        layers: usize,
+        /// Layers in the config.
+        diff_ids: usize,
+    },
+    /// A layer whose blob alone is over the limit.
+    #[error("layer {blob} is {size} bytes: more than limits.layer-size = {limit} allows")]
+    LayerSize {
+        /// The blob.
+        blob: Digest,
+        /// Its size in bytes.
+        size: u64,
+        /// The limit in bytes.
+        limit: u64,
+    },
+}
+
+fn list(platforms: &[Platform]) -> String {
+    let mut names: Vec<String> = platforms
+        .iter()
+        .take(MAX_LISTED)
+        .map(Platform::to_string)
+        .collect();
+    if platforms.len() > MAX_LISTED {
+        names.push("others".to_owned());
+    }
+    names.join(", ")
+}
+
+/// What a manifest URL or an `index.json` can lead to.
+#[derive(Debug)]
+pub(crate) enum Document {
+    Index(Box<ImageIndex>),
+    Manifest(Box<ImageManifest>),
+}
+
+impl Document {
+    /// Reads an index or a manifest. `content_type` is what the registry or the descriptor
+    /// says; a type in the document itself goes before it.
+    pub(crate) fn parse(bytes: &[u8], content_type: Option<&str>) -> Result<Self, ManifestError> {
+        let malformed = |message: String| ManifestError::Malformed {
+            document: "manifest",
+            message,
+        };
+        let mut value: Value =
+            serde_json::from_slice(bytes).map_err(|error| malformed(error.to_string()))?;
+        if !value.is_object() {
+            return Err(malformed("it is not a JSON object".to_owned()));
+        }
+        // Parameters such as a character set don't matter to JSON.
+        let content_type = content_type
+            .and_then(|text| text.split(';').next())
+            .map(str::trim);
+        let own_type = value["mediaType"].as_str().filter(|own| !own.is_empty());
+        let media_type = own_type.or(content_type).unwrap_or_default();
+        if value["schemaVersion"] == json!(1)
+            || !value["fsLayers"].is_null()
+            || media_type.starts_with("application/vnd.docker.distribution.manifest.v1+")
+        {
+            return Err(ManifestError::Schema1);
+        }
+        let is_index = match media_type {
+            "application/vnd.oci.image.index.v1+json"
+            | "application/vnd.docker.distribution.manifest.list.v2+json" => true,
+            "application/vnd.oci.image.manifest.v1+json"
+            | "application/vnd.docker.distribution.manifest.v2+json" => false,
+            // A server that doesn't know says nothing, or this; the shape decides.
+            "" | "application/json" | "application/octet-stream" | "text/plain" => {
+                !value["manifests"].is_null()
+            }
+            other => return Err(ManifestError::UnknownType(printable(other))),
+        };
+        let both = (!value["manifests"].is_null())
+            && (!value["layers"].is_null() || !value["config"].is_null());
+        if both {
+            return Err(ManifestError::Ambiguous);
+        }
+        if is_index {
+            empty_if_null(&mut value, "manifests");
+            Ok(Self::Index(Box::new(from_value(value, "index")?)))
+        } else {
+            empty_if_null(&mut value, "layers");
+            Ok(Self::Manifest(Box::new(from_value(value, "manifest")?)))
+        }
+    }
+}
+
+/// Reads an image configuration. Fields that OCI requires and some builders leave out are
+/// taken as what they mean: no layers, and this machine's platform.
+pub fn parse_config(bytes: &[u8]) -> Result<ImageConfiguration, ManifestError> {
+    let mut value: Value =
+        serde_json::from_slice(bytes).map_err(|error| ManifestError::Malformed {
+            document: "config",
+            message: error.to_string(),
+        })?;
+    if let Some(config) = value.as_object_mut() {
+        let host = Platform::host();
+        let mut default = |field: &str, value: Value| {
+            let present = config
+                .get(field)
+                .is_some_and(|old| !old.is_null() && *old != json!(""));
+            if !present {
+                config.insert(field.to_owned(), value);
+            }
+        };
+        default("os", json!(host.os()));
+        default("architecture", json!(host.architecture()));
+        default("rootfs", json!({"type": "layers"}));
+        if let Some(rootfs) = config.get_mut("rootfs").filter(|rootfs| rootfs.is_object()) {
+            empty_if_null(rootfs, "diff_ids");
+        }
+    }
+    from_value(value, "config")
+}
+
+fn empty_if_null(object: &mut Value, field: &str) {
+    if object[field].is_null() {
+        object[field] = json!([]);
+    }
+}
+
+fn from_value<T: DeserializeOwned>(
+    value: Value,
+    document: &'static str,
+) -> Result<T, ManifestError> {
+    serde_json::from_value(value).map_err(|error| ManifestError::Malformed {
+        document,
+        message: printable(&error.to_string()),
+    })
+}
+
+/// Foreign text without what a terminal would obey, and not too much of it.
+pub(crate) fn printable(text: &str) -> String {
+    let clean = text.chars().map(|c| if c.is_control() { ' ' } else { c });
+    let short: String = clean.take(300).collect();
+    short.trim().to_owned()
+}
+
+/// The platform that an image says it is for.
+pub(crate) fn platform_of(config: &ImageConfiguration) -> Platform {
+    Platform::new(
+        &config.os().to_string(),
+        &config.architecture().to_string(),
+        config.variant().as_deref().unwrap_or_default(),
+    )
+}
+
+/// The digest that a descriptor names.
+pub(crate) fn digest_of(
+    descriptor: &Descriptor,
+    document: &'static str,
+    of: &'static str,
+) -> Result<Digest, ManifestError> {
+    let text = descriptor.digest().to_string();
+    text.parse().map_err(|source| ManifestError::Digest {
+        document,
+        of,
+        source,
+    })
+}
+
+/// The descriptor of an image's config, unless what the manifest is of isn't an image.
+pub(crate) fn config_of(manifest: &ImageManifest) -> Result<&Descriptor, ManifestError> {
+    match manifest.config().media_type().to_string().as_str() {
+        "application/vnd.oci.image.config.v1+json"
+        | "application/vnd.docker.container.image.v1+json"
+        // Docker Hub has images of 2016 with these.
+        | "application/octet-stream"
+        | "" => Ok(manifest.config()),
+        other => {
+            let kind = manifest.artifact_type().as_ref().map(ToString::to_string);
+            Err(ManifestError::Artifact(printable(
+                kind.as_deref().unwrap_or(other),
+            )))
+        }
+    }
+}
+
+/// A layer, as a manifest and its config together describe it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LayerSource {
+    /// Digest of the blob.
+    pub blob: Digest,
+    /// Size of the blob in bytes.
+    pub size: u64,
+    /// Digest of the uncompressed archive.
+    pub diff_id: Digest,
+    /// How the blob is packed, according to the manifest.
+    pub media_type: String,
+    /// Where else the blob is, for layers that registries need not hold.
+    pub urls: Vec<String>,
+}
+
+/// The layers of an image, bottom first.
+pub(crate) fn layers_of(
+    manifest: &ImageManifest,
+    config: &ImageConfiguration,
+    limits: &Limits,
+) -> Result<Vec<LayerSource>, ManifestError> {
+    let diff_ids = config.rootfs().diff_ids();
+    if manifest.layers().len() != diff_ids.len() {
+        return Err(ManifestError::LayerCount {
+            layers: manifest.layers().len(),
+            diff_ids: diff_ids.len(),
+        });
+    }
+    let mut layers = Vec::with_capacity(diff_ids.len());
+    for (descriptor, diff_id) in manifest.layers().iter().zip(diff_ids) {
+        let blob = digest_of(descriptor, "manifest", "layer")?;
+        if descriptor.size() > limits.layer_size {
+            return Err(ManifestError::LayerSize {
+                blob,
+                size: descriptor.size(),
+                limit: limits.layer_size,
+            });
+        }
+        let media_type = descriptor.media_type().to_string();
+        // Only these may be elsewhere. For any other, an address in a manifest is just a way
+        // to make a machine call somebody.
+        let foreign = media_type.contains("nondistributable") || media_type.contains(".foreign.");
+        layers.push(LayerSource {
+            blob,
+            size: descriptor.size(),
+            diff_id: diff_id.parse().map_err(|source| ManifestError::Digest {
+                document: "config",
+                of: "layer",
+                source,
+            })?,
+            urls: descriptor
+                .urls()
+                .clone()
+                .filter(|_| foreign)
+                .unwrap_or_default(),
+            media_type,
+        });
+    }
+    Ok(layers)
+}

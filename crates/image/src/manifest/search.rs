@@ -1,0 +1,226 @@
+//! Which of an index's images is the right one.
+
+use std::collections::VecDeque;
+
+use oci_spec::image::{Descriptor, ImageConfiguration, ImageIndex};
+
+use super::{ManifestError, platform_of};
+use crate::platform::{self, Platform};
+
+/// How many indexes may be inside each other.
+const MAX_DEPTH: usize = 4;
+/// How many documents are read to find one image.
+const MAX_DOCUMENTS: usize = 64;
+
+/// The search for one platform's image in an index, and in the indexes within it.
+///
+/// Whoever searches reads the documents: [`Self::next`] says which, [`Self::index`] and
+/// [`Self::image`] take what was found.
+pub(crate) struct Search {
+    wanted: Platform,
+    queue: VecDeque<(Descriptor, usize)>,
+    /// Documents handed out so far.
+    documents: usize,
+    /// Depth of the document handed out last, and whether an index vouched for its platform.
+    depth: usize,
+    vouched: bool,
+    offered: Vec<Platform>,
+}
+
+impl Search {
+    pub(crate) fn new(wanted: Platform) -> Self {
+        Self {
+            wanted,
+            queue: VecDeque::new(),
+            documents: 0,
+            depth: 0,
+            vouched: false,
+            offered: Vec::new(),
+        }
+    }
+
+    /// Takes in an index: the one that [`Self::next`] handed out, or the first.
+    pub(crate) fn index(&mut self, index: &ImageIndex) -> Result<(), ManifestError> {
+        self.entries(index.manifests())
+    }
+
+    /// Takes in descriptors that are alternatives to each other.
+    pub(crate) fn entries(&mut self, entries: &[Descriptor]) -> Result<(), ManifestError> {
+        if self.depth >= MAX_DEPTH {
+            return Err(ManifestError::TooDeep);
+        }
+        let mut with_platform = Vec::new();
+        let mut without = Vec::new();
+        for entry in entries {
+            match entry.platform() {
+                Some(platform) => with_platform.push((Platform::from(platform), entry)),
+                None => without.push(entry),
+            }
+        }
+        let best = platform::best(
+            &self.wanted,
+            with_platform
+                .iter()
+                .map(|(offered, entry)| (offered, *entry)),
+        );
+        // Attestations call themselves unknown/unknown, and nobody asks for that.
+        self.offered.extend(
+            with_platform
+                .iter()
+                .map(|(platform, _)| platform)
+                .filter(|platform| platform.os() != "unknown")
+                .cloned(),
+        );
+        // One that says nothing of its platform may be an index or say it in its config.
+        let candidates: Vec<&Descriptor> = best.into_iter().chain(without).collect();
+        // Depth first: what an index names comes before the index's neighbours.
+        for entry in candidates.into_iter().rev() {
+            self.queue.push_front((entry.clone(), self.depth + 1));
+        }
+        Ok(())
+    }
+
+    /// The document to read next. Without one left, the search has failed and this says why.
+    pub(crate) fn next(&mut self) -> Result<Descriptor, ManifestError> {
+        let Some((descriptor, depth)) = self.queue.pop_front() else {
+            if self.offered.is_empty() {
+                return Err(ManifestError::NoImage);
+            }
+            let mut offered = std::mem::take(&mut self.offered);
+            offered.sort_by_key(Platform::to_string);
+            offered.dedup();
+            return Err(ManifestError::NoPlatform {
+                wanted: self.wanted.clone(),
+                offered,
+            });
+        };
+        self.documents += 1;
+        if self.documents > MAX_DOCUMENTS {
+            return Err(ManifestError::TooDeep);
+        }
+        self.depth = depth;
+        self.vouched = descriptor.platform().is_some();
+        Ok(descriptor)
+    }
+
+    /// Takes in an image's platform, and says whether it is the one looked for. The word of
+    /// the index goes before the config's, which builders get wrong.
+    pub(crate) fn image(&mut self, config: &ImageConfiguration) -> bool {
+        if self.vouched {
+            return true;
+        }
+        let platform = platform_of(config);
+        let suits = self.wanted.suits(&platform).is_some();
+        if !suits {
+            self.offered.push(platform);
+        }
+        suits
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::super::{Document, parse_config};
+    use super::*;
+
+    fn descriptor() -> Value {
+        let digest = crate::Digest::of(b"");
+        json!({"mediaType": "application/vnd.oci.image.manifest.v1+json", "digest": digest})
+    }
+
+    fn index(entries: &[Option<&str>]) -> ImageIndex {
+        let entries: Vec<Value> = entries
+            .iter()
+            .enumerate()
+            .map(|(size, platform)| {
+                let mut entry = descriptor();
+                // Tells the entries apart.
+                entry["size"] = json!(size);
+                if let Some(platform) = platform {
+                    let (os, rest) = platform.split_once('/').unwrap();
+                    let (architecture, variant) = rest.split_once('/').unwrap_or((rest, ""));
+                    entry["platform"] =
+                        json!({"os": os, "architecture": architecture, "variant": variant});
+                }
+                entry
+            })
+            .collect();
+        let value = json!({"schemaVersion": 2, "manifests": entries});
+        match Document::parse(value.to_string().as_bytes(), None) {
+            Ok(Document::Index(index)) => *index,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn wanting(platform: &str) -> Search {
+        Search::new(platform.parse().unwrap())
+    }
+
+    #[test]
+    fn the_search_takes_the_best_platform_then_what_says_nothing() {
+        let mut search = wanting("linux/arm64");
+        search
+            .index(&index(&[
+                Some("linux/amd64"),
+                None,
+                Some("linux/arm64/v8"),
+                Some("unknown/unknown"),
+                None,
+            ]))
+            .unwrap();
+        let order: Vec<u64> = std::iter::from_fn(|| search.next().ok())
+            .map(|entry| entry.size())
+            .collect();
+        assert_eq!(order, [2, 1, 4]);
+        let error = search.next().unwrap_err();
+        assert!(
+            matches!(error, ManifestError::NoImage),
+            "listed once: {error}"
+        );
+    }
+
+    #[test]
+    fn the_search_goes_into_nested_indexes_first_but_not_for_ever() {
+        let mut search = wanting("linux/amd64");
+        search.index(&index(&[None, Some("linux/amd64")])).unwrap();
+        assert_eq!(search.next().unwrap().size(), 1);
+        search
+            .index(&index(&[Some("linux/arm64"), None, None]))
+            .unwrap();
+        let config = parse_config(br#"{"os": "linux", "architecture": "arm64"}"#).unwrap();
+        assert_eq!(search.next().unwrap().size(), 1);
+        assert!(!search.image(&config));
+        assert_eq!(search.next().unwrap().size(), 2);
+        assert_eq!(search.next().unwrap().size(), 0);
+        let error = search.next().unwrap_err().to_string();
+        assert!(
+            error.contains("linux/amd64") && error.contains("linux/arm64"),
+            "{error}"
+        );
+
+        let mut search = wanting("linux/amd64");
+        let endless = index(&[None]);
+        let mut outcome = search.index(&endless);
+        while outcome.is_ok() {
+            outcome = search.next().and_then(|_| search.index(&endless));
+        }
+        assert_eq!(outcome.unwrap_err(), ManifestError::TooDeep);
+        let mut search = wanting("linux/amd64");
+        search.index(&index(&[None; 1000])).unwrap();
+        let error = std::iter::repeat_with(|| search.next()).find_map(Result::err);
+        assert_eq!(error, Some(ManifestError::TooDeep));
+    }
+
+    #[test]
+    fn an_index_vouches_for_what_a_config_gets_wrong() {
+        let wrong = parse_config(br#"{"os": "linux", "architecture": "s390x"}"#).unwrap();
+        let mut search = wanting("linux/amd64");
+        assert!(!search.image(&wrong));
+        let mut search = wanting("linux/amd64");
+        search.index(&index(&[Some("linux/amd64")])).unwrap();
+        search.next().unwrap();
+        assert!(search.image(&wrong));
+    }
+}

@@ -1,0 +1,506 @@
+//! Saves images to an archive: an OCI layout that Docker takes too, or what older versions
+//! of `docker save` wrote.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use serde_json::{Value, json};
+
+use crate::export::{Blob, Compression, PackError, Packed, pack, rewrite};
+use crate::manifest::ManifestError;
+use crate::progress::{Event, LayerSize, LayerState, Phase};
+use crate::store::{self, Image, Layer};
+use crate::{Digest, Progress, Reference, Settings, Store};
+
+/// The shape of an archive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ArchiveFormat {
+    /// An OCI layout in a tar archive, with Docker's `manifest.json` beside it: what
+    /// `docker save` writes since version 25.
+    #[default]
+    Oci,
+    /// What `docker save` wrote before. Its layers are not compressed.
+    Docker,
+}
+
+impl fmt::Display for ArchiveFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Oci => "oci-archive",
+            Self::Docker => "docker-archive",
+        })
+    }
+}
+
+/// A word that names no shape of archives.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no format of archives: expected oci-archive or docker-archive")]
+pub struct UnknownFormat(String);
+
+impl FromStr for ArchiveFormat {
+    type Err = UnknownFormat;
+
+    fn from_str(text: &str) -> Result<Self, UnknownFormat> {
+        match text {
+            "oci-archive" => Ok(Self::Oci),
+            "docker-archive" => Ok(Self::Docker),
+            other => Err(UnknownFormat(other.to_owned())),
+        }
+    }
+}
+
+/// How to save.
+#[derive(Debug, Clone)]
+pub struct SaveOptions {
+    /// The archive's shape.
+    pub format: ArchiveFormat,
+    /// How layers are compressed; `None` is the format's default.
+    pub compression: Option<Compression>,
+    /// How many layers to pack at the same time.
+    pub settings: Arc<Settings>,
+}
+
+/// Why images could not be saved. What was written until then is no archive of images: the
+/// file that names them comes last.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SaveError {
+    /// The store, or what is in it.
+    #[error(transparent)]
+    Store(#[from] store::Error),
+    /// A manifest in the store that can't be written anew.
+    #[error("cannot save {image}: {source}")]
+    Manifest {
+        /// Name or digest.
+        image: String,
+        /// What is wrong with it.
+        source: ManifestError,
+    },
+    /// The archive can't be written.
+    #[error("writing the archive fails: {0}")]
+    Write(#[source] io::Error),
+    /// Docker's format has no compressed layers.
+    #[error("layers in a docker-archive are never compressed: leave the compression out")]
+    Compressed,
+}
+
+/// Saves the images that `names` mean, each with the name that it was asked for by.
+///
+/// The same images give the same bytes, whenever and wherever they are saved.
+pub fn save(
+    store: &Store,
+    names: &[String],
+    out: &mut dyn Write,
+    options: &SaveOptions,
+    progress: &dyn Progress,
+) -> Result<(), SaveError> {
+    progress.event(Event::Phase(Phase::Resolving));
+    let compression = match (options.format, options.compression) {
+        (ArchiveFormat::Oci, compression) => compression.unwrap_or_default(),
+        (ArchiveFormat::Docker, None | Some(Compression::None)) => Compression::None,
+        (ArchiveFormat::Docker, Some(_)) => return Err(SaveError::Compressed),
+    };
+    // Until the end prune leaves alone what we found.
+    let _shared = store.shared()?;
+    let images = find(store, names)?;
+    let mut layers = Layers::of(store, &images, progress)?;
+
+    progress.event(Event::Phase(Phase::Layers));
+    let scratch = store.scratch()?;
+    if compression != Compression::None {
+        layers.pack(&scratch, compression, &options.settings)?;
+    }
+    let mut archive = ArchiveWriter::new(out);
+    match options.format {
+        ArchiveFormat::Oci => write_oci(&mut archive, &images, &mut layers, compression)?,
+        ArchiveFormat::Docker => write_docker(&mut archive, &images, &mut layers)?,
+    }
+    archive.finish()?;
+    progress.event(Event::Phase(Phase::Done));
+    Ok(())
+}
+
+/// An image and the names it is to have.
+struct Saved {
+    image: Image,
+    names: Vec<Reference>,
+    manifest: Vec<u8>,
+    config: Vec<u8>,
+}
+
+impl Saved {
+    fn called(&self) -> String {
+        match self.names.first() {
+            Some(name) => name.familiar(),
+            None => self.image.manifest_digest.to_string(),
+        }
+    }
+
+    /// The names that are tags: Docker's formats have no others.
+    fn tags(&self) -> Vec<String> {
+        let tagged = self.names.iter().filter(|name| name.tag().is_some());
+        tagged.map(Reference::familiar).collect()
+    }
+
+    fn diff_ids(&self) -> impl Iterator<Item = Digest> {
+        self.image.layers.iter().map(|layer| layer.diff_id)
+    }
+}
+
+/// The images, each once, in the order in which they were asked for.
+fn find(store: &Store, names: &[String]) -> Result<Vec<Saved>, SaveError> {
+    let mut images: Vec<Saved> = Vec::new();
+    for name in names {
+        let image = store.image(name)?;
+        let name = image.reference.clone();
+        let digest = image.manifest_digest;
+        match images
+            .iter_mut()
+            .find(|other| other.image.manifest_digest == digest)
+        {
+            Some(same) => same.names.extend(name),
+            None => images.push(Saved {
+                names: name.into_iter().collect(),
+                manifest: store.manifest(&digest)?,
+                config: store.config(&digest)?,
+                image,
+            }),
+        }
+    }
+    for image in &mut images {
+        image.names.dedup();
+    }
+    Ok(images)
+}
+
+/// All layers of all images, each once.
+struct Layers<'a> {
+    store: &'a Store,
+    progress: &'a dyn Progress,
+    layers: Vec<Layer>,
+    packed: BTreeMap<Digest, Packed>,
+}
+
+impl<'a> Layers<'a> {
+    fn of(
+        store: &'a Store,
+        images: &[Saved],
+        progress: &'a dyn Progress,
+    ) -> Result<Self, SaveError> {
+        let mut layers: Vec<Layer> = Vec::new();
+        for layer in images.iter().flat_map(|image| &image.image.layers) {
+            if layers.iter().all(|other| other.diff_id != layer.diff_id) {
+                // What can't be saved is known before anything is written.
+                store.archive(layer)?;
+                layers.push(layer.clone());
+            }
+        }
+        let sizes: Vec<_> = layers
+            .iter()
+            .map(|layer| LayerSize {
+                blob: layer.diff_id,
+                size: layer.record.uncompressed_size,
+            })
+            .collect();
+        progress.event(Event::Layers(&sizes));
+        Ok(Self {
+            store,
+            progress,
+            layers,
+            packed: BTreeMap::new(),
+        })
+    }
+
+    /// Packs them, a few at a time.
+    fn pack(
+        &mut self,
+        scratch: &store::Scratch,
+        compression: Compression,
+        settings: &Settings,
+    ) -> Result<(), SaveError> {
+        let next = AtomicUsize::new(0);
+        let stop = AtomicBool::new(false);
+        let (store, progress, layers) = (self.store, self.progress, &self.layers);
+        let outcome: Mutex<Result<BTreeMap<_, _>, store::Error>> = Mutex::new(Ok(BTreeMap::new()));
+        let work = || {
+            while !stop.load(Ordering::Relaxed)
+                && let Some(layer) = layers.get(next.fetch_add(1, Ordering::Relaxed))
+            {
+                let packed = pack_one(store, layer, scratch, compression, &stop, progress);
+                let mut outcome = outcome.lock().unwrap_or_else(PoisonError::into_inner);
+                match packed {
+                    Ok(packed) => {
+                        if let Ok(all) = &mut *outcome {
+                            all.insert(layer.diff_id, packed);
+                        }
+                    }
+                    Err(PackError::Stopped) => {}
+                    Err(PackError::Store(error)) => {
+                        if outcome.is_ok() {
+                            *outcome = Err(error);
+                        }
+                        stop.store(true, Ordering::Relaxed);
+                    }
+                }
+            }
+        };
+        thread::scope(|scope| {
+            for _ in 0..settings.parallel_layers.get().min(layers.len()) {
+                scope.spawn(work);
+            }
+        });
+        self.packed = outcome
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner)?;
+        Ok(())
+    }
+
+    /// The blob that a layer is in the archive.
+    fn blob(&self, layer: &Layer, compression: Compression) -> Blob {
+        let (digest, size) = match self.packed.get(&layer.diff_id) {
+            Some(packed) => (packed.digest, packed.size),
+            None => (layer.diff_id, layer.record.uncompressed_size),
+        };
+        Blob {
+            digest,
+            size,
+            media_type: compression.media_type().to_owned(),
+        }
+    }
+
+    /// Writes every layer's blob to the archive, under the name that `called` gives it.
+    fn write(
+        &mut self,
+        archive: &mut ArchiveWriter<'_>,
+        called: impl Fn(&Digest) -> String,
+    ) -> Result<(), SaveError> {
+        for layer in &self.layers {
+            let diff_id = layer.diff_id;
+            match self.packed.remove(&diff_id) {
+                Some(packed) => {
+                    archive.file(&called(&packed.digest), packed.size, packed.file)?;
+                }
+                None => {
+                    let source = Watched {
+                        archive: self.store.archive(layer)?,
+                        bytes: 0,
+                        progress: self.progress,
+                    };
+                    let size = layer.record.uncompressed_size;
+                    archive.file(&called(&diff_id), size, source)?;
+                }
+            }
+            let state = LayerState::Done;
+            self.progress.event(Event::Layer {
+                blob: &diff_id,
+                state,
+            });
+        }
+        Ok(())
+    }
+}
+
+fn pack_one(
+    store: &Store,
+    layer: &Layer,
+    scratch: &store::Scratch,
+    compression: Compression,
+    stop: &AtomicBool,
+    progress: &dyn Progress,
+) -> Result<Packed, PackError> {
+    let blob = &layer.diff_id;
+    let mut archive = store.archive(layer)?;
+    let name = blob.hex();
+    let file = scratch.create(&name)?;
+    pack(
+        &mut archive,
+        compression,
+        file,
+        &scratch.path(&name),
+        &mut |bytes| {
+            let state = LayerState::Packed { bytes };
+            progress.event(Event::Layer { blob, state });
+            !stop.load(Ordering::Relaxed)
+        },
+    )
+}
+
+/// Tells how much of a layer is in the archive.
+struct Watched<'a> {
+    archive: store::LayerArchive,
+    bytes: u64,
+    progress: &'a dyn Progress,
+}
+
+impl Read for Watched<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.archive.read(buffer)?;
+        self.bytes += count as u64;
+        let state = LayerState::Packed { bytes: self.bytes };
+        let blob = self.archive.diff_id();
+        self.progress.event(Event::Layer { blob, state });
+        Ok(count)
+    }
+}
+
+fn blob_name(digest: &Digest) -> String {
+    format!("blobs/sha256/{}", digest.hex())
+}
+
+fn write_oci(
+    archive: &mut ArchiveWriter<'_>,
+    images: &[Saved],
+    layers: &mut Layers<'_>,
+    compression: Compression,
+) -> Result<(), SaveError> {
+    archive.document("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#)?;
+    archive.directory("blobs/")?;
+    archive.directory("blobs/sha256/")?;
+    // What the documents say of the layers is known before these go away one by one.
+    let mut documents = BTreeMap::new();
+    let (mut index, mut items) = (Vec::new(), Vec::new());
+    for image in images {
+        let blobs: Vec<Blob> = image
+            .image
+            .layers
+            .iter()
+            .map(|layer| layers.blob(layer, compression))
+            .collect();
+        let (manifest, media_type) =
+            rewrite(&image.manifest, &image.config, &blobs).map_err(|source| {
+                SaveError::Manifest {
+                    image: image.called(),
+                    source,
+                }
+            })?;
+        index.extend(entries(image, &manifest, &media_type));
+        let names: Vec<_> = blobs.iter().map(|blob| blob_name(&blob.digest)).collect();
+        let config = blob_name(&Digest::of(&image.config));
+        items.push(json!({"Config": config, "RepoTags": image.tags(), "Layers": names}));
+        documents.insert(blob_name(&Digest::of(&image.config)), image.config.clone());
+        documents.insert(blob_name(&Digest::of(&manifest)), manifest);
+    }
+    layers.write(archive, blob_name)?;
+    for (name, bytes) in &documents {
+        archive.document(name, bytes)?;
+    }
+    archive.json("manifest.json", &json!(items))?;
+    archive.json(
+        "index.json",
+        &json!({
+            "schemaVersion": 2,
+            "mediaType": "application/vnd.oci.image.index.v1+json",
+            "manifests": index,
+        }),
+    )
+}
+
+/// What the index says of an image: once for each of its names, or once without.
+fn entries(image: &Saved, manifest: &[u8], media_type: &str) -> Vec<Value> {
+    let entry = json!({
+        "mediaType": media_type, "digest": Digest::of(manifest), "size": manifest.len(),
+    });
+    if image.names.is_empty() {
+        return vec![entry];
+    }
+    let named = |name: &Reference| {
+        let mut entry = entry.clone();
+        // containerd and Docker read the first one, skopeo and Podman the second.
+        entry["annotations"] = json!({
+            "io.containerd.image.name": name.to_string(),
+            "org.opencontainers.image.ref.name": name.to_string(),
+        });
+        entry
+    };
+    image.names.iter().map(named).collect()
+}
+
+fn write_docker(
+    archive: &mut ArchiveWriter<'_>,
+    images: &[Saved],
+    layers: &mut Layers<'_>,
+) -> Result<(), SaveError> {
+    let layer_name = |diff_id: &Digest| format!("{}.tar", diff_id.hex());
+    layers.write(archive, layer_name)?;
+    let mut configs = BTreeMap::new();
+    let mut items = Vec::new();
+    for image in images {
+        let config = format!("{}.json", Digest::of(&image.config).hex());
+        let names: Vec<_> = image.diff_ids().map(|id| layer_name(&id)).collect();
+        items.push(json!({"Config": config, "RepoTags": image.tags(), "Layers": names}));
+        configs.insert(config, &image.config);
+    }
+    for (name, bytes) in &configs {
+        archive.document(name, bytes)?;
+    }
+    archive.json("manifest.json", &json!(items))
+}
+
+/// A tar archive whose bytes depend on nothing but what is put into it.
+struct ArchiveWriter<'a> {
+    tar: tar::Builder<&'a mut dyn Write>,
+}
+
+impl<'a> ArchiveWriter<'a> {
+    fn new(out: &'a mut dyn Write) -> Self {
+        Self {
+            tar: tar::Builder::new(out),
+        }
+    }
+
+    /// Adds a file; `contents` gives `size` bytes.
+    fn file(&mut self, name: &str, size: u64, contents: impl Read) -> Result<(), SaveError> {
+        // So that the layers' archives are asked for many bytes at a time.
+        let mut contents = io::BufReader::with_capacity(256 << 10, contents);
+        self.member(name, tar::EntryType::Regular, 0o644, size, &mut contents)
+    }
+
+    fn document(&mut self, name: &str, bytes: &[u8]) -> Result<(), SaveError> {
+        self.file(name, bytes.len() as u64, bytes)
+    }
+
+    fn json(&mut self, name: &str, value: &Value) -> Result<(), SaveError> {
+        self.document(name, value.to_string().as_bytes())
+    }
+
+    fn directory(&mut self, name: &str) -> Result<(), SaveError> {
+        let kind = tar::EntryType::Directory;
+        self.member(name, kind, 0o755, 0, &mut io::empty())
+    }
+
+    fn member(
+        &mut self,
+        name: &str,
+        kind: tar::EntryType,
+        mode: u32,
+        size: u64,
+        contents: &mut dyn Read,
+    ) -> Result<(), SaveError> {
+        let mut header = tar::Header::new_ustar();
+        header.set_entry_type(kind);
+        header.set_mode(mode);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_mtime(0);
+        // From 8 GiB on in base 256, which all readers know.
+        header.set_size(size);
+        header.set_path(name).map_err(SaveError::Write)?;
+        header.set_cksum();
+        // An error may be the store's own, from where the contents come from.
+        let explain = |error: io::Error| match error.downcast::<store::Error>() {
+            Ok(error) => SaveError::Store(error),
+            Err(error) => SaveError::Write(error),
+        };
+        self.tar.append(&header, contents).map_err(explain)
+    }
+
+    fn finish(self) -> Result<(), SaveError> {
+        let out = self.tar.into_inner().map_err(SaveError::Write)?;
+        out.flush().map_err(SaveError::Write)
+    }
+}

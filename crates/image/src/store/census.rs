@@ -1,0 +1,240 @@
+//! What is in the store and what holds what: the common ground of usage, prune and fsck.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use super::Store;
+use super::durable;
+use super::error::{Context, Error, Result};
+use super::images::ImageRecord;
+use crate::digest::Digest;
+use crate::reference::Reference;
+
+/// Everything in the store. Only what was read under the store's lock stays true.
+pub(super) struct Census {
+    pub images: BTreeMap<Digest, ImageEntry>,
+    pub layers: BTreeMap<Digest, LayerEntry>,
+    /// Names that mean no image that is here, or whose file can't be read.
+    pub dangling_tags: Vec<DanglingTag>,
+    /// Leases that can't be read, by sandbox: nobody knows what they hold.
+    pub unreadable_leases: Vec<(String, Error)>,
+    /// Leases of images that aren't here, by sandbox.
+    pub broken_leases: Vec<(String, Digest)>,
+    /// Blobs whose layer isn't here.
+    pub stray_blobs: Vec<PathBuf>,
+    /// Files and directories of names that the store doesn't use.
+    pub strangers: Vec<PathBuf>,
+}
+
+/// A directory in `images`.
+pub(super) struct ImageEntry {
+    pub path: PathBuf,
+    pub record: Result<ImageRecord>,
+    pub references: Vec<Reference>,
+    pub sandboxes: Vec<String>,
+    /// Disk space of its own files in bytes.
+    pub bytes: u64,
+}
+
+impl ImageEntry {
+    /// Whether anybody could still ask for it.
+    pub fn is_held(&self) -> bool {
+        !self.references.is_empty() || !self.sandboxes.is_empty()
+    }
+
+    /// Its layers, each once.
+    pub fn layers(&self) -> BTreeSet<Digest> {
+        let record = self.record.as_ref().ok();
+        record
+            .into_iter()
+            .flat_map(|record| &record.layers)
+            .map(|layer| layer.diff_id)
+            .collect()
+    }
+}
+
+/// A layer's files in `layers`.
+#[derive(Default)]
+pub(super) struct LayerEntry {
+    pub image: Option<PathBuf>,
+    pub record: Option<PathBuf>,
+    pub recipe: Option<PathBuf>,
+    /// Disk space of all of them in bytes.
+    pub bytes: u64,
+    /// The images that have it.
+    pub images: BTreeSet<Digest>,
+}
+
+impl LayerEntry {
+    pub fn files(&self) -> impl Iterator<Item = &PathBuf> {
+        self.record.iter().chain(&self.image).chain(&self.recipe)
+    }
+}
+
+/// A name without an image.
+pub(super) struct DanglingTag {
+    pub path: PathBuf,
+    /// The name and what it should mean, or why it can't be read.
+    pub tag: Result<(Reference, Digest)>,
+}
+
+impl Census {
+    pub fn take(store: &Store) -> Result<Self> {
+        let mut census = Self {
+            images: BTreeMap::new(),
+            layers: BTreeMap::new(),
+            dangling_tags: Vec::new(),
+            unreadable_leases: Vec::new(),
+            broken_leases: Vec::new(),
+            stray_blobs: Vec::new(),
+            strangers: Vec::new(),
+        };
+        census.find_layers(store)?;
+        census.find_images(store)?;
+        census.find_blobs(store)?;
+        for file in store.tag_files()? {
+            match file.tag {
+                Ok(tag) => match census.images.get_mut(&tag.manifest) {
+                    Some(image) => image.references.push(tag.reference),
+                    None => census.dangling_tags.push(DanglingTag {
+                        path: file.path,
+                        tag: Ok((tag.reference, tag.manifest)),
+                    }),
+                },
+                Err(error) => {
+                    census.dangling_tags.push(DanglingTag {
+                        path: file.path,
+                        tag: Err(error),
+                    });
+                }
+            }
+        }
+        for lease in store.leases()? {
+            match lease.manifest {
+                Ok(None) => {}
+                Ok(Some(manifest)) => match census.images.get_mut(&manifest) {
+                    Some(image) => image.sandboxes.push(lease.sandbox),
+                    None => census.broken_leases.push((lease.sandbox, manifest)),
+                },
+                Err(error) => census.unreadable_leases.push((lease.sandbox, error)),
+            }
+        }
+        Ok(census)
+    }
+
+    fn find_layers(&mut self, store: &Store) -> Result<()> {
+        for path in sharded_files(&store.layout.layers())? {
+            let digest = path
+                .file_stem()
+                .and_then(|stem| Digest::from_hex(stem.to_str()?).ok());
+            let extension = path.extension().and_then(|extension| extension.to_str());
+            let Some(digest) = digest else {
+                self.strangers.push(path);
+                continue;
+            };
+            let bytes = disk_usage(&path)?;
+            match extension {
+                Some("erofs") if path == store.layout.layer(&digest) => {
+                    let entry = self.layers.entry(digest).or_default();
+                    entry.bytes += bytes;
+                    entry.image = Some(path);
+                }
+                Some("json") if path == store.layout.layer_record(&digest) => {
+                    let entry = self.layers.entry(digest).or_default();
+                    entry.bytes += bytes;
+                    entry.record = Some(path);
+                }
+                Some("recipe") if path == store.layout.recipe(&digest) => {
+                    let entry = self.layers.entry(digest).or_default();
+                    entry.bytes += bytes;
+                    entry.recipe = Some(path);
+                }
+                _ => self.strangers.push(path),
+            }
+        }
+        Ok(())
+    }
+
+    fn find_images(&mut self, store: &Store) -> Result<()> {
+        for name in durable::list(&store.layout.images())? {
+            let path = store.layout.images().join(&name);
+            let Ok(digest) = Digest::from_hex(&name) else {
+                self.strangers.push(path);
+                continue;
+            };
+            let record = match store.image_record(&digest) {
+                Ok(Some(record)) => Ok(record),
+                Ok(None) => Err(Error::Damaged {
+                    path: path.clone(),
+                    problem: "it has no record".into(),
+                }),
+                Err(error) => Err(error),
+            };
+            let entry = ImageEntry {
+                bytes: disk_usage(&path)?,
+                path,
+                record,
+                references: Vec::new(),
+                sandboxes: Vec::new(),
+            };
+            for layer in entry.layers() {
+                if let Some(layer) = self.layers.get_mut(&layer) {
+                    layer.images.insert(digest);
+                }
+            }
+            self.images.insert(digest, entry);
+        }
+        Ok(())
+    }
+
+    fn find_blobs(&mut self, store: &Store) -> Result<()> {
+        for path in sharded_files(&store.layout.blobs())? {
+            let blob = path
+                .file_stem()
+                .and_then(|stem| Digest::from_hex(stem.to_str()?).ok());
+            let diff_id = blob.and_then(|blob| store.diff_id_of_blob(&blob).ok().flatten());
+            if !diff_id.is_some_and(|diff_id| self.layers.contains_key(&diff_id)) {
+                self.stray_blobs.push(path);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The files two levels down: `<xx>/<digest>.<suffix>`.
+fn sharded_files(directory: &Path) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for shard in durable::list(directory)? {
+        let shard = directory.join(shard);
+        if shard.is_dir() {
+            files.extend(
+                durable::list(&shard)?
+                    .into_iter()
+                    .map(|name| shard.join(name)),
+            );
+        } else {
+            files.push(shard);
+        }
+    }
+    Ok(files)
+}
+
+/// Disk space of a file, or of a directory and all in it, in bytes: holes take none.
+pub(super) fn disk_usage(path: &Path) -> Result<u64> {
+    let metadata = match fs::symlink_metadata(path) {
+        Ok(metadata) => metadata,
+        // Somebody removed it meanwhile.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+        Err(error) => return Err(error).context("look at", path),
+    };
+    let mut bytes = metadata.blocks() * 512;
+    if metadata.is_dir() {
+        for name in durable::list(path)? {
+            bytes += disk_usage(&path.join(name))?;
+        }
+    }
+    Ok(bytes)
+}

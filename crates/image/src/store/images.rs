@@ -1,0 +1,428 @@
+//! Images: made whole in `tmp`, visible by one rename.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use micabox_erofs::BLOCK_SIZE;
+use oci_spec::image::ImageConfiguration;
+use serde::{Deserialize, Serialize};
+
+use super::checksum::Checksum;
+use super::durable;
+use super::error::{Context, Error, Result};
+use super::layers::{Layer, padded_blocks};
+use super::layout;
+use super::lock::{Lock, Mode};
+use super::merged;
+use super::scratch::Scratch;
+use super::vmdk::{self, Extent};
+use super::{ImageName, Store};
+use crate::digest::Digest;
+use crate::identity;
+use crate::manifest::{self, Document};
+use crate::platform::Platform;
+use crate::reference::Reference;
+
+pub(super) const MANIFEST: &str = "manifest.json";
+pub(super) const CONFIG: &str = "config.json";
+pub(super) const RECORD: &str = "image.json";
+pub(super) const FSMETA: &str = "fsmeta.erofs";
+pub(super) const FIXUP: &str = "fixup.erofs";
+pub(super) const VMDK: &str = "disk.vmdk";
+
+/// An image in the store, ready to boot.
+#[derive(Debug, Clone)]
+pub struct Image {
+    /// The name it was asked for by, if it was a name.
+    pub reference: Option<Reference>,
+    /// Digest of the manifest, which names the image.
+    pub manifest_digest: Digest,
+    /// Digest of the config: what Docker calls the image's ID.
+    pub config_digest: Digest,
+    /// The config.
+    pub config: ImageConfiguration,
+    /// The layers, bottom first.
+    pub layers: Vec<Layer>,
+    /// All layers' metadata merged into one image, whose files point into the layers.
+    pub fsmeta: PathBuf,
+    /// Length of `fsmeta` in blocks of 4 KiB, with its padding.
+    pub fsmeta_blocks: u64,
+    /// Index of the lowest layer of a stack: what lies below can't be seen, because this
+    /// layer's root directory is opaque, which overlayfs itself would not notice. Almost
+    /// always 0.
+    pub first_layer: usize,
+    /// What belongs on top of the layers where they are stacked instead of merged.
+    pub fixup: Option<Fixup>,
+    /// VMDK descriptor of the disk `[fsmeta | layer | layer | …]`. To be opened read-only.
+    pub vmdk: PathBuf,
+}
+
+/// A small image for the top of a stack: it corrects what single layers can't say, because
+/// it depends on the layers below. Its device table is that of fsmeta: the files in it point
+/// into the layers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fixup {
+    /// The file.
+    pub path: PathBuf,
+    /// Its length in blocks of 4 KiB, with its padding.
+    pub blocks: u64,
+}
+
+/// An image in a list.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ImageSummary {
+    /// Names of the image, sorted.
+    pub references: Vec<Reference>,
+    /// Digest of the manifest.
+    pub manifest_digest: Digest,
+    /// Digest of the config.
+    pub config_digest: Digest,
+    /// Operating system, architecture and variant as the config has them.
+    pub platform: String,
+    /// When the image was built, as RFC 3339 has it, if its config says so.
+    pub created: Option<String>,
+    /// Number of layers.
+    pub layers: usize,
+    /// Size of all layers' images in bytes, shared ones included.
+    pub size: u64,
+}
+
+/// What is known of an image: the JSON file in its directory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ImageRecord {
+    /// The [`identity::FORMAT`] that it was made with.
+    pub format: u32,
+    pub manifest: Digest,
+    pub config: Digest,
+    pub platform: String,
+    pub created: Option<String>,
+    /// Bottom first.
+    pub layers: Vec<LayerUse>,
+    pub fsmeta: FileRecord,
+    pub fixup: Option<FileRecord>,
+    pub first_layer: usize,
+}
+
+/// A layer as an image was made over it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct LayerUse {
+    pub diff_id: Digest,
+    /// Block numbers in fsmeta hold only for a layer with these bytes.
+    pub checksum: Checksum,
+}
+
+/// An image file of ours beside a record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FileRecord {
+    /// Length in blocks without padding.
+    pub blocks: u64,
+    pub checksum: Checksum,
+}
+
+impl Store {
+    /// The image that `name` means: a reference, a manifest digest or the beginning of one.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoImage`] and [`Error::Ambiguous`]; [`Error::Unusable`] if something of it
+    /// is missing or was made by another version.
+    pub fn image(&self, name: &str) -> Result<Image> {
+        self.load(self.resolve(name)?)
+    }
+
+    /// The image with this manifest digest.
+    pub fn image_by_digest(&self, manifest: &Digest) -> Result<Image> {
+        self.load(ImageName {
+            reference: None,
+            manifest: *manifest,
+        })
+    }
+
+    fn load(&self, name: ImageName) -> Result<Image> {
+        let manifest_digest = name.manifest;
+        let directory = self.layout.image(&manifest_digest);
+        let Some(record) = self.image_record(&manifest_digest)? else {
+            let name = match &name.reference {
+                Some(reference) => reference.familiar(),
+                None => manifest_digest.to_string(),
+            };
+            return Err(Error::NoImage { name });
+        };
+        let unusable = |problem| Error::Unusable {
+            image: manifest_digest,
+            problem,
+        };
+        let layers = self.usable_layers(&record).map_err(unusable)?;
+        let config = durable::read(&directory.join(CONFIG))?
+            .ok_or_else(|| unusable("its config is missing".into()))?;
+        let config = manifest::parse_config(&config).map_err(|e| unusable(e.to_string()))?;
+        Ok(Image {
+            reference: name.reference,
+            manifest_digest,
+            config_digest: record.config,
+            config,
+            layers,
+            fsmeta: directory.join(FSMETA),
+            fsmeta_blocks: padded_blocks(record.fsmeta.blocks),
+            first_layer: record.first_layer,
+            fixup: record.fixup.map(|fixup| Fixup {
+                path: directory.join(FIXUP),
+                blocks: padded_blocks(fixup.blocks),
+            }),
+            vmdk: directory.join(VMDK),
+        })
+    }
+
+    /// All images, by manifest digest; those that can't be used included, as they take
+    /// space too.
+    pub fn images(&self) -> Result<Vec<ImageSummary>> {
+        let tags: Vec<_> = self
+            .tag_files()?
+            .into_iter()
+            .filter_map(|file| file.tag.ok())
+            .collect();
+        let mut images = Vec::new();
+        for hex in durable::list(&self.layout.images())? {
+            let Ok(manifest_digest) = Digest::from_hex(&hex) else {
+                continue;
+            };
+            let Ok(Some(record)) = self.image_record(&manifest_digest) else {
+                continue;
+            };
+            let mut references: Vec<_> = tags
+                .iter()
+                .filter(|tag| tag.manifest == manifest_digest)
+                .map(|tag| tag.reference.clone())
+                .collect();
+            references.sort_unstable();
+            let mut size = 0;
+            for layer in &record.layers {
+                if let Some(layer) = self.layer(&layer.diff_id)? {
+                    size += layer.record.blocks * BLOCK_SIZE;
+                }
+            }
+            images.push(ImageSummary {
+                references,
+                manifest_digest,
+                config_digest: record.config,
+                platform: record.platform,
+                created: record.created,
+                layers: record.layers.len(),
+                size,
+            });
+        }
+        Ok(images)
+    }
+
+    /// The manifest's bytes as they were pulled.
+    pub fn manifest(&self, image: &Digest) -> Result<Vec<u8>> {
+        let path = self.layout.image(image).join(MANIFEST);
+        durable::read(&path)?.ok_or_else(|| Error::NoImage {
+            name: image.to_string(),
+        })
+    }
+
+    /// The config's bytes as they were pulled.
+    pub fn config(&self, image: &Digest) -> Result<Vec<u8>> {
+        let path = self.layout.image(image).join(CONFIG);
+        durable::read(&path)?.ok_or_else(|| Error::NoImage {
+            name: image.to_string(),
+        })
+    }
+
+    /// Makes an image from layers that are in the store, and gives it names.
+    ///
+    /// `manifest` and `config` are the documents' bytes: their digests are the image's and
+    /// its config's, and the config's diff IDs are its layers. The caller holds
+    /// [`Store::shared`] since before it looked for the first layer.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] if the documents don't belong together, [`Error::NoLayer`] if a
+    /// layer is missing.
+    pub fn publish_image(
+        &self,
+        manifest: &[u8],
+        config: &[u8],
+        references: &[Reference],
+    ) -> Result<Image> {
+        let _shared = self.shared()?;
+        let digest = Digest::of(manifest);
+        let config_digest = Digest::of(config);
+        check_config_digest(manifest, &config_digest)?;
+        let invalid = |e: manifest::ManifestError| Error::Invalid {
+            what: "the image's config",
+            problem: e.to_string(),
+        };
+        let parsed = manifest::parse_config(config).map_err(invalid)?;
+        let mut layers = Vec::new();
+        for diff_id in parsed.rootfs().diff_ids() {
+            let diff_id: Digest = diff_id.parse().map_err(|e| Error::Invalid {
+                what: "a diff ID in the image's config",
+                problem: format!("{e}"),
+            })?;
+            layers.push(self.layer(&diff_id)?.ok_or(Error::NoLayer { diff_id })?);
+        }
+
+        let lock = Lock::wait(&self.layout.image_lock(&digest), Mode::Exclusive)?;
+        if self
+            .load(ImageName {
+                reference: None,
+                manifest: digest,
+            })
+            .is_err()
+        {
+            let documents = Documents {
+                manifest,
+                digest,
+                config,
+                config_digest,
+                platform: manifest::platform_of(&parsed),
+                created: parsed.created().clone(),
+            };
+            self.make_image(&documents, &layers)?;
+        }
+        drop(lock);
+        for reference in references {
+            self.write_tag(reference, &digest)?;
+        }
+        self.load(ImageName {
+            reference: references.first().cloned(),
+            manifest: digest,
+        })
+    }
+
+    /// What an image's directory says of it, whether or not it can be used.
+    pub(crate) fn image_record(&self, manifest: &Digest) -> Result<Option<ImageRecord>> {
+        durable::read_json(&self.layout.image(manifest).join(RECORD))
+    }
+
+    /// The layers of an image as it was made over them, or why it can't be used.
+    pub(crate) fn usable_layers(&self, record: &ImageRecord) -> Result<Vec<Layer>, String> {
+        if record.format != identity::FORMAT {
+            return Err(format!(
+                "it was made in format {}, this version has {}",
+                record.format,
+                identity::FORMAT
+            ));
+        }
+        record
+            .layers
+            .iter()
+            .map(|used| match self.layer(&used.diff_id) {
+                Ok(Some(layer)) if layer.record.checksum == used.checksum => Ok(layer),
+                Ok(Some(_)) => Err(format!("layer {} was replaced", used.diff_id)),
+                Ok(None) => Err(format!("layer {} is missing", used.diff_id)),
+                Err(error) => Err(error.to_string()),
+            })
+            .collect()
+    }
+
+    fn make_image(&self, documents: &Documents<'_>, layers: &[Layer]) -> Result<()> {
+        let scratch = Scratch::new(&self.layout.tmp())?;
+        durable::write(&scratch, MANIFEST, documents.manifest)?;
+        durable::write(&scratch, CONFIG, documents.config)?;
+        let merged = merged::make(&scratch, &documents.digest, layers)?;
+        let vmdk = descriptor(&merged.fsmeta, layers)?;
+        durable::write(&scratch, VMDK, vmdk.as_bytes())?;
+        let record = ImageRecord {
+            format: identity::FORMAT,
+            manifest: documents.digest,
+            config: documents.config_digest,
+            platform: documents.platform.to_string(),
+            created: documents.created.clone(),
+            layers: layers.iter().map(LayerUse::from).collect(),
+            fsmeta: merged.fsmeta,
+            fixup: merged.fixup,
+            first_layer: merged.first_layer,
+        };
+        durable::write_json(&scratch, RECORD, &record)?;
+        durable::sync_directory(scratch.directory())?;
+        put(scratch, &self.layout.image(&documents.digest))
+    }
+}
+
+/// What a new image is described by.
+struct Documents<'a> {
+    manifest: &'a [u8],
+    digest: Digest,
+    config: &'a [u8],
+    config_digest: Digest,
+    platform: Platform,
+    created: Option<String>,
+}
+
+impl From<&Layer> for LayerUse {
+    fn from(layer: &Layer) -> Self {
+        Self {
+            diff_id: layer.diff_id,
+            checksum: layer.record.checksum,
+        }
+    }
+}
+
+/// Makes a scratch directory the one at `to`, in place of an unusable one.
+fn put(scratch: Scratch, to: &Path) -> Result<()> {
+    let directory = to.parent().unwrap_or(to);
+    durable::create_directories(directory)?;
+    let from = scratch.directory();
+    match fs::rename(from, to) {
+        Err(error) if is_occupied(&error) => {
+            // The old one goes where the new one was, and with the scratch it is removed.
+            use rustix::fs::{CWD, RenameFlags, renameat_with};
+            renameat_with(CWD, from, CWD, to, RenameFlags::EXCHANGE)
+                .map_err(io::Error::from)
+                .context("replace", to)?;
+        }
+        renamed => renamed.context("publish", to)?,
+    }
+    durable::sync_directory(directory)
+}
+
+fn is_occupied(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::AlreadyExists
+    )
+}
+
+/// The disk `[fsmeta | layer | …]`, relative to the image's directory.
+pub(super) fn descriptor(fsmeta: &FileRecord, layers: &[Layer]) -> Result<String> {
+    let paths: Vec<_> = layers
+        .iter()
+        .map(|layer| layout::layer_from_image(&layer.diff_id))
+        .collect();
+    let mut extents = vec![Extent {
+        path: Path::new(FSMETA),
+        length: padded_blocks(fsmeta.blocks) * BLOCK_SIZE,
+    }];
+    extents.extend(paths.iter().zip(layers).map(|(path, layer)| Extent {
+        path,
+        length: layer.blocks * BLOCK_SIZE,
+    }));
+    vmdk::descriptor(&extents)
+}
+
+fn check_config_digest(manifest: &[u8], actual: &Digest) -> Result<()> {
+    let invalid = |problem| {
+        Err(Error::Invalid {
+            what: "the image's manifest",
+            problem,
+        })
+    };
+    let named = match Document::parse(manifest, None) {
+        Ok(Document::Manifest(manifest)) => {
+            manifest::digest_of(manifest.config(), "manifest", "config")
+        }
+        Ok(Document::Index(_)) => return invalid("it is an index of manifests".into()),
+        Err(error) => Err(error),
+    };
+    match named {
+        Ok(named) if named == *actual => Ok(()),
+        Ok(named) => invalid(format!(
+            "it names the config {named} and comes with {actual}"
+        )),
+        Err(error) => invalid(error.to_string()),
+    }
+}

@@ -1,0 +1,119 @@
+//! A layer as the archive that it was made from.
+
+use std::fs::File;
+use std::io::{self, BufReader, Read};
+
+use super::Store;
+use super::error::{Context, Error, Result};
+use super::layers::Layer;
+use crate::digest::{Digest, Hasher};
+use crate::recipe::Recipe;
+
+/// The uncompressed archive of a layer, to be read once. Reads of a few hundred kilobytes
+/// are the fastest.
+///
+/// Its digest is checked on the way: the end of it is either right or an error, which holds
+/// an [`Error`]. Until then nothing that was made from it should count.
+pub struct LayerArchive {
+    recipe: Recipe<BufReader<File>, File>,
+    layer: Layer,
+    /// Where the recipe is, for errors.
+    store: Store,
+    hasher: Option<Hasher>,
+}
+
+impl Store {
+    /// A layer's archive.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoArchive`] if the layer never was one, [`Error::Damaged`] if what is needed
+    /// to make it again is gone.
+    pub fn archive(&self, layer: &Layer) -> Result<LayerArchive> {
+        let diff_id = layer.diff_id;
+        if layer.record.recipe.is_none() {
+            return Err(Error::NoArchive { diff_id });
+        }
+        let path = self.layout.recipe(&diff_id);
+        let damaged = |error: io::Error| Error::Damaged {
+            path: path.clone(),
+            problem: error.to_string(),
+        };
+        let file = File::open(&path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => damaged(error),
+            _ => Error::Io {
+                action: "open",
+                path: path.clone(),
+                source: error,
+            },
+        })?;
+        let image = File::open(&layer.path).context("open", &layer.path)?;
+        let size = layer.record.uncompressed_size;
+        Ok(LayerArchive {
+            recipe: Recipe::open(BufReader::new(file), image, size).map_err(damaged)?,
+            layer: layer.clone(),
+            store: self.clone(),
+            hasher: Some(Hasher::new()),
+        })
+    }
+}
+
+impl LayerArchive {
+    /// Length of the archive in bytes.
+    pub fn size(&self) -> u64 {
+        self.layer.record.uncompressed_size
+    }
+
+    /// Digest of the archive: what is true of its bytes once all of them are read.
+    pub fn diff_id(&self) -> &Digest {
+        &self.layer.diff_id
+    }
+
+    /// The store's own error in one that reading gave.
+    pub(crate) fn explain(&self, error: io::Error) -> Error {
+        error
+            .downcast::<Error>()
+            .unwrap_or_else(|source| Error::Io {
+                action: "read",
+                path: self.layer.path.clone(),
+                source,
+            })
+    }
+
+    fn damaged(&self, problem: String) -> io::Error {
+        let path = self.store.layout.recipe(&self.layer.diff_id);
+        io::Error::new(io::ErrorKind::InvalidData, Error::Damaged { path, problem })
+    }
+}
+
+impl Read for LayerArchive {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = match self.recipe.read(buffer) {
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Err(error),
+            Err(error) => return Err(self.damaged(error.to_string())),
+        };
+        match (&mut self.hasher, count) {
+            (Some(hasher), 1..) => hasher.update(&buffer[..count]),
+            (hasher, 0) if !buffer.is_empty() => {
+                if let Some(actual) = hasher.take().map(Hasher::finish)
+                    && actual != self.layer.diff_id
+                {
+                    return Err(self.damaged(format!(
+                        "with the layer's image it makes an archive of the digest {actual}"
+                    )));
+                }
+            }
+            _ => {}
+        }
+        Ok(count)
+    }
+}
+
+impl std::fmt::Debug for LayerArchive {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("LayerArchive")
+            .field(&self.layer.diff_id)
+            .finish()
+    }
+}

@@ -1,0 +1,231 @@
+//! Layers: found, claimed for making, published.
+
+use std::fs::File;
+use std::path::PathBuf;
+
+use micabox_erofs::BLOCK_SIZE;
+use serde::{Deserialize, Serialize};
+
+use super::Store;
+use super::checksum::{Checksum, ChecksummedFile};
+use super::durable;
+use super::error::{Context, Result};
+use super::lock::{Lock, Mode};
+use super::scratch::Scratch;
+use crate::digest::Digest;
+use crate::identity;
+
+/// Every image file is padded with a hole to a multiple of this: virtio-pmem's rule.
+pub const PADDING: u64 = 2 << 20;
+
+/// What is known of a layer besides its bytes: the JSON file beside it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerRecord {
+    /// The [`identity::FORMAT`] that it was made with.
+    pub format: u32,
+    /// Digest of the uncompressed archive.
+    pub diff_id: Digest,
+    /// Length of the image in blocks, without its padding.
+    pub blocks: u64,
+    /// Checksum over these blocks.
+    pub checksum: Checksum,
+    /// Number of inodes.
+    pub inodes: u64,
+    /// Size of the uncompressed layer in bytes.
+    pub uncompressed_size: u64,
+    /// Number of the archive's entries and of directories that they implied.
+    pub entries: u64,
+    /// Extended attributes and ACLs that were left out: see `docs/oci.md`.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub dropped_xattrs: u64,
+    /// The file from which the archive can be made again; a layer that came as an EROFS
+    /// image has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recipe: Option<RecipeRecord>,
+}
+
+/// The file beside a layer from which its archive can be made again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecipeRecord {
+    /// Length in bytes.
+    pub size: u64,
+    /// Digest of its bytes.
+    pub digest: Digest,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+impl LayerRecord {
+    /// Length of the image in blocks with its padding.
+    pub fn padded_blocks(&self) -> u64 {
+        padded_blocks(self.blocks)
+    }
+}
+
+/// The length in blocks of an image file with its padding.
+pub(crate) fn padded_blocks(blocks: u64) -> u64 {
+    blocks.saturating_mul(BLOCK_SIZE).next_multiple_of(PADDING) / BLOCK_SIZE
+}
+
+/// A layer in the store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layer {
+    /// Digest of the uncompressed archive, which names the layer.
+    pub diff_id: Digest,
+    /// Its filesystem image.
+    pub path: PathBuf,
+    /// Length of the image in blocks of 4 KiB, with its padding.
+    pub blocks: u64,
+    /// What else is known of it.
+    pub record: LayerRecord,
+}
+
+/// Which layer a blob turned out to hold.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct BlobRecord {
+    pub diff_id: Digest,
+}
+
+impl Store {
+    /// The layer with this diff ID, if the store has it in the current format.
+    pub fn layer(&self, diff_id: &Digest) -> Result<Option<Layer>> {
+        let record = durable::read_json::<LayerRecord>(&self.layout.layer_record(diff_id));
+        // A damaged record is as good as none: making the layer again replaces it.
+        let Ok(Some(record)) = record else {
+            return Ok(None);
+        };
+        let path = self.layout.layer(diff_id);
+        let layer = Layer {
+            diff_id: *diff_id,
+            blocks: record.padded_blocks(),
+            path,
+            record,
+        };
+        let size = std::fs::metadata(&layer.path).map(|metadata| metadata.len());
+        let usable = layer.record.format == identity::FORMAT
+            && layer.record.diff_id == *diff_id
+            && size.is_ok_and(|size| size == layer.blocks * BLOCK_SIZE);
+        Ok(usable.then_some(layer))
+    }
+
+    /// The diff ID of the layer in this blob, if it was converted here before. The layer
+    /// itself may be gone since.
+    pub fn diff_id_of_blob(&self, blob: &Digest) -> Result<Option<Digest>> {
+        // A damaged index entry only costs a transfer.
+        let record = durable::read_json::<BlobRecord>(&self.layout.blob(blob)).unwrap_or(None);
+        Ok(record.map(|record| record.diff_id))
+    }
+
+    /// The layer, or else the right to make it. Waits while somebody else makes it, in this
+    /// process or another.
+    pub fn claim_layer(&self, diff_id: &Digest) -> Result<Claim> {
+        let shared = self.shared()?;
+        if let Some(layer) = self.layer(diff_id)? {
+            return Ok(Claim::Present(layer));
+        }
+        let lock = Lock::wait(&self.layout.layer_lock(diff_id), Mode::Exclusive)?;
+        Ok(match self.layer(diff_id)? {
+            Some(layer) => Claim::Present(layer),
+            None => Claim::Missing(LayerClaim {
+                store: self.clone(),
+                diff_id: *diff_id,
+                _lock: lock,
+                _shared: shared,
+            }),
+        })
+    }
+}
+
+/// What [`Store::claim_layer`] found.
+#[derive(Debug)]
+pub enum Claim {
+    /// Nothing to do.
+    Present(Layer),
+    /// To be made by whoever holds this.
+    Missing(LayerClaim),
+}
+
+/// The right to make a layer, given up when dropped.
+#[derive(Debug)]
+pub struct LayerClaim {
+    store: Store,
+    diff_id: Digest,
+    _lock: Lock,
+    // Prune removes lock files, so it must not run while one is held.
+    _shared: Lock,
+}
+
+impl LayerClaim {
+    /// The layer to make.
+    pub fn diff_id(&self) -> &Digest {
+        &self.diff_id
+    }
+
+    /// The store to make it in.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Starts the layer's image: its file, and the place for this and whatever else is
+    /// needed until it is published.
+    pub(crate) fn start(&self) -> Result<(Scratch, ChecksummedFile)> {
+        let scratch = Scratch::new(&self.store.layout.tmp())?;
+        let file = ChecksummedFile::new(scratch.create(IMAGE)?);
+        Ok((scratch, file))
+    }
+
+    /// Makes a finished image visible, and with it its recipe, which lies in the scratch
+    /// directory as [`RECIPE`], and which blob it was in.
+    pub(crate) fn publish(
+        &self,
+        scratch: Scratch,
+        file: ChecksummedFile,
+        recipe: Option<File>,
+        blob: Option<Digest>,
+        record: impl FnOnce(Checksum) -> LayerRecord,
+    ) -> Result<Layer> {
+        let layout = &self.store.layout;
+        let (file, checksum) = file
+            .finish()
+            .context("write the image in", scratch.directory())?;
+        let record = record(checksum);
+        pad_and_sync(&file, record.padded_blocks(), &scratch)?;
+        durable::write_json(&scratch, RECORD, &record)?;
+
+        if let Some(recipe) = recipe {
+            recipe.sync_all().context("sync", &scratch.path(RECIPE))?;
+            durable::place(&scratch.path(RECIPE), &layout.recipe(&self.diff_id))?;
+        }
+        let path = layout.layer(&self.diff_id);
+        // Syncs the directory, which the recipe is in too.
+        durable::publish(&scratch.path(IMAGE), &path)?;
+        // Only with its record does the layer count as there.
+        durable::publish(&scratch.path(RECORD), &layout.layer_record(&self.diff_id))?;
+        drop(scratch);
+        if let Some(blob) = blob {
+            let record = BlobRecord {
+                diff_id: self.diff_id,
+            };
+            durable::publish_json(&layout.tmp(), &layout.blob(&blob), &record)?;
+        }
+        Ok(Layer {
+            diff_id: self.diff_id,
+            path,
+            blocks: record.padded_blocks(),
+            record,
+        })
+    }
+}
+
+const IMAGE: &str = "layer.erofs";
+pub(crate) const RECIPE: &str = "layer.recipe";
+const RECORD: &str = "layer.json";
+
+/// Gives an image its full length and puts it on the disk.
+pub(crate) fn pad_and_sync(file: &File, blocks: u64, scratch: &Scratch) -> Result<()> {
+    file.set_len(blocks * BLOCK_SIZE)
+        .and_then(|()| file.sync_all())
+        .context("write the image in", scratch.directory())
+}

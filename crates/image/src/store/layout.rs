@@ -1,0 +1,134 @@
+//! Where everything in the store lies. All names are relative to its root, so that a store
+//! can be moved or mounted elsewhere.
+
+use std::path::{Path, PathBuf};
+
+use crate::digest::Digest;
+
+/// The paths of one store.
+#[derive(Debug, Clone)]
+pub(crate) struct Layout {
+    pub root: PathBuf,
+}
+
+/// The directories right below the root.
+pub(crate) const DIRECTORIES: [&str; 7] = [
+    "layers",
+    "blobs",
+    "images",
+    "refs",
+    "locks",
+    "sandboxes",
+    "tmp",
+];
+
+impl Layout {
+    /// A layer's filesystem image. containerd 2.4 reads the same layout as one of its
+    /// `layer_content_caches`.
+    pub fn layer(&self, diff_id: &Digest) -> PathBuf {
+        self.sharded("layers", diff_id, ".erofs")
+    }
+
+    /// How to make a layer's archive again.
+    pub fn recipe(&self, diff_id: &Digest) -> PathBuf {
+        self.sharded("layers", diff_id, ".recipe")
+    }
+
+    /// What is known of a layer besides its bytes.
+    pub fn layer_record(&self, diff_id: &Digest) -> PathBuf {
+        self.sharded("layers", diff_id, ".json")
+    }
+
+    /// Which layer a blob holds.
+    pub fn blob(&self, blob: &Digest) -> PathBuf {
+        self.sharded("blobs", blob, ".json")
+    }
+
+    /// The directory of an image.
+    pub fn image(&self, manifest: &Digest) -> PathBuf {
+        self.images().join(manifest.hex())
+    }
+
+    pub fn images(&self) -> PathBuf {
+        self.root.join("images/sha256")
+    }
+
+    pub fn layers(&self) -> PathBuf {
+        self.root.join("layers/sha256")
+    }
+
+    pub fn blobs(&self) -> PathBuf {
+        self.root.join("blobs/sha256")
+    }
+
+    pub fn refs(&self) -> PathBuf {
+        self.root.join("refs")
+    }
+
+    pub fn sandboxes(&self) -> PathBuf {
+        self.root.join("sandboxes")
+    }
+
+    pub fn tmp(&self) -> PathBuf {
+        self.root.join("tmp")
+    }
+
+    pub fn locks(&self) -> PathBuf {
+        self.root.join("locks")
+    }
+
+    /// Held shared by whoever relies on what is in the store, exclusively by who removes.
+    pub fn store_lock(&self) -> PathBuf {
+        self.locks().join("store")
+    }
+
+    /// Held by who makes the layer.
+    pub fn layer_lock(&self, diff_id: &Digest) -> PathBuf {
+        self.locks().join(format!("layer-{}", diff_id.hex()))
+    }
+
+    /// Held by who makes the image.
+    pub fn image_lock(&self, manifest: &Digest) -> PathBuf {
+        self.locks().join(format!("image-{}", manifest.hex()))
+    }
+
+    fn sharded(&self, kind: &str, digest: &Digest, suffix: &str) -> PathBuf {
+        let hex = digest.hex();
+        let mut path = self.root.join(kind);
+        path.push("sha256");
+        path.push(&hex[..2]);
+        path.push(hex + suffix);
+        path
+    }
+}
+
+/// The way from an image's directory to a layer, for files that must survive a move of the
+/// store.
+pub(crate) fn layer_from_image(diff_id: &Digest) -> PathBuf {
+    let hex = diff_id.hex();
+    Path::new("../../../layers/sha256")
+        .join(&hex[..2])
+        .join(hex + ".erofs")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_relative_path_leads_from_image_to_layer() {
+        let layout = Layout {
+            root: PathBuf::from("/s"),
+        };
+        let digest = Digest::of(b"");
+        let image = layout.image(&digest);
+        let mut resolved = image;
+        for component in layer_from_image(&digest).components() {
+            match component {
+                std::path::Component::ParentDir => drop(resolved.pop()),
+                other => resolved.push(other),
+            }
+        }
+        assert_eq!(resolved, layout.layer(&digest));
+    }
+}

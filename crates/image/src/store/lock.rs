@@ -1,0 +1,71 @@
+//! Locks between processes: `flock(2)` on files that stay.
+//!
+//! A lock goes away with its holder, however that dies. Lock files are never removed while
+//! somebody may wait on one: only prune removes them, which nothing runs beside.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::path::Path;
+
+use super::error::{Context, Result};
+
+/// A lock, held until it is dropped.
+#[derive(Debug)]
+pub struct Lock {
+    // Closing the file unlocks it.
+    _file: File,
+}
+
+/// How a lock is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Shared,
+    Exclusive,
+}
+
+impl Lock {
+    /// Waits for the lock.
+    pub(crate) fn wait(path: &Path, mode: Mode) -> Result<Self> {
+        let file = open(path)?;
+        match mode {
+            Mode::Shared => file.lock_shared(),
+            Mode::Exclusive => file.lock(),
+        }
+        .context("lock", path)?;
+        Ok(Self { _file: file })
+    }
+
+    /// Takes the lock unless somebody has it.
+    pub(crate) fn try_take(path: &Path, mode: Mode) -> Result<Option<Self>> {
+        let file = open(path)?;
+        let taken = match mode {
+            Mode::Shared => file.try_lock_shared(),
+            Mode::Exclusive => file.try_lock(),
+        };
+        match taken {
+            Ok(()) => Ok(Some(Self { _file: file })),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(error)) => Err(error).context("lock", path),
+        }
+    }
+}
+
+fn open(path: &Path) -> Result<File> {
+    // Write access, because NFS turns an exclusive flock into a record lock that wants it.
+    let open = || {
+        OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(path)
+    };
+    match open() {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            if let Some(directory) = path.parent() {
+                fs::create_dir_all(directory).context("create", directory)?;
+            }
+            open()
+        }
+        opened => opened,
+    }
+    .context("open the lock", path)
+}

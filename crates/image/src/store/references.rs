@@ -1,0 +1,187 @@
+//! Names of images: a small file each, so that a name is looked up whole or not at all.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::durable;
+use super::error::{Error, Result};
+use super::{ImageName, Store};
+use crate::digest::Digest;
+use crate::reference::Reference;
+
+/// Longest file name that a reference is stored under as it is; Linux allows 255.
+const NAME_MAX: usize = 180;
+
+/// Which image a name means.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Tag {
+    pub reference: Reference,
+    /// Manifest digest.
+    pub manifest: Digest,
+}
+
+/// A file in `refs` and what it says.
+pub(crate) struct TagFile {
+    pub path: PathBuf,
+    pub tag: Result<Tag>,
+}
+
+impl Store {
+    /// Makes `reference` mean the image, whatever it meant before.
+    pub fn tag(&self, reference: &Reference, manifest: &Digest) -> Result<()> {
+        let _shared = self.shared()?;
+        // The image must be there, and nothing can remove it while we hold the lock.
+        self.image_by_digest(manifest)?;
+        self.write_tag(reference, manifest)
+    }
+
+    pub(crate) fn write_tag(&self, reference: &Reference, manifest: &Digest) -> Result<()> {
+        let path = self.tag_path(reference);
+        let tag = Tag {
+            reference: reference.clone(),
+            manifest: *manifest,
+        };
+        durable::publish_json(&self.layout.tmp(), &path, &tag)
+    }
+
+    /// Takes a name away; its image stays. Says which image that was.
+    pub fn untag(&self, reference: &Reference) -> Result<Digest> {
+        let Some(tag) = self.read_tag(reference)? else {
+            return Err(Error::NoImage {
+                name: reference.familiar(),
+            });
+        };
+        durable::remove_file(&self.tag_path(reference))?;
+        Ok(tag.manifest)
+    }
+
+    /// The image that a name means.
+    pub(crate) fn read_tag(&self, reference: &Reference) -> Result<Option<Tag>> {
+        let path = self.tag_path(reference);
+        match durable::read_json::<Tag>(&path)? {
+            Some(tag) if tag.reference != *reference => Err(Error::Damaged {
+                path,
+                problem: format!("it is about `{}`", tag.reference),
+            }),
+            tag => Ok(tag),
+        }
+    }
+
+    /// All names, sorted; those that can't be read included.
+    pub(crate) fn tag_files(&self) -> Result<Vec<TagFile>> {
+        let refs = self.layout.refs();
+        let names = durable::list(&refs)?;
+        Ok(names
+            .into_iter()
+            .map(|name| refs.join(name))
+            .filter_map(|path| {
+                // None if somebody took it away meanwhile.
+                let tag = durable::read_json::<Tag>(&path).transpose()?;
+                let tag = tag.and_then(|tag| match self.tag_path(&tag.reference) == path {
+                    true => Ok(tag),
+                    false => Err(Error::Damaged {
+                        path: path.clone(),
+                        problem: format!("it is about `{}`", tag.reference),
+                    }),
+                });
+                Some(TagFile { path, tag })
+            })
+            .collect())
+    }
+
+    fn tag_path(&self, reference: &Reference) -> PathBuf {
+        self.layout.refs().join(file_name(&reference.to_string()))
+    }
+
+    /// What a user may have meant, in Docker's order: a digest, a name, or the beginning of
+    /// a digest.
+    pub(crate) fn resolve(&self, name: &str) -> Result<ImageName> {
+        if let Ok(digest) = name.parse::<Digest>() {
+            return Ok(ImageName {
+                reference: None,
+                manifest: digest,
+            });
+        }
+        if let Ok(reference) = name.parse::<Reference>()
+            && let Some(tag) = self.read_tag(&reference)?
+        {
+            return Ok(ImageName {
+                reference: Some(tag.reference),
+                manifest: tag.manifest,
+            });
+        }
+        let mut found = Vec::new();
+        if is_short_digest(name) {
+            found = durable::list(&self.layout.images())?;
+            found.retain(|hex| hex.starts_with(name));
+        }
+        let error = || Error::NoImage {
+            name: name.to_owned(),
+        };
+        match &found[..] {
+            [hex] => {
+                let manifest = Digest::from_hex(hex).map_err(|_| error())?;
+                Ok(ImageName {
+                    reference: None,
+                    manifest,
+                })
+            }
+            [] => Err(error()),
+            _ => Err(Error::Ambiguous {
+                name: name.to_owned(),
+            }),
+        }
+    }
+}
+
+/// Short, but long enough not to be a name that somebody meant.
+fn is_short_digest(name: &str) -> bool {
+    (6..=64).contains(&name.len()) && name.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// A reference as a file name: percent-encoded, and shortened to its digest if it is long.
+fn file_name(reference: &str) -> String {
+    let mut name = String::with_capacity(reference.len());
+    for byte in reference.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'.' | b'_' | b'-' => {
+                name.push(char::from(byte));
+            }
+            _ => name.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    if name.len() > NAME_MAX {
+        name.truncate(NAME_MAX - 65);
+        // A tilde is never left unencoded, so no reference has this name itself.
+        name.push('~');
+        name.push_str(&Digest::of(reference.as_bytes()).hex());
+    }
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_reference_has_a_file_name_of_its_own() {
+        assert_eq!(
+            file_name("docker.io/library/a:b"),
+            "docker.io%2Flibrary%2Fa%3Ab"
+        );
+        let long = "x/".repeat(150);
+        let name = file_name(&long);
+        assert_eq!(name.len(), NAME_MAX);
+        assert_ne!(name, file_name(&format!("{long}x")));
+        assert!(!name.contains('/'));
+    }
+
+    #[test]
+    fn short_digests() {
+        assert!(is_short_digest("0123ab"));
+        for name in ["0123a", "0123AB", "debian", &"a".repeat(65)] {
+            assert!(!is_short_digest(name));
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Where things are made before they are published, and what becomes of it when their
+//! maker is killed.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use super::error::{Context, Result};
+
+const LOCK_SUFFIX: &str = ".lock";
+
+/// A directory of one's own in the store's `tmp`, removed when dropped.
+///
+/// Beside it lies a locked file: whoever finds that unlocked knows the maker is gone.
+#[derive(Debug)]
+pub(crate) struct Scratch {
+    directory: PathBuf,
+    lock_path: PathBuf,
+    _lock: File,
+}
+
+impl Scratch {
+    /// Makes a directory with a random name in `tmp`.
+    pub fn new(tmp: &Path) -> Result<Self> {
+        fs::create_dir_all(tmp).context("create", tmp)?;
+        loop {
+            let named = tempfile::Builder::new()
+                .prefix("")
+                .suffix(LOCK_SUFFIX)
+                .rand_bytes(16)
+                .tempfile_in(tmp)
+                .context("create a file in", tmp)?;
+            let (lock, lock_path) = named.into_parts();
+            lock.lock().context("lock", &lock_path)?;
+            // Between its creation and its lock somebody may have taken it for a leftover.
+            if !is_at(&lock, &lock_path) {
+                continue;
+            }
+            let lock_path = lock_path.keep().map_err(|e| e.error).context("keep", tmp)?;
+            let directory = lock_path.with_extension("");
+            let scratch = Self {
+                directory,
+                lock_path,
+                _lock: lock,
+            };
+            fs::create_dir(&scratch.directory).context("create", &scratch.directory)?;
+            return Ok(scratch);
+        }
+    }
+
+    /// The path of a file in it, which does not exist yet.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    /// The directory itself.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Makes a file in it.
+    pub fn create(&self, name: &str) -> Result<File> {
+        let path = self.path(name);
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create_new(true);
+        options.open(&path).context("create", &path)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // What can't be removed now is a leftover, and somebody else's to remove.
+        let _ = remove(&self.directory, &self.lock_path);
+    }
+}
+
+/// Removes the directory first: what has no lock file belongs to nobody.
+fn remove(directory: &Path, lock_path: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    match fs::remove_file(lock_path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn is_at(file: &File, path: &Path) -> bool {
+    match (file.metadata(), fs::symlink_metadata(path)) {
+        (Ok(open), Ok(named)) => (open.dev(), open.ino()) == (named.dev(), named.ino()),
+        _ => false,
+    }
+}
+
+/// What killed processes left behind in `tmp`: directories, with the lock that keeps
+/// everyone else away from them while this lives.
+pub(crate) struct Leftover {
+    pub directory: PathBuf,
+    lock_path: PathBuf,
+    _lock: File,
+}
+
+impl Leftover {
+    /// Those whose maker is gone. What can't be read is skipped: it is only litter.
+    pub fn find(tmp: &Path) -> Vec<Self> {
+        let entries = fs::read_dir(tmp).into_iter().flatten().flatten();
+        entries
+            .filter_map(|entry| Self::take(entry.path()))
+            .collect()
+    }
+
+    fn take(lock_path: PathBuf) -> Option<Self> {
+        if lock_path.extension()? != LOCK_SUFFIX.strip_prefix('.')? {
+            return None;
+        }
+        let lock = OpenOptions::new().write(true).open(&lock_path).ok()?;
+        match lock.try_lock() {
+            Ok(()) if is_at(&lock, &lock_path) => Some(Self {
+                directory: lock_path.with_extension(""),
+                lock_path,
+                _lock: lock,
+            }),
+            Ok(()) | Err(TryLockError::WouldBlock | TryLockError::Error(_)) => None,
+        }
+    }
+
+    /// Removes it.
+    pub fn remove(self) -> Result<()> {
+        remove(&self.directory, &self.lock_path).context("remove", &self.directory)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_living_makers_scratch_is_no_leftover() {
+        let tmp = tempfile::tempdir().unwrap();
+        let scratch = Scratch::new(tmp.path()).unwrap();
+        scratch.create("file").unwrap();
+        assert!(Leftover::find(tmp.path()).is_empty());
+        drop(scratch);
+        assert_eq!(fs::read_dir(tmp.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_dead_makers_scratch_is_found_and_removed() {
+        let tmp = tempfile::tempdir().unwrap();
+        fs::write(tmp.path().join("dead.lock"), "").unwrap();
+        fs::create_dir(tmp.path().join("dead")).unwrap();
+        fs::write(tmp.path().join("dead/file"), "x").unwrap();
+        fs::write(tmp.path().join("alone.lock"), "").unwrap();
+        let leftovers = Leftover::find(tmp.path());
+        assert_eq!(leftovers.len(), 2);
+        // While one process cleans up, another one keeps its hands off.
+        assert!(Leftover::find(tmp.path()).is_empty());
+        leftovers
+            .into_iter()
+            .for_each(|leftover| leftover.remove().unwrap());
+        assert_eq!(fs::read_dir(tmp.path()).unwrap().count(), 0);
+    }
+}

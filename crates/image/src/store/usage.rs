@@ -1,0 +1,102 @@
+//! What takes how much space.
+
+use serde::Serialize;
+
+use super::Store;
+use super::census::{Census, disk_usage};
+use super::error::Result;
+use super::prune::{Plan, PruneOptions};
+use crate::digest::Digest;
+use crate::reference::Reference;
+
+/// The store's use of disk space. All sizes in bytes of disk, so that holes don't count.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Usage {
+    /// Every image.
+    pub images: Vec<ImageUsage>,
+    /// Number of layers.
+    pub layers: usize,
+    /// Space of all layers.
+    pub layers_size: u64,
+    /// Space of layers that more than one image has.
+    pub shared_size: u64,
+    /// Space of the images' own files: merged metadata and documents.
+    pub metadata_size: u64,
+    /// Space of imports that are under way or were killed.
+    pub temporary_size: u64,
+    /// All of it.
+    pub total_size: u64,
+    /// What [`Store::prune`] would free.
+    pub reclaimable_size: u64,
+}
+
+/// One image's use of disk space.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ImageUsage {
+    /// Digest of the manifest.
+    pub manifest_digest: Digest,
+    /// Its names, sorted.
+    pub references: Vec<Reference>,
+    /// Ids of the sandboxes that run on it.
+    pub sandboxes: Vec<String>,
+    /// Its layers and its own files.
+    pub size: u64,
+    /// The part of it that other images need too.
+    pub shared_size: u64,
+    /// What removing it alone would free.
+    pub unique_size: u64,
+}
+
+impl Store {
+    /// Finds out what takes how much space.
+    pub fn usage(&self) -> Result<Usage> {
+        let _shared = self.shared()?;
+        let census = Census::take(self)?;
+        let images: Vec<_> = census
+            .images
+            .iter()
+            .map(|(digest, image)| {
+                let mut usage = ImageUsage {
+                    manifest_digest: *digest,
+                    references: image.references.clone(),
+                    sandboxes: image.sandboxes.clone(),
+                    size: image.bytes,
+                    shared_size: 0,
+                    unique_size: image.bytes,
+                };
+                usage.references.sort_unstable();
+                for layer in image
+                    .layers()
+                    .iter()
+                    .filter_map(|layer| census.layers.get(layer))
+                {
+                    usage.size += layer.bytes;
+                    match layer.images.len() {
+                        1 => usage.unique_size += layer.bytes,
+                        _ => usage.shared_size += layer.bytes,
+                    }
+                }
+                usage
+            })
+            .collect();
+        let shared = census
+            .layers
+            .values()
+            .filter(|layer| layer.images.len() > 1);
+        let temporary_size = disk_usage(&self.layout.tmp())?;
+        Ok(Usage {
+            images,
+            layers: census.layers.len(),
+            layers_size: census.layers.values().map(|layer| layer.bytes).sum(),
+            shared_size: shared.map(|layer| layer.bytes).sum(),
+            metadata_size: census.images.values().map(|image| image.bytes).sum(),
+            temporary_size,
+            total_size: disk_usage(&self.layout.layers())?
+                + disk_usage(&self.layout.images())?
+                + disk_usage(&self.layout.blobs())?
+                + disk_usage(&self.layout.refs())?
+                + temporary_size,
+            reclaimable_size: Plan::new(&census, &PruneOptions::default()).size(),
+        })
+    }
+}

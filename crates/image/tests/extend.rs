@@ -1,0 +1,184 @@
+//! New images on top of others.
+
+mod layer;
+
+use std::fs;
+use std::io::{self, Read};
+
+use layer::archive::Archive;
+use layer::image::publish;
+use layer::{TestStore, archive_of, fast_store, refusal as archive_refusal};
+use micabox_erofs::Reader;
+use micabox_image::progress::Silent;
+use micabox_image::save::ArchiveFormat;
+use micabox_image::store::{FsckOptions, Image};
+use micabox_image::{Changes, Digest, ExtendError, Limits, SaveOptions, extend, save};
+use serde_json::Value;
+
+fn base(store: &TestStore) -> Image {
+    let archives = [
+        Archive::new()
+            .file("etc/passwd", "root")
+            .file("gone", "x")
+            .finish(),
+        Archive::new().file("d/a", "1").file("d/b", "2").finish(),
+    ];
+    publish(store, &archives, "base")
+}
+
+/// A layer as a commit makes them: changed, new and removed files, an opaque directory, a
+/// hard link to a lower layer's file.
+fn changes() -> Vec<u8> {
+    Archive::new()
+        .directory("./")
+        .file("etc/passwd", "root and others")
+        .whiteout(".wh.gone")
+        .directory("d/")
+        .whiteout("d/.wh..wh..opq")
+        .file("d/new", vec![7; 10_000])
+        .hard_link("linked", "etc/passwd")
+        .finish()
+}
+
+fn extended(store: &TestStore, base: &Image, changes_to: &Changes) -> Image {
+    let names = ["new:1".parse().unwrap()];
+    let limits = Limits::default();
+    extend(store, base, &changes()[..], changes_to, &names, &limits).unwrap()
+}
+
+/// The paths of the merged image.
+fn paths(image: &Image) -> Vec<String> {
+    let mut bytes = fs::read(&image.fsmeta).unwrap();
+    for layer in &image.layers {
+        bytes.extend(fs::read(&layer.path).unwrap());
+    }
+    let reader = Reader::open(bytes).unwrap();
+    let mut paths = Vec::new();
+    reader
+        .walk(|path, _| {
+            paths.push(String::from_utf8(path.to_vec()).unwrap());
+            Ok(())
+        })
+        .unwrap();
+    paths.sort();
+    paths
+}
+
+#[test]
+fn an_image_is_its_base_and_one_layer_more() {
+    let store = fast_store();
+    let base = base(&store);
+    let image = extended(&store, &base, &Changes::default());
+    assert_eq!(image.reference.as_ref().unwrap().familiar(), "new:1");
+    assert_eq!(image.layers[..2], base.layers);
+    assert_eq!(image.layers[2].diff_id, Digest::of(&changes()));
+    assert_eq!(
+        paths(&image),
+        ["/", "/d", "/d/new", "/etc", "/etc/passwd", "/linked"]
+    );
+    // Nothing of the base changed, and all is well to the last archive.
+    assert_eq!(store.image("base").unwrap().layers, base.layers);
+    let thorough = FsckOptions {
+        archives: true,
+        ..FsckOptions::default()
+    };
+    let report = store.fsck_with(&thorough).unwrap();
+    assert!(report.is_clean(), "{report:?}");
+    assert_eq!((report.leftovers, report.strangers.len()), (0, 0));
+    assert!(archive_of(&store, &image.layers[2]) == changes());
+
+    // On top of that, again, as often as one likes; the same changes are the same layer.
+    let again = extended(&store, &image, &Changes::default());
+    assert_eq!(again.layers.len(), 4);
+    assert_eq!(again.layers[3], again.layers[2]);
+}
+
+#[test]
+fn the_config_is_the_bases_but_for_what_changed() {
+    let store = fast_store();
+    let base = base(&store);
+    let was: Value = serde_json::from_slice(&store.config(&base.manifest_digest).unwrap()).unwrap();
+    let text = |text: &str| Some(text.to_owned());
+    let mut run = base.config.config().clone().unwrap();
+    run.set_cmd(Some(vec!["serve".to_owned()]));
+    let changes = Changes {
+        created: text("2026-01-02T03:04:05Z"),
+        author: text("somebody"),
+        created_by: text("mica commit"),
+        comment: text("why"),
+        config: Some(run),
+    };
+    let image = extended(&store, &base, &changes);
+    assert_eq!(
+        image.config.config().as_ref().unwrap().cmd(),
+        &Some(vec!["serve".to_owned()])
+    );
+    let is: Value = serde_json::from_slice(&store.config(&image.manifest_digest).unwrap()).unwrap();
+    assert_eq!(is["created"], "2026-01-02T03:04:05Z");
+    assert_eq!(is["author"], "somebody");
+    assert_eq!(is["architecture"], was["architecture"]);
+    // The base tells no history of its two layers, so one of the third alone would be wrong.
+    assert_eq!(is["history"], Value::Null);
+
+    // On top of an image without layers there is one to tell.
+    let empty = publish(&store, &[], "empty");
+    let image = extended(&store, &empty, &changes);
+    let is: Value = serde_json::from_slice(&store.config(&image.manifest_digest).unwrap()).unwrap();
+    assert_eq!(is["history"].as_array().unwrap().len(), 1);
+    assert_eq!(is["history"][0]["created_by"], "mica commit");
+    assert_eq!(is["history"][0]["comment"], "why");
+    let more = extended(&store, &image, &Changes::default());
+    let is: Value = serde_json::from_slice(&store.config(&more.manifest_digest).unwrap()).unwrap();
+    assert_eq!(is["history"].as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn it_can_be_saved() {
+    let store = fast_store();
+    let image = extended(&store, &base(&store), &Changes::default());
+    let options = SaveOptions {
+        format: ArchiveFormat::Oci,
+        compression: None,
+        settings: Default::default(),
+    };
+    let mut bytes = Vec::new();
+    let names = [image.manifest_digest.to_string()];
+    save(&store, &names, &mut bytes, &options, &Silent).unwrap();
+    assert!(bytes.len() > 1000);
+}
+
+fn failure(store: &TestStore, base: &Image, source: impl Read, limits: &Limits) -> ExtendError {
+    extend(store, base, source, &Changes::default(), &[], limits).unwrap_err()
+}
+
+#[test]
+fn what_is_no_layer_is_refused_and_leaves_nothing() {
+    let store = fast_store();
+    let base = base(&store);
+    let before = store.usage().unwrap();
+    let escaping = Archive::new().file("../x", "").finish();
+    archive_refusal(&escaping);
+    let error = failure(&store, &base, &escaping[..], &Limits::default());
+    assert!(matches!(error, ExtendError::Layer(_)), "{error}");
+    assert!(
+        error.to_string().starts_with("the new layer sha256:"),
+        "{error}"
+    );
+
+    struct Fails;
+    impl Read for Fails {
+        fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+            Err(io::Error::other("no more"))
+        }
+    }
+    let error = failure(&store, &base, Fails, &Limits::default());
+    assert!(matches!(error, ExtendError::Read(_)), "{error}");
+
+    let small = Limits {
+        layer_size: 1000,
+        ..Limits::default()
+    };
+    let error = failure(&store, &base, &changes()[..], &small);
+    assert!(error.to_string().contains("layer-size"), "{error}");
+    assert_eq!(store.usage().unwrap(), before);
+}

@@ -1,0 +1,113 @@
+//! What waits to be sent to the guest.
+//!
+//! A guest may stop listening at any moment. So nobody but one thread ever waits
+//! for the socket, and what waits here is bounded: stdin by [`MAX_STDIN`], credit by
+//! adding it up a stream, everything else by what the caller asked for.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use micabox_wire::{OutputStream, ToGuest};
+
+/// Bytes of stdin, of all commands together, that may wait.
+const MAX_STDIN: usize = 1 << 20;
+
+#[derive(Debug, Default)]
+pub(super) struct Outbox {
+    messages: VecDeque<ToGuest>,
+    credits: BTreeMap<(u32, bool), u32>,
+    stdin_bytes: usize,
+}
+
+impl Outbox {
+    pub(super) fn push(&mut self, message: ToGuest) {
+        if let ToGuest::Stdin { data, .. } = &message {
+            self.stdin_bytes = self.stdin_bytes.saturating_add(data.len());
+        }
+        self.messages.push_back(message);
+    }
+
+    pub(super) fn credit(&mut self, id: u32, stream: OutputStream, bytes: Option<u32>) {
+        if let Some(bytes) = bytes {
+            let key = (id, stream == OutputStream::Stderr);
+            let sum = self.credits.entry(key).or_default();
+            *sum = sum.saturating_add(bytes);
+        }
+    }
+
+    /// How many bytes of stdin may be added.
+    pub(super) fn stdin_room(&self) -> usize {
+        MAX_STDIN.saturating_sub(self.stdin_bytes)
+    }
+
+    /// The next message to send; credit first, so that output flows while stdin waits.
+    pub(super) fn pop(&mut self) -> Option<ToGuest> {
+        if let Some(((id, is_stderr), bytes)) = self.credits.pop_first() {
+            let stream = match is_stderr {
+                true => OutputStream::Stderr,
+                false => OutputStream::Stdout,
+            };
+            return Some(ToGuest::Credit { id, stream, bytes });
+        }
+        let message = self.messages.pop_front();
+        if let Some(ToGuest::Stdin { data, .. }) = &message {
+            self.stdin_bytes = self.stdin_bytes.saturating_sub(data.len());
+        }
+        message
+    }
+
+    /// A command has ended: nothing about it need be sent any more.
+    pub(super) fn forget(&mut self, id: u32) {
+        self.credits.retain(|(owner, _), _| *owner != id);
+        let mut freed = 0_usize;
+        self.messages.retain(|message| match message {
+            ToGuest::Stdin { id: owner, data } if *owner == id => {
+                freed = freed.saturating_add(data.len());
+                false
+            }
+            ToGuest::CloseStdin { id: owner }
+            | ToGuest::Signal { id: owner, .. }
+            | ToGuest::Resize { id: owner, .. } => *owner != id,
+            _ => true,
+        });
+        self.stdin_bytes = self.stdin_bytes.saturating_sub(freed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credit_adds_up_and_goes_first() {
+        let mut outbox = Outbox::default();
+        outbox.push(ToGuest::CloseStdin { id: 1 });
+        outbox.credit(1, OutputStream::Stdout, Some(10));
+        outbox.credit(1, OutputStream::Stdout, None);
+        outbox.credit(1, OutputStream::Stdout, Some(5));
+        outbox.credit(1, OutputStream::Stderr, Some(u32::MAX));
+        outbox.credit(1, OutputStream::Stderr, Some(1));
+        let credit = |stream, bytes| {
+            Some(ToGuest::Credit {
+                id: 1,
+                stream,
+                bytes,
+            })
+        };
+        assert_eq!(outbox.pop(), credit(OutputStream::Stdout, 15));
+        assert_eq!(outbox.pop(), credit(OutputStream::Stderr, u32::MAX));
+        assert_eq!(outbox.pop(), Some(ToGuest::CloseStdin { id: 1 }));
+        assert_eq!(outbox.pop(), None);
+    }
+
+    #[test]
+    fn stdin_has_bounded_room() {
+        let mut outbox = Outbox::default();
+        let data = vec![0; MAX_STDIN];
+        outbox.push(ToGuest::Stdin { id: 1, data });
+        assert_eq!(outbox.stdin_room(), 0);
+        outbox.push(ToGuest::CloseStdin { id: 2 });
+        outbox.forget(1);
+        assert_eq!(outbox.stdin_room(), MAX_STDIN);
+        assert_eq!(outbox.pop(), Some(ToGuest::CloseStdin { id: 2 }));
+    }
+}

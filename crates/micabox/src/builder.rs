@@ -1,0 +1,568 @@
+//! A sandbox to be: what it shall have, and how it is started.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use micabox_image::Store;
+use micabox_image::store::Image;
+use micabox_vmm::{
+    Acceleration, Backend, BackendChoice, Disk, DiskSource, Limits, Machine, MachineConfig,
+    NetworkInterface,
+};
+use micabox_wire::{Boot, Init};
+use oci_spec::image::Config;
+
+use crate::agent::Agent;
+use crate::name::is_valid;
+use crate::network::Connection;
+use crate::plan::{Plan, Root, Transport};
+use crate::sandbox::{Guest, now};
+use crate::state::{ID_LENGTH, ImageName, ProcessId, Record, Registration, Sandboxes, Status};
+use crate::timings::Start;
+use crate::{
+    Cancel, Command, Error, GuestFiles, Network, Patch, Sandbox, Snapshot, Spec, Upper,
+    image_files, patch, signal_number, upper,
+};
+
+/// RAM for the sandbox's programs and files if nobody says otherwise, MiB. Memory
+/// that a guest does not touch costs the host nothing.
+pub const DEFAULT_MEMORY_MIB: u32 = 1024;
+
+/// Most virtual processors that a sandbox gets unasked.
+const MOST_CPUS: usize = 4;
+
+/// How long a guest may take to come up: by far more than it does, since all that
+/// happens is a later message when it hangs.
+const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
+const EMULATED_BOOT_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// Exit code on record of a sandbox that did not start; Docker's for its own failures.
+const EXIT_NOT_STARTED: i32 = 125;
+
+/// A sandbox to be.
+#[derive(Clone)]
+pub struct Builder<'a> {
+    store: &'a Store,
+    image: &'a Image,
+    name: Option<String>,
+    hostname: Option<String>,
+    memory_mib: u32,
+    cpus: Option<u8>,
+    transport: Transport,
+    root: Root,
+    init: Init,
+    upper: Upper,
+    command: Option<Command>,
+    patches: Vec<Patch>,
+    /// A snapshot to copy the disk from.
+    snapshot: Option<String>,
+    /// The sandbox to start again, by its ID.
+    resumed: Option<String>,
+    auto_remove: bool,
+    stop_signal: Option<i32>,
+    network: Network,
+    boot_timeout: Option<Duration>,
+    description: String,
+    backend: Option<Arc<dyn Backend>>,
+    backend_choice: BackendChoice,
+    guest: Option<GuestFiles>,
+    cancel: Cancel,
+}
+
+impl<'a> Builder<'a> {
+    /// A sandbox from `image` in `store`.
+    pub fn new(store: &'a Store, image: &'a Image) -> Self {
+        Self {
+            store,
+            image,
+            name: None,
+            hostname: None,
+            memory_mib: DEFAULT_MEMORY_MIB,
+            cpus: None,
+            transport: Transport::default(),
+            root: Root::default(),
+            init: Init::Reaper,
+            upper: Upper::default(),
+            command: None,
+            patches: Vec::new(),
+            snapshot: None,
+            resumed: None,
+            auto_remove: true,
+            stop_signal: None,
+            network: Network::default(),
+            boot_timeout: None,
+            description: String::new(),
+            backend: None,
+            backend_choice: BackendChoice::default(),
+            guest: None,
+            cancel: Cancel::default(),
+        }
+    }
+
+    /// The sandbox of `record` once more: on the same disk, with the same settings.
+    /// `image` is the one that the record names.
+    ///
+    /// # Errors
+    /// [`Error::NotKept`] if there is nothing left of it.
+    pub fn again(store: &'a Store, image: &'a Image, record: &Record) -> Result<Self, Error> {
+        let spec = record.spec.clone();
+        let Some(spec) = spec.filter(|_| record.upper.is_kept()) else {
+            return Err(Error::NotKept(record.name.clone()));
+        };
+        Ok(Self {
+            hostname: spec.hostname,
+            memory_mib: record.memory_mib,
+            cpus: Some(record.cpus),
+            transport: spec.transport,
+            root: spec.root,
+            init: spec.init,
+            upper: record.upper,
+            command: Some(spec.command),
+            resumed: Some(record.id.clone()),
+            auto_remove: false,
+            stop_signal: spec.stop_signal,
+            network: spec.network,
+            description: record.command.clone(),
+            ..Self::new(store, image)
+        })
+    }
+
+    /// A name, unique in the store. Otherwise it gets one.
+    #[must_use]
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// The host name inside; otherwise the first 12 digits of the ID.
+    #[must_use]
+    pub fn hostname(mut self, hostname: impl Into<String>) -> Self {
+        self.hostname = Some(hostname.into());
+        self
+    }
+
+    /// RAM for programs and changed files in MiB. What the kernel needs to describe
+    /// the image's pmem is added to it.
+    #[must_use]
+    pub fn memory_mib(mut self, mib: u32) -> Self {
+        self.memory_mib = mib;
+        self
+    }
+
+    /// Virtual processors. Otherwise as many as the host has, 4 at most, and one where
+    /// they are emulated.
+    #[must_use]
+    pub fn cpus(mut self, cpus: u8) -> Self {
+        self.cpus = Some(cpus);
+        self
+    }
+
+    /// How the image's bytes reach the guest.
+    #[must_use]
+    pub fn transport(mut self, transport: Transport) -> Self {
+        self.transport = transport;
+        self
+    }
+
+    /// What the lower side of the root is.
+    #[must_use]
+    pub fn root(mut self, root: Root) -> Self {
+        self.root = root;
+        self
+    }
+
+    /// Whom the sandbox reaches, and who reaches it.
+    #[must_use]
+    pub fn network(mut self, network: Network) -> Self {
+        self.network = network;
+        self
+    }
+
+    /// Where changes go.
+    #[must_use]
+    pub fn upper(mut self, upper: Upper) -> Self {
+        self.upper = upper;
+        self
+    }
+
+    /// Changes to make before the first start, in their order.
+    #[must_use]
+    pub fn patches(mut self, patches: Vec<Patch>) -> Self {
+        self.patches = patches;
+        self
+    }
+
+    /// Begins with a copy of a snapshot's disk, which is kept. The image must be the
+    /// snapshot's.
+    #[must_use]
+    pub fn from_snapshot(mut self, snapshot: &Snapshot) -> Self {
+        self.upper = Upper::Disk {
+            size: snapshot.size,
+        };
+        self.snapshot = Some(snapshot.name.clone());
+        self
+    }
+
+    /// What its first command will be, for when it is started again. Without one it can't
+    /// be.
+    #[must_use]
+    pub fn command(mut self, command: &Command) -> Self {
+        self.command = Some(command.clone());
+        self
+    }
+
+    /// Makes the first command process 1, as plain `docker run` does. Otherwise a
+    /// process of ours is, and the sandbox outlives its commands.
+    #[must_use]
+    pub fn first_command_is_init(mut self) -> Self {
+        self.init = Init::FirstExec;
+        self
+    }
+
+    /// Keeps a record of the sandbox after its end, until somebody removes it.
+    #[must_use]
+    pub fn keep_record(mut self) -> Self {
+        self.auto_remove = false;
+        self
+    }
+
+    /// The signal that asks the first command to end; otherwise the image's StopSignal,
+    /// otherwise SIGTERM.
+    #[must_use]
+    pub fn stop_signal(mut self, signal: i32) -> Self {
+        self.stop_signal = Some(signal);
+        self
+    }
+
+    /// How long the guest may take to come up.
+    #[must_use]
+    pub fn boot_timeout(mut self, timeout: Duration) -> Self {
+        self.boot_timeout = Some(timeout);
+        self
+    }
+
+    /// What it is for, in lists of sandboxes: the command, as a rule.
+    #[must_use]
+    pub fn description(mut self, text: impl Into<String>) -> Self {
+        self.description = text.into();
+        self
+    }
+
+    /// Which backend, if it is not to be the best one here.
+    #[must_use]
+    pub fn backend_choice(mut self, choice: BackendChoice) -> Self {
+        self.backend_choice = choice;
+        self
+    }
+
+    /// The backend itself, for programs that have one already.
+    #[must_use]
+    pub fn backend(mut self, backend: Arc<dyn Backend>) -> Self {
+        self.backend = Some(backend);
+        self
+    }
+
+    /// The guest's kernel and agent; otherwise [`GuestFiles::find`].
+    #[must_use]
+    pub fn guest(mut self, files: GuestFiles) -> Self {
+        self.guest = Some(files);
+        self
+    }
+
+    /// Lets another thread give the start up.
+    #[must_use]
+    pub fn cancel(mut self, cancel: Cancel) -> Self {
+        self.cancel = cancel;
+        self
+    }
+
+    /// Starts the sandbox and waits until it is ready for commands.
+    ///
+    /// # Errors
+    /// As [`Error`] says; nothing new is left behind.
+    pub fn create(self) -> Result<Sandbox, Error> {
+        let begun = Instant::now();
+        if let Some(name) = self.name.as_deref().filter(|name| !is_valid(name)) {
+            return Err(Error::BadName(name.to_owned()));
+        }
+        let backend: Arc<dyn Backend> = match &self.backend {
+            Some(backend) => Arc::clone(backend),
+            None => Arc::from(micabox_vmm::choose(self.backend_choice)?),
+        };
+        let guest = match &self.guest {
+            Some(files) => files.clone(),
+            None => GuestFiles::find()?,
+        };
+        // Nobody removes the image until we have a lease on it.
+        let shared = self.store.shared()?;
+        let files = image_files::open(self.image)?;
+        let limits = backend.limits();
+        let mut plan = Plan::new(&files, self.transport, self.root, &limits)?;
+        let mut registration = self.register(&plan, &*backend)?;
+        let id = &registration.record().id;
+        self.store.lease(id, &self.image.manifest_digest)?;
+        drop(shared);
+        let started = self
+            .attach_upper(&mut plan, registration.path(), &limits)
+            .and_then(|()| self.boot_machine(&*backend, &plan, guest, &mut registration, begun));
+        match started {
+            Ok((guest, start)) => {
+                let config = self.image.config.config().clone().unwrap_or_default();
+                let stop_signal = self.stop_signal_for(&config);
+                Sandbox::new(guest, stop_signal, registration, config, start, plan)
+            }
+            Err(error) => {
+                if self.resumed.is_some() {
+                    let message = error.to_string();
+                    registration.update(|record| {
+                        record.status = Status::Exited {
+                            code: EXIT_NOT_STARTED,
+                            at: now().0,
+                            error: Some(message),
+                        };
+                    })?;
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes the record, or takes over that of a sandbox that is started again. If anything
+    /// fails from there on, dropping a new one leaves nothing behind.
+    fn register(&self, plan: &Plan, backend: &dyn Backend) -> Result<Registration, Error> {
+        let sandboxes = Sandboxes::open(self.store.root())?;
+        match &self.resumed {
+            None => sandboxes.register(self.name.as_deref(), self.record(plan, backend)?),
+            Some(id) => sandboxes.resume(id, |record| {
+                record.transport = plan.transport.to_string();
+                record.root = plan.root.to_string();
+                record.owner = ProcessId::own();
+                record.machine = None;
+                record.status = Status::Starting;
+            }),
+        }
+    }
+
+    /// Adds the disk for changes to the plan, if there is to be one.
+    fn attach_upper(
+        &self,
+        plan: &mut Plan,
+        directory: &Path,
+        limits: &Limits,
+    ) -> Result<(), Error> {
+        let Upper::Disk { size } = self.upper else {
+            return self.attach_patches(plan, directory, limits);
+        };
+        let path = upper::disk(directory);
+        match (&self.resumed, &self.snapshot) {
+            (Some(_), _) => {}
+            (None, None) => upper::make_disk(&path, size, random()?)?,
+            (None, Some(snapshot)) => {
+                let snapshot = Sandboxes::open(self.store.root())?.snapshot_disk(snapshot);
+                upper::copy_disk(directory, &snapshot)?;
+            }
+        }
+        if self.resumed.is_none() && !self.patches.is_empty() {
+            patch::apply(&path, self.image, &self.patches)?;
+        }
+        let disk = Disk {
+            source: DiskSource::Raw(path),
+            read_only: false,
+            serial: upper::SERIAL.into(),
+        };
+        Ok(plan.add_disk(disk, limits)?)
+    }
+
+    /// Adds a layer of the patches for a sandbox in memory, if there are any.
+    fn attach_patches(
+        &self,
+        plan: &mut Plan,
+        directory: &Path,
+        limits: &Limits,
+    ) -> Result<(), Error> {
+        if self.patches.is_empty() {
+            return Ok(());
+        }
+        let contents = self.patches.iter().map(Patch::size);
+        let contents = contents.sum::<Result<u64, Error>>()?;
+        // Sparse, so there may as well be room enough.
+        let size = contents.saturating_mul(2).saturating_add(256 << 20);
+        let path = upper::patches(directory);
+        upper::make_disk(&path, size, random()?)?;
+        patch::apply(&path, self.image, &self.patches)?;
+        let disk = Disk {
+            source: DiskSource::Raw(path),
+            read_only: true,
+            serial: upper::PATCHES_SERIAL.into(),
+        };
+        Ok(plan.add_disk(disk, limits)?)
+    }
+
+    fn boot_machine(
+        &self,
+        backend: &dyn Backend,
+        plan: &Plan,
+        guest: GuestFiles,
+        registration: &mut Registration,
+        begun: Instant,
+    ) -> Result<(Guest, Start), Error> {
+        let planned = Instant::now();
+        let connection = self.network.start()?;
+        let interface = connection.as_ref().map(|connection| &connection.interface);
+        let machine = self.start(backend, plan, guest, registration, interface)?;
+        let agent = Agent::start(Arc::clone(&machine)).map_err(|source| Error::System {
+            what: "listening to the agent",
+            source,
+        })?;
+        let timeout = self.boot_timeout.unwrap_or(match backend.acceleration() {
+            Acceleration::Kvm => BOOT_TIMEOUT,
+            Acceleration::Emulated { .. } => EMULATED_BOOT_TIMEOUT,
+        });
+        let booted = agent
+            .boot(
+                self.boot(plan, registration.record(), connection.as_ref())?,
+                Instant::now() + timeout,
+            )
+            .map_err(|lost| match self.cancel.is_cancelled() {
+                true => Error::Cancelled,
+                false => Error::Boot(lost),
+            })?;
+        // The machine has it open; nobody else needs it.
+        let _ = std::fs::remove_file(upper::patches(registration.path()));
+        registration.update(|record| {
+            record.status = Status::Running { since: now().0 };
+            record.auto_remove = self.auto_remove;
+        })?;
+        let start = Start {
+            begun,
+            planned,
+            booted,
+        };
+        let guest = Guest {
+            agent,
+            machine,
+            network: connection.map(|connection| connection.network),
+        };
+        Ok((guest, start))
+    }
+
+    fn start(
+        &self,
+        backend: &dyn Backend,
+        plan: &Plan,
+        guest: GuestFiles,
+        registration: &mut Registration,
+        interface: Option<&NetworkInterface>,
+    ) -> Result<Arc<dyn Machine>, Error> {
+        let record = registration.record();
+        let machine: Arc<dyn Machine> = Arc::from(backend.start(&MachineConfig {
+            name: format!("mica-{}", record.short_id()),
+            kernel: guest.kernel,
+            initrd: guest.initrd,
+            memory_mib: self.memory_mib.saturating_add(plan.pmem_overhead_mib()),
+            cpus: record.cpus,
+            pmem: plan.pmem.clone(),
+            disks: plan.disks.clone(),
+            network: interface.cloned(),
+            cmdline_extra: Vec::new(),
+        })?);
+        self.cancel.watch(&machine);
+        registration.update(|record| record.machine = ProcessId::of(machine.pid()))?;
+        Ok(machine)
+    }
+
+    /// The record of a start; nobody is to remember one that fails.
+    fn record(&self, plan: &Plan, backend: &dyn Backend) -> Result<Record, Error> {
+        let id = random::<{ ID_LENGTH / 2 }>()?;
+        Ok(Record {
+            id: id.iter().map(|byte| format!("{byte:02x}")).collect(),
+            name: String::new(),
+            image: ImageName {
+                reference: self.image.reference.as_ref().map(ToString::to_string),
+                digest: self.image.manifest_digest.to_string(),
+            },
+            command: self.description.clone(),
+            created: now().0,
+            memory_mib: self.memory_mib,
+            cpus: self.cpus.unwrap_or_else(|| default_cpus(backend)),
+            transport: plan.transport.to_string(),
+            root: plan.root.to_string(),
+            upper: self.upper,
+            spec: self.spec(),
+            auto_remove: true,
+            owner: ProcessId::own(),
+            machine: None,
+            status: Status::Starting,
+        })
+    }
+
+    /// What to remember for another start, if there can be one.
+    fn spec(&self) -> Option<Spec> {
+        let command = self.command.clone().filter(|_| self.upper.is_kept())?;
+        Some(Spec {
+            command,
+            hostname: self.hostname.clone(),
+            transport: self.transport,
+            root: self.root,
+            init: self.init,
+            stop_signal: self.stop_signal,
+            network: self.network.clone(),
+        })
+    }
+
+    fn boot(
+        &self,
+        plan: &Plan,
+        record: &Record,
+        connection: Option<&Connection>,
+    ) -> Result<Boot, Error> {
+        let hostname = self.hostname.as_deref();
+        Ok(Boot {
+            lowers: plan.lowers.clone(),
+            upper: match self.upper {
+                Upper::Tmpfs => micabox_wire::Upper::Tmpfs {
+                    size_bytes: None,
+                    patches: (!self.patches.is_empty()).then(|| upper::PATCHES_SERIAL.into()),
+                },
+                Upper::Disk { .. } => micabox_wire::Upper::Disk {
+                    serial: upper::SERIAL.into(),
+                },
+            },
+            init: self.init,
+            hostname: hostname.unwrap_or(record.short_id()).to_owned(),
+            // Without a network there is no name server either.
+            resolv_conf: connection
+                .map(|connection| connection.resolv_conf.clone())
+                .unwrap_or_default(),
+            network: connection.map(|connection| connection.boot),
+            wall_clock: now(),
+            entropy: random()?,
+        })
+    }
+
+    fn stop_signal_for(&self, config: &Config) -> i32 {
+        self.stop_signal
+            .or_else(|| signal_number(config.stop_signal().as_deref()?))
+            .unwrap_or(libc::SIGTERM)
+    }
+}
+
+fn default_cpus(backend: &dyn Backend) -> u8 {
+    match backend.acceleration() {
+        Acceleration::Kvm => {
+            let host = std::thread::available_parallelism().map_or(1, usize::from);
+            u8::try_from(host.min(MOST_CPUS)).unwrap_or(1)
+        }
+        Acceleration::Emulated { .. } => 1,
+    }
+}
+
+fn random<const N: usize>() -> Result<[u8; N], Error> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).map_err(|error| Error::System {
+        what: "reading random bytes",
+        source: error.into(),
+    })?;
+    Ok(bytes)
+}

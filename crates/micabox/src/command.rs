@@ -1,0 +1,309 @@
+//! What to run: an image's configuration and a caller's wishes, merged as Docker
+//! merges them.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+use micabox_wire::TtySize;
+use oci_spec::image::Config;
+
+/// A command to run in a sandbox.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Command {
+    /// Program and arguments. A program without a slash is looked for in PATH.
+    pub argv: Vec<OsString>,
+    /// The environment; PATH, HOSTNAME, HOME and, on a terminal, TERM are added in
+    /// the guest if they are missing.
+    pub env: Vec<(OsString, OsString)>,
+    /// Working directory, absolute; made if missing. Empty means `/`.
+    pub workdir: OsString,
+    /// `name`, `uid`, `name:group` and so on, resolved in the image. Empty means root.
+    pub user: String,
+    /// A terminal of this size in place of pipes.
+    pub tty: Option<TtySize>,
+    /// Whether there will be stdin; otherwise it is `/dev/null`.
+    pub stdin: bool,
+}
+
+/// What a caller wants other than the image's configuration says; `docker run`'s
+/// flags.
+#[derive(Clone, Debug, Default)]
+pub struct Overrides {
+    /// A program in place of the image's Entrypoint. `Some("")` takes the Entrypoint
+    /// away. Either way the image's Cmd does not apply.
+    pub entrypoint: Option<OsString>,
+    /// Arguments in place of the image's Cmd, if any are given.
+    pub args: Vec<OsString>,
+    /// Changes to the image's Env, in order.
+    pub env: Vec<EnvChange>,
+    /// In place of the image's User.
+    pub user: Option<String>,
+    /// In place of the image's WorkingDir; absolute.
+    pub workdir: Option<OsString>,
+}
+
+/// A change to the environment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EnvChange {
+    /// Sets a variable.
+    Set(OsString, OsString),
+    /// Takes a variable away, whoever set it.
+    Unset(OsString),
+}
+
+/// Why an image and a caller's wishes make no command.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CommandError {
+    /// Neither the image nor the caller says what to run.
+    #[error("no command: the image has neither Entrypoint nor Cmd; name a program to run")]
+    Nothing,
+    /// A working directory that is not absolute.
+    #[error("the working directory {0:?} is not an absolute path")]
+    RelativeWorkdir(OsString),
+    /// The program's name is empty.
+    #[error("the program to run has an empty name")]
+    EmptyProgram,
+    /// Arguments and environment are longer than Linux takes.
+    #[error("arguments and environment are too long")]
+    TooLong,
+}
+
+impl Command {
+    /// `argv` with nothing else set.
+    pub fn new<S: Into<OsString>>(argv: impl IntoIterator<Item = S>) -> Self {
+        Self {
+            argv: argv.into_iter().map(Into::into).collect(),
+            ..Self::default()
+        }
+    }
+
+    /// What `docker run` makes of an image's configuration.
+    ///
+    /// # Errors
+    /// As [`CommandError`] says.
+    pub fn from_image(image: &Config, overrides: &Overrides) -> Result<Self, CommandError> {
+        let mut command = Self::in_image(image, overrides)?;
+        command.argv = argv(image, overrides);
+        match command.argv.first() {
+            None => Err(CommandError::Nothing),
+            Some(program) if program.is_empty() => Err(CommandError::EmptyProgram),
+            Some(_) => Ok(command),
+        }
+    }
+
+    /// What `docker exec` makes of it: the image's environment, user and directory
+    /// for a command that has nothing to do with its Entrypoint and Cmd.
+    ///
+    /// # Errors
+    /// [`CommandError::RelativeWorkdir`].
+    pub fn in_image(image: &Config, overrides: &Overrides) -> Result<Self, CommandError> {
+        Ok(Self {
+            argv: overrides.args.clone(),
+            env: environment(image, &overrides.env),
+            workdir: workdir(image, overrides.workdir.as_deref())?,
+            user: overrides
+                .user
+                .clone()
+                .or_else(|| image.user().clone())
+                .unwrap_or_default(),
+            tty: None,
+            stdin: false,
+        })
+    }
+
+    /// The message for the guest.
+    pub(crate) fn to_wire(&self, output_window: u32) -> micabox_wire::Exec {
+        let bytes = |text: &OsString| text.as_bytes().to_vec();
+        micabox_wire::Exec {
+            argv: self.argv.iter().map(bytes).collect(),
+            env: self
+                .env
+                .iter()
+                .map(|(name, value)| (bytes(name), bytes(value)))
+                .collect(),
+            cwd: bytes(&self.workdir),
+            user: self.user.clone(),
+            tty: self.tty,
+            stdin: self.stdin,
+            output_window,
+        }
+    }
+}
+
+/// As `docker run` does: arguments replace Cmd; an entrypoint, an empty one too,
+/// replaces Entrypoint and takes Cmd away.
+fn argv(image: &Config, overrides: &Overrides) -> Vec<OsString> {
+    let strings = |list: &Option<Vec<String>>| -> Vec<OsString> {
+        list.iter().flatten().map(OsString::from).collect()
+    };
+    let (mut argv, inherits_cmd) = match &overrides.entrypoint {
+        None => (strings(image.entrypoint()), true),
+        Some(empty) if empty.is_empty() => (Vec::new(), false),
+        Some(program) => (vec![program.clone()], false),
+    };
+    if !overrides.args.is_empty() {
+        argv.extend(overrides.args.iter().cloned());
+    } else if inherits_cmd {
+        argv.extend(strings(image.cmd()));
+    }
+    argv
+}
+
+fn environment(image: &Config, changes: &[EnvChange]) -> Vec<(OsString, OsString)> {
+    let mut env: Vec<(OsString, OsString)> = Vec::new();
+    let mut set = |name: &OsStr, value: Option<&OsStr>| {
+        let at = env.iter().position(|(known, _)| known == name);
+        match (at.and_then(|at| env.get_mut(at)), value) {
+            (Some(entry), Some(value)) => entry.1 = value.to_owned(),
+            (None, Some(value)) => env.push((name.to_owned(), value.to_owned())),
+            (Some(_), None) => env.retain(|(known, _)| known != name),
+            (None, None) => {}
+        }
+    };
+    for entry in image.env().iter().flatten() {
+        // An entry without `=` names no value; Docker's daemon drops it, too.
+        if let Some((name, value)) = entry.split_once('=').filter(|(name, _)| !name.is_empty()) {
+            set(OsStr::new(name), Some(OsStr::new(value)));
+        }
+    }
+    for change in changes {
+        match change {
+            EnvChange::Set(name, value) => set(name, Some(value)),
+            EnvChange::Unset(name) => set(name, None),
+        }
+    }
+    env
+}
+
+fn workdir(image: &Config, wish: Option<&OsStr>) -> Result<OsString, CommandError> {
+    if let Some(wish) = wish.filter(|wish| !wish.is_empty()) {
+        if !wish.as_bytes().starts_with(b"/") {
+            return Err(CommandError::RelativeWorkdir(wish.to_owned()));
+        }
+        return Ok(wish.to_owned());
+    }
+    // An image made by hand may have a relative one; it starts at the root.
+    let dir = image.working_dir().as_deref().unwrap_or("/");
+    let mut bytes = dir.as_bytes().to_vec();
+    if !bytes.starts_with(b"/") {
+        bytes.insert(0, b'/');
+    }
+    Ok(OsString::from_vec(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use oci_spec::image::ConfigBuilder;
+
+    use super::*;
+
+    fn image() -> Config {
+        ConfigBuilder::default()
+            .entrypoint(vec!["/entry".to_owned(), "-e".to_owned()])
+            .cmd(vec!["cmd".to_owned(), "arg".to_owned()])
+            .env(vec![
+                "PATH=/bin".to_owned(),
+                "A=1=2".to_owned(),
+                "nothing".to_owned(),
+                "=x".to_owned(),
+            ])
+            .user("app:staff")
+            .working_dir("srv")
+            .build()
+            .unwrap()
+    }
+
+    fn os(list: &[&str]) -> Vec<OsString> {
+        list.iter().map(OsString::from).collect()
+    }
+
+    fn argv_of(entrypoint: Option<&str>, args: &[&str]) -> Result<Vec<OsString>, CommandError> {
+        let overrides = Overrides {
+            entrypoint: entrypoint.map(OsString::from),
+            args: os(args),
+            ..Overrides::default()
+        };
+        Command::from_image(&image(), &overrides).map(|command| command.argv)
+    }
+
+    #[test]
+    fn entrypoint_and_cmd_combine_as_in_docker() {
+        assert_eq!(argv_of(None, &[]), Ok(os(&["/entry", "-e", "cmd", "arg"])));
+        assert_eq!(argv_of(None, &["x"]), Ok(os(&["/entry", "-e", "x"])));
+        assert_eq!(argv_of(Some("sh"), &[]), Ok(os(&["sh"])));
+        assert_eq!(
+            argv_of(Some("sh"), &["-c", "x"]),
+            Ok(os(&["sh", "-c", "x"]))
+        );
+        assert_eq!(argv_of(Some(""), &["x", "y"]), Ok(os(&["x", "y"])));
+        assert_eq!(argv_of(Some(""), &[]), Err(CommandError::Nothing));
+        assert_eq!(argv_of(Some(""), &[""]), Err(CommandError::EmptyProgram));
+    }
+
+    #[test]
+    fn an_empty_image_needs_a_command() {
+        let overrides = Overrides::default();
+        assert_eq!(
+            Command::from_image(&Config::default(), &overrides),
+            Err(CommandError::Nothing)
+        );
+        let overrides = Overrides {
+            args: os(&["true"]),
+            ..overrides
+        };
+        let command = Command::from_image(&Config::default(), &overrides).unwrap();
+        assert_eq!(command.argv, os(&["true"]));
+        assert_eq!(command.workdir, "/");
+        assert_eq!(command.user, "");
+        assert_eq!(command.env, []);
+    }
+
+    #[test]
+    fn environment_changes_apply_in_order_and_in_place() {
+        let set = |name: &str, value: &str| EnvChange::Set(name.into(), value.into());
+        let overrides = Overrides {
+            env: vec![
+                set("B", "2"),
+                set("A", "new"),
+                EnvChange::Unset("PATH".into()),
+                EnvChange::Unset("unknown".into()),
+                set("B", "3"),
+            ],
+            ..Overrides::default()
+        };
+        let command = Command::from_image(&image(), &overrides).unwrap();
+        let env: Vec<_> = command
+            .env
+            .iter()
+            .map(|(name, value)| (name.to_str().unwrap(), value.to_str().unwrap()))
+            .collect();
+        assert_eq!(env, [("A", "new"), ("B", "3")]);
+
+        let plain = Command::from_image(&image(), &Overrides::default()).unwrap();
+        assert_eq!(plain.env[1], ("A".into(), "1=2".into()));
+    }
+
+    #[test]
+    fn user_and_directory_come_from_the_image_unless_given() {
+        let plain = Command::from_image(&image(), &Overrides::default()).unwrap();
+        assert_eq!(
+            (plain.user.as_str(), plain.workdir.to_str()),
+            ("app:staff", Some("/srv"))
+        );
+        let mut overrides = Overrides {
+            user: Some("0".into()),
+            workdir: Some("/tmp".into()),
+            ..Overrides::default()
+        };
+        let command = Command::from_image(&image(), &overrides).unwrap();
+        assert_eq!(
+            (command.user.as_str(), command.workdir.to_str()),
+            ("0", Some("/tmp"))
+        );
+        overrides.workdir = Some("tmp".into());
+        assert_eq!(
+            Command::from_image(&image(), &overrides),
+            Err(CommandError::RelativeWorkdir("tmp".into()))
+        );
+    }
+}

@@ -1,0 +1,270 @@
+//! What can go wrong with a sandbox.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use micabox_vmm::{Exit, Machine};
+use micabox_wire::{BootFailed, StartFailed};
+
+use crate::CommandError;
+
+/// What can go wrong with a sandbox.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] micabox_image::store::Error),
+    /// A file of the image is not what the store says.
+    #[error("the image's file {} can't be used: {problem}", path.display())]
+    ImageFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The virtual machine could not be started.
+    #[error("starting a virtual machine: {0}")]
+    Machine(#[from] micabox_vmm::Error),
+    /// The network could not be started.
+    #[error(transparent)]
+    Network(#[from] micabox_net::Error),
+    /// The image can't be given to a machine in the way asked for.
+    #[error("{0}")]
+    Plan(#[from] crate::plan::PlanError),
+    /// The guest's kernel or agent is not installed.
+    #[error("no guest {name} in {}", list(searched))]
+    NoGuest {
+        /// `vmlinux` or `initrd.cpio`.
+        name: &'static str,
+        /// Where it was looked for.
+        searched: Vec<PathBuf>,
+    },
+    /// The sandbox did not come up.
+    #[error("the sandbox did not start: {0}")]
+    Boot(Lost),
+    /// The start was given up.
+    #[error("the start was given up")]
+    Cancelled,
+    /// The sandbox ended while somebody used it.
+    #[error("the sandbox ended: {0}")]
+    Lost(#[from] Lost),
+    /// What to run is not clear.
+    #[error(transparent)]
+    Command(#[from] CommandError),
+    /// The command could not be started in the sandbox.
+    #[error("{}", .0.message)]
+    Start(StartFailed),
+    /// Another sandbox has the name.
+    #[error("the name {name:?} is in use by sandbox {id}")]
+    NameTaken {
+        /// The name.
+        name: String,
+        /// Who has it.
+        id: String,
+    },
+    /// A name that can't be a sandbox's.
+    #[error(
+        "{0:?} is no name for a sandbox: 2 to 63 of letters, digits, `_`, `.` and `-`, \
+         beginning with a letter or digit"
+    )]
+    BadName(String),
+    /// No sandbox has this name or ID.
+    #[error("no such sandbox: {0}")]
+    NoSuchSandbox(String),
+    /// More than one ID begins like this.
+    #[error("more than one sandbox has an ID beginning with {0}")]
+    Ambiguous(String),
+    /// A running sandbox can't be removed.
+    #[error("sandbox {0} is running")]
+    Running(String),
+    /// A sandbox whose changes were in memory is gone when it ends.
+    #[error("sandbox {0} has no disk: its changes are in memory, and gone with it")]
+    NotKept(String),
+    /// A sandbox's disk.
+    #[error("{what} the disk {}: {problem}", path.display())]
+    Disk {
+        /// What was being done.
+        what: &'static str,
+        /// The disk's file.
+        path: PathBuf,
+        /// Why it failed.
+        problem: String,
+    },
+    /// A record says something that cannot be.
+    #[error("the record names an image of digest {0:?}, which is none")]
+    BadRecord(String),
+    /// There is no snapshot of this name.
+    #[error("no such snapshot: {0}")]
+    NoSuchSnapshot(String),
+    /// There is a snapshot of this name.
+    #[error("there is a snapshot {0:?} already")]
+    SnapshotExists(String),
+    /// No image could be made of a sandbox's changes.
+    #[error(transparent)]
+    Commit(#[from] Box<micabox_image::ExtendError>),
+    /// A change before the first start.
+    #[error("{what}: {problem}")]
+    Patch {
+        /// What was being done.
+        what: String,
+        /// Why it failed.
+        problem: String,
+    },
+    /// A sandbox does not do what it was told.
+    #[error("sandbox {name} did not end within {after:?}")]
+    Stuck {
+        /// Its name.
+        name: String,
+        /// How long it was waited for.
+        after: Duration,
+    },
+    /// A file of the sandbox's state.
+    #[error("{what} {}: {source}", path.display())]
+    State {
+        /// What was being done.
+        what: &'static str,
+        /// To what.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// The operating system refused something.
+    #[error("{what}: {source}")]
+    System {
+        /// What was being done.
+        what: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    /// The last lines of the guest's console where they may explain the error.
+    pub fn console(&self) -> Option<&str> {
+        match self {
+            Self::Boot(lost) | Self::Lost(lost) => Some(lost.console.trim_end()),
+            _ => None,
+        }
+        .filter(|console| !console.is_empty())
+    }
+}
+
+fn list(paths: &[PathBuf]) -> String {
+    let paths: Vec<_> = paths
+        .iter()
+        .map(|path| path.display().to_string())
+        .collect();
+    paths.join(", ")
+}
+
+/// Why there is no more talking to a sandbox.
+#[derive(Clone, Debug)]
+pub struct Lost {
+    /// The reason.
+    pub reason: LostReason,
+    /// The end of what the guest wrote to its console, when that may explain it.
+    pub console: String,
+}
+
+/// The reason of [`Lost`].
+#[derive(Clone, Debug)]
+pub enum LostReason {
+    /// The guest could not set itself up.
+    BootFailed(BootFailed),
+    /// The guest did not say anything in time.
+    Silent,
+    /// The machine ended.
+    Machine(Exit),
+    /// The guest said something that no agent of ours says; the machine was killed.
+    Protocol(String),
+    /// The guest ended in order but could not save everything.
+    Unflushed(String),
+    /// We ended it.
+    Closed,
+}
+
+impl Lost {
+    pub(crate) fn boot_failed(failure: &BootFailed) -> Self {
+        Self {
+            reason: LostReason::BootFailed(failure.clone()),
+            console: String::new(),
+        }
+    }
+
+    pub(crate) fn silent(machine: &dyn Machine) -> Self {
+        // It may have ended at the same moment, which says more.
+        match machine.wait(Duration::ZERO) {
+            Some(exit) => Self::machine(machine, exit),
+            None => Self {
+                reason: LostReason::Silent,
+                console: machine.console_tail(),
+            },
+        }
+    }
+
+    pub(crate) fn unflushed(problem: String) -> Self {
+        Self {
+            reason: LostReason::Unflushed(problem),
+            console: String::new(),
+        }
+    }
+
+    pub(crate) fn closed() -> Self {
+        Self {
+            reason: LostReason::Closed,
+            console: String::new(),
+        }
+    }
+
+    /// The agent's stream has ended: because of `violation`, or else because the
+    /// machine ends, for which it is given some time.
+    pub(crate) fn end_of_conversation(
+        machine: &dyn Machine,
+        violation: Option<String>,
+        patience: Duration,
+    ) -> Self {
+        if let Some(violation) = violation {
+            machine.kill();
+            return Self {
+                reason: LostReason::Protocol(violation),
+                console: machine.console_tail(),
+            };
+        }
+        if let Some(exit) = machine.wait(patience) {
+            return Self::machine(machine, exit);
+        }
+        machine.kill();
+        Self {
+            reason: LostReason::Protocol("the guest closed the agent's channel".into()),
+            console: machine.console_tail(),
+        }
+    }
+
+    fn machine(machine: &dyn Machine, exit: Exit) -> Self {
+        let console = match exit {
+            Exit::PoweredOff | Exit::Panicked { .. } | Exit::TripleFault => machine.console_tail(),
+            Exit::Failed { .. } | Exit::Killed { .. } => String::new(),
+        };
+        Self {
+            reason: LostReason::Machine(exit),
+            console,
+        }
+    }
+}
+
+impl fmt::Display for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.reason {
+            LostReason::BootFailed(failure) => failure.fmt(f),
+            LostReason::Silent => f.write_str("the guest did not answer in time"),
+            LostReason::Machine(exit) => exit.fmt(f),
+            LostReason::Protocol(what) => f.write_str(what),
+            LostReason::Unflushed(what) => write!(f, "not everything was written: {what}"),
+            LostReason::Closed => f.write_str("it was ended"),
+        }
+    }
+}
+
+impl std::error::Error for Lost {}

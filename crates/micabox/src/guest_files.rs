@@ -1,0 +1,92 @@
+//! Where the guest's kernel and agent are.
+
+use std::path::{Path, PathBuf};
+
+use crate::Error;
+
+/// Names a directory to look in before all others.
+const VARIABLE: &str = "MICABOX_GUEST";
+
+const KERNEL: &str = "vmlinux";
+const INITRD: &str = "initrd.cpio";
+
+/// The files that every guest boots from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GuestFiles {
+    /// The kernel.
+    pub kernel: PathBuf,
+    /// The agent, as an initramfs.
+    pub initrd: PathBuf,
+}
+
+impl GuestFiles {
+    /// Looks in `$MICABOX_GUEST`; otherwise in `../share/micabox` and `../guest`,
+    /// seen from the directory of the running program.
+    ///
+    /// # Errors
+    /// [`Error::NoGuest`] with the places.
+    pub fn find() -> Result<Self, Error> {
+        let named = std::env::var_os(VARIABLE).filter(|dir| !dir.is_empty());
+        let directories = match named {
+            Some(dir) => vec![PathBuf::from(dir)],
+            None => std::env::current_exe()
+                .ok()
+                .and_then(|program| beside(&program))
+                .unwrap_or_default(),
+        };
+        Self::find_in(directories)
+    }
+
+    fn find_in(directories: Vec<PathBuf>) -> Result<Self, Error> {
+        // Both from one place: they are built for each other.
+        let complete = directories.iter().map(|dir| Self {
+            kernel: dir.join(KERNEL),
+            initrd: dir.join(INITRD),
+        });
+        if let Some(files) = complete
+            .clone()
+            .find(|files| files.kernel.is_file() && files.initrd.is_file())
+        {
+            return Ok(files);
+        }
+        let has_kernel = complete.clone().any(|files| files.kernel.is_file());
+        Err(Error::NoGuest {
+            name: if has_kernel { INITRD } else { KERNEL },
+            searched: directories,
+        })
+    }
+}
+
+/// Where an installation or a build directory has them.
+fn beside(program: &Path) -> Option<Vec<PathBuf>> {
+    let above = program.parent()?.parent()?;
+    Some(vec![above.join("share/micabox"), above.join("guest")])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_installation_comes_before_a_build() {
+        let dir = tempfile::tempdir().unwrap();
+        let directories = beside(&dir.path().join("bin/mica")).unwrap();
+        let missing = GuestFiles::find_in(directories.clone()).unwrap_err();
+        assert!(missing.to_string().contains("share/micabox"), "{missing}");
+
+        for name in ["vmlinux", "initrd.cpio"] {
+            std::fs::create_dir_all(dir.path().join("guest")).unwrap();
+            std::fs::write(dir.path().join("guest").join(name), "").unwrap();
+        }
+        let built = GuestFiles::find_in(directories.clone()).unwrap();
+        assert_eq!(built.kernel, dir.path().join("guest/vmlinux"));
+
+        // Half an installation is none.
+        std::fs::create_dir_all(dir.path().join("share/micabox")).unwrap();
+        std::fs::write(dir.path().join("share/micabox/vmlinux"), "").unwrap();
+        assert_eq!(GuestFiles::find_in(directories.clone()).unwrap(), built);
+        std::fs::write(dir.path().join("share/micabox/initrd.cpio"), "").unwrap();
+        let installed = GuestFiles::find_in(directories).unwrap();
+        assert_eq!(installed.kernel, dir.path().join("share/micabox/vmlinux"));
+    }
+}

@@ -1,0 +1,86 @@
+//! The files of an image, checked before a machine is made of them.
+
+use std::fs::File;
+use std::path::Path;
+
+use micabox_erofs::{BLOCK_SIZE, Concat, Reader};
+use micabox_image::identity;
+use micabox_image::store::Image;
+
+use crate::Error;
+use crate::plan::{ImageFile, ImageFiles};
+
+/// The files of `image`. Each is looked at as far as that costs next to nothing: its
+/// length, and its superblock with the checksum over it. Whether every byte is as it was
+/// is for the store's fsck.
+pub(crate) fn open(image: &Image) -> Result<ImageFiles, Error> {
+    let layers: Result<Vec<_>, _> = image
+        .layers
+        .iter()
+        .map(|layer| {
+            check(
+                &layer.path,
+                layer.blocks,
+                identity::layer_uuid(&layer.diff_id),
+            )
+        })
+        .collect();
+    let diff_ids = || image.layers.iter().map(|layer| &layer.diff_id);
+    let fsmeta = identity::fsmeta_uuid(diff_ids());
+    let fixup = image.fixup.as_ref();
+    let fixup =
+        fixup.map(|fixup| check(&fixup.path, fixup.blocks, identity::fixup_uuid(diff_ids())));
+    Ok(ImageFiles {
+        fsmeta: check(&image.fsmeta, image.fsmeta_blocks, fsmeta)?,
+        layers: layers?,
+        first_layer: image.first_layer,
+        fixup: fixup.transpose()?,
+        disk: image.vmdk.clone(),
+    })
+}
+
+/// Everything that an image shows, bodies of files included.
+pub(crate) type ImageReader = Reader<Concat<File>>;
+
+/// Opens `image` for reading in this process.
+pub(crate) fn reader(image: &Image) -> Result<ImageReader, Error> {
+    let unusable = |problem: String| Error::ImageFile {
+        path: image.fsmeta.clone(),
+        problem,
+    };
+    let layers = image.layers.iter().map(|layer| &layer.path);
+    let files = std::iter::once(&image.fsmeta).chain(layers).map(File::open);
+    files
+        .collect::<Result<Vec<_>, _>>()
+        // They are padded as they lie.
+        .and_then(|files| Concat::new(files, BLOCK_SIZE))
+        .map_err(|error| unusable(error.to_string()))
+        .and_then(|source| Reader::open(source).map_err(|error| unusable(error.to_string())))
+}
+
+fn check(path: &Path, blocks: u64, uuid: [u8; 16]) -> Result<ImageFile, Error> {
+    let unusable = |problem: String| Error::ImageFile {
+        path: path.to_owned(),
+        problem,
+    };
+    let size = blocks.saturating_mul(BLOCK_SIZE);
+    let file = File::open(path).map_err(|error| unusable(error.to_string()))?;
+    let metadata = file
+        .metadata()
+        .map_err(|error| unusable(error.to_string()))?;
+    if metadata.len() != size {
+        return Err(unusable(format!(
+            "it has {} bytes and should have {size}",
+            metadata.len()
+        )));
+    }
+    let reader = Reader::open(file).map_err(|error| unusable(error.to_string()))?;
+    if reader.uuid() != uuid {
+        return Err(unusable("it holds another image".into()));
+    }
+    Ok(ImageFile {
+        path: path.to_owned(),
+        size,
+        uuid,
+    })
+}

@@ -1,0 +1,68 @@
+//! Sandboxes from OCI images: the Rust SDK.
+//!
+//! A sandbox is a virtual machine whose root is an image: its layers, read-only and
+//! shared with every other sandbox, under a disposable upper layer in memory.
+//!
+//! ```no_run
+//! use micabox::{Command, Sandbox};
+//! use micabox_image::Store;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let store = Store::open(&Store::default_root()?)?;
+//! let image = store.image("debian:12")?;
+//! let sandbox = Sandbox::create(&store, &image)?;
+//! let process = sandbox.exec(&Command::new(["uname", "-a"]))?;
+//! let finished = process.finish()?;
+//! println!("{}", String::from_utf8_lossy(&finished.stdout));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! There is no daemon. A sandbox lives in the process that started it and never
+//! outlives it, however that process ends. One with a disk ([`Upper::Disk`]) can be started
+//! again by any process, with everything that was written to it. What is on disk about
+//! sandboxes ([`Sandboxes`]) is enough for other processes to list them, to stop them, and
+//! to clean up after a creator that was killed.
+
+#![forbid(unsafe_code)]
+
+mod agent;
+mod builder;
+mod cancel;
+mod command;
+mod commit;
+mod error;
+mod guest_files;
+mod image_files;
+mod name;
+mod network;
+mod patch;
+pub mod plan;
+mod process;
+mod sandbox;
+mod signal;
+mod snapshot;
+mod spec;
+mod state;
+mod timings;
+mod upper;
+
+pub use builder::{Builder, DEFAULT_MEMORY_MIB};
+pub use cancel::Cancel;
+pub use command::{Command, CommandError, EnvChange, Overrides};
+pub use error::{Error, Lost, LostReason};
+pub use guest_files::GuestFiles;
+pub use micabox_net::{Publish, Rule};
+pub use micabox_vmm::BackendChoice;
+pub use micabox_wire::{ExitStatus, StartFailed, StartFailure, TtySize};
+pub use network::{Network, UserNetwork};
+pub use patch::Patch;
+pub use plan::{Root, Transport};
+pub use process::{Finished, Handle, Output, Process, Stdin};
+pub use sandbox::{DEFAULT_GRACE, Sandbox};
+pub use signal::signal_number;
+pub use snapshot::Snapshot;
+pub use spec::Spec;
+pub use state::{ImageName, ProcessId, Record, Sandboxes, Status};
+pub use timings::Timings;
+pub use upper::{Change, ChangeKind, DEFAULT_DISK_SIZE, StillDisk, Upper};

@@ -1,0 +1,106 @@
+//! Whom a sandbox reaches, and who reaches it.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use micabox_net::{Addresses, Config, Publish, Rule};
+use micabox_vmm::NetworkInterface;
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+
+/// A sandbox's network.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Network {
+    /// Nothing but its own loopback interface.
+    None,
+    /// What this process reaches, through this process's sockets; no privileges needed.
+    User(UserNetwork),
+}
+
+/// Which of the host's network a sandbox has.
+///
+/// By default everything but the host's own loopback interface, link-local addresses and
+/// the addresses where clouds hand out credentials.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct UserNetwork {
+    /// What it may reach. With any of these it reaches nothing else.
+    pub allow: Vec<Rule>,
+    /// What it may not reach, whatever else is said.
+    pub deny: Vec<Rule>,
+    /// Ports of the host's that lead to it.
+    pub publish: Vec<Publish>,
+    /// Resolvers for its questions about names, in place of the host's.
+    pub resolvers: Vec<SocketAddr>,
+}
+
+impl Default for Network {
+    fn default() -> Self {
+        Self::User(UserNetwork::default())
+    }
+}
+
+/// A network that runs, and what machine and guest have to know of it.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) network: micabox_net::Network,
+    pub(crate) interface: NetworkInterface,
+    pub(crate) boot: micabox_wire::Network,
+    pub(crate) resolv_conf: Vec<u8>,
+}
+
+impl Network {
+    /// Starts it, if there is anything to start.
+    pub(crate) fn start(&self) -> Result<Option<Connection>, Error> {
+        let Self::User(user) = self else {
+            return Ok(None);
+        };
+        let addresses = Addresses::default();
+        let (network, link) = micabox_net::Network::start(Config {
+            addresses,
+            allow: user.allow.clone(),
+            deny: user.deny.clone(),
+            publish: user.publish.clone(),
+            resolvers: user.resolvers.clone(),
+        })?;
+        Ok(Some(Connection {
+            network,
+            interface: NetworkInterface {
+                link: Arc::new(link),
+                address: addresses.guest_mac,
+                mtu: addresses.mtu,
+            },
+            boot: micabox_wire::Network {
+                hardware_address: addresses.guest_mac,
+                address: addresses.guest.octets(),
+                prefix: addresses.prefix,
+                gateway: addresses.gateway.octets(),
+            },
+            resolv_conf: format!("nameserver {}\n", addresses.gateway).into_bytes(),
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_kept_as_text() {
+        let network = Network::User(UserNetwork {
+            allow: vec!["*.example.com:443".parse().unwrap()],
+            deny: vec!["10.0.0.0/8".parse().unwrap()],
+            publish: vec!["8080:80".parse().unwrap()],
+            resolvers: vec!["192.0.2.1:53".parse().unwrap()],
+        });
+        let text = serde_json::to_string(&network).unwrap();
+        assert!(text.contains("127.0.0.1:8080:80/tcp"), "{text}");
+        assert_eq!(serde_json::from_str::<Network>(&text).unwrap(), network);
+        assert_eq!(
+            serde_json::from_str::<Network>(r#"{"user":{}}"#).unwrap(),
+            Network::default()
+        );
+    }
+}

@@ -1,0 +1,391 @@
+//! Which devices a machine gets, and what the guest makes of them.
+//!
+//! An image is an ordered list of extents: `[fsmeta | layer 0 | layer 1 | ...]`,
+//! bottom layer first, each a file of a multiple of 2 MiB. The same list goes to a
+//! guest in two ways, and the guest makes one of two roots of it:
+//!
+//! | | pmem | blk |
+//! |---|---|---|
+//! | merged | fsmeta mounted over its layers | one disk, mounted as one flat image |
+//! | stacked | a mount a layer | pieces of one disk, a mount each |
+//!
+//! Where a backend can map many files into one pmem region, all of pmem is that one
+//! region; otherwise every extent is a device.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::path::PathBuf;
+
+use micabox_vmm::{Disk, DiskSource, FilesPerRegion, Limits, PmemFile, PmemRegion};
+use micabox_wire::{Device, Extent, Lower, Range};
+use serde::{Deserialize, Serialize};
+
+/// How an image's bytes reach the guest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Transport {
+    /// Whichever boots faster here.
+    #[default]
+    Auto,
+    /// Persistent memory: mapped from the host's page cache, no copy in the guest.
+    Pmem,
+    /// A block device.
+    Blk,
+}
+
+/// What the root filesystem's lower side is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Root {
+    /// One filesystem for the whole image.
+    #[default]
+    Merged,
+    /// A filesystem a layer, stacked by overlayfs.
+    Stacked,
+}
+
+/// Serial number of the disk that holds the flat image.
+const IMAGE_SERIAL: &str = "image";
+
+/// Serial number of the disk that holds the fixup.
+const FIXUP_SERIAL: &str = "fixup";
+
+/// One file of an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageFile {
+    /// The file.
+    pub path: PathBuf,
+    /// Its length in bytes.
+    pub size: u64,
+    /// The UUID in its superblock.
+    pub uuid: [u8; 16],
+}
+
+/// All files of an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageFiles {
+    /// The merged image's metadata.
+    pub fsmeta: ImageFile,
+    /// The layers, bottom first.
+    pub layers: Vec<ImageFile>,
+    /// Index of the lowest layer that can be seen; a stack has none below it.
+    pub first_layer: usize,
+    /// What a stack of the layers needs on top to show what fsmeta shows. Its device
+    /// table lists all layers.
+    pub fixup: Option<ImageFile>,
+    /// A VMDK descriptor of `[fsmeta | layers...]`.
+    pub disk: PathBuf,
+}
+
+/// What a machine gets and what the guest makes of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Never [`Transport::Auto`].
+    pub transport: Transport,
+    /// As asked for; merged for an image without layers.
+    pub root: Root,
+    /// pmem regions for the machine.
+    pub pmem: Vec<PmemRegion>,
+    /// Disks for the machine.
+    pub disks: Vec<Disk>,
+    /// The overlay's lower side for the guest, topmost first.
+    pub lowers: Vec<Lower>,
+    /// Why the transport is this one, if nobody asked for it.
+    pub reason: Option<String>,
+}
+
+/// An image can't be given to a machine in the way asked for.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    /// More devices than a machine can have.
+    #[error(
+        "the image needs {needed} devices over {transport} with a {root} root, and a machine \
+         has at most {limit}; use the blk transport with a merged root"
+    )]
+    TooManyDevices {
+        /// Devices needed.
+        needed: usize,
+        /// Devices that a machine can have.
+        limit: usize,
+        /// Over what.
+        transport: Transport,
+        /// For which root.
+        root: Root,
+    },
+}
+
+impl Plan {
+    /// A plan for `image` on a backend with `limits`.
+    ///
+    /// # Errors
+    /// [`PlanError`].
+    pub fn new(
+        image: &ImageFiles,
+        transport: Transport,
+        root: Root,
+        limits: &Limits,
+    ) -> Result<Self, PlanError> {
+        // An image from scratch has nothing to stack; its fsmeta is an empty root.
+        let root = match image.layers.is_empty() {
+            true => Root::Merged,
+            false => root,
+        };
+        let (transport, reason) = choose(image, transport, root, limits);
+        let plan = match (transport, root) {
+            (Transport::Blk, Root::Merged) => merged_disk(image),
+            (Transport::Blk, Root::Stacked) => stacked_disk(image),
+            (_, Root::Merged) => merged_pmem(image, limits),
+            (_, Root::Stacked) => stacked_pmem(image, limits),
+        };
+        let plan = Self {
+            transport,
+            root,
+            reason,
+            ..plan
+        };
+        plan.check(limits)?;
+        Ok(plan)
+    }
+
+    /// Adds a disk that is not the image's.
+    ///
+    /// # Errors
+    /// [`PlanError`].
+    pub fn add_disk(&mut self, disk: Disk, limits: &Limits) -> Result<(), PlanError> {
+        self.disks.push(disk);
+        self.check(limits)
+    }
+
+    fn check(&self, limits: &Limits) -> Result<(), PlanError> {
+        let needed = self.pmem.len() + self.disks.len();
+        if needed > limits.max_devices {
+            return Err(PlanError::TooManyDevices {
+                needed,
+                limit: limits.max_devices,
+                transport: self.transport,
+                root: self.root,
+            });
+        }
+        Ok(())
+    }
+
+    /// RAM that the guest's kernel needs to describe pmem: a 64 byte structure a 4 KiB
+    /// page, in MiB, rounded up.
+    pub fn pmem_overhead_mib(&self) -> u32 {
+        let pmem = self
+            .pmem
+            .iter()
+            .fold(0_u64, |sum, region| sum.saturating_add(region.size()));
+        u32::try_from((pmem / 4096 * 64).div_ceil(1 << 20)).unwrap_or(u32::MAX)
+    }
+
+    fn of(pmem: Vec<PmemRegion>, disks: Vec<Disk>, lowers: Vec<Lower>) -> Self {
+        Self {
+            transport: Transport::Auto,
+            root: Root::Merged,
+            pmem,
+            disks,
+            lowers,
+            reason: None,
+        }
+    }
+}
+
+/// The transport to use, and why if nobody asked for it.
+fn choose(
+    image: &ImageFiles,
+    wish: Transport,
+    root: Root,
+    limits: &Limits,
+) -> (Transport, Option<String>) {
+    if wish != Transport::Auto {
+        return (wish, None);
+    }
+    let extents = match root {
+        Root::Merged => 1 + image.layers.len(),
+        Root::Stacked => image.layers.len() + usize::from(image.fixup.is_some()),
+    };
+    let regions = match limits.files_per_region {
+        FilesPerRegion::One => extents,
+        FilesPerRegion::Many => 1,
+    };
+    if regions <= limits.cheap_regions.min(limits.max_devices) {
+        return (Transport::Pmem, Some("no copy in the guest".into()));
+    }
+    let reason = format!(
+        "{regions} pmem devices take longer to start than a disk; up to {} do not",
+        limits.cheap_regions
+    );
+    (Transport::Blk, Some(reason))
+}
+
+fn merged_pmem(image: &ImageFiles, limits: &Limits) -> Plan {
+    let files = std::iter::once(&image.fsmeta).chain(&image.layers);
+    let whole = |file: &ImageFile| on_pmem(file.uuid, None);
+    let (pmem, devices) = match limits.files_per_region {
+        // In one region the layers follow at the addresses that fsmeta names.
+        FilesPerRegion::Many => (vec![region(files)], Vec::new()),
+        FilesPerRegion::One => (region_each(files), image.layers.iter().map(whole).collect()),
+    };
+    let lower = Lower {
+        image: whole(&image.fsmeta),
+        devices,
+    };
+    Plan::of(pmem, Vec::new(), vec![lower])
+}
+
+fn stacked_pmem(image: &ImageFiles, limits: &Limits) -> Plan {
+    let files = image.layers.iter().chain(&image.fixup);
+    match limits.files_per_region {
+        FilesPerRegion::One => {
+            // EROFS takes no device that is mounted already as a device of another
+            // image, but two pieces of one device are two devices. So with a fixup,
+            // every layer is a piece, which happens to be all of its device.
+            let range = |file: &ImageFile| {
+                let length = file.size;
+                image.fixup.as_ref().map(|_| Range { offset: 0, length })
+            };
+            let layers = image.layers.iter();
+            let layers = layers.map(|layer| on_pmem(layer.uuid, range(layer)));
+            let fixup = image.fixup.iter();
+            let fixup = fixup.map(|fixup| on_pmem(fixup.uuid, None)).next();
+            let lowers = stack(image, layers.collect(), fixup);
+            Plan::of(region_each(files), Vec::new(), lowers)
+        }
+        FilesPerRegion::Many => {
+            let first = image.layers.first().map_or([0; 16], |file| file.uuid);
+            let mut extents = ranges(0, files.clone()).map(|range| on_pmem(first, Some(range)));
+            let layers = extents.by_ref().take(image.layers.len()).collect();
+            let lowers = stack(image, layers, extents.next());
+            Plan::of(vec![region(files)], Vec::new(), lowers)
+        }
+    }
+}
+
+fn merged_disk(image: &ImageFiles) -> Plan {
+    let lower = Lower {
+        image: on_disk(IMAGE_SERIAL, None),
+        devices: Vec::new(),
+    };
+    Plan::of(Vec::new(), vec![image_disk(image)], vec![lower])
+}
+
+fn stacked_disk(image: &ImageFiles) -> Plan {
+    let mut disks = vec![image_disk(image)];
+    let layers = ranges(image.fsmeta.size, &image.layers)
+        .map(|range| on_disk(IMAGE_SERIAL, Some(range)))
+        .collect();
+    let fixup = image.fixup.as_ref().map(|fixup| {
+        disks.push(Disk {
+            source: DiskSource::Raw(fixup.path.clone()),
+            read_only: true,
+            serial: FIXUP_SERIAL.into(),
+        });
+        on_disk(FIXUP_SERIAL, None)
+    });
+    Plan::of(Vec::new(), disks, stack(image, layers, fixup))
+}
+
+/// The mounts of a stacked root, topmost first, from where each layer and the fixup
+/// are.
+fn stack(image: &ImageFiles, layers: Vec<Extent>, fixup: Option<Extent>) -> Vec<Lower> {
+    let mut lowers: Vec<Lower> = Vec::new();
+    lowers.extend(fixup.map(|fixup| Lower {
+        image: fixup,
+        devices: layers.clone(),
+    }));
+    let mut seen = HashSet::new();
+    let layers = image.layers.iter().zip(layers).skip(image.first_layer);
+    for (file, image) in layers.rev() {
+        // overlayfs takes no layer twice. Of a layer that an image has twice, the upper
+        // one shows everything that the lower one could.
+        if seen.insert(file.uuid) {
+            lowers.push(Lower {
+                image,
+                devices: Vec::new(),
+            });
+        }
+    }
+    lowers
+}
+
+fn image_disk(image: &ImageFiles) -> Disk {
+    Disk {
+        source: DiskSource::Files {
+            files: region(std::iter::once(&image.fsmeta).chain(&image.layers)).files,
+            vmdk: image.disk.clone(),
+        },
+        read_only: true,
+        serial: IMAGE_SERIAL.into(),
+    }
+}
+
+fn region<'a>(files: impl IntoIterator<Item = &'a ImageFile>) -> PmemRegion {
+    let files = files.into_iter().map(|file| PmemFile {
+        path: file.path.clone(),
+        size: file.size,
+    });
+    PmemRegion {
+        files: files.collect(),
+    }
+}
+
+/// A region a file; one for several files that are the same.
+fn region_each<'a>(files: impl IntoIterator<Item = &'a ImageFile>) -> Vec<PmemRegion> {
+    let mut seen = HashSet::new();
+    let files = files.into_iter().filter(|file| seen.insert(file.uuid));
+    files.map(|file| region([file])).collect()
+}
+
+/// Where `files` are if they lie back to back from `start` on.
+fn ranges<'a>(
+    start: u64,
+    files: impl IntoIterator<Item = &'a ImageFile>,
+) -> impl Iterator<Item = Range> {
+    files.into_iter().scan(start, |offset, file| {
+        let range = Range {
+            offset: *offset,
+            length: file.size,
+        };
+        *offset = offset.saturating_add(file.size);
+        Some(range)
+    })
+}
+
+fn on_pmem(uuid: [u8; 16], range: Option<Range>) -> Extent {
+    Extent {
+        device: Device::Pmem { uuid },
+        range,
+    }
+}
+
+fn on_disk(serial: &str, range: Option<Range>) -> Extent {
+    Extent {
+        device: Device::Disk {
+            serial: serial.into(),
+        },
+        range,
+    }
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Pmem => "pmem",
+            Self::Blk => "blk",
+        })
+    }
+}
+
+impl fmt::Display for Root {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Merged => "merged",
+            Self::Stacked => "stacked",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

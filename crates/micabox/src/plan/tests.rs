@@ -1,0 +1,237 @@
+use super::*;
+
+const MIB: u64 = 1 << 20;
+
+const ONE: Limits = Limits {
+    files_per_region: FilesPerRegion::One,
+    max_devices: 10,
+    cheap_regions: 4,
+};
+
+const MANY: Limits = Limits {
+    files_per_region: FilesPerRegion::Many,
+    ..ONE
+};
+
+fn file(number: u8, mib: u64) -> ImageFile {
+    ImageFile {
+        path: format!("/s/{number}").into(),
+        size: mib * MIB,
+        uuid: [number; 16],
+    }
+}
+
+/// fsmeta is file 100; layers are 0, 1, 2... of 2, 4, 6... MiB.
+fn image(layers: u8) -> ImageFiles {
+    ImageFiles {
+        fsmeta: file(100, 2),
+        layers: (0..layers)
+            .map(|number| file(number, 2 * (u64::from(number) + 1)))
+            .collect(),
+        first_layer: 0,
+        fixup: None,
+        disk: "/s/disk.vmdk".into(),
+    }
+}
+
+fn plan(image: &ImageFiles, transport: Transport, root: Root, limits: &Limits) -> Plan {
+    Plan::new(image, transport, root, limits).unwrap()
+}
+
+fn pmem(number: u8) -> Extent {
+    on_pmem([number; 16], None)
+}
+
+fn piece(offset: u64, length: u64) -> Option<Range> {
+    Some(Range {
+        offset: offset * MIB,
+        length: length * MIB,
+    })
+}
+
+fn lower(image: Extent, devices: Vec<Extent>) -> Lower {
+    Lower { image, devices }
+}
+
+/// The numbers of the files of each region.
+fn regions(plan: &Plan) -> Vec<Vec<&str>> {
+    plan.pmem
+        .iter()
+        .map(|region| {
+            let names = region.files.iter().map(|file| file.path.to_str().unwrap());
+            names.collect()
+        })
+        .collect()
+}
+
+#[test]
+fn merged_pmem_mounts_fsmeta_over_a_device_a_layer() {
+    let plan = plan(&image(2), Transport::Pmem, Root::Merged, &ONE);
+    assert_eq!(regions(&plan), [["/s/100"], ["/s/0"], ["/s/1"]]);
+    assert_eq!(plan.lowers, [lower(pmem(100), vec![pmem(0), pmem(1)])]);
+    assert_eq!(plan.disks, []);
+}
+
+#[test]
+fn merged_pmem_is_one_flat_region_where_that_can_be() {
+    let plan = plan(&image(2), Transport::Pmem, Root::Merged, &MANY);
+    assert_eq!(regions(&plan), [["/s/100", "/s/0", "/s/1"]]);
+    assert_eq!(plan.pmem[0].size(), 8 * MIB);
+    assert_eq!(plan.lowers, [lower(pmem(100), vec![])]);
+}
+
+#[test]
+fn merged_blk_is_one_flat_disk() {
+    let plan = plan(&image(2), Transport::Blk, Root::Merged, &ONE);
+    assert_eq!(plan.pmem, []);
+    assert_eq!(plan.disks.len(), 1);
+    let DiskSource::Files { files, vmdk } = &plan.disks[0].source else {
+        panic!("{plan:?}");
+    };
+    assert_eq!(vmdk.to_str(), Some("/s/disk.vmdk"));
+    let names = files.iter().map(|file| file.path.to_str().unwrap());
+    assert_eq!(names.collect::<Vec<_>>(), ["/s/100", "/s/0", "/s/1"]);
+    assert!(plan.disks[0].read_only);
+    assert_eq!(plan.lowers, [lower(on_disk("image", None), vec![])]);
+}
+
+#[test]
+fn stacked_layers_come_topmost_first() {
+    let plan = plan(&image(3), Transport::Pmem, Root::Stacked, &ONE);
+    assert_eq!(regions(&plan), [["/s/0"], ["/s/1"], ["/s/2"]]);
+    let expected = [2, 1, 0].map(|number| lower(pmem(number), vec![]));
+    assert_eq!(plan.lowers, expected);
+}
+
+#[test]
+fn stacked_pieces_of_one_region_and_of_one_disk() {
+    let one_region = plan(&image(2), Transport::Pmem, Root::Stacked, &MANY);
+    assert_eq!(regions(&one_region), [["/s/0", "/s/1"]]);
+    let expected = [piece(2, 4), piece(0, 2)].map(|range| lower(on_pmem([0; 16], range), vec![]));
+    assert_eq!(one_region.lowers, expected);
+
+    // On the disk, fsmeta comes first.
+    let disk = plan(&image(2), Transport::Blk, Root::Stacked, &ONE);
+    let expected = [piece(4, 4), piece(2, 2)].map(|range| lower(on_disk("image", range), vec![]));
+    assert_eq!(disk.lowers, expected);
+}
+
+#[test]
+fn the_fixup_lies_on_top_and_reads_from_all_layers() {
+    let mut image = image(2);
+    image.fixup = Some(file(200, 2));
+    let devices = plan(&image, Transport::Pmem, Root::Stacked, &ONE);
+    assert_eq!(regions(&devices), [["/s/0"], ["/s/1"], ["/s/200"]]);
+    let zero = on_pmem([0; 16], piece(0, 2));
+    let one = on_pmem([1; 16], piece(0, 4));
+    assert_eq!(
+        devices.lowers,
+        [
+            lower(pmem(200), vec![zero.clone(), one.clone()]),
+            lower(one, vec![]),
+            lower(zero, vec![]),
+        ]
+    );
+
+    let disks = plan(&image, Transport::Blk, Root::Stacked, &ONE);
+    assert_eq!(disks.disks[1].source, DiskSource::Raw("/s/200".into()));
+    let on = |range| on_disk("image", range);
+    assert_eq!(
+        disks.lowers[0],
+        lower(
+            on_disk("fixup", None),
+            vec![on(piece(2, 2)), on(piece(4, 4))]
+        )
+    );
+
+    let one_region = plan(&image, Transport::Pmem, Root::Stacked, &MANY);
+    let on = |range| on_pmem([0; 16], range);
+    assert_eq!(
+        one_region.lowers[0],
+        lower(on(piece(6, 2)), vec![on(piece(0, 2)), on(piece(2, 4))])
+    );
+    // A merged root needs none.
+    let merged = plan(&image, Transport::Pmem, Root::Merged, &ONE);
+    assert_eq!(merged.pmem.len(), 3);
+}
+
+#[test]
+fn layers_that_can_not_be_seen_are_not_stacked() {
+    let mut image = image(3);
+    image.first_layer = 1;
+    let stacked = plan(&image, Transport::Pmem, Root::Stacked, &ONE);
+    assert_eq!(
+        stacked.lowers,
+        [2, 1].map(|number| lower(pmem(number), vec![]))
+    );
+    // fsmeta's device table has them all.
+    let merged = plan(&image, Transport::Pmem, Root::Merged, &ONE);
+    assert_eq!(merged.lowers[0].devices.len(), 3);
+}
+
+#[test]
+fn a_layer_that_occurs_twice_is_one_device() {
+    let mut image = image(2);
+    image.layers.push(image.layers[0].clone());
+    let stacked = plan(&image, Transport::Pmem, Root::Stacked, &ONE);
+    assert_eq!(regions(&stacked), [["/s/0"], ["/s/1"]]);
+    assert_eq!(
+        stacked.lowers,
+        [0, 1].map(|number| lower(pmem(number), vec![]))
+    );
+    let merged = plan(&image, Transport::Pmem, Root::Merged, &ONE);
+    assert_eq!(merged.pmem.len(), 3);
+    assert_eq!(merged.lowers[0].devices, [pmem(0), pmem(1), pmem(0)]);
+    // In one address space it has two places.
+    let flat = plan(&image, Transport::Pmem, Root::Merged, &MANY);
+    assert_eq!(flat.pmem[0].files.len(), 4);
+    let disk = plan(&image, Transport::Blk, Root::Stacked, &ONE);
+    assert_eq!(disk.lowers.len(), 2);
+}
+
+#[test]
+fn auto_takes_pmem_while_it_is_cheap() {
+    let auto = |layers, root, limits| plan(&image(layers), Transport::Auto, root, limits);
+    assert_eq!(auto(3, Root::Merged, &ONE).transport, Transport::Pmem);
+    let many_layers = auto(4, Root::Merged, &ONE);
+    assert_eq!(many_layers.transport, Transport::Blk);
+    let reason = many_layers.reason.unwrap();
+    assert!(
+        reason.contains("5 pmem devices") && reason.contains("up to 4"),
+        "{reason}"
+    );
+    assert_eq!(auto(4, Root::Stacked, &ONE).transport, Transport::Pmem);
+    assert_eq!(auto(200, Root::Merged, &MANY).transport, Transport::Pmem);
+    let asked = plan(&image(4), Transport::Pmem, Root::Merged, &ONE);
+    assert_eq!((asked.transport, asked.reason), (Transport::Pmem, None));
+}
+
+#[test]
+fn more_devices_than_a_machine_has_is_an_error() {
+    plan(&image(9), Transport::Pmem, Root::Merged, &ONE);
+    let error = Plan::new(&image(10), Transport::Pmem, Root::Merged, &ONE).unwrap_err();
+    assert!(
+        error.to_string().contains("11 devices over pmem"),
+        "{error}"
+    );
+    plan(&image(10), Transport::Pmem, Root::Merged, &MANY);
+}
+
+#[test]
+fn an_image_from_scratch_has_a_merged_root() {
+    for transport in [Transport::Pmem, Transport::Blk] {
+        let plan = plan(&image(0), transport, Root::Stacked, &ONE);
+        assert_eq!(plan.root, Root::Merged);
+        assert_eq!(plan.lowers.len(), 1);
+    }
+}
+
+#[test]
+fn describing_pmem_costs_the_guest_memory() {
+    let mut image = image(1);
+    image.layers[0].size = 2 << 30;
+    let pmem = plan(&image, Transport::Pmem, Root::Stacked, &ONE);
+    assert_eq!(pmem.pmem_overhead_mib(), 32);
+    let blk = plan(&image, Transport::Blk, Root::Stacked, &ONE);
+    assert_eq!(blk.pmem_overhead_mib(), 0);
+}

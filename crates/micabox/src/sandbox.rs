@@ -1,0 +1,366 @@
+//! A sandbox: created, used, ended.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use micabox_image::Store;
+use micabox_image::store::Image;
+use micabox_vmm::Machine;
+use oci_spec::image::Config;
+
+use crate::agent::{Agent, OUTPUT_WINDOW};
+use crate::error::{Lost, LostReason};
+use crate::plan::Plan;
+use crate::process::{Handle, Process};
+use crate::state::control::{self, Answer, Control, Request};
+use crate::state::{Record, Registration, Sandboxes, Status};
+use crate::timings::{Start, Timings};
+use crate::{Builder, Command, CommandError, Error, Overrides};
+
+/// How long the first command has after its stop signal if nobody says otherwise; as
+/// with Docker.
+pub const DEFAULT_GRACE: Duration = Duration::from_secs(10);
+
+/// How long a guest may take to kill its commands and to power off.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a guest may take to write what is still in its memory to its disk. A host
+/// whose disk is busy needs long for a guest's memory full; killing it would lose some.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// A virtual machine with an image's files as its root. Dropping it ends it at once,
+/// and with it everything that ran in it and every change to its files in memory; to a
+/// disk that is a power cut. [`Sandbox::end`] loses nothing.
+pub struct Sandbox {
+    // In the order in which they must go: first the socket that could ask for things,
+    // then the machine, last the record that says who is responsible for it.
+    control: Option<Control>,
+    inner: Arc<Inner>,
+    registration: Mutex<Registration>,
+    config: Config,
+    start: Start,
+    plan: Plan,
+}
+
+/// A guest that is up, and what it runs on.
+pub(crate) struct Guest {
+    pub(crate) agent: Agent,
+    pub(crate) machine: Arc<dyn Machine>,
+    /// Ends with the sandbox.
+    pub(crate) network: Option<micabox_net::Network>,
+}
+
+/// What requests from other processes can reach.
+struct Inner {
+    agent: Agent,
+    machine: Arc<dyn Machine>,
+    /// Goes after the machine, which would otherwise see a link go down.
+    _network: Option<micabox_net::Network>,
+    stop_signal: i32,
+    /// The first command.
+    main: Mutex<Option<Handle>>,
+    /// Held by whoever ends the sandbox.
+    ending: Mutex<()>,
+    is_ending: AtomicBool,
+    /// There is a disk that the guest must flush before it ends.
+    keeps: bool,
+    /// The guest has said that everything is saved.
+    is_saved: AtomicBool,
+    /// Somebody wanted it to end without that.
+    is_killed: AtomicBool,
+}
+
+impl Sandbox {
+    /// A sandbox whose guest is up.
+    pub(crate) fn new(
+        guest: Guest,
+        stop_signal: i32,
+        registration: Registration,
+        config: Config,
+        start: Start,
+        plan: Plan,
+    ) -> Result<Self, Error> {
+        let inner = Arc::new(Inner {
+            agent: guest.agent,
+            machine: guest.machine,
+            _network: guest.network,
+            stop_signal,
+            main: Mutex::new(None),
+            ending: Mutex::new(()),
+            is_ending: AtomicBool::new(false),
+            keeps: registration.record().upper.is_kept(),
+            is_saved: AtomicBool::new(false),
+            is_killed: AtomicBool::new(false),
+        });
+        let control = Control::serve(registration.path(), {
+            let inner = Arc::clone(&inner);
+            move |Request::Stop { grace }| match inner.stop(grace) {
+                Ok(()) => Answer::Done,
+                Err(error) => Answer::Failed(error.to_string()),
+            }
+        })
+        .map_err(|source| Error::System {
+            what: "listening for requests",
+            source,
+        })?;
+        Ok(Self {
+            control: Some(control),
+            inner,
+            registration: Mutex::new(registration),
+            config,
+            start,
+            plan,
+        })
+    }
+
+    /// A sandbox from `image` in `store`, with defaults.
+    ///
+    /// # Errors
+    /// As [`Builder::create`].
+    pub fn create(store: &Store, image: &Image) -> Result<Self, Error> {
+        Self::builder(store, image).create()
+    }
+
+    /// A sandbox from `image` in `store`.
+    pub fn builder<'a>(store: &'a Store, image: &'a Image) -> Builder<'a> {
+        Builder::new(store, image)
+    }
+
+    /// What is on record about it.
+    pub fn record(&self) -> Record {
+        self.registration().record().clone()
+    }
+
+    /// How the image's bytes reach it.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The command that the image's configuration and `overrides` make, as
+    /// `docker run` has it.
+    ///
+    /// # Errors
+    /// As [`CommandError`] says.
+    pub fn image_command(&self, overrides: &Overrides) -> Result<Command, CommandError> {
+        Command::from_image(&self.config, overrides)
+    }
+
+    /// A command with the image's environment, user and directory, as `docker exec`
+    /// has it.
+    ///
+    /// # Errors
+    /// As [`CommandError`] says.
+    pub fn command(&self, overrides: &Overrides) -> Result<Command, CommandError> {
+        Command::in_image(&self.config, overrides)
+    }
+
+    /// The signal with which [`Sandbox::stop`] asks the first command to end.
+    pub fn stop_signal(&self) -> i32 {
+        self.inner.stop_signal
+    }
+
+    /// Whether somebody, perhaps in another process, is ending the sandbox.
+    pub fn is_stopping(&self) -> bool {
+        self.inner.is_ending.load(Ordering::Acquire)
+    }
+
+    /// Starts a command and waits until it runs. The first one is the one that
+    /// [`Sandbox::stop`] asks to end.
+    ///
+    /// # Errors
+    /// [`Error::Start`] if the guest can't, [`Error::Lost`] if there is no guest.
+    pub fn exec(&self, command: &Command) -> Result<Process, Error> {
+        if command.argv.is_empty() {
+            return Err(CommandError::Nothing.into());
+        }
+        let process = Process::start(self.inner.agent.shared(), command.to_wire(OUTPUT_WINDOW))?;
+        lock(&self.inner.main).get_or_insert_with(|| process.handle());
+        Ok(process)
+    }
+
+    /// Where the time until the first command's first output went.
+    pub fn timings(&self) -> Timings {
+        let main = lock(&self.inner.main).as_ref().map(Handle::moments);
+        self.start.timings(main)
+    }
+
+    /// Asks the first command to end, kills it after `grace`, and ends the sandbox in
+    /// order.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] if the guest can't say that everything is saved. The sandbox
+    /// has ended all the same.
+    pub fn stop(&self, grace: Duration) -> Result<(), Error> {
+        self.inner.stop(grace)
+    }
+
+    /// Ends the sandbox after its commands: in order if it has a disk, at once if there is
+    /// nothing to lose. Does nothing more after [`Sandbox::kill`].
+    ///
+    /// # Errors
+    /// As [`Sandbox::stop`].
+    pub fn end(&self) -> Result<(), Error> {
+        if self.inner.keeps && !self.inner.is_killed.load(Ordering::Acquire) {
+            return self.inner.stop(Duration::ZERO);
+        }
+        self.inner.machine.kill();
+        Ok(())
+    }
+
+    /// Ends the sandbox at once, and everything in it. What was not flushed to a disk is
+    /// lost.
+    pub fn kill(&self) {
+        self.inner.is_killed.store(true, Ordering::Release);
+        self.inner.machine.kill();
+    }
+
+    /// Sets what is remembered of its end, if anything is.
+    ///
+    /// # Errors
+    /// [`Error::State`] if that can't be written.
+    pub fn set_exit(&self, code: i32, error: Option<String>) -> Result<(), Error> {
+        self.registration().update(|record| {
+            record.status = Status::Exited {
+                code,
+                at: now().0,
+                error,
+            };
+        })
+    }
+
+    fn registration(&self) -> MutexGuard<'_, Registration> {
+        lock(&self.registration)
+    }
+}
+
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        // Whoever waits for a stop gets an answer soon.
+        self.inner.machine.kill();
+        drop(self.control.take());
+        let _ = self.inner.machine.wait(SHUTDOWN_TIMEOUT);
+        let mut registration = self.registration();
+        if registration.record().status.is_live() && !registration.record().auto_remove {
+            let end = Status::Exited {
+                code: 128 + libc::SIGKILL,
+                at: now().0,
+                error: None,
+            };
+            let _ = registration.update(|record| record.status = end);
+        }
+    }
+}
+
+impl std::fmt::Debug for Sandbox {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Sandbox").field(&self.record()).finish()
+    }
+}
+
+impl Inner {
+    fn stop(&self, grace: Duration) -> Result<(), Error> {
+        self.is_ending.store(true, Ordering::Release);
+        let _one_at_a_time = lock(&self.ending);
+        let result = match self.end_commands(grace) {
+            Ok(()) => self.shut_down(),
+            Err(error) => Err(error),
+        };
+        let is_safe = !self.keeps || self.is_saved.load(Ordering::Acquire);
+        self.machine.kill();
+        let _ = self.machine.wait(SHUTDOWN_TIMEOUT);
+        match result {
+            // It ended by itself meanwhile, or somebody else ended it.
+            Err(Error::Lost(Lost {
+                reason: LostReason::Machine(_) | LostReason::Closed,
+                ..
+            })) if is_safe => Ok(()),
+            result => result,
+        }
+    }
+
+    fn end_commands(&self, grace: Duration) -> Result<(), Error> {
+        let Some(main) = lock(&self.main).clone() else {
+            return Ok(());
+        };
+        main.signal(self.stop_signal);
+        if main.wait_timeout(grace)?.is_none() {
+            main.signal(libc::SIGKILL);
+            main.wait_timeout(SHUTDOWN_TIMEOUT)?;
+        }
+        Ok(())
+    }
+
+    fn shut_down(&self) -> Result<(), Error> {
+        let timeout = match self.keeps {
+            true => FLUSH_TIMEOUT,
+            false => SHUTDOWN_TIMEOUT,
+        };
+        if self.agent.shut_down(Instant::now() + timeout)? {
+            self.is_saved.store(true, Ordering::Release);
+            let _ = self.machine.wait(SHUTDOWN_TIMEOUT);
+        } else if self.keeps {
+            let problem = format!("the guest did not finish within {timeout:?}");
+            return Err(Lost::unflushed(problem).into());
+        }
+        Ok(())
+    }
+}
+
+impl Sandboxes {
+    /// Ends a sandbox, whoever made it: as [`Sandbox::stop`] if its creator lives.
+    /// Nothing happens if it has ended.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchSandbox`], [`Error::Ambiguous`]; [`Error::Stuck`] if it does not
+    /// end even when its machine is killed.
+    pub fn stop(&self, name_or_id: &str, grace: Duration) -> Result<Record, Error> {
+        let found = self.find(name_or_id)?;
+        if !found.record.status.is_live() {
+            return Ok(found.record);
+        }
+        // The grace, the guest's way down, and the same again for a busy host.
+        let flush = match found.record.upper.is_kept() {
+            true => FLUSH_TIMEOUT,
+            false => SHUTDOWN_TIMEOUT,
+        };
+        let patience = grace
+            .saturating_add(flush)
+            .saturating_add(2 * SHUTDOWN_TIMEOUT);
+        let answer = control::ask(&found.path, &Request::Stop { grace }, patience);
+        if answer.is_ok() && self.wait_for_end(&found, SHUTDOWN_TIMEOUT) {
+            return match answer {
+                Ok(Answer::Failed(problem)) if found.record.upper.is_kept() => {
+                    Err(Lost::unflushed(problem).into())
+                }
+                _ => Ok(found.record),
+            };
+        }
+        // Its creator hangs, or has no ear yet. Without its machine it will end.
+        if let Some(machine) = self.find(&found.record.id)?.record.machine {
+            machine.kill();
+        }
+        if !self.wait_for_end(&found, SHUTDOWN_TIMEOUT) {
+            return Err(Error::Stuck {
+                name: found.record.name,
+                after: patience,
+            });
+        }
+        Ok(found.record)
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The time of day: seconds since 1970-01-01 UTC, and nanoseconds.
+pub(crate) fn now() -> (i64, u32) {
+    match SystemTime::now().duration_since(UNIX_EPOCH) {
+        Ok(since) => (
+            i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
+            since.subsec_nanos(),
+        ),
+        Err(_) => (0, 0),
+    }
+}

@@ -1,0 +1,198 @@
+//! A snapshot as one file, to carry it elsewhere.
+//!
+//! All numbers are little endian.
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 19 | `micabox snapshot 1` and a line feed |
+//! | 4 | length of the head |
+//! | | the head, JSON: the snapshot, and the runs of bytes that are no hole |
+//! | | the bytes of the runs |
+//! | 32 | SHA-256 of everything before |
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+
+use micabox_image::Store;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::Snapshot;
+use crate::upper::data_runs;
+use crate::{Error, Sandboxes};
+
+const MAGIC: &[u8; 19] = b"micabox snapshot 1\n";
+
+/// Most bytes of a head: more runs than a disk of 16 TiB is likely to have.
+const HEAD_MAX: u32 = 256 << 20;
+
+/// Most bytes of a disk.
+const SIZE_MAX: u64 = 16 << 40;
+
+/// Bytes passed on at once.
+const PIECE: usize = 1 << 20;
+
+#[derive(Serialize, Deserialize)]
+struct Head {
+    snapshot: Snapshot,
+    /// Offset and length of each run in the disk, ascending.
+    runs: Vec<(u64, u64)>,
+}
+
+impl Sandboxes {
+    /// Writes a snapshot as one file, with a digest at its end. The image is not in it.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchSnapshot`]; [`Error::System`].
+    pub fn export_snapshot(&self, name: &str, to: &mut dyn Write) -> Result<(), Error> {
+        let snapshot = self.snapshot(name)?;
+        let path = self.snapshot_disk(name);
+        write(snapshot, &path, to).map_err(|source| Error::System {
+            what: "exporting the snapshot",
+            source,
+        })
+    }
+
+    /// Makes a snapshot of what [`Sandboxes::export_snapshot`] wrote, under its own name or
+    /// another one. Its image must be in the store.
+    ///
+    /// # Errors
+    /// [`Error::SnapshotExists`]; [`Error::Store`] without the image; [`Error::System`] if
+    /// `from` fails, is no such file, or does not have the digest at its end.
+    pub fn import_snapshot(
+        &self,
+        store: &Store,
+        name: Option<&str>,
+        from: &mut dyn Read,
+    ) -> Result<Snapshot, Error> {
+        let failed = |source| Error::System {
+            what: "importing the snapshot",
+            source,
+        };
+        let mut from = Hashed {
+            inner: from,
+            hash: Sha256::new(),
+        };
+        let Head { mut snapshot, runs } = read_head(&mut from).map_err(failed)?;
+        if let Some(name) = name {
+            name.clone_into(&mut snapshot.name);
+        }
+        let size = snapshot.size;
+        self.add_snapshot(store, snapshot, |path| {
+            read_disk(&mut from, path, size, &runs).map_err(failed)
+        })
+    }
+}
+
+fn write(snapshot: Snapshot, path: &Path, to: &mut dyn Write) -> io::Result<()> {
+    let disk = File::open(path)?;
+    let runs = data_runs(&disk)?;
+    let head = serde_json::to_vec(&Head {
+        snapshot,
+        runs: runs.clone(),
+    })?;
+    let length = u32::try_from(head.len()).map_err(|_| io::ErrorKind::FileTooLarge)?;
+    let mut hash = Sha256::new();
+    let mut put = |bytes: &[u8]| {
+        hash.update(bytes);
+        to.write_all(bytes)
+    };
+    put(MAGIC)?;
+    put(&length.to_le_bytes())?;
+    put(&head)?;
+    let mut buffer = vec![0; PIECE];
+    for (mut at, length) in runs {
+        let end = at + length;
+        while at < end {
+            let count = buffer.len().min((end - at) as usize);
+            let piece = buffer.get_mut(..count).unwrap_or_default();
+            disk.read_exact_at(piece, at)?;
+            put(piece)?;
+            at += count as u64;
+        }
+    }
+    to.write_all(&hash.finalize())?;
+    to.flush()
+}
+
+/// What is read is hashed.
+struct Hashed<'a> {
+    inner: &'a mut dyn Read,
+    hash: Sha256,
+}
+
+impl Hashed<'_> {
+    fn fill(&mut self, bytes: &mut [u8]) -> io::Result<()> {
+        self.inner.read_exact(bytes)?;
+        self.hash.update(&*bytes);
+        Ok(())
+    }
+}
+
+fn read_head(from: &mut Hashed<'_>) -> io::Result<Head> {
+    let wrong = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
+    let mut magic = [0; MAGIC.len()];
+    let mut length = [0; 4];
+    from.fill(&mut magic)?;
+    if magic != *MAGIC {
+        return Err(wrong("it is no snapshot of ours"));
+    }
+    from.fill(&mut length)?;
+    let length = u32::from_le_bytes(length);
+    if length > HEAD_MAX {
+        return Err(wrong("its head is too long"));
+    }
+    // As much memory as there are bytes, whatever the length says.
+    let mut text = Vec::new();
+    let mut buffer = vec![0; PIECE];
+    let mut left = length as usize;
+    while left > 0 {
+        let piece = buffer.get_mut(..left.min(PIECE)).unwrap_or_default();
+        from.fill(piece)?;
+        left -= piece.len();
+        text.extend_from_slice(piece);
+    }
+    let head: Head = serde_json::from_slice(&text)?;
+    let mut end = 0;
+    for (offset, length) in &head.runs {
+        let next = offset.checked_add(*length);
+        let next = next.filter(|next| *offset >= end && *next <= head.snapshot.size);
+        end = next.ok_or_else(|| wrong("its runs of bytes are not in order"))?;
+    }
+    if head.snapshot.size > SIZE_MAX {
+        return Err(wrong("its disk is too large"));
+    }
+    Ok(head)
+}
+
+fn read_disk(from: &mut Hashed<'_>, path: &Path, size: u64, runs: &[(u64, u64)]) -> io::Result<()> {
+    let mut options = OpenOptions::new();
+    let disk = options
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)?;
+    disk.set_len(size)?;
+    let mut buffer = vec![0; PIECE];
+    for (offset, length) in runs {
+        let (mut at, mut left) = (*offset, *length);
+        while left > 0 {
+            let count = buffer.len().min(left as usize);
+            let piece = buffer.get_mut(..count).unwrap_or_default();
+            from.fill(piece)?;
+            disk.write_all_at(piece, at)?;
+            at += count as u64;
+            left -= count as u64;
+        }
+    }
+    let expected = from.hash.clone().finalize();
+    let mut digest = [0; 32];
+    from.inner.read_exact(&mut digest)?;
+    if digest[..] != expected[..] {
+        let problem = "its bytes do not have the digest at its end";
+        return Err(io::Error::new(io::ErrorKind::InvalidData, problem));
+    }
+    disk.sync_all()
+}

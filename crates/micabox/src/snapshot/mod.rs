@@ -1,0 +1,213 @@
+//! Snapshots: copies of sandboxes' disks, to start others from.
+//!
+//! ```text
+//! sandboxes/snapshot-<name>/disk.ext4       the copy; its journal is empty
+//! sandboxes/snapshot-<name>/snapshot.json   what it is of; written last
+//! sandboxes/snapshot-<name>/lock            locked (flock) while it is made
+//! sandboxes/snapshot-<name>/lease.json      keeps the store from removing the image
+//! ```
+
+mod file;
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use micabox_ext4::Ext4;
+use micabox_image::Store;
+use serde::{Deserialize, Serialize};
+
+use crate::name::is_valid;
+use crate::sandbox::now;
+use crate::state::{ImageName, Lock};
+use crate::upper::copy;
+use crate::{Error, Sandboxes, Upper};
+
+const PREFIX: &str = "snapshot-";
+const DISK: &str = "disk.ext4";
+const RECORD: &str = "snapshot.json";
+const LOCK: &str = "lock";
+
+/// A copy of a sandbox's disk.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// Unique among snapshots.
+    pub name: String,
+    /// The image that the disk's changes are to.
+    pub image: ImageName,
+    /// The sandbox's name.
+    pub sandbox: String,
+    /// When it was made, seconds since 1970-01-01 UTC.
+    pub created: i64,
+    /// Bytes of the disk, holes included.
+    pub size: u64,
+}
+
+impl Sandboxes {
+    /// Copies the disk of a sandbox as it is at one moment; see [`Sandboxes::still_disk`].
+    ///
+    /// # Errors
+    /// [`Error::SnapshotExists`], [`Error::BadName`], and those of
+    /// [`Sandboxes::still_disk`].
+    pub fn create_snapshot(
+        &self,
+        store: &Store,
+        sandbox: &str,
+        name: &str,
+    ) -> Result<Snapshot, Error> {
+        let record = self.get(sandbox)?;
+        let snapshot = Snapshot {
+            name: name.to_owned(),
+            image: record.image.clone(),
+            sandbox: record.name.clone(),
+            created: now().0,
+            size: match record.upper {
+                Upper::Disk { size } => size,
+                Upper::Tmpfs => return Err(Error::NotKept(record.name)),
+            },
+        };
+        self.add_snapshot(store, snapshot, |path| {
+            let disk = self.still_disk(&record.id)?;
+            copy(disk.path(), path).map_err(failed("copying", path))
+        })
+    }
+
+    /// Makes a snapshot whose disk `fill` makes.
+    fn add_snapshot(
+        &self,
+        store: &Store,
+        snapshot: Snapshot,
+        fill: impl FnOnce(&Path) -> Result<(), Error>,
+    ) -> Result<Snapshot, Error> {
+        let name = &snapshot.name;
+        if !is_valid(name) {
+            return Err(Error::BadName(name.clone()));
+        }
+        let directory = self.snapshot_directory(name);
+        let _lock = claim(&directory, name)?;
+        let made = store
+            .lease(&format!("{PREFIX}{name}"), &snapshot.image.parse_digest()?)
+            .map_err(Error::from)
+            .and_then(|()| fill(&directory.join(DISK)))
+            .and_then(|()| settle(&directory.join(DISK)))
+            .and_then(|()| publish(&directory, &snapshot).map_err(failed("writing", &directory)));
+        match made {
+            Ok(()) => Ok(snapshot),
+            Err(error) => {
+                let _ = fs::remove_dir_all(&directory);
+                Err(error)
+            }
+        }
+    }
+
+    /// All snapshots, by name.
+    ///
+    /// # Errors
+    /// [`Error::State`].
+    pub fn snapshots(&self) -> Result<Vec<Snapshot>, Error> {
+        let directory = self.directory();
+        let entries = fs::read_dir(directory).map_err(failed("reading", directory))?;
+        let mut snapshots = Vec::new();
+        for entry in entries {
+            let name = entry.map_err(failed("reading", directory))?.file_name();
+            let name = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
+            snapshots.extend(name.and_then(|name| self.snapshot(name).ok()));
+        }
+        snapshots.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(snapshots)
+    }
+
+    /// The snapshot of this name.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchSnapshot`].
+    pub fn snapshot(&self, name: &str) -> Result<Snapshot, Error> {
+        let none = || Error::NoSuchSnapshot(name.to_owned());
+        if !is_valid(name) {
+            return Err(none());
+        }
+        let record = fs::read(self.snapshot_directory(name).join(RECORD)).map_err(|_| none())?;
+        serde_json::from_slice(&record).map_err(|_| none())
+    }
+
+    /// Removes a snapshot. Sandboxes that were started from it have copies.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchSnapshot`], [`Error::State`].
+    pub fn remove_snapshot(&self, name: &str) -> Result<(), Error> {
+        self.snapshot(name)?;
+        let directory = self.snapshot_directory(name);
+        // Without its record it is none, however far the rest gets.
+        let record = directory.join(RECORD);
+        fs::remove_file(&record).map_err(failed("removing", &record))?;
+        fs::remove_dir_all(&directory).map_err(failed("removing", &directory))
+    }
+
+    /// The disk of a snapshot.
+    pub(crate) fn snapshot_disk(&self, name: &str) -> PathBuf {
+        self.snapshot_directory(name).join(DISK)
+    }
+
+    fn snapshot_directory(&self, name: &str) -> PathBuf {
+        self.directory().join(format!("{PREFIX}{name}"))
+    }
+}
+
+/// Makes the directory, in place of one that a killed process left unfinished.
+fn claim(directory: &Path, name: &str) -> Result<Lock, Error> {
+    let exists = || Error::SnapshotExists(name.to_owned());
+    match fs::DirBuilder::new().mode(0o700).create(directory) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            return Err(failed("making", directory)(error));
+        }
+        _ => {}
+    }
+    let path = directory.join(LOCK);
+    File::options()
+        .create(true)
+        .append(true)
+        .open(&path)
+        .map_err(failed("making", &path))?;
+    let lock = Lock::attempt(&path).map_err(failed("locking", &path))?;
+    let lock = lock.ok_or_else(exists)?;
+    if directory.join(RECORD).exists() {
+        return Err(exists());
+    }
+    match fs::remove_file(directory.join(DISK)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(failed("removing", directory)(error))
+        }
+        _ => Ok(lock),
+    }
+}
+
+/// Replays the copy's journal, so that nobody has to again, and finds out whether it is a
+/// filesystem that can be used.
+fn settle(path: &Path) -> Result<(), Error> {
+    let unusable = |problem: String| Error::Disk {
+        what: "replaying the journal of",
+        path: path.to_owned(),
+        problem,
+    };
+    let file = File::options().read(true).write(true).open(path);
+    let file = file.map_err(|error| unusable(error.to_string()))?;
+    Ext4::open(file, micabox_ext4::Options::default())
+        .and_then(Ext4::close)
+        .map(drop)
+        .map_err(|error| unusable(error.to_string()))
+}
+
+fn publish(directory: &Path, snapshot: &Snapshot) -> io::Result<()> {
+    let mut file = tempfile::NamedTempFile::new_in(directory)?;
+    file.write_all(&serde_json::to_vec_pretty(snapshot)?)?;
+    file.as_file().sync_all()?;
+    file.persist(directory.join(RECORD))?;
+    File::open(directory)?.sync_all()
+}
+
+/// Names what failed, and on what.
+fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
+    let path = path.to_owned();
+    move |source| Error::State { what, path, source }
+}

@@ -1,0 +1,149 @@
+//! What a sandbox is started with, kept so that it can be started again.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+use micabox_wire::{Init, TtySize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::plan::{Root, Transport};
+use crate::{Command, Network};
+
+/// What a sandbox is started with every time, beside what its [`Record`](crate::Record)
+/// says anyway.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Spec {
+    /// The first command.
+    #[serde(with = "StoredCommand")]
+    pub command: Command,
+    /// The host name inside; otherwise the first 12 digits of the ID.
+    pub hostname: Option<String>,
+    /// How the image's bytes are to reach the guest.
+    pub transport: Transport,
+    /// What the lower side of the root is to be.
+    pub root: Root,
+    /// Who is process 1.
+    pub init: Init,
+    /// The signal that asks the first command to end, if it is not the image's.
+    pub stop_signal: Option<i32>,
+    /// Whom it reaches.
+    #[serde(default)]
+    pub network: Network,
+}
+
+/// A [`Command`] in JSON.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Command")]
+struct StoredCommand {
+    #[serde(with = "texts")]
+    argv: Vec<OsString>,
+    #[serde(with = "pairs")]
+    env: Vec<(OsString, OsString)>,
+    #[serde(with = "text")]
+    workdir: OsString,
+    user: String,
+    tty: Option<TtySize>,
+    stdin: bool,
+}
+
+/// Bytes as Linux has them in arguments: text as a rule, which JSON can say.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum Text {
+    Utf8(String),
+    Bytes(Vec<u8>),
+}
+
+impl From<&OsString> for Text {
+    fn from(text: &OsString) -> Self {
+        match text.to_str() {
+            Some(text) => Self::Utf8(text.to_owned()),
+            None => Self::Bytes(text.as_bytes().to_vec()),
+        }
+    }
+}
+
+impl From<Text> for OsString {
+    fn from(text: Text) -> Self {
+        match text {
+            Text::Utf8(text) => text.into(),
+            Text::Bytes(bytes) => Self::from_vec(bytes),
+        }
+    }
+}
+
+mod text {
+    use super::{Deserialize, Deserializer, OsString, Serialize, Serializer, Text};
+
+    pub(super) fn serialize<S: Serializer>(text: &OsString, to: S) -> Result<S::Ok, S::Error> {
+        Text::from(text).serialize(to)
+    }
+
+    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<OsString, D::Error> {
+        Ok(Text::deserialize(from)?.into())
+    }
+}
+
+mod texts {
+    use super::{Deserialize, Deserializer, OsString, Serializer, Text};
+
+    pub(super) fn serialize<S: Serializer>(texts: &[OsString], to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(texts.iter().map(Text::from))
+    }
+
+    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Vec<OsString>, D::Error> {
+        let texts = Vec::<Text>::deserialize(from)?.into_iter();
+        Ok(texts.map(OsString::from).collect())
+    }
+}
+
+mod pairs {
+    use super::{Deserialize, Deserializer, OsString, Serializer, Text};
+
+    type Pair = (OsString, OsString);
+
+    pub(super) fn serialize<S: Serializer>(pairs: &[Pair], to: S) -> Result<S::Ok, S::Error> {
+        let pairs = pairs.iter();
+        to.collect_seq(pairs.map(|(name, value)| (Text::from(name), Text::from(value))))
+    }
+
+    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Vec<Pair>, D::Error> {
+        let pairs = Vec::<(Text, Text)>::deserialize(from)?.into_iter();
+        Ok(pairs
+            .map(|(name, value)| (name.into(), value.into()))
+            .collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_survives_whatever_its_bytes_are() {
+        let odd = OsString::from_vec(vec![b'a', 0xff, b'\n']);
+        let spec = Spec {
+            command: Command {
+                argv: vec!["sh".into(), odd.clone()],
+                env: vec![("A".into(), odd), ("B".into(), "ü".into())],
+                workdir: "/srv".into(),
+                user: "app".into(),
+                tty: Some(TtySize {
+                    rows: 24,
+                    columns: 80,
+                }),
+                stdin: true,
+            },
+            hostname: None,
+            transport: Transport::Auto,
+            root: Root::Stacked,
+            init: Init::Reaper,
+            stop_signal: Some(15),
+            network: Network::None,
+        };
+        let text = serde_json::to_string(&spec).unwrap();
+        let again: Spec = serde_json::from_str(&text).unwrap();
+        assert_eq!(again.command, spec.command);
+        assert_eq!(again.root, spec.root);
+    }
+}

@@ -1,0 +1,369 @@
+//! The directory of sandboxes.
+
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::lock::Lock;
+use super::{Record, Status};
+use crate::{Error, name};
+
+/// Hexadecimal digits of a sandbox's ID.
+pub(crate) const ID_LENGTH: usize = 32;
+
+const STATE: &str = "state.json";
+const LOCK: &str = "lock";
+
+/// What keeps the store from removing the sandbox's image; see
+/// [`Store::lease`](micabox_image::Store::lease).
+const LEASE: &str = "lease.json";
+
+/// How often somebody who waits for a sandbox's end looks again.
+const POLL: Duration = Duration::from_millis(20);
+
+/// How many names are tried before giving up.
+const NAME_ATTEMPTS: usize = 64;
+
+/// All sandboxes of a store, running or remembered.
+#[derive(Clone, Debug)]
+pub struct Sandboxes {
+    directory: PathBuf,
+    /// Held while names are given and directories come and go. So whoever holds it
+    /// sees no half of one, but for what a killed process left.
+    lock: PathBuf,
+}
+
+/// A sandbox on disk.
+#[derive(Clone, Debug)]
+pub(crate) struct Found {
+    pub(crate) record: Record,
+    pub(crate) path: PathBuf,
+}
+
+/// A sandbox of this process. Dropping it leaves a record of its end, or nothing if
+/// that is what the record says.
+#[derive(Debug)]
+pub(crate) struct Registration {
+    sandboxes: Sandboxes,
+    path: PathBuf,
+    record: Record,
+    _lock: Lock,
+}
+
+impl Sandboxes {
+    /// The sandboxes of the store at `root`.
+    ///
+    /// # Errors
+    /// [`Error::State`] if its directories can't be made.
+    pub fn open(root: &Path) -> Result<Self, Error> {
+        let directory = root.join("sandboxes");
+        let locks = root.join("locks");
+        for directory in [&directory, &locks] {
+            fs::create_dir_all(directory).map_err(state("making", directory))?;
+        }
+        Ok(Self {
+            directory,
+            lock: locks.join("sandboxes"),
+        })
+    }
+
+    /// All records, oldest first. Forgets those that nobody is to remember.
+    ///
+    /// # Errors
+    /// [`Error::State`].
+    pub fn list(&self) -> Result<Vec<Record>, Error> {
+        let all = self.scan()?.into_iter();
+        Ok(all.map(|found| found.record).collect())
+    }
+
+    /// The record with this name, ID, or beginning of an ID.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchSandbox`], [`Error::Ambiguous`].
+    pub fn get(&self, name_or_id: &str) -> Result<Record, Error> {
+        Ok(self.find(name_or_id)?.record)
+    }
+
+    /// Forgets a sandbox that has ended.
+    ///
+    /// # Errors
+    /// [`Error::Running`].
+    pub fn remove(&self, name_or_id: &str) -> Result<Record, Error> {
+        let _names = self.lock()?;
+        let found = find(self.scan_locked()?, name_or_id)?;
+        if let Ok(None) = Lock::attempt(&found.path.join(LOCK)) {
+            return Err(Error::Running(found.record.name));
+        }
+        discard(&found.path)?;
+        Ok(found.record)
+    }
+
+    /// Where they are.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    pub(crate) fn find(&self, name_or_id: &str) -> Result<Found, Error> {
+        find(self.scan()?, name_or_id)
+    }
+
+    /// Waits until nobody runs the sandbox any more; false if somebody still does
+    /// after `patience`.
+    pub(crate) fn wait_for_end(&self, found: &Found, patience: Duration) -> bool {
+        let deadline = Instant::now() + patience;
+        loop {
+            // A trial holds the lock for a moment. Whoever lists sandboxes just then
+            // must not take us for the creator, so nobody tries without this one.
+            let names = self.lock();
+            let attempt = Lock::attempt(&found.path.join(LOCK));
+            drop(names);
+            match attempt {
+                // Held by somebody else.
+                Ok(None) if Instant::now() < deadline => std::thread::sleep(POLL),
+                Ok(None) => return false,
+                // Free, or gone with its directory.
+                Ok(Some(_)) | Err(_) => return true,
+            }
+        }
+    }
+
+    /// Makes a record for a new sandbox of this process. A name must be valid; without
+    /// one, it gets one.
+    pub(crate) fn register(
+        &self,
+        name: Option<&str>,
+        mut record: Record,
+    ) -> Result<Registration, Error> {
+        let names = self.lock()?;
+        record.name = choose_name(name, &record.id, &self.scan_locked()?)?;
+        let path = self.directory.join(&record.id);
+        let make = || {
+            fs::DirBuilder::new().mode(0o700).create(&path)?;
+            Lock::wait(&path.join(LOCK))
+        };
+        let lock = make().map_err(state("making", &path))?;
+        let written = write_record(&path, &record);
+        drop(names);
+        let registration = Registration {
+            sandboxes: self.clone(),
+            path,
+            record,
+            _lock: lock,
+        };
+        match written {
+            Ok(()) => Ok(registration),
+            Err(error) => {
+                registration.forget();
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes over a sandbox that has ended, to start it again. Whatever becomes of that, the
+    /// sandbox stays.
+    pub(crate) fn resume(
+        &self,
+        id: &str,
+        change: impl FnOnce(&mut Record),
+    ) -> Result<Registration, Error> {
+        let (Found { mut record, path }, lock) = self.hold(id)?;
+        change(&mut record);
+        write_record(&path, &record)?;
+        Ok(Registration {
+            sandboxes: self.clone(),
+            path,
+            record,
+            _lock: lock,
+        })
+    }
+
+    /// Keeps a sandbox that has a disk and does not run from being started or removed, for
+    /// as long as the lock is held.
+    pub(crate) fn hold(&self, name_or_id: &str) -> Result<(Found, Lock), Error> {
+        let _names = self.lock()?;
+        let found = find(self.scan_locked()?, name_or_id)?;
+        if !found.record.upper.is_kept() {
+            return Err(Error::NotKept(found.record.name));
+        }
+        let lock = Lock::attempt(&found.path.join(LOCK)).map_err(state("locking", &found.path))?;
+        match lock {
+            Some(lock) => Ok((found, lock)),
+            None => Err(Error::Running(found.record.name)),
+        }
+    }
+
+    fn lock(&self) -> Result<Lock, Error> {
+        Lock::wait(&self.lock).map_err(state("locking", &self.lock))
+    }
+
+    /// Everything there is, after forgetting what nobody is to remember.
+    fn scan(&self) -> Result<Vec<Found>, Error> {
+        let _names = self.lock()?;
+        self.scan_locked()
+    }
+
+    fn scan_locked(&self) -> Result<Vec<Found>, Error> {
+        let mut all = Vec::new();
+        let entries = fs::read_dir(&self.directory).map_err(state("reading", &self.directory))?;
+        for entry in entries {
+            let path = entry.map_err(state("reading", &self.directory))?.path();
+            if !is_sandbox(&path) {
+                continue;
+            }
+            let is_alive = match Lock::attempt(&path.join(LOCK)) {
+                Ok(lock) => lock.is_none(),
+                // Its creator died before it was made.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => false,
+                Err(error) => return Err(state("locking", &path)(error)),
+            };
+            match read_record(&path) {
+                Some(record) if is_alive => all.push(Found { record, path }),
+                Some(mut record) if !record.auto_remove => {
+                    if record.status.is_live() {
+                        record.status = Status::Dead;
+                    }
+                    release_image(&path, &record);
+                    all.push(Found { record, path });
+                }
+                // Nobody is to remember it, or nobody can.
+                _ if !is_alive => discard(&path)?,
+                _ => {}
+            }
+        }
+        all.sort_by(|a, b| {
+            let order = |found: &Found| (found.record.created, found.record.id.clone());
+            order(a).cmp(&order(b))
+        });
+        Ok(all)
+    }
+}
+
+impl Registration {
+    pub(crate) fn record(&self) -> &Record {
+        &self.record
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Changes the record, on disk too.
+    pub(crate) fn update(&mut self, change: impl FnOnce(&mut Record)) -> Result<(), Error> {
+        change(&mut self.record);
+        write_record(&self.path, &self.record)
+    }
+
+    /// Leaves nothing behind.
+    pub(crate) fn forget(mut self) {
+        self.record.auto_remove = true;
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        // Whoever looks at it from here on must not find half of it.
+        let _names = self.sandboxes.lock();
+        if self.record.auto_remove {
+            let _ = discard(&self.path);
+        } else {
+            release_image(&self.path, &self.record);
+        }
+    }
+}
+
+/// The name asked for if nobody has it, or one that nobody has.
+fn choose_name(wish: Option<&str>, id: &str, others: &[Found]) -> Result<String, Error> {
+    let holder = |name: &str| others.iter().find(|found| found.record.name == name);
+    match wish {
+        Some(wish) => match holder(wish) {
+            None => Ok(wish.to_owned()),
+            Some(other) => Err(Error::NameTaken {
+                name: wish.to_owned(),
+                id: other.record.short_id().to_owned(),
+            }),
+        },
+        None => Ok((0..NAME_ATTEMPTS)
+            .filter_map(|attempt| Some(name::from_random(random()?, attempt)))
+            .find(|name| holder(name).is_none())
+            .unwrap_or_else(|| id.to_owned())),
+    }
+}
+
+/// The sandbox with this name, ID, or beginning of an ID.
+fn find(mut all: Vec<Found>, name_or_id: &str) -> Result<Found, Error> {
+    let exact = |found: &Found| found.record.name == name_or_id || found.record.id == name_or_id;
+    if let Some(at) = all.iter().position(exact) {
+        return Ok(all.swap_remove(at));
+    }
+    all.retain(|found| !name_or_id.is_empty() && found.record.id.starts_with(name_or_id));
+    match (all.pop(), all.len()) {
+        (None, _) => Err(Error::NoSuchSandbox(name_or_id.to_owned())),
+        (Some(found), 0) => Ok(found),
+        (Some(_), _) => Err(Error::Ambiguous(name_or_id.to_owned())),
+    }
+}
+
+/// Whether a sandbox could have this directory, going by its name.
+fn is_sandbox(path: &Path) -> bool {
+    let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    path.file_name()
+        .and_then(|name| name.to_str())
+        .is_some_and(|name| name.len() == ID_LENGTH && name.bytes().all(is_digit))
+}
+
+/// Gives up the image of a sandbox that has ended, unless it can be started again.
+fn release_image(path: &Path, record: &Record) {
+    if !record.upper.is_kept() {
+        let _ = fs::remove_file(path.join(LEASE));
+    }
+}
+
+/// Deletes a sandbox's directory. The caller holds the lock on names.
+fn discard(path: &Path) -> Result<(), Error> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(state("removing", path)(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Publishes a record. Only that of an end, or of a sandbox with something to keep, is
+/// synced to disk: after a crash of the host no sandbox runs, and a record that is damaged
+/// then is forgotten.
+fn write_record(directory: &Path, record: &Record) -> Result<(), Error> {
+    let write = || {
+        let text = serde_json::to_vec_pretty(record)?;
+        let mut file = tempfile::NamedTempFile::new_in(directory)?;
+        file.write_all(&text)?;
+        let matters = matches!(record.status, Status::Exited { .. }) || record.upper.is_kept();
+        let durable = matters && !record.auto_remove;
+        if durable {
+            file.as_file().sync_all()?;
+        }
+        file.persist(directory.join(STATE))?;
+        if durable {
+            fs::File::open(directory)?.sync_all()?;
+        }
+        Ok(())
+    };
+    write().map_err(state("writing", &directory.join(STATE)))
+}
+
+fn read_record(directory: &Path) -> Option<Record> {
+    serde_json::from_slice(&fs::read(directory.join(STATE)).ok()?).ok()
+}
+
+fn random<const N: usize>() -> Option<[u8; N]> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).ok()?;
+    Some(bytes)
+}
+
+/// Names what failed, and on what.
+fn state(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
+    let path = path.to_owned();
+    move |source| Error::State { what, path, source }
+}

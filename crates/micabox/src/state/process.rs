@@ -1,0 +1,119 @@
+//! A process by a name that is never used twice.
+
+use rustix::fd::OwnedFd;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use serde::{Deserialize, Serialize};
+
+/// A process: its number, and when it started, since numbers are used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessId {
+    /// The number.
+    pub pid: u32,
+    /// When it started: clock ticks since the machine's boot, field 22 of
+    /// `/proc/<pid>/stat`.
+    pub start_time: u64,
+}
+
+impl ProcessId {
+    /// The running process with this number.
+    pub(crate) fn of(pid: u32) -> Option<Self> {
+        Some(Self {
+            pid,
+            start_time: start_time(pid)?,
+        })
+    }
+
+    /// The calling process.
+    pub(crate) fn own() -> Option<Self> {
+        Self::of(std::process::id())
+    }
+
+    /// Kills it if it still runs. Nobody else is ever hit: the number is first
+    /// pinned down and then checked.
+    pub(crate) fn kill(self) {
+        if let Some(handle) = self.open() {
+            let _ = pidfd_send_signal(&handle, Signal::KILL);
+        }
+    }
+
+    /// Has it stand still, until [`ProcessId::resume`].
+    pub(crate) fn pause(self) {
+        if let Some(handle) = self.open() {
+            let _ = pidfd_send_signal(&handle, Signal::STOP);
+        }
+    }
+
+    /// Has it go on.
+    pub(crate) fn resume(self) {
+        if let Some(handle) = self.open() {
+            let _ = pidfd_send_signal(&handle, Signal::CONT);
+        }
+    }
+
+    /// Whether none of its threads does anything; also if it is gone.
+    pub(crate) fn stands_still(self) -> bool {
+        if self.open().is_none() {
+            return true;
+        }
+        let Ok(threads) = std::fs::read_dir(format!("/proc/{}/task", self.pid)) else {
+            return true;
+        };
+        threads.flatten().all(|thread| {
+            let stat = std::fs::read(thread.path().join("stat")).unwrap_or_default();
+            let stat = String::from_utf8_lossy(&stat);
+            let state = stat
+                .rsplit_once(')')
+                .map_or("", |(_, rest)| rest)
+                .trim_start();
+            matches!(state.chars().next(), Some('T' | 't' | 'Z' | 'X') | None)
+        })
+    }
+
+    fn open(self) -> Option<OwnedFd> {
+        let pid = Pid::from_raw(self.pid.cast_signed())?;
+        let handle = pidfd_open(pid, PidfdFlags::empty()).ok()?;
+        (start_time(self.pid) == Some(self.start_time)).then_some(handle)
+    }
+}
+
+fn start_time(pid: u32) -> Option<u64> {
+    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    parse_start_time(&String::from_utf8_lossy(&stat))
+}
+
+/// Field 22. The second one is the program's name in parentheses, which may itself
+/// have parentheses and spaces.
+fn parse_start_time(stat: &str) -> Option<u64> {
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn a_hostile_name_does_not_shift_the_fields() {
+        let stat = "7 (a) b (c) S 1 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 12345 0 0";
+        assert_eq!(parse_start_time(stat), Some(12345));
+        assert_eq!(parse_start_time("7 (a) S 1"), None);
+        assert_eq!(parse_start_time(""), None);
+    }
+
+    #[test]
+    fn a_recycled_number_is_not_killed() {
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let right = ProcessId::of(child.id()).unwrap();
+        let wrong = ProcessId {
+            start_time: right.start_time + 1,
+            ..right
+        };
+        wrong.kill();
+        assert!(child.try_wait().unwrap().is_none());
+        right.kill();
+        assert!(!child.wait().unwrap().success());
+        assert_eq!(ProcessId::of(child.id()), None);
+    }
+}

@@ -1,0 +1,115 @@
+//! What is remembered about a sandbox.
+
+use std::fmt;
+
+use micabox_image::Digest;
+use serde::{Deserialize, Serialize};
+
+use super::ProcessId;
+use crate::{Error, Spec, Upper};
+
+/// What is remembered about a sandbox: `state.json`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Record {
+    /// 32 hexadecimal digits, random.
+    pub id: String,
+    /// Unique among all records.
+    pub name: String,
+    /// The image it was made from.
+    pub image: ImageName,
+    /// The first command, as a shell would need it.
+    pub command: String,
+    /// When it was created, seconds since 1970-01-01 UTC.
+    pub created: i64,
+    /// Guest RAM in MiB.
+    pub memory_mib: u32,
+    /// Virtual processors.
+    pub cpus: u8,
+    /// `pmem` or `blk`.
+    pub transport: String,
+    /// `merged` or `stacked`.
+    pub root: String,
+    /// Where its changes are.
+    #[serde(default)]
+    pub upper: Upper,
+    /// What it is started with, if it can be started again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spec: Option<Spec>,
+    /// Whether nothing is to be remembered after its end.
+    pub auto_remove: bool,
+    /// Who made it and serves requests about it.
+    pub owner: Option<ProcessId>,
+    /// Who runs its machine.
+    pub machine: Option<ProcessId>,
+    /// How it is.
+    pub status: Status,
+}
+
+/// The image a sandbox was made from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageName {
+    /// What it was called then.
+    pub reference: Option<String>,
+    /// Digest of its manifest.
+    pub digest: String,
+}
+
+/// How a sandbox is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "state")]
+pub enum Status {
+    /// Its machine is being started.
+    Starting,
+    /// It runs.
+    Running {
+        /// Since when, seconds since 1970-01-01 UTC.
+        since: i64,
+    },
+    /// It has ended.
+    Exited {
+        /// The first command's exit code.
+        code: i32,
+        /// When, seconds since 1970-01-01 UTC.
+        at: i64,
+        /// What went wrong if it did not just end.
+        error: Option<String>,
+    },
+    /// Its creator died without a word.
+    Dead,
+}
+
+impl Status {
+    /// Whether there is, or is about to be, a machine.
+    pub fn is_live(&self) -> bool {
+        matches!(self, Self::Starting | Self::Running { .. })
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Starting => f.write_str("starting"),
+            Self::Running { .. } => f.write_str("running"),
+            Self::Exited { code, .. } => write!(f, "exited ({code})"),
+            Self::Dead => f.write_str("dead"),
+        }
+    }
+}
+
+impl ImageName {
+    /// Digest of its manifest.
+    ///
+    /// # Errors
+    /// [`Error::BadRecord`] if that is none.
+    pub fn parse_digest(&self) -> Result<Digest, Error> {
+        let digest = self.digest.parse();
+        digest.map_err(|_| Error::BadRecord(self.digest.clone()))
+    }
+}
+
+impl Record {
+    /// The first 12 digits of the ID, enough for people.
+    pub fn short_id(&self) -> &str {
+        self.id.get(..12).unwrap_or(&self.id)
+    }
+}

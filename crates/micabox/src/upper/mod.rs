@@ -1,0 +1,130 @@
+//! Where a sandbox's changes go, and what can be done with them while no machine does.
+
+mod changes;
+mod copy;
+mod layer;
+mod scratch;
+mod still;
+
+use std::fs::{self, File};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use micabox_ext4::Ext4;
+use micabox_ext4::make::{Journal, Options, make};
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+use crate::sandbox::now;
+
+pub use changes::{Change, ChangeKind};
+pub(crate) use changes::{OPAQUE, is_whiteout};
+pub(crate) use copy::{copy, data_runs};
+pub(crate) use layer::OVERLAY;
+pub(crate) use scratch::Scratch;
+pub use still::StillDisk;
+
+/// Size of a disk if nobody says otherwise: the host gives it space only as it fills.
+pub const DEFAULT_DISK_SIZE: u64 = 8 << 30;
+
+/// What the filesystems are called inside.
+const LABEL: [u8; 16] = *b"mica-upper\0\0\0\0\0\0";
+
+/// The disk's file in the sandbox's directory.
+const FILE: &str = "upper.ext4";
+
+/// Serial number of the disk.
+pub(crate) const SERIAL: &str = "upper";
+
+/// Serial number of the layer of patches.
+pub(crate) const PATCHES_SERIAL: &str = "patches";
+
+/// Where a sandbox's changes go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Upper {
+    /// Into its memory, gone when it ends.
+    #[default]
+    Tmpfs,
+    /// Onto a disk of its own, kept until the sandbox is removed: more than memory holds,
+    /// there again when the sandbox is started again.
+    Disk {
+        /// Bytes that the disk has.
+        size: u64,
+    },
+}
+
+impl Upper {
+    /// Whether there is something to keep when the sandbox ends.
+    pub fn is_kept(&self) -> bool {
+        matches!(self, Self::Disk { .. })
+    }
+}
+
+/// The upper layer's directory on a disk.
+const ROOT: &[u8] = b"/root";
+
+/// Opens a disk that no machine writes to. Its journal is replayed, and whatever else is
+/// changed is, in memory: the file stays as it is.
+fn open(path: &Path) -> Result<Ext4<Scratch>, Error> {
+    let failed = |problem: String| Error::Disk {
+        what: "reading",
+        path: path.to_owned(),
+        problem,
+    };
+    let file = File::open(path).map_err(|error| failed(error.to_string()))?;
+    Ext4::open(Scratch::new(file), micabox_ext4::Options::default())
+        .map_err(|error| failed(error.to_string()))
+}
+
+/// The disk of the sandbox that has this directory.
+pub(crate) fn disk(directory: &Path) -> PathBuf {
+    directory.join(FILE)
+}
+
+/// Makes a sandbox's disk a copy of `original`.
+pub(crate) fn copy_disk(directory: &Path, original: &Path) -> Result<(), Error> {
+    copy(original, &disk(directory)).map_err(|error| Error::Disk {
+        what: "copying",
+        path: original.to_owned(),
+        problem: error.to_string(),
+    })
+}
+
+/// The layer of patches for a sandbox in memory.
+pub(crate) fn patches(directory: &Path) -> PathBuf {
+    directory.join("patches.ext4")
+}
+
+/// Makes an empty filesystem of `size` bytes for changes, in a new file.
+pub(crate) fn make_disk(path: &Path, size: u64, uuid: [u8; 16]) -> Result<(), Error> {
+    let failed = |problem: String| Error::Disk {
+        what: "making",
+        path: path.to_owned(),
+        problem,
+    };
+    let mut file = fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(|error| failed(error.to_string()))?;
+    file.set_len(size)
+        .map_err(|error| failed(error.to_string()))?;
+    let options = Options {
+        uuid,
+        label: LABEL,
+        time: now().0,
+        inodes: None,
+        journal: Journal::Default,
+        // Root is everybody in there.
+        reserved: 0,
+    };
+    make(&mut file, size, &options).map_err(|error| failed(error.to_string()))?;
+    // The guest's own flushes cover what is in the file, not its name.
+    let directory = path.parent().unwrap_or(path);
+    File::open(directory)
+        .and_then(|directory| directory.sync_all())
+        .map_err(|error| failed(error.to_string()))
+}

@@ -1,0 +1,113 @@
+//! A sandbox's disk at one moment.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use micabox_image::store::Image;
+
+use super::{Change, changes, copy, disk, layer};
+use crate::state::{Found, ProcessId, Sandboxes};
+use crate::{Error, Upper};
+
+/// How long a machine may take to stand still.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How often it is looked at.
+const POLL: Duration = Duration::from_millis(1);
+
+/// A disk that nobody writes to, or a copy of one of a moment at which nobody did.
+#[derive(Debug)]
+pub struct StillDisk {
+    path: PathBuf,
+    /// Holds the copy.
+    _directory: Option<tempfile::TempDir>,
+}
+
+impl StillDisk {
+    /// Everything in which the disk differs from `image`, which must be the sandbox's:
+    /// each directory before what is in it.
+    ///
+    /// # Errors
+    /// [`Error::Disk`], [`Error::ImageFile`].
+    pub fn changes(&self, image: &Image) -> Result<Vec<Change>, Error> {
+        changes::changes(&self.path, image)
+    }
+
+    /// Writes the changes as a layer of an image: an uncompressed archive, with whiteouts
+    /// for what is gone.
+    ///
+    /// # Errors
+    /// [`Error::Disk`]; [`Error::System`] if `output` fails.
+    pub fn write_layer(&self, output: &mut dyn std::io::Write) -> Result<(), Error> {
+        layer::write_layer(&self.path, output)
+    }
+
+    /// Its file.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Sandboxes {
+    /// The disk of a sandbox as it is now. A running one stands still for as long as a copy
+    /// takes; what it had not flushed is in the copy only as far as its kernel had written
+    /// it, as after a power cut.
+    ///
+    /// # Errors
+    /// [`Error::NotKept`] if it has none; [`Error::Disk`].
+    pub fn still_disk(&self, name_or_id: &str) -> Result<StillDisk, Error> {
+        let Found { record, path } = self.find(name_or_id)?;
+        if record.upper == Upper::Tmpfs {
+            return Err(Error::NotKept(record.name));
+        }
+        let original = disk(&path);
+        let failed = |source: std::io::Error| Error::Disk {
+            what: "copying",
+            path: original.clone(),
+            problem: source.to_string(),
+        };
+        if !record.status.is_live() {
+            return Ok(StillDisk {
+                path: original,
+                _directory: None,
+            });
+        }
+        let directory = tempfile::tempdir_in(path).map_err(failed)?;
+        let to = directory.path().join("copy.ext4");
+        let paused = record.machine.map(Paused::new).transpose()?;
+        copy(&original, &to).map_err(failed)?;
+        drop(paused);
+        Ok(StillDisk {
+            path: to,
+            _directory: Some(directory),
+        })
+    }
+}
+
+/// A machine whose process stands still until this is dropped.
+struct Paused(ProcessId);
+
+impl Paused {
+    fn new(machine: ProcessId) -> Result<Self, Error> {
+        machine.pause();
+        let paused = Self(machine);
+        let deadline = Instant::now() + PATIENCE;
+        // Every thread: one may be in the middle of a write.
+        while !machine.stands_still() {
+            if Instant::now() > deadline {
+                return Err(Error::System {
+                    what: "pausing the machine",
+                    source: std::io::ErrorKind::TimedOut.into(),
+                });
+            }
+            std::thread::sleep(POLL);
+        }
+        Ok(paused)
+    }
+}
+
+impl Drop for Paused {
+    fn drop(&mut self) {
+        self.0.resume();
+    }
+}

@@ -1,0 +1,336 @@
+//! UDP and ICMP echo: each conversation of the guest's has a socket of the host's, and a
+//! published port has one for all who write to it.
+
+mod echo;
+mod table;
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
+use std::time::{Duration, Instant};
+
+use smoltcp::wire::{Icmpv4DstUnreachable, UdpPacket};
+
+use crate::Publish;
+use crate::dns::{self, Proxy};
+use crate::io::Io;
+use crate::packet::{Packet, send_udp, send_unreachable, unreachable};
+use crate::poll::{Event, Id, Token};
+use echo::Request;
+use table::Table;
+
+/// Most conversations at a time, and most callers of published ports.
+const MAX_FLOWS: usize = 128;
+const MAX_CALLERS: usize = 256;
+
+/// How long a conversation lasts without a word. Two minutes is what RFC 4787 asks of an
+/// address translator at least.
+const IDLE: Duration = Duration::from_secs(120);
+
+/// Datagrams taken from one socket before others have their turn.
+const TURN: usize = 32;
+
+/// Bytes of the longest datagram.
+const MAX_DATAGRAM: usize = 65535;
+
+/// Ports of the gateway's that callers of published ports are shown as.
+const CALLING_PORTS: std::ops::Range<u16> = 32768..61000;
+
+pub(crate) struct Datagrams {
+    flows: Table<Key, Flow>,
+    published: HashMap<Id, Published>,
+    callers: Table<Caller, u16>,
+    by_port: HashMap<u16, Caller>,
+    next_port: u16,
+    buffer: Vec<u8>,
+}
+
+/// A conversation that the guest began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Key {
+    Udp { guest_port: u16, to: SocketAddrV4 },
+    Echo { identifier: u16, to: Ipv4Addr },
+}
+
+#[derive(Debug)]
+struct Flow {
+    socket: UdpSocket,
+    readable: bool,
+    /// The packet that an ICMP error would be about: as much of the last one as is quoted.
+    last: Vec<u8>,
+}
+
+/// Somebody who writes to a published port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Caller {
+    published: Id,
+    address: SocketAddr,
+}
+
+#[derive(Debug)]
+struct Published {
+    socket: UdpSocket,
+    guest_port: u16,
+    readable: bool,
+}
+
+impl Datagrams {
+    pub(crate) fn new() -> Self {
+        Self {
+            flows: Table::new(MAX_FLOWS, IDLE),
+            published: HashMap::new(),
+            callers: Table::new(MAX_CALLERS, IDLE),
+            by_port: HashMap::new(),
+            next_port: CALLING_PORTS.start,
+            buffer: vec![0; MAX_DATAGRAM],
+        }
+    }
+
+    /// Starts to listen for a published port.
+    pub(crate) fn publish(&mut self, io: &mut Io, port: &Publish) -> io::Result<()> {
+        let socket = UdpSocket::bind(port.host)?;
+        socket.set_nonblocking(true)?;
+        let id = io.poll.next_id();
+        io.poll.add(&socket, Token::UdpPort(id))?;
+        let published = Published {
+            socket,
+            guest_port: port.guest,
+            readable: false,
+        };
+        self.published.insert(id, published);
+        Ok(())
+    }
+
+    /// Takes in a UDP packet of the guest's.
+    pub(crate) fn receive(&mut self, io: &mut Io, dns: &mut Proxy, packet: &Packet<'_>) {
+        let Ok(datagram) = UdpPacket::new_checked(packet.payload) else {
+            return;
+        };
+        let (guest_port, port) = (datagram.src_port(), datagram.dst_port());
+        let data = datagram.payload();
+        if packet.to == io.link.addresses().gateway {
+            if port == dns::PORT {
+                return dns.receive(io, guest_port, data);
+            }
+            if let Some(caller) = self.by_port.get(&port) {
+                return self.answer(io.now, *caller, guest_port, data);
+            }
+        }
+        let key = Key::Udp {
+            guest_port,
+            to: SocketAddrV4::new(packet.to, port),
+        };
+        if self.flows.by_key(&key, io.now).is_none() {
+            let Some(target) = io.route(packet.to, port) else {
+                return prohibit(io, packet);
+            };
+            let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).and_then(|socket| {
+                socket.set_nonblocking(true)?;
+                socket.connect((target, port))?;
+                Ok(socket)
+            });
+            self.open(io, key, socket, packet);
+        }
+        self.send(io, key, data, packet);
+    }
+
+    /// Takes in an ICMP packet of the guest's.
+    pub(crate) fn receive_icmp(&mut self, io: &mut Io, packet: &Packet<'_>) {
+        let Some(request) = Request::parse(packet.payload) else {
+            return;
+        };
+        let Request {
+            identifier,
+            sequence,
+            data,
+        } = request;
+        if packet.to == io.link.addresses().gateway {
+            return echo::send_reply(&mut io.link, packet.to, identifier, sequence, data);
+        }
+        let key = Key::Echo {
+            identifier,
+            to: packet.to,
+        };
+        if self.flows.by_key(&key, io.now).is_none() {
+            // Rules about a port are not about this.
+            match io.route(packet.to, 0) {
+                Some(target) => self.open(io, key, echo::socket(target), packet),
+                None => return prohibit(io, packet),
+            }
+        }
+        self.send(io, key, &request.to_message(), packet);
+    }
+
+    fn open(&mut self, io: &mut Io, key: Key, socket: io::Result<UdpSocket>, packet: &Packet<'_>) {
+        let id = io.poll.next_id();
+        let opened = socket.and_then(|socket| {
+            io.poll.add(&socket, Token::Datagram(id))?;
+            Ok(socket)
+        });
+        match opened {
+            Ok(socket) => {
+                let flow = Flow {
+                    socket,
+                    readable: false,
+                    last: Vec::new(),
+                };
+                self.flows.insert(id, key, flow, io.now);
+            }
+            Err(error) => send_unreachable(&mut io.link, unreachable(&error), packet.bytes),
+        }
+    }
+
+    fn send(&mut self, io: &mut Io, key: Key, data: &[u8], packet: &Packet<'_>) {
+        let Some((_, flow)) = self.flows.by_key(&key, io.now) else {
+            return;
+        };
+        let quote = packet.bytes.len().min(MAX_QUOTE);
+        flow.last.clear();
+        flow.last
+            .extend(packet.bytes.get(..quote).unwrap_or_default());
+        match flow.socket.send(data) {
+            // A full buffer drops it, as networks do.
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => send_unreachable(&mut io.link, unreachable(&error), packet.bytes),
+        }
+    }
+
+    /// The guest writes to somebody who wrote to a published port.
+    fn answer(&mut self, now: Instant, caller: Caller, guest_port: u16, data: &[u8]) {
+        let Some(port) = self.published.get(&caller.published) else {
+            return;
+        };
+        if port.guest_port == guest_port && self.callers.by_key(&caller, now).is_some() {
+            let _ = port.socket.send_to(data, caller.address);
+        }
+    }
+
+    /// Something happened to a conversation's socket.
+    pub(crate) fn event(&mut self, io: &Io, id: Id, event: Event) {
+        if let Some((_, flow)) = self.flows.by_id(id, io.now) {
+            flow.readable |= event.readable;
+        }
+    }
+
+    /// Something happened to a published port's socket.
+    pub(crate) fn port_event(&mut self, id: Id, event: Event) {
+        if let Some(port) = self.published.get_mut(&id) {
+            port.readable |= event.readable;
+        }
+    }
+
+    /// Hands the guest what has come, as far as it takes it. True if there is more.
+    pub(crate) fn advance(&mut self, io: &mut Io) -> bool {
+        self.flows.expire(io.now);
+        self.callers.expire(io.now);
+        let callers = &self.callers;
+        self.by_port
+            .retain(|port, caller| callers.peek(caller) == Some(port));
+        let mut more = false;
+        for id in self.flows.ids(|flow| flow.readable) {
+            more |= self.drain(io, id);
+        }
+        let ports = self.published.iter().filter(|(_, port)| port.readable);
+        for id in ports.map(|(id, _)| *id).collect::<Vec<Id>>() {
+            more |= self.drain_port(io, id);
+        }
+        more
+    }
+
+    /// Hands the guest what has come to one conversation. True if there is more.
+    fn drain(&mut self, io: &mut Io, id: Id) -> bool {
+        let Some((key, flow)) = self.flows.by_id(id, io.now) else {
+            return false;
+        };
+        for _ in 0..TURN {
+            if !io.link.has_room() {
+                return false; // The link tells when there is room again.
+            }
+            match flow.socket.recv(&mut self.buffer) {
+                Ok(length) => {
+                    let data = self.buffer.get(..length).unwrap_or_default();
+                    match key {
+                        Key::Udp { guest_port, to } => {
+                            send_udp(&mut io.link, *to.ip(), to.port(), guest_port, data);
+                        }
+                        Key::Echo { identifier, to } => {
+                            echo::pass_on(&mut io.link, to, identifier, data);
+                        }
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    flow.readable = false;
+                    return false;
+                }
+                // What an ICMP error to the host came to; the guest has not seen it yet.
+                Err(error) => send_unreachable(&mut io.link, unreachable(&error), &flow.last),
+            }
+        }
+        true
+    }
+
+    /// Hands the guest what has come to a published port. True if there is more.
+    fn drain_port(&mut self, io: &mut Io, id: Id) -> bool {
+        for _ in 0..TURN {
+            if !io.link.has_room() {
+                return false;
+            }
+            let Some(port) = self.published.get_mut(&id) else {
+                return false;
+            };
+            let (length, address) = match port.socket.recv_from(&mut self.buffer) {
+                Ok(received) => received,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    port.readable = false;
+                    return false;
+                }
+                Err(_) => continue,
+            };
+            let guest_port = port.guest_port;
+            let caller = Caller {
+                published: id,
+                address,
+            };
+            let shown = self.shown_as(io, caller);
+            let gateway = io.link.addresses().gateway;
+            let data = self.buffer.get(..length).unwrap_or_default();
+            send_udp(&mut io.link, gateway, shown, guest_port, data);
+        }
+        true
+    }
+
+    /// The gateway's port that stands for a caller.
+    fn shown_as(&mut self, io: &mut Io, caller: Caller) -> u16 {
+        if let Some((_, port)) = self.callers.by_key(&caller, io.now) {
+            return *port;
+        }
+        // There are far more ports than callers: after a whole round the old is forgotten.
+        let port = self.next_port;
+        self.next_port = match port + 1 {
+            next if CALLING_PORTS.contains(&next) => next,
+            _ => CALLING_PORTS.start,
+        };
+        let id = io.poll.next_id();
+        self.callers.insert(id, caller, port, io.now);
+        self.by_port.insert(port, caller);
+        port
+    }
+
+    /// How long nothing happens if nobody does anything.
+    pub(crate) fn quiet_for(&self, now: Instant) -> Option<Duration> {
+        let both = [self.flows.quiet_for(now), self.callers.quiet_for(now)];
+        both.into_iter().flatten().min()
+    }
+}
+
+/// Bytes of a packet kept to quote.
+const MAX_QUOTE: usize = 68;
+
+fn prohibit(io: &mut Io, packet: &Packet<'_>) {
+    // Nobody gets an error about what was for everybody (RFC 1122, section 3.2.2).
+    if !packet.to.is_multicast() && !packet.to.is_broadcast() {
+        let why = Icmpv4DstUnreachable::CommProhibited;
+        send_unreachable(&mut io.link, why, packet.bytes);
+    }
+}

@@ -1,0 +1,94 @@
+//! The resolvers that the host uses.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Where the host keeps them.
+const FILE: &str = "/etc/resolv.conf";
+
+/// The port that DNS is served on.
+pub(crate) const PORT: u16 = 53;
+
+/// As many as the C library looks at (resolv.conf(5), MAXNS).
+const MAX_RESOLVERS: usize = 3;
+
+/// Networks come and go under a running sandbox: so old may what was read be.
+const FRESH: Duration = Duration::from_secs(2);
+
+/// Where questions go.
+#[derive(Debug)]
+pub(crate) struct Resolvers {
+    addresses: Vec<SocketAddr>,
+    source: Option<(PathBuf, Instant)>,
+}
+
+impl Resolvers {
+    /// The given ones, or the host's if none are given.
+    pub(crate) fn new(given: Vec<SocketAddr>, now: Instant) -> Self {
+        if given.is_empty() {
+            let path = PathBuf::from(FILE);
+            return Self {
+                addresses: read(&path),
+                source: Some((path, now)),
+            };
+        }
+        Self {
+            addresses: given,
+            source: None,
+        }
+    }
+
+    /// The first, the second...
+    pub(crate) fn get(&mut self, index: usize, now: Instant) -> Option<SocketAddr> {
+        if let Some((path, read_at)) = &mut self.source
+            && now.saturating_duration_since(*read_at) > FRESH
+        {
+            self.addresses = read(path);
+            *read_at = now;
+        }
+        self.addresses.get(index).copied()
+    }
+}
+
+fn read(path: &std::path::Path) -> Vec<SocketAddr> {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let mut found = parse(&text);
+    if found.is_empty() {
+        // resolv.conf(5): without any, the one on the machine itself.
+        found.push((std::net::Ipv4Addr::LOCALHOST, PORT).into());
+    }
+    found
+}
+
+fn parse(text: &str) -> Vec<SocketAddr> {
+    let named = text.lines().filter_map(|line| {
+        let mut words = line.split_whitespace();
+        if words.next() != Some("nameserver") {
+            return None;
+        }
+        let address: IpAddr = words.next()?.parse().ok()?;
+        Some(SocketAddr::new(address, PORT))
+    });
+    named.take(MAX_RESOLVERS).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hosts_resolvers_are_the_first_three() {
+        let text = "# comment\nsearch example\nnameserver 1.1.1.1 # x\n\nnameserver\tbad\n\
+                    nameserver ::1\nnameserver 2.2.2.2\nnameserver 3.3.3.3\noptions edns0\n";
+        let expected = ["1.1.1.1:53", "[::1]:53", "2.2.2.2:53"];
+        assert_eq!(parse(text), expected.map(|text| text.parse().unwrap()));
+        assert_eq!(parse(""), []);
+    }
+
+    #[test]
+    fn without_a_file_it_is_the_machine_itself() {
+        let none = read(std::path::Path::new("/nonexistent"));
+        assert_eq!(none, ["127.0.0.1:53".parse().unwrap()]);
+    }
+}

@@ -1,0 +1,40 @@
+//! What every protocol works with.
+
+use std::net::Ipv4Addr;
+use std::time::Instant;
+
+use crate::dns::Resolvers;
+use crate::link::Link;
+use crate::policy::Policy;
+use crate::poll::Poll;
+
+/// The world around a protocol.
+#[derive(Debug)]
+pub(crate) struct Io {
+    pub(crate) poll: Poll,
+    pub(crate) link: Link,
+    pub(crate) policy: Policy,
+    pub(crate) resolvers: Resolvers,
+    /// When the batch of events came that is being handled.
+    pub(crate) now: Instant,
+}
+
+impl Io {
+    /// Where on the host's side something goes that the guest sends to `address`; None if
+    /// the policy says no. The gateway is the host's loopback interface, for whom a rule
+    /// allows that; the guest's network has nobody else in it.
+    pub(crate) fn route(&self, address: Ipv4Addr, port: u16) -> Option<Ipv4Addr> {
+        let own = self.link.addresses();
+        let mask = u32::MAX
+            .checked_shl(32_u32.saturating_sub(own.prefix.into()))
+            .unwrap_or(0);
+        let target = if address == own.gateway {
+            Ipv4Addr::LOCALHOST
+        } else if (address.to_bits() ^ own.guest.to_bits()) & mask == 0 {
+            return None;
+        } else {
+            address
+        };
+        self.policy.allows(target, port, self.now).then_some(target)
+    }
+}

@@ -1,0 +1,135 @@
+//! The descriptor that carries the guest's frames.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::OwnedFd;
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair, sockopt,
+};
+use smoltcp::wire::{EthernetAddress, EthernetFrame, EthernetProtocol};
+
+use crate::address::{Addresses, ETHERNET_HEADER};
+
+/// Bytes that may wait in the kernel in each direction, if its limits allow: some of the
+/// largest frames.
+const SOCKET_BUFFER: usize = 1 << 20;
+
+/// Frames that may wait here when the kernel takes no more. Everybody asks
+/// [`Link::has_room`] first, so that it is replies to single frames that make up these.
+const MAX_WAITING: usize = 64;
+
+/// One end of a pair of sockets that keep frames apart; the machine has the other.
+#[derive(Debug)]
+pub(crate) struct Link {
+    socket: OwnedFd,
+    addresses: Addresses,
+    waiting: VecDeque<Vec<u8>>,
+    buffer: Vec<u8>,
+}
+
+/// What reading a frame came to.
+#[derive(Debug)]
+pub(crate) enum Received {
+    /// A frame, as it came.
+    Frame(Vec<u8>),
+    /// None for now.
+    Nothing,
+    /// The machine has closed its end.
+    End,
+}
+
+/// The two ends of a link; both keep frames apart and neither blocks.
+pub(crate) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    for end in [&ours, &theirs] {
+        sockopt::set_socket_send_buffer_size(end, SOCKET_BUFFER)?;
+    }
+    Ok((ours, theirs))
+}
+
+impl Link {
+    pub(crate) fn new(socket: OwnedFd, addresses: Addresses) -> Self {
+        // A longer frame is cut, and then no frame: nobody may send one.
+        let longest = ETHERNET_HEADER + usize::from(addresses.mtu);
+        Self {
+            socket,
+            addresses,
+            waiting: VecDeque::new(),
+            buffer: vec![0; longest],
+        }
+    }
+
+    pub(crate) fn socket(&self) -> &OwnedFd {
+        &self.socket
+    }
+
+    pub(crate) fn addresses(&self) -> &Addresses {
+        &self.addresses
+    }
+
+    /// The next frame from the guest.
+    pub(crate) fn receive(&mut self) -> io::Result<Received> {
+        loop {
+            return match recv(&self.socket, &mut self.buffer[..], RecvFlags::DONTWAIT) {
+                Ok((0, _)) => Ok(Received::End),
+                Ok((length, _)) => {
+                    let frame = self.buffer.get(..length).unwrap_or_default();
+                    Ok(Received::Frame(frame.to_vec()))
+                }
+                Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) => Ok(Received::Nothing),
+                Err(Errno::CONNRESET | Errno::PIPE) => Ok(Received::End),
+                Err(errno) => Err(errno.into()),
+            };
+        }
+    }
+
+    /// Whether the machine takes frames. Who has more of them waits until it does.
+    pub(crate) fn has_room(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Sends a frame to the guest: `fill` writes the `length` bytes after the header.
+    /// Drops it if too many wait.
+    pub(crate) fn send<R>(
+        &mut self,
+        protocol: EthernetProtocol,
+        length: usize,
+        fill: impl FnOnce(&mut [u8]) -> R,
+    ) -> R {
+        let mut bytes = vec![0; ETHERNET_HEADER + length];
+        let mut frame = EthernetFrame::new_unchecked(&mut bytes);
+        frame.set_src_addr(EthernetAddress(Addresses::GATEWAY_MAC));
+        frame.set_dst_addr(EthernetAddress(self.addresses.guest_mac));
+        frame.set_ethertype(protocol);
+        let result = fill(frame.payload_mut());
+        let blocked = !self.has_room() || self.put(&bytes) == Err(Errno::AGAIN);
+        if blocked && self.waiting.len() < MAX_WAITING {
+            self.waiting.push_back(bytes);
+        }
+        result
+    }
+
+    /// Sends what waits, as far as the machine takes it.
+    pub(crate) fn flush(&mut self) {
+        while let Some(frame) = self.waiting.pop_front() {
+            if self.put(&frame) == Err(Errno::AGAIN) {
+                self.waiting.push_front(frame);
+                break;
+            }
+        }
+    }
+
+    /// Errors but a full queue are told by the next [`Link::receive`].
+    fn put(&self, frame: &[u8]) -> Result<(), Errno> {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        match send(&self.socket, frame, flags) {
+            Ok(_) => Ok(()),
+            Err(Errno::INTR | Errno::NOBUFS) => Err(Errno::AGAIN),
+            Err(errno) => Err(errno),
+        }
+    }
+}

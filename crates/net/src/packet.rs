@@ -1,0 +1,122 @@
+//! IPv4 packets: read from the guest, written to it.
+
+use std::net::Ipv4Addr;
+
+use smoltcp::phy::ChecksumCapabilities;
+use smoltcp::wire::{
+    EthernetProtocol, Icmpv4DstUnreachable, Icmpv4Message, Icmpv4Packet, IpProtocol, Ipv4Packet,
+    Ipv4Repr, UdpPacket, UdpRepr,
+};
+
+use crate::link::Link;
+
+/// What guests see of the way a packet took: nothing.
+const HOP_LIMIT: u8 = 64;
+
+/// Bytes of an original packet that an ICMP error repeats: header and ports (RFC 792),
+/// options included.
+const QUOTE: usize = 60 + 8;
+
+/// An IPv4 packet of the guest's, whose header says what is there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Packet<'a> {
+    /// The whole packet.
+    pub(crate) bytes: &'a [u8],
+    pub(crate) to: Ipv4Addr,
+    pub(crate) protocol: IpProtocol,
+    pub(crate) payload: &'a [u8],
+}
+
+impl<'a> Packet<'a> {
+    /// None for what is no whole packet from `guest`. Fragments are none: with an MTU
+    /// like ours only datagrams of more than 65,492 bytes come in them.
+    pub(crate) fn parse(bytes: &'a [u8], guest: Ipv4Addr) -> Option<Self> {
+        let packet = Ipv4Packet::new_checked(bytes).ok()?;
+        // The link is memory: nothing changes on the way, and a wrong checksum says
+        // nothing about the packet that its other fields don't.
+        let header = Ipv4Repr::parse(&packet, &ChecksumCapabilities::ignored()).ok()?;
+        if packet.more_frags() || packet.frag_offset() != 0 || header.src_addr != guest {
+            return None;
+        }
+        let total = usize::from(packet.total_len());
+        Some(Self {
+            bytes: bytes.get(..total)?,
+            to: header.dst_addr,
+            protocol: header.next_header,
+            payload: bytes.get(usize::from(packet.header_len())..total)?,
+        })
+    }
+}
+
+/// Writes a packet to the guest: `fill` writes the `length` bytes after the header.
+pub(crate) fn send(
+    link: &mut Link,
+    from: Ipv4Addr,
+    protocol: IpProtocol,
+    length: usize,
+    fill: impl FnOnce(&mut [u8]),
+) {
+    let header = Ipv4Repr {
+        src_addr: from,
+        dst_addr: link.addresses().guest,
+        next_header: protocol,
+        payload_len: length,
+        hop_limit: HOP_LIMIT,
+    };
+    let total = header.buffer_len() + length;
+    if total > usize::from(link.addresses().mtu) {
+        return; // Nothing that we read is longer, but for what others send in fragments.
+    }
+    link.send(EthernetProtocol::Ipv4, total, |bytes| {
+        let mut packet = Ipv4Packet::new_unchecked(bytes);
+        header.emit(&mut packet, &ChecksumCapabilities::default());
+        fill(packet.payload_mut());
+    });
+}
+
+/// Writes a datagram to a port of the guest's.
+pub(crate) fn send_udp(link: &mut Link, from: Ipv4Addr, from_port: u16, port: u16, data: &[u8]) {
+    let header = UdpRepr {
+        src_port: from_port,
+        dst_port: port,
+    };
+    let to = link.addresses().guest;
+    let length = header.header_len() + data.len();
+    send(link, from, IpProtocol::Udp, length, |bytes| {
+        header.emit(
+            &mut UdpPacket::new_unchecked(bytes),
+            &from.into(),
+            &to.into(),
+            data.len(),
+            |payload| payload.copy_from_slice(data),
+            &ChecksumCapabilities::default(),
+        );
+    });
+}
+
+/// Tells the guest that a packet of its could not be delivered. The error comes from the
+/// gateway, as a router's would.
+pub(crate) fn send_unreachable(link: &mut Link, why: Icmpv4DstUnreachable, original: &[u8]) {
+    let from = link.addresses().gateway;
+    let quote = original.get(..QUOTE).unwrap_or(original);
+    // The message's own header is 8 bytes: type, code, checksum, unused.
+    send(link, from, IpProtocol::Icmp, 8 + quote.len(), |bytes| {
+        let mut message = Icmpv4Packet::new_unchecked(bytes);
+        message.set_msg_type(Icmpv4Message::DstUnreachable);
+        message.set_msg_code(why.into());
+        message.data_mut().copy_from_slice(quote);
+        message.fill_checksum();
+    });
+}
+
+/// What an error of a host's socket would have been on the wire.
+pub(crate) fn unreachable(error: &std::io::Error) -> Icmpv4DstUnreachable {
+    use std::io::ErrorKind;
+    match error.kind() {
+        ErrorKind::ConnectionRefused => Icmpv4DstUnreachable::PortUnreachable,
+        ErrorKind::NetworkUnreachable => Icmpv4DstUnreachable::NetUnreachable,
+        // A firewall of the host's.
+        ErrorKind::PermissionDenied => Icmpv4DstUnreachable::CommProhibited,
+        _ => Icmpv4DstUnreachable::HostUnreachable,
+    }
+}

@@ -1,0 +1,247 @@
+//! `CIDR|domain[:port]`, as `--net-allow` and `--net-deny` take it.
+
+use std::fmt;
+use std::net::Ipv4Addr;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::dns::Name;
+
+/// Some destinations. In other formats it is the text that it is given as.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Rule {
+    pub(super) target: Target,
+    /// Every port if there is none.
+    pub(super) port: Option<u16>,
+}
+
+/// Where to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Target {
+    /// Addresses.
+    Block(Block),
+    /// What a name resolves to.
+    Domain {
+        name: Name,
+        /// `*.name`: every name below it, in place of the name itself.
+        below: bool,
+    },
+}
+
+/// Addresses with a common beginning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Block {
+    address: Ipv4Addr,
+    /// 0 to 32.
+    bits: u8,
+}
+
+impl Block {
+    pub(super) const fn new(a: u8, b: u8, c: u8, d: u8, bits: u8) -> Self {
+        Self {
+            address: Ipv4Addr::new(a, b, c, d),
+            bits,
+        }
+    }
+
+    pub(super) fn contains(self, address: Ipv4Addr) -> bool {
+        let difference = self.address.to_bits() ^ address.to_bits();
+        difference
+            .checked_shr(32_u32.saturating_sub(self.bits.into()))
+            .unwrap_or(0)
+            == 0
+    }
+}
+
+impl Rule {
+    /// Whether the rule is about this port.
+    pub(super) fn covers_port(&self, port: u16) -> bool {
+        self.port.is_none_or(|own| own == port)
+    }
+
+    /// Whether the rule is about this address, by its number.
+    pub(super) fn covers_address(&self, address: Ipv4Addr) -> bool {
+        matches!(self.target, Target::Block(block) if block.contains(address))
+    }
+
+    /// Whether the rule is about this name.
+    pub(super) fn covers_name(&self, name: &Name) -> bool {
+        match &self.target {
+            Target::Block(_) => false,
+            Target::Domain { name: own, below } if *below => name.is_below(own),
+            Target::Domain { name: own, .. } => name == own,
+        }
+    }
+}
+
+/// What is wrong with a rule.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RuleError {
+    /// An address of version 6.
+    #[error("{0}: this network carries IPv4 only")]
+    Version6(String),
+    /// The part after the slash.
+    #[error("{0}: the number of bits after the slash is 0 to 32")]
+    Bits(String),
+    /// The part after the colon.
+    #[error("{0}: a port is a number from 1 to 65535")]
+    Port(String),
+    /// Neither address nor name.
+    #[error(
+        "{0}: expected an address, a block like 10.0.0.0/8, a name like example.com, or *.example.com; then :PORT if it is about one port"
+    )]
+    Target(String),
+}
+
+impl FromStr for Rule {
+    type Err = RuleError;
+
+    fn from_str(text: &str) -> Result<Self, RuleError> {
+        let (target, port) = match text.rsplit_once(':') {
+            Some((rest, _)) if rest.contains(':') => return Err(RuleError::Version6(text.into())),
+            Some((target, port)) => {
+                let port = port.parse().ok().filter(|port| *port != 0);
+                (
+                    target,
+                    Some(port.ok_or_else(|| RuleError::Port(text.into()))?),
+                )
+            }
+            None => (text, None),
+        };
+        let (address, bits) = match target.split_once('/') {
+            Some((address, bits)) => (address, Some(bits)),
+            None => (target, None),
+        };
+        let target = if let Ok(address) = address.parse::<Ipv4Addr>() {
+            let bits = bits.map_or(Ok(32), str::parse::<u8>);
+            let bits = bits.ok().filter(|bits| *bits <= 32);
+            let bits = bits.ok_or_else(|| RuleError::Bits(text.into()))?;
+            Target::Block(Block { address, bits })
+        } else {
+            let (name, below) = match target.strip_prefix("*.") {
+                Some(name) => (name, true),
+                None => (target, false),
+            };
+            // All digits and dots is a mistyped address and never a name.
+            let number = |label: &str| label.bytes().all(|byte| byte.is_ascii_digit());
+            let name = Name::from_text(name)
+                .filter(|_| !name.rsplit('.').next().is_none_or(number))
+                .ok_or_else(|| RuleError::Target(text.into()))?;
+            Target::Domain { name, below }
+        };
+        Ok(Self { target, port })
+    }
+}
+
+impl TryFrom<String> for Rule {
+    type Error = RuleError;
+
+    fn try_from(text: String) -> Result<Self, RuleError> {
+        text.parse()
+    }
+}
+
+impl From<Rule> for String {
+    fn from(rule: Rule) -> Self {
+        rule.to_string()
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.target {
+            Target::Block(block) => write!(f, "{}/{}", block.address, block.bits)?,
+            Target::Domain { name, below } => {
+                write!(f, "{}{name}", if *below { "*." } else { "" })?;
+            }
+        }
+        match self.port {
+            Some(port) => write!(f, ":{port}"),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rule(text: &str) -> Rule {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn blocks_and_names_with_and_without_ports() {
+        for (text, shown) in [
+            ("10.0.0.0/8", "10.0.0.0/8"),
+            ("10.1.2.3", "10.1.2.3/32"),
+            ("10.1.2.3:443", "10.1.2.3/32:443"),
+            ("0.0.0.0/0:53", "0.0.0.0/0:53"),
+            ("Example.COM", "example.com"),
+            ("*.example.com:80", "*.example.com:80"),
+            ("registry_1.example", "registry_1.example"),
+        ] {
+            assert_eq!(rule(text).to_string(), shown);
+            assert_eq!(rule(shown), rule(text));
+        }
+        for bad in [
+            "",
+            ":80",
+            "10.0.0.0/33",
+            "10.0.0.0/",
+            "10.0.0.0/-1",
+            "10.0.0",
+            "10.0.0.256",
+            "a:0",
+            "a:x",
+            "a:65536",
+            "::1",
+            "[::1]:80",
+            "fd00::/8",
+            "a..b",
+            "a/8",
+            "*",
+            "*.",
+            "a b",
+            "http://a",
+        ] {
+            assert!(bad.parse::<Rule>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_block_has_its_addresses() {
+        let all = rule("1.2.3.4/0");
+        let some = rule("10.32.0.0/11");
+        let one = rule("10.0.0.1");
+        for (address, expected) in [
+            ([10, 31, 255, 255], [true, false, false]),
+            ([10, 32, 0, 0], [true, true, false]),
+            ([10, 63, 255, 255], [true, true, false]),
+            ([10, 64, 0, 0], [true, false, false]),
+            ([10, 0, 0, 1], [true, false, true]),
+        ] {
+            let found = [&all, &some, &one].map(|rule| rule.covers_address(address.into()));
+            assert_eq!(found, expected, "{address:?}");
+        }
+    }
+
+    #[test]
+    fn a_star_is_for_what_is_below() {
+        let name = |text: &str| Name::from_text(text).unwrap();
+        let exact = rule("example.com");
+        let below = rule("*.example.com");
+        for (text, expected) in [
+            ("example.com", [true, false]),
+            ("a.Example.com", [false, true]),
+            ("b.a.example.com", [false, true]),
+            ("notexample.com", [false, false]),
+            ("example.com.org", [false, false]),
+        ] {
+            let found = [&exact, &below].map(|rule| rule.covers_name(&name(text)));
+            assert_eq!(found, expected, "{text}");
+        }
+    }
+}

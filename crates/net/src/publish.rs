@@ -1,0 +1,130 @@
+//! `[IP:]HOST:GUEST[/tcp|/udp]`, as `-p` takes it.
+
+use std::fmt;
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// A port of the host's that leads to one of the guest's. In other formats it is the text
+/// that it is given as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Publish {
+    /// Where the host listens.
+    pub host: SocketAddrV4,
+    /// The guest's port.
+    pub guest: u16,
+    /// Of which protocol both are.
+    pub protocol: Protocol,
+}
+
+/// What has ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// Connections.
+    Tcp,
+    /// Datagrams.
+    Udp,
+}
+
+/// What is wrong with a published port.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}: expected [IP:]HOST:GUEST[/udp], as in 8080:80 or 0.0.0.0:5353:53/udp")]
+pub struct PublishError(String);
+
+impl FromStr for Publish {
+    type Err = PublishError;
+
+    fn from_str(text: &str) -> Result<Self, PublishError> {
+        parse(text).ok_or_else(|| PublishError(text.into()))
+    }
+}
+
+fn parse(text: &str) -> Option<Publish> {
+    let (ports, protocol) = match text.split_once('/') {
+        None => (text, Protocol::Tcp),
+        Some((ports, "tcp")) => (ports, Protocol::Tcp),
+        Some((ports, "udp")) => (ports, Protocol::Udp),
+        Some(_) => return None,
+    };
+    let port = |text: &str| text.parse().ok().filter(|port| *port != 0_u16);
+    let (host, guest) = ports.rsplit_once(':')?;
+    let (address, host) = match host.rsplit_once(':') {
+        Some((address, host)) => (address.parse().ok()?, host),
+        // Unlike Docker: what a sandbox serves is not the neighbours' business unless
+        // somebody says so.
+        None => (Ipv4Addr::LOCALHOST, host),
+    };
+    Some(Publish {
+        host: SocketAddrV4::new(address, port(host)?),
+        guest: port(guest)?,
+        protocol,
+    })
+}
+
+impl TryFrom<String> for Publish {
+    type Error = PublishError;
+
+    fn try_from(text: String) -> Result<Self, PublishError> {
+        text.parse()
+    }
+}
+
+impl From<Publish> for String {
+    fn from(port: Publish) -> Self {
+        port.to_string()
+    }
+}
+
+impl fmt::Display for Publish {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}/{}", self.host, self.guest, self.protocol)
+    }
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_addresses_and_protocols() {
+        for (text, shown) in [
+            ("8080:80", "127.0.0.1:8080:80/tcp"),
+            ("8080:80/tcp", "127.0.0.1:8080:80/tcp"),
+            ("0.0.0.0:53:5353/udp", "0.0.0.0:53:5353/udp"),
+        ] {
+            assert_eq!(text.parse::<Publish>().unwrap().to_string(), shown);
+            assert_eq!(shown.parse::<Publish>(), text.parse());
+        }
+        for bad in [
+            "",
+            "80",
+            ":80",
+            "80:",
+            "0:80",
+            "80:0",
+            "65536:80",
+            "a:80",
+            "80:80/sctp",
+            "80:80/",
+            "host:80:80",
+            "::1:80:80",
+            "1.2.3:80:80",
+            "-1:80",
+            "+1:x",
+        ] {
+            let error = bad.parse::<Publish>().unwrap_err();
+            assert!(error.to_string().contains("[IP:]HOST:GUEST"), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! One connection: the guest's end in smoltcp, the host's in the kernel, and the bytes,
+//! ends and resets that go from one to the other.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddrV4, TcpStream};
+use std::time::Duration;
+
+use rustix::net::sockopt;
+use smoltcp::iface::SocketHandle;
+use smoltcp::socket::tcp::{Socket, State};
+
+/// A connection that the guest asked for: its port, and where to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Key {
+    pub(super) guest_port: u16,
+    pub(super) to: SocketAddrV4,
+}
+
+/// By what a connection is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// The guest asked for it.
+    Guest(Key),
+    /// It came to a published port; the guest sees it come from this port of the gateway.
+    Host(u16),
+}
+
+#[derive(Debug)]
+pub(super) struct Flow {
+    pub(super) origin: Origin,
+    pub(super) host: TcpStream,
+    pub(super) stage: Stage,
+    /// Whether the host's socket may have something to read, and room to write.
+    pub(super) readable: bool,
+    pub(super) writable: bool,
+    /// The host's side has sent its last byte, and the guest is told.
+    host_ended: bool,
+    /// The guest has sent its last byte.
+    guest_ended: bool,
+    /// And the host's side is told.
+    end_passed_on: bool,
+}
+
+#[derive(Debug)]
+pub(super) enum Stage {
+    /// The host's side answers first: only then does the guest hear whether its request
+    /// is accepted, refused or in vain.
+    Connecting {
+        /// The guest's request.
+        request: Vec<u8>,
+    },
+    /// Bytes flow.
+    Open(SocketHandle),
+}
+
+/// What became of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// It goes on.
+    Alive,
+    /// Nothing is left to do but what smoltcp still has to say.
+    Over,
+}
+
+impl Flow {
+    pub(super) fn new(origin: Origin, host: TcpStream, stage: Stage) -> Self {
+        Self {
+            origin,
+            host,
+            stage,
+            readable: false,
+            writable: false,
+            host_ended: false,
+            guest_ended: false,
+            end_passed_on: false,
+        }
+    }
+
+    /// Moves what can be moved.
+    pub(super) fn pump(&mut self, guest: &mut Socket<'_>) -> Fate {
+        self.guest_ended |= matches!(
+            guest.state(),
+            State::CloseWait | State::LastAck | State::Closing | State::TimeWait
+        );
+        if self.move_to_host(guest).is_err() || self.move_to_guest(guest).is_err() {
+            guest.abort();
+            return Fate::Over;
+        }
+        match guest.state() {
+            State::Closed if guest.can_recv() => Fate::Alive,
+            State::Closed => {
+                if !(self.guest_ended && self.host_ended) {
+                    self.reset_host();
+                }
+                Fate::Over
+            }
+            // Both ends are told. To wait for stray packets is what a network needs.
+            State::TimeWait if self.end_passed_on => Fate::Over,
+            _ => Fate::Alive,
+        }
+    }
+
+    fn move_to_host(&mut self, guest: &mut Socket<'_>) -> Result<(), Broken> {
+        while self.writable && guest.can_recv() {
+            let written = guest.recv(|bytes| match (&self.host).write(bytes) {
+                Ok(count) => (count, Ok(count)),
+                Err(error) => (0, Err(error)),
+            });
+            match written.map_err(|_| Broken)? {
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.writable = false,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return Err(Broken),
+            }
+        }
+        if self.guest_ended && !self.end_passed_on && !guest.can_recv() {
+            // It may have been reset in between, which reading tells.
+            let _ = self.host.shutdown(Shutdown::Write);
+            self.end_passed_on = true;
+        }
+        Ok(())
+    }
+
+    fn move_to_guest(&mut self, guest: &mut Socket<'_>) -> Result<(), Broken> {
+        while self.readable && !self.host_ended && guest.can_send() {
+            let read = guest.send(|room| match (&self.host).read(room) {
+                Ok(count) => (count, Ok(count)),
+                Err(error) => (0, Err(error)),
+            });
+            match read.map_err(|_| Broken)? {
+                Ok(0) => {
+                    self.host_ended = true;
+                    guest.close();
+                }
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.readable = false,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return Err(Broken),
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the host's kernel send a reset when the socket closes.
+    pub(super) fn reset_host(&self) {
+        let _ = sockopt::set_socket_linger(&self.host, Some(Duration::ZERO));
+    }
+}
+
+/// The host's side was reset, or smoltcp's state says that it was.
+struct Broken;

@@ -1,0 +1,218 @@
+//! Datagrams, echo requests and names, with the machine's kernel on both sides.
+
+mod guest;
+
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::time::Duration;
+
+use guest::{Guest, outside};
+use micabox_net::Config;
+
+/// Answers every datagram with itself and who sent it.
+fn serve() -> SocketAddr {
+    let socket = UdpSocket::bind((outside(), 0)).unwrap();
+    let address = socket.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let mut buffer = vec![0; 65536];
+        while let Ok((length, from)) = socket.recv_from(&mut buffer) {
+            let _ = socket.send_to(&buffer[..length], from);
+        }
+    });
+    address
+}
+
+#[test]
+#[ignore = "needs root"]
+fn datagrams_of_every_size_come_back() {
+    let server = serve();
+    let text = Guest::free().run(
+        "
+server = (sys.argv[1], int(sys.argv[2]))
+stream = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for length in [0, 1, 1472, 1473, 9000, 65492]:
+    data = os.urandom(length)
+    stream.sendto(data, server)
+    received, sender = stream.recvfrom(1 << 17)
+    assert received == data and sender == server, length
+for n in range(200): # more conversations than are kept at a time
+    stream = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    stream.sendto(str(n).encode(), server)
+    assert stream.recv(100) == str(n).encode()
+stream.connect((server[0], 9))
+stream.send(b'nobody')
+print(os.strerror(code(lambda: stream.recv(1))))
+",
+        &[&server.ip().to_string(), &server.port().to_string()],
+    );
+    assert_eq!(text, "Connection refused");
+}
+
+#[test]
+#[ignore = "needs root"]
+fn echo_requests_are_answered() {
+    // The second is answered by this machine through a ping socket, where it has one.
+    let groups = std::fs::read_to_string("/proc/sys/net/ipv4/ping_group_range").unwrap();
+    let pings = groups.split_whitespace().next() == Some("0");
+    let guest = Guest::free();
+    let mut targets = vec![guest.gateway()];
+    if pings {
+        targets.push(outside().to_string());
+    }
+    let targets: Vec<&str> = targets.iter().map(String::as_str).collect();
+    let text = guest.run(
+        "
+def checksum(data):
+    total = sum(struct.unpack(f'!{len(data) // 2}H', data))
+    total = (total >> 16) + (total & 0xffff)
+    return ~(total + (total >> 16)) & 0xffff
+stream = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
+for number, target in enumerate(sys.argv[1:]):
+    body = struct.pack('!HH', 0xabcd, number) + b'x' * 56
+    header = struct.pack('!BBH', 8, 0, checksum(b'\\x08\\0\\0\\0' + body))
+    stream.sendto(header + body, (target, 0))
+    reply, sender = stream.recvfrom(1000)
+    assert sender[0] == target and reply[20:22] == b'\\0\\0' and reply[24:] == body, reply
+print('answered')
+",
+        &targets,
+    );
+    assert_eq!(text, "answered");
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_published_port_takes_datagrams() {
+    let port = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let host = port.local_addr().unwrap();
+    drop(port);
+    let guest = Guest::new(Config {
+        publish: vec![format!("{}:5353/udp", host.port()).parse().unwrap()],
+        ..Config::default()
+    });
+    let mut child = guest.start(
+        "
+server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+server.bind(('', 5353))
+while True:
+    data, sender = server.recvfrom(1 << 17)
+    server.sendto(data + b' for ' + str(sender[1]).encode(), sender)
+",
+        &[],
+    );
+    let mut seen = Vec::new();
+    for n in 0..50 {
+        let client = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        client.connect(host).unwrap();
+        client
+            .set_read_timeout(Some(Duration::from_millis(200)))
+            .unwrap();
+        let mut buffer = [0; 100];
+        let length = loop {
+            client.send(format!("{n}").as_bytes()).unwrap();
+            match client.recv(&mut buffer) {
+                Ok(length) => break length,
+                Err(_) if n == 0 => {} // The guest's server does not listen yet.
+                Err(error) => panic!("{n}: {error}"),
+            }
+        };
+        let reply = String::from_utf8(buffer[..length].to_vec()).unwrap();
+        let (data, shown) = reply.split_once(" for ").unwrap();
+        assert_eq!(data, n.to_string());
+        seen.push(shown.to_owned());
+    }
+    // Every client is somebody else to the guest.
+    seen.sort();
+    seen.dedup();
+    assert_eq!(seen.len(), 50);
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+/// A resolver for one zone, `test`; counts nothing, knows nothing else.
+fn resolver(answer: Ipv4Addr) -> SocketAddr {
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = socket.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let mut buffer = [0; 512];
+        while let Ok((length, from)) = socket.recv_from(&mut buffer) {
+            let query = &buffer[..length];
+            let end = 12 + query[12..].iter().position(|byte| *byte == 0).unwrap() + 5;
+            let mut reply = query[..end].to_vec();
+            let is_a = query[end - 3] == 1;
+            let known = query[12..end].windows(5).any(|label| label == b"\x04test");
+            reply[2..12].copy_from_slice(&[0x81, 0x80, 0, 1, 0, 0, 0, 0, 0, 0]);
+            match (known, is_a) {
+                (true, true) => {
+                    reply[7] = 1;
+                    reply.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4]);
+                    reply.extend(answer.octets());
+                }
+                (true, false) => {}
+                (false, _) => reply[3] |= 3,
+            }
+            let _ = socket.send_to(&reply, from);
+        }
+    });
+    address
+}
+
+const LOOKUP: &str = "
+def look(name):
+    try: return socket.getaddrinfo(name, 80, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
+    except socket.gaierror as error: return error.errno
+";
+
+#[test]
+#[ignore = "needs root"]
+fn names_are_asked_of_the_next_resolver_if_one_is_silent() {
+    let dead = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let refusing = dead.local_addr().unwrap();
+    drop(dead);
+    let silent = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let guest = Guest::new(Config {
+        resolvers: vec![
+            refusing,
+            silent.local_addr().unwrap(),
+            resolver([198, 51, 100, 7].into()),
+        ],
+        ..Config::default()
+    });
+    let text = guest.run(
+        &format!("{LOOKUP}\nprint(look('www.test'), look('www.example') == socket.EAI_NONAME)"),
+        &[],
+    );
+    assert_eq!(text, "198.51.100.7 True");
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_rule_for_a_name_opens_the_address_behind_it() {
+    let server = std::net::TcpListener::bind((outside(), 0)).unwrap();
+    let port = server.local_addr().unwrap().port();
+    let guest = Guest::new(Config {
+        allow: vec![format!("*.test:{port}").parse().unwrap()],
+        deny: vec!["bad.test".parse().unwrap()],
+        resolvers: vec![resolver(outside())],
+        ..Config::default()
+    });
+    let text = guest.run(
+        &format!(
+            "{LOOKUP}
+address, port = sys.argv[1:]
+print(os.strerror(code(lambda: connect(address, port))))
+print(look('www.example') == socket.EAI_AGAIN or look('www.example'))
+print(look('bad.test') == socket.EAI_AGAIN or look('bad.test'))
+print(look('www.test'))
+print(code(lambda: connect('www.test', port)))
+print(os.strerror(code(lambda: connect(address, 9))))
+"
+        ),
+        &[&outside().to_string(), &port.to_string()],
+    );
+    let outside = outside();
+    let no_route = "No route to host";
+    assert_eq!(
+        text,
+        format!("{no_route}\nTrue\nTrue\n{outside}\n0\n{no_route}")
+    );
+}

@@ -1,0 +1,118 @@
+//! A guest without a virtual machine: a network namespace on the other end of the link,
+//! with the machine's own kernel as the oracle for every protocol.
+
+#![allow(dead_code, reason = "every test binary uses a part of it")]
+
+use std::net::{IpAddr, Ipv4Addr, TcpListener, UdpSocket};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::process::{Child, Command, Stdio};
+
+use micabox_net::{Addresses, Config, Network};
+
+/// Debian's own, which knows only the standard library.
+const PYTHON: &str = "/usr/bin/python3";
+
+/// Before every script.
+const PRELUDE: &str = "
+import hashlib, os, socket, struct, sys, threading, time
+socket.setdefaulttimeout(60)
+def connect(address, port):
+    return socket.create_connection((address, int(port)))
+def read_all(stream):
+    pieces = []
+    while piece := stream.recv(1 << 20): pieces.append(piece)
+    return b''.join(pieces)
+def code(action):
+    try: action()
+    except OSError as error: return error.errno
+    return 0
+";
+
+pub struct Guest {
+    pub network: Network,
+    link: OwnedFd,
+    addresses: Addresses,
+}
+
+impl Guest {
+    pub fn new(config: Config) -> Self {
+        let addresses = config.addresses;
+        let (network, link) = Network::start(config).unwrap();
+        Self {
+            network,
+            link,
+            addresses,
+        }
+    }
+
+    /// A guest that may reach everything, this machine's loopback interface included.
+    pub fn free() -> Self {
+        Self::with_rules(&["0.0.0.0/0"], &[])
+    }
+
+    pub fn with_rules(allow: &[&str], deny: &[&str]) -> Self {
+        let rules = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect();
+        Self::new(Config {
+            allow: rules(allow),
+            deny: rules(deny),
+            ..Config::default()
+        })
+    }
+
+    pub fn gateway(&self) -> String {
+        self.addresses.gateway.to_string()
+    }
+
+    /// Starts a Python script in the guest, with these arguments.
+    pub fn start(&self, script: &str, arguments: &[&str]) -> Child {
+        let link = rustix::io::dup(&self.link).unwrap(); // inherited, unlike the original
+        let Addresses {
+            guest_mac,
+            guest,
+            prefix,
+            gateway,
+            mtu,
+            ..
+        } = self.addresses;
+        Command::new("unshare")
+            .args(["--net", "--mount", PYTHON])
+            .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/guest/guest.py"))
+            .arg(link.as_raw_fd().to_string())
+            .arg(guest_mac.map(|byte| format!("{byte:02x}")).join(":"))
+            .args([format!("{guest}/{prefix}"), gateway.to_string()])
+            .args([mtu.to_string(), PYTHON.into(), "-c".into()])
+            .arg(format!("{PRELUDE}\n{script}"))
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("unshare is installed")
+    }
+
+    /// Runs a Python script in the guest to its end and returns what it printed.
+    #[track_caller]
+    pub fn run(&self, script: &str, arguments: &[&str]) -> String {
+        let output = self.start(script, arguments).wait_with_output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success(), "{}: {text}", output.status);
+        text.trim_end().to_owned()
+    }
+}
+
+/// An address of this machine's that is not its loopback interface's.
+pub fn outside() -> Ipv4Addr {
+    /// For benchmarks (RFC 2544): nobody else has it.
+    const OWN: Ipv4Addr = Ipv4Addr::new(198, 18, 255, 1);
+    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+    // Sends nothing, but decides which address would be sent from.
+    if socket.connect("192.0.2.77:9").is_ok()
+        && let IpAddr::V4(address) = socket.local_addr().unwrap().ip()
+        && !address.is_loopback()
+    {
+        return address;
+    }
+    let words = format!("addr add {OWN}/32 dev lo");
+    // It may be there from an earlier test: binding tells.
+    let _ = Command::new("ip").args(words.split(' ')).output();
+    TcpListener::bind((OWN, 0)).expect("needs root, or any network");
+    OWN
+}

@@ -1,0 +1,58 @@
+//! Why a machine does not start.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why a machine does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// There is no QEMU for this architecture.
+    #[error("{binary} is not installed: install it ({install}) or name it in MICABOX_QEMU")]
+    NoQemu {
+        /// The program that was looked for.
+        binary: String,
+        /// A command that installs it.
+        install: String,
+    },
+    /// KVM does not work here.
+    #[error("KVM can't run machines here: {why}; the qemu backend works without it")]
+    NoKvm {
+        /// Why.
+        why: String,
+    },
+    /// The configuration asks for something that no backend has.
+    #[error("this machine can't be built: {0}")]
+    Config(String),
+    /// A file of the machine is missing, unreadable or not what it should be.
+    #[error("{}: {why}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The configuration asks for more than this backend has.
+    #[error("{backend} {what}")]
+    Unsupported {
+        /// The backend's name.
+        backend: &'static str,
+        /// What it can't do, continuing the sentence.
+        what: String,
+    },
+    /// The backend's process could not be started.
+    #[error("starting {}", path.display())]
+    Spawn {
+        /// The program.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The operating system refused something that a machine needs.
+    #[error("{what}")]
+    System {
+        /// What was being done.
+        what: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+}

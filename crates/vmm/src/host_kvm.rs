@@ -1,0 +1,71 @@
+//! The host's KVM, and whether it works.
+//!
+//! `/dev/kvm` alone proves little: inside some virtual machines it exists without
+//! hardware virtualisation behind it, and an ordinary kernel started on it hangs or
+//! ends in an internal error after seconds.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+
+use crate::cpu::Flags;
+
+/// Where KVM is asked for.
+const DEVICE: &str = "/dev/kvm";
+
+/// The only version of KVM's stable interface.
+const API_VERSION: i32 = 12;
+
+/// Whether KVM works here, and why not.
+///
+/// # Errors
+/// The reason in a few words, with what to do where something can be done.
+pub(crate) fn probe(flags: &Flags) -> Result<(), String> {
+    if let Err(error) = open() {
+        return Err(match error.kind() {
+            std::io::ErrorKind::NotFound => {
+                format!(
+                    "there is no {DEVICE} (no kvm module, or a VM without nested virtualisation)"
+                )
+            }
+            std::io::ErrorKind::PermissionDenied => {
+                format!(
+                    "no permission for {DEVICE} (add yourself to its group: sudo usermod -aG kvm $USER)"
+                )
+            }
+            _ => format!("{DEVICE}: {error}"),
+        });
+    }
+    if cfg!(target_arch = "x86_64") && !flags.virtualise() {
+        return Err(format!(
+            "the processor shows neither vmx nor svm, so {DEVICE} can't run ordinary kernels"
+        ));
+    }
+    let kvm = kvm_ioctls::Kvm::new().map_err(|error| format!("{DEVICE}: {error}"))?;
+    let version = kvm.get_api_version();
+    if version != API_VERSION {
+        return Err(format!(
+            "{DEVICE} speaks version {version}, not {API_VERSION}"
+        ));
+    }
+    kvm.create_vm()
+        .map_err(|error| format!("{DEVICE} creates no virtual machine: {error}"))?;
+    Ok(())
+}
+
+/// Opens the device.
+pub(crate) fn open() -> std::io::Result<OwnedFd> {
+    let file = File::options().read(true).write(true).open(DEVICE)?;
+    Ok(file.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_answer_has_a_reason() {
+        if let Err(why) = probe(&Flags::read()) {
+            assert!(why.contains("/dev/kvm"), "{why}");
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Namespaces with nobody else in them, and the process that stays outside.
+
+#![allow(unsafe_code)]
+
+use std::convert::Infallible;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{
+    DumpableBehavior, Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, getgid, getpid, getppid,
+    getuid, pidfd_open, set_dumpable_behavior, set_parent_process_death_signal, waitpid,
+};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+
+use super::identity::NOBODY;
+use super::{Error, step};
+
+/// Moves the calling process's future into new namespaces: returns in a child that is
+/// process 1 of its own.
+pub(super) fn enter() -> Result<(), Error> {
+    let parent = getppid();
+    let (uid, gid) = (getuid().as_raw(), getgid().as_raw());
+    let namespaces = UnshareFlags::NEWUSER
+        | UnshareFlags::NEWNS
+        | UnshareFlags::NEWPID
+        | UnshareFlags::NEWNET
+        | UnshareFlags::NEWIPC
+        | UnshareFlags::NEWUTS
+        | UnshareFlags::NEWCGROUP;
+    // SAFETY: the table of descriptors stays shared with nobody, as before.
+    unsafe { unshare_unsafe(namespaces) }.map_err(|error| Error::Namespaces {
+        source: error.into(),
+    })?;
+    map_identity(uid, gid).map_err(|source| Error::Namespaces { source })?;
+
+    // Changing identity made the kernel forget whose death is ours.
+    set_parent_process_death_signal(Some(Signal::KILL)).map_err(step("tying it to its parent"))?;
+    if getppid() != parent {
+        return Err(step("tying it to its parent")(io::Error::from(
+            rustix::io::Errno::SRCH,
+        )));
+    }
+    let keeper = pidfd_open(getpid(), PidfdFlags::empty()).map_err(step("naming its keeper"))?;
+    // SAFETY: the process has one thread, so that the child finds everything as it was.
+    match unsafe { libc::fork() } {
+        -1 => Err(step("starting the jailed process")(
+            io::Error::last_os_error(),
+        )),
+        0 => die_with(&keeper),
+        child => match keep(child)? {},
+    }
+}
+
+/// The only user and group that exist inside are nobody, who is the caller outside.
+fn map_identity(uid: u32, gid: u32) -> io::Result<()> {
+    // A process that changed its identity doesn't own its own files below /proc.
+    set_dumpable_behavior(DumpableBehavior::Dumpable)?;
+    fs::write("/proc/self/setgroups", "deny")?;
+    fs::write("/proc/self/gid_map", format!("{NOBODY} {gid} 1"))?;
+    fs::write("/proc/self/uid_map", format!("{NOBODY} {uid} 1"))
+}
+
+/// Has the kernel kill this process when its keeper ends.
+fn die_with(keeper: &OwnedFd) -> Result<(), Error> {
+    set_parent_process_death_signal(Some(Signal::KILL)).map_err(step("tying it to its keeper"))?;
+    // It may have ended before the request, and its number says nothing in here.
+    let mut ended = [PollFd::from_borrowed_fd(keeper.as_fd(), PollFlags::IN)];
+    let count = poll(&mut ended, Some(&Timespec::default())).map_err(step("asking for it"))?;
+    if count > 0 {
+        return Err(step("tying it to its keeper")(io::Error::from(
+            rustix::io::Errno::SRCH,
+        )));
+    }
+    Ok(())
+}
+
+/// Waits for the child and ends as it did.
+fn keep(child: libc::pid_t) -> Result<Infallible, Error> {
+    // What the child alone uses must end with it: its channels, its memory's files.
+    // SAFETY: nothing in this process uses a descriptor any more.
+    unsafe { libc::close_range(0, libc::c_uint::MAX, 0) };
+    loop {
+        match waitpid(Pid::from_raw(child), WaitOptions::empty()) {
+            Ok(Some((_, status))) => end_as(status),
+            Ok(None) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(step("waiting for the jailed process")(error)),
+        }
+    }
+}
+
+fn end_as(status: WaitStatus) -> ! {
+    if let Some(signal) = status.terminating_signal() {
+        // SAFETY: calls with numbers; whoever waits for this process sees the same end.
+        unsafe {
+            libc::signal(signal, libc::SIG_DFL);
+            libc::raise(signal);
+        }
+    }
+    // SAFETY: ends the process without running what belongs to the child.
+    unsafe { libc::_exit(status.exit_status().unwrap_or(1)) }
+}

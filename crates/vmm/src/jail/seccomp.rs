@@ -1,0 +1,180 @@
+//! The system calls that each kind of thread makes, and no others.
+//!
+//! A call that isn't listed ends the process, and its number is said in stderr: it is
+//! either a mistake in a list or somebody who should not be here.
+
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::env::consts::ARCH;
+use std::io;
+
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule,
+};
+
+use super::{Error, step};
+
+/// What a thread does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Thread {
+    /// Runs a virtual processor.
+    Processor,
+    /// Serves devices.
+    Devices,
+}
+
+/// KVM_RUN: `_IO(KVMIO, 0x80)` of `linux/kvm.h`.
+const KVM_RUN: u64 = 0xae80;
+
+/// Memory, locks, time, the end; and bytes in and out of what is open.
+const ALL: [libc::c_long; 31] = [
+    libc::SYS_brk,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_close,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_fstat,
+    libc::SYS_futex,
+    libc::SYS_getpid,
+    libc::SYS_getrandom,
+    libc::SYS_gettid,
+    libc::SYS_madvise,
+    libc::SYS_mremap,
+    libc::SYS_munmap,
+    libc::SYS_newfstatat,
+    libc::SYS_ppoll,
+    libc::SYS_poll,
+    libc::SYS_read,
+    libc::SYS_readv,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_restart_syscall,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sched_yield,
+    libc::SYS_sendmsg,
+    libc::SYS_sendto,
+    libc::SYS_sigaltstack,
+    libc::SYS_statx,
+    libc::SYS_write,
+    libc::SYS_writev,
+];
+
+/// Waiting for several things at once, disks, connections that come and go.
+const DEVICES: [libc::c_long; 14] = [
+    libc::SYS_accept4,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_wait,
+    libc::SYS_fallocate,
+    libc::SYS_fdatasync,
+    libc::SYS_fsync,
+    libc::SYS_lseek,
+    libc::SYS_pread64,
+    libc::SYS_preadv,
+    libc::SYS_pwrite64,
+    libc::SYS_pwritev,
+    libc::SYS_shutdown,
+    libc::SYS_sync_file_range,
+];
+
+impl Thread {
+    /// Restricts the calling thread, for good.
+    ///
+    /// # Errors
+    /// [`Error::Step`] where the kernel has no seccomp filters.
+    pub fn restrict(self) -> Result<(), Error> {
+        let failed = step("filtering system calls");
+        let program = match self.program() {
+            Ok(program) => program,
+            Err(error) => return Err(failed(io::Error::other(error))),
+        };
+        say_what_was_caught().map_err(step("watching the filter"))?;
+        seccompiler::apply_filter(&program)
+            .map_err(|error| failed(io::Error::other(error.to_string())))
+    }
+
+    fn program(self) -> Result<BpfProgram, seccompiler::BackendError> {
+        let mut rules: BTreeMap<_, _> = ALL.iter().map(|call| (*call, Vec::new())).collect();
+        match self {
+            Self::Processor => {
+                rules.insert(libc::SYS_ioctl, vec![only(1, SeccompCmpOp::Eq, KVM_RUN)?]);
+            }
+            Self::Devices => rules.extend(DEVICES.iter().map(|call| (*call, Vec::new()))),
+        }
+        // The standard library looks whether what it closes was open.
+        let get = |command: libc::c_int| only(1, SeccompCmpOp::Eq, command.unsigned_abs().into());
+        let looks = vec![get(libc::F_GETFD)?, get(libc::F_GETFL)?];
+        rules.insert(libc::SYS_fcntl, looks);
+        // No code that wasn't there from the start.
+        let executable = u64::from(libc::PROT_EXEC.unsigned_abs());
+        for call in [libc::SYS_mmap, libc::SYS_mprotect] {
+            let data = only(2, SeccompCmpOp::MaskedEq(executable), 0)?;
+            rules.insert(call, vec![data]);
+        }
+        SeccompFilter::new(
+            rules,
+            SeccompAction::Trap,
+            SeccompAction::Allow,
+            ARCH.try_into()?,
+        )?
+        .try_into()
+    }
+}
+
+/// The rule that an argument compares so with `value`.
+fn only(
+    argument: u8,
+    comparison: SeccompCmpOp,
+    value: u64,
+) -> Result<SeccompRule, seccompiler::BackendError> {
+    let width = SeccompCmpArgLen::Dword;
+    let condition = SeccompCondition::new(argument, width, comparison, value)?;
+    SeccompRule::new(vec![condition])
+}
+
+/// The exit code of a process that made another system call: what a shell says of SIGSYS.
+pub const CAUGHT: i32 = 159;
+
+fn say_what_was_caught() -> io::Result<()> {
+    let handler: extern "C" fn(libc::c_int, *const libc::siginfo_t, *const libc::c_void) = caught;
+    // SAFETY: plain data, valid when zero: an empty mask.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = handler as libc::sighandler_t;
+    action.sa_flags = libc::SA_SIGINFO;
+    // SAFETY: the handler makes nothing but calls that a handler may make.
+    match unsafe { libc::sigaction(libc::SIGSYS, &raw const action, std::ptr::null_mut()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+extern "C" fn caught(
+    _signal: libc::c_int,
+    info: *const libc::siginfo_t,
+    _context: *const libc::c_void,
+) {
+    /// Where `siginfo_t` has the number of the call (`_sigsys._syscall`), in integers.
+    const CALL: usize = 6;
+    // SAFETY: the kernel passes a whole structure of 128 bytes, aligned for integers.
+    let call = unsafe { info.cast::<libc::c_int>().add(CALL).read() };
+    let mut digits = [b' '; 10];
+    let mut rest = call.unsigned_abs();
+    for digit in digits.iter_mut().rev() {
+        *digit = b'0' + (rest % 10) as u8;
+        rest /= 10;
+        if rest == 0 {
+            break;
+        }
+    }
+    let message: [&[u8]; 3] = [b"a machine's process made system call ", &digits, b"\n"];
+    for part in message {
+        // SAFETY: writes bytes that live.
+        unsafe { libc::write(libc::STDERR_FILENO, part.as_ptr().cast(), part.len()) };
+    }
+    // SAFETY: ends the process at once, as a handler may.
+    unsafe { libc::_exit(CAUGHT) };
+}

@@ -1,0 +1,83 @@
+//! A kernel's file in the guest's memory.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use linux_loader::bootparam::setup_header;
+use linux_loader::loader::elf::PvhBootCapability;
+use linux_loader::loader::{BzImage, Elf, KernelLoader, KernelLoaderResult};
+use vm_memory::{Address, GuestAddress, GuestMemoryMmap};
+
+use super::{Entry, Error};
+use crate::kvm::memory::layout;
+
+const ELF_MAGIC: [u8; 4] = *b"\x7fELF";
+
+/// A bzImage's magic number and where it is.
+const BZIMAGE_MAGIC: [u8; 4] = *b"HdrS";
+const BZIMAGE_MAGIC_AT: u64 = 0x202;
+
+/// `XLF_KERNEL_64`: there is a 64-bit entry, this far behind the start.
+const HAS_64_BIT_ENTRY: u16 = 1;
+const OFFSET_OF_64_BIT_ENTRY: u64 = 0x200;
+
+/// A loaded kernel.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kernel {
+    pub(crate) entry: Entry,
+    /// The first address behind everything that it needs to begin.
+    pub(crate) end: u64,
+    /// A bzImage's own description, to be handed back to it.
+    pub(super) header: Option<setup_header>,
+}
+
+impl Kernel {
+    /// Loads an ELF kernel or a bzImage.
+    pub(super) fn load(ram: &GuestMemoryMmap, file: &mut File) -> Result<Self, Error> {
+        let magic = |at| {
+            let mut bytes = [0; 4];
+            file.read_exact_at(&mut bytes, at).map(|()| bytes).ok()
+        };
+        if magic(0) == Some(ELF_MAGIC) {
+            Self::load_elf(ram, file)
+        } else if magic(BZIMAGE_MAGIC_AT) == Some(BZIMAGE_MAGIC) {
+            Self::load_bzimage(ram, file)
+        } else {
+            Err(Error::UnknownFormat)
+        }
+    }
+
+    fn load_elf(ram: &GuestMemoryMmap, file: &mut File) -> Result<Self, Error> {
+        let start = GuestAddress(layout::HIGH_RAM);
+        let loaded = Elf::load(ram, None, file, Some(start))?;
+        let PvhBootCapability::PvhEntryPresent(address) = loaded.pvh_boot_cap else {
+            return Err(Error::NoPvhEntry);
+        };
+        Ok(Self {
+            entry: Entry::Pvh {
+                address: address.raw_value(),
+            },
+            end: loaded.kernel_end,
+            header: None,
+        })
+    }
+
+    fn load_bzimage(ram: &GuestMemoryMmap, file: &mut File) -> Result<Self, Error> {
+        let start = GuestAddress(layout::HIGH_RAM);
+        let loaded: KernelLoaderResult = BzImage::load(ram, Some(start), file, Some(start))?;
+        let header = loaded.setup_header.ok_or(Error::No64BitEntry)?;
+        if header.xloadflags & HAS_64_BIT_ENTRY == 0 {
+            return Err(Error::No64BitEntry);
+        }
+        // It moves itself to where it prefers to be and needs this much there.
+        let preferred = header.pref_address;
+        let unpacked = preferred.saturating_add(u64::from(header.init_size));
+        Ok(Self {
+            entry: Entry::Linux64 {
+                address: layout::HIGH_RAM + OFFSET_OF_64_BIT_ENTRY,
+            },
+            end: loaded.kernel_end.max(unpacked),
+            header: Some(header),
+        })
+    }
+}

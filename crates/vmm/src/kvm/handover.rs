@@ -1,0 +1,188 @@
+//! What a machine's worker is given: descriptors and one description of them.
+//!
+//! The parent opens everything, so that the worker opens nothing: a path that the worker
+//! gets is there to be shown in a message.
+
+use std::fs::File;
+use std::io::{Read, Seek, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::path::Path;
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use serde::{Deserialize, Serialize};
+
+use crate::process::Descriptors;
+use crate::{DiskSource, Error, MachineConfig};
+
+/// A machine for a worker to run.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Handover {
+    pub(super) memory_mib: u32,
+    pub(super) cpus: u8,
+    pub(super) command_line: String,
+    pub(super) kvm: RawFd,
+    pub(super) kernel: RawFd,
+    pub(super) initrd: RawFd,
+    pub(super) agent: RawFd,
+    pub(super) console: RawFd,
+    pub(super) regions: Vec<Vec<SharedFile>>,
+    pub(super) disks: Vec<SharedDisk>,
+    pub(super) network: Option<SharedLink>,
+}
+
+/// An open file.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct SharedFile {
+    pub(super) descriptor: RawFd,
+    /// Bytes of it that the machine has.
+    pub(super) length: u64,
+    pub(super) name: String,
+}
+
+/// A disk of open files.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct SharedDisk {
+    pub(super) files: Vec<SharedFile>,
+    pub(super) serial: String,
+    pub(super) read_only: bool,
+}
+
+/// A network interface.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct SharedLink {
+    pub(super) descriptor: RawFd,
+    pub(super) address: [u8; 6],
+    pub(super) mtu: u16,
+}
+
+/// The words of the command line that every machine of ours has: few messages, a reset at
+/// once after a panic, and no looking for PCI, which is not there. All else is in the ACPI
+/// tables.
+const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 pci=off";
+
+impl Handover {
+    /// Opens what `config` names. The descriptors go to the worker with their numbers;
+    /// the first holds the description.
+    pub(super) fn prepare(
+        config: &MachineConfig,
+        kvm: OwnedFd,
+        channels: Descriptors,
+    ) -> Result<Vec<OwnedFd>, Error> {
+        let mut opened = Opened(vec![kvm]);
+        let kernel = opened.open(&config.kernel, None, true)?.descriptor;
+        let initrd = opened.open(&config.initrd, None, true)?.descriptor;
+        let regions = config.pmem.iter().map(|region| {
+            let files = region.files.iter();
+            let files = files.map(|file| opened.open(&file.path, Some(file.size), true));
+            files.collect::<Result<Vec<_>, _>>()
+        });
+        let regions = regions.collect::<Result<Vec<_>, _>>()?;
+        let disks = config.disks.iter().map(|disk| {
+            let files = match &disk.source {
+                DiskSource::Raw(path) => vec![opened.open(path, None, disk.read_only)?],
+                DiskSource::Files { files, .. } => files
+                    .iter()
+                    .map(|file| opened.open(&file.path, Some(file.size), true))
+                    .collect::<Result<_, _>>()?,
+            };
+            Ok(SharedDisk {
+                files,
+                serial: disk.serial.clone(),
+                read_only: disk.read_only,
+            })
+        });
+        let disks = disks.collect::<Result<Vec<_>, Error>>()?;
+        let network = config.network.as_ref().zip(config.link()?);
+        let network = network.map(|(interface, link)| {
+            let descriptor = link.as_raw_fd();
+            opened.0.push(link);
+            SharedLink {
+                descriptor,
+                address: interface.address,
+                mtu: interface.mtu,
+            }
+        });
+        let words = std::iter::once(COMMAND_LINE);
+        let words = words.chain(config.cmdline_extra.iter().map(String::as_str));
+        let handover = Self {
+            memory_mib: config.memory_mib,
+            cpus: config.cpus,
+            command_line: words.collect::<Vec<_>>().join(" "),
+            kvm: opened.0.first().map_or(-1, AsRawFd::as_raw_fd),
+            kernel,
+            initrd,
+            agent: channels.agent,
+            console: channels.console,
+            regions,
+            disks,
+            network,
+        };
+        let description = handover.write().map_err(|source| Error::System {
+            what: "describing the machine to its worker",
+            source,
+        })?;
+        opened.0.insert(0, description);
+        Ok(opened.0)
+    }
+
+    fn write(&self) -> std::io::Result<OwnedFd> {
+        let mut file = File::from(memfd_create("machine", MemfdFlags::CLOEXEC)?);
+        file.write_all(&serde_json::to_vec(self)?)?;
+        file.rewind()?;
+        Ok(file.into())
+    }
+
+    /// In the worker: reads the description that `descriptor` holds.
+    pub(super) fn read(descriptor: RawFd) -> std::io::Result<Self> {
+        let mut text = Vec::new();
+        File::from(own(descriptor)?).read_to_end(&mut text)?;
+        Ok(serde_json::from_slice(&text)?)
+    }
+}
+
+/// In the worker: takes a descriptor that it was given.
+#[allow(unsafe_code)]
+pub(super) fn own(descriptor: RawFd) -> std::io::Result<OwnedFd> {
+    // SAFETY: a call with a number and no memory.
+    if unsafe { libc::fcntl(descriptor, libc::F_SETFD, libc::FD_CLOEXEC) } == -1 {
+        return Err(std::io::Error::last_os_error());
+    }
+    // SAFETY: it is open, and the parent named it in one place of the description only:
+    // nobody else in this process owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+/// Files that were opened, to be kept open until the worker has them.
+struct Opened(Vec<OwnedFd>);
+
+impl Opened {
+    /// Opens a file, of `length` bytes if that is known already.
+    fn open(
+        &mut self,
+        path: &Path,
+        length: Option<u64>,
+        read_only: bool,
+    ) -> Result<SharedFile, Error> {
+        let failed = |why: String| Error::File {
+            path: path.to_owned(),
+            why,
+        };
+        let file = File::options().read(true).write(!read_only).open(path);
+        let file = file.map_err(|error| failed(error.to_string()))?;
+        let actual = file.metadata().map_err(|error| failed(error.to_string()))?;
+        let actual = actual.len();
+        if let Some(length) = length.filter(|length| *length != actual) {
+            return Err(failed(format!(
+                "it has {actual} bytes and should have {length}"
+            )));
+        }
+        let file = OwnedFd::from(file);
+        let shared = SharedFile {
+            descriptor: file.as_raw_fd(),
+            length: actual,
+            name: path.display().to_string(),
+        };
+        self.0.push(file);
+        Ok(shared)
+    }
+}

@@ -1,0 +1,107 @@
+//! The first serial port: the kernel's console.
+
+use std::io::{self, Write};
+use std::os::unix::net::UnixStream;
+
+use vm_superio::Trigger;
+use vm_superio::serial::{NoEvents, Serial as Chip};
+use vmm_sys_util::eventfd::EventFd;
+
+/// Bytes held back at most: one write to the host a line instead of one a byte.
+const LINE: usize = 256;
+
+/// The port. Nothing can be typed into it.
+pub(crate) struct Serial(Chip<Interrupt, NoEvents, Lines>);
+
+impl Serial {
+    pub(crate) const FIRST_PORT: u16 = 0x3f8;
+    pub(crate) const LAST_PORT: u16 = 0x3ff;
+    pub(crate) const INTERRUPT: u32 = 4;
+
+    /// What is written goes to `console`, which somebody must read.
+    pub(crate) fn new(interrupt: EventFd, console: UnixStream) -> Self {
+        let lines = Lines {
+            console,
+            line: Vec::with_capacity(LINE),
+        };
+        Self(Chip::new(Interrupt(interrupt), lines))
+    }
+
+    pub(crate) fn read(&mut self, offset: u16) -> u8 {
+        self.0.read(offset as u8)
+    }
+
+    pub(crate) fn write(&mut self, offset: u16, value: u8) {
+        // It fails when nobody reads the console any more: no reason to stop the guest.
+        let _ = self.0.write(offset as u8, value);
+    }
+
+    /// Hands on what is held back.
+    pub(crate) fn flush(&mut self) {
+        let _ = self.0.writer_mut().hand_on();
+    }
+}
+
+struct Interrupt(EventFd);
+
+impl Trigger for Interrupt {
+    type E = io::Error;
+
+    fn trigger(&self) -> io::Result<()> {
+        self.0.write(1)
+    }
+}
+
+struct Lines {
+    console: UnixStream,
+    line: Vec<u8>,
+}
+
+impl Lines {
+    fn hand_on(&mut self) -> io::Result<()> {
+        let result = self.console.write_all(&self.line);
+        self.line.clear();
+        result
+    }
+}
+
+impl Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.line.extend_from_slice(bytes);
+        if self.line.len() >= LINE || bytes.contains(&b'\n') {
+            self.hand_on()?;
+        }
+        Ok(bytes.len())
+    }
+
+    /// The chip flushes after every byte.
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+
+    #[test]
+    fn lines_are_handed_on_and_the_rest_at_the_end() {
+        let (console, mut host) = UnixStream::pair().unwrap();
+        host.set_nonblocking(true).unwrap();
+        let mut serial = Serial::new(EventFd::new(0).unwrap(), console);
+        let mut read = |serial: &mut Serial, bytes: &[u8]| {
+            for byte in bytes {
+                serial.write(0, *byte);
+            }
+            let mut buffer = [0; 1024];
+            let count = host.read(&mut buffer).unwrap_or_default();
+            String::from_utf8(buffer[..count].to_vec()).unwrap()
+        };
+        assert_eq!(read(&mut serial, b"Linux"), "");
+        assert_eq!(read(&mut serial, b" 6\nno"), "Linux 6\n");
+        serial.flush();
+        assert_eq!(read(&mut serial, b""), "no");
+        assert_eq!(read(&mut serial, &[b'x'; LINE]).len(), LINE);
+    }
+}

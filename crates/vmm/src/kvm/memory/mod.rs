@@ -1,0 +1,146 @@
+//! The guest's memory: RAM that both sides write, pmem that both only read.
+//!
+//! A driver may name any address of either as a buffer. Devices read from both, since a
+//! program that maps a file of its image may write it to a disk or a socket. They write
+//! to RAM only: pmem is host files, mapped read-only, and a store to them would end the
+//! worker. The type keeps the two apart, so that no device has to remember.
+
+pub(crate) mod layout;
+pub(crate) mod region;
+pub(crate) mod truncation;
+
+use std::sync::Arc;
+
+use vm_memory::bitmap::BS;
+use vm_memory::{
+    GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
+    MmapRegion, VolatileSlice,
+};
+
+/// A piece of guest memory as the worker sees it.
+pub(crate) type Slice<'a> = VolatileSlice<'a, BS<'a, ()>>;
+
+/// The guest's memory; clones are the same memory.
+#[derive(Clone, Debug)]
+pub(crate) struct GuestMemory {
+    ram: GuestMemoryMmap,
+    all: GuestMemoryMmap,
+}
+
+/// Why there is no such memory.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error("no {} MiB of memory for the guest: {source}", size >> 20)]
+    Ram {
+        size: u64,
+        source: vm_memory::mmap::FromRangesError,
+    },
+    #[error(transparent)]
+    Region(#[from] region::Error),
+    #[error("no address for a region of {size} bytes")]
+    Address { size: u64 },
+    #[error("arranging the guest's memory: {0}")]
+    Arrange(#[from] vm_memory::GuestRegionCollectionError),
+}
+
+impl GuestMemory {
+    /// `size` bytes of RAM, zeroed and not yet there.
+    pub(crate) fn new(size: u64) -> Result<Self, Error> {
+        let ranges: Vec<(GuestAddress, usize)> = layout::ram(size)
+            .into_iter()
+            .map(|range| {
+                let length = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
+                (GuestAddress(range.start), length)
+            })
+            .collect();
+        let ram =
+            GuestMemoryMmap::from_ranges(&ranges).map_err(|source| Error::Ram { size, source })?;
+        Ok(Self {
+            all: ram.clone(),
+            ram,
+        })
+    }
+
+    /// Adds a read-only region at `start`.
+    pub(crate) fn add_region(&mut self, region: MmapRegion, start: u64) -> Result<(), Error> {
+        let size = region.size() as u64;
+        let region =
+            GuestRegionMmap::new(region, GuestAddress(start)).ok_or(Error::Address { size })?;
+        self.all = self.all.insert_region(Arc::new(region))?;
+        Ok(())
+    }
+
+    /// What both sides write.
+    pub(crate) fn ram(&self) -> &GuestMemoryMmap {
+        &self.ram
+    }
+
+    /// Adds what a device may read at `address` to `slices`; false if some of it is no
+    /// memory.
+    pub(crate) fn readable<'a>(
+        &'a self,
+        address: GuestAddress,
+        length: usize,
+        slices: &mut Vec<Slice<'a>>,
+    ) -> bool {
+        extend(&self.all, address, length, slices)
+    }
+
+    /// Adds what a device may write at `address` to `slices`; false if some of it is no
+    /// RAM.
+    pub(crate) fn writable<'a>(
+        &'a self,
+        address: GuestAddress,
+        length: usize,
+        slices: &mut Vec<Slice<'a>>,
+    ) -> bool {
+        extend(&self.ram, address, length, slices)
+    }
+
+    /// The regions that were added.
+    pub(crate) fn regions(&self) -> impl Iterator<Item = &GuestRegionMmap> {
+        let is_ram = |region: &GuestRegionMmap| self.ram.find_region(region.start_addr()).is_some();
+        self.all.iter().filter(move |region| !is_ram(region))
+    }
+}
+
+fn extend<'a>(
+    memory: &'a GuestMemoryMmap,
+    address: GuestAddress,
+    length: usize,
+    slices: &mut Vec<Slice<'a>>,
+) -> bool {
+    memory
+        .get_slices(address, length)
+        .all(|slice| slice.map(|slice| slices.push(slice)).is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use region::{Mapping, map};
+
+    #[test]
+    fn devices_read_everything_and_write_ram() {
+        const PMEM: u64 = 0x1_0000_0000;
+        let mut memory = GuestMemory::new(1 << 20).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(8192).unwrap();
+        let region = map(&[Mapping { file, length: 8192 }]).unwrap();
+        memory.add_region(region, PMEM).unwrap();
+        let readable = |at, length| memory.readable(GuestAddress(at), length, &mut Vec::new());
+        let writable = |at, length| memory.writable(GuestAddress(at), length, &mut Vec::new());
+
+        assert!(readable(0, 1 << 20) && writable(0, 1 << 20));
+        assert!(readable(PMEM, 8192) && !writable(PMEM, 1));
+        assert!(!readable(PMEM, 8193) && !readable((1 << 20) - 1, 2));
+        assert!(!readable(u64::MAX, 2) && !writable(u64::MAX, 1));
+        assert_eq!(memory.regions().count(), 1);
+    }
+
+    #[test]
+    fn too_much_memory_is_an_error() {
+        let error = GuestMemory::new(1 << 60).unwrap_err().to_string();
+        assert!(error.contains("MiB of memory"), "{error}");
+    }
+}

@@ -1,0 +1,119 @@
+//! Files mapped back to back: what one pmem region is made of.
+
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+
+use vm_memory::mmap::{MmapRegion, MmapRegionError};
+
+/// A piece of a region.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    /// Open for reading.
+    pub(crate) file: File,
+    /// Bytes of it that are mapped, a multiple of the page size.
+    pub(crate) length: u64,
+}
+
+/// Why a region can't be mapped.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error("reserving {size} bytes of address space: {source}")]
+    Reserve { size: u64, source: io::Error },
+    #[error("mapping file {index} of a pmem region: {source}")]
+    Map { index: usize, source: io::Error },
+    #[error("{0}")]
+    Region(#[from] MmapRegionError),
+}
+
+/// Maps the files one after the other, shared and read-only.
+///
+/// All of the range is reserved first and every file replaces its part of the
+/// reservation, so that nothing else can come to lie in between.
+pub(crate) fn map(files: &[Mapping]) -> Result<MmapRegion, Error> {
+    const FLAGS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+
+    let total = files
+        .iter()
+        .fold(0_u64, |sum, file| sum.saturating_add(file.length));
+    let size = usize::try_from(total).unwrap_or(usize::MAX);
+    // SAFETY: a new mapping, where the kernel chooses; nothing is overwritten.
+    let base = unsafe { libc::mmap(std::ptr::null_mut(), size, libc::PROT_NONE, FLAGS, -1, 0) };
+    if base == libc::MAP_FAILED {
+        return Err(Error::Reserve {
+            size: total,
+            source: io::Error::last_os_error(),
+        });
+    }
+    let mut offset = 0_usize;
+    for (index, mapping) in files.iter().enumerate() {
+        let length = usize::try_from(mapping.length).unwrap_or(usize::MAX);
+        // SAFETY: the lengths add up to the reservation's, so this replaces a part of it
+        // that no file has yet.
+        let mapped = unsafe {
+            libc::mmap(
+                base.byte_add(offset),
+                length,
+                libc::PROT_READ,
+                libc::MAP_SHARED | libc::MAP_FIXED,
+                mapping.file.as_raw_fd(),
+                0,
+            )
+        };
+        if mapped == libc::MAP_FAILED {
+            return Err(Error::Map {
+                index,
+                source: io::Error::last_os_error(),
+            });
+        }
+        offset = offset.saturating_add(length);
+    }
+    // SAFETY: `base` and `size` are those of the mappings above. They stay as long as the
+    // process, because nobody unmaps them.
+    Ok(unsafe { MmapRegion::build_raw(base.cast(), size, libc::PROT_READ, libc::MAP_SHARED)? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Seek, Write};
+    use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
+
+    #[test]
+    fn files_follow_each_other() {
+        let files: Vec<Mapping> = [1_u8, 2, 3]
+            .iter()
+            .map(|fill| {
+                let mut file = tempfile::tempfile().unwrap();
+                file.write_all(&[*fill; 8192]).unwrap();
+                file.rewind().unwrap();
+                Mapping { file, length: 8192 }
+            })
+            .collect();
+        let region = GuestRegionMmap::new(map(&files).unwrap(), GuestAddress(0)).unwrap();
+        let memory = GuestMemoryMmap::from_regions(vec![region]).unwrap();
+        let mut bytes = [0; 4];
+        memory.read_slice(&mut bytes, GuestAddress(8190)).unwrap();
+        assert_eq!(bytes, [1, 1, 2, 2]);
+        memory.read_slice(&mut bytes, GuestAddress(24572)).unwrap();
+        assert_eq!(bytes, [3; 4]);
+    }
+
+    #[test]
+    fn what_can_not_be_mapped_is_told() {
+        let (pipe, _other) = rustix::pipe::pipe().unwrap();
+        let pipe = Mapping {
+            file: pipe.into(),
+            length: 4096,
+        };
+        assert!(matches!(map(&[pipe]), Err(Error::Map { index: 0, .. })));
+        let file = tempfile::tempfile().unwrap();
+        let huge = Mapping {
+            file,
+            length: u64::MAX,
+        };
+        assert!(matches!(map(&[huge]), Err(Error::Reserve { .. })));
+    }
+}

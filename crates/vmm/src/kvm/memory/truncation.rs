@@ -1,0 +1,77 @@
+//! Files that shrink while they are mapped.
+//!
+//! Nobody may change a layer, but somebody can. A page behind a file's new end is not
+//! there: a processor of the guest that reads it stops with EFAULT, a device gets
+//! SIGBUS. Both end the machine, with the file's name.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::OnceLock;
+
+/// A mapped file.
+#[derive(Debug)]
+pub(crate) struct Mapped {
+    /// Addresses in this process.
+    pub(crate) start: usize,
+    pub(crate) length: u64,
+    pub(crate) file: OwnedFd,
+    pub(crate) name: String,
+}
+
+static FILES: OnceLock<Vec<Mapped>> = OnceLock::new();
+
+/// Ends the process with a message when one of `files` turns out to be truncated. Once
+/// in a process.
+pub(crate) fn watch(files: Vec<Mapped>) -> io::Result<()> {
+    let _ = FILES.set(files);
+    let handler: extern "C" fn(libc::c_int, *const libc::siginfo_t, *const libc::c_void) =
+        on_bus_error;
+    // SAFETY: plain data, valid when zero: no flags, an empty mask.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = handler as libc::sighandler_t;
+    action.sa_flags = libc::SA_SIGINFO;
+    // SAFETY: the handler makes nothing but calls that a handler may make.
+    match unsafe { libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Why memory that a processor used is not there.
+pub(crate) fn reason() -> String {
+    let files = FILES.get().map(Vec::as_slice).unwrap_or_default();
+    let truncated = files.iter().find(|file| {
+        rustix::fs::fstat(file.file.as_fd())
+            .is_ok_and(|stat| u64::try_from(stat.st_size).unwrap_or_default() < file.length)
+    });
+    match truncated {
+        Some(file) => format!("{} {TRUNCATED}", file.name),
+        None => "the guest used memory that the host can't provide".to_owned(),
+    }
+}
+
+const TRUNCATED: &str = "was truncated while the machine ran";
+
+extern "C" fn on_bus_error(
+    _signal: libc::c_int,
+    info: *const libc::siginfo_t,
+    _context: *const libc::c_void,
+) {
+    // SAFETY: the kernel passes a valid structure, whose address field SIGBUS fills.
+    let address = unsafe { (*info).si_addr() } as usize;
+    let files = FILES.get().map(Vec::as_slice).unwrap_or_default();
+    let file = files.iter().find(|file| {
+        address
+            .checked_sub(file.start)
+            .is_some_and(|offset| (offset as u64) < file.length)
+    });
+    let name = file.map_or("mapped memory", |file| file.name.as_str());
+    for part in [name, " ", TRUNCATED, "\n"] {
+        // SAFETY: writes bytes that live.
+        unsafe { libc::write(libc::STDERR_FILENO, part.as_ptr().cast(), part.len()) };
+    }
+    // SAFETY: ends the process at once, as a handler may.
+    unsafe { libc::_exit(1) };
+}

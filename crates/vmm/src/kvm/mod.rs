@@ -1,0 +1,123 @@
+//! Machines on KVM, by a virtual machine monitor of our own.
+//!
+//! It is small because it is for one purpose: a sandbox of Linux on x86-64, with the
+//! devices that it needs and no others, no firmware and no buses to look for devices on.
+//! All files of an image are one pmem region.
+//!
+//! The machine runs in a process of its own ([`worker`]), which is this program again. It
+//! gets everything that it ever needs as open descriptors ([`handover`]). In it, every
+//! virtual processor has a thread ([`vcpu`]), and one more serves all devices
+//! ([`virtio`]).
+//!
+//! ACPI names the devices and the ways to end the machine ([`acpi`]); the kernel is told
+//! of nothing else, and not to look for PCI.
+
+mod acpi;
+mod boot;
+mod bus;
+mod ending;
+mod handover;
+mod legacy;
+mod memory;
+mod vcpu;
+mod virtio;
+mod worker;
+
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+
+use crate::backend::{Acceleration, Backend, FilesPerRegion, Limits, Machine};
+use crate::cpu::Flags;
+use crate::process::{CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID, Channels, Launch, Process};
+use crate::{Error, MachineConfig, host_kvm};
+use handover::Handover;
+
+pub use worker::run_if_worker;
+
+/// A driver that does what `script` says to a device of some kind: for fuzzing.
+#[cfg(feature = "fuzzing")]
+pub fn fuzz(kind: u8, script: &[u8]) {
+    virtio::hostile::drive(kind, script);
+}
+
+/// Inputs of the interrupt controller that virtio devices get, one each: those above what
+/// a PC's own devices have.
+const INTERRUPTS: Range<u32> = 5..24;
+
+/// Devices that every machine has or may have: the agent's channel, the random number
+/// generator, the balloon and the network interface.
+const OWN_DEVICES: usize = 4;
+
+/// Address space of a worker beyond the guest's memory: the program, its threads' stacks
+/// and an allocator's arena each.
+const OWN_ADDRESS_SPACE: u64 = 2 << 30;
+
+/// Our virtual machine monitor on this machine's KVM.
+#[derive(Clone, Debug)]
+pub struct Kvm {
+    acceleration: Acceleration,
+}
+
+impl Kvm {
+    /// Finds out whether KVM works, and whether there is a program to be the workers.
+    ///
+    /// # Errors
+    /// Why not, with what to do where something can be done.
+    pub fn probe() -> Result<Self, String> {
+        host_kvm::probe(&Flags::read())?;
+        worker::program().map_err(|_| worker::NO_PROGRAM.to_owned())?;
+        Ok(Self {
+            acceleration: Acceleration::Kvm,
+        })
+    }
+}
+
+impl Backend for Kvm {
+    fn name(&self) -> &'static str {
+        "kvm"
+    }
+
+    fn acceleration(&self) -> &Acceleration {
+        &self.acceleration
+    }
+
+    fn describe(&self) -> String {
+        "Micabox's own virtual machine monitor on KVM".to_owned()
+    }
+
+    fn limits(&self) -> Limits {
+        let max_devices = INTERRUPTS.len() - OWN_DEVICES;
+        Limits {
+            files_per_region: FilesPerRegion::Many,
+            max_devices,
+            cheap_regions: max_devices,
+        }
+    }
+
+    fn start(&self, config: &MachineConfig) -> Result<Box<dyn Machine>, Error> {
+        config.check()?;
+        let program = worker::program().map_err(|source| Error::Spawn {
+            path: "mica".into(),
+            source,
+        })?;
+        let kvm = host_kvm::open().map_err(|source| Error::System {
+            what: "opening /dev/kvm",
+            source,
+        })?;
+        let channels = Channels::new()?;
+        let files = Handover::prepare(config, kvm, channels.descriptors())?;
+        let description = files.first().map_or(-1, AsRawFd::as_raw_fd);
+        let launch = Launch {
+            program,
+            name: Some(config.name.clone()),
+            arguments: vec![worker::ARGUMENT.into(), description.to_string().into()],
+            address_space: config.address_space().saturating_add(OWN_ADDRESS_SPACE),
+            file_size: config.largest_written_file(),
+            // To read its own program, and to become nobody in its jail.
+            capabilities: &[CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID],
+            files,
+            failure: ending::exit,
+        };
+        Ok(Box::new(Process::start(launch, channels)?))
+    }
+}

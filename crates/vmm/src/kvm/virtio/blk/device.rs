@@ -1,0 +1,105 @@
+//! The block device (specification section 5.2).
+
+use virtio_bindings::virtio_blk as blk;
+use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
+
+use super::request::{SECTOR, serve};
+use super::storage::Storage;
+use crate::kvm::virtio::{Active, Device, Violation};
+
+const QUEUE_SIZE: u16 = 128;
+const QUEUE_SIZES: [u16; 1] = [QUEUE_SIZE];
+
+/// Bytes of the configuration space up to the last field that we have.
+const CONFIG: usize = 60;
+
+/// The smallest transfer that costs no other to be read first: the host's page.
+const BLOCK: u32 = 4096;
+
+/// Most sectors of one request to erase: 1 GiB.
+const MOST_ERASED: u32 = 1 << 21;
+
+/// The device.
+#[derive(Debug)]
+pub(crate) struct Blk {
+    storage: Storage,
+    serial: Vec<u8>,
+    config: [u8; CONFIG],
+}
+
+impl Blk {
+    /// A disk that shows `storage`. The guest sees whole sectors of it, and at most 20
+    /// bytes of `serial`.
+    pub(crate) fn new(storage: Storage, serial: &str) -> Self {
+        let mut config = [0; CONFIG];
+        let mut set = |at: usize, bytes: &[u8]| {
+            for (to, from) in config.iter_mut().skip(at).zip(bytes) {
+                *to = *from;
+            }
+        };
+        set(0, &(storage.len() / SECTOR).to_le_bytes());
+        // A chain has a header and a status beside its data.
+        set(12, &(u32::from(QUEUE_SIZE) - 2).to_le_bytes());
+        set(20, &(SECTOR as u32).to_le_bytes());
+        // Physical block: 2^3 sectors; the topology's best transfer sizes, in sectors.
+        set(24, &[3, 0]);
+        set(26, &((BLOCK / SECTOR as u32) as u16).to_le_bytes());
+        // Discard: most sectors, most ranges, alignment; zeroes: the same without the
+        // last, and that they may give space back.
+        set(36, &MOST_ERASED.to_le_bytes());
+        set(40, &1_u32.to_le_bytes());
+        set(44, &(BLOCK / SECTOR as u32).to_le_bytes());
+        set(48, &MOST_ERASED.to_le_bytes());
+        set(52, &1_u32.to_le_bytes());
+        set(56, &[1]);
+        Self {
+            storage,
+            serial: serial.as_bytes().to_vec(),
+            config,
+        }
+    }
+}
+
+impl Device for Blk {
+    fn id(&self) -> u32 {
+        VIRTIO_ID_BLOCK
+    }
+
+    fn features(&self) -> u64 {
+        let always = 1 << blk::VIRTIO_BLK_F_SEG_MAX
+            | 1 << blk::VIRTIO_BLK_F_BLK_SIZE
+            | 1 << blk::VIRTIO_BLK_F_TOPOLOGY;
+        match self.storage.is_read_only() {
+            true => always | 1 << blk::VIRTIO_BLK_F_RO,
+            false => {
+                always
+                    | 1 << blk::VIRTIO_BLK_F_FLUSH
+                    | 1 << blk::VIRTIO_BLK_F_DISCARD
+                    | 1 << blk::VIRTIO_BLK_F_WRITE_ZEROES
+            }
+        }
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &QUEUE_SIZES
+    }
+
+    fn config(&self) -> &[u8] {
+        &self.config
+    }
+
+    fn queue(&mut self, index: usize, active: &mut Active) -> Result<(), Violation> {
+        while let Some(chain) = active.queues.get(index)?.pop(&active.memory)? {
+            let head = chain.head;
+            let written = serve(chain, &self.storage, &self.serial)?;
+            let queue = active.queues.get(index)?;
+            queue.complete(&active.memory, head, written)?;
+            // One at a time: a request may take long, and its issuer may be waiting.
+            active.notify(index)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

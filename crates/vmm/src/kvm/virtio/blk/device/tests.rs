@@ -1,0 +1,153 @@
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use super::*;
+use crate::kvm::virtio::blk::Piece;
+use crate::kvm::virtio::driver::{Driver, PMEM, READ, WRITE};
+
+fn file(fill: u8, length: usize) -> File {
+    let file = tempfile::tempfile().unwrap();
+    file.write_all_at(&vec![fill; length], 0).unwrap();
+    file
+}
+
+fn piece(file: File, length: u64) -> Piece {
+    let name = "layer".into();
+    Piece { file, length, name }
+}
+
+fn start(pieces: Vec<Piece>, read_only: bool) -> Driver {
+    let storage = Storage::new(pieces, read_only);
+    Driver::new(Box::new(Blk::new(storage, "image")))
+}
+
+/// One request; its status and the data.
+fn request(driver: &mut Driver, kind: u32, sector: u64, data: &[u8]) -> (u8, Vec<u8>) {
+    let mut header = kind.to_le_bytes().to_vec();
+    header.extend([0; 4]);
+    header.extend(sector.to_le_bytes());
+    let header = driver.buffer(&header);
+    let at = driver.buffer(data);
+    let status = driver.buffer(&[0xff]);
+    let from_device = matches!(kind, blk::VIRTIO_BLK_T_IN | blk::VIRTIO_BLK_T_GET_ID);
+    let direction = if from_device { WRITE } else { READ };
+    let data = (at, data.len() as u32, direction);
+    driver.add(0, &[(header, 16, READ), data, (status, 1, WRITE)]);
+    driver.run(0);
+    let data = driver.read(at, data.1 as usize);
+    (driver.read(status, 1)[0], data)
+}
+
+fn flush(driver: &mut Driver) -> u8 {
+    request(driver, blk::VIRTIO_BLK_T_FLUSH, 0, &[]).0
+}
+
+const READ_SECTORS: u32 = blk::VIRTIO_BLK_T_IN;
+const WRITE_SECTORS: u32 = blk::VIRTIO_BLK_T_OUT;
+
+#[test]
+fn files_are_one_disk() {
+    let pieces = (1..=3).map(|fill| piece(file(fill, 2048), 2048)).collect();
+    let mut driver = start(pieces, true);
+    assert_eq!(driver.config(0, 8), 12_u64.to_le_bytes());
+    let (status, data) = request(&mut driver, READ_SECTORS, 3, &[0; 3072]);
+    assert_eq!(status, 0);
+    let expected = [vec![1; 512], vec![2; 2048], vec![3; 512]].concat();
+    assert!(data == expected);
+    assert_eq!(
+        request(&mut driver, READ_SECTORS, 11, &[0; 512]).1,
+        [3; 512]
+    );
+    let (status, id) = request(&mut driver, blk::VIRTIO_BLK_T_GET_ID, 0, &[0xff; 20]);
+    assert_eq!((status, &id[..6]), (0, &b"image\0"[..]));
+}
+
+#[test]
+fn what_is_not_there_is_an_error_and_no_more() {
+    let mut driver = start(vec![piece(file(1, 2048), 2048)], true);
+    for (kind, sector, length) in [
+        (READ_SECTORS, 4, 512),
+        (READ_SECTORS, 3, 1024),
+        (READ_SECTORS, u64::MAX, 512),
+        (READ_SECTORS, u64::MAX / 512, 1024),
+        (READ_SECTORS, 0, 100),
+        (WRITE_SECTORS, 0, 512),
+        (blk::VIRTIO_BLK_T_DISCARD, 0, 16),
+    ] {
+        let (status, _) = request(&mut driver, kind, sector, &vec![0; length]);
+        assert_eq!(status, 1, "{kind} {sector} {length}");
+    }
+    assert_eq!(request(&mut driver, 99, 0, &[0; 16]).0, 2);
+    assert_eq!(request(&mut driver, READ_SECTORS, 0, &[0; 512]).0, 0);
+    assert!(!driver.is_stopped());
+}
+
+#[test]
+fn a_truncated_layer_is_an_error() {
+    let layer = file(1, 2048);
+    let mut driver = start(vec![piece(layer.try_clone().unwrap(), 2048)], true);
+    layer.set_len(512).unwrap();
+    assert_eq!(request(&mut driver, READ_SECTORS, 0, &[0; 512]).0, 0);
+    assert_eq!(request(&mut driver, READ_SECTORS, 1, &[0; 512]).0, 1);
+}
+
+#[test]
+fn writes_arrive_and_erased_sectors_read_as_zeroes() {
+    let disk = file(7, 64 << 10);
+    let mut driver = start(vec![piece(disk.try_clone().unwrap(), 64 << 10)], false);
+    assert_eq!(request(&mut driver, WRITE_SECTORS, 9, &[5; 1024]).0, 0);
+    assert_eq!(flush(&mut driver), 0);
+    let mut bytes = [0; 1024];
+    disk.read_exact_at(&mut bytes, 9 * 512).unwrap();
+    assert!(bytes == [5; 1024]);
+    let mut range = 8_u64.to_le_bytes().to_vec();
+    range.extend(16_u32.to_le_bytes());
+    range.extend([0; 4]);
+    let (status, _) = request(&mut driver, blk::VIRTIO_BLK_T_WRITE_ZEROES, 0, &range);
+    assert_eq!(status, 0);
+    assert!(request(&mut driver, READ_SECTORS, 8, &[1; 8192]).1 == [0; 8192]);
+    assert!(request(&mut driver, READ_SECTORS, 7, &[1; 512]).1 == [7; 512]);
+    assert_eq!(disk.metadata().unwrap().len(), 64 << 10);
+}
+
+#[test]
+fn a_disk_writes_from_pmem_and_never_to_it() {
+    let mut driver = start(vec![piece(file(7, 4096), 4096)], false);
+    let chain = |driver: &mut Driver, kind: u32, direction| {
+        let mut header = kind.to_le_bytes().to_vec();
+        header.extend([0; 12]);
+        let header = driver.buffer(&header);
+        let status = driver.buffer(&[0xff]);
+        let chain = [
+            (header, 16, READ),
+            (PMEM, 512, direction),
+            (status, 1, WRITE),
+        ];
+        driver.add(0, &chain);
+        driver.run(0);
+        driver.read(status, 1)[0]
+    };
+    assert_eq!(chain(&mut driver, WRITE_SECTORS, READ), 0);
+    assert!(!driver.is_stopped());
+    assert_eq!(chain(&mut driver, READ_SECTORS, WRITE), 0xff);
+    assert!(driver.is_stopped());
+}
+
+#[test]
+fn a_chain_that_is_no_request_stops_the_disk() {
+    for chain in [
+        vec![(0x8000, 16, READ)],
+        vec![(0x8000, 15, READ), (0x9000, 1, WRITE)],
+        vec![(0x9000, 1, WRITE), (0x8000, 16, READ)],
+        vec![(u64::MAX, 16, READ), (0x9000, 1, WRITE)],
+        vec![(0x8000, 16, READ), (0x8000, u32::MAX, WRITE)],
+    ] {
+        let mut driver = start(vec![piece(file(7, 4096), 4096)], true);
+        driver.add(0, &chain);
+        driver.run(0);
+        assert!(driver.is_stopped(), "{chain:?}");
+        // A reset makes it usable again.
+        driver.write(0x70, 0);
+        assert!(!driver.is_stopped());
+    }
+}

@@ -1,0 +1,115 @@
+//! A request to a disk (specification section 5.2.6).
+
+use virtio_bindings::virtio_blk as blk;
+
+use super::storage::Storage;
+use crate::kvm::virtio::{Chain, Violation};
+
+/// Bytes of a sector, the unit of everything here.
+pub(super) const SECTOR: u64 = 512;
+
+/// Bytes of a header: type, reserved, sector.
+const HEADER: usize = 16;
+
+/// Bytes of a range to erase: sector, sectors, flags.
+const RANGE: usize = 16;
+
+/// What became of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum Status {
+    Done = blk::VIRTIO_BLK_S_OK as u8,
+    Failed = blk::VIRTIO_BLK_S_IOERR as u8,
+    Unknown = blk::VIRTIO_BLK_S_UNSUPP as u8,
+}
+
+/// Does what a chain asks for; the bytes written to it.
+pub(super) fn serve(
+    mut chain: Chain<'_>,
+    storage: &Storage,
+    serial: &[u8],
+) -> Result<usize, Violation> {
+    let header = chain.readable.take(HEADER).read::<HEADER>();
+    let answer = chain.writable.take_back(1);
+    let (Some(header), 1) = (header, answer.len()) else {
+        return Err(Violation::BadChain);
+    };
+    let (kind, _reserved, sector) = fields(header);
+    let offset = sector.checked_mul(SECTOR);
+    let room = chain.writable.len();
+    let (status, written) = match kind {
+        blk::VIRTIO_BLK_T_IN => (read(offset, chain, storage), room),
+        blk::VIRTIO_BLK_T_OUT => (write(offset, chain, storage), 0),
+        blk::VIRTIO_BLK_T_FLUSH => (status(storage.flush()), 0),
+        blk::VIRTIO_BLK_T_GET_ID => (Status::Done, identify(&chain, serial)),
+        blk::VIRTIO_BLK_T_DISCARD | blk::VIRTIO_BLK_T_WRITE_ZEROES => (erase(chain, storage), 0),
+        _ => (Status::Unknown, 0),
+    };
+    answer.copy_from(&[status as u8]);
+    Ok(written.saturating_add(1))
+}
+
+fn fields(bytes: [u8; 16]) -> (u32, u32, u64) {
+    let [a, b, c, d, e, f, g, h, rest @ ..] = bytes;
+    let first = u32::from_le_bytes([a, b, c, d]);
+    let second = u32::from_le_bytes([e, f, g, h]);
+    (first, second, u64::from_le_bytes(rest))
+}
+
+fn status(result: std::io::Result<()>) -> Status {
+    match result {
+        Ok(()) => Status::Done,
+        Err(error) => {
+            eprintln!("disk: {error}");
+            Status::Failed
+        }
+    }
+}
+
+/// Where a transfer of `length` bytes begins, if it is of whole sectors on the disk.
+fn place(offset: Option<u64>, length: usize, storage: &Storage) -> Option<u64> {
+    let length = length as u64;
+    offset.filter(|offset| length.is_multiple_of(SECTOR) && storage.contains(*offset, length))
+}
+
+fn read(offset: Option<u64>, chain: Chain<'_>, storage: &Storage) -> Status {
+    match place(offset, chain.writable.len(), storage) {
+        Some(offset) => status(storage.read(offset, chain.writable)),
+        None => Status::Failed,
+    }
+}
+
+fn write(offset: Option<u64>, chain: Chain<'_>, storage: &Storage) -> Status {
+    match place(offset, chain.readable.len(), storage) {
+        Some(offset) if !storage.is_read_only() => status(storage.write(offset, chain.readable)),
+        _ => Status::Failed,
+    }
+}
+
+fn identify(chain: &Chain<'_>, serial: &[u8]) -> usize {
+    let mut id = [0; blk::VIRTIO_BLK_ID_BYTES as usize];
+    for (to, from) in id.iter_mut().zip(serial) {
+        *to = *from;
+    }
+    chain.writable.copy_from(&id)
+}
+
+/// Discarded sectors read as zeroes too: the same for both kinds.
+fn erase(mut chain: Chain<'_>, storage: &Storage) -> Status {
+    if storage.is_read_only() {
+        return Status::Failed;
+    }
+    while let Some(range) = chain.readable.take(RANGE).read::<RANGE>() {
+        let (low, high, rest) = fields(range);
+        let sector = u64::from(low) | u64::from(high) << 32;
+        let length = (rest & 0xffff_ffff) * SECTOR;
+        let offset = sector.checked_mul(SECTOR);
+        let Some(offset) = offset.filter(|offset| storage.contains(*offset, length)) else {
+            return Status::Failed;
+        };
+        if status(storage.erase(offset, length)) == Status::Failed {
+            return Status::Failed;
+        }
+    }
+    Status::Done
+}

@@ -1,0 +1,79 @@
+//! Control messages: how ports come to be (specification section 5.3.6.2).
+
+use std::collections::VecDeque;
+
+/// The only port's number.
+const PORT: u32 = 0;
+
+/// Events, `VIRTIO_CONSOLE_*`.
+const DEVICE_READY: u16 = 0;
+const PORT_ADD: u16 = 1;
+const PORT_READY: u16 = 3;
+const PORT_OPEN: u16 = 6;
+const PORT_NAME: u16 = 7;
+
+/// Bytes of a message without a name: port, event, value.
+pub(super) const LENGTH: usize = 8;
+
+/// Most messages that wait for the driver. It causes three in all; one that repeats
+/// itself has to take them first.
+const MAX_WAITING: usize = 16;
+
+/// The conversation about the only port.
+#[derive(Debug)]
+pub(super) struct Control {
+    name: &'static str,
+    waiting: VecDeque<Vec<u8>>,
+}
+
+impl Control {
+    pub(super) fn new(name: &'static str) -> Self {
+        Self {
+            name,
+            waiting: VecDeque::new(),
+        }
+    }
+
+    pub(super) fn reset(&mut self) {
+        self.waiting.clear();
+    }
+
+    /// What the driver says.
+    pub(super) fn hear(&mut self, message: [u8; LENGTH]) {
+        let [a, b, c, d, e, f, g, h] = message;
+        let port = u32::from_le_bytes([a, b, c, d]);
+        match (u16::from_le_bytes([e, f]), u16::from_le_bytes([g, h])) {
+            (DEVICE_READY, 1) => self.say(PORT_ADD, 1, ""),
+            (PORT_READY, 1) if port == PORT => {
+                self.say(PORT_NAME, 1, self.name);
+                self.say(PORT_OPEN, 1, "");
+            }
+            // It opens and closes the port as it likes; our end is always open.
+            _ => {}
+        }
+    }
+
+    /// The host's end is closed.
+    pub(super) fn close(&mut self) {
+        self.say(PORT_OPEN, 0, "");
+    }
+
+    fn say(&mut self, event: u16, value: u16, name: &str) {
+        if self.waiting.len() < MAX_WAITING {
+            let mut message = PORT.to_le_bytes().to_vec();
+            message.extend(event.to_le_bytes());
+            message.extend(value.to_le_bytes());
+            message.extend(name.as_bytes());
+            self.waiting.push_back(message);
+        }
+    }
+
+    /// The next message for the driver.
+    pub(super) fn next(&mut self) -> Option<Vec<u8>> {
+        self.waiting.pop_front()
+    }
+
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+}

@@ -1,0 +1,211 @@
+//! The console device (specification section 5.3) with one port, which is no terminal
+//! but a stream with a name.
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::fd::RawFd;
+use std::os::unix::net::UnixStream;
+
+use virtio_bindings::virtio_ids::VIRTIO_ID_CONSOLE;
+use vmm_sys_util::epoll::EventSet;
+
+use super::control::{Control, LENGTH};
+use crate::kvm::virtio::{Active, Device, Violation};
+
+/// `VIRTIO_CONSOLE_F_MULTIPORT`: ports have names, and come and go by messages.
+const MULTIPORT: u64 = 1 << 1;
+
+/// The port's queues and those of control messages; each pair as the driver sees it.
+const RECEIVE: usize = 0;
+const TRANSMIT: usize = 1;
+const CONTROL_RECEIVE: usize = 2;
+const CONTROL_TRANSMIT: usize = 3;
+const QUEUE_SIZES: [u16; 4] = [128, 128, 32, 32];
+
+/// Columns, rows, number of ports, emergency write.
+const CONFIG: [u8; 12] = [0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
+
+/// The device. Either side waits for the other: what the host does not take stays in the
+/// driver's queue, what the driver has no room for stays in the socket.
+#[derive(Debug)]
+pub(crate) struct Console {
+    stream: UnixStream,
+    control: Control,
+    /// Bytes of the next chain to transmit that the host has taken already.
+    sent: usize,
+    /// The host has closed its end.
+    closed: bool,
+}
+
+impl Console {
+    /// A port called `name` that carries `stream`.
+    ///
+    /// # Errors
+    /// When the stream can't be made to not block.
+    pub(crate) fn new(name: &'static str, stream: UnixStream) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        Ok(Self {
+            stream,
+            control: Control::new(name),
+            sent: 0,
+            closed: false,
+        })
+    }
+
+    /// Host to guest.
+    fn receive(&mut self, active: &mut Active) -> Result<(), Violation> {
+        if self.closed || !active.queues.has(RECEIVE) {
+            return Ok(());
+        }
+        let mut used = false;
+        loop {
+            let queue = active.queues.get(RECEIVE)?;
+            let Some(chain) = queue.pop(&active.memory)? else {
+                break;
+            };
+            if chain.writable.len() == 0 {
+                return Err(Violation::BadBuffer);
+            }
+            match chain.writable.receive(self.stream.as_raw_fd()) {
+                Ok(0) => {
+                    queue.undo_pop();
+                    self.closed = true;
+                    self.control.close();
+                    self.tell(active)?;
+                    break;
+                }
+                Ok(count) => {
+                    queue.complete(&active.memory, chain.head, count)?;
+                    used = true;
+                }
+                Err(error) => {
+                    queue.undo_pop();
+                    if error.kind() != io::ErrorKind::Interrupted {
+                        break;
+                    }
+                }
+            }
+        }
+        match used {
+            true => active.notify(RECEIVE),
+            false => Ok(()),
+        }
+    }
+
+    /// Guest to host.
+    fn transmit(&mut self, active: &mut Active) -> Result<(), Violation> {
+        if !active.queues.has(TRANSMIT) {
+            return Ok(());
+        }
+        let mut used = false;
+        loop {
+            let queue = active.queues.get(TRANSMIT)?;
+            let Some(chain) = queue.pop(&active.memory)? else {
+                break;
+            };
+            let left = chain.readable.len().saturating_sub(self.sent);
+            match chain.readable.send(self.stream.as_raw_fd(), self.sent) {
+                Ok(count) if count < left => {
+                    self.sent = self.sent.saturating_add(count);
+                    queue.undo_pop();
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => queue.undo_pop(),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    queue.undo_pop();
+                    break;
+                }
+                // All of it; or nobody is there to take anything any more.
+                Ok(_) | Err(_) => {
+                    self.sent = 0;
+                    queue.complete(&active.memory, chain.head, 0)?;
+                    used = true;
+                }
+            }
+        }
+        match used {
+            true => active.notify(TRANSMIT),
+            false => Ok(()),
+        }
+    }
+
+    /// Control messages from the driver.
+    fn hear(&mut self, active: &mut Active) -> Result<(), Violation> {
+        let queue = active.queues.get(CONTROL_TRANSMIT)?;
+        while let Some(chain) = queue.pop(&active.memory)? {
+            if let Some(message) = chain.readable.read::<LENGTH>() {
+                self.control.hear(message);
+            }
+            queue.complete(&active.memory, chain.head, 0)?;
+        }
+        active.notify(CONTROL_TRANSMIT)?;
+        self.tell(active)
+    }
+
+    /// Control messages to the driver.
+    fn tell(&mut self, active: &mut Active) -> Result<(), Violation> {
+        if !active.queues.has(CONTROL_RECEIVE) {
+            return Ok(());
+        }
+        let queue = active.queues.get(CONTROL_RECEIVE)?;
+        let mut used = false;
+        while self.control.is_waiting() {
+            let Some(chain) = queue.pop(&active.memory)? else {
+                break;
+            };
+            let message = self.control.next().unwrap_or_default();
+            let written = chain.writable.copy_from(&message);
+            queue.complete(&active.memory, chain.head, written)?;
+            used = true;
+        }
+        match used {
+            true => active.notify(CONTROL_RECEIVE),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Device for Console {
+    fn id(&self) -> u32 {
+        VIRTIO_ID_CONSOLE
+    }
+
+    fn features(&self) -> u64 {
+        MULTIPORT
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &QUEUE_SIZES
+    }
+
+    fn config(&self) -> &[u8] {
+        &CONFIG
+    }
+
+    fn reset(&mut self) {
+        self.control.reset();
+        self.sent = 0;
+        self.closed = false;
+    }
+
+    fn queue(&mut self, index: usize, active: &mut Active) -> Result<(), Violation> {
+        match index {
+            RECEIVE => self.receive(active),
+            TRANSMIT => self.transmit(active),
+            CONTROL_RECEIVE => self.tell(active),
+            _ => self.hear(active),
+        }
+    }
+
+    fn source(&self) -> Option<(RawFd, EventSet)> {
+        let events = EventSet::IN | EventSet::OUT | EventSet::EDGE_TRIGGERED;
+        Some((self.stream.as_raw_fd(), events))
+    }
+
+    fn host(&mut self, active: &mut Active) -> Result<(), Violation> {
+        self.receive(active)?;
+        self.transmit(active)
+    }
+}
+
+#[cfg(test)]
+mod tests;

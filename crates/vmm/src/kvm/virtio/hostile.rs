@@ -1,0 +1,163 @@
+//! Drivers that want to do harm: arbitrary bytes in rings, descriptors and registers.
+//!
+//! Whatever they do, the device stays within its bounds and can be used again after a
+//! reset. Fuzzing and a test beside it feed this.
+
+use std::os::unix::net::UnixStream;
+
+use vm_memory::{Bytes, GuestAddress};
+
+use super::Device;
+use super::balloon::Balloon;
+use super::blk::{Blk, Piece, Storage};
+use super::console::Console;
+use super::driver::Driver;
+use super::pmem::Pmem;
+use super::rng::Rng;
+use crate::kvm::bus::{Mmio, lock};
+
+/// Kinds of devices.
+pub(crate) const KINDS: u8 = 6;
+
+/// Memory that holds the rings and descriptors of [`Driver`], from its start.
+const RINGS: u64 = 0x1000;
+
+/// A driver's actions, one a few bytes of `script`, on a device of a kind.
+pub(crate) fn drive(kind: u8, script: &[u8]) {
+    // The other end of a stream; it reads and says nothing.
+    let (device, _host) = device(kind % KINDS);
+    let mut driver = Driver::new(device);
+    let mut script = Script(script);
+    while let Some(action) = script.byte() {
+        match action % 8 {
+            // Anything, where the rings and what they point to are.
+            0..=3 => {
+                let at = RINGS + u64::from(script.short()) % 0x1_4000;
+                let length = usize::from(action >> 3);
+                let bytes = script.bytes(length);
+                let ram = driver.memory.ram();
+                let _ = ram.write_slice(bytes, GuestAddress(at));
+            }
+            4 => {
+                let queue = usize::from(script.byte().unwrap_or_default());
+                let count = lock(&driver.transport).notifications().len();
+                driver.run(queue % count);
+            }
+            5 => driver.write(u64::from(script.short() % 0x110), script.word()),
+            6 => {
+                let at = u64::from(script.short() % 0x1000);
+                let mut data = [0; 8];
+                let length = 1 << (action >> 6);
+                let data = data.get_mut(..length).unwrap_or_default();
+                lock(&driver.transport).read(at, data);
+                lock(&driver.transport).write(at, data);
+            }
+            _ => driver.host(),
+        }
+    }
+    // Stopped or not, the next driver finds it as the first one did.
+    driver.write(0x70, 0);
+    assert_eq!(driver.register(0x70), 0);
+    assert!(!driver.is_stopped());
+}
+
+fn device(kind: u8) -> (Box<dyn Device>, Option<UnixStream>) {
+    let disk = |read_only| {
+        let file = rustix::fs::memfd_create("disk", rustix::fs::MemfdFlags::CLOEXEC);
+        let file = std::fs::File::from(file.unwrap());
+        file.set_len(1 << 16).unwrap();
+        let length = 1 << 16;
+        let name = "disk".into();
+        let piece = Piece { file, length, name };
+        Blk::new(Storage::new(vec![piece], read_only), "disk")
+    };
+    match kind {
+        0 => (Box::new(Rng), None),
+        1 => (Box::<Balloon>::default(), None),
+        2 => (Box::new(Pmem::new(&(0x1_0000_0000..0x1_0000_1000))), None),
+        3 => (Box::new(disk(true)), None),
+        4 => (Box::new(disk(false)), None),
+        _ => {
+            let (host, guest) = UnixStream::pair().unwrap();
+            (Box::new(Console::new("port", guest).unwrap()), Some(host))
+        }
+    }
+}
+
+/// Bytes that are taken from the front; zeroes when there are no more.
+struct Script<'a>(&'a [u8]);
+
+impl<'a> Script<'a> {
+    fn byte(&mut self) -> Option<u8> {
+        let (byte, rest) = self.0.split_first()?;
+        self.0 = rest;
+        Some(*byte)
+    }
+
+    fn bytes(&mut self, count: usize) -> &'a [u8] {
+        let (bytes, rest) = self.0.split_at(count.min(self.0.len()));
+        self.0 = rest;
+        bytes
+    }
+
+    fn short(&mut self) -> u16 {
+        u16::from_le_bytes([(); 2].map(|()| self.byte().unwrap_or_default()))
+    }
+
+    fn word(&mut self) -> u32 {
+        u32::from_le_bytes([(); 4].map(|()| self.byte().unwrap_or_default()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers that look random and are the same every time.
+    fn noise(seed: u64, length: usize) -> Vec<u8> {
+        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let next = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state as u8
+        };
+        std::iter::repeat_with(next).take(length).collect()
+    }
+
+    #[test]
+    fn no_device_is_harmed() {
+        for seed in 0..600 {
+            drive((seed % u64::from(KINDS)) as u8, &noise(seed + 1, 2000));
+        }
+    }
+
+    /// Rings at their own places, so that chains are followed: descriptors, the available
+    /// ring and its index are noise, the rest is as a driver has it.
+    #[test]
+    fn no_chain_does_harm() {
+        for seed in 0..600 {
+            let kind = (seed % u64::from(KINDS)) as u8;
+            let mut script = Vec::new();
+            // Pages 2, 5, 8... have descriptors, those behind them available rings.
+            for page in 0..12_u16 {
+                for part in 0..8_u16 {
+                    script.push(31 << 3);
+                    script.extend((0x1000 + page * 0x1000 + part * 31).to_le_bytes());
+                    let mut bytes = noise(seed * 100 + u64::from(page * 8 + part), 31);
+                    // Small numbers are what addresses, lengths and indices are made of.
+                    for (at, byte) in bytes.iter_mut().enumerate() {
+                        if at % 16 > 2 && at % 3 != 0 {
+                            *byte = 0;
+                        }
+                    }
+                    script.extend(bytes);
+                }
+            }
+            for queue in 0..4 {
+                script.extend([4, queue]);
+            }
+            drive(kind, &script);
+        }
+    }
+}

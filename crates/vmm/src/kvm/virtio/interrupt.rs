@@ -1,0 +1,59 @@
+//! A device's interrupt.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use vmm_sys_util::eventfd::EventFd;
+
+/// Bits of the `InterruptStatus` register.
+const USED_BUFFER: u32 = 1;
+const CONFIG_CHANGE: u32 = 2;
+
+/// The line and the status register behind it; clones are the same interrupt.
+///
+/// The line is edge-triggered: the driver reads the status, acknowledges it and then
+/// looks at the queues, so that whatever comes later sets the status again and makes
+/// another edge.
+#[derive(Clone, Debug)]
+pub(crate) struct Interrupt {
+    status: Arc<AtomicU32>,
+    line: Arc<EventFd>,
+}
+
+impl Interrupt {
+    pub(crate) fn new(line: EventFd) -> Self {
+        Self {
+            status: Arc::default(),
+            line: Arc::new(line),
+        }
+    }
+
+    /// Some buffer has been used.
+    pub(crate) fn used(&self) {
+        self.raise(USED_BUFFER);
+    }
+
+    /// The configuration or the device's status has changed.
+    pub(crate) fn config_changed(&self) {
+        self.raise(CONFIG_CHANGE);
+    }
+
+    pub(crate) fn status(&self) -> u32 {
+        self.status.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn acknowledge(&self, bits: u32) {
+        self.status.fetch_and(!bits, Ordering::SeqCst);
+    }
+
+    /// What raises the line, for KVM.
+    pub(crate) fn line(&self) -> &EventFd {
+        &self.line
+    }
+
+    fn raise(&self, bits: u32) {
+        self.status.fetch_or(bits, Ordering::SeqCst);
+        // It fails only when the counter is full, which means that it is raised.
+        let _ = self.line.write(1);
+    }
+}

@@ -1,0 +1,5 @@
+//! virtio-net: ethernet frames, to and from whoever has the other end of a socket.
+
+mod device;
+
+pub(crate) use device::Net;

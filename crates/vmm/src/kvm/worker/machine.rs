@@ -1,0 +1,382 @@
+//! A machine, from its description to its end.
+
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Barrier, Mutex, OnceLock};
+
+use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberOps};
+use kvm_bindings::{
+    KVM_MAX_CPUID_ENTRIES, KVM_MEM_READONLY, KVM_PIT_SPEAKER_DUMMY, kvm_pit_config,
+    kvm_userspace_memory_region,
+};
+use kvm_ioctls::{IoEventAddress, Kvm, VcpuFd, VmFd};
+use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion, GuestRegionMmap};
+use vmm_sys_util::epoll::EventSet;
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::AGENT_PORT;
+use crate::jail::{self, Thread};
+use crate::kvm::boot::{self, Entry};
+use crate::kvm::bus::{Attached, Bus, lock};
+use crate::kvm::ending::Ending;
+use crate::kvm::handover::{Handover, SharedDisk, SharedFile, own};
+use crate::kvm::legacy::Serial;
+use crate::kvm::memory::region::{Mapping, map};
+use crate::kvm::memory::truncation::{self, Mapped};
+use crate::kvm::memory::{self, GuestMemory, layout};
+use crate::kvm::vcpu::{self, cpuid, registers};
+use crate::kvm::virtio::Device;
+use crate::kvm::virtio::balloon::Balloon;
+use crate::kvm::virtio::blk::{Blk, Piece, Storage};
+use crate::kvm::virtio::console::Console;
+use crate::kvm::virtio::mmio::Transport;
+use crate::kvm::virtio::net::Net;
+use crate::kvm::virtio::pmem::Pmem;
+use crate::kvm::virtio::rng::Rng;
+use crate::kvm::{INTERRUPTS, acpi};
+
+/// Why there is no machine.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Error {
+    #[error("{what}: {source}")]
+    Kvm {
+        what: &'static str,
+        source: kvm_ioctls::Error,
+    },
+    #[error("{what}: {source}")]
+    System {
+        what: &'static str,
+        source: io::Error,
+    },
+    #[error(transparent)]
+    Memory(#[from] memory::Error),
+    #[error("the processor's addresses end before the machine's memory does")]
+    NoAddresses,
+    #[error(transparent)]
+    Boot(#[from] boot::Error),
+    #[error(transparent)]
+    Jail(#[from] jail::Error),
+    #[error("a machine has at most {} devices", INTERRUPTS.len())]
+    TooManyDevices,
+}
+
+fn kvm(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> Error {
+    move |source| Error::Kvm { what, source }
+}
+
+fn system(what: &'static str) -> impl Fn(io::Error) -> Error {
+    move |source| Error::System { what, source }
+}
+
+/// A machine that could run.
+pub(super) struct Machine {
+    /// Keeps the machine in the kernel.
+    _vm: VmFd,
+    vcpus: Vec<VcpuFd>,
+    bus: Arc<Bus>,
+}
+
+impl Machine {
+    pub(super) fn build(handover: Handover) -> Result<Self, Error> {
+        let take = |descriptor| own(descriptor).map_err(system("taking a descriptor"));
+        let device = take(handover.kvm)?;
+        // SAFETY: an open /dev/kvm, owned by nobody else from here on.
+        let kvm_device = unsafe { Kvm::from_raw_fd(device.into_raw_fd()) };
+        let supported = kvm_device
+            .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
+            .map_err(kvm("asking KVM for the processor's features"))?;
+        let vm = kvm_device.create_vm().map_err(kvm("creating a machine"))?;
+        create_interrupt_controllers(&vm)?;
+
+        let ram_size = u64::from(handover.memory_mib) << 20;
+        let mut memory = GuestMemory::new(ram_size)?;
+        let limit = cpuid::address_limit(&supported);
+        let regions = map_regions(&mut memory, ram_size, limit, handover.regions)?;
+        add_slots(&vm, &memory)?;
+
+        let mut devices: Vec<Box<dyn Device>> = Vec::new();
+        let agent = UnixStream::from(take(handover.agent)?);
+        let console = Console::new(AGENT_PORT, agent).map_err(system("the agent's channel"))?;
+        devices.push(Box::new(console));
+        devices.push(Box::new(Rng));
+        devices.push(Box::<Balloon>::default());
+        if let Some(link) = handover.network {
+            let socket = take(link.descriptor)?;
+            devices.push(Box::new(Net::new(socket, link.address, link.mtu)));
+        }
+        for region in &regions {
+            devices.push(Box::new(Pmem::new(region)));
+        }
+        for disk in handover.disks {
+            devices.push(Box::new(open_disk(disk)?));
+        }
+        let virtio = attach(&vm, &memory, devices)?;
+        let bus = Arc::new(Bus {
+            serial: Mutex::new(serial(&vm, take(handover.console)?)?),
+            cmos: Mutex::default(),
+            virtio,
+        });
+
+        let interrupts = INTERRUPTS.take(bus.virtio.len()).collect::<Vec<_>>();
+        let entry = boot::prepare(
+            memory.ram(),
+            ram_size,
+            &mut File::from(take(handover.kernel)?),
+            &mut File::from(take(handover.initrd)?),
+            &handover.command_line,
+            &acpi::tables(handover.cpus, &interrupts),
+        )?;
+        let vcpus = (0..handover.cpus)
+            .map(|id| processor(&vm, &supported, id, handover.cpus, &entry))
+            .collect::<Result<_, _>>()?;
+        Ok(Self {
+            _vm: vm,
+            vcpus,
+            bus,
+        })
+    }
+
+    /// Runs the machine to its end.
+    pub(super) fn run(self) -> Ending {
+        self.start()
+            .unwrap_or_else(|error| Ending::Failed(error.to_string()))
+    }
+
+    fn start(self) -> Result<Ending, Error> {
+        let events = |error: event_manager::Error| Error::System {
+            what: "waiting for events",
+            source: io::Error::other(error.to_string()),
+        };
+        let end = Arc::new(End::new()?);
+        let mut manager: EventManager<Arc<Mutex<dyn MutEventSubscriber + Send>>> =
+            EventManager::new().map_err(events)?;
+        for device in &self.bus.virtio {
+            manager.add_subscriber(Arc::clone(&device.transport) as _);
+        }
+        manager.add_subscriber(Arc::new(Mutex::new(Waker(Arc::clone(&end)))));
+        // Nobody runs guest code before everybody is restricted.
+        let restricted = Arc::new(Barrier::new(self.vcpus.len().saturating_add(1)));
+        for (vcpu, id) in self.vcpus.into_iter().zip(0_u8..) {
+            let (bus, end) = (Arc::clone(&self.bus), Arc::clone(&end));
+            let restricted = Arc::clone(&restricted);
+            let run = move || {
+                let restriction = Thread::Processor.restrict();
+                restricted.wait();
+                end.set(match restriction {
+                    Ok(()) => vcpu::run(vcpu, &bus, truncation::reason),
+                    Err(error) => Ending::Failed(error.to_string()),
+                });
+            };
+            std::thread::Builder::new()
+                .name(format!("vcpu{id}"))
+                .spawn(run)
+                .map_err(system("starting a processor's thread"))?;
+        }
+        Thread::Devices.restrict()?;
+        restricted.wait();
+        // Devices are served by this thread.
+        loop {
+            if let Some(ending) = end.ending.get() {
+                lock(&self.bus.serial).flush();
+                return Ok(ending.clone());
+            }
+            match manager.run() {
+                Err(event_manager::Error::Epoll(error)) if error.errno() == libc::EINTR => {}
+                result => {
+                    result.map_err(events)?;
+                }
+            }
+        }
+    }
+}
+
+/// How the machine ended, set by the first processor that knows.
+struct End {
+    ending: OnceLock<Ending>,
+    event: EventFd,
+}
+
+impl End {
+    fn new() -> Result<Self, Error> {
+        let event = EventFd::new(libc::EFD_NONBLOCK).map_err(system("making an event"))?;
+        Ok(Self {
+            ending: OnceLock::new(),
+            event,
+        })
+    }
+
+    fn set(&self, ending: Ending) {
+        let _ = self.ending.set(ending);
+        let _ = self.event.write(1);
+    }
+}
+
+/// Wakes the thread that waits for events.
+struct Waker(Arc<End>);
+
+impl MutEventSubscriber for Waker {
+    fn init(&mut self, ops: &mut EventOps<'_>) {
+        if let Err(error) = ops.add(Events::new(&self.0.event, EventSet::IN)) {
+            self.0
+                .set(Ending::Failed(format!("waiting for the end: {error}")));
+        }
+    }
+
+    fn process(&mut self, _events: Events, _ops: &mut EventOps<'_>) {}
+}
+
+fn create_interrupt_controllers(vm: &VmFd) -> Result<(), Error> {
+    vm.set_identity_map_address(layout::KVM_IDENTITY_MAP)
+        .map_err(kvm("setting the identity map's address"))?;
+    vm.set_tss_address(layout::KVM_TSS)
+        .map_err(kvm("setting the task state segment's address"))?;
+    vm.create_irq_chip()
+        .map_err(kvm("creating interrupt controllers"))?;
+    vm.create_pit2(kvm_pit_config {
+        flags: KVM_PIT_SPEAKER_DUMMY,
+        ..Default::default()
+    })
+    .map_err(kvm("creating a timer"))
+}
+
+/// Maps all pmem and has its files watched; where the regions are.
+fn map_regions(
+    memory: &mut GuestMemory,
+    ram_size: u64,
+    limit: u64,
+    regions: Vec<Vec<SharedFile>>,
+) -> Result<Vec<std::ops::Range<u64>>, Error> {
+    let size = |region: &Vec<SharedFile>| {
+        let lengths = region.iter().map(|file| file.length);
+        lengths.fold(0_u64, u64::saturating_add)
+    };
+    let sizes: Vec<u64> = regions.iter().map(size).collect();
+    let ranges = layout::pmem(ram_size, &sizes, limit).ok_or(Error::NoAddresses)?;
+    let mut watched = Vec::new();
+    for (region, range) in regions.into_iter().zip(&ranges) {
+        let mut mappings = Vec::with_capacity(region.len());
+        let mut names = Vec::with_capacity(region.len());
+        for file in region {
+            let descriptor = own(file.descriptor).map_err(system("taking a layer"))?;
+            mappings.push(Mapping {
+                file: descriptor.into(),
+                length: file.length,
+            });
+            names.push(file.name);
+        }
+        let mapped = map(&mappings).map_err(memory::Error::from)?;
+        let mut start = mapped.as_ptr() as usize;
+        for (mapping, name) in mappings.into_iter().zip(names) {
+            let length = mapping.length;
+            watched.push(Mapped {
+                start,
+                length,
+                file: mapping.file.into(),
+                name,
+            });
+            start = start.saturating_add(usize::try_from(length).unwrap_or(usize::MAX));
+        }
+        memory.add_region(mapped, range.start)?;
+    }
+    truncation::watch(watched).map_err(system("watching the layers"))?;
+    Ok(ranges)
+}
+
+/// Gives the memory to the machine: RAM, and each pmem region as one read-only slot.
+fn add_slots(vm: &VmFd, memory: &GuestMemory) -> Result<(), Error> {
+    let slot = |region: &GuestRegionMmap, flags| {
+        let address = region.start_addr().raw_value();
+        (address, region.len(), region.as_ptr() as u64, flags)
+    };
+    let ram = memory.ram().iter().map(|region| slot(region, 0));
+    let regions = memory
+        .regions()
+        .map(|region| slot(region, KVM_MEM_READONLY));
+    for ((guest_phys_addr, memory_size, userspace_addr, flags), slot) in ram.chain(regions).zip(0..)
+    {
+        let region = kvm_userspace_memory_region {
+            slot,
+            flags,
+            guest_phys_addr,
+            memory_size,
+            userspace_addr,
+        };
+        // SAFETY: the mapping is the guest's own, and stays until the process ends: `Bus`
+        // holds the memory in every device.
+        unsafe { vm.set_user_memory_region(region) }.map_err(kvm("giving the machine memory"))?;
+    }
+    Ok(())
+}
+
+fn open_disk(disk: SharedDisk) -> Result<Blk, Error> {
+    let pieces = disk.files.into_iter().map(|file| {
+        Ok(Piece {
+            file: own(file.descriptor)
+                .map_err(system("taking a disk"))?
+                .into(),
+            length: file.length / 512 * 512,
+            name: file.name,
+        })
+    });
+    let pieces = pieces.collect::<Result<_, Error>>()?;
+    Ok(Blk::new(Storage::new(pieces, disk.read_only), &disk.serial))
+}
+
+/// Puts each device behind registers, with an interrupt.
+fn attach(
+    vm: &VmFd,
+    memory: &GuestMemory,
+    devices: Vec<Box<dyn Device>>,
+) -> Result<Vec<Attached>, Error> {
+    if devices.len() > INTERRUPTS.len() {
+        return Err(Error::TooManyDevices);
+    }
+    let addresses = (layout::VIRTIO..).step_by(layout::VIRTIO_SIZE as usize);
+    let places = addresses.zip(INTERRUPTS);
+    let mut attached = Vec::with_capacity(devices.len());
+    for (device, (address, interrupt)) in devices.into_iter().zip(places) {
+        let transport =
+            Transport::new(device, memory.clone()).map_err(system("making a device"))?;
+        vm.register_irqfd(transport.interrupt().line(), interrupt)
+            .map_err(kvm("connecting a device's interrupt"))?;
+        let notify = address + u64::from(virtio_bindings::virtio_mmio::VIRTIO_MMIO_QUEUE_NOTIFY);
+        for (event, queue) in transport.notifications().iter().zip(0_u32..) {
+            vm.register_ioevent(event, &IoEventAddress::Mmio(notify), queue)
+                .map_err(kvm("connecting a device's queue"))?;
+        }
+        attached.push(Attached::new(transport));
+    }
+    Ok(attached)
+}
+
+fn serial(vm: &VmFd, console: OwnedFd) -> Result<Serial, Error> {
+    let interrupt = EventFd::new(libc::EFD_NONBLOCK).map_err(system("making an event"))?;
+    vm.register_irqfd(&interrupt, Serial::INTERRUPT)
+        .map_err(kvm("connecting the console's interrupt"))?;
+    Ok(Serial::new(interrupt, console.into()))
+}
+
+fn processor(
+    vm: &VmFd,
+    supported: &kvm_bindings::CpuId,
+    id: u8,
+    count: u8,
+    entry: &Entry,
+) -> Result<VcpuFd, Error> {
+    let vcpu = vm
+        .create_vcpu(id.into())
+        .map_err(kvm("creating a processor"))?;
+    let features = cpuid::of_processor(supported, id, count).ok_or(Error::Kvm {
+        what: "describing a processor",
+        source: kvm_ioctls::Error::new(libc::E2BIG),
+    })?;
+    vcpu.set_cpuid2(&features)
+        .map_err(kvm("describing a processor"))?;
+    let first = (id == 0).then_some(entry);
+    registers::set_up(&vcpu, first).map_err(kvm("setting a processor's registers"))?;
+    Ok(vcpu)
+}

@@ -1,0 +1,85 @@
+//! Virtual machines: what a machine is made of, and the backends that run it.
+//!
+//! A [`MachineConfig`] says what a machine has: a kernel, RAM, read-only pmem
+//! regions, read-only disks. A [`Backend`] turns it into a running [`Machine`] with
+//! one byte stream to whatever runs inside. Nothing in a configuration belongs to
+//! one backend, and nothing above this crate knows which one runs.
+//!
+//! The guest is hostile. Whatever it sends, its console included, is bounded here.
+//!
+//! There are two backends: [`kvm`], our own, where KVM truly works, and [`qemu`], which
+//! runs everywhere.
+
+#![warn(unsafe_code)]
+
+mod backend;
+mod config;
+mod console;
+mod cpu;
+mod error;
+mod host_kvm;
+#[cfg(target_arch = "x86_64")]
+pub mod jail;
+#[cfg(target_arch = "x86_64")]
+pub mod kvm;
+mod process;
+pub mod qemu;
+
+pub use backend::{Acceleration, Backend, Exit, FilesPerRegion, Limits, Machine};
+pub use config::{Disk, DiskSource, MachineConfig, NetworkInterface, PmemFile, PmemRegion};
+pub use error::Error;
+#[cfg(target_arch = "x86_64")]
+pub use kvm::{Kvm, run_if_worker};
+pub use qemu::Qemu;
+
+/// Name of the virtio-serial port that carries the byte stream to the guest's agent.
+pub const AGENT_PORT: &str = "micabox.agent.0";
+
+/// The backend that somebody wants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BackendChoice {
+    /// The best one here.
+    #[default]
+    Auto,
+    /// Our own on KVM, or an error that says why not.
+    Kvm,
+    /// [`Qemu`].
+    Qemu,
+}
+
+/// The best backend for this machine: ours where KVM works, QEMU elsewhere.
+///
+/// # Errors
+/// [`Error::NoQemu`] when there is none, with what to install.
+pub fn probe() -> Result<Box<dyn Backend>, Error> {
+    choose(BackendChoice::Auto)
+}
+
+/// The backend that `choice` asks for.
+///
+/// # Errors
+/// [`Error::NoKvm`] or [`Error::NoQemu`], with what to do.
+pub fn choose(choice: BackendChoice) -> Result<Box<dyn Backend>, Error> {
+    match choice {
+        BackendChoice::Kvm => own().map_err(|why| Error::NoKvm { why }),
+        BackendChoice::Qemu => Ok(Box::new(Qemu::probe()?)),
+        BackendChoice::Auto => match own() {
+            Ok(kvm) => Ok(kvm),
+            Err(_) => Ok(Box::new(Qemu::probe()?)),
+        },
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn own() -> Result<Box<dyn Backend>, String> {
+    Ok(Box::new(Kvm::probe()?))
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn own() -> Result<Box<dyn Backend>, String> {
+    Err("our own virtual machine monitor is for x86-64".to_owned())
+}
+
+/// Nothing to do: there are no workers on this architecture.
+#[cfg(not(target_arch = "x86_64"))]
+pub fn run_if_worker() {}

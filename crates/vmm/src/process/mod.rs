@@ -1,0 +1,437 @@
+//! A machine's process: started, watched, ended. The same for every backend.
+
+#![allow(unsafe_code)]
+
+mod confine;
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use confine::Confinement;
+pub(crate) use confine::{CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID};
+
+use crate::Error;
+use crate::backend::{Exit, Machine};
+use crate::console::{Tail, panic_message};
+
+/// Bytes of console kept: the kernel's last words with a stack trace.
+const CONSOLE_TAIL: usize = 16 << 10;
+
+/// Bytes of QEMU's own messages kept.
+const STDERR_TAIL: usize = 4 << 10;
+
+/// What a backend wants started.
+#[derive(Debug)]
+pub(crate) struct Launch {
+    pub(crate) program: PathBuf,
+    /// What `ps` shows in place of the program's path.
+    pub(crate) name: Option<String>,
+    pub(crate) arguments: Vec<OsString>,
+    /// Descriptors that it inherits under their numbers, the channels' apart.
+    pub(crate) files: Vec<OwnedFd>,
+    /// Most bytes of address space.
+    pub(crate) address_space: u64,
+    /// Most bytes of a file that it writes to: 0 if it writes none.
+    pub(crate) file_size: u64,
+    /// Of root's capabilities, those that it is left.
+    pub(crate) capabilities: &'static [libc::c_ulong],
+    /// What an exit code means, if it is not 0.
+    pub(crate) failure: fn(code: i32, message: String) -> Exit,
+}
+
+/// The byte streams between a machine's process and us.
+#[derive(Debug)]
+pub(crate) struct Channels {
+    agent: (UnixStream, UnixStream),
+    console: (UnixStream, UnixStream),
+}
+
+/// The child's ends of its channels, by number.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Descriptors {
+    /// A stream socket for the agent's port.
+    pub(crate) agent: RawFd,
+    /// A stream socket for the serial console.
+    pub(crate) console: RawFd,
+}
+
+impl Channels {
+    pub(crate) fn new() -> Result<Self, Error> {
+        let system = |what| move |source| Error::System { what, source };
+        Ok(Self {
+            agent: UnixStream::pair().map_err(system("making the agent's channel"))?,
+            console: UnixStream::pair().map_err(system("making the console's channel"))?,
+        })
+    }
+
+    pub(crate) fn descriptors(&self) -> Descriptors {
+        Descriptors {
+            agent: self.agent.1.as_raw_fd(),
+            console: self.console.1.as_raw_fd(),
+        }
+    }
+}
+
+/// A process that runs a machine.
+#[derive(Debug)]
+pub(crate) struct Process {
+    pid: u32,
+    handle: OwnedFd,
+    agent: UnixStream,
+    console: Tail,
+    fate: Arc<Fate>,
+    watcher: Option<JoinHandle<()>>,
+}
+
+/// What became of the process.
+#[derive(Debug, Default)]
+struct Fate {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    exit: Option<Exit>,
+    killed: bool,
+}
+
+impl Fate {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Process {
+    /// Starts it with its ends of `channels`.
+    pub(crate) fn start(launch: Launch, channels: Channels) -> Result<Self, Error> {
+        let system = |what| move |source| Error::System { what, source };
+        let descriptors = channels.descriptors();
+        let (agent, agent_child) = channels.agent;
+        let (console, console_child) = channels.console;
+        let files = launch.files;
+        let confinement = Confinement {
+            parent: std::process::id().cast_signed(),
+            keep: files
+                .iter()
+                .map(AsRawFd::as_raw_fd)
+                .chain([descriptors.agent, descriptors.console])
+                .collect(),
+            address_space: launch.address_space,
+            file_size: launch.file_size,
+            capabilities: launch.capabilities,
+        };
+        let mut command = Command::new(&launch.program);
+        command
+            .args(launch.arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            // The user's Ctrl-C goes to the terminal's foreground group: to us, who
+            // end the machine in order, and not to it.
+            .process_group(0);
+        if let Some(name) = launch.name {
+            command.arg0(name);
+        }
+        // SAFETY: the closure makes system calls only.
+        unsafe { command.pre_exec(move || confinement.enter()) };
+
+        let fate = Arc::new(Fate::default());
+        let console_tail = Tail::new(CONSOLE_TAIL);
+        let (started, start) = mpsc::sync_channel(1);
+        // The kernel kills the child when the thread that forked it ends, so that
+        // thread must live as long as the child, whatever threads our caller has.
+        let watcher = std::thread::Builder::new()
+            .name("machine".into())
+            .spawn({
+                let fate = Arc::clone(&fate);
+                let tail = console_tail.clone();
+                move || {
+                    let spawned = spawn(&mut command);
+                    drop((agent_child, console_child, files));
+                    let mut child = match spawned {
+                        Ok((child, handle)) => {
+                            let _ = started.send(Ok((child.id(), handle)));
+                            child
+                        }
+                        Err(error) => {
+                            let _ = started.send(Err(error));
+                            return;
+                        }
+                    };
+                    let stderr_tail = Tail::new(STDERR_TAIL);
+                    let drained = [
+                        Some(tail.drain(console)),
+                        child.stderr.take().map(|stderr| stderr_tail.drain(stderr)),
+                    ];
+                    let status = child.wait();
+                    for thread in drained.into_iter().flatten() {
+                        let _ = thread.join();
+                    }
+                    let mut state = fate.lock();
+                    let message = stderr_tail.text().trim().to_owned();
+                    let ended = Ended {
+                        status,
+                        console: tail.text(),
+                        message,
+                        killed: state.killed,
+                    };
+                    state.exit = Some(ended.exit(launch.failure));
+                    fate.changed.notify_all();
+                }
+            })
+            .map_err(system("starting a thread"))?;
+        let (pid, handle) = match start.recv() {
+            Ok(Ok(started)) => started,
+            Ok(Err(source)) => {
+                let _ = watcher.join();
+                return Err(Error::Spawn {
+                    path: launch.program,
+                    source,
+                });
+            }
+            Err(_) => {
+                return Err(Error::System {
+                    what: "starting a machine",
+                    source: io::Error::other("its thread died"),
+                });
+            }
+        };
+        Ok(Self {
+            pid,
+            handle,
+            agent,
+            console: console_tail,
+            fate,
+            watcher: Some(watcher),
+        })
+    }
+}
+
+/// Starts the child. The handle names it whatever becomes of its number.
+fn spawn(command: &mut Command) -> io::Result<(Child, OwnedFd)> {
+    let mut child = command.spawn()?;
+    let handle = Pid::from_raw(child.id().cast_signed())
+        .ok_or(io::ErrorKind::InvalidData.into())
+        .and_then(|pid| Ok(pidfd_open(pid, PidfdFlags::empty())?));
+    match handle {
+        Ok(handle) => Ok((child, handle)),
+        Err(error) => {
+            let _ = child.kill();
+            let _ = child.wait();
+            Err(error)
+        }
+    }
+}
+
+/// How a process ended and what is left of it.
+struct Ended {
+    status: io::Result<ExitStatus>,
+    console: String,
+    message: String,
+    killed: bool,
+}
+
+impl Ended {
+    fn exit(self, failure: fn(i32, String) -> Exit) -> Exit {
+        let message = self.message;
+        let Ok(status) = self.status else {
+            return Exit::Failed { code: -1, message };
+        };
+        match (status.code(), status.signal()) {
+            (Some(0), _) => match panic_message(&self.console) {
+                Some(message) => Exit::Panicked { message },
+                None => Exit::PoweredOff,
+            },
+            (Some(code), _) => failure(code, message),
+            (None, signal) => Exit::Killed {
+                signal: signal.unwrap_or_default(),
+                by_us: self.killed,
+                message,
+            },
+        }
+    }
+}
+
+impl Machine for Process {
+    fn agent(&self) -> io::Result<UnixStream> {
+        self.agent.try_clone()
+    }
+
+    fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    fn wait(&self, timeout: Duration) -> Option<Exit> {
+        let deadline = Instant::now().checked_add(timeout);
+        let mut state = self.fate.lock();
+        while state.exit.is_none() {
+            let left = match deadline {
+                Some(deadline) => deadline.saturating_duration_since(Instant::now()),
+                None => timeout,
+            };
+            if left.is_zero() {
+                return None;
+            }
+            state = self
+                .fate
+                .changed
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+        state.exit.clone()
+    }
+
+    fn kill(&self) {
+        let mut state = self.fate.lock();
+        if state.exit.is_none() {
+            state.killed = true;
+            // It may have ended a moment ago, which is as good.
+            let _ = pidfd_send_signal(&self.handle, Signal::KILL);
+        }
+    }
+
+    fn console_tail(&self) -> String {
+        self.console.text()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+        if let Some(watcher) = self.watcher.take() {
+            let _ = watcher.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::path::Path;
+
+    const SOON: Duration = Duration::from_secs(30);
+
+    fn launch(program: &str, arguments: Vec<OsString>) -> Launch {
+        Launch {
+            program: program.into(),
+            name: None,
+            arguments,
+            files: Vec::new(),
+            address_space: 4 << 30,
+            file_size: 0,
+            capabilities: &[CAP_DAC_READ_SEARCH],
+            failure: |code, message| Exit::Failed { code, message },
+        }
+    }
+
+    /// Runs a script in a machine's place; `$agent` and `$console` are its channels.
+    fn run(script: &str) -> Process {
+        let channels = Channels::new().unwrap();
+        let Descriptors { agent, console } = channels.descriptors();
+        let script = format!("agent={agent} console={console}; {script}");
+        // Not sh: dash knows only descriptors of one digit.
+        Process::start(
+            launch("/bin/bash", vec!["-c".into(), script.into()]),
+            channels,
+        )
+        .unwrap()
+    }
+
+    #[test]
+    fn endings_are_told_apart() {
+        assert_eq!(run("exit 0").wait(SOON), Some(Exit::PoweredOff));
+        assert_eq!(
+            run("echo no such device >&2; exit 1").wait(SOON),
+            Some(Exit::Failed {
+                code: 1,
+                message: "no such device".into()
+            })
+        );
+        assert_eq!(
+            run("kill -SEGV $$").wait(SOON),
+            Some(Exit::Killed {
+                signal: libc::SIGSEGV,
+                by_us: false,
+                message: String::new()
+            })
+        );
+        let panic = "echo Kernel panic - not syncing: Attempted to kill init >&$console";
+        assert_eq!(
+            run(panic).wait(SOON),
+            Some(Exit::Panicked {
+                message: "Attempted to kill init".into()
+            })
+        );
+    }
+
+    #[test]
+    fn a_killed_machine_is_gone_and_its_agent_stream_ends() {
+        let process = run("exec sleep 1000");
+        assert_eq!(process.wait(Duration::ZERO), None);
+        let mut agent = process.agent().unwrap();
+        process.kill();
+        assert!(matches!(
+            process.wait(SOON),
+            Some(Exit::Killed { by_us: true, .. })
+        ));
+        assert_eq!(agent.read(&mut [0]).unwrap(), 0);
+        assert!(!Path::new(&format!("/proc/{}", process.pid())).exists());
+    }
+
+    #[test]
+    fn the_console_may_be_endless() {
+        let process = run("exec >&$console; while :; do echo flood; done");
+        while process.console_tail().len() < CONSOLE_TAIL - 8 {
+            std::thread::yield_now();
+        }
+        assert!(process.console_tail().len() <= CONSOLE_TAIL);
+    }
+
+    #[test]
+    fn the_child_has_its_channels_and_nothing_else() {
+        // A descriptor that somebody forgot to mark close-on-exec.
+        let (leak, _other) = UnixStream::pair().unwrap();
+        rustix::io::fcntl_setfd(&leak, rustix::io::FdFlags::empty()).unwrap();
+        let process = run("exec >&$agent; echo $agent $console; ls /proc/$$/fd; \
+             grep -E 'NoNewPrivs|CapBnd' /proc/self/status; echo limit $(ulimit -f)");
+        let mut agent = process.agent().unwrap();
+        process.wait(SOON).unwrap();
+        let mut text = String::new();
+        agent.read_to_string(&mut text).unwrap();
+        let (channels, rest) = text.split_once('\n').unwrap();
+        let mut expected: Vec<&str> = channels.split(' ').chain(["0", "1", "2"]).collect();
+        let mut open: Vec<&str> = rest
+            .lines()
+            .take_while(|line| line.bytes().all(|byte| byte.is_ascii_digit()))
+            // Where bash keeps the script's own channels.
+            .filter(|fd| *fd != "255")
+            .collect();
+        expected.sort_unstable();
+        open.sort_unstable();
+        assert_eq!(open, expected);
+        assert!(text.contains("NoNewPrivs:\t1"), "{text}");
+        assert!(text.contains("limit 0\n"), "{text}");
+        if rustix::process::geteuid().is_root() {
+            assert!(text.contains("CapBnd:\t0000000000000004"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_program_that_does_not_exist_is_named() {
+        let error = Process::start(launch("/no/qemu", Vec::new()), Channels::new().unwrap());
+        assert!(error.unwrap_err().to_string().contains("/no/qemu"));
+    }
+}

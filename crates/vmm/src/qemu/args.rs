@@ -1,0 +1,494 @@
+//! The command line that makes QEMU the machine we want.
+
+use std::ffi::OsString;
+use std::os::fd::RawFd;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::pci::Functions;
+use crate::config::PMEM_ALIGNMENT;
+use crate::process::Descriptors;
+use crate::{AGENT_PORT, Disk, DiskSource, Error, MachineConfig, NetworkInterface, PmemRegion};
+
+/// PCI functions that every machine uses or may: the agent's, the entropy device and the
+/// network interface.
+pub(super) const OWN_DEVICES: usize = 3;
+
+/// Up to how many pmem devices a boot is about as fast as with a disk.
+pub(super) const CHEAP_REGIONS: usize = 16;
+
+/// The emulator's buffer for translated code, MiB. QEMU's default is 1 GiB, and a
+/// busy guest fills it.
+const CODE_BUFFER_MIB: u32 = 256;
+
+/// What QEMU itself is kept from, by its seccomp filter.
+const SECCOMP: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
+
+/// What executes the guest's instructions.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Processor {
+    /// The host's processor, under KVM.
+    Host,
+    /// QEMU's emulator.
+    Emulated {
+        /// Frequency of the time stamp counter, if it counts evenly.
+        tsc_khz: Option<u32>,
+    },
+}
+
+/// The arguments, the program's name apart; `link` is the number that the network
+/// interface's descriptor has in the child.
+pub(super) fn build(
+    config: &MachineConfig,
+    processor: Processor,
+    fds: Descriptors,
+    link: Option<RawFd>,
+) -> Result<Vec<OsString>, Error> {
+    let mut arguments = Arguments::default();
+    arguments.flag("-no-user-config");
+    arguments.flag("-nodefaults");
+    // A reset, which is how a panicked guest ends, ends the machine too.
+    arguments.flag("-no-reboot");
+    arguments.pair("-name", &config.name);
+    arguments.pair("-sandbox", SECCOMP);
+    arguments.pair("-display", "none");
+    arguments.pair("-machine", "pc,usb=off,vmport=off,hpet=off");
+    match processor {
+        Processor::Host => {
+            arguments.pair("-accel", "kvm");
+            arguments.pair("-cpu", "host");
+        }
+        Processor::Emulated { .. } => {
+            arguments.pair("-accel", &format!("tcg,tb-size={CODE_BUFFER_MIB}"));
+            arguments.pair("-cpu", "max");
+        }
+    }
+    // One socket each: the firmware's MP table has only the first processor of a socket.
+    let cpus = config.cpus;
+    arguments.pair(
+        "-smp",
+        &format!("cpus={cpus},sockets={cpus},cores=1,threads=1"),
+    );
+    arguments.pair("-m", &memory(config));
+    arguments.path("-kernel", &config.kernel);
+    arguments.path("-initrd", &config.initrd);
+    arguments.pair("-append", &command_line(config, processor));
+
+    arguments.pair("-chardev", &format!("socket,id=console,fd={}", fds.console));
+    arguments.pair("-serial", "chardev:console");
+
+    let mut functions = Functions::default();
+    arguments.device(
+        &mut functions,
+        json!({"driver": "virtio-serial-pci", "id": "agent-bus", "max_ports": 2}),
+    )?;
+    arguments.pair("-chardev", &format!("socket,id=agent,fd={}", fds.agent));
+    arguments.json(
+        "-device",
+        &json!({"driver": "virtserialport", "bus": "agent-bus.0", "nr": 1,
+                "chardev": "agent", "name": AGENT_PORT}),
+    );
+    arguments.json(
+        "-object",
+        &json!({"qom-type": "rng-builtin", "id": "entropy"}),
+    );
+    arguments.device(
+        &mut functions,
+        json!({"driver": "virtio-rng-pci", "rng": "entropy"}),
+    )?;
+    if let (Some(interface), Some(link)) = (&config.network, link) {
+        network(&mut arguments, &mut functions, interface, link)?;
+    }
+    for (index, region) in config.pmem.iter().enumerate() {
+        pmem(&mut arguments, &mut functions, index, region)?;
+    }
+    for (index, disk) in config.disks.iter().enumerate() {
+        block(&mut arguments, &mut functions, index, disk)?;
+    }
+    Ok(arguments.0)
+}
+
+/// RAM, and address space for the pmem regions above it.
+fn memory(config: &MachineConfig) -> String {
+    let mut text = format!("size={}M", config.memory_mib);
+    if !config.pmem.is_empty() {
+        // Every region begins at a multiple of its alignment.
+        let above = config.pmem.iter().fold(0_u64, |sum, region| {
+            sum.saturating_add(region.size())
+                .saturating_add(PMEM_ALIGNMENT)
+        });
+        let max_mib = u64::from(config.memory_mib).saturating_add((above >> 20) + 1);
+        text.push_str(&format!(",maxmem={max_mib}M"));
+    }
+    text
+}
+
+/// What the kernel is told; `kernel/README.md` has each word's effect.
+fn command_line(config: &MachineConfig, processor: Processor) -> String {
+    let mut words = vec!["console=ttyS0", "quiet", "panic=-1", "reboot=t"];
+    let frequency;
+    if let Processor::Emulated { tsc_khz } = processor {
+        // Calibrating clocks, patching its own code and interpreting ACPI is what an
+        // emulated kernel is slowest at.
+        words.push("no_timer_check");
+        if config.cpus == 1 {
+            words.extend(["noreplace-smp", "nolapic_timer"]);
+        }
+        // Without ACPI's timer nothing else would tell the kernel how fast it counts.
+        if let Some(khz) = tsc_khz {
+            frequency = format!("tsc_early_khz={khz}");
+            words.extend(["tsc=reliable", &frequency, "acpi=off"]);
+        }
+    }
+    words.extend(config.cmdline_extra.iter().map(String::as_str));
+    words.join(" ")
+}
+
+fn pmem(
+    arguments: &mut Arguments,
+    functions: &mut Functions,
+    index: usize,
+    region: &PmemRegion,
+) -> Result<(), Error> {
+    let [file] = region.files.as_slice() else {
+        return Err(Error::Unsupported {
+            backend: "QEMU",
+            what: "can't map several files into one pmem region".into(),
+        });
+    };
+    let backend = format!("layer{index}");
+    arguments.json(
+        "-object",
+        // Shared, so that every machine maps the same page cache; read-only, so that
+        // QEMU can't write to the file whatever the guest makes it do.
+        &json!({"qom-type": "memory-backend-file", "id": backend,
+                "mem-path": utf8(&file.path)?, "size": file.size,
+                "share": true, "readonly": true}),
+    );
+    arguments.device(
+        functions,
+        json!({"driver": "virtio-pmem-pci", "memdev": backend}),
+    )
+}
+
+fn block(
+    arguments: &mut Arguments,
+    functions: &mut Functions,
+    index: usize,
+    disk: &Disk,
+) -> Result<(), Error> {
+    let (driver, path) = match &disk.source {
+        DiskSource::Raw(path) => ("raw", path),
+        DiskSource::Files { vmdk, .. } => ("vmdk", vmdk),
+    };
+    let node = format!("disk{index}");
+    // What the guest deletes leaves a hole in the file.
+    let discard = match disk.read_only {
+        true => "ignore",
+        false => "unmap",
+    };
+    arguments.json(
+        "-blockdev",
+        &json!({"driver": driver, "node-name": node, "read-only": disk.read_only,
+                "auto-read-only": false, "discard": discard,
+                "file": {"driver": "file", "filename": utf8(path)?, "discard": discard,
+                         "read-only": disk.read_only, "auto-read-only": false}}),
+    );
+    arguments.device(
+        functions,
+        // Writes are done when the host's page cache has them, and durable after the guest's
+        // flush. An error is the guest's to know: QEMU would rather pause it for ever when
+        // the host's disk is full.
+        json!({"driver": "virtio-blk-pci", "drive": node, "serial": disk.serial,
+               "write-cache": "on", "werror": "report", "rerror": "report"}),
+    )
+}
+
+fn network(
+    arguments: &mut Arguments,
+    functions: &mut Functions,
+    interface: &NetworkInterface,
+    link: RawFd,
+) -> Result<(), Error> {
+    let [a, b, c, d, e, f] = interface.address;
+    let address = format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}");
+    // One frame a message, whatever kind of socket it is.
+    arguments.pair(
+        "-netdev",
+        &format!("dgram,id=link,local.type=fd,local.str={link}"),
+    );
+    arguments.device(
+        functions,
+        // No ROM to boot from: it is 250 KiB for the firmware to look at.
+        json!({"driver": "virtio-net-pci", "netdev": "link", "mac": address,
+               "host_mtu": interface.mtu, "romfile": ""}),
+    )
+}
+
+/// A path inside JSON, which has no way to say other bytes.
+fn utf8(path: &Path) -> Result<&str, Error> {
+    path.to_str().ok_or_else(|| Error::File {
+        path: path.to_owned(),
+        why: "QEMU takes only paths in UTF-8; move the store to such a one".into(),
+    })
+}
+
+#[derive(Debug, Default)]
+struct Arguments(Vec<OsString>);
+
+impl Arguments {
+    fn flag(&mut self, name: &str) {
+        self.0.push(name.into());
+    }
+
+    fn pair(&mut self, name: &str, value: &str) {
+        self.0.push(name.into());
+        self.0.push(value.into());
+    }
+
+    fn path(&mut self, name: &str, path: &Path) {
+        self.0.push(name.into());
+        self.0.push(path.into());
+    }
+
+    /// JSON needs no escaping of commas, which QEMU's own syntax does.
+    fn json(&mut self, name: &str, value: &Value) {
+        self.pair(name, &value.to_string());
+    }
+
+    /// A virtio device at the next PCI address.
+    fn device(&mut self, functions: &mut Functions, mut device: Value) -> Result<(), Error> {
+        let address = functions.next().ok_or_else(|| Error::Unsupported {
+            backend: "QEMU",
+            what: format!("has room for {} devices", Functions::COUNT - OWN_DEVICES),
+        })?;
+        if let Some(fields) = device.as_object_mut() {
+            fields.insert("addr".into(), address.to_string().into());
+            fields.insert("multifunction".into(), true.into());
+            // Only the modern interface: no I/O ports, of which there are too few.
+            fields.insert("disable-legacy".into(), "on".into());
+        }
+        self.json("-device", &device);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::ffi::OsStringExt;
+
+    use super::*;
+    use crate::PmemFile;
+
+    const FDS: Descriptors = Descriptors {
+        agent: 10,
+        console: 11,
+    };
+
+    fn config() -> MachineConfig {
+        MachineConfig {
+            name: "mica-1".into(),
+            kernel: "/guest/vmlinux".into(),
+            initrd: "/guest/a,b.cpio".into(),
+            memory_mib: 512,
+            cpus: 2,
+            pmem: Vec::new(),
+            disks: Vec::new(),
+            network: None,
+            cmdline_extra: vec!["mica.x=1".into()],
+        }
+    }
+
+    fn interface() -> NetworkInterface {
+        NetworkInterface {
+            link: std::sync::Arc::new(std::fs::File::open("/dev/null").unwrap().into()),
+            address: [2, 0, 0, 0xab, 0xcd, 0xef],
+            mtu: 9000,
+        }
+    }
+
+    fn region(path: &str) -> PmemRegion {
+        PmemRegion {
+            files: vec![PmemFile {
+                path: path.into(),
+                size: 4 << 20,
+            }],
+        }
+    }
+
+    fn text(config: &MachineConfig, processor: Processor) -> Vec<String> {
+        build(config, processor, FDS, None)
+            .unwrap()
+            .into_iter()
+            .map(|argument| argument.into_string().unwrap())
+            .collect()
+    }
+
+    /// All values of one option.
+    fn values<'a>(arguments: &'a [String], name: &str) -> Vec<&'a str> {
+        arguments
+            .windows(2)
+            .filter(|pair| pair[0] == name)
+            .map(|pair| pair[1].as_str())
+            .collect()
+    }
+
+    #[test]
+    fn nothing_comes_from_outside() {
+        let arguments = text(&config(), Processor::Host);
+        for flag in ["-no-user-config", "-nodefaults", "-no-reboot"] {
+            assert!(arguments.iter().any(|argument| argument == flag));
+        }
+        assert!(
+            !arguments
+                .iter()
+                .any(|argument| argument.contains("monitor"))
+        );
+        assert_eq!(values(&arguments, "-sandbox"), [SECCOMP]);
+        assert_eq!(values(&arguments, "-initrd"), ["/guest/a,b.cpio"]);
+        assert!(values(&arguments, "-append")[0].ends_with(" mica.x=1"));
+        assert_eq!(
+            values(&arguments, "-chardev"),
+            ["socket,id=console,fd=11", "socket,id=agent,fd=10"]
+        );
+    }
+
+    #[test]
+    fn the_processor_follows_the_acceleration() {
+        let kvm = text(&config(), Processor::Host);
+        assert_eq!(values(&kvm, "-accel"), ["kvm"]);
+        assert_eq!(values(&kvm, "-cpu"), ["host"]);
+        let slow = Processor::Emulated { tsc_khz: None };
+        let emulated = text(&config(), slow);
+        assert!(values(&emulated, "-accel")[0].starts_with("tcg,"));
+    }
+
+    #[test]
+    fn an_emulated_kernel_is_spared_what_it_is_slow_at() {
+        let words = |cpus, processor| {
+            let config = MachineConfig { cpus, ..config() };
+            let arguments = text(&config, processor);
+            let words = values(&arguments, "-append")[0].split(' ');
+            words.map(str::to_owned).collect::<Vec<_>>()
+        };
+        let has = |words: &[String], word: &str| words.iter().any(|known| known == word);
+        let tsc_khz = Some(2_300_000);
+        let one = words(1, Processor::Emulated { tsc_khz });
+        assert!(has(&one, "tsc_early_khz=2300000") && has(&one, "acpi=off"));
+        assert!(has(&one, "nolapic_timer"));
+        // The second processor would get no timer.
+        let two = words(2, Processor::Emulated { tsc_khz });
+        assert!(has(&two, "acpi=off") && !has(&two, "nolapic_timer"));
+        let arguments = text(&config(), Processor::Emulated { tsc_khz });
+        let topology = values(&arguments, "-smp")[0];
+        assert_eq!(topology, "cpus=2,sockets=2,cores=1,threads=1");
+        // ACPI's timer is needed to measure the counter.
+        let uneven = words(1, Processor::Emulated { tsc_khz: None });
+        assert!(!has(&uneven, "acpi=off") && !has(&uneven, "tsc=reliable"));
+        assert!(!has(&words(1, Processor::Host), "no_timer_check"));
+    }
+
+    #[test]
+    fn layers_are_read_only_devices_with_addresses() {
+        let mut config = config();
+        config.pmem = (0..9)
+            .map(|n| region(&format!("/s/{n},\"x.erofs")))
+            .collect();
+        let arguments = text(&config, Processor::Host);
+        // 9 files of 4 MiB, 2 MiB to align each, 1 to round up.
+        assert_eq!(values(&arguments, "-m"), ["size=512M,maxmem=567M"]);
+        let objects = values(&arguments, "-object");
+        let first: Value = serde_json::from_str(objects[1]).unwrap();
+        assert_eq!(first["mem-path"], "/s/0,\"x.erofs");
+        assert_eq!(first["readonly"], true);
+        assert_eq!(first["share"], true);
+        let addresses: Vec<Value> = values(&arguments, "-device")
+            .iter()
+            .map(|device| serde_json::from_str::<Value>(device).unwrap()["addr"].clone())
+            .collect();
+        // The port has no PCI address; the bus and the generator have the first two.
+        assert_eq!(addresses[0], "2.0");
+        assert_eq!(addresses[1], Value::Null);
+        assert_eq!(addresses[3], "2.2");
+        assert_eq!(addresses.last().unwrap(), "3.2");
+    }
+
+    #[test]
+    fn a_network_interface_has_its_link_and_nothing_to_boot_from() {
+        let mut config = config();
+        config.network = Some(interface());
+        let arguments = build(&config, Processor::Host, FDS, Some(12)).unwrap();
+        let arguments: Vec<String> = arguments
+            .into_iter()
+            .map(|argument| argument.into_string().unwrap())
+            .collect();
+        let netdev = values(&arguments, "-netdev");
+        assert_eq!(netdev, ["dgram,id=link,local.type=fd,local.str=12"]);
+        let device: Value = serde_json::from_str(values(&arguments, "-device")[3]).unwrap();
+        assert_eq!(device["mac"], "02:00:00:ab:cd:ef");
+        assert_eq!(device["host_mtu"], 9000);
+        assert_eq!(device["romfile"], "");
+        assert_eq!(device["addr"], "2.2");
+    }
+
+    #[test]
+    fn disks_are_read_only_down_to_the_file() {
+        let mut config = config();
+        config.disks = vec![
+            Disk {
+                source: DiskSource::Files {
+                    files: Vec::new(),
+                    vmdk: "/s/disk.vmdk".into(),
+                },
+                read_only: true,
+                serial: "image".into(),
+            },
+            Disk {
+                source: DiskSource::Raw("/s/raw".into()),
+                read_only: true,
+                serial: "other".into(),
+            },
+        ];
+        let arguments = text(&config, Processor::Host);
+        assert_eq!(values(&arguments, "-m"), ["size=512M"]);
+        let nodes: Vec<Value> = values(&arguments, "-blockdev")
+            .iter()
+            .map(|node| serde_json::from_str(node).unwrap())
+            .collect();
+        assert_eq!(nodes[0]["driver"], "vmdk");
+        assert_eq!(nodes[1]["driver"], "raw");
+        for node in &nodes {
+            assert_eq!(node["read-only"], true);
+            assert_eq!(node["file"]["read-only"], true);
+            assert_eq!(node["file"]["auto-read-only"], false);
+        }
+    }
+
+    #[test]
+    fn what_qemu_can_not_do_is_an_error() {
+        let mut many_files = config();
+        let file = region("/s/x").files[0].clone();
+        many_files.pmem = vec![PmemRegion {
+            files: vec![file.clone(), file],
+        }];
+        let error = build(&many_files, Processor::Host, FDS, None).unwrap_err();
+        assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+
+        let mut too_many = config();
+        too_many.network = Some(interface());
+        too_many.pmem = vec![region("/s/x"); Functions::COUNT - OWN_DEVICES];
+        build(&too_many, Processor::Host, FDS, Some(12)).unwrap();
+        too_many.pmem.push(region("/s/x"));
+        let error = build(&too_many, Processor::Host, FDS, Some(12)).unwrap_err();
+        assert!(error.to_string().contains("237 devices"), "{error}");
+
+        let mut not_text = config();
+        not_text.disks = vec![Disk {
+            source: DiskSource::Raw(OsString::from_vec(vec![b'/', 0xff]).into()),
+            read_only: true,
+            serial: "x".into(),
+        }];
+        build(&not_text, Processor::Host, FDS, None).unwrap_err();
+    }
+}

@@ -1,0 +1,98 @@
+//! How fast the host's time stamp counter counts.
+//!
+//! QEMU's emulator hands the host's counter through. A guest's kernel that is told its
+//! frequency need not measure it against emulated timers, which takes long and, on a
+//! busy host, fails.
+
+#![allow(unsafe_code)]
+
+use std::time::{Duration, Instant};
+
+use crate::cpu::Flags;
+
+/// Two readings closer to each other than this say too little.
+const LEAST: Duration = Duration::from_millis(10);
+
+/// A reading of the counter and of the clock.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reading {
+    ticks: u64,
+    at: Instant,
+}
+
+impl Reading {
+    /// Reads both; None where the counter does not count evenly.
+    pub(super) fn now(flags: &Flags) -> Option<Self> {
+        flags.count_evenly().then(Self::read)?
+    }
+
+    /// Of a few tries the one that took least: between the counter and the clock of the
+    /// others this thread may have had to wait.
+    fn read() -> Option<Self> {
+        const TRIES: usize = 5;
+        let tries = (0..TRIES).filter_map(|_| {
+            let reading = Self {
+                ticks: ticks()?,
+                at: Instant::now(),
+            };
+            Some((ticks()?.wrapping_sub(reading.ticks), reading))
+        });
+        let best = tries.min_by_key(|(took, _)| *took);
+        best.map(|(_, reading)| reading)
+    }
+
+    /// The counter's frequency in kHz, by another reading now. Sleeps if this one is
+    /// too young.
+    pub(super) fn frequency_khz(&self) -> Option<u32> {
+        std::thread::sleep(LEAST.saturating_sub(self.at.elapsed()));
+        let later = Self::read()?;
+        let nanos = later.at.duration_since(self.at).as_nanos();
+        frequency_khz(later.ticks.checked_sub(self.ticks)?, nanos)
+    }
+}
+
+fn frequency_khz(ticks: u64, nanos: u128) -> Option<u32> {
+    /// What no processor has is a mistake.
+    const PLAUSIBLE: std::ops::Range<u32> = 100_000..20_000_000;
+    // Ticks a nanosecond, times a million, are ticks a millisecond.
+    let khz = u128::from(ticks)
+        .checked_mul(1_000_000)?
+        .checked_div(nanos)?;
+    u32::try_from(khz)
+        .ok()
+        .filter(|khz| PLAUSIBLE.contains(khz))
+}
+
+#[cfg(target_arch = "x86_64")]
+fn ticks() -> Option<u64> {
+    // SAFETY: every x86-64 processor has the instruction, and Linux allows it.
+    Some(unsafe { std::arch::x86_64::_rdtsc() })
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn ticks() -> Option<u64> {
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_and_nanoseconds_make_kilohertz() {
+        assert_eq!(frequency_khz(23_000_000, 10_000_000), Some(2_300_000));
+        assert_eq!(frequency_khz(23_000_000, 0), None);
+        assert_eq!(frequency_khz(1, 10_000_000), None);
+        assert_eq!(frequency_khz(u64::MAX, 1), None);
+    }
+
+    #[test]
+    fn two_measurements_agree() {
+        let Some(reading) = Reading::now(&Flags::read()) else {
+            return;
+        };
+        let (one, two) = (reading.frequency_khz(), reading.frequency_khz());
+        let (one, two) = (one.unwrap(), two.unwrap());
+        assert!(one.abs_diff(two) < one / 1000, "{one} {two}");
+    }
+}

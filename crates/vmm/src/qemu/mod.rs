@@ -1,0 +1,108 @@
+//! Machines as QEMU processes.
+//!
+//! One process a machine, started with nothing of the user's configuration, no
+//! monitor, no default device and no network, under QEMU's own seccomp filter and
+//! what confines every machine's process. The agent's byte stream is one end of a socket pair that the
+//! process inherits, so there is no path anywhere that another program could
+//! connect to.
+
+mod args;
+mod binary;
+mod clock;
+mod pci;
+
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+
+use crate::backend::{Acceleration, Backend, FilesPerRegion, Limits, Machine};
+use crate::cpu::Flags;
+use crate::process::{CAP_DAC_READ_SEARCH, Channels, Launch, Process};
+use crate::{Error, Exit, MachineConfig, host_kvm};
+
+pub use binary::{install_command, version};
+use clock::Reading;
+
+/// Address space beyond RAM and pmem: QEMU, its libraries, the emulator's code
+/// buffer, a stack and an allocator's arena a thread.
+const OWN_ADDRESS_SPACE: u64 = 4 << 30;
+
+/// QEMU on this machine.
+#[derive(Clone, Debug)]
+pub struct Qemu {
+    program: PathBuf,
+    acceleration: Acceleration,
+    /// The counter when this was made, to measure it when a machine starts.
+    counter: Option<Reading>,
+}
+
+impl Qemu {
+    /// Looks for QEMU and finds out whether KVM works.
+    ///
+    /// # Errors
+    /// [`Error::NoQemu`] with what to install.
+    pub fn probe() -> Result<Self, Error> {
+        let program = binary::find()?;
+        let flags = Flags::read();
+        let counter = Reading::now(&flags);
+        let acceleration = match host_kvm::probe(&flags) {
+            Ok(()) => Acceleration::Kvm,
+            Err(why) => Acceleration::Emulated { why },
+        };
+        Ok(Self {
+            program,
+            acceleration,
+            counter,
+        })
+    }
+
+    /// The program that runs the machines.
+    pub fn program(&self) -> &std::path::Path {
+        &self.program
+    }
+}
+
+impl Backend for Qemu {
+    fn name(&self) -> &'static str {
+        "qemu"
+    }
+
+    fn acceleration(&self) -> &Acceleration {
+        &self.acceleration
+    }
+
+    fn describe(&self) -> String {
+        format!("QEMU with {}", self.acceleration)
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            files_per_region: FilesPerRegion::One,
+            max_devices: pci::Functions::COUNT - args::OWN_DEVICES,
+            cheap_regions: args::CHEAP_REGIONS,
+        }
+    }
+
+    fn start(&self, config: &MachineConfig) -> Result<Box<dyn Machine>, Error> {
+        config.check()?;
+        let processor = match (&self.acceleration, &self.counter) {
+            (Acceleration::Kvm, _) => args::Processor::Host,
+            (Acceleration::Emulated { .. }, counter) => args::Processor::Emulated {
+                tsc_khz: counter.and_then(|counter| counter.frequency_khz()),
+            },
+        };
+        let channels = Channels::new()?;
+        let link = config.link()?;
+        let number = link.as_ref().map(AsRawFd::as_raw_fd);
+        let launch = Launch {
+            program: self.program.clone(),
+            name: None,
+            arguments: args::build(config, processor, channels.descriptors(), number)?,
+            files: link.into_iter().collect(),
+            address_space: config.address_space().saturating_add(OWN_ADDRESS_SPACE),
+            file_size: config.largest_written_file(),
+            capabilities: &[CAP_DAC_READ_SEARCH],
+            failure: |code, message| Exit::Failed { code, message },
+        };
+        Ok(Box::new(Process::start(launch, channels)?))
+    }
+}

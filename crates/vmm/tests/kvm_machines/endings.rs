@@ -1,0 +1,152 @@
+//! How machines end: each way is told from the others.
+
+use std::os::unix::net::UnixStream;
+
+use libtest_mimic::{Failed, Trial};
+use micabox_vmm::{Backend, Exit, Kvm, Machine, MachineConfig, PmemFile, PmemRegion};
+use tempfile::NamedTempFile;
+
+use super::{PATIENCE, config, greeting};
+
+pub fn tests() -> Vec<Trial> {
+    vec![
+        Trial::test("a_reset_is_an_orderly_end", reset),
+        Trial::test("a_panic_has_the_kernels_words", panics),
+        Trial::test("a_triple_fault_is_no_reset", triple_fault),
+        Trial::test("a_killed_worker_is_no_end_of_the_guests", killed),
+        Trial::test("a_truncated_layer_ends_its_machine_by_name", truncated),
+        Trial::test("no_kernel_is_said_to_be_none", no_kernel),
+        Trial::test("too_much_memory_is_said_to_be", too_much_memory),
+    ]
+}
+
+fn start(config: &MachineConfig) -> Result<Box<dyn Machine>, Failed> {
+    Ok(Kvm::probe()?.start(config)?)
+}
+
+fn end(machine: &dyn Machine) -> Result<Exit, Failed> {
+    let console = || format!("it does not end\n{}", machine.console_tail());
+    Ok(machine.wait(PATIENCE).ok_or_else(console)?)
+}
+
+/// Closes the agent's channel, which has it end the machine by a reset.
+fn hang_up(machine: &dyn Machine) -> Result<(), Failed> {
+    let agent: UnixStream = machine.agent()?;
+    Ok(agent.shutdown(std::net::Shutdown::Both)?)
+}
+
+fn reset() -> Result<(), Failed> {
+    let machine = start(&config())?;
+    greeting(&*machine)?;
+    hang_up(&*machine)?;
+    let exit = end(&*machine)?;
+    assert_eq!(exit, Exit::PoweredOff, "{}", machine.console_tail());
+    Ok(())
+}
+
+fn panics() -> Result<(), Failed> {
+    let empty = NamedTempFile::new()?;
+    let machine = start(&MachineConfig {
+        initrd: empty.path().to_owned(),
+        ..config()
+    })?;
+    let exit = end(&*machine)?;
+    assert!(matches!(exit, Exit::Panicked { .. }), "{exit}");
+    assert!(machine.console_tail().contains("Kernel panic"));
+    Ok(())
+}
+
+fn triple_fault() -> Result<(), Failed> {
+    // The kernel resets by loading an empty interrupt table and raising an exception.
+    let machine = start(&MachineConfig {
+        cmdline_extra: vec!["reboot=t".into()],
+        ..config()
+    })?;
+    greeting(&*machine)?;
+    hang_up(&*machine)?;
+    assert_eq!(end(&*machine)?, Exit::TripleFault);
+    Ok(())
+}
+
+fn killed() -> Result<(), Failed> {
+    let machine = start(&config())?;
+    greeting(&*machine)?;
+    let pid = rustix::process::Pid::from_raw(machine.pid().cast_signed()).ok_or("no pid")?;
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL)?;
+    let exit = end(&*machine)?;
+    let killed = Exit::Killed {
+        signal: 9,
+        by_us: false,
+        message: String::new(),
+    };
+    assert_eq!(exit, killed);
+    Ok(())
+}
+
+fn truncated() -> Result<(), Failed> {
+    let file = || -> Result<NamedTempFile, Failed> {
+        let file = NamedTempFile::new()?;
+        file.as_file().set_len(2 << 20)?;
+        Ok(file)
+    };
+    let with = |files: &[&NamedTempFile]| {
+        let files = files.iter().map(|file| PmemFile {
+            path: file.path().to_owned(),
+            size: 2 << 20,
+        });
+        MachineConfig {
+            pmem: vec![PmemRegion {
+                files: files.collect(),
+            }],
+            ..config()
+        }
+    };
+    let (doomed, shared) = (file()?, file()?);
+    let other = start(&with(&[&shared]))?;
+    greeting(&*other)?;
+    let machine = start(&with(&[&doomed, &shared]))?;
+    // The kernel looks at the start of every new disk.
+    doomed.as_file().set_len(0)?;
+    match end(&*machine)? {
+        Exit::Failed { message, .. } => {
+            let name = doomed.path().display().to_string();
+            assert!(message.contains(&name), "{message}");
+            assert!(message.contains("truncated"), "{message}");
+        }
+        exit => return Err(format!("{exit}\n{}", machine.console_tail()).into()),
+    }
+    // Another machine with a file of the same region does not notice.
+    assert_eq!(other.wait(std::time::Duration::ZERO), None);
+    Ok(())
+}
+
+fn no_kernel() -> Result<(), Failed> {
+    let file = NamedTempFile::new()?;
+    for bytes in [&b""[..], b"#!/bin/sh\n", b"\x7fELF", &[0xff; 8192]] {
+        std::fs::write(file.path(), bytes)?;
+        let machine = start(&MachineConfig {
+            kernel: file.path().to_owned(),
+            ..config()
+        })?;
+        match end(&*machine)? {
+            Exit::Failed { message, .. } => {
+                assert!(message.contains("kernel"), "{message}");
+                assert!(!message.contains("internal error"), "{message}");
+            }
+            exit => return Err(exit.to_string().into()),
+        }
+    }
+    Ok(())
+}
+
+fn too_much_memory() -> Result<(), Failed> {
+    let machine = start(&MachineConfig {
+        memory_mib: u32::MAX,
+        ..config()
+    })?;
+    match end(&*machine)? {
+        Exit::Failed { message, .. } => assert!(message.contains("memory"), "{message}"),
+        exit => return Err(exit.to_string().into()),
+    }
+    Ok(())
+}

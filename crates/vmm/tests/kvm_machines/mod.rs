@@ -1,0 +1,71 @@
+//! The tests.
+
+mod endings;
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use libtest_mimic::{Failed, Trial};
+use micabox_vmm::{Backend, Exit, Kvm, Machine, MachineConfig};
+
+/// Far longer than any boot takes: only a hang ends it.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The first bytes that the agent sends.
+const MAGIC: &[u8; 8] = b"MICABOX\n";
+
+pub fn tests() -> Vec<Trial> {
+    let mut tests = vec![
+        Trial::test("our_kernel_boots_to_the_agent", || boots("vmlinux", 1)),
+        Trial::test("a_bzimage_boots_to_the_agent", || boots("bzImage", 1)),
+        Trial::test("three_processors", || boots("vmlinux", 3)),
+    ];
+    tests.extend(endings::tests());
+    tests
+}
+
+fn guest(name: &str) -> PathBuf {
+    let directory = std::env::var_os("MICABOX_GUEST").expect("MICABOX_GUEST");
+    Path::new(&directory).join(name)
+}
+
+fn config() -> MachineConfig {
+    MachineConfig {
+        name: "test".into(),
+        kernel: guest("vmlinux"),
+        initrd: guest("initrd.cpio"),
+        memory_mib: 128,
+        cpus: 1,
+        pmem: Vec::new(),
+        disks: Vec::new(),
+        network: None,
+        cmdline_extra: Vec::new(),
+    }
+}
+
+fn boots(kernel: &str, cpus: u8) -> Result<(), Failed> {
+    let machine = Kvm::probe()?.start(&MachineConfig {
+        kernel: guest(kernel),
+        cpus,
+        ..config()
+    })?;
+    greeting(&*machine)?;
+    machine.kill();
+    let exit = machine.wait(PATIENCE).ok_or("it does not end")?;
+    assert!(matches!(exit, Exit::Killed { by_us: true, .. }), "{exit}");
+    Ok(())
+}
+
+/// Waits until the agent is there.
+fn greeting(machine: &dyn Machine) -> Result<(), Failed> {
+    let mut agent = machine.agent()?;
+    agent.set_read_timeout(Some(PATIENCE))?;
+    let mut magic = [0; MAGIC.len()];
+    if let Err(error) = agent.read_exact(&mut magic) {
+        let exit = machine.wait(Duration::from_secs(1));
+        return Err(format!("{error}; {exit:?}\n{}", machine.console_tail()).into());
+    }
+    assert_eq!(&magic, MAGIC);
+    Ok(())
+}

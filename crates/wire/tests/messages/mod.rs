@@ -1,0 +1,179 @@
+//! Every message there is, with arbitrary contents.
+
+use micabox_wire::{
+    Boot, BootFailed, BootTimings, Device, Exec, ExitStatus, Extent, Hello, Init, Lower, Network,
+    OutputStream, Phase, Range, StartFailed, StartFailure, ToGuest, ToHost, TtySize, Upper,
+};
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+
+fn bytes() -> impl Strategy<Value = Vec<u8>> {
+    vec(any::<u8>(), 0..300)
+}
+
+fn text() -> impl Strategy<Value = String> {
+    "\\PC{0,20}"
+}
+
+fn stream() -> impl Strategy<Value = OutputStream> {
+    prop_oneof![Just(OutputStream::Stdout), Just(OutputStream::Stderr)]
+}
+
+fn size() -> impl Strategy<Value = TtySize> {
+    any::<(u16, u16)>().prop_map(|(rows, columns)| TtySize { rows, columns })
+}
+
+fn extent() -> impl Strategy<Value = Extent> {
+    let device = prop_oneof![
+        any::<[u8; 16]>().prop_map(|uuid| Device::Pmem { uuid }),
+        text().prop_map(|serial| Device::Disk { serial }),
+    ];
+    let range = any::<(u64, u64)>().prop_map(|(offset, length)| Range { offset, length });
+    (device, option::of(range)).prop_map(|(device, range)| Extent { device, range })
+}
+
+fn boot() -> impl Strategy<Value = Boot> {
+    let lower =
+        (extent(), vec(extent(), 0..4)).prop_map(|(image, devices)| Lower { image, devices });
+    (
+        vec(lower, 0..4),
+        prop_oneof![
+            (any::<Option<u64>>(), option::of(text())).prop_map(|(size_bytes, patches)| {
+                Upper::Tmpfs {
+                    size_bytes,
+                    patches,
+                }
+            }),
+            text().prop_map(|serial| Upper::Disk { serial }),
+        ],
+        prop_oneof![Just(Init::Reaper), Just(Init::FirstExec)],
+        text(),
+        bytes(),
+        option::of(network()),
+        any::<(i64, u32)>(),
+        any::<[u8; 32]>(),
+    )
+        .prop_map(
+            |(lowers, upper, init, hostname, resolv_conf, network, wall_clock, entropy)| Boot {
+                lowers,
+                upper,
+                init,
+                hostname,
+                resolv_conf,
+                network,
+                wall_clock,
+                entropy,
+            },
+        )
+}
+
+fn network() -> impl Strategy<Value = Network> {
+    any::<([u8; 6], [u8; 4], u8, [u8; 4])>().prop_map(
+        |(hardware_address, address, prefix, gateway)| Network {
+            hardware_address,
+            address,
+            prefix,
+            gateway,
+        },
+    )
+}
+
+fn exec() -> impl Strategy<Value = Exec> {
+    (
+        vec(bytes(), 0..4),
+        vec((bytes(), bytes()), 0..4),
+        bytes(),
+        text(),
+        option::of(size()),
+        any::<bool>(),
+        any::<u32>(),
+    )
+        .prop_map(|(argv, env, cwd, user, tty, stdin, output_window)| Exec {
+            argv,
+            env,
+            cwd,
+            user,
+            tty,
+            stdin,
+            output_window,
+        })
+}
+
+pub fn to_guest() -> impl Strategy<Value = ToGuest> {
+    prop_oneof![
+        boot().prop_map(|boot| ToGuest::Boot(Box::new(boot))),
+        (any::<u32>(), exec()).prop_map(|(id, spec)| ToGuest::Exec {
+            id,
+            spec: Box::new(spec)
+        }),
+        (any::<u32>(), bytes()).prop_map(|(id, data)| ToGuest::Stdin { id, data }),
+        any::<u32>().prop_map(|id| ToGuest::CloseStdin { id }),
+        any::<(u32, i32)>().prop_map(|(id, signal)| ToGuest::Signal { id, signal }),
+        (any::<u32>(), size()).prop_map(|(id, size)| ToGuest::Resize { id, size }),
+        (any::<u32>(), stream(), any::<u32>()).prop_map(|(id, stream, bytes)| ToGuest::Credit {
+            id,
+            stream,
+            bytes
+        }),
+        Just(ToGuest::Shutdown),
+    ]
+}
+
+pub fn to_host() -> impl Strategy<Value = ToHost> {
+    let reason = prop_oneof![
+        Just(StartFailure::NotFound),
+        Just(StartFailure::NotExecutable),
+        Just(StartFailure::NoSuchUser),
+        Just(StartFailure::BadWorkdir),
+        Just(StartFailure::Other),
+    ];
+    let phase = (text(), any::<u64>()).prop_map(|(name, micros)| Phase { name, micros });
+    let status = prop_oneof![
+        any::<i32>().prop_map(ExitStatus::Exited),
+        any::<i32>().prop_map(ExitStatus::Signaled),
+    ];
+    prop_oneof![
+        (text(), any::<u64>(), any::<u64>(), any::<u32>()).prop_map(
+            |(kernel, init_uptime_us, memory_bytes, cpus)| ToHost::Hello(Hello {
+                kernel,
+                init_uptime_us,
+                memory_bytes,
+                cpus,
+            })
+        ),
+        vec(phase, 0..5).prop_map(|phases| ToHost::Booted(BootTimings { phases })),
+        (text(), text(), any::<i32>(), text()).prop_map(|(step, target, errno, detail)| {
+            ToHost::BootFailed(BootFailed {
+                step,
+                target,
+                errno,
+                detail,
+            })
+        }),
+        any::<(u32, u32, u32)>().prop_map(|(id, pid, stdin_window)| ToHost::Started {
+            id,
+            pid,
+            stdin_window
+        }),
+        (any::<u32>(), reason, text(), any::<i32>()).prop_map(|(id, reason, message, errno)| {
+            ToHost::StartFailed {
+                id,
+                failure: StartFailed {
+                    reason,
+                    message,
+                    errno,
+                },
+            }
+        }),
+        (any::<u32>(), stream(), bytes()).prop_map(|(id, stream, data)| ToHost::Output {
+            id,
+            stream,
+            data
+        }),
+        (any::<u32>(), status).prop_map(|(id, status)| ToHost::Exited { id, status }),
+        any::<(u32, u32)>().prop_map(|(id, bytes)| ToHost::StdinCredit { id, bytes }),
+        any::<u32>().prop_map(|id| ToHost::StdinClosed { id }),
+        option::of(text()).prop_map(|problem| ToHost::ShutdownDone { problem }),
+    ]
+}

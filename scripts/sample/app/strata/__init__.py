@@ -1,0 +1,1 @@
+"""A mineral lookup, the sample image's application."""
