@@ -265,6 +265,9 @@ for n in range(20):
         let reply = loop {
             // Until the server listens, its kernel resets the connection.
             let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+            stream
+                .set_read_timeout(Some(Duration::from_secs(60)))
+                .unwrap();
             let mut reply = String::new();
             let sent = stream
                 .write_all(&data)

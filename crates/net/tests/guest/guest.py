@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 
 TUNSETIFF, TAP, NO_PACKET_INFO = 0x400454CA, 0x0002, 0x1000
 FRAME = 1 << 17
@@ -23,6 +24,14 @@ def pump(source, target):
             os.write(target, frame)
         except OSError:  # an interface that is going down
             return
+
+
+def settled():
+    """Whether every closed connection's last bytes have been acknowledged: a namespace
+    that ends takes with it what is on the way."""
+    unacknowledged = {"04", "09", "0B"}  # FIN_WAIT1, LAST_ACK, CLOSING
+    with open("/proc/self/net/tcp") as table:
+        return not any(line.split()[3] in unacknowledged for line in table)
 
 
 def main(link, mac, address, gateway, mtu, *command):
@@ -47,7 +56,11 @@ def main(link, mac, address, gateway, mtu, *command):
     for source, target in [(link, interface), (interface, link)]:
         threading.Thread(target=pump, args=(source, target), daemon=True).start()
     sys.stdout.flush()
-    os._exit(subprocess.run(command, check=False).returncode)
+    code = subprocess.run(command, check=False).returncode
+    patience = time.monotonic() + 10
+    while not settled() and time.monotonic() < patience:
+        time.sleep(0.005)
+    os._exit(code)
 
 
 main(*sys.argv[1:])
