@@ -6,6 +6,7 @@
 use std::fs;
 use std::mem::zeroed;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use micabox_wire::{BootFailed, Network};
 use rustix::io::Errno;
@@ -16,6 +17,9 @@ use crate::exec::last_errno;
 
 const STEP: &str = "start the network";
 const LOOPBACK: &str = "lo";
+
+/// So long a machine outlives its programs for the sake of what they sent.
+const LAST_WORDS: Duration = Duration::from_secs(5);
 
 /// Starts the loopback interface, and the other one as the host says.
 pub fn start(network: Option<&Network>) -> Result<(), BootFailed> {
@@ -39,6 +43,29 @@ pub fn start(network: Option<&Network>) -> Result<(), BootFailed> {
         .and_then(|()| control.up(&name))
         .and_then(|()| control.add_default_route(network.gateway))
         .step(STEP, name)
+}
+
+/// Waits until everything that programs sent by TCP has arrived, for some seconds at most:
+/// a machine that ends takes with it what its kernel has yet to send.
+pub fn settle() {
+    let deadline = Instant::now() + LAST_WORDS;
+    while has_unacknowledged() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Whether a connection that a program has closed waits for the other end to acknowledge.
+fn has_unacknowledged() -> bool {
+    /// `TCP_FIN_WAIT1`, `TCP_LAST_ACK` and `TCP_CLOSING` of the kernel's `net/tcp_states.h`.
+    const STATES: [&str; 3] = ["04", "09", "0B"];
+    ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
+        let Ok(table) = fs::read_to_string(table) else {
+            return false;
+        };
+        let state = |line: &str| line.split_whitespace().nth(3).map(str::to_owned);
+        let mut states = table.lines().filter_map(state);
+        states.any(|state| STATES.contains(&state.as_str()))
+    })
 }
 
 /// The name of the interface with an ethernet address.

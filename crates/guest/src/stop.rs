@@ -19,6 +19,7 @@ pub fn tear_down(sandbox: Sandbox) -> Option<String> {
         rustix::process::wait(WaitOptions::empty()),
         Err(Errno::CHILD)
     ) {}
+    crate::network::settle();
     // The last that holds the sandbox's mount namespace, and so the overlay.
     drop(sandbox);
     rustix::fs::sync();

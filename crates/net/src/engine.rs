@@ -22,6 +22,9 @@ use crate::{Protocol, Publish};
 /// Frames taken from the guest before the host's sockets have their turn.
 const TURN: usize = 64;
 
+/// So long a network outlives its machine for the sake of hosts that are slow to read.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+
 pub(crate) struct Engine {
     pub(crate) io: Io,
     tcp: Tcp,
@@ -72,7 +75,7 @@ impl Engine {
             self.io.now = Instant::now();
             for event in &events {
                 match event.token {
-                    Token::Stop => return Ok(()),
+                    Token::Stop => return self.finish(),
                     Token::Link => {
                         readable |= event.readable;
                         self.io.link.flush();
@@ -86,13 +89,40 @@ impl Engine {
                 match self.io.link.receive()? {
                     Received::Frame(frame) => self.frame(&frame),
                     Received::Nothing => readable = false,
-                    Received::End => return Ok(()),
+                    Received::End => return self.finish(),
                 }
                 turn += 1;
             }
             self.dns.advance(&mut self.io);
             more = self.datagrams.advance(&mut self.io);
             self.tcp.advance(&mut self.io);
+        }
+    }
+
+    /// Hands the host's side what the guest sent and was told has arrived: a machine that
+    /// sends its last words and ends is not to lose them here.
+    fn finish(mut self) -> io::Result<()> {
+        let deadline = Instant::now() + LAST_WORDS;
+        self.io.link.flush();
+        while Instant::now() < deadline
+            && let Received::Frame(frame) = self.io.link.receive()?
+        {
+            self.frame(&frame);
+        }
+        let mut events = Vec::new();
+        loop {
+            self.io.now = Instant::now();
+            self.tcp.advance(&mut self.io);
+            let left = deadline.saturating_duration_since(self.io.now);
+            if left.is_zero() || !self.tcp.has_undelivered() {
+                return Ok(());
+            }
+            self.io.poll.wait(&mut events, Some(left))?;
+            for event in &events {
+                if let Token::Tcp(id) = event.token {
+                    self.tcp.event(&mut self.io, id, *event);
+                }
+            }
         }
     }
 

@@ -79,9 +79,11 @@ impl Link {
                     let frame = self.buffer.get(..length).unwrap_or_default();
                     Ok(Received::Frame(frame.to_vec()))
                 }
-                Err(Errno::INTR) => continue,
+                // Told once, when the other end closed without reading everything of ours;
+                // what it sent before can still be read.
+                Err(Errno::INTR | Errno::CONNRESET) => continue,
                 Err(Errno::AGAIN) => Ok(Received::Nothing),
-                Err(Errno::CONNRESET | Errno::PIPE) => Ok(Received::End),
+                Err(Errno::PIPE) => Ok(Received::End),
                 Err(errno) => Err(errno.into()),
             };
         }

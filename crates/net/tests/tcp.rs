@@ -5,6 +5,8 @@ mod guest;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::process::Child;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -188,6 +190,48 @@ print('all')
         &[&outside().to_string(), &port],
     );
     assert_eq!(text, "all");
+    server.join().unwrap();
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_was_acknowledged_arrives_though_the_machine_is_gone() {
+    let (gone, is_gone) = channel();
+    let is_gone = Arc::new(Mutex::new(is_gone));
+    let (arrived, total) = channel();
+    let (port, server) = serve(1, move |mut stream| {
+        is_gone.lock().unwrap().recv().unwrap();
+        let mut all = Vec::new();
+        stream.read_to_end(&mut all).unwrap();
+        arrived.send(all.len()).unwrap();
+    });
+    let guest = Guest::free();
+    let child = guest.start(
+        "
+import fcntl, signal, termios
+stream = connect(*sys.argv[1:])
+stream.settimeout(0.3)
+sent = 0
+try:
+    while True: sent += stream.send(bytes(65536))
+except TimeoutError: pass
+waiting = struct.unpack('i', fcntl.ioctl(stream, termios.TIOCOUTQ, bytes(4)))[0]
+print(sent - waiting, flush=True)
+os.kill(os.getppid(), signal.SIGKILL) # the link's end
+",
+        &[&outside().to_string(), &port],
+    );
+    let output = child.wait_with_output().unwrap();
+    let acknowledged: usize = String::from_utf8(output.stdout)
+        .unwrap()
+        .trim()
+        .parse()
+        .unwrap();
+    let stopping = std::thread::spawn(move || drop(guest));
+    gone.send(()).unwrap();
+    let total = total.recv().unwrap();
+    assert!(total >= acknowledged, "{total} of {acknowledged}");
+    stopping.join().unwrap();
     server.join().unwrap();
 }
 

@@ -314,6 +314,14 @@ impl Tcp {
         }
     }
 
+    /// Whether the host's side has yet to take something that the guest sent.
+    pub(crate) fn has_undelivered(&self) -> bool {
+        self.flows.values().any(|flow| match flow.stage {
+            Stage::Open(handle) => self.sockets.get::<Socket>(handle).can_recv(),
+            Stage::Connecting { .. } => false,
+        })
+    }
+
     fn forget(&mut self, id: Id) {
         let Some(flow) = self.flows.remove(&id) else {
             return;
