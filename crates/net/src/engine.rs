@@ -73,15 +73,19 @@ impl Engine {
             };
             self.io.poll.wait(&mut events, timeout)?;
             self.io.now = Instant::now();
+            let mut stop = false;
             for event in &events {
                 match event.token {
-                    Token::Stop => return self.finish(),
+                    Token::Stop => stop = true, // after the others, which come only once
                     Token::Link => {
                         readable |= event.readable;
                         self.io.link.flush();
                     }
                     _ => self.event(*event),
                 }
+            }
+            if stop {
+                return self.finish();
             }
             // Nothing is taken from a guest that takes nothing: its frames have answers.
             let mut turn = 0;

@@ -5,6 +5,7 @@ mod guest;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::process::Child;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -274,10 +275,15 @@ thread.join()
 /// What coreutils' sha256sum says of 5 MiB of the byte 7.
 const SHA256_OF_DATA: &str = "e2925fdd17c83c77e9a4f957fd170b2a72b48ac55968943dcf962f2b853c88a9";
 
-/// A port that nobody has.
+/// A port that nobody has and that nobody is given: below those that the kernel hands out.
 fn free_port() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    listener.local_addr().unwrap().port()
+    static NEXT: AtomicU16 = AtomicU16::new(20_000);
+    loop {
+        let port = NEXT.fetch_add(1, Ordering::Relaxed);
+        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 #[test]
