@@ -78,6 +78,13 @@ impl<'d> Volume<'d> {
     /// then at least one finding says why.
     pub(super) fn open(device: &'d dyn BlockDevice, found: &mut Findings) -> Option<Self> {
         let mut raw = [0; Superblock::SIZE];
+        if device
+            .size()
+            .is_ok_and(|size| size < SUPERBLOCK_OFFSET + raw.len() as u64)
+        {
+            found.add("too short to hold a superblock: not a filesystem");
+            return None;
+        }
         if let Err(error) = device.read_at(SUPERBLOCK_OFFSET, &mut raw) {
             found.add(format_args!("the superblock could not be read: {error}"));
             return None;

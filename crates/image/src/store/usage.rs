@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use super::Store;
 use super::census::{Census, disk_usage};
+use super::durable;
 use super::error::Result;
 use super::prune::{Plan, PruneOptions};
 use crate::digest::Digest;
@@ -83,7 +84,11 @@ impl Store {
             .layers
             .values()
             .filter(|layer| layer.images.len() > 1);
-        let temporary_size = disk_usage(&self.layout.tmp())?;
+        // Of what is in it: the directory itself is always there.
+        let mut temporary_size = 0;
+        for name in durable::list(&self.layout.tmp())? {
+            temporary_size += disk_usage(&self.layout.tmp().join(name))?;
+        }
         Ok(Usage {
             images,
             layers: census.layers.len(),
