@@ -152,12 +152,43 @@ fn hint(error: &micabox::Error) -> Option<&'static str> {
         E::NameTaken { .. } => "choose another name, or remove that one with `mica rm`",
         E::NoSuchSandbox(_) => "`mica ps -a` lists all sandboxes",
         E::NotKept(_) => "run it with `--upper disk`",
+        E::InPlace { .. } => {
+            "look inside with `mica ext4 ls FILE` and `mica ext4 cp` once it has stopped"
+        }
+        E::NoImage(_) => "`mica snapshot create` keeps its changes, or `mica cp` gets files out",
+        E::NotInPlace(_) => "leave :rw away, and the file stays as it is",
+        E::RootDisk { problem, .. } => return root_disk_hint(problem),
         E::NoSuchSnapshot(_) => "`mica snapshot ls` lists all snapshots",
         E::Ambiguous(_) => "give more digits of the ID",
         E::Running(_) => "stop it first with `mica stop`, or use `mica rm -f`",
         _ => return None,
     })
 }
+
+/// What to do about a root disk.
+fn root_disk_hint(problem: &micabox::DiskProblem) -> Option<&'static str> {
+    use micabox::DiskProblem as P;
+    Some(match problem {
+        P::Dirty => {
+            "`mica ext4 replay FILE` puts them in place, as `e2fsck -p FILE` does; or have the              sandbox do it with `--root-disk FILE:rw`"
+        }
+        P::Partitioned(_) => {
+            "`sfdisk -d FILE` lists the partitions; cut one out with              `dd if=FILE of=root.img bs=512 skip=START count=SIZE`"
+        }
+        P::Foreign(what) if what.contains("VM") || what.contains("VHDX") => CONVERT,
+        P::Foreign(what) if what.contains("qcow2") => CONVERT,
+        P::Foreign(what) if what.starts_with("compressed") => "decompress it first",
+        P::Foreign(_) | P::Unknown => {
+            "make one with `mke2fs -d DIRECTORY FILE SIZE` or `mkfs.erofs FILE DIRECTORY`"
+        }
+        P::Busy => "`mica ps` lists those that run; without :rw, any number may share the file",
+        P::Changed => "make a new sandbox, or give the file back what it had",
+        P::ReadOnlyFormat => "leave :rw away: changes then go to memory, or to `--upper disk`",
+        P::Unusable(_) => return None,
+    })
+}
+
+const CONVERT: &str = "`qemu-img convert -O raw IMAGE FILE` makes a raw one";
 
 /// The store's and other libraries' errors need nothing but their own words.
 macro_rules! from_words {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use host::shell;
 use machine::{Attach, Layer, Machine, disk, lower, plan, pmem, userland};
 use micabox_erofs::merge;
-use micabox_wire::{Lower, Range};
+use micabox_wire::{Format, Lower, Range};
 use rustix::fs::{CWD, FileType, Mode, XattrFlags, makedev};
 
 /// Two layers above the userland: one that changes it, one that adds to the change.
@@ -189,6 +189,7 @@ fn a_merged_image_spans_pmem_devices() {
         .map(|(_, uuid)| pmem(*uuid, None))
         .collect();
     let root = Lower {
+        format: Format::Erofs,
         image: pmem(MERGED, None),
         devices: layers,
     };

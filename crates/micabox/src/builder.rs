@@ -16,13 +16,13 @@ use oci_spec::image::Config;
 use crate::agent::Agent;
 use crate::name::is_valid;
 use crate::network::Connection;
-use crate::plan::{Plan, Root, Transport};
+use crate::plan::{Plan, ROOT_SERIAL, Root, Transport};
 use crate::sandbox::{Guest, now};
-use crate::state::{ID_LENGTH, ImageName, ProcessId, Record, Registration, Sandboxes, Status};
+use crate::state::{ID_LENGTH, ProcessId, Record, Registration, Sandboxes, Status};
 use crate::timings::Start;
 use crate::{
-    Cancel, Command, Error, GuestFiles, Network, Patch, Sandbox, Snapshot, Spec, Upper,
-    image_files, patch, signal_number, upper,
+    Base, Cancel, Command, Error, GuestFiles, Network, Patch, RootDisk, Sandbox, Snapshot, Spec,
+    Upper, patch, signal_number, upper,
 };
 
 /// RAM for the sandbox's programs and files if nobody says otherwise, MiB. Memory
@@ -44,7 +44,7 @@ const EXIT_NOT_STARTED: i32 = 125;
 #[derive(Clone)]
 pub struct Builder<'a> {
     store: &'a Store,
-    image: &'a Image,
+    base: Base,
     name: Option<String>,
     hostname: Option<String>,
     memory_mib: u32,
@@ -72,10 +72,16 @@ pub struct Builder<'a> {
 
 impl<'a> Builder<'a> {
     /// A sandbox from `image` in `store`.
-    pub fn new(store: &'a Store, image: &'a Image) -> Self {
+    pub fn new(store: &'a Store, image: &Image) -> Self {
+        Self::on(store, Base::Image(Box::new(image.clone())))
+    }
+
+    /// A sandbox from an image in `store` or from a root disk.
+    pub fn on(store: &'a Store, base: Base) -> Self {
+        let is_in_place = base.disk().is_some_and(|disk| disk.in_place);
         Self {
             store,
-            image,
+            base,
             name: None,
             hostname: None,
             memory_mib: DEFAULT_MEMORY_MIB,
@@ -83,7 +89,10 @@ impl<'a> Builder<'a> {
             transport: Transport::default(),
             root: Root::default(),
             init: Init::Reaper,
-            upper: Upper::default(),
+            upper: match is_in_place {
+                true => Upper::InPlace,
+                false => Upper::default(),
+            },
             command: None,
             patches: Vec::new(),
             snapshot: None,
@@ -101,11 +110,11 @@ impl<'a> Builder<'a> {
     }
 
     /// The sandbox of `record` once more: on the same disk, with the same settings.
-    /// `image` is the one that the record names.
+    /// `base` is what the record names.
     ///
     /// # Errors
     /// [`Error::NotKept`] if there is nothing left of it.
-    pub fn again(store: &'a Store, image: &'a Image, record: &Record) -> Result<Self, Error> {
+    pub fn again(store: &'a Store, base: Base, record: &Record) -> Result<Self, Error> {
         let spec = record.spec.clone();
         let Some(spec) = spec.filter(|_| record.upper.is_kept()) else {
             return Err(Error::NotKept(record.name.clone()));
@@ -124,7 +133,7 @@ impl<'a> Builder<'a> {
             stop_signal: spec.stop_signal,
             network: spec.network,
             description: record.command.clone(),
-            ..Self::new(store, image)
+            ..Self::on(store, base)
         })
     }
 
@@ -179,7 +188,7 @@ impl<'a> Builder<'a> {
         self
     }
 
-    /// Where changes go.
+    /// Where changes go; a root disk that is written to has no choice.
     #[must_use]
     pub fn upper(mut self, upper: Upper) -> Self {
         self.upper = upper;
@@ -193,8 +202,8 @@ impl<'a> Builder<'a> {
         self
     }
 
-    /// Begins with a copy of a snapshot's disk, which is kept. The image must be the
-    /// snapshot's.
+    /// Begins with a copy of a snapshot's disk, which is kept. What the sandbox is made from
+    /// must be the snapshot's.
     #[must_use]
     pub fn from_snapshot(mut self, snapshot: &Snapshot) -> Self {
         self.upper = Upper::Disk {
@@ -296,21 +305,24 @@ impl<'a> Builder<'a> {
         };
         // Nobody removes the image until we have a lease on it.
         let shared = self.store.shared()?;
-        let files = image_files::open(self.image)?;
         let limits = backend.limits();
-        let mut plan = Plan::new(&files, self.transport, self.root, &limits)?;
+        self.check_in_place()?;
+        let mut plan = self.base.plan(self.transport, self.root, &limits)?;
+        let claim = self.base.disk().map(RootDisk::claim).transpose()?;
         let mut registration = self.register(&plan, &*backend)?;
-        let id = &registration.record().id;
-        self.store.lease(id, &self.image.manifest_digest)?;
+        if let Base::Image(image) = &self.base {
+            let id = &registration.record().id;
+            self.store.lease(id, &image.manifest_digest)?;
+        }
         drop(shared);
         let started = self
             .attach_upper(&mut plan, registration.path(), &limits)
             .and_then(|()| self.boot_machine(&*backend, &plan, guest, &mut registration, begun));
         match started {
             Ok((guest, start)) => {
-                let config = self.image.config.config().clone().unwrap_or_default();
+                let config = self.base.config();
                 let stop_signal = self.stop_signal_for(&config);
-                Sandbox::new(guest, stop_signal, registration, config, start, plan)
+                Sandbox::new(guest, claim, stop_signal, registration, config, start, plan)
             }
             Err(error) => {
                 if self.resumed.is_some() {
@@ -325,6 +337,17 @@ impl<'a> Builder<'a> {
                 }
                 Err(error)
             }
+        }
+    }
+
+    /// A root disk that is written to takes changes itself, from the sandbox alone.
+    fn check_in_place(&self) -> Result<(), Error> {
+        let is_in_place = self.base.disk().is_some_and(|disk| disk.in_place);
+        match (is_in_place, self.upper) {
+            (false, _) => Ok(()),
+            (true, Upper::InPlace) if self.patches.is_empty() => Ok(()),
+            (true, Upper::InPlace) => Err(Error::NotInPlace("a change before the start")),
+            (true, _) => Err(Error::NotInPlace("an upper layer")),
         }
     }
 
@@ -351,8 +374,10 @@ impl<'a> Builder<'a> {
         directory: &Path,
         limits: &Limits,
     ) -> Result<(), Error> {
-        let Upper::Disk { size } = self.upper else {
-            return self.attach_patches(plan, directory, limits);
+        let size = match self.upper {
+            Upper::Disk { size } => size,
+            Upper::Tmpfs => return self.attach_patches(plan, directory, limits),
+            Upper::InPlace => return Ok(()),
         };
         let path = upper::disk(directory);
         match (&self.resumed, &self.snapshot) {
@@ -364,7 +389,7 @@ impl<'a> Builder<'a> {
             }
         }
         if self.resumed.is_none() && !self.patches.is_empty() {
-            patch::apply(&path, self.image, &self.patches)?;
+            patch::apply(&path, &self.base, &self.patches)?;
         }
         let disk = Disk {
             source: DiskSource::Raw(path),
@@ -390,7 +415,7 @@ impl<'a> Builder<'a> {
         let size = contents.saturating_mul(2).saturating_add(256 << 20);
         let path = upper::patches(directory);
         upper::make_disk(&path, size, random()?)?;
-        patch::apply(&path, self.image, &self.patches)?;
+        patch::apply(&path, &self.base, &self.patches)?;
         let disk = Disk {
             source: DiskSource::Raw(path),
             read_only: true,
@@ -478,10 +503,8 @@ impl<'a> Builder<'a> {
         Ok(Record {
             id: id.iter().map(|byte| format!("{byte:02x}")).collect(),
             name: String::new(),
-            image: ImageName {
-                reference: self.image.reference.as_ref().map(ToString::to_string),
-                digest: self.image.manifest_digest.to_string(),
-            },
+            image: self.base.name(),
+            root_disk: self.base.disk().cloned(),
             command: self.description.clone(),
             created: now().0,
             memory_mib: self.memory_mib,
@@ -527,6 +550,9 @@ impl<'a> Builder<'a> {
                 },
                 Upper::Disk { .. } => micabox_wire::Upper::Disk {
                     serial: upper::SERIAL.into(),
+                },
+                Upper::InPlace => micabox_wire::Upper::InPlace {
+                    serial: ROOT_SERIAL.into(),
                 },
             },
             init: self.init,

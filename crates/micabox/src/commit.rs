@@ -5,7 +5,7 @@ use std::io::{BufWriter, Seek, Write};
 use micabox_image::store::Image;
 use micabox_image::{Changes, Limits, Reference, Store, extend};
 
-use crate::{Error, Sandboxes};
+use crate::{Base, Error, Sandboxes};
 
 impl Sandboxes {
     /// Makes an image of a sandbox's changes on top of its image's layers, and gives it the
@@ -13,7 +13,8 @@ impl Sandboxes {
     /// [`Sandboxes::still_disk`] says.
     ///
     /// # Errors
-    /// Those of [`Sandboxes::still_disk`]; [`Error::Commit`].
+    /// Those of [`Sandboxes::still_disk`]; [`Error::NoImage`] if it has a root disk;
+    /// [`Error::Commit`].
     pub fn commit(
         &self,
         store: &Store,
@@ -23,8 +24,10 @@ impl Sandboxes {
         limits: &Limits,
     ) -> Result<Image, Error> {
         let record = self.get(name_or_id)?;
+        let Base::Image(base) = Base::of(store, &record)? else {
+            return Err(Error::NoImage(record.name));
+        };
         let disk = self.still_disk(&record.id)?;
-        let base = store.image_by_digest(&record.image.parse_digest()?)?;
         // All of it before anything is made of it: half a layer would look like a whole one.
         let failed = |what| move |source| Error::System { what, source };
         let mut archive = tempfile::tempfile_in(store.root()).map_err(failed("making a file"))?;

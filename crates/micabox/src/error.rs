@@ -8,7 +8,7 @@ use std::time::Duration;
 use micabox_vmm::{Exit, Machine};
 use micabox_wire::{BootFailed, StartFailed};
 
-use crate::CommandError;
+use crate::{CommandError, DiskProblem};
 
 /// What can go wrong with a sandbox.
 #[derive(Debug, thiserror::Error)]
@@ -92,6 +92,28 @@ pub enum Error {
         /// Why it failed.
         problem: String,
     },
+    /// A sandbox on a root disk that is written to has no changes apart from it.
+    #[error("sandbox {name} makes its changes in {} itself", path.display())]
+    InPlace {
+        /// Its name.
+        name: String,
+        /// The root disk.
+        path: PathBuf,
+    },
+    /// A file that is to be a root can't be one.
+    #[error("the root disk {}: {problem}", path.display())]
+    RootDisk {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        problem: DiskProblem,
+    },
+    /// What only an image has is asked of a root disk.
+    #[error("sandbox {0} is not made from an image")]
+    NoImage(String),
+    /// What can't be done to a root disk that is written to.
+    #[error("{0} is for a root that is not written to, and this one is")]
+    NotInPlace(&'static str),
     /// A record says something that cannot be.
     #[error("the record names an image of digest {0:?}, which is none")]
     BadRecord(String),

@@ -39,11 +39,9 @@ pub(crate) fn open(image: &Image) -> Result<ImageFiles, Error> {
     })
 }
 
-/// Everything that an image shows, bodies of files included.
-pub(crate) type ImageReader = Reader<Concat<File>>;
-
-/// Opens `image` for reading in this process.
-pub(crate) fn reader(image: &Image) -> Result<ImageReader, Error> {
+/// Opens everything that `image` shows for reading in this process, bodies of files
+/// included.
+pub(crate) fn reader(image: &Image) -> Result<Reader<Concat<File>>, Error> {
     let unusable = |problem: String| Error::ImageFile {
         path: image.fsmeta.clone(),
         problem,

@@ -27,6 +27,7 @@
 #![forbid(unsafe_code)]
 
 mod agent;
+mod base;
 mod builder;
 mod cancel;
 mod command;
@@ -47,6 +48,7 @@ mod state;
 mod timings;
 mod upper;
 
+pub use base::{Base, DiskProblem, Format, RootDisk};
 pub use builder::{Builder, DEFAULT_MEMORY_MIB};
 pub use cancel::Cancel;
 pub use command::{Command, CommandError, EnvChange, Overrides};

@@ -10,6 +10,7 @@ use micabox_vmm::Machine;
 use oci_spec::image::Config;
 
 use crate::agent::{Agent, OUTPUT_WINDOW};
+use crate::base::Claim;
 use crate::error::{Lost, LostReason};
 use crate::plan::Plan;
 use crate::process::{Handle, Process};
@@ -41,6 +42,8 @@ pub struct Sandbox {
     config: Config,
     start: Start,
     plan: Plan,
+    /// Given up after the machine is gone.
+    _root_disk: Option<Claim>,
 }
 
 /// A guest that is up, and what it runs on.
@@ -75,6 +78,7 @@ impl Sandbox {
     /// A sandbox whose guest is up.
     pub(crate) fn new(
         guest: Guest,
+        root_disk: Option<Claim>,
         stop_signal: i32,
         registration: Registration,
         config: Config,
@@ -111,6 +115,7 @@ impl Sandbox {
             config,
             start,
             plan,
+            _root_disk: root_disk,
         })
     }
 
@@ -123,7 +128,7 @@ impl Sandbox {
     }
 
     /// A sandbox from `image` in `store`.
-    pub fn builder<'a>(store: &'a Store, image: &'a Image) -> Builder<'a> {
+    pub fn builder<'a>(store: &'a Store, image: &Image) -> Builder<'a> {
         Builder::new(store, image)
     }
 

@@ -50,13 +50,14 @@ pub mod preamble;
 pub use credit::{ReceiveWindow, SendWindow, WindowError};
 pub use frame::{Decoder, Error, Message, encode, read_message, write_message};
 pub use message::{
-    Boot, BootFailed, BootTimings, Device, Exec, ExitStatus, Extent, Hello, Init, Lower, Network,
-    OutputStream, Phase, Range, StartFailed, StartFailure, ToGuest, ToHost, TtySize, Upper,
+    Boot, BootFailed, BootTimings, Device, Exec, ExitStatus, Extent, Format, Hello, Init, Lower,
+    Network, OutputStream, Phase, Range, StartFailed, StartFailure, ToGuest, ToHost, TtySize,
+    Upper,
 };
 
 /// Version of everything in this crate. Host and guest must agree exactly: they
 /// are built and shipped together, so there is nothing to negotiate.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Most bytes of stdin or output in one message. Longer data is sent as several,
 /// so that commands share the stream fairly.

@@ -144,7 +144,8 @@ pub struct Hello {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Boot {
     /// The overlay's read-only layers, topmost first: one for a merged root, one
-    /// an image layer (and fixup) for a stacked one. Never empty.
+    /// an image layer (and fixup) for a stacked one. None if changes are made in place,
+    /// otherwise never empty.
     pub lowers: Vec<Lower>,
     /// Where changes go.
     pub upper: Upper,
@@ -191,14 +192,25 @@ pub enum Init {
     FirstExec,
 }
 
-/// One EROFS filesystem to mount read-only.
+/// One filesystem to mount read-only.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lower {
+    /// What it is.
+    pub format: Format,
     /// Where its superblock is.
     pub image: Extent,
     /// The devices of its device table, in the table's order. Empty when the
     /// image has none or when `image` holds them all in one flat address space.
     pub devices: Vec<Extent>,
+}
+
+/// What a layer's filesystem is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Format {
+    /// EROFS.
+    Erofs,
+    /// ext4, with nothing in its journal and no orphans; ext3 and ext2 are mounted as such.
+    Ext4,
 }
 
 /// A device or a piece of one.
@@ -223,8 +235,8 @@ pub struct Range {
 /// kernel's to choose.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Device {
-    /// The persistent-memory device that begins with the EROFS image of this UUID
-    /// (byte order of the superblock field).
+    /// The persistent-memory device that begins with the EROFS or ext4 filesystem of this
+    /// UUID (byte order of the superblock field).
     Pmem {
         /// The UUID.
         uuid: [u8; 16],
@@ -250,6 +262,11 @@ pub enum Upper {
     /// In an ext4 filesystem, as it was left: the upper layer is its directory `root`,
     /// made with the attributes of the image's root where there is none yet.
     Disk {
+        /// Serial number of the virtio block device that the filesystem is on.
+        serial: String,
+    },
+    /// Nowhere else: there is no overlay, the root is an ext4 filesystem itself.
+    InPlace {
         /// Serial number of the virtio block device that the filesystem is on.
         serial: String,
     },

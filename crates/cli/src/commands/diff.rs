@@ -2,11 +2,9 @@
 
 use std::os::unix::ffi::OsStrExt;
 
-use micabox_image::Store;
-use micabox_image::store::Image;
+use micabox::Base;
 use serde_json::json;
 
-use crate::failure::Failure;
 use crate::output::{print, print_json};
 use crate::{Outcome, settings};
 
@@ -31,7 +29,7 @@ pub fn execute(args: &Args) -> Outcome {
     let sandboxes = settings::sandboxes(&store)?;
     let record = sandboxes.get(&args.sandbox)?;
     let disk = sandboxes.still_disk(&record.id)?;
-    let changes = disk.changes(&image(&store, &record.image)?)?;
+    let changes = disk.changes(&Base::of(&store, &record)?)?;
     let path = |bytes: &[u8]| {
         std::ffi::OsStr::from_bytes(bytes)
             .to_string_lossy()
@@ -50,11 +48,6 @@ pub fn execute(args: &Args) -> Outcome {
         print(&lines.collect::<String>())?;
     }
     Ok(0)
-}
-
-/// The image that a sandbox or a snapshot was made from.
-pub fn image(store: &Store, name: &micabox::ImageName) -> Result<Image, Failure> {
-    Ok(store.image_by_digest(&name.parse_digest()?)?)
 }
 
 fn escape(path: &str) -> String {

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use micabox::{Builder, Cancel, Error, Sandboxes};
+use micabox::{Base, Builder, Cancel, Error, Sandboxes};
 use micabox_image::Store;
 
 use super::detached::{self, Started};
@@ -31,7 +31,6 @@ pub fn attended(
     if record.status.is_live() {
         return Err(Error::Running(record.name).into());
     }
-    let image = store.image_by_digest(&record.image.parse_digest()?)?;
     let Some(spec) = &record.spec else {
         return Err(Error::NotKept(record.name).into());
     };
@@ -46,9 +45,10 @@ pub fn attended(
     };
     command.tty = terminal::wanted(&terms)?;
 
+    let base = Base::of(store, &record)?;
     let cancel = Cancel::default();
     let signals = supervise::Signals::catch(cancel.clone())?;
-    let sandbox = Builder::again(store, &image, &record)?
+    let sandbox = Builder::again(store, base, &record)?
         .cancel(cancel)
         .create();
     supervise::supervise(sandbox, &command, &terms, signals)

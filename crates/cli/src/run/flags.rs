@@ -1,6 +1,6 @@
 //! The flags of `mica run`, with Docker's meanings.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -92,13 +92,22 @@ pub struct Args {
     pub name: Option<String>,
 
     /// Where changes go: memory, gone with the sandbox, or a disk of that size [8g], kept
-    /// until `mica rm`
-    #[arg(long, value_name = "tmpfs|disk[:SIZE]", default_value = "tmpfs", value_parser = upper)]
-    pub upper: Upper,
+    /// until `mica rm` [default: tmpfs]
+    #[arg(long, value_name = "tmpfs|disk[:SIZE]", value_parser = upper)]
+    pub upper: Option<Upper>,
 
     /// Start from a copy of a snapshot's disk and on its image; then no IMAGE is given
     #[arg(long, value_name = "SNAPSHOT", conflicts_with_all = ["upper", "pull", "platform"])]
     pub from: Option<String>,
+
+    /// Start from the ext4 or EROFS filesystem in a file; then no IMAGE is given, and without a
+    /// COMMAND /bin/sh is run. The file stays as it is; with :rw, changes go into it
+    #[arg(
+        long,
+        value_name = "FILE[:rw]",
+        conflicts_with_all = ["from", "pull", "platform", "root"]
+    )]
+    pub root_disk: Option<OsString>,
 
     /// Memory of the machine, changed files included unless on a disk [512m, 2g; default:
     /// 1g]
@@ -198,7 +207,7 @@ pub struct Args {
     /// The image, and what to run in it
     // One list, so that no flag is ours once the image is named.
     #[arg(
-        required_unless_present = "from",
+        required_unless_present_any = ["from", "root_disk"],
         trailing_var_arg = true,
         value_name = "IMAGE"
     )]
@@ -273,6 +282,17 @@ impl Args {
             .ok_or_else(|| Failure::new("the image's name is not UTF-8"))
     }
 
+    /// The file that is to be the root, and whether it is to be written to.
+    pub fn root_disk(&self) -> Option<(PathBuf, bool)> {
+        let text = self.root_disk.as_deref()?.as_bytes();
+        let (path, in_place) = match (text.strip_suffix(b":rw"), text.strip_suffix(b":ro")) {
+            (Some(path), _) => (path, true),
+            (None, Some(path)) => (path, false),
+            (None, None) => (text, false),
+        };
+        Some((OsStr::from_bytes(path).into(), in_place))
+    }
+
     /// Whether nothing is to be remembered of the sandbox.
     pub fn is_forgotten(&self) -> bool {
         self.rm.iter().any(|value| value == "true")
@@ -308,7 +328,7 @@ impl Args {
 
     /// The command and its arguments, if any are given.
     pub fn command(&self) -> &[OsString] {
-        let image = usize::from(self.from.is_none());
+        let image = usize::from(self.from.is_none() && self.root_disk.is_none());
         self.image_and_command.get(image..).unwrap_or_default()
     }
 }

@@ -14,7 +14,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use micabox::plan::{Root, Transport};
-use micabox::{Cancel, Command, Overrides, Sandbox};
+use micabox::{Base, Builder, Cancel, Command, Overrides, RootDisk};
 use micabox_image::config::PullPolicy;
 use micabox_image::store::Image;
 use micabox_image::{PullOptions, Reference, Store, pull_blocking};
@@ -22,6 +22,9 @@ use micabox_image::{PullOptions, Reference, Store, pull_blocking};
 use crate::failure::{EXIT_MICA, Failure};
 use crate::{Outcome, bars, output, settings};
 use detached::Started;
+
+/// What is run on a root disk, which has no configuration to say it.
+const SHELL: &str = "/bin/sh";
 
 /// How a command is attended to while it runs.
 #[derive(Clone, Debug)]
@@ -78,12 +81,16 @@ fn run(args: Args) -> Outcome {
         Some(name) => Some(settings::sandboxes(&store)?.snapshot(name)?),
         None => None,
     };
-    let image = match &snapshot {
-        Some(snapshot) => store.image_by_digest(&snapshot.image.parse_digest()?)?,
-        None => image(&store, &args, PullOptions::new(settings))?,
+    let base = match (&snapshot, args.root_disk()) {
+        (Some(snapshot), _) => Base::of_snapshot(&store, snapshot)?,
+        (None, Some((path, in_place))) => Base::Disk(RootDisk::open(&path, in_place)?),
+        (None, None) => Base::Image(Box::new(image(&store, &args, PullOptions::new(settings))?)),
     };
 
-    let config = image.config.config().clone().unwrap_or_default();
+    let mut config = base.config();
+    if base.disk().is_some() {
+        config.set_cmd(Some(vec![SHELL.to_owned()]));
+    }
     let mut command = Command::from_image(&config, &overrides)?;
     command.tty = tty;
     command.stdin = args.interactive;
@@ -91,7 +98,7 @@ fn run(args: Args) -> Outcome {
     let cancel = Cancel::default();
     let signals = supervise::Signals::catch(cancel.clone())?;
     let network = args.network()?;
-    let mut builder = builder(&store, &image, &args, &command)
+    let mut builder = builder(&store, base, &args, &command)
         .network(network)
         .patches(args.patches()?)
         .cancel(cancel);
@@ -135,18 +142,16 @@ fn image(store: &Store, args: &Args, mut options: PullOptions) -> Result<Image, 
     Ok(pull_blocking(store, &reference, &options, progress)?)
 }
 
-fn builder<'a>(
-    store: &'a Store,
-    image: &'a Image,
-    args: &Args,
-    command: &Command,
-) -> micabox::Builder<'a> {
-    let mut builder = Sandbox::builder(store, image)
+fn builder<'a>(store: &'a Store, base: Base, args: &Args, command: &Command) -> Builder<'a> {
+    let mut builder = Builder::on(store, base)
         .description(shell_words(&command.argv))
         .transport(Transport::from(args.transport))
         .root(Root::from(args.root))
         .backend_choice(args.backend.into());
-    builder = builder.upper(args.upper).command(command);
+    builder = builder.command(command);
+    if let Some(upper) = args.upper {
+        builder = builder.upper(upper);
+    }
     if let Some(name) = &args.name {
         builder = builder.name(name);
     }

@@ -10,14 +10,16 @@ use super::device_mapper::DeviceMapper;
 use super::step::failed;
 use super::{Step, wait_for};
 
-/// Offset of the EROFS superblock, bytes.
+/// Offset of the superblock of EROFS and of ext4, bytes.
 const SUPERBLOCK: u64 = 1024;
 
-/// `EROFS_SUPER_MAGIC_V1`, the superblock's first four bytes, little endian.
-const MAGIC: [u8; 4] = 0xE0F5_E1E2_u32.to_le_bytes();
-
-/// Offset of the UUID in the superblock.
-const UUID: usize = 48;
+/// What superblocks are known by, where in them, and where their UUID is.
+const SUPERBLOCKS: [(usize, &[u8], usize); 2] = [
+    // `EROFS_SUPER_MAGIC_V1`, little endian.
+    (0, &0xE0F5_E1E2_u32.to_le_bytes(), 48),
+    // `EXT4_SUPER_MAGIC`, little endian.
+    (0x38, &0xEF53_u16.to_le_bytes(), 0x68),
+];
 
 /// The machine's devices, as far as they have been asked for.
 #[derive(Debug, Default)]
@@ -88,7 +90,7 @@ impl Devices {
                 continue;
             }
             // What can't be read yet may be there the next time.
-            if let Some(uuid) = erofs_uuid(&format!("/dev/{name}")) {
+            if let Some(uuid) = uuid_at(&format!("/dev/{name}")) {
                 self.pmem.insert(uuid, name);
             }
         }
@@ -145,14 +147,16 @@ fn read_sysfs(path: &str) -> String {
     contents.trim_end().to_owned()
 }
 
-/// The UUID of the EROFS image at the start of the file or device at `path`.
-fn erofs_uuid(path: &str) -> Option<[u8; 16]> {
+/// The UUID of the filesystem in the file or device at `path`.
+fn uuid_at(path: &str) -> Option<[u8; 16]> {
     let mut superblock = [0; 128];
     File::open(path)
         .and_then(|file| file.read_exact_at(&mut superblock, SUPERBLOCK))
         .ok()?;
-    superblock.strip_prefix(&MAGIC)?;
-    superblock.get(UUID..UUID + 16)?.try_into().ok()
+    let is_at = |at: usize, magic: &[u8]| superblock.get(at..at + magic.len()) == Some(magic);
+    let known = SUPERBLOCKS.iter().find(|(at, magic, _)| is_at(*at, magic));
+    let (_, _, uuid) = known?;
+    superblock.get(*uuid..*uuid + 16)?.try_into().ok()
 }
 
 /// A UUID as `dump.erofs` prints it, without dashes.
@@ -168,19 +172,23 @@ mod tests {
     fn an_image_is_known_by_its_uuid() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let path = file.path().to_str().unwrap();
-        assert_eq!(erofs_uuid(path), None);
+        assert_eq!(uuid_at(path), None);
         let mut image = vec![0; 4096];
         image[1024..1028].copy_from_slice(&[0xe2, 0xe1, 0xf5, 0xe0]);
         let uuid: [u8; 16] = std::array::from_fn(|index| index as u8 + 1);
         image[1072..1088].copy_from_slice(&uuid);
         fs::write(path, &image).unwrap();
-        assert_eq!(erofs_uuid(path), Some(uuid));
+        assert_eq!(uuid_at(path), Some(uuid));
         assert_eq!(hex(&uuid), "0102030405060708090a0b0c0d0e0f10");
         image[1024] = 0;
         fs::write(path, &image).unwrap();
-        assert_eq!(erofs_uuid(path), None);
+        assert_eq!(uuid_at(path), None);
         fs::write(path, &image[..1100]).unwrap();
-        assert_eq!(erofs_uuid(path), None);
-        assert_eq!(erofs_uuid("/nonexistent"), None);
+        assert_eq!(uuid_at(path), None);
+        assert_eq!(uuid_at("/nonexistent"), None);
+        image[1080..1082].copy_from_slice(&[0x53, 0xef]);
+        image[1128..1144].copy_from_slice(&[7; 16]);
+        fs::write(path, &image).unwrap();
+        assert_eq!(uuid_at(path), Some([7; 16]));
     }
 }

@@ -1,9 +1,9 @@
-//! The sandbox's root: EROFS images, and an overlay over them.
+//! The sandbox's root: read-only filesystems and an overlay over them, or a disk itself.
 
 use std::fs;
 use std::os::fd::OwnedFd;
 
-use micabox_wire::{Boot, BootFailed, Upper};
+use micabox_wire::{Boot, BootFailed, Format, Upper};
 use rustix::mount::{MountAttrFlags, UnmountFlags};
 
 use super::device::{BlockDevice, Devices};
@@ -13,6 +13,11 @@ use crate::mount::{self, Filesystem, attach};
 
 /// Mounts everything that the root consists of. The result is mounted nowhere yet.
 pub fn mount(boot: &Boot, clock: &mut Clock) -> Result<OwnedFd, BootFailed> {
+    if let Upper::InPlace { serial } = &boot.upper {
+        let root = upper::mount_in_place(serial)?;
+        clock.lap("root");
+        return Ok(root);
+    }
     if boot.lowers.is_empty() {
         return Err(failed(
             "mount the image",
@@ -32,15 +37,15 @@ pub fn mount(boot: &Boot, clock: &mut Clock) -> Result<OwnedFd, BootFailed> {
             .collect::<Result<Vec<_>, _>>()?;
         // An image may have a layer twice (empty ones, mostly). Whatever the lower one of
         // them says, the upper one says again; and overlayfs refuses to have both.
-        if !found.contains(&(image.clone(), others.clone())) {
-            found.push((image, others));
+        if !found.contains(&(lower.format, image.clone(), others.clone())) {
+            found.push((lower.format, image, others));
         }
     }
     clock.lap("devices");
 
     let count = found.len();
     let mut lowers = Vec::new();
-    for (index, (image, others)) in found.iter().enumerate() {
+    for (index, (format, image, others)) in found.iter().enumerate() {
         let path = format!("/lower/{index}");
         let target = match count {
             1 => format!("the image ({})", image.path),
@@ -51,9 +56,13 @@ pub fn mount(boot: &Boot, clock: &mut Clock) -> Result<OwnedFd, BootFailed> {
             ),
         };
         fs::create_dir_all(&path).step("make the directory", &path)?;
-        mount_image(image, others)
+        let (name, mount) = match format {
+            Format::Erofs => ("mount EROFS", mount_erofs(image, others)),
+            Format::Ext4 => ("mount ext4", mount_ext4(image)),
+        };
+        mount
             .and_then(|mount| Ok(attach(&mount, &path)?))
-            .step("mount EROFS", target)?;
+            .step(name, target)?;
         lowers.push(path);
     }
     lowers.push(mount_places()?);
@@ -79,7 +88,7 @@ pub fn mount(boot: &Boot, clock: &mut Clock) -> Result<OwnedFd, BootFailed> {
     Ok(overlay)
 }
 
-fn mount_image(image: &BlockDevice, others: &[BlockDevice]) -> Result<OwnedFd, mount::Error> {
+fn mount_erofs(image: &BlockDevice, others: &[BlockDevice]) -> Result<OwnedFd, mount::Error> {
     let erofs = Filesystem::new("erofs")?;
     erofs.set("source", &image.path)?;
     erofs.set_flag("ro")?;
@@ -90,6 +99,19 @@ fn mount_image(image: &BlockDevice, others: &[BlockDevice]) -> Result<OwnedFd, m
         erofs.set("dax", "always")?;
     }
     erofs.mount(MountAttrFlags::MOUNT_ATTR_RDONLY)
+}
+
+/// Mounts an ext4 filesystem that has nothing in its journal, of which even a look would be
+/// a write.
+fn mount_ext4(image: &BlockDevice) -> Result<OwnedFd, mount::Error> {
+    let ext4 = Filesystem::new("ext4")?;
+    ext4.set("source", &image.path)?;
+    ext4.set_flag("ro")?;
+    ext4.set_flag("noload")?;
+    if image.dax {
+        ext4.set("dax", "always")?;
+    }
+    ext4.mount(MountAttrFlags::MOUNT_ATTR_RDONLY)
 }
 
 /// The lowest layer: what the agent mounts on. So it is there whatever the image has, and

@@ -3,14 +3,15 @@
 
 use std::ffi::CString;
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use micabox_wire::{BootFailed, Upper};
 use rustix::fs::{AtFlags, CWD, Gid, Mode, Timestamps, Uid, XattrFlags};
-use rustix::mount::MountAttrFlags;
+use rustix::mount::{MountAttrFlags, OpenTreeFlags};
 
-use super::Step;
-use super::device;
+use super::step::failed;
+use super::{Step, device};
 use crate::mount::{self, Filesystem, attach};
 
 /// Where the agent has the upper's filesystem mounted.
@@ -43,6 +44,7 @@ pub fn mount_patches(serial: &str) -> Result<String, BootFailed> {
 /// Mounts it. `top` is the topmost layer: the merged root directory is the upper's, so
 /// that must look like the image's at first.
 pub fn prepare(upper: &Upper, top: &str) -> Result<(), BootFailed> {
+    let step = "mount the upper layer";
     fs::create_dir_all(UPPER).step("make the directory", UPPER)?;
     let (filesystem, target) = match upper {
         Upper::Tmpfs { size_bytes, .. } => (tmpfs(*size_bytes), "tmpfs".to_owned()),
@@ -50,8 +52,8 @@ pub fn prepare(upper: &Upper, top: &str) -> Result<(), BootFailed> {
             let path = format!("/dev/{}", device::disk(serial)?);
             (ext4(&path), format!("ext4 ({path})"))
         }
+        Upper::InPlace { .. } => return Err(failed(step, UPPER, 0, "changes are made in place")),
     };
-    let step = "mount the upper layer";
     filesystem
         .and_then(|filesystem| filesystem.mount(MountAttrFlags::empty()))
         .and_then(|mount| Ok(attach(&mount, UPPER)?))
@@ -68,6 +70,23 @@ pub fn prepare(upper: &Upper, top: &str) -> Result<(), BootFailed> {
         fs::rename(&unfinished, ROOT).step(step, ROOT)?;
     }
     Ok(())
+}
+
+/// Mounts a disk that is the root itself where the agent expects what it must flush in the
+/// end; a second mount of it for the sandbox.
+pub fn mount_in_place(serial: &str) -> Result<OwnedFd, BootFailed> {
+    let path = format!("/dev/{}", device::disk(serial)?);
+    fs::create_dir_all(UPPER).step("make the directory", UPPER)?;
+    Filesystem::new("ext4")
+        .and_then(|ext4| {
+            ext4.set("source", &path)?;
+            ext4.set("errors", "remount-ro")?;
+            ext4.mount(MountAttrFlags::empty())
+        })
+        .and_then(|mount| Ok(attach(&mount, UPPER)?))
+        .step("mount the root disk", format!("ext4 ({path})"))?;
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    rustix::mount::open_tree(CWD, UPPER, flags).step("mount the root disk", UPPER)
 }
 
 fn tmpfs(size_bytes: Option<u64>) -> Result<Filesystem, mount::Error> {

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 use micabox_wire::{
-    Boot, BootFailed, BootTimings, Device, Extent, Hello, Init, Lower, Range, ToGuest, ToHost,
-    Upper, preamble,
+    Boot, BootFailed, BootTimings, Device, Extent, Format, Hello, Init, Lower, Range, ToGuest,
+    ToHost, Upper, preamble,
 };
 use tempfile::TempDir;
 
@@ -189,6 +189,7 @@ pub fn plan(lowers: Vec<Lower>) -> Boot {
 /// An image with no devices but its own.
 pub fn lower(image: Extent) -> Lower {
     Lower {
+        format: Format::Erofs,
         image,
         devices: Vec::new(),
     }

@@ -13,9 +13,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use micabox_image::Store;
-use micabox_image::store::Image;
 
-use crate::{Error, Sandboxes, image_files, upper};
+use crate::{Base, Error, Sandboxes, upper};
 use overlay::{Attributes, Overlay};
 
 /// A change before the first start. Paths in the sandbox are absolute; symbolic links on the
@@ -76,12 +75,14 @@ impl Sandboxes {
     /// Changes the files of a sandbox that has a disk and does not run.
     ///
     /// # Errors
-    /// [`Error::NotKept`], [`Error::Running`], [`Error::Patch`], [`Error::Disk`]. What came
+    /// [`Error::NotKept`], [`Error::InPlace`], [`Error::Running`], [`Error::Patch`],
+    /// [`Error::Disk`]. What came
     /// before a patch that fails may be done or not.
     pub fn patch(&self, store: &Store, name_or_id: &str, patches: &[Patch]) -> Result<(), Error> {
         let (found, _lock) = self.hold(name_or_id)?;
-        let image = store.image_by_digest(&found.record.image.parse_digest()?)?;
-        apply(&upper::disk(&found.path), &image, patches)
+        found.record.disk_size()?;
+        let base = Base::of(store, &found.record)?;
+        apply(&upper::disk(&found.path), &base, patches)
     }
 
     /// Passes the contents of a file in a sandbox with a disk on to `to`, be it changed or
@@ -98,7 +99,7 @@ impl Sandboxes {
         to: &mut dyn io::Write,
     ) -> Result<u16, Error> {
         let record = self.get(name_or_id)?;
-        let image = store.image_by_digest(&record.image.parse_digest()?)?;
+        let base = Base::of(store, &record)?;
         let still = self.still_disk(&record.id)?;
         let failed = |problem: overlay::Problem| Error::Patch {
             what: format!("reading {}", String::from_utf8_lossy(path)),
@@ -106,13 +107,13 @@ impl Sandboxes {
         };
         let file = File::open(still.path()).map_err(|error| failed(error.into()))?;
         let scratch = upper::Scratch::new(file);
-        let mut overlay = Overlay::open(scratch, image_files::reader(&image)?).map_err(failed)?;
+        let mut overlay = Overlay::open(scratch, base.lower()?).map_err(failed)?;
         overlay.read(path, to).map_err(failed)
     }
 }
 
-/// Applies patches in their order to the upper layer on `disk`, over `image`.
-pub(crate) fn apply(disk: &Path, image: &Image, patches: &[Patch]) -> Result<(), Error> {
+/// Applies patches in their order to the upper layer on `disk`, over `base`.
+pub(crate) fn apply(disk: &Path, base: &Base, patches: &[Patch]) -> Result<(), Error> {
     let failed = |problem: overlay::Problem| Error::Disk {
         what: "patching",
         path: disk.to_owned(),
@@ -120,7 +121,7 @@ pub(crate) fn apply(disk: &Path, image: &Image, patches: &[Patch]) -> Result<(),
     };
     let file = File::options().read(true).write(true).open(disk);
     let file = file.map_err(|error| failed(error.into()))?;
-    let mut overlay = Overlay::open(file, image_files::reader(image)?).map_err(failed)?;
+    let mut overlay = Overlay::open(file, base.lower()?).map_err(failed)?;
     for patch in patches {
         one(&mut overlay, patch).map_err(|problem| patch.failed(problem))?;
     }

@@ -3,14 +3,12 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, Read, Write};
 
-use micabox_erofs::format::FileType;
-use micabox_erofs::reader::Inode;
 use micabox_ext4::{
     BlockDevice, Errno, Ext4, FileKind, Ino, Options, Owner, ROOT, SetAttributes, SetXattr, Stat,
     Timestamp,
 };
 
-use crate::image_files::ImageReader;
+use crate::base::{Lower, LowerError, Node};
 use crate::upper::{OPAQUE, OVERLAY, is_whiteout};
 
 /// As many symbolic links as Linux follows.
@@ -35,8 +33,8 @@ impl From<micabox_ext4::Error> for Problem {
     }
 }
 
-impl From<micabox_erofs::Error> for Problem {
-    fn from(error: micabox_erofs::Error) -> Self {
+impl From<LowerError> for Problem {
+    fn from(error: LowerError) -> Self {
         Self(error.to_string())
     }
 }
@@ -81,7 +79,7 @@ impl Attributes {
 pub(super) struct Place {
     ino: Ino,
     /// The image's directory that shines through.
-    below: Option<Inode>,
+    below: Option<Node>,
 }
 
 /// What is at a name.
@@ -90,13 +88,13 @@ enum Found {
     /// The image's is gone.
     Whiteout,
     Upper(Stat),
-    Image(Inode),
+    Below(Node),
 }
 
 /// An upper layer over an image.
 pub(super) struct Overlay<D> {
     upper: Ext4<D>,
-    image: ImageReader,
+    lower: Lower,
     root: Place,
     /// Times that directories had before something was changed in them, or are to have.
     mtimes: BTreeMap<Ino, Timestamp>,
@@ -104,10 +102,10 @@ pub(super) struct Overlay<D> {
 
 impl<D: BlockDevice> Overlay<D> {
     /// Opens the upper layer on `disk`, in the directory `/root` there, which is made if it
-    /// is missing, over `image`.
-    pub(super) fn open(disk: D, image: ImageReader) -> Result<Self> {
+    /// is missing, over `lower`.
+    pub(super) fn open(disk: D, mut lower: Lower) -> Result<Self> {
         let mut upper = Ext4::open(disk, Options::default())?;
-        let below = image.inode(image.root())?;
+        let below = lower.root()?;
         let (ino, is_new) = match upper.lookup(ROOT, b"root") {
             Ok(ino) => (ino, false),
             Err(error) if error.errno() == Errno::NotFound => {
@@ -117,7 +115,7 @@ impl<D: BlockDevice> Overlay<D> {
         };
         let mut overlay = Self {
             upper,
-            image,
+            lower,
             root: Place {
                 ino,
                 below: Some(below.clone()),
@@ -161,7 +159,7 @@ impl<D: BlockDevice> Overlay<D> {
                 Found::Upper(stat) => match stat.kind() {
                     Some(FileKind::Directory) => {
                         let below = self.below(&place, &name)?;
-                        let below = below.filter(|inode| inode.kind == FileType::Directory);
+                        let below = below.filter(|node| node.kind == FileKind::Directory);
                         let is_opaque = self.is_opaque(stat.ino)?;
                         places.push(Place {
                             ino: stat.ino,
@@ -172,12 +170,12 @@ impl<D: BlockDevice> Overlay<D> {
                     Some(FileKind::Symlink) => self.upper.read_link(stat.ino)?,
                     _ => return Err("something on the way is no directory".into()),
                 },
-                Found::Image(inode) => match inode.kind {
-                    FileType::Directory => {
-                        places.push(self.copy_up(&place, &name, inode)?);
+                Found::Below(node) => match node.kind {
+                    FileKind::Directory => {
+                        places.push(self.copy_up(&place, &name, node)?);
                         continue;
                     }
-                    FileType::Symlink => self.image.read_link(&inode)?.into_vec(),
+                    FileKind::Symlink => self.lower.read_link(&node)?,
                     _ => return Err("something on the way is no directory".into()),
                 },
                 found => {
@@ -216,7 +214,7 @@ impl<D: BlockDevice> Overlay<D> {
         let place = self.directory(parent)?;
         Ok(match self.find(&place, name)? {
             Found::Upper(stat) => stat.kind() == Some(FileKind::Directory),
-            Found::Image(inode) => inode.kind == FileType::Directory,
+            Found::Below(node) => node.kind == FileKind::Directory,
             _ => false,
         })
     }
@@ -264,18 +262,18 @@ impl<D: BlockDevice> Overlay<D> {
                     self.pass_on(read, to)?;
                     return Ok(stat.mode & 0o7777);
                 }
-                Found::Image(inode) if inode.kind == FileType::Regular => {
+                Found::Below(node) if node.kind == FileKind::File => {
                     let read = |overlay: &mut Self, at, buffer: &mut [u8]| {
-                        Ok(overlay.image.read(&inode, at, buffer)?)
+                        Ok(overlay.lower.read(&node, at, buffer)?)
                     };
                     self.pass_on(read, to)?;
-                    return Ok(inode.mode);
+                    return Ok(node.permissions);
                 }
                 Found::Upper(stat) if stat.kind() == Some(FileKind::Symlink) => {
                     self.upper.read_link(stat.ino)?
                 }
-                Found::Image(inode) if inode.kind == FileType::Symlink => {
-                    self.image.read_link(&inode)?.into_vec()
+                Found::Below(node) if node.kind == FileKind::Symlink => {
+                    self.lower.read_link(&node)?
                 }
                 Found::Nothing | Found::Whiteout => return Err("there is no such file".into()),
                 _ => return Err("it is no file".into()),
@@ -361,7 +359,7 @@ impl<D: BlockDevice> Overlay<D> {
                 self.keep_mtime(place.ino)?;
                 self.remove_upper(place.ino, name, &stat)?;
             }
-            Found::Image(_) => self.keep_mtime(place.ino)?,
+            Found::Below(_) => self.keep_mtime(place.ino)?,
         }
         if self.below(&place, name)?.is_some() {
             let owner = Owner::root(0);
@@ -402,7 +400,7 @@ impl<D: BlockDevice> Overlay<D> {
         let found = self.find(&place, name)?;
         let is_directory = match &found {
             Found::Upper(stat) => stat.kind() == Some(FileKind::Directory),
-            Found::Image(inode) => inode.kind == FileType::Directory,
+            Found::Below(node) => node.kind == FileKind::Directory,
             _ => false,
         };
         if is_directory {
@@ -420,7 +418,7 @@ impl<D: BlockDevice> Overlay<D> {
             Ok(ino) => ino,
             Err(error) if error.errno() == Errno::NotFound => {
                 let below = self.below(place, name)?;
-                return Ok(below.map_or(Found::Nothing, Found::Image));
+                return Ok(below.map_or(Found::Nothing, Found::Below));
             }
             Err(error) => return Err(error.into()),
         };
@@ -432,15 +430,11 @@ impl<D: BlockDevice> Overlay<D> {
     }
 
     /// What the image has at a name.
-    fn below(&self, place: &Place, name: &[u8]) -> Result<Option<Inode>> {
-        let Some(directory) = &place.below else {
-            return Ok(None);
-        };
-        let entry = self.image.lookup(directory, name)?;
-        Ok(match entry {
-            Some(entry) => Some(self.image.inode(entry.nid)?),
-            None => None,
-        })
+    fn below(&mut self, place: &Place, name: &[u8]) -> Result<Option<Node>> {
+        match &place.below {
+            Some(directory) => Ok(self.lower.lookup(directory, name)?),
+            None => Ok(None),
+        }
     }
 
     fn is_opaque(&mut self, directory: Ino) -> Result<bool> {
@@ -452,7 +446,7 @@ impl<D: BlockDevice> Overlay<D> {
     }
 
     /// Makes a directory of the image one of the upper layer, as it is.
-    fn copy_up(&mut self, place: &Place, name: &[u8], below: Inode) -> Result<Place> {
+    fn copy_up(&mut self, place: &Place, name: &[u8], below: Node) -> Result<Place> {
         self.keep_mtime(place.ino)?;
         let ino = self.upper.mkdir(place.ino, name, Owner::root(0o755))?;
         self.copy_attributes(ino, &below)?;
@@ -462,22 +456,18 @@ impl<D: BlockDevice> Overlay<D> {
         })
     }
 
-    fn copy_attributes(&mut self, ino: Ino, below: &Inode) -> Result<()> {
-        let xattrs = self.image.xattrs(below)?.into_iter();
+    fn copy_attributes(&mut self, ino: Ino, below: &Node) -> Result<()> {
+        let xattrs = self.lower.xattrs(below)?.into_iter();
         let attributes = Attributes {
             owner: Owner {
-                permissions: below.mode,
+                permissions: below.permissions,
                 uid: below.uid,
                 gid: below.gid,
             },
-            mtime: Some(Timestamp {
-                seconds: below.mtime.seconds,
-                nanos: below.mtime.nanos,
-            }),
+            mtime: Some(below.mtime),
             // overlayfs's own are about the layer they are in.
             xattrs: xattrs
-                .filter(|xattr| !xattr.name.starts_with(OVERLAY))
-                .map(|xattr| (xattr.name.to_vec(), xattr.value.to_vec()))
+                .filter(|(name, _)| !name.starts_with(OVERLAY))
                 .collect(),
         };
         self.set(ino, &attributes)?;

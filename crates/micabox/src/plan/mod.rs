@@ -17,8 +17,10 @@ use std::fmt;
 use std::path::PathBuf;
 
 use micabox_vmm::{Disk, DiskSource, FilesPerRegion, Limits, PmemFile, PmemRegion};
-use micabox_wire::{Device, Extent, Lower, Range};
+use micabox_wire::{Device, Extent, Format, Lower, Range};
 use serde::{Deserialize, Serialize};
+
+use crate::base::RootDisk;
 
 /// How an image's bytes reach the guest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,6 +51,9 @@ const IMAGE_SERIAL: &str = "image";
 
 /// Serial number of the disk that holds the fixup.
 const FIXUP_SERIAL: &str = "fixup";
+
+/// Serial number of a disk that is the root.
+pub(crate) const ROOT_SERIAL: &str = "root";
 
 /// One file of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,6 +117,14 @@ pub enum PlanError {
         /// For which root.
         root: Root,
     },
+    /// A root disk that the pmem transport is not for.
+    #[error("{} can't be mapped as pmem: {why}; use the blk transport", path.display())]
+    Unmapped {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        why: String,
+    },
 }
 
 impl Plan {
@@ -140,6 +153,65 @@ impl Plan {
         let plan = Self {
             transport,
             root,
+            reason,
+            ..plan
+        };
+        plan.check(limits)?;
+        Ok(plan)
+    }
+
+    /// A plan for a disk of the user's.
+    ///
+    /// # Errors
+    /// [`PlanError`].
+    pub(crate) fn of_disk(
+        disk: &RootDisk,
+        transport: Transport,
+        limits: &Limits,
+    ) -> Result<Self, PlanError> {
+        let unmapped = match disk.in_place {
+            true => Some("it is to be written to"),
+            false => disk.unmapped.as_deref(),
+        };
+        let (transport, reason) = match (transport, unmapped) {
+            (Transport::Pmem, Some(why)) => {
+                return Err(PlanError::Unmapped {
+                    path: disk.path.clone(),
+                    why: why.to_owned(),
+                });
+            }
+            (Transport::Auto, Some(why)) => (Transport::Blk, Some(why.to_owned())),
+            (Transport::Auto, None) => (Transport::Pmem, Some("no copy in the guest".into())),
+            (wish, _) => (wish, None),
+        };
+        let mut plan = Self::of(Vec::new(), Vec::new(), Vec::new());
+        let image = match transport {
+            Transport::Pmem => {
+                plan.pmem.push(region([&ImageFile {
+                    path: disk.path.clone(),
+                    size: disk.size,
+                    uuid: disk.uuid,
+                }]));
+                on_pmem(disk.uuid, None)
+            }
+            _ => {
+                plan.disks.push(Disk {
+                    source: DiskSource::Raw(disk.path.clone()),
+                    read_only: !disk.in_place,
+                    serial: ROOT_SERIAL.into(),
+                });
+                on_disk(ROOT_SERIAL, None)
+            }
+        };
+        if !disk.in_place {
+            plan.lowers.push(Lower {
+                format: disk.format.into(),
+                image,
+                devices: Vec::new(),
+            });
+        }
+        let plan = Self {
+            transport,
             reason,
             ..plan
         };
@@ -228,6 +300,7 @@ fn merged_pmem(image: &ImageFiles, limits: &Limits) -> Plan {
         FilesPerRegion::One => (region_each(files), image.layers.iter().map(whole).collect()),
     };
     let lower = Lower {
+        format: Format::Erofs,
         image: whole(&image.fsmeta),
         devices,
     };
@@ -264,6 +337,7 @@ fn stacked_pmem(image: &ImageFiles, limits: &Limits) -> Plan {
 
 fn merged_disk(image: &ImageFiles) -> Plan {
     let lower = Lower {
+        format: Format::Erofs,
         image: on_disk(IMAGE_SERIAL, None),
         devices: Vec::new(),
     };
@@ -291,6 +365,7 @@ fn stacked_disk(image: &ImageFiles) -> Plan {
 fn stack(image: &ImageFiles, layers: Vec<Extent>, fixup: Option<Extent>) -> Vec<Lower> {
     let mut lowers: Vec<Lower> = Vec::new();
     lowers.extend(fixup.map(|fixup| Lower {
+        format: Format::Erofs,
         image: fixup,
         devices: layers.clone(),
     }));
@@ -301,6 +376,7 @@ fn stack(image: &ImageFiles, layers: Vec<Extent>, fixup: Option<Extent>) -> Vec<
         // one shows everything that the lower one could.
         if seen.insert(file.uuid) {
             lowers.push(Lower {
+                format: Format::Erofs,
                 image,
                 devices: Vec::new(),
             });

@@ -50,7 +50,11 @@ fn piece(offset: u64, length: u64) -> Option<Range> {
 }
 
 fn lower(image: Extent, devices: Vec<Extent>) -> Lower {
-    Lower { image, devices }
+    Lower {
+        format: micabox_wire::Format::Erofs,
+        image,
+        devices,
+    }
 }
 
 /// The numbers of the files of each region.

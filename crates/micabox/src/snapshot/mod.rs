@@ -22,7 +22,7 @@ use crate::name::is_valid;
 use crate::sandbox::now;
 use crate::state::{ImageName, Lock};
 use crate::upper::copy;
-use crate::{Error, Sandboxes, Upper};
+use crate::{Error, RootDisk, Sandboxes};
 
 const PREFIX: &str = "snapshot-";
 const DISK: &str = "disk.ext4";
@@ -36,6 +36,9 @@ pub struct Snapshot {
     pub name: String,
     /// The image that the disk's changes are to.
     pub image: ImageName,
+    /// The root disk that they are to, if it is no image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub root_disk: Option<RootDisk>,
     /// The sandbox's name.
     pub sandbox: String,
     /// When it was made, seconds since 1970-01-01 UTC.
@@ -60,12 +63,10 @@ impl Sandboxes {
         let snapshot = Snapshot {
             name: name.to_owned(),
             image: record.image.clone(),
+            root_disk: record.root_disk.clone(),
             sandbox: record.name.clone(),
             created: now().0,
-            size: match record.upper {
-                Upper::Disk { size } => size,
-                Upper::Tmpfs => return Err(Error::NotKept(record.name)),
-            },
+            size: record.disk_size()?,
         };
         self.add_snapshot(store, snapshot, |path| {
             let disk = self.still_disk(&record.id)?;
@@ -86,9 +87,7 @@ impl Sandboxes {
         }
         let directory = self.snapshot_directory(name);
         let _lock = claim(&directory, name)?;
-        let made = store
-            .lease(&format!("{PREFIX}{name}"), &snapshot.image.parse_digest()?)
-            .map_err(Error::from)
+        let made = lease(store, &snapshot)
             .and_then(|()| fill(&directory.join(DISK)))
             .and_then(|()| settle(&directory.join(DISK)))
             .and_then(|()| publish(&directory, &snapshot).map_err(failed("writing", &directory)));
@@ -152,6 +151,15 @@ impl Sandboxes {
     fn snapshot_directory(&self, name: &str) -> PathBuf {
         self.directory().join(format!("{PREFIX}{name}"))
     }
+}
+
+/// Keeps the image in the store.
+fn lease(store: &Store, snapshot: &Snapshot) -> Result<(), Error> {
+    if snapshot.root_disk.is_some() {
+        return Ok(());
+    }
+    let name = format!("{PREFIX}{}", snapshot.name);
+    Ok(store.lease(&name, &snapshot.image.parse_digest()?)?)
 }
 
 /// Makes the directory, in place of one that a killed process left unfinished.

@@ -6,7 +6,7 @@ use micabox_image::Digest;
 use serde::{Deserialize, Serialize};
 
 use super::ProcessId;
-use crate::{Error, Spec, Upper};
+use crate::{Error, RootDisk, Spec, Upper};
 
 /// What is remembered about a sandbox: `state.json`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -15,8 +15,11 @@ pub struct Record {
     pub id: String,
     /// Unique among all records.
     pub name: String,
-    /// The image it was made from.
+    /// The image it was made from, or the path of its root disk.
     pub image: ImageName,
+    /// The disk that is its root, if no image is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub root_disk: Option<RootDisk>,
     /// The first command, as a shell would need it.
     pub command: String,
     /// When it was created, seconds since 1970-01-01 UTC.
@@ -50,7 +53,7 @@ pub struct Record {
 pub struct ImageName {
     /// What it was called then.
     pub reference: Option<String>,
-    /// Digest of its manifest.
+    /// Digest of its manifest; empty for a root disk.
     pub digest: String,
 }
 
@@ -108,6 +111,21 @@ impl ImageName {
 }
 
 impl Record {
+    /// Bytes of the disk with its changes.
+    ///
+    /// # Errors
+    /// [`Error::NotKept`] or [`Error::InPlace`] if it has no such disk.
+    pub(crate) fn disk_size(&self) -> Result<u64, Error> {
+        match (self.upper, &self.root_disk) {
+            (Upper::Disk { size }, _) => Ok(size),
+            (Upper::InPlace, Some(disk)) => Err(Error::InPlace {
+                name: self.name.clone(),
+                path: disk.path.clone(),
+            }),
+            (Upper::InPlace | Upper::Tmpfs, _) => Err(Error::NotKept(self.name.clone())),
+        }
+    }
+
     /// The first 12 digits of the ID, enough for people.
     pub fn short_id(&self) -> &str {
         self.id.get(..12).unwrap_or(&self.id)

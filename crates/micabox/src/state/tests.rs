@@ -13,6 +13,7 @@ fn record(id: &str) -> Record {
             reference: None,
             digest: "sha256:00".into(),
         },
+        root_disk: None,
         command: "true".into(),
         created: 0,
         memory_mib: 1,

@@ -2,18 +2,14 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
-use std::fs::File;
 use std::path::Path;
 
-use micabox_erofs::Reader;
-use micabox_erofs::format::FileType;
-use micabox_erofs::reader::Inode;
 use micabox_ext4::{DirEntry, Ext4, FileKind, Ino, Stat};
-use micabox_image::store::Image;
 
 use super::scratch::Scratch;
 use super::{ROOT, open};
-use crate::Error;
+use crate::base::{Lower, LowerError, Node};
+use crate::{Base, Error};
 
 /// overlayfs's mark on a directory that hides everything of its name below.
 pub(crate) const OPAQUE: &[u8] = b"trusted.overlay.opaque";
@@ -53,31 +49,28 @@ struct Level {
     /// Length of its path, with a slash at the end.
     path: usize,
     /// What the image has there, if that is a directory.
-    below: Option<Inode>,
+    below: Option<Node>,
     /// Nothing of the image shines through.
     opaque: bool,
     /// Names to go through, the last one first: on the disk, or only in the image.
     names: Vec<(Box<[u8]>, Option<Ino>)>,
 }
 
-/// Everything in which the disk differs from `image`, each directory before what is in it,
+/// Everything in which the disk differs from `base`, each directory before what is in it,
 /// names in the order of their bytes.
-pub(crate) fn changes(disk: &Path, image: &Image) -> Result<Vec<Change>, Error> {
-    let unreadable = |problem: String| Error::ImageFile {
-        path: image.fsmeta.clone(),
-        problem,
-    };
-    let file = File::open(&image.fsmeta).map_err(|error| unreadable(error.to_string()))?;
-    let reader = Reader::open(file).map_err(|error| unreadable(error.to_string()))?;
+pub(crate) fn changes(disk: &Path, base: &Base) -> Result<Vec<Change>, Error> {
     let mut comparison = Comparison {
-        image: reader,
+        lower: base.lower()?,
         upper: open(disk)?,
         visited: HashSet::new(),
         found: Vec::new(),
     };
     let result = comparison.run();
     result.map_err(|problem| match problem {
-        Problem::Image(error) => unreadable(error.to_string()),
+        Problem::Lower(error) => Error::ImageFile {
+            path: base.metadata_path(),
+            problem: error.to_string(),
+        },
         Problem::Disk(error) => Error::Disk {
             what: "reading",
             path: disk.to_owned(),
@@ -88,13 +81,13 @@ pub(crate) fn changes(disk: &Path, image: &Image) -> Result<Vec<Change>, Error> 
 }
 
 enum Problem {
-    Image(micabox_erofs::Error),
+    Lower(LowerError),
     Disk(micabox_ext4::Error),
 }
 
-impl From<micabox_erofs::Error> for Problem {
-    fn from(error: micabox_erofs::Error) -> Self {
-        Self::Image(error)
+impl From<LowerError> for Problem {
+    fn from(error: LowerError) -> Self {
+        Self::Lower(error)
     }
 }
 
@@ -105,7 +98,7 @@ impl From<micabox_ext4::Error> for Problem {
 }
 
 struct Comparison {
-    image: Reader<File>,
+    lower: Lower,
     upper: Ext4<Scratch>,
     /// Directories: a damaged disk could have them in a circle.
     visited: HashSet<Ino>,
@@ -120,7 +113,7 @@ impl Comparison {
             result => result?,
         };
         let mut path = b"/".to_vec();
-        let below = self.image.inode(self.image.root())?;
+        let below = self.lower.root()?;
         let mut levels = vec![self.level(path.len(), root, Some(below), false)?];
         while let Some(level) = levels.last_mut() {
             path.truncate(level.path);
@@ -131,7 +124,7 @@ impl Comparison {
             let (below, opaque) = (level.below.clone(), level.opaque);
             path.extend_from_slice(&name);
             let below = match below {
-                Some(directory) => self.image.lookup(&directory, &name)?,
+                Some(directory) => self.lower.lookup(&directory, &name)?,
                 None => None,
             };
             let Some(ino) = ino else {
@@ -153,11 +146,7 @@ impl Comparison {
                 &path,
             );
             if stat.kind() == Some(FileKind::Directory) && self.visited.insert(ino) {
-                let below = match below {
-                    Some(entry) => Some(self.image.inode(entry.nid)?),
-                    None => None,
-                };
-                let below = below.filter(|inode| inode.kind == FileType::Directory);
+                let below = below.filter(|node| node.kind == FileKind::Directory);
                 path.push(b'/');
                 levels.push(self.level(path.len(), ino, below, opaque)?);
             }
@@ -169,14 +158,14 @@ impl Comparison {
         &mut self,
         path: usize,
         directory: Ino,
-        below: Option<Inode>,
+        below: Option<Node>,
         opaque: bool,
     ) -> Result<Level, Problem> {
         let opaque = opaque || is_opaque(&mut self.upper, directory)?;
         let mut names = BTreeMap::new();
         if let Some(below) = below.as_ref().filter(|_| opaque) {
-            let entries = self.image.read_dir(below)?.into_iter();
-            names.extend(entries.map(|entry| (entry.name, None)));
+            let below = self.lower.names(below)?.into_iter();
+            names.extend(below.map(|name| (name, None)));
         }
         let entries = self.upper.read_dir(directory)?.into_iter();
         names.extend(entries.map(|DirEntry { name, ino, .. }| (name, Some(ino))));

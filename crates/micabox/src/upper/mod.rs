@@ -52,12 +52,14 @@ pub enum Upper {
         /// Bytes that the disk has.
         size: u64,
     },
+    /// Into the root disk itself.
+    InPlace,
 }
 
 impl Upper {
     /// Whether there is something to keep when the sandbox ends.
     pub fn is_kept(&self) -> bool {
-        matches!(self, Self::Disk { .. })
+        !matches!(self, Self::Tmpfs)
     }
 }
 

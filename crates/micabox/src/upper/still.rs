@@ -3,11 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use micabox_image::store::Image;
-
 use super::{Change, changes, copy, disk, layer};
 use crate::state::{Found, ProcessId, Sandboxes};
-use crate::{Error, Upper};
+use crate::{Base, Error};
 
 /// How long a machine may take to stand still.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -24,13 +22,13 @@ pub struct StillDisk {
 }
 
 impl StillDisk {
-    /// Everything in which the disk differs from `image`, which must be the sandbox's:
+    /// Everything in which the disk differs from `base`, which must be the sandbox's:
     /// each directory before what is in it.
     ///
     /// # Errors
-    /// [`Error::Disk`], [`Error::ImageFile`].
-    pub fn changes(&self, image: &Image) -> Result<Vec<Change>, Error> {
-        changes::changes(&self.path, image)
+    /// [`Error::Disk`], [`Error::ImageFile`], [`Error::RootDisk`].
+    pub fn changes(&self, base: &Base) -> Result<Vec<Change>, Error> {
+        changes::changes(&self.path, base)
     }
 
     /// Writes the changes as a layer of an image: an uncompressed archive, with whiteouts
@@ -54,12 +52,11 @@ impl Sandboxes {
     /// it, as after a power cut.
     ///
     /// # Errors
-    /// [`Error::NotKept`] if it has none; [`Error::Disk`].
+    /// [`Error::NotKept`] if it has none, [`Error::InPlace`] if that is its root;
+    /// [`Error::Disk`].
     pub fn still_disk(&self, name_or_id: &str) -> Result<StillDisk, Error> {
         let Found { record, path } = self.find(name_or_id)?;
-        if record.upper == Upper::Tmpfs {
-            return Err(Error::NotKept(record.name));
-        }
+        record.disk_size()?;
         let original = disk(&path);
         let failed = |source: std::io::Error| Error::Disk {
             what: "copying",

@@ -1,8 +1,9 @@
 //! Every message there is, with arbitrary contents.
 
 use micabox_wire::{
-    Boot, BootFailed, BootTimings, Device, Exec, ExitStatus, Extent, Hello, Init, Lower, Network,
-    OutputStream, Phase, Range, StartFailed, StartFailure, ToGuest, ToHost, TtySize, Upper,
+    Boot, BootFailed, BootTimings, Device, Exec, ExitStatus, Extent, Format, Hello, Init, Lower,
+    Network, OutputStream, Phase, Range, StartFailed, StartFailure, ToGuest, ToHost, TtySize,
+    Upper,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -34,8 +35,13 @@ fn extent() -> impl Strategy<Value = Extent> {
 }
 
 fn boot() -> impl Strategy<Value = Boot> {
-    let lower =
-        (extent(), vec(extent(), 0..4)).prop_map(|(image, devices)| Lower { image, devices });
+    let format = prop_oneof![Just(Format::Erofs), Just(Format::Ext4)];
+    let lower = (format, extent(), vec(extent(), 0..4));
+    let lower = lower.prop_map(|(format, image, devices)| Lower {
+        format,
+        image,
+        devices,
+    });
     (
         vec(lower, 0..4),
         prop_oneof![
@@ -46,6 +52,7 @@ fn boot() -> impl Strategy<Value = Boot> {
                 }
             }),
             text().prop_map(|serial| Upper::Disk { serial }),
+            text().prop_map(|serial| Upper::InPlace { serial }),
         ],
         prop_oneof![Just(Init::Reaper), Just(Init::FirstExec)],
         text(),

@@ -7,6 +7,7 @@ mod export;
 mod import;
 mod ls;
 mod mkfs;
+mod replay;
 mod resize;
 mod stat;
 
@@ -34,6 +35,7 @@ pub struct Args {
 enum Command {
     Mkfs(mkfs::Args),
     Check(check::Args),
+    Replay(replay::Args),
     Resize(resize::Args),
     Ls(ls::Args),
     Cat(cat::Args),
@@ -48,6 +50,7 @@ pub fn execute(args: &Args) -> Outcome {
     match &args.command {
         Command::Mkfs(args) => mkfs::execute(args),
         Command::Check(args) => check::execute(args),
+        Command::Replay(args) => replay::execute(args),
         Command::Resize(args) => resize::execute(args),
         Command::Ls(args) => ls::execute(args),
         Command::Cat(args) => cat::execute(args),

@@ -1,0 +1,196 @@
+//! The files below a sandbox's changes, read in this process.
+
+use std::fs::File;
+use std::path::PathBuf;
+
+use micabox_erofs::format::FileType;
+use micabox_erofs::reader::Inode;
+use micabox_erofs::{BLOCK_SIZE, Concat, Reader};
+use micabox_ext4::device::ReadOnly;
+use micabox_ext4::{DirEntry, Errno, Ext4, FileKind, Ino, Options, ROOT, Timestamp};
+
+use super::disk::Format;
+use super::{Base, RootDisk};
+use crate::{Error, image_files};
+
+/// A tree of files.
+pub(crate) enum Lower {
+    Erofs(Reader<Concat<File>>),
+    Ext4(Box<Ext4<ReadOnly<File>>>),
+}
+
+/// Something in it.
+#[derive(Clone, Debug)]
+pub(crate) struct Node {
+    at: At,
+    pub(crate) kind: FileKind,
+    /// Permission, set-id and sticky bits.
+    pub(crate) permissions: u16,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) mtime: Timestamp,
+}
+
+#[derive(Clone, Debug)]
+enum At {
+    Erofs(Box<Inode>),
+    Ext4(Ino),
+}
+
+/// Why it can't be read.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LowerError {
+    #[error(transparent)]
+    Erofs(#[from] micabox_erofs::Error),
+    #[error(transparent)]
+    Ext4(#[from] micabox_ext4::Error),
+}
+
+type Result<T> = std::result::Result<T, LowerError>;
+
+impl Base {
+    /// Opens its files for reading in this process.
+    pub(crate) fn lower(&self) -> std::result::Result<Lower, Error> {
+        match self {
+            Self::Image(image) => Ok(Lower::Erofs(image_files::reader(image)?)),
+            Self::Disk(disk) => disk.lower(),
+        }
+    }
+
+    /// The file that errors about its metadata name.
+    pub(crate) fn metadata_path(&self) -> PathBuf {
+        match self {
+            Self::Image(image) => image.fsmeta.clone(),
+            Self::Disk(disk) => disk.path.clone(),
+        }
+    }
+}
+
+impl RootDisk {
+    fn lower(&self) -> std::result::Result<Lower, Error> {
+        let file = File::open(&self.path).map_err(|error| self.unusable(error))?;
+        match self.format {
+            Format::Erofs => Concat::new([file], BLOCK_SIZE)
+                .map_err(|error| self.unusable(error))
+                .and_then(|source| Reader::open(source).map_err(|error| self.unusable(error)))
+                .map(Lower::Erofs),
+            Format::Ext4 => Ext4::open_read_only(ReadOnly(file), Options::default())
+                .map(|filesystem| Lower::Ext4(Box::new(filesystem)))
+                .map_err(|error| self.unusable(error)),
+        }
+    }
+}
+
+impl Lower {
+    /// The root directory.
+    pub(crate) fn root(&mut self) -> Result<Node> {
+        match self {
+            Self::Erofs(reader) => erofs_node(reader.inode(reader.root())?),
+            Self::Ext4(filesystem) => ext4_node(filesystem, ROOT),
+        }
+    }
+
+    /// What a directory has at a name.
+    pub(crate) fn lookup(&mut self, directory: &Node, name: &[u8]) -> Result<Option<Node>> {
+        match (self, &directory.at) {
+            (Self::Erofs(reader), At::Erofs(inode)) => match reader.lookup(inode, name)? {
+                Some(entry) => erofs_node(reader.inode(entry.nid)?).map(Some),
+                None => Ok(None),
+            },
+            (Self::Ext4(filesystem), At::Ext4(ino)) => match filesystem.lookup(*ino, name) {
+                Ok(ino) => ext4_node(filesystem, ino).map(Some),
+                Err(error) if error.errno() == Errno::NotFound => Ok(None),
+                Err(error) => Err(error.into()),
+            },
+            _ => Ok(None),
+        }
+    }
+
+    /// The names in a directory, without `.` and `..`.
+    pub(crate) fn names(&mut self, directory: &Node) -> Result<Vec<Box<[u8]>>> {
+        Ok(match (self, &directory.at) {
+            (Self::Erofs(reader), At::Erofs(inode)) => {
+                let entries = reader.read_dir(inode)?.into_iter();
+                entries.map(|entry| entry.name).collect()
+            }
+            (Self::Ext4(filesystem), At::Ext4(ino)) => {
+                let entries = filesystem.read_dir(*ino)?.into_iter();
+                entries.map(|DirEntry { name, .. }| name).collect()
+            }
+            _ => Vec::new(),
+        })
+    }
+
+    /// Reads from a file: how many bytes, 0 at its end.
+    pub(crate) fn read(&mut self, file: &Node, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+        Ok(match (self, &file.at) {
+            (Self::Erofs(reader), At::Erofs(inode)) => reader.read(inode, offset, buffer)?,
+            (Self::Ext4(filesystem), At::Ext4(ino)) => filesystem.read(*ino, offset, buffer)?,
+            _ => 0,
+        })
+    }
+
+    /// The target of a symbolic link.
+    pub(crate) fn read_link(&mut self, link: &Node) -> Result<Vec<u8>> {
+        Ok(match (self, &link.at) {
+            (Self::Erofs(reader), At::Erofs(inode)) => reader.read_link(inode)?.into_vec(),
+            (Self::Ext4(filesystem), At::Ext4(ino)) => filesystem.read_link(*ino)?,
+            _ => Vec::new(),
+        })
+    }
+
+    /// Names and values of extended attributes.
+    pub(crate) fn xattrs(&mut self, node: &Node) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        Ok(match (self, &node.at) {
+            (Self::Erofs(reader), At::Erofs(inode)) => {
+                let xattrs = reader.xattrs(inode)?.into_iter();
+                let pair = xattrs.map(|xattr| (xattr.name.to_vec(), xattr.value.to_vec()));
+                pair.collect()
+            }
+            (Self::Ext4(filesystem), At::Ext4(ino)) => {
+                let mut xattrs = Vec::new();
+                for name in filesystem.xattr_names(*ino)? {
+                    let value = filesystem.xattr(*ino, &name)?;
+                    xattrs.push((name.into_vec(), value));
+                }
+                xattrs
+            }
+            _ => Vec::new(),
+        })
+    }
+}
+
+fn erofs_node(inode: Inode) -> Result<Node> {
+    Ok(Node {
+        kind: match inode.kind {
+            FileType::Regular => FileKind::File,
+            FileType::Directory => FileKind::Directory,
+            FileType::CharDevice => FileKind::CharDevice,
+            FileType::BlockDevice => FileKind::BlockDevice,
+            FileType::Fifo => FileKind::Fifo,
+            FileType::Socket => FileKind::Socket,
+            FileType::Symlink => FileKind::Symlink,
+        },
+        permissions: inode.mode,
+        uid: inode.uid,
+        gid: inode.gid,
+        mtime: Timestamp {
+            seconds: inode.mtime.seconds,
+            nanos: inode.mtime.nanos,
+        },
+        at: At::Erofs(Box::new(inode)),
+    })
+}
+
+fn ext4_node(filesystem: &mut Ext4<ReadOnly<File>>, ino: Ino) -> Result<Node> {
+    let stat = filesystem.stat(ino)?;
+    Ok(Node {
+        at: At::Ext4(ino),
+        // Only a damaged one has none; it is read as nothing.
+        kind: stat.kind().unwrap_or(FileKind::Fifo),
+        permissions: stat.mode & 0o7777,
+        uid: stat.uid,
+        gid: stat.gid,
+        mtime: stat.mtime,
+    })
+}

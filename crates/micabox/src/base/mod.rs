@@ -1,0 +1,95 @@
+//! What a sandbox is made from, below its changes: an image of the store's, or a disk of the
+//! user's.
+
+mod disk;
+mod lower;
+
+use micabox_image::Store;
+use micabox_image::store::Image;
+use oci_spec::image::Config;
+
+use crate::plan::{Plan, Root, Transport};
+use crate::state::ImageName;
+use crate::{Error, Record, Snapshot, image_files};
+
+pub(crate) use disk::Claim;
+pub use disk::{DiskProblem, Format, RootDisk};
+pub(crate) use lower::{Lower, LowerError, Node};
+
+/// What a sandbox is made from.
+#[derive(Clone, Debug)]
+pub enum Base {
+    /// An image in the store.
+    Image(Box<Image>),
+    /// A filesystem in a file of the user's.
+    Disk(RootDisk),
+}
+
+impl Base {
+    /// What a sandbox was made from.
+    ///
+    /// # Errors
+    /// [`Error::Store`] if the image is not in the store any more; [`Error::RootDisk`] if the
+    /// disk is not as it was.
+    pub fn of(store: &Store, record: &Record) -> Result<Self, Error> {
+        Self::find(store, &record.image, record.root_disk.as_ref())
+    }
+
+    /// What the sandbox of a snapshot was made from.
+    ///
+    /// # Errors
+    /// As [`Base::of`].
+    pub fn of_snapshot(store: &Store, snapshot: &Snapshot) -> Result<Self, Error> {
+        Self::find(store, &snapshot.image, snapshot.root_disk.as_ref())
+    }
+
+    fn find(store: &Store, image: &ImageName, disk: Option<&RootDisk>) -> Result<Self, Error> {
+        Ok(match disk {
+            Some(disk) => Self::Disk(disk.again()?),
+            None => Self::Image(Box::new(store.image_by_digest(&image.parse_digest()?)?)),
+        })
+    }
+
+    /// The image's configuration; a disk has none.
+    pub fn config(&self) -> Config {
+        match self {
+            Self::Image(image) => image.config.config().clone().unwrap_or_default(),
+            Self::Disk(_) => Config::default(),
+        }
+    }
+
+    /// How the record names it.
+    pub(crate) fn name(&self) -> ImageName {
+        match self {
+            Self::Image(image) => ImageName {
+                reference: image.reference.as_ref().map(ToString::to_string),
+                digest: image.manifest_digest.to_string(),
+            },
+            Self::Disk(disk) => ImageName {
+                reference: Some(disk.path.display().to_string()),
+                digest: String::new(),
+            },
+        }
+    }
+
+    /// The disk, if it is one.
+    pub fn disk(&self) -> Option<&RootDisk> {
+        match self {
+            Self::Disk(disk) => Some(disk),
+            Self::Image(_) => None,
+        }
+    }
+
+    /// The devices for a machine.
+    pub(crate) fn plan(
+        &self,
+        transport: Transport,
+        root: Root,
+        limits: &micabox_vmm::Limits,
+    ) -> Result<Plan, Error> {
+        Ok(match self {
+            Self::Image(image) => Plan::new(&image_files::open(image)?, transport, root, limits)?,
+            Self::Disk(disk) => Plan::of_disk(disk, transport, limits)?,
+        })
+    }
+}
