@@ -170,7 +170,8 @@ fn root_disk_hint(problem: &micabox::DiskProblem) -> Option<&'static str> {
     use micabox::DiskProblem as P;
     Some(match problem {
         P::Dirty => {
-            "`mica ext4 replay FILE` puts them in place, as `e2fsck -p FILE` does; or have the              sandbox do it with `--root-disk FILE:rw`"
+            "`mica ext4 replay FILE` puts them in place, as `e2fsck -p FILE` does; or have the \
+             sandbox do it with `--root-disk FILE:rw`"
         }
         P::Partitioned(_) => {
             "`sfdisk -d FILE` lists the partitions; cut one out with              `dd if=FILE of=root.img bs=512 skip=START count=SIZE`"

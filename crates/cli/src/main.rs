@@ -6,6 +6,7 @@ mod failure;
 mod output;
 mod run;
 mod settings;
+mod whole_file;
 
 use std::process::ExitCode;
 
@@ -38,6 +39,7 @@ enum Command {
     Ps(commands::ps::Args),
     Start(commands::start::Args),
     Stop(commands::stop::Args),
+    Logs(commands::logs::Args),
     Rm(commands::rm::Args),
     Cp(commands::cp::Args),
     Diff(commands::diff::Args),
@@ -68,6 +70,7 @@ fn main() -> ExitCode {
         Command::Ps(args) => commands::ps::execute(&args),
         Command::Start(args) => commands::start::execute(&args),
         Command::Stop(args) => commands::stop::execute(&args),
+        Command::Logs(args) => commands::logs::execute(&args),
         Command::Rm(args) => commands::rm::execute(&args),
         Command::Cp(args) => commands::cp::execute(&args),
         Command::Diff(args) => commands::diff::execute(&args),

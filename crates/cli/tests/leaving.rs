@@ -6,7 +6,7 @@ mod support;
 use std::fs;
 use std::process::Stdio;
 
-use support::Home;
+use support::{Home, wait_until};
 
 fn digest(home: &Home, name: &str) -> String {
     let image = home.output(&["inspect", name]).json();
@@ -123,4 +123,41 @@ fn a_registry_that_is_not_there_is_named() {
         "{}",
         missing.stderr()
     );
+}
+
+#[test]
+fn a_save_that_is_given_up_leaves_no_file() {
+    const INT: i32 = 2;
+    let home = Home::empty();
+    // Nothing that compresses, so that it takes its time.
+    let noise: Vec<u8> = (0_u64..48 << 17)
+        .flat_map(|number| {
+            (number + 1)
+                .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+                .rotate_left(29)
+                .to_le_bytes()
+        })
+        .collect();
+    home.load(
+        &[support::image::one_file("noise", &noise)],
+        &support::image::config(),
+    );
+    let directory = home.path().join("out");
+    fs::create_dir(&directory).unwrap();
+    let names = || fs::read_dir(&directory).unwrap().count();
+    let file = directory.join("box.tar");
+    let saving = home.start(&["save", "-o", file.to_str().unwrap(), "box"]);
+    // The file has no name, but whoever writes to it has it open.
+    let open = format!("/proc/{}/fd", saving.pid());
+    wait_until("it writes", || {
+        let mut open = fs::read_dir(&open).unwrap().flatten();
+        open.any(|fd| fs::read_link(fd.path()).is_ok_and(|path| path.starts_with(&directory)))
+    });
+    saving.signal(INT);
+    assert_eq!((saving.wait(), names()), (-INT, 0));
+    home.output(&["save", "-o", file.to_str().unwrap(), "box"])
+        .ok();
+    home.output(&["save", "-o", file.to_str().unwrap(), "box"])
+        .ok();
+    assert_eq!(names(), 1);
 }

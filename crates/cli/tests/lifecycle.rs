@@ -257,3 +257,52 @@ fn time_limits_end_commands() {
     assert_eq!(run.code(), 3);
     home.assert_nothing_left();
 }
+
+#[test]
+#[ignore = "needs a built guest"]
+fn what_a_detached_command_writes_is_kept() {
+    let home = Home::new();
+    let script = "echo one; echo two >&2; printf 'thr'; echo ee; [ -e on ] || { touch on; exit 4; }; \
+                  while [ ! -e off ]; do sleep 0.05; done";
+    let run = [
+        "run", "-d", "--name", "it", "--upper", "disk:64m", "box", "sh", "-c", script,
+    ];
+    home.output(&run).ok();
+    let ended = || home.output(&["ps", "-q"]).ok().is_empty();
+    wait_until("it ends", ended);
+    let logs = |arguments: &[&str]| home.output(&[&["logs"], arguments, &["it"]].concat());
+    let all = logs(&[]);
+    assert_eq!(
+        (all.code(), &*all.stdout(), &*all.stderr()),
+        (0, "one\nthree\n", "two\n")
+    );
+    let tail = logs(&["-n", "1"]);
+    assert_eq!(tail.stdout() + &tail.stderr(), "three\n");
+    assert_eq!(logs(&["--tail", "0"]).stdout(), "");
+    let stamped = logs(&["-t"]).stdout();
+    let lines: Vec<_> = stamped
+        .lines()
+        .map(|line| line.split_once("Z ").unwrap())
+        .collect();
+    assert_eq!((lines[0].1, lines[1].1), ("one", "three"));
+    assert!(
+        lines[0].0.starts_with("20") && lines[0].0.len() == 29,
+        "{stamped}"
+    );
+
+    // Added to by the next start, and followed to its end.
+    home.output(&["start", "it"]).ok();
+    let mut following = home.start(&["logs", "-f", "it"]);
+    for line in ["one", "three", "one", "three"] {
+        assert_eq!(following.line(), line);
+    }
+    home.output(&["stop", "-t", "0", "it"]).ok();
+    assert_eq!(following.line(), "");
+    assert_eq!(following.wait(), 0);
+    home.output(&["run", "--name", "seen", "box", "true"]).ok();
+    let none = home.output(&["logs", "seen"]);
+    assert_eq!(none.code(), 1);
+    assert!(none.stderr().contains("run -d"), "{}", none.stderr());
+    home.output(&["rm", "it", "seen"]).ok();
+    home.assert_nothing_left();
+}

@@ -27,13 +27,17 @@ fn tree(home: &Home) -> PathBuf {
 
 /// An ext4 filesystem by mke2fs, with `options`, of so many bytes.
 fn ext4(home: &Home, tree: &Path, options: &[&str], size: u64) -> PathBuf {
+    made(home, tree, &[&["-t", "ext4"], options].concat(), size)
+}
+
+fn made(home: &Home, tree: &Path, options: &[&str], size: u64) -> PathBuf {
     let file = home.path().join("root.ext4");
     let _ = fs::remove_file(&file);
     File::create(&file).unwrap().set_len(size).unwrap();
     let owner = ["-E", "root_owner=0:0"];
     succeed(
         Command::new("mke2fs")
-            .args(["-q", "-F", "-t", "ext4"])
+            .args(["-q", "-F"])
             .args(owner)
             .args(options)
             .arg("-d")
@@ -87,7 +91,7 @@ fn a_filesystem_in_a_file_is_a_root() {
         "root:x:0:0:root:/root:/bin/sh\n700 0\n1777 0\n{applets}\n{busybox}\
          ls: /etc/group: No such file or directory\n/new\n/srv\nyes\nroot\n1\n"
     );
-    let mapped = ext4(&home, &tree, &[], 32 << 20);
+    let mapped = ext4(&home, &tree, &["-b", "4096"], 32 << 20);
     let copies: Vec<(PathBuf, &str)> = vec![
         (mapped.clone(), "pmem"),
         (mapped, "blk"),
@@ -137,7 +141,7 @@ fn a_filesystem_in_a_file_is_a_root() {
         refused.stderr()
     );
     // Old ones, without a journal; and a shell, since nobody says what else.
-    let old = ext4(&home, &tree, &["-t", "ext2"], 32 << 20);
+    let old = made(&home, &tree, &["-t", "ext2"], 32 << 20);
     let shell = home.output(&["run", "--rm", "--root-disk", old.to_str().unwrap()]);
     assert_eq!((shell.code(), shell.stderr()), (0, String::new()));
     home.assert_nothing_left();

@@ -149,6 +149,19 @@ fn add_layer(store: &Store, archive: impl Read, limits: &Limits) -> Result<Blob,
     })
 }
 
+/// What `Config` knows of an image's `config`; Docker has more.
+const CONFIG_FIELDS: [&str; 9] = [
+    "Cmd",
+    "Entrypoint",
+    "Env",
+    "ExposedPorts",
+    "Labels",
+    "StopSignal",
+    "User",
+    "Volumes",
+    "WorkingDir",
+];
+
 /// The base's config with one layer more. Fields that we know nothing of stay.
 fn with_layer(base: &[u8], layer: &Blob, changes: &Changes) -> Result<Vec<u8>, ManifestError> {
     let malformed = |message: String| ManifestError::Malformed {
@@ -203,7 +216,15 @@ fn with_layer(base: &[u8], layer: &Blob, changes: &Changes) -> Result<Vec<u8>, M
     }
     if let Some(run) = &changes.config {
         let run = serde_json::to_value(run).map_err(|error| malformed(error.to_string()))?;
-        config.insert("config".to_owned(), run);
+        let mut all = match config.remove("config") {
+            Some(Value::Object(all)) => all,
+            _ => Map::new(),
+        };
+        all.retain(|name, _| !CONFIG_FIELDS.contains(&name.as_str()));
+        if let Value::Object(run) = run {
+            all.extend(run);
+        }
+        config.insert("config".to_owned(), Value::Object(all));
     }
     serde_json::to_vec(&config).map_err(|error| malformed(error.to_string()))
 }

@@ -1,5 +1,6 @@
 //! A sandbox: created, used, ended.
 
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -14,9 +15,10 @@ use crate::base::Claim;
 use crate::error::{Lost, LostReason};
 use crate::plan::Plan;
 use crate::process::{Handle, Process};
-use crate::state::control::{self, Answer, Control, Request};
-use crate::state::{Record, Registration, Sandboxes, Status};
+use crate::state::control::{self, Answer, Control, Reply, Request};
+use crate::state::{ProcessId, Record, Registration, Sandboxes, Status};
 use crate::timings::{Start, Timings};
+use crate::upper::Paused;
 use crate::{Builder, Command, CommandError, Error, Overrides};
 
 /// How long the first command has after its stop signal if nobody says otherwise; as
@@ -99,9 +101,12 @@ impl Sandbox {
         });
         let control = Control::serve(registration.path(), {
             let inner = Arc::clone(&inner);
-            move |Request::Stop { grace }| match inner.stop(grace) {
-                Ok(()) => Answer::Done,
-                Err(error) => Answer::Failed(error.to_string()),
+            move |request| match request {
+                Request::Stop { grace } => match inner.stop(grace) {
+                    Ok(()) => Answer::Done.into(),
+                    Err(error) => Answer::Failed(error.to_string()).into(),
+                },
+                Request::Hold => inner.hold(),
             }
         })
         .map_err(|source| Error::System {
@@ -234,6 +239,11 @@ impl Sandbox {
         })
     }
 
+    /// Where its state is on disk.
+    pub(crate) fn directory(&self) -> PathBuf {
+        self.registration().path().to_owned()
+    }
+
     fn registration(&self) -> MutexGuard<'_, Registration> {
         lock(&self.registration)
     }
@@ -281,6 +291,19 @@ impl Inner {
                 ..
             })) if is_safe => Ok(()),
             result => result,
+        }
+    }
+
+    /// Has the machine stand still for as long as the reply's other half lasts.
+    fn hold(&self) -> Reply {
+        match ProcessId::of(self.machine.pid()).map(Paused::new) {
+            Some(Ok(paused)) => Reply {
+                answer: Answer::Done,
+                held: Some(Box::new(paused)),
+            },
+            Some(Err(error)) => Answer::Failed(error.to_string()).into(),
+            // It has just ended.
+            None => Answer::Done.into(),
         }
     }
 

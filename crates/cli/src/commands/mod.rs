@@ -8,6 +8,7 @@ pub mod ext4;
 pub mod images;
 pub mod inspect;
 pub mod load;
+pub mod logs;
 pub mod ps;
 pub mod pull;
 pub mod push;

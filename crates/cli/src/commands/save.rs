@@ -9,6 +9,7 @@ use micabox_image::save::ArchiveFormat;
 use micabox_image::{Compression, SaveOptions};
 
 use crate::failure::Failure;
+use crate::whole_file::WholeFile;
 use crate::{Outcome, bars, settings};
 
 /// Save images to an archive
@@ -55,16 +56,11 @@ pub fn execute(args: &Args) -> Outcome {
             save(args, &mut out)
         }
         Some(path) => {
-            // Only a whole archive gets the name.
-            let directory = match path.parent() {
-                Some(parent) if parent != Path::new("") => parent,
-                _ => Path::new("."),
-            };
-            let part = Part::create(directory).map_err(|error| at(directory, &error))?;
-            let mut out = &part.file;
+            let whole = WholeFile::create(path).map_err(|error| at(path, &error))?;
+            let mut out = whole.file();
             let code = save(args, &mut out)?;
             out.sync_all()
-                .and_then(|()| fs::rename(&part.path, path))
+                .and_then(|()| whole.publish(path))
                 .map_err(|error| at(path, &error))?;
             Ok(code)
         }
@@ -90,25 +86,4 @@ fn at(path: &Path, error: &io::Error) -> Failure {
 /// Whether something is there that a file must not replace: a pipe, a device.
 fn is_special(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|metadata| !metadata.is_file())
-}
-
-/// An archive that isn't complete yet; it goes away unless it was renamed.
-struct Part {
-    file: File,
-    path: PathBuf,
-}
-
-impl Part {
-    fn create(directory: &Path) -> io::Result<Self> {
-        let path = directory.join(format!(".mica-save-{}.part", std::process::id()));
-        let file = File::create(&path)?;
-        Ok(Self { file, path })
-    }
-}
-
-impl Drop for Part {
-    fn drop(&mut self) {
-        // After a rename there is nothing left to remove.
-        let _ = fs::remove_file(&self.path);
-    }
 }

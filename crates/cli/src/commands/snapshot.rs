@@ -2,10 +2,11 @@
 
 use std::fs::File;
 use std::io::{self, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use crate::failure::Failure;
 use crate::output::{Table, ago, print, print_json, size};
+use crate::whole_file::WholeFile;
 use crate::{Outcome, settings};
 
 /// Copies of sandboxes' disks, to start others from with `mica run --from`
@@ -91,18 +92,13 @@ pub fn execute(args: &Args) -> Outcome {
             Ok(0)
         }
         Action::Export { name, file } => {
-            // Only a whole file gets the name.
             let at = |error: io::Error| {
                 Failure::of(&error).context(&format!("writing {}", file.display()))
             };
-            let directory = match file.parent() {
-                Some(parent) if parent != Path::new("") => parent,
-                _ => Path::new("."),
-            };
-            let mut part = tempfile::NamedTempFile::new_in(directory).map_err(at)?;
-            sandboxes.export_snapshot(name, &mut part)?;
-            part.as_file().sync_all().map_err(at)?;
-            part.persist(file).map_err(|error| at(error.error))?;
+            let whole = WholeFile::create(file).map_err(at)?;
+            sandboxes.export_snapshot(name, &mut whole.file())?;
+            let synced = whole.file().sync_all();
+            synced.and_then(|()| whole.publish(file)).map_err(at)?;
             Ok(0)
         }
         Action::Import { file, name } => {

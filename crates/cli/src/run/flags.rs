@@ -67,7 +67,7 @@ pub struct Args {
 
     /// Leave the sandbox running and print its ID
     ///
-    /// What the command writes goes nowhere.
+    /// What the command writes is for `mica logs`.
     #[arg(short, long, conflicts_with = "timing")]
     pub detach: bool,
 

@@ -33,18 +33,22 @@ pub fn copy_stdin(mut to: Stdin) {
 }
 
 /// Passes what the command writes on until it ends. The error is that of writing.
-pub fn copy_output(mut from: Output, to: BorrowedFd<'_>) -> io::Result<()> {
+pub fn copy_output(
+    mut from: Output,
+    mut write: impl FnMut(&[u8]) -> io::Result<()>,
+) -> io::Result<()> {
     let mut buffer = vec![0; CHUNK];
     loop {
         // That the sandbox is gone is told elsewhere.
         let Ok(count @ 1..) = from.read(&mut buffer) else {
             return Ok(());
         };
-        write_all(to, buffer.get(..count).unwrap_or_default())?;
+        write(buffer.get(..count).unwrap_or_default())?;
     }
 }
 
-fn write_all(to: BorrowedFd<'_>, mut bytes: &[u8]) -> io::Result<()> {
+/// Writes everything, however slowly it is taken.
+pub fn write_all(to: BorrowedFd<'_>, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match rustix::io::write(to, bytes) {
             Ok(count) => bytes = bytes.get(count..).unwrap_or_default(),

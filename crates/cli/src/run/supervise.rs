@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use micabox::{Cancel, Command, Error, ExitStatus, Handle, Sandbox};
+use micabox::{Cancel, Command, Error, ExitStatus, Handle, LogStream, Sandbox};
 use rustix::stdio::{stderr, stdout};
 use signal_hook::consts::{
     SIGALRM, SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGPIPE, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2,
@@ -136,21 +136,31 @@ fn run_in(sandbox: &Sandbox, command: &Command, terms: &Terms, signals: Signals)
         Err(error) => return Err(error.into()),
     };
     let handle = process.handle();
+    let mut log = None;
     if terms.detached {
+        log = Some(Arc::new(sandbox.log()?));
         detached::let_go(sandbox)?;
     }
     resize(&handle, terms);
 
     let mut outputs = 0;
-    for (output, fd) in [
-        (process.stdout.take(), stdout()),
-        (process.stderr.take(), stderr()),
+    for (output, stream, fd) in [
+        (process.stdout.take(), LogStream::Stdout, stdout()),
+        (process.stderr.take(), LogStream::Stderr, stderr()),
     ] {
         let Some(output) = output else { continue };
-        let events = signals.events.clone();
+        let (events, log) = (signals.events.clone(), log.clone());
         outputs += 1;
         spawn("output", move || {
-            let _ = events.send(Event::Output(streams::copy_output(output, fd)));
+            let copied = streams::copy_output(output, |bytes| match &log {
+                Some(log) => {
+                    // A full disk is no reason to end the command.
+                    let _ = log.write(stream, bytes);
+                    Ok(())
+                }
+                None => streams::write_all(fd, bytes),
+            });
+            let _ = events.send(Event::Output(copied));
         })?;
     }
     // Of a detached command, or one that nobody attached to, it stays open and silent.

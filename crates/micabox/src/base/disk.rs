@@ -159,7 +159,11 @@ impl RootDisk {
         let is_dirty = superblock.has_compat(compat::HAS_JOURNAL)
             && (superblock.has_incompat(incompat::RECOVER) || has_orphans);
         if is_dirty && !self.in_place {
-            return Err(DiskProblem::Dirty);
+            return Err(match file.try_lock_shared() {
+                // It is mounted by one of ours.
+                Err(TryLockError::WouldBlock) => DiskProblem::Busy,
+                _ => DiskProblem::Dirty,
+            });
         }
         // By name, what nobody here reads.
         Ext4::open_read_only(ReadOnly(file), Options::default())

@@ -29,6 +29,10 @@ pub(crate) struct Node {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     pub(crate) mtime: Timestamp,
+    /// Bytes, of a regular file.
+    pub(crate) size: u64,
+    /// A number that all names of a file have in common, if it has more than one.
+    pub(crate) linked: Option<u64>,
 }
 
 #[derive(Clone, Debug)]
@@ -178,6 +182,8 @@ fn erofs_node(inode: Inode) -> Result<Node> {
             seconds: inode.mtime.seconds,
             nanos: inode.mtime.nanos,
         },
+        size: inode.size,
+        linked: (inode.nlink > 1).then_some(inode.nid),
         at: At::Erofs(Box::new(inode)),
     })
 }
@@ -192,5 +198,7 @@ fn ext4_node(filesystem: &mut Ext4<ReadOnly<File>>, ino: Ino) -> Result<Node> {
         uid: stat.uid,
         gid: stat.gid,
         mtime: stat.mtime,
+        size: stat.size,
+        linked: (stat.links > 1).then_some(ino.into()),
     })
 }

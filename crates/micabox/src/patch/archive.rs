@@ -11,13 +11,17 @@ use super::overlay::{Attributes, Overlay, Problem};
 /// Records with extended attributes begin like this, as star, GNU tar and Go have them.
 const XATTR: &str = "SCHILY.xattr.";
 
-/// Unpacks an archive at the root.
-pub(super) fn unpack(overlay: &mut Overlay<File>, from: impl Read) -> Result<(), Problem> {
+/// Unpacks an archive below the directory `root`.
+pub(super) fn unpack(
+    overlay: &mut Overlay<File>,
+    root: &[u8],
+    from: impl Read,
+) -> Result<(), Problem> {
     let mut archive = Archive::new(from);
     for entry in archive.entries()? {
         let mut entry = entry?;
         let path = entry.path_bytes().into_owned();
-        member(overlay, &mut entry, &path).map_err(|problem| {
+        member(overlay, root, &mut entry, &path).map_err(|problem| {
             let path = String::from_utf8_lossy(&path);
             Problem::from(&*format!("{path}: {problem}"))
         })?;
@@ -27,12 +31,15 @@ pub(super) fn unpack(overlay: &mut Overlay<File>, from: impl Read) -> Result<(),
 
 fn member(
     overlay: &mut Overlay<File>,
+    root: &[u8],
     entry: &mut Entry<'_, impl Read>,
     path: &[u8],
 ) -> Result<(), Problem> {
     if path.split(|byte| *byte == b'/').any(|name| name == b"..") {
         return Err("a path with `..`".into());
     }
+    let below = |path: &[u8]| [root, b"/", path].concat();
+    let path = &*below(path);
     let attributes = attributes(entry)?;
     let header = entry.header();
     let device = || -> Result<(u32, u32), Problem> {
@@ -50,7 +57,7 @@ fn member(
             overlay.file(path, &attributes, entry).map(drop)
         }
         EntryType::Symlink => overlay.symlink(path, &target, &attributes).map(drop),
-        EntryType::Link => overlay.link(path, &target),
+        EntryType::Link => overlay.link(path, &below(&target)),
         EntryType::Char => {
             let device = device()?;
             overlay.node(path, FileKind::CharDevice, device, &attributes)?;

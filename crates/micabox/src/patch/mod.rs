@@ -84,36 +84,38 @@ impl Sandboxes {
         let base = Base::of(store, &found.record)?;
         apply(&upper::disk(&found.path), &base, patches)
     }
-
-    /// Passes the contents of a file in a sandbox with a disk on to `to`, be it changed or
-    /// the image's; its permissions. Symbolic links are followed as in the sandbox. A
-    /// running one stands still for a moment, as [`Sandboxes::still_disk`] says.
-    ///
-    /// # Errors
-    /// Those of [`Sandboxes::still_disk`]; [`Error::Patch`] if there is no such file.
-    pub fn read_file(
-        &self,
-        store: &Store,
-        name_or_id: &str,
-        path: &[u8],
-        to: &mut dyn io::Write,
-    ) -> Result<u16, Error> {
-        let record = self.get(name_or_id)?;
-        let base = Base::of(store, &record)?;
-        let still = self.still_disk(&record.id)?;
-        let failed = |problem: overlay::Problem| Error::Patch {
-            what: format!("reading {}", String::from_utf8_lossy(path)),
-            problem: problem.to_string(),
-        };
-        let file = File::open(still.path()).map_err(|error| failed(error.into()))?;
-        let scratch = upper::Scratch::new(file);
-        let mut overlay = Overlay::open(scratch, base.lower()?).map_err(failed)?;
-        overlay.read(path, to).map_err(failed)
-    }
 }
 
 /// Applies patches in their order to the upper layer on `disk`, over `base`.
 pub(crate) fn apply(disk: &Path, base: &Base, patches: &[Patch]) -> Result<(), Error> {
+    change(disk, base, |overlay| {
+        for patch in patches {
+            one(overlay, patch).map_err(|problem| patch.failed(problem))?;
+        }
+        Ok(())
+    })
+}
+
+/// Unpacks an archive below the directory `root` in the upper layer on `disk`, over `base`.
+pub(crate) fn unpack(
+    disk: &Path,
+    base: &Base,
+    root: &[u8],
+    archive: &mut dyn io::Read,
+) -> Result<(), Error> {
+    change(disk, base, |overlay| {
+        archive::unpack(overlay, root, archive).map_err(|problem| Error::Patch {
+            what: format!("unpacking to {}", String::from_utf8_lossy(root)),
+            problem: problem.to_string(),
+        })
+    })
+}
+
+fn change(
+    disk: &Path,
+    base: &Base,
+    change: impl FnOnce(&mut Overlay<File>) -> Result<(), Error>,
+) -> Result<(), Error> {
     let failed = |problem: overlay::Problem| Error::Disk {
         what: "patching",
         path: disk.to_owned(),
@@ -122,9 +124,7 @@ pub(crate) fn apply(disk: &Path, base: &Base, patches: &[Patch]) -> Result<(), E
     let file = File::options().read(true).write(true).open(disk);
     let file = file.map_err(|error| failed(error.into()))?;
     let mut overlay = Overlay::open(file, base.lower()?).map_err(failed)?;
-    for patch in patches {
-        one(&mut overlay, patch).map_err(|problem| patch.failed(problem))?;
-    }
+    change(&mut overlay)?;
     overlay.close().map_err(failed)
 }
 
@@ -132,7 +132,7 @@ fn one(overlay: &mut Overlay<File>, patch: &Patch) -> Result<(), overlay::Proble
     match patch {
         Patch::Remove(path) => overlay.remove(path),
         Patch::Directory(path) => overlay.directory(path).map(drop),
-        Patch::Archive(path) => archive::unpack(overlay, File::open(path)?),
+        Patch::Archive(path) => archive::unpack(overlay, b"/", File::open(path)?),
         Patch::Symlink { target, path } => {
             let attributes = Attributes::root(0o777);
             overlay.symlink(path, target, &attributes).map(drop)

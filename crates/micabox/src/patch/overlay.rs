@@ -1,7 +1,7 @@
 //! An upper layer over an image, written as overlayfs would.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 
 use micabox_ext4::{
     BlockDevice, Errno, Ext4, FileKind, Ino, Options, Owner, ROOT, SetAttributes, SetXattr, Stat,
@@ -246,61 +246,6 @@ impl<D: BlockDevice> Overlay<D> {
         }
         self.set(ino, attributes)?;
         Ok(ino)
-    }
-
-    /// Passes a file's contents on, whoever has it; its permissions.
-    pub(super) fn read(&mut self, path: &[u8], to: &mut dyn Write) -> Result<u16> {
-        let mut path = path.to_vec();
-        for _ in 0..LINKS {
-            let (parent, name) = parent_and_name(&path).ok_or("it is a directory")?;
-            let place = self.directory(parent)?;
-            let target = match self.find(&place, name)? {
-                Found::Upper(stat) if stat.kind() == Some(FileKind::File) => {
-                    let read = |overlay: &mut Self, at, buffer: &mut [u8]| {
-                        Ok(overlay.upper.read(stat.ino, at, buffer)?)
-                    };
-                    self.pass_on(read, to)?;
-                    return Ok(stat.mode & 0o7777);
-                }
-                Found::Below(node) if node.kind == FileKind::File => {
-                    let read = |overlay: &mut Self, at, buffer: &mut [u8]| {
-                        Ok(overlay.lower.read(&node, at, buffer)?)
-                    };
-                    self.pass_on(read, to)?;
-                    return Ok(node.permissions);
-                }
-                Found::Upper(stat) if stat.kind() == Some(FileKind::Symlink) => {
-                    self.upper.read_link(stat.ino)?
-                }
-                Found::Below(node) if node.kind == FileKind::Symlink => {
-                    self.lower.read_link(&node)?
-                }
-                Found::Nothing | Found::Whiteout => return Err("there is no such file".into()),
-                _ => return Err("it is no file".into()),
-            };
-            path = match target.starts_with(b"/") {
-                true => target,
-                false => [parent, b"/", &target].concat(),
-            };
-        }
-        Err("too many symbolic links on the way".into())
-    }
-
-    fn pass_on(
-        &mut self,
-        read: impl Fn(&mut Self, u64, &mut [u8]) -> Result<usize>,
-        to: &mut dyn Write,
-    ) -> Result<()> {
-        let mut buffer = vec![0; PIECE];
-        let mut at = 0;
-        loop {
-            let count = read(self, at, &mut buffer)?;
-            if count == 0 {
-                return Ok(());
-            }
-            to.write_all(buffer.get(..count).unwrap_or_default())?;
-            at += count as u64;
-        }
     }
 
     /// Makes a symbolic link in place of what is there, unless that is a directory.

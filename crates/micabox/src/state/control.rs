@@ -31,6 +31,9 @@ pub(crate) enum Request {
         /// How long its first command has after its stop signal.
         grace: Duration,
     },
+    /// Have the machine stand still until whoever asked closes the connection, however that
+    /// comes.
+    Hold,
 }
 
 /// What became of it.
@@ -39,6 +42,18 @@ pub(crate) enum Request {
 pub(crate) enum Answer {
     Done,
     Failed(String),
+}
+
+/// An answer, and what is to last for as long as whoever asked stays connected.
+pub(crate) struct Reply {
+    pub(crate) answer: Answer,
+    pub(crate) held: Option<Box<dyn Send>>,
+}
+
+impl From<Answer> for Reply {
+    fn from(answer: Answer) -> Self {
+        Self { answer, held: None }
+    }
 }
 
 /// Listens for requests until it is dropped.
@@ -53,7 +68,7 @@ impl Control {
     /// Serves requests about the sandbox in `directory`.
     pub(crate) fn serve(
         directory: &Path,
-        handler: impl Fn(Request) -> Answer + Send + Sync + 'static,
+        handler: impl Fn(Request) -> Reply + Send + Sync + 'static,
     ) -> io::Result<Self> {
         let path = directory.join(SOCKET);
         // That of a creator who was killed. Whoever starts a sandbox holds its lock.
@@ -94,24 +109,43 @@ impl Drop for Control {
     }
 }
 
-fn answer(stream: &UnixStream, handler: &impl Fn(Request) -> Answer) {
+fn answer(mut stream: &UnixStream, handler: &impl Fn(Request) -> Reply) {
     let _ = stream.set_read_timeout(Some(REQUEST_TIMEOUT));
-    let answer = match receive(stream) {
+    let reply = match receive(stream) {
         Ok(request) => handler(request),
-        Err(error) => Answer::Failed(error.to_string()),
+        Err(error) => Answer::Failed(error.to_string()).into(),
     };
     // Nobody may be waiting for it any more.
-    let _ = send(stream, &answer);
+    let _ = send(stream, &reply.answer);
+    if reply.held.is_some() {
+        let _ = stream.set_read_timeout(None);
+        let _ = stream.read(&mut [0]);
+    }
 }
 
 /// Asks the creator of the sandbox in `directory` and waits for the answer, for at
 /// most `patience`.
 pub(crate) fn ask(directory: &Path, request: &Request, patience: Duration) -> io::Result<Answer> {
+    Ok(ask_and_stay(directory, request, patience)?.0)
+}
+
+/// As [`ask`]; the connection stays open until the result is dropped.
+pub(crate) fn ask_and_stay(
+    directory: &Path,
+    request: &Request,
+    patience: Duration,
+) -> io::Result<(Answer, Connection)> {
     let stream = with_short_path(directory, UnixStream::connect)?;
     stream.set_read_timeout(Some(patience))?;
     send(&stream, request)?;
-    receive(&stream)
+    Ok((receive(&stream)?, Connection(stream)))
 }
+
+/// A connection to a sandbox's creator.
+#[derive(Debug)]
+pub(crate) struct Connection(
+    #[expect(dead_code, reason = "dropping it says something")] UnixStream,
+);
 
 fn send(mut stream: &UnixStream, message: &impl Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(message)?;
@@ -152,7 +186,7 @@ mod tests {
         fs::create_dir(&deep).unwrap();
         let control = Control::serve(&deep, |request| {
             assert_eq!(request, STOP);
-            Answer::Done
+            Answer::Done.into()
         })
         .unwrap();
         let patience = Duration::from_secs(30);
@@ -161,6 +195,32 @@ mod tests {
         drop(control);
         assert_eq!(fs::read_dir(&deep).unwrap().count(), 0);
         ask(&deep, &STOP, patience).unwrap_err();
+    }
+
+    #[test]
+    fn what_is_held_lasts_as_long_as_the_connection() {
+        struct Held(std::sync::mpsc::Sender<()>);
+        impl Drop for Held {
+            fn drop(&mut self) {
+                self.0.send(()).unwrap();
+            }
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let (gone, was_dropped) = std::sync::mpsc::channel();
+        let _control = Control::serve(dir.path(), move |request| {
+            assert_eq!(request, Request::Hold);
+            Reply {
+                answer: Answer::Done,
+                held: Some(Box::new(Held(gone.clone()))),
+            }
+        })
+        .unwrap();
+        let patience = Duration::from_secs(30);
+        let held = ask_and_stay(dir.path(), &Request::Hold, patience).unwrap();
+        assert_eq!(held.0, Answer::Done);
+        was_dropped.try_recv().unwrap_err();
+        drop(held);
+        was_dropped.recv_timeout(patience).unwrap();
     }
 
     #[test]

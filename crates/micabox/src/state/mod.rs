@@ -6,6 +6,7 @@
 //! sandboxes/<id>/lock         locked (flock) for as long as the creator lives
 //! sandboxes/<id>/control      a socket on which the creator takes requests
 //! sandboxes/<id>/upper.ext4   the disk for changes, if it has one
+//! sandboxes/<id>/output.log   what it wrote while detached
 //! sandboxes/<id>/lease.json   keeps the store from removing the image
 //! locks/sandboxes             locked while a name is given or a directory comes or goes
 //! ```

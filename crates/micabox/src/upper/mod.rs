@@ -3,6 +3,7 @@
 mod changes;
 mod copy;
 mod layer;
+pub(crate) mod merged;
 mod scratch;
 mod still;
 
@@ -22,6 +23,7 @@ pub(crate) use changes::{OPAQUE, is_whiteout};
 pub(crate) use copy::{copy, data_runs};
 pub(crate) use layer::OVERLAY;
 pub(crate) use scratch::Scratch;
+pub(crate) use still::Paused;
 pub use still::StillDisk;
 
 /// Size of a disk if nobody says otherwise: the host gives it space only as it fills.

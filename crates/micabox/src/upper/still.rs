@@ -1,9 +1,11 @@
 //! A sandbox's disk at one moment.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::{Change, changes, copy, disk, layer};
+use crate::state::control::{self, Answer, Connection, Request};
 use crate::state::{Found, ProcessId, Sandboxes};
 use crate::{Base, Error};
 
@@ -58,7 +60,7 @@ impl Sandboxes {
         let Found { record, path } = self.find(name_or_id)?;
         record.disk_size()?;
         let original = disk(&path);
-        let failed = |source: std::io::Error| Error::Disk {
+        let failed = |source: io::Error| Error::Disk {
             what: "copying",
             path: original.clone(),
             problem: source.to_string(),
@@ -69,11 +71,11 @@ impl Sandboxes {
                 _directory: None,
             });
         }
-        let directory = tempfile::tempdir_in(path).map_err(failed)?;
+        let directory = tempfile::tempdir_in(&path).map_err(failed)?;
         let to = directory.path().join("copy.ext4");
-        let paused = record.machine.map(Paused::new).transpose()?;
+        let held = self.hold_still(&record.id)?;
         copy(&original, &to).map_err(failed)?;
-        drop(paused);
+        drop(held);
         Ok(StillDisk {
             path: to,
             _directory: Some(directory),
@@ -81,11 +83,36 @@ impl Sandboxes {
     }
 }
 
+impl Sandboxes {
+    /// Has the creator of a sandbox keep its machine from running until the result is dropped
+    /// or this process is gone, whatever ends it; none if the sandbox has ended meanwhile.
+    fn hold_still(&self, id: &str) -> Result<Option<Connection>, Error> {
+        let failed = |source| Error::System {
+            what: "pausing the machine",
+            source,
+        };
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let found = self.find(id)?;
+            if !found.record.status.is_live() {
+                return Ok(None);
+            }
+            match control::ask_and_stay(&found.path, &Request::Hold, PATIENCE) {
+                Ok((Answer::Done, held)) => return Ok(Some(held)),
+                Ok((Answer::Failed(why), _)) => return Err(failed(io::Error::other(why))),
+                // It has no ear yet, or has just lost it.
+                Err(_) if Instant::now() < deadline => std::thread::sleep(POLL),
+                Err(error) => return Err(failed(error)),
+            }
+        }
+    }
+}
+
 /// A machine whose process stands still until this is dropped.
-struct Paused(ProcessId);
+pub(crate) struct Paused(ProcessId);
 
 impl Paused {
-    fn new(machine: ProcessId) -> Result<Self, Error> {
+    pub(crate) fn new(machine: ProcessId) -> Result<Self, Error> {
         machine.pause();
         let paused = Self(machine);
         let deadline = Instant::now() + PATIENCE;
@@ -94,7 +121,7 @@ impl Paused {
             if Instant::now() > deadline {
                 return Err(Error::System {
                     what: "pausing the machine",
-                    source: std::io::ErrorKind::TimedOut.into(),
+                    source: io::ErrorKind::TimedOut.into(),
                 });
             }
             std::thread::sleep(POLL);

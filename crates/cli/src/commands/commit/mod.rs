@@ -1,8 +1,12 @@
 //! `mica commit`
 
+mod change;
+
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use micabox::Base;
 use micabox_image::{Changes, Reference};
+use oci_spec::image::Config;
 
 use crate::failure::Failure;
 use crate::output::{print, rfc3339};
@@ -17,6 +21,11 @@ pub struct Args {
     /// Who made it
     #[arg(short, long)]
     author: Option<String>,
+
+    /// Change the image's configuration, as a Dockerfile's instruction does; may be repeated
+    /// [CMD ["server"], ENV A=1, EXPOSE 80]
+    #[arg(short, long, value_name = "INSTRUCTION")]
+    change: Vec<String>,
 
     /// What to say of it, in the image's history
     #[arg(short, long)]
@@ -48,9 +57,18 @@ pub fn execute(args: &Args) -> Outcome {
         author: args.author.clone(),
         created_by: Some(record.command.clone()),
         comment: args.message.clone(),
-        config: None,
+        config: config(&args.change, Base::of(&store, &record)?.config())?,
     };
     let image = sandboxes.commit(&store, &record.id, &changes, &references, &settings.limits)?;
     print(&format!("{}\n", image.manifest_digest))?;
     Ok(0)
+}
+
+/// The image's configuration, if it is to be another one.
+fn config(instructions: &[String], mut config: Config) -> Result<Option<Config>, Failure> {
+    if instructions.is_empty() {
+        return Ok(None);
+    }
+    change::apply(&mut config, instructions).map_err(Failure::new)?;
+    Ok(Some(config))
 }

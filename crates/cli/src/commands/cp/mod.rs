@@ -1,0 +1,210 @@
+//! `mica cp`
+
+mod pack;
+mod place;
+mod unpack;
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{self, IsTerminal, Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use micabox::{PathKind, Sandboxes};
+use micabox_image::Store;
+
+use crate::failure::Failure;
+use crate::{Outcome, settings};
+use place::{Place, place};
+
+/// Copy files and directories into a stopped sandbox, or out of one
+///
+/// As with Docker: a directory that exists gets what is copied inside, and DIRECTORY/. stands
+/// for what is in a directory. What goes in belongs to root, what comes out to whoever copies.
+/// Times and permissions are kept. Directories on the way in are made if they are missing.
+///
+/// Reads and writes the sandbox's disk itself; nothing is mounted. Out of a running sandbox,
+/// which stands still for a moment, comes what it has flushed.
+#[derive(Debug, clap::Args)]
+#[command(
+    override_usage = "mica cp [OPTIONS] FROM|- SANDBOX:PATH\n       mica cp [OPTIONS] SANDBOX:PATH TO|-"
+)]
+pub struct Args {
+    /// Keep owners: numbers, not names
+    #[arg(short, long)]
+    archive: bool,
+
+    /// Copy what a symbolic link FROM leads to, not the link
+    #[arg(short = 'L', long)]
+    follow_link: bool,
+
+    /// What to copy; - unpacks an uncompressed archive from stdin
+    #[arg(value_name = "FROM")]
+    from: String,
+
+    /// Where to; - writes an archive to stdout
+    #[arg(value_name = "TO")]
+    to: String,
+}
+
+/// Copies.
+pub fn execute(args: &Args) -> Outcome {
+    let store = settings::store()?;
+    let sandboxes = settings::sandboxes(&store)?;
+    match (inside(&args.from), inside(&args.to)) {
+        (None, Some((name, path))) => {
+            let sandbox = Inside::new(&store, &sandboxes, name, path);
+            copy_in(args, &sandbox)
+        }
+        (Some((name, path)), None) => {
+            let sandbox = Inside::new(&store, &sandboxes, name, path);
+            copy_out(args, &sandbox)
+        }
+        _ => Err(
+            Failure::new("one of the two must be in a sandbox, and the other not")
+                .hint("write SANDBOX:/absolute/path, and ./name for a file of yours with a colon"),
+        ),
+    }
+}
+
+/// Sandbox and absolute path.
+fn inside(name: &str) -> Option<(&str, &str)> {
+    let (sandbox, path) = name.split_once(':')?;
+    let is_inside = !sandbox.is_empty() && !sandbox.contains('/') && path.starts_with('/');
+    is_inside.then_some((sandbox, path))
+}
+
+/// A path in a sandbox.
+struct Inside<'a> {
+    store: &'a Store,
+    sandboxes: &'a Sandboxes,
+    name: &'a str,
+    path: &'a str,
+}
+
+impl<'a> Inside<'a> {
+    fn new(store: &'a Store, sandboxes: &'a Sandboxes, name: &'a str, path: &'a str) -> Self {
+        Self {
+            store,
+            sandboxes,
+            name,
+            path,
+        }
+    }
+
+    fn kind(&self) -> Result<PathKind, Failure> {
+        let path = self.path.as_bytes();
+        Ok(self.sandboxes.path_kind(self.store, self.name, path)?)
+    }
+
+    fn write(&self, root: &[u8], archive: &mut dyn Read) -> Result<(), Failure> {
+        let (store, name) = (self.store, self.name);
+        Ok(self.sandboxes.write_archive(store, name, root, archive)?)
+    }
+
+    fn read(&self, follow: bool, name: &[u8], to: &mut dyn Write) -> Result<(), Failure> {
+        let path = self.path.as_bytes();
+        let sandboxes = self.sandboxes;
+        Ok(sandboxes.read_archive(self.store, self.name, path, follow, name, to)?)
+    }
+}
+
+fn copy_in(args: &Args, sandbox: &Inside<'_>) -> Outcome {
+    let kind = sandbox.kind()?;
+    if args.from == "-" {
+        if kind != PathKind::Directory {
+            let message = format!("{} is no directory of the sandbox's", sandbox.path);
+            return Err(Failure::new(message));
+        }
+        sandbox.write(sandbox.path.as_bytes(), &mut io::stdin().lock())?;
+        return Ok(0);
+    }
+    let from = Path::new(&args.from);
+    let reading =
+        |error: io::Error| Failure::of(&error).context(&format!("reading {}", from.display()));
+    let is_followed = args.follow_link || args.from.ends_with('/') || contents(&args.from);
+    let metadata = match is_followed {
+        true => fs::metadata(from),
+        false => fs::symlink_metadata(from),
+    };
+    let is_directory = metadata.map_err(reading)?.is_dir();
+    // A name of its own even for `.` and `..`.
+    let named = match from.file_name() {
+        Some(name) => name.to_owned(),
+        None => {
+            let whole = from.canonicalize().map_err(reading)?;
+            whole.file_name().unwrap_or_default().to_owned()
+        }
+    };
+    let to = place(
+        is_directory,
+        contents(&args.from),
+        named.as_bytes(),
+        sandbox.path.as_bytes(),
+        kind,
+    )
+    .map_err(Failure::new)?;
+    let Place { parent, name } = to;
+    let (read_end, write_end) = io::pipe().map_err(reading)?;
+    std::thread::scope(|scope| {
+        let (owners, name) = (args.archive, name.as_slice());
+        let packing = scope.spawn(move || pack::pack(from, is_followed, name, owners, write_end));
+        let written = sandbox.write(&parent, &mut { read_end });
+        match packing.join() {
+            // That nobody takes the archive is the other's fault.
+            Ok(Err(error)) if error.kind() != io::ErrorKind::BrokenPipe => Err(reading(error)),
+            Ok(_) => written.map(|()| 0),
+            Err(_) => Err(Failure::new("the thread that reads the files died")),
+        }
+    })
+}
+
+fn copy_out(args: &Args, sandbox: &Inside<'_>) -> Outcome {
+    let path = sandbox.path;
+    let base = path.trim_end_matches("/.").trim_end_matches('/');
+    let named = base.rsplit('/').next().unwrap_or_default();
+    if args.to == "-" {
+        if io::stdout().is_terminal() {
+            return Err(Failure::new("an archive is nothing for a terminal"));
+        }
+        sandbox.read(args.follow_link, named.as_bytes(), &mut io::stdout().lock())?;
+        return Ok(0);
+    }
+    let to = Path::new(&args.to);
+    let kind = match fs::metadata(to) {
+        Ok(metadata) if metadata.is_dir() => PathKind::Directory,
+        Ok(_) => PathKind::Other,
+        Err(_) => PathKind::Nothing,
+    };
+    let (read_end, write_end) = io::pipe().map_err(|error| Failure::of(&error))?;
+    std::thread::scope(|scope| {
+        // What it is, is known when it comes; what it is called there does not matter.
+        let follow = args.follow_link;
+        let reading = scope.spawn(move || sandbox.read(follow, unpack::ROOT, &mut { write_end }));
+        let unpacked = unpack::unpack(read_end, args.archive, |is_directory| {
+            let all = contents(path) || named.is_empty();
+            let Place { mut parent, name } = place(
+                is_directory,
+                all,
+                named.as_bytes(),
+                to.as_os_str().as_bytes(),
+                kind,
+            )?;
+            parent.push(b'/');
+            parent.extend(name);
+            Ok(Path::new(OsStr::from_bytes(&parent)).to_owned())
+        });
+        match (reading.join(), unpacked) {
+            (Err(_), _) => Err(Failure::new("the thread that reads the sandbox died")),
+            // Without it there is nothing to read.
+            (Ok(Err(failure)), Ok(_) | Err(unpack::Problem::Archive(_))) => Err(failure),
+            (Ok(_), Err(problem)) => Err(problem.into()),
+            (Ok(Ok(())), Ok(())) => Ok(0),
+        }
+    })
+}
+
+/// Whether a path stands for what is in a directory.
+fn contents(path: &str) -> bool {
+    path == "." || path.ends_with("/.")
+}

@@ -1,0 +1,227 @@
+//! `mica cp`: files and directories into sandboxes and out of them.
+
+mod support;
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use support::{Home, wait_until};
+
+#[test]
+#[ignore = "needs a built guest"]
+fn files_go_into_a_stopped_sandbox_and_out_of_it() {
+    let home = Home::new();
+    let script = "if [ -e new ]; then cat new named; stat -c '%a %u' new; exit; fi; \
+        echo mine > own; chmod 6751 own; ln -s own link; sync; while :; do sleep 0.05; done";
+    let run = [
+        "run",
+        "--upper",
+        "disk:256m",
+        "--name",
+        "it",
+        "box",
+        "sh",
+        "-c",
+    ];
+    let running = home.start(&[&run[..], &[script]].concat());
+    let at = |name: &str| home.path().join(name).to_str().unwrap().to_owned();
+    fs::write(at("named"), "in\n").unwrap();
+    let copy = |from: &str, to: &str| home.output(&["cp", from, to]);
+    wait_until("the sandbox is up", || {
+        home.output(&["ps"]).ok().contains("up since")
+    });
+    let refused = copy(&at("named"), "it:/srv/new");
+    assert!(
+        refused.stderr().contains("is running"),
+        "{}",
+        refused.stderr()
+    );
+    wait_until("its files are there", || {
+        home.output(&["diff", "it"]).stdout().contains("link")
+    });
+    home.output(&["stop", "-t", "0", "it"]).ok();
+    running.wait();
+
+    copy("it:/srv/link", &at("link")).ok();
+    assert_eq!(fs::read_link(at("link")).unwrap(), Path::new("own"));
+    home.output(&["cp", "-L", "it:/srv/link", &at("out")]).ok();
+    assert_eq!(fs::read(at("out")).unwrap(), b"mine\n");
+    assert_eq!(fs::metadata(at("out")).unwrap().mode() & 0o7777, 0o751);
+    // The image's, into a directory.
+    copy("it:/srv/data", home.path().to_str().unwrap()).ok();
+    assert_eq!(
+        fs::read(at("data")).unwrap(),
+        b"0123456789abcdef".repeat(10_000)
+    );
+    let refused = copy("it:/srv/gone", &at("never"));
+    assert!(
+        refused.stderr().contains("no such file"),
+        "{}",
+        refused.stderr()
+    );
+    assert!(!Path::new(&at("never")).exists());
+
+    copy(&at("named"), "it:/srv/new").ok();
+    copy(&at("named"), "it:/srv").ok();
+    let again = home.output(&["start", "-a", "it"]);
+    assert_eq!(
+        again.stdout().lines().take(3).collect::<Vec<_>>(),
+        ["in", "in", "644 0"]
+    );
+    home.output(&["rm", "it"]).ok();
+    home.assert_nothing_left();
+}
+
+/// A directory with something of everything.
+fn tree(root: &Path) {
+    fs::create_dir_all(root.join("sub/empty")).unwrap();
+    fs::write(root.join("file"), "file\n").unwrap();
+    fs::write(root.join("sub/program"), vec![b'x'; 300_000]).unwrap();
+    fs::set_permissions(root.join("sub/program"), fs::Permissions::from_mode(0o750)).unwrap();
+    fs::hard_link(root.join("file"), root.join("sub/hard")).unwrap();
+    symlink("../nowhere", root.join("sub/link")).unwrap();
+    fs::write(root.join("n".repeat(200)), "long").unwrap();
+    fs::write(root.join(OsStr::from_bytes(b"odd \xff")), "odd").unwrap();
+    fs::set_permissions(root.join("sub/empty"), fs::Permissions::from_mode(0o500)).unwrap();
+}
+
+/// What is below a directory, as find says.
+#[track_caller]
+fn listed(root: &Path) -> String {
+    let output = Command::new("find")
+        .arg(root)
+        .args(["-mindepth", "1", "-printf", "%P %y %m %n %l %Ts\n"])
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let mut lines: Vec<_> = text.lines().collect();
+    lines.sort_unstable();
+    lines.join("\n")
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn directories_are_copied_by_dockers_rules() {
+    const LOOK: &str = "cd /srv; find new tree kept -type d | sort; cat new/file tree/file \
+        kept/file; stat -c '%a %u %h' new/sub/program new/file; readlink new/sub/link; \
+        stat -c %a kept new/sub/empty; md5sum < tree/sub/program; cat deep/er/tree/file; \
+        cat piped/x";
+    let home = Home::new();
+    home.output(&["run", "--name", "it", "--upper", "disk:256m", "box", "true"])
+        .ok();
+    let at = |name: &str| home.path().join(name).to_str().unwrap().to_owned();
+    let source = home.path().join("tree");
+    tree(&source);
+    let copy = |from: &str, to: &str| home.output(&["cp", from, to]);
+    // One that is not there becomes a copy; one that is there gets it; or its contents.
+    copy(&at("tree"), "it:/srv/new").ok();
+    copy(&at("tree"), "it:/srv").ok();
+    copy(&at("tree/."), "it:/srv/kept").ok();
+    copy(&at("tree"), "it:/srv/deep/er/").ok();
+    copy(&at("tree"), "it:/srv/deep/er/").ok();
+    for (from, to, what) in [
+        (at("tree"), "it:/srv/run", "place of a file"),
+        (at("tree/file"), "it:/srv/nope/", "no such directory"),
+        (at("tree/file"), "it:/srv/run/x", "no directory"),
+        (at("nope"), "it:/srv", "No such file"),
+        ("-".to_owned(), "it:/srv/run", "no directory"),
+    ] {
+        let refused = copy(&from, to);
+        assert_eq!(refused.code(), 1);
+        assert!(
+            refused.stderr().contains(what),
+            "{from} {to}: {}",
+            refused.stderr()
+        );
+    }
+    // An archive from GNU tar, and one for it.
+    fs::create_dir(at("t")).unwrap();
+    fs::write(at("t/x"), "piped\n").unwrap();
+    home.output(&["cp", &at("t"), "it:/srv/piped"]).ok();
+    fs::write(at("t/x"), "tar\n").unwrap();
+    let mut tar = Command::new("tar");
+    let mut tar = tar
+        .args(["-C", &at("t"), "-c", "x"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut put = home.mica(&["cp", "-", "it:/srv/piped"]);
+    let put = put.stdin(tar.stdout.take().unwrap()).status().unwrap();
+    assert!(put.success() && tar.wait().unwrap().success());
+    let mut got = home.mica(&["cp", "it:/srv/new", "-"]);
+    let mut got = got.stdout(Stdio::piped()).spawn().unwrap();
+    let list = Command::new("tar")
+        .args(["-t"])
+        .stdin(got.stdout.take().unwrap())
+        .output()
+        .unwrap();
+    assert!(got.wait().unwrap().success() && list.status.success());
+    let list = String::from_utf8_lossy(&list.stdout).into_owned();
+    assert!(
+        list.starts_with("new/\n") && list.contains("new/sub/program\n"),
+        "{list}"
+    );
+
+    // Out again: what went in.
+    let long = "n".repeat(200);
+    for (from, to) in [("it:/srv/new", "back"), ("it:/srv/deep/er/tree/.", "back2")] {
+        copy(from, &at(to)).ok();
+        assert_eq!(listed(Path::new(&at(to))), listed(&source));
+        for name in ["file", "sub/program", &long] {
+            let same = fs::read(at(to) + "/" + name).unwrap();
+            assert!(same == fs::read(source.join(name)).unwrap(), "{name}");
+        }
+    }
+    // Into one that is there, and what is there stays.
+    fs::create_dir(at("mine")).unwrap();
+    fs::write(at("mine/own"), "own").unwrap();
+    copy("it:/srv/new", &at("mine")).ok();
+    copy("it:/srv/new/.", &at("mine")).ok();
+    assert_eq!(listed(Path::new(&at("mine/new"))), listed(&source));
+    assert_eq!(fs::read(at("mine/own")).unwrap(), b"own");
+    assert_eq!(fs::read(at("mine/file")).unwrap(), b"file\n");
+    let refused = copy("it:/srv/new", &at("t/x"));
+    assert!(
+        refused.stderr().contains("place of a file"),
+        "{}",
+        refused.stderr()
+    );
+
+    let disk = home.sandboxes()[0].join("upper.ext4");
+    let fsck = Command::new("e2fsck")
+        .arg("-fn")
+        .arg(&disk)
+        .output()
+        .unwrap();
+    assert!(
+        fsck.status.success(),
+        "{}",
+        String::from_utf8_lossy(&fsck.stdout)
+    );
+    home.output(&["commit", "it", "copied"]).ok();
+    let mut sum = Command::new("md5sum");
+    sum.stdin(fs::File::open(source.join("sub/program")).unwrap());
+    let sum = String::from_utf8(sum.output().unwrap().stdout).unwrap();
+    let directories = |name: &str| format!("{name}\n{name}/sub\n{name}/sub/empty\n");
+    let seen = [
+        &directories("kept")[..],
+        &directories("new"),
+        &directories("tree"),
+        "file\nfile\nfile\n750 0 1\n644 0 2\n../nowhere\n711\n500\n",
+        &sum,
+        "file\ntar\n",
+    ]
+    .concat();
+    assert_eq!(
+        home.output(&["run", "--rm", "copied", "sh", "-c", LOOK])
+            .ok(),
+        seen
+    );
+    home.output(&["rm", "it"]).ok();
+    home.assert_nothing_left();
+}

@@ -1,0 +1,303 @@
+//! What a sandbox's first command wrote while nobody watched: kept in the sandbox's directory,
+//! the last of it if it is much.
+//!
+//! ```text
+//! sandboxes/<id>/output.log   records, the newest last
+//! sandboxes/<id>/output.old   those before, once the first file had its fill
+//! ```
+//!
+//! A record is a head of 16 bytes, little endian, and what was written:
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 4 | 1 for stdout, 2 for stderr |
+//! | 4 | how many bytes were written |
+//! | 8 | when: nanoseconds since 1970-01-01 UTC |
+
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::sandbox::lock;
+use crate::state::Found;
+use crate::{Error, Sandbox, Sandboxes};
+
+const FILE: &str = "output.log";
+const OLD: &str = "output.old";
+
+/// Bytes after which a file has its fill; there are two.
+const FILL: u64 = 8 << 20;
+
+/// Bytes of a record's head.
+const HEAD: usize = 16;
+
+/// Most bytes of one record: more than is ever read at once.
+const RECORD_MAX: u32 = 1 << 20;
+
+/// Which of a command's outputs something was written to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogStream {
+    /// stdout, or the terminal.
+    Stdout = 1,
+    /// stderr.
+    Stderr = 2,
+}
+
+/// Something that a command wrote.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogRecord {
+    /// Where to.
+    pub stream: LogStream,
+    /// When, since 1970-01-01 UTC.
+    pub at: Duration,
+    /// What.
+    pub bytes: Vec<u8>,
+}
+
+/// Writes a sandbox's log.
+#[derive(Debug)]
+pub struct LogWriter {
+    directory: PathBuf,
+    /// The newest file and its length.
+    newest: Mutex<(File, u64)>,
+}
+
+impl Sandbox {
+    /// Opens the sandbox's log to add to it.
+    ///
+    /// # Errors
+    /// [`Error::State`].
+    pub fn log(&self) -> Result<LogWriter, Error> {
+        let directory = self.directory();
+        LogWriter::open(&directory).map_err(|source| Error::State {
+            what: "opening",
+            path: directory.join(FILE),
+            source,
+        })
+    }
+}
+
+impl LogWriter {
+    fn open(directory: &Path) -> io::Result<Self> {
+        let newest = Self::file(directory)?;
+        let length = newest.metadata()?.len();
+        Ok(Self {
+            directory: directory.to_owned(),
+            newest: Mutex::new((newest, length)),
+        })
+    }
+
+    fn file(directory: &Path) -> io::Result<File> {
+        let mut options = File::options();
+        let options = options.append(true).create(true).mode(0o600);
+        options.open(directory.join(FILE))
+    }
+
+    /// Adds what was written just now.
+    ///
+    /// # Errors
+    /// Those of the file.
+    pub fn write(&self, stream: LogStream, bytes: &[u8]) -> io::Result<()> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let nanos = now.unwrap_or_default().as_nanos();
+        let nanos = u64::try_from(nanos).unwrap_or(u64::MAX);
+        let mut newest = lock(&self.newest);
+        for bytes in bytes.chunks(RECORD_MAX as usize) {
+            let mut record = Vec::with_capacity(HEAD + bytes.len());
+            record.extend_from_slice(&(stream as u32).to_le_bytes());
+            record.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
+            record.extend_from_slice(&nanos.to_le_bytes());
+            record.extend_from_slice(bytes);
+            if newest.1 >= FILL {
+                fs::rename(self.directory.join(FILE), self.directory.join(OLD))?;
+                *newest = (Self::file(&self.directory)?, 0);
+            }
+            // As one, so that whoever reads sees at most the last record cut short.
+            newest.0.write_all(&record)?;
+            newest.1 += record.len() as u64;
+        }
+        Ok(())
+    }
+}
+
+/// Reads a sandbox's log from its beginning.
+#[derive(Debug)]
+pub struct LogReader {
+    sandboxes: Sandboxes,
+    found: Found,
+    /// What is to be read next, the last one first, and how far it was read.
+    files: Vec<(File, u64)>,
+}
+
+impl Sandboxes {
+    /// Opens the log of a sandbox; None if it has none, because somebody watched it all along.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchSandbox`], [`Error::Ambiguous`]; [`Error::State`].
+    pub fn log(&self, name_or_id: &str) -> Result<Option<LogReader>, Error> {
+        let found = self.find(name_or_id)?;
+        let open = |name| match File::open(found.path.join(name)) {
+            Ok(file) => Ok(Some((file, 0))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(Error::State {
+                what: "opening",
+                path: found.path.join(name),
+                source,
+            }),
+        };
+        // The older one last: should they change places just now, a part is missing and none
+        // is there twice.
+        let files = [open(FILE)?, open(OLD)?];
+        let mut files: Vec<(File, u64)> = files.into_iter().flatten().collect();
+        let is_same = |a: &File, b: &File| -> io::Result<bool> {
+            let (a, b) = (a.metadata()?, b.metadata()?);
+            Ok((a.dev(), a.ino()) == (b.dev(), b.ino()))
+        };
+        if let [(newest, _), (old, _)] = files.as_slice()
+            && is_same(newest, old).unwrap_or(false)
+        {
+            files.pop();
+        }
+        Ok((!files.is_empty()).then_some(LogReader {
+            sandboxes: self.clone(),
+            found,
+            files,
+        }))
+    }
+}
+
+impl LogReader {
+    /// The next record; None at the end. The end is not for ever while the sandbox runs.
+    ///
+    /// # Errors
+    /// [`Error::State`] if the log can't be read or makes no sense.
+    pub fn next_record(&mut self) -> Result<Option<LogRecord>, Error> {
+        loop {
+            let Some((file, at)) = self.files.last_mut() else {
+                return Ok(None);
+            };
+            let read = read_record(file, *at).map_err(|source| Error::State {
+                what: "reading",
+                path: self.found.path.join(FILE),
+                source,
+            })?;
+            if let Some(record) = read {
+                *at += (HEAD + record.bytes.len()) as u64;
+                return Ok(Some(record));
+            }
+            if self.files.len() > 1 {
+                self.files.pop();
+            } else if !self.move_on() {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Goes over to a newer file, if the one that was read to its end is not the newest.
+    fn move_on(&mut self) -> bool {
+        let newer = File::open(self.found.path.join(FILE)).ok().filter(|newer| {
+            let identity = |file: &File| file.metadata().ok().map(|it| (it.dev(), it.ino()));
+            let read = self.files.last().and_then(|(file, _)| identity(file));
+            identity(newer) != read
+        });
+        // What was added to the old one before it changed its name is read first.
+        let is_newer = newer.is_some();
+        if let Some(newer) = newer {
+            self.files.insert(0, (newer, 0));
+        }
+        is_newer
+    }
+
+    /// Whether there may be more.
+    ///
+    /// # Errors
+    /// [`Error::State`].
+    pub fn is_live(&self) -> Result<bool, Error> {
+        match self.sandboxes.find(&self.found.record.id) {
+            Ok(found) => Ok(found.record.status.is_live()),
+            Err(Error::NoSuchSandbox(_)) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// The record at `at`; None if there is none, or not all of it yet.
+fn read_record(file: &mut File, at: u64) -> io::Result<Option<LogRecord>> {
+    let wrong = || io::Error::new(io::ErrorKind::InvalidData, "it is not a log of ours");
+    let length = file.metadata()?.len();
+    let mut head = [0; HEAD];
+    if length < at.saturating_add(HEAD as u64) {
+        return Ok(None);
+    }
+    file.seek(SeekFrom::Start(at))?;
+    file.read_exact(&mut head)?;
+    let (stream, rest) = head.split_first_chunk().ok_or_else(wrong)?;
+    let (count, rest) = rest.split_first_chunk().ok_or_else(wrong)?;
+    let nanos = rest.first_chunk().ok_or_else(wrong)?;
+    let stream = match u32::from_le_bytes(*stream) {
+        1 => LogStream::Stdout,
+        2 => LogStream::Stderr,
+        _ => return Err(wrong()),
+    };
+    let count = u32::from_le_bytes(*count);
+    if count > RECORD_MAX {
+        return Err(wrong());
+    }
+    if length < at + HEAD as u64 + u64::from(count) {
+        return Ok(None);
+    }
+    let mut bytes = vec![0; count as usize];
+    file.read_exact(&mut bytes)?;
+    Ok(Some(LogRecord {
+        stream,
+        at: Duration::from_nanos(u64::from_le_bytes(*nanos)),
+        bytes,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_of_much_is_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let writer = LogWriter::open(directory.path()).unwrap();
+        let count = 3 * FILL / (1 << 18);
+        for number in 0..count {
+            let mut bytes = vec![0; 1 << 18];
+            bytes[..8].copy_from_slice(&number.to_le_bytes());
+            writer.write(LogStream::Stderr, &bytes).unwrap();
+        }
+        let size = |name| fs::metadata(directory.path().join(name)).unwrap().len();
+        assert!(size(FILE) + size(OLD) < 2 * FILL + (1 << 20));
+        let mut read = Vec::new();
+        for name in [OLD, FILE] {
+            let mut file = File::open(directory.path().join(name)).unwrap();
+            let mut at = 0;
+            while let Some(record) = read_record(&mut file, at).unwrap() {
+                at += (HEAD + record.bytes.len()) as u64;
+                assert_eq!(record.stream, LogStream::Stderr);
+                read.push(u64::from_le_bytes(*record.bytes.first_chunk().unwrap()));
+            }
+        }
+        let kept = read.len() as u64;
+        assert!(kept >= FILL >> 18, "{kept}");
+        assert_eq!(read, (count - kept..count).collect::<Vec<_>>());
+        // A record that is being written is none yet.
+        let path = directory.path().join("torn");
+        let whole = fs::read(directory.path().join(FILE)).unwrap();
+        for length in [0, 15, 16, 1000] {
+            fs::write(&path, &whole[..length]).unwrap();
+            assert_eq!(
+                read_record(&mut File::open(&path).unwrap(), 0).unwrap(),
+                None
+            );
+        }
+        fs::write(&path, [7; 100]).unwrap();
+        read_record(&mut File::open(&path).unwrap(), 0).unwrap_err();
+    }
+}
