@@ -174,7 +174,8 @@ fn root_disk_hint(problem: &micabox::DiskProblem) -> Option<&'static str> {
              sandbox do it with `--root-disk FILE:rw`"
         }
         P::Partitioned(_) => {
-            "`sfdisk -d FILE` lists the partitions; cut one out with              `dd if=FILE of=root.img bs=512 skip=START count=SIZE`"
+            "`sfdisk -d FILE` lists the partitions; cut one out with \
+             `dd if=FILE of=root.img bs=512 skip=START count=SIZE`"
         }
         P::Foreign(what) if what.contains("VM") || what.contains("VHDX") => CONVERT,
         P::Foreign(what) if what.contains("qcow2") => CONVERT,
