@@ -8,9 +8,9 @@ use std::os::unix::fs::OpenOptionsExt;
 
 /// Says something on the console, for the host to see when there is no other channel.
 ///
-/// By way of the kernel's log: the kernel writes to every console that it knows of, while
-/// the console's terminal needs an interrupt that not every machine gives it. If nobody
-/// hears it, nothing can be done about that.
+/// By way of the kernel's log: the kernel has written it when this returns, while what is
+/// written to the console's terminal waits for interrupts that a machine about to end does
+/// not see any more. If nobody hears it, nothing can be done about that.
 pub fn say(text: impl Display) {
     /// An error's level: shown however quiet the kernel is to be.
     const ERROR: &str = "<3>";

@@ -1,6 +1,6 @@
 //! A sandbox to be: what it shall have, and how it is started.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -62,6 +62,7 @@ pub struct Builder<'a> {
     auto_remove: bool,
     stop_signal: Option<i32>,
     network: Network,
+    vsock: Option<PathBuf>,
     boot_timeout: Option<Duration>,
     description: String,
     backend: Option<Arc<dyn Backend>>,
@@ -100,6 +101,7 @@ impl<'a> Builder<'a> {
             auto_remove: true,
             stop_signal: None,
             network: Network::default(),
+            vsock: None,
             boot_timeout: None,
             description: String::new(),
             backend: None,
@@ -132,6 +134,7 @@ impl<'a> Builder<'a> {
             auto_remove: false,
             stop_signal: spec.stop_signal,
             network: spec.network,
+            vsock: spec.vsock,
             description: record.command.clone(),
             ..Self::on(store, base)
         })
@@ -185,6 +188,16 @@ impl<'a> Builder<'a> {
     #[must_use]
     pub fn network(mut self, network: Network) -> Self {
         self.network = network;
+        self
+    }
+
+    /// Leads to the sandbox's sockets (virtio-vsock, backend `kvm` only): who connects to the
+    /// Unix socket at `path`, which must be absolute, and writes `CONNECT PORT\n` reaches that
+    /// port in the sandbox, and a program that listens at `path` with `_PORT` behind it is
+    /// reached from there at port PORT of address 2. The path goes with the sandbox.
+    #[must_use]
+    pub fn vsock(mut self, path: impl Into<PathBuf>) -> Self {
+        self.vsock = Some(path.into());
         self
     }
 
@@ -490,6 +503,7 @@ impl<'a> Builder<'a> {
             pmem: plan.pmem.clone(),
             disks: plan.disks.clone(),
             network: interface.cloned(),
+            vsock: self.vsock.clone(),
             cmdline_extra: Vec::new(),
         })?);
         self.cancel.watch(&machine);
@@ -531,6 +545,7 @@ impl<'a> Builder<'a> {
             init: self.init,
             stop_signal: self.stop_signal,
             network: self.network.clone(),
+            vsock: self.vsock.clone(),
         })
     }
 

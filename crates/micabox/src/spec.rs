@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
 
 use micabox_wire::{Init, TtySize};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -29,6 +30,9 @@ pub struct Spec {
     /// Whom it reaches.
     #[serde(default)]
     pub network: Network,
+    /// Where the host's programs find its sockets.
+    #[serde(default)]
+    pub vsock: Option<PathBuf>,
 }
 
 /// A [`Command`] in JSON.
@@ -140,10 +144,12 @@ mod tests {
             init: Init::Reaper,
             stop_signal: Some(15),
             network: Network::None,
+            vsock: Some("/run/box".into()),
         };
         let text = serde_json::to_string(&spec).unwrap();
         let again: Spec = serde_json::from_str(&text).unwrap();
         assert_eq!(again.command, spec.command);
         assert_eq!(again.root, spec.root);
+        assert_eq!(again.vsock, spec.vsock);
     }
 }

@@ -31,6 +31,10 @@ pub struct MachineConfig {
     pub disks: Vec<Disk>,
     /// A network interface.
     pub network: Option<NetworkInterface>,
+    /// Where the host's programs find its sockets (virtio-vsock): a path for those who connect
+    /// to the guest, and `PATH_PORT` for each whom it connects to. Only where the backend
+    /// has it.
+    pub vsock: Option<PathBuf>,
     /// Words for the end of the kernel command line.
     pub cmdline_extra: Vec<String>,
 }
@@ -99,13 +103,16 @@ impl PmemRegion {
 }
 
 impl MachineConfig {
+    /// Bytes of RAM.
+    pub(crate) fn memory(&self) -> u64 {
+        u64::from(self.memory_mib) << 20
+    }
+
     /// Bytes of address space that the machine's memory takes in its process.
     pub(crate) fn address_space(&self) -> u64 {
-        self.pmem
-            .iter()
-            .fold(u64::from(self.memory_mib) << 20, |sum, region| {
-                sum.saturating_add(region.size())
-            })
+        self.pmem.iter().fold(self.memory(), |sum, region| {
+            sum.saturating_add(region.size())
+        })
     }
 
     /// Bytes of the largest file that the machine may write to; 0 if there is none.
@@ -235,6 +242,7 @@ mod tests {
             pmem: Vec::new(),
             disks: Vec::new(),
             network: None,
+            vsock: None,
             cmdline_extra: Vec::new(),
         }
     }

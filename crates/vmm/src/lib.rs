@@ -25,12 +25,24 @@ pub mod kvm;
 mod process;
 pub mod qemu;
 
+use std::path::PathBuf;
+
 pub use backend::{Acceleration, Backend, Exit, FilesPerRegion, Limits, Machine};
 pub use config::{Disk, DiskSource, MachineConfig, NetworkInterface, PmemFile, PmemRegion};
 pub use error::Error;
 #[cfg(target_arch = "x86_64")]
 pub use kvm::{Kvm, run_if_worker};
 pub use qemu::Qemu;
+
+/// Where machines' processes are limited by control groups, and in what: `memory`, `cpu`,
+/// `pids`.
+///
+/// # Errors
+/// Why they are not, continuing a sentence.
+pub fn control_groups() -> Result<(PathBuf, Vec<&'static str>), String> {
+    let place = process::Place::find()?;
+    Ok((place.directory().to_owned(), place.controllers))
+}
 
 /// Name of the virtio-serial port that carries the byte stream to the guest's agent.
 pub const AGENT_PORT: &str = "micabox.agent.0";

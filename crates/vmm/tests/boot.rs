@@ -28,6 +28,7 @@ fn config() -> MachineConfig {
         pmem: Vec::new(),
         disks: Vec::new(),
         network: None,
+        vsock: None,
         cmdline_extra: Vec::new(),
     }
 }

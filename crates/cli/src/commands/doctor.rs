@@ -68,6 +68,7 @@ impl Check {
 /// Looks at the machine.
 pub fn execute(args: &Args) -> Outcome {
     let mut checks = machine();
+    checks.push(limits());
     checks.push(guest());
     checks.extend(store());
     checks.push(settings());
@@ -134,6 +135,31 @@ fn machine() -> Vec<Check> {
         ),
     };
     vec![version, acceleration]
+}
+
+/// Control groups.
+fn limits() -> Check {
+    match micabox_vmm::control_groups() {
+        Ok((directory, controllers)) => {
+            let controllers = controllers.join(", ");
+            Check::ok(
+                "limits",
+                format!("{controllers}, in {}", directory.display()),
+            )
+        }
+        Err(why) => Check::new(
+            "limits",
+            Verdict::Note,
+            format!("no control group for machines: {why}"),
+            Some(
+                "machines' processes are limited in memory, processor time and number where mica \
+                 may make a control group (version 2): as root on a host that has them, or in a \
+                 user's session whose manager hands controllers down (systemd: \
+                 `Delegate=cpu memory pids` for user@.service)"
+                    .into(),
+            ),
+        ),
+    }
 }
 
 fn guest() -> Check {

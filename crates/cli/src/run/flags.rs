@@ -141,6 +141,12 @@ pub struct Args {
     #[arg(long, value_name = "IP[:PORT]", value_parser = resolver)]
     pub dns: Vec<SocketAddr>,
 
+    /// Make sockets between sandbox and host (AF_VSOCK, backend kvm only): who connects to this
+    /// Unix socket and says `CONNECT PORT` reaches that port of the sandbox, and the sandbox
+    /// reaches who listens at PATH_PORT as port PORT of address 2
+    #[arg(long, value_name = "PATH")]
+    pub vsock: Option<PathBuf>,
+
     /// Stop the command after so long [30, 90s, 5m, 2h]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub timeout: Option<Duration>,

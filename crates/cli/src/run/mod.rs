@@ -155,6 +155,10 @@ fn builder<'a>(store: &'a Store, base: Base, args: &Args, command: &Command) -> 
     if let Some(name) = &args.name {
         builder = builder.name(name);
     }
+    if let Some(path) = &args.vsock {
+        // Absolute, as `mica start` may be called from elsewhere.
+        builder = builder.vsock(std::path::absolute(path).unwrap_or_else(|_| path.clone()));
+    }
     if let Some(hostname) = &args.hostname {
         builder = builder.hostname(hostname);
     }

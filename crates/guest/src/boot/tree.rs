@@ -112,8 +112,8 @@ fn mount_at(
     mount().step(&format!("mount {kind}"), path)
 }
 
-/// The devices of Docker's, and `/dev/fuse`: this kernel is the sandbox's own, so it
-/// may as well mount. No devices of the machine.
+/// The devices of Docker's, `/dev/fuse`, because this kernel is the sandbox's own, so it
+/// may as well mount, and `/dev/vsock`, to ask for its address. No devices of the machine.
 fn device_nodes() -> Result<(), BootFailed> {
     let nodes: [(&str, Dev, u32); 8] = [
         ("/dev/null", makedev(1, 3), 0o666),
@@ -132,6 +132,7 @@ fn device_nodes() -> Result<(), BootFailed> {
             .and_then(|()| rustix::fs::chmod(path, mode))
             .step("make the device node", path)?;
     }
+    vsock_node()?;
     for (link, target) in [
         ("/dev/ptmx", "pts/ptmx"),
         ("/dev/fd", "/proc/self/fd"),
@@ -142,4 +143,26 @@ fn device_nodes() -> Result<(), BootFailed> {
         symlink(target, link).step("make the link", link)?;
     }
     Ok(())
+}
+
+/// Its number is the kernel's to choose, and it is there only in a kernel with such sockets.
+fn vsock_node() -> Result<(), BootFailed> {
+    const PATH: &str = "/dev/vsock";
+    let Ok(numbers) = fs::read_to_string("/sys/class/misc/vsock/dev") else {
+        return Ok(());
+    };
+    let numbers = numbers.trim().split_once(':');
+    let Some((Ok(major), Ok(minor))) = numbers.map(|(a, b)| (a.parse(), b.parse())) else {
+        return Ok(());
+    };
+    let mode = Mode::from_raw_mode(0o666);
+    rustix::fs::mknodat(
+        CWD,
+        PATH,
+        FileType::CharacterDevice,
+        mode,
+        makedev(major, minor),
+    )
+    .and_then(|()| rustix::fs::chmod(PATH, mode))
+    .step("make the device node", PATH)
 }

@@ -11,6 +11,7 @@ use std::path::Path;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 
+use super::vsock::Inside;
 use crate::process::Descriptors;
 use crate::{DiskSource, Error, MachineConfig};
 
@@ -28,6 +29,7 @@ pub(super) struct Handover {
     pub(super) regions: Vec<Vec<SharedFile>>,
     pub(super) disks: Vec<SharedDisk>,
     pub(super) network: Option<SharedLink>,
+    pub(super) vsock: Option<SharedVsock>,
 }
 
 /// An open file.
@@ -55,6 +57,13 @@ pub(super) struct SharedLink {
     pub(super) mtu: u16,
 }
 
+/// The host's side of the guest's sockets.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct SharedVsock {
+    pub(super) listener: RawFd,
+    pub(super) owner: RawFd,
+}
+
 /// The words of the command line that every machine of ours has: few messages, a reset at
 /// once after a panic, and no looking for PCI, which is not there. All else is in the ACPI
 /// tables.
@@ -66,6 +75,7 @@ impl Handover {
     pub(super) fn prepare(
         config: &MachineConfig,
         kvm: OwnedFd,
+        vsock: Option<Inside>,
         channels: Descriptors,
     ) -> Result<Vec<OwnedFd>, Error> {
         let mut opened = Opened(vec![kvm]);
@@ -102,6 +112,14 @@ impl Handover {
                 mtu: interface.mtu,
             }
         });
+        let vsock = vsock.map(|inside| {
+            let shared = SharedVsock {
+                listener: inside.listener.as_raw_fd(),
+                owner: inside.owner.as_raw_fd(),
+            };
+            opened.0.extend([inside.listener, inside.owner]);
+            shared
+        });
         let words = std::iter::once(COMMAND_LINE);
         let words = words.chain(config.cmdline_extra.iter().map(String::as_str));
         let handover = Self {
@@ -116,6 +134,7 @@ impl Handover {
             regions,
             disks,
             network,
+            vsock,
         };
         let description = handover.write().map_err(|source| Error::System {
             what: "describing the machine to its worker",

@@ -21,6 +21,7 @@ mod legacy;
 mod memory;
 mod vcpu;
 mod virtio;
+mod vsock;
 mod worker;
 
 use std::ops::Range;
@@ -28,9 +29,12 @@ use std::os::fd::AsRawFd;
 
 use crate::backend::{Acceleration, Backend, FilesPerRegion, Limits, Machine};
 use crate::cpu::Flags;
-use crate::process::{CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID, Channels, Launch, Process};
+use crate::process::{
+    CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID, Channels, Launch, Process, Quota,
+};
 use crate::{Error, MachineConfig, host_kvm};
 use handover::Handover;
+use vsock::Outside;
 
 pub use worker::run_if_worker;
 
@@ -45,12 +49,19 @@ pub fn fuzz(kind: u8, script: &[u8]) {
 const INTERRUPTS: Range<u32> = 5..24;
 
 /// Devices that every machine has or may have: the agent's channel, the random number
-/// generator, the balloon and the network interface.
-const OWN_DEVICES: usize = 4;
+/// generator, the balloon, the network interface and sockets.
+const OWN_DEVICES: usize = 5;
 
 /// Address space of a worker beyond the guest's memory: the program, its threads' stacks
 /// and an allocator's arena each.
 const OWN_ADDRESS_SPACE: u64 = 2 << 30;
+
+/// Memory of a worker beyond the guest's, and of the page cache behind its disks and layers,
+/// which the kernel takes back when it must.
+const OWN_MEMORY: u64 = 256 << 20;
+
+/// The worker, its keeper and their threads, processors' apart; and some to spare.
+const OWN_TASKS: u64 = 8;
 
 /// Our virtual machine monitor on this machine's KVM.
 #[derive(Clone, Debug)]
@@ -105,7 +116,9 @@ impl Backend for Kvm {
             source,
         })?;
         let channels = Channels::new()?;
-        let files = Handover::prepare(config, kvm, channels.descriptors())?;
+        let vsock = config.vsock.as_deref().map(Outside::open).transpose()?;
+        let (vsock, inside) = vsock.unzip();
+        let files = Handover::prepare(config, kvm, inside, channels.descriptors())?;
         let description = files.first().map_or(-1, AsRawFd::as_raw_fd);
         let launch = Launch {
             program,
@@ -117,6 +130,13 @@ impl Backend for Kvm {
             capabilities: &[CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID],
             files,
             failure: ending::exit,
+            quota: Quota {
+                memory: config.memory().saturating_add(OWN_MEMORY),
+                // One more for devices.
+                cpus: u64::from(config.cpus) + 1,
+                tasks: u64::from(config.cpus) + OWN_TASKS,
+            },
+            attached: vsock.map(|vsock| Box::new(vsock) as _),
         };
         Ok(Box::new(Process::start(launch, channels)?))
     }

@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)]
 
+mod cgroup;
 mod confine;
 
 use std::ffi::OsString;
@@ -17,6 +18,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+use cgroup::Cgroup;
+pub(crate) use cgroup::{Place, Quota};
 use confine::Confinement;
 pub(crate) use confine::{CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID};
 
@@ -47,7 +50,16 @@ pub(crate) struct Launch {
     pub(crate) capabilities: &'static [libc::c_ulong],
     /// What an exit code means, if it is not 0.
     pub(crate) failure: fn(code: i32, message: String) -> Exit,
+    /// What it may use, where a control group can be had.
+    pub(crate) quota: Quota,
+    /// Something to be dropped when it is gone.
+    pub(crate) attached: Option<Box<dyn Attached>>,
 }
+
+/// What a machine has outside of its process.
+pub(crate) trait Attached: std::fmt::Debug + Send + Sync {}
+
+impl<T: std::fmt::Debug + Send + Sync> Attached for T {}
 
 /// The byte streams between a machine's process and us.
 #[derive(Debug)]
@@ -91,6 +103,9 @@ pub(crate) struct Process {
     console: Tail,
     fate: Arc<Fate>,
     watcher: Option<JoinHandle<()>>,
+    /// Dropped last, both.
+    _cgroup: Option<Cgroup>,
+    _attached: Option<Box<dyn Attached>>,
 }
 
 /// What became of the process.
@@ -120,7 +135,10 @@ impl Process {
         let (agent, agent_child) = channels.agent;
         let (console, console_child) = channels.console;
         let files = launch.files;
+        // Not everybody may have one; `mica doctor` says why.
+        let cgroup = Cgroup::create(&launch.quota).ok();
         let confinement = Confinement {
+            cgroup: cgroup.as_ref().map(|cgroup| cgroup.members.as_raw_fd()),
             parent: std::process::id().cast_signed(),
             keep: files
                 .iter()
@@ -214,6 +232,8 @@ impl Process {
             console: console_tail,
             fate,
             watcher: Some(watcher),
+            _cgroup: cgroup,
+            _attached: launch.attached,
         })
     }
 }
@@ -334,6 +354,12 @@ mod tests {
             file_size: 0,
             capabilities: &[CAP_DAC_READ_SEARCH],
             failure: |code, message| Exit::Failed { code, message },
+            quota: Quota {
+                memory: 4 << 30,
+                cpus: 2,
+                tasks: 64,
+            },
+            attached: None,
         }
     }
 

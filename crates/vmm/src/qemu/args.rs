@@ -45,6 +45,12 @@ pub(super) fn build(
     fds: Descriptors,
     link: Option<RawFd>,
 ) -> Result<Vec<OsString>, Error> {
+    if config.vsock.is_some() {
+        return Err(Error::Unsupported {
+            backend: "QEMU",
+            what: "has no sockets between guest and host (--vsock) as the kvm backend does".into(),
+        });
+    }
     let mut arguments = Arguments::default();
     arguments.flag("-no-user-config");
     arguments.flag("-nodefaults");
@@ -296,6 +302,7 @@ mod tests {
             pmem: Vec::new(),
             disks: Vec::new(),
             network: None,
+            vsock: None,
             cmdline_extra: vec!["mica.x=1".into()],
         }
     }
@@ -474,6 +481,11 @@ mod tests {
         }];
         let error = build(&many_files, Processor::Host, FDS, None).unwrap_err();
         assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+
+        let mut sockets = config();
+        sockets.vsock = Some("/s/vsock".into());
+        let error = build(&sockets, Processor::Host, FDS, None).unwrap_err();
+        assert!(error.to_string().contains("--vsock"), "{error}");
 
         let mut too_many = config();
         too_many.network = Some(interface());

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 
 use crate::backend::{Acceleration, Backend, FilesPerRegion, Limits, Machine};
 use crate::cpu::Flags;
-use crate::process::{CAP_DAC_READ_SEARCH, Channels, Launch, Process};
+use crate::process::{CAP_DAC_READ_SEARCH, Channels, Launch, Process, Quota};
 use crate::{Error, Exit, MachineConfig, host_kvm};
 
 pub use binary::{install_command, version};
@@ -25,6 +25,13 @@ use clock::Reading;
 /// Address space beyond RAM and pmem: QEMU, its libraries, the emulator's code
 /// buffer, a stack and an allocator's arena a thread.
 const OWN_ADDRESS_SPACE: u64 = 4 << 30;
+
+/// QEMU's memory beyond the guest's, translated code included, and what the page cache
+/// behind its disks is to have at least.
+const OWN_MEMORY: u64 = 1 << 30;
+
+/// QEMU's threads, processors' apart: it has up to 64 that wait for files.
+const OWN_TASKS: u64 = 96;
 
 /// QEMU on this machine.
 #[derive(Clone, Debug)]
@@ -102,6 +109,12 @@ impl Backend for Qemu {
             file_size: config.largest_written_file(),
             capabilities: &[CAP_DAC_READ_SEARCH],
             failure: |code, message| Exit::Failed { code, message },
+            quota: Quota {
+                memory: config.memory().saturating_add(OWN_MEMORY),
+                cpus: u64::from(config.cpus) + 1,
+                tasks: u64::from(config.cpus) + OWN_TASKS,
+            },
+            attached: None,
         };
         Ok(Box::new(Process::start(launch, channels)?))
     }

@@ -1,6 +1,8 @@
 //! The tests.
 
 mod endings;
+mod limits;
+pub mod sockets;
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -22,6 +24,8 @@ pub fn tests() -> Vec<Trial> {
         Trial::test("three_processors", || boots("vmlinux", 3)),
     ];
     tests.extend(endings::tests());
+    tests.extend(limits::tests());
+    tests.extend(sockets::tests());
     tests
 }
 
@@ -40,6 +44,7 @@ fn config() -> MachineConfig {
         pmem: Vec::new(),
         disks: Vec::new(),
         network: None,
+        vsock: None,
         cmdline_extra: Vec::new(),
     }
 }

@@ -5,6 +5,10 @@
 
 use std::os::unix::net::UnixStream;
 
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, getsockname, listen,
+    socket_with, socketpair,
+};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::Device;
@@ -14,17 +18,18 @@ use super::console::Console;
 use super::driver::Driver;
 use super::pmem::Pmem;
 use super::rng::Rng;
+use super::vsock::Vsock;
 use crate::kvm::bus::{Mmio, lock};
 
 /// Kinds of devices.
-pub(crate) const KINDS: u8 = 6;
+pub(crate) const KINDS: u8 = 7;
 
 /// Memory that holds the rings and descriptors of [`Driver`], from its start.
 const RINGS: u64 = 0x1000;
 
 /// A driver's actions, one a few bytes of `script`, on a device of a kind.
 pub(crate) fn drive(kind: u8, script: &[u8]) {
-    // The other end of a stream; it reads and says nothing.
+    // The other ends of streams; they read nothing.
     let (device, _host) = device(kind % KINDS);
     let mut driver = Driver::new(device);
     let mut script = Script(script);
@@ -61,7 +66,7 @@ pub(crate) fn drive(kind: u8, script: &[u8]) {
     assert!(!driver.is_stopped());
 }
 
-fn device(kind: u8) -> (Box<dyn Device>, Option<UnixStream>) {
+fn device(kind: u8) -> (Box<dyn Device>, Vec<UnixStream>) {
     let disk = |read_only| {
         let file = rustix::fs::memfd_create("disk", rustix::fs::MemfdFlags::CLOEXEC);
         let file = std::fs::File::from(file.unwrap());
@@ -72,16 +77,45 @@ fn device(kind: u8) -> (Box<dyn Device>, Option<UnixStream>) {
         Blk::new(Storage::new(vec![piece], read_only), "disk")
     };
     match kind {
-        0 => (Box::new(Rng), None),
-        1 => (Box::<Balloon>::default(), None),
-        2 => (Box::new(Pmem::new(&(0x1_0000_0000..0x1_0000_1000))), None),
-        3 => (Box::new(disk(true)), None),
-        4 => (Box::new(disk(false)), None),
+        0 => (Box::new(Rng), Vec::new()),
+        1 => (Box::<Balloon>::default(), Vec::new()),
+        2 => (
+            Box::new(Pmem::new(&(0x1_0000_0000..0x1_0000_1000))),
+            Vec::new(),
+        ),
+        3 => (Box::new(disk(true)), Vec::new()),
+        4 => (Box::new(disk(false)), Vec::new()),
+        5 => {
+            let (device, clients) = vsock();
+            (Box::new(device), clients)
+        }
         _ => {
             let (host, guest) = UnixStream::pair().unwrap();
-            (Box::new(Console::new("port", guest).unwrap()), Some(host))
+            (Box::new(Console::new("port", guest).unwrap()), vec![host])
         }
     }
+}
+
+/// Sockets with three clients, who want ports 0 to 2 and of whom one leaves, and an owner who
+/// is gone.
+fn vsock() -> (Vsock, Vec<UnixStream>) {
+    let flags = SocketFlags::NONBLOCK;
+    let socket = || socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+    let listener = socket();
+    // A name of the kernel's choice.
+    bind(&listener, &SocketAddrUnix::new_unnamed()).unwrap();
+    listen(&listener, 8).unwrap();
+    let address = getsockname(&listener).unwrap();
+    let clients = (0..3).map(|port| {
+        let client = socket();
+        connect(&client, &address).unwrap();
+        let line = format!("CONNECT {port}\nand data");
+        rustix::io::write(&client, line.as_bytes()).unwrap();
+        UnixStream::from(client)
+    });
+    let clients = clients.skip(1).collect();
+    let (owner, _) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+    (Vsock::new(listener, owner).unwrap(), clients)
 }
 
 /// Bytes that are taken from the front; zeroes when there are no more.

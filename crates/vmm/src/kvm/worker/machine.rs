@@ -37,6 +37,7 @@ use crate::kvm::virtio::mmio::Transport;
 use crate::kvm::virtio::net::Net;
 use crate::kvm::virtio::pmem::Pmem;
 use crate::kvm::virtio::rng::Rng;
+use crate::kvm::virtio::vsock::Vsock;
 use crate::kvm::{INTERRUPTS, acpi};
 
 /// Why there is no machine.
@@ -107,6 +108,11 @@ impl Machine {
         if let Some(link) = handover.network {
             let socket = take(link.descriptor)?;
             devices.push(Box::new(Net::new(socket, link.address, link.mtu)));
+        }
+        if let Some(vsock) = handover.vsock {
+            let (listener, owner) = (take(vsock.listener)?, take(vsock.owner)?);
+            let vsock = Vsock::new(listener, owner).map_err(system("the guest's sockets"))?;
+            devices.push(Box::new(vsock));
         }
         for region in &regions {
             devices.push(Box::new(Pmem::new(region)));

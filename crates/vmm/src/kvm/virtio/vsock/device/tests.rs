@@ -1,0 +1,573 @@
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+
+use rustix::net::{
+    AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, bind, connect,
+    getsockname, listen, recv, socket_with, socketpair,
+};
+
+use super::super::header::{RECEIVES, SENDS};
+use super::*;
+use crate::kvm::virtio::driver::{Driver, READ, WRITE};
+use crate::kvm::vsock::answer;
+
+/// Bytes of a buffer for packets to the guest.
+const BUFFER: u32 = 4096;
+
+/// A guest that does what a test says, and its host.
+struct Guest {
+    driver: Driver,
+    owner: OwnedFd,
+    path: SocketAddrAny,
+    buffers: HashMap<u16, u64>,
+    /// A packet's place: tests are single-minded about their memory.
+    packet: u64,
+}
+
+impl Guest {
+    fn new() -> Self {
+        let (kind, flags) = (SocketType::STREAM, SocketFlags::NONBLOCK);
+        let listener = socket_with(AddressFamily::UNIX, kind, flags, None).unwrap();
+        bind(&listener, &SocketAddrUnix::new_unnamed()).unwrap();
+        listen(&listener, 1000).unwrap();
+        let path = getsockname(&listener).unwrap();
+        let kind = SocketType::SEQPACKET;
+        let (theirs, owner) = socketpair(AddressFamily::UNIX, kind, flags, None).unwrap();
+        let device = Vsock::new(listener, theirs).unwrap();
+        let mut driver = Driver::new(Box::new(device));
+        let packet = driver.buffer(&[0; header::LENGTH + (64 << 10)]);
+        let mut guest = Self {
+            driver,
+            owner,
+            path,
+            buffers: HashMap::new(),
+            packet,
+        };
+        for _ in 0..64 {
+            let buffer = guest.driver.buffer(&[0; BUFFER as usize]);
+            guest.offer(buffer);
+        }
+        guest
+    }
+
+    fn offer(&mut self, buffer: u64) {
+        let head = self.driver.add(RECEIVE, &[(buffer, BUFFER, WRITE)]);
+        self.buffers.insert(head, buffer);
+    }
+
+    /// A program of the host's that has not said what it wants.
+    fn stranger(&self) -> UnixStream {
+        let flags = SocketFlags::empty();
+        let client = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        connect(&client, &self.path).unwrap();
+        client.into()
+    }
+
+    /// A program of the host's that wants port `port`.
+    fn client(&self, port: u32) -> UnixStream {
+        let mut client = self.stranger();
+        client
+            .write_all(format!("CONNECT {port}\n").as_bytes())
+            .unwrap();
+        client
+    }
+
+    fn send(&mut self, packet: Header, data: &[u8]) {
+        let ram = self.driver.memory.ram();
+        let bytes = [&packet.to_bytes()[..], data].concat();
+        vm_memory::Bytes::write_slice(ram, &bytes, vm_memory::GuestAddress(self.packet)).unwrap();
+        // Header and data in the pieces that Linux sends.
+        let (header, length) = (header::LENGTH as u32, data.len() as u32);
+        let data = (self.packet + u64::from(header), length, READ);
+        let chain = [(self.packet, header, READ), data];
+        let pieces = if length == 0 { 1 } else { 2 };
+        self.driver.add(TRANSMIT, &chain[..pieces]);
+        self.driver.run(TRANSMIT);
+    }
+
+    /// What the device has said since the last call.
+    fn hear(&mut self) -> Vec<(Header, Vec<u8>)> {
+        self.driver.host();
+        let mut heard = Vec::new();
+        loop {
+            let used = self.driver.used(RECEIVE);
+            if used.is_empty() {
+                return heard;
+            }
+            for (head, length) in used {
+                let buffer = self.buffers.remove(&head).unwrap();
+                let bytes = self.driver.read(buffer, length as usize);
+                let (header, data) = bytes.split_first_chunk().unwrap();
+                let header = Header::from_bytes(*header);
+                assert_eq!(header.length as usize, data.len());
+                assert_eq!((header.source, header.destination), (HOST, GUEST));
+                heard.push((header, data.to_vec()));
+                self.offer(buffer);
+            }
+            self.driver.run(RECEIVE);
+        }
+    }
+
+    /// The one thing that the device has said.
+    fn hear_one(&mut self) -> (Header, Vec<u8>) {
+        let mut heard = self.hear();
+        assert_eq!(heard.len(), 1, "{heard:?}");
+        heard.remove(0)
+    }
+
+    /// A connection to port 7 of the guest's, as the guest would answer.
+    fn connected(&mut self) -> (UnixStream, Header) {
+        let mut client = self.client(7);
+        let (request, _) = self.hear_one();
+        assert_eq!(request.operation, Operation::REQUEST);
+        assert_eq!(request.destination_port, 7);
+        let guest = reply(&request);
+        self.send(with(guest, Operation::RESPONSE), b"");
+        let line = format!("OK {}\n", request.source_port);
+        assert_eq!(read(&mut client, line.len()), line.as_bytes());
+        assert!(self.hear().is_empty());
+        (client, guest)
+    }
+}
+
+/// A header of the other direction, with much room.
+fn reply(to: &Header) -> Header {
+    Header {
+        source: to.destination,
+        destination: to.source,
+        source_port: to.destination_port,
+        destination_port: to.source_port,
+        kind: header::STREAM,
+        room: 1 << 20,
+        ..Header::default()
+    }
+}
+
+fn with(header: Header, operation: Operation) -> Header {
+    Header {
+        operation,
+        ..header
+    }
+}
+
+fn data(header: Header, length: usize) -> Header {
+    Header {
+        length: length as u32,
+        ..with(header, Operation::DATA)
+    }
+}
+
+fn shutdown(header: Header, flags: u32) -> Header {
+    Header {
+        flags,
+        ..with(header, Operation::SHUTDOWN)
+    }
+}
+
+fn read(stream: &mut UnixStream, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    stream.read_exact(&mut bytes).unwrap();
+    bytes
+}
+
+/// Everything to the end.
+fn rest(mut stream: UnixStream) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn a_client_reaches_the_guest() {
+    let mut guest = Guest::new();
+    assert_eq!(guest.driver.config(0, 8), 3_u64.to_le_bytes());
+    let (mut client, to_host) = guest.connected();
+    client.write_all(b"question").unwrap();
+    let (header, question) = guest.hear_one();
+    assert_eq!(
+        (header.operation, &question[..]),
+        (Operation::DATA, &b"question"[..])
+    );
+    guest.send(data(to_host, 6), b"answer");
+    assert_eq!(read(&mut client, 6), b"answer");
+    // What the client says in the same breath as what it wants is not lost.
+    let mut hasty = guest.client(8);
+    hasty.write_all(b"at once").unwrap();
+    let (request, _) = guest.hear_one();
+    guest.send(with(reply(&request), Operation::RESPONSE), b"");
+    assert_eq!(guest.hear_one().1, b"at once");
+}
+
+#[test]
+fn who_is_refused_or_says_something_else_sees_the_end() {
+    let mut guest = Guest::new();
+    let client = guest.client(9);
+    let (request, _) = guest.hear_one();
+    guest.send(with(reply(&request), Operation::RESET), b"");
+    assert_eq!(rest(client), b"");
+    for line in [
+        "CONNECT\n",
+        "CONNECT 1 2\n",
+        "HELLO 1\n",
+        "CONNECT 4294967296\n",
+        &"x".repeat(40),
+    ] {
+        let mut client = guest.stranger();
+        client.write_all(line.as_bytes()).unwrap();
+        assert!(guest.hear().is_empty(), "{line}");
+        // Some of what it said was not read, which makes its end a reset.
+        let mut byte = [0];
+        assert!(!matches!(client.read(&mut byte), Ok(1..)), "{line}");
+    }
+}
+
+#[test]
+fn the_guest_reaches_who_listens() {
+    let mut guest = Guest::new();
+    let to_host = Header {
+        source: GUEST,
+        destination: HOST,
+        source_port: 50_000,
+        destination_port: 80,
+        kind: header::STREAM,
+        room: 1 << 20,
+        ..Header::default()
+    };
+    let mut port = [0; 4];
+    for listens in [false, true] {
+        guest.send(with(to_host, Operation::REQUEST), b"");
+        recv(&guest.owner, &mut port, rustix::net::RecvFlags::empty()).unwrap();
+        assert_eq!(port, 80_u32.to_le_bytes());
+        assert!(guest.hear().is_empty());
+        let (mut program, stream) = UnixStream::pair().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let stream = OwnedFd::from(stream);
+        answer(
+            &guest.owner,
+            listens.then_some(std::os::fd::AsFd::as_fd(&stream)),
+        )
+        .unwrap();
+        drop(stream);
+        let (header, _) = guest.hear_one();
+        let ports = (header.source_port, header.destination_port);
+        assert_eq!(ports, (80, 50_000));
+        if !listens {
+            assert_eq!(header.operation, Operation::RESET);
+            continue;
+        }
+        assert_eq!(header.operation, Operation::RESPONSE);
+        guest.send(data(to_host, 5), b"hello");
+        assert_eq!(read(&mut program, 5), b"hello");
+        program.write_all(b"welcome").unwrap();
+        assert_eq!(guest.hear_one().1, b"welcome");
+    }
+    // The program left. The guest gives up before the owner has answered: the answer is for
+    // nobody.
+    guest.hear();
+    let other = Header {
+        source_port: 50_001,
+        ..to_host
+    };
+    guest.send(with(other, Operation::REQUEST), b"");
+    guest.send(with(other, Operation::RESET), b"");
+    let (program, stream) = UnixStream::pair().unwrap();
+    let stream = OwnedFd::from(stream);
+    answer(&guest.owner, Some(std::os::fd::AsFd::as_fd(&stream))).unwrap();
+    drop(stream);
+    assert!(guest.hear().is_empty());
+    assert_eq!(rest(program), b"");
+}
+
+#[test]
+fn the_guest_gets_what_it_has_room_for() {
+    let mut guest = Guest::new();
+    let (mut client, to_host) = guest.connected();
+    let little = Header {
+        room: 10,
+        ..with(to_host, Operation::CREDIT)
+    };
+    guest.send(little, b"");
+    client.write_all(&[7; 25]).unwrap();
+    let heard = guest.hear();
+    assert_eq!(heard[0].1, [7; 10]);
+    // It is asked for more once, however often it says that there is none.
+    assert_eq!(heard[1].0.operation, Operation::CREDIT_REQUEST);
+    assert_eq!(heard.len(), 2);
+    guest.send(little, b"");
+    assert!(guest.hear().is_empty());
+    let more = Header {
+        forwarded: 10,
+        ..little
+    };
+    guest.send(more, b"");
+    assert_eq!(guest.hear()[0].1, [7; 10]);
+    // One that has passed on more than it ever got has no room that we know of.
+    let liar = Header {
+        forwarded: 1000,
+        ..little
+    };
+    guest.send(liar, b"");
+    let heard = guest.hear();
+    assert!(
+        heard.iter().all(|(header, _)| header.length == 0),
+        "{heard:?}"
+    );
+}
+
+#[test]
+fn a_guest_that_keeps_to_its_credit_loses_nothing() {
+    let mut guest = Guest::new();
+    let (mut client, to_host) = guest.connected();
+    let everything: Vec<u8> = (0..3_000_000_u32).map(|n| (n % 251) as u8).collect();
+    let (mut sent, mut got) = (0, Vec::<u8>::new());
+    let mut credit = (ROOM, 0_u32);
+    while got.len() < everything.len() {
+        let outstanding = (sent as u32).wrapping_sub(credit.1);
+        let length = (credit.0 - outstanding).min(50_000) as usize;
+        let next = &everything[sent..(sent + length).min(everything.len())];
+        if next.is_empty() {
+            let mut some = vec![0; 100_000];
+            let count = client.read(&mut some).unwrap();
+            got.extend(&some[..count]);
+        } else {
+            guest.send(data(to_host, next.len()), next);
+            sent += next.len();
+        }
+        for (header, _) in guest.hear() {
+            assert_eq!(header.operation, Operation::CREDIT);
+            credit = (header.room, header.forwarded);
+        }
+    }
+    assert!(got == everything);
+}
+
+#[test]
+fn a_guest_that_sends_more_than_it_may_is_reset() {
+    let mut guest = Guest::new();
+    let (client, to_host) = guest.connected();
+    let full = vec![1; 64 << 10];
+    let reset = (0..100).any(|_| {
+        guest.send(data(to_host, full.len()), &full);
+        let heard = guest.hear();
+        heard
+            .iter()
+            .any(|(header, _)| header.operation == Operation::RESET)
+    });
+    assert!(reset, "it may send without end");
+    assert!(rest(client).len() < 64 * full.len());
+    // The connection is gone, the device is not.
+    guest.send(data(to_host, 1), b"x");
+    assert_eq!(guest.hear_one().0.operation, Operation::RESET);
+    guest.connected();
+}
+
+#[test]
+fn either_side_may_stop_before_the_other() {
+    let mut guest = Guest::new();
+    let (client, to_host) = guest.connected();
+    client.shutdown(Shutdown::Write).unwrap();
+    let (header, _) = guest.hear_one();
+    assert_eq!(
+        (header.operation, header.flags),
+        (Operation::SHUTDOWN, SENDS)
+    );
+    guest.send(data(to_host, 4), b"more");
+    guest.send(shutdown(to_host, SENDS | RECEIVES), b"");
+    assert_eq!(rest(client), b"more");
+    assert_eq!(guest.hear_one().0.operation, Operation::RESET);
+
+    let (mut client, to_host) = guest.connected();
+    guest.send(data(to_host, 4), b"last");
+    guest.send(shutdown(to_host, SENDS), b"");
+    assert_eq!(rest(client.try_clone().unwrap()), b"last");
+    client.write_all(b"not yet").unwrap();
+    assert_eq!(guest.hear_one().1, b"not yet");
+    drop(client);
+    let (header, _) = guest.hear_one();
+    assert_eq!(
+        (header.operation, header.flags),
+        (Operation::SHUTDOWN, SENDS | RECEIVES)
+    );
+    guest.send(with(to_host, Operation::RESET), b"");
+    assert!(guest.hear().is_empty());
+
+    // Who stops to send has stopped.
+    let (_client, to_host) = guest.connected();
+    guest.send(shutdown(to_host, SENDS), b"");
+    guest.send(data(to_host, 1), b"x");
+    assert_eq!(guest.hear_one().0.operation, Operation::RESET);
+}
+
+#[test]
+fn what_the_guest_sent_before_it_closed_arrives() {
+    let mut guest = Guest::new();
+    let (client, to_host) = guest.connected();
+    // More than the host's socket takes at once.
+    let piece = vec![5; 30_000];
+    let mut sent = 0;
+    while sent < 210_000 {
+        guest.send(data(to_host, piece.len()), &piece);
+        sent += piece.len();
+    }
+    guest.send(shutdown(to_host, SENDS | RECEIVES), b"");
+    assert!(
+        guest
+            .hear()
+            .iter()
+            .any(|(header, _)| header.operation == Operation::RESET)
+    );
+    // The same ports again, while the host still reads.
+    let reader = std::thread::spawn(move || rest(client).len());
+    while !reader.is_finished() {
+        guest.driver.host();
+        std::thread::yield_now();
+    }
+    assert_eq!(reader.join().unwrap(), sent);
+}
+
+#[test]
+fn a_host_that_is_gone_is_told_of() {
+    let mut guest = Guest::new();
+    let (client, to_host) = guest.connected();
+    drop(client);
+    let (header, _) = guest.hear_one();
+    assert_eq!(
+        (header.operation, header.flags),
+        (Operation::SHUTDOWN, SENDS | RECEIVES)
+    );
+    guest.send(data(to_host, 1), b"x");
+    assert!(guest.hear().is_empty());
+    // Gone without having read what was there.
+    let (client, to_host) = guest.connected();
+    guest.send(data(to_host, 1), b"x");
+    drop(client);
+    assert_eq!(guest.hear_one().0.operation, Operation::RESET);
+}
+
+#[test]
+fn connections_are_limited_and_others_wait() {
+    let mut guest = Guest::new();
+    let mut clients: Vec<_> = (0..MOST_CONNECTIONS + 1).map(|_| guest.client(7)).collect();
+    let requests = guest.hear();
+    assert_eq!(requests.len(), MOST_CONNECTIONS);
+    let from_guest = Header {
+        source_port: 1,
+        destination_port: 2,
+        ..reply(&requests[0].0)
+    };
+    guest.send(with(from_guest, Operation::REQUEST), b"");
+    assert_eq!(guest.hear_one().0.operation, Operation::RESET);
+    // One leaves, the next one comes.
+    drop(clients.remove(0));
+    let heard = guest.hear();
+    assert!(
+        heard
+            .iter()
+            .any(|(header, _)| header.operation == Operation::RESET),
+        "{heard:?}"
+    );
+    assert!(
+        heard
+            .iter()
+            .any(|(header, _)| header.operation == Operation::REQUEST),
+        "{heard:?}"
+    );
+}
+
+#[test]
+fn resets_that_nobody_takes_are_limited() {
+    let mut guest = Guest::new();
+    let stray = Header {
+        source: GUEST,
+        destination: HOST,
+        source_port: 1,
+        destination_port: 2,
+        kind: header::STREAM,
+        operation: Operation::DATA,
+        ..Header::default()
+    };
+    let mut answered = 0;
+    loop {
+        guest.send(stray, b"");
+        match guest.driver.used(TRANSMIT).len() {
+            0 => break,
+            count => answered += count,
+        }
+        assert!(answered <= 2 * MOST_RESETS);
+    }
+    assert_eq!(answered, 64 + MOST_RESETS);
+    // As soon as they are taken, the guest is listened to again.
+    guest.hear();
+    guest.driver.host();
+    assert!(!guest.driver.used(TRANSMIT).is_empty());
+}
+
+#[test]
+fn strangers_are_ignored_and_nonsense_is_reset_or_stopped() {
+    let mut guest = Guest::new();
+    let (_client, to_host) = guest.connected();
+    for header in [
+        Header {
+            source: 4,
+            ..to_host
+        },
+        Header {
+            destination: 1,
+            ..to_host
+        },
+        Header {
+            source_port: 99,
+            operation: Operation::RESET,
+            ..to_host
+        },
+    ] {
+        guest.send(header, b"");
+        assert!(guest.hear().is_empty(), "{header:?}");
+    }
+    let (_client, sequence) = guest.connected();
+    let (_client, unknown) = guest.connected();
+    let (_client, request) = guest.connected();
+    for header in [
+        Header {
+            kind: 2,
+            ..with(sequence, Operation::DATA)
+        },
+        with(unknown, Operation(99)),
+        with(request, Operation::REQUEST),
+    ] {
+        guest.send(header, b"");
+        assert_eq!(guest.hear_one().0.operation, Operation::RESET, "{header:?}");
+    }
+    assert!(!guest.driver.is_stopped());
+    // More data in the header than behind it.
+    guest.send(data(to_host, 10), b"short");
+    assert!(guest.driver.is_stopped());
+
+    let mut guest = Guest::new();
+    let packet = guest.packet;
+    guest.driver.add(TRANSMIT, &[(packet, 43, READ)]);
+    guest.driver.run(TRANSMIT);
+    assert!(guest.driver.is_stopped());
+
+    // A buffer that takes a header and nothing else.
+    let mut guest = Guest::new();
+    for _ in 0..64 {
+        guest.client(7);
+    }
+    guest.driver.host();
+    guest.driver.add(RECEIVE, &[(packet, 44, WRITE)]);
+    guest.client(7);
+    guest.driver.host();
+    guest.driver.run(RECEIVE);
+    assert!(guest.driver.is_stopped());
+}
+
+#[test]
+fn a_reset_device_has_forgotten_everything() {
+    let mut guest = Guest::new();
+    let (client, _) = guest.connected();
+    guest.driver.write(0x70, 0);
+    assert_eq!(rest(client), b"");
+}

@@ -1,0 +1,177 @@
+//! The host's side, as far as a process without paths has one: a listener that it was
+//! given, an owner who connects for it, and everything to wait for behind one descriptor.
+
+use std::io;
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketFlags, accept_with,
+    recv, recvmsg, send,
+};
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+
+/// What is waited for beside connections, whose tokens come after these.
+const LISTENER: u64 = 0;
+const OWNER: u64 = 1;
+pub(super) const FIRST_CONNECTION: u64 = 2;
+
+/// Bytes of `CONNECT` with the greatest number, and some spaces: who says more before the
+/// end of the line wants something else.
+const LONGEST_GREETING: usize = 32;
+
+/// Everything that is open to the host.
+#[derive(Debug)]
+pub(crate) struct Host {
+    /// Each descriptor once, edge-triggered.
+    epoll: Epoll,
+    listener: OwnedFd,
+    owner: OwnedFd,
+}
+
+/// Something has happened.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Event {
+    /// Somebody wants to talk to the guest.
+    Client,
+    /// The owner has answered.
+    Answer,
+    /// A connection's stream is readable, or writable, or both.
+    Stream {
+        token: u64,
+        /// Its other end is gone.
+        hung_up: bool,
+    },
+}
+
+/// What a client's first line asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Greeting {
+    /// There is no whole line yet.
+    Incomplete,
+    /// A port of the guest's.
+    Port(u32),
+    /// Nothing that we know.
+    Invalid,
+}
+
+impl Host {
+    /// `listener` and `owner` do not block; the owner's socket keeps messages apart.
+    pub(crate) fn new(listener: OwnedFd, owner: OwnedFd) -> io::Result<Self> {
+        let host = Self {
+            epoll: Epoll::new()?,
+            listener,
+            owner,
+        };
+        host.add(host.listener.as_raw_fd(), EventSet::IN, LISTENER)?;
+        host.add(host.owner.as_raw_fd(), EventSet::IN, OWNER)?;
+        Ok(host)
+    }
+
+    fn add(&self, descriptor: RawFd, events: EventSet, token: u64) -> io::Result<()> {
+        let events = events | EventSet::EDGE_TRIGGERED;
+        let event = EpollEvent::new(events, token);
+        self.epoll.ctl(ControlOperation::Add, descriptor, event)
+    }
+
+    /// Readable when there are events.
+    pub(super) fn source(&self) -> RawFd {
+        self.epoll.as_raw_fd()
+    }
+
+    /// Has a connection's stream watched, until it is closed.
+    pub(super) fn watch(&self, stream: &OwnedFd, token: u64) -> io::Result<()> {
+        let events = EventSet::IN | EventSet::OUT | EventSet::READ_HANG_UP;
+        self.add(stream.as_raw_fd(), events, token)
+    }
+
+    /// What has happened since the last call, in part; nothing if that is all.
+    pub(super) fn events(&self) -> Vec<Event> {
+        let mut events = [EpollEvent::default(); 32];
+        let count = self.epoll.wait(0, &mut events).unwrap_or_default();
+        let events = events.iter().take(count).map(|event| match event.data() {
+            LISTENER => Event::Client,
+            OWNER => Event::Answer,
+            token => Event::Stream {
+                token,
+                hung_up: event
+                    .event_set()
+                    .intersects(EventSet::HANG_UP | EventSet::ERROR),
+            },
+        });
+        events.collect()
+    }
+
+    /// The next client.
+    pub(super) fn accept(&self) -> Option<OwnedFd> {
+        loop {
+            match accept_with(&self.listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
+                Ok(client) => return Some(client),
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(_) => return None,
+            }
+        }
+    }
+
+    /// Asks the owner for somebody who listens at `port` of the host's. False if it can't
+    /// be asked.
+    pub(crate) fn ask(&self, port: u32) -> bool {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        send(&self.owner, &port.to_le_bytes(), flags).is_ok()
+    }
+
+    /// The owner's next answer: a stream, if there is somebody.
+    pub(crate) fn answer(&self) -> Option<Option<OwnedFd>> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut byte = [0];
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        loop {
+            let into = &mut [IoSliceMut::new(&mut byte)];
+            match recvmsg(&self.owner, into, &mut ancillary, flags) {
+                Ok(message) if message.bytes > 0 => break,
+                Err(Errno::INTR) => {}
+                // Nothing yet; or the owner is gone, and soon this process is.
+                Ok(_) | Err(_) => return None,
+            }
+        }
+        let descriptors = ancillary.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+            _ => None,
+        });
+        Some(descriptors.last())
+    }
+}
+
+/// Reads a client's first line, and nothing behind it.
+pub(super) fn greeting(client: &OwnedFd) -> Greeting {
+    let mut bytes = [0; LONGEST_GREETING];
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    let length = match recv(client, &mut bytes, flags) {
+        Ok((length, _)) if length > 0 => length,
+        Err(Errno::AGAIN | Errno::INTR) => return Greeting::Incomplete,
+        Ok(_) | Err(_) => return Greeting::Invalid,
+    };
+    let text = bytes.get(..length).unwrap_or_default();
+    let Some(end) = text.iter().position(|byte| *byte == b'\n') else {
+        return match length {
+            LONGEST_GREETING => Greeting::Invalid,
+            _ => Greeting::Incomplete,
+        };
+    };
+    let mut line = [0; LONGEST_GREETING];
+    let line = line.get_mut(..=end).unwrap_or_default();
+    if recv(client, &mut *line, RecvFlags::DONTWAIT).is_err() {
+        return Greeting::Invalid;
+    }
+    let text = std::str::from_utf8(line).unwrap_or_default();
+    let mut words = text.split_ascii_whitespace();
+    match (words.next(), words.next().map(str::parse), words.next()) {
+        (Some(word), Some(Ok(port)), None) if word.eq_ignore_ascii_case("connect") => {
+            Greeting::Port(port)
+        }
+        _ => Greeting::Invalid,
+    }
+}

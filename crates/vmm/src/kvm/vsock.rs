@@ -1,0 +1,225 @@
+//! The outside of a machine's sockets: what has paths, and so is no business of the
+//! worker's.
+//!
+//! The worker gets the listener that clients of the guest's connect to. When the guest
+//! wants to reach a program of the host's, the worker sends a port number, and a thread
+//! here connects to that program's path and sends the stream back. The number is all that a
+//! worker can choose.
+
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType, bind, connect, listen, recv, sendmsg, socket_with, socketpair,
+};
+
+use crate::Error;
+
+/// Clients that may wait for the worker.
+const BACKLOG: i32 = 64;
+
+/// The longest path of a Unix socket, its final zero included (`sun_path`), and what a
+/// port adds to one.
+const LONGEST_PATH: usize = 108;
+const LONGEST_PORT: usize = "_4294967295".len();
+
+/// A path that leads to a guest, until this is dropped.
+#[derive(Debug)]
+pub(super) struct Outside {
+    path: PathBuf,
+}
+
+/// What the worker gets. None of it blocks.
+#[derive(Debug)]
+pub(super) struct Inside {
+    pub(super) listener: OwnedFd,
+    pub(super) owner: OwnedFd,
+}
+
+impl Outside {
+    /// Listens at `path`, and serves the worker for as long as it lives.
+    pub(super) fn open(path: &Path) -> Result<(Self, Inside), Error> {
+        let failed = |why: String| Error::File {
+            path: path.to_owned(),
+            why,
+        };
+        let length = path.as_os_str().len();
+        if length + LONGEST_PORT >= LONGEST_PATH {
+            return Err(failed(format!(
+                "a socket's path has at most {} bytes, room for a port's number included, and \
+                 this one has {length}",
+                LONGEST_PATH - LONGEST_PORT - 1
+            )));
+        }
+        let listener = listener(path).map_err(|error| {
+            failed(match error {
+                Errno::ADDRINUSE => "it exists already: choose another path, or remove it if \
+                                     nobody uses it any more"
+                    .to_owned(),
+                error => format!("listening: {error}"),
+            })
+        })?;
+        // From here on the path is ours to remove.
+        let outside = Self {
+            path: path.to_owned(),
+        };
+        let system = |what| move |source: io::Error| Error::System { what, source };
+        let (ours, owner) = pair().map_err(|error| system("making a socket")(error.into()))?;
+        let prefix = path.as_os_str().as_bytes().to_vec();
+        std::thread::Builder::new()
+            .name("vsock".into())
+            .spawn(move || serve(&ours, &prefix))
+            .map_err(system("starting a thread"))?;
+        Ok((outside, Inside { listener, owner }))
+    }
+}
+
+impl Drop for Outside {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// A listener at `path`. A socket that is there already is replaced if nobody listens any
+/// more: its owner was killed.
+fn listener(path: &Path) -> Result<OwnedFd, Errno> {
+    let address = SocketAddrUnix::new(path)?;
+    let listener = stream()?;
+    // Whatever else is there is somebody's, although it refuses connections too.
+    let is_socket = || {
+        let metadata = std::fs::symlink_metadata(path);
+        metadata.is_ok_and(|metadata| metadata.file_type().is_socket())
+    };
+    let is_dead =
+        || stream().is_ok_and(|client| connect(&client, &address) == Err(Errno::CONNREFUSED));
+    match bind(&listener, &address) {
+        Err(Errno::ADDRINUSE) if is_socket() && is_dead() => {
+            let _ = std::fs::remove_file(path);
+            bind(&listener, &address)?;
+        }
+        result => result?,
+    }
+    listen(&listener, BACKLOG)?;
+    Ok(listener)
+}
+
+fn stream() -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+}
+
+/// Our end, which waits, and the worker's, which does not.
+fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
+    let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+    let (ours, owner) = socketpair(AddressFamily::UNIX, kind, flags, None)?;
+    rustix::io::ioctl_fionbio(&owner, true)?;
+    Ok((ours, owner))
+}
+
+/// Answers the worker until it is gone.
+fn serve(worker: &OwnedFd, prefix: &[u8]) {
+    loop {
+        let mut port = [0; 4];
+        match recv(worker, &mut port, RecvFlags::empty()) {
+            Ok((4, _)) => {}
+            Err(Errno::INTR) => continue,
+            // The end; or a worker that is not itself any more.
+            Ok(_) | Err(_) => return,
+        }
+        let stream = reach(prefix, u32::from_le_bytes(port)).ok();
+        if answer(worker, stream.as_ref().map(AsFd::as_fd)).is_err() {
+            return;
+        }
+    }
+}
+
+/// Connects to whoever listens at the path of `port`, without waiting for anybody.
+fn reach(prefix: &[u8], port: u32) -> Result<OwnedFd, Errno> {
+    let path = [prefix, format!("_{port}").as_bytes()].concat();
+    let address = SocketAddrUnix::new(path.as_slice())?;
+    let stream = stream()?;
+    connect(&stream, &address)?;
+    Ok(stream)
+}
+
+pub(super) fn answer(worker: &OwnedFd, stream: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let descriptors: Vec<_> = stream.into_iter().collect();
+    if !descriptors.is_empty() {
+        ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+    }
+    loop {
+        let byte = [u8::from(stream.is_some())];
+        let data = [IoSlice::new(&byte)];
+        match sendmsg(worker, &data, &mut ancillary, SendFlags::NOSIGNAL) {
+            Ok(_) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    #[test]
+    fn a_path_is_taken_over_from_the_dead_only_and_goes_in_the_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("vsock");
+        let (outside, inside) = Outside::open(&path).unwrap();
+        let error = Outside::open(&path).unwrap_err().to_string();
+        assert!(error.contains("exists already"), "{error}");
+        drop(inside);
+        // The owner was killed: the path is left.
+        std::mem::forget(outside);
+        let (outside, _inside) = Outside::open(&path).unwrap();
+        UnixStream::connect(&path).unwrap();
+        drop(outside);
+        assert!(!path.exists());
+        // What is no socket is somebody's file.
+        std::fs::write(&path, "mine").unwrap();
+        assert!(Outside::open(&path).is_err());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "mine");
+    }
+
+    #[test]
+    fn a_path_without_room_for_a_port_is_refused() {
+        let path = PathBuf::from(format!("/tmp/{}", "x".repeat(92)));
+        let error = Outside::open(&path).unwrap_err().to_string();
+        assert!(error.contains("at most 96 bytes"), "{error}");
+    }
+
+    #[test]
+    fn the_worker_chooses_nothing_but_the_port() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("v");
+        let (_outside, inside) = Outside::open(&path).unwrap();
+        let host = crate::kvm::virtio::vsock::Host::new(inside.listener, inside.owner).unwrap();
+        let program = UnixListener::bind(directory.path().join("v_4294967295")).unwrap();
+        let answer = |port| {
+            assert!(host.ask(port));
+            loop {
+                if let Some(answer) = host.answer() {
+                    return answer;
+                }
+                std::thread::yield_now();
+            }
+        };
+        assert!(answer(7).is_none());
+        let mut stream = UnixStream::from(answer(u32::MAX).unwrap());
+        let (mut other, _) = program.accept().unwrap();
+        std::io::Write::write_all(&mut other, b"hello").unwrap();
+        drop(other);
+        stream.set_nonblocking(false).unwrap();
+        assert_eq!(std::io::read_to_string(&mut stream).unwrap(), "hello");
+    }
+}
