@@ -6,6 +6,7 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use micabox::GuestFiles;
 use support::{Finished, Home};
 
 /// Files of the store whose names end like this.
@@ -90,10 +91,11 @@ fn a_guest_that_can_not_mount_says_which_step_failed() {
 #[ignore = "needs a built guest"]
 fn a_kernel_that_panics_shows_its_last_words() {
     let home = Home::new();
-    let guest = Path::new(env!("CARGO_BIN_EXE_mica")).with_file_name("../guest");
+    let kernel = GuestFiles::find_for(Path::new(env!("CARGO_BIN_EXE_mica")));
+    let kernel = kernel.unwrap().kernel;
     let spoiled = home.path().join("guest");
     fs::create_dir(&spoiled).unwrap();
-    fs::copy(guest.join("vmlinux"), spoiled.join("vmlinux")).unwrap();
+    fs::copy(kernel, spoiled.join("vmlinux")).unwrap();
     fs::write(spoiled.join("initrd.cpio"), "").unwrap();
     let mut command = home.mica(&["run", "--rm", "box", "true"]);
     let run = command.env("MICABOX_GUEST", &spoiled).output().unwrap();

@@ -5,6 +5,7 @@ mod support;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
@@ -108,4 +109,44 @@ fn a_guest_that_writes_to_its_region_changes_nothing() {
         let next = home.output(&run("pmem", root, "head -c 4 /srv/data"));
         assert_eq!(next.ok(), "0123");
     }
+}
+
+#[test]
+fn a_filesystem_in_a_file_is_a_root() {
+    let home = Home::new();
+    let at = |name: &str| home.path().join(name).to_str().unwrap().to_owned();
+    let (ext4, archive) = (at("root.ext4"), at("base.tar"));
+    fs::write(&archive, &image::layers()[0]).unwrap();
+    home.output(&["ext4", "mkfs", &ext4, "--size", "64M"]).ok();
+    home.output(&["ext4", "import", &ext4, &archive]).ok();
+    // A layer is an EROFS image; the one with busybox is the largest.
+    let layers = layers(&home).into_keys();
+    let erofs = layers.filter(|path| path.extension().is_some_and(|it| it == "erofs"));
+    let erofs = erofs.max_by_key(|path| fs::metadata(path).unwrap().blocks());
+    let erofs = erofs.unwrap().to_str().unwrap().to_owned();
+    let run = |file: &str, transport: &str, script: &str| {
+        let start = ["run", "--rm", "--backend", "kvm", "--transport", transport];
+        let root = ["--root-disk", file, "sh", "-c", script];
+        home.output(&[&start[..], &root].concat())
+    };
+    let before = [&ext4, &erofs].map(|file| fs::read(file).unwrap());
+    for file in [&ext4, &erofs] {
+        for (transport, device) in [("pmem", "pmem0"), ("blk", "vda")] {
+            let script = "head -1 /etc/passwd; echo x > /new; cat /new; ls /sys/block";
+            let text = run(file, transport, script).ok();
+            assert!(
+                text.starts_with("root:x:0:0:root:/root:/bin/sh\nx\n"),
+                "{text}"
+            );
+            assert!(text.contains(device), "{text}");
+        }
+    }
+    assert!(before == [&ext4, &erofs].map(|file| fs::read(file).unwrap()));
+    let in_place = format!("{ext4}:rw");
+    for count in ["1\n", "2\n"] {
+        let text = run(&in_place, "auto", "echo x >> /count; wc -l < /count");
+        assert_eq!(text.ok(), count);
+    }
+    assert_eq!(home.output(&["ext4", "check", &ext4]).ok(), "clean\n");
+    home.assert_nothing_left();
 }

@@ -7,7 +7,7 @@ mod e2fsprogs;
 #[path = "support/engine.rs"]
 mod engine;
 #[allow(dead_code, reason = "shared by several tests")]
-#[path = "support/model.rs"]
+#[path = "support/model/mod.rs"]
 mod model;
 
 use engine::{Image, owner};

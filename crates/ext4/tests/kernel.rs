@@ -9,7 +9,7 @@ mod engine;
 #[path = "support/kernel.rs"]
 mod kernel;
 #[allow(dead_code, reason = "shared by several tests")]
-#[path = "support/model.rs"]
+#[path = "support/model/mod.rs"]
 mod model;
 
 use engine::Image;

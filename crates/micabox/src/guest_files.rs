@@ -26,15 +26,19 @@ impl GuestFiles {
     /// # Errors
     /// [`Error::NoGuest`] with the places.
     pub fn find() -> Result<Self, Error> {
+        Self::find_for(&std::env::current_exe().unwrap_or_default())
+    }
+
+    /// As [`GuestFiles::find`] does it for the program at `program`.
+    ///
+    /// # Errors
+    /// [`Error::NoGuest`] with the places.
+    pub fn find_for(program: &Path) -> Result<Self, Error> {
         let named = std::env::var_os(VARIABLE).filter(|dir| !dir.is_empty());
-        let directories = match named {
+        Self::find_in(match named {
             Some(dir) => vec![PathBuf::from(dir)],
-            None => std::env::current_exe()
-                .ok()
-                .and_then(|program| beside(&program))
-                .unwrap_or_default(),
-        };
-        Self::find_in(directories)
+            None => beside(program).unwrap_or_default(),
+        })
     }
 
     fn find_in(directories: Vec<PathBuf>) -> Result<Self, Error> {

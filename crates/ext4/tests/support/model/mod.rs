@@ -1,0 +1,26 @@
+//! Random operations, and what they must lead to: a filesystem as a tree in memory.
+
+#![allow(unused_imports, reason = "every test binary uses a part of it")]
+
+mod comparison;
+mod engine;
+mod operations;
+mod tree;
+
+use micabox_ext4::Errno;
+
+pub use comparison::{assert_includes, describe, shape};
+pub use engine::apply;
+pub use operations::{Op, Path, Random};
+pub use tree::Model;
+
+/// What an operation comes to.
+pub type Outcome = Result<(), Errno>;
+
+/// Bytes as runs.
+pub fn summary(bytes: &[u8]) -> String {
+    bytes
+        .chunk_by(|a, b| a == b)
+        .map(|run| format!("{}x{:x};", run.len(), run[0]))
+        .collect()
+}
