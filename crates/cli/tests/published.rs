@@ -98,7 +98,7 @@ fn fetched(from: &str, directory: &Path) -> (Value, Value, String) {
     }
     let top = directory.join(blob(layers.last().unwrap()));
     let list = shell(&format!(
-        "tar --numeric-owner --full-time --xattrs -tvzf {}",
+        "tar --numeric-owner --full-time --xattrs -tvvzf {}",
         top.display()
     ));
     // Columns are as wide as they must be.
@@ -119,17 +119,29 @@ fn changes_travel_as_an_image() {
         readlink link; cat hidden/new it; echo $NEW $PWD; id -u";
     let home = Home::new();
     let registry = Registry::start(home.path());
+    // An attribute that busybox has no command for.
+    let patch = home.path().join("patch.tar");
+    let mut archive = tar::Builder::new(fs::File::create(&patch).unwrap());
+    let note = [("SCHILY.xattr.user.note", &b"kept"[..])];
+    archive.append_pax_extensions(note).unwrap();
+    let mut header = tar::Header::new_ustar();
+    header.set_mode(0o644);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_mtime(1_700_000_000);
+    header.set_size(0);
+    archive
+        .append_data(&mut header, "srv/noted", &[][..])
+        .unwrap();
+    archive.finish().unwrap();
+    let patch = patch.to_str().unwrap();
+    let disk = ["--upper", "disk:256m", "--patch-tar", patch];
     let run = [
-        "run",
-        "--name",
-        "it",
-        "--upper",
-        "disk:256m",
-        "box",
-        "sh",
-        "-c",
-        CHANGE,
-    ];
+        &["run", "--name", "it"],
+        &disk[..],
+        &["box", "sh", "-c", CHANGE],
+    ]
+    .concat();
     home.output(&run).ok();
     let name = format!("{}/team/box:v1", registry.host);
     let command = format!("CMD {LOOK}");
@@ -191,6 +203,7 @@ fn changes_travel_as_an_image() {
         "srv/hidden/.wh..wh..opq",
         "srv/link -> it",
         "prw-r--r-- 0/0",
+        "x: 4 user.note",
     ] {
         assert!(list.contains(line), "{line} in {list}");
     }
