@@ -103,9 +103,6 @@ pub(crate) struct Process {
     console: Tail,
     fate: Arc<Fate>,
     watcher: Option<JoinHandle<()>>,
-    /// Dropped last, both.
-    _cgroup: Option<Cgroup>,
-    _attached: Option<Box<dyn Attached>>,
 }
 
 /// What became of the process.
@@ -135,6 +132,7 @@ impl Process {
         let (agent, agent_child) = channels.agent;
         let (console, console_child) = channels.console;
         let files = launch.files;
+        let attached = launch.attached;
         // Not everybody may have one; `mica doctor` says why.
         let cgroup = Cgroup::create(&launch.quota).ok();
         let confinement = Confinement {
@@ -196,6 +194,8 @@ impl Process {
                     for thread in drained.into_iter().flatten() {
                         let _ = thread.join();
                     }
+                    // Before anybody hears of the end, who may end this process then.
+                    drop((attached, cgroup));
                     let mut state = fate.lock();
                     let message = stderr_tail.text().trim().to_owned();
                     let ended = Ended {
@@ -232,8 +232,6 @@ impl Process {
             console: console_tail,
             fate,
             watcher: Some(watcher),
-            _cgroup: cgroup,
-            _attached: launch.attached,
         })
     }
 }

@@ -75,3 +75,50 @@ extern "C" fn on_bus_error(
     // SAFETY: ends the process at once, as a handler may.
     unsafe { libc::_exit(1) };
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kvm::virtio::console::Console;
+    use crate::kvm::virtio::driver::{Driver, PMEM, READ};
+    use std::os::unix::net::UnixStream;
+    use std::process::Command;
+
+    /// Set in a process that is to be ended.
+    const DOOMED: &str = "MICABOX_TEST_DOOMED";
+
+    /// A guest may have a device read from a mapped file: the console's messages, here. The
+    /// file is gone when the device does.
+    #[test]
+    fn a_device_that_reads_what_is_gone_ends_the_machine_by_name() {
+        if std::env::var_os(DOOMED).is_none() {
+            let name = std::thread::current().name().unwrap_or_default().to_owned();
+            let mut again = Command::new(std::env::current_exe().unwrap());
+            let doomed = again
+                .args(["--exact", &name, "--nocapture"])
+                .env(DOOMED, "1");
+            let output = doomed.output().unwrap();
+            let words = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(1), "{words}");
+            assert!(words.contains("layer 7 was truncated while"), "{words}");
+            return;
+        }
+        let (_host, guest) = UnixStream::pair().unwrap();
+        let mut driver = Driver::new(Box::new(Console::new("port", guest).unwrap()));
+        let region = driver.memory.regions().next().unwrap();
+        let mapped = Mapped {
+            start: region.as_ptr() as usize,
+            length: vm_memory::GuestMemoryRegion::len(region),
+            file: driver.pmem.try_clone().unwrap().into(),
+            name: "layer 7".to_owned(),
+        };
+        watch(vec![mapped]).unwrap();
+        driver.pmem.set_len(0).unwrap();
+        /// Messages from the driver.
+        const CONTROL: usize = 3;
+        driver.add(CONTROL, &[(PMEM, 8, READ)]);
+        driver.run(CONTROL);
+        // The device has read the message, and nothing happened: a failure.
+        std::process::exit(0);
+    }
+}

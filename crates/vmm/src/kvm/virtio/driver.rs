@@ -38,6 +38,8 @@ pub(crate) struct Driver {
     pub(crate) transport: Arc<Mutex<Transport>>,
     events: EventManager<Arc<Mutex<Transport>>>,
     pub(crate) memory: GuestMemory,
+    /// What is behind the page of pmem.
+    pub(crate) pmem: std::fs::File,
     rings: Vec<Rings>,
     next_buffer: u64,
 }
@@ -100,6 +102,7 @@ impl Driver {
         let file = rustix::fs::memfd_create("pmem", rustix::fs::MemfdFlags::CLOEXEC);
         let file = std::fs::File::from(file.unwrap());
         file.set_len(PAGE).unwrap();
+        let pmem = file.try_clone().unwrap();
         let region = map(&[Mapping { file, length: PAGE }]).unwrap();
         memory.add_region(region, PMEM).unwrap();
         let transport = Transport::new(device, memory.clone()).unwrap();
@@ -110,6 +113,7 @@ impl Driver {
             transport,
             events,
             memory,
+            pmem,
             rings: Vec::new(),
             next_buffer: 0,
         }

@@ -23,7 +23,7 @@ pub(crate) mod vsock;
     not(test),
     allow(dead_code, reason = "tests use more of it than fuzzing")
 )]
-mod driver;
+pub(crate) mod driver;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod hostile;
 

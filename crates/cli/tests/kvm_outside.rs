@@ -1,12 +1,13 @@
-//! `mica run --vsock` on our own monitor. `scripts/test-kvm` runs this.
+//! What a sandbox has outside of its machine's process, on our own monitor: the path to its
+//! sockets (`--vsock`), and a control group. `scripts/test-kvm` runs this.
 
 mod support;
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use support::Home;
+use support::{Home, wait_until};
 
 /// What a port of the sandbox's has to say.
 fn ask(path: &Path, port: u32) -> String {
@@ -19,8 +20,14 @@ fn ask(path: &Path, port: u32) -> String {
     answer
 }
 
+/// Where the control group of this mica's machine is, if there can be one.
+fn group(mica: u32) -> Option<PathBuf> {
+    let (place, _) = micabox_vmm::control_groups().ok()?;
+    Some(place.join(format!("micabox-{mica}-0")))
+}
+
 #[test]
-fn a_path_leads_to_the_sandbox_while_it_runs() {
+fn it_is_there_while_the_sandbox_runs_and_no_longer() {
     let home = Home::new();
     let path = home.path().join("sockets");
     // Its console is one that programs can write to, too.
@@ -40,14 +47,25 @@ fn a_path_leads_to_the_sandbox_while_it_runs() {
         "{}",
         taken.stderr()
     );
-    // A killed mica can't clean up; the next one takes its place.
+    // A killed mica can't clean up; the next one does.
+    let killed = group(sandbox.pid());
+    assert!(killed.iter().all(|group| group.exists()));
     sandbox.signal(9);
     sandbox.wait();
     assert!(path.exists());
+    // Its machine goes a moment later.
+    let members = |group: &PathBuf| std::fs::read_to_string(group.join("cgroup.procs")).unwrap();
+    wait_until("its machine is gone", || {
+        killed.iter().all(|group| members(group).is_empty())
+    });
     let mut sandbox = home.start(&arguments);
     assert_eq!(sandbox.line(), "ready");
     assert_eq!(ask(&path, 1), "");
+    assert!(killed.iter().all(|group| !group.exists()));
+    let ended = group(sandbox.pid());
+    assert!(ended.iter().all(|group| group.exists()));
     sandbox.signal(15);
     sandbox.wait();
     assert!(!path.exists());
+    assert!(ended.iter().all(|group| !group.exists()));
 }
