@@ -28,6 +28,7 @@
 
 pub mod boot;
 pub mod exec;
+mod identity;
 mod kernel_log;
 mod machine;
 mod mount;
@@ -94,6 +95,8 @@ fn serve(uptime: u64) -> Result<(), String> {
                 .flush_all()
                 .map_err(|error| format!("tell the host: {error}"))
         }
+        // It has been said.
+        Stop::Stillborn => Ok(()),
         Stop::HostGone => Err("the host is gone".to_owned()),
         Stop::Protocol(reason) => Err(format!("the host broke the protocol: {reason}")),
     }

@@ -34,15 +34,29 @@ pub fn start(network: Option<&Network>) -> Result<(), BootFailed> {
     // There is no router to ask and nobody to have the same address: this spares the
     // kernel from finding that out. Loopback keeps its ::1.
     let _ = fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), b"1");
-    let mask = u32::MAX
-        .checked_shl(32_u32.saturating_sub(network.prefix.into()))
-        .unwrap_or(0);
+    control.configure(&name, network).step(STEP, name)
+}
+
+/// Gives the interface of a copied machine another ethernet address, and its addresses
+/// anew.
+pub fn change(from: Option<&Network>, to: Option<&Network>) -> Result<(), BootFailed> {
+    let (Some(from), Some(to)) = (from, to) else {
+        return match (from, to) {
+            (None, Some(_)) => Err(Errno::NODEV).step(STEP, "the original has no interface"),
+            _ => Ok(()),
+        };
+    };
+    let control = Control::new().step(STEP, "socket")?;
+    let name = interface(from.hardware_address)
+        .ok_or(Errno::NODEV)
+        .step(STEP, "the interface that the original had")?;
     control
-        .set(&name, libc::SIOCSIFADDR as _, network.address)
-        .and_then(|()| control.set(&name, libc::SIOCSIFNETMASK as _, mask.to_be_bytes()))
-        .and_then(|()| control.up(&name))
-        .and_then(|()| control.add_default_route(network.gateway))
-        .step(STEP, name)
+        .set_hardware_address(&name, to.hardware_address)
+        .step(STEP, &name)?;
+    if (from.address, from.prefix, from.gateway) == (to.address, to.prefix, to.gateway) {
+        return Ok(());
+    }
+    control.configure(&name, to).step(STEP, name)
 }
 
 /// Waits until everything that programs sent by TCP has arrived, for some seconds at most:
@@ -94,6 +108,29 @@ impl Control {
         let mut request = request(name);
         request.ifr_ifru.ifru_flags = libc::IFF_UP as libc::c_short;
         self.call(libc::SIOCSIFFLAGS as _, &request)
+    }
+
+    /// Gives an interface its addresses, starts it, and makes it the way to everywhere.
+    fn configure(&self, name: &str, network: &Network) -> Result<(), Errno> {
+        let mask = u32::MAX
+            .checked_shl(32_u32.saturating_sub(network.prefix.into()))
+            .unwrap_or(0);
+        self.set(name, libc::SIOCSIFADDR as _, network.address)?;
+        self.set(name, libc::SIOCSIFNETMASK as _, mask.to_be_bytes())?;
+        self.up(name)?;
+        self.add_default_route(network.gateway)
+    }
+
+    fn set_hardware_address(&self, name: &str, address: [u8; 6]) -> Result<(), Errno> {
+        let mut request = request(name);
+        // SAFETY: `sockaddr` is plain data, valid when zero.
+        let mut hardware: libc::sockaddr = unsafe { zeroed() };
+        hardware.sa_family = libc::ARPHRD_ETHER;
+        for (to, from) in hardware.sa_data.iter_mut().zip(address) {
+            *to = from.cast_signed();
+        }
+        request.ifr_ifru.ifru_hwaddr = hardware;
+        self.call(libc::SIOCSIFHWADDR as _, &request)
     }
 
     /// Sets one of an interface's addresses.

@@ -6,7 +6,8 @@ mod machine;
 use host::{command, shell};
 use machine::{Attach, Machine, disk, lower, plan, userland};
 use micabox_wire::{
-    Exec, ExitStatus, Init, OutputStream, StartFailure, ToGuest, ToHost, TtySize, Upper,
+    Adopt, Exec, ExitStatus, Identity, Init, OutputStream, Resume, StartFailure, ToGuest, ToHost,
+    TtySize, Upper,
 };
 
 /// A machine with the userland as its only layer, on a disk.
@@ -67,6 +68,7 @@ fn a_sandbox_looks_as_docker_makes_it() {
             "/dev/shm tmpfs",
             "/etc/hostname tmpfs",
             "/etc/hosts tmpfs",
+            "/etc/machine-id tmpfs",
             "/etc/resolv.conf tmpfs",
             "/proc proc",
             "/sys sysfs",
@@ -76,15 +78,15 @@ fn a_sandbox_looks_as_docker_makes_it() {
     for (script, wanted) in [
         (
             "cd /dev; echo *",
-            "console fd full fuse mqueue null ptmx pts random shm stderr stdin stdout tty urandom zero\n",
+            "console fd full fuse mqueue null ptmx pts random shm stderr stdin stdout tty urandom vsock zero\n",
         ),
         (
             "cat /etc/hostname; uname -n; echo $HOSTNAME",
             "box\nbox\nbox\n",
         ),
         (
-            "grep -c box /etc/hosts; cat /etc/resolv.conf",
-            "1\nnameserver 192.0.2.1\n",
+            "grep -c box /etc/hosts; cat /etc/machine-id /etc/resolv.conf",
+            "1\n0123456789abcdef0123456789abcdef\nnameserver 192.0.2.1\n",
         ),
         ("date -u +%Y-%m-%dT%H:%M", "2023-11-14T22:13\n"),
         ("cat /sys/class/net/lo/operstate", "unknown\n"),
@@ -304,5 +306,114 @@ fn commands_that_run_at_the_end_do_not_keep_the_machine() {
         };
         machine.host.exec(id, spec);
     }
+    machine.shut_down();
+}
+
+/// Has the agent keep quiet, as before a copy is made.
+fn rest(machine: &mut Machine) {
+    machine.host.send(ToGuest::Rest);
+    while !matches!(machine.host.receive(), ToHost::Resting) {}
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn a_copy_becomes_another_machine_and_keeps_one_command() {
+    let (mut machine, _directory) = booted(Init::Reaper);
+    for (id, script) in [
+        (
+            11,
+            "trap 'echo kept' USR1; echo ready; while :; do sleep 0.05; done",
+        ),
+        (
+            12,
+            "echo ready; n=0; while :; do n=$((n+1)); echo $n > /left; sleep 0.05; done",
+        ),
+    ] {
+        machine.host.exec(id, shell(script));
+        machine.host.started(id);
+        machine.host.output_with(id, "ready\n");
+    }
+    let hear = |machine: &mut Machine| {
+        machine.host.send(ToGuest::Signal { id: 11, signal: 10 });
+        machine.host.output_with(11, "kept\n");
+    };
+    let before = machine.host.run(shell(
+        "head -c 16 /dev/urandom | od -An -tx1; cat /proc/sys/kernel/random/uuid",
+    ));
+
+    // The original goes on as it was, but for the time.
+    rest(&mut machine);
+    machine.host.send(ToGuest::GoOn {
+        wall_clock: (1_750_000_000, 0),
+        entropy: [8; 32],
+    });
+    hear(&mut machine);
+    let same = machine
+        .host
+        .run(shell("uname -n; cat /etc/machine-id; date -u +%Y"));
+    assert_eq!(same.text(), "box\n0123456789abcdef0123456789abcdef\n2025\n");
+
+    // Whether it is a copy that is told so or not makes no difference to it.
+    rest(&mut machine);
+    let output_window = 1 << 20;
+    machine.host.send(ToGuest::Resume(Box::new(Resume {
+        identity: Identity {
+            hostname: "copy".to_owned(),
+            machine_id: "f".repeat(32),
+            resolv_conf: b"nameserver 192.0.2.9\n".to_vec(),
+            network: None,
+            wall_clock: (1_800_000_000, 0),
+            entropy: [9; 32],
+        },
+        adopt: Some(Adopt {
+            id: 11,
+            output_window,
+        }),
+    })));
+    assert_eq!(machine.host.receive(), ToHost::Resumed);
+    machine.host.started(11);
+    hear(&mut machine);
+    let other = machine.host.run(shell(
+        "uname -n; cat /etc/hostname; echo $HOSTNAME; grep -c copy /etc/hosts; \
+         cat /etc/machine-id /etc/resolv.conf; date -u +%Y",
+    ));
+    assert_eq!(
+        other.text(),
+        format!(
+            "copy\ncopy\ncopy\n1\n{}\nnameserver 192.0.2.9\n2027\n",
+            "f".repeat(32)
+        )
+    );
+    let after = machine.host.run(shell(
+        "head -c 16 /dev/urandom | od -An -tx1; cat /proc/sys/kernel/random/uuid",
+    ));
+    assert_ne!(after.text(), before.text());
+    // The other command runs on, unheard, and its number is free.
+    let runs = "a=$(cat /left); while [ $(cat /left) = $a ]; do sleep 0.05; done; echo yes";
+    machine.host.exec(12, shell(runs));
+    machine.host.started(12);
+    machine.host.output_with(12, "yes");
+    machine.shut_down();
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn a_copy_says_so_when_its_command_had_ended() {
+    let (mut machine, _directory) = booted(Init::Reaper);
+    rest(&mut machine);
+    machine.host.send(ToGuest::Resume(Box::new(Resume {
+        identity: plan(Vec::new()).identity,
+        adopt: Some(Adopt {
+            id: 7,
+            output_window: 1,
+        }),
+    })));
+    assert_eq!(machine.host.receive(), ToHost::Resumed);
+    let answer = machine.host.receive();
+    assert!(
+        matches!(answer, ToHost::StartFailed { id: 7, .. }),
+        "{answer:?}"
+    );
+    assert_eq!(machine.host.run(shell("echo well")).text(), "well\n");
     machine.shut_down();
 }

@@ -10,7 +10,7 @@ use micabox_vmm::{
     Acceleration, Backend, BackendChoice, Disk, DiskSource, Limits, Machine, MachineConfig,
     NetworkInterface,
 };
-use micabox_wire::{Boot, Init};
+use micabox_wire::{Boot, Identity, Init};
 use oci_spec::image::Config;
 
 use crate::agent::Agent;
@@ -505,6 +505,7 @@ impl<'a> Builder<'a> {
             network: interface.cloned(),
             vsock: self.vsock.clone(),
             cmdline_extra: Vec::new(),
+            resumed: None,
         })?);
         self.cancel.watch(&machine);
         registration.update(|record| record.machine = ProcessId::of(machine.pid()))?;
@@ -571,14 +572,17 @@ impl<'a> Builder<'a> {
                 },
             },
             init: self.init,
-            hostname: hostname.unwrap_or(record.short_id()).to_owned(),
-            // Without a network there is no name server either.
-            resolv_conf: connection
-                .map(|connection| connection.resolv_conf.clone())
-                .unwrap_or_default(),
-            network: connection.map(|connection| connection.boot),
-            wall_clock: now(),
-            entropy: random()?,
+            identity: Identity {
+                hostname: hostname.unwrap_or(record.short_id()).to_owned(),
+                machine_id: record.id.clone(),
+                // Without a network there is no name server either.
+                resolv_conf: connection
+                    .map(|connection| connection.resolv_conf.clone())
+                    .unwrap_or_default(),
+                network: connection.map(|connection| connection.boot),
+                wall_clock: now(),
+                entropy: random()?,
+            },
         })
     }
 
@@ -599,7 +603,7 @@ fn default_cpus(backend: &dyn Backend) -> u8 {
     }
 }
 
-fn random<const N: usize>() -> Result<[u8; N], Error> {
+pub(crate) fn random<const N: usize>() -> Result<[u8; N], Error> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes).map_err(|error| Error::System {
         what: "reading random bytes",

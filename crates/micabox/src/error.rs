@@ -267,7 +267,7 @@ impl Lost {
     fn machine(machine: &dyn Machine, exit: Exit) -> Self {
         let console = match exit {
             Exit::PoweredOff | Exit::Panicked { .. } | Exit::TripleFault => machine.console_tail(),
-            Exit::Failed { .. } | Exit::Killed { .. } => String::new(),
+            Exit::BadSnapshot { .. } | Exit::Failed { .. } | Exit::Killed { .. } => String::new(),
         };
         Self {
             reason: LostReason::Machine(exit),

@@ -8,6 +8,10 @@ use micabox_vmm::NetworkInterface;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
+use crate::builder::random;
+
+/// The first byte of ethernet addresses that somebody made up, in this program the guests'.
+const LOCAL: u8 = 0x06;
 
 /// A sandbox's network.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,7 +61,12 @@ impl Network {
         let Self::User(user) = self else {
             return Ok(None);
         };
-        let addresses = Addresses::default();
+        // Every other machine's is another one, though nobody sees two of them.
+        let [a, b, c, d, e] = random()?;
+        let addresses = Addresses {
+            guest_mac: [LOCAL, a, b, c, d, e],
+            ..Addresses::default()
+        };
         let (network, link) = micabox_net::Network::start(Config {
             addresses,
             allow: user.allow.clone(),

@@ -4,7 +4,7 @@ use std::fmt;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use crate::{Error, MachineConfig};
+use crate::{Error, MachineConfig, Snapshot};
 
 /// Something that runs machines.
 pub trait Backend: Send + Sync {
@@ -52,6 +52,8 @@ pub struct Limits {
     pub max_devices: usize,
     /// Up to how many pmem regions a boot is no slower than with one disk. A hint.
     pub cheap_regions: usize,
+    /// Whether they can be saved, and others go on from there.
+    pub snapshots: bool,
 }
 
 /// How many files one pmem region can be made of.
@@ -73,6 +75,13 @@ pub trait Machine: Send + Sync {
 
     /// The process that runs it.
     fn pid(&self) -> u32;
+
+    /// Has the machine stand still, writes it into `to`, which is empty, does `meanwhile`,
+    /// and has it go on.
+    ///
+    /// # Errors
+    /// [`Error::NoSnapshots`] or [`Error::Save`]; the machine goes on, unless it is gone.
+    fn save(&self, to: &Snapshot, meanwhile: &mut dyn FnMut()) -> Result<(), Error>;
 
     /// Waits for the machine's end, for at most `timeout`; None if it still runs.
     fn wait(&self, timeout: Duration) -> Option<Exit>;
@@ -98,6 +107,12 @@ pub enum Exit {
     /// A processor of the guest shut down because it could not handle an exception, nor
     /// the failure to: its kernel is broken beyond saying so.
     TripleFault,
+    /// It was to go on from a [`Snapshot`] that is damaged, or was made by another version
+    /// or on another processor.
+    BadSnapshot {
+        /// What is wrong with it.
+        message: String,
+    },
     /// The process that runs it ended on its own with an error: a bad argument, a
     /// missing file, no memory.
     Failed {
@@ -123,6 +138,9 @@ impl fmt::Display for Exit {
             Self::PoweredOff => return f.write_str("the machine powered off"),
             Self::TripleFault => {
                 return f.write_str("a processor of the guest shut down (triple fault)");
+            }
+            Self::BadSnapshot { message } => {
+                return write!(f, "the snapshot can't be resumed: {}", message.trim());
             }
             Self::Panicked { message } => ("the guest's kernel panicked".to_owned(), message),
             Self::Failed { code, message } => (

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::Error;
+use crate::{Error, Snapshot};
 
 /// virtio-pmem's rule: a region's size is a multiple of 2 MiB.
 pub const PMEM_ALIGNMENT: u64 = 2 << 20;
@@ -37,6 +37,11 @@ pub struct MachineConfig {
     pub vsock: Option<PathBuf>,
     /// Words for the end of the kernel command line.
     pub cmdline_extra: Vec<String>,
+    /// A machine to go on from in place of a boot, if the backend
+    /// [can](crate::Limits::snapshots). All else must be as that machine had it, but for
+    /// the network interface's link and address and what is in the disks' files. Kernel
+    /// and initrd are not used.
+    pub resumed: Option<Snapshot>,
 }
 
 /// A virtio network device.
@@ -115,6 +120,11 @@ impl MachineConfig {
         })
     }
 
+    /// Bytes of RAM.
+    pub(crate) fn ram(&self) -> u64 {
+        u64::from(self.memory_mib) << 20
+    }
+
     /// Bytes of the largest file that the machine may write to; 0 if there is none.
     pub(crate) fn largest_written_file(&self) -> u64 {
         let written = self.disks.iter().filter(|disk| !disk.read_only);
@@ -162,7 +172,9 @@ impl MachineConfig {
             return Err(Error::Config(format!("machine name {:?}", self.name)));
         }
         for file in [&self.kernel, &self.initrd] {
-            length(file)?;
+            if self.resumed.is_none() {
+                length(file)?;
+            }
         }
         for region in &self.pmem {
             if region.files.is_empty() {
@@ -244,6 +256,7 @@ mod tests {
             network: None,
             vsock: None,
             cmdline_extra: Vec::new(),
+            resumed: None,
         }
     }
 

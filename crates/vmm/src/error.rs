@@ -47,6 +47,15 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
+    /// Machines of this backend can't be saved.
+    #[error("snapshots of memory and forks need KVM, and this machine runs on {backend}")]
+    NoSnapshots {
+        /// The backend's name.
+        backend: &'static str,
+    },
+    /// A running machine could not be saved.
+    #[error("saving the machine: {0}")]
+    Save(String),
     /// The operating system refused something that a machine needs.
     #[error("{what}")]
     System {

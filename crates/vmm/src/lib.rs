@@ -24,6 +24,7 @@ pub mod jail;
 pub mod kvm;
 mod process;
 pub mod qemu;
+mod snapshot;
 
 use std::path::PathBuf;
 
@@ -33,6 +34,7 @@ pub use error::Error;
 #[cfg(target_arch = "x86_64")]
 pub use kvm::{Kvm, run_if_worker};
 pub use qemu::Qemu;
+pub use snapshot::Snapshot;
 
 /// Where machines' processes are limited by control groups, and in what: `memory`, `cpu`,
 /// `pids`.

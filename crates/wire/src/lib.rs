@@ -18,6 +18,11 @@
 //! guest -> host   Booted                       or BootFailed, and the guest stops
 //! host -> guest   Exec{id}                     any number, concurrently
 //! guest -> host   Started{id}, Output{id}..., Exited{id}      or StartFailed{id}
+//! host -> guest   Rest
+//! guest -> host   Resting                      here a copy of the machine may be made
+//! host -> guest   GoOn                         to the original
+//! host -> guest   Resume                       to a copy; its host begins with this
+//! guest -> host   Resumed                      or BootFailed, and the guest stops
 //! host -> guest   Shutdown
 //! guest -> host   ShutdownDone, then the machine ends, by a reset
 //! ```
@@ -50,14 +55,14 @@ pub mod preamble;
 pub use credit::{ReceiveWindow, SendWindow, WindowError};
 pub use frame::{Decoder, Error, Message, encode, read_message, write_message};
 pub use message::{
-    Boot, BootFailed, BootTimings, Device, Exec, ExitStatus, Extent, Format, Hello, Init, Lower,
-    Network, OutputStream, Phase, Range, StartFailed, StartFailure, ToGuest, ToHost, TtySize,
-    Upper,
+    Adopt, Boot, BootFailed, BootTimings, Device, Exec, ExitStatus, Extent, Format, Hello,
+    Identity, Init, Lower, Network, OutputStream, Phase, Range, Resume, StartFailed, StartFailure,
+    ToGuest, ToHost, TtySize, Upper,
 };
 
 /// Version of everything in this crate. Host and guest must agree exactly: they
 /// are built and shipped together, so there is nothing to negotiate.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// Most bytes of stdin or output in one message. Longer data is sent as several,
 /// so that commands share the stream fairly.

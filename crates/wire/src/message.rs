@@ -59,6 +59,21 @@ pub enum ToGuest {
     /// Kill every command, flush and unmount, answer [`ToHost::ShutdownDone`] and
     /// end the machine.
     Shutdown,
+    /// The machine is about to be copied: answer [`ToHost::Resting`], then say nothing
+    /// and expect nothing but [`ToGuest::GoOn`] or [`ToGuest::Resume`]. So a copy begins
+    /// between two messages, with nothing under way. Commands run on.
+    Rest,
+    /// The machine may have been copied and this is the original: go on.
+    GoOn {
+        /// As [`Identity::wall_clock`]: it may have stood still for a while.
+        wall_clock: (i64, u32),
+        /// As [`Identity::entropy`]: whoever reads the copy must not know what this
+        /// machine draws from here on.
+        entropy: [u8; 32],
+    },
+    /// This is a copy, with a host of its own: become another machine and answer
+    /// [`ToHost::Resumed`].
+    Resume(Box<Resume>),
 }
 
 /// What the guest says.
@@ -125,6 +140,10 @@ pub enum ToHost {
         /// writes may be lost.
         problem: Option<String>,
     },
+    /// Everything is said until the host says [`ToGuest::GoOn`] or [`ToGuest::Resume`].
+    Resting,
+    /// The copy is a machine of its own and ready for commands.
+    Resumed,
 }
 
 /// What the machine looks like from inside.
@@ -151,8 +170,17 @@ pub struct Boot {
     pub upper: Upper,
     /// Who is process 1 of the sandbox.
     pub init: Init,
+    /// What no other machine has.
+    pub identity: Identity,
+}
+
+/// What makes a machine this one, and no copy of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
     /// The host name; also written to `/etc/hostname` and `/etc/hosts`.
     pub hostname: String,
+    /// Contents of `/etc/machine-id`, without its line feed: 32 hexadecimal digits.
+    pub machine_id: String,
     /// Contents of `/etc/resolv.conf`.
     #[serde(with = "serde_bytes")]
     pub resolv_conf: Vec<u8>,
@@ -162,8 +190,29 @@ pub struct Boot {
     /// 1,000,000,000.
     pub wall_clock: (i64, u32),
     /// Fresh random bytes for the kernel's generator, so that nobody in the guest
-    /// waits for entropy. Different for each machine, clones included.
+    /// waits for entropy. Different for each machine, copies included.
     pub entropy: [u8; 32],
+}
+
+/// What a copy of a machine becomes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Resume {
+    /// In place of the original's. There is a network if and only if the original has
+    /// one.
+    pub identity: Identity,
+    /// The original's command that the host goes on with, as if it had just started it:
+    /// the guest says [`ToHost::Started`] again, or [`ToHost::StartFailed`] if it has ended.
+    /// The others run on, their stdin at its end and their output dropped.
+    pub adopt: Option<Adopt>,
+}
+
+/// A command of the original's that a copy's host goes on with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Adopt {
+    /// Names the command, for the original's host and from here on.
+    pub id: u32,
+    /// As [`Exec::output_window`].
+    pub output_window: u32,
 }
 
 /// An ethernet interface and where it leads.

@@ -200,7 +200,7 @@ fn the_largest_piece_of_data_fits() {
 /// The preamble's shape outlives versions, so it is spelt out here.
 #[test]
 fn the_preamble_tells_versions_and_strangers_apart() {
-    let mut bytes = *b"MICABOX\n\x03\0\0\0";
+    let mut bytes = *b"MICABOX\n\x04\0\0\0";
     assert_eq!(preamble::encode(), bytes);
     preamble::check(&bytes).unwrap();
     bytes[9] = 1;

@@ -1,5 +1,6 @@
-//! `/etc/hostname`, `/etc/hosts` and `/etc/resolv.conf`, as Docker provides them:
-//! mounted over the image's, so that they are not part of the sandbox's changes.
+//! `/etc/hostname`, `/etc/hosts` and `/etc/resolv.conf`, as Docker provides them, and
+//! `/etc/machine-id`: mounted over the image's, so that they are not part of the sandbox's
+//! changes.
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -7,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use micabox_wire::{Boot, BootFailed, Network};
+use micabox_wire::{BootFailed, Identity, Network};
 use rustix::fs::CWD;
 use rustix::mount::{MountAttrFlags, OpenTreeFlags};
 
@@ -19,7 +20,7 @@ use crate::mount::{Filesystem, attach};
 pub const DIRECTORY: &str = "/files";
 
 /// Their names in `/etc`.
-pub const NAMES: [&str; 3] = ["hostname", "hosts", "resolv.conf"];
+pub const NAMES: [&str; 4] = ["hostname", "hosts", "machine-id", "resolv.conf"];
 
 /// Written, and mounted in the agent's namespace.
 #[derive(Debug)]
@@ -30,7 +31,7 @@ pub struct Prepared(());
 pub struct Detached(Vec<(&'static str, OwnedFd)>);
 
 /// Writes the files.
-pub fn prepare(boot: &Boot) -> Result<Prepared, BootFailed> {
+pub fn prepare(identity: &Identity) -> Result<Prepared, BootFailed> {
     fs::create_dir_all(DIRECTORY).step("make the directory", DIRECTORY)?;
     Filesystem::new("tmpfs")
         .and_then(|tmpfs| {
@@ -40,17 +41,25 @@ pub fn prepare(boot: &Boot) -> Result<Prepared, BootFailed> {
         })
         .and_then(|mount| Ok(attach(&mount, DIRECTORY)?))
         .step("mount tmpfs", DIRECTORY)?;
-    let name = &boot.hostname;
+    write(identity)?;
+    Ok(Prepared(()))
+}
+
+/// Writes the files, for a sandbox that has them mounted already as well: they stay the
+/// same inodes.
+pub fn write(identity: &Identity) -> Result<(), BootFailed> {
+    let name = &identity.hostname;
     let contents = [
         format!("{name}\n").into_bytes(),
-        hosts(name, boot.network.as_ref()).into_bytes(),
-        boot.resolv_conf.clone(),
+        hosts(name, identity.network.as_ref()).into_bytes(),
+        format!("{}\n", identity.machine_id).into_bytes(),
+        identity.resolv_conf.clone(),
     ];
     for (name, contents) in NAMES.into_iter().zip(contents) {
         let path = format!("{DIRECTORY}/{name}");
         fs::write(&path, contents).step("write", path)?;
     }
-    Ok(Prepared(()))
+    Ok(())
 }
 
 /// Docker's `/etc/hosts`, and the sandbox's own name at an address of the loopback

@@ -2,7 +2,7 @@
 
 mod device;
 mod device_mapper;
-mod files;
+pub mod files;
 mod process_one;
 mod root;
 mod step;
@@ -16,6 +16,7 @@ use micabox_wire::{Boot, BootFailed, BootTimings, Phase};
 use rustix::mount::MountAttrFlags;
 
 use crate::exec::Sandbox;
+use crate::identity;
 use crate::kernel_log::KernelLog;
 use crate::machine;
 use crate::mount;
@@ -86,7 +87,7 @@ pub fn boot(boot: &Boot, clock: &mut Clock) -> Result<Sandbox, BootFailed> {
 }
 
 fn assemble(boot: &Boot, clock: &mut Clock) -> Result<Sandbox, BootFailed> {
-    machine::set_up(boot)?;
+    identity::set_up(&boot.identity)?;
     clock.lap("machine");
     let overlay = root::mount(boot, clock)?;
     let place = tree::build(&overlay, boot)?;
@@ -96,7 +97,8 @@ fn assemble(boot: &Boot, clock: &mut Clock) -> Result<Sandbox, BootFailed> {
     Ok(Sandbox {
         place,
         pids,
-        hostname: boot.hostname.clone(),
+        hostname: boot.identity.hostname.clone(),
+        network: boot.identity.network,
     })
 }
 

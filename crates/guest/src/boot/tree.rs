@@ -16,7 +16,7 @@ use crate::mount::{self, Filesystem, attach};
 /// Makes the namespace with `overlay` as its root, without `/proc`: that belongs to
 /// a PID namespace and is mounted by its process 1.
 pub fn build(overlay: &OwnedFd, boot: &Boot) -> Result<Place, BootFailed> {
-    let files = files::prepare(boot)?;
+    let files = files::prepare(&boot.identity)?;
     let own = open("/proc/self/ns/mnt", OFlags::RDONLY)?;
     // SAFETY: the agent has one thread, whose idea of a file system this changes.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }

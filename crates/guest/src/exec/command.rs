@@ -32,6 +32,8 @@ pub struct Command {
     /// The command's side of its terminal, while it runs.
     terminal: Option<OwnedFd>,
     status: Option<ExitStatus>,
+    /// What the host was told of its start: the process's number inside.
+    announced: Option<u32>,
 }
 
 /// A command's stdin.
@@ -74,6 +76,7 @@ impl Command {
             stderr: ends.stderr.map(output),
             terminal: ends.terminal,
             status: None,
+            announced: None,
         }
     }
 
@@ -91,15 +94,11 @@ impl Command {
         let Some(report) = &mut self.process.report else {
             return true;
         };
-        let id = self.id;
         match report.read(has_ended) {
             None => return true,
-            Some(Outcome::Started(pid)) => channel.send(&ToHost::Started {
-                id,
-                pid,
-                stdin_window: self.stdin.as_ref().map_or(0, |s| s.window.size()),
-            }),
+            Some(Outcome::Started(pid)) => self.announce(pid, channel),
             Some(Outcome::Failed(failure)) => {
+                let id = self.id;
                 channel.send(&ToHost::StartFailed { id, failure });
                 self.process.reap();
                 return false;
@@ -107,6 +106,35 @@ impl Command {
         }
         self.process.report = None;
         true
+    }
+
+    fn announce(&mut self, pid: u32, channel: &mut Channel) {
+        self.announced = Some(pid);
+        channel.send(&ToHost::Started {
+            id: self.id,
+            pid,
+            stdin_window: self.stdin.as_ref().map_or(0, |s| s.window.size()),
+        });
+    }
+
+    /// Goes on for another host, to which all of it is new.
+    pub fn adopted(&mut self, output_window: u32, channel: &mut Channel) {
+        for output in [&mut self.stdout, &mut self.stderr].into_iter().flatten() {
+            output.window = SendWindow::new(output_window);
+        }
+        if let Some(stdin) = &mut self.stdin {
+            stdin.window = ReceiveWindow::new(STDIN_WINDOW);
+        }
+        if let Some(pid) = self.announced {
+            self.announce(pid, channel);
+        }
+    }
+
+    /// Goes on without a host: its process, which somebody must wait for, and what it
+    /// writes to. Its stdin is at its end.
+    pub fn forgotten(self) -> (Process, impl Iterator<Item = OwnedFd>) {
+        let outputs = [self.stdout, self.stderr].into_iter().flatten();
+        (self.process, outputs.map(|output| output.pipe))
     }
 
     /// Whether output of `stream` is wanted: it is open, has credit, and the command

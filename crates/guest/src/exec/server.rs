@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 
 use micabox_wire::{
-    Error, Exec, MAX_DATA, OutputStream, StartFailed, StartFailure, ToGuest, ToHost,
+    Error, Exec, MAX_DATA, OutputStream, Resume, StartFailed, StartFailure, ToGuest, ToHost,
 };
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
 use super::channel::Channel;
 use super::command::{Command, Progress};
-use super::spawn::{PidNamespace, Sandbox};
+use super::spawn::{PidNamespace, Process, Sandbox};
+use crate::identity;
 
 /// Why the server stopped.
 #[derive(Debug)]
@@ -22,6 +23,8 @@ pub enum Stop {
     HostGone,
     /// The host broke the protocol: a bug, and nothing it says can be relied on.
     Protocol(String),
+    /// This copy of a machine did not become one of its own, and has said so.
+    Stillborn,
 }
 
 /// Serves one host's commands in one sandbox.
@@ -34,6 +37,8 @@ pub struct Server {
     /// a daemon must neither block nor die because the command that started it is
     /// over.
     abandoned: Vec<OwnedFd>,
+    /// Processes of commands of the machine that this is a copy of, to be waited for.
+    forgotten: Vec<Process>,
     /// Where the round over the commands starts, so that no command is served first
     /// always.
     turn: u32,
@@ -49,6 +54,7 @@ enum Source {
     Output(u32, OutputStream),
     Stdin(u32),
     Abandoned(usize),
+    Forgotten(usize),
 }
 
 impl Server {
@@ -59,6 +65,7 @@ impl Server {
             sandbox,
             commands: BTreeMap::new(),
             abandoned: Vec::new(),
+            forgotten: Vec::new(),
             turn: 0,
         }
     }
@@ -79,7 +86,7 @@ impl Server {
     }
 
     fn turn(&mut self, buffer: &mut [u8; MAX_DATA]) -> Result<(), Stop> {
-        let mut closed = Vec::new();
+        let (mut closed, mut ended) = (Vec::new(), Vec::new());
         for (source, ready) in self.wait()? {
             match source {
                 Source::Channel => self.talk(ready)?,
@@ -108,10 +115,14 @@ impl Server {
                         closed.push(index);
                     }
                 }
+                Source::Forgotten(index) => ended.push(index),
             }
         }
         for index in closed.into_iter().rev() {
             self.abandoned.swap_remove(index);
+        }
+        for index in ended.into_iter().rev() {
+            self.forgotten.swap_remove(index).reap();
         }
         self.turn = self.turn.wrapping_add(1);
         self.finish(buffer)
@@ -181,6 +192,13 @@ impl Server {
         for (index, stream) in self.abandoned.iter().enumerate() {
             add(Source::Abandoned(index), stream.as_fd(), PollFlags::IN);
         }
+        for (index, process) in self.forgotten.iter().enumerate() {
+            add(
+                Source::Forgotten(index),
+                process.handle.as_fd(),
+                PollFlags::IN,
+            );
+        }
         match poll(&mut poll_fds, None) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(Stop::Protocol(format!("poll: {errno}"))),
@@ -222,6 +240,10 @@ impl Server {
         let id = match message {
             ToGuest::Boot(_) => return Err(Stop::Protocol("a second Boot".to_owned())),
             ToGuest::Shutdown => return Err(Stop::Shutdown),
+            ToGuest::Rest => return self.rest(),
+            ToGuest::GoOn { .. } | ToGuest::Resume(_) => {
+                return Err(Stop::Protocol("nobody rests".to_owned()));
+            }
             ToGuest::Exec { id, spec } => {
                 self.start(id, *spec);
                 return Ok(());
@@ -250,9 +272,61 @@ impl Server {
                 command.resize(size);
                 Ok(())
             }
-            ToGuest::Boot(_) | ToGuest::Exec { .. } | ToGuest::Shutdown => Ok(()),
+            _ => Ok(()),
         };
         result.map_err(|error| Stop::Protocol(format!("command {id}: {error}")))
+    }
+
+    /// Keeps quiet while the machine is copied, in the original and in every copy.
+    fn rest(&mut self) -> Result<(), Stop> {
+        self.channel.send(&ToHost::Resting);
+        self.channel.flush_all().map_err(|_| Stop::HostGone)?;
+        match self.channel.wait_for_message() {
+            Ok(Some(ToGuest::GoOn {
+                wall_clock,
+                entropy,
+            })) => identity::renew(wall_clock, &entropy, &self.sandbox)
+                .map_err(|failed| Stop::Protocol(failed.to_string())),
+            Ok(Some(ToGuest::Resume(resume))) => self.resume(&resume),
+            Ok(Some(_)) => Err(Stop::Protocol("a message while it rests".to_owned())),
+            Ok(None) => Err(Stop::HostGone),
+            Err(error) => Err(Stop::Protocol(error.to_string())),
+        }
+    }
+
+    /// This is a copy: all that it shares with the original is its past.
+    fn resume(&mut self, resume: &Resume) -> Result<(), Stop> {
+        if let Err(failed) = identity::assume(&resume.identity, &mut self.sandbox) {
+            self.channel.send(&ToHost::BootFailed(failed));
+            self.channel.flush_all().map_err(|_| Stop::HostGone)?;
+            return Err(Stop::Stillborn);
+        }
+        self.channel.send(&ToHost::Resumed);
+        for (id, mut command) in std::mem::take(&mut self.commands) {
+            match resume.adopt.filter(|adopt| adopt.id == id) {
+                Some(adopt) => {
+                    command.adopted(adopt.output_window, &mut self.channel);
+                    self.commands.insert(id, command);
+                }
+                None => {
+                    let (process, outputs) = command.forgotten();
+                    self.abandoned.extend(outputs);
+                    self.forgotten.push(process);
+                }
+            }
+        }
+        if let Some(adopt) = resume.adopt
+            && !self.commands.contains_key(&adopt.id)
+        {
+            let failure = StartFailed {
+                reason: StartFailure::Other,
+                message: "the command that was to go on had ended".to_owned(),
+                errno: 0,
+            };
+            let id = adopt.id;
+            self.channel.send(&ToHost::StartFailed { id, failure });
+        }
+        Ok(())
     }
 
     fn start(&mut self, id: u32, spec: Exec) {

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use micabox_wire::{Decoder, Exec, ExitStatus, StartFailed, StartFailure, ToHost};
+use micabox_wire::{Decoder, Exec, ExitStatus, Network, StartFailed, StartFailure, ToHost};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions, pidfd_open, waitid};
@@ -21,6 +21,8 @@ pub struct Sandbox {
     pub pids: PidNamespace,
     /// The host name when the sandbox was made; commands find it in HOSTNAME.
     pub hostname: String,
+    /// The interface that was configured, if any.
+    pub network: Option<Network>,
 }
 
 /// The files that commands see.
@@ -61,6 +63,7 @@ impl Sandbox {
             place: Place::Here,
             pids: PidNamespace::Inherited,
             hostname: "localhost".to_owned(),
+            network: None,
         }
     }
 

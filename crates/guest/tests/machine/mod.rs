@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 use micabox_wire::{
-    Boot, BootFailed, BootTimings, Device, Extent, Format, Hello, Init, Lower, Range, ToGuest,
-    ToHost, Upper, preamble,
+    Boot, BootFailed, BootTimings, Device, Extent, Format, Hello, Identity, Init, Lower, Range,
+    ToGuest, ToHost, Upper, preamble,
 };
 use tempfile::TempDir;
 
@@ -178,11 +178,14 @@ pub fn plan(lowers: Vec<Lower>) -> Boot {
             patches: None,
         },
         init: Init::Reaper,
-        hostname: "box".to_owned(),
-        resolv_conf: b"nameserver 192.0.2.1\n".to_vec(),
-        network: None,
-        wall_clock: (1_700_000_000, 500_000_000),
-        entropy: [7; 32],
+        identity: Identity {
+            hostname: "box".to_owned(),
+            machine_id: "0123456789abcdef0123456789abcdef".to_owned(),
+            resolv_conf: b"nameserver 192.0.2.1\n".to_vec(),
+            network: None,
+            wall_clock: (1_700_000_000, 500_000_000),
+            entropy: [7; 32],
+        },
     }
 }
 

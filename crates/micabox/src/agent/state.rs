@@ -184,6 +184,9 @@ impl State {
             ToHost::StdinClosed { id } => {
                 self.running(id)?.stdin_closed = true;
             }
+            ToHost::Resting | ToHost::Resumed => {
+                return Err("the guest rests, which nobody asked for".into());
+            }
             ToHost::ShutdownDone { problem } => {
                 self.shut_down = Some(problem);
             }

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
 use micabox_vmm::Exit;
-use micabox_wire::{BootFailed, BootTimings, Init, StartFailure, Upper};
+use micabox_wire::{BootFailed, BootTimings, Identity, Init, StartFailure, Upper};
 
 use super::*;
 use crate::error::LostReason;
@@ -26,6 +26,14 @@ impl Machine for FakeMachine {
 
     fn pid(&self) -> u32 {
         0
+    }
+
+    fn save(
+        &self,
+        _: &micabox_vmm::Snapshot,
+        _: &mut dyn FnMut(),
+    ) -> Result<(), micabox_vmm::Error> {
+        Err(micabox_vmm::Error::NoSnapshots { backend: "fake" })
     }
 
     fn wait(&self, _: Duration) -> Option<Exit> {
@@ -100,11 +108,14 @@ fn boot_message() -> Boot {
             patches: None,
         },
         init: Init::Reaper,
-        hostname: "h".into(),
-        resolv_conf: Vec::new(),
-        network: None,
-        wall_clock: (0, 0),
-        entropy: [0; 32],
+        identity: Identity {
+            hostname: "h".into(),
+            machine_id: "0".repeat(32),
+            resolv_conf: Vec::new(),
+            network: None,
+            wall_clock: (0, 0),
+            entropy: [0; 32],
+        },
     }
 }
 

@@ -60,13 +60,23 @@ fn step<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Error {
 /// # Errors
 /// [`Error`], in whichever process it happened.
 pub fn enter() -> Result<(), Error> {
+    enter_with(|| ())
+}
+
+/// As [`enter`], with a `last_look` at the host's files by the jailed process, as nobody.
+///
+/// # Errors
+/// As [`enter`].
+pub fn enter_with<T>(last_look: impl FnOnce() -> T) -> Result<T, Error> {
     identity::become_nobody()?;
     namespaces::enter()?;
+    let seen = last_look();
     root::make_empty()?;
     set_capabilities(None, no_capabilities()).map_err(step("dropping all capabilities"))?;
     // Nobody of the same identity may look into it either.
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(step("becoming opaque"))?;
-    landlock::forbid_all()
+    landlock::forbid_all()?;
+    Ok(seen)
 }
 
 fn no_capabilities() -> CapabilitySets {

@@ -9,6 +9,10 @@ use std::collections::BTreeMap;
 use std::env::consts::ARCH;
 use std::io;
 
+use kvm_bindings::{
+    kvm_clock_data, kvm_debugregs, kvm_irqchip, kvm_lapic_state, kvm_mp_state, kvm_msrs,
+    kvm_pit_state2, kvm_regs, kvm_sregs, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
+};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
     SeccompRule,
@@ -25,8 +29,43 @@ pub enum Thread {
     Devices,
 }
 
-/// KVM_RUN: `_IO(KVMIO, 0x80)` of `linux/kvm.h`.
-const KVM_RUN: u64 = 0xae80;
+/// What a processor's thread asks of KVM (`linux/kvm.h`): to run, and what it has to save
+/// of the processor; to say of its clock that time has passed.
+const PROCESSOR_REQUESTS: [u64; 12] = [
+    request(0, 0, 0x80),
+    read::<kvm_regs>(0x81),
+    read::<kvm_sregs>(0x83),
+    change::<kvm_msrs>(0x88),
+    read::<kvm_lapic_state>(0x8e),
+    read::<kvm_mp_state>(0x98),
+    read::<kvm_vcpu_events>(0x9f),
+    read::<kvm_debugregs>(0xa1),
+    request(0, 0, 0xa3), // Get the frequency of the time stamp counter.
+    read::<kvm_xsave>(0xa4),
+    read::<kvm_xcrs>(0xa6),
+    request(0, 0, 0xad), // The guest stood still.
+];
+
+/// What the devices' thread asks of it: what is to be saved of the machine.
+const DEVICES_REQUESTS: [u64; 3] = [
+    change::<kvm_irqchip>(0x62),
+    read::<kvm_clock_data>(0x7c),
+    read::<kvm_pit_state2>(0x9f),
+];
+
+/// `_IOC` of `asm-generic/ioctl.h`: direction, size of the argument, KVM's number.
+const fn request(direction: u64, size: usize, number: u64) -> u64 {
+    const KVM: u64 = 0xae;
+    direction << 30 | (size as u64) << 16 | KVM << 8 | number
+}
+
+const fn read<T>(number: u64) -> u64 {
+    request(2, size_of::<T>(), number)
+}
+
+const fn change<T>(number: u64) -> u64 {
+    request(3, size_of::<T>(), number)
+}
 
 /// Memory, locks, time, the end; and bytes in and out of what is open.
 const ALL: [libc::c_long; 31] = [
@@ -63,8 +102,9 @@ const ALL: [libc::c_long; 31] = [
     libc::SYS_writev,
 ];
 
-/// Waiting for several things at once, disks, connections that come and go.
-const DEVICES: [libc::c_long; 14] = [
+/// Waiting for several things at once, disks, connections that come and go; signals to the
+/// processors' threads, as nobody else is in their namespace.
+const DEVICES: [libc::c_long; 15] = [
     libc::SYS_accept4,
     libc::SYS_epoll_ctl,
     libc::SYS_epoll_pwait,
@@ -79,6 +119,7 @@ const DEVICES: [libc::c_long; 14] = [
     libc::SYS_pwritev,
     libc::SYS_shutdown,
     libc::SYS_sync_file_range,
+    libc::SYS_tgkill,
 ];
 
 impl Thread {
@@ -99,12 +140,16 @@ impl Thread {
 
     fn program(self) -> Result<BpfProgram, seccompiler::BackendError> {
         let mut rules: BTreeMap<_, _> = ALL.iter().map(|call| (*call, Vec::new())).collect();
-        match self {
-            Self::Processor => {
-                rules.insert(libc::SYS_ioctl, vec![only(1, SeccompCmpOp::Eq, KVM_RUN)?]);
+        let requests: &[u64] = match self {
+            Self::Processor => &PROCESSOR_REQUESTS,
+            Self::Devices => {
+                rules.extend(DEVICES.iter().map(|call| (*call, Vec::new())));
+                &DEVICES_REQUESTS
             }
-            Self::Devices => rules.extend(DEVICES.iter().map(|call| (*call, Vec::new()))),
-        }
+        };
+        let requests = requests.iter();
+        let requests = requests.map(|request| only(1, SeccompCmpOp::Eq, *request));
+        rules.insert(libc::SYS_ioctl, requests.collect::<Result<_, _>>()?);
         // The standard library looks whether what it closes was open.
         let get = |command: libc::c_int| only(1, SeccompCmpOp::Eq, command.unsigned_abs().into());
         let looks = vec![get(libc::F_GETFD)?, get(libc::F_GETFL)?];

@@ -6,7 +6,8 @@
 //! other, the pointer to them first.
 
 use acpi_tables::aml::{
-    Device, EISAName, IO, Interrupt, Memory32Fixed, Name, Package, Path, ResourceTemplate, Scope,
+    Device, EISAName, IO, Interrupt, Memory32Fixed, Method, Name, Notify, Package, Path,
+    ResourceTemplate, Scope,
 };
 use acpi_tables::fadt::{FADTBuilder, Flags};
 use acpi_tables::gas::{AccessSize, AddressSpace, GAS};
@@ -18,6 +19,7 @@ use acpi_tables::sdt::Sdt;
 use acpi_tables::xsdt::XSDT;
 use acpi_tables::{Aml, AmlSink};
 
+use super::generation;
 use super::legacy::{Serial, power};
 use super::memory::layout;
 
@@ -99,6 +101,7 @@ fn madt(cpus: u8) -> impl Aml {
 fn dsdt(interrupts: &[u32]) -> impl Aml {
     let mut devices = Vec::new();
     serial(&mut devices);
+    generation(&mut devices);
     for (interrupt, index) in interrupts.iter().zip(0_u32..) {
         virtio(index, *interrupt, &mut devices);
     }
@@ -123,6 +126,42 @@ fn serial(sink: &mut Vec<u8>) {
             &Name::new(
                 Path::new("_CRS"),
                 &ResourceTemplate::new(vec![&ports, &edge(Serial::INTERRUPT)]),
+            ),
+        ],
+    )
+    .to_aml_bytes(sink);
+}
+
+/// The machine's generation, and the event that announces another one.
+fn generation(sink: &mut Vec<u8>) {
+    // Below 4 GiB, as the layout has it.
+    let (low, high) = (layout::GENERATION as u32, 0_u8);
+    Device::new(
+        Path::new("VGEN"),
+        vec![
+            &Name::new(Path::new("_HID"), &"VMGENCTR"),
+            &Name::new(Path::new("_CID"), &"VM_Gen_Counter"),
+            &Name::new(Path::new("_DDN"), &"VM_Gen_Counter"),
+            &Name::new(Path::new("ADDR"), &Package::new(vec![&low, &high])),
+        ],
+    )
+    .to_aml_bytes(sink);
+    const CHANGED: u8 = 0x80;
+    Device::new(
+        Path::new("GED_"),
+        vec![
+            &Name::new(Path::new("_HID"), &"ACPI0013"),
+            &Name::new(Path::new("_UID"), &0_u8),
+            &Name::new(
+                Path::new("_CRS"),
+                &ResourceTemplate::new(vec![&edge(generation::INTERRUPT)]),
+            ),
+            // The only event that there is.
+            &Method::new(
+                Path::new("_EVT"),
+                1,
+                true,
+                vec![&Notify::new(&Path::new("\\_SB_.VGEN"), &CHANGED)],
             ),
         ],
     )
@@ -182,7 +221,7 @@ mod tests {
     #[test]
     fn every_table_is_reached_and_sums_to_zero() {
         let bytes = tables(64, &[5; 19]);
-        assert!(bytes.len() as u64 <= layout::ACPI.end - layout::ACPI.start);
+        assert!(bytes.len() as u64 <= layout::GENERATION - layout::ACPI.start);
         assert_eq!(&bytes[..8], b"RSD PTR ");
         assert_eq!(sum(&bytes[..20]), 0);
         assert_eq!(sum(&bytes[..36]), 0);

@@ -12,12 +12,15 @@ pub(crate) enum Ending {
     /// A processor of the guest shut down: it could not even handle the failure to handle
     /// an exception.
     TripleFault,
+    /// What the machine was to go on from can't be used.
+    BadSnapshot(String),
     /// Something failed on our side of the machine.
     Failed(String),
 }
 
 /// Not one that a shell or a Rust panic uses.
 const TRIPLE_FAULT: i32 = 33;
+const BAD_SNAPSHOT: i32 = 34;
 const FAILED: i32 = 1;
 
 impl Ending {
@@ -26,6 +29,10 @@ impl Ending {
         match self {
             Self::PoweredOff => 0,
             Self::TripleFault => TRIPLE_FAULT,
+            Self::BadSnapshot(message) => {
+                eprintln!("{message}");
+                BAD_SNAPSHOT
+            }
             Self::Failed(message) => {
                 eprintln!("{message}");
                 FAILED
@@ -38,6 +45,7 @@ impl Ending {
 pub(crate) fn exit(code: i32, message: String) -> Exit {
     match code {
         TRIPLE_FAULT => Exit::TripleFault,
+        BAD_SNAPSHOT => Exit::BadSnapshot { message },
         _ => Exit::Failed { code, message },
     }
 }

@@ -20,16 +20,28 @@ use crate::{DiskSource, Error, MachineConfig};
 pub(super) struct Handover {
     pub(super) memory_mib: u32,
     pub(super) cpus: u8,
-    pub(super) command_line: String,
     pub(super) kvm: RawFd,
-    pub(super) kernel: RawFd,
-    pub(super) initrd: RawFd,
+    pub(super) start: Start,
     pub(super) agent: RawFd,
     pub(super) console: RawFd,
+    pub(super) control: RawFd,
     pub(super) regions: Vec<Vec<SharedFile>>,
     pub(super) disks: Vec<SharedDisk>,
     pub(super) network: Option<SharedLink>,
     pub(super) vsock: Option<SharedVsock>,
+}
+
+/// How the machine begins.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Start {
+    /// With a kernel.
+    Boot {
+        kernel: RawFd,
+        initrd: RawFd,
+        command_line: String,
+    },
+    /// Where another one was saved.
+    Resume { state: RawFd, memory: RawFd },
 }
 
 /// An open file.
@@ -79,8 +91,7 @@ impl Handover {
         channels: Descriptors,
     ) -> Result<Vec<OwnedFd>, Error> {
         let mut opened = Opened(vec![kvm]);
-        let kernel = opened.open(&config.kernel, None, true)?.descriptor;
-        let initrd = opened.open(&config.initrd, None, true)?.descriptor;
+        let start = opened.start(config)?;
         let regions = config.pmem.iter().map(|region| {
             let files = region.files.iter();
             let files = files.map(|file| opened.open(&file.path, Some(file.size), true));
@@ -120,17 +131,14 @@ impl Handover {
             opened.0.extend([inside.listener, inside.owner]);
             shared
         });
-        let words = std::iter::once(COMMAND_LINE);
-        let words = words.chain(config.cmdline_extra.iter().map(String::as_str));
         let handover = Self {
             memory_mib: config.memory_mib,
             cpus: config.cpus,
-            command_line: words.collect::<Vec<_>>().join(" "),
             kvm: opened.0.first().map_or(-1, AsRawFd::as_raw_fd),
-            kernel,
-            initrd,
+            start,
             agent: channels.agent,
             console: channels.console,
+            control: channels.control,
             regions,
             disks,
             network,
@@ -175,6 +183,28 @@ pub(super) fn own(descriptor: RawFd) -> std::io::Result<OwnedFd> {
 struct Opened(Vec<OwnedFd>);
 
 impl Opened {
+    fn start(&mut self, config: &MachineConfig) -> Result<Start, Error> {
+        let Some(snapshot) = &config.resumed else {
+            let words = std::iter::once(COMMAND_LINE);
+            let words = words.chain(config.cmdline_extra.iter().map(String::as_str));
+            return Ok(Start::Boot {
+                kernel: self.open(&config.kernel, None, true)?.descriptor,
+                initrd: self.open(&config.initrd, None, true)?.descriptor,
+                command_line: words.collect::<Vec<_>>().join(" "),
+            });
+        };
+        let (state, memory) = snapshot.reopen().map_err(|source| Error::System {
+            what: "handing over the snapshot",
+            source,
+        })?;
+        let [state, memory] = [state, memory].map(|file| {
+            let descriptor = file.as_raw_fd();
+            self.0.push(file.into());
+            descriptor
+        });
+        Ok(Start::Resume { state, memory })
+    }
+
     /// Opens a file, of `length` bytes if that is known already.
     fn open(
         &mut self,

@@ -16,9 +16,11 @@ mod acpi;
 mod boot;
 mod bus;
 mod ending;
+mod generation;
 mod handover;
 mod legacy;
 mod memory;
+mod saved;
 mod vcpu;
 mod virtio;
 mod vsock;
@@ -102,6 +104,7 @@ impl Backend for Kvm {
             files_per_region: FilesPerRegion::Many,
             max_devices,
             cheap_regions: max_devices,
+            snapshots: true,
         }
     }
 
@@ -125,7 +128,9 @@ impl Backend for Kvm {
             name: Some(config.name.clone()),
             arguments: vec![worker::ARGUMENT.into(), description.to_string().into()],
             address_space: config.address_space().saturating_add(OWN_ADDRESS_SPACE),
-            file_size: config.largest_written_file(),
+            // What it saves of itself is its RAM.
+            file_size: config.largest_written_file().max(config.ram()),
+            saves: config.ram(),
             // To read its own program, and to become nobody in its jail.
             capabilities: &[CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID],
             files,

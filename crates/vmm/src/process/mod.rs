@@ -4,6 +4,7 @@
 
 mod cgroup;
 mod confine;
+mod control;
 
 use std::ffi::OsString;
 use std::io;
@@ -23,9 +24,11 @@ pub(crate) use cgroup::{Place, Quota};
 use confine::Confinement;
 pub(crate) use confine::{CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID};
 
-use crate::Error;
 use crate::backend::{Exit, Machine};
 use crate::console::{Tail, panic_message};
+use crate::{Error, Snapshot};
+use control::Control;
+pub(crate) use control::{Answer, Request};
 
 /// Bytes of console kept: the kernel's last words with a stack trace.
 const CONSOLE_TAIL: usize = 16 << 10;
@@ -48,6 +51,8 @@ pub(crate) struct Launch {
     pub(crate) file_size: u64,
     /// Of root's capabilities, those that it is left.
     pub(crate) capabilities: &'static [libc::c_ulong],
+    /// Bytes of the machine's RAM; 0 if it takes no requests to save it.
+    pub(crate) saves: u64,
     /// What an exit code means, if it is not 0.
     pub(crate) failure: fn(code: i32, message: String) -> Exit,
     /// What it may use, where a control group can be had.
@@ -66,6 +71,7 @@ impl<T: std::fmt::Debug + Send + Sync> Attached for T {}
 pub(crate) struct Channels {
     agent: (UnixStream, UnixStream),
     console: (UnixStream, UnixStream),
+    control: (UnixStream, UnixStream),
 }
 
 /// The child's ends of its channels, by number.
@@ -75,6 +81,8 @@ pub(crate) struct Descriptors {
     pub(crate) agent: RawFd,
     /// A stream socket for the serial console.
     pub(crate) console: RawFd,
+    /// A stream socket for requests ([`control`]).
+    pub(crate) control: RawFd,
 }
 
 impl Channels {
@@ -83,6 +91,7 @@ impl Channels {
         Ok(Self {
             agent: UnixStream::pair().map_err(system("making the agent's channel"))?,
             console: UnixStream::pair().map_err(system("making the console's channel"))?,
+            control: UnixStream::pair().map_err(system("making a channel for requests"))?,
         })
     }
 
@@ -90,6 +99,7 @@ impl Channels {
         Descriptors {
             agent: self.agent.1.as_raw_fd(),
             console: self.console.1.as_raw_fd(),
+            control: self.control.1.as_raw_fd(),
         }
     }
 }
@@ -101,6 +111,7 @@ pub(crate) struct Process {
     handle: OwnedFd,
     agent: UnixStream,
     console: Tail,
+    control: Control,
     fate: Arc<Fate>,
     watcher: Option<JoinHandle<()>>,
 }
@@ -131,6 +142,8 @@ impl Process {
         let descriptors = channels.descriptors();
         let (agent, agent_child) = channels.agent;
         let (console, console_child) = channels.console;
+        let (control, control_child) = channels.control;
+        let control = Control::new(control, launch.saves);
         let files = launch.files;
         let attached = launch.attached;
         // Not everybody may have one; `mica doctor` says why.
@@ -142,6 +155,7 @@ impl Process {
                 .iter()
                 .map(AsRawFd::as_raw_fd)
                 .chain([descriptors.agent, descriptors.console])
+                .chain((launch.saves > 0).then_some(descriptors.control))
                 .collect(),
             address_space: launch.address_space,
             file_size: launch.file_size,
@@ -174,7 +188,7 @@ impl Process {
                 let tail = console_tail.clone();
                 move || {
                     let spawned = spawn(&mut command);
-                    drop((agent_child, console_child, files));
+                    drop((agent_child, console_child, control_child, files));
                     let mut child = match spawned {
                         Ok((child, handle)) => {
                             let _ = started.send(Ok((child.id(), handle)));
@@ -230,6 +244,7 @@ impl Process {
             handle,
             agent,
             console: console_tail,
+            control,
             fate,
             watcher: Some(watcher),
         })
@@ -288,6 +303,10 @@ impl Machine for Process {
 
     fn pid(&self) -> u32 {
         self.pid
+    }
+
+    fn save(&self, to: &Snapshot, meanwhile: &mut dyn FnMut()) -> Result<(), Error> {
+        self.control.save(to, meanwhile)
     }
 
     fn wait(&self, timeout: Duration) -> Option<Exit> {
@@ -351,6 +370,7 @@ mod tests {
             address_space: 4 << 30,
             file_size: 0,
             capabilities: &[CAP_DAC_READ_SEARCH],
+            saves: 0,
             failure: |code, message| Exit::Failed { code, message },
             quota: Quota {
                 memory: 4 << 30,
@@ -364,7 +384,7 @@ mod tests {
     /// Runs a script in a machine's place; `$agent` and `$console` are its channels.
     fn run(script: &str) -> Process {
         let channels = Channels::new().unwrap();
-        let Descriptors { agent, console } = channels.descriptors();
+        let Descriptors { agent, console, .. } = channels.descriptors();
         let script = format!("agent={agent} console={console}; {script}");
         // Not sh: dash knows only descriptors of one digit.
         Process::start(

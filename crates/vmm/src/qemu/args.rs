@@ -290,6 +290,7 @@ mod tests {
     const FDS: Descriptors = Descriptors {
         agent: 10,
         console: 11,
+        control: 12,
     };
 
     fn config() -> MachineConfig {
@@ -304,6 +305,7 @@ mod tests {
             network: None,
             vsock: None,
             cmdline_extra: vec!["mica.x=1".into()],
+            resumed: None,
         }
     }
 

@@ -86,11 +86,15 @@ impl Backend for Qemu {
             files_per_region: FilesPerRegion::One,
             max_devices: pci::Functions::COUNT - args::OWN_DEVICES,
             cheap_regions: args::CHEAP_REGIONS,
+            snapshots: false,
         }
     }
 
     fn start(&self, config: &MachineConfig) -> Result<Box<dyn Machine>, Error> {
         config.check()?;
+        if config.resumed.is_some() {
+            return Err(Error::NoSnapshots { backend: "QEMU" });
+        }
         let processor = match (&self.acceleration, &self.counter) {
             (Acceleration::Kvm, _) => args::Processor::Host,
             (Acceleration::Emulated { .. }, counter) => args::Processor::Emulated {
@@ -108,6 +112,7 @@ impl Backend for Qemu {
             address_space: config.address_space().saturating_add(OWN_ADDRESS_SPACE),
             file_size: config.largest_written_file(),
             capabilities: &[CAP_DAC_READ_SEARCH],
+            saves: 0,
             failure: |code, message| Exit::Failed { code, message },
             quota: Quota {
                 memory: config.memory().saturating_add(OWN_MEMORY),

@@ -2,6 +2,7 @@
 
 mod endings;
 mod limits;
+mod snapshots;
 pub mod sockets;
 
 use std::io::Read;
@@ -25,6 +26,7 @@ pub fn tests() -> Vec<Trial> {
     ];
     tests.extend(endings::tests());
     tests.extend(limits::tests());
+    tests.extend(snapshots::tests());
     tests.extend(sockets::tests());
     tests
 }
@@ -46,6 +48,7 @@ fn config() -> MachineConfig {
         network: None,
         vsock: None,
         cmdline_extra: Vec::new(),
+        resumed: None,
     }
 }
 

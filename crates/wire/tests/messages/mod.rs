@@ -1,9 +1,9 @@
 //! Every message there is, with arbitrary contents.
 
 use micabox_wire::{
-    Boot, BootFailed, BootTimings, Device, Exec, ExitStatus, Extent, Format, Hello, Init, Lower,
-    Network, OutputStream, Phase, Range, StartFailed, StartFailure, ToGuest, ToHost, TtySize,
-    Upper,
+    Adopt, Boot, BootFailed, BootTimings, Device, Exec, ExitStatus, Extent, Format, Hello,
+    Identity, Init, Lower, Network, OutputStream, Phase, Range, Resume, StartFailed, StartFailure,
+    ToGuest, ToHost, TtySize, Upper,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -55,6 +55,19 @@ fn boot() -> impl Strategy<Value = Boot> {
             text().prop_map(|serial| Upper::InPlace { serial }),
         ],
         prop_oneof![Just(Init::Reaper), Just(Init::FirstExec)],
+        identity(),
+    )
+        .prop_map(|(lowers, upper, init, identity)| Boot {
+            lowers,
+            upper,
+            init,
+            identity,
+        })
+}
+
+fn identity() -> impl Strategy<Value = Identity> {
+    (
+        text(),
         text(),
         bytes(),
         option::of(network()),
@@ -62,17 +75,20 @@ fn boot() -> impl Strategy<Value = Boot> {
         any::<[u8; 32]>(),
     )
         .prop_map(
-            |(lowers, upper, init, hostname, resolv_conf, network, wall_clock, entropy)| Boot {
-                lowers,
-                upper,
-                init,
+            |(hostname, machine_id, resolv_conf, network, wall_clock, entropy)| Identity {
                 hostname,
+                machine_id,
                 resolv_conf,
                 network,
                 wall_clock,
                 entropy,
             },
         )
+}
+
+fn resume() -> impl Strategy<Value = Resume> {
+    let adopt = any::<(u32, u32)>().prop_map(|(id, output_window)| Adopt { id, output_window });
+    (identity(), option::of(adopt)).prop_map(|(identity, adopt)| Resume { identity, adopt })
 }
 
 fn network() -> impl Strategy<Value = Network> {
@@ -124,6 +140,12 @@ pub fn to_guest() -> impl Strategy<Value = ToGuest> {
             bytes
         }),
         Just(ToGuest::Shutdown),
+        Just(ToGuest::Rest),
+        any::<((i64, u32), [u8; 32])>().prop_map(|(wall_clock, entropy)| ToGuest::GoOn {
+            wall_clock,
+            entropy,
+        }),
+        resume().prop_map(|resume| ToGuest::Resume(Box::new(resume))),
     ]
 }
 
@@ -182,5 +204,7 @@ pub fn to_host() -> impl Strategy<Value = ToHost> {
         any::<(u32, u32)>().prop_map(|(id, bytes)| ToHost::StdinCredit { id, bytes }),
         any::<u32>().prop_map(|id| ToHost::StdinClosed { id }),
         option::of(text()).prop_map(|problem| ToHost::ShutdownDone { problem }),
+        Just(ToHost::Resting),
+        Just(ToHost::Resumed),
     ]
 }

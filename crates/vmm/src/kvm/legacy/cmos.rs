@@ -5,7 +5,7 @@
 //! for ever.
 
 /// The chip.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Cmos {
     index: u8,
 }

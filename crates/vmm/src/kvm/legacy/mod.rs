@@ -3,7 +3,7 @@
 
 mod cmos;
 pub(crate) mod power;
-mod serial;
+pub(crate) mod serial;
 
 pub(crate) use cmos::Cmos;
 pub(crate) use serial::Serial;

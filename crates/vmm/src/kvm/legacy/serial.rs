@@ -3,8 +3,9 @@
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
 
+use serde::{Deserialize, Serialize};
 use vm_superio::Trigger;
-use vm_superio::serial::{NoEvents, Serial as Chip};
+use vm_superio::serial::{NoEvents, Serial as Chip, SerialState};
 use vmm_sys_util::eventfd::EventFd;
 
 /// Bytes held back at most: one write to the host a line instead of one a byte.
@@ -18,13 +19,25 @@ impl Serial {
     pub(crate) const LAST_PORT: u16 = 0x3ff;
     pub(crate) const INTERRUPT: u32 = 4;
 
-    /// What is written goes to `console`, which somebody must read.
-    pub(crate) fn new(interrupt: EventFd, console: UnixStream) -> Self {
+    /// What is written goes to `console`, which somebody must read. With the registers as
+    /// they were in a machine that this is a copy of.
+    pub(crate) fn new(
+        interrupt: EventFd,
+        console: UnixStream,
+        saved: Option<State>,
+    ) -> io::Result<Self> {
         let lines = Lines {
             console,
             line: Vec::with_capacity(LINE),
         };
-        Self(Chip::new(Interrupt(interrupt), lines))
+        let state = saved.map_or_else(SerialState::default, SerialState::from);
+        Chip::from_state(&state, Interrupt(interrupt), NoEvents, lines)
+            .map(Self)
+            .map_err(|error| io::Error::other(format!("{error:?}")))
+    }
+
+    pub(crate) fn save(&self) -> State {
+        self.0.state().into()
     }
 
     pub(crate) fn read(&mut self, offset: u16) -> u8 {
@@ -39,6 +52,52 @@ impl Serial {
     /// Hands on what is held back.
     pub(crate) fn flush(&mut self) {
         let _ = self.0.writer_mut().hand_on();
+    }
+}
+
+/// The port's registers. Nothing was ever typed, so nothing waits to be read.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct State {
+    divisor: [u8; 2],
+    interrupt_enable: u8,
+    interrupt_identification: u8,
+    line_control: u8,
+    line_status: u8,
+    modem_control: u8,
+    modem_status: u8,
+    scratch: u8,
+}
+
+impl From<SerialState> for State {
+    fn from(state: SerialState) -> Self {
+        Self {
+            divisor: [state.baud_divisor_low, state.baud_divisor_high],
+            interrupt_enable: state.interrupt_enable,
+            interrupt_identification: state.interrupt_identification,
+            line_control: state.line_control,
+            line_status: state.line_status,
+            modem_control: state.modem_control,
+            modem_status: state.modem_status,
+            scratch: state.scratch,
+        }
+    }
+}
+
+impl From<State> for SerialState {
+    fn from(state: State) -> Self {
+        let [low, high] = state.divisor;
+        Self {
+            baud_divisor_low: low,
+            baud_divisor_high: high,
+            interrupt_enable: state.interrupt_enable,
+            interrupt_identification: state.interrupt_identification,
+            line_control: state.line_control,
+            line_status: state.line_status,
+            modem_control: state.modem_control,
+            modem_status: state.modem_status,
+            scratch: state.scratch,
+            in_buffer: Vec::new(),
+        }
     }
 }
 
@@ -89,7 +148,7 @@ mod tests {
     fn lines_are_handed_on_and_the_rest_at_the_end() {
         let (console, mut host) = UnixStream::pair().unwrap();
         host.set_nonblocking(true).unwrap();
-        let mut serial = Serial::new(EventFd::new(0).unwrap(), console);
+        let mut serial = Serial::new(EventFd::new(0).unwrap(), console, None).unwrap();
         let mut read = |serial: &mut Serial, bytes: &[u8]| {
             for byte in bytes {
                 serial.write(0, *byte);

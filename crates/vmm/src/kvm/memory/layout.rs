@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! 0x0000_0000   RAM: boot structures below 0x9fc00, the kernel from 1 MiB on
-//! 0x000e_0000   ACPI tables, up to 1 MiB
+//! 0x000e_0000   ACPI tables, up to 1 MiB, whose last page is the generation's
 //! 0xc000_0000   no RAM from here to 4 GiB: virtio-mmio, I/O APIC, local APIC, KVM's pages
 //! 0x1_0000_0000 the rest of the RAM
 //! next GiB      pmem regions, each at a multiple of 1 GiB
@@ -26,6 +26,8 @@ pub(crate) const COMMAND_LINE: Range<u64> = 0x2_0000..0x2_1000;
 pub(crate) const LOW_RAM_END: u64 = 0x9_fc00;
 /// Where the ACPI tables may be; the kernel is told to leave it alone.
 pub(crate) const ACPI: Range<u64> = 0xe_0000..0x10_0000;
+/// Where the ACPI tables end and the page of the machine's generation begins.
+pub(crate) const GENERATION: u64 = ACPI.end - 0x1000;
 /// Where RAM that nothing is special about begins.
 pub(crate) const HIGH_RAM: u64 = 0x10_0000;
 

@@ -5,16 +5,18 @@
 //! to RAM only: pmem is host files, mapped read-only, and a store to them would end the
 //! worker. The type keeps the two apart, so that no device has to remember.
 
+pub(crate) mod copy;
 pub(crate) mod layout;
 pub(crate) mod region;
 pub(crate) mod truncation;
 
+use std::fs::File;
 use std::sync::Arc;
 
 use vm_memory::bitmap::BS;
 use vm_memory::{
-    GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
-    MmapRegion, VolatileSlice,
+    FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
+    GuestRegionMmap, MmapRegion, VolatileSlice,
 };
 
 /// A piece of guest memory as the worker sees it.
@@ -55,6 +57,35 @@ impl GuestMemory {
             .collect();
         let ram =
             GuestMemoryMmap::from_ranges(&ranges).map_err(|source| Error::Ram { size, source })?;
+        Ok(Self {
+            all: ram.clone(),
+            ram,
+        })
+    }
+
+    /// `size` bytes of RAM that begin as what `file` has in them: writes stay here, and
+    /// everything that isn't written to is shared.
+    pub(crate) fn resumed(size: u64, file: File) -> Result<Self, Error> {
+        const FLAGS: i32 = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
+        let file = Arc::new(file);
+        let mut offset = 0_u64;
+        let mut regions = Vec::new();
+        for range in layout::ram(size) {
+            let length = range.end - range.start;
+            let part = FileOffset::from_arc(Arc::clone(&file), offset);
+            offset = offset.saturating_add(length);
+            let region = MmapRegion::build(
+                Some(part),
+                usize::try_from(length).unwrap_or(usize::MAX),
+                libc::PROT_READ | libc::PROT_WRITE,
+                FLAGS,
+            )
+            .map_err(region::Error::from)?;
+            let region = GuestRegionMmap::new(region, GuestAddress(range.start))
+                .ok_or(Error::Address { size: length })?;
+            regions.push(region);
+        }
+        let ram = GuestMemoryMmap::from_regions(regions)?;
         Ok(Self {
             all: ram.clone(),
             ram,

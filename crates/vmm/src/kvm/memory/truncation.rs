@@ -16,6 +16,8 @@ pub(crate) struct Mapped {
     /// Addresses in this process.
     pub(crate) start: usize,
     pub(crate) length: u64,
+    /// Where in the file its part begins.
+    pub(crate) offset: u64,
     pub(crate) file: OwnedFd,
     pub(crate) name: String,
 }
@@ -43,8 +45,10 @@ pub(crate) fn watch(files: Vec<Mapped>) -> io::Result<()> {
 pub(crate) fn reason() -> String {
     let files = FILES.get().map(Vec::as_slice).unwrap_or_default();
     let truncated = files.iter().find(|file| {
-        rustix::fs::fstat(file.file.as_fd())
-            .is_ok_and(|stat| u64::try_from(stat.st_size).unwrap_or_default() < file.length)
+        rustix::fs::fstat(file.file.as_fd()).is_ok_and(|stat| {
+            u64::try_from(stat.st_size).unwrap_or_default()
+                < file.offset.saturating_add(file.length)
+        })
     });
     match truncated {
         Some(file) => format!("{} {TRUNCATED}", file.name),
@@ -108,6 +112,7 @@ mod tests {
         let region = driver.memory.regions().next().unwrap();
         let mapped = Mapped {
             start: region.as_ptr() as usize,
+            offset: 0,
             length: vm_memory::GuestMemoryRegion::len(region),
             file: driver.pmem.try_clone().unwrap().into(),
             name: "layer 7".to_owned(),

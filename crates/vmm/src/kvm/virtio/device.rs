@@ -47,6 +47,17 @@ pub(crate) trait Device: Send {
         None
     }
 
+    /// What the device remembers beside its queues, in words of its own.
+    fn save(&self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    /// Goes on from what [`Device::save`] said of the machine that this is a copy of, with
+    /// the same driver. Comes after [`Device::activate`].
+    fn resume(&mut self, _saved: &[u8]) -> Result<(), postcard::Error> {
+        Ok(())
+    }
+
     /// What [`Device::source`] waits for has happened. Not called without a driver;
     /// [`Device::activate`]'s return is followed by a call, so that nothing is missed.
     fn host(&mut self, _active: &mut Active) -> Result<(), Violation> {

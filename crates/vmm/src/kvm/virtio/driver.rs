@@ -7,6 +7,7 @@ use vm_memory::{Bytes, GuestAddress};
 
 use super::Device;
 use super::mmio::Transport;
+use super::state::{Mismatch, State};
 use crate::kvm::bus::{Mmio, lock};
 use crate::kvm::memory::GuestMemory;
 use crate::kvm::memory::region::{Mapping, map};
@@ -94,6 +95,20 @@ impl Driver {
         driver.write(0x70, 15);
         driver.host();
         driver
+    }
+
+    /// Puts `device` in the place of the driver's, to go on from `state`.
+    pub(crate) fn replace(
+        &mut self,
+        device: Box<dyn Device>,
+        state: State,
+    ) -> Result<(), Mismatch> {
+        let mut transport = Transport::new(device, self.memory.clone()).unwrap();
+        transport.resume(state)?;
+        self.transport = Arc::new(Mutex::new(transport));
+        self.events = EventManager::new().unwrap();
+        self.events.add_subscriber(Arc::clone(&self.transport));
+        Ok(())
     }
 
     /// A device that nobody has looked for yet.

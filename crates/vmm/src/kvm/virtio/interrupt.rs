@@ -42,6 +42,14 @@ impl Interrupt {
         self.status.load(Ordering::SeqCst)
     }
 
+    /// Sets a status that a copied machine's driver has yet to see. Whether its line was
+    /// raised already nobody can tell, so it is raised again.
+    pub(super) fn resume(&self, status: u32) {
+        if status != 0 {
+            self.raise(status);
+        }
+    }
+
     pub(crate) fn acknowledge(&self, bits: u32) {
         self.status.fetch_and(!bits, Ordering::SeqCst);
     }

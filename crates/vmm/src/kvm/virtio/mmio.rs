@@ -14,6 +14,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::{Active, Device, Interrupt, Queue, Queues, Violation};
 use crate::kvm::bus::Mmio;
 use crate::kvm::memory::GuestMemory;
+use serde::{Deserialize, Serialize};
 
 /// "virt", little endian.
 const MAGIC: u32 = 0x7472_6976;
@@ -33,23 +34,23 @@ const HOST: u32 = u32::MAX;
 
 /// A device behind its registers.
 pub(crate) struct Transport {
-    device: Box<dyn Device>,
-    memory: GuestMemory,
-    interrupt: Interrupt,
+    pub(super) device: Box<dyn Device>,
+    pub(super) memory: GuestMemory,
+    pub(super) interrupt: Interrupt,
     /// Written by KVM when the driver notifies a queue.
-    notifications: Vec<EventFd>,
-    registers: Registers,
+    pub(super) notifications: Vec<EventFd>,
+    pub(super) registers: Registers,
     /// Queues as far as the driver has set them up.
-    queues: Vec<virtio_queue::Queue>,
-    active: Option<Active>,
+    pub(super) queues: Vec<virtio_queue::Queue>,
+    pub(super) active: Option<Active>,
 }
 
-#[derive(Debug, Default)]
-struct Registers {
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Registers {
     status: u32,
     device_features_select: u32,
     driver_features_select: u32,
-    driver_features: u64,
+    pub(super) driver_features: u64,
     queue_select: u32,
 }
 
@@ -207,12 +208,16 @@ impl Transport {
                     interrupt: self.interrupt.clone(),
                 });
                 self.device.activate(features);
-                // Have everything looked at that was there before.
-                for notification in &self.notifications {
-                    let _ = notification.write(1);
-                }
+                self.look_at_everything();
             }
             Err(violation) => self.stop(violation),
+        }
+    }
+
+    /// Has everything looked at that was there before.
+    pub(super) fn look_at_everything(&self) {
+        for notification in &self.notifications {
+            let _ = notification.write(1);
         }
     }
 

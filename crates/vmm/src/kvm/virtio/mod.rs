@@ -16,6 +16,7 @@ pub(crate) mod net;
 pub(crate) mod pmem;
 mod queue;
 pub(crate) mod rng;
+pub(crate) mod state;
 pub(crate) mod vsock;
 
 #[cfg(any(test, feature = "fuzzing"))]

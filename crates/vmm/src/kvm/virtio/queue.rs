@@ -27,6 +27,11 @@ impl Queue {
         }
     }
 
+    /// Where it is, for another one.
+    pub(super) fn state(&self) -> QueueState {
+        self.0.state()
+    }
+
     /// The next chain that the driver has put in. When there is none the driver is asked
     /// to notify us of the next one.
     pub(crate) fn pop<'m>(

@@ -9,26 +9,26 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Barrier, Mutex, OnceLock};
 
 use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberOps};
-use kvm_bindings::{
-    KVM_MAX_CPUID_ENTRIES, KVM_MEM_READONLY, KVM_PIT_SPEAKER_DUMMY, kvm_pit_config,
-    kvm_userspace_memory_region,
-};
+use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, KVM_MEM_READONLY, kvm_userspace_memory_region};
 use kvm_ioctls::{IoEventAddress, Kvm, VcpuFd, VmFd};
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion, GuestRegionMmap};
 use vmm_sys_util::epoll::EventSet;
 use vmm_sys_util::eventfd::EventFd;
 
+use super::Controllers;
+use super::begin::Begin;
+use super::requests::Saver;
 use crate::AGENT_PORT;
 use crate::jail::{self, Thread};
-use crate::kvm::boot::{self, Entry};
+use crate::kvm::boot;
 use crate::kvm::bus::{Attached, Bus, lock};
 use crate::kvm::ending::Ending;
 use crate::kvm::handover::{Handover, SharedDisk, SharedFile, own};
-use crate::kvm::legacy::Serial;
+use crate::kvm::legacy::{self, Serial};
 use crate::kvm::memory::region::{Mapping, map};
 use crate::kvm::memory::truncation::{self, Mapped};
 use crate::kvm::memory::{self, GuestMemory, layout};
-use crate::kvm::vcpu::{self, cpuid, registers};
+use crate::kvm::vcpu::{self, Pause, cpuid, pause};
 use crate::kvm::virtio::Device;
 use crate::kvm::virtio::balloon::Balloon;
 use crate::kvm::virtio::blk::{Blk, Piece, Storage};
@@ -38,7 +38,7 @@ use crate::kvm::virtio::net::Net;
 use crate::kvm::virtio::pmem::Pmem;
 use crate::kvm::virtio::rng::Rng;
 use crate::kvm::virtio::vsock::Vsock;
-use crate::kvm::{INTERRUPTS, acpi};
+use crate::kvm::{INTERRUPTS, acpi, saved};
 
 /// Why there is no machine.
 #[derive(Debug, thiserror::Error)]
@@ -60,29 +60,42 @@ pub(super) enum Error {
     #[error(transparent)]
     Boot(#[from] boot::Error),
     #[error(transparent)]
+    Processor(#[from] vcpu::Error),
+    #[error(transparent)]
+    Snapshot(#[from] saved::Error),
+    #[error(transparent)]
     Jail(#[from] jail::Error),
     #[error("a machine has at most {} devices", INTERRUPTS.len())]
     TooManyDevices,
 }
 
-fn kvm(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> Error {
+impl From<Error> for Ending {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Snapshot(error) => Self::BadSnapshot(error.to_string()),
+            error => Self::Failed(error.to_string()),
+        }
+    }
+}
+
+pub(super) fn kvm(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> Error {
     move |source| Error::Kvm { what, source }
 }
 
-fn system(what: &'static str) -> impl Fn(io::Error) -> Error {
+pub(super) fn system(what: &'static str) -> impl Fn(io::Error) -> Error {
     move |source| Error::System { what, source }
 }
 
 /// A machine that could run.
 pub(super) struct Machine {
     /// Keeps the machine in the kernel.
-    _vm: VmFd,
+    saver: Saver,
     vcpus: Vec<VcpuFd>,
     bus: Arc<Bus>,
 }
 
 impl Machine {
-    pub(super) fn build(handover: Handover) -> Result<Self, Error> {
+    pub(super) fn build(handover: Handover, pages: Option<File>) -> Result<Self, Error> {
         let take = |descriptor| own(descriptor).map_err(system("taking a descriptor"));
         let device = take(handover.kvm)?;
         // SAFETY: an open /dev/kvm, owned by nobody else from here on.
@@ -91,12 +104,15 @@ impl Machine {
             .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
             .map_err(kvm("asking KVM for the processor's features"))?;
         let vm = kvm_device.create_vm().map_err(kvm("creating a machine"))?;
-        create_interrupt_controllers(&vm)?;
+        Controllers::create(&vm)?;
 
         let ram_size = u64::from(handover.memory_mib) << 20;
-        let mut memory = GuestMemory::new(ram_size)?;
+        let mut begin = Begin::new(handover.start, ram_size)?;
+        let mut memory = begin.memory(ram_size)?;
+        let mut watched = watched_ram(&memory)?;
         let limit = cpuid::address_limit(&supported);
-        let regions = map_regions(&mut memory, ram_size, limit, handover.regions)?;
+        let regions = map_regions(&mut memory, ram_size, limit, handover.regions, &mut watched)?;
+        truncation::watch(watched).map_err(system("watching the layers"))?;
         add_slots(&vm, &memory)?;
 
         let mut devices: Vec<Box<dyn Device>> = Vec::new();
@@ -122,25 +138,32 @@ impl Machine {
         }
         let virtio = attach(&vm, &memory, devices)?;
         let bus = Arc::new(Bus {
-            serial: Mutex::new(serial(&vm, take(handover.console)?)?),
-            cmos: Mutex::default(),
+            serial: Mutex::new(serial(&vm, take(handover.console)?, begin.serial())?),
+            cmos: Mutex::new(begin.cmos()),
             virtio,
         });
 
+        let features = features(&supported, handover.cpus)?;
         let interrupts = INTERRUPTS.take(bus.virtio.len()).collect::<Vec<_>>();
-        let entry = boot::prepare(
-            memory.ram(),
-            ram_size,
-            &mut File::from(take(handover.kernel)?),
-            &mut File::from(take(handover.initrd)?),
-            &handover.command_line,
-            &acpi::tables(handover.cpus, &interrupts),
-        )?;
-        let vcpus = (0..handover.cpus)
-            .map(|id| processor(&vm, &supported, id, handover.cpus, &entry))
-            .collect::<Result<_, _>>()?;
+        let tables = acpi::tables(handover.cpus, &interrupts);
+        let vcpus = begin.processors(&vm, &features, &memory, ram_size, &tables, &bus)?;
+        let model_registers = kvm_device
+            .get_msr_index_list()
+            .map_err(kvm("asking KVM for its registers"))?;
         Ok(Self {
-            _vm: vm,
+            saver: Saver {
+                requests: UnixStream::from(take(handover.control)?),
+                pause: Arc::new(Pause::new(vcpus.len(), model_registers.as_slice().to_vec())),
+                processors: Vec::new(),
+                vm,
+                memory,
+                bus: Arc::clone(&bus),
+                pages,
+                memory_mib: handover.memory_mib,
+                features: features
+                    .first()
+                    .map_or(Vec::new(), |first| first.as_slice().to_vec()),
+            },
             vcpus,
             bus,
         })
@@ -152,7 +175,7 @@ impl Machine {
             .unwrap_or_else(|error| Ending::Failed(error.to_string()))
     }
 
-    fn start(self) -> Result<Ending, Error> {
+    fn start(mut self) -> Result<Ending, Error> {
         let events = |error: event_manager::Error| Error::System {
             what: "waiting for events",
             source: io::Error::other(error.to_string()),
@@ -164,24 +187,28 @@ impl Machine {
             manager.add_subscriber(Arc::clone(&device.transport) as _);
         }
         manager.add_subscriber(Arc::new(Mutex::new(Waker(Arc::clone(&end)))));
+        pause::catch_signal().map_err(system("catching a signal"))?;
         // Nobody runs guest code before everybody is restricted.
         let restricted = Arc::new(Barrier::new(self.vcpus.len().saturating_add(1)));
-        for (vcpu, id) in self.vcpus.into_iter().zip(0_u8..) {
+        for (vcpu, index) in self.vcpus.into_iter().zip(0..) {
             let (bus, end) = (Arc::clone(&self.bus), Arc::clone(&end));
             let restricted = Arc::clone(&restricted);
+            let pause = Arc::clone(&self.saver.pause);
             let run = move || {
                 let restriction = Thread::Processor.restrict();
                 restricted.wait();
                 end.set(match restriction {
-                    Ok(()) => vcpu::run(vcpu, &bus, truncation::reason),
+                    Ok(()) => vcpu::run(vcpu, index, &bus, &pause, truncation::reason),
                     Err(error) => Ending::Failed(error.to_string()),
                 });
             };
-            std::thread::Builder::new()
-                .name(format!("vcpu{id}"))
+            let thread = std::thread::Builder::new()
+                .name(format!("vcpu{index}"))
                 .spawn(run)
                 .map_err(system("starting a processor's thread"))?;
+            self.saver.processors.push(thread);
         }
+        manager.add_subscriber(Arc::new(Mutex::new(self.saver)));
         Thread::Devices.restrict()?;
         restricted.wait();
         // Devices are served by this thread.
@@ -235,26 +262,13 @@ impl MutEventSubscriber for Waker {
     fn process(&mut self, _events: Events, _ops: &mut EventOps<'_>) {}
 }
 
-fn create_interrupt_controllers(vm: &VmFd) -> Result<(), Error> {
-    vm.set_identity_map_address(layout::KVM_IDENTITY_MAP)
-        .map_err(kvm("setting the identity map's address"))?;
-    vm.set_tss_address(layout::KVM_TSS)
-        .map_err(kvm("setting the task state segment's address"))?;
-    vm.create_irq_chip()
-        .map_err(kvm("creating interrupt controllers"))?;
-    vm.create_pit2(kvm_pit_config {
-        flags: KVM_PIT_SPEAKER_DUMMY,
-        ..Default::default()
-    })
-    .map_err(kvm("creating a timer"))
-}
-
-/// Maps all pmem and has its files watched; where the regions are.
+/// Maps all pmem, of which the files are to be watched; where the regions are.
 fn map_regions(
     memory: &mut GuestMemory,
     ram_size: u64,
     limit: u64,
     regions: Vec<Vec<SharedFile>>,
+    watched: &mut Vec<Mapped>,
 ) -> Result<Vec<std::ops::Range<u64>>, Error> {
     let size = |region: &Vec<SharedFile>| {
         let lengths = region.iter().map(|file| file.length);
@@ -262,7 +276,6 @@ fn map_regions(
     };
     let sizes: Vec<u64> = regions.iter().map(size).collect();
     let ranges = layout::pmem(ram_size, &sizes, limit).ok_or(Error::NoAddresses)?;
-    let mut watched = Vec::new();
     for (region, range) in regions.into_iter().zip(&ranges) {
         let mut mappings = Vec::with_capacity(region.len());
         let mut names = Vec::with_capacity(region.len());
@@ -281,6 +294,7 @@ fn map_regions(
             watched.push(Mapped {
                 start,
                 length,
+                offset: 0,
                 file: mapping.file.into(),
                 name,
             });
@@ -288,8 +302,24 @@ fn map_regions(
         }
         memory.add_region(mapped, range.start)?;
     }
-    truncation::watch(watched).map_err(system("watching the layers"))?;
     Ok(ranges)
+}
+
+/// What of RAM is a file's.
+fn watched_ram(memory: &GuestMemory) -> Result<Vec<Mapped>, Error> {
+    let of_files = memory.ram().iter().filter_map(|region| {
+        let part = region.file_offset()?;
+        Some(part.file().try_clone().map(|file| Mapped {
+            start: region.as_ptr() as usize,
+            length: region.len(),
+            offset: part.start(),
+            file: file.into(),
+            name: "the snapshot's memory".to_owned(),
+        }))
+    });
+    of_files
+        .collect::<Result<_, _>>()
+        .map_err(system("watching the snapshot"))
 }
 
 /// Gives the memory to the machine: RAM, and each pmem region as one read-only slot.
@@ -359,30 +389,22 @@ fn attach(
     Ok(attached)
 }
 
-fn serial(vm: &VmFd, console: OwnedFd) -> Result<Serial, Error> {
+fn serial(
+    vm: &VmFd,
+    console: OwnedFd,
+    saved: Option<legacy::serial::State>,
+) -> Result<Serial, Error> {
     let interrupt = EventFd::new(libc::EFD_NONBLOCK).map_err(system("making an event"))?;
     vm.register_irqfd(&interrupt, Serial::INTERRUPT)
         .map_err(kvm("connecting the console's interrupt"))?;
-    Ok(Serial::new(interrupt, console.into()))
+    Serial::new(interrupt, console.into(), saved).map_err(system("connecting the console"))
 }
 
-fn processor(
-    vm: &VmFd,
-    supported: &kvm_bindings::CpuId,
-    id: u8,
-    count: u8,
-    entry: &Entry,
-) -> Result<VcpuFd, Error> {
-    let vcpu = vm
-        .create_vcpu(id.into())
-        .map_err(kvm("creating a processor"))?;
-    let features = cpuid::of_processor(supported, id, count).ok_or(Error::Kvm {
+/// What each processor says that it can do.
+fn features(supported: &CpuId, count: u8) -> Result<Vec<CpuId>, Error> {
+    let all = (0..count).map(|id| cpuid::of_processor(supported, id, count));
+    all.collect::<Option<_>>().ok_or(Error::Kvm {
         what: "describing a processor",
         source: kvm_ioctls::Error::new(libc::E2BIG),
-    })?;
-    vcpu.set_cpuid2(&features)
-        .map_err(kvm("describing a processor"))?;
-    let first = (id == 0).then_some(entry);
-    registers::set_up(&vcpu, first).map_err(kvm("setting a processor's registers"))?;
-    Ok(vcpu)
+    })
 }

@@ -4,8 +4,12 @@
 //! before it is in [`jail`], where it reads the [`Handover`], and it opens nothing. Before
 //! the guest's first instruction every thread gives up the system calls that it won't make.
 
+mod begin;
+mod controllers;
 mod machine;
+mod requests;
 
+use std::fs::File;
 use std::io;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
@@ -14,6 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::ending::Ending;
 use super::handover::Handover;
 use crate::jail;
+pub(super) use controllers::Controllers;
 use machine::Machine;
 
 /// The argument that makes a program a worker; the number of a descriptor follows.
@@ -56,16 +61,18 @@ pub fn run_if_worker() {
 }
 
 fn work(descriptor: RawFd) -> Ending {
-    if let Err(error) = jail::enter() {
-        return Ending::Failed(error.to_string());
-    }
+    // It can't be had later, and tells what of the guest's memory there is to save.
+    let pages = match jail::enter_with(|| File::open("/proc/self/pagemap").ok()) {
+        Ok(pages) => pages,
+        Err(error) => return Ending::Failed(error.to_string()),
+    };
     let handover = match Handover::read(descriptor) {
         Ok(handover) => handover,
         Err(error) => return Ending::Failed(format!("reading what to run: {error}")),
     };
-    match Machine::build(handover) {
+    match Machine::build(handover, pages) {
         Ok(machine) => machine.run(),
-        Err(error) => Ending::Failed(error.to_string()),
+        Err(error) => error.into(),
     }
 }
 

@@ -56,6 +56,17 @@ impl Device for Balloon {
         }
     }
 
+    fn save(&self) -> Vec<u8> {
+        self.config.to_vec()
+    }
+
+    fn resume(&mut self, saved: &[u8]) -> Result<(), postcard::Error> {
+        self.config = saved
+            .try_into()
+            .map_err(|_| postcard::Error::DeserializeUnexpectedEnd)?;
+        Ok(())
+    }
+
     fn queue(&mut self, index: usize, active: &mut Active) -> Result<(), Violation> {
         let queue = active.queues.get(index)?;
         while let Some(chain) = queue.pop(&active.memory)? {
@@ -85,14 +96,15 @@ impl Device for Balloon {
     }
 }
 
-/// Gives whole pages back to the host. They read as zeroes from now on.
+/// Gives whole pages back to the host. They read as zeroes from now on, or in a copied
+/// machine as what they were when it was copied.
 fn give_back(memory: &Buffers<'_>) {
     memory.for_each_piece(|start, length| {
         let skip = start.align_offset(PAGE);
         let length = length.saturating_sub(skip) / PAGE * PAGE;
         if length > 0 {
-            // SAFETY: the piece is RAM of the guest's, an anonymous mapping that lives as
-            // long as the worker, and nothing in it is the worker's own.
+            // SAFETY: the piece is RAM of the guest's, a private mapping that lives as long as
+            // the worker, and nothing in it is the worker's own.
             unsafe {
                 libc::madvise(start.wrapping_add(skip).cast(), length, libc::MADV_DONTNEED);
             }

@@ -68,6 +68,17 @@ impl Control {
         }
     }
 
+    /// Messages that wait for the driver.
+    pub(super) fn waiting(&self) -> &VecDeque<Vec<u8>> {
+        &self.waiting
+    }
+
+    /// Has these wait instead, as many of them as ever do.
+    pub(super) fn resume(&mut self, waiting: VecDeque<Vec<u8>>) {
+        self.waiting = waiting;
+        self.waiting.truncate(MAX_WAITING);
+    }
+
     /// The next message for the driver.
     pub(super) fn next(&mut self) -> Option<Vec<u8>> {
         self.waiting.pop_front()

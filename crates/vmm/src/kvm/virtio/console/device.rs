@@ -10,6 +10,7 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_CONSOLE;
 use vmm_sys_util::epoll::EventSet;
 
 use super::control::{Control, LENGTH};
+use super::state::State;
 use crate::kvm::virtio::{Active, Device, Violation};
 
 /// `VIRTIO_CONSOLE_F_MULTIPORT`: ports have names, and come and go by messages.
@@ -30,9 +31,9 @@ const CONFIG: [u8; 12] = [0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
 #[derive(Debug)]
 pub(crate) struct Console {
     stream: UnixStream,
-    control: Control,
+    pub(super) control: Control,
     /// Bytes of the next chain to transmit that the host has taken already.
-    sent: usize,
+    pub(super) sent: usize,
     /// The host has closed its end.
     closed: bool,
 }
@@ -194,6 +195,15 @@ impl Device for Console {
             CONTROL_RECEIVE => self.tell(active),
             _ => self.hear(active),
         }
+    }
+
+    fn save(&self) -> Vec<u8> {
+        // Writing to memory does not fail.
+        postcard::to_allocvec(&State::of(self)).unwrap_or_default()
+    }
+
+    fn resume(&mut self, saved: &[u8]) -> Result<(), postcard::Error> {
+        postcard::from_bytes::<State>(saved).map(|state| state.give_to(self))
     }
 
     fn source(&self) -> Option<(RawFd, EventSet)> {

@@ -2,5 +2,6 @@
 
 mod control;
 mod device;
+mod state;
 
 pub(crate) use device::Console;

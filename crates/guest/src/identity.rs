@@ -1,0 +1,120 @@
+//! What makes this machine another one than the rest: its name, time, randomness and
+//! network. Given at the start, and anew to every copy of it.
+
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+
+use micabox_wire::{BootFailed, Identity};
+use rustix::io::Errno;
+use rustix::time::{ClockId, Timespec};
+
+use crate::boot::{Step, files};
+use crate::exec::{Place, Sandbox};
+use crate::network;
+
+/// Makes the machine what the host wants.
+pub fn set_up(identity: &Identity) -> Result<(), BootFailed> {
+    set_kernel(identity.wall_clock, &identity.entropy)?;
+    set_name(&identity.hostname)?;
+    network::start(identity.network.as_ref())?;
+    for (path, value) in [
+        // As Docker has them: ports need no privilege in a network of one's own,
+        // nor does ping.
+        ("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0"),
+        ("/proc/sys/net/ipv4/ping_group_range", "0 2147483647"),
+    ] {
+        fs::write(path, value).step("set the kernel's parameter", path)?;
+    }
+    raise_own_limits().step("raise the agent's limit", "open files")
+}
+
+/// Makes a copy of a machine, which runs already, one of its own.
+pub fn assume(identity: &Identity, sandbox: &mut Sandbox) -> Result<(), BootFailed> {
+    sandbox.hostname.clone_from(&identity.hostname);
+    if matches!(sandbox.place, Place::Here) {
+        return Ok(());
+    }
+    set_kernel(identity.wall_clock, &identity.entropy)?;
+    set_name(&identity.hostname)?;
+    files::write(identity)?;
+    network::change(sandbox.network.as_ref(), identity.network.as_ref())?;
+    sandbox.network = identity.network;
+    Ok(())
+}
+
+/// Parts ways with the copies of this machine.
+pub fn renew(
+    wall_clock: (i64, u32),
+    entropy: &[u8; 32],
+    sandbox: &Sandbox,
+) -> Result<(), BootFailed> {
+    match sandbox.place {
+        Place::Here => Ok(()),
+        Place::Namespace { .. } => set_kernel(wall_clock, entropy),
+    }
+}
+
+/// What the kernel itself knows: randomness first, before anything uses some.
+fn set_kernel(wall_clock: (i64, u32), entropy: &[u8; 32]) -> Result<(), BootFailed> {
+    add_entropy(entropy).step("seed the random number generator", "/dev/urandom")?;
+    let (seconds, nanos) = wall_clock;
+    let time = Timespec {
+        tv_sec: seconds,
+        tv_nsec: nanos.into(),
+    };
+    rustix::time::clock_settime(ClockId::Realtime, time)
+        .step("set the clock", format!("{seconds}.{nanos:09}"))
+}
+
+fn set_name(hostname: &str) -> Result<(), BootFailed> {
+    rustix::system::sethostname(hostname.as_bytes()).step("set the host name", hostname)
+}
+
+/// Adds bytes that nobody else knows to the kernel's random number generator, has it count
+/// them, and has everything from here on depend on them.
+fn add_entropy(bytes: &[u8; 32]) -> std::io::Result<()> {
+    /// `struct rand_pool_info` of linux/random.h with 32 bytes.
+    #[repr(C)]
+    struct Pool {
+        entropy_bits: i32,
+        size_bytes: i32,
+        bytes: [u8; 32],
+    }
+    /// `RNDADDENTROPY`, `_IOW('R', 3, int[2])`.
+    const ADD_ENTROPY: libc::c_ulong = 0x4008_5203;
+    /// `RNDRESEEDCRNG`, `_IO('R', 7)`.
+    const RESEED: libc::c_ulong = 0x5207;
+    let generator = File::options().write(true).open("/dev/urandom")?;
+    let pool = Pool {
+        entropy_bits: 256,
+        size_bytes: 32,
+        bytes: *bytes,
+    };
+    // SAFETY: the kernel reads `pool`, which holds as many bytes as it says; the second
+    // request takes no argument.
+    let result = unsafe {
+        match libc::ioctl(generator.as_raw_fd(), ADD_ENTROPY, &raw const pool) {
+            0 => libc::ioctl(generator.as_raw_fd(), RESEED),
+            error => error,
+        }
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(std::io::Error::last_os_error())
+    }
+}
+
+/// Each command costs the agent a few descriptors.
+fn raise_own_limits() -> Result<(), Errno> {
+    use rustix::process::{Resource, Rlimit, setrlimit};
+
+    let most = Some(524_288);
+    setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: most,
+            maximum: most,
+        },
+    )
+}

@@ -1,0 +1,148 @@
+//! Processors that stand still while their machine is saved.
+
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::unix::thread::JoinHandleExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use kvm_ioctls::VcpuFd;
+
+use super::{Error, State};
+use crate::kvm::bus::lock;
+
+/// How often a processor is told to come out that has not. It is told again because the
+/// first time may have been just before it went in.
+const REPEAT: Duration = Duration::from_millis(1);
+
+/// How long processors may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Whether processors are to stand still, and the states of those that do.
+pub(crate) struct Pause {
+    /// The same as in `state`, for a look without the lock.
+    wanted: AtomicBool,
+    state: Mutex<Processors>,
+    changed: Condvar,
+    /// The model-specific registers to save.
+    model_registers: Vec<u32>,
+}
+
+struct Processors {
+    wanted: bool,
+    /// By number: whether it stands still.
+    still: Vec<bool>,
+    /// Of those that do, by number.
+    saved: BTreeMap<usize, Result<State, String>>,
+}
+
+impl Processors {
+    fn set(&mut self, index: usize, still: bool) {
+        if let Some(place) = self.still.get_mut(index) {
+            *place = still;
+        }
+    }
+}
+
+impl Pause {
+    /// For `count` processors, all of which run.
+    pub(crate) fn new(count: usize, model_registers: Vec<u32>) -> Self {
+        Self {
+            wanted: AtomicBool::new(false),
+            state: Mutex::new(Processors {
+                wanted: false,
+                still: vec![false; count],
+                saved: BTreeMap::new(),
+            }),
+            changed: Condvar::new(),
+            model_registers,
+        }
+    }
+
+    /// On a processor's thread: whether it is to [`Pause::rest`].
+    pub(super) fn is_wanted(&self) -> bool {
+        self.wanted.load(Ordering::Acquire)
+    }
+
+    /// On a processor's thread: stands still until the others may go on.
+    pub(super) fn rest(&self, index: usize, vcpu: &VcpuFd) {
+        let saved =
+            State::of(vcpu, &self.model_registers).map_err(|error: Error| error.to_string());
+        let mut state = lock(&self.state);
+        state.saved.insert(index, saved);
+        state.set(index, true);
+        self.changed.notify_all();
+        while state.wanted {
+            state = self
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        state.set(index, false);
+        self.changed.notify_all();
+        drop(state);
+        // Time has passed that the guest's watchdogs are not to count. A guest without
+        // KVM's clock has none of it to be told.
+        let _ = vcpu.kvmclock_ctrl();
+    }
+
+    /// Has all processors stand still; their states.
+    pub(crate) fn stop(&self, threads: &[JoinHandle<()>]) -> Result<Vec<State>, String> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut state = lock(&self.state);
+        state.wanted = true;
+        self.wanted.store(true, Ordering::Release);
+        while !state.still.iter().all(|still| *still) {
+            if Instant::now() > deadline || threads.iter().any(JoinHandle::is_finished) {
+                return Err("its processors don't stop".to_owned());
+            }
+            for (thread, still) in threads.iter().zip(&state.still) {
+                if !still {
+                    // SAFETY: the thread is not joined, so the handle names it.
+                    unsafe { libc::pthread_kill(thread.as_pthread_t(), signal()) };
+                }
+            }
+            let waited = self.changed.wait_timeout(state, REPEAT);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        std::mem::take(&mut state.saved).into_values().collect()
+    }
+
+    /// Has them go on.
+    pub(crate) fn go_on(&self) {
+        let mut state = lock(&self.state);
+        state.wanted = false;
+        self.wanted.store(false, Ordering::Release);
+        self.changed.notify_all();
+        // Whoever stops them again must not take this time's states for the next one's.
+        while state.still.iter().any(|still| *still) {
+            state = self
+                .changed
+                .wait_timeout(state, REPEAT)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+}
+
+fn signal() -> libc::c_int {
+    libc::SIGRTMIN()
+}
+
+/// Has the signal interrupt system calls and do nothing else. Before there are processors.
+pub(crate) fn catch_signal() -> io::Result<()> {
+    extern "C" fn nothing(_signal: libc::c_int) {}
+    let handler: extern "C" fn(libc::c_int) = nothing;
+    // SAFETY: plain data, valid when zero: no flags, an empty mask.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = handler as libc::sighandler_t;
+    // SAFETY: the handler does nothing.
+    match unsafe { libc::sigaction(signal(), &raw const action, std::ptr::null_mut()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}

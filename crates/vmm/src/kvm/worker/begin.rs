@@ -1,0 +1,172 @@
+//! The beginning of a machine: a kernel's, or where another machine was saved.
+
+use std::fs::File;
+
+use kvm_bindings::CpuId;
+use kvm_ioctls::{VcpuFd, VmFd};
+
+use super::machine::{Error, kvm, system};
+use crate::kvm::boot;
+use crate::kvm::bus::{Bus, lock};
+use crate::kvm::generation;
+use crate::kvm::handover::{Start, own};
+use crate::kvm::legacy::{Cmos, serial};
+use crate::kvm::memory::GuestMemory;
+use crate::kvm::saved::{self, Saved};
+use crate::kvm::vcpu::registers;
+
+/// How a machine begins.
+pub(super) enum Begin {
+    Boot {
+        kernel: File,
+        initrd: File,
+        command_line: String,
+    },
+    Resume {
+        saved: Box<Saved>,
+        /// Until it is mapped.
+        memory: Option<File>,
+    },
+}
+
+impl Begin {
+    pub(super) fn new(start: Start, ram_size: u64) -> Result<Self, Error> {
+        let take = |descriptor| {
+            let file = own(descriptor).map_err(system("taking a descriptor"));
+            file.map(File::from)
+        };
+        match start {
+            Start::Boot {
+                kernel,
+                initrd,
+                command_line,
+            } => Ok(Self::Boot {
+                kernel: take(kernel)?,
+                initrd: take(initrd)?,
+                command_line,
+            }),
+            Start::Resume { state, memory } => {
+                let memory = take(memory)?;
+                let saved = Saved::read(&take(state)?)?;
+                let length = memory.metadata().map_err(saved::Error::Read)?.len();
+                if u64::from(saved.memory_mib) << 20 != ram_size {
+                    return Err(saved::Error::Machine("its memory is of another size").into());
+                }
+                if length != ram_size {
+                    return Err(saved::Error::Damaged.into());
+                }
+                Ok(Self::Resume {
+                    saved: Box::new(saved),
+                    memory: Some(memory),
+                })
+            }
+        }
+    }
+
+    /// The machine's RAM; once.
+    pub(super) fn memory(&mut self, size: u64) -> Result<GuestMemory, Error> {
+        let file = match self {
+            Self::Boot { .. } => None,
+            Self::Resume { memory, .. } => memory.take(),
+        };
+        Ok(match file {
+            None => GuestMemory::new(size)?,
+            Some(file) => GuestMemory::resumed(size, file)?,
+        })
+    }
+
+    pub(super) fn serial(&self) -> Option<serial::State> {
+        match self {
+            Self::Boot { .. } => None,
+            Self::Resume { saved, .. } => Some(saved.serial),
+        }
+    }
+
+    pub(super) fn cmos(&self) -> Cmos {
+        match self {
+            Self::Boot { .. } => Cmos::default(),
+            Self::Resume { saved, .. } => saved.cmos.clone(),
+        }
+    }
+
+    /// Makes the processors, which can do `features`, and has everything begin.
+    pub(super) fn processors(
+        self,
+        vm: &VmFd,
+        features: &[CpuId],
+        memory: &GuestMemory,
+        ram_size: u64,
+        acpi: &[u8],
+        bus: &Bus,
+    ) -> Result<Vec<VcpuFd>, Error> {
+        let vcpus: Vec<VcpuFd> = (0..)
+            .zip(features)
+            .map(|(id, features)| {
+                let vcpu = vm.create_vcpu(id).map_err(kvm("creating a processor"))?;
+                vcpu.set_cpuid2(features)
+                    .map_err(kvm("describing a processor"))?;
+                Ok(vcpu)
+            })
+            .collect::<Result<_, Error>>()?;
+        match self {
+            Self::Boot {
+                mut kernel,
+                mut initrd,
+                command_line,
+            } => {
+                let ram = memory.ram();
+                let entry =
+                    boot::prepare(ram, ram_size, &mut kernel, &mut initrd, &command_line, acpi)?;
+                generation::renew(memory).map_err(system("numbering the machine"))?;
+                for (vcpu, index) in vcpus.iter().zip(0..) {
+                    let first = (index == 0).then_some(&entry);
+                    registers::set_up(vcpu, first)
+                        .map_err(kvm("setting a processor's registers"))?;
+                }
+            }
+            Self::Resume { saved, .. } => resume(*saved, vm, features, &vcpus, memory, bus)?,
+        }
+        Ok(vcpus)
+    }
+}
+
+/// Has everything go on from where it was: processors, then what they have interrupts from,
+/// then what raises them.
+fn resume(
+    saved: Saved,
+    vm: &VmFd,
+    features: &[CpuId],
+    vcpus: &[VcpuFd],
+    memory: &GuestMemory,
+    bus: &Bus,
+) -> Result<(), Error> {
+    if saved.processors.len() != vcpus.len() {
+        return Err(saved::Error::Machine("it has another number of processors").into());
+    }
+    if saved.devices.len() != bus.virtio.len() {
+        return Err(saved::Error::Machine("it has other devices").into());
+    }
+    if let Some(first) = features.first() {
+        saved.check_processor(first)?;
+    }
+    let refused = |error: &dyn std::fmt::Display| saved::Error::Refused(error.to_string());
+    for (state, vcpu) in saved.processors.iter().zip(vcpus) {
+        state.give_to(vcpu).map_err(|error| refused(&error))?;
+    }
+    saved
+        .controllers
+        .give_to(vm)
+        .map_err(|error| refused(&error))?;
+    for (state, device) in saved.devices.into_iter().zip(&bus.virtio) {
+        lock(&device.transport)
+            .resume(state)
+            .map_err(|error| refused(&error))?;
+    }
+    // It is another machine from here on, and its kernel is to notice.
+    generation::renew(memory).map_err(system("numbering the machine"))?;
+    for level in [true, false] {
+        vm.set_irq_line(generation::INTERRUPT, level)
+            .map_err(kvm("telling the kernel that it is a copy"))?;
+    }
+    Ok(())
+}

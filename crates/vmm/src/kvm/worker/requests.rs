@@ -1,0 +1,105 @@
+//! What the machine's owner asks of its worker while it runs: to save the machine.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use event_manager::{EventOps, Events, MutEventSubscriber};
+use kvm_bindings::kvm_cpuid_entry2;
+use kvm_ioctls::VmFd;
+use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
+use vmm_sys_util::epoll::EventSet;
+
+use super::Controllers;
+use crate::kvm::bus::{Bus, lock};
+use crate::kvm::memory::{GuestMemory, copy};
+use crate::kvm::saved::Saved;
+use crate::kvm::vcpu::Pause;
+use crate::process::{Answer, Request};
+
+/// Saves the machine. It is one of those whom the devices' thread serves, so that no device
+/// has anything in hand meanwhile.
+pub(super) struct Saver {
+    pub(super) requests: UnixStream,
+    pub(super) pause: Arc<Pause>,
+    /// Their threads.
+    pub(super) processors: Vec<JoinHandle<()>>,
+    pub(super) vm: VmFd,
+    pub(super) memory: GuestMemory,
+    pub(super) bus: Arc<Bus>,
+    /// This process's page map.
+    pub(super) pages: Option<File>,
+    pub(super) memory_mib: u32,
+    /// What the first processor says that it can do.
+    pub(super) features: Vec<kvm_cpuid_entry2>,
+}
+
+impl Saver {
+    /// Takes a request, and is done when the machine may go on. False when there will be no
+    /// more.
+    fn serve(&self) -> io::Result<bool> {
+        let state = match Request::receive(&self.requests)? {
+            Some((Request::State, Some(state))) => state,
+            None => return Ok(false),
+            Some(_) => return Err(io::ErrorKind::InvalidData.into()),
+        };
+        let Some((Request::Memory, Some(memory))) = Request::receive(&self.requests)? else {
+            return Err(io::ErrorKind::InvalidData.into());
+        };
+        let saved = self.save(&state, &memory);
+        Answer(saved).send(&self.requests)?;
+        // Whatever belongs to the same moment is being copied.
+        let next = Request::receive(&self.requests);
+        self.pause.go_on();
+        match next? {
+            Some((Request::GoOn, _)) => Ok(true),
+            None => Ok(false),
+            Some(_) => Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+
+    fn save(&self, state: &File, memory: &File) -> Result<(), String> {
+        let devices = self.bus.virtio.iter();
+        let mut kinds = devices.clone().map(|device| lock(&device.transport).kind());
+        if kinds.any(|kind| kind == VIRTIO_ID_VSOCK) {
+            return Err("its connections to this machine (vsock) can't go on in a copy".to_owned());
+        }
+        let processors = self.pause.stop(&self.processors)?;
+        let saved = Saved {
+            memory_mib: self.memory_mib,
+            features: self.features.clone(),
+            processors,
+            controllers: Controllers::of(&self.vm).map_err(|error| error.to_string())?,
+            serial: lock(&self.bus.serial).save(),
+            cmos: lock(&self.bus.cmos).clone(),
+            devices: devices
+                .map(|device| lock(&device.transport).save())
+                .collect(),
+        };
+        saved
+            .write(state)
+            .map_err(|error| format!("writing its state: {error}"))?;
+        copy::write(self.memory.ram(), self.pages.as_ref(), memory)
+            .map_err(|error| format!("writing its memory: {error}"))
+    }
+}
+
+impl MutEventSubscriber for Saver {
+    fn init(&mut self, ops: &mut EventOps<'_>) {
+        if let Err(error) = ops.add(Events::new(&self.requests, EventSet::IN)) {
+            eprintln!("waiting for requests: {error}");
+        }
+    }
+
+    fn process(&mut self, _events: Events, ops: &mut EventOps<'_>) {
+        let served = self.serve();
+        if let Err(error) = &served {
+            eprintln!("a request to save the machine: {error}");
+        }
+        if !served.unwrap_or(false) {
+            let _ = ops.remove(Events::empty(&self.requests));
+        }
+    }
+}

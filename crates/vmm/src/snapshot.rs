@@ -1,0 +1,92 @@
+//! A machine apart from what runs it: its state and its memory, in two files.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create};
+
+use crate::Error;
+
+/// A machine as it was at one moment, from which any number of others can go on
+/// ([`MachineConfig::resumed`](crate::MachineConfig::resumed)). They share the memory as
+/// long as they don't write to it; the files must not change.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// Processors, interrupt controllers, clocks and devices. Of this program's version
+    /// only.
+    pub state: Arc<File>,
+    /// RAM, in the order of its addresses and without the hole below 4 GiB; pages of
+    /// zeros are holes.
+    pub memory: Arc<File>,
+}
+
+impl Snapshot {
+    /// An empty one in memory, gone with the last process that uses it.
+    ///
+    /// # Errors
+    /// [`Error::System`].
+    pub fn in_memory() -> Result<Self, Error> {
+        let make = |name| {
+            let file = memfd_create(name, MemfdFlags::CLOEXEC);
+            file.map(File::from).map_err(|error| Error::System {
+                what: "making a file in memory",
+                source: error.into(),
+            })
+        };
+        Ok(Self {
+            state: Arc::new(make("machine-state")?),
+            memory: Arc::new(make("machine-memory")?),
+        })
+    }
+
+    /// An empty one in new files that only their owner reads.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn create(state: &Path, memory: &Path) -> Result<Self, Error> {
+        let make = |path: &Path| {
+            let mut options = OpenOptions::new();
+            options.read(true).write(true).create_new(true).mode(0o600);
+            options.open(path).map(Arc::new).map_err(file(path))
+        };
+        Ok(Self {
+            state: make(state)?,
+            memory: make(memory)?,
+        })
+    }
+
+    /// The one in these files.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn open(state: &Path, memory: &Path) -> Result<Self, Error> {
+        let open = |path: &Path| File::open(path).map(Arc::new).map_err(file(path));
+        Ok(Self {
+            state: open(state)?,
+            memory: open(memory)?,
+        })
+    }
+
+    /// The same files, for reading only: for machines, none of which may change what the
+    /// others go on from.
+    pub(crate) fn reopen(&self) -> io::Result<(File, File)> {
+        use std::os::fd::AsRawFd;
+        let again = |file: &File| -> io::Result<File> {
+            let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+            let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+            Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
+        };
+        Ok((again(&self.state)?, again(&self.memory)?))
+    }
+}
+
+fn file(path: &Path) -> impl FnOnce(io::Error) -> Error {
+    let path = path.to_owned();
+    move |error| Error::File {
+        path,
+        why: error.to_string(),
+    }
+}

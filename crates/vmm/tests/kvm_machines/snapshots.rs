@@ -1,0 +1,357 @@
+//! Machines that are saved, and others that go on from there.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::time::{Duration, Instant};
+
+use libtest_mimic::{Failed, Trial};
+use micabox_vmm::{Backend, Exit, Kvm, Machine, MachineConfig, Snapshot};
+use micabox_wire::{
+    Boot, Identity, Init, ToGuest, ToHost, Upper, preamble, read_message, write_message,
+};
+use tempfile::NamedTempFile;
+
+use super::{PATIENCE, config};
+
+const COPIES: usize = 8;
+
+pub fn tests() -> Vec<Trial> {
+    vec![
+        Trial::test("copies_count_on_from_the_same_number", count_on),
+        Trial::test("copies_of_copies_count_on", copies_of_copies),
+        Trial::test("a_kernel_goes_on_in_eight_copies", kernel_goes_on),
+        Trial::test("three_processors_go_on", three_processors),
+        Trial::test("a_killed_original_takes_no_copy_along", killed_original),
+        Trial::test("what_was_altered_is_refused", altered),
+        Trial::test("another_machines_snapshot_is_refused", another_machine),
+    ]
+}
+
+/// A kernel that counts in memory and says each number: eight letters, `a` for 0.
+fn counter() -> NamedTempFile {
+    const ENTRY: u64 = 0x20_0000;
+    #[rustfmt::skip]
+    const CODE: [u8; 35] = [
+        0xbf, 0x00, 0x00, 0x30, 0x00, //       mov edi, 0x300000
+        0xff, 0x07,                   // next: inc dword [edi]
+        0x8b, 0x1f,                   //       mov ebx, [edi]
+        0xb9, 0x08, 0x00, 0x00, 0x00, //       mov ecx, 8
+        0xc1, 0xc3, 0x04,             // digit: rol ebx, 4
+        0x88, 0xd8,                   //       mov al, bl
+        0x24, 0x0f,                   //       and al, 15
+        0x04, 0x61,                   //       add al, 'a'
+        0x66, 0xba, 0xf8, 0x03,       //       mov dx, 0x3f8
+        0xee,                         //       out dx, al
+        0xe2, 0xf0,                   //       loop digit
+        0xb0, 0x0a,                   //       mov al, 10
+        0xee,                         //       out dx, al
+        0xeb, 0xe2,                   //       jmp next
+    ];
+    let note_at = 64 + 2 * 56;
+    let code_at = 4096;
+    let mut file = vec![0; code_at];
+    let mut put = |at: usize, bytes: &[u8]| file[at..at + bytes.len()].copy_from_slice(bytes);
+    put(0, b"\x7fELF\x02\x01\x01");
+    for (at, value) in [(16, 2_u16), (18, 62), (52, 64), (54, 56), (56, 2)] {
+        put(at, &value.to_le_bytes());
+    }
+    put(20, &1_u32.to_le_bytes());
+    put(24, &ENTRY.to_le_bytes());
+    put(32, &64_u64.to_le_bytes());
+    // Segments: kind and flags; offset, two addresses, two sizes, alignment.
+    let length = CODE.len() as u64;
+    let load = [code_at as u64, ENTRY, ENTRY, length, length, 4096];
+    let note = [note_at as u64, 0, 0, 24, 24, 4];
+    for (at, kind, fields) in [(64, 1_u64 | 7 << 32, load), (120, 4 | 4 << 32, note)] {
+        put(at, &kind.to_le_bytes());
+        for (index, field) in fields.iter().enumerate() {
+            put(at + 8 + index * 8, &field.to_le_bytes());
+        }
+    }
+    // XEN_ELFNOTE_PHYS32_ENTRY.
+    for (index, value) in [4_u32, 8, 18].iter().enumerate() {
+        put(note_at + index * 4, &value.to_le_bytes());
+    }
+    put(note_at + 12, b"Xen\0");
+    put(note_at + 16, &ENTRY.to_le_bytes());
+    file.extend(CODE);
+    let mut kernel = NamedTempFile::new().unwrap();
+    kernel.write_all(&file).unwrap();
+    kernel
+}
+
+fn start(config: &MachineConfig) -> Result<Box<dyn Machine>, Failed> {
+    Ok(Kvm::probe()?.start(config)?)
+}
+
+/// The machine that goes on from `snapshot`.
+fn resume(config: &MachineConfig, snapshot: &Snapshot) -> Result<Box<dyn Machine>, Failed> {
+    start(&MachineConfig {
+        resumed: Some(snapshot.clone()),
+        ..config.clone()
+    })
+}
+
+fn save(machine: &dyn Machine) -> Result<Snapshot, Failed> {
+    let snapshot = Snapshot::in_memory()?;
+    let mut is_still = false;
+    machine.save(&snapshot, &mut || is_still = true)?;
+    assert!(is_still);
+    Ok(snapshot)
+}
+
+/// The numbers in what a counter says, the first line apart, of which the beginning may
+/// have been said by the machine that it is a copy of.
+fn numbers(machine: &dyn Machine) -> Vec<u32> {
+    let text = machine.console_tail();
+    let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+    let number = |line: &str| {
+        let digits = line.bytes().map(|byte| u32::from(byte - b'a'));
+        digits.fold(0, |number, digit| number * 16 + digit)
+    };
+    whole.lines().skip(1).map(number).collect()
+}
+
+/// Waits until a counter has said more numbers than one.
+fn counts(machine: &dyn Machine) -> Result<Vec<u32>, Failed> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let numbers = numbers(machine);
+        if numbers.len() > 8 {
+            return Ok(numbers);
+        }
+        if let Some(exit) = machine.wait(Duration::from_millis(2)) {
+            return Err(format!("{exit}\n{}", machine.console_tail()).into());
+        }
+        if Instant::now() > deadline {
+            return Err(format!("it does not count: {:?}", machine.console_tail()).into());
+        }
+    }
+}
+
+fn count_on() -> Result<(), Failed> {
+    let kernel = counter();
+    let config = MachineConfig {
+        kernel: kernel.path().to_owned(),
+        ..config()
+    };
+    let original = start(&config)?;
+    counts(&*original)?;
+    let snapshot = save(&*original)?;
+    // Few pages were ever written to.
+    let blocks = snapshot.memory.metadata()?.blocks();
+    assert!(blocks * 512 < 8 << 20, "{blocks}");
+
+    let first = resume(&config, &snapshot)?;
+    let numbers = counts(&*first)?;
+    let begin = numbers[0];
+    assert!(begin > 1, "{numbers:?}");
+    for pair in numbers.windows(2) {
+        assert_eq!(pair[1], pair[0] + 1);
+    }
+    // However far that one has come, the next begins at the same number.
+    let others = (1..COPIES).map(|_| resume(&config, &snapshot));
+    let others = others.collect::<Result<Vec<_>, _>>()?;
+    for other in &others {
+        let all = || other.console_tail();
+        counts(&**other)?;
+        // The tail is bounded, so what it began with may be gone from it already.
+        let text = all();
+        if text.len() < 8 << 10 {
+            assert_eq!(numbers_from(&text), begin);
+        }
+    }
+    // The original goes on as well.
+    let before = counts(&*original)?;
+    let after = original.console_tail();
+    assert!(before.last() > Some(&begin) || after.len() > 8);
+    Ok(())
+}
+
+fn numbers_from(text: &str) -> u32 {
+    let line = text.lines().nth(1).unwrap_or_default();
+    let digits = line.bytes().map(|byte| u32::from(byte - b'a'));
+    digits.fold(0, |number, digit| number * 16 + digit)
+}
+
+fn copies_of_copies() -> Result<(), Failed> {
+    let kernel = counter();
+    let config = MachineConfig {
+        kernel: kernel.path().to_owned(),
+        ..config()
+    };
+    let mut machine = start(&config)?;
+    let mut last = 0;
+    for _ in 0..3 {
+        let numbers = counts(&*machine)?;
+        assert!(numbers[0] > last, "{numbers:?} after {last}");
+        last = numbers[0];
+        let snapshot = save(&*machine)?;
+        machine = resume(&config, &snapshot)?;
+    }
+    Ok(())
+}
+
+/// An agent's answer to a description of a sandbox that none can be made of: it lives.
+fn speaks(machine: &dyn Machine) -> Result<(), Failed> {
+    let mut agent = machine.agent()?;
+    agent.set_read_timeout(Some(PATIENCE))?;
+    let boot = Boot {
+        lowers: Vec::new(),
+        upper: Upper::Tmpfs {
+            size_bytes: None,
+            patches: None,
+        },
+        init: Init::Reaper,
+        identity: Identity {
+            hostname: "copy".into(),
+            machine_id: "0".repeat(32),
+            resolv_conf: Vec::new(),
+            network: None,
+            wall_clock: (1_800_000_000, 0),
+            entropy: [1; 32],
+        },
+    };
+    write_message(&mut agent, &ToGuest::Boot(Box::new(boot)))?;
+    match read_message::<ToHost>(&mut agent) {
+        Ok(Some(ToHost::BootFailed(failed))) => {
+            assert!(failed.to_string().contains("no layers"), "{failed}");
+            Ok(())
+        }
+        other => {
+            let exit = machine.wait(Duration::from_secs(1));
+            Err(format!("{other:?}; {exit:?}\n{}", machine.console_tail()).into())
+        }
+    }
+}
+
+/// Boots to the agent's greeting, which is taken.
+fn booted(config: &MachineConfig) -> Result<Box<dyn Machine>, Failed> {
+    let machine = start(config)?;
+    let mut agent = machine.agent()?;
+    agent.set_read_timeout(Some(PATIENCE))?;
+    preamble::read(&mut agent)?;
+    match read_message::<ToHost>(&mut agent)? {
+        Some(ToHost::Hello(_)) => Ok(machine),
+        other => Err(format!("{other:?}\n{}", machine.console_tail()).into()),
+    }
+}
+
+fn kernel_goes_on() -> Result<(), Failed> {
+    let original = booted(&config())?;
+    let snapshot = save(&*original)?;
+    let copies = (0..COPIES).map(|_| resume(&config(), &snapshot));
+    let copies = copies.collect::<Result<Vec<_>, _>>()?;
+    for copy in &copies {
+        speaks(&**copy)?;
+    }
+    speaks(&*original)
+}
+
+fn three_processors() -> Result<(), Failed> {
+    let config = MachineConfig {
+        cpus: 3,
+        ..config()
+    };
+    let original = booted(&config)?;
+    for _ in 0..3 {
+        let snapshot = save(&*original)?;
+        speaks(&*resume(&config, &snapshot)?)?;
+    }
+    speaks(&*original)
+}
+
+fn killed_original() -> Result<(), Failed> {
+    let original = booted(&config())?;
+    let snapshot = save(&*original)?;
+    let copy = resume(&config(), &snapshot)?;
+    original.kill();
+    original.wait(PATIENCE).ok_or("it does not end")?;
+    let unsaved = Snapshot::in_memory()?;
+    original.save(&unsaved, &mut || unreachable!()).unwrap_err();
+    speaks(&*copy)?;
+    let again = resume(&config(), &snapshot)?;
+    speaks(&*again)
+}
+
+/// A copy of a file, in a file that can be changed.
+fn changed(file: &File, change: impl FnOnce(&File)) -> Result<std::sync::Arc<File>, Failed> {
+    let mut bytes = Vec::new();
+    let mut reader = file.try_clone()?;
+    std::io::Seek::rewind(&mut reader)?;
+    reader.read_to_end(&mut bytes)?;
+    let copy = tempfile::tempfile()?;
+    copy.write_all_at(&bytes, 0)?;
+    change(&copy);
+    Ok(copy.into())
+}
+
+fn refusal(config: &MachineConfig, snapshot: &Snapshot) -> Result<String, Failed> {
+    let machine = resume(config, snapshot)?;
+    let exit = machine.wait(PATIENCE).ok_or("it does not end")?;
+    assert!(matches!(exit, Exit::BadSnapshot { .. }), "{exit}");
+    let text = exit.to_string();
+    assert_eq!(text.lines().count(), 1, "{text}");
+    Ok(text)
+}
+
+fn altered() -> Result<(), Failed> {
+    let kernel = counter();
+    let config = MachineConfig {
+        kernel: kernel.path().to_owned(),
+        ..config()
+    };
+    let original = start(&config)?;
+    counts(&*original)?;
+    let good = save(&*original)?;
+    let with_state = |change: &dyn Fn(&File)| -> Result<String, Failed> {
+        let state = changed(&good.state, change)?;
+        let memory = good.memory.clone();
+        refusal(&config, &Snapshot { state, memory })
+    };
+    let damaged = with_state(&|file| file.write_all_at(b"x", 100).unwrap())?;
+    assert!(damaged.contains("damaged; make it again"), "{damaged}");
+    let short = with_state(&|file| file.set_len(1000).unwrap())?;
+    assert!(short.contains("damaged"), "{short}");
+    let other = with_state(&|file| file.write_all_at(&[9], 16).unwrap())?;
+    assert!(other.contains("another version"), "{other}");
+
+    let state = good.state.clone();
+    let memory = changed(&good.memory, |file| file.set_len(64 << 20).unwrap())?;
+    let short = refusal(&config, &Snapshot { state, memory })?;
+    assert!(short.contains("damaged"), "{short}");
+    counts(&*resume(&config, &good)?).map(drop)
+}
+
+fn another_machine() -> Result<(), Failed> {
+    let kernel = counter();
+    let config = MachineConfig {
+        kernel: kernel.path().to_owned(),
+        ..config()
+    };
+    let original = start(&config)?;
+    counts(&*original)?;
+    let snapshot = save(&*original)?;
+    for (other, what) in [
+        (
+            MachineConfig {
+                memory_mib: 256,
+                ..config.clone()
+            },
+            "memory",
+        ),
+        (
+            MachineConfig {
+                cpus: 2,
+                ..config.clone()
+            },
+            "processors",
+        ),
+    ] {
+        let refusal = refusal(&other, &snapshot)?;
+        assert!(refusal.contains(what), "{refusal}");
+        assert!(refusal.contains("make it again"), "{refusal}");
+    }
+    Ok(())
+}
