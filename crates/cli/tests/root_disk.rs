@@ -176,7 +176,7 @@ fn changes_to_a_root_disk_are_kept_apart_from_it() {
             "-c",
             script,
         ]);
-        let etc = "group\nhostname\nhosts\npatched\nresolv.conf\n";
+        let etc = "group\nhostname\nhosts\nmachine-id\npatched\nresolv.conf\n";
         assert_eq!(text.ok(), format!("from the host\n{etc}"));
         let changes =
             "C /etc\nD /etc/passwd\nA /etc/patched\nD /home\nA /made\nA /made/here\nA /n\n";
