@@ -148,6 +148,9 @@ fn hint(error: &micabox::Error) -> Option<&'static str> {
             }
             _ => return None,
         },
+        E::NotSaved { .. } | E::Machine(micabox_vmm::Error::NoSnapshots { .. }) => {
+            "`mica doctor` says whether this machine has a KVM that works"
+        }
         E::Machine(_) => "`mica doctor` checks what a machine needs",
         E::NameTaken { .. } => "choose another name, or remove that one with `mica rm`",
         E::NoSuchSandbox(_) => "`mica ps -a` lists all sandboxes",
@@ -158,6 +161,8 @@ fn hint(error: &micabox::Error) -> Option<&'static str> {
         E::NoImage(_) => "`mica snapshot create` keeps its changes, or `mica cp` gets files out",
         E::NotInPlace(_) => "leave :rw away, and the file stays as it is",
         E::RootDisk { problem, .. } => return root_disk_hint(problem),
+        E::NothingRuns(_) => "add a COMMAND: `mica run --from NAME COMMAND`",
+        E::HasMemory(_) => "make one of the disk alone, without --memory",
         E::NoSuchSnapshot(_) => "`mica snapshot ls` lists all snapshots",
         E::Ambiguous(_) => "give more digits of the ID",
         E::Running(_) => "stop it first with `mica stop`, or use `mica rm -f`",

@@ -18,11 +18,13 @@ use crate::name::is_valid;
 use crate::network::Connection;
 use crate::plan::{Plan, ROOT_SERIAL, Root, Transport};
 use crate::sandbox::{Guest, now};
+use crate::snapshot::memory;
 use crate::state::{ID_LENGTH, ProcessId, Record, Registration, Sandboxes, Status};
-use crate::timings::Start;
+use crate::template::Template;
+use crate::timings::{Start, Up};
 use crate::{
-    Base, Cancel, Command, Error, GuestFiles, Network, Patch, RootDisk, Sandbox, Snapshot, Spec,
-    Upper, patch, signal_number, upper,
+    Base, Cancel, Command, Error, GuestFiles, Network, Patch, RootDisk, Sandbox, SavedMachine,
+    Snapshot, Spec, Upper, patch, signal_number, upper,
 };
 
 /// RAM for the sandbox's programs and files if nobody says otherwise, MiB. Memory
@@ -57,6 +59,14 @@ pub struct Builder<'a> {
     patches: Vec<Patch>,
     /// A snapshot to copy the disk from.
     snapshot: Option<String>,
+    /// The machine to go on from: the snapshot's, or a template's.
+    machine: Option<SavedMachine>,
+    /// The directory of the template.
+    template: Option<PathBuf>,
+    /// Boots, whatever templates there are, and makes none.
+    cold: bool,
+    /// The machine's first command goes on, in place of another one.
+    adopts: bool,
     /// The sandbox to start again, by its ID.
     resumed: Option<String>,
     auto_remove: bool,
@@ -97,6 +107,10 @@ impl<'a> Builder<'a> {
             command: None,
             patches: Vec::new(),
             snapshot: None,
+            machine: None,
+            template: None,
+            cold: false,
+            adopts: false,
             resumed: None,
             auto_remove: true,
             stop_signal: None,
@@ -215,14 +229,47 @@ impl<'a> Builder<'a> {
         self
     }
 
-    /// Begins with a copy of a snapshot's disk, which is kept. What the sandbox is made from
-    /// must be the snapshot's.
+    /// Begins with a copy of a snapshot's disk, which is kept; or, if the snapshot is of a
+    /// machine, goes on where that was, with memory, processors, network and all else as it
+    /// had them. What the sandbox is made from must be the snapshot's.
     #[must_use]
     pub fn from_snapshot(mut self, snapshot: &Snapshot) -> Self {
-        self.upper = Upper::Disk {
-            size: snapshot.size,
-        };
         self.snapshot = Some(snapshot.name.clone());
+        let Some(machine) = snapshot.memory.clone() else {
+            self.upper = Upper::Disk {
+                size: snapshot.size,
+            };
+            return self;
+        };
+        let spec = machine.spec.clone();
+        self.memory_mib = machine.memory_mib;
+        self.cpus = Some(machine.cpus);
+        self.upper = machine.upper;
+        self.transport = spec.transport;
+        self.root = spec.root;
+        self.init = spec.init;
+        self.network = spec.network;
+        self.stop_signal = self.stop_signal.or(spec.stop_signal);
+        self.machine = Some(machine);
+        self
+    }
+
+    /// Has the first command of the snapshot's machine go on, as this sandbox's
+    /// ([`Sandbox::adopted`]).
+    #[must_use]
+    pub fn adopt(mut self) -> Self {
+        self.adopts = true;
+        self.command = self
+            .machine
+            .as_ref()
+            .map(|machine| machine.spec.command.clone());
+        self
+    }
+
+    /// Boots, even if a template of a machine like this one is there to go on from.
+    #[must_use]
+    pub fn cold(mut self) -> Self {
+        self.cold = true;
         self
     }
 
@@ -320,17 +367,74 @@ impl<'a> Builder<'a> {
         let shared = self.store.shared()?;
         let limits = backend.limits();
         self.check_in_place()?;
-        let mut plan = self.base.plan(self.transport, self.root, &limits)?;
+        self.check_machine(&*backend)?;
+        let plan = self.base.plan(self.transport, self.root, &limits)?;
+        let template = self.template(&plan, &guest, &*backend);
+        if let Some(template) = &template
+            && let Some(machine) = template.machine()
+        {
+            let warm = Self {
+                machine: Some(machine),
+                template: Some(template.directory().to_owned()),
+                ..self.clone()
+            };
+            match warm.attempt(
+                self.store.shared()?,
+                &*backend,
+                plan.clone(),
+                guest.clone(),
+                begun,
+            ) {
+                // Of another processor, or damaged: what can be made anew is no failure.
+                Err(Error::Boot(_)) => template.discard(),
+                result => return result,
+            }
+        }
+        let sandbox = self.attempt(shared, &*backend, plan, guest, begun)?;
+        if let Some(template) = template {
+            template.make(|directory| sandbox.save(directory));
+        }
+        Ok(sandbox)
+    }
+
+    /// Where the template for machines like this one is or would be, if there can be one.
+    fn template(&self, plan: &Plan, guest: &GuestFiles, backend: &dyn Backend) -> Option<Template> {
+        let is_first = self.snapshot.is_none() && self.resumed.is_none();
+        if self.cold || !is_first || !self.patches.is_empty() || !backend.limits().snapshots {
+            return None;
+        }
+        let settings = serde_json::json!({
+            "memory": self.memory_mib,
+            "cpus": self.cpus.unwrap_or_else(|| default_cpus(backend)),
+            "upper": self.upper,
+            "init": format!("{:?}", self.init),
+            "network": matches!(self.network, Network::User(_)),
+        });
+        let Base::Image(image) = &self.base else {
+            return None;
+        };
+        Template::place(self.store.root(), image, plan, guest, &settings)
+    }
+
+    /// Starts the sandbox in one way. `shared` keeps the image until a lease does.
+    fn attempt(
+        &self,
+        shared: impl Sized,
+        backend: &dyn Backend,
+        mut plan: Plan,
+        guest: GuestFiles,
+        begun: Instant,
+    ) -> Result<Sandbox, Error> {
         let claim = self.base.disk().map(RootDisk::claim).transpose()?;
-        let mut registration = self.register(&plan, &*backend)?;
+        let mut registration = self.register(&plan, backend)?;
         if let Base::Image(image) = &self.base {
             let id = &registration.record().id;
             self.store.lease(id, &image.manifest_digest)?;
         }
         drop(shared);
         let started = self
-            .attach_upper(&mut plan, registration.path(), &limits)
-            .and_then(|()| self.boot_machine(&*backend, &plan, guest, &mut registration, begun));
+            .attach_upper(&mut plan, registration.path(), &backend.limits())
+            .and_then(|()| self.boot_machine(backend, &plan, guest, &mut registration, begun));
         match started {
             Ok((guest, start)) => {
                 let config = self.base.config();
@@ -364,6 +468,39 @@ impl<'a> Builder<'a> {
         }
     }
 
+    /// Whether the machine of a snapshot, if it is to be one, can go on in this sandbox.
+    fn check_machine(&self, backend: &dyn Backend) -> Result<(), Error> {
+        let (Some(machine), Some(name)) = (&self.machine, &self.snapshot) else {
+            return Ok(());
+        };
+        if !backend.limits().snapshots {
+            let backend = backend.name();
+            return Err(micabox_vmm::Error::NoSnapshots { backend }.into());
+        }
+        let differs = |problem| Error::SnapshotDiffers {
+            name: name.clone(),
+            problem,
+        };
+        let has_network = |network: &Network| matches!(network, Network::User(_));
+        match (
+            has_network(&machine.spec.network),
+            has_network(&self.network),
+        ) {
+            (true, false) => return Err(differs("has a network, which can't be taken away")),
+            (false, true) => return Err(differs("has no network, and can't be given one")),
+            _ => {}
+        }
+        if !self.patches.is_empty() {
+            return Err(differs(
+                "runs already: nothing can be patched before its start",
+            ));
+        }
+        if self.adopts && machine.main.is_none() {
+            return Err(Error::NothingRuns(name.clone()));
+        }
+        Sandboxes::open(self.store.root())?.check_memory(name, machine)
+    }
+
     /// Makes the record, or takes over that of a sandbox that is started again. If anything
     /// fails from there on, dropping a new one leaves nothing behind.
     fn register(&self, plan: &Plan, backend: &dyn Backend) -> Result<Registration, Error> {
@@ -393,13 +530,10 @@ impl<'a> Builder<'a> {
             Upper::InPlace => return Ok(()),
         };
         let path = upper::disk(directory);
-        match (&self.resumed, &self.snapshot) {
+        match (&self.resumed, self.origin()?) {
             (Some(_), _) => {}
             (None, None) => upper::make_disk(&path, size, random()?)?,
-            (None, Some(snapshot)) => {
-                let snapshot = Sandboxes::open(self.store.root())?.snapshot_disk(snapshot);
-                upper::copy_disk(directory, &snapshot)?;
-            }
+            (None, Some(origin)) => upper::copy_disk(directory, &memory::disk(&origin))?,
         }
         if self.resumed.is_none() && !self.patches.is_empty() {
             patch::apply(&path, &self.base, &self.patches)?;
@@ -449,7 +583,11 @@ impl<'a> Builder<'a> {
         let connection = self.network.start()?;
         let interface = connection.as_ref().map(|connection| &connection.interface);
         let machine = self.start(backend, plan, guest, registration, interface)?;
-        let agent = Agent::start(Arc::clone(&machine)).map_err(|source| Error::System {
+        let agent = match self.machine {
+            Some(_) => Agent::of_copy(Arc::clone(&machine)),
+            None => Agent::start(Arc::clone(&machine)),
+        };
+        let agent = agent.map_err(|source| Error::System {
             what: "listening to the agent",
             source,
         })?;
@@ -457,29 +595,32 @@ impl<'a> Builder<'a> {
             Acceleration::Kvm => BOOT_TIMEOUT,
             Acceleration::Emulated { .. } => EMULATED_BOOT_TIMEOUT,
         });
-        let booted = agent
-            .boot(
-                self.boot(plan, registration.record(), connection.as_ref())?,
-                Instant::now() + timeout,
-            )
-            .map_err(|lost| match self.cancel.is_cancelled() {
-                true => Error::Cancelled,
-                false => Error::Boot(lost),
-            })?;
+        let deadline = Instant::now() + timeout;
+        let identity = self.identity(registration.record(), connection.as_ref())?;
+        let adopted = self.machine.as_ref().filter(|_| self.adopts);
+        let adopted = adopted.and_then(|machine| machine.main);
+        let up = match self.machine {
+            Some(_) => agent.resume(identity, adopted, deadline).map(Up::Resumed),
+            None => agent
+                .boot(self.boot(plan, identity), deadline)
+                .map(Up::Booted),
+        };
+        let up = up.map_err(|lost| match self.cancel.is_cancelled() {
+            true => Error::Cancelled,
+            false => Error::Boot(lost),
+        })?;
         // The machine has it open; nobody else needs it.
         let _ = std::fs::remove_file(upper::patches(registration.path()));
         registration.update(|record| {
             record.status = Status::Running { since: now().0 };
             record.auto_remove = self.auto_remove;
         })?;
-        let start = Start {
-            begun,
-            planned,
-            booted,
-        };
+        let start = Start { begun, planned, up };
         let guest = Guest {
             agent,
             machine,
+            saves: self.saves(plan, backend),
+            adopted,
             network: connection.map(|connection| connection.network),
         };
         Ok((guest, start))
@@ -505,7 +646,7 @@ impl<'a> Builder<'a> {
             network: interface.cloned(),
             vsock: self.vsock.clone(),
             cmdline_extra: Vec::new(),
-            resumed: None,
+            resumed: self.saved_files()?,
         })?);
         self.cancel.watch(&machine);
         registration.update(|record| record.machine = ProcessId::of(machine.pid()))?;
@@ -535,10 +676,53 @@ impl<'a> Builder<'a> {
         })
     }
 
+    /// The directory of the snapshot or template that it is made from.
+    fn origin(&self) -> Result<Option<PathBuf>, Error> {
+        Ok(match (&self.template, &self.snapshot) {
+            (Some(template), _) => Some(template.clone()),
+            (None, Some(name)) => {
+                Some(Sandboxes::open(self.store.root())?.snapshot_directory(name))
+            }
+            (None, None) => None,
+        })
+    }
+
+    /// The files of the machine to go on from.
+    fn saved_files(&self) -> Result<Option<micabox_vmm::Snapshot>, Error> {
+        let origin = self.origin()?.filter(|_| self.machine.is_some());
+        origin.map(|origin| memory::open(&origin)).transpose()
+    }
+
+    /// What a copy of this sandbox must have as well, or why there can be none.
+    fn saves(&self, plan: &Plan, backend: &dyn Backend) -> Result<Spec, String> {
+        if !backend.limits().snapshots {
+            let backend = backend.name();
+            return Err(micabox_vmm::Error::NoSnapshots { backend }.to_string());
+        }
+        if self.upper == Upper::Tmpfs && !self.patches.is_empty() {
+            return Err("its patches are in no file any more (run it with `--upper disk`)".into());
+        }
+        if self.base.disk().is_some() {
+            return Err("its root is a disk of yours, which may change".into());
+        }
+        let command = self.command.clone();
+        let nothing = || Command::new(Vec::<String>::new());
+        Ok(Spec {
+            transport: plan.transport,
+            root: plan.root,
+            network: self.network.unpublished(),
+            ..self.spec_of(command.unwrap_or_else(nothing))
+        })
+    }
+
     /// What to remember for another start, if there can be one.
     fn spec(&self) -> Option<Spec> {
         let command = self.command.clone().filter(|_| self.upper.is_kept())?;
-        Some(Spec {
+        Some(self.spec_of(command))
+    }
+
+    fn spec_of(&self, command: Command) -> Spec {
+        Spec {
             command,
             hostname: self.hostname.clone(),
             transport: self.transport,
@@ -547,17 +731,11 @@ impl<'a> Builder<'a> {
             stop_signal: self.stop_signal,
             network: self.network.clone(),
             vsock: self.vsock.clone(),
-        })
+        }
     }
 
-    fn boot(
-        &self,
-        plan: &Plan,
-        record: &Record,
-        connection: Option<&Connection>,
-    ) -> Result<Boot, Error> {
-        let hostname = self.hostname.as_deref();
-        Ok(Boot {
+    fn boot(&self, plan: &Plan, identity: Identity) -> Boot {
+        Boot {
             lowers: plan.lowers.clone(),
             upper: match self.upper {
                 Upper::Tmpfs => micabox_wire::Upper::Tmpfs {
@@ -572,17 +750,26 @@ impl<'a> Builder<'a> {
                 },
             },
             init: self.init,
-            identity: Identity {
-                hostname: hostname.unwrap_or(record.short_id()).to_owned(),
-                machine_id: record.id.clone(),
-                // Without a network there is no name server either.
-                resolv_conf: connection
-                    .map(|connection| connection.resolv_conf.clone())
-                    .unwrap_or_default(),
-                network: connection.map(|connection| connection.boot),
-                wall_clock: now(),
-                entropy: random()?,
-            },
+            identity,
+        }
+    }
+
+    fn identity(
+        &self,
+        record: &Record,
+        connection: Option<&Connection>,
+    ) -> Result<Identity, Error> {
+        let hostname = self.hostname.as_deref();
+        Ok(Identity {
+            hostname: hostname.unwrap_or(record.short_id()).to_owned(),
+            machine_id: record.id.clone(),
+            // Without a network there is no name server either.
+            resolv_conf: connection
+                .map(|connection| connection.resolv_conf.clone())
+                .unwrap_or_default(),
+            network: connection.map(|connection| connection.boot),
+            wall_clock: now(),
+            entropy: random()?,
         })
     }
 

@@ -123,6 +123,39 @@ pub enum Error {
     /// There is a snapshot of this name.
     #[error("there is a snapshot {0:?} already")]
     SnapshotExists(String),
+    /// Snapshots with memory are for this machine only.
+    #[error("snapshot {0} holds a machine's memory, which goes on nowhere but here")]
+    HasMemory(String),
+    /// Only a running sandbox has a memory.
+    #[error("sandbox {0} does not run, so it has no memory to save")]
+    NotRunning(String),
+    /// A sandbox could not be saved with its memory.
+    #[error("sandbox {name} can't be saved: {why}")]
+    NotSaved {
+        /// Its name.
+        name: String,
+        /// Why.
+        why: String,
+    },
+    /// The memory of a snapshot is not what was written.
+    #[error("snapshot {name} is damaged ({} was altered); make it again", path.display())]
+    DamagedSnapshot {
+        /// Its name.
+        name: String,
+        /// The file.
+        path: PathBuf,
+    },
+    /// Nothing runs in a snapshot that could go on.
+    #[error("no command runs in snapshot {0}, so say which one to run")]
+    NothingRuns(String),
+    /// What is asked for is not what the snapshot has.
+    #[error("snapshot {name} {problem}")]
+    SnapshotDiffers {
+        /// Its name.
+        name: String,
+        /// In which way.
+        problem: &'static str,
+    },
     /// No image could be made of a sandbox's changes.
     #[error(transparent)]
     Commit(#[from] Box<micabox_image::ExtendError>),

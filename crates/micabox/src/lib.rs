@@ -47,6 +47,7 @@ mod signal;
 mod snapshot;
 mod spec;
 mod state;
+mod template;
 mod timings;
 mod upper;
 
@@ -67,7 +68,7 @@ pub use plan::{Root, Transport};
 pub use process::{Finished, Handle, Output, Process, Stdin};
 pub use sandbox::{DEFAULT_GRACE, Sandbox};
 pub use signal::signal_number;
-pub use snapshot::Snapshot;
+pub use snapshot::{SavedMachine, Snapshot};
 pub use spec::Spec;
 pub use state::{ImageName, ProcessId, Record, Sandboxes, Status};
 pub use timings::Timings;

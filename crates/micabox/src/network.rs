@@ -56,6 +56,17 @@ pub(crate) struct Connection {
 }
 
 impl Network {
+    /// The same without ports of the host's, which only one sandbox can have.
+    pub(crate) fn unpublished(&self) -> Self {
+        match self {
+            Self::None => Self::None,
+            Self::User(user) => Self::User(UserNetwork {
+                publish: Vec::new(),
+                ..user.clone()
+            }),
+        }
+    }
+
     /// Starts it, if there is anything to start.
     pub(crate) fn start(&self) -> Result<Option<Connection>, Error> {
         let Self::User(user) = self else {

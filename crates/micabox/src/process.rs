@@ -81,7 +81,16 @@ impl Process {
     pub(crate) fn start(shared: Arc<Shared>, spec: Exec) -> Result<Self, Error> {
         let has_stdin = spec.stdin;
         let id = shared.exec(spec)?;
-        let command = Arc::new(Command { shared, id });
+        Self::started(Command { shared, id }, has_stdin)
+    }
+
+    /// The command of this id, which the guest goes on with in a copy of its machine.
+    pub(crate) fn adopted(shared: Arc<Shared>, id: u32) -> Result<Self, Error> {
+        Self::started(Command { shared, id }, true)
+    }
+
+    fn started(command: Command, has_stdin: bool) -> Result<Self, Error> {
+        let (id, command) = (command.id, Arc::new(command));
         let pid = command.shared.started(id)?.map_err(Error::Start)?;
         let output = |stream| {
             Some(Output {
@@ -179,6 +188,11 @@ impl Handle {
     /// Tells the command's terminal its size.
     pub fn resize(&self, size: TtySize) {
         self.command.shared.resize(self.command.id, size);
+    }
+
+    /// The agent's number for it.
+    pub(crate) fn id(&self) -> u32 {
+        self.command.id
     }
 
     /// When the command started and first wrote something.

@@ -1,6 +1,6 @@
 //! A sandbox: created, used, ended.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -12,14 +12,16 @@ use oci_spec::image::Config;
 
 use crate::agent::{Agent, OUTPUT_WINDOW};
 use crate::base::Claim;
+use crate::builder::random;
 use crate::error::{Lost, LostReason};
 use crate::plan::Plan;
 use crate::process::{Handle, Process};
+use crate::snapshot::memory;
 use crate::state::control::{self, Answer, Control, Reply, Request};
 use crate::state::{ProcessId, Record, Registration, Sandboxes, Status};
 use crate::timings::{Start, Timings};
 use crate::upper::Paused;
-use crate::{Builder, Command, CommandError, Error, Overrides};
+use crate::{Builder, Command, CommandError, Error, Overrides, SavedMachine, Spec};
 
 /// How long the first command has after its stop signal if nobody says otherwise; as
 /// with Docker.
@@ -27,6 +29,9 @@ pub const DEFAULT_GRACE: Duration = Duration::from_secs(10);
 
 /// How long a guest may take to kill its commands and to power off.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a guest may take to say all that it has to say.
+const REST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long a guest may take to write what is still in its memory to its disk. A host
 /// whose disk is busy needs long for a guest's memory full; killing it would lose some.
@@ -54,6 +59,10 @@ pub(crate) struct Guest {
     pub(crate) machine: Arc<dyn Machine>,
     /// Ends with the sandbox.
     pub(crate) network: Option<micabox_net::Network>,
+    /// What to save with its memory, or why that can't be.
+    pub(crate) saves: Result<Spec, String>,
+    /// The agent's number for a command that goes on in this copy of a machine.
+    pub(crate) adopted: Option<u32>,
 }
 
 /// What requests from other processes can reach.
@@ -63,9 +72,11 @@ struct Inner {
     /// Goes after the machine, which would otherwise see a link go down.
     _network: Option<micabox_net::Network>,
     stop_signal: i32,
+    saves: Result<Spec, String>,
+    adopted: Option<u32>,
     /// The first command.
     main: Mutex<Option<Handle>>,
-    /// Held by whoever ends the sandbox.
+    /// Held by whoever ends the sandbox, or saves it.
     ending: Mutex<()>,
     is_ending: AtomicBool,
     /// There is a disk that the guest must flush before it ends.
@@ -92,6 +103,8 @@ impl Sandbox {
             machine: guest.machine,
             _network: guest.network,
             stop_signal,
+            saves: guest.saves,
+            adopted: guest.adopted,
             main: Mutex::new(None),
             ending: Mutex::new(()),
             is_ending: AtomicBool::new(false),
@@ -101,12 +114,20 @@ impl Sandbox {
         });
         let control = Control::serve(registration.path(), {
             let inner = Arc::clone(&inner);
-            move |request| match request {
-                Request::Stop { grace } => match inner.stop(grace) {
+            let (record, path) = (
+                registration.record().clone(),
+                registration.path().to_owned(),
+            );
+            move |request| {
+                let done = match request {
+                    Request::Stop { grace } => inner.stop(grace),
+                    Request::Save { directory } => inner.save(&record, &path, &directory),
+                    Request::Hold => return inner.hold(),
+                };
+                match done {
                     Ok(()) => Answer::Done.into(),
                     Err(error) => Answer::Failed(error.to_string()).into(),
-                },
-                Request::Hold => inner.hold(),
+                }
             }
         })
         .map_err(|source| Error::System {
@@ -187,6 +208,39 @@ impl Sandbox {
         let process = Process::start(self.inner.agent.shared(), command.to_wire(OUTPUT_WINDOW))?;
         lock(&self.inner.main).get_or_insert_with(|| process.handle());
         Ok(process)
+    }
+
+    /// The first command of the sandbox that this one is a copy of, going on in here; as if
+    /// it had just been started. None if the copy was made for other commands.
+    ///
+    /// # Errors
+    /// As [`Sandbox::exec`].
+    pub fn adopted(&self) -> Result<Option<Process>, Error> {
+        let Some(id) = self.inner.adopted else {
+            return Ok(None);
+        };
+        let process = Process::adopted(self.inner.agent.shared(), id)?;
+        lock(&self.inner.main).get_or_insert_with(|| process.handle());
+        Ok(Some(process))
+    }
+
+    /// Bytes of memory that the sandbox's machine has for itself alone: what it does not
+    /// share with files or with machines that go on from the same one. None if it has
+    /// ended.
+    pub fn own_memory(&self) -> Option<u64> {
+        private_memory(self.inner.machine.pid())
+    }
+
+    /// Saves the machine into a template's directory.
+    pub(crate) fn save(&self, directory: &Path) -> Result<(), Error> {
+        let (record, own) = {
+            let registration = self.registration();
+            (
+                registration.record().clone(),
+                registration.path().to_owned(),
+            )
+        };
+        self.inner.save(&record, &own, directory)
     }
 
     /// Where the time until the first command's first output went.
@@ -273,7 +327,57 @@ impl std::fmt::Debug for Sandbox {
     }
 }
 
+/// Bytes of anonymous memory of a process and its children, one of which may be the one
+/// that runs the machine.
+fn private_memory(pid: u32) -> Option<u64> {
+    const PAGE: u64 = 4096;
+    let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+    let mut fields = text.split(' ').skip(1).map(str::parse::<u64>);
+    let (resident, shared) = (fields.next()?.ok()?, fields.next()?.ok()?);
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+    let children = children.unwrap_or_default();
+    let children = children.split_ascii_whitespace();
+    let children = children.filter_map(|child| private_memory(child.parse().ok()?));
+    Some(resident.saturating_sub(shared) * PAGE + children.sum::<u64>())
+}
+
 impl Inner {
+    /// Saves the machine into a snapshot's directory.
+    fn save(&self, record: &Record, own: &Path, directory: &Path) -> Result<(), Error> {
+        let problem = |why: String| Error::System {
+            what: "saving the machine",
+            source: std::io::Error::other(why),
+        };
+        let spec = self.saves.clone().map_err(problem)?;
+        // Not while it ends.
+        let _one_at_a_time = lock(&self.ending);
+        let files = memory::create(directory)?;
+        let mut copied = Ok(());
+        let saved = self
+            .agent
+            .rest(Instant::now() + REST_TIMEOUT, random()?, now, || {
+                self.machine.save(&files, &mut || {
+                    if self.keeps {
+                        copied = memory::copy_disk(own, directory);
+                    }
+                })
+            })?;
+        saved?;
+        copied.map_err(|error| problem(format!("copying its disk: {error}")))?;
+        let main = lock(&self.main).as_ref().map(Handle::id);
+        memory::describe(
+            directory,
+            &SavedMachine {
+                memory_mib: record.memory_mib,
+                cpus: record.cpus,
+                upper: record.upper,
+                spec,
+                main,
+                sha256: None,
+            },
+        )
+    }
+
     fn stop(&self, grace: Duration) -> Result<(), Error> {
         self.is_ending.store(true, Ordering::Release);
         let _one_at_a_time = lock(&self.ending);

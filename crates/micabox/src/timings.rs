@@ -9,6 +9,9 @@ use crate::agent::{Booted, Moments};
 pub struct Timings {
     /// Reading the image's metadata, choosing devices, writing the record.
     pub plan: Duration,
+    /// In place of `vmm`, `kernel` and `agent` in a copy of a machine: all until it was one
+    /// of its own.
+    pub resume: Option<Duration>,
     /// The monitor's process, its devices and its firmware, up to the kernel's first
     /// instruction.
     pub vmm: Duration,
@@ -29,24 +32,42 @@ pub struct Timings {
 pub(crate) struct Start {
     pub(crate) begun: Instant,
     pub(crate) planned: Instant,
-    pub(crate) booted: Booted,
+    pub(crate) up: Up,
+}
+
+/// How the guest came up.
+#[derive(Clone, Debug)]
+pub(crate) enum Up {
+    /// Its kernel booted.
+    Booted(Booted),
+    /// It is a copy, and was a machine of its own then.
+    Resumed(Instant),
 }
 
 impl Start {
     pub(crate) fn timings(&self, first_command: Option<Moments>) -> Timings {
-        let Self {
-            begun,
-            planned,
-            booted,
-        } = self;
-        let until_hello = booted.hello_at.saturating_duration_since(*planned);
-        // The guest's own words; it may lie, so bound it.
-        let kernel = Duration::from_micros(booted.hello.init_uptime_us).min(until_hello);
+        let Self { begun, planned, up } = self;
         let moments = first_command.unwrap_or_default();
         let between =
             |from: Option<Instant>, to: Option<Instant>| Some(to?.saturating_duration_since(from?));
+        let booted = match up {
+            Up::Booted(booted) => booted,
+            Up::Resumed(at) => {
+                return Timings {
+                    plan: planned.saturating_duration_since(*begun),
+                    resume: Some(at.saturating_duration_since(*planned)),
+                    exec: between(Some(*at), moments.started),
+                    first_output: between(moments.started, moments.first_output),
+                    ..Timings::default()
+                };
+            }
+        };
+        let until_hello = booted.hello_at.saturating_duration_since(*planned);
+        // The guest's own words; it may lie, so bound it.
+        let kernel = Duration::from_micros(booted.hello.init_uptime_us).min(until_hello);
         Timings {
             plan: planned.saturating_duration_since(*begun),
+            resume: None,
             vmm: until_hello.saturating_sub(kernel),
             kernel,
             agent: booted.booted_at.saturating_duration_since(booted.hello_at),
@@ -64,12 +85,15 @@ impl Start {
 impl Timings {
     /// The phases with names for people, in order.
     pub fn phases(&self) -> Vec<(&'static str, Duration)> {
-        let mut phases = vec![
-            ("plan", self.plan),
-            ("VMM start", self.vmm),
-            ("kernel", self.kernel),
-            ("agent mounts", self.agent),
-        ];
+        let mut phases = match self.resume {
+            Some(resume) => vec![("plan", self.plan), ("resume", resume)],
+            None => vec![
+                ("plan", self.plan),
+                ("VMM start", self.vmm),
+                ("kernel", self.kernel),
+                ("agent mounts", self.agent),
+            ],
+        };
         phases.extend(self.exec.map(|time| ("exec", time)));
         phases.extend(self.first_output.map(|time| ("first output", time)));
         phases
@@ -94,7 +118,7 @@ mod tests {
         let mut start = Start {
             begun,
             planned: at(2),
-            booted: Booted {
+            up: Up::Booted(Booted {
                 hello_at: at(1002),
                 hello: Hello {
                     kernel: "6.12".into(),
@@ -104,7 +128,7 @@ mod tests {
                 },
                 booted_at: at(1102),
                 phases: Vec::new(),
-            },
+            }),
         };
         let moments = Moments {
             started: Some(at(1110)),
@@ -115,9 +139,16 @@ mod tests {
         assert_eq!(millis, [2, 300, 700, 100, 8, 5]);
         assert_eq!(timings.total(), Duration::from_millis(1115));
 
-        start.booted.hello.init_uptime_us = u64::MAX;
+        if let Up::Booted(booted) = &mut start.up {
+            booted.hello.init_uptime_us = u64::MAX;
+        }
         let timings = start.timings(None);
         assert_eq!((timings.vmm, timings.exec), (Duration::ZERO, None));
         assert_eq!(timings.kernel, Duration::from_secs(1));
+
+        start.up = Up::Resumed(at(30));
+        let timings = start.timings(None);
+        assert_eq!(timings.phases().len(), 2);
+        assert_eq!(timings.total(), Duration::from_millis(30));
     }
 }

@@ -5,6 +5,7 @@ pub mod cp;
 pub mod diff;
 pub mod doctor;
 pub mod ext4;
+pub mod fork;
 pub mod images;
 pub mod inspect;
 pub mod load;

@@ -22,7 +22,7 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Remove images without a name, layers without an image, and leftovers
+    /// Remove images without a name, layers without an image, warm templates, and leftovers
     Prune {
         /// Images with a name, too, unless a sandbox runs on them
         #[arg(short, long)]
@@ -96,6 +96,7 @@ fn df(store: &Store, json: bool) -> Outcome {
         (format!("{} layers", usage.layers), usage.layers_size),
         ("of them shared".into(), usage.shared_size),
         ("merged metadata".into(), usage.metadata_size),
+        ("warm templates".into(), usage.templates_size),
         ("imports under way or killed".into(), usage.temporary_size),
         ("together".into(), usage.total_size),
         ("can be pruned".into(), usage.reclaimable_size),
@@ -122,6 +123,9 @@ fn prune(store: &Store, options: PruneOptions, json: bool) -> Outcome {
     }
     for digest in &pruned.layers {
         text.push_str(&format!("layer  {digest}\n"));
+    }
+    if pruned.templates > 0 {
+        text.push_str(&format!("{} warm templates\n", pruned.templates));
     }
     let freed = match options.dry_run {
         true => "would be freed",

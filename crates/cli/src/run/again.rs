@@ -51,5 +51,5 @@ pub fn attended(
     let sandbox = Builder::again(store, base, &record)?
         .cancel(cancel)
         .create();
-    supervise::supervise(sandbox, &command, &terms, signals)
+    supervise::supervise(sandbox, Some(&command), &terms, signals)
 }

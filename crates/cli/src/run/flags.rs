@@ -96,7 +96,9 @@ pub struct Args {
     #[arg(long, value_name = "tmpfs|disk[:SIZE]", value_parser = upper)]
     pub upper: Option<Upper>,
 
-    /// Start from a copy of a snapshot's disk and on its image; then no IMAGE is given
+    /// Start from a copy of a snapshot's disk and on its image; then no IMAGE is given. From
+    /// one with memory, go on where it was: without a COMMAND with the one that runs in it,
+    /// and on the network that it has unless flags say otherwise
     #[arg(long, value_name = "SNAPSHOT", conflicts_with_all = ["upper", "pull", "platform"])]
     pub from: Option<String>,
 
@@ -200,6 +202,11 @@ pub struct Args {
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub backend: Backend,
 
+    /// Boot the machine, even where one like it was saved when it had booted, to go on from
+    /// (KVM only)
+    #[arg(long)]
+    pub cold: bool,
+
     /// Say afterwards where the time until the first output went
     #[arg(
         long,
@@ -297,6 +304,22 @@ impl Args {
             (None, None) => (text, false),
         };
         Some((OsStr::from_bytes(path).into(), in_place))
+    }
+
+    /// What of these flags a machine that goes on can't take any more.
+    pub fn unfit_for_memory(&self) -> Option<&'static str> {
+        [
+            (self.memory.is_some(), "--memory"),
+            (self.cpus.is_some(), "--cpus"),
+        ]
+        .into_iter()
+        .find_map(|(is_given, flag)| is_given.then_some(flag))
+    }
+
+    /// Whether any flag says something of the network.
+    pub fn has_network_flags(&self) -> bool {
+        let lists = self.net_allow.len() + self.net_deny.len();
+        self.net == Net::None || lists + self.publish.len() + self.dns.len() > 0
     }
 
     /// Whether nothing is to be remembered of the sandbox.

@@ -17,7 +17,7 @@ use super::flags::Timing;
 use super::{Terms, detached, streams, terminal};
 use crate::Outcome;
 use crate::failure::{EXIT_MICA, Failure};
-use crate::output::{millis, stderr_is_terminal, write_stderr};
+use crate::output::{millis, size, stderr_is_terminal, write_stderr};
 
 /// Exit code after `--timeout`, as coreutils' `timeout` has it.
 const EXIT_TIMEOUT: u8 = 124;
@@ -87,10 +87,11 @@ impl Signals {
     }
 }
 
-/// Runs `command` in the sandbox to its end, and ends the sandbox; the exit code.
+/// Runs `command` in the sandbox to its end, and ends the sandbox; the exit code. Without
+/// one, it is the command that goes on in this copy of a machine.
 pub fn supervise(
     sandbox: Result<Sandbox, Error>,
-    command: &Command,
+    command: Option<&Command>,
     terms: &Terms,
     signals: Signals,
 ) -> Outcome {
@@ -120,14 +121,24 @@ pub fn supervise(
     saved.map_err(Failure::from).and(outcome)
 }
 
-fn run_in(sandbox: &Sandbox, command: &Command, terms: &Terms, signals: Signals) -> Outcome {
+fn run_in(
+    sandbox: &Sandbox,
+    command: Option<&Command>,
+    terms: &Terms,
+    signals: Signals,
+) -> Outcome {
     // Not earlier: until here, Ctrl-C is for us.
     let raw = match terms.tty && terms.interactive && !terms.detached {
         true => terminal::Raw::enter()?,
         false => None,
     };
-    let mut process = match sandbox.exec(command) {
-        Ok(process) => process,
+    let started = match command {
+        Some(command) => sandbox.exec(command).map(Some),
+        None => sandbox.adopted(),
+    };
+    let mut process = match started {
+        Ok(Some(process)) => process,
+        Ok(None) => return Err(Failure::new("nothing runs in the sandbox")),
         Err(Error::Lost(_)) if sandbox.is_stopping() => return Ok(exit_code_of(SIGKILL)),
         Err(Error::Start(failed)) => {
             let code = u8::try_from(failed.exit_code()).unwrap_or(EXIT_MICA);
@@ -387,6 +398,7 @@ fn print_timings(sandbox: &Sandbox, format: Timing) {
                 "phases": object(phases),
                 "agent_steps": object(timings.agent_steps.clone()),
                 "total": ms(timings.total()),
+                "own_memory": sandbox.own_memory(),
             });
             format!("{value}\n")
         }
@@ -407,6 +419,9 @@ fn print_timings(sandbox: &Sandbox, format: Timing) {
                 "total",
                 millis(timings.total())
             ));
+            if let Some(bytes) = sandbox.own_memory() {
+                text.push_str(&format!("  {:<14}{:>12}\n", "own memory", size(bytes)));
+            }
             text
         }
     };

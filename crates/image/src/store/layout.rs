@@ -12,13 +12,14 @@ pub(crate) struct Layout {
 }
 
 /// The directories right below the root.
-pub(crate) const DIRECTORIES: [&str; 7] = [
+pub(crate) const DIRECTORIES: [&str; 8] = [
     "layers",
     "blobs",
     "images",
     "refs",
     "locks",
     "sandboxes",
+    "templates",
     "tmp",
 ];
 
@@ -47,6 +48,11 @@ impl Layout {
     /// The directory of an image.
     pub fn image(&self, manifest: &Digest) -> PathBuf {
         self.images().join(manifest.hex())
+    }
+
+    /// Machines to go on from, a directory each, which nobody needs.
+    pub fn templates(&self) -> PathBuf {
+        self.root.join("templates")
     }
 
     pub fn images(&self) -> PathBuf {

@@ -33,6 +33,8 @@ pub struct Pruned {
     pub images: Vec<Digest>,
     /// Diff IDs of layers.
     pub layers: Vec<Digest>,
+    /// Machines that others would go on from: the next one like each boots again.
+    pub templates: usize,
     /// Directories that killed imports left behind.
     pub leftovers: usize,
     /// Bytes of disk space freed.
@@ -118,6 +120,7 @@ impl<'a> Plan<'a> {
                 .collect(),
             images: self.images.keys().copied().collect(),
             layers: self.layers.keys().copied().collect(),
+            templates: 0,
             leftovers: 0,
             size: self.size(),
         }
@@ -150,8 +153,8 @@ pub(super) fn remove_directory(store: &Store, path: &Path) -> Result<()> {
 }
 
 impl Store {
-    /// Removes images that have no name and no sandbox, layers that no image has, and what
-    /// killed processes left. Waits until nothing else uses the store.
+    /// Removes images that have no name and no sandbox, layers that no image has, all
+    /// templates, and what killed processes left. Waits until nothing else uses the store.
     ///
     /// # Errors
     ///
@@ -170,10 +173,18 @@ impl Store {
         for leftover in &leftovers {
             pruned.size += disk_usage(&leftover.directory)?;
         }
+        let templates = self.templates()?;
+        pruned.templates = templates.len();
+        for template in &templates {
+            pruned.size += disk_usage(template)?;
+        }
         if options.dry_run {
             return Ok(pruned);
         }
         plan.carry_out(self)?;
+        for template in templates {
+            remove_directory(self, &template)?;
+        }
         for leftover in leftovers {
             leftover.remove()?;
         }
@@ -184,6 +195,13 @@ impl Store {
         }
         self.remove_idle_locks()?;
         Ok(pruned)
+    }
+
+    /// The machines that others go on from, and what is left of such.
+    fn templates(&self) -> Result<Vec<PathBuf>> {
+        let directory = self.layout.templates();
+        let names = durable::list(&directory)?;
+        Ok(names.into_iter().map(|name| directory.join(name)).collect())
     }
 
     /// Takes away the name, or all names if `name` is a digest; with the last one goes the

@@ -1,5 +1,7 @@
 //! What takes how much space.
 
+use std::path::Path;
+
 use serde::Serialize;
 
 use super::Store;
@@ -23,6 +25,8 @@ pub struct Usage {
     pub shared_size: u64,
     /// Space of the images' own files: merged metadata and documents.
     pub metadata_size: u64,
+    /// Space of machines that others go on from instead of booting.
+    pub templates_size: u64,
     /// Space of imports that are under way or were killed.
     pub temporary_size: u64,
     /// All of it.
@@ -84,24 +88,30 @@ impl Store {
             .layers
             .values()
             .filter(|layer| layer.images.len() > 1);
-        // Of what is in it: the directory itself is always there.
-        let mut temporary_size = 0;
-        for name in durable::list(&self.layout.tmp())? {
-            temporary_size += disk_usage(&self.layout.tmp().join(name))?;
-        }
+        let temporary_size = contents_usage(&self.layout.tmp())?;
+        let templates_size = contents_usage(&self.layout.templates())?;
         Ok(Usage {
             images,
             layers: census.layers.len(),
             layers_size: census.layers.values().map(|layer| layer.bytes).sum(),
             shared_size: shared.map(|layer| layer.bytes).sum(),
             metadata_size: census.images.values().map(|image| image.bytes).sum(),
+            templates_size,
             temporary_size,
             total_size: disk_usage(&self.layout.layers())?
                 + disk_usage(&self.layout.images())?
                 + disk_usage(&self.layout.blobs())?
                 + disk_usage(&self.layout.refs())?
+                + templates_size
                 + temporary_size,
-            reclaimable_size: Plan::new(&census, &PruneOptions::default()).size(),
+            reclaimable_size: Plan::new(&census, &PruneOptions::default()).size() + templates_size,
         })
     }
+}
+
+/// Disk space of what is in a directory: the directory itself is always there.
+fn contents_usage(directory: &Path) -> Result<u64> {
+    let names = durable::list(directory)?;
+    let sizes = names.iter().map(|name| disk_usage(&directory.join(name)));
+    sizes.sum()
 }

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use micabox_vmm::Machine;
 use micabox_wire::{
-    Boot, Exec, ExitStatus, Hello, MAX_DATA, OutputStream, Phase, StartFailed, ToGuest, ToHost,
-    TtySize, encode, preamble, read_message, write_message,
+    Adopt, Boot, Exec, ExitStatus, Hello, Identity, MAX_DATA, OutputStream, Phase, Resume,
+    StartFailed, ToGuest, ToHost, TtySize, encode, preamble, read_message, write_message,
 };
 
 use crate::CommandError;
@@ -58,6 +58,15 @@ pub(crate) struct Booted {
 impl Agent {
     /// Starts to listen to the agent in `machine`.
     pub(crate) fn start(machine: Arc<dyn Machine>) -> io::Result<Self> {
+        Self::listen(machine, true)
+    }
+
+    /// Starts to listen to the agent in a copy of a machine: it rests.
+    pub(crate) fn of_copy(machine: Arc<dyn Machine>) -> io::Result<Self> {
+        Self::listen(machine, false)
+    }
+
+    fn listen(machine: Arc<dyn Machine>, greets: bool) -> io::Result<Self> {
         let mut incoming = io::BufReader::with_capacity(2 * MAX_DATA, machine.agent()?);
         let mut outgoing = machine.agent()?;
         let shared = Arc::new(Shared {
@@ -70,7 +79,7 @@ impl Agent {
             threads: Vec::new(),
         };
         let listener = Arc::clone(&shared);
-        agent.spawn("agent-in", move || listener.listen(&mut incoming))?;
+        agent.spawn("agent-in", move || listener.listen(&mut incoming, greets))?;
         agent.spawn("agent-out", move || shared.send(&mut outgoing))?;
         Ok(agent)
     }
@@ -108,6 +117,53 @@ impl Agent {
             booted_at,
             phases,
         })
+    }
+
+    /// Has the copied guest become one of its own, with the original's command `adopt` as
+    /// its; when it had.
+    ///
+    /// # Errors
+    /// As [`Agent::boot`].
+    pub(crate) fn resume(
+        &self,
+        identity: Identity,
+        adopt: Option<u32>,
+        deadline: Instant,
+    ) -> Result<Instant, Lost> {
+        let adopt = adopt.map(|id| {
+            self.shared.lock().adopt(id);
+            let output_window = OUTPUT_WINDOW;
+            Adopt { id, output_window }
+        });
+        let resume = Box::new(Resume { identity, adopt });
+        self.shared.post(ToGuest::Resume(resume));
+        self.shared
+            .wait(Some(deadline), |state| state.resumed)?
+            .ok_or_else(|| Lost::silent(&*self.shared.machine))
+    }
+
+    /// Has the guest rest, so that a copy of it can be made, does `meanwhile`, and has it go
+    /// on at the time `wall_clock` says, with fresh randomness.
+    pub(crate) fn rest<T>(
+        &self,
+        deadline: Instant,
+        entropy: [u8; 32],
+        wall_clock: impl FnOnce() -> (i64, u32),
+        meanwhile: impl FnOnce() -> T,
+    ) -> Result<T, Lost> {
+        self.shared.post(ToGuest::Rest);
+        let rests = |state: &mut State| std::mem::take(&mut state.resting).then_some(());
+        let result = match self.shared.wait(Some(deadline), rests)? {
+            Some(()) => Ok(meanwhile()),
+            None => Err(Lost::silent(&*self.shared.machine)),
+        };
+        let go_on = ToGuest::GoOn {
+            wall_clock: wall_clock(),
+            entropy,
+        };
+        self.shared.lock().outbox.release(go_on);
+        self.shared.changed.notify_all();
+        result
     }
 
     /// Has the guest end in order: commands killed, files flushed and unmounted. True
@@ -204,16 +260,16 @@ impl Shared {
     }
 
     /// The listening thread.
-    fn listen(&self, stream: &mut impl io::Read) {
-        let why = self.listen_until_it_ends(stream);
+    fn listen(&self, stream: &mut impl io::Read, greets: bool) {
+        let why = self.listen_until_it_ends(stream, greets);
         let lost = Lost::end_of_conversation(&*self.machine, why, END_OF_MACHINE);
         self.lock().lose(lost);
         self.changed.notify_all();
     }
 
     /// Why it ended; None when the guest just closed it.
-    fn listen_until_it_ends(&self, stream: &mut impl io::Read) -> Option<String> {
-        if let Err(error) = preamble::read(stream) {
+    fn listen_until_it_ends(&self, stream: &mut impl io::Read, greets: bool) -> Option<String> {
+        if greets && let Err(error) = preamble::read(stream) {
             return broken(&error);
         }
         loop {
@@ -248,7 +304,7 @@ impl Shared {
     /// [`CommandError::TooLong`].
     pub(crate) fn exec(&self, spec: Exec) -> Result<u32, CommandError> {
         let mut state = self.lock();
-        let id = state.start(&spec);
+        let id = state.start(spec.stdin);
         let request = ToGuest::Exec {
             id,
             spec: Box::new(spec),

@@ -16,6 +16,10 @@ pub(super) struct Outbox {
     messages: VecDeque<ToGuest>,
     credits: BTreeMap<(u32, bool), u32>,
     stdin_bytes: usize,
+    /// Nothing is sent: the guest rests.
+    held: bool,
+    /// What a resting guest waits for, before everything else.
+    first: Option<ToGuest>,
 }
 
 impl Outbox {
@@ -41,6 +45,12 @@ impl Outbox {
 
     /// The next message to send; credit first, so that output flows while stdin waits.
     pub(super) fn pop(&mut self) -> Option<ToGuest> {
+        if self.held {
+            return None;
+        }
+        if let Some(message) = self.first.take() {
+            return Some(message);
+        }
         if let Some(((id, is_stderr), bytes)) = self.credits.pop_first() {
             let stream = match is_stderr {
                 true => OutputStream::Stderr,
@@ -49,10 +59,17 @@ impl Outbox {
             return Some(ToGuest::Credit { id, stream, bytes });
         }
         let message = self.messages.pop_front();
+        self.held = matches!(message, Some(ToGuest::Rest));
         if let Some(ToGuest::Stdin { data, .. }) = &message {
             self.stdin_bytes = self.stdin_bytes.saturating_sub(data.len());
         }
         message
+    }
+
+    /// What the guest waits for while it rests; then everything else.
+    pub(super) fn release(&mut self, message: ToGuest) {
+        self.first = Some(message);
+        self.held = false;
     }
 
     /// A command has ended: nothing about it need be sent any more.
@@ -97,6 +114,27 @@ mod tests {
         assert_eq!(outbox.pop(), credit(OutputStream::Stderr, u32::MAX));
         assert_eq!(outbox.pop(), Some(ToGuest::CloseStdin { id: 1 }));
         assert_eq!(outbox.pop(), None);
+    }
+
+    #[test]
+    fn nothing_is_sent_to_a_guest_that_rests() {
+        let mut outbox = Outbox::default();
+        outbox.push(ToGuest::Rest);
+        outbox.push(ToGuest::CloseStdin { id: 1 });
+        outbox.credit(1, OutputStream::Stdout, Some(10));
+        // Credit first, as ever.
+        assert!(matches!(outbox.pop(), Some(ToGuest::Credit { .. })));
+        assert_eq!(outbox.pop(), Some(ToGuest::Rest));
+        outbox.credit(1, OutputStream::Stdout, Some(10));
+        assert_eq!(outbox.pop(), None);
+        let go_on = ToGuest::GoOn {
+            wall_clock: (1, 2),
+            entropy: [3; 32],
+        };
+        outbox.release(go_on.clone());
+        assert_eq!(outbox.pop(), Some(go_on));
+        assert!(matches!(outbox.pop(), Some(ToGuest::Credit { .. })));
+        assert_eq!(outbox.pop(), Some(ToGuest::CloseStdin { id: 1 }));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use micabox_wire::{
-    Exec, ExitStatus, Hello, MAX_DATA, OutputStream, Phase, SendWindow, StartFailed, ToHost,
+    ExitStatus, Hello, MAX_DATA, OutputStream, Phase, SendWindow, StartFailed, ToHost,
 };
 
 use super::outbox::Outbox;
@@ -16,6 +16,10 @@ use crate::error::Lost;
 pub(super) struct State {
     pub(super) hello: Option<(Instant, Hello)>,
     pub(super) booted: Option<(Instant, Vec<Phase>)>,
+    /// The guest rests.
+    pub(super) resting: bool,
+    /// The guest, a copy, is a machine of its own.
+    pub(super) resumed: Option<Instant>,
     /// The guest is down; with what it could not flush.
     pub(super) shut_down: Option<Option<String>>,
     /// Why there is no more conversation.
@@ -52,6 +56,19 @@ pub(crate) struct Moments {
 }
 
 impl Entry {
+    fn new(has_stdin: bool) -> Self {
+        Self {
+            start: None,
+            exit: None,
+            stdin: SendWindow::new(0),
+            stdin_closed: !has_stdin,
+            stdout: Pipe::new(),
+            stderr: Pipe::new(),
+            released: false,
+            moments: Moments::default(),
+        }
+    }
+
     pub(super) fn output(&mut self, stream: OutputStream) -> &mut Pipe {
         match stream {
             OutputStream::Stdout => &mut self.stdout,
@@ -71,24 +88,19 @@ impl Entry {
 
 impl State {
     /// A new command, to be described to the guest with this id.
-    pub(super) fn start(&mut self, spec: &Exec) -> u32 {
+    pub(super) fn start(&mut self, has_stdin: bool) -> u32 {
         while self.commands.contains_key(&self.next_id) {
             self.next_id = self.next_id.wrapping_add(1);
         }
         let id = self.next_id;
         self.next_id = id.wrapping_add(1);
-        let entry = Entry {
-            start: None,
-            exit: None,
-            stdin: SendWindow::new(0),
-            stdin_closed: !spec.stdin,
-            stdout: Pipe::new(),
-            stderr: Pipe::new(),
-            released: false,
-            moments: Moments::default(),
-        };
-        self.commands.insert(id, entry);
+        self.commands.insert(id, Entry::new(has_stdin));
         id
+    }
+
+    /// A command that the machine that the guest's is a copy of had under this id.
+    pub(super) fn adopt(&mut self, id: u32) {
+        self.commands.insert(id, Entry::new(true));
     }
 
     /// Whether messages to the command make sense.
@@ -184,8 +196,12 @@ impl State {
             ToHost::StdinClosed { id } => {
                 self.running(id)?.stdin_closed = true;
             }
-            ToHost::Resting | ToHost::Resumed => {
-                return Err("the guest rests, which nobody asked for".into());
+            ToHost::Resting => self.resting = true,
+            ToHost::Resumed => {
+                if self.booted.is_some() || self.resumed.is_some() {
+                    return Err("the guest resumed out of turn".into());
+                }
+                self.resumed = Some(now);
             }
             ToHost::ShutdownDone { problem } => {
                 self.shut_down = Some(problem);

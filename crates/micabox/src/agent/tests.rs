@@ -100,6 +100,17 @@ fn hello() -> ToHost {
     })
 }
 
+fn identity() -> Identity {
+    Identity {
+        hostname: "h".into(),
+        machine_id: "0".repeat(32),
+        resolv_conf: Vec::new(),
+        network: None,
+        wall_clock: (0, 0),
+        entropy: [0; 32],
+    }
+}
+
 fn boot_message() -> Boot {
     Boot {
         lowers: Vec::new(),
@@ -108,14 +119,7 @@ fn boot_message() -> Boot {
             patches: None,
         },
         init: Init::Reaper,
-        identity: Identity {
-            hostname: "h".into(),
-            machine_id: "0".repeat(32),
-            resolv_conf: Vec::new(),
-            network: None,
-            wall_clock: (0, 0),
-            entropy: [0; 32],
-        },
+        identity: identity(),
     }
 }
 
@@ -444,5 +448,75 @@ fn shutting_down_tells_what_was_lost() {
     });
     let lost = agent.shut_down(Instant::now() + SOON).unwrap_err();
     assert!(lost.to_string().contains("umount: busy"), "{lost}");
+    drop(guest.join().unwrap());
+}
+
+#[test]
+fn a_guest_that_rests_hears_nothing_but_that_it_may_go_on() {
+    let (agent, mut guest) = booted();
+    let (process, id) = running(&agent, &mut guest, 1 << 20);
+    let handle = process.handle();
+    let meanwhile = std::thread::spawn(move || {
+        assert_eq!(guest.hear(), ToGuest::Rest);
+        guest.say(ToHost::Resting);
+        let first = guest.hear();
+        assert!(matches!(first, ToGuest::GoOn { .. }), "{first:?}");
+        assert_eq!(guest.hear(), ToGuest::Signal { id, signal: 10 });
+        guest
+    });
+    let deadline = Instant::now() + SOON;
+    let copied = agent.rest(
+        deadline,
+        [1; 32],
+        || (7, 8),
+        || {
+            handle.signal(10);
+            "copied"
+        },
+    );
+    assert_eq!(copied.unwrap(), "copied");
+    drop(meanwhile.join().unwrap());
+}
+
+#[test]
+fn a_copy_is_another_machine_with_a_command_that_goes_on() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let machine = Arc::new(FakeMachine {
+        agent: ours,
+        exit: Mutex::default(),
+    });
+    let agent = Agent::of_copy(Arc::clone(&machine) as _).unwrap();
+    let mut guest = Guest {
+        stream: theirs,
+        machine,
+    };
+    let guest = std::thread::spawn(move || {
+        let ToGuest::Resume(resume) = guest.hear() else {
+            panic!("no copy");
+        };
+        assert_eq!(resume.identity, identity());
+        assert_eq!(resume.adopt.map(|adopt| adopt.id), Some(5));
+        guest.say(ToHost::Resumed);
+        guest.say(ToHost::Started {
+            id: 5,
+            pid: 42,
+            stdin_window: 0,
+        });
+        guest.output(5, b"on");
+        guest
+    });
+    agent
+        .resume(identity(), Some(5), Instant::now() + SOON)
+        .unwrap();
+    let mut process = Process::adopted(agent.shared(), 5).unwrap();
+    assert_eq!(process.pid(), 42);
+    let mut bytes = [0; 2];
+    process
+        .stdout
+        .as_mut()
+        .unwrap()
+        .read_exact(&mut bytes)
+        .unwrap();
+    assert_eq!(&bytes, b"on");
     drop(guest.join().unwrap());
 }

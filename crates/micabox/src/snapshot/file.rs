@@ -19,7 +19,7 @@ use micabox_image::Store;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::Snapshot;
+use super::{DISK, Snapshot, settle};
 use crate::upper::data_runs;
 use crate::{Error, Sandboxes};
 
@@ -45,9 +45,12 @@ impl Sandboxes {
     /// Writes a snapshot as one file, with a digest at its end. The image is not in it.
     ///
     /// # Errors
-    /// [`Error::NoSuchSnapshot`]; [`Error::System`].
+    /// [`Error::NoSuchSnapshot`], [`Error::HasMemory`]; [`Error::System`].
     pub fn export_snapshot(&self, name: &str, to: &mut dyn Write) -> Result<(), Error> {
         let snapshot = self.snapshot(name)?;
+        if snapshot.memory.is_some() {
+            return Err(Error::HasMemory(snapshot.name));
+        }
         let path = self.snapshot_disk(name);
         write(snapshot, &path, to).map_err(|source| Error::System {
             what: "exporting the snapshot",
@@ -76,12 +79,16 @@ impl Sandboxes {
             hash: Sha256::new(),
         };
         let Head { mut snapshot, runs } = read_head(&mut from).map_err(failed)?;
+        // Only a disk comes with it.
+        snapshot.memory = None;
         if let Some(name) = name {
             name.clone_into(&mut snapshot.name);
         }
         let size = snapshot.size;
-        self.add_snapshot(store, snapshot, |path| {
-            read_disk(&mut from, path, size, &runs).map_err(failed)
+        self.add_snapshot(store, snapshot, |directory, _| {
+            let path = directory.join(DISK);
+            read_disk(&mut from, &path, size, &runs).map_err(failed)?;
+            settle(&path)
         })
     }
 }

@@ -1,13 +1,18 @@
-//! Snapshots: copies of sandboxes' disks, to start others from.
+//! Snapshots: copies of sandboxes' disks, to start others from, or of all of a sandbox, for
+//! others to go on from.
 //!
 //! ```text
-//! sandboxes/snapshot-<name>/disk.ext4       the copy; its journal is empty
+//! sandboxes/snapshot-<name>/disk.ext4       the copy; its journal is empty, if a disk is all
+//! sandboxes/snapshot-<name>/machine         processors and devices
+//! sandboxes/snapshot-<name>/memory          what the machine remembered
+//! sandboxes/snapshot-<name>/machine.json    what else there is to say of it
 //! sandboxes/snapshot-<name>/snapshot.json   what it is of; written last
 //! sandboxes/snapshot-<name>/lock            locked (flock) while it is made
 //! sandboxes/snapshot-<name>/lease.json      keeps the store from removing the image
 //! ```
 
 mod file;
+pub(crate) mod memory;
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -24,12 +29,14 @@ use crate::state::{ImageName, Lock};
 use crate::upper::copy;
 use crate::{Error, RootDisk, Sandboxes};
 
+pub use memory::SavedMachine;
+
 const PREFIX: &str = "snapshot-";
 const DISK: &str = "disk.ext4";
 const RECORD: &str = "snapshot.json";
 const LOCK: &str = "lock";
 
-/// A copy of a sandbox's disk.
+/// A copy of a sandbox's disk, or of all of a sandbox.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Snapshot {
     /// Unique among snapshots.
@@ -43,8 +50,11 @@ pub struct Snapshot {
     pub sandbox: String,
     /// When it was made, seconds since 1970-01-01 UTC.
     pub created: i64,
-    /// Bytes of the disk, holes included.
+    /// Bytes of the disk, holes included; 0 if there is none.
     pub size: u64,
+    /// The machine, if its memory is in the snapshot too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<SavedMachine>,
 }
 
 impl Sandboxes {
@@ -67,29 +77,31 @@ impl Sandboxes {
             sandbox: record.name.clone(),
             created: now().0,
             size: record.disk_size()?,
+            memory: None,
         };
-        self.add_snapshot(store, snapshot, |path| {
+        self.add_snapshot(store, snapshot, |directory, _| {
+            let path = directory.join(DISK);
             let disk = self.still_disk(&record.id)?;
-            copy(disk.path(), path).map_err(failed("copying", path))
+            copy(disk.path(), &path).map_err(failed("copying", &path))?;
+            settle(&path)
         })
     }
 
-    /// Makes a snapshot whose disk `fill` makes.
+    /// Makes a snapshot of what `fill` puts into its directory.
     fn add_snapshot(
         &self,
         store: &Store,
-        snapshot: Snapshot,
-        fill: impl FnOnce(&Path) -> Result<(), Error>,
+        mut snapshot: Snapshot,
+        fill: impl FnOnce(&Path, &mut Snapshot) -> Result<(), Error>,
     ) -> Result<Snapshot, Error> {
-        let name = &snapshot.name;
-        if !is_valid(name) {
-            return Err(Error::BadName(name.clone()));
+        let name = snapshot.name.clone();
+        if !is_valid(&name) {
+            return Err(Error::BadName(name));
         }
-        let directory = self.snapshot_directory(name);
-        let _lock = claim(&directory, name)?;
+        let directory = self.snapshot_directory(&name);
+        let _lock = claim(&directory, &name)?;
         let made = lease(store, &snapshot)
-            .and_then(|()| fill(&directory.join(DISK)))
-            .and_then(|()| settle(&directory.join(DISK)))
+            .and_then(|()| fill(&directory, &mut snapshot))
             .and_then(|()| publish(&directory, &snapshot).map_err(failed("writing", &directory)));
         match made {
             Ok(()) => Ok(snapshot),
@@ -144,11 +156,11 @@ impl Sandboxes {
     }
 
     /// The disk of a snapshot.
-    pub(crate) fn snapshot_disk(&self, name: &str) -> PathBuf {
+    fn snapshot_disk(&self, name: &str) -> PathBuf {
         self.snapshot_directory(name).join(DISK)
     }
 
-    fn snapshot_directory(&self, name: &str) -> PathBuf {
+    pub(crate) fn snapshot_directory(&self, name: &str) -> PathBuf {
         self.directory().join(format!("{PREFIX}{name}"))
     }
 }
@@ -182,12 +194,15 @@ fn claim(directory: &Path, name: &str) -> Result<Lock, Error> {
     if directory.join(RECORD).exists() {
         return Err(exists());
     }
-    match fs::remove_file(directory.join(DISK)) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(failed("removing", directory)(error))
+    for file in memory::FILES {
+        match fs::remove_file(directory.join(file)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(failed("removing", directory)(error));
+            }
+            _ => {}
         }
-        _ => Ok(lock),
     }
+    Ok(lock)
 }
 
 /// Replays the copy's journal, so that nobody has to again, and finds out whether it is a

@@ -34,6 +34,11 @@ pub(crate) enum Request {
     /// Have the machine stand still until whoever asked closes the connection, however that
     /// comes.
     Hold,
+    /// Save the machine, its memory and its disk into this directory.
+    Save {
+        /// Of a snapshot.
+        directory: PathBuf,
+    },
 }
 
 /// What became of it.

@@ -1,0 +1,331 @@
+//! Sandboxes that go on from another one's memory. `scripts/test-kvm` runs these.
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use support::{Finished, Home, Running, wait_until};
+
+const TERM: i32 = 15;
+const COPIES: usize = 8;
+
+/// Counts, a line each, and keeps the number in a file.
+const COUNTS: &str = "n=0; while :; do n=$((n+1)); echo $n; echo $n > /n; sleep 0.1; done";
+
+/// Starts a sandbox called `base` that counts.
+fn base(home: &Home, flags: &[&str]) -> Running {
+    let start = [
+        "run",
+        "--rm",
+        "--cold",
+        "--backend",
+        "kvm",
+        "--name",
+        "base",
+    ];
+    let arguments = [&start[..], flags, &["box", "sh", "-c", COUNTS]].concat();
+    let mut running = home.start(&arguments);
+    assert_eq!(running.line(), "1");
+    running
+}
+
+fn number(running: &mut Running) -> u32 {
+    let line = running.line();
+    line.parse().unwrap_or_else(|_| panic!("{line:?}"))
+}
+
+fn stop(running: Running) {
+    running.signal(TERM);
+    running.wait();
+}
+
+/// That of a failure of mica's own: the exit code, and what is the matter in one line.
+#[track_caller]
+fn refused(finished: &Finished, words: &str) {
+    let text = finished.stderr();
+    assert_eq!(
+        (finished.code(), finished.stdout().as_str()),
+        (125, ""),
+        "{text}"
+    );
+    let first = text.lines().next().unwrap_or_default();
+    assert!(first.contains(words), "{text}");
+    assert!(text.lines().count() <= 2, "{text}");
+}
+
+fn now() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap()
+        .as_secs()
+}
+
+#[test]
+fn eight_copies_have_a_past_and_nothing_else_in_common() {
+    let home = Home::new();
+    let mut original = base(&home, &[]);
+    let saved = ["snapshot", "create", "--memory", "base", "past"];
+    assert_eq!(home.output(&saved).ok(), "past\n");
+    let shown = home.output(&["snapshot", "ls", "--json"]).json();
+    assert_eq!(shown[0]["memory"]["memory_mib"], 1024);
+
+    // All at once.
+    let script = "echo ready; cat /proc/sys/kernel/random/uuid; \
+                  head -c 16 /dev/urandom | od -An -tx1 | tr -d ' '; cat /etc/machine-id; \
+                  hostname; cat /etc/hostname; cat /sys/class/net/e*/address; ls /mine-* \
+                  2>/dev/null | wc -l; echo > /mine-$(hostname); date +%s; cat /n; \
+                  kill -0 1 && echo alive; sleep 1000";
+    let mut copies: Vec<Running> = (0..COPIES)
+        .map(|_| {
+            let arguments = ["run", "--rm", "--from", "past", "sh", "-c", script];
+            let mut running = home.start(&arguments);
+            assert_eq!(running.line(), "ready");
+            running
+        })
+        .collect();
+    let mut seen = BTreeSet::new();
+    let mut numbers = Vec::new();
+    for copy in &mut copies {
+        let [uuid, random, machine, name, file, address] = [(); 6].map(|()| copy.line());
+        assert_eq!((name.len(), &name), (12, &file));
+        assert!(machine.starts_with(&name), "{machine} {name}");
+        for unique in [uuid, random, machine, name, address] {
+            assert!(unique.len() >= 12, "{unique:?}");
+            assert!(seen.insert(unique.clone()), "{unique} twice");
+        }
+        assert_eq!(copy.line(), "0", "a file of another copy");
+        let time: u64 = copy.line().parse().unwrap();
+        assert!(now().abs_diff(time) < 60, "{time} at {}", now());
+        numbers.push(number(copy));
+        assert_eq!(copy.line(), "alive");
+    }
+    // What ran in the original runs in each.
+    assert!(numbers.iter().all(|number| *number >= 1), "{numbers:?}");
+    assert!(number(&mut original) > 1);
+    copies.into_iter().for_each(stop);
+    stop(original);
+    home.output(&["snapshot", "rm", "past"]).ok();
+    home.assert_nothing_left();
+}
+
+#[test]
+fn the_first_command_goes_on() {
+    let home = Home::new();
+    let mut original = base(&home, &["--net", "none"]);
+    let before = number(&mut original);
+    home.output(&["snapshot", "create", "--memory", "base", "past"])
+        .ok();
+    for _ in 0..2 {
+        let mut copy = home.start(&["run", "--rm", "--from", "past"]);
+        let first = number(&mut copy);
+        assert!(first > before, "{first} after {before}");
+        assert_eq!(number(&mut copy), first + 1);
+        stop(copy);
+    }
+    // And in a copy of a copy.
+    let mut copy = home.start(&["run", "--rm", "--name", "second", "--from", "past"]);
+    number(&mut copy);
+    home.output(&["snapshot", "create", "--memory", "second", "again"])
+        .ok();
+    let mut third = home.start(&["run", "--rm", "--from", "again"]);
+    assert!(number(&mut third) > before);
+    stop(third);
+    stop(copy);
+    assert!(number(&mut original) > before);
+    stop(original);
+}
+
+#[test]
+fn forks_stay_behind_with_disks_of_their_own() {
+    let home = Home::new();
+    let original = base(&home, &["--upper", "disk:64m"]);
+    let forked = home.output(&["fork", "base", "-n", "2"]);
+    let ids: Vec<String> = forked.ok().lines().map(str::to_owned).collect();
+    assert_eq!(ids.len(), 2);
+    let mut listed = home.output(&["ps"]).ok();
+    assert_eq!(listed.matches("running").count(), 3, "{listed}");
+    assert_eq!(home.output(&["snapshot", "ls"]).ok().lines().count(), 1);
+    for id in &ids {
+        // It flushes and unmounts a disk of its own.
+        home.output(&["stop", "-t", "0", id]).ok();
+    }
+    listed = home.output(&["ps"]).ok();
+    assert_eq!(listed.matches("running").count(), 1, "{listed}");
+    stop(original);
+}
+
+#[test]
+fn a_fork_is_faster_than_a_boot_and_adds_little() {
+    let home = Home::new();
+    let original = base(&home, &[]);
+    home.output(&["snapshot", "create", "--memory", "base", "past"])
+        .ok();
+    let timing = |arguments: &[&str]| {
+        let run = home.output(arguments);
+        let text = run.stderr();
+        let value: serde_json::Value = serde_json::from_str(&text).expect(&text);
+        (
+            value["total"].as_f64().unwrap() - value["phases"]["plan"].as_f64().unwrap(),
+            value["own_memory"].as_u64().unwrap(),
+        )
+    };
+    let cold = [
+        "run",
+        "--rm",
+        "--backend",
+        "kvm",
+        "--timing=json",
+        "box",
+        "echo",
+        "x",
+    ];
+    let warm = [
+        "run",
+        "--rm",
+        "--timing=json",
+        "--from",
+        "past",
+        "echo",
+        "x",
+    ];
+    let (cold_ms, cold_bytes) = timing(&cold);
+    let (warm_ms, warm_bytes) = timing(&warm);
+    println!("cold {cold_ms:.0} ms, {cold_bytes} bytes; copy {warm_ms:.0} ms, {warm_bytes} bytes");
+    assert!(warm_ms < cold_ms / 2.0, "{warm_ms} after {cold_ms}");
+    assert!(
+        warm_bytes < cold_bytes / 2,
+        "{warm_bytes} after {cold_bytes}"
+    );
+    stop(original);
+}
+
+#[test]
+fn what_was_altered_is_not_gone_on_from() {
+    let home = Home::new();
+    let original = base(&home, &[]);
+    home.output(&["snapshot", "create", "--memory", "base", "past"])
+        .ok();
+    stop(original);
+    let directory = home.store().join("sandboxes/snapshot-past");
+    let run = || home.output(&["run", "--rm", "--from", "past", "true"]);
+    assert_eq!(run().code(), 0);
+    for (file, at, words) in [
+        ("memory", 20 << 20, "damaged"),
+        ("machine", 200, "damaged"),
+        ("machine", 16, "another version"),
+    ] {
+        let path: PathBuf = directory.join(file);
+        let file = fs::File::options()
+            .read(true)
+            .write(true)
+            .open(path)
+            .unwrap();
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at).unwrap();
+        file.write_all_at(&[byte[0] ^ 0x55], at).unwrap();
+        refused(&run(), words);
+        file.write_all_at(&byte, at).unwrap();
+    }
+    assert_eq!(run().code(), 0);
+    let memory = directory.join("memory");
+    let file = fs::File::options().write(true).open(memory).unwrap();
+    file.set_len(1 << 20).unwrap();
+    refused(&run(), "damaged");
+    let more = ["run", "--rm", "--memory", "2g", "--from", "past", "true"];
+    refused(&home.output(&more), "--memory comes too late");
+    let elsewhere = ["run", "--rm", "--backend", "qemu", "--from", "past", "true"];
+    let elsewhere = home.output(&elsewhere);
+    assert_eq!(elsewhere.code(), 125);
+    wait_until("nothing runs", || {
+        home.output(&["ps"]).ok().lines().count() == 1
+    });
+}
+
+/// How a run came up: by `kernel` or by `resume`; and what its command said.
+fn way(home: &Home, flags: &[&str], guest: Option<&Path>) -> (String, String) {
+    let start = ["run", "--rm", "--backend", "kvm", "--timing=json"];
+    let script = "cat /proc/sys/kernel/random/uuid /etc/machine-id";
+    let arguments = [&start[..], flags, &["box", "sh", "-c", script]].concat();
+    let mut command = home.mica(&arguments);
+    if let Some(guest) = guest {
+        command.env("MICABOX_GUEST", guest);
+    }
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    let value: serde_json::Value = serde_json::from_str(&text).unwrap_or_else(|_| panic!("{text}"));
+    let phases = value["phases"].as_object().unwrap();
+    println!("{phases:?} {}", value["own_memory"]);
+    let way = match (phases.contains_key("kernel"), phases.contains_key("resume")) {
+        (true, false) => "kernel",
+        (false, true) => "resume",
+        other => panic!("{other:?}"),
+    };
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    (way.to_owned(), said)
+}
+
+#[test]
+fn a_machine_boots_once() {
+    let home = Home::new();
+    let by = |flags: &[&str]| way(&home, flags, None).0;
+    let templates = || {
+        fs::read_dir(home.store().join("templates"))
+            .unwrap()
+            .count()
+    };
+    assert_eq!(by(&["--cold"]), "kernel");
+    assert_eq!(templates(), 0);
+    assert_eq!(by(&[]), "kernel");
+    let (way_of_second, second) = way(&home, &[], None);
+    let (way_of_third, third) = way(&home, &[], None);
+    assert_eq!((&*way_of_second, &*way_of_third), ("resume", "resume"));
+    assert_eq!(second.lines().count(), 2);
+    for line in second.lines() {
+        assert!(!third.contains(line), "{line} twice");
+    }
+    assert_eq!(by(&["--cold"]), "kernel");
+    // Machines of another kind have a template of their own.
+    for flags in [
+        &["--memory", "512m"][..],
+        &["--net", "none"],
+        &["--upper", "disk:64m"],
+    ] {
+        assert_eq!(by(flags), "kernel", "{flags:?}");
+        assert_eq!(by(flags), "resume", "{flags:?}");
+    }
+    assert_eq!(templates(), 4);
+
+    // A new agent is no part of an old machine, though its file has the same name.
+    let guest = home.path().join("guest");
+    fs::create_dir(&guest).unwrap();
+    let installed = PathBuf::from(std::env::var_os("MICABOX_GUEST").unwrap());
+    for name in ["vmlinux", "initrd.cpio"] {
+        fs::copy(installed.join(name), guest.join(name)).unwrap();
+    }
+    for wanted in ["kernel", "resume"] {
+        assert_eq!(way(&home, &[], Some(&guest)).0, wanted);
+    }
+    fs::copy(installed.join("initrd.cpio"), guest.join("initrd.cpio")).unwrap();
+    assert_eq!(way(&home, &[], Some(&guest)).0, "kernel");
+
+    // What is damaged is made anew.
+    for entry in fs::read_dir(home.store().join("templates")).unwrap() {
+        let machine = entry.unwrap().path().join("machine");
+        let file = fs::File::options().write(true).open(machine).unwrap();
+        file.write_all_at(b"damage", 1000).unwrap();
+    }
+    assert_eq!(by(&[]), "kernel");
+    assert_eq!(by(&[]), "resume");
+
+    let used = home.output(&["store", "df", "--json"]).json();
+    assert!(used["templates_size"].as_u64().unwrap() > 1 << 20, "{used}");
+    let pruned = home.output(&["store", "prune", "--json"]).json();
+    assert!(pruned["templates"].as_u64().unwrap() > 1, "{pruned}");
+    assert_eq!(templates(), 0);
+    assert_eq!(by(&[]), "kernel");
+    home.assert_nothing_left();
+}

@@ -1,0 +1,230 @@
+//! Snapshots of whole machines: what they remember, what they are doing, and their disk.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use micabox_image::Store;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::{DISK, Snapshot, failed};
+use crate::sandbox::now;
+use crate::state::Found;
+use crate::state::control::{self, Answer, Request};
+use crate::upper::{self, data_runs};
+use crate::{Error, Sandboxes, Spec, Upper};
+
+/// The machine's state, its memory, and what is to be known to have them go on.
+const MACHINE: &str = "machine";
+const MEMORY: &str = "memory";
+const DESCRIPTION: &str = "machine.json";
+
+/// Everything that a killed process may have left in a snapshot's directory.
+pub(super) const FILES: [&str; 4] = [DISK, MACHINE, MEMORY, DESCRIPTION];
+
+/// Far longer than writing a machine's memory takes.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+const PAGE: usize = 4096;
+
+/// A machine that was saved with its memory, and what a copy of it must have as well.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SavedMachine {
+    /// RAM for programs and files, MiB.
+    pub memory_mib: u32,
+    /// Virtual processors.
+    pub cpus: u8,
+    /// Where its changes are; those on a disk are in the snapshot too.
+    pub upper: Upper,
+    /// What it was started with; its network without published ports, which only one
+    /// sandbox can have.
+    pub spec: Spec,
+    /// The agent's number for the first command.
+    pub(crate) main: Option<u32>,
+    /// SHA-256 of the memory, in hexadecimal digits, if the snapshot is to be kept.
+    #[serde(default)]
+    pub(crate) sha256: Option<String>,
+}
+
+/// The files of a machine in a directory.
+pub(crate) fn open(directory: &Path) -> Result<micabox_vmm::Snapshot, Error> {
+    let (machine, memory) = (directory.join(MACHINE), directory.join(MEMORY));
+    Ok(micabox_vmm::Snapshot::open(&machine, &memory)?)
+}
+
+/// Makes them, to be filled.
+pub(crate) fn create(directory: &Path) -> Result<micabox_vmm::Snapshot, Error> {
+    let (machine, memory) = (directory.join(MACHINE), directory.join(MEMORY));
+    Ok(micabox_vmm::Snapshot::create(&machine, &memory)?)
+}
+
+/// Where the disk of the same moment belongs.
+pub(crate) fn disk(directory: &Path) -> PathBuf {
+    directory.join(DISK)
+}
+
+/// Writes what is to be known of a machine beside it.
+pub(crate) fn describe(directory: &Path, machine: &SavedMachine) -> Result<(), Error> {
+    let path = directory.join(DESCRIPTION);
+    serde_json::to_vec_pretty(machine)
+        .map_err(io::Error::from)
+        .and_then(|text| fs::write(&path, text))
+        .map_err(failed("writing", &path))
+}
+
+impl Sandboxes {
+    /// Saves a running sandbox as it is at one moment: its memory, its processes, and its
+    /// disk if it has one. It stands still meanwhile. If it is to be kept, it is
+    /// written to the host's disk and gets a digest, so that any damage is noticed.
+    ///
+    /// # Errors
+    /// [`Error::SnapshotExists`], [`Error::BadName`], [`Error::NotRunning`];
+    /// [`Error::NotSaved`], above all where there is no KVM.
+    pub fn save_machine(
+        &self,
+        store: &Store,
+        sandbox: &str,
+        name: &str,
+        kept: bool,
+    ) -> Result<Snapshot, Error> {
+        let found = self.find(sandbox)?;
+        if !found.record.status.is_live() {
+            return Err(Error::NotRunning(found.record.name));
+        }
+        let snapshot = Snapshot {
+            name: name.to_owned(),
+            image: found.record.image.clone(),
+            root_disk: found.record.root_disk.clone(),
+            sandbox: found.record.name.clone(),
+            created: now().0,
+            size: match found.record.upper {
+                Upper::Disk { size } => size,
+                Upper::Tmpfs | Upper::InPlace => 0,
+            },
+            memory: None,
+        };
+        self.add_snapshot(store, snapshot, |directory, snapshot| {
+            let mut machine = ask(&found, directory)?;
+            if kept {
+                let path = directory.join(MEMORY);
+                let digest = sync(&directory.join(MACHINE))
+                    .and_then(|()| sync(&path))
+                    .and_then(|()| digest(&path));
+                machine.sha256 = Some(digest.map_err(failed("reading", &path))?);
+            }
+            snapshot.memory = Some(machine);
+            Ok(())
+        })
+    }
+
+    /// Whether the memory of a snapshot is as it was written.
+    pub(crate) fn check_memory(&self, name: &str, machine: &SavedMachine) -> Result<(), Error> {
+        let Some(expected) = &machine.sha256 else {
+            return Ok(());
+        };
+        let path = self.snapshot_directory(name).join(MEMORY);
+        let is_same = digest(&path).is_ok_and(|digest| digest == *expected);
+        match is_same {
+            true => Ok(()),
+            false => Err(Error::DamagedSnapshot {
+                name: name.to_owned(),
+                path,
+            }),
+        }
+    }
+}
+
+/// Has the sandbox's creator save its machine.
+fn ask(found: &Found, directory: &Path) -> Result<SavedMachine, Error> {
+    let problem = |why: String| Error::NotSaved {
+        name: found.record.name.clone(),
+        why,
+    };
+    let request = Request::Save {
+        directory: directory.to_owned(),
+    };
+    match control::ask(&found.path, &request, PATIENCE) {
+        Ok(Answer::Done) => {}
+        Ok(Answer::Failed(why)) => return Err(problem(why)),
+        Err(error) => return Err(problem(format!("its creator does not answer: {error}"))),
+    }
+    description(directory)
+}
+
+/// What is to be known of the machine in a directory.
+pub(crate) fn description(directory: &Path) -> Result<SavedMachine, Error> {
+    let path = directory.join(DESCRIPTION);
+    let text = fs::read(&path).map_err(failed("reading", &path))?;
+    serde_json::from_slice(&text).map_err(|error| failed("reading", &path)(error.into()))
+}
+
+fn sync(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_all()
+}
+
+/// SHA-256 over the length, and place and bytes of every page that isn't zero: wherever the
+/// host's filesystem has holes.
+fn digest(path: &Path) -> io::Result<String> {
+    let file = File::open(path)?;
+    let mut hash = Sha256::new();
+    hash.update(file.metadata()?.len().to_le_bytes());
+    let mut buffer = vec![0; 256 * PAGE];
+    for (start, length) in data_runs(&file)? {
+        let (mut at, end) = (start / PAGE as u64 * PAGE as u64, start + length);
+        while at < end {
+            let count = buffer.len().min((end - at) as usize);
+            let part = buffer.get_mut(..count).unwrap_or_default();
+            file.read_exact_at(part, at)?;
+            for page in part.chunks(PAGE) {
+                if page.iter().any(|byte| *byte != 0) {
+                    hash.update(at.to_le_bytes());
+                    hash.update(page);
+                }
+                at += page.len() as u64;
+            }
+        }
+    }
+    let digest = hash.finalize();
+    Ok(digest.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Copies the disk of the sandbox in `from` to where it belongs in a snapshot. Nobody may
+/// write to it meanwhile.
+pub(crate) fn copy_disk(from: &Path, directory: &Path) -> io::Result<()> {
+    upper::copy(&upper::disk(from), &disk(directory))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_digest_sees_bytes_and_not_holes() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("memory");
+        let make = |change: &dyn Fn(&File)| {
+            let file = File::create(&path).unwrap();
+            file.set_len(1 << 20).unwrap();
+            file.write_all_at(b"abc", 300_000).unwrap();
+            change(&file);
+            digest(&path).unwrap()
+        };
+        let plain = make(&|_| {});
+        assert_eq!(
+            make(&|file| file.write_all_at(&[0; 9000], 500_000).unwrap()),
+            plain
+        );
+        assert_ne!(
+            make(&|file| file.write_all_at(b"b", 300_000).unwrap()),
+            plain
+        );
+        assert_ne!(
+            make(&|file| file.write_all_at(b"x", 700_000).unwrap()),
+            plain
+        );
+        assert_ne!(make(&|file| file.set_len((1 << 20) - 1).unwrap()), plain);
+    }
+}
