@@ -10,6 +10,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use support::{Finished, Home, Running, wait_until};
 
+const INT: i32 = 2;
+const KILL: i32 = 9;
 const TERM: i32 = 15;
 const COPIES: usize = 8;
 
@@ -78,7 +80,7 @@ fn eight_copies_have_a_past_and_nothing_else_in_common() {
                   head -c 16 /dev/urandom | od -An -tx1 | tr -d ' '; cat /etc/machine-id; \
                   hostname; cat /etc/hostname; cat /sys/class/net/e*/address; ls /mine-* \
                   2>/dev/null | wc -l; echo > /mine-$(hostname); date +%s; cat /n; \
-                  kill -0 1 && echo alive; sleep 1000";
+                  kill -0 1 && echo alive; dmesg | grep -c 'virtual machine fork'; sleep 1000";
     let mut copies: Vec<Running> = (0..COPIES)
         .map(|_| {
             let arguments = ["run", "--rm", "--from", "past", "sh", "-c", script];
@@ -102,6 +104,8 @@ fn eight_copies_have_a_past_and_nothing_else_in_common() {
         assert!(now().abs_diff(time) < 60, "{time} at {}", now());
         numbers.push(number(copy));
         assert_eq!(copy.line(), "alive");
+        // The kernel itself has seen the new generation ID.
+        assert_eq!(copy.line(), "1");
     }
     // What ran in the original runs in each.
     assert!(numbers.iter().all(|number| *number >= 1), "{numbers:?}");
@@ -146,16 +150,62 @@ fn forks_stay_behind_with_disks_of_their_own() {
     let forked = home.output(&["fork", "base", "-n", "2"]);
     let ids: Vec<String> = forked.ok().lines().map(str::to_owned).collect();
     assert_eq!(ids.len(), 2);
-    let mut listed = home.output(&["ps"]).ok();
-    assert_eq!(listed.matches("running").count(), 3, "{listed}");
-    assert_eq!(home.output(&["snapshot", "ls"]).ok().lines().count(), 1);
+    let running = || {
+        let listed = home.output(&["ps"]).ok();
+        listed.matches("box:latest").count()
+    };
+    assert_eq!(running(), 3);
+    assert_eq!(snapshots(&home), 0);
     for id in &ids {
         // It flushes and unmounts a disk of its own.
         home.output(&["stop", "-t", "0", id]).ok();
     }
-    listed = home.output(&["ps"]).ok();
-    assert_eq!(listed.matches("running").count(), 1, "{listed}");
+    assert_eq!(running(), 1);
+
+    // Those that are there stay when the others are given up.
+    let mut forks = home.start(&["fork", "base", "-n", "1000"]);
+    let first = forks.line();
+    forks.signal(INT);
+    let mut ids = vec![first];
+    while let id = forks.line()
+        && !id.is_empty()
+    {
+        ids.push(id);
+    }
+    assert_eq!(forks.wait(), 128 + INT);
+    assert!(ids.len() < 1000);
+    assert_eq!(running(), 1 + ids.len());
+    assert_eq!(snapshots(&home), 0);
+    for id in &ids {
+        home.output(&["stop", "-t", "0", id]).ok();
+    }
+
+    // Nobody tidies up after a kill but the next one who looks.
+    let mut forks = home.start(&["fork", "base", "-n", "1000"]);
+    forks.line();
+    forks.signal(KILL);
+    forks.wait();
+    assert_eq!(snapshots(&home), 1);
+    assert_eq!(home.output(&["snapshot", "ls"]).ok().lines().count(), 1);
+    assert_eq!(snapshots(&home), 0);
     stop(original);
+    wait_until("all are stopped", || {
+        let left = home.output(&["ps", "-q"]).ok();
+        for id in left.lines() {
+            home.output(&["stop", "-t", "0", id]);
+        }
+        left.is_empty()
+    });
+}
+
+/// Snapshots on disk, whether anybody sees them or not.
+fn snapshots(home: &Home) -> usize {
+    let entries = fs::read_dir(home.store().join("sandboxes")).unwrap();
+    let is_snapshot = |entry: &fs::DirEntry| {
+        let name = entry.file_name();
+        name.to_string_lossy().starts_with("snapshot-")
+    };
+    entries.map(Result::unwrap).filter(is_snapshot).count()
 }
 
 #[test]

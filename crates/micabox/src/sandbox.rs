@@ -373,7 +373,7 @@ impl Inner {
                 upper: record.upper,
                 spec,
                 main,
-                sha256: None,
+                memory: None,
             },
         )
     }

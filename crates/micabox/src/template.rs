@@ -2,31 +2,35 @@
 //! like them need not boot.
 //!
 //! ```text
-//! templates/<key>/   as a snapshot with memory has it; complete as soon as it is there
-//! templates/.<...>   one under construction
+//! templates/<key>/    as a snapshot with memory has it; complete as soon as it is there
+//! templates/.<key>/   one under construction, its lock (flock) held
 //! ```
 //!
 //! The key is of everything that a machine is made of. So one that would come out another
-//! way now is just never looked for. A template itself is never resumed: machines go on
-//! from it, each for itself. It is for one boot of the host, after which its pages would be
-//! no warmer than a boot is fast, and nobody needs to see to it that it is on disk.
+//! way now is just never looked for, and goes when there are too many. A template itself is
+//! never resumed: machines go on from it, each for itself. It is for one boot of the host:
+//! nobody needs to see to it that it is on disk.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use micabox_image::store::Image;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::plan::Plan;
-use crate::snapshot::memory;
+use crate::snapshot::{claim, memory};
+use crate::stamp::Stamp;
 use crate::{GuestFiles, SavedMachine};
 
 /// To be raised with every change to what a machine is made of that no other part of the
 /// key tells.
 const FORMAT: u32 = 1;
+
+/// Most templates, of some 50 MiB each; the one whose last use is longest ago goes first.
+const MOST: usize = 16;
 
 /// Where a template is, or would be.
 #[derive(Clone, Debug)]
@@ -45,18 +49,13 @@ impl Template {
         guest: &GuestFiles,
         settings: &Value,
     ) -> Option<Self> {
-        let file = |path: &Path| {
-            let meta = fs::metadata(path).ok()?;
-            let changed = (meta.ctime(), meta.ctime_nsec());
-            Some(json!([meta.dev(), meta.ino(), meta.len(), changed]))
-        };
         let key = json!({
             "format": FORMAT,
             "version": env!("CARGO_PKG_VERSION"),
             "host": fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?,
-            "program": file(Path::new("/proc/self/exe"))?,
-            "kernel": file(&guest.kernel)?,
-            "agent": file(&guest.initrd)?,
+            "program": Stamp::of(Path::new("/proc/self/exe")).ok()?,
+            "kernel": Stamp::of(&guest.kernel).ok()?,
+            "agent": Stamp::of(&guest.initrd).ok()?,
             "image": image.manifest_digest.to_string(),
             "plan": format!("{:?} {:?}", plan.pmem, plan.disks),
             "settings": settings,
@@ -70,38 +69,99 @@ impl Template {
 
     /// The machine in it, if it is there.
     pub(crate) fn machine(&self) -> Option<SavedMachine> {
-        memory::description(&self.directory).ok()
+        let machine = memory::description(&self.directory).ok()?;
+        // Now it has been used.
+        let directory = File::open(&self.directory).ok()?;
+        let _ = directory.set_modified(SystemTime::now());
+        Some(machine)
     }
 
     pub(crate) fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// Has `save` make it in a directory that it is given, unless it is there. If anything
-    /// fails there is no template, which nobody needs.
+    /// Has `save` make it in a directory that it is given, unless it is there or somebody
+    /// else is at it. If anything fails there is no template, which nobody needs.
     pub(crate) fn make<E>(&self, save: impl FnOnce(&Path) -> Result<(), E>) {
-        if self.directory.exists() {
-            return;
-        }
-        let Some(parent) = self.directory.parent() else {
+        let (Some(parent), Some(key)) = (self.directory.parent(), self.directory.file_name())
+        else {
             return;
         };
-        let make = || -> io::Result<tempfile::TempDir> {
-            fs::DirBuilder::new()
-                .recursive(true)
-                .mode(0o700)
-                .create(parent)?;
-            tempfile::Builder::new().prefix(".").tempdir_in(parent)
+        let key = key.to_string_lossy();
+        let unfinished = parent.join(format!(".{key}"));
+        let Ok(_lock) = claim(&unfinished, &key) else {
+            return;
         };
-        let Ok(unfinished) = make() else { return };
-        if save(unfinished.path()).is_ok() {
-            // Somebody else may have been faster; then this one goes.
-            let _ = fs::rename(unfinished.path(), &self.directory);
+        let is_made = !self.directory.exists()
+            && save(&unfinished).is_ok()
+            && fs::rename(&unfinished, &self.directory).is_ok();
+        if !is_made {
+            let _ = fs::remove_dir_all(&unfinished);
         }
+        let _ = make_room(parent);
     }
 
     /// Removes one that turned out to be of no use.
     pub(crate) fn discard(&self) {
         let _ = fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// Removes templates from `directory` if there are too many.
+fn make_room(directory: &Path) -> io::Result<()> {
+    let mut templates = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        if !entry.file_name().as_encoded_bytes().starts_with(b".") {
+            templates.push((entry.metadata()?.modified()?, entry.path()));
+        }
+    }
+    templates.sort();
+    let excess = templates.len().saturating_sub(MOST);
+    for (_, path) in templates.into_iter().take(excess) {
+        fs::remove_dir_all(path)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn make(parent: &Path, number: usize) -> Template {
+        let template = Template {
+            directory: parent.join(format!("{number:064x}")),
+        };
+        template.make(|directory| fs::write(directory.join("machine"), "saved"));
+        template
+    }
+
+    #[test]
+    fn those_in_use_stay() {
+        let parent = tempfile::tempdir().unwrap();
+        let first = make(parent.path(), 0);
+        for number in 1..MOST + 3 {
+            let directory = File::open(first.directory()).unwrap();
+            directory.set_modified(SystemTime::now()).unwrap();
+            make(parent.path(), number);
+        }
+        assert!(first.directory().join("machine").exists());
+        assert_eq!(fs::read_dir(parent.path()).unwrap().count(), MOST);
+    }
+
+    #[test]
+    fn nothing_is_left_of_one_that_fails_or_has_been_made() {
+        let parent = tempfile::tempdir().unwrap();
+        let template = make(parent.path(), 1);
+        template.make(|_| -> Result<(), ()> { panic!("made twice") });
+        let other = Template {
+            directory: parent.path().join("other"),
+        };
+        other.make(|directory| {
+            // Meanwhile nobody else makes it.
+            other.make(|_| -> Result<(), ()> { panic!("made twice") });
+            fs::write(directory.join("machine"), "half").and(Err(io::ErrorKind::Other.into()))
+        });
+        assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 1);
     }
 }

@@ -1,15 +1,19 @@
 //! `mica fork`
 
+use std::collections::VecDeque;
 use std::ffi::OsString;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use micabox::Record;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::failure::{EXIT_MICA, Failure};
 use crate::output::print;
-use crate::run::detached::{self, Started};
+use crate::run::detached::{Started, Supervisor};
 use crate::{Outcome, settings};
 
-/// Make copies of a running sandbox, which go on where it is
+/// Make copies of a running sandbox, which go on where it is (KVM only)
 ///
 /// A copy has the sandbox's memory, processes and disk as they are at one moment, and a
 /// name, host name, machine ID, network and randomness of its own. It shares what it doesn't
@@ -35,26 +39,48 @@ fn fork(args: &Args) -> Outcome {
     let store = settings::store()?;
     let sandboxes = settings::sandboxes(&store)?;
     let record = sandboxes.get(&args.sandbox)?;
-    // Only for as long as it takes.
-    let name = format!("fork-{}-{}", record.short_id(), std::process::id());
-    sandboxes.save_machine(&store, &record.id, &name, false)?;
-    let outcome = start(&record, &name, args.number);
-    sandboxes.remove_snapshot(&name)?;
-    outcome
+    // What the copies are made from goes even if somebody gives them up.
+    let signal = Arc::new(AtomicUsize::new(0));
+    for number in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register_usize(number, Arc::clone(&signal), number as usize)
+            .map_err(|error| Failure::of(&error).context("setting up signals"))?;
+    }
+    let moment = sandboxes.pass_machine(&store, &record.id)?;
+    start(&record, &moment.snapshot().name, args.number, &signal)
 }
 
-fn start(record: &Record, snapshot: &str, number: u16) -> Outcome {
+/// Starts copies, as many at a time as there are processors; those that run stay.
+fn start(record: &Record, snapshot: &str, number: u16, signal: &AtomicUsize) -> Outcome {
     let mut arguments = ["run", "-d", "--from", snapshot]
         .map(OsString::from)
         .to_vec();
     if record.auto_remove {
         arguments.push("--rm".into());
     }
-    for _ in 0..number {
-        match detached::supervisor(arguments.clone())? {
-            Started::Running(id) => print(&format!("{id}\n"))?,
-            Started::Failed(code) => return Err(Failure::said(code)),
+    let at_once = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut failed = None;
+    let mut starting = VecDeque::new();
+    let mut left = number;
+    loop {
+        let given_up = signal.load(Ordering::Acquire);
+        if given_up != 0 {
+            failed = Some(128 + given_up as u8);
+        }
+        if left > 0 && failed.is_none() && starting.len() < at_once {
+            left -= 1;
+            starting.push_back(Supervisor::start(arguments.clone())?);
+            continue;
+        }
+        match starting.pop_front().map(Supervisor::wait) {
+            None => break,
+            Some(started) => match started? {
+                Started::Running(id) => print(&format!("{id}\n"))?,
+                Started::Failed(code) => failed = failed.or(Some(code)),
+            },
         }
     }
-    Ok(0)
+    match failed {
+        None => Ok(0),
+        Some(code) => Err(Failure::said(code)),
+    }
 }

@@ -80,7 +80,7 @@ pub fn execute(args: &Args) -> Outcome {
             let snapshot = match memory {
                 // Without KVM it is mica that fails, not what was asked for.
                 true => sandboxes
-                    .save_machine(&store, sandbox, name, true)
+                    .save_machine(&store, sandbox, name)
                     .map_err(|error| Failure::from(error).at_least(EXIT_MICA))?,
                 false => sandboxes.create_snapshot(&store, sandbox, name)?,
             };

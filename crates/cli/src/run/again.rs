@@ -13,7 +13,7 @@ use crate::failure::Failure;
 /// Starts a sandbox behind our back; fails with the exit code that it failed with.
 pub fn behind(name: &str) -> Result<(), Failure> {
     let arguments = ["start", "--", name].map(OsString::from);
-    match detached::supervisor(arguments)? {
+    match detached::Supervisor::start(arguments)?.wait()? {
         Started::Running(_) => Ok(()),
         Started::Failed(code) => Err(Failure::said(code)),
     }

@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 use std::io::Read;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use micabox::Sandbox;
 use rustix::fs::{Mode, OFlags};
@@ -27,30 +27,41 @@ pub fn is_supervisor() -> bool {
     std::env::var_os(SUPERVISOR).is_some()
 }
 
-/// Runs this program with `arguments` as a process that stays behind, and waits until the
-/// command of its sandbox runs. What goes wrong until then it says on our stderr, and Ctrl-C
-/// gives it up.
-pub fn supervisor(arguments: impl IntoIterator<Item = OsString>) -> Result<Started, Failure> {
-    let failed = |error: std::io::Error| Failure::of(&error).context("starting mica once more");
-    let program = std::env::current_exe().map_err(failed)?;
-    let mut child = Command::new(program)
-        .args(arguments)
-        .env(SUPERVISOR, "1")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .map_err(failed)?;
-    let mut id = String::new();
-    if let Some(mut stdout) = child.stdout.take() {
-        // To its end, which comes when it lets go of our streams or of its life.
-        stdout.read_to_string(&mut id).map_err(failed)?;
+/// A process of this program that is to stay behind.
+pub struct Supervisor(Child);
+
+impl Supervisor {
+    /// Runs this program with `arguments` in one. What goes wrong until the command of its
+    /// sandbox runs it says on our stderr, and Ctrl-C gives it up.
+    pub fn start(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, Failure> {
+        let program = std::env::current_exe().map_err(failed)?;
+        let child = Command::new(program)
+            .args(arguments)
+            .env(SUPERVISOR, "1")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn();
+        child.map(Self).map_err(failed)
     }
-    if !id.is_empty() {
-        return Ok(Started::Running(id.trim_end().to_owned()));
+
+    /// Waits until the command runs.
+    pub fn wait(mut self) -> Result<Started, Failure> {
+        let mut id = String::new();
+        if let Some(mut stdout) = self.0.stdout.take() {
+            // To its end, which comes when it lets go of our streams or of its life.
+            stdout.read_to_string(&mut id).map_err(failed)?;
+        }
+        if !id.is_empty() {
+            return Ok(Started::Running(id.trim_end().to_owned()));
+        }
+        let code = self.0.wait().map_err(failed)?.code();
+        let code = code.and_then(|code| u8::try_from(code).ok());
+        Ok(Started::Failed(code.unwrap_or(1).max(1)))
     }
-    let code = child.wait().map_err(failed)?.code();
-    let code = code.and_then(|code| u8::try_from(code).ok());
-    Ok(Started::Failed(code.unwrap_or(1).max(1)))
+}
+
+fn failed(error: std::io::Error) -> Failure {
+    Failure::of(&error).context("starting mica once more")
 }
 
 /// Lets go of whoever started us: their terminal, their streams, their signals.

@@ -46,7 +46,12 @@ impl Base {
     fn find(store: &Store, image: &ImageName, disk: Option<&RootDisk>) -> Result<Self, Error> {
         Ok(match disk {
             Some(disk) => Self::Disk(disk.again()?),
-            None => Self::Image(Box::new(store.image_by_digest(&image.parse_digest()?)?)),
+            None => {
+                let mut found = store.image_by_digest(&image.parse_digest()?)?;
+                // Under the name that it had when it was asked for.
+                found.reference = image.reference.as_ref().and_then(|name| name.parse().ok());
+                Self::Image(Box::new(found))
+            }
         })
     }
 

@@ -80,16 +80,17 @@ impl Sandboxes {
         };
         let Head { mut snapshot, runs } = read_head(&mut from).map_err(failed)?;
         // Only a disk comes with it.
-        snapshot.memory = None;
+        (snapshot.memory, snapshot.passing) = (None, false);
         if let Some(name) = name {
             name.clone_into(&mut snapshot.name);
         }
         let size = snapshot.size;
-        self.add_snapshot(store, snapshot, |directory, _| {
+        let (snapshot, _lock) = self.add_snapshot(store, snapshot, |directory, _| {
             let path = directory.join(DISK);
             read_disk(&mut from, &path, size, &runs).map_err(failed)?;
             settle(&path)
-        })
+        })?;
+        Ok(snapshot)
     }
 }
 

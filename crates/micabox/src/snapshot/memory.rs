@@ -11,9 +11,11 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::{DISK, Snapshot, failed};
+use crate::builder::random;
 use crate::sandbox::now;
-use crate::state::Found;
+use crate::stamp::Stamp;
 use crate::state::control::{self, Answer, Request};
+use crate::state::{Found, Lock};
 use crate::upper::{self, data_runs};
 use crate::{Error, Sandboxes, Spec, Upper};
 
@@ -44,9 +46,18 @@ pub struct SavedMachine {
     pub spec: Spec,
     /// The agent's number for the first command.
     pub(crate) main: Option<u32>,
-    /// SHA-256 of the memory, in hexadecimal digits, if the snapshot is to be kept.
+    /// What the memory's file is to be, if the snapshot is kept.
     #[serde(default)]
-    pub(crate) sha256: Option<String>,
+    pub(crate) memory: Option<Written>,
+}
+
+/// A file as it was written.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Written {
+    /// Of what is in it ([`digest`]), in hexadecimal digits.
+    sha256: String,
+    /// Whoever finds it as it was then need not read it.
+    stamp: Stamp,
 }
 
 /// The files of a machine in a directory.
@@ -77,8 +88,8 @@ pub(crate) fn describe(directory: &Path, machine: &SavedMachine) -> Result<(), E
 
 impl Sandboxes {
     /// Saves a running sandbox as it is at one moment: its memory, its processes, and its
-    /// disk if it has one. It stands still meanwhile. If it is to be kept, it is
-    /// written to the host's disk and gets a digest, so that any damage is noticed.
+    /// disk if it has one. It stands still meanwhile. The snapshot is written to the host's
+    /// disk and gets a digest, so that any damage is noticed.
     ///
     /// # Errors
     /// [`Error::SnapshotExists`], [`Error::BadName`], [`Error::NotRunning`];
@@ -88,52 +99,105 @@ impl Sandboxes {
         store: &Store,
         sandbox: &str,
         name: &str,
-        kept: bool,
     ) -> Result<Snapshot, Error> {
-        let found = self.find(sandbox)?;
-        if !found.record.status.is_live() {
-            return Err(Error::NotRunning(found.record.name));
-        }
-        let snapshot = Snapshot {
-            name: name.to_owned(),
-            image: found.record.image.clone(),
-            root_disk: found.record.root_disk.clone(),
-            sandbox: found.record.name.clone(),
-            created: now().0,
-            size: match found.record.upper {
-                Upper::Disk { size } => size,
-                Upper::Tmpfs | Upper::InPlace => 0,
-            },
-            memory: None,
-        };
-        self.add_snapshot(store, snapshot, |directory, snapshot| {
+        let found = self.running(sandbox)?;
+        let fill = |directory: &Path, snapshot: &mut Snapshot| {
             let mut machine = ask(&found, directory)?;
-            if kept {
-                let path = directory.join(MEMORY);
-                let digest = sync(&directory.join(MACHINE))
-                    .and_then(|()| sync(&path))
-                    .and_then(|()| digest(&path));
-                machine.sha256 = Some(digest.map_err(failed("reading", &path))?);
-            }
+            let path = directory.join(MEMORY);
+            let written = sync(&directory.join(MACHINE)).and_then(|()| written(&path));
+            machine.memory = Some(written.map_err(failed("reading", &path))?);
             snapshot.memory = Some(machine);
             Ok(())
+        };
+        let (snapshot, _lock) = self.add_snapshot(store, of(&found, name.to_owned()), fill)?;
+        Ok(snapshot)
+    }
+
+    /// As [`Sandboxes::save_machine`], but for others to go on from at once: it goes with
+    /// what is returned, at the latest soon after this process.
+    ///
+    /// # Errors
+    /// [`Error::NotRunning`], [`Error::NotSaved`].
+    pub fn pass_machine(&self, store: &Store, sandbox: &str) -> Result<Passing, Error> {
+        let found = self.running(sandbox)?;
+        let number = u64::from_le_bytes(random()?);
+        let mut snapshot = of(&found, format!("fork-{number:016x}"));
+        snapshot.passing = true;
+        let fill = |directory: &Path, snapshot: &mut Snapshot| {
+            snapshot.memory = Some(ask(&found, directory)?);
+            Ok(())
+        };
+        let (snapshot, lock) = self.add_snapshot(store, snapshot, fill)?;
+        Ok(Passing {
+            directory: self.snapshot_directory(&snapshot.name),
+            snapshot,
+            _lock: lock,
         })
+    }
+
+    fn running(&self, sandbox: &str) -> Result<Found, Error> {
+        let found = self.find(sandbox)?;
+        match found.record.status.is_live() {
+            true => Ok(found),
+            false => Err(Error::NotRunning(found.record.name)),
+        }
     }
 
     /// Whether the memory of a snapshot is as it was written.
     pub(crate) fn check_memory(&self, name: &str, machine: &SavedMachine) -> Result<(), Error> {
-        let Some(expected) = &machine.sha256 else {
+        let Some(expected) = &machine.memory else {
             return Ok(());
         };
         let path = self.snapshot_directory(name).join(MEMORY);
-        let is_same = digest(&path).is_ok_and(|digest| digest == *expected);
-        match is_same {
+        let is_untouched = Stamp::of(&path).is_ok_and(|stamp| stamp == expected.stamp);
+        let is_same = || digest(&path).is_ok_and(|digest| digest == expected.sha256);
+        match is_untouched || is_same() {
             true => Ok(()),
             false => Err(Error::DamagedSnapshot {
                 name: name.to_owned(),
                 path,
             }),
         }
+    }
+}
+
+/// A snapshot that goes when it is dropped.
+#[derive(Debug)]
+pub struct Passing {
+    snapshot: Snapshot,
+    directory: PathBuf,
+    /// Who finds it without this lock held removes it.
+    _lock: Lock,
+}
+
+impl Passing {
+    /// The snapshot.
+    pub fn snapshot(&self) -> &Snapshot {
+        &self.snapshot
+    }
+}
+
+impl Drop for Passing {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// What a snapshot of a sandbox's machine says of it.
+fn of(found: &Found, name: String) -> Snapshot {
+    let record = &found.record;
+    Snapshot {
+        name,
+        image: record.image.clone(),
+        root_disk: record.root_disk.clone(),
+        sandbox: record.name.clone(),
+        created: now().0,
+        size: match record.upper {
+            Upper::Disk { size } => size,
+            Upper::Tmpfs | Upper::InPlace => 0,
+        },
+        memory: None,
+        passing: false,
     }
 }
 
@@ -163,6 +227,16 @@ pub(crate) fn description(directory: &Path) -> Result<SavedMachine, Error> {
 
 fn sync(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
+}
+
+/// What is to be known of a file for good, now that it is on disk for good.
+fn written(path: &Path) -> io::Result<Written> {
+    sync(path)?;
+    // Whoever changes it while its bytes are read changes the stamp.
+    Ok(Written {
+        stamp: Stamp::of(path)?,
+        sha256: digest(path)?,
+    })
 }
 
 /// SHA-256 over the length, and place and bytes of every page that isn't zero: wherever the

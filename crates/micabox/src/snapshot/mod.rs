@@ -29,7 +29,7 @@ use crate::state::{ImageName, Lock};
 use crate::upper::copy;
 use crate::{Error, RootDisk, Sandboxes};
 
-pub use memory::SavedMachine;
+pub use memory::{Passing, SavedMachine};
 
 const PREFIX: &str = "snapshot-";
 const DISK: &str = "disk.ext4";
@@ -55,6 +55,9 @@ pub struct Snapshot {
     /// The machine, if its memory is in the snapshot too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<SavedMachine>,
+    /// It is there for as long as somebody holds its lock.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) passing: bool,
 }
 
 impl Sandboxes {
@@ -78,33 +81,39 @@ impl Sandboxes {
             created: now().0,
             size: record.disk_size()?,
             memory: None,
+            passing: false,
         };
-        self.add_snapshot(store, snapshot, |directory, _| {
+        let (snapshot, _lock) = self.add_snapshot(store, snapshot, |directory, _| {
             let path = directory.join(DISK);
             let disk = self.still_disk(&record.id)?;
             copy(disk.path(), &path).map_err(failed("copying", &path))?;
             settle(&path)
-        })
+        })?;
+        Ok(snapshot)
     }
 
-    /// Makes a snapshot of what `fill` puts into its directory.
+    /// Makes a snapshot of what `fill` puts into its directory. It is complete, so nothing
+    /// need be locked any more.
     fn add_snapshot(
         &self,
         store: &Store,
         mut snapshot: Snapshot,
         fill: impl FnOnce(&Path, &mut Snapshot) -> Result<(), Error>,
-    ) -> Result<Snapshot, Error> {
+    ) -> Result<(Snapshot, Lock), Error> {
         let name = snapshot.name.clone();
         if !is_valid(&name) {
             return Err(Error::BadName(name));
         }
         let directory = self.snapshot_directory(&name);
-        let _lock = claim(&directory, &name)?;
+        let lock = {
+            let _names = self.lock()?;
+            claim(&directory, &name)?
+        };
         let made = lease(store, &snapshot)
             .and_then(|()| fill(&directory, &mut snapshot))
             .and_then(|()| publish(&directory, &snapshot).map_err(failed("writing", &directory)));
         match made {
-            Ok(()) => Ok(snapshot),
+            Ok(()) => Ok((snapshot, lock)),
             Err(error) => {
                 let _ = fs::remove_dir_all(&directory);
                 Err(error)
@@ -112,18 +121,27 @@ impl Sandboxes {
         }
     }
 
-    /// All snapshots, by name.
+    /// All snapshots, by name. Removes what killed processes left of others.
     ///
     /// # Errors
     /// [`Error::State`].
     pub fn snapshots(&self) -> Result<Vec<Snapshot>, Error> {
         let directory = self.directory();
+        let _names = self.lock()?;
         let entries = fs::read_dir(directory).map_err(failed("reading", directory))?;
         let mut snapshots = Vec::new();
         for entry in entries {
-            let name = entry.map_err(failed("reading", directory))?.file_name();
-            let name = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
-            snapshots.extend(name.and_then(|name| self.snapshot(name).ok()));
+            let entry = entry.map_err(failed("reading", directory))?;
+            let name = entry.file_name();
+            let Some(name) = name.to_str().and_then(|name| name.strip_prefix(PREFIX)) else {
+                continue;
+            };
+            match self.snapshot(name) {
+                Ok(snapshot) if !snapshot.passing => snapshots.push(snapshot),
+                // Another version's, maybe.
+                Err(_) if entry.path().join(RECORD).exists() => {}
+                _ => remove_abandoned(&entry.path()),
+            }
         }
         snapshots.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(snapshots)
@@ -174,8 +192,17 @@ fn lease(store: &Store, snapshot: &Snapshot) -> Result<(), Error> {
     Ok(store.lease(&name, &snapshot.image.parse_digest()?)?)
 }
 
-/// Makes the directory, in place of one that a killed process left unfinished.
-fn claim(directory: &Path, name: &str) -> Result<Lock, Error> {
+/// Removes a directory that a killed process left. The caller holds the lock on names.
+fn remove_abandoned(directory: &Path) {
+    if let Ok(None) = Lock::attempt(&directory.join(LOCK)) {
+        return;
+    }
+    let _ = fs::remove_dir_all(directory);
+}
+
+/// Makes the directory, in place of one that a killed process left unfinished. The caller
+/// sees to it that nobody else does.
+pub(crate) fn claim(directory: &Path, name: &str) -> Result<Lock, Error> {
     let exists = || Error::SnapshotExists(name.to_owned());
     match fs::DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {

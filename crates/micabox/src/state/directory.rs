@@ -194,7 +194,8 @@ impl Sandboxes {
         }
     }
 
-    fn lock(&self) -> Result<Lock, Error> {
+    /// Held while a name is given, or a directory comes or goes.
+    pub(crate) fn lock(&self) -> Result<Lock, Error> {
         Lock::wait(&self.lock).map_err(state("locking", &self.lock))
     }
 

@@ -1,35 +1,30 @@
-//! A sandbox to be: what it shall have, and how it is started.
+//! From what a sandbox shall have to one that is up: by a boot, or by going on from a machine
+//! that was saved.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use micabox_image::Store;
-use micabox_image::store::Image;
 use micabox_vmm::{
-    Acceleration, Backend, BackendChoice, Disk, DiskSource, Limits, Machine, MachineConfig,
-    NetworkInterface,
+    Acceleration, Backend, Disk, DiskSource, Limits, Machine, MachineConfig, NetworkInterface,
 };
-use micabox_wire::{Boot, Identity, Init};
+use micabox_wire::{Boot, Identity};
 use oci_spec::image::Config;
 
+use super::{Builder, Origin};
 use crate::agent::Agent;
 use crate::name::is_valid;
 use crate::network::Connection;
-use crate::plan::{Plan, ROOT_SERIAL, Root, Transport};
+use crate::plan::{Plan, ROOT_SERIAL};
 use crate::sandbox::{Guest, now};
 use crate::snapshot::memory;
 use crate::state::{ID_LENGTH, ProcessId, Record, Registration, Sandboxes, Status};
 use crate::template::Template;
 use crate::timings::{Start, Up};
 use crate::{
-    Base, Cancel, Command, Error, GuestFiles, Network, Patch, RootDisk, Sandbox, SavedMachine,
-    Snapshot, Spec, Upper, patch, signal_number, upper,
+    Base, Command, Error, GuestFiles, Network, Patch, RootDisk, Sandbox, Spec, Upper, patch,
+    signal_number, upper,
 };
-
-/// RAM for the sandbox's programs and files if nobody says otherwise, MiB. Memory
-/// that a guest does not touch costs the host nothing.
-pub const DEFAULT_MEMORY_MIB: u32 = 1024;
 
 /// Most virtual processors that a sandbox gets unasked.
 const MOST_CPUS: usize = 4;
@@ -42,310 +37,7 @@ const EMULATED_BOOT_TIMEOUT: Duration = Duration::from_secs(300);
 /// Exit code on record of a sandbox that did not start; Docker's for its own failures.
 const EXIT_NOT_STARTED: i32 = 125;
 
-/// A sandbox to be.
-#[derive(Clone)]
-pub struct Builder<'a> {
-    store: &'a Store,
-    base: Base,
-    name: Option<String>,
-    hostname: Option<String>,
-    memory_mib: u32,
-    cpus: Option<u8>,
-    transport: Transport,
-    root: Root,
-    init: Init,
-    upper: Upper,
-    command: Option<Command>,
-    patches: Vec<Patch>,
-    /// A snapshot to copy the disk from.
-    snapshot: Option<String>,
-    /// The machine to go on from: the snapshot's, or a template's.
-    machine: Option<SavedMachine>,
-    /// The directory of the template.
-    template: Option<PathBuf>,
-    /// Boots, whatever templates there are, and makes none.
-    cold: bool,
-    /// The machine's first command goes on, in place of another one.
-    adopts: bool,
-    /// The sandbox to start again, by its ID.
-    resumed: Option<String>,
-    auto_remove: bool,
-    stop_signal: Option<i32>,
-    network: Network,
-    vsock: Option<PathBuf>,
-    boot_timeout: Option<Duration>,
-    description: String,
-    backend: Option<Arc<dyn Backend>>,
-    backend_choice: BackendChoice,
-    guest: Option<GuestFiles>,
-    cancel: Cancel,
-}
-
-impl<'a> Builder<'a> {
-    /// A sandbox from `image` in `store`.
-    pub fn new(store: &'a Store, image: &Image) -> Self {
-        Self::on(store, Base::Image(Box::new(image.clone())))
-    }
-
-    /// A sandbox from an image in `store` or from a root disk.
-    pub fn on(store: &'a Store, base: Base) -> Self {
-        let is_in_place = base.disk().is_some_and(|disk| disk.in_place);
-        Self {
-            store,
-            base,
-            name: None,
-            hostname: None,
-            memory_mib: DEFAULT_MEMORY_MIB,
-            cpus: None,
-            transport: Transport::default(),
-            root: Root::default(),
-            init: Init::Reaper,
-            upper: match is_in_place {
-                true => Upper::InPlace,
-                false => Upper::default(),
-            },
-            command: None,
-            patches: Vec::new(),
-            snapshot: None,
-            machine: None,
-            template: None,
-            cold: false,
-            adopts: false,
-            resumed: None,
-            auto_remove: true,
-            stop_signal: None,
-            network: Network::default(),
-            vsock: None,
-            boot_timeout: None,
-            description: String::new(),
-            backend: None,
-            backend_choice: BackendChoice::default(),
-            guest: None,
-            cancel: Cancel::default(),
-        }
-    }
-
-    /// The sandbox of `record` once more: on the same disk, with the same settings.
-    /// `base` is what the record names.
-    ///
-    /// # Errors
-    /// [`Error::NotKept`] if there is nothing left of it.
-    pub fn again(store: &'a Store, base: Base, record: &Record) -> Result<Self, Error> {
-        let spec = record.spec.clone();
-        let Some(spec) = spec.filter(|_| record.upper.is_kept()) else {
-            return Err(Error::NotKept(record.name.clone()));
-        };
-        Ok(Self {
-            hostname: spec.hostname,
-            memory_mib: record.memory_mib,
-            cpus: Some(record.cpus),
-            transport: spec.transport,
-            root: spec.root,
-            init: spec.init,
-            upper: record.upper,
-            command: Some(spec.command),
-            resumed: Some(record.id.clone()),
-            auto_remove: false,
-            stop_signal: spec.stop_signal,
-            network: spec.network,
-            vsock: spec.vsock,
-            description: record.command.clone(),
-            ..Self::on(store, base)
-        })
-    }
-
-    /// A name, unique in the store. Otherwise it gets one.
-    #[must_use]
-    pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.name = Some(name.into());
-        self
-    }
-
-    /// The host name inside; otherwise the first 12 digits of the ID.
-    #[must_use]
-    pub fn hostname(mut self, hostname: impl Into<String>) -> Self {
-        self.hostname = Some(hostname.into());
-        self
-    }
-
-    /// RAM for programs and changed files in MiB. What the kernel needs to describe
-    /// the image's pmem is added to it.
-    #[must_use]
-    pub fn memory_mib(mut self, mib: u32) -> Self {
-        self.memory_mib = mib;
-        self
-    }
-
-    /// Virtual processors. Otherwise as many as the host has, 4 at most, and one where
-    /// they are emulated.
-    #[must_use]
-    pub fn cpus(mut self, cpus: u8) -> Self {
-        self.cpus = Some(cpus);
-        self
-    }
-
-    /// How the image's bytes reach the guest.
-    #[must_use]
-    pub fn transport(mut self, transport: Transport) -> Self {
-        self.transport = transport;
-        self
-    }
-
-    /// What the lower side of the root is.
-    #[must_use]
-    pub fn root(mut self, root: Root) -> Self {
-        self.root = root;
-        self
-    }
-
-    /// Whom the sandbox reaches, and who reaches it.
-    #[must_use]
-    pub fn network(mut self, network: Network) -> Self {
-        self.network = network;
-        self
-    }
-
-    /// Leads to the sandbox's sockets (virtio-vsock, backend `kvm` only): who connects to the
-    /// Unix socket at `path`, which must be absolute, and writes `CONNECT PORT\n` reaches that
-    /// port in the sandbox, and a program that listens at `path` with `_PORT` behind it is
-    /// reached from there at port PORT of address 2. The path goes with the sandbox.
-    #[must_use]
-    pub fn vsock(mut self, path: impl Into<PathBuf>) -> Self {
-        self.vsock = Some(path.into());
-        self
-    }
-
-    /// Where changes go; a root disk that is written to has no choice.
-    #[must_use]
-    pub fn upper(mut self, upper: Upper) -> Self {
-        self.upper = upper;
-        self
-    }
-
-    /// Changes to make before the first start, in their order.
-    #[must_use]
-    pub fn patches(mut self, patches: Vec<Patch>) -> Self {
-        self.patches = patches;
-        self
-    }
-
-    /// Begins with a copy of a snapshot's disk, which is kept; or, if the snapshot is of a
-    /// machine, goes on where that was, with memory, processors, network and all else as it
-    /// had them. What the sandbox is made from must be the snapshot's.
-    #[must_use]
-    pub fn from_snapshot(mut self, snapshot: &Snapshot) -> Self {
-        self.snapshot = Some(snapshot.name.clone());
-        let Some(machine) = snapshot.memory.clone() else {
-            self.upper = Upper::Disk {
-                size: snapshot.size,
-            };
-            return self;
-        };
-        let spec = machine.spec.clone();
-        self.memory_mib = machine.memory_mib;
-        self.cpus = Some(machine.cpus);
-        self.upper = machine.upper;
-        self.transport = spec.transport;
-        self.root = spec.root;
-        self.init = spec.init;
-        self.network = spec.network;
-        self.stop_signal = self.stop_signal.or(spec.stop_signal);
-        self.machine = Some(machine);
-        self
-    }
-
-    /// Has the first command of the snapshot's machine go on, as this sandbox's
-    /// ([`Sandbox::adopted`]).
-    #[must_use]
-    pub fn adopt(mut self) -> Self {
-        self.adopts = true;
-        self.command = self
-            .machine
-            .as_ref()
-            .map(|machine| machine.spec.command.clone());
-        self
-    }
-
-    /// Boots, even if a template of a machine like this one is there to go on from.
-    #[must_use]
-    pub fn cold(mut self) -> Self {
-        self.cold = true;
-        self
-    }
-
-    /// What its first command will be, for when it is started again. Without one it can't
-    /// be.
-    #[must_use]
-    pub fn command(mut self, command: &Command) -> Self {
-        self.command = Some(command.clone());
-        self
-    }
-
-    /// Makes the first command process 1, as plain `docker run` does. Otherwise a
-    /// process of ours is, and the sandbox outlives its commands.
-    #[must_use]
-    pub fn first_command_is_init(mut self) -> Self {
-        self.init = Init::FirstExec;
-        self
-    }
-
-    /// Keeps a record of the sandbox after its end, until somebody removes it.
-    #[must_use]
-    pub fn keep_record(mut self) -> Self {
-        self.auto_remove = false;
-        self
-    }
-
-    /// The signal that asks the first command to end; otherwise the image's StopSignal,
-    /// otherwise SIGTERM.
-    #[must_use]
-    pub fn stop_signal(mut self, signal: i32) -> Self {
-        self.stop_signal = Some(signal);
-        self
-    }
-
-    /// How long the guest may take to come up.
-    #[must_use]
-    pub fn boot_timeout(mut self, timeout: Duration) -> Self {
-        self.boot_timeout = Some(timeout);
-        self
-    }
-
-    /// What it is for, in lists of sandboxes: the command, as a rule.
-    #[must_use]
-    pub fn description(mut self, text: impl Into<String>) -> Self {
-        self.description = text.into();
-        self
-    }
-
-    /// Which backend, if it is not to be the best one here.
-    #[must_use]
-    pub fn backend_choice(mut self, choice: BackendChoice) -> Self {
-        self.backend_choice = choice;
-        self
-    }
-
-    /// The backend itself, for programs that have one already.
-    #[must_use]
-    pub fn backend(mut self, backend: Arc<dyn Backend>) -> Self {
-        self.backend = Some(backend);
-        self
-    }
-
-    /// The guest's kernel and agent; otherwise [`GuestFiles::find`].
-    #[must_use]
-    pub fn guest(mut self, files: GuestFiles) -> Self {
-        self.guest = Some(files);
-        self
-    }
-
-    /// Lets another thread give the start up.
-    #[must_use]
-    pub fn cancel(mut self, cancel: Cancel) -> Self {
-        self.cancel = cancel;
-        self
-    }
-
+impl Builder<'_> {
     /// Starts the sandbox and waits until it is ready for commands.
     ///
     /// # Errors
@@ -373,9 +65,11 @@ impl<'a> Builder<'a> {
         if let Some(template) = &template
             && let Some(machine) = template.machine()
         {
+            // Nobody prunes it meanwhile.
+            let _kept = self.store.shared()?;
             let warm = Self {
                 machine: Some(machine),
-                template: Some(template.directory().to_owned()),
+                origin: Some(Origin::Template(template.directory().to_owned())),
                 ..self.clone()
             };
             match warm.attempt(
@@ -399,8 +93,9 @@ impl<'a> Builder<'a> {
 
     /// Where the template for machines like this one is or would be, if there can be one.
     fn template(&self, plan: &Plan, guest: &GuestFiles, backend: &dyn Backend) -> Option<Template> {
-        let is_first = self.snapshot.is_none() && self.resumed.is_none();
-        if self.cold || !is_first || !self.patches.is_empty() || !backend.limits().snapshots {
+        let is_new = self.origin.is_none() && self.resumed.is_none();
+        let is_plain = self.patches.is_empty() && self.vsock.is_none();
+        if self.cold || !is_new || !is_plain || !backend.limits().snapshots {
             return None;
         }
         let settings = serde_json::json!({
@@ -470,7 +165,7 @@ impl<'a> Builder<'a> {
 
     /// Whether the machine of a snapshot, if it is to be one, can go on in this sandbox.
     fn check_machine(&self, backend: &dyn Backend) -> Result<(), Error> {
-        let (Some(machine), Some(name)) = (&self.machine, &self.snapshot) else {
+        let (Some(machine), Some(Origin::Snapshot(name))) = (&self.machine, &self.origin) else {
             return Ok(());
         };
         if !backend.limits().snapshots {
@@ -530,7 +225,7 @@ impl<'a> Builder<'a> {
             Upper::InPlace => return Ok(()),
         };
         let path = upper::disk(directory);
-        match (&self.resumed, self.origin()?) {
+        match (&self.resumed, self.origin_directory()?) {
             (Some(_), _) => {}
             (None, None) => upper::make_disk(&path, size, random()?)?,
             (None, Some(origin)) => upper::copy_disk(directory, &memory::disk(&origin))?,
@@ -676,21 +371,22 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// The directory of the snapshot or template that it is made from.
-    fn origin(&self) -> Result<Option<PathBuf>, Error> {
-        Ok(match (&self.template, &self.snapshot) {
-            (Some(template), _) => Some(template.clone()),
-            (None, Some(name)) => {
+    fn origin_directory(&self) -> Result<Option<PathBuf>, Error> {
+        Ok(match &self.origin {
+            None => None,
+            Some(Origin::Template(directory)) => Some(directory.clone()),
+            Some(Origin::Snapshot(name)) => {
                 Some(Sandboxes::open(self.store.root())?.snapshot_directory(name))
             }
-            (None, None) => None,
         })
     }
 
     /// The files of the machine to go on from.
     fn saved_files(&self) -> Result<Option<micabox_vmm::Snapshot>, Error> {
-        let origin = self.origin()?.filter(|_| self.machine.is_some());
-        origin.map(|origin| memory::open(&origin)).transpose()
+        let directory = self.origin_directory()?.filter(|_| self.machine.is_some());
+        directory
+            .map(|directory| memory::open(&directory))
+            .transpose()
     }
 
     /// What a copy of this sandbox must have as well, or why there can be none.
