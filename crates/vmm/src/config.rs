@@ -31,17 +31,24 @@ pub struct MachineConfig {
     pub disks: Vec<Disk>,
     /// A network interface.
     pub network: Option<NetworkInterface>,
-    /// Where the host's programs find its sockets (virtio-vsock): a path for those who connect
-    /// to the guest, and `PATH_PORT` for each whom it connects to. Only where the backend
-    /// has it.
-    pub vsock: Option<PathBuf>,
+    /// Sockets between its programs and the host's (virtio-vsock), where the backend has them.
+    pub vsock: Option<Sockets>,
     /// Words for the end of the kernel command line.
     pub cmdline_extra: Vec<String>,
     /// A machine to go on from in place of a boot, if the backend
     /// [can](crate::Limits::snapshots). All else must be as that machine had it, but for
-    /// the network interface's link and address and what is in the disks' files. Kernel
-    /// and initrd are not used.
+    /// the network interface's link and address, who is at its sockets, and what is in the
+    /// disks' files. Kernel and initrd are not used.
     pub resumed: Option<Snapshot>,
+}
+
+/// Who of the host's is at the other end of a guest's sockets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Sockets {
+    /// Whoever connects to this path, and whoever listens at `PATH_PORT`.
+    At(PathBuf),
+    /// Nobody: for a copy of a machine that had sockets.
+    Nowhere,
 }
 
 /// A virtio network device.

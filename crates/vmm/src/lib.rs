@@ -29,7 +29,9 @@ mod snapshot;
 use std::path::PathBuf;
 
 pub use backend::{Acceleration, Backend, Exit, FilesPerRegion, Limits, Machine};
-pub use config::{Disk, DiskSource, MachineConfig, NetworkInterface, PmemFile, PmemRegion};
+pub use config::{
+    Disk, DiskSource, MachineConfig, NetworkInterface, PmemFile, PmemRegion, Sockets,
+};
 pub use error::Error;
 #[cfg(target_arch = "x86_64")]
 pub use kvm::{Kvm, run_if_worker};

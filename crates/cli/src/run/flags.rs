@@ -306,14 +306,21 @@ impl Args {
         Some((OsStr::from_bytes(path).into(), in_place))
     }
 
-    /// What of these flags a machine that goes on can't take any more.
-    pub fn unfit_for_memory(&self) -> Option<&'static str> {
-        [
+    /// Whether a machine that goes on can still have what these flags ask for.
+    pub fn check_fit_for_memory(&self) -> Result<(), Failure> {
+        let late = [
             (self.memory.is_some(), "--memory"),
             (self.cpus.is_some(), "--cpus"),
-        ]
-        .into_iter()
-        .find_map(|(is_given, flag)| is_given.then_some(flag))
+            (!self.init, "--init=false"),
+            (self.cold, "--cold"),
+        ];
+        match late.into_iter().find(|(is_given, _)| *is_given) {
+            None => Ok(()),
+            Some((_, flag)) => Err(Failure::new(format!(
+                "the snapshot has a machine's memory, so {flag} comes too late"
+            ))
+            .hint(format!("leave {flag} out, or start from an image"))),
+        }
     }
 
     /// Whether any flag says something of the network.

@@ -14,7 +14,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use micabox::plan::{Root, Transport};
-use micabox::{Base, Builder, Cancel, Command, Overrides, RootDisk, Snapshot, TtySize};
+use micabox::{Base, Builder, Cancel, Command, Overrides, RootDisk};
 use micabox_image::config::PullPolicy;
 use micabox_image::store::Image;
 use micabox_image::{PullOptions, Reference, Store, pull_blocking};
@@ -87,92 +87,50 @@ fn run(args: Args) -> Outcome {
         (None, None) => Base::Image(Box::new(image(&store, &args, PullOptions::new(settings))?)),
     };
 
-    if let Some(snapshot) = snapshot.as_ref().filter(|found| found.memory.is_some()) {
-        return go_on(&store, base, snapshot, &args, &terms, &overrides, tty);
+    let machine = snapshot
+        .as_ref()
+        .and_then(|snapshot| snapshot.memory.as_ref());
+    if machine.is_some() {
+        args.check_fit_for_memory()?;
     }
-    let mut config = base.config();
-    if base.disk().is_some() {
-        config.set_cmd(Some(vec![SHELL.to_owned()]));
-    }
-    let mut command = Command::from_image(&config, &overrides)?;
-    command.tty = tty;
-    command.stdin = args.interactive;
-
-    let cancel = Cancel::default();
-    let signals = supervise::Signals::catch(cancel.clone())?;
-    let network = args.network()?;
-    let mut builder = builder(&store, base, &args, &command)
-        .network(network)
-        .patches(args.patches()?)
-        .cancel(cancel);
-    if let Some(snapshot) = &snapshot {
-        builder = builder.from_snapshot(snapshot);
-    }
-    let sandbox = builder.create();
-    supervise::supervise(sandbox, Some(&command), &terms, signals)
-}
-
-/// Goes on from a machine's memory, with a command of its own or the one that runs in it.
-fn go_on(
-    store: &Store,
-    base: Base,
-    snapshot: &Snapshot,
-    args: &Args,
-    terms: &Terms,
-    overrides: &Overrides,
-    tty: Option<TtySize>,
-) -> Outcome {
-    if let Some(flag) = args.unfit_for_memory() {
-        return Err(Failure::new(format!(
-            "snapshot {} has a machine's memory, so {flag} comes too late",
-            snapshot.name
-        ))
-        .hint(format!("leave {flag} out, or start from an image")));
-    }
-    let command = match args.command().is_empty() && args.entrypoint.is_none() {
-        true => None,
-        false => {
-            let mut command = Command::from_image(&base.config(), overrides)?;
+    // What runs in a machine that goes on may be all there is to run.
+    let adopted = machine.filter(|_| args.command().is_empty() && args.entrypoint.is_none());
+    let command = match adopted {
+        Some(_) => None,
+        None => {
+            let mut config = base.config();
+            if base.disk().is_some() {
+                config.set_cmd(Some(vec![SHELL.to_owned()]));
+            }
+            let mut command = Command::from_image(&config, &overrides)?;
             command.tty = tty;
             command.stdin = args.interactive;
             Some(command)
         }
     };
+
     let cancel = Cancel::default();
     let signals = supervise::Signals::catch(cancel.clone())?;
-    let mut builder = Builder::on(store, base)
-        .from_snapshot(snapshot)
-        .backend_choice(args.backend.into())
+    let mut builder = builder(&store, base, &args)
         .patches(args.patches()?)
         .cancel(cancel);
-    builder = match &command {
-        Some(command) => builder
+    if let Some(command) = &command {
+        builder = builder
             .description(shell_words(&command.argv))
-            .command(command),
-        None => {
-            let original = snapshot.memory.as_ref();
-            let argv = original.map(|machine| machine.spec.command.argv.clone());
-            builder
-                .description(shell_words(&argv.unwrap_or_default()))
-                .adopt()
-        }
-    };
-    if args.has_network_flags() {
+            .command(command);
+    }
+    if let Some(snapshot) = &snapshot {
+        builder = builder.from_snapshot(snapshot);
+    }
+    if machine.is_none() || args.has_network_flags() {
         builder = builder.network(args.network()?);
     }
-    if let Some(name) = &args.name {
-        builder = builder.name(name);
+    if let Some(machine) = adopted {
+        builder = builder
+            .description(shell_words(&machine.spec.command.argv))
+            .adopt();
     }
-    if let Some(hostname) = &args.hostname {
-        builder = builder.hostname(hostname);
-    }
-    if let Some(signal) = args.stop_signal {
-        builder = builder.stop_signal(signal);
-    }
-    if !args.is_forgotten() {
-        builder = builder.keep_record();
-    }
-    supervise::supervise(builder.create(), command.as_ref(), terms, signals)
+    supervise::supervise(builder.create(), command.as_ref(), &terms, signals)
 }
 
 /// What the flags want other than the image does.
@@ -208,13 +166,12 @@ fn image(store: &Store, args: &Args, mut options: PullOptions) -> Result<Image, 
     Ok(pull_blocking(store, &reference, &options, progress)?)
 }
 
-fn builder<'a>(store: &'a Store, base: Base, args: &Args, command: &Command) -> Builder<'a> {
+/// What the flags say of the machine.
+fn builder<'a>(store: &'a Store, base: Base, args: &Args) -> Builder<'a> {
     let mut builder = Builder::on(store, base)
-        .description(shell_words(&command.argv))
         .transport(Transport::from(args.transport))
         .root(Root::from(args.root))
         .backend_choice(args.backend.into());
-    builder = builder.command(command);
     if let Some(upper) = args.upper {
         builder = builder.upper(upper);
     }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use micabox_vmm::{
     Acceleration, Backend, Disk, DiskSource, Limits, Machine, MachineConfig, NetworkInterface,
+    Sockets,
 };
 use micabox_wire::{Boot, Identity};
 use oci_spec::image::Config;
@@ -22,8 +23,8 @@ use crate::state::{ID_LENGTH, ProcessId, Record, Registration, Sandboxes, Status
 use crate::template::Template;
 use crate::timings::{Start, Up};
 use crate::{
-    Base, Command, Error, GuestFiles, Network, Patch, RootDisk, Sandbox, Spec, Upper, patch,
-    signal_number, upper,
+    Base, Command, Error, GuestFiles, Network, Patch, RootDisk, Sandbox, SavedMachine, Spec, Upper,
+    patch, signal_number, upper,
 };
 
 /// Most virtual processors that a sandbox gets unasked.
@@ -94,8 +95,7 @@ impl Builder<'_> {
     /// Where the template for machines like this one is or would be, if there can be one.
     fn template(&self, plan: &Plan, guest: &GuestFiles, backend: &dyn Backend) -> Option<Template> {
         let is_new = self.origin.is_none() && self.resumed.is_none();
-        let is_plain = self.patches.is_empty() && self.vsock.is_none();
-        if self.cold || !is_new || !is_plain || !backend.limits().snapshots {
+        if self.cold || !is_new || !self.patches.is_empty() || !backend.limits().snapshots {
             return None;
         }
         let settings = serde_json::json!({
@@ -104,6 +104,7 @@ impl Builder<'_> {
             "upper": self.upper,
             "init": format!("{:?}", self.init),
             "network": matches!(self.network, Network::User(_)),
+            "vsock": self.vsock.is_some(),
         });
         let Base::Image(image) = &self.base else {
             return None;
@@ -184,6 +185,9 @@ impl Builder<'_> {
             (true, false) => return Err(differs("has a network, which can't be taken away")),
             (false, true) => return Err(differs("has no network, and can't be given one")),
             _ => {}
+        }
+        if self.vsock.is_some() && machine.spec.vsock.is_none() {
+            return Err(differs("has no sockets (vsock), and can't be given any"));
         }
         if !self.patches.is_empty() {
             return Err(differs(
@@ -339,13 +343,23 @@ impl Builder<'_> {
             pmem: plan.pmem.clone(),
             disks: plan.disks.clone(),
             network: interface.cloned(),
-            vsock: self.vsock.clone(),
+            vsock: self.sockets(),
             cmdline_extra: Vec::new(),
             resumed: self.saved_files()?,
         })?);
         self.cancel.watch(&machine);
         registration.update(|record| record.machine = ProcessId::of(machine.pid()))?;
         Ok(machine)
+    }
+
+    /// Who is at the sockets: those of a machine that had some can't be taken away.
+    fn sockets(&self) -> Option<Sockets> {
+        let has_some = |machine: &SavedMachine| machine.spec.vsock.is_some();
+        match &self.vsock {
+            Some(path) => Some(Sockets::At(path.clone())),
+            None if self.machine.as_ref().is_some_and(has_some) => Some(Sockets::Nowhere),
+            None => None,
+        }
     }
 
     /// The record of a start; nobody is to remember one that fails.

@@ -34,9 +34,9 @@ use crate::cpu::Flags;
 use crate::process::{
     CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID, Channels, Launch, Process, Quota,
 };
-use crate::{Error, MachineConfig, host_kvm};
+use crate::{Error, MachineConfig, Sockets, host_kvm};
 use handover::Handover;
-use vsock::Outside;
+use vsock::{Inside, Outside};
 
 pub use worker::run_if_worker;
 
@@ -119,8 +119,11 @@ impl Backend for Kvm {
             source,
         })?;
         let channels = Channels::new()?;
-        let vsock = config.vsock.as_deref().map(Outside::open).transpose()?;
-        let (vsock, inside) = vsock.unzip();
+        let (vsock, inside) = match &config.vsock {
+            None => (None, None),
+            Some(Sockets::Nowhere) => (None, Some(Inside::nowhere()?)),
+            Some(Sockets::At(path)) => Some(Outside::open(path)?).unzip(),
+        };
         let files = Handover::prepare(config, kvm, inside, channels.descriptors())?;
         let description = files.first().map_or(-1, AsRawFd::as_raw_fd);
         let launch = Launch {

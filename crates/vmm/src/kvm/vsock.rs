@@ -80,6 +80,21 @@ impl Outside {
     }
 }
 
+impl Inside {
+    /// Nobody comes, and nobody is found.
+    pub(super) fn nowhere() -> Result<Self, Error> {
+        let made = || {
+            // It is bound to no path, and the owner is gone.
+            let (listener, (_, owner)) = (stream()?, pair()?);
+            Ok(Self { listener, owner })
+        };
+        made().map_err(|error: Errno| Error::System {
+            what: "making a socket",
+            source: error.into(),
+        })
+    }
+}
+
 impl Drop for Outside {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.path);

@@ -285,7 +285,7 @@ mod tests {
     use std::os::unix::ffi::OsStringExt;
 
     use super::*;
-    use crate::PmemFile;
+    use crate::{PmemFile, Sockets};
 
     const FDS: Descriptors = Descriptors {
         agent: 10,
@@ -485,7 +485,7 @@ mod tests {
         assert!(matches!(error, Error::Unsupported { .. }), "{error}");
 
         let mut sockets = config();
-        sockets.vsock = Some("/s/vsock".into());
+        sockets.vsock = Some(Sockets::At("/s/vsock".into()));
         let error = build(&sockets, Processor::Host, FDS, None).unwrap_err();
         assert!(error.to_string().contains("--vsock"), "{error}");
 

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Failed, Trial};
-use micabox_vmm::{Backend, Kvm, Machine, MachineConfig};
+use micabox_vmm::{Backend, Exit, Kvm, Machine, MachineConfig, Snapshot, Sockets};
 use sha2::{Digest, Sha256};
 
 use super::{PATIENCE, config};
@@ -34,7 +34,10 @@ const CALLED: u32 = 6001;
 const MIB: usize = 1 << 20;
 
 pub fn tests() -> Vec<Trial> {
-    vec![Trial::test("sockets_lead_in_and_out", both_ways)]
+    vec![
+        Trial::test("sockets_lead_in_and_out", both_ways),
+        Trial::test("a_copys_sockets_are_its_own", copies),
+    ]
 }
 
 /// Bytes that differ by place and `seed`.
@@ -61,7 +64,7 @@ fn both_ways() -> Result<(), Failed> {
     let machine = Kvm::probe()?.start(&MachineConfig {
         initrd,
         memory_mib: 512,
-        vsock: Some(path.clone()),
+        vsock: Some(Sockets::At(path.clone())),
         ..config()
     })?;
     let _up = accept(&ready, &*machine)?;
@@ -118,6 +121,53 @@ fn both_ways() -> Result<(), Failed> {
     echo(&path, &bytes(10, 1000))?;
     drop(machine);
     assert!(!path.exists());
+    Ok(())
+}
+
+fn copies() -> Result<(), Failed> {
+    let directory = tempfile::tempdir()?;
+    let path = |name: &str| directory.path().join(name);
+    let initrd = path("initrd.cpio");
+    std::fs::write(&initrd, this_program()?)?;
+    let (first, second) = (
+        UnixListener::bind(path(&format!("first_{READY}")))?,
+        UnixListener::bind(path(&format!("second_{READY}")))?,
+    );
+    let config = MachineConfig {
+        initrd,
+        memory_mib: 512,
+        vsock: Some(Sockets::At(path("first"))),
+        ..config()
+    };
+    let original = Kvm::probe()?.start(&config)?;
+    let _up = accept(&first, &*original)?;
+    let mut client = connect(&path("first"), ECHO)?;
+    client.write_all(b"before")?;
+    let mut back = [0; 6];
+    client.read_exact(&mut back)?;
+    let snapshot = Snapshot::in_memory()?;
+    original.save(&snapshot, &mut || {})?;
+    let copy = |vsock| -> Result<Box<dyn Machine>, Failed> {
+        Ok(Kvm::probe()?.start(&MachineConfig {
+            vsock: Some(vsock),
+            resumed: Some(snapshot.clone()),
+            ..config.clone()
+        })?)
+    };
+
+    // The guest calls anew, since it was told that its call is over.
+    let second_machine = copy(Sockets::At(path("second")))?;
+    let _up = accept(&second, &*second_machine)?;
+    echo(&path("second"), &bytes(1, MIB))?;
+    // With nobody to call it gives up.
+    let third = copy(Sockets::Nowhere)?;
+    assert_eq!(third.wait(PATIENCE), Some(Exit::PoweredOff));
+
+    // All that was the original's is still its.
+    client.write_all(b"behind")?;
+    client.read_exact(&mut back)?;
+    assert_eq!(&back, b"behind");
+    echo(&path("first"), &bytes(2, MIB))?;
     Ok(())
 }
 
@@ -279,8 +329,10 @@ pub fn guest() -> ! {
             }
         });
     }
-    let mut up = call(READY).unwrap();
-    let _ = up.read(&mut [0]);
+    // In a copy the call is broken off, and another one is due.
+    while let Ok(mut up) = call(READY)
+        && up.read(&mut [0]).is_err()
+    {}
     // SAFETY: ends the machine.
     unsafe { libc::reboot(libc::RB_AUTOBOOT) };
     unreachable!("it goes on after a reset");

@@ -73,11 +73,6 @@ impl From<Ring> for QueueState {
 }
 
 impl Transport {
-    /// The device ID.
-    pub(crate) fn kind(&self) -> u32 {
-        self.device.id()
-    }
-
     /// All of it. No processor runs, and the device has nothing in hand.
     pub(crate) fn save(&self) -> State {
         let rings = |active: &Active| {

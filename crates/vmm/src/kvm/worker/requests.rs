@@ -9,7 +9,6 @@ use std::thread::JoinHandle;
 use event_manager::{EventOps, Events, MutEventSubscriber};
 use kvm_bindings::kvm_cpuid_entry2;
 use kvm_ioctls::VmFd;
-use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
 use vmm_sys_util::epoll::EventSet;
 
 use super::Controllers;
@@ -62,10 +61,6 @@ impl Saver {
 
     fn save(&self, state: &File, memory: &File) -> Result<(), String> {
         let devices = self.bus.virtio.iter();
-        let mut kinds = devices.clone().map(|device| lock(&device.transport).kind());
-        if kinds.any(|kind| kind == VIRTIO_ID_VSOCK) {
-            return Err("its connections to this machine (vsock) can't go on in a copy".to_owned());
-        }
         let processors = self.pause.stop(&self.processors)?;
         let saved = Saved {
             memory_mib: self.memory_mib,

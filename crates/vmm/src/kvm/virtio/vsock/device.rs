@@ -18,11 +18,15 @@ use crate::kvm::virtio::{Active, Device, Violation};
 const HOST: u64 = 2;
 const GUEST: u64 = 3;
 
-/// The queues, as the driver sees them. The third one is for events, of which there are
-/// none.
+/// The queues, as the driver sees them.
 const RECEIVE: usize = 0;
 const TRANSMIT: usize = 1;
+const EVENTS: usize = 2;
 const QUEUE_SIZES: [u16; 3] = [128, 128, 8];
+
+/// The one event there is, `VIRTIO_VSOCK_EVENT_TRANSPORT_RESET` in little endian: whatever
+/// was connected is not any more.
+const TRANSPORT_RESET: [u8; 4] = 0_u32.to_le_bytes();
 
 /// Most connections at once, those included that are about to be or are almost gone.
 const MOST_CONNECTIONS: usize = 256;
@@ -53,6 +57,8 @@ pub(crate) struct Vsock {
     asked: VecDeque<u64>,
     /// Somebody may wait at the listener.
     clients: bool,
+    /// The guest, a copy, does not know yet that its connections stayed with the original.
+    is_copy: bool,
 }
 
 impl Vsock {
@@ -74,6 +80,7 @@ impl Vsock {
             resets: VecDeque::new(),
             asked: VecDeque::new(),
             clients: true,
+            is_copy: false,
         })
     }
 
@@ -87,6 +94,25 @@ impl Vsock {
                 return Ok(());
             }
         }
+    }
+
+    /// Tells a copy that it is one.
+    fn announce(&mut self, active: &mut Active) -> Result<(), Violation> {
+        if !self.is_copy || !active.queues.has(EVENTS) {
+            return Ok(());
+        }
+        let queue = active.queues.get(EVENTS)?;
+        let Some(mut chain) = queue.pop(&active.memory)? else {
+            return Ok(());
+        };
+        let place = chain.writable.take(TRANSPORT_RESET.len());
+        if place.len() != TRANSPORT_RESET.len() {
+            return Err(Violation::BadBuffer);
+        }
+        place.copy_from(&TRANSPORT_RESET);
+        queue.complete(&active.memory, chain.head, TRANSPORT_RESET.len())?;
+        self.is_copy = false;
+        active.notify(EVENTS)
     }
 
     /// Looks at what the host has done.
@@ -450,12 +476,18 @@ impl Device for Vsock {
         self.ready.clear();
         self.resets.clear();
         self.clients = true;
+        self.is_copy = false;
+    }
+
+    fn resume(&mut self, _saved: &[u8]) -> Result<(), postcard::Error> {
+        self.is_copy = true;
+        Ok(())
     }
 
     fn queue(&mut self, index: usize, active: &mut Active) -> Result<(), Violation> {
         match index {
             RECEIVE | TRANSMIT => self.work(active),
-            _events => Ok(()),
+            _events => self.announce(active),
         }
     }
 

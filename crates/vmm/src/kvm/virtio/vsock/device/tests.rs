@@ -10,8 +10,9 @@ use rustix::net::{
 
 use super::super::header::{RECEIVES, SENDS};
 use super::*;
+use crate::kvm::bus::lock;
 use crate::kvm::virtio::driver::{Driver, READ, WRITE};
-use crate::kvm::vsock::answer;
+use crate::kvm::vsock::{Inside, answer};
 
 /// Bytes of a buffer for packets to the guest.
 const BUFFER: u32 = 4096;
@@ -570,4 +571,39 @@ fn a_reset_device_has_forgotten_everything() {
     let (client, _) = guest.connected();
     guest.driver.write(0x70, 0);
     assert_eq!(rest(client), b"");
+}
+
+#[test]
+fn a_copy_is_told_that_its_connections_stayed_behind() {
+    let mut guest = Guest::new();
+    let buffer = guest.driver.buffer(&[0xff; 8]);
+    let head = guest.driver.add(EVENTS, &[(buffer, 8, WRITE)]);
+    guest.driver.run(EVENTS);
+    assert!(guest.driver.used(EVENTS).is_empty());
+    let (_client, ports) = guest.connected();
+
+    let state = lock(&guest.driver.transport).save();
+    let Inside { listener, owner } = Inside::nowhere().unwrap();
+    let copy = Vsock::new(listener, owner).unwrap();
+    guest.driver.replace(Box::new(copy), state).unwrap();
+    guest.driver.host();
+    assert_eq!(guest.driver.used(EVENTS), [(head, 4)]);
+    assert_eq!(guest.driver.read(buffer, 5), [0, 0, 0, 0, 0xff]);
+    // Once.
+    guest.driver.add(EVENTS, &[(buffer, 8, WRITE)]);
+    guest.driver.run(EVENTS);
+    assert!(guest.driver.used(EVENTS).is_empty());
+
+    // Who did not listen hears it again, and nobody of the host's is there.
+    let call = Header {
+        source_port: 50_000,
+        ..ports
+    };
+    for packet in [
+        with(ports, Operation::CREDIT),
+        with(call, Operation::REQUEST),
+    ] {
+        guest.send(packet, b"");
+        assert_eq!(guest.hear_one().0.operation, Operation::RESET);
+    }
 }
