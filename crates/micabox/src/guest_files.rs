@@ -7,6 +7,9 @@ use crate::Error;
 /// Names a directory to look in before all others.
 const VARIABLE: &str = "MICABOX_GUEST";
 
+/// Words for the end of the kernel's command line, for whoever looks into a kernel.
+const CMDLINE_VARIABLE: &str = "MICABOX_CMDLINE";
+
 const KERNEL: &str = "vmlinux";
 const INITRD: &str = "initrd.cpio";
 
@@ -17,11 +20,14 @@ pub struct GuestFiles {
     pub kernel: PathBuf,
     /// The agent, as an initramfs.
     pub initrd: PathBuf,
+    /// More words for the kernel's command line.
+    pub cmdline: Vec<String>,
 }
 
 impl GuestFiles {
     /// Looks in `$MICABOX_GUEST`; otherwise in `../share/micabox` and `../guest`,
-    /// seen from the directory of the running program.
+    /// seen from the directory of the running program. `$MICABOX_CMDLINE` has more words
+    /// for the kernel.
     ///
     /// # Errors
     /// [`Error::NoGuest`] with the places.
@@ -43,9 +49,13 @@ impl GuestFiles {
 
     fn find_in(directories: Vec<PathBuf>) -> Result<Self, Error> {
         // Both from one place: they are built for each other.
+        let words = std::env::var(CMDLINE_VARIABLE).unwrap_or_default();
+        let words = words.split_whitespace().map(str::to_owned);
+        let cmdline: Vec<_> = words.collect();
         let complete = directories.iter().map(|dir| Self {
             kernel: dir.join(KERNEL),
             initrd: dir.join(INITRD),
+            cmdline: cmdline.clone(),
         });
         if let Some(files) = complete
             .clone()

@@ -56,6 +56,7 @@ impl Template {
             "program": Stamp::of(Path::new("/proc/self/exe")).ok()?,
             "kernel": Stamp::of(&guest.kernel).ok()?,
             "agent": Stamp::of(&guest.initrd).ok()?,
+            "cmdline": guest.cmdline,
             "image": image.manifest_digest.to_string(),
             "plan": format!("{:?} {:?}", plan.pmem, plan.disks),
             "settings": settings,

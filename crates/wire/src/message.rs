@@ -267,7 +267,8 @@ pub enum Format {
 pub struct Extent {
     /// The device.
     pub device: Device,
-    /// The piece of it; the guest maps it with dm-linear. None: all of it.
+    /// The piece of it: a partition with just these bounds, or else what dm-linear makes
+    /// of it. None: all of it.
     pub range: Option<Range>,
 }
 
@@ -285,7 +286,7 @@ pub struct Range {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Device {
     /// The persistent-memory device that begins with the EROFS or ext4 filesystem of this
-    /// UUID (byte order of the superblock field).
+    /// UUID, or a GPT with this GUID (in the order of the bytes on the device).
     Pmem {
         /// The UUID.
         uuid: [u8; 16],

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 
 use micabox_wire::{BootFailed, Device, Extent, Range};
@@ -10,22 +11,28 @@ use super::device_mapper::DeviceMapper;
 use super::step::failed;
 use super::{Step, wait_for};
 
-/// Offset of the superblock of EROFS and of ext4, bytes.
-const SUPERBLOCK: u64 = 1024;
-
-/// What superblocks are known by, where in them, and where their UUID is.
-const SUPERBLOCKS: [(usize, &[u8], usize); 2] = [
-    // `EROFS_SUPER_MAGIC_V1`, little endian.
-    (0, &0xE0F5_E1E2_u32.to_le_bytes(), 48),
-    // `EXT4_SUPER_MAGIC`, little endian.
-    (0x38, &0xEF53_u16.to_le_bytes(), 0x68),
+/// What the beginning of a device is known by: where a magic number is, which, and where
+/// the UUID is, in bytes from the start.
+const BEGINNINGS: [(usize, &[u8], usize); 3] = [
+    // EROFS: `EROFS_SUPER_MAGIC_V1`, little endian.
+    (1024, &0xE0F5_E1E2_u32.to_le_bytes(), 1024 + 48),
+    // ext4: `EXT4_SUPER_MAGIC`, little endian.
+    (1024 + 0x38, &0xEF53_u16.to_le_bytes(), 1024 + 0x68),
+    // GPT, in its second sector of 512 bytes: the disk's GUID.
+    (512, b"EFI PART", 512 + 56),
 ];
+
+/// Bytes of a sector, the unit of partitions in sysfs.
+const SECTOR: u64 = 512;
 
 /// The machine's devices, as far as they have been asked for.
 #[derive(Debug, Default)]
 pub struct Devices {
     /// Kernel names by UUID.
     pmem: BTreeMap<[u8; 16], String>,
+    /// Of each disk that pieces are asked of: the kernel names of its partitions by offset
+    /// and length in bytes.
+    partitions: BTreeMap<String, BTreeMap<(u64, u64), String>>,
     mapper: Option<DeviceMapper>,
 }
 
@@ -49,7 +56,7 @@ impl Devices {
             name = self.piece(name, range)?;
         }
         // EROFS would do without DAX and merely log it; the host asked for DAX.
-        if dax && read_sysfs(&format!("/sys/block/{name}/queue/dax")) != "1" {
+        if dax && !offers_dax(&name) {
             return Err(failed(
                 "use DAX",
                 &format!("/dev/{name}"),
@@ -96,20 +103,72 @@ impl Devices {
         }
     }
 
-    /// A new device for `range` of device `name`. Every mount needs one of its own: EROFS
-    /// takes no device that is mounted already as a device of another image.
+    /// The device for `range` of disk `name`: its partition, or a new one of the device
+    /// mapper's.
     fn piece(&mut self, name: String, range: Range) -> Result<String, BootFailed> {
+        if let Some(partition) = self.partition(&name, range) {
+            return Ok(partition);
+        }
         let target = format!("/dev/{name}, {} bytes at {}", range.length, range.offset);
-        let mapper = match &mut self.mapper {
-            Some(mapper) => mapper,
-            None => self.mapper.insert(
-                DeviceMapper::open().step("open the device mapper", "/dev/mapper/control")?,
-            ),
+        let opened = match self.mapper.take() {
+            Some(mapper) => Ok(mapper),
+            None => DeviceMapper::open(),
+        };
+        let mapper = match opened {
+            // The kernel has none, but may be looking for partitions still.
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                let partition = wait_for(|| {
+                    self.partitions.remove(&name);
+                    self.partition(&name, range)
+                });
+                let detail = "it is no partition, and the kernel has no device mapper";
+                return partition
+                    .ok_or_else(|| failed("find a piece of a device", &target, 0, detail));
+            }
+            opened => self
+                .mapper
+                .insert(opened.step("open the device mapper", "/dev/mapper/control")?),
         };
         mapper
             .linear(&format!("/dev/{name}"), range)
             .step("map a piece of a device", target)
     }
+
+    /// The kernel name of the partition of `disk` that is just `range`.
+    fn partition(&mut self, disk: &str, range: Range) -> Option<String> {
+        let partitions = match self.partitions.get(disk) {
+            Some(partitions) => partitions,
+            None => {
+                let found = partitions(disk);
+                self.partitions.entry(disk.to_owned()).or_insert(found)
+            }
+        };
+        partitions.get(&(range.offset, range.length)).cloned()
+    }
+}
+
+/// The partitions of a disk.
+fn partitions(disk: &str) -> BTreeMap<(u64, u64), String> {
+    let entries = fs::read_dir(format!("/sys/block/{disk}"));
+    let names = entries.into_iter().flatten().flatten();
+    let names = names.filter_map(|entry| entry.file_name().into_string().ok());
+    let names = names.filter(|name| name.starts_with(disk));
+    let partitions = names.filter_map(|name| {
+        let bytes = |what| {
+            let sectors = read_sysfs(&format!("/sys/block/{disk}/{name}/{what}"));
+            sectors.parse::<u64>().ok()?.checked_mul(SECTOR)
+        };
+        Some(((bytes("start")?, bytes("size")?), name))
+    });
+    partitions.collect()
+}
+
+/// Whether block device `name`, or the disk whose partition it is, can be mapped.
+fn offers_dax(name: &str) -> bool {
+    let queues = ["queue", "../queue"].iter();
+    queues
+        .map(|queue| read_sysfs(&format!("/sys/class/block/{name}/{queue}/dax")))
+        .any(|dax| dax == "1")
 }
 
 /// The kernel name of the virtio block device with this serial number.
@@ -147,16 +206,16 @@ fn read_sysfs(path: &str) -> String {
     contents.trim_end().to_owned()
 }
 
-/// The UUID of the filesystem in the file or device at `path`.
+/// The UUID at the beginning of the file or device at `path`.
 fn uuid_at(path: &str) -> Option<[u8; 16]> {
-    let mut superblock = [0; 128];
+    let mut start = [0; 1024 + 128];
     File::open(path)
-        .and_then(|file| file.read_exact_at(&mut superblock, SUPERBLOCK))
+        .and_then(|file| file.read_exact_at(&mut start, 0))
         .ok()?;
-    let is_at = |at: usize, magic: &[u8]| superblock.get(at..at + magic.len()) == Some(magic);
-    let known = SUPERBLOCKS.iter().find(|(at, magic, _)| is_at(*at, magic));
+    let is_at = |at: usize, magic: &[u8]| start.get(at..at + magic.len()) == Some(magic);
+    let known = BEGINNINGS.iter().find(|(at, magic, _)| is_at(*at, magic));
     let (_, _, uuid) = known?;
-    superblock.get(*uuid..*uuid + 16)?.try_into().ok()
+    start.get(*uuid..*uuid + 16)?.try_into().ok()
 }
 
 /// A UUID as `dump.erofs` prints it, without dashes.
@@ -190,5 +249,13 @@ mod tests {
         image[1128..1144].copy_from_slice(&[7; 16]);
         fs::write(path, &image).unwrap();
         assert_eq!(uuid_at(path), Some([7; 16]));
+        // A filesystem comes before what is in the sector before it.
+        image[512..520].copy_from_slice(b"EFI PART");
+        image[568..584].copy_from_slice(&[8; 16]);
+        fs::write(path, &image).unwrap();
+        assert_eq!(uuid_at(path), Some([7; 16]));
+        image[1080..1082].fill(0);
+        fs::write(path, &image).unwrap();
+        assert_eq!(uuid_at(path), Some([8; 16]));
     }
 }

@@ -44,6 +44,11 @@ fn guest_files() -> PathBuf {
 
 impl Machine {
     pub fn start(devices: &[Attach<'_>]) -> Self {
+        Self::start_with(devices, "")
+    }
+
+    /// With more words on the kernel's command line.
+    pub fn start_with(devices: &[Attach<'_>], words: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("agent");
         let listener = UnixListener::bind(&socket).unwrap();
@@ -62,7 +67,8 @@ impl Machine {
             .arg(guest.join("vmlinux"))
             .arg("-initrd")
             .arg(guest.join("initrd.cpio"))
-            .args(["-append", "console=ttyS0 quiet panic=-1 reboot=t"])
+            .arg("-append")
+            .arg(format!("console=ttyS0 quiet panic=-1 reboot=t {words}"))
             .arg("-serial")
             .arg(format!(
                 "file:{}",

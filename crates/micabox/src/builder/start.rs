@@ -128,8 +128,9 @@ impl Builder<'_> {
             self.store.lease(id, &image.manifest_digest)?;
         }
         drop(shared);
-        let started = self
-            .attach_upper(&mut plan, registration.path(), &backend.limits())
+        let started = plan
+            .write_files(registration.path())
+            .and_then(|()| self.attach_upper(&mut plan, registration.path(), &backend.limits()))
             .and_then(|()| self.boot_machine(backend, &plan, guest, &mut registration, begun));
         match started {
             Ok((guest, start)) => {
@@ -344,7 +345,7 @@ impl Builder<'_> {
             disks: plan.disks.clone(),
             network: interface.cloned(),
             vsock: self.sockets(),
-            cmdline_extra: Vec::new(),
+            cmdline_extra: guest.cmdline,
             resumed: self.saved_files()?,
         })?);
         self.cancel.watch(&machine);

@@ -10,7 +10,11 @@
 //! | stacked | a mount a layer | pieces of one disk, a mount each |
 //!
 //! Where a backend can map many files into one pmem region, all of pmem is that one
-//! region; otherwise every extent is a device.
+//! region; otherwise every extent is a device. Pieces of one device are partitions as well,
+//! of a table that is laid around them (`packed.rs`).
+
+mod packed;
+mod partitions;
 
 use std::collections::HashSet;
 use std::fmt;
@@ -21,6 +25,8 @@ use micabox_wire::{Device, Extent, Format, Lower, Range};
 use serde::{Deserialize, Serialize};
 
 use crate::base::RootDisk;
+use packed::Packed;
+use partitions::Table;
 
 /// How an image's bytes reach the guest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,9 +54,6 @@ pub enum Root {
 
 /// Serial number of the disk that holds the flat image.
 const IMAGE_SERIAL: &str = "image";
-
-/// Serial number of the disk that holds the fixup.
-const FIXUP_SERIAL: &str = "fixup";
 
 /// Serial number of a disk that is the root.
 pub(crate) const ROOT_SERIAL: &str = "root";
@@ -95,6 +98,9 @@ pub struct Plan {
     pub disks: Vec<Disk>,
     /// The overlay's lower side for the guest, topmost first.
     pub lowers: Vec<Lower>,
+    /// The partition table of the device that has all layers, until it is
+    /// [written](Self::write_table).
+    pub(crate) table: Option<Table>,
     /// Why the transport is this one, if nobody asked for it.
     pub reason: Option<String>,
 }
@@ -258,6 +264,7 @@ impl Plan {
             pmem,
             disks,
             lowers,
+            table: None,
             reason: None,
         }
     }
@@ -320,17 +327,25 @@ fn stacked_pmem(image: &ImageFiles, limits: &Limits) -> Plan {
             };
             let layers = image.layers.iter();
             let layers = layers.map(|layer| on_pmem(layer.uuid, range(layer)));
-            let fixup = image.fixup.iter();
-            let fixup = fixup.map(|fixup| on_pmem(fixup.uuid, None)).next();
-            let lowers = stack(image, layers.collect(), fixup);
+            let layers: Vec<_> = layers.collect();
+            let fixup = image.fixup.as_ref().map(|fixup| Lower {
+                format: Format::Erofs,
+                image: on_pmem(fixup.uuid, None),
+                devices: layers.clone(),
+            });
+            let lowers = stack(image, layers, fixup);
             Plan::of(region_each(files), Vec::new(), lowers)
         }
         FilesPerRegion::Many => {
-            let first = image.layers.first().map_or([0; 16], |file| file.uuid);
-            let mut extents = ranges(0, files.clone()).map(|range| on_pmem(first, Some(range)));
-            let layers = extents.by_ref().take(image.layers.len()).collect();
-            let lowers = stack(image, layers, extents.next());
-            Plan::of(vec![region(files)], Vec::new(), lowers)
+            let packed = Packed::new(image);
+            let lowers = packed.lowers(image, Device::Pmem { uuid: packed.uuid });
+            let region = PmemRegion {
+                files: packed.files,
+            };
+            Plan {
+                table: packed.table,
+                ..Plan::of(vec![region], Vec::new(), lowers)
+            }
         }
     }
 }
@@ -345,30 +360,27 @@ fn merged_disk(image: &ImageFiles) -> Plan {
 }
 
 fn stacked_disk(image: &ImageFiles) -> Plan {
-    let mut disks = vec![image_disk(image)];
-    let layers = ranges(image.fsmeta.size, &image.layers)
-        .map(|range| on_disk(IMAGE_SERIAL, Some(range)))
-        .collect();
-    let fixup = image.fixup.as_ref().map(|fixup| {
-        disks.push(Disk {
-            source: DiskSource::Raw(fixup.path.clone()),
-            read_only: true,
-            serial: FIXUP_SERIAL.into(),
-        });
-        on_disk(FIXUP_SERIAL, None)
-    });
-    Plan::of(Vec::new(), disks, stack(image, layers, fixup))
+    let packed = Packed::new(image);
+    let serial = IMAGE_SERIAL.to_owned();
+    let lowers = packed.lowers(image, Device::Disk { serial });
+    let disk = Disk {
+        source: DiskSource::Files {
+            files: packed.files,
+            vmdk: packed::DESCRIPTOR.into(),
+        },
+        read_only: true,
+        serial: IMAGE_SERIAL.into(),
+    };
+    Plan {
+        table: packed.table,
+        ..Plan::of(Vec::new(), vec![disk], lowers)
+    }
 }
 
-/// The mounts of a stacked root, topmost first, from where each layer and the fixup
-/// are.
-fn stack(image: &ImageFiles, layers: Vec<Extent>, fixup: Option<Extent>) -> Vec<Lower> {
-    let mut lowers: Vec<Lower> = Vec::new();
-    lowers.extend(fixup.map(|fixup| Lower {
-        format: Format::Erofs,
-        image: fixup,
-        devices: layers.clone(),
-    }));
+/// The mounts of a stacked root, topmost first, from where each layer is and what the fixup
+/// is made of.
+fn stack(image: &ImageFiles, layers: Vec<Extent>, fixup: Option<Lower>) -> Vec<Lower> {
+    let mut lowers = Vec::from_iter(fixup);
     let mut seen = HashSet::new();
     let layers = image.layers.iter().zip(layers).skip(image.first_layer);
     for (file, image) in layers.rev() {
@@ -411,21 +423,6 @@ fn region_each<'a>(files: impl IntoIterator<Item = &'a ImageFile>) -> Vec<PmemRe
     let mut seen = HashSet::new();
     let files = files.into_iter().filter(|file| seen.insert(file.uuid));
     files.map(|file| region([file])).collect()
-}
-
-/// Where `files` are if they lie back to back from `start` on.
-fn ranges<'a>(
-    start: u64,
-    files: impl IntoIterator<Item = &'a ImageFile>,
-) -> impl Iterator<Item = Range> {
-    files.into_iter().scan(start, |offset, file| {
-        let range = Range {
-            offset: *offset,
-            length: file.size,
-        };
-        *offset = offset.saturating_add(file.size);
-        Some(range)
-    })
 }
 
 fn on_pmem(uuid: [u8; 16], range: Option<Range>) -> Extent {

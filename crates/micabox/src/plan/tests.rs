@@ -108,17 +108,47 @@ fn stacked_layers_come_topmost_first() {
     assert_eq!(plan.lowers, expected);
 }
 
+/// The names of a disk's files.
+fn files_of(disk: &Disk) -> Vec<&str> {
+    let DiskSource::Files { files, .. } = &disk.source else {
+        panic!("{disk:?}");
+    };
+    let names = files.iter().map(|file| file.path.to_str().unwrap());
+    names.collect()
+}
+
 #[test]
 fn stacked_pieces_of_one_region_and_of_one_disk() {
-    let one_region = plan(&image(2), Transport::Pmem, Root::Stacked, &MANY);
-    assert_eq!(regions(&one_region), [["/s/0", "/s/1"]]);
-    let expected = [piece(2, 4), piece(0, 2)].map(|range| lower(on_pmem([0; 16], range), vec![]));
-    assert_eq!(one_region.lowers, expected);
+    let packed = ["partitions", "/s/0", "/s/1", "partitions.copy"];
+    let pieces = [piece(4, 4), piece(2, 2)];
+    let region = plan(&image(2), Transport::Pmem, Root::Stacked, &MANY);
+    assert_eq!(regions(&region), [packed]);
+    let uuid = region.table.as_ref().unwrap().uuid;
+    let expected = pieces.map(|range| lower(on_pmem(uuid, range), vec![]));
+    assert_eq!(region.lowers, expected);
 
-    // On the disk, fsmeta comes first.
     let disk = plan(&image(2), Transport::Blk, Root::Stacked, &ONE);
-    let expected = [piece(4, 4), piece(2, 2)].map(|range| lower(on_disk("image", range), vec![]));
+    assert_eq!(files_of(&disk.disks[0]), packed);
+    let expected = pieces.map(|range| lower(on_disk("image", range), vec![]));
     assert_eq!(disk.lowers, expected);
+    assert_eq!(disk.table, region.table);
+}
+
+#[test]
+fn more_pieces_than_partitions_are_for_a_device_mapper() {
+    let mut image = image(255);
+    let plan = |image: &ImageFiles, transport| self::plan(image, transport, Root::Stacked, &MANY);
+    assert!(plan(&image, Transport::Pmem).table.is_some());
+    image.fixup = Some(file(255, 2));
+    for transport in [Transport::Pmem, Transport::Blk] {
+        let plan = plan(&image, transport);
+        assert_eq!(plan.table, None);
+        let first = &plan.lowers.last().unwrap().image;
+        assert_eq!(first.range, piece(0, 2));
+        if transport == Transport::Pmem {
+            assert_eq!(first.device, Device::Pmem { uuid: [0; 16] });
+        }
+    }
 }
 
 #[test]
@@ -138,26 +168,67 @@ fn the_fixup_lies_on_top_and_reads_from_all_layers() {
         ]
     );
 
-    let disks = plan(&image, Transport::Blk, Root::Stacked, &ONE);
-    assert_eq!(disks.disks[1].source, DiskSource::Raw("/s/200".into()));
-    let on = |range| on_disk("image", range);
-    assert_eq!(
-        disks.lowers[0],
-        lower(
-            on_disk("fixup", None),
-            vec![on(piece(2, 2)), on(piece(4, 4))]
-        )
-    );
+    // On one device it is a flat image, with the layers behind it once more.
+    let packed = [
+        "partitions",
+        "/s/0",
+        "/s/1",
+        "/s/200",
+        "/s/0",
+        "/s/1",
+        "partitions.copy",
+    ];
+    let pieces = [piece(8, 8), piece(4, 4), piece(2, 2)];
+    let region = plan(&image, Transport::Pmem, Root::Stacked, &MANY);
+    assert_eq!(regions(&region), [packed]);
+    let uuid = region.table.as_ref().unwrap().uuid;
+    let expected = pieces.map(|range| lower(on_pmem(uuid, range), vec![]));
+    assert_eq!(region.lowers, expected);
 
-    let one_region = plan(&image, Transport::Pmem, Root::Stacked, &MANY);
-    let on = |range| on_pmem([0; 16], range);
-    assert_eq!(
-        one_region.lowers[0],
-        lower(on(piece(6, 2)), vec![on(piece(0, 2)), on(piece(2, 4))])
-    );
+    let disk = plan(&image, Transport::Blk, Root::Stacked, &ONE);
+    assert_eq!(disk.disks.len(), 1);
+    assert_eq!(files_of(&disk.disks[0]), packed);
+    let expected = pieces.map(|range| lower(on_disk("image", range), vec![]));
+    assert_eq!(disk.lowers, expected);
+
     // A merged root needs none.
     let merged = plan(&image, Transport::Pmem, Root::Merged, &ONE);
     assert_eq!(merged.pmem.len(), 3);
+}
+
+#[test]
+fn the_machine_finds_what_the_plan_wrote() {
+    let directory = tempfile::tempdir().unwrap();
+    let written = |name: &str| {
+        let path = directory.path().join(name);
+        let length = std::fs::metadata(&path).unwrap().len();
+        (path, length)
+    };
+    let mut region = plan(&image(2), Transport::Pmem, Root::Stacked, &MANY);
+    region.write_files(directory.path()).unwrap();
+    let files: Vec<_> = region.pmem[0]
+        .files
+        .iter()
+        .map(|file| (file.path.clone(), file.size))
+        .collect();
+    let layers = [("/s/0".into(), 2 * MIB), ("/s/1".into(), 4 * MIB)];
+    let (head, tail) = (written("partitions"), written("partitions.copy"));
+    assert_eq!(files, [&[head][..], &layers, &[tail]].concat());
+
+    let mut disk = plan(&image(2), Transport::Blk, Root::Stacked, &ONE);
+    disk.write_files(directory.path()).unwrap();
+    let DiskSource::Files { files: same, vmdk } = &disk.disks[0].source else {
+        panic!("{disk:?}");
+    };
+    assert_eq!(*same, region.pmem[0].files);
+    let text = std::fs::read_to_string(vmdk).unwrap();
+    assert!(text.contains("RW 8192 FLAT \"/s/1\" 0"), "{text}");
+
+    // Nothing of the store's is written to.
+    let mut merged = plan(&image(2), Transport::Blk, Root::Merged, &ONE);
+    let before = merged.clone();
+    merged.write_files(directory.path()).unwrap();
+    assert_eq!(merged, before);
 }
 
 #[test]
