@@ -44,7 +44,7 @@ fn layers(home: &Home) -> BTreeMap<PathBuf, Vec<u8>> {
     found
 }
 
-fn has_layers(count: usize, ways: &[(&str, &str)]) {
+fn has_layers(count: usize, ways: &[(&str, &str)]) -> Home {
     let home = Home::empty();
     let mut layers = image::layers();
     layers.truncate(1);
@@ -72,6 +72,7 @@ fn has_layers(count: usize, ways: &[(&str, &str)]) {
         );
     }
     home.assert_nothing_left();
+    home
 }
 
 #[test]
@@ -86,7 +87,53 @@ fn thirty_layers_are_one_device() {
 
 #[test]
 fn three_hundred_layers_are_one_device() {
-    has_layers(300, &WAYS[1..3]);
+    let home = has_layers(300, &WAYS[1..3]);
+    // They are more than there can be partitions.
+    let script = &run("pmem", "stacked", "true");
+    let refused = home.output_without_mapper(script).stderr();
+    assert!(refused.contains("no device mapper"), "{refused}");
+}
+
+#[test]
+fn without_a_device_mapper_layers_are_partitions() {
+    let data: Vec<u8> = (0..2_000_000_u32).flat_map(u32::to_le_bytes).collect();
+    let hash: String = Sha256::digest(&data)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    for count in [1, 3, 30] {
+        let home = Home::empty();
+        // The second and third have a fixup on top of them.
+        let mut layers = image::layers();
+        layers.truncate(count);
+        layers[0] = image::with_file(layers[0].clone(), "opt/data", &data);
+        let more = (3..count).map(|number| image::one_file(&format!("opt/{number}"), b"x"));
+        layers.extend(more);
+        home.load(&layers, &image::config());
+        // The kernel is without, all layers are there, the link to a lower layer's file
+        // shows it, and how many kilobytes the page cache grew by when 7813 were read.
+        let script = "grep -c device-mapper /proc/devices /proc/misc; ls /opt | grep -vc data; \
+            cat /srv/hard 2>/dev/null | wc -c; grep ^Cached /proc/meminfo; \
+            sha256sum < /opt/data; grep ^Cached /proc/meminfo";
+        for transport in ["pmem", "blk"] {
+            let run = home.output_without_mapper(&run(transport, "stacked", script));
+            let text = run.ok();
+            let lines: Vec<_> = text.lines().collect();
+            let link = if count > 1 { "160000" } else { "0" };
+            let files = count.saturating_sub(3).to_string();
+            let expected = ["/proc/devices:0", "/proc/misc:0", &files, link];
+            assert_eq!(lines[..4], expected, "{transport}, {count} layers");
+            assert_eq!(lines[5], format!("{hash}  -"));
+            let cached = [lines[4], lines[6]].map(|line| {
+                let number = line.split_whitespace().nth(1).unwrap();
+                number.parse::<i64>().unwrap()
+            });
+            let growth = cached[1] - cached[0];
+            let is_mapped = transport == "pmem";
+            assert_eq!(growth < 1000, is_mapped, "{transport}: {growth} kB");
+        }
+        home.assert_nothing_left();
+    }
 }
 
 #[test]

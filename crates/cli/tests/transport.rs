@@ -50,6 +50,18 @@ fn all_four_show_the_same_tree() {
         assert!(!listing.contains("/srv/hidden/old"), "{listing}");
         listing
     });
+    // Pieces of the disk are partitions too. QEMU has a pmem device a layer, of which the
+    // fixup would need each twice.
+    let stacked = |transport, script| {
+        let start = ["run", "--rm", "--root", "stacked", "--transport", transport];
+        let command = ["--hostname", "h", "box", "sh", "-c", script];
+        home.output_without_mapper(&[&start[..], &command].concat())
+    };
+    let partitions = stacked("blk", LISTING).ok();
+    assert_eq!(without_times_since(started, &partitions), listings[3]);
+    let refused = stacked("pmem", "true").stderr();
+    assert!(refused.contains("no device mapper"), "{refused}");
+
     for (way, listing) in WAYS.iter().zip(&listings) {
         for (line, expected) in listing.lines().zip(listings[0].lines()) {
             assert_eq!(line, expected, "{way:?}");

@@ -148,3 +148,11 @@ fn hex(bytes: &[u8]) -> String {
 pub fn one_file(path: &str, data: &[u8]) -> Vec<u8> {
     Layer::new().file(path, 0o644, data).finish()
 }
+
+/// A layer with one more file.
+pub fn with_file(mut layer: Vec<u8>, path: &str, data: &[u8]) -> Vec<u8> {
+    // An archive ends with two blocks of zeros.
+    layer.truncate(layer.len() - 1024);
+    layer.extend(one_file(path, data));
+    layer
+}

@@ -76,6 +76,13 @@ impl Home {
         Finished(self.mica(arguments).output().unwrap())
     }
 
+    /// Runs it with a guest whose kernel has no device mapper.
+    pub fn output_without_mapper(&self, arguments: &[&str]) -> Finished {
+        let mut mica = self.mica(arguments);
+        mica.env("MICABOX_CMDLINE", "initcall_blacklist=dm_init");
+        Finished(mica.output().unwrap())
+    }
+
     /// Starts `mica` with its stdout in a pipe.
     pub fn start(&self, arguments: &[&str]) -> Running {
         Running::new(self.mica(arguments))
