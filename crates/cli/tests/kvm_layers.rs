@@ -132,6 +132,9 @@ fn without_a_device_mapper_layers_are_partitions() {
             let is_mapped = transport == "pmem";
             assert_eq!(growth < 1000, is_mapped, "{transport}: {growth} kB");
         }
+        // By now from a template.
+        let again = home.output_without_mapper(&run("pmem", "stacked", "head -c 4 /opt/data"));
+        assert_eq!(again.ok(), "\0\0\0\0");
         home.assert_nothing_left();
     }
 }
