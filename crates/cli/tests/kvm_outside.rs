@@ -49,12 +49,17 @@ fn it_is_there_while_the_sandbox_runs_and_no_longer() {
     );
     // A killed mica can't clean up; the next one does.
     let killed = group(sandbox.pid());
-    assert!(killed.iter().all(|group| group.exists()));
+    let members = |group: &PathBuf| std::fs::read_to_string(group.join("cgroup.procs")).unwrap();
+    // The machine, and who waits for it.
+    assert!(
+        killed
+            .iter()
+            .all(|group| members(group).lines().count() == 2)
+    );
     sandbox.signal(9);
     sandbox.wait();
     assert!(path.exists());
     // Its machine goes a moment later.
-    let members = |group: &PathBuf| std::fs::read_to_string(group.join("cgroup.procs")).unwrap();
     wait_until("its machine is gone", || {
         killed.iter().all(|group| members(group).is_empty())
     });

@@ -241,7 +241,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Has the first command of the snapshot's machine go on, as this sandbox's
-    /// ([`Sandbox::adopted`]).
+    /// ([`Sandbox::adopted`](crate::Sandbox::adopted)).
     #[must_use]
     pub fn adopt(mut self) -> Self {
         self.adopts = true;

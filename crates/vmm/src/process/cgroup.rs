@@ -5,7 +5,7 @@
 //! beside it: a group that has processes of its own can't give controllers to others.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -39,8 +39,10 @@ pub(crate) struct Quota {
 #[derive(Debug)]
 pub(super) struct Cgroup {
     directory: PathBuf,
+    /// The directory.
+    pub(super) handle: File,
     /// A process that writes to it becomes a member.
-    pub(super) members: File,
+    members: File,
 }
 
 /// Where groups can be made.
@@ -155,8 +157,14 @@ impl Cgroup {
             .open(directory.join("cgroup.procs"))?;
         Ok(Self {
             directory: directory.to_owned(),
+            handle: File::open(directory)?,
             members,
         })
+    }
+
+    /// Moves the calling process into it: a system call, and nothing else.
+    pub(super) fn join(&self) -> io::Result<()> {
+        (&self.members).write_all(b"0")
     }
 }
 

@@ -15,8 +15,6 @@ use std::os::fd::RawFd;
 pub(super) struct Confinement {
     /// The process that must be the parent still.
     pub(super) parent: libc::pid_t,
-    /// Becomes a member of the control group whose list of members this is.
-    pub(super) cgroup: Option<RawFd>,
     /// Descriptors to inherit beside 0, 1 and 2.
     pub(super) keep: Vec<RawFd>,
     /// Most bytes of address space.
@@ -41,10 +39,6 @@ impl Confinement {
     /// Confines the calling process and everything it executes.
     pub(super) fn enter(&self) -> io::Result<()> {
         die_with(self.parent)?;
-        if let Some(members) = self.cgroup {
-            // Where that is refused after all, it is as if there were none.
-            let _ = join(members);
-        }
         // Privileges can only become fewer from here on: no setuid program, and none
         // of root's powers but those it is left if this is root.
         set_no_new_privs()?;
@@ -75,16 +69,6 @@ fn die_with(parent: libc::pid_t) -> io::Result<()> {
         }
     }
     Ok(())
-}
-
-/// Moves this process into a control group.
-fn join(members: RawFd) -> io::Result<()> {
-    const MYSELF: &[u8] = b"0";
-    // SAFETY: writes bytes that live.
-    match unsafe { libc::write(members, MYSELF.as_ptr().cast(), MYSELF.len()) } {
-        -1 => Err(io::Error::last_os_error()),
-        _ => Ok(()),
-    }
 }
 
 fn set_no_new_privs() -> io::Result<()> {
@@ -147,7 +131,7 @@ fn inherit(fd: RawFd) -> io::Result<()> {
     check(unsafe { libc::fcntl(fd, libc::F_SETFD, 0) })
 }
 
-fn check(result: libc::c_int) -> io::Result<()> {
+pub(super) fn check(result: libc::c_int) -> io::Result<()> {
     if result == -1 {
         return Err(io::Error::last_os_error());
     }

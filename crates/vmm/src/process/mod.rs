@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 mod cgroup;
+mod child;
 mod confine;
 mod control;
 
@@ -10,17 +11,18 @@ use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::ExitStatus;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{Signal, pidfd_send_signal};
 
 use cgroup::Cgroup;
 pub(crate) use cgroup::{Place, Quota};
+use child::{Child, Program};
 use confine::Confinement;
 pub(crate) use confine::{CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID};
 
@@ -149,7 +151,6 @@ impl Process {
         // Not everybody may have one; `mica doctor` says why.
         let cgroup = Cgroup::create(&launch.quota).ok();
         let confinement = Confinement {
-            cgroup: cgroup.as_ref().map(|cgroup| cgroup.members.as_raw_fd()),
             parent: std::process::id().cast_signed(),
             keep: files
                 .iter()
@@ -161,20 +162,12 @@ impl Process {
             file_size: launch.file_size,
             capabilities: launch.capabilities,
         };
-        let mut command = Command::new(&launch.program);
-        command
-            .args(launch.arguments)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            // The user's Ctrl-C goes to the terminal's foreground group: to us, who
-            // end the machine in order, and not to it.
-            .process_group(0);
-        if let Some(name) = launch.name {
-            command.arg0(name);
-        }
-        // SAFETY: the closure makes system calls only.
-        unsafe { command.pre_exec(move || confinement.enter()) };
+        let failed = |source| Error::Spawn {
+            path: launch.program.clone(),
+            source,
+        };
+        let program = Program::new(&launch.program, launch.name.as_deref(), launch.arguments);
+        let program = program.map_err(failed)?;
 
         let fate = Arc::new(Fate::default());
         let console_tail = Tail::new(CONSOLE_TAIL);
@@ -187,12 +180,12 @@ impl Process {
                 let fate = Arc::clone(&fate);
                 let tail = console_tail.clone();
                 move || {
-                    let spawned = spawn(&mut command);
+                    let spawned = Child::spawn(&program, &confinement, cgroup.as_ref());
                     drop((agent_child, console_child, control_child, files));
-                    let mut child = match spawned {
-                        Ok((child, handle)) => {
-                            let _ = started.send(Ok((child.id(), handle)));
-                            child
+                    let (child, stderr) = match spawned {
+                        Ok(spawned) => {
+                            let _ = started.send(Ok((spawned.child.id(), spawned.handle)));
+                            (spawned.child, spawned.stderr)
                         }
                         Err(error) => {
                             let _ = started.send(Err(error));
@@ -200,12 +193,9 @@ impl Process {
                         }
                     };
                     let stderr_tail = Tail::new(STDERR_TAIL);
-                    let drained = [
-                        Some(tail.drain(console)),
-                        child.stderr.take().map(|stderr| stderr_tail.drain(stderr)),
-                    ];
+                    let drained = [tail.drain(console), stderr_tail.drain(stderr)];
                     let status = child.wait();
-                    for thread in drained.into_iter().flatten() {
+                    for thread in drained {
                         let _ = thread.join();
                     }
                     // Before anybody hears of the end, who may end this process then.
@@ -227,10 +217,7 @@ impl Process {
             Ok(Ok(started)) => started,
             Ok(Err(source)) => {
                 let _ = watcher.join();
-                return Err(Error::Spawn {
-                    path: launch.program,
-                    source,
-                });
+                return Err(failed(source));
             }
             Err(_) => {
                 return Err(Error::System {
@@ -248,22 +235,6 @@ impl Process {
             fate,
             watcher: Some(watcher),
         })
-    }
-}
-
-/// Starts the child. The handle names it whatever becomes of its number.
-fn spawn(command: &mut Command) -> io::Result<(Child, OwnedFd)> {
-    let mut child = command.spawn()?;
-    let handle = Pid::from_raw(child.id().cast_signed())
-        .ok_or(io::ErrorKind::InvalidData.into())
-        .and_then(|pid| Ok(pidfd_open(pid, PidfdFlags::empty())?));
-    match handle {
-        Ok(handle) => Ok((child, handle)),
-        Err(error) => {
-            let _ = child.kill();
-            let _ = child.wait();
-            Err(error)
-        }
     }
 }
 

@@ -1,0 +1,231 @@
+//! A child process that is in its control group from its first instruction on.
+//!
+//! `std::process::Command` can't do that, and to move a process that exists has the kernel
+//! wait for all of the host's processors (a grace period of RCU), which takes longer than all
+//! the rest of a machine's start.
+
+#![allow(unsafe_code)]
+
+use std::ffi::{CString, OsStr, OsString};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::ExitStatus;
+use std::ptr;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_open, waitpid};
+
+use super::cgroup::Cgroup;
+use super::confine::{Confinement, check};
+
+/// `clone3` knows control groups since Linux 5.7 (`linux/sched.h`, as `CloneArguments`).
+const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
+
+/// `struct clone_args`, 64 bits each.
+#[repr(C)]
+#[derive(Default)]
+struct CloneArguments {
+    flags: u64,
+    pidfd: u64,
+    child_tid: u64,
+    parent_tid: u64,
+    exit_signal: u64,
+    stack: u64,
+    stack_size: u64,
+    tls: u64,
+    set_tid: u64,
+    set_tid_size: u64,
+    cgroup: u64,
+}
+
+/// Exit code of a child that could not become the program; the parent knows why.
+const NO_PROGRAM: libc::c_int = 127;
+
+/// What to execute.
+pub(super) struct Program {
+    path: CString,
+    /// Ends with a null pointer, as `environment` does; both point into `_words`.
+    arguments: Vec<*const libc::c_char>,
+    environment: Vec<*const libc::c_char>,
+    _words: Vec<CString>,
+}
+
+// SAFETY: the pointers are to strings that it owns and never changes.
+unsafe impl Send for Program {}
+
+impl Program {
+    /// The program at `path`, which sees `name` as its own, with this process's environment.
+    pub(super) fn new(
+        path: &Path,
+        name: Option<&str>,
+        arguments: Vec<OsString>,
+    ) -> io::Result<Self> {
+        let word = |text: &OsStr| CString::new(text.as_bytes()).map_err(io::Error::from);
+        let name = name.map_or(path.as_os_str(), OsStr::new);
+        let mut words = vec![word(name)?];
+        for argument in &arguments {
+            words.push(word(argument)?);
+        }
+        let count = words.len();
+        for (name, value) in std::env::vars_os() {
+            let mut text = name.into_vec();
+            text.push(b'=');
+            text.extend(value.into_vec());
+            words.push(CString::new(text)?);
+        }
+        let pointers = |words: &[CString]| {
+            let pointers = words.iter().map(|word| word.as_ptr());
+            pointers.chain([ptr::null()]).collect()
+        };
+        let (arguments, environment) = words.split_at(count);
+        Ok(Self {
+            path: word(path.as_os_str())?,
+            arguments: pointers(arguments),
+            environment: pointers(environment),
+            _words: words,
+        })
+    }
+}
+
+/// A process that has executed its program.
+#[derive(Debug)]
+pub(super) struct Child {
+    pid: Pid,
+}
+
+/// What there is of a new child.
+pub(super) struct Spawned {
+    pub(super) child: Child,
+    /// Names it whatever becomes of its number.
+    pub(super) handle: OwnedFd,
+    pub(super) stderr: File,
+}
+
+impl Child {
+    /// Starts `program` in `cgroup`, with nothing for its stdin and stdout, in a process
+    /// group of its own: the user's Ctrl-C goes to us, who end the machine in order.
+    pub(super) fn spawn(
+        program: &Program,
+        confinement: &Confinement,
+        cgroup: Option<&Cgroup>,
+    ) -> io::Result<Spawned> {
+        let nothing = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+        let (stderr, stderr_child) = pipe_with(PipeFlags::CLOEXEC)?;
+        let (failure, failure_child) = pipe_with(PipeFlags::CLOEXEC)?;
+        let streams = [&nothing, &nothing, &stderr_child].map(|fd| fd.as_raw_fd());
+        let Some(pid) = fork(cgroup)? else {
+            let error = become_program(program, confinement, streams);
+            let code = error.raw_os_error().unwrap_or(libc::EINVAL).to_ne_bytes();
+            // SAFETY: writes bytes that live; then there is no child any more.
+            unsafe {
+                libc::write(failure_child.as_raw_fd(), code.as_ptr().cast(), code.len());
+                libc::_exit(NO_PROGRAM)
+            }
+        };
+        drop(failure_child);
+        let child = Self { pid };
+        let mut code = [0; 4];
+        // It ends without a word when the program begins.
+        let spawned = match File::from(failure).read(&mut code) {
+            Ok(4) => Err(io::Error::from_raw_os_error(i32::from_ne_bytes(code))),
+            Ok(_) => pidfd_open(pid, PidfdFlags::empty()).map_err(io::Error::from),
+            Err(error) => Err(error),
+        };
+        match spawned {
+            Ok(handle) => Ok(Spawned {
+                child,
+                handle,
+                stderr: stderr.into(),
+            }),
+            Err(error) => {
+                let _ = kill_process(pid, Signal::KILL);
+                let _ = child.wait();
+                Err(error)
+            }
+        }
+    }
+
+    pub(super) fn id(&self) -> u32 {
+        self.pid.as_raw_nonzero().get().unsigned_abs()
+    }
+
+    /// Waits for its end; once.
+    pub(super) fn wait(&self) -> io::Result<ExitStatus> {
+        loop {
+            match waitpid(Some(self.pid), WaitOptions::empty()) {
+                Ok(Some((_, status))) => return Ok(ExitStatus::from_raw(status.as_raw())),
+                Ok(None) | Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+/// Forks, into `cgroup` if that can be. None in the child, which may do nothing but system
+/// calls.
+fn fork(cgroup: Option<&Cgroup>) -> io::Result<Option<Pid>> {
+    if let Some(cgroup) = cgroup {
+        let mut arguments = CloneArguments {
+            flags: CLONE_INTO_CGROUP,
+            exit_signal: libc::SIGCHLD as u64,
+            cgroup: cgroup.handle.as_raw_fd() as u64,
+            ..CloneArguments::default()
+        };
+        let size = size_of::<CloneArguments>();
+        // SAFETY: a structure that lives, and its size. As it shares no memory, the child
+        // goes on from here on a copy of this stack, as after fork.
+        match unsafe { libc::syscall(libc::SYS_clone3, &raw mut arguments, size) } {
+            // Too old a kernel, or somebody's filter.
+            -1 => {}
+            pid => return Ok(Pid::from_raw(pid as libc::pid_t)),
+        }
+    }
+    // SAFETY: the child makes nothing but system calls.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()),
+        0 => {
+            if let Some(cgroup) = cgroup {
+                // Where that is refused after all, it is as if there were none.
+                let _ = cgroup.join();
+            }
+            Ok(None)
+        }
+        pid => Ok(Pid::from_raw(pid)),
+    }
+}
+
+/// Executes the program in the child; why not.
+fn become_program(program: &Program, confinement: &Confinement, streams: [RawFd; 3]) -> io::Error {
+    let prepare = || -> io::Result<()> {
+        // SAFETY: numbers, and a signal set that lives.
+        unsafe {
+            for (stream, number) in streams.into_iter().zip(0..) {
+                check(libc::dup2(stream, number))?;
+            }
+            check(libc::setpgid(0, 0))?;
+            // As they are for a program that a shell starts.
+            let mut none = std::mem::zeroed();
+            libc::sigemptyset(&raw mut none);
+            check(libc::sigprocmask(
+                libc::SIG_SETMASK,
+                &raw const none,
+                ptr::null_mut(),
+            ))?;
+            libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+        }
+        confinement.enter()
+    };
+    if let Err(error) = prepare() {
+        return error;
+    }
+    let (path, arguments) = (program.path.as_ptr(), program.arguments.as_ptr());
+    // SAFETY: strings, and lists of strings with a null pointer at their ends, that live.
+    unsafe { libc::execve(path, arguments, program.environment.as_ptr()) };
+    io::Error::last_os_error()
+}
