@@ -7,6 +7,7 @@
 
 pub(crate) mod copy;
 pub(crate) mod layout;
+mod ram;
 pub(crate) mod region;
 pub(crate) mod truncation;
 
@@ -19,6 +20,8 @@ use vm_memory::{
     GuestRegionMmap, MmapRegion, VolatileSlice,
 };
 
+use ram::Room;
+
 /// A piece of guest memory as the worker sees it.
 pub(crate) type Slice<'a> = VolatileSlice<'a, BS<'a, ()>>;
 
@@ -27,6 +30,8 @@ pub(crate) type Slice<'a> = VolatileSlice<'a, BS<'a, ()>>;
 pub(crate) struct GuestMemory {
     ram: GuestMemoryMmap,
     all: GuestMemoryMmap,
+    /// What RAM is in, unless it is in a file.
+    _rooms: Arc<[Room]>,
 }
 
 /// Why there is no such memory.
@@ -35,7 +40,7 @@ pub(crate) enum Error {
     #[error("no {} MiB of memory for the guest: {source}", size >> 20)]
     Ram {
         size: u64,
-        source: vm_memory::mmap::FromRangesError,
+        source: vm_memory::mmap::MmapRegionError,
     },
     #[error(transparent)]
     Region(#[from] region::Error),
@@ -48,18 +53,21 @@ pub(crate) enum Error {
 impl GuestMemory {
     /// `size` bytes of RAM, zeroed and not yet there.
     pub(crate) fn new(size: u64) -> Result<Self, Error> {
-        let ranges: Vec<(GuestAddress, usize)> = layout::ram(size)
-            .into_iter()
-            .map(|range| {
-                let length = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
-                (GuestAddress(range.start), length)
-            })
-            .collect();
-        let ram =
-            GuestMemoryMmap::from_ranges(&ranges).map_err(|source| Error::Ram { size, source })?;
+        let (mut rooms, mut regions) = (Vec::new(), Vec::new());
+        for range in layout::ram(size) {
+            let length = range.end - range.start;
+            let reserved = Room::reserve(length);
+            let (room, region) = reserved.map_err(|source| Error::Ram { size, source })?;
+            rooms.push(room);
+            let region = GuestRegionMmap::new(region, GuestAddress(range.start))
+                .ok_or(Error::Address { size: length })?;
+            regions.push(region);
+        }
+        let ram = GuestMemoryMmap::from_regions(regions)?;
         Ok(Self {
             all: ram.clone(),
             ram,
+            _rooms: rooms.into(),
         })
     }
 
@@ -89,6 +97,7 @@ impl GuestMemory {
         Ok(Self {
             all: ram.clone(),
             ram,
+            _rooms: Arc::new([]),
         })
     }
 
