@@ -32,7 +32,7 @@ INIT = REPOSITORY / "bench" / "kernel_init.c"
 PACK = REPOSITORY / "scripts" / "initrd.py"
 
 PLAIN = ["console=ttyS0", "quiet", "panic=-1"]
-REPORT = re.compile(rb"^(init|ready) ([\d.]+)\r?$", re.MULTILINE)
+REPORT = re.compile(rb"^(init|ready) ([\d.]+) (\d+)\r?$", re.MULTILINE)
 
 
 def main() -> None:
@@ -120,8 +120,6 @@ def timed(command: list, limit: float = 120) -> dict[str, float]:
 
 def initrds(scratch: pathlib.Path, cloud: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
     """An initrd with the init alone, and one with Debian's modules too."""
-    init = scratch / "init"
-    subprocess.run(["gcc", "-Os", "-static", "-s", "-o", init, INIT], check=True)
     modules = scratch / "modules"
     modules.mkdir()
     for number, path in enumerate(in_order(cloud, MODULES)):
@@ -131,11 +129,17 @@ def initrds(scratch: pathlib.Path, cloud: pathlib.Path) -> tuple[pathlib.Path, p
                 subprocess.run(["xz", "-dc", path], check=True, stdout=out)
         else:
             shutil.copy(path, modules / name)
-    bare, loaded = scratch / "bare.cpio", scratch / "loaded.cpio"
-    for initrd, files in ((bare, []), (loaded, [modules])):
-        with initrd.open("wb") as out:
-            subprocess.run([sys.executable, PACK, init, *files], check=True, stdout=out)
-    return bare, loaded
+    return initrd(scratch), initrd(scratch, modules)
+
+
+def initrd(scratch: pathlib.Path, *files: pathlib.Path) -> pathlib.Path:
+    """An initrd with the init and `files`."""
+    init = scratch / "init"
+    subprocess.run(["gcc", "-Os", "-static", "-s", "-o", init, INIT], check=True)
+    packed = scratch / f"{len(files)}.cpio"
+    with packed.open("wb") as out:
+        subprocess.run([sys.executable, PACK, init, *files], check=True, stdout=out)
+    return packed
 
 
 def in_order(cloud: pathlib.Path, names: list[str]) -> list[pathlib.Path]:

@@ -6,6 +6,7 @@ Text outside the `<!-- NAME -->` … `<!-- /NAME -->` markers is left as it is.
 """
 
 import re
+from collections.abc import Callable
 
 from bench import measure
 
@@ -255,7 +256,39 @@ def ext4(result: dict) -> str:
     )
 
 
+def instructions(result: dict) -> str:
+    after, before = result["after"], result.get("before")
+
+    def cells(values: list[float | None]) -> list[str]:
+        return ["" if value is None else f"{value / 1e6:.2f}" for value in values]
+
+    def kernels(count: Callable[[dict], float | None]) -> list[str]:
+        return cells([count(found) for found in (before, after) if found])
+
+    def way(name: str) -> Callable[[dict], float | None]:
+        return lambda found: found["ways"].get(name, {}).get("median")
+
+    rows = [[f"to the first process, {name}", *kernels(way(name))] for name in after["ways"]]
+    rows.append(["initcalls", *kernels(lambda found: sum(found["initcalls"].values()))])
+    for name, count in sorted(after["initcalls"].items(), key=lambda item: -item[1]):
+        if count >= 300_000:
+            now = lambda found, name=name: found["initcalls"].get(name)  # noqa: E731
+            rows.append([f"`{name}`", *kernels(now)])
+    spread = [
+        (max(way["runs"]) - min(way["runs"])) / way["median"] for way in after["ways"].values()
+    ]
+    header = ["millions of instructions", *(["before"] if before else []), "now"]
+    return "\n\n".join(
+        [
+            f"{source(result)} Medians of {result['rounds']} boots, which differed by "
+            f"{max(spread) * 1e4:.0f} in ten thousand at most.",
+            table(header, rows),
+        ]
+    )
+
+
 TABLES = {
+    "instructions": instructions,
     "ext4": ext4,
     "convert": convert,
     "merge": merge,
