@@ -120,13 +120,13 @@ impl Sandbox {
             );
             move |request| {
                 let done = match request {
-                    Request::Stop { grace } => inner.stop(grace),
+                    Request::Stop { grace } => inner.stop(grace).map_err(|error| error.to_string()),
                     Request::Save { directory } => inner.save(&record, &path, &directory),
                     Request::Hold => return inner.hold(),
                 };
                 match done {
                     Ok(()) => Answer::Done.into(),
-                    Err(error) => Answer::Failed(error.to_string()).into(),
+                    Err(why) => Answer::Failed(why).into(),
                 }
             }
         })
@@ -232,7 +232,7 @@ impl Sandbox {
     }
 
     /// Saves the machine into a template's directory.
-    pub(crate) fn save(&self, directory: &Path) -> Result<(), Error> {
+    pub(crate) fn save(&self, directory: &Path) -> Result<(), String> {
         let (record, own) = {
             let registration = self.registration();
             (
@@ -342,13 +342,20 @@ fn private_memory(pid: u32) -> Option<u64> {
 }
 
 impl Inner {
-    /// Saves the machine into a snapshot's directory.
-    fn save(&self, record: &Record, own: &Path, directory: &Path) -> Result<(), Error> {
-        let problem = |why: String| Error::System {
-            what: "saving the machine",
-            source: std::io::Error::other(why),
-        };
-        let spec = self.saves.clone().map_err(problem)?;
+    /// Saves the machine into a snapshot's directory; why not.
+    fn save(&self, record: &Record, own: &Path, directory: &Path) -> Result<(), String> {
+        let spec = self.saves.clone()?;
+        self.save_as(spec, record, own, directory)
+            .map_err(|error| error.to_string())
+    }
+
+    fn save_as(
+        &self,
+        spec: Spec,
+        record: &Record,
+        own: &Path,
+        directory: &Path,
+    ) -> Result<(), Error> {
         // Not while it ends.
         let _one_at_a_time = lock(&self.ending);
         let files = memory::create(directory)?;
@@ -363,7 +370,10 @@ impl Inner {
                 })
             })?;
         saved?;
-        copied.map_err(|error| problem(format!("copying its disk: {error}")))?;
+        copied.map_err(|source| Error::System {
+            what: "copying its disk",
+            source,
+        })?;
         let main = lock(&self.main).as_ref().map(Handle::id);
         memory::describe(
             directory,

@@ -26,7 +26,7 @@ pub struct Args {
     sandbox: String,
 
     /// How many
-    #[arg(short, value_name = "NUMBER", default_value = "1", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(short, long, value_name = "NUMBER", default_value = "1", value_parser = clap::value_parser!(u16).range(1..))]
     number: u16,
 }
 
