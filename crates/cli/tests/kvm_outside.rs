@@ -6,6 +6,7 @@ mod support;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use support::{Home, wait_until};
 
@@ -73,4 +74,39 @@ fn it_is_there_while_the_sandbox_runs_and_no_longer() {
     sandbox.wait();
     assert!(!path.exists());
     assert!(ended.iter().all(|group| !group.exists()));
+}
+
+/// Runs a shell command as a member of the group, which a machine that was taken over is:
+/// whether it went well.
+fn inside(group: &Path, command: &str) -> bool {
+    let script = format!("echo 0 >{}/cgroup.procs && {command}", group.display());
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &script]).stderr(Stdio::null());
+    shell.status().unwrap().success()
+}
+
+#[test]
+fn its_limits_hold() {
+    let home = Home::new();
+    let script = "echo ready; exec sleep 1000";
+    let start = ["run", "--rm", "--backend", "kvm", "--memory", "128m"];
+    let rest = ["box", "sh", "-c", script];
+    let mut sandbox = home.start(&[&start[..], &rest].concat());
+    assert_eq!(sandbox.line(), "ready");
+    let Some(group) = group(sandbox.pid()) else {
+        println!("no control group can be had here");
+        sandbox.signal(15);
+        sandbox.wait();
+        return;
+    };
+    assert!(inside(&group, "sleep 0"));
+    let processes = "for n in 1 2 3 4 5 6 7 8 9; do sleep 1000 & done";
+    assert!(!inside(&group, processes), "ten processes");
+    // With what takes too much goes all of the machine, and its user hears why.
+    assert!(!inside(
+        &group,
+        "dd if=/dev/zero of=/dev/null bs=1000M count=1"
+    ));
+    assert_eq!(sandbox.wait(), 125);
+    assert!(!group.exists());
 }

@@ -104,6 +104,39 @@ fn resolver(answer: Ipv4Addr) -> (SocketAddr, JoinHandle<()>) {
 
 #[test]
 #[ignore = "needs a built guest"]
+fn what_was_sent_arrives_after_the_end() {
+    const SENT: usize = 8 << 20;
+    /// What a pipe and who reads from it hold may not have been sent yet.
+    const UNSENT: usize = 128 << 10;
+    let (received, slow) = {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let slow = move |mut stream: TcpStream| {
+            let mut piece = vec![0; 32 << 10];
+            let mut received = 0;
+            while let Ok(count @ 1..) = stream.read(&mut piece) {
+                received += count;
+                // No more than 6 MB/s.
+                std::thread::sleep(std::time::Duration::from_millis(5));
+            }
+            let _ = sender.send(received);
+        };
+        (receiver, server(outside(), slow))
+    };
+    let home = Home::new();
+    let script = format!(
+        "{{ dd if=/dev/zero bs=64k count={}; touch /sent; sleep 1000; }} 2>&- | nc {} {slow} & \
+         while [ ! -e /sent ]; do sleep 0.02; done",
+        SENT >> 16,
+        outside(),
+    );
+    home.output(&["run", "--rm", "box", "sh", "-c", &script])
+        .ok();
+    let received = received.recv_timeout(support::PATIENCE).unwrap();
+    assert!(received + UNSENT >= SENT, "{received} bytes");
+}
+
+#[test]
+#[ignore = "needs a built guest"]
 fn much_goes_in_and_out_unchanged() {
     let body: &'static [u8] = data(24 << 20).leak();
     let download = web(outside(), body);

@@ -70,7 +70,7 @@ struct Inner {
     agent: Agent,
     machine: Arc<dyn Machine>,
     /// Goes after the machine, which would otherwise see a link go down.
-    _network: Option<micabox_net::Network>,
+    network: Option<micabox_net::Network>,
     stop_signal: i32,
     saves: Result<Spec, String>,
     adopted: Option<u32>,
@@ -101,7 +101,7 @@ impl Sandbox {
         let inner = Arc::new(Inner {
             agent: guest.agent,
             machine: guest.machine,
-            _network: guest.network,
+            network: guest.network,
             stop_signal,
             saves: guest.saves,
             adopted: guest.adopted,
@@ -259,13 +259,16 @@ impl Sandbox {
         self.inner.stop(grace)
     }
 
-    /// Ends the sandbox after its commands: in order if it has a disk, at once if there is
-    /// nothing to lose. Does nothing more after [`Sandbox::kill`].
+    /// Ends the sandbox after its commands: in order if it has a disk, or a network that what
+    /// they sent may not have left yet; at once if there is nothing to lose. Does nothing more
+    /// after [`Sandbox::kill`].
     ///
     /// # Errors
     /// As [`Sandbox::stop`].
     pub fn end(&self) -> Result<(), Error> {
-        if self.inner.keeps && !self.inner.is_killed.load(Ordering::Acquire) {
+        let inner = &self.inner;
+        let can_lose = inner.keeps || inner.network.is_some();
+        if can_lose && !inner.is_killed.load(Ordering::Acquire) {
             return self.inner.stop(Duration::ZERO);
         }
         self.inner.machine.kill();
@@ -440,7 +443,6 @@ impl Inner {
         };
         if self.agent.shut_down(Instant::now() + timeout)? {
             self.is_saved.store(true, Ordering::Release);
-            let _ = self.machine.wait(SHUTDOWN_TIMEOUT);
         } else if self.keeps {
             let problem = format!("the guest did not finish within {timeout:?}");
             return Err(Lost::unflushed(problem).into());

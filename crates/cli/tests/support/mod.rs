@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use micabox_image::{LoadOptions, Settings, Store, progress};
 
 /// Far longer than anything takes: only a hang ends it.
-const PATIENCE: Duration = Duration::from_secs(300);
+pub const PATIENCE: Duration = Duration::from_secs(300);
 
 /// How often something that has no signal of its own is looked at.
 const POLL: Duration = Duration::from_millis(20);
