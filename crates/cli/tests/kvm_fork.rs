@@ -198,6 +198,58 @@ fn forks_stay_behind_with_disks_of_their_own() {
     });
 }
 
+#[test]
+fn a_disk_is_saved_between_two_requests() {
+    let home = Home::new();
+    // Two processors and two writers, so that there is always a request under way.
+    let script = "other() { while :; do dd if=/dev/zero of=/b bs=64k count=64 conv=fsync; done; }
+        other 2>/dev/null & n=0; while :; do n=$((n+1));
+        dd if=/dev/zero of=/a bs=4k count=$((n % 50)) conv=fsync 2>/dev/null; echo $n; done";
+    let flags = [
+        "--backend",
+        "kvm",
+        "--cpus",
+        "2",
+        "--upper",
+        "disk:64m",
+        "--net",
+        "none",
+    ];
+    let start = ["run", "--rm", "--cold", "--name", "base"];
+    let command = ["box", "sh", "-c", script];
+    let mut original = home.start(&[&start[..], &flags, &command].concat());
+    for round in 0..4 {
+        let before = number(&mut original);
+        let (past, name) = (format!("past{round}"), format!("copy{round}"));
+        home.output(&["snapshot", "create", "--memory", "base", &past])
+            .ok();
+        // Both go on with what was under way, and the copy's disk is as it should be after a
+        // clean end.
+        let mut copy = home.start(&["run", "--name", &name, "--from", &past]);
+        let first = number(&mut copy);
+        assert!(first > before, "{first} after {before}");
+        for next in 1..10 {
+            assert_eq!(number(&mut copy), first + next);
+        }
+        stop(copy);
+        let inspected = home.output(&["ps", "-a"]).ok();
+        assert!(inspected.contains(&name), "{inspected}");
+        let disk = home
+            .sandboxes()
+            .into_iter()
+            .filter(|path| {
+                let record = fs::read_to_string(path.join("state.json")).unwrap_or_default();
+                record.contains(&format!("\"{name}\""))
+            })
+            .find_map(|path| Some(path.join("upper.ext4")).filter(|path| path.exists()))
+            .unwrap();
+        let check = home.output(&["ext4", "check", disk.to_str().unwrap()]);
+        assert_eq!(check.ok(), "clean\n");
+        home.output(&["rm", &name]).ok();
+    }
+    stop(original);
+}
+
 /// Snapshots on disk, whether anybody sees them or not.
 fn snapshots(home: &Home) -> usize {
     let entries = fs::read_dir(home.store().join("sandboxes")).unwrap();

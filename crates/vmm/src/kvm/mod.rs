@@ -62,7 +62,8 @@ const OWN_ADDRESS_SPACE: u64 = 2 << 30;
 /// which the kernel takes back when it must.
 const OWN_MEMORY: u64 = 256 << 20;
 
-/// The worker, its keeper and their threads, processors' apart; and some to spare.
+/// The worker, its keeper and their threads, those of processors and disks apart; and some to
+/// spare.
 const OWN_TASKS: u64 = 8;
 
 /// Our virtual machine monitor on this machine's KVM.
@@ -142,7 +143,7 @@ impl Backend for Kvm {
                 memory: config.memory().saturating_add(OWN_MEMORY),
                 // One more for devices.
                 cpus: u64::from(config.cpus) + 1,
-                tasks: u64::from(config.cpus) + OWN_TASKS,
+                tasks: u64::from(config.cpus) + config.disks.len() as u64 + OWN_TASKS,
             },
             attached: vsock.map(|vsock| Box::new(vsock) as _),
         };

@@ -9,9 +9,9 @@ use crate::kvm::memory::GuestMemory;
 
 /// A virtio device apart from its registers and queues.
 ///
-/// All calls come from the thread that serves devices, but for
-/// [`Device::config`], [`Device::write_config`] and [`Device::reset`], which are a
-/// processor's; none at the same time as another.
+/// All calls come from the thread that serves the device, but for [`Device::config`],
+/// [`Device::write_config`] and [`Device::reset`], which are a processor's; none at the same
+/// time as another.
 pub(crate) trait Device: Send {
     /// The device ID, specification section 5.
     fn id(&self) -> u32;
@@ -27,6 +27,12 @@ pub(crate) trait Device: Send {
     /// The configuration space.
     fn config(&self) -> &[u8] {
         &[]
+    }
+
+    /// Whether it takes as long over a request as a disk of the host's does. Such a device
+    /// has a thread of its own, so that nothing else waits for it.
+    fn is_slow(&self) -> bool {
+        false
     }
 
     /// The driver writes to the configuration space.

@@ -83,6 +83,11 @@ impl Transport {
         &self.notifications
     }
 
+    /// [`Device::is_slow`].
+    pub(crate) fn is_slow(&self) -> bool {
+        self.device.is_slow()
+    }
+
     pub(crate) fn interrupt(&self) -> &Interrupt {
         &self.interrupt
     }

@@ -6,18 +6,17 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Barrier, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 
-use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberOps};
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, KVM_MEM_READONLY, kvm_userspace_memory_region};
 use kvm_ioctls::{IoEventAddress, Kvm, VcpuFd, VmFd};
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion, GuestRegionMmap};
-use vmm_sys_util::epoll::EventSet;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::Controllers;
 use super::begin::Begin;
 use super::requests::Saver;
+use super::threads::{End, Loop, Threads, Waker};
 use crate::AGENT_PORT;
 use crate::jail::{self, Thread};
 use crate::kvm::boot;
@@ -176,90 +175,46 @@ impl Machine {
     }
 
     fn start(mut self) -> Result<Ending, Error> {
-        let events = |error: event_manager::Error| Error::System {
-            what: "waiting for events",
-            source: io::Error::other(error.to_string()),
-        };
         let end = Arc::new(End::new()?);
-        let mut manager: EventManager<Arc<Mutex<dyn MutEventSubscriber + Send>>> =
-            EventManager::new().map_err(events)?;
-        for device in &self.bus.virtio {
-            manager.add_subscriber(Arc::clone(&device.transport) as _);
-        }
-        manager.add_subscriber(Arc::new(Mutex::new(Waker(Arc::clone(&end)))));
+        let (slow, quick): (Vec<_>, Vec<_>) = self
+            .bus
+            .virtio
+            .iter()
+            .map(|device| Arc::clone(&device.transport))
+            .partition(|transport| lock(transport).is_slow());
         pause::catch_signal().map_err(system("catching a signal"))?;
-        // Nobody runs guest code before everybody is restricted.
-        let restricted = Arc::new(Barrier::new(self.vcpus.len().saturating_add(1)));
+        let count = self.vcpus.len() + slow.len() + 1;
+        let threads = Threads::new(count);
         for (vcpu, index) in self.vcpus.into_iter().zip(0..) {
             let (bus, end) = (Arc::clone(&self.bus), Arc::clone(&end));
-            let restricted = Arc::clone(&restricted);
             let pause = Arc::clone(&self.saver.pause);
-            let run = move || {
-                let restriction = Thread::Processor.restrict();
-                restricted.wait();
-                end.set(match restriction {
-                    Ok(()) => vcpu::run(vcpu, index, &bus, &pause, truncation::reason),
-                    Err(error) => Ending::Failed(error.to_string()),
-                });
-            };
-            let thread = std::thread::Builder::new()
-                .name(format!("vcpu{index}"))
-                .spawn(run)
-                .map_err(system("starting a processor's thread"))?;
+            let run = move || end.set(vcpu::run(vcpu, index, &bus, &pause, truncation::reason));
+            let thread = threads.spawn(Thread::Processor, format!("vcpu{index}"), run)?;
             self.saver.processors.push(thread);
         }
-        manager.add_subscriber(Arc::new(Mutex::new(self.saver)));
-        Thread::Devices.restrict()?;
-        restricted.wait();
-        // Devices are served by this thread.
-        loop {
-            if let Some(ending) = end.ending.get() {
-                lock(&self.bus.serial).flush();
-                return Ok(ending.clone());
-            }
-            match manager.run() {
-                Err(event_manager::Error::Epoll(error)) if error.errno() == libc::EINTR => {}
-                result => {
-                    result.map_err(events)?;
+        for (disk, index) in slow.into_iter().zip(0..) {
+            let end = Arc::clone(&end);
+            let mut events = Loop::new()?;
+            events.add(disk);
+            let run = move || {
+                if let Err(error) = events.run(&end) {
+                    end.set(Ending::Failed(error.to_string()));
                 }
-            }
+            };
+            threads.spawn(Thread::Disk, format!("disk{index}"), run)?;
         }
-    }
-}
-
-/// How the machine ended, set by the first processor that knows.
-struct End {
-    ending: OnceLock<Ending>,
-    event: EventFd,
-}
-
-impl End {
-    fn new() -> Result<Self, Error> {
-        let event = EventFd::new(libc::EFD_NONBLOCK).map_err(system("making an event"))?;
-        Ok(Self {
-            ending: OnceLock::new(),
-            event,
-        })
-    }
-
-    fn set(&self, ending: Ending) {
-        let _ = self.ending.set(ending);
-        let _ = self.event.write(1);
-    }
-}
-
-/// Wakes the thread that waits for events.
-struct Waker(Arc<End>);
-
-impl MutEventSubscriber for Waker {
-    fn init(&mut self, ops: &mut EventOps<'_>) {
-        if let Err(error) = ops.add(Events::new(&self.0.event, EventSet::IN)) {
-            self.0
-                .set(Ending::Failed(format!("waiting for the end: {error}")));
+        // All others are served by this thread.
+        let mut events = Loop::new()?;
+        for device in quick {
+            events.add(device);
         }
+        events.add(Arc::new(Mutex::new(Waker(Arc::clone(&end)))));
+        events.add(Arc::new(Mutex::new(self.saver)));
+        threads.join(Thread::Devices)?;
+        let ending = events.run(&end)?;
+        lock(&self.bus.serial).flush();
+        Ok(ending)
     }
-
-    fn process(&mut self, _events: Events, _ops: &mut EventOps<'_>) {}
 }
 
 /// Maps all pmem, of which the files are to be watched; where the regions are.

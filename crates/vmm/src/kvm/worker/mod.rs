@@ -8,6 +8,7 @@ mod begin;
 mod controllers;
 mod machine;
 mod requests;
+mod threads;
 
 use std::fs::File;
 use std::io;

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::thread::JoinHandle;
 
 use event_manager::{EventOps, Events, MutEventSubscriber};
@@ -15,11 +15,13 @@ use super::Controllers;
 use crate::kvm::bus::{Bus, lock};
 use crate::kvm::memory::{GuestMemory, copy};
 use crate::kvm::saved::Saved;
-use crate::kvm::vcpu::Pause;
+use crate::kvm::vcpu::{self, Pause};
+use crate::kvm::virtio::mmio::Transport;
 use crate::process::{Answer, Request};
 
-/// Saves the machine. It is one of those whom the devices' thread serves, so that no device
-/// has anything in hand meanwhile.
+/// Saves the machine. It is one of those whom the devices' thread serves, so that of its
+/// devices none has anything in hand meanwhile; it waits until those that have a thread of
+/// their own haven't either.
 pub(super) struct Saver {
     pub(super) requests: UnixStream,
     pub(super) pause: Arc<Pause>,
@@ -47,10 +49,17 @@ impl Saver {
         let Some((Request::Memory, Some(memory))) = Request::receive(&self.requests)? else {
             return Err(io::ErrorKind::InvalidData.into());
         };
-        let saved = self.save(&state, &memory);
+        let processors = self.pause.stop(&self.processors);
+        // Whoever serves one of them has done what there was to do, and can't go on with
+        // what comes in while it is ours: not before the end of this moment.
+        let devices = self.bus.virtio.iter();
+        let devices: Vec<_> = devices.map(|device| lock(&device.transport)).collect();
+        let saved =
+            processors.and_then(|processors| self.save(processors, &devices, &state, &memory));
         Answer(saved).send(&self.requests)?;
         // Whatever belongs to the same moment is being copied.
         let next = Request::receive(&self.requests);
+        drop(devices);
         self.pause.go_on();
         match next? {
             Some((Request::GoOn, _)) => Ok(true),
@@ -59,9 +68,13 @@ impl Saver {
         }
     }
 
-    fn save(&self, state: &File, memory: &File) -> Result<(), String> {
-        let devices = self.bus.virtio.iter();
-        let processors = self.pause.stop(&self.processors)?;
+    fn save(
+        &self,
+        processors: Vec<vcpu::State>,
+        devices: &[MutexGuard<'_, Transport>],
+        state: &File,
+        memory: &File,
+    ) -> Result<(), String> {
         let saved = Saved {
             memory_mib: self.memory_mib,
             features: self.features.clone(),
@@ -69,9 +82,7 @@ impl Saver {
             controllers: Controllers::of(&self.vm).map_err(|error| error.to_string())?,
             serial: lock(&self.bus.serial).save(),
             cmos: lock(&self.bus.cmos).clone(),
-            devices: devices
-                .map(|device| lock(&device.transport).save())
-                .collect(),
+            devices: devices.iter().map(|device| device.save()).collect(),
         };
         saved
             .write(state)

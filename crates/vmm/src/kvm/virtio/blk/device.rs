@@ -88,6 +88,10 @@ impl Device for Blk {
         &self.config
     }
 
+    fn is_slow(&self) -> bool {
+        true
+    }
+
     fn queue(&mut self, index: usize, active: &mut Active) -> Result<(), Violation> {
         while let Some(chain) = active.queues.get(index)?.pop(&active.memory)? {
             let head = chain.head;

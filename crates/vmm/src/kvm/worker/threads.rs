@@ -1,0 +1,126 @@
+//! The worker's threads: one a processor, one a slow device, and the first one for all other
+//! devices.
+
+use std::io;
+use std::sync::{Arc, Barrier, Mutex, OnceLock};
+use std::thread::JoinHandle;
+
+use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberOps};
+use vmm_sys_util::epoll::EventSet;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::machine::{Error, system};
+use crate::jail::{self, Thread};
+use crate::kvm::ending::Ending;
+
+/// Waits for events, and calls those who want to know.
+pub(super) struct Loop(EventManager<Arc<Mutex<Subscriber>>>);
+
+type Subscriber = dyn MutEventSubscriber + Send;
+
+impl Loop {
+    pub(super) fn new() -> Result<Self, Error> {
+        EventManager::new().map(Self).map_err(events)
+    }
+
+    pub(super) fn add(&mut self, subscriber: Arc<Mutex<Subscriber>>) {
+        self.0.add_subscriber(subscriber);
+    }
+
+    /// Goes round until the machine ends and something happens here.
+    pub(super) fn run(&mut self, end: &End) -> Result<Ending, Error> {
+        loop {
+            if let Some(ending) = end.ending.get() {
+                return Ok(ending.clone());
+            }
+            match self.0.run() {
+                Err(event_manager::Error::Epoll(error)) if error.errno() == libc::EINTR => {}
+                result => {
+                    result.map_err(events)?;
+                }
+            }
+        }
+    }
+}
+
+fn events(error: event_manager::Error) -> Error {
+    system("waiting for events")(io::Error::other(error.to_string()))
+}
+
+/// Threads that begin together.
+pub(super) struct Threads {
+    /// Nobody runs guest code before everybody is restricted.
+    restricted: Arc<Barrier>,
+}
+
+impl Threads {
+    /// For `count` threads, this one among them.
+    pub(super) fn new(count: usize) -> Self {
+        Self {
+            restricted: Arc::new(Barrier::new(count)),
+        }
+    }
+
+    /// Starts one, which restricts itself and waits for the others before it does `work`.
+    pub(super) fn spawn(
+        &self,
+        kind: Thread,
+        name: String,
+        work: impl FnOnce() + Send + 'static,
+    ) -> Result<JoinHandle<()>, Error> {
+        let restricted = Arc::clone(&self.restricted);
+        let run = move || {
+            if let Err(error) = kind.restrict() {
+                std::process::exit(Ending::Failed(error.to_string()).report());
+            }
+            restricted.wait();
+            work();
+        };
+        std::thread::Builder::new()
+            .name(name)
+            .spawn(run)
+            .map_err(system("starting a thread"))
+    }
+
+    /// Makes the calling thread the last of them.
+    pub(super) fn join(self, kind: Thread) -> Result<(), jail::Error> {
+        kind.restrict()?;
+        self.restricted.wait();
+        Ok(())
+    }
+}
+
+/// How the machine ended, set by the first thread that knows.
+pub(super) struct End {
+    ending: OnceLock<Ending>,
+    event: EventFd,
+}
+
+impl End {
+    pub(super) fn new() -> Result<Self, Error> {
+        let event = EventFd::new(libc::EFD_NONBLOCK).map_err(system("making an event"))?;
+        Ok(Self {
+            ending: OnceLock::new(),
+            event,
+        })
+    }
+
+    pub(super) fn set(&self, ending: Ending) {
+        let _ = self.ending.set(ending);
+        let _ = self.event.write(1);
+    }
+}
+
+/// Wakes the thread that waits for events.
+pub(super) struct Waker(pub(super) Arc<End>);
+
+impl MutEventSubscriber for Waker {
+    fn init(&mut self, ops: &mut EventOps<'_>) {
+        if let Err(error) = ops.add(Events::new(&self.0.event, EventSet::IN)) {
+            self.0
+                .set(Ending::Failed(format!("waiting for the end: {error}")));
+        }
+    }
+
+    fn process(&mut self, _events: Events, _ops: &mut EventOps<'_>) {}
+}
