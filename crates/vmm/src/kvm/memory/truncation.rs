@@ -1,8 +1,8 @@
 //! Files that shrink while they are mapped.
 //!
 //! Nobody may change a layer, but somebody can. A page behind a file's new end is not
-//! there: a processor of the guest that reads it stops with EFAULT, a device gets
-//! SIGBUS. Both end the machine, with the file's name.
+//! there: a processor of the guest that reads it stops with EFAULT, a device gets SIGBUS,
+//! or EFAULT where it has the kernel read it. All end the machine, with the file's name.
 
 #![allow(unsafe_code)]
 
@@ -56,6 +56,15 @@ pub(crate) fn reason() -> String {
     }
 }
 
+/// Ends the process because memory that a device used is not there.
+pub(crate) fn end_machine() -> ! {
+    eprintln!("{}", reason());
+    std::process::exit(FAILED)
+}
+
+/// The exit code.
+const FAILED: i32 = 1;
+
 const TRUNCATED: &str = "was truncated while the machine ran";
 
 extern "C" fn on_bus_error(
@@ -77,7 +86,7 @@ extern "C" fn on_bus_error(
         unsafe { libc::write(libc::STDERR_FILENO, part.as_ptr().cast(), part.len()) };
     }
     // SAFETY: ends the process at once, as a handler may.
-    unsafe { libc::_exit(1) };
+    unsafe { libc::_exit(FAILED) };
 }
 
 #[cfg(test)]
@@ -91,22 +100,27 @@ mod tests {
     /// Set in a process that is to be ended.
     const DOOMED: &str = "MICABOX_TEST_DOOMED";
 
-    /// A guest may have a device read from a mapped file: the console's messages, here. The
-    /// file is gone when the device does.
+    /// A guest may have a device read from a mapped file: the console, here. The file is gone
+    /// when the device does.
     #[test]
     fn a_device_that_reads_what_is_gone_ends_the_machine_by_name() {
-        if std::env::var_os(DOOMED).is_none() {
+        /// The port's bytes, which the kernel reads, and messages from the driver, which the
+        /// device reads.
+        const QUEUES: [&str; 2] = ["1", "3"];
+        let Some(queue) = std::env::var_os(DOOMED) else {
             let name = std::thread::current().name().unwrap_or_default().to_owned();
-            let mut again = Command::new(std::env::current_exe().unwrap());
-            let doomed = again
-                .args(["--exact", &name, "--nocapture"])
-                .env(DOOMED, "1");
-            let output = doomed.output().unwrap();
-            let words = String::from_utf8_lossy(&output.stderr);
-            assert_eq!(output.status.code(), Some(1), "{words}");
-            assert!(words.contains("layer 7 was truncated while"), "{words}");
+            for queue in QUEUES {
+                let mut again = Command::new(std::env::current_exe().unwrap());
+                let doomed = again
+                    .args(["--exact", &name, "--nocapture"])
+                    .env(DOOMED, queue);
+                let output = doomed.output().unwrap();
+                let words = String::from_utf8_lossy(&output.stderr);
+                assert_eq!(output.status.code(), Some(FAILED), "{words}");
+                assert!(words.contains("layer 7 was truncated while"), "{words}");
+            }
             return;
-        }
+        };
         let (_host, guest) = UnixStream::pair().unwrap();
         let mut driver = Driver::new(Box::new(Console::new("port", guest).unwrap()));
         let region = driver.memory.regions().next().unwrap();
@@ -119,11 +133,10 @@ mod tests {
         };
         watch(vec![mapped]).unwrap();
         driver.pmem.set_len(0).unwrap();
-        /// Messages from the driver.
-        const CONTROL: usize = 3;
-        driver.add(CONTROL, &[(PMEM, 8, READ)]);
-        driver.run(CONTROL);
-        // The device has read the message, and nothing happened: a failure.
+        let queue = queue.to_str().unwrap().parse().unwrap();
+        driver.add(queue, &[(PMEM, 8, READ)]);
+        driver.run(queue);
+        // The device has read it, and nothing happened: a failure.
         std::process::exit(0);
     }
 }

@@ -10,7 +10,7 @@ use virtio_queue::DescriptorChain;
 use vm_memory::{GuestMemoryMmap, VolatileSlice};
 
 use super::Violation;
-use crate::kvm::memory::{GuestMemory, Slice};
+use crate::kvm::memory::{GuestMemory, Slice, truncation};
 
 /// Most pieces of memory that the kernel takes in one call (`UIO_MAXIOV`). No driver
 /// makes a chain longer than its queue.
@@ -241,6 +241,14 @@ fn count(vectors: &[libc::iovec]) -> libc::c_int {
     libc::c_int::try_from(vectors.len()).unwrap_or(libc::c_int::MAX)
 }
 
+/// What a transfer came to. Memory of the guest's that is not there is a file's that somebody
+/// truncated: the machine's end.
 fn bytes(result: isize) -> io::Result<usize> {
-    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+    usize::try_from(result).map_err(|_| {
+        let error = io::Error::last_os_error();
+        if error.raw_os_error() == Some(libc::EFAULT) {
+            truncation::end_machine();
+        }
+        error
+    })
 }
