@@ -1,9 +1,11 @@
 //! A driver for tests: it does to a device, through its registers and queues, what a
 //! guest's would, and whatever else a test wants done.
 
+#![allow(unsafe_code)]
+
 use event_manager::{EventManager, SubscriberOps};
 use std::sync::{Arc, Mutex};
-use vm_memory::{Bytes, GuestAddress};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryRegion};
 
 use super::Device;
 use super::mmio::Transport;
@@ -43,6 +45,19 @@ pub(crate) struct Driver {
     pub(crate) pmem: std::fs::File,
     rings: Vec<Rings>,
     next_buffer: u64,
+}
+
+/// A machine's regions stay mapped as long as its process. There are more drivers in one,
+/// when they are fuzzed, than it can have mappings.
+impl Drop for Driver {
+    fn drop(&mut self) {
+        for region in self.memory.regions() {
+            let length = usize::try_from(region.len()).unwrap_or_default();
+            // SAFETY: the mapping is this driver's own, and without it nobody drives the
+            // device to look there.
+            unsafe { libc::munmap(region.as_ptr().cast(), length) };
+        }
+    }
 }
 
 impl Driver {
