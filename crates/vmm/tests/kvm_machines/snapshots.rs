@@ -81,6 +81,18 @@ fn counter() -> NamedTempFile {
     kernel
 }
 
+/// A machine that counts, what it is made of, and its kernel's file.
+fn counting() -> Result<(Box<dyn Machine>, MachineConfig, NamedTempFile), Failed> {
+    let kernel = counter();
+    let config = MachineConfig {
+        kernel: kernel.path().to_owned(),
+        ..config()
+    };
+    let machine = start(&config)?;
+    counts(&*machine)?;
+    Ok((machine, config, kernel))
+}
+
 fn start(config: &MachineConfig) -> Result<Box<dyn Machine>, Failed> {
     Ok(Kvm::probe()?.start(config)?)
 }
@@ -131,13 +143,7 @@ fn counts(machine: &dyn Machine) -> Result<Vec<u32>, Failed> {
 }
 
 fn count_on() -> Result<(), Failed> {
-    let kernel = counter();
-    let config = MachineConfig {
-        kernel: kernel.path().to_owned(),
-        ..config()
-    };
-    let original = start(&config)?;
-    counts(&*original)?;
+    let (original, config, _kernel) = counting()?;
     let snapshot = save(&*original)?;
     // Few pages were ever written to.
     let blocks = snapshot.memory.metadata()?.blocks();
@@ -176,12 +182,7 @@ fn numbers_from(text: &str) -> u32 {
 }
 
 fn copies_of_copies() -> Result<(), Failed> {
-    let kernel = counter();
-    let config = MachineConfig {
-        kernel: kernel.path().to_owned(),
-        ..config()
-    };
-    let mut machine = start(&config)?;
+    let (mut machine, config, _kernel) = counting()?;
     let mut last = 0;
     for _ in 0..3 {
         let numbers = counts(&*machine)?;
@@ -297,13 +298,7 @@ fn refusal(config: &MachineConfig, snapshot: &Snapshot) -> Result<String, Failed
 }
 
 fn altered() -> Result<(), Failed> {
-    let kernel = counter();
-    let config = MachineConfig {
-        kernel: kernel.path().to_owned(),
-        ..config()
-    };
-    let original = start(&config)?;
-    counts(&*original)?;
+    let (original, config, _kernel) = counting()?;
     let good = save(&*original)?;
     let with_state = |change: &dyn Fn(&File)| -> Result<String, Failed> {
         let state = changed(&good.state, change)?;
@@ -325,13 +320,7 @@ fn altered() -> Result<(), Failed> {
 }
 
 fn another_machine() -> Result<(), Failed> {
-    let kernel = counter();
-    let config = MachineConfig {
-        kernel: kernel.path().to_owned(),
-        ..config()
-    };
-    let original = start(&config)?;
-    counts(&*original)?;
+    let (original, config, _kernel) = counting()?;
     let snapshot = save(&*original)?;
     for (other, what) in [
         (
