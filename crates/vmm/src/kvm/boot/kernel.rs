@@ -4,11 +4,10 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use linux_loader::bootparam::setup_header;
-use linux_loader::loader::elf::PvhBootCapability;
 use linux_loader::loader::{BzImage, Elf, KernelLoader, KernelLoaderResult};
 use vm_memory::{Address, GuestAddress, GuestMemoryMmap};
 
-use super::{Entry, Error};
+use super::Error;
 use crate::kvm::memory::layout;
 
 const ELF_MAGIC: [u8; 4] = *b"\x7fELF";
@@ -17,6 +16,9 @@ const ELF_MAGIC: [u8; 4] = *b"\x7fELF";
 const BZIMAGE_MAGIC: [u8; 4] = *b"HdrS";
 const BZIMAGE_MAGIC_AT: u64 = 0x202;
 
+/// `boot_flag` of a kernel's header.
+const BOOT_FLAG: u16 = 0xaa55;
+
 /// `XLF_KERNEL_64`: there is a 64-bit entry, this far behind the start.
 const HAS_64_BIT_ENTRY: u16 = 1;
 const OFFSET_OF_64_BIT_ENTRY: u64 = 0x200;
@@ -24,11 +26,12 @@ const OFFSET_OF_64_BIT_ENTRY: u64 = 0x200;
 /// A loaded kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kernel {
-    pub(crate) entry: Entry,
+    /// Where its first instruction is, in 64-bit mode.
+    pub(crate) entry: u64,
     /// The first address behind everything that it needs to begin.
     pub(crate) end: u64,
-    /// A bzImage's own description, to be handed back to it.
-    pub(super) header: Option<setup_header>,
+    /// A bzImage's own description, to be handed back to it, or what an ELF kernel has of one.
+    pub(super) header: setup_header,
 }
 
 impl Kernel {
@@ -50,15 +53,16 @@ impl Kernel {
     fn load_elf(ram: &GuestMemoryMmap, file: &mut File) -> Result<Self, Error> {
         let start = GuestAddress(layout::HIGH_RAM);
         let loaded = Elf::load(ram, None, file, Some(start))?;
-        let PvhBootCapability::PvhEntryPresent(address) = loaded.pvh_boot_cap else {
-            return Err(Error::NoPvhEntry);
-        };
+        // Not the PVH entry, if there is one: at that, the kernel looks for Xen in 256 places,
+        // and each is an exit.
         Ok(Self {
-            entry: Entry::Pvh {
-                address: address.raw_value(),
-            },
+            entry: loaded.kernel_load.raw_value(),
             end: loaded.kernel_end,
-            header: None,
+            header: setup_header {
+                boot_flag: BOOT_FLAG,
+                header: u32::from_le_bytes(BZIMAGE_MAGIC),
+                ..Default::default()
+            },
         })
     }
 
@@ -73,11 +77,9 @@ impl Kernel {
         let preferred = header.pref_address;
         let unpacked = preferred.saturating_add(u64::from(header.init_size));
         Ok(Self {
-            entry: Entry::Linux64 {
-                address: layout::HIGH_RAM + OFFSET_OF_64_BIT_ENTRY,
-            },
+            entry: layout::HIGH_RAM + OFFSET_OF_64_BIT_ENTRY,
             end: loaded.kernel_end.max(unpacked),
-            header: Some(header),
+            header,
         })
     }
 }
