@@ -15,8 +15,9 @@ const KILL: i32 = 9;
 const TERM: i32 = 15;
 const COPIES: usize = 8;
 
-/// Counts, a line each, and keeps the number in a file.
-const COUNTS: &str = "n=0; while :; do n=$((n+1)); echo $n; echo $n > /n; sleep 0.1; done";
+/// Counts, a line each, and keeps the number in a file, which is never seen without one.
+const COUNTS: &str =
+    "n=0; while :; do n=$((n+1)); echo $n; echo $n > /next; mv /next /n; sleep 0.1; done";
 
 /// Starts a sandbox called `base` that counts.
 fn base(home: &Home, flags: &[&str]) -> Running {
