@@ -1,8 +1,8 @@
 """A kernel that stops at its first instruction: what is over by then is the VMM's part.
 
-The PVH entry of an ELF kernel gets a few bytes of code in place of the kernel's own: `K`
-on the serial port, then the time stamp counter's low half, then a halt for good.
-Everything else, its size above all, is the kernel's.
+Both entries of an ELF kernel, PVH's and the 64-bit one, get a few bytes of code in place of the
+kernel's own: `K` on the serial port, then the time stamp counter's low half, then a halt for
+good. Everything else, its size above all, is the kernel's.
 """
 
 import pathlib
@@ -12,7 +12,7 @@ import struct
 NOTE = (b"Xen\0", 18)
 PT_LOAD, PT_NOTE = 1, 4
 
-# 32-bit code, as PVH enters.
+# The same in 32-bit mode, which PVH enters in, and in 64-bit mode.
 CODE = bytes.fromhex(
     "0f31"  # rdtsc
     "89c1"  # mov ecx, eax
@@ -29,8 +29,9 @@ CODE = bytes.fromhex(
 def stopping(kernel: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
     """Writes a copy of the ELF `kernel` that stops as above."""
     image = bytearray(kernel.read_bytes())
-    at = offset(image, entry(image))
-    image[at : at + len(CODE)] = CODE
+    for address in (pvh_entry(image), struct.unpack_from("<Q", image, 24)[0]):
+        at = offset(image, address)
+        image[at : at + len(CODE)] = CODE
     out.write_bytes(image)
     return out
 
@@ -47,7 +48,7 @@ def segments(image: bytes, kind: int) -> list[tuple[int, int, int]]:
     return found
 
 
-def entry(image: bytes) -> int:
+def pvh_entry(image: bytes) -> int:
     """The physical address of the PVH entry."""
     for at, _, length in segments(image, PT_NOTE):
         end = at + length

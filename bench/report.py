@@ -287,8 +287,118 @@ def instructions(result: dict) -> str:
     )
 
 
+def vmm(result: dict) -> str:
+    clock, counted = result["by clock"], result.get("by instructions")
+    best = counted or clock
+    # An instruction is a nanosecond there.
+    unit = "M instructions" if counted else "ms"
+    scale = 1e3
+
+    def times(found: dict, also: dict) -> list[str]:
+        """Counted, if it was, and by the clock: median, fastest, slowest."""
+        by_clock = f"{also['seconds'] * 1e3:.0f} ({also['min'] * 1e3:.0f}–{also['max'] * 1e3:.0f})"
+        return [f"{found['seconds'] * scale:.1f}", by_clock]
+
+    def mib(found: dict, part: str, kind: str, how: str) -> str:
+        return f"{found[part][kind][how] / MIB:.1f}"
+
+    ms = "emulated ms" if result["emulated"] else "ms"
+    kernel, init, output = (best["starts"][what] for what in ("kernel", "init", "output"))
+    first = [
+        [
+            who,
+            f"{found['cpu'] * scale:.1f}",
+            *times(found, clock["starts"]["kernel"][who]),
+            f"{found['exits']:.0f}",
+            *(mib(found, "memory", "own", how) for how in ("pss", "rss", "private")),
+        ]
+        for who, found in kernel.items()
+    ]
+    second = [
+        [
+            who,
+            *times(found, clock["starts"]["init"][who]),
+            *(f"{found[name]:.0f}" for name in ("exits", "pf_taken", "io_exits", "mmio_exits")),
+            mib(found, "memory", "ram", "rss"),
+        ]
+        for who, found in init.items()
+    ]
+    cold = output["mica run --cold"]["seconds"]
+    third = [
+        [
+            f"`{who}`",
+            *times(found, clock["starts"]["output"][who]),
+            f"{found['seconds'] / cold:.2f}",
+            f"{found['exits']:.0f}",
+            mib(found, "memory", "own", "pss"),
+            mib(found, "memory", "ram", "rss"),
+            mib(found, "owner", "own", "pss"),
+        ]
+        for who, found in output.items()
+    ]
+    fourth = []
+    for count, found in best["forks"].items():
+        fork, boot = found["fork"], found["boot"]
+        by_clock = clock["forks"][count]["fork"]
+        fourth.append(
+            [
+                count,
+                f"{boot['seconds'] * scale:.1f}",
+                f"{fork['seconds'] * scale:.1f}",
+                f"{fork['p99'] * scale:.1f}",
+                f"{fork['seconds'] / boot['seconds']:.2f}",
+                f"{by_clock['seconds'] * 1e3:.0f}",
+                f"{by_clock['p99'] * 1e3:.0f}",
+                mib(fork, "memory", "own", "pss"),
+                mib(fork, "memory", "ram", "private"),
+                mib(fork, "owner", "own", "pss"),
+            ]
+        )
+    ours = kernel["ours"]
+    exits = {who: init["ours"]["exits"] / init[who]["exits"] for who in init if who != "ours"}
+    most = best["forks"][max(best["forks"], key=int)]
+    share = most["fork"]["seconds"] / most["boot"]["seconds"]
+    added = most["fork"]["memory"]
+    added = (added["own"]["pss"] + added["ram"]["private"]) / MIB
+    overhead = ours["memory"]["own"]["pss"] / MIB
+    judged = ", at 10⁹ instructions a second" if counted else ""
+    parts = [
+        source(result) + f" Medians of {result['rounds']} interleaved rounds by the clock"
+        f"{', of 3 by instructions' if counted else ''}; the fastest and slowest in brackets.",
+        table(
+            ["to the kernel's first instruction", f"CPU, {unit}", f"whole, {unit}", f"whole, {ms}"]
+            + ["exits", "PSS, MiB", "RSS, MiB", "private, MiB"],
+            first,
+        ),
+        f"Aim, under 8 ms of CPU: {met(ours['cpu'] < 0.008)} ({ours['cpu'] * 1e3:.1f}{judged}). "
+        f"Aim, under 5 MiB beyond the guest's: {met(overhead < 5)} ({overhead:.1f}).",
+        table(
+            ["to init", f"whole, {unit}", f"whole, {ms}", "exits", "for pages", "ports", "MMIO"]
+            + ["guest's RAM, MiB"],
+            second,
+        ),
+        "Aim, half of QEMU's exits to init: "
+        + ", ".join(f"{met(part <= 0.5)} for {who} ({part:.2f})" for who, part in exits.items())
+        + ".",
+        table(
+            ["to a command's first output", f"whole, {unit}", f"whole, {ms}", "ratio", "exits"]
+            + ["machine's PSS, MiB", "guest's RAM, MiB", "`mica`'s PSS, MiB"],
+            third,
+        ),
+        table(
+            ["copies", f"boot, {unit}", "p50", "p99", "p50 to boot", f"p50, {ms}", f"p99, {ms}"]
+            + ["machine's PSS, MiB", "RAM of its own, MiB", "`mica`'s PSS, MiB"],
+            fourth,
+        ),
+        f"Aim, a copy's first output in a tenth of a boot: {met(share <= 0.1)} ({share:.2f}). "
+        f"Aim, under 2 MiB for an idle copy's machine: {met(added < 2)} ({added:.1f}).",
+    ]
+    return "\n\n".join(parts)
+
+
 TABLES = {
     "instructions": instructions,
+    "vmm": vmm,
     "ext4": ext4,
     "convert": convert,
     "merge": merge,

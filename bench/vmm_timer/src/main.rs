@@ -1,0 +1,65 @@
+//! Starts machines on KVM, ours and QEMU's in turns, and says what each took: a line of JSON
+//! a start, on stdout.
+//!
+//! `vmm-timer ROUNDS FORKS DIRECTORY`, as root. In DIRECTORY are
+//!
+//! ```text
+//! mica       our program, which is its own worker
+//! vmlinux    the kernel
+//! stop       the same, but its first instructions say `K` on the serial port and halt
+//! bare.cpio  an init that says `init` there, and waits if a word tells it to
+//! guest/     kernel and initrd of sandboxes
+//! box.tar    an image
+//! ```
+//!
+//! FORKS are how many copies of a running sandbox to make, as `1,8,64`; `-` for none.
+
+mod machines;
+mod processes;
+mod sandboxes;
+mod trace;
+
+use std::error::Error;
+use std::path::PathBuf;
+
+pub type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+/// Guest RAM of every machine, MiB.
+pub const MEMORY_MIB: u32 = 512;
+
+fn main() -> Result<()> {
+    let usage = "vmm-timer ROUNDS FORKS DIRECTORY";
+    let mut arguments = std::env::args().skip(1);
+    let mut next = || arguments.next().ok_or(usage);
+    let rounds: usize = next()?.parse()?;
+    let forks = next()?;
+    let files = PathBuf::from(next()?);
+
+    let trace = trace::Trace::new()?;
+    let home = sandboxes::Home::new(&files)?;
+    let machines = machines::contenders(&files)?;
+    let contenders = machines.len() + sandboxes::WAYS.len();
+    // The first round is not counted: it brings all files into the page cache.
+    for round in 0..=rounds {
+        for turn in 0..contenders {
+            let who = (round + turn) % contenders;
+            let report = match machines.get(who) {
+                Some(machine) => machine.measure(&files, &trace)?,
+                None => home.measure(&sandboxes::WAYS[who - machines.len()])?,
+            };
+            let Some(round) = round.checked_sub(1) else {
+                continue;
+            };
+            for mut line in report {
+                line["round"] = round.into();
+                println!("{line}");
+            }
+        }
+    }
+    for count in forks.split(',').filter(|count| *count != "-") {
+        for line in home.forks(count.parse()?)? {
+            println!("{line}");
+        }
+    }
+    Ok(())
+}
