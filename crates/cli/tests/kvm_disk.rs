@@ -1,0 +1,193 @@
+//! A disk that takes its time, on our own monitor. `scripts/test-kvm` runs this.
+
+mod support;
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
+use std::time::{Duration, UNIX_EPOCH};
+
+use fuser::{
+    Config, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo, LockOwner,
+    OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyWrite, Request, SessionACL,
+    WriteFlags,
+};
+use rustix::fs::{CWD, Mode, makedev, mknodat};
+use support::{Home, image, wait};
+
+/// Far longer than anything takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The only file's number, and its name.
+const NUMBER: INodeNo = INodeNo(2);
+const NAME: &str = "disk";
+
+/// A filesystem with one file, of which it keeps the contents in another. Once `holds` is
+/// set, whoever flushes waits until somebody answers.
+struct Slow {
+    file: File,
+    holds: Arc<AtomicBool>,
+    flushes: Sender<ReplyEmpty>,
+}
+
+impl Slow {
+    fn attributes(&self, number: INodeNo) -> FileAttr {
+        let (kind, perm) = match number {
+            NUMBER => (FileType::RegularFile, 0o666),
+            _ => (FileType::Directory, 0o777),
+        };
+        let size = self.file.metadata().unwrap().len();
+        FileAttr {
+            ino: number,
+            size,
+            blocks: size / 512,
+            atime: UNIX_EPOCH,
+            mtime: UNIX_EPOCH,
+            ctime: UNIX_EPOCH,
+            crtime: UNIX_EPOCH,
+            kind,
+            perm,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            blksize: 4096,
+            flags: 0,
+        }
+    }
+}
+
+const VALID: Duration = Duration::from_secs(1);
+
+impl Filesystem for Slow {
+    fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        match name == NAME {
+            true => reply.entry(&VALID, &self.attributes(NUMBER), Generation(0)),
+            false => reply.error(Errno::ENOENT),
+        }
+    }
+
+    fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        reply.attr(&VALID, &self.attributes(number));
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let mut bytes = vec![0; size as usize];
+        let length = self.file.read_at(&mut bytes, offset).unwrap();
+        reply.data(&bytes[..length]);
+    }
+
+    fn write(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        data: &[u8],
+        _: WriteFlags,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        self.file.write_all_at(data, offset).unwrap();
+        reply.written(u32::try_from(data.len()).unwrap());
+    }
+
+    fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        match self.holds.load(Ordering::SeqCst) {
+            true => self.flushes.send(reply).unwrap(),
+            false => reply.ok(),
+        }
+    }
+
+    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        reply.ok();
+    }
+}
+
+#[test]
+fn nothing_waits_for_a_disk_but_who_asked_for_it() {
+    if !Path::new("/dev/fuse").exists() {
+        let mode = Mode::from_raw_mode(0o600);
+        let kind = rustix::fs::FileType::CharacterDevice;
+        mknodat(CWD, "/dev/fuse", kind, mode, makedev(10, 229)).unwrap();
+    }
+    let home = Home::empty();
+    let at = |name: &str| home.path().join(name).to_str().unwrap().to_owned();
+    let (disk, archive, mount) = (at("root.ext4"), at("base.tar"), at("slow"));
+    fs::write(&archive, &image::layers()[0]).unwrap();
+    home.output(&["ext4", "mkfs", &disk, "--size", "64M"]).ok();
+    home.output(&["ext4", "import", &disk, &archive]).ok();
+
+    fs::create_dir(&mount).unwrap();
+    let holds = Arc::new(AtomicBool::new(false));
+    let (flushes, held) = channel();
+    let slow = Slow {
+        file: File::options().read(true).write(true).open(&disk).unwrap(),
+        holds: Arc::clone(&holds),
+        flushes,
+    };
+    let mut config = Config::default();
+    // The machine's process is nobody.
+    config.acl = SessionACL::All;
+    let session = fuser::spawn_mount(slow, &mount, &config).unwrap();
+
+    let in_place = format!("{mount}/{NAME}:rw");
+    // `sync` is started when a line says so; `read` and `echo` are the shell's own.
+    let script = "while read line; do echo $line; case $line in flush) \
+                  (echo x > /x; sync; echo flushed) & ;; esac; done";
+    let run = ["run", "-i", "--rm", "--backend", "kvm", "--net", "none"];
+    let root = ["--root-disk", &in_place, "sh", "-c", script];
+    let mut mica = home.mica(&[&run[..], &root].concat());
+    let mut mica = mica
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = mica.stdin.take().unwrap();
+    let mut lines = BufReader::new(mica.stdout.take().unwrap()).lines();
+    let mut say = |line: &str| writeln!(stdin, "{line}").unwrap();
+    let mut next = || lines.next().unwrap().unwrap();
+
+    say("ready");
+    assert_eq!(next(), "ready");
+    holds.store(true, Ordering::SeqCst);
+    say("flush");
+    assert_eq!(next(), "flush");
+    let flush = held.recv_timeout(PATIENCE).unwrap();
+    // The disk waits for the host until it has been seen that the console does not.
+    let (seen, is_seen) = channel();
+    let waiter = thread::spawn(move || {
+        let in_time = is_seen.recv_timeout(PATIENCE).is_ok();
+        holds.store(false, Ordering::SeqCst);
+        flush.ok();
+        in_time
+    });
+    for number in 0..20 {
+        say(&number.to_string());
+        assert_eq!(next(), number.to_string());
+    }
+    let _ = seen.send(());
+    assert!(waiter.join().unwrap(), "the console waited for the disk");
+    assert_eq!(next(), "flushed");
+    drop(stdin);
+    assert_eq!(wait(&mut mica), 0);
+    drop(session);
+}
