@@ -211,3 +211,37 @@ fn a_machine_goes_on_when_whoever_had_it_paused_is_killed() {
     home.output(&["snapshot", "rm", "moment"]).ok();
     home.assert_nothing_left();
 }
+
+#[test]
+#[ignore = "needs a built guest"]
+fn without_kvm_no_memory_is_saved() {
+    let home = Home::new();
+    let start = ["run", "--rm", "--backend", "qemu", "--name", "it", "box"];
+    let command = ["sh", "-c", "echo up; exec sleep 1000"];
+    let mut sandbox = home.start(&[&start[..], &command].concat());
+    assert_eq!(sandbox.line(), "up");
+    for (arguments, code) in [
+        (&["snapshot", "create", "--memory", "it", "moment"][..], 1),
+        (&["fork", "it"], 125),
+    ] {
+        let refused = home.output(arguments);
+        assert_eq!((refused.code(), refused.stdout().as_str()), (code, ""));
+        let text = refused.stderr();
+        assert!(
+            text.starts_with("mica: sandbox it can't be saved: "),
+            "{text}"
+        );
+        assert!(
+            text.contains("need KVM") && text.contains("mica doctor"),
+            "{text}"
+        );
+    }
+    // Nothing is left of the attempts, and the sandbox goes on.
+    assert_eq!(
+        home.output(&["snapshot", "ls", "--json"]).json(),
+        serde_json::json!([])
+    );
+    assert_eq!(home.sandboxes().len(), 1);
+    home.output(&["stop", "-t", "0", "it"]).ok();
+    sandbox.wait();
+}

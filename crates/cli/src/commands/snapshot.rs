@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, BufReader};
 use std::path::PathBuf;
 
-use crate::failure::{EXIT_MICA, Failure};
+use crate::failure::Failure;
 use crate::output::{Table, ago, print, print_json, size};
 use crate::whole_file::WholeFile;
 use crate::{Outcome, settings};
@@ -78,10 +78,7 @@ pub fn execute(args: &Args) -> Outcome {
             name,
         } => {
             let snapshot = match memory {
-                // Without KVM it is mica that fails, not what was asked for.
-                true => sandboxes
-                    .save_machine(&store, sandbox, name)
-                    .map_err(|error| Failure::from(error).at_least(EXIT_MICA))?,
+                true => sandboxes.save_machine(&store, sandbox, name)?,
                 false => sandboxes.create_snapshot(&store, sandbox, name)?,
             };
             print(&format!("{}\n", snapshot.name))?;
