@@ -12,13 +12,13 @@ use std::os::unix::fs::OpenOptionsExt;
 /// written to the console's terminal waits for interrupts that a machine about to end does
 /// not see any more. If nobody hears it, nothing can be done about that.
 pub fn say(text: impl Display) {
-    /// An error's level: shown however quiet the kernel is to be.
-    const ERROR: &str = "<3>";
+    /// A critical condition's level: shown however quiet the kernel is to be.
+    const CRITICAL: &str = "<2>";
     let line = format!("mica-guest: {text}\n");
     let logged = File::options()
         .write(true)
         .open("/dev/kmsg")
-        .and_then(|mut log| log.write_all(format!("{ERROR}{line}").as_bytes()));
+        .and_then(|mut log| log.write_all(format!("{CRITICAL}{line}").as_bytes()));
     if logged.is_err() {
         let _ = std::io::stderr().write_all(line.as_bytes());
     }

@@ -76,10 +76,10 @@ pub(super) struct SharedVsock {
     pub(super) owner: RawFd,
 }
 
-/// The words of the command line that every machine of ours has: few messages, a reset at
-/// once after a panic, and no looking for PCI, which is not there. All else is in the ACPI
-/// tables.
-const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 pci=off";
+/// The words of the command line that every machine of ours has: messages from critical ones
+/// on (that there is no PCI is an error to the kernel, and each letter costs two exits), a reset
+/// at once after a panic, and no looking for PCI. All else is in the ACPI tables.
+const COMMAND_LINE: &str = "console=ttyS0 loglevel=3 panic=-1 pci=off";
 
 impl Handover {
     /// Opens what `config` names. The descriptors go to the worker with their numbers;
