@@ -3,8 +3,11 @@
 
 mod support;
 
+use std::fs;
 use std::io::{Read, Write};
+use std::os::unix::fs::{MetadataExt, chown};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -50,7 +53,7 @@ fn it_is_there_while_the_sandbox_runs_and_no_longer() {
     );
     // A killed mica can't clean up; the next one does.
     let killed = group(sandbox.pid());
-    let members = |group: &PathBuf| std::fs::read_to_string(group.join("cgroup.procs")).unwrap();
+    let members = |group: &PathBuf| fs::read_to_string(group.join("cgroup.procs")).unwrap();
     // The machine, and who waits for it.
     assert!(
         killed
@@ -109,4 +112,106 @@ fn its_limits_hold() {
     ));
     assert_eq!(sandbox.wait(), 125);
     assert!(!group.exists());
+}
+
+/// A user of this machine's without privileges.
+const USER: u32 = 1000;
+
+/// A control group that was handed over to the user, with this process in it until the end.
+struct Delegated {
+    home: PathBuf,
+    place: PathBuf,
+}
+
+impl Delegated {
+    /// As a session's manager does it. None if no control group can be had here.
+    fn new() -> Option<Self> {
+        let (home, _) = micabox_vmm::control_groups().ok()?;
+        let place = home.join("user-without-privileges");
+        fs::create_dir_all(place.join("session")).unwrap();
+        let owned = ["", "cgroup.procs", "cgroup.subtree_control", "session"];
+        for path in owned.map(|name| place.join(name)) {
+            chown(path, Some(USER), None).unwrap();
+        }
+        chown(place.join("session/cgroup.procs"), Some(USER), None).unwrap();
+        fs::write(place.join("session/cgroup.procs"), "0").unwrap();
+        Some(Self { home, place })
+    }
+}
+
+impl Drop for Delegated {
+    fn drop(&mut self) {
+        let _ = fs::write(self.home.join("cgroup.procs"), "0");
+        let _ = fs::remove_dir(self.place.join("session"));
+        let _ = fs::remove_dir(&self.place);
+    }
+}
+
+#[test]
+fn a_user_without_privileges_lacks_nothing() {
+    if !rustix::process::geteuid().is_root() {
+        println!("only root can become somebody else");
+        return;
+    }
+    let reads = |path: &Path| {
+        let mut test = Command::new("test");
+        test.arg("-r").arg(path).uid(USER).gid(USER);
+        test.status().unwrap().success()
+    };
+    let guest = PathBuf::from(std::env::var_os("MICABOX_GUEST").unwrap());
+    if !reads(Path::new(env!("CARGO_BIN_EXE_mica"))) || !reads(&guest.join("vmlinux")) {
+        println!("this checkout is where only root may look");
+        return;
+    }
+    let home = Home::new();
+    let owner = format!("{USER}:{USER}");
+    let mut change = Command::new("chown");
+    change.args(["-R", &owner]).arg(home.path());
+    assert!(change.status().unwrap().success());
+    let group = fs::metadata("/dev/kvm").unwrap().gid();
+    let delegated = Delegated::new();
+    let mica = |arguments: &[&str]| {
+        let mut command = home.mica(arguments);
+        command.uid(USER).gid(group);
+        command
+    };
+    let output = |arguments: &[&str]| support::Finished::of(mica(arguments));
+
+    let run = ["run", "--rm", "--backend", "kvm", "box", "id", "-u"];
+    // By a boot, and from its template.
+    for _ in 0..2 {
+        assert_eq!(output(&run).ok(), "0\n");
+    }
+    let base = ["run", "-d", "--rm", "--name", "base", "--backend", "kvm"];
+    let rest = ["--upper", "disk:64m", "box", "sleep", "1000"];
+    output(&[&base[..], &rest].concat()).ok();
+    output(&["fork", "base"]).ok();
+    if let Some(Delegated { place, .. }) = &delegated {
+        let entries = fs::read_dir(place).unwrap().map(|entry| entry.unwrap());
+        let ours = |entry: &fs::DirEntry| {
+            let name = entry.file_name();
+            name.to_string_lossy().starts_with("micabox-")
+        };
+        let groups: Vec<PathBuf> = entries.filter(ours).map(|entry| entry.path()).collect();
+        assert_eq!(groups.len(), 2, "{groups:?}");
+        for group in &groups {
+            assert_ne!(
+                fs::read_to_string(group.join("memory.max")).unwrap(),
+                "max\n"
+            );
+            let members = fs::read_to_string(group.join("cgroup.procs")).unwrap();
+            assert_eq!(members.lines().count(), 2);
+            for member in members.lines() {
+                let status = fs::read_to_string(format!("/proc/{member}/status")).unwrap();
+                assert!(
+                    status.contains(&format!("Uid:\t{USER}\t{USER}\t")),
+                    "{status}"
+                );
+            }
+        }
+    }
+    for id in output(&["ps", "-q"]).ok().lines() {
+        output(&["stop", "-t", "0", id]).ok();
+    }
+    home.assert_nothing_left();
 }

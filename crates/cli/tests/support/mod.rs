@@ -73,7 +73,7 @@ impl Home {
 
     /// Runs `mica` to its end.
     pub fn output(&self, arguments: &[&str]) -> Finished {
-        Finished(self.mica(arguments).output().unwrap())
+        Finished::of(self.mica(arguments))
     }
 
     /// Runs it with a guest whose kernel has no device mapper.
@@ -128,6 +128,11 @@ impl Home {
 pub struct Finished(Output);
 
 impl Finished {
+    /// Runs a `mica` to its end.
+    pub fn of(mut command: Command) -> Self {
+        Self(command.output().unwrap())
+    }
+
     pub fn code(&self) -> i32 {
         self.0.status.code().unwrap_or(-1)
     }
