@@ -147,6 +147,14 @@ impl Drop for Delegated {
     }
 }
 
+/// Makes the user the owner of everything in there.
+fn give_to_user(home: &Home) {
+    let mut change = Command::new("chown");
+    let owner = format!("{USER}:{USER}");
+    change.args(["-R", &owner]).arg(home.path());
+    assert!(change.status().unwrap().success());
+}
+
 #[test]
 fn a_user_without_privileges_lacks_nothing() {
     if !rustix::process::geteuid().is_root() {
@@ -164,10 +172,7 @@ fn a_user_without_privileges_lacks_nothing() {
         return;
     }
     let home = Home::new();
-    let owner = format!("{USER}:{USER}");
-    let mut change = Command::new("chown");
-    change.args(["-R", &owner]).arg(home.path());
-    assert!(change.status().unwrap().success());
+    give_to_user(&home);
     let group = fs::metadata("/dev/kvm").unwrap().gid();
     let delegated = Delegated::new();
     let mica = |arguments: &[&str]| {
@@ -214,4 +219,36 @@ fn a_user_without_privileges_lacks_nothing() {
         output(&["stop", "-t", "0", id]).ok();
     }
     home.assert_nothing_left();
+}
+
+#[test]
+fn what_the_host_refuses_is_said_in_a_line() {
+    const NAMESPACES: &str = "/proc/sys/user/max_user_namespaces";
+    if !Path::new("/guest").exists() {
+        println!("this changes the machine that it runs on, so only an emulated one will do");
+        return;
+    }
+    let home = Home::new();
+    let run = ["run", "--rm", "--backend", "kvm", "box", "true"];
+    let refused = |run: Command, words: &str| {
+        let finished = support::Finished::of(run);
+        let text = finished.stderr();
+        assert_eq!(finished.code(), 125, "{text}");
+        let first = text.lines().next().unwrap_or_default();
+        assert!(first.contains(words), "{text}");
+    };
+    give_to_user(&home);
+    let mut stranger = home.mica(&run);
+    stranger.uid(USER).gid(USER);
+    refused(stranger, "no permission for /dev/kvm");
+
+    let before = fs::read_to_string(NAMESPACES).unwrap();
+    fs::write(NAMESPACES, "0").unwrap();
+    refused(home.mica(&run), "allow user namespaces");
+    fs::write(NAMESPACES, before).unwrap();
+
+    fs::rename("/dev/kvm", "/dev/kvm-elsewhere").unwrap();
+    refused(home.mica(&run), "/dev/kvm");
+    fs::rename("/dev/kvm-elsewhere", "/dev/kvm").unwrap();
+    home.output(&run).ok();
 }

@@ -1,6 +1,8 @@
 //! `mica logs`
 
+use std::collections::VecDeque;
 use std::io::{self, Write};
+use std::mem;
 use std::time::Duration;
 
 use micabox::{LogReader, LogRecord, LogStream};
@@ -72,7 +74,7 @@ impl From<io::Error> for Problem {
 fn show(args: &Args, log: &mut LogReader) -> Result<(), Problem> {
     let mut lines = Lines::new(args.timestamps);
     if let Some(tail) = args.tail {
-        for record in last(log, tail)? {
+        for record in last(|| log.next_record(), tail)? {
             lines.write(&record)?;
         }
     }
@@ -89,33 +91,41 @@ fn show(args: &Args, log: &mut LogReader) -> Result<(), Problem> {
     }
 }
 
-/// The last lines of what is there by now.
-fn last(log: &mut LogReader, tail: usize) -> Result<Vec<LogRecord>, Problem> {
-    let mut records = Vec::new();
-    while let Some(record) = log.next_record()? {
-        records.push(record);
-    }
-    let ends = records
-        .iter()
-        .enumerate()
-        .rev()
-        .flat_map(|(index, record)| {
-            let bytes = record.bytes.iter().enumerate().rev();
-            bytes.map(move |(at, byte)| (index, at, *byte))
-        });
-    // A line feed at the very end begins no line.
-    let mut ends = ends.skip(1).filter(|(_, _, byte)| *byte == b'\n');
-    let cut = match tail {
-        0 => return Ok(Vec::new()),
-        _ => ends.nth(tail - 1),
+/// The last lines of what is there by now, in the order of their ends: between the pieces of
+/// one stream's line there may be something of the other's.
+fn last<E>(
+    mut next: impl FnMut() -> Result<Option<LogRecord>, E>,
+    tail: usize,
+) -> Result<Vec<LogRecord>, E> {
+    let mut lines = VecDeque::new();
+    let mut end = |line: &mut Vec<LogRecord>| {
+        lines.push_back(mem::take(line));
+        if lines.len() > tail {
+            lines.pop_front();
+        }
     };
-    if let Some((index, at, _)) = cut {
-        records.drain(..index);
-        if let Some(first) = records.first_mut() {
-            first.bytes.drain(..=at);
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    while let Some(record) = next()? {
+        let line = match record.stream {
+            LogStream::Stdout => &mut out,
+            LogStream::Stderr => &mut err,
+        };
+        for piece in record.bytes.split_inclusive(|byte| *byte == b'\n') {
+            line.push(LogRecord {
+                bytes: piece.to_vec(),
+                ..record
+            });
+            if piece.ends_with(b"\n") {
+                end(line);
+            }
         }
     }
-    Ok(records)
+    for mut line in [out, err] {
+        if !line.is_empty() {
+            end(&mut line);
+        }
+    }
+    Ok(lines.into_iter().flatten().collect())
 }
 
 /// Where the lines of each stream begin.
@@ -154,5 +164,39 @@ impl Lines {
             *begins = line.ends_with(b"\n");
         }
         to.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use super::*;
+
+    #[test]
+    fn the_last_lines_are_whole_whatever_came_between() {
+        use LogStream::{Stderr, Stdout};
+        let said = [
+            (Stdout, "one\nth"),
+            (Stderr, "two\nun"),
+            (Stdout, "ree\n"),
+            (Stderr, "finished"),
+        ];
+        let tail = |count| {
+            let mut records = said.iter().map(|(stream, text)| LogRecord {
+                stream: *stream,
+                at: Duration::ZERO,
+                bytes: text.as_bytes().to_vec(),
+            });
+            let next = || Ok::<_, Infallible>(records.next());
+            let Ok(last) = last(next, count);
+            let text: Vec<u8> = last.into_iter().flat_map(|record| record.bytes).collect();
+            String::from_utf8(text).unwrap()
+        };
+        assert_eq!(tail(0), "");
+        assert_eq!(tail(1), "unfinished");
+        assert_eq!(tail(2), "three\nunfinished");
+        assert_eq!(tail(3), "two\nthree\nunfinished");
+        assert_eq!(tail(9), "one\ntwo\nthree\nunfinished");
     }
 }
