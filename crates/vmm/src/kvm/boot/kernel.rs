@@ -4,10 +4,11 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use linux_loader::bootparam::setup_header;
+use linux_loader::loader::elf::PvhBootCapability;
 use linux_loader::loader::{BzImage, Elf, KernelLoader, KernelLoaderResult};
 use vm_memory::{Address, GuestAddress, GuestMemoryMmap};
 
-use super::Error;
+use super::{Entry, Error};
 use crate::kvm::memory::layout;
 
 const ELF_MAGIC: [u8; 4] = *b"\x7fELF";
@@ -26,12 +27,11 @@ const OFFSET_OF_64_BIT_ENTRY: u64 = 0x200;
 /// A loaded kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kernel {
-    /// Where its first instruction is, in 64-bit mode.
-    pub(crate) entry: u64,
+    pub(crate) entry: Entry,
     /// The first address behind everything that it needs to begin.
     pub(crate) end: u64,
     /// A bzImage's own description, to be handed back to it, or what an ELF kernel has of one.
-    pub(super) header: setup_header,
+    pub(super) header: Option<setup_header>,
 }
 
 impl Kernel {
@@ -53,16 +53,26 @@ impl Kernel {
     fn load_elf(ram: &GuestMemoryMmap, file: &mut File) -> Result<Self, Error> {
         let start = GuestAddress(layout::HIGH_RAM);
         let loaded = Elf::load(ram, None, file, Some(start))?;
-        // Not the PVH entry, if there is one: at that, the kernel looks for Xen in 256 places,
-        // and each is an exit.
+        // Linux has a 64-bit entry of its own beside PVH's, at which it would look for Xen in
+        // 256 places, each of them an exit.
+        let own = loaded.kernel_load.raw_value();
+        let (entry, header) = match loaded.pvh_boot_cap {
+            PvhBootCapability::PvhEntryPresent(pvh) if pvh.raw_value() == own => {
+                (Entry::Pvh { address: own }, None)
+            }
+            _ => {
+                let header = setup_header {
+                    boot_flag: BOOT_FLAG,
+                    header: u32::from_le_bytes(BZIMAGE_MAGIC),
+                    ..Default::default()
+                };
+                (Entry::Linux64 { address: own }, Some(header))
+            }
+        };
         Ok(Self {
-            entry: loaded.kernel_load.raw_value(),
+            entry,
             end: loaded.kernel_end,
-            header: setup_header {
-                boot_flag: BOOT_FLAG,
-                header: u32::from_le_bytes(BZIMAGE_MAGIC),
-                ..Default::default()
-            },
+            header,
         })
     }
 
@@ -77,9 +87,11 @@ impl Kernel {
         let preferred = header.pref_address;
         let unpacked = preferred.saturating_add(u64::from(header.init_size));
         Ok(Self {
-            entry: layout::HIGH_RAM + OFFSET_OF_64_BIT_ENTRY,
+            entry: Entry::Linux64 {
+                address: layout::HIGH_RAM + OFFSET_OF_64_BIT_ENTRY,
+            },
             end: loaded.kernel_end.max(unpacked),
-            header,
+            header: Some(header),
         })
     }
 }

@@ -1,4 +1,4 @@
-//! The 64-bit start of a kernel: `boot_params`, a descriptor table and page tables.
+//! The 64-bit start of a bzImage: `boot_params`, a descriptor table and page tables.
 
 use linux_loader::bootparam::{boot_e820_entry, boot_params, setup_header};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};

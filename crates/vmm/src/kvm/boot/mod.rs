@@ -4,6 +4,7 @@
 mod kernel;
 mod linux64;
 mod memory_map;
+mod pvh;
 
 use std::fs::File;
 use std::io::{Seek, SeekFrom};
@@ -13,6 +14,21 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 pub(crate) use kernel::Kernel;
 
 use super::memory::layout;
+
+/// Where and how the first processor begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Entry {
+    /// At the PVH entry of an ELF kernel that has no other, in 32-bit mode.
+    Pvh {
+        /// Of the first instruction.
+        address: u64,
+    },
+    /// At the 64-bit entry of Linux.
+    Linux64 {
+        /// Of the first instruction.
+        address: u64,
+    },
+}
 
 /// Where the initrd is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,12 +52,13 @@ pub(crate) enum Error {
     CommandLine(usize),
     #[error("reading the kernel or its initrd: {0}")]
     Read(#[from] std::io::Error),
+    #[error("describing the machine to the kernel: {0}")]
+    Describe(String),
     #[error("writing to the guest's memory: {0}")]
     Write(#[from] vm_memory::GuestMemoryError),
 }
 
-/// Puts everything in place; `acpi` are the tables. Where the first processor begins, in
-/// 64-bit mode.
+/// Puts everything in place; `acpi` are the tables.
 pub(crate) fn prepare(
     ram: &GuestMemoryMmap,
     ram_size: u64,
@@ -49,12 +66,18 @@ pub(crate) fn prepare(
     initrd: &mut File,
     command_line: &str,
     acpi: &[u8],
-) -> Result<u64, Error> {
+) -> Result<Entry, Error> {
     let kernel = Kernel::load(ram, kernel)?;
     let initrd = load_initrd(ram, ram_size, initrd, kernel.end)?;
     write_command_line(ram, command_line)?;
     ram.write_slice(acpi, GuestAddress(layout::ACPI.start))?;
-    linux64::write(ram, ram_size, kernel.header, initrd, command_line.len())?;
+    match kernel.entry {
+        Entry::Pvh { .. } => pvh::write(ram, ram_size, initrd)?,
+        Entry::Linux64 { .. } => {
+            let header = kernel.header.ok_or(Error::No64BitEntry)?;
+            linux64::write(ram, ram_size, header, initrd, command_line.len())?;
+        }
+    }
     Ok(kernel.entry)
 }
 

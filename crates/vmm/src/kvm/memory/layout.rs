@@ -10,11 +10,15 @@
 
 use std::ops::Range;
 
-/// Global descriptor table that the kernel begins with.
+/// Global descriptor table of the 64-bit entry.
 pub(crate) const GDT: u64 = 0x500;
-/// `boot_params`, one page.
+/// `hvm_start_info` of the PVH entry, its modules and its memory map.
+pub(crate) const START_INFO: u64 = 0x6000;
+pub(crate) const MODULES: u64 = 0x6100;
+pub(crate) const MEMORY_MAP: u64 = 0x6200;
+/// `boot_params`, one page, of the 64-bit entry.
 pub(crate) const ZERO_PAGE: u64 = 0x7000;
-/// Three pages of page tables that the kernel begins with.
+/// Three pages of page tables of the 64-bit entry.
 pub(crate) const PAGE_TABLES: u64 = 0x9000;
 /// Where the kernel's command line may be.
 pub(crate) const COMMAND_LINE: Range<u64> = 0x2_0000..0x2_1000;

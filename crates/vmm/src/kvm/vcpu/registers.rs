@@ -5,6 +5,7 @@ use kvm_bindings::{
 };
 use kvm_ioctls::VcpuFd;
 
+use crate::kvm::boot::Entry;
 use crate::kvm::memory::layout;
 
 type Result<T> = std::result::Result<T, kvm_ioctls::Error>;
@@ -16,7 +17,7 @@ const CR4_PHYSICAL_ADDRESS_EXTENSION: u64 = 1 << 5;
 const EFER_LONG_MODE: u64 = 1 << 8 | 1 << 10;
 
 /// Sets every processor's beginnings; the rest starts when the first tells it to.
-pub(crate) fn set_up(vcpu: &VcpuFd, entry: Option<u64>) -> Result<()> {
+pub(crate) fn set_up(vcpu: &VcpuFd, entry: Option<&Entry>) -> Result<()> {
     vcpu.set_msrs(&msrs()?)?;
     vcpu.set_fpu(&kvm_fpu {
         fcw: 0x37f,
@@ -30,14 +31,28 @@ pub(crate) fn set_up(vcpu: &VcpuFd, entry: Option<u64>) -> Result<()> {
         return Ok(());
     };
     let mut sregs = vcpu.get_sregs()?;
-    long_mode(&mut sregs);
+    let regs = match entry {
+        Entry::Pvh { address } => {
+            protected_mode(&mut sregs);
+            kvm_regs {
+                rip: *address,
+                rbx: layout::START_INFO,
+                rflags: 2,
+                ..Default::default()
+            }
+        }
+        Entry::Linux64 { address } => {
+            long_mode(&mut sregs);
+            kvm_regs {
+                rip: *address,
+                rsi: layout::ZERO_PAGE,
+                rflags: 2,
+                ..Default::default()
+            }
+        }
+    };
     vcpu.set_sregs(&sregs)?;
-    vcpu.set_regs(&kvm_regs {
-        rip: entry,
-        rsi: layout::ZERO_PAGE,
-        rflags: 2,
-        ..Default::default()
-    })
+    vcpu.set_regs(&regs)
 }
 
 /// Memory is cached unless somebody says otherwise, and string instructions are fast.
@@ -88,6 +103,15 @@ fn flat(selector: u16, kind: u8) -> kvm_segment {
 
 const CODE: u8 = 11;
 const DATA: u8 = 3;
+
+/// 32-bit protected mode without paging, as PVH demands.
+fn protected_mode(sregs: &mut kvm_sregs) {
+    sregs.cs = flat(0x10, CODE);
+    set_data(sregs);
+    sregs.cr0 = CR0_PROTECTED | CR0_EXTENSION_TYPE;
+    sregs.cr4 = 0;
+    sregs.efer = 0;
+}
 
 /// 64-bit mode with the low 4 GiB mapped one to one, as Linux's boot protocol demands.
 fn long_mode(sregs: &mut kvm_sregs) {

@@ -119,7 +119,7 @@ impl Begin {
                     boot::prepare(ram, ram_size, &mut kernel, &mut initrd, &command_line, acpi)?;
                 generation::renew(memory).map_err(system("numbering the machine"))?;
                 for (vcpu, index) in vcpus.iter().zip(0..) {
-                    let first = (index == 0).then_some(entry);
+                    let first = (index == 0).then_some(&entry);
                     registers::set_up(vcpu, first)
                         .map_err(kvm("setting a processor's registers"))?;
                 }
