@@ -262,17 +262,19 @@ fn snapshots(home: &Home) -> usize {
 }
 
 #[test]
-fn a_fork_is_faster_than_a_boot_and_adds_little() {
+fn a_copy_boots_nothing_and_adds_little() {
     let home = Home::new();
     let original = base(&home, &[]);
     home.output(&["snapshot", "create", "--memory", "base", "past"])
         .ok();
-    let timing = |arguments: &[&str]| {
+    // Whether its kernel booted, and the memory that is its own. How long it takes is for
+    // `bench.vmm` to say.
+    let came_up = |arguments: &[&str]| {
         let run = home.output(arguments);
         let text = run.stderr();
         let value: serde_json::Value = serde_json::from_str(&text).expect(&text);
         (
-            value["total"].as_f64().unwrap() - value["phases"]["plan"].as_f64().unwrap(),
+            value["phases"].get("kernel").is_some(),
             value["own_memory"].as_u64().unwrap(),
         )
     };
@@ -295,10 +297,9 @@ fn a_fork_is_faster_than_a_boot_and_adds_little() {
         "echo",
         "x",
     ];
-    let (cold_ms, cold_bytes) = timing(&cold);
-    let (warm_ms, warm_bytes) = timing(&warm);
-    println!("cold {cold_ms:.0} ms, {cold_bytes} bytes; copy {warm_ms:.0} ms, {warm_bytes} bytes");
-    assert!(warm_ms < cold_ms / 2.0, "{warm_ms} after {cold_ms}");
+    let (cold_boots, cold_bytes) = came_up(&cold);
+    let (warm_boots, warm_bytes) = came_up(&warm);
+    assert!(cold_boots && !warm_boots);
     assert!(
         warm_bytes < cold_bytes / 2,
         "{warm_bytes} after {cold_bytes}"

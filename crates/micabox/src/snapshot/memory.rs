@@ -10,9 +10,8 @@ use micabox_image::Store;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::{DISK, Snapshot, failed};
+use super::{DISK, Snapshot, failed, of};
 use crate::builder::random;
-use crate::sandbox::now;
 use crate::stamp::Stamp;
 use crate::state::control::{self, Answer, Request};
 use crate::state::{Found, Lock};
@@ -109,7 +108,8 @@ impl Sandboxes {
             snapshot.memory = Some(machine);
             Ok(())
         };
-        let (snapshot, _lock) = self.add_snapshot(store, of(&found, name.to_owned()), fill)?;
+        let (snapshot, _lock) =
+            self.add_snapshot(store, of(&found.record, name.to_owned()), fill)?;
         Ok(snapshot)
     }
 
@@ -121,7 +121,7 @@ impl Sandboxes {
     pub fn pass_machine(&self, store: &Store, sandbox: &str) -> Result<Passing, Error> {
         let found = self.running(sandbox)?;
         let number = u64::from_le_bytes(random()?);
-        let mut snapshot = of(&found, format!("fork-{number:016x}"));
+        let mut snapshot = of(&found.record, format!("fork-{number:016x}"));
         snapshot.passing = true;
         let fill = |directory: &Path, snapshot: &mut Snapshot| {
             snapshot.memory = Some(ask(&found, directory)?);
@@ -180,24 +180,6 @@ impl Passing {
 impl Drop for Passing {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.directory);
-    }
-}
-
-/// What a snapshot of a sandbox's machine says of it.
-fn of(found: &Found, name: String) -> Snapshot {
-    let record = &found.record;
-    Snapshot {
-        name,
-        image: record.image.clone(),
-        root_disk: record.root_disk.clone(),
-        sandbox: record.name.clone(),
-        created: now().0,
-        size: match record.upper {
-            Upper::Disk { size } => size,
-            Upper::Tmpfs | Upper::InPlace => 0,
-        },
-        memory: None,
-        passing: false,
     }
 }
 

@@ -27,7 +27,7 @@ use crate::name::is_valid;
 use crate::sandbox::now;
 use crate::state::{ImageName, Lock};
 use crate::upper::copy;
-use crate::{Error, RootDisk, Sandboxes};
+use crate::{Error, Record, RootDisk, Sandboxes, Upper};
 
 pub use memory::{Passing, SavedMachine};
 
@@ -73,16 +73,9 @@ impl Sandboxes {
         name: &str,
     ) -> Result<Snapshot, Error> {
         let record = self.get(sandbox)?;
-        let snapshot = Snapshot {
-            name: name.to_owned(),
-            image: record.image.clone(),
-            root_disk: record.root_disk.clone(),
-            sandbox: record.name.clone(),
-            created: now().0,
-            size: record.disk_size()?,
-            memory: None,
-            passing: false,
-        };
+        // It must have one.
+        record.disk_size()?;
+        let snapshot = of(&record, name.to_owned());
         let (snapshot, _lock) = self.add_snapshot(store, snapshot, |directory, _| {
             let path = directory.join(DISK);
             let disk = self.still_disk(&record.id)?;
@@ -180,6 +173,23 @@ impl Sandboxes {
 
     pub(crate) fn snapshot_directory(&self, name: &str) -> PathBuf {
         self.directory().join(format!("{PREFIX}{name}"))
+    }
+}
+
+/// What a snapshot of a sandbox says of it.
+fn of(record: &Record, name: String) -> Snapshot {
+    Snapshot {
+        name,
+        image: record.image.clone(),
+        root_disk: record.root_disk.clone(),
+        sandbox: record.name.clone(),
+        created: now().0,
+        size: match record.upper {
+            Upper::Disk { size } => size,
+            Upper::Tmpfs | Upper::InPlace => 0,
+        },
+        memory: None,
+        passing: false,
     }
 }
 
