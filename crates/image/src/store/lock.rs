@@ -11,8 +11,7 @@ use super::error::{Context, Result};
 /// A lock, held until it is dropped.
 #[derive(Debug)]
 pub struct Lock {
-    // Closing the file unlocks it.
-    _file: File,
+    file: File,
 }
 
 /// How a lock is wanted.
@@ -31,7 +30,7 @@ impl Lock {
             Mode::Exclusive => file.lock(),
         }
         .context("lock", path)?;
-        Ok(Self { _file: file })
+        Ok(Self { file })
     }
 
     /// Takes the lock unless somebody has it.
@@ -42,10 +41,18 @@ impl Lock {
             Mode::Exclusive => file.try_lock(),
         };
         match taken {
-            Ok(()) => Ok(Some(Self { _file: file })),
+            Ok(()) => Ok(Some(Self { file })),
             Err(TryLockError::WouldBlock) => Ok(None),
             Err(TryLockError::Error(error)) => Err(error).context("lock", path),
         }
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Closing is not enough: a child that another thread has made and that has not yet
+        // executed its program holds the file as well.
+        let _ = self.file.unlock();
     }
 }
 

@@ -8,8 +8,7 @@ use std::path::Path;
 /// A held lock.
 #[derive(Debug)]
 pub(crate) struct Lock {
-    // Closing the file unlocks it.
-    _file: File,
+    file: File,
 }
 
 impl Lock {
@@ -27,7 +26,7 @@ impl Lock {
             let ours = file.metadata()?;
             match path.metadata() {
                 Ok(current) if (current.dev(), current.ino()) == (ours.dev(), ours.ino()) => {
-                    return Ok(Self { _file: file });
+                    return Ok(Self { file });
                 }
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
@@ -39,9 +38,41 @@ impl Lock {
     pub(crate) fn attempt(path: &Path) -> io::Result<Option<Self>> {
         let file = File::options().write(true).open(path)?;
         match file.try_lock() {
-            Ok(()) => Ok(Some(Self { _file: file })),
+            Ok(()) => Ok(Some(Self { file })),
             Err(TryLockError::WouldBlock) => Ok(None),
             Err(TryLockError::Error(error)) => Err(error),
         }
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Closing is not enough: a child that another thread has made and that has not yet
+        // executed its program holds the file as well.
+        let _ = self.file.unlock();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn a_child_on_its_way_keeps_no_lock() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("lock");
+        std::thread::scope(|scope| {
+            let children = scope.spawn(|| {
+                for _ in 0..100 {
+                    Command::new("true").status().unwrap();
+                }
+            });
+            while !children.is_finished() {
+                drop(Lock::wait(&path).unwrap());
+                assert!(Lock::attempt(&path).unwrap().is_some());
+            }
+        });
     }
 }
