@@ -6,7 +6,8 @@ use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair, sockopt,
+    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, recv, send, shutdown,
+    socketpair, sockopt,
 };
 use smoltcp::wire::{EthernetAddress, EthernetFrame, EthernetProtocol};
 
@@ -27,6 +28,14 @@ pub(crate) struct Link {
     addresses: Addresses,
     waiting: VecDeque<Vec<u8>>,
     buffer: Vec<u8>,
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        // Closing is not enough: a child that another thread has made and that has not yet
+        // executed its program holds the socket as well.
+        let _ = shutdown(&self.socket, Shutdown::Both);
+    }
 }
 
 /// What reading a frame came to.

@@ -3,7 +3,7 @@
 mod guest;
 
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
 use std::process::Child;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::mpsc::channel;
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use guest::{Guest, outside};
 use micabox_net::Config;
-use rustix::net::sockopt;
+use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket, sockopt};
 
 /// Serves one connection after the other.
 fn serve(
@@ -129,9 +129,11 @@ second.close()
 #[test]
 #[ignore = "needs root"]
 fn refusals_and_resets_pass_through() {
-    let closed = TcpListener::bind((outside(), 0)).unwrap();
-    let nobody = closed.local_addr().unwrap().port().to_string();
-    drop(closed);
+    // Has its port and does not listen, so nobody else can.
+    let closed = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    bind(&closed, &SocketAddr::from((outside(), 0))).unwrap();
+    let address = SocketAddrV4::try_from(getsockname(&closed).unwrap()).unwrap();
+    let nobody = address.port().to_string();
     let (port, server) = serve(2, |mut stream| {
         let mut first = [0];
         stream.read_exact(&mut first).unwrap();
@@ -139,6 +141,8 @@ fn refusals_and_resets_pass_through() {
             sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
             return; // Closes with a reset.
         }
+        // It resets when it knows that its byte was read: the reset would overtake it.
+        stream.write_all(&first).unwrap();
         let error = stream.read(&mut first).unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
     });
@@ -151,7 +155,7 @@ stream.sendall(b'h')
 print(code(lambda: stream.recv(1)))
 stream = connect(address, port)
 stream.sendall(b'g')
-time.sleep(0.1) # the byte is read on the other side, or the reset overtakes it
+stream.recv(1)
 stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
 stream.close()
 ",
@@ -276,11 +280,12 @@ thread.join()
 const SHA256_OF_DATA: &str = "e2925fdd17c83c77e9a4f957fd170b2a72b48ac55968943dcf962f2b853c88a9";
 
 /// A port that nobody has and that nobody is given: below those that the kernel hands out.
+/// Not tried by listening: a child that another test just starts would listen a while longer.
 fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(20_000);
     loop {
         let port = NEXT.fetch_add(1, Ordering::Relaxed);
-        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+        if TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
             return port;
         }
     }

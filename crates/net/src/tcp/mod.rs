@@ -8,7 +8,9 @@ use std::io;
 use std::net::{SocketAddr, SocketAddrV4, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
+use rustix::net::{
+    AddressFamily, Shutdown, SocketFlags, SocketType, connect, shutdown, socket_with,
+};
 use smoltcp::iface::{Config, Interface, PollResult, SocketSet};
 use smoltcp::socket::tcp::{Socket, SocketBuffer};
 use smoltcp::wire::{
@@ -56,6 +58,14 @@ struct Published {
     guest_port: u16,
     /// Connections may wait to be accepted.
     readable: bool,
+}
+
+impl Drop for Published {
+    fn drop(&mut self) {
+        // The port is free from here on, even if a child that another thread is just starting
+        // holds the socket as well.
+        let _ = shutdown(&self.listener, Shutdown::Both);
+    }
 }
 
 impl Tcp {

@@ -36,13 +36,17 @@ pub struct Guest {
 
 impl Guest {
     pub fn new(config: Config) -> Self {
+        Self::attempt(config).unwrap()
+    }
+
+    pub fn attempt(config: Config) -> Result<Self, micabox_net::Error> {
         let addresses = config.addresses;
-        let (network, link) = Network::start(config).unwrap();
-        Self {
+        let (network, link) = Network::start(config)?;
+        Ok(Self {
             network,
             link,
             addresses,
-        }
+        })
     }
 
     /// A guest that may reach everything, this machine's loopback interface included.
