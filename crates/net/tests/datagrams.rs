@@ -83,15 +83,16 @@ print('answered')
 #[ignore = "needs root"]
 fn a_published_port_takes_datagrams() {
     // Not one of those that the kernel hands out: another test would be given it.
-    let port = (20_000..)
-        .find_map(|port| UdpSocket::bind((Ipv4Addr::LOCALHOST, port)).ok())
-        .unwrap();
-    let host = port.local_addr().unwrap();
-    drop(port);
-    let guest = Guest::new(Config {
-        publish: vec![format!("{}:5353/udp", host.port()).parse().unwrap()],
-        ..Config::default()
+    let mut guests = (20_000..).map(|port: u16| {
+        let guest = Guest::attempt(Config {
+            publish: vec![format!("{port}:5353/udp").parse().unwrap()],
+            ..Config::default()
+        });
+        (guest, SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
     });
+    let (guest, host) = guests
+        .find_map(|(guest, host)| Some((guest.ok()?, host)))
+        .unwrap();
     let mut child = guest.start(
         "
 server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -102,19 +103,21 @@ while True:
 ",
         &[],
     );
-    let mut seen = Vec::new();
+    let (mut seen, mut clients) = (Vec::new(), Vec::new());
     for n in 0..50 {
         let client = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         client.connect(host).unwrap();
+        // The first one asks again and again: the guest's server may not listen yet.
+        let patience = if n == 0 { 200 } else { 60_000 };
         client
-            .set_read_timeout(Some(Duration::from_millis(200)))
+            .set_read_timeout(Some(Duration::from_millis(patience)))
             .unwrap();
         let mut buffer = [0; 100];
         let length = loop {
             client.send(format!("{n}").as_bytes()).unwrap();
             match client.recv(&mut buffer) {
                 Ok(length) => break length,
-                Err(_) if n == 0 => {} // The guest's server does not listen yet.
+                Err(_) if n == 0 && child.try_wait().unwrap().is_none() => {}
                 Err(error) => panic!("{n}: {error}"),
             }
         };
@@ -122,6 +125,8 @@ while True:
         let (data, shown) = reply.split_once(" for ").unwrap();
         assert_eq!(data, n.to_string());
         seen.push(shown.to_owned());
+        // Stays: another one would be given its port.
+        clients.push(client);
     }
     // Every client is somebody else to the guest.
     seen.sort();
