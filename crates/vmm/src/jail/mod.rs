@@ -6,6 +6,7 @@
 //! open ([`landlock`]), and for each thread the few system calls that it makes
 //! ([`seccomp`]). Each holds without the others; `docs/threat-model.md` says what is left.
 
+mod filter;
 mod identity;
 mod landlock;
 mod namespaces;

@@ -5,19 +5,15 @@
 
 #![allow(unsafe_code)]
 
-use std::collections::BTreeMap;
-use std::env::consts::ARCH;
 use std::io;
 
 use kvm_bindings::{
     kvm_clock_data, kvm_debugregs, kvm_irqchip, kvm_lapic_state, kvm_mp_state, kvm_msrs,
     kvm_pit_state2, kvm_regs, kvm_sregs, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
 };
-use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
-    SeccompRule,
-};
+use seccompiler::BpfProgram;
 
+use super::filter::{self, Call, Test};
 use super::{Error, step};
 
 /// What a thread does.
@@ -33,7 +29,7 @@ pub enum Thread {
 
 /// What a processor's thread asks of KVM (`linux/kvm.h`): to run, and what it has to save
 /// of the processor; to say of its clock that time has passed.
-const PROCESSOR_REQUESTS: [u64; 12] = [
+const PROCESSOR_REQUESTS: [u32; 12] = [
     request(0, 0, 0x80),
     read::<kvm_regs>(0x81),
     read::<kvm_sregs>(0x83),
@@ -49,23 +45,23 @@ const PROCESSOR_REQUESTS: [u64; 12] = [
 ];
 
 /// What the devices' thread asks of it: what is to be saved of the machine.
-const DEVICES_REQUESTS: [u64; 3] = [
+const DEVICES_REQUESTS: [u32; 3] = [
     change::<kvm_irqchip>(0x62),
     read::<kvm_clock_data>(0x7c),
     read::<kvm_pit_state2>(0x9f),
 ];
 
 /// `_IOC` of `asm-generic/ioctl.h`: direction, size of the argument, KVM's number.
-const fn request(direction: u64, size: usize, number: u64) -> u64 {
-    const KVM: u64 = 0xae;
-    direction << 30 | (size as u64) << 16 | KVM << 8 | number
+const fn request(direction: u32, size: usize, number: u32) -> u32 {
+    const KVM: u32 = 0xae;
+    direction << 30 | (size as u32) << 16 | KVM << 8 | number
 }
 
-const fn read<T>(number: u64) -> u64 {
+const fn read<T>(number: u32) -> u32 {
     request(2, size_of::<T>(), number)
 }
 
-const fn change<T>(number: u64) -> u64 {
+const fn change<T>(number: u32) -> u32 {
     request(3, size_of::<T>(), number)
 }
 
@@ -134,60 +130,54 @@ impl Thread {
     /// # Errors
     /// [`Error::Step`] where the kernel has no seccomp filters.
     pub fn restrict(self) -> Result<(), Error> {
-        let failed = step("filtering system calls");
-        let program = match self.program() {
-            Ok(program) => program,
-            Err(error) => return Err(failed(io::Error::other(error))),
-        };
+        let program = self.program().map_err(step("making a filter"))?;
         say_what_was_caught().map_err(step("watching the filter"))?;
         seccompiler::apply_filter(&program)
-            .map_err(|error| failed(io::Error::other(error.to_string())))
+            .map_err(|error| step("filtering system calls")(io::Error::other(error)))
     }
 
-    fn program(self) -> Result<BpfProgram, seccompiler::BackendError> {
-        let (calls, requests): (&[libc::c_long], &[u64]) = match self {
+    fn program(self) -> io::Result<BpfProgram> {
+        let (calls, requests): (&[libc::c_long], &[u32]) = match self {
             Self::Processor => (&[], &PROCESSOR_REQUESTS),
             Self::Disk => (&DISK, &[]),
             Self::Devices => (&DEVICES, &DEVICES_REQUESTS),
         };
-        let calls = ALL.iter().chain(calls);
-        let mut rules: BTreeMap<_, _> = calls.map(|call| (*call, Vec::new())).collect();
-        let requests = requests.iter();
-        let requests = requests.map(|request| only(1, SeccompCmpOp::Eq, *request));
-        let requests = requests.collect::<Result<Vec<_>, _>>()?;
-        // Without a rule, all of them would be allowed.
+        let always = ALL
+            .iter()
+            .chain(calls)
+            .map(|number| call(*number, Vec::new()));
+        let mut calls: Vec<Call> = always.collect();
+        let is = |argument, value| Test {
+            argument,
+            mask: u32::MAX,
+            value,
+        };
+        // Without a test, all requests would be allowed.
         if !requests.is_empty() {
-            rules.insert(libc::SYS_ioctl, requests);
+            let requests = requests.iter().map(|request| is(1, *request)).collect();
+            calls.push(call(libc::SYS_ioctl, requests));
         }
         // The standard library looks whether what it closes was open.
-        let get = |command: libc::c_int| only(1, SeccompCmpOp::Eq, command.unsigned_abs().into());
-        let looks = vec![get(libc::F_GETFD)?, get(libc::F_GETFL)?];
-        rules.insert(libc::SYS_fcntl, looks);
+        let looks = [libc::F_GETFD, libc::F_GETFL].map(|look| is(1, look.unsigned_abs()));
+        calls.push(call(libc::SYS_fcntl, looks.into()));
         // No code that wasn't there from the start.
-        let executable = u64::from(libc::PROT_EXEC.unsigned_abs());
-        for call in [libc::SYS_mmap, libc::SYS_mprotect] {
-            let data = only(2, SeccompCmpOp::MaskedEq(executable), 0)?;
-            rules.insert(call, vec![data]);
+        for number in [libc::SYS_mmap, libc::SYS_mprotect] {
+            let data = Test {
+                argument: 2,
+                mask: libc::PROT_EXEC.unsigned_abs(),
+                value: 0,
+            };
+            calls.push(call(number, vec![data]));
         }
-        SeccompFilter::new(
-            rules,
-            SeccompAction::Trap,
-            SeccompAction::Allow,
-            ARCH.try_into()?,
-        )?
-        .try_into()
+        filter::program(calls)
     }
 }
 
-/// The rule that an argument compares so with `value`.
-fn only(
-    argument: u8,
-    comparison: SeccompCmpOp,
-    value: u64,
-) -> Result<SeccompRule, seccompiler::BackendError> {
-    let width = SeccompCmpArgLen::Dword;
-    let condition = SeccompCondition::new(argument, width, comparison, value)?;
-    SeccompRule::new(vec![condition])
+fn call(number: libc::c_long, tests: Vec<Test>) -> Call {
+    Call {
+        number: number as u32, // below 1,000
+        tests,
+    }
 }
 
 /// The exit code of a process that made another system call: what a shell says of SIGSYS.
