@@ -10,13 +10,13 @@ use rustix::time::{ClockId, Timespec};
 
 use crate::boot::{Step, files};
 use crate::exec::{Place, Sandbox};
-use crate::network;
+use crate::network::{self, Interface};
 
-/// Makes the machine what the host wants.
-pub fn set_up(identity: &Identity) -> Result<(), BootFailed> {
+/// Makes the machine what the host wants; the interface that it has.
+pub fn set_up(identity: &Identity) -> Result<Option<Interface>, BootFailed> {
     set_kernel(identity.wall_clock, &identity.entropy)?;
     set_name(&identity.hostname)?;
-    network::start(identity.network.as_ref())?;
+    let interface = network::start(identity.network.as_ref())?;
     for (path, value) in [
         // As Docker has them: ports need no privilege in a network of one's own,
         // nor does ping.
@@ -25,7 +25,8 @@ pub fn set_up(identity: &Identity) -> Result<(), BootFailed> {
     ] {
         fs::write(path, value).step("set the kernel's parameter", path)?;
     }
-    raise_own_limits().step("raise the agent's limit", "open files")
+    raise_own_limits().step("raise the agent's limit", "open files")?;
+    Ok(interface)
 }
 
 /// Makes a copy of a machine, which runs already, one of its own.
@@ -37,9 +38,11 @@ pub fn assume(identity: &Identity, sandbox: &mut Sandbox) -> Result<(), BootFail
     set_kernel(identity.wall_clock, &identity.entropy)?;
     set_name(&identity.hostname)?;
     files::write(identity)?;
-    network::change(sandbox.network.as_ref(), identity.network.as_ref())?;
-    sandbox.network = identity.network;
-    Ok(())
+    match (&mut sandbox.interface, &identity.network) {
+        (Some(interface), Some(network)) => interface.change(network),
+        (None, Some(_)) => Err(Errno::NODEV).step("start the network", "the original has none"),
+        (_, None) => Ok(()),
+    }
 }
 
 /// Parts ways with the copies of this machine.

@@ -38,7 +38,7 @@ mod stop;
 
 use std::process::ExitCode;
 
-use micabox_wire::{ToGuest, ToHost, preamble};
+use micabox_wire::{ToGuest, ToHost, Upper, preamble};
 
 use exec::{Channel, Server, Stop};
 
@@ -87,7 +87,12 @@ fn serve(uptime: u64) -> Result<(), String> {
     let mut server = Server::new(channel, sandbox);
     let stopped = server.serve();
     let (mut channel, sandbox) = server.into_parts();
-    let problem = stop::tear_down(sandbox);
+    stop::end_processes();
+    let problem = match boot.upper {
+        // It goes with the machine.
+        Upper::Tmpfs { .. } => None,
+        Upper::Disk { .. } | Upper::InPlace { .. } => stop::unmount_upper(sandbox),
+    };
     match stopped {
         Stop::Shutdown => {
             channel.send(&ToHost::ShutdownDone { problem });

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use micabox_wire::{BootFailed, Network};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketType};
+use rustix::net::{AddressFamily, SocketType, netdevice};
 
 use crate::boot::{Step, wait_for};
 use crate::exec::last_errno;
@@ -21,42 +21,54 @@ const LOOPBACK: &str = "lo";
 /// So long a machine outlives its programs for the sake of what they sent.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
+/// The interface that the host serves.
+#[derive(Debug)]
+pub struct Interface {
+    /// The kernel's number for it, whatever somebody may call it by now.
+    index: u32,
+    settings: Network,
+}
+
 /// Starts the loopback interface, and the other one as the host says.
-pub fn start(network: Option<&Network>) -> Result<(), BootFailed> {
+pub fn start(network: Option<&Network>) -> Result<Option<Interface>, BootFailed> {
     let control = Control::new().step(STEP, "socket")?;
     control.up(LOOPBACK).step(STEP, LOOPBACK)?;
     let Some(network) = network else {
-        return Ok(());
+        return Ok(None);
     };
-    let name = wait_for(|| interface(network.hardware_address))
+    let name = wait_for(|| name_of(network.hardware_address))
         .ok_or(Errno::NODEV)
         .step(STEP, "the interface that the host announced")?;
     // There is no router to ask and nobody to have the same address: this spares the
     // kernel from finding that out. Loopback keeps its ::1.
     let _ = fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), b"1");
-    control.configure(&name, network).step(STEP, name)
+    let interface = netdevice::name_to_index(&control.0, &name)
+        .and_then(|index| {
+            control.configure(&name, network)?;
+            Ok(Interface {
+                index,
+                settings: *network,
+            })
+        })
+        .step(STEP, name)?;
+    Ok(Some(interface))
 }
 
-/// Gives the interface of a copied machine another ethernet address, and its addresses
-/// anew.
-pub fn change(from: Option<&Network>, to: Option<&Network>) -> Result<(), BootFailed> {
-    let (Some(from), Some(to)) = (from, to) else {
-        return match (from, to) {
-            (None, Some(_)) => Err(Errno::NODEV).step(STEP, "the original has no interface"),
-            _ => Ok(()),
-        };
-    };
-    let control = Control::new().step(STEP, "socket")?;
-    let name = interface(from.hardware_address)
-        .ok_or(Errno::NODEV)
-        .step(STEP, "the interface that the original had")?;
-    control
-        .set_hardware_address(&name, to.hardware_address)
-        .step(STEP, &name)?;
-    if (from.address, from.prefix, from.gateway) == (to.address, to.prefix, to.gateway) {
-        return Ok(());
+impl Interface {
+    /// In a copied machine, gives it another ethernet address, and its addresses anew.
+    pub fn change(&mut self, to: &Network) -> Result<(), BootFailed> {
+        let control = Control::new().step(STEP, "socket")?;
+        let name = netdevice::index_to_name(&control.0, self.index)
+            .step(STEP, "the interface that the original had")?;
+        control
+            .set_hardware_address(&name, to.hardware_address)
+            .step(STEP, &name)?;
+        let from = std::mem::replace(&mut self.settings, *to);
+        if (from.address, from.prefix, from.gateway) == (to.address, to.prefix, to.gateway) {
+            return Ok(());
+        }
+        control.configure(&name, to).step(STEP, name)
     }
-    control.configure(&name, to).step(STEP, name)
 }
 
 /// Waits until everything that programs sent by TCP has arrived, for some seconds at most:
@@ -83,7 +95,7 @@ fn has_unacknowledged() -> bool {
 }
 
 /// The name of the interface with an ethernet address.
-fn interface(address: [u8; 6]) -> Option<String> {
+fn name_of(address: [u8; 6]) -> Option<String> {
     let [a, b, c, d, e, f] = address;
     let wanted = format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}");
     let interfaces = fs::read_dir("/sys/class/net").ok()?;

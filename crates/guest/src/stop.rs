@@ -9,9 +9,8 @@ use rustix::system::RebootCommand;
 use crate::boot::UPPER;
 use crate::exec::Sandbox;
 
-/// Ends all processes and unmounts what can be written to. What of that failed, if
-/// anything.
-pub fn tear_down(sandbox: Sandbox) -> Option<String> {
+/// Ends all processes, and waits for what they sent.
+pub fn end_processes() {
     // Everything but process 1, which is the caller.
     // SAFETY: kill(2) touches no memory.
     unsafe { libc::kill(-1, libc::SIGKILL) };
@@ -20,6 +19,10 @@ pub fn tear_down(sandbox: Sandbox) -> Option<String> {
         Err(Errno::CHILD)
     ) {}
     crate::network::settle();
+}
+
+/// Unmounts the disk that the sandbox's changes are on. What of that failed, if anything.
+pub fn unmount_upper(sandbox: Sandbox) -> Option<String> {
     // The last that holds the sandbox's mount namespace, and so the overlay.
     drop(sandbox);
     rustix::fs::sync();

@@ -56,8 +56,8 @@ pub enum ToGuest {
         /// Bytes, added to what is left of the window.
         bytes: u32,
     },
-    /// Kill every command, flush and unmount, answer [`ToHost::ShutdownDone`] and
-    /// end the machine.
+    /// Kill every command, flush and unmount what outlives the machine, answer
+    /// [`ToHost::ShutdownDone`] and end the machine.
     Shutdown,
     /// The machine is about to be copied: answer [`ToHost::Resting`], then say nothing
     /// and expect nothing but [`ToGuest::GoOn`] or [`ToGuest::Resume`]. So a copy begins

@@ -87,7 +87,7 @@ pub fn boot(boot: &Boot, clock: &mut Clock) -> Result<Sandbox, BootFailed> {
 }
 
 fn assemble(boot: &Boot, clock: &mut Clock) -> Result<Sandbox, BootFailed> {
-    identity::set_up(&boot.identity)?;
+    let interface = identity::set_up(&boot.identity)?;
     clock.lap("machine");
     let overlay = root::mount(boot, clock)?;
     let place = tree::build(&overlay, boot)?;
@@ -98,7 +98,7 @@ fn assemble(boot: &Boot, clock: &mut Clock) -> Result<Sandbox, BootFailed> {
         place,
         pids,
         hostname: boot.identity.hostname.clone(),
-        network: boot.identity.network,
+        interface,
     })
 }
 

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use micabox_wire::{Decoder, Exec, ExitStatus, Network, StartFailed, StartFailure, ToHost};
+use micabox_wire::{Decoder, Exec, ExitStatus, StartFailed, StartFailure, ToHost};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions, pidfd_open, waitid};
@@ -11,6 +11,7 @@ use super::child::{fork, kill};
 use super::program::{describe, failed};
 use super::start::{self, Order};
 use super::stdio::{self, AgentEnds};
+use crate::network::Interface;
 
 /// Where commands run.
 #[derive(Debug)]
@@ -21,8 +22,8 @@ pub struct Sandbox {
     pub pids: PidNamespace,
     /// The host name when the sandbox was made; commands find it in HOSTNAME.
     pub hostname: String,
-    /// The interface that was configured, if any.
-    pub network: Option<Network>,
+    /// Their way to others, if any.
+    pub interface: Option<Interface>,
 }
 
 /// The files that commands see.
@@ -63,7 +64,7 @@ impl Sandbox {
             place: Place::Here,
             pids: PidNamespace::Inherited,
             hostname: "localhost".to_owned(),
-            network: None,
+            interface: None,
         }
     }
 
