@@ -361,7 +361,14 @@ def vmm(result: dict) -> str:
     added = most["fork"]["memory"]
     added = (added["own"]["pss"] + added["ram"]["private"]) / MIB
     overhead = ours["memory"]["own"]["pss"] / MIB
-    judged = ", at 10⁹ instructions a second" if counted else ""
+    cpu, judged = ours["cpu"], ""
+    if counted:
+        # What an instruction takes where the clock doesn't count them.
+        cpu *= result["rate"] / counted["rate"]
+        judged = (
+            f": {ours['cpu'] * scale:.1f} M instructions, where the {counted['rate'] * scale:.1f} M"
+            f" of `mica --version` take this machine {result['rate'] * 1e3:.1f} ms"
+        )
     parts = [
         source(result) + f" Medians of {result['rounds']} interleaved rounds by the clock"
         f"{', of 3 by instructions' if counted else ''}; the fastest and slowest in brackets.",
@@ -370,7 +377,7 @@ def vmm(result: dict) -> str:
             + ["exits", "PSS, MiB", "RSS, MiB", "private, MiB"],
             first,
         ),
-        f"Aim, under 8 ms of CPU: {met(ours['cpu'] < 0.008)} ({ours['cpu'] * 1e3:.1f}{judged}). "
+        f"Aim, under 8 ms of CPU: {met(cpu < 0.008)} ({cpu * 1e3:.1f}{judged}). "
         f"Aim, under 5 MiB beyond the guest's: {met(overhead < 5)} ({overhead:.1f}).",
         table(
             ["to init", f"whole, {unit}", f"whole, {ms}", "exits", "for pages", "ports", "MMIO"]

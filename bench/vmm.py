@@ -51,6 +51,8 @@ def main() -> None:
         if not here:
             counting = {"MICABOX_QEMU": str(COUNTING)}
             result["by instructions"] = summary(run(program, files, 3, forks, counting))
+            rate = subprocess.run([program, "rate", files], stdout=subprocess.PIPE, check=True)
+            result["rate"] = json.loads(rate.stdout)["seconds"]
     measure.save("vmm", host, result)
     report.write()
 
@@ -112,13 +114,14 @@ def summary(lines: list[dict]) -> dict:
     groups = defaultdict(list)
     for line in lines:
         groups[line["what"], line["who"], line.get("forks")].append(line)
+    rate = groups.pop(("rate", "mica --version", None))
     starts, forks = {}, {}
     for (what, who, count), found in groups.items():
         if count is None:
             starts.setdefault(what, {})[who] = medians(found)
         else:
             forks.setdefault(str(count), {})[who] = medians(found)
-    return {"starts": starts, "forks": forks}
+    return {"rate": rate[0]["seconds"], "starts": starts, "forks": forks}
 
 
 def medians(lines: list[dict]) -> dict:

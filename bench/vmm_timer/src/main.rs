@@ -1,7 +1,8 @@
 //! Starts machines on KVM, ours and QEMU's in turns, and says what each took: a line of JSON
 //! a start, on stdout.
 //!
-//! `vmm-timer ROUNDS FORKS DIRECTORY`, as root. In DIRECTORY are
+//! `vmm-timer ROUNDS FORKS DIRECTORY`, as root; `vmm-timer rate DIRECTORY` says only how fast
+//! this machine is. In DIRECTORY are
 //!
 //! ```text
 //! mica       our program, which is its own worker
@@ -14,13 +15,14 @@
 //!
 //! FORKS are how many copies of a running sandbox to make, as `1,8,64`; `-` for none.
 
+mod host;
 mod machines;
 mod processes;
 mod sandboxes;
 mod trace;
 
 use std::error::Error;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 pub type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -28,13 +30,19 @@ pub type Result<T> = std::result::Result<T, Box<dyn Error>>;
 pub const MEMORY_MIB: u32 = 512;
 
 fn main() -> Result<()> {
-    let usage = "vmm-timer ROUNDS FORKS DIRECTORY";
+    let usage = "vmm-timer ROUNDS FORKS DIRECTORY | rate DIRECTORY";
     let mut arguments = std::env::args().skip(1);
     let mut next = || arguments.next().ok_or(usage);
-    let rounds: usize = next()?.parse()?;
+    let rounds = next()?;
+    if rounds == "rate" {
+        println!("{}", host::rate(Path::new(&next()?))?);
+        return Ok(());
+    }
+    let rounds: usize = rounds.parse()?;
     let forks = next()?;
     let files = PathBuf::from(next()?);
 
+    println!("{}", host::rate(&files)?);
     let trace = trace::Trace::new()?;
     let home = sandboxes::Home::new(&files)?;
     let machines = machines::contenders(&files)?;

@@ -51,6 +51,20 @@ fn cpu_of(pid: u32) -> f64 {
     }
 }
 
+/// Seconds of CPU that this process's children had which have ended.
+pub fn ended() -> std::io::Result<f64> {
+    // SAFETY: plain data, valid when zero, which the call writes to.
+    let usage = unsafe {
+        let mut usage = std::mem::zeroed::<libc::rusage>();
+        match libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage) {
+            0 => usage,
+            _ => return Err(std::io::Error::last_os_error()),
+        }
+    };
+    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
+    Ok(seconds(usage.ru_utime) + seconds(usage.ru_stime))
+}
+
 /// The time now, as in [`trace`].
 pub fn now() -> f64 {
     let mut time = libc::timespec {
