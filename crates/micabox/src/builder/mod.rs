@@ -37,10 +37,8 @@ pub struct Builder<'a> {
     upper: Upper,
     command: Option<Command>,
     patches: Vec<Patch>,
-    /// Where its disk or its machine is copied from.
+    /// What it begins with a copy of.
     origin: Option<Origin>,
-    /// The machine of its origin, to go on from.
-    machine: Option<SavedMachine>,
     /// Boots, whatever templates there are, and makes none.
     cold: bool,
     /// The machine's first command goes on, in place of another one.
@@ -59,13 +57,15 @@ pub struct Builder<'a> {
     cancel: Cancel,
 }
 
-/// What there is a copy of before the start.
+/// What a sandbox begins with a copy of.
 #[derive(Clone)]
-enum Origin {
-    /// The snapshot of this name.
-    Snapshot(String),
-    /// The template in this directory.
-    Template(PathBuf),
+struct Origin {
+    /// The snapshot's name; a template has none.
+    name: Option<String>,
+    /// Where it is.
+    directory: PathBuf,
+    /// The machine to go on from; otherwise it is a disk alone.
+    machine: Option<SavedMachine>,
 }
 
 impl<'a> Builder<'a> {
@@ -94,7 +94,6 @@ impl<'a> Builder<'a> {
             command: None,
             patches: Vec::new(),
             origin: None,
-            machine: None,
             cold: false,
             adopts: false,
             resumed: None,
@@ -220,8 +219,12 @@ impl<'a> Builder<'a> {
     /// had them. What the sandbox is made from must be the snapshot's.
     #[must_use]
     pub fn from_snapshot(mut self, snapshot: &Snapshot) -> Self {
-        self.origin = Some(Origin::Snapshot(snapshot.name.clone()));
-        let Some(machine) = snapshot.memory.clone() else {
+        self.origin = Some(Origin {
+            name: Some(snapshot.name.clone()),
+            directory: snapshot.directory.clone(),
+            machine: snapshot.memory.clone(),
+        });
+        let Some(machine) = &snapshot.memory else {
             self.upper = Upper::Disk {
                 size: snapshot.size,
             };
@@ -236,7 +239,6 @@ impl<'a> Builder<'a> {
         self.init = spec.init;
         self.network = spec.network;
         self.stop_signal = self.stop_signal.or(spec.stop_signal);
-        self.machine = Some(machine);
         self
     }
 
@@ -245,10 +247,7 @@ impl<'a> Builder<'a> {
     #[must_use]
     pub fn adopt(mut self) -> Self {
         self.adopts = true;
-        self.command = self
-            .machine
-            .as_ref()
-            .map(|machine| machine.spec.command.clone());
+        self.command = self.machine().map(|machine| machine.spec.command.clone());
         self
     }
 
@@ -330,5 +329,10 @@ impl<'a> Builder<'a> {
     pub fn cancel(mut self, cancel: Cancel) -> Self {
         self.cancel = cancel;
         self
+    }
+
+    /// The machine to go on from, if it does not boot.
+    fn machine(&self) -> Option<&SavedMachine> {
+        self.origin.as_ref()?.machine.as_ref()
     }
 }

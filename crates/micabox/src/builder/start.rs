@@ -1,7 +1,7 @@
 //! From what a sandbox shall have to one that is up: by a boot, or by going on from a machine
 //! that was saved.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -74,8 +74,11 @@ impl Builder<'_> {
             // Nobody prunes it meanwhile.
             let _kept = self.store.shared()?;
             let warm = Self {
-                machine: Some(machine),
-                origin: Some(Origin::Template(template.directory().to_owned())),
+                origin: Some(Origin {
+                    name: None,
+                    directory: template.directory().to_owned(),
+                    machine: Some(machine),
+                }),
                 ..self.clone()
             };
             match warm.attempt(
@@ -175,7 +178,12 @@ impl Builder<'_> {
 
     /// Whether the machine of a snapshot, if it is to be one, can go on in this sandbox.
     fn check_machine(&self, backend: &dyn Backend) -> Result<(), Error> {
-        let (Some(machine), Some(Origin::Snapshot(name))) = (&self.machine, &self.origin) else {
+        let Some(Origin {
+            name: Some(name),
+            directory,
+            machine: Some(machine),
+        }) = &self.origin
+        else {
             return Ok(());
         };
         if !backend.limits().snapshots {
@@ -206,7 +214,7 @@ impl Builder<'_> {
         if self.adopts && machine.main.is_none() {
             return Err(Error::NothingRuns(name.clone()));
         }
-        Sandboxes::open(self.store.root())?.check_memory(name, machine)
+        memory::check(name, directory, machine)
     }
 
     /// Makes the record, or takes over that of a sandbox that is started again. If anything
@@ -238,10 +246,10 @@ impl Builder<'_> {
             Upper::InPlace => return Ok(()),
         };
         let path = upper::disk(directory);
-        match (&self.resumed, self.origin_directory()?) {
+        match (&self.resumed, &self.origin) {
             (Some(_), _) => {}
             (None, None) => upper::make_disk(&path, size, random()?)?,
-            (None, Some(origin)) => upper::copy_disk(directory, &memory::disk(&origin))?,
+            (None, Some(origin)) => upper::copy_disk(directory, &memory::disk(&origin.directory))?,
         }
         if self.resumed.is_none() && !self.patches.is_empty() {
             patch::apply(&path, &self.base, &self.patches)?;
@@ -291,7 +299,7 @@ impl Builder<'_> {
         let connection = self.network.start()?;
         let interface = connection.as_ref().map(|connection| &connection.interface);
         let machine = self.start(backend, plan, guest, registration, interface)?;
-        let agent = match self.machine {
+        let agent = match self.machine() {
             Some(_) => Agent::of_copy(Arc::clone(&machine)),
             None => Agent::start(Arc::clone(&machine)),
         };
@@ -305,9 +313,9 @@ impl Builder<'_> {
         });
         let deadline = Instant::now() + timeout;
         let identity = self.identity(registration.record(), connection.as_ref())?;
-        let adopted = self.machine.as_ref().filter(|_| self.adopts);
+        let adopted = self.machine().filter(|_| self.adopts);
         let adopted = adopted.and_then(|machine| machine.main);
-        let up = match self.machine {
+        let up = match self.machine() {
             Some(_) => agent.resume(identity, adopted, deadline).map(Up::Resumed),
             None => agent
                 .boot(self.boot(plan, identity), deadline)
@@ -366,7 +374,7 @@ impl Builder<'_> {
         let has_some = |machine: &SavedMachine| machine.spec.vsock.is_some();
         match &self.vsock {
             Some(path) => Some(Sockets::At(path.clone())),
-            None if self.machine.as_ref().is_some_and(has_some) => Some(Sockets::Nowhere),
+            None if self.machine().is_some_and(has_some) => Some(Sockets::Nowhere),
             None => None,
         }
     }
@@ -394,21 +402,12 @@ impl Builder<'_> {
         })
     }
 
-    fn origin_directory(&self) -> Result<Option<PathBuf>, Error> {
-        Ok(match &self.origin {
-            None => None,
-            Some(Origin::Template(directory)) => Some(directory.clone()),
-            Some(Origin::Snapshot(name)) => {
-                Some(Sandboxes::open(self.store.root())?.snapshot_directory(name))
-            }
-        })
-    }
-
     /// The files of the machine to go on from.
     fn saved_files(&self) -> Result<Option<micabox_vmm::Snapshot>, Error> {
-        let directory = self.origin_directory()?.filter(|_| self.machine.is_some());
-        directory
-            .map(|directory| memory::open(&directory))
+        let origin = self.origin.as_ref();
+        let origin = origin.filter(|origin| origin.machine.is_some());
+        origin
+            .map(|origin| memory::open(&origin.directory))
             .transpose()
     }
 

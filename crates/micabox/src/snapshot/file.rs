@@ -51,7 +51,7 @@ impl Sandboxes {
         if snapshot.memory.is_some() {
             return Err(Error::HasMemory(snapshot.name));
         }
-        let path = self.snapshot_disk(name);
+        let path = snapshot.directory.join(DISK);
         write(snapshot, &path, to).map_err(|source| Error::System {
             what: "exporting the snapshot",
             source,
@@ -84,10 +84,9 @@ impl Sandboxes {
         if let Some(name) = name {
             name.clone_into(&mut snapshot.name);
         }
-        let size = snapshot.size;
-        let (snapshot, _lock) = self.add_snapshot(store, snapshot, |directory, _| {
-            let path = directory.join(DISK);
-            read_disk(&mut from, &path, size, &runs).map_err(failed)?;
+        let (snapshot, _lock) = self.add_snapshot(store, snapshot, |snapshot| {
+            let path = snapshot.directory.join(DISK);
+            read_disk(&mut from, &path, snapshot.size, &runs).map_err(failed)?;
             settle(&path)
         })?;
         Ok(snapshot)

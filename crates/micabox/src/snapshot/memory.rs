@@ -100,10 +100,10 @@ impl Sandboxes {
         name: &str,
     ) -> Result<Snapshot, Error> {
         let found = self.running(sandbox)?;
-        let fill = |directory: &Path, snapshot: &mut Snapshot| {
-            let mut machine = ask(&found, directory)?;
-            let path = directory.join(MEMORY);
-            let written = sync(&directory.join(MACHINE)).and_then(|()| written(&path));
+        let fill = |snapshot: &mut Snapshot| {
+            let mut machine = ask(&found, &snapshot.directory)?;
+            let path = snapshot.directory.join(MEMORY);
+            let written = sync(&snapshot.directory.join(MACHINE)).and_then(|()| written(&path));
             machine.memory = Some(written.map_err(failed("reading", &path))?);
             snapshot.memory = Some(machine);
             Ok(())
@@ -123,13 +123,12 @@ impl Sandboxes {
         let number = u64::from_le_bytes(random()?);
         let mut snapshot = of(&found.record, format!("fork-{number:016x}"));
         snapshot.passing = true;
-        let fill = |directory: &Path, snapshot: &mut Snapshot| {
-            snapshot.memory = Some(ask(&found, directory)?);
+        let fill = |snapshot: &mut Snapshot| {
+            snapshot.memory = Some(ask(&found, &snapshot.directory)?);
             Ok(())
         };
         let (snapshot, lock) = self.add_snapshot(store, snapshot, fill)?;
         Ok(Passing {
-            directory: self.snapshot_directory(&snapshot.name),
             snapshot,
             _lock: lock,
         })
@@ -142,22 +141,22 @@ impl Sandboxes {
             false => Err(Error::NotRunning(found.record.name)),
         }
     }
+}
 
-    /// Whether the memory of a snapshot is as it was written.
-    pub(crate) fn check_memory(&self, name: &str, machine: &SavedMachine) -> Result<(), Error> {
-        let Some(expected) = &machine.memory else {
-            return Ok(());
-        };
-        let path = self.snapshot_directory(name).join(MEMORY);
-        let is_untouched = Stamp::of(&path).is_ok_and(|stamp| stamp == expected.stamp);
-        let is_same = || digest(&path).is_ok_and(|digest| digest == expected.sha256);
-        match is_untouched || is_same() {
-            true => Ok(()),
-            false => Err(Error::DamagedSnapshot {
-                name: name.to_owned(),
-                path,
-            }),
-        }
+/// Whether the memory of the snapshot `name` in a directory is as it was written.
+pub(crate) fn check(name: &str, directory: &Path, machine: &SavedMachine) -> Result<(), Error> {
+    let Some(expected) = &machine.memory else {
+        return Ok(());
+    };
+    let path = directory.join(MEMORY);
+    let is_untouched = Stamp::of(&path).is_ok_and(|stamp| stamp == expected.stamp);
+    let is_same = || digest(&path).is_ok_and(|digest| digest == expected.sha256);
+    match is_untouched || is_same() {
+        true => Ok(()),
+        false => Err(Error::DamagedSnapshot {
+            name: name.to_owned(),
+            path,
+        }),
     }
 }
 
@@ -165,7 +164,6 @@ impl Sandboxes {
 #[derive(Debug)]
 pub struct Passing {
     snapshot: Snapshot,
-    directory: PathBuf,
     /// Who finds it without this lock held removes it.
     _lock: Lock,
 }
@@ -179,7 +177,7 @@ impl Passing {
 
 impl Drop for Passing {
     fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.directory);
+        let _ = fs::remove_dir_all(&self.snapshot.directory);
     }
 }
 

@@ -58,6 +58,9 @@ pub struct Snapshot {
     /// It is there for as long as somebody holds its lock.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) passing: bool,
+    /// Where it is.
+    #[serde(skip)]
+    pub(crate) directory: PathBuf,
 }
 
 impl Sandboxes {
@@ -76,8 +79,8 @@ impl Sandboxes {
         // It must have one.
         record.disk_size()?;
         let snapshot = of(&record, name.to_owned());
-        let (snapshot, _lock) = self.add_snapshot(store, snapshot, |directory, _| {
-            let path = directory.join(DISK);
+        let (snapshot, _lock) = self.add_snapshot(store, snapshot, |snapshot| {
+            let path = snapshot.directory.join(DISK);
             let disk = self.still_disk(&record.id)?;
             copy(disk.path(), &path).map_err(failed("copying", &path))?;
             settle(&path)
@@ -91,20 +94,20 @@ impl Sandboxes {
         &self,
         store: &Store,
         mut snapshot: Snapshot,
-        fill: impl FnOnce(&Path, &mut Snapshot) -> Result<(), Error>,
+        fill: impl FnOnce(&mut Snapshot) -> Result<(), Error>,
     ) -> Result<(Snapshot, Lock), Error> {
-        let name = snapshot.name.clone();
-        if !is_valid(&name) {
-            return Err(Error::BadName(name));
+        if !is_valid(&snapshot.name) {
+            return Err(Error::BadName(snapshot.name));
         }
-        let directory = self.snapshot_directory(&name);
+        let directory = self.snapshot_directory(&snapshot.name);
+        snapshot.directory.clone_from(&directory);
         let lock = {
             let _names = self.lock()?;
-            claim(&directory, &name)?
+            claim(&directory, &snapshot.name)?
         };
         let made = lease(store, &snapshot)
-            .and_then(|()| fill(&directory, &mut snapshot))
-            .and_then(|()| publish(&directory, &snapshot).map_err(failed("writing", &directory)));
+            .and_then(|()| fill(&mut snapshot))
+            .and_then(|()| publish(&snapshot).map_err(failed("writing", &directory)));
         match made {
             Ok(()) => Ok((snapshot, lock)),
             Err(error) => {
@@ -149,8 +152,13 @@ impl Sandboxes {
         if !is_valid(name) {
             return Err(none());
         }
-        let record = fs::read(self.snapshot_directory(name).join(RECORD)).map_err(|_| none())?;
-        serde_json::from_slice(&record).map_err(|_| none())
+        let directory = self.snapshot_directory(name);
+        let record = fs::read(directory.join(RECORD)).map_err(|_| none())?;
+        let snapshot: Snapshot = serde_json::from_slice(&record).map_err(|_| none())?;
+        Ok(Snapshot {
+            directory,
+            ..snapshot
+        })
     }
 
     /// Removes a snapshot. Sandboxes that were started from it have copies.
@@ -158,20 +166,14 @@ impl Sandboxes {
     /// # Errors
     /// [`Error::NoSuchSnapshot`], [`Error::State`].
     pub fn remove_snapshot(&self, name: &str) -> Result<(), Error> {
-        self.snapshot(name)?;
-        let directory = self.snapshot_directory(name);
+        let directory = self.snapshot(name)?.directory;
         // Without its record it is none, however far the rest gets.
         let record = directory.join(RECORD);
         fs::remove_file(&record).map_err(failed("removing", &record))?;
         fs::remove_dir_all(&directory).map_err(failed("removing", &directory))
     }
 
-    /// The disk of a snapshot.
-    fn snapshot_disk(&self, name: &str) -> PathBuf {
-        self.snapshot_directory(name).join(DISK)
-    }
-
-    pub(crate) fn snapshot_directory(&self, name: &str) -> PathBuf {
+    fn snapshot_directory(&self, name: &str) -> PathBuf {
         self.directory().join(format!("{PREFIX}{name}"))
     }
 }
@@ -190,6 +192,7 @@ fn of(record: &Record, name: String) -> Snapshot {
         },
         memory: None,
         passing: false,
+        directory: PathBuf::new(),
     }
 }
 
@@ -258,7 +261,8 @@ fn settle(path: &Path) -> Result<(), Error> {
         .map_err(|error| unusable(error.to_string()))
 }
 
-fn publish(directory: &Path, snapshot: &Snapshot) -> io::Result<()> {
+fn publish(snapshot: &Snapshot) -> io::Result<()> {
+    let directory = &snapshot.directory;
     let mut file = tempfile::NamedTempFile::new_in(directory)?;
     file.write_all(&serde_json::to_vec_pretty(snapshot)?)?;
     file.as_file().sync_all()?;
