@@ -233,56 +233,39 @@ impl Builder<'_> {
         }
     }
 
-    /// Adds the disk for changes to the plan, if there is to be one.
+    /// Adds a disk to the plan: the one for changes, or a layer of the patches for a sandbox
+    /// in memory.
     fn attach_upper(
         &self,
         plan: &mut Plan,
         directory: &Path,
         limits: &Limits,
     ) -> Result<(), Error> {
-        let size = match self.upper {
-            Upper::Disk { size } => size,
-            Upper::Tmpfs => return self.attach_patches(plan, directory, limits),
-            Upper::InPlace => return Ok(()),
+        let (path, size, serial) = match self.upper {
+            Upper::Disk { size } => (upper::disk(directory), size, upper::SERIAL),
+            Upper::Tmpfs if !self.patches.is_empty() => {
+                let contents = self.patches.iter().map(Patch::size);
+                let contents = contents.sum::<Result<u64, Error>>()?;
+                // Sparse, so there may as well be room enough.
+                let size = contents.saturating_mul(2).saturating_add(256 << 20);
+                (upper::patches(directory), size, upper::PATCHES_SERIAL)
+            }
+            Upper::Tmpfs | Upper::InPlace => return Ok(()),
         };
-        let path = upper::disk(directory);
-        match (&self.resumed, &self.origin) {
-            (Some(_), _) => {}
-            (None, None) => upper::make_disk(&path, size, random()?)?,
-            (None, Some(origin)) => upper::copy_disk(directory, &memory::disk(&origin.directory))?,
-        }
-        if self.resumed.is_none() && !self.patches.is_empty() {
-            patch::apply(&path, &self.base, &self.patches)?;
+        // Otherwise it is there already.
+        if self.resumed.is_none() {
+            match &self.origin {
+                None => upper::make_disk(&path, size, random()?)?,
+                Some(origin) => upper::copy_disk(&memory::disk(&origin.directory), &path)?,
+            }
+            if !self.patches.is_empty() {
+                patch::apply(&path, &self.base, &self.patches)?;
+            }
         }
         let disk = Disk {
             source: DiskSource::Raw(path),
-            read_only: false,
-            serial: upper::SERIAL.into(),
-        };
-        Ok(plan.add_disk(disk, limits)?)
-    }
-
-    /// Adds a layer of the patches for a sandbox in memory, if there are any.
-    fn attach_patches(
-        &self,
-        plan: &mut Plan,
-        directory: &Path,
-        limits: &Limits,
-    ) -> Result<(), Error> {
-        if self.patches.is_empty() {
-            return Ok(());
-        }
-        let contents = self.patches.iter().map(Patch::size);
-        let contents = contents.sum::<Result<u64, Error>>()?;
-        // Sparse, so there may as well be room enough.
-        let size = contents.saturating_mul(2).saturating_add(256 << 20);
-        let path = upper::patches(directory);
-        upper::make_disk(&path, size, random()?)?;
-        patch::apply(&path, &self.base, &self.patches)?;
-        let disk = Disk {
-            source: DiskSource::Raw(path),
-            read_only: true,
-            serial: upper::PATCHES_SERIAL.into(),
+            read_only: self.upper == Upper::Tmpfs,
+            serial: serial.into(),
         };
         Ok(plan.add_disk(disk, limits)?)
     }

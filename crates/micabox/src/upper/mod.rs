@@ -86,9 +86,9 @@ pub(crate) fn disk(directory: &Path) -> PathBuf {
     directory.join(FILE)
 }
 
-/// Makes a sandbox's disk a copy of `original`.
-pub(crate) fn copy_disk(directory: &Path, original: &Path) -> Result<(), Error> {
-    copy(original, &disk(directory)).map_err(|error| Error::Disk {
+/// Makes a sandbox's disk, in a new file, a copy of `original`.
+pub(crate) fn copy_disk(original: &Path, path: &Path) -> Result<(), Error> {
+    copy(original, path).map_err(|error| Error::Disk {
         what: "copying",
         path: original.to_owned(),
         problem: error.to_string(),
