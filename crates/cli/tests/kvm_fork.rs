@@ -157,6 +157,20 @@ fn forks_stay_behind_with_disks_of_their_own() {
     };
     assert_eq!(running(), 3);
     assert_eq!(snapshots(&home), 0);
+    // One gets the name that it is to have, unless that is taken.
+    let twin = home.output(&["fork", "base", "--name", "twin", "--json"]);
+    let shown = home.output(&["inspect", "twin"]).json();
+    let shown = &shown[0]["sandbox"];
+    let twin = twin.json();
+    assert_eq!(
+        twin,
+        serde_json::json!([{"id": shown["id"], "name": "twin"}])
+    );
+    let taken = home.output(&["fork", "base", "--name", "twin"]);
+    refused(&taken, "twin");
+    let two = home.output(&["fork", "base", "--name", "other", "-n", "2"]);
+    assert_eq!((two.code(), running()), (2, 4), "{}", two.stderr());
+    home.output(&["stop", "-t", "0", "twin"]).ok();
     for id in &ids {
         // It flushes and unmounts a disk of its own.
         home.output(&["stop", "-t", "0", id]).ok();

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use micabox::Record;
+use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::failure::{EXIT_MICA, Failure};
-use crate::output::print;
+use crate::output::{print, print_json};
 use crate::run::detached::{Started, Supervisor};
 use crate::{Outcome, settings};
 
@@ -18,7 +19,8 @@ use crate::{Outcome, settings};
 /// A copy has the sandbox's memory, processes and disk as they are at one moment, and a
 /// name, host name, machine ID, network and randomness of its own. It shares what it doesn't
 /// change with the others, and stays behind as with `mica run -d`. The sandbox stands still
-/// meanwhile. Its published ports stay its own. Prints the copies' IDs.
+/// meanwhile. Its published ports stay its own. Prints the copies' IDs, for `mica logs`,
+/// `mica stop` and all that takes a sandbox.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Name or ID
@@ -28,6 +30,21 @@ pub struct Args {
     /// How many
     #[arg(short, long, value_name = "NUMBER", default_value = "1", value_parser = clap::value_parser!(u16).range(1..))]
     number: u16,
+
+    /// Name of the copy, if it is one; otherwise each gets one
+    #[arg(long, conflicts_with = "number")]
+    name: Option<String>,
+
+    /// IDs and names, for scripts, once all are there
+    #[arg(long)]
+    json: bool,
+}
+
+/// A copy that runs.
+#[derive(Serialize)]
+struct Copy {
+    id: String,
+    name: String,
 }
 
 /// Makes copies.
@@ -46,21 +63,25 @@ fn fork(args: &Args) -> Outcome {
             .map_err(|error| Failure::of(&error).context("setting up signals"))?;
     }
     let moment = sandboxes.pass_machine(&store, &record.id)?;
-    start(&record, &moment.snapshot().name, args.number, &signal)
+    start(args, &record, &moment.snapshot().name, &signal)
 }
 
 /// Starts copies, as many at a time as there are processors; those that run stay.
-fn start(record: &Record, snapshot: &str, number: u16, signal: &AtomicUsize) -> Outcome {
+fn start(args: &Args, record: &Record, snapshot: &str, signal: &AtomicUsize) -> Outcome {
     let mut arguments = ["run", "-d", "--from", snapshot]
         .map(OsString::from)
         .to_vec();
     if record.auto_remove {
         arguments.push("--rm".into());
     }
+    if let Some(name) = &args.name {
+        arguments.extend(["--name".into(), name.into()]);
+    }
     let at_once = std::thread::available_parallelism().map_or(1, usize::from);
     let mut failed = None;
     let mut starting = VecDeque::new();
-    let mut left = number;
+    let mut copies = Vec::new();
+    let mut left = args.number;
     loop {
         let given_up = signal.load(Ordering::Acquire);
         if given_up != 0 {
@@ -74,10 +95,14 @@ fn start(record: &Record, snapshot: &str, number: u16, signal: &AtomicUsize) -> 
         match starting.pop_front().map(Supervisor::wait) {
             None => break,
             Some(started) => match started? {
-                Started::Running(id) => print(&format!("{id}\n"))?,
+                Started::Running { id, name } if args.json => copies.push(Copy { id, name }),
+                Started::Running { id, .. } => print(&format!("{id}\n"))?,
                 Started::Failed(code) => failed = failed.or(Some(code)),
             },
         }
+    }
+    if args.json {
+        print_json(&copies)?;
     }
     match failed {
         None => Ok(0),

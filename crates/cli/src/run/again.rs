@@ -14,7 +14,7 @@ use crate::failure::Failure;
 pub fn behind(name: &str) -> Result<(), Failure> {
     let arguments = ["start", "--", name].map(OsString::from);
     match detached::Supervisor::start(arguments)?.wait()? {
-        Started::Running(_) => Ok(()),
+        Started::Running { .. } => Ok(()),
         Started::Failed(code) => Err(Failure::said(code)),
     }
 }

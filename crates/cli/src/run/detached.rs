@@ -16,8 +16,13 @@ const SUPERVISOR: &str = "MICABOX_SUPERVISOR";
 
 /// What became of it.
 pub enum Started {
-    /// It runs a sandbox, of this ID.
-    Running(String),
+    /// It runs a sandbox.
+    Running {
+        /// Its ID.
+        id: String,
+        /// Its name.
+        name: String,
+    },
     /// It said why not, and ended with this exit code.
     Failed(u8),
 }
@@ -46,13 +51,14 @@ impl Supervisor {
 
     /// Waits until the command runs.
     pub fn wait(mut self) -> Result<Started, Failure> {
-        let mut id = String::new();
+        let mut said = String::new();
         if let Some(mut stdout) = self.0.stdout.take() {
             // To its end, which comes when it lets go of our streams or of its life.
-            stdout.read_to_string(&mut id).map_err(failed)?;
+            stdout.read_to_string(&mut said).map_err(failed)?;
         }
-        if !id.is_empty() {
-            return Ok(Started::Running(id.trim_end().to_owned()));
+        if let Some((id, name)) = said.trim_end().split_once(' ') {
+            let (id, name) = (id.to_owned(), name.to_owned());
+            return Ok(Started::Running { id, name });
         }
         let code = self.0.wait().map_err(failed)?.code();
         let code = code.and_then(|code| u8::try_from(code).ok());
@@ -66,7 +72,8 @@ fn failed(error: std::io::Error) -> Failure {
 
 /// Lets go of whoever started us: their terminal, their streams, their signals.
 pub fn let_go(sandbox: &Sandbox) -> Result<(), Failure> {
-    print(&format!("{}\n", sandbox.record().id))?;
+    let record = sandbox.record();
+    print(&format!("{} {}\n", record.id, record.name))?;
     let detach = || -> rustix::io::Result<()> {
         let nothing = rustix::fs::open("/dev/null", OFlags::RDWR, Mode::empty())?;
         rustix::stdio::dup2_stdin(&nothing)?;

@@ -56,7 +56,7 @@ pub fn execute(args: Args) -> Outcome {
 /// Has the same command line carried out behind our back.
 fn run_behind() -> Outcome {
     match detached::Supervisor::start(std::env::args_os().skip(1))?.wait()? {
-        Started::Running(id) => {
+        Started::Running { id, .. } => {
             output::print(&format!("{id}\n"))?;
             Ok(0)
         }
