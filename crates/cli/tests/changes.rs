@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 
-use support::{Home, wait_until};
+use support::{Home, assert_clean, wait_until};
 
 /// Everything below /srv but the sizes of directories, and what is in files.
 const LOOK: &str = "cd /srv; find . ! -type d -exec stat -c '%n %F %a %u %h %s %Y' {} + | sort; \
@@ -102,13 +102,7 @@ fn a_snapshot_is_one_moment_of_a_running_sandbox() {
     home.output(&["rm", "it"]).ok();
 
     let disk = home.store().join("sandboxes/snapshot-moment/disk.ext4");
-    let fsck = Command::new("e2fsck")
-        .arg("-fn")
-        .arg(&disk)
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&fsck.stdout).into_owned();
-    assert!(fsck.status.success() && !text.contains("recover"), "{text}");
+    assert_clean(&disk);
     let used = home.output(&["rmi", "box"]);
     assert!(used.stderr().contains("in use"), "{}", used.stderr());
 

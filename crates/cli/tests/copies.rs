@@ -9,7 +9,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use support::{Home, wait_until};
+use support::{Home, assert_clean, wait_until};
 
 #[test]
 #[ignore = "needs a built guest"]
@@ -192,17 +192,7 @@ fn directories_are_copied_by_dockers_rules() {
         refused.stderr()
     );
 
-    let disk = home.sandboxes()[0].join("upper.ext4");
-    let fsck = Command::new("e2fsck")
-        .arg("-fn")
-        .arg(&disk)
-        .output()
-        .unwrap();
-    assert!(
-        fsck.status.success(),
-        "{}",
-        String::from_utf8_lossy(&fsck.stdout)
-    );
+    assert_clean(&home.sandboxes()[0].join("upper.ext4"));
     home.output(&["commit", "it", "copied"]).ok();
     let mut sum = Command::new("md5sum");
     sum.stdin(fs::File::open(source.join("sub/program")).unwrap());

@@ -5,10 +5,10 @@ mod support;
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use support::{Home, Running, wait_until};
+use support::{Home, Running, assert_clean, wait_until};
 
 const KILL: i32 = 9;
 const TERM: i32 = 15;
@@ -20,19 +20,6 @@ fn disk(home: &Home) -> PathBuf {
         panic!("{sandboxes:?}");
     };
     directory.join("upper.ext4")
-}
-
-/// Fails unless e2fsck finds nothing to say about a disk that was left in order.
-#[track_caller]
-fn assert_clean(disk: &Path) {
-    let fsck = Command::new("e2fsck")
-        .arg("-fn")
-        .arg(disk)
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&fsck.stdout).into_owned();
-    assert!(fsck.status.success(), "{text}");
-    assert!(!text.contains("recover"), "{text}");
 }
 
 /// After a stop without grace, it depends on which signal is faster.

@@ -4,9 +4,8 @@ mod support;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::process::Command;
 
-use support::Home;
+use support::{Home, assert_clean};
 
 const LOOK: &str = "cd /srv; echo *; echo kept/* hidden/*; cat kept/file hidden/from-tar; \
     stat -c '%n %a %u %g %Y' /srv hidden hidden/from-tar; stat -c '%n %a %u %h' /home/app/file \
@@ -95,16 +94,7 @@ fn patches_are_there_from_the_start_in_memory_and_on_disk() {
         assert!(!directory.join("patches.ext4").exists());
         let disk = directory.join("upper.ext4");
         if disk.exists() {
-            let fsck = Command::new("e2fsck")
-                .arg("-fn")
-                .arg(&disk)
-                .output()
-                .unwrap();
-            assert!(
-                fsck.status.success(),
-                "{}",
-                String::from_utf8_lossy(&fsck.stdout)
-            );
+            assert_clean(&disk);
         }
     }
     home.output(&["rm", "mmerged", "mstacked", "dmerged", "dstacked"])

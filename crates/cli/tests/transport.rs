@@ -4,7 +4,7 @@ mod support;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use support::{Home, image};
+use support::{Finished, Home, image};
 
 const WAYS: [(&str, &str); 4] = [
     ("pmem", "merged"),
@@ -21,6 +21,12 @@ const LISTING: &str = "\
     find / -xdev -type d | grep -vx /proc | sort | xargs stat -c '%n %F %a %u %g %Y'; \
     find / -xdev -type f | grep -vx /etc/machine-id | sort | xargs md5sum";
 
+/// Runs a command with its root in one of these ways: transport, and merged or stacked.
+fn run(home: &Home, (transport, root): (&str, &str), command: &[&str]) -> Finished {
+    let flags = ["run", "--rm", "--transport", transport, "--root", root];
+    home.output(&[&flags, command].concat())
+}
+
 #[test]
 #[ignore = "needs a built guest"]
 fn all_four_show_the_same_tree() {
@@ -29,21 +35,9 @@ fn all_four_show_the_same_tree() {
         .duration_since(UNIX_EPOCH)
         .unwrap()
         .as_secs();
-    let listings = WAYS.map(|(transport, root)| {
-        let run = home.output(&[
-            "run",
-            "--rm",
-            "--transport",
-            transport,
-            "--root",
-            root,
-            "--hostname",
-            "h",
-            "box",
-            "sh",
-            "-c",
-            LISTING,
-        ]);
+    let listings = WAYS.map(|way| {
+        let command = ["--hostname", "h", "box", "sh", "-c", LISTING];
+        let run = run(&home, way, &command);
         let listing = without_times_since(started, &run.ok());
         assert!(listing.contains("/srv/kept/+page.svelte"), "{listing}");
         assert!(!listing.contains("/srv/gone"), "{listing}");
@@ -86,24 +80,12 @@ fn without_times_since(started: u64, listing: &str) -> String {
 #[ignore = "needs a built guest"]
 fn the_image_can_not_be_changed_and_changes_are_gone() {
     let home = Home::new();
-    for (transport, root) in WAYS {
-        let script = "echo changed > /srv/data && rm -r /srv/kept && cat /srv/data; ls /srv";
-        let arguments = [
-            "run",
-            "--rm",
-            "--transport",
-            transport,
-            "--root",
-            root,
-            "box",
-            "sh",
-            "-c",
-        ];
-        let run = home.output(&[&arguments[..], &[script]].concat());
-        assert_eq!(run.ok(), "changed\ndata\nhard\nhidden\nrun\n");
-        let script = "head -c 4 /srv/data; ls /srv/kept";
-        let run = home.output(&[&arguments[..], &[script]].concat());
-        assert_eq!(run.ok(), "0123+page.svelte\nold\n");
+    for way in WAYS {
+        let shell = |script| run(&home, way, &["box", "sh", "-c", script]).ok();
+        let change = "echo changed > /srv/data && rm -r /srv/kept && cat /srv/data; ls /srv";
+        assert_eq!(shell(change), "changed\ndata\nhard\nhidden\nrun\n");
+        let look = "head -c 4 /srv/data; ls /srv/kept";
+        assert_eq!(shell(look), "0123+page.svelte\nold\n");
     }
 }
 
@@ -112,17 +94,8 @@ fn the_image_can_not_be_changed_and_changes_are_gone() {
 fn an_image_without_layers_boots_as_far_as_it_can() {
     let home = Home::empty();
     home.load(&[], &image::config());
-    for (transport, root) in WAYS {
-        let run = home.output(&[
-            "run",
-            "--rm",
-            "--transport",
-            transport,
-            "--root",
-            root,
-            "box",
-            "/bin/true",
-        ]);
+    for way in WAYS {
+        let run = run(&home, way, &["box", "/bin/true"]);
         assert_eq!(run.code(), 127, "{}", run.stderr());
     }
 }
@@ -138,24 +111,14 @@ fn forty_layers_go_over_either_transport() {
     // A layer that the image has twice.
     layers.push(layers[1].clone());
     home.load(&layers, &image::config());
-    for (transport, root) in [
+    let script = "ls /srv | grep -c file-; cat /srv/gone";
+    for way in [
         ("auto", "merged"),
         ("pmem", "merged"),
         ("blk", "stacked"),
         ("pmem", "stacked"),
     ] {
-        let run = home.output(&[
-            "run",
-            "--rm",
-            "--transport",
-            transport,
-            "--root",
-            root,
-            "box",
-            "sh",
-            "-c",
-            "ls /srv | grep -c file-; cat /srv/gone",
-        ]);
-        assert_eq!(run.ok(), "40\ngone", "{transport} {root}");
+        let run = run(&home, way, &["box", "sh", "-c", script]);
+        assert_eq!(run.ok(), "40\ngone", "{way:?}");
     }
 }

@@ -230,6 +230,18 @@ pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
+/// Fails unless e2fsck finds nothing to say about a disk that was left in order.
+#[track_caller]
+pub fn assert_clean(disk: &Path) {
+    let fsck = Command::new("e2fsck")
+        .arg("-fn")
+        .arg(disk)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&fsck.stdout).into_owned();
+    assert!(fsck.status.success() && !text.contains("recover"), "{text}");
+}
+
 /// Whether a process with this number exists.
 pub fn exists(pid: impl AsRef<OsStr>) -> bool {
     Path::new("/proc").join(pid.as_ref()).exists()
