@@ -2,17 +2,17 @@
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
-use micabox_ext4::{Ext4, FileKind, Options};
+use micabox_ext4::FileKind;
 use micabox_image::Store;
 use tar::{Builder, EntryType, Header};
 
 use crate::upper::merged::{Directory, Entry, Found, Merged, MergedError};
-use crate::upper::{Scratch, StillDisk};
-use crate::{Base, Error, Sandboxes, patch};
+use crate::upper::{self, Scratch};
+use crate::{Base, Error, Record, Sandboxes, patch};
 
 /// What a path in a sandbox leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,13 +26,16 @@ pub enum PathKind {
 }
 
 impl Sandboxes {
-    /// What a path in a sandbox leads to, all symbolic links followed. A running one stands
-    /// still for a moment, as [`Sandboxes::still_disk`] says.
+    /// What a path in a sandbox that does not run leads to, all symbolic links followed: for
+    /// whoever is to write there.
     ///
     /// # Errors
-    /// Those of [`Sandboxes::still_disk`]; [`Error::Patch`] if it can't be read.
+    /// [`Error::NotKept`], [`Error::InPlace`], [`Error::Running`]; [`Error::Patch`] if it can't
+    /// be read.
     pub fn path_kind(&self, store: &Store, sandbox: &str, path: &[u8]) -> Result<PathKind, Error> {
-        let (mut merged, _still) = self.merged(store, sandbox)?;
+        let (found, _lock) = self.hold(sandbox)?;
+        found.record.disk_size()?;
+        let mut merged = merged(store, &found.record, &upper::disk(&found.path))?;
         match merged.find(path, true) {
             Ok(Found::Directory(_)) => Ok(PathKind::Directory),
             Ok(Found::Other(_)) => Ok(PathKind::Other),
@@ -57,7 +60,9 @@ impl Sandboxes {
         name: &[u8],
         to: &mut dyn Write,
     ) -> Result<(), Error> {
-        let (mut merged, _still) = self.merged(store, sandbox)?;
+        let record = self.get(sandbox)?;
+        let still = self.still_disk(&record.id)?;
+        let mut merged = merged(store, &record, still.path())?;
         let found = merged.find(path, follow);
         let found = found.map_err(|error| reading(path, error))?;
         let mut packing = Packing {
@@ -95,23 +100,14 @@ impl Sandboxes {
         let (found, _lock) = self.hold(sandbox)?;
         found.record.disk_size()?;
         let base = Base::of(store, &found.record)?;
-        patch::unpack(&crate::upper::disk(&found.path), &base, root, archive)
+        patch::unpack(&upper::disk(&found.path), &base, root, archive)
     }
+}
 
-    fn merged(&self, store: &Store, sandbox: &str) -> Result<(Merged<Scratch>, StillDisk), Error> {
-        let record = self.get(sandbox)?;
-        let still = self.still_disk(&record.id)?;
-        let lower = Base::of(store, &record)?.lower()?;
-        let failed = |problem: String| Error::Disk {
-            what: "reading",
-            path: still.path().to_owned(),
-            problem,
-        };
-        let file = File::open(still.path()).map_err(|error| failed(error.to_string()))?;
-        let upper = Ext4::open(Scratch::new(file), Options::default())
-            .map_err(|error| failed(error.to_string()))?;
-        Ok((Merged::new(upper, lower), still))
-    }
+/// What is seen in the sandbox of `record` with its disk, or a copy of that, at `disk`.
+fn merged(store: &Store, record: &Record, disk: &Path) -> Result<Merged<Scratch>, Error> {
+    let lower = Base::of(store, record)?.lower()?;
+    Ok(Merged::new(upper::open(disk)?, lower))
 }
 
 fn reading(path: &[u8], error: MergedError) -> Error {

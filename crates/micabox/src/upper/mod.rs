@@ -70,7 +70,7 @@ const ROOT: &[u8] = b"/root";
 
 /// Opens a disk that no machine writes to. Its journal is replayed, and whatever else is
 /// changed is, in memory: the file stays as it is.
-fn open(path: &Path) -> Result<Ext4<Scratch>, Error> {
+pub(crate) fn open(path: &Path) -> Result<Ext4<Scratch>, Error> {
     let failed = |problem: String| Error::Disk {
         what: "reading",
         path: path.to_owned(),
