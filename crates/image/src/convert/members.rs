@@ -2,32 +2,15 @@
 
 use std::io::{BufRead, Read};
 
-use super::tar::{Error as TarError, Reader, Type};
+use super::tar::{Error as TarError, Reader};
 use super::xattr;
 use crate::limits::Limits;
+
+pub use super::tar::Type as MemberKind;
 
 /// Prefix of overlayfs's own attributes, and what stands for it where they are escaped.
 const OVERLAY: &[u8] = b"trusted.overlay.";
 const ESCAPED: &[u8] = b"trusted.overlay.overlay.";
-
-/// What a member is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MemberKind {
-    /// A regular file; [`Members::body`] has its contents.
-    File,
-    /// Another name for an earlier member.
-    HardLink,
-    /// A symbolic link.
-    Symlink,
-    /// A character device.
-    CharDevice,
-    /// A block device.
-    BlockDevice,
-    /// A directory.
-    Directory,
-    /// A FIFO.
-    Fifo,
-}
 
 /// A member with all extensions applied.
 #[derive(Debug)]
@@ -95,15 +78,7 @@ impl<R: BufRead> Members<R> {
         let (xattrs, _) = xattrs.map_err(|problem| self.failure(problem.to_string()))?;
         Ok(Some(Member {
             path: entry.path,
-            kind: match entry.kind {
-                Type::File => MemberKind::File,
-                Type::HardLink => MemberKind::HardLink,
-                Type::Symlink => MemberKind::Symlink,
-                Type::CharDevice => MemberKind::CharDevice,
-                Type::BlockDevice => MemberKind::BlockDevice,
-                Type::Directory => MemberKind::Directory,
-                Type::Fifo => MemberKind::Fifo,
-            },
+            kind: entry.kind,
             target: entry.target,
             mode: entry.mode,
             uid: entry.uid,

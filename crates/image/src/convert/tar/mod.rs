@@ -24,13 +24,20 @@ use micabox_erofs::Timestamp;
 
 /// What an entry is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Type {
+pub enum Type {
+    /// A regular file, whose contents follow.
     File,
+    /// Another name for an earlier entry.
     HardLink,
+    /// A symbolic link.
     Symlink,
+    /// A character device.
     CharDevice,
+    /// A block device.
     BlockDevice,
+    /// A directory.
     Directory,
+    /// A FIFO.
     Fifo,
 }
 
