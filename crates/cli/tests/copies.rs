@@ -5,7 +5,7 @@ mod support;
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -110,7 +110,7 @@ fn directories_are_copied_by_dockers_rules() {
     const LOOK: &str = "cd /srv; find new tree kept -type d | sort; cat new/file tree/file \
         kept/file; stat -c '%a %u %h' new/sub/program new/file; readlink new/sub/link; \
         stat -c %a kept new/sub/empty; md5sum < tree/sub/program; cat deep/er/tree/file; \
-        cat piped/x";
+        cat piped/x; stat -c %s piped/holes; tail -c 4 piped/holes";
     let home = Home::new();
     home.output(&["run", "--name", "it", "--upper", "disk:256m", "box", "true"])
         .ok();
@@ -144,9 +144,11 @@ fn directories_are_copied_by_dockers_rules() {
     fs::write(at("t/x"), "piped\n").unwrap();
     home.output(&["cp", &at("t"), "it:/srv/piped"]).ok();
     fs::write(at("t/x"), "tar\n").unwrap();
+    let holes = fs::File::create(at("t/holes")).unwrap();
+    holes.write_all_at(b"end\n", 5 << 20).unwrap();
     let mut tar = Command::new("tar");
     let mut tar = tar
-        .args(["-C", &at("t"), "-c", "x"])
+        .args(["-C", &at("t"), "-S", "--format=posix", "-c", "x", "holes"])
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
@@ -204,7 +206,7 @@ fn directories_are_copied_by_dockers_rules() {
         &directories("tree"),
         "file\nfile\nfile\n750 0 1\n644 0 2\n../nowhere\n711\n500\n",
         &sum,
-        "file\ntar\n",
+        "file\ntar\n5242884\nend\n",
     ]
     .concat();
     assert_eq!(

@@ -152,7 +152,8 @@ fn one(overlay: &mut Overlay<File>, patch: &Patch) -> Result<(), overlay::Proble
             }
             let mode = metadata.permissions().mode() & 0o7777;
             let attributes = Attributes::root(mode as u16);
-            overlay.file(&to, &attributes, &mut file).map(drop)
+            // To its end, wherever that is: some have more than they say.
+            overlay.file(&to, &attributes, 0, &[(0, u64::MAX)], &mut file)
         }
     }
 }

@@ -219,20 +219,37 @@ impl<D: BlockDevice> Overlay<D> {
         })
     }
 
-    /// Makes a file of all that `contents` gives, in place of one that is there.
+    /// Makes a file of `size` bytes or more in place of one that is there. `contents` gives its
+    /// parts, one after the other, each of which has an offset and a length; the rest are holes.
     pub(super) fn file(
         &mut self,
         path: &[u8],
         attributes: &Attributes,
+        size: u64,
+        parts: &[(u64, u64)],
         contents: &mut dyn Read,
-    ) -> Result<Ino> {
+    ) -> Result<()> {
         let (place, name) = self.clear(path)?;
         let ino = self.upper.create(place.ino, name, attributes.owner)?;
+        self.upper.truncate(ino, size)?;
         let mut buffer = vec![0; PIECE];
-        let mut offset = 0;
+        for &(offset, length) in parts {
+            self.write(ino, offset, &mut contents.take(length), &mut buffer)?;
+        }
+        self.set(ino, attributes)
+    }
+
+    /// Writes all that `contents` gives into a file.
+    fn write(
+        &mut self,
+        ino: Ino,
+        mut offset: u64,
+        contents: &mut dyn Read,
+        buffer: &mut [u8],
+    ) -> Result<()> {
         loop {
-            let count = match contents.read(&mut buffer) {
-                Ok(0) => break,
+            let count = match contents.read(buffer) {
+                Ok(0) => return Ok(()),
                 Ok(count) => count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(error.into()),
@@ -244,8 +261,6 @@ impl<D: BlockDevice> Overlay<D> {
                 piece = piece.get(written..).unwrap_or_default();
             }
         }
-        self.set(ino, attributes)?;
-        Ok(ino)
     }
 
     /// Makes a symbolic link in place of what is there, unless that is a directory.
