@@ -10,8 +10,8 @@ use crate::kvm::memory::GuestMemory;
 /// A virtio device apart from its registers and queues.
 ///
 /// All calls come from the thread that serves the device, but for [`Device::config`],
-/// [`Device::write_config`] and [`Device::reset`], which are a processor's; none at the same
-/// time as another.
+/// [`Device::write_config`], [`Device::reset`] and those about a queue that the driver waits
+/// for ([`Device::is_awaited`]), which are a processor's; none at the same time as another.
 pub(crate) trait Device: Send {
     /// The device ID, specification section 5.
     fn id(&self) -> u32;
@@ -32,6 +32,12 @@ pub(crate) trait Device: Send {
     /// Whether it takes as long over a request as a disk of the host's does. Such a device
     /// has a thread of its own, so that nothing else waits for it.
     fn is_slow(&self) -> bool {
+        false
+    }
+
+    /// Whether a processor stands still until the device has taken what the driver has put
+    /// into queue `index`. Then it does so itself, and waits for no thread.
+    fn is_awaited(&self, _index: usize) -> bool {
         false
     }
 

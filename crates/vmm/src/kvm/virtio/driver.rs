@@ -226,10 +226,14 @@ impl Driver {
 
     /// Notifies the device of a queue and has it work.
     pub(crate) fn run(&mut self, queue: usize) {
-        let event = lock(&self.transport).notifications()[queue]
-            .try_clone()
-            .unwrap();
-        event.write(1).unwrap();
+        let queue = queue as u32;
+        let event = lock(&self.transport)
+            .notifications()
+            .find_map(|(event, of)| (of == queue).then(|| event.try_clone().unwrap()));
+        match event {
+            Some(event) => event.write(1).unwrap(),
+            None => self.write(0x50, queue),
+        }
         self.host();
     }
 

@@ -45,8 +45,7 @@ pub(crate) fn drive(kind: u8, script: &[u8]) {
             }
             4 => {
                 let queue = usize::from(script.byte().unwrap_or_default());
-                let count = lock(&driver.transport).notifications().len();
-                driver.run(queue % count);
+                driver.run(queue % 8);
             }
             5 => driver.write(u64::from(script.short() % 0x110), script.word()),
             6 => {

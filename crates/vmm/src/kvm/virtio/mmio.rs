@@ -78,9 +78,11 @@ impl Transport {
         })
     }
 
-    /// What KVM writes when the driver notifies a queue, by number.
-    pub(crate) fn notifications(&self) -> &[EventFd] {
-        &self.notifications
+    /// What KVM writes when the driver notifies a queue, and the queue; without those that a
+    /// processor sees to itself.
+    pub(crate) fn notifications(&self) -> impl Iterator<Item = (&EventFd, u32)> {
+        let all = self.notifications.iter().zip(0..);
+        all.filter(|(_, queue)| !self.device.is_awaited(*queue as usize))
     }
 
     /// [`Device::is_slow`].
@@ -140,6 +142,7 @@ impl Transport {
             register::VIRTIO_MMIO_QUEUE_SEL => self.registers.queue_select = value,
             register::VIRTIO_MMIO_INTERRUPT_ACK => self.interrupt.acknowledge(value),
             register::VIRTIO_MMIO_STATUS => self.set_status(value),
+            register::VIRTIO_MMIO_QUEUE_NOTIFY => self.queue_notified(value as usize),
             _ => self.set_up_queue(offset, value),
         }
     }
@@ -260,9 +263,6 @@ impl Transport {
 
     /// The driver has notified queue `index`.
     fn queue_notified(&mut self, index: usize) {
-        if let Some(notification) = self.notifications.get(index) {
-            let _ = notification.read();
-        }
         self.with_active(|device, active| match active.queues.has(index) {
             true => device.queue(index, active),
             false => Ok(()),
@@ -321,7 +321,12 @@ impl MutEventSubscriber for Transport {
     fn process(&mut self, events: Events, _ops: &mut EventOps<'_>) {
         match events.data() {
             HOST => self.with_active(|device, active| device.host(active)),
-            index => self.queue_notified(index as usize),
+            index => {
+                if let Some(notification) = self.notifications.get(index as usize) {
+                    let _ = notification.read();
+                }
+                self.queue_notified(index as usize);
+            }
         }
     }
 }

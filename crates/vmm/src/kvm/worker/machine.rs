@@ -335,7 +335,7 @@ fn attach(
         vm.register_irqfd(transport.interrupt().line(), interrupt)
             .map_err(kvm("connecting a device's interrupt"))?;
         let notify = address + u64::from(virtio_bindings::virtio_mmio::VIRTIO_MMIO_QUEUE_NOTIFY);
-        for (event, queue) in transport.notifications().iter().zip(0_u32..) {
+        for (event, queue) in transport.notifications() {
             vm.register_ioevent(event, &IoEventAddress::Mmio(notify), queue)
                 .map_err(kvm("connecting a device's queue"))?;
         }

@@ -178,6 +178,11 @@ impl Device for Console {
         &QUEUE_SIZES
     }
 
+    /// Linux' driver looks again and again, without a pause, for the end of each message.
+    fn is_awaited(&self, index: usize) -> bool {
+        index == CONTROL_TRANSMIT
+    }
+
     fn config(&self) -> &[u8] {
         &CONFIG
     }
