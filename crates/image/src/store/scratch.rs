@@ -99,7 +99,7 @@ fn is_at(file: &File, path: &Path) -> bool {
 pub(crate) struct Leftover {
     pub directory: PathBuf,
     lock_path: PathBuf,
-    _lock: File,
+    lock: File,
 }
 
 impl Leftover {
@@ -120,7 +120,7 @@ impl Leftover {
             Ok(()) if is_at(&lock, &lock_path) => Some(Self {
                 directory: lock_path.with_extension(""),
                 lock_path,
-                _lock: lock,
+                lock,
             }),
             Ok(()) | Err(TryLockError::WouldBlock | TryLockError::Error(_)) => None,
         }
@@ -132,8 +132,18 @@ impl Leftover {
     }
 }
 
+impl Drop for Leftover {
+    fn drop(&mut self) {
+        // As a lock's: a child that is just being started may hold the file as well, and
+        // whoever looks next would take it for a maker that lives.
+        let _ = self.lock.unlock();
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
 
     #[test]
@@ -144,6 +154,22 @@ mod tests {
         assert!(Leftover::find(tmp.path()).is_empty());
         drop(scratch);
         assert_eq!(fs::read_dir(tmp.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn who_only_looked_keeps_no_lock() {
+        let tmp = tempfile::tempdir().unwrap();
+        fs::write(tmp.path().join("dead.lock"), "").unwrap();
+        std::thread::scope(|scope| {
+            let children = scope.spawn(|| {
+                for _ in 0..100 {
+                    Command::new("true").status().unwrap();
+                }
+            });
+            while !children.is_finished() {
+                assert_eq!(Leftover::find(tmp.path()).len(), 1);
+            }
+        });
     }
 
     #[test]

@@ -159,7 +159,9 @@ impl RootDisk {
         let is_dirty = superblock.has_compat(compat::HAS_JOURNAL)
             && (superblock.has_incompat(incompat::RECOVER) || has_orphans);
         if is_dirty && !self.in_place {
-            return Err(match file.try_lock_shared() {
+            let locked = file.try_lock_shared();
+            let _ = file.unlock();
+            return Err(match locked {
                 // It is mounted by one of ours.
                 Err(TryLockError::WouldBlock) => DiskProblem::Busy,
                 _ => DiskProblem::Dirty,
@@ -217,7 +219,7 @@ impl RootDisk {
             false => file.try_lock_shared(),
         };
         match locked {
-            Ok(()) => Ok(Claim { _file: file }),
+            Ok(()) => Ok(Claim { file }),
             Err(TryLockError::WouldBlock) => Err(self.failed(DiskProblem::Busy)),
             Err(TryLockError::Error(error)) => Err(self.unusable(error)),
         }
@@ -238,8 +240,15 @@ impl RootDisk {
 /// A hold on a root disk.
 #[derive(Debug)]
 pub(crate) struct Claim {
-    // Closing the file gives it up.
-    _file: File,
+    file: File,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        // Closing is not enough: a child that another thread has made and that has not yet
+        // executed its program holds the file as well.
+        let _ = self.file.unlock();
+    }
 }
 
 /// Where EROFS says what it is, in bytes, and how.
