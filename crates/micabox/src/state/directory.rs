@@ -23,6 +23,9 @@ const LEASE: &str = "lease.json";
 /// How often somebody who waits for a sandbox's end looks again.
 const POLL: Duration = Duration::from_millis(20);
 
+/// How long a killed machine may take to be gone.
+const LAST_MOMENT: Duration = Duration::from_secs(30);
+
 /// How many names are tried before giving up.
 const NAME_ATTEMPTS: usize = 64;
 
@@ -182,15 +185,23 @@ impl Sandboxes {
     /// Keeps a sandbox that has a disk and does not run from being started or removed, for
     /// as long as the lock is held.
     pub(crate) fn hold(&self, name_or_id: &str) -> Result<(Found, Lock), Error> {
-        let _names = self.lock()?;
+        let names = self.lock()?;
         let found = find(self.scan_locked()?, name_or_id)?;
         if !found.record.upper.is_kept() {
             return Err(Error::NotKept(found.record.name));
         }
         let lock = Lock::attempt(&found.path.join(LOCK)).map_err(state("locking", &found.path))?;
-        match lock {
-            Some(lock) => Ok((found, lock)),
-            None => Err(Error::Running(found.record.name)),
+        drop(names);
+        let Some(lock) = lock else {
+            return Err(Error::Running(found.record.name));
+        };
+        // That of a creator who was killed goes a moment after it, and has the disk until then.
+        match found.record.machine {
+            Some(machine) if !machine.end(LAST_MOMENT) => Err(Error::Stuck {
+                name: found.record.name,
+                after: LAST_MOMENT,
+            }),
+            _ => Ok((found, lock)),
         }
     }
 

@@ -1,6 +1,10 @@
 //! A process by a name that is never used twice.
 
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
+use rustix::io::retry_on_intr;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
@@ -34,6 +38,18 @@ impl ProcessId {
         if let Some(handle) = self.open() {
             let _ = pidfd_send_signal(&handle, Signal::KILL);
         }
+    }
+
+    /// Kills it if it still runs, and waits until it is gone and has closed its files; false
+    /// if that takes longer than `patience`.
+    pub(crate) fn end(self, patience: Duration) -> bool {
+        let Some(handle) = self.open() else {
+            return true;
+        };
+        let _ = pidfd_send_signal(&handle, Signal::KILL);
+        let patience = Timespec::try_from(patience).ok();
+        let mut ended = [PollFd::new(&handle, PollFlags::IN)];
+        retry_on_intr(|| poll(&mut ended, patience.as_ref())).is_ok_and(|count| count > 0)
     }
 
     /// Has it stand still, until [`ProcessId::resume`].
@@ -90,6 +106,7 @@ fn parse_start_time(stat: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
     use std::process::Command;
 
     use super::*;
@@ -115,5 +132,22 @@ mod tests {
         right.kill();
         assert!(!child.wait().unwrap().success());
         assert_eq!(ProcessId::of(child.id()), None);
+    }
+
+    #[test]
+    fn what_has_ended_holds_no_files() {
+        let (mut ours, theirs) = std::io::pipe().unwrap();
+        let mut child = Command::new("sleep")
+            .arg("1000")
+            .stdout(theirs)
+            .spawn()
+            .unwrap();
+        let process = ProcessId::of(child.id()).unwrap();
+        assert!(process.end(Duration::from_secs(60)));
+        // Nobody has waited for it yet.
+        assert_eq!(ours.read(&mut [0]).unwrap(), 0);
+        assert!(process.end(Duration::ZERO));
+        child.wait().unwrap();
+        assert!(process.end(Duration::ZERO));
     }
 }
