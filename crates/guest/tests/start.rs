@@ -3,15 +3,27 @@
 mod host;
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 use host::{Host, command, shell};
 use micabox_wire::{Exec, ExitStatus, StartFailure, ToHost};
 
+/// Another process writes it: what somebody has open to write to can't be executed ("text file
+/// busy"), and a child that another test was just starting would have our file open.
 fn script(path: &Path, contents: &[u8], mode: u32) -> Exec {
-    fs::write(path, contents).unwrap();
-    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    let mut install = Command::new("install")
+        .args(["-m", &format!("{mode:o}"), "/dev/stdin"])
+        .arg(path)
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = install.stdin.take().unwrap();
+    stdin.write_all(contents).unwrap();
+    drop(stdin);
+    assert!(install.wait().unwrap().success());
     command(&[path.to_str().unwrap()])
 }
 
