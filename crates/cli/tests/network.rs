@@ -259,6 +259,8 @@ fn a_published_port_leads_in_and_goes_with_the_sandbox() {
         taken.stderr()
     );
     drop(port);
+    // A child that another test was just starting may have had it too.
+    wait_until("it is free", || TcpStream::connect(host).is_err());
     home.assert_nothing_left();
 
     let mut mica = home.start(&arguments);

@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use support::{Home, image, wait_until};
+use support::{Home, image, wait_until_closed};
 
 const KILL: i32 = 9;
 
@@ -277,9 +277,7 @@ fn a_root_disk_is_written_to_when_asked_for() {
     }
     running.signal(KILL);
     assert_eq!(running.wait(), -KILL);
-    wait_until("the file is free", || {
-        File::open(&file).unwrap().try_lock().is_ok()
-    });
+    wait_until_closed(&file);
 
     // A power cut: nobody sees it without its journal, and it is not written to unasked.
     let before = state(&file);

@@ -242,6 +242,18 @@ pub fn assert_clean(disk: &Path) {
     assert!(fsck.status.success() && !text.contains("recover"), "{text}");
 }
 
+/// Waits until no process has the file open: a killed machine closes its files after it has
+/// lost its command line.
+pub fn wait_until_closed(file: &Path) {
+    let entries = |path: PathBuf| fs::read_dir(path).into_iter().flatten().flatten();
+    wait_until("nobody has the file", || {
+        let processes = entries("/proc".into());
+        let threads = processes.flat_map(|process| entries(process.path().join("task")));
+        let mut files = threads.flat_map(|thread| entries(thread.path().join("fd")));
+        !files.any(|open| fs::read_link(open.path()).is_ok_and(|path| path == file))
+    });
+}
+
 /// Whether a process with this number exists.
 pub fn exists(pid: impl AsRef<OsStr>) -> bool {
     Path::new("/proc").join(pid.as_ref()).exists()

@@ -418,12 +418,9 @@ fn nobody_waits_as_long_as_a_registry_likes() {
 
 #[test]
 fn a_registry_that_is_not_there_is_named() {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    drop(listener);
-    let message = Puller::new().refusal(&format!("{address}/x:1").parse().unwrap());
+    let message = Puller::new().refusal(&"127.0.0.1:1/x:1".parse().unwrap());
     assert!(message.contains("cannot connect"), "{message}");
-    assert!(message.contains(&address.to_string()), "{message}");
+    assert!(message.contains("127.0.0.1:1"), "{message}");
 }
 
 #[test]
