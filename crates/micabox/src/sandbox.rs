@@ -145,6 +145,15 @@ impl Sandbox {
         })
     }
 
+    /// Has everybody see that it runs, now that it listens: who sees that may ask it to stop,
+    /// and takes one without an ear for one that hangs.
+    pub(crate) fn announce(&self, auto_remove: bool) -> Result<(), Error> {
+        self.registration().update(|record| {
+            record.status = Status::Running { since: now().0 };
+            record.auto_remove = auto_remove;
+        })
+    }
+
     /// A sandbox from `image` in `store`, with defaults.
     ///
     /// # Errors

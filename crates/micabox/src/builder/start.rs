@@ -147,7 +147,10 @@ impl Builder<'_> {
             Ok((guest, start)) => {
                 let config = self.base.config();
                 let stop_signal = self.stop_signal_for(&config);
-                Sandbox::new(guest, claim, stop_signal, registration, config, start, plan)
+                let sandbox =
+                    Sandbox::new(guest, claim, stop_signal, registration, config, start, plan)?;
+                sandbox.announce(self.auto_remove)?;
+                Ok(sandbox)
             }
             Err(error) => {
                 if self.resumed.is_some() {
@@ -310,10 +313,6 @@ impl Builder<'_> {
         })?;
         // The machine has it open; nobody else needs it.
         let _ = std::fs::remove_file(upper::patches(registration.path()));
-        registration.update(|record| {
-            record.status = Status::Running { since: now().0 };
-            record.auto_remove = self.auto_remove;
-        })?;
         let start = Start { begun, planned, up };
         let guest = Guest {
             agent,
