@@ -272,7 +272,7 @@ def instructions(result: dict) -> str:
     rows.append(["initcalls", *kernels(lambda found: sum(found["initcalls"].values()))])
     for name, count in sorted(after["initcalls"].items(), key=lambda item: -item[1]):
         if count >= 300_000:
-            now = lambda found, name=name: found["initcalls"].get(name)  # noqa: E731
+            now = lambda found, name=name: found["initcalls"].get(name)
             rows.append([f"`{name}`", *kernels(now)])
     spread = [
         (max(way["runs"]) - min(way["runs"])) / way["median"] for way in after["ways"].values()
@@ -280,8 +280,10 @@ def instructions(result: dict) -> str:
     header = ["millions of instructions", *(["before"] if before else []), "now"]
     return "\n\n".join(
         [
-            f"{source(result)} Medians of {result['rounds']} boots, which differed by "
-            f"{max(spread) * 1e4:.0f} in ten thousand at most.",
+            (
+                f"{source(result)} Medians of {result['rounds']} boots, which differed by "
+                f"{max(spread) * 1e4:.0f} in ten thousand at most."
+            ),
             table(header, rows),
         ]
     )
@@ -296,7 +298,7 @@ def vmm(result: dict) -> str:
 
     def times(found: dict, also: dict) -> list[str]:
         """Counted, if it was, and by the clock: median, fastest, slowest."""
-        by_clock = f"{also['seconds'] * 1e3:.0f} ({also['min'] * 1e3:.0f}–{also['max'] * 1e3:.0f})"
+        by_clock = f"{also['seconds'] * 1e3:.0f} ({also['min'] * 1e3:.0f}\N{EN DASH}{also['max'] * 1e3:.0f})"
         return [f"{found['seconds'] * scale:.1f}", by_clock]
 
     def mib(found: dict, part: str, kind: str, how: str) -> str:
@@ -373,32 +375,70 @@ def vmm(result: dict) -> str:
         source(result) + f" Medians of {result['rounds']} interleaved rounds by the clock"
         f"{', of 3 by instructions' if counted else ''}; the fastest and slowest in brackets.",
         table(
-            ["to the kernel's first instruction", f"CPU, {unit}", f"whole, {unit}", f"whole, {ms}"]
-            + ["exits", "PSS, MiB", "RSS, MiB", "private, MiB"],
+            [
+                "to the kernel's first instruction",
+                f"CPU, {unit}",
+                f"whole, {unit}",
+                f"whole, {ms}",
+                "exits",
+                "PSS, MiB",
+                "RSS, MiB",
+                "private, MiB",
+            ],
             first,
         ),
-        f"Aim, under 8 ms of CPU: {met(cpu < 0.008)} ({cpu * 1e3:.1f}{judged}). "
-        f"Aim, under 5 MiB beyond the guest's: {met(overhead < 5)} ({overhead:.1f}).",
+        (
+            f"Aim, under 8 ms of CPU: {met(cpu < 0.008)} ({cpu * 1e3:.1f}{judged}). "
+            f"Aim, under 5 MiB beyond the guest's: {met(overhead < 5)} ({overhead:.1f})."
+        ),
         table(
-            ["to init", f"whole, {unit}", f"whole, {ms}", "exits", "for pages", "ports", "MMIO"]
-            + ["guest's RAM, MiB"],
+            [
+                "to init",
+                f"whole, {unit}",
+                f"whole, {ms}",
+                "exits",
+                "for pages",
+                "ports",
+                "MMIO",
+                "guest's RAM, MiB",
+            ],
             second,
         ),
         "Aim, half of QEMU's exits to init: "
         + ", ".join(f"{met(part <= 0.5)} for {who} ({part:.2f})" for who, part in exits.items())
         + ".",
         table(
-            ["to a command's first output", f"whole, {unit}", f"whole, {ms}", "ratio", "exits"]
-            + ["machine's PSS, MiB", "guest's RAM, MiB", "`mica`'s PSS, MiB"],
+            [
+                "to a command's first output",
+                f"whole, {unit}",
+                f"whole, {ms}",
+                "ratio",
+                "exits",
+                "machine's PSS, MiB",
+                "guest's RAM, MiB",
+                "`mica`'s PSS, MiB",
+            ],
             third,
         ),
         table(
-            ["copies", f"boot, {unit}", "p50", "p99", "p50 to boot", f"p50, {ms}", f"p99, {ms}"]
-            + ["machine's PSS, MiB", "RAM of its own, MiB", "`mica`'s PSS, MiB"],
+            [
+                "copies",
+                f"boot, {unit}",
+                "p50",
+                "p99",
+                "p50 to boot",
+                f"p50, {ms}",
+                f"p99, {ms}",
+                "machine's PSS, MiB",
+                "RAM of its own, MiB",
+                "`mica`'s PSS, MiB",
+            ],
             fourth,
         ),
-        f"Aim, a copy's first output in a tenth of a boot: {met(share <= 0.1)} ({share:.2f}). "
-        f"Aim, under 2 MiB for an idle copy's machine: {met(added < 2)} ({added:.1f}).",
+        (
+            f"Aim, a copy's first output in a tenth of a boot: {met(share <= 0.1)} ({share:.2f}). "
+            f"Aim, under 2 MiB for an idle copy's machine: {met(added < 2)} ({added:.1f})."
+        ),
     ]
     return "\n\n".join(parts)
 

@@ -103,9 +103,7 @@ def run(
         "TEST_KVM_TIMEOUT": "30m",
     }
     environment = {**os.environ, **settings, **(environment or {})}
-    done = subprocess.run(
-        command, env=environment, stdout=subprocess.PIPE, check=True, text=True
-    )
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 

@@ -35,7 +35,7 @@ class Layer:
 
     def __init__(self):
         self.buffer = io.BytesIO()
-        self.archive = tarfile.open(fileobj=self.buffer, mode="w")
+        self.archive = tarfile.open(fileobj=self.buffer, mode="w")  # noqa: SIM115 (in memory)
         self.known = set()
 
     def entry(self, path, kind, mode, data=b"", target=""):
