@@ -114,6 +114,9 @@ pub enum Error {
     /// What can't be done to a root disk that is written to.
     #[error("{0} is for a root that is not written to, and this one is")]
     NotInPlace(&'static str),
+    /// Changes are to be made in place, and there is no place for them.
+    #[error("changes in place are for a root disk that is opened to be written to")]
+    NoPlace,
     /// A record says something that cannot be.
     #[error("the record names an image of digest {0:?}, which is none")]
     BadRecord(String),

@@ -172,6 +172,7 @@ impl Builder<'_> {
     fn check_in_place(&self) -> Result<(), Error> {
         let is_in_place = self.base.disk().is_some_and(|disk| disk.in_place);
         match (is_in_place, self.upper) {
+            (false, Upper::InPlace) => Err(Error::NoPlace),
             (false, _) => Ok(()),
             (true, Upper::InPlace) if self.patches.is_empty() => Ok(()),
             (true, Upper::InPlace) => Err(Error::NotInPlace("a change before the start")),
@@ -497,4 +498,35 @@ pub(crate) fn random<const N: usize>() -> Result<[u8; N], Error> {
         source: error.into(),
     })?;
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use micabox_image::Store;
+
+    use super::*;
+
+    #[test]
+    fn changes_in_place_are_for_what_may_be_changed() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(directory.path()).unwrap();
+        let path = directory.path().join("root.ext4");
+        let mut mkfs = Command::new("mke2fs");
+        mkfs.args(["-q", "-t", "ext4"]).arg(&path).arg("16M");
+        assert!(mkfs.stdout(Stdio::null()).status().unwrap().success());
+        let check = |in_place, upper| {
+            let disk = RootDisk::open(&path, in_place).unwrap();
+            let builder = Builder::on(&store, Base::Disk(disk));
+            builder.upper(upper).check_in_place()
+        };
+        assert!(matches!(check(false, Upper::InPlace), Err(Error::NoPlace)));
+        assert!(matches!(
+            check(true, Upper::Tmpfs),
+            Err(Error::NotInPlace(_))
+        ));
+        check(true, Upper::InPlace).unwrap();
+        check(false, Upper::Tmpfs).unwrap();
+    }
 }
