@@ -10,8 +10,9 @@ use crate::kvm::memory::GuestMemory;
 /// A virtio device apart from its registers and queues.
 ///
 /// All calls come from the thread that serves the device, but for [`Device::config`],
-/// [`Device::write_config`], [`Device::reset`] and those about a queue that the driver waits
-/// for ([`Device::is_awaited`]), which are a processor's; none at the same time as another.
+/// [`Device::write_config`], [`Device::finish`], [`Device::reset`] and those about a queue that
+/// the driver waits for ([`Device::is_awaited`]), which are a processor's; none at the same time
+/// as another.
 pub(crate) trait Device: Send {
     /// The device ID, specification section 5.
     fn id(&self) -> u32;
@@ -46,6 +47,12 @@ pub(crate) trait Device: Send {
 
     /// The driver is ready and has accepted these features.
     fn activate(&mut self, _features: u64) {}
+
+    /// The driver is about to reset the device; what it has put into queues may still be
+    /// looked at, if that takes no system call that a processor's thread does not make.
+    fn finish(&mut self, _active: &mut Active) -> Result<(), Violation> {
+        Ok(())
+    }
 
     /// Forgets the driver.
     fn reset(&mut self) {}

@@ -230,6 +230,7 @@ impl Transport {
     }
 
     fn reset(&mut self) {
+        self.with_active(|device, active| device.finish(active));
         self.active = None;
         self.device.reset();
         self.registers = Registers::default();

@@ -31,14 +31,19 @@ impl Loop {
     pub(super) fn run(&mut self, end: &End) -> Result<Ending, Error> {
         loop {
             if let Some(ending) = end.ending.get() {
+                // A guest's last words may have come while something else was seen to.
+                self.turn(0)?;
                 return Ok(ending.clone());
             }
-            match self.0.run() {
-                Err(event_manager::Error::Epoll(error)) if error.errno() == libc::EINTR => {}
-                result => {
-                    result.map_err(events)?;
-                }
-            }
+            self.turn(-1)?;
+        }
+    }
+
+    /// Sees to all that has happened, after `timeout` milliseconds at most; -1 is for ever.
+    fn turn(&mut self, timeout: i32) -> Result<(), Error> {
+        match self.0.run_with_timeout(timeout) {
+            Err(event_manager::Error::Epoll(error)) if error.errno() == libc::EINTR => Ok(()),
+            result => result.map(drop).map_err(events),
         }
     }
 }
@@ -123,4 +128,39 @@ impl MutEventSubscriber for Waker {
     }
 
     fn process(&mut self, _events: Events, _ops: &mut EventOps<'_>) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Takes what somebody writes.
+    struct Listener {
+        event: EventFd,
+        heard: u64,
+    }
+
+    impl MutEventSubscriber for Listener {
+        fn init(&mut self, ops: &mut EventOps<'_>) {
+            ops.add(Events::new(&self.event, EventSet::IN)).unwrap();
+        }
+
+        fn process(&mut self, _events: Events, _ops: &mut EventOps<'_>) {
+            self.heard += self.event.read().unwrap();
+        }
+    }
+
+    #[test]
+    fn last_words_are_heard() {
+        let event = EventFd::new(libc::EFD_NONBLOCK).unwrap();
+        let words = event.try_clone().unwrap();
+        let listener = Arc::new(Mutex::new(Listener { event, heard: 0 }));
+        let mut events = Loop::new().unwrap();
+        events.add(Arc::clone(&listener) as Arc<Mutex<Subscriber>>);
+        let end = End::new().unwrap();
+        words.write(1).unwrap();
+        end.set(Ending::PoweredOff);
+        assert!(matches!(events.run(&end), Ok(Ending::PoweredOff)));
+        assert_eq!(listener.lock().unwrap().heard, 1);
+    }
 }

@@ -5,6 +5,8 @@ use crate::kvm::virtio::driver::{Driver, READ, WRITE};
 
 fn start() -> (Driver, UnixStream) {
     let (host, guest) = UnixStream::pair().unwrap();
+    host.set_read_timeout(Some(std::time::Duration::from_secs(60)))
+        .unwrap();
     let console = Console::new("test.0", guest).unwrap();
     (Driver::new(Box::new(console)), host)
 }
@@ -71,6 +73,17 @@ fn bytes_go_both_ways_and_wait_for_room() {
     let mut text = [0; 11];
     host.read_exact(&mut text).unwrap();
     assert_eq!(&text, b"to the host");
+}
+
+#[test]
+fn the_last_words_before_a_reset_are_heard() {
+    let (mut driver, mut host) = start();
+    let words = driver.buffer(b"bye");
+    driver.add(TRANSMIT, &[(words, 3, READ)]);
+    driver.write(0x70, 0);
+    let mut text = [0; 3];
+    host.read_exact(&mut text).unwrap();
+    assert_eq!(&text, b"bye");
 }
 
 #[test]
