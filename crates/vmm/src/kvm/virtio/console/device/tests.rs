@@ -76,6 +76,21 @@ fn bytes_go_both_ways_and_wait_for_room() {
 }
 
 #[test]
+fn who_sends_a_control_message_waits_for_no_thread() {
+    let (mut driver, _host) = start();
+    let said = driver.buffer(&message(0, 1));
+    let head = driver.add(CONTROL_TRANSMIT, &[(said, 8, READ)]);
+    // Nobody else is told, and nobody else has run.
+    let transport = driver.transport.lock().unwrap();
+    let queues = transport.notifications().map(|(_, queue)| queue as usize);
+    let queues: Vec<_> = queues.collect();
+    drop(transport);
+    assert_eq!(queues, [RECEIVE, TRANSMIT, CONTROL_RECEIVE]);
+    driver.write(0x50, CONTROL_TRANSMIT as u32);
+    assert_eq!(driver.used(CONTROL_TRANSMIT), [(head, 0)]);
+}
+
+#[test]
 fn the_last_words_before_a_reset_are_heard() {
     let (mut driver, mut host) = start();
     let words = driver.buffer(b"bye");
