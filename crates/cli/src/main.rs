@@ -60,8 +60,8 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    // A machine of ours is a process of this program; it reads no command line.
-    micabox_vmm::run_if_worker();
+    // Machines and parsers are processes of this program; they read no command line.
+    micabox::run_if_worker();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return usage(&error),

@@ -51,6 +51,7 @@ mod state;
 mod template;
 mod timings;
 mod upper;
+mod worker;
 
 pub use base::{Base, DiskProblem, Format, RootDisk};
 pub use builder::{Builder, DEFAULT_MEMORY_MIB};
@@ -74,3 +75,4 @@ pub use spec::Spec;
 pub use state::{ImageName, ProcessId, Record, Sandboxes, Status};
 pub use timings::Timings;
 pub use upper::{Change, ChangeKind, DEFAULT_DISK_SIZE, StillDisk, Upper};
+pub use worker::run_if_worker;

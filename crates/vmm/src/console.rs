@@ -1,71 +1,4 @@
-//! What a machine says, kept within bounds.
-//!
-//! A hostile guest can write to its console for ever. Nobody may have to store
-//! that, and it must never wait for us, so the pipe is always drained and only the
-//! last part is kept.
-
-use std::collections::VecDeque;
-use std::io::Read;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
-
-/// The last part of a stream that a thread drains.
-#[derive(Clone, Debug)]
-pub(crate) struct Tail {
-    ring: Arc<Mutex<Ring>>,
-}
-
-#[derive(Debug)]
-struct Ring {
-    bytes: VecDeque<u8>,
-    capacity: usize,
-}
-
-impl Tail {
-    pub(crate) fn new(capacity: usize) -> Self {
-        Self {
-            ring: Arc::new(Mutex::new(Ring {
-                bytes: VecDeque::new(),
-                capacity,
-            })),
-        }
-    }
-
-    /// Drains `source` to its end in a thread of its own.
-    pub(crate) fn drain(&self, mut source: impl Read + Send + 'static) -> JoinHandle<()> {
-        let tail = self.clone();
-        std::thread::spawn(move || {
-            let mut buffer = [0; 4096];
-            loop {
-                match source.read(&mut buffer) {
-                    Ok(0) => break,
-                    Ok(count) => tail.push(buffer.get(..count).unwrap_or_default()),
-                    Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                    Err(_) => break,
-                }
-            }
-        })
-    }
-
-    fn push(&self, bytes: &[u8]) {
-        let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
-        ring.bytes.extend(bytes);
-        let surplus = ring.bytes.len().saturating_sub(ring.capacity);
-        ring.bytes.drain(..surplus);
-    }
-
-    /// The kept part as text for a terminal: control characters other than line
-    /// feeds and tabs are dropped, so that a guest can't drive the user's terminal.
-    pub(crate) fn text(&self) -> String {
-        let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
-        let bytes: Vec<u8> = ring.bytes.iter().copied().collect();
-        drop(ring);
-        String::from_utf8_lossy(&bytes)
-            .chars()
-            .filter(|c| matches!(c, '\n' | '\t') || !c.is_control())
-            .collect()
-    }
-}
+//! What a guest's kernel says when it panics.
 
 /// The kernel's reason for a panic, if `console` shows one.
 pub(crate) fn panic_message(console: &str) -> Option<String> {
@@ -78,23 +11,6 @@ pub(crate) fn panic_message(console: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_the_end_is_kept() {
-        let tail = Tail::new(8);
-        tail.drain(std::io::repeat(b'x').take(1 << 20))
-            .join()
-            .unwrap();
-        tail.push(b"the end\n");
-        assert_eq!(tail.text(), "the end\n");
-    }
-
-    #[test]
-    fn a_guest_can_not_drive_the_terminal() {
-        let tail = Tail::new(64);
-        tail.push(b"a\x1b[2Jb\r\n\tc\xff\0");
-        assert_eq!(tail.text(), "a[2Jb\n\tc\u{fffd}");
-    }
 
     #[test]
     fn a_panic_is_found_among_other_lines() {

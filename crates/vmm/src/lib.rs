@@ -19,8 +19,6 @@ mod cpu;
 mod error;
 mod host_kvm;
 #[cfg(target_arch = "x86_64")]
-pub mod jail;
-#[cfg(target_arch = "x86_64")]
 pub mod kvm;
 mod process;
 pub mod qemu;
@@ -34,7 +32,7 @@ pub use config::{
 };
 pub use error::Error;
 #[cfg(target_arch = "x86_64")]
-pub use kvm::{Kvm, run_if_worker};
+pub use kvm::{Kvm, WORKER};
 pub use qemu::Qemu;
 pub use snapshot::Snapshot;
 
@@ -44,7 +42,7 @@ pub use snapshot::Snapshot;
 /// # Errors
 /// Why they are not, continuing a sentence.
 pub fn control_groups() -> Result<(PathBuf, Vec<&'static str>), String> {
-    let place = process::Place::find()?;
+    let place = micabox_jail::Place::find()?;
     Ok((place.directory().to_owned(), place.controllers))
 }
 
@@ -95,7 +93,3 @@ fn own() -> Result<Box<dyn Backend>, String> {
 fn own() -> Result<Box<dyn Backend>, String> {
     Err("our own virtual machine monitor is for x86-64".to_owned())
 }
-
-/// Nothing to do: there are no workers on this architecture.
-#[cfg(not(target_arch = "x86_64"))]
-pub fn run_if_worker() {}

@@ -10,7 +10,7 @@ fn main() {
     if std::process::id() == 1 {
         machines::sockets::guest();
     }
-    micabox_vmm::run_if_worker();
+    micabox_jail::run_if_worker(&[micabox_vmm::WORKER]);
     let arguments = libtest_mimic::Arguments::from_args();
     libtest_mimic::run(&arguments, machines::tests()).exit();
 }

@@ -68,6 +68,7 @@ impl Check {
 /// Looks at the machine.
 pub fn execute(args: &Args) -> Outcome {
     let mut checks = machine();
+    checks.push(jail());
     checks.push(limits());
     checks.push(guest());
     checks.extend(store());
@@ -135,6 +136,31 @@ fn machine() -> Vec<Check> {
         ),
     };
     vec![version, acceleration]
+}
+
+/// The jail of what parses foreign images and disks.
+fn jail() -> Check {
+    let walls = match micabox_jail::probe() {
+        Ok(walls) => walls,
+        Err(why) => {
+            return Check::new(
+                "jail",
+                Verdict::Missing,
+                format!("no process can be jailed: {why}"),
+                Some("use a Linux kernel with seccomp filters (CONFIG_SECCOMP_FILTER)".into()),
+            );
+        }
+    };
+    let found = match (&walls.namespaces, walls.landlock) {
+        (Ok(()), true) => return Check::ok("jail", "namespaces, Landlock, system call filters"),
+        (Ok(()), false) => {
+            let found = "namespaces, system call filters; this kernel has no Landlock";
+            return Check::ok("jail", found);
+        }
+        (Err(why), _) => format!("images and disks are parsed without namespaces: {why}"),
+    };
+    let advice = "system call filters and limits are left; machines on KVM refuse to start";
+    Check::new("jail", Verdict::Note, found, Some(advice.into()))
 }
 
 /// Control groups.

@@ -5,7 +5,7 @@
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -170,13 +170,8 @@ impl Handover {
 /// In the worker: takes a descriptor that it was given.
 #[allow(unsafe_code)]
 pub(super) fn own(descriptor: RawFd) -> std::io::Result<OwnedFd> {
-    // SAFETY: a call with a number and no memory.
-    if unsafe { libc::fcntl(descriptor, libc::F_SETFD, libc::FD_CLOEXEC) } == -1 {
-        return Err(std::io::Error::last_os_error());
-    }
-    // SAFETY: it is open, and the parent named it in one place of the description only:
-    // nobody else in this process owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+    // SAFETY: the parent named it in one place of the description only.
+    unsafe { micabox_jail::take(descriptor) }
 }
 
 /// Files that were opened, to be kept open until the worker has them.

@@ -29,16 +29,16 @@ mod worker;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 
+use micabox_jail::{self as jail, CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID, Quota};
+
 use crate::backend::{Acceleration, Backend, FilesPerRegion, Limits, Machine};
 use crate::cpu::Flags;
-use crate::process::{
-    CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID, Channels, Launch, Process, Quota,
-};
+use crate::process::{Channels, Launch, Process};
 use crate::{Error, MachineConfig, Sockets, host_kvm};
 use handover::Handover;
 use vsock::{Inside, Outside};
 
-pub use worker::run_if_worker;
+pub use worker::{Thread, WORKER};
 
 /// A driver that does what `script` says to a device of some kind: for fuzzing.
 #[cfg(feature = "fuzzing")]
@@ -79,7 +79,7 @@ impl Kvm {
     /// Why not, with what to do where something can be done.
     pub fn probe() -> Result<Self, String> {
         host_kvm::probe(&Flags::read())?;
-        worker::program().map_err(|_| worker::NO_PROGRAM.to_owned())?;
+        jail::program(worker::NAME).map_err(|error| error.to_string())?;
         Ok(Self {
             acceleration: Acceleration::Kvm,
         })
@@ -111,7 +111,7 @@ impl Backend for Kvm {
 
     fn start(&self, config: &MachineConfig) -> Result<Box<dyn Machine>, Error> {
         config.check()?;
-        let program = worker::program().map_err(|source| Error::Spawn {
+        let program = jail::program(worker::NAME).map_err(|source| Error::Spawn {
             path: "mica".into(),
             source,
         })?;
@@ -130,7 +130,11 @@ impl Backend for Kvm {
         let launch = Launch {
             program,
             name: Some(config.name.clone()),
-            arguments: vec![worker::ARGUMENT.into(), description.to_string().into()],
+            arguments: vec![
+                jail::ARGUMENT.into(),
+                worker::NAME.into(),
+                description.to_string().into(),
+            ],
             address_space: config.address_space().saturating_add(OWN_ADDRESS_SPACE),
             // What it saves of itself is its RAM.
             file_size: config.largest_written_file().max(config.ram()),

@@ -1,10 +1,5 @@
 //! A machine's process: started, watched, ended. The same for every backend.
 
-#![allow(unsafe_code)]
-
-mod cgroup;
-mod child;
-mod confine;
 mod control;
 
 use std::ffi::OsString;
@@ -18,16 +13,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use micabox_jail::{Cgroup, Child, Confinement, Program, Quota, Tail};
 use rustix::process::{Signal, pidfd_send_signal};
 
-use cgroup::Cgroup;
-pub(crate) use cgroup::{Place, Quota};
-use child::{Child, Program};
-use confine::Confinement;
-pub(crate) use confine::{CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID};
-
 use crate::backend::{Exit, Machine};
-use crate::console::{Tail, panic_message};
+use crate::console::panic_message;
 use crate::{Error, Snapshot};
 use control::Control;
 pub(crate) use control::{Answer, Request};
@@ -151,7 +141,6 @@ impl Process {
         // Not everybody may have one; `mica doctor` says why.
         let cgroup = Cgroup::create(&launch.quota).ok();
         let confinement = Confinement {
-            parent: std::process::id().cast_signed(),
             keep: files
                 .iter()
                 .map(AsRawFd::as_raw_fd)
@@ -160,6 +149,7 @@ impl Process {
                 .collect(),
             address_space: launch.address_space,
             file_size: launch.file_size,
+            processor_seconds: None,
             capabilities: launch.capabilities,
         };
         let failed = |source| Error::Spawn {
@@ -327,6 +317,7 @@ impl Drop for Process {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use micabox_jail::CAP_DAC_READ_SEARCH;
     use std::io::Read;
     use std::path::Path;
 

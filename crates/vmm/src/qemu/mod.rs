@@ -14,9 +14,11 @@ mod pci;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 
+use micabox_jail::{CAP_DAC_READ_SEARCH, Quota};
+
 use crate::backend::{Acceleration, Backend, FilesPerRegion, Limits, Machine};
 use crate::cpu::Flags;
-use crate::process::{CAP_DAC_READ_SEARCH, Channels, Launch, Process, Quota};
+use crate::process::{Channels, Launch, Process};
 use crate::{Error, Exit, MachineConfig, host_kvm};
 
 pub use binary::{install_command, version};

@@ -8,7 +8,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitCode, Stdio};
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use micabox_vmm::jail::{self, CAUGHT, Thread};
+use micabox_jail::{self as jail, CAUGHT};
+use micabox_vmm::kvm::Thread;
 
 /// The first argument of a process that makes an attempt.
 const ATTEMPT: &str = "--attempt";

@@ -15,10 +15,10 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::Controllers;
 use super::begin::Begin;
+use super::filters::Thread;
 use super::requests::Saver;
 use super::threads::{End, Loop, Threads, Waker};
 use crate::AGENT_PORT;
-use crate::jail::{self, Thread};
 use crate::kvm::boot;
 use crate::kvm::bus::{Attached, Bus, lock};
 use crate::kvm::ending::Ending;
@@ -63,7 +63,7 @@ pub(super) enum Error {
     #[error(transparent)]
     Snapshot(#[from] saved::Error),
     #[error(transparent)]
-    Jail(#[from] jail::Error),
+    Jail(#[from] micabox_jail::Error),
     #[error("a machine has at most {} devices", INTERRUPTS.len())]
     TooManyDevices,
 }

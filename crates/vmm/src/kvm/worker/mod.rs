@@ -6,65 +6,35 @@
 
 mod begin;
 mod controllers;
+mod filters;
 mod machine;
 mod requests;
 mod threads;
 
 use std::fs::File;
-use std::io;
 use std::os::fd::RawFd;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+
+use micabox_jail::{self as jail, Kind, enter_with};
 
 use super::ending::Ending;
 use super::handover::Handover;
-use crate::jail;
 pub(super) use controllers::Controllers;
+pub use filters::Thread;
 use machine::Machine;
 
-/// The argument that makes a program a worker; the number of a descriptor follows.
-pub(super) const ARGUMENT: &str = "--micabox-worker";
+/// The kind of worker that runs a machine.
+pub const WORKER: Kind = Kind::new(NAME, |descriptor| work(descriptor).report());
 
-/// Names a program that calls [`run_if_worker`], in place of this one.
-const VARIABLE: &str = "MICABOX_WORKER";
-
-/// The program of ours that does.
-const PROGRAM: &str = "mica";
-
-/// Why there is none, for a user.
-pub(super) const NO_PROGRAM: &str = "machines run in processes of the program mica, which is \
-     neither beside this program nor on PATH (install it, or name it in MICABOX_WORKER)";
-
-/// Whether this program can be a worker.
-static CAPABLE: AtomicBool = AtomicBool::new(false);
-
-/// Becomes a machine's worker if this process was started as one, and then does not come
-/// back. A program whose machines shall run in processes of itself calls it first of all.
-pub fn run_if_worker() {
-    CAPABLE.store(true, Ordering::Relaxed);
-    let mut arguments = std::env::args_os().skip(1);
-    if arguments.next().is_none_or(|first| first != ARGUMENT) {
-        return;
-    }
-    std::panic::set_hook(Box::new(|panic| {
-        eprintln!("internal error, please report it: {panic}");
-        // All of the process, whichever thread it is.
-        std::process::exit(1);
-    }));
-    let descriptor = arguments
-        .next()
-        .and_then(|text| text.to_str()?.parse().ok());
-    let ending = match descriptor {
-        Some(descriptor) => work(descriptor),
-        None => Ending::Failed(format!("{ARGUMENT} is for Micabox's own use")),
-    };
-    std::process::exit(ending.report());
-}
+/// What it is called on a command line.
+pub(super) const NAME: &str = "machine";
 
 fn work(descriptor: RawFd) -> Ending {
     // It can't be had later, and tells what of the guest's memory there is to save.
-    let pages = match jail::enter_with(|| File::open("/proc/self/pagemap").ok()) {
+    let pages = match enter_with(|| File::open("/proc/self/pagemap").ok()) {
         Ok(pages) => pages,
+        Err(error @ jail::Error::Namespaces { .. }) => {
+            return Ending::Failed(format!("{error}, or use `--backend qemu`"));
+        }
         Err(error) => return Ending::Failed(error.to_string()),
     };
     let handover = match Handover::read(descriptor) {
@@ -75,22 +45,4 @@ fn work(descriptor: RawFd) -> Ending {
         Ok(machine) => machine.run(),
         Err(error) => error.into(),
     }
-}
-
-/// The program that workers are.
-pub(super) fn program() -> io::Result<PathBuf> {
-    if let Some(named) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
-        return Ok(named.into());
-    }
-    if CAPABLE.load(Ordering::Relaxed) {
-        // The file that this process runs, even if another one has its name by now.
-        return Ok("/proc/self/exe".into());
-    }
-    let beside = std::env::current_exe()?.with_file_name(PROGRAM);
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let directories = std::env::split_paths(&path).filter(|directory| directory.is_absolute());
-    std::iter::once(beside)
-        .chain(directories.map(|directory| directory.join(PROGRAM)))
-        .find(|file| file.is_file())
-        .ok_or_else(|| io::ErrorKind::NotFound.into())
 }

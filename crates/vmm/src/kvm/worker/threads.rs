@@ -9,8 +9,8 @@ use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, Subscrib
 use vmm_sys_util::epoll::EventSet;
 use vmm_sys_util::eventfd::EventFd;
 
+use super::filters::Thread;
 use super::machine::{Error, system};
-use crate::jail::{self, Thread};
 use crate::kvm::ending::Ending;
 
 /// Waits for events, and calls those who want to know.
@@ -88,7 +88,7 @@ impl Threads {
     }
 
     /// Makes the calling thread the last of them.
-    pub(super) fn join(self, kind: Thread) -> Result<(), jail::Error> {
+    pub(super) fn join(self, kind: Thread) -> Result<(), micabox_jail::Error> {
         kind.restrict()?;
         self.restricted.wait();
         Ok(())

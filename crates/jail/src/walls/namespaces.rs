@@ -20,7 +20,7 @@ use super::{Error, step};
 /// Moves the calling process's future into new namespaces: returns in a child that is
 /// process 1 of its own.
 pub(super) fn enter() -> Result<(), Error> {
-    let parent = getppid();
+    let owner = Owner::now();
     let (uid, gid) = (getuid().as_raw(), getgid().as_raw());
     let namespaces = UnshareFlags::NEWUSER
         | UnshareFlags::NEWNS
@@ -35,13 +35,7 @@ pub(super) fn enter() -> Result<(), Error> {
     })?;
     map_identity(uid, gid).map_err(|source| Error::Namespaces { source })?;
 
-    // Changing identity made the kernel forget whose death is ours.
-    set_parent_process_death_signal(Some(Signal::KILL)).map_err(step("tying it to its parent"))?;
-    if getppid() != parent {
-        return Err(step("tying it to its parent")(io::Error::from(
-            rustix::io::Errno::SRCH,
-        )));
-    }
+    owner.die_with()?;
     let keeper = pidfd_open(getpid(), PidfdFlags::empty()).map_err(step("naming its keeper"))?;
     // SAFETY: the process has one thread, so that the child finds everything as it was.
     match unsafe { libc::fork() } {
@@ -50,6 +44,26 @@ pub(super) fn enter() -> Result<(), Error> {
         )),
         0 => die_with(&keeper),
         child => match keep(child)? {},
+    }
+}
+
+/// The process that started this one.
+pub(super) struct Owner(Option<Pid>);
+
+impl Owner {
+    pub(super) fn now() -> Self {
+        Self(getppid())
+    }
+
+    /// Has the kernel kill this process when the owner ends, which a change of identity had
+    /// it forget.
+    pub(super) fn die_with(&self) -> Result<(), Error> {
+        let tying = "tying it to its parent";
+        set_parent_process_death_signal(Some(Signal::KILL)).map_err(step(tying))?;
+        if getppid() != self.0 {
+            return Err(step(tying)(rustix::io::Errno::SRCH));
+        }
+        Ok(())
     }
 }
 
@@ -69,9 +83,7 @@ fn die_with(keeper: &OwnedFd) -> Result<(), Error> {
     let mut ended = [PollFd::from_borrowed_fd(keeper.as_fd(), PollFlags::IN)];
     let count = poll(&mut ended, Some(&Timespec::default())).map_err(step("asking for it"))?;
     if count > 0 {
-        return Err(step("tying it to its keeper")(io::Error::from(
-            rustix::io::Errno::SRCH,
-        )));
+        return Err(step("tying it to its keeper")(rustix::io::Errno::SRCH));
     }
     Ok(())
 }

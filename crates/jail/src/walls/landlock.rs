@@ -3,14 +3,15 @@
 use std::io;
 
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr, Scope,
+    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetStatus,
+    Scope,
 };
 
 use super::{Error, step};
 
 /// Forbids every use of a path, every TCP port, and signals and abstract sockets beyond
-/// the jail; as much of it as this kernel knows.
-pub(super) fn forbid_all() -> Result<(), Error> {
+/// the jail; as much of it as this kernel knows. Whether it knows any.
+pub(super) fn forbid_all() -> Result<bool, Error> {
     let abi = ABI::V6;
     Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
@@ -20,6 +21,6 @@ pub(super) fn forbid_all() -> Result<(), Error> {
         .and_then(Ruleset::create)
         // No rule allows anything.
         .and_then(landlock::RulesetCreated::restrict_self)
-        .map(drop)
+        .map(|status| status.ruleset != RulesetStatus::NotEnforced)
         .map_err(|error| step("restricting paths")(io::Error::other(error)))
 }

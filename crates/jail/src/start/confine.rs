@@ -1,4 +1,4 @@
-//! What a machine's process may do from its first instruction on, before it confines
+//! What a process may do from its first instruction on, before it confines
 //! itself further.
 //!
 //! All of it happens in the child between fork and exec. A function here makes
@@ -12,44 +12,47 @@ use std::os::fd::RawFd;
 
 /// What is decided before the fork.
 #[derive(Clone, Debug)]
-pub(super) struct Confinement {
-    /// The process that must be the parent still.
-    pub(super) parent: libc::pid_t,
+pub struct Confinement {
     /// Descriptors to inherit beside 0, 1 and 2.
-    pub(super) keep: Vec<RawFd>,
+    pub keep: Vec<RawFd>,
     /// Most bytes of address space.
-    pub(super) address_space: u64,
+    pub address_space: u64,
     /// Most bytes of a file that it writes to.
-    pub(super) file_size: u64,
+    pub file_size: u64,
+    /// Seconds of processor time after which it gets SIGXCPU; a second more, and it is killed.
+    pub processor_seconds: Option<u64>,
     /// Of root's capabilities, those that are left.
-    pub(super) capabilities: &'static [libc::c_ulong],
+    pub capabilities: &'static [libc::c_ulong],
 }
 
 /// To read files whoever they belong to, as root could. Numbers of `linux/capability.h`.
-pub(crate) const CAP_DAC_READ_SEARCH: libc::c_ulong = 2;
+pub const CAP_DAC_READ_SEARCH: libc::c_ulong = 2;
 /// To become another group.
-pub(crate) const CAP_SETGID: libc::c_ulong = 6;
+pub const CAP_SETGID: libc::c_ulong = 6;
 /// To become another user.
-pub(crate) const CAP_SETUID: libc::c_ulong = 7;
+pub const CAP_SETUID: libc::c_ulong = 7;
 
-/// No machine needs a file descriptor beyond its extents and devices.
+/// More descriptors than a machine has extents and devices.
 const MAX_FILES: u64 = 16 << 10;
 
 impl Confinement {
-    /// Confines the calling process and everything it executes.
-    pub(super) fn enter(&self) -> io::Result<()> {
-        die_with(self.parent)?;
+    /// Confines the calling process, a child of `parent`, and everything it executes.
+    pub(super) fn enter(&self, parent: libc::pid_t) -> io::Result<()> {
+        die_with(parent)?;
         // Privileges can only become fewer from here on: no setuid program, and none
         // of root's powers but those it is left if this is root.
         set_no_new_privs()?;
         drop_capabilities(self.capabilities)?;
-        // A disk full of core files, or of anything else, is no guest's to make.
-        limit(libc::RLIMIT_CORE, 0)?;
-        limit(libc::RLIMIT_FSIZE, self.file_size)?;
-        limit(libc::RLIMIT_NOFILE, MAX_FILES)?;
-        limit(libc::RLIMIT_AS, self.address_space)?;
-        // The caller's other descriptors are none of the guest's business, even if
-        // somebody forgot to mark one close-on-exec.
+        // A disk full of core files, or of anything else, is not its to make.
+        limit(libc::RLIMIT_CORE, 0, 0)?;
+        limit(libc::RLIMIT_FSIZE, self.file_size, 0)?;
+        limit(libc::RLIMIT_NOFILE, MAX_FILES, 0)?;
+        limit(libc::RLIMIT_AS, self.address_space, 0)?;
+        if let Some(seconds) = self.processor_seconds {
+            limit(libc::RLIMIT_CPU, seconds, 1)?;
+        }
+        // The caller's other descriptors are not for it, even if one was not marked
+        // close-on-exec.
         close_on_exec_from(3)?;
         for fd in &self.keep {
             inherit(*fd)?;
@@ -96,16 +99,20 @@ fn drop_capabilities(left: &[libc::c_ulong]) -> io::Result<()> {
     Ok(())
 }
 
-/// Lowers a limit, the hard one too, to at most `value`.
-fn limit(resource: libc::__rlimit_resource_t, value: u64) -> io::Result<()> {
+/// Lowers a limit to at most `value`; the hard one to `beyond` more.
+pub(crate) fn limit(
+    resource: libc::__rlimit_resource_t,
+    value: u64,
+    beyond: u64,
+) -> io::Result<()> {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
     };
     // SAFETY: `limit` is a live rlimit structure.
     check(unsafe { libc::getrlimit(resource, &raw mut limit) })?;
-    limit.rlim_max = limit.rlim_max.min(value);
-    limit.rlim_cur = limit.rlim_max;
+    limit.rlim_cur = limit.rlim_max.min(value);
+    limit.rlim_max = limit.rlim_max.min(value.saturating_add(beyond));
     // SAFETY: as above.
     check(unsafe { libc::setrlimit(resource, &raw const limit) })
 }

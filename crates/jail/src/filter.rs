@@ -9,48 +9,77 @@ use std::io;
 
 use libc::{
     BPF_ABS, BPF_ALU, BPF_AND, BPF_JEQ, BPF_JGE, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W,
-    SECCOMP_RET_ALLOW, SECCOMP_RET_KILL_PROCESS, SECCOMP_RET_TRAP,
+    SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO, SECCOMP_RET_KILL_PROCESS, SECCOMP_RET_TRAP,
 };
 use seccompiler::{BpfProgram, sock_filter};
 
-/// `AUDIT_ARCH_X86_64` (`linux/audit.h`). Elsewhere numbers mean other calls.
-const ARCHITECTURE: u32 = 0xc000_003e;
+/// `AUDIT_ARCH_X86_64` or `AUDIT_ARCH_AARCH64` (`linux/audit.h`). Elsewhere numbers mean other
+/// calls.
+const ARCHITECTURE: u32 = if cfg!(target_arch = "aarch64") {
+    0xc000_00b7
+} else {
+    0xc000_003e
+};
 
 /// Where `struct seccomp_data` has the call's number and its architecture.
 const NUMBER_AT: u32 = 0;
 const ARCHITECTURE_AT: u32 = 4;
+
+/// Fails a call as an old kernel does.
+const UNKNOWN: u32 = SECCOMP_RET_ERRNO | libc::ENOSYS.unsigned_abs();
 
 /// Where it has the lower half of an argument.
 const fn argument_at(index: u32) -> u32 {
     16 + 8 * index
 }
 
-/// A system call that may be made.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// A system call that doesn't trap, or not always.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Call {
     pub(super) number: u32,
-    /// If there are any, one of them must hold.
-    pub(super) tests: Vec<Test>,
+    pub(super) verdict: Verdict,
+}
+
+/// What becomes of it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Verdict {
+    /// It is made.
+    Allowed,
+    /// It is made if one of these holds, and traps otherwise.
+    If(Vec<Test>),
+    /// It is as in a kernel that doesn't have it (`ENOSYS`).
+    Unknown,
 }
 
 /// That the lower half of an argument is `value` where `mask` has ones.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Test {
     pub(super) argument: u32,
     pub(super) mask: u32,
     pub(super) value: u32,
 }
 
-/// The program that allows `calls` and traps all others.
+/// Answers for the ends of a search.
+#[derive(Clone, Copy)]
+struct Ends {
+    allow: Target,
+    unknown: Target,
+    trap: Target,
+}
+
+/// The program that has `calls` judged so, each of them once, and traps all others.
 ///
 /// # Errors
 /// If there are more than a jump can pass over.
 pub(super) fn program(mut calls: Vec<Call>) -> io::Result<BpfProgram> {
     calls.sort();
     let mut program = Backwards::default();
-    let allow = program.put(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
-    let trap = program.put(BPF_RET | BPF_K, SECCOMP_RET_TRAP);
-    program.bisect(&calls, allow, trap)?;
+    let ends = Ends {
+        allow: program.put(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+        unknown: program.put(BPF_RET | BPF_K, UNKNOWN),
+        trap: program.put(BPF_RET | BPF_K, SECCOMP_RET_TRAP),
+    };
+    program.bisect(&calls, ends)?;
     let find = program.put(BPF_LD | BPF_W | BPF_ABS, NUMBER_AT);
     let kill = program.put(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS);
     program.jump(BPF_JEQ, ARCHITECTURE, find, kill)?;
@@ -89,31 +118,32 @@ impl Backwards {
     }
 
     /// Where the number that was loaded is looked for in `calls`, which are in order.
-    fn bisect(&mut self, calls: &[Call], allow: Target, trap: Target) -> io::Result<Target> {
+    fn bisect(&mut self, calls: &[Call], ends: Ends) -> io::Result<Target> {
         match calls {
-            [] => Ok(trap),
+            [] => Ok(ends.trap),
             [call] => {
-                let allowed = match call.tests.as_slice() {
-                    [] => allow,
-                    tests => self.test(tests, allow, trap)?,
+                let judged = match &call.verdict {
+                    Verdict::Allowed => ends.allow,
+                    Verdict::If(tests) => self.test(tests, ends)?,
+                    Verdict::Unknown => ends.unknown,
                 };
-                self.jump(BPF_JEQ, call.number, allowed, trap)
+                self.jump(BPF_JEQ, call.number, judged, ends.trap)
             }
             _ => {
                 let (lower, upper) = calls.split_at(calls.len() / 2);
                 let first = upper.first().map_or(0, |call| call.number);
-                let lower = self.bisect(lower, allow, trap)?;
-                let upper = self.bisect(upper, allow, trap)?;
+                let lower = self.bisect(lower, ends)?;
+                let upper = self.bisect(upper, ends)?;
                 self.jump(BPF_JGE, first, upper, lower)
             }
         }
     }
 
     /// Where the arguments are tested.
-    fn test(&mut self, tests: &[Test], allow: Target, trap: Target) -> io::Result<Target> {
-        let mut otherwise = trap;
+    fn test(&mut self, tests: &[Test], ends: Ends) -> io::Result<Target> {
+        let mut otherwise = ends.trap;
         for test in tests.iter().rev() {
-            self.jump(BPF_JEQ, test.value, allow, otherwise)?;
+            self.jump(BPF_JEQ, test.value, ends.allow, otherwise)?;
             self.put(BPF_ALU | BPF_AND | BPF_K, test.mask);
             otherwise = self.put(BPF_LD | BPF_W | BPF_ABS, argument_at(test.argument));
         }
@@ -166,7 +196,10 @@ mod tests {
         };
         let rules = calls
             .iter()
-            .map(|call| (call.number.into(), call.tests.iter().map(rule).collect()))
+            .map(|call| match &call.verdict {
+                Verdict::If(tests) => (call.number.into(), tests.iter().map(rule).collect()),
+                _ => (call.number.into(), Vec::new()),
+            })
             .collect();
         let (otherwise, allow) = (SeccompAction::Trap, SeccompAction::Allow);
         let filter = SeccompFilter::new(rules, otherwise, allow, ARCH.try_into().unwrap());
@@ -177,7 +210,10 @@ mod tests {
         let numbers = numbers.iter().map(|number| u32::try_from(*number).unwrap());
         let call = |number| Call {
             number,
-            tests: tests(number),
+            verdict: match tests(number) {
+                tests if tests.is_empty() => Verdict::Allowed,
+                tests => Verdict::If(tests),
+            },
         };
         numbers.map(call).collect()
     }
@@ -237,6 +273,26 @@ mod tests {
             verdict(&program(Vec::new()).unwrap(), &data),
             SECCOMP_RET_TRAP
         );
+    }
+
+    #[test]
+    fn a_call_can_be_one_that_the_kernel_does_not_have() {
+        let mut calls = list(&[SYS_read, SYS_statx], |_| Vec::new());
+        calls.push(Call {
+            number: SYS_futex as u32,
+            verdict: Verdict::Unknown,
+        });
+        let program = program(calls).unwrap();
+        let mut data = [0; 16];
+        data[1] = ARCHITECTURE;
+        for (number, expected) in [
+            (SYS_read, SECCOMP_RET_ALLOW),
+            (SYS_futex, UNKNOWN),
+            (SYS_ioctl, SECCOMP_RET_TRAP),
+        ] {
+            data[0] = number as u32;
+            assert_eq!(verdict(&program, &data), expected);
+        }
     }
 
     #[test]

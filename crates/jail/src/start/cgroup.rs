@@ -1,5 +1,5 @@
-//! A control group (version 2) for a machine's processes, where one can be had: limits that
-//! hold whatever becomes of the process.
+//! A control group (version 2) for jailed processes, where one can be had: limits that
+//! hold whatever becomes of a process.
 //!
 //! It is made below this process's own group if that is the root of what we see, otherwise
 //! beside it: a group that has processes of its own can't give controllers to others.
@@ -21,23 +21,23 @@ const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
 /// Microseconds that shares of the processors are counted over, the kernel's default.
 const PERIOD: u64 = 100_000;
 
-/// How long the processes of a killed machine may take to go.
+/// How long killed processes may take to go.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What a machine's processes may use together.
+/// What the processes of a group may use together.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Quota {
+pub struct Quota {
     /// Bytes of memory, page cache included, of which the kernel takes back what it can.
-    pub(crate) memory: u64,
+    pub memory: u64,
     /// Whole processors' worth of time.
-    pub(crate) cpus: u64,
+    pub cpus: u64,
     /// Processes and threads.
-    pub(crate) tasks: u64,
+    pub tasks: u64,
 }
 
 /// A group. Dropping it kills what is left in it and removes it.
 #[derive(Debug)]
-pub(super) struct Cgroup {
+pub struct Cgroup {
     directory: PathBuf,
     /// The directory.
     pub(super) handle: File,
@@ -47,10 +47,10 @@ pub(super) struct Cgroup {
 
 /// Where groups can be made.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub struct Place {
     directory: PathBuf,
     /// Those of [`CONTROLLERS`] that there are.
-    pub(crate) controllers: Vec<&'static str>,
+    pub controllers: Vec<&'static str>,
 }
 
 impl Place {
@@ -58,7 +58,7 @@ impl Place {
     ///
     /// # Errors
     /// Why there is none.
-    pub(crate) fn find() -> Result<Self, String> {
+    pub fn find() -> Result<Self, String> {
         let (root, own) = own_group()?;
         let parent = own.parent().filter(|_| own != root);
         let mut why = String::new();
@@ -98,7 +98,7 @@ impl Place {
     }
 
     /// Where it is, for people.
-    pub(crate) fn directory(&self) -> &Path {
+    pub fn directory(&self) -> &Path {
         &self.directory
     }
 
@@ -122,7 +122,10 @@ impl Place {
 
 impl Cgroup {
     /// A group with these limits.
-    pub(super) fn create(limits: &Quota) -> Result<Self, String> {
+    ///
+    /// # Errors
+    /// Why there can be none.
+    pub fn create(limits: &Quota) -> Result<Self, String> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let place = Place::find()?;
         place.sweep();
@@ -175,7 +178,7 @@ impl Drop for Cgroup {
         let deadline = Instant::now() + PATIENCE;
         while let Err(error) = fs::remove_dir(&self.directory) {
             if error.kind() != io::ErrorKind::ResourceBusy || Instant::now() > deadline {
-                // The next machine's start removes it.
+                // The next group's start removes it.
                 break;
             }
             std::thread::sleep(Duration::from_millis(1));

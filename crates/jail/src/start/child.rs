@@ -10,7 +10,7 @@ use std::ffi::{CString, OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::ExitStatus;
@@ -48,11 +48,11 @@ struct CloneArguments {
 const NO_PROGRAM: libc::c_int = 127;
 
 /// What to execute.
-pub(super) struct Program {
+#[derive(Debug)]
+pub struct Program {
     path: CString,
-    /// Ends with a null pointer, as `environment` does; both point into `_words`.
+    /// Ends with a null pointer; the others point into `_words`.
     arguments: Vec<*const libc::c_char>,
-    environment: Vec<*const libc::c_char>,
     _words: Vec<CString>,
 }
 
@@ -60,34 +60,22 @@ pub(super) struct Program {
 unsafe impl Send for Program {}
 
 impl Program {
-    /// The program at `path`, which sees `name` as its own, with this process's environment.
-    pub(super) fn new(
-        path: &Path,
-        name: Option<&str>,
-        arguments: Vec<OsString>,
-    ) -> io::Result<Self> {
+    /// The program at `path`, which sees `name` as its own. Its environment is empty: the
+    /// caller's may hold passwords.
+    ///
+    /// # Errors
+    /// If there is a zero byte in one of them.
+    pub fn new(path: &Path, name: Option<&str>, arguments: Vec<OsString>) -> io::Result<Self> {
         let word = |text: &OsStr| CString::new(text.as_bytes()).map_err(io::Error::from);
         let name = name.map_or(path.as_os_str(), OsStr::new);
         let mut words = vec![word(name)?];
         for argument in &arguments {
             words.push(word(argument)?);
         }
-        let count = words.len();
-        for (name, value) in std::env::vars_os() {
-            let mut text = name.into_vec();
-            text.push(b'=');
-            text.extend(value.into_vec());
-            words.push(CString::new(text)?);
-        }
-        let pointers = |words: &[CString]| {
-            let pointers = words.iter().map(|word| word.as_ptr());
-            pointers.chain([ptr::null()]).collect()
-        };
-        let (arguments, environment) = words.split_at(count);
+        let pointers = words.iter().map(|word| word.as_ptr());
         Ok(Self {
             path: word(path.as_os_str())?,
-            arguments: pointers(arguments),
-            environment: pointers(environment),
+            arguments: pointers.chain([ptr::null()]).collect(),
             _words: words,
         })
     }
@@ -95,22 +83,30 @@ impl Program {
 
 /// A process that has executed its program.
 #[derive(Debug)]
-pub(super) struct Child {
+pub struct Child {
     pid: Pid,
 }
 
 /// What there is of a new child.
-pub(super) struct Spawned {
-    pub(super) child: Child,
+#[derive(Debug)]
+pub struct Spawned {
+    /// To wait for.
+    pub child: Child,
     /// Names it whatever becomes of its number.
-    pub(super) handle: OwnedFd,
-    pub(super) stderr: File,
+    pub handle: OwnedFd,
+    /// What it says.
+    pub stderr: File,
 }
 
 impl Child {
     /// Starts `program` in `cgroup`, with nothing for its stdin and stdout, in a process
-    /// group of its own: the user's Ctrl-C goes to us, who end the machine in order.
-    pub(super) fn spawn(
+    /// group of its own: the user's Ctrl-C goes to us, who end it in order.
+    ///
+    /// The kernel kills it when the calling thread ends.
+    ///
+    /// # Errors
+    /// If the program can't be executed.
+    pub fn spawn(
         program: &Program,
         confinement: &Confinement,
         cgroup: Option<&Cgroup>,
@@ -119,8 +115,9 @@ impl Child {
         let (stderr, stderr_child) = pipe_with(PipeFlags::CLOEXEC)?;
         let (failure, failure_child) = pipe_with(PipeFlags::CLOEXEC)?;
         let streams = [&nothing, &nothing, &stderr_child].map(|fd| fd.as_raw_fd());
+        let parent = std::process::id().cast_signed();
         let Some(pid) = fork(cgroup)? else {
-            let error = become_program(program, confinement, streams);
+            let error = become_program(program, confinement, parent, streams);
             let code = error.raw_os_error().unwrap_or(libc::EINVAL).to_ne_bytes();
             // SAFETY: writes bytes that live; then there is no child any more.
             unsafe {
@@ -151,12 +148,16 @@ impl Child {
         }
     }
 
-    pub(super) fn id(&self) -> u32 {
+    /// Its number.
+    pub fn id(&self) -> u32 {
         self.pid.as_raw_nonzero().get().unsigned_abs()
     }
 
     /// Waits for its end; once.
-    pub(super) fn wait(&self) -> io::Result<ExitStatus> {
+    ///
+    /// # Errors
+    /// If it was waited for before.
+    pub fn wait(&self) -> io::Result<ExitStatus> {
         loop {
             match waitpid(Some(self.pid), WaitOptions::empty()) {
                 Ok(Some((_, status))) => return Ok(ExitStatus::from_raw(status.as_raw())),
@@ -201,7 +202,12 @@ fn fork(cgroup: Option<&Cgroup>) -> io::Result<Option<Pid>> {
 }
 
 /// Executes the program in the child; why not.
-fn become_program(program: &Program, confinement: &Confinement, streams: [RawFd; 3]) -> io::Error {
+fn become_program(
+    program: &Program,
+    confinement: &Confinement,
+    parent: libc::pid_t,
+    streams: [RawFd; 3],
+) -> io::Error {
     let prepare = || -> io::Result<()> {
         // SAFETY: numbers, and a signal set that lives.
         unsafe {
@@ -219,13 +225,14 @@ fn become_program(program: &Program, confinement: &Confinement, streams: [RawFd;
             ))?;
             libc::signal(libc::SIGPIPE, libc::SIG_DFL);
         }
-        confinement.enter()
+        confinement.enter(parent)
     };
     if let Err(error) = prepare() {
         return error;
     }
     let (path, arguments) = (program.path.as_ptr(), program.arguments.as_ptr());
+    let environment = [ptr::null()];
     // SAFETY: strings, and lists of strings with a null pointer at their ends, that live.
-    unsafe { libc::execve(path, arguments, program.environment.as_ptr()) };
+    unsafe { libc::execve(path, arguments, environment.as_ptr()) };
     io::Error::last_os_error()
 }

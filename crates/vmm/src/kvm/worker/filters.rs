@@ -1,20 +1,10 @@
 //! The system calls that each kind of thread makes, and no others.
-//!
-//! A call that isn't listed ends the process, and its number is said in stderr: it is
-//! either a mistake in a list or somebody who should not be here.
-
-#![allow(unsafe_code)]
-
-use std::io;
 
 use kvm_bindings::{
     kvm_clock_data, kvm_debugregs, kvm_irqchip, kvm_lapic_state, kvm_mp_state, kvm_msrs,
     kvm_pit_state2, kvm_regs, kvm_sregs, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
 };
-use seccompiler::BpfProgram;
-
-use super::filter::{self, Call, Test};
-use super::{Error, step};
+use micabox_jail::{Error, Filter};
 
 /// What a thread does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,95 +120,16 @@ impl Thread {
     /// # Errors
     /// [`Error::Step`] where the kernel has no seccomp filters.
     pub fn restrict(self) -> Result<(), Error> {
-        let program = self.program().map_err(step("making a filter"))?;
-        say_what_was_caught().map_err(step("watching the filter"))?;
-        seccompiler::apply_filter(&program)
-            .map_err(|error| step("filtering system calls")(io::Error::other(error)))
-    }
-
-    fn program(self) -> io::Result<BpfProgram> {
         let (calls, requests): (&[libc::c_long], &[u32]) = match self {
             Self::Processor => (&[], &PROCESSOR_REQUESTS),
             Self::Disk => (&DISK, &[]),
             Self::Devices => (&DEVICES, &DEVICES_REQUESTS),
         };
-        let always = ALL
-            .iter()
-            .chain(calls)
-            .map(|number| call(*number, Vec::new()));
-        let mut calls: Vec<Call> = always.collect();
-        let is = |argument, value| Test {
-            argument,
-            mask: u32::MAX,
-            value,
+        let filter = Filter::allowing(ALL.iter().chain(calls).copied());
+        let filter = match requests {
+            [] => filter,
+            requests => filter.allow_if(libc::SYS_ioctl, 1, u32::MAX, requests),
         };
-        // Without a test, all requests would be allowed.
-        if !requests.is_empty() {
-            let requests = requests.iter().map(|request| is(1, *request)).collect();
-            calls.push(call(libc::SYS_ioctl, requests));
-        }
-        // The standard library looks whether what it closes was open.
-        let looks = [libc::F_GETFD, libc::F_GETFL].map(|look| is(1, look.unsigned_abs()));
-        calls.push(call(libc::SYS_fcntl, looks.into()));
-        // No code that wasn't there from the start.
-        for number in [libc::SYS_mmap, libc::SYS_mprotect] {
-            let data = Test {
-                argument: 2,
-                mask: libc::PROT_EXEC.unsigned_abs(),
-                value: 0,
-            };
-            calls.push(call(number, vec![data]));
-        }
-        filter::program(calls)
+        filter.restrict()
     }
-}
-
-fn call(number: libc::c_long, tests: Vec<Test>) -> Call {
-    Call {
-        number: number as u32, // below 1,000
-        tests,
-    }
-}
-
-/// The exit code of a process that made another system call: what a shell says of SIGSYS.
-pub const CAUGHT: i32 = 159;
-
-fn say_what_was_caught() -> io::Result<()> {
-    let handler: extern "C" fn(libc::c_int, *const libc::siginfo_t, *const libc::c_void) = caught;
-    // SAFETY: plain data, valid when zero: an empty mask.
-    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-    action.sa_sigaction = handler as libc::sighandler_t;
-    action.sa_flags = libc::SA_SIGINFO;
-    // SAFETY: the handler makes nothing but calls that a handler may make.
-    match unsafe { libc::sigaction(libc::SIGSYS, &raw const action, std::ptr::null_mut()) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-extern "C" fn caught(
-    _signal: libc::c_int,
-    info: *const libc::siginfo_t,
-    _context: *const libc::c_void,
-) {
-    /// Where `siginfo_t` has the number of the call (`_sigsys._syscall`), in integers.
-    const CALL: usize = 6;
-    // SAFETY: the kernel passes a whole structure of 128 bytes, aligned for integers.
-    let call = unsafe { info.cast::<libc::c_int>().add(CALL).read() };
-    let mut digits = [b' '; 10];
-    let mut rest = call.unsigned_abs();
-    for digit in digits.iter_mut().rev() {
-        *digit = b'0' + (rest % 10) as u8;
-        rest /= 10;
-        if rest == 0 {
-            break;
-        }
-    }
-    let message: [&[u8]; 3] = [b"a machine's process made system call ", &digits, b"\n"];
-    for part in message {
-        // SAFETY: writes bytes that live.
-        unsafe { libc::write(libc::STDERR_FILENO, part.as_ptr().cast(), part.len()) };
-    }
-    // SAFETY: ends the process at once, as a handler may.
-    unsafe { libc::_exit(CAUGHT) };
 }

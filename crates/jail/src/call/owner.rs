@@ -1,0 +1,237 @@
+//! The owner's side of a call.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
+use std::marker::PhantomData;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{Signal, pidfd_send_signal};
+
+use super::serve::{ABORTED, OUT_OF_TIME, PANICKED};
+use super::{Call, CallError, Death, Given, Limits};
+use crate::{
+    ARGUMENT, CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID, CAUGHT, Child, Confinement, Program,
+    Spawned, Tail, program,
+};
+
+/// Address space of any worker: the program, its libraries, stacks and what an allocator
+/// reserves for its four arenas.
+const OWN_ADDRESS_SPACE: u64 = 512 << 20;
+
+/// Bytes of a worker's messages kept.
+const MESSAGES: usize = 4 << 10;
+
+/// How long a process may take to go that has closed its reply: it is the kernel's time, but
+/// a worker in foreign hands may just stay.
+const PATIENCE: Timespec = Timespec {
+    tv_sec: 5,
+    tv_nsec: 0,
+};
+
+/// A parser at work. Dropping it kills it.
+#[derive(Debug)]
+pub struct Worker<C: Call> {
+    handle: Handle,
+    ended: Receiver<Ended>,
+    watcher: Option<JoinHandle<()>>,
+    call: PhantomData<fn(C) -> C>,
+}
+
+/// A process's handle, shared with the thread that reaps it.
+type Handle = std::sync::Arc<OwnedFd>;
+
+/// What a worker left.
+enum Ended {
+    Replied(Vec<u8>),
+    TooLong,
+    Died(io::Result<ExitStatus>, String),
+}
+
+impl<C: Call> Worker<C> {
+    /// Starts a worker, which gets `files` in this order, and is left nothing else.
+    ///
+    /// # Errors
+    /// [`CallError::Start`].
+    pub fn start(
+        request: &C,
+        files: Vec<OwnedFd>,
+        limits: &Limits,
+    ) -> Result<Self, CallError<C::Error>> {
+        let kind = C::KIND;
+        let failed = |source| CallError::Start { kind, source };
+        let (reply, reply_child) = pipe_with(PipeFlags::CLOEXEC)
+            .map_err(io::Error::from)
+            .map_err(failed)?;
+        let given = Given {
+            reply: reply_child.as_raw_fd(),
+            files: files.iter().map(AsRawFd::as_raw_fd).collect(),
+        };
+        let description = describe(&given, request).map_err(failed)?;
+        let number = description.as_raw_fd();
+        let keep = given.files.iter().copied().chain([given.reply, number]);
+        let confinement = Confinement {
+            keep: keep.collect(),
+            address_space: limits.memory.saturating_add(OWN_ADDRESS_SPACE),
+            file_size: limits.file_size,
+            processor_seconds: limits.processor_seconds,
+            // To read its own program, and to become nobody in its jail.
+            capabilities: &[CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID],
+        };
+        let arguments = vec![ARGUMENT.into(), kind.into(), number.to_string().into()];
+        let program = program(kind)
+            .and_then(|path| Program::new(&path, Some(&format!("mica {kind}")), arguments))
+            .map_err(failed)?;
+        let most = limits.reply;
+        let (started, start) = sync_channel(1);
+        let (end, ended) = sync_channel(1);
+        // The kernel kills the child when the thread that forked it ends, so that thread
+        // must live as long as the child, whatever threads our caller has.
+        let watcher = std::thread::Builder::new()
+            .name(format!("{kind} worker"))
+            .spawn(move || {
+                let spawned = Child::spawn(&program, &confinement, None);
+                drop((files, reply_child, description));
+                match spawned {
+                    Ok(spawned) => watch(spawned, reply.into(), most, &started, &end),
+                    Err(error) => drop(started.send(Err(error))),
+                }
+            })
+            .map_err(failed)?;
+        let handle = start
+            .recv()
+            .unwrap_or_else(|_| Err(io::Error::other("its thread died")))
+            .map_err(failed)?;
+        Ok(Self {
+            handle,
+            ended,
+            watcher: Some(watcher),
+            call: PhantomData,
+        })
+    }
+
+    /// Waits for its reply. What it wrote to files is in them then.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn wait(mut self) -> Result<C::Reply, CallError<C::Error>> {
+        let ended = self.ended.recv();
+        // It is on its way out, and there is nothing to wait for.
+        self.watcher = None;
+        let death = match ended {
+            Ok(Ended::Replied(bytes)) => {
+                match postcard::from_bytes::<Result<C::Reply, C::Error>>(&bytes) {
+                    Ok(Ok(reply)) => return Ok(reply),
+                    Ok(Err(error)) => return Err(CallError::Refused(error)),
+                    Err(_) => Death::BadReply,
+                }
+            }
+            Ok(Ended::TooLong) => Death::BadReply,
+            Ok(Ended::Died(status, text)) => death(status, text),
+            Err(_) => Death::Exited(-1, "its thread died".to_owned()),
+        };
+        Err(CallError::Died {
+            kind: C::KIND,
+            death,
+        })
+    }
+}
+
+impl<C: Call> Drop for Worker<C> {
+    fn drop(&mut self) {
+        if let Some(watcher) = self.watcher.take() {
+            // It may have ended a moment ago, which is as good.
+            let _ = pidfd_send_signal(&*self.handle, Signal::KILL);
+            let _ = watcher.join();
+        }
+    }
+}
+
+/// Numbers of its descriptors, and the request.
+fn describe<C: Call>(given: &Given, request: &C) -> io::Result<OwnedFd> {
+    let encode = |result: postcard::Result<Vec<u8>>| result.map_err(io::Error::other);
+    let mut file = File::from(memfd_create("request", MemfdFlags::CLOEXEC)?);
+    file.write_all(&encode(postcard::to_allocvec(given))?)?;
+    file.write_all(&encode(postcard::to_allocvec(request))?)?;
+    file.rewind()?;
+    Ok(file.into())
+}
+
+/// Sees a worker to its end.
+fn watch(
+    spawned: Spawned,
+    reply: File,
+    most: u64,
+    started: &SyncSender<io::Result<Handle>>,
+    end: &SyncSender<Ended>,
+) {
+    let Spawned {
+        child,
+        handle,
+        stderr,
+    } = spawned;
+    let handle = Handle::new(handle);
+    let _ = started.send(Ok(Handle::clone(&handle)));
+    let tail = Tail::new(MESSAGES);
+    let drained = tail.drain(stderr);
+    let kill = || {
+        let _ = pidfd_send_signal(&*handle, Signal::KILL);
+    };
+    let replied = match receive(reply, most) {
+        Ok(Some(bytes)) => Some(Ended::Replied(bytes)),
+        Ok(None) => Some(Ended::TooLong),
+        Err(_) => None,
+    };
+    if let Some(ended) = replied {
+        // Whatever else it does is of no use.
+        kill();
+        let _ = end.send(ended);
+        let _ = child.wait();
+        let _ = drained.join();
+        return;
+    }
+    let mut gone = [PollFd::new(&*handle, PollFlags::IN)];
+    if poll(&mut gone, Some(&PATIENCE)) != Ok(1) {
+        kill();
+    }
+    let status = child.wait();
+    let _ = drained.join();
+    let _ = end.send(Ended::Died(status, tail.text().trim().to_owned()));
+}
+
+/// A length of eight bytes, little endian, and as many bytes. None if they are too many.
+fn receive(mut stream: File, most: u64) -> io::Result<Option<Vec<u8>>> {
+    let mut length = [0; 8];
+    stream.read_exact(&mut length)?;
+    let length = u64::from_le_bytes(length);
+    if length > most {
+        return Ok(None);
+    }
+    let mut bytes = Vec::new();
+    (&mut stream).take(length).read_to_end(&mut bytes)?;
+    match bytes.len() as u64 == length {
+        true => Ok(Some(bytes)),
+        false => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
+fn death(status: io::Result<ExitStatus>, text: String) -> Death {
+    let status = match status {
+        Ok(status) => status,
+        Err(error) => return Death::Exited(-1, error.to_string()),
+    };
+    match (status.code(), status.signal()) {
+        (Some(CAUGHT), _) => Death::ForbiddenCall(text),
+        (Some(PANICKED), _) => Death::Panicked(text),
+        (Some(ABORTED), _) => Death::Aborted(text),
+        (Some(OUT_OF_TIME), _) => Death::OutOfTime,
+        (Some(code), _) => Death::Exited(code, text),
+        (None, signal) => Death::Signal(signal.unwrap_or_default()),
+    }
+}

@@ -1,0 +1,184 @@
+//! The worker's side of a call.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::RawFd;
+use std::sync::OnceLock;
+
+use super::{Call, Given};
+use crate::seccomp::on_signal;
+use crate::start::confine::limit;
+use crate::walls::{Walls, enter_what_there_is};
+use crate::{Filter, take};
+
+/// Exit codes of a worker without a reply.
+pub(super) const PANICKED: i32 = 101;
+pub(super) const ABORTED: i32 = 128 + libc::SIGABRT;
+pub(super) const OUT_OF_TIME: i32 = 128 + libc::SIGXCPU;
+const FAILED: i32 = 1;
+
+/// Threads of a worker.
+const MAX_THREADS: u64 = 64;
+
+/// The jail of this process.
+static WALLS: OnceLock<Walls> = OnceLock::new();
+
+pub(super) fn walls() -> Option<Walls> {
+    WALLS.get().cloned()
+}
+
+/// Answers the call that a descriptor describes; the exit code.
+pub(crate) fn serve<C: Call>(descriptor: RawFd) -> i32 {
+    std::panic::set_hook(Box::new(|panic| {
+        eprintln!("internal error, please report it: {panic}");
+        // All of the process, whichever thread it is.
+        std::process::exit(PANICKED);
+    }));
+    match enter().and_then(|()| answer::<C>(descriptor)) {
+        Ok(()) => 0,
+        Err(why) => {
+            eprintln!("{why}");
+            FAILED
+        }
+    }
+}
+
+fn enter() -> Result<(), String> {
+    bound_arenas();
+    last_words().map_err(|error| format!("handling signals: {error}"))?;
+    let walls = enter_what_there_is().map_err(|error| error.to_string())?;
+    if walls.namespaces.is_ok() {
+        // Elsewhere the user's other processes would count as well.
+        limit(libc::RLIMIT_NPROC, MAX_THREADS, 0)
+            .map_err(|error| format!("limiting threads: {error}"))?;
+    }
+    let _ = WALLS.set(walls);
+    filter().restrict().map_err(|error| error.to_string())
+}
+
+fn answer<C: Call>(descriptor: RawFd) -> Result<(), String> {
+    // SAFETY: whoever started the worker names each of its descriptors once.
+    #[allow(unsafe_code)]
+    let own = |descriptor| unsafe { take(descriptor) };
+    let request = || -> io::Result<_> {
+        let mut text = Vec::new();
+        File::from(own(descriptor)?).read_to_end(&mut text)?;
+        let (given, rest) = postcard::take_from_bytes::<Given>(&text).map_err(io::Error::other)?;
+        let request = postcard::from_bytes::<C>(rest).map_err(io::Error::other)?;
+        let reply = File::from(own(given.reply)?);
+        let files = given.files.into_iter().map(own);
+        Ok((request, files.collect::<io::Result<_>>()?, reply))
+    };
+    let (request, files, mut reply) =
+        request().map_err(|error| format!("reading the request: {error}"))?;
+    let answer = request.run(files);
+    let bytes = postcard::to_allocvec(&answer).map_err(|error| format!("replying: {error}"))?;
+    let length = (bytes.len() as u64).to_le_bytes();
+    let sent = reply
+        .write_all(&length)
+        .and_then(|()| reply.write_all(&bytes));
+    sent.map_err(|error| format!("replying: {error}"))
+}
+
+/// The allocator may reserve address space for as many threads. Left alone, glibc's asks the
+/// host's files how many processors there are.
+#[cfg(target_env = "gnu")]
+#[allow(unsafe_code)]
+fn bound_arenas() {
+    const ARENAS: libc::c_int = 4;
+    // SAFETY: numbers.
+    unsafe { libc::mallopt(libc::M_ARENA_MAX, ARENAS) };
+}
+
+#[cfg(not(target_env = "gnu"))]
+fn bound_arenas() {}
+
+/// Has the process say by its exit code what ended it: it is process 1 of its namespace,
+/// which has no default for signals. A file that is too long is an error of the write.
+#[allow(unsafe_code)]
+fn last_words() -> io::Result<()> {
+    // SAFETY: numbers.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+    on_signal(libc::SIGABRT, exit)?;
+    on_signal(libc::SIGXCPU, exit)
+}
+
+#[allow(unsafe_code)]
+extern "C" fn exit(signal: libc::c_int, _: *const libc::siginfo_t, _: *const libc::c_void) {
+    // SAFETY: ends the process at once, as a handler may.
+    unsafe { libc::_exit(128 + signal) };
+}
+
+/// Bytes in and out of what is open, memory, locks, time, threads, the end.
+const CALLS: [libc::c_long; 38] = [
+    libc::SYS_brk,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_close,
+    libc::SYS_copy_file_range,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_fallocate,
+    libc::SYS_fdatasync,
+    libc::SYS_fstat,
+    libc::SYS_fsync,
+    libc::SYS_ftruncate,
+    libc::SYS_futex,
+    libc::SYS_getpid,
+    libc::SYS_getrandom,
+    libc::SYS_gettid,
+    libc::SYS_lseek,
+    libc::SYS_madvise,
+    libc::SYS_mremap,
+    libc::SYS_munmap,
+    libc::SYS_nanosleep,
+    libc::SYS_ppoll,
+    libc::SYS_pread64,
+    libc::SYS_preadv,
+    libc::SYS_pwrite64,
+    libc::SYS_pwritev,
+    libc::SYS_read,
+    libc::SYS_readv,
+    libc::SYS_restart_syscall,
+    libc::SYS_rseq,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_sched_yield,
+    libc::SYS_set_robust_list,
+    libc::SYS_sigaltstack,
+    libc::SYS_write,
+];
+
+/// Of an open file; by a path there is nothing to find.
+const MORE: [libc::c_long; 3] = [libc::SYS_newfstatat, libc::SYS_statx, libc::SYS_writev];
+
+/// What libraries try first, and do otherwise where the kernel has none of it: the flags of
+/// `clone3` are in memory, where a filter can't look, and copies through pipes are more of
+/// the kernel than they are worth.
+const UNKNOWN: [libc::c_long; 3] = [libc::SYS_clone3, libc::SYS_sendfile, libc::SYS_splice];
+
+fn filter() -> Filter {
+    let number = |value: libc::c_int| value.cast_unsigned();
+    // Namespaces and all that makes a process of a thread; the lowest byte is a signal.
+    let threads = number(libc::CLONE_THREAD | libc::CLONE_VM | libc::CLONE_SIGHAND);
+    let namespaces = number(
+        libc::CLONE_NEWUSER
+            | libc::CLONE_NEWNS
+            | libc::CLONE_NEWPID
+            | libc::CLONE_NEWNET
+            | libc::CLONE_NEWIPC
+            | libc::CLONE_NEWUTS
+            | libc::CLONE_NEWCGROUP,
+    );
+    let descriptors = [libc::F_DUPFD_CLOEXEC, libc::F_SETFD].map(number);
+    Filter::allowing(CALLS.into_iter().chain(MORE))
+        .allow_if(libc::SYS_clone, 0, threads | namespaces, &[threads])
+        .allow_if(libc::SYS_fcntl, 1, u32::MAX, &descriptors)
+        // A thread's name.
+        .allow_if(libc::SYS_prctl, 0, u32::MAX, &[number(libc::PR_SET_NAME)])
+        // To abort itself.
+        .allow_if(libc::SYS_tgkill, 0, u32::MAX, &[std::process::id()])
+        .without(&UNKNOWN)
+}

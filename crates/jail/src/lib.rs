@@ -1,0 +1,61 @@
+//! Processes in jail: whatever reads hostile input runs in one, and opens nothing.
+//!
+//! A worker is the program once more, as a process of its own ([`run_if_worker`], which the
+//! program calls first of all). It is given open descriptors, enters the jail ([`enter`]), gives
+//! up the system calls that it won't make ([`Filter`]), and only then looks at its input. A
+//! virtual machine is one kind of worker, with a process of its own for as long as it runs. The
+//! other kind is a *parser*, which is called ([`Call`]):
+//!
+//! ```no_run
+//! use std::{fs::File, io::Read, os::fd::OwnedFd};
+//! use micabox_jail::{Call, Kind, Limits, Worker};
+//!
+//! /// Counts the bytes of the first file.
+//! #[derive(serde::Serialize, serde::Deserialize)]
+//! struct Count {
+//!     most: u64,
+//! }
+//!
+//! impl Call for Count {
+//!     const KIND: &'static str = "count";
+//!     type Reply = u64;
+//!     type Error = String; // anything that serde knows
+//!     /// In the worker: it reads and writes `files`, allocates, starts threads; nothing else.
+//!     fn run(self, files: Vec<OwnedFd>) -> Result<u64, String> {
+//!         let file = File::from(files.into_iter().next().ok_or("no file")?);
+//!         let read = std::io::copy(&mut file.take(self.most), &mut std::io::sink());
+//!         read.map_err(|error| error.to_string())
+//!     }
+//! }
+//!
+//! // First of all in `main`; in tests with a harness, `run_if_worker_before_main!`.
+//! micabox_jail::run_if_worker(&[Kind::parser::<Count>()]);
+//! let file = File::open("/etc/passwd").unwrap().into();
+//! let limits = Limits { memory: 64 << 20, ..Limits::default() };
+//! let worker = Worker::start(&Count { most: 1 << 20 }, vec![file], &limits).unwrap();
+//! let bytes = worker.wait().unwrap(); // or `CallError`: its own, its death, no start
+//! ```
+//!
+//! Dropping a [`Worker`] kills it. It never outlives the process that started it, and the
+//! user's Ctrl-C does not reach it. It can't ask how many processors there are, or read a
+//! variable of the environment: such things are in the request. A pipe among its files ends
+//! for the other side when the worker drops it.
+
+#![warn(unsafe_code)]
+
+mod call;
+mod filter;
+mod seccomp;
+mod start;
+mod tail;
+mod walls;
+mod worker;
+
+pub use call::{Call, CallError, Death, Limits, Worker, probe};
+pub use seccomp::{CAUGHT, Filter};
+pub use start::cgroup::{Cgroup, Place, Quota};
+pub use start::child::{Child, Program, Spawned};
+pub use start::confine::{CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID, Confinement};
+pub use tail::Tail;
+pub use walls::{Error, Walls, enter, enter_what_there_is, enter_with};
+pub use worker::{ARGUMENT, Kind, NO_PROGRAM, program, run_if_worker, take};

@@ -1,0 +1,136 @@
+//! The system calls that a thread makes, and no others.
+//!
+//! A call that isn't listed ends the process, and its number is said in stderr: it is
+//! either a mistake in a list or an attacker's.
+
+#![allow(unsafe_code)]
+
+use std::io;
+
+use crate::filter::{self, Call, Test, Verdict};
+use crate::walls::{Error, step};
+
+/// The system calls that a thread may make from some moment on.
+#[derive(Clone, Debug)]
+pub struct Filter {
+    calls: Vec<Call>,
+}
+
+impl Filter {
+    /// Allows `calls` with all arguments; and memory, though none with new code in it, and
+    /// questions about descriptors.
+    pub fn allowing(calls: impl IntoIterator<Item = libc::c_long>) -> Self {
+        let calls = calls.into_iter().map(|number| Call {
+            number: number as u32, // below 1,000
+            verdict: Verdict::Allowed,
+        });
+        let no_code =
+            |filter: Self, call| filter.allow_if(call, 2, libc::PROT_EXEC.unsigned_abs(), &[0]);
+        let filter = Self {
+            calls: calls.collect(),
+        };
+        let filter = no_code(filter, libc::SYS_mmap);
+        let filter = no_code(filter, libc::SYS_mprotect);
+        // The standard library looks whether what it closes was open.
+        let looks = [libc::F_GETFD, libc::F_GETFL].map(libc::c_int::unsigned_abs);
+        filter.allow_if(libc::SYS_fcntl, 1, u32::MAX, &looks)
+    }
+
+    /// Allows a call as well if the lower half of an argument, counted from 0, has one of
+    /// these values where `mask` has ones.
+    #[must_use]
+    pub fn allow_if(
+        mut self,
+        number: libc::c_long,
+        argument: u32,
+        mask: u32,
+        values: &[u32],
+    ) -> Self {
+        let number = number as u32; // below 1,000
+        let tests = values.iter().map(|value| Test {
+            argument,
+            mask,
+            value: *value,
+        });
+        let known = self.calls.iter_mut().find(|call| call.number == number);
+        match known.map(|call| &mut call.verdict) {
+            Some(Verdict::If(all)) => all.extend(tests),
+            // It is allowed whatever its arguments are, or is to be unknown.
+            Some(_) => {}
+            None => self.calls.push(Call {
+                number,
+                verdict: Verdict::If(tests.collect()),
+            }),
+        }
+        self
+    }
+
+    /// Has these calls fail as if the kernel didn't have them, for a library that takes
+    /// others then.
+    #[must_use]
+    pub fn without(mut self, calls: &[libc::c_long]) -> Self {
+        let calls = calls.iter().map(|number| Call {
+            number: *number as u32, // below 1,000
+            verdict: Verdict::Unknown,
+        });
+        self.calls.extend(calls);
+        self
+    }
+
+    /// Restricts the calling thread, and those that it starts from now on, for good.
+    ///
+    /// # Errors
+    /// [`Error::Step`] where the kernel has no seccomp filters.
+    pub fn restrict(self) -> Result<(), Error> {
+        let program = filter::program(self.calls).map_err(step("making a filter"))?;
+        on_signal(libc::SIGSYS, caught).map_err(step("watching the filter"))?;
+        seccompiler::apply_filter(&program)
+            .map_err(|error| step("filtering system calls")(io::Error::other(error)))
+    }
+}
+
+/// The exit code of a process that made another system call: what a shell says of SIGSYS.
+pub const CAUGHT: i32 = 128 + libc::SIGSYS;
+
+/// What handles a signal.
+pub(crate) type Handler = extern "C" fn(libc::c_int, *const libc::siginfo_t, *const libc::c_void);
+
+/// Has `handler`, which may make system calls and nothing else, handle a signal.
+pub(crate) fn on_signal(signal: libc::c_int, handler: Handler) -> io::Result<()> {
+    // SAFETY: plain data, valid when zero: an empty mask.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = handler as libc::sighandler_t;
+    action.sa_flags = libc::SA_SIGINFO;
+    // SAFETY: the handler makes nothing but calls that a handler may make.
+    match unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+extern "C" fn caught(
+    _signal: libc::c_int,
+    info: *const libc::siginfo_t,
+    _context: *const libc::c_void,
+) {
+    /// Where `siginfo_t` has the number of the call (`_sigsys._syscall`), in integers.
+    const CALL: usize = 6;
+    // SAFETY: the kernel passes a whole structure of 128 bytes, aligned for integers.
+    let call = unsafe { info.cast::<libc::c_int>().add(CALL).read() };
+    let mut digits = [b' '; 10];
+    let mut rest = call.unsigned_abs();
+    for digit in digits.iter_mut().rev() {
+        *digit = b'0' + (rest % 10) as u8;
+        rest /= 10;
+        if rest == 0 {
+            break;
+        }
+    }
+    let message: [&[u8]; 3] = [b"a jailed process made system call ", &digits, b"\n"];
+    for part in message {
+        // SAFETY: writes bytes that live.
+        unsafe { libc::write(libc::STDERR_FILENO, part.as_ptr().cast(), part.len()) };
+    }
+    // SAFETY: ends the process at once, as a handler may.
+    unsafe { libc::_exit(CAUGHT) };
+}

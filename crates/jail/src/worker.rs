@@ -1,0 +1,131 @@
+//! This program once more, as a worker.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+use crate::call::{Call, PROBE, serve};
+
+/// The argument that makes a program a worker; its kind and the number of a descriptor follow.
+pub const ARGUMENT: &str = "--micabox-worker";
+
+/// Names a program that calls [`run_if_worker`], in place of this one.
+const VARIABLE: &str = "MICABOX_WORKER";
+
+/// The program of ours that does, with all kinds.
+const PROGRAM: &str = "mica";
+
+/// Why there is none, for a user.
+pub const NO_PROGRAM: &str = "workers are processes of the program mica, which is \
+     neither beside this program nor on PATH (install it, or name it in MICABOX_WORKER)";
+
+/// The kinds of workers that this program can be.
+static CAPABLE: Mutex<Vec<&str>> = Mutex::new(Vec::new());
+
+/// A kind of worker.
+#[derive(Clone, Copy, Debug)]
+pub struct Kind {
+    name: &'static str,
+    work: fn(RawFd) -> i32,
+}
+
+impl Kind {
+    /// A worker that does `work`, which is given the descriptor that describes it, enters the
+    /// jail by itself and returns the exit code.
+    pub const fn new(name: &'static str, work: fn(RawFd) -> i32) -> Self {
+        Self { name, work }
+    }
+
+    /// A worker that answers one call.
+    pub const fn parser<C: Call>() -> Self {
+        Self::new(C::KIND, serve::<C>)
+    }
+}
+
+/// Becomes a worker of one of these kinds if this process was started as one, and then does
+/// not come back. To be called first of all, in a process with one thread.
+pub fn run_if_worker(kinds: &[Kind]) {
+    let names = kinds.iter().chain([&PROBE]).map(|kind| kind.name);
+    CAPABLE
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .extend(names);
+    let mut arguments = std::env::args_os().skip(1);
+    if arguments.next().is_none_or(|first| first != ARGUMENT) {
+        return;
+    }
+    std::panic::set_hook(Box::new(|panic| {
+        eprintln!("internal error, please report it: {panic}");
+        // All of the process, whichever thread it is.
+        std::process::exit(1);
+    }));
+    let name = arguments.next();
+    let mut known = kinds.iter().chain([&PROBE]);
+    let kind = known.find(|kind| name.as_deref().is_some_and(|name| name == kind.name));
+    let descriptor = arguments
+        .next()
+        .and_then(|text| text.to_str()?.parse().ok());
+    let (Some(kind), Some(descriptor)) = (kind, descriptor) else {
+        eprintln!("{ARGUMENT} is for Micabox's own use");
+        std::process::exit(1);
+    };
+    std::process::exit((kind.work)(descriptor));
+}
+
+/// Has a test program with the standard harness be its own worker:
+/// `run_if_worker_before_main!(&[KIND, ...]);`, once, at the top of a file in `tests/`.
+#[macro_export]
+macro_rules! run_if_worker_before_main {
+    ($kinds:expr) => {
+        const _: () = {
+            extern "C" fn run_if_worker() {
+                $crate::run_if_worker($kinds);
+            }
+            // The harness reads the command line and starts threads.
+            #[used]
+            #[unsafe(link_section = ".init_array")]
+            static BEFORE_MAIN: extern "C" fn() = run_if_worker;
+        };
+    };
+}
+
+/// The program that workers of a kind are.
+///
+/// # Errors
+/// [`NO_PROGRAM`] says why there is none.
+pub fn program(kind: &str) -> io::Result<PathBuf> {
+    if let Some(named) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
+        return Ok(named.into());
+    }
+    let capable = CAPABLE.lock().unwrap_or_else(PoisonError::into_inner);
+    if capable.contains(&kind) {
+        // The file that this process runs, even if another one has its name by now.
+        return Ok("/proc/self/exe".into());
+    }
+    let beside = std::env::current_exe()?.with_file_name(PROGRAM);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let directories = std::env::split_paths(&path).filter(|directory| directory.is_absolute());
+    std::iter::once(beside)
+        .chain(directories.map(|directory| directory.join(PROGRAM)))
+        .find(|file| file.is_file())
+        .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, NO_PROGRAM))
+}
+
+/// In a worker: takes a descriptor that it was given.
+///
+/// # Safety
+/// It is taken once, and was inherited: nothing else in this process owns it.
+///
+/// # Errors
+/// If it is not open.
+pub unsafe fn take(descriptor: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: a call with a number and no memory.
+    if unsafe { libc::fcntl(descriptor, libc::F_SETFD, libc::FD_CLOEXEC) } == -1 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: it is open, and the caller vouches for the rest.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}

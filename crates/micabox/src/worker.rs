@@ -1,0 +1,16 @@
+//! The workers that this program starts itself once more as.
+
+use micabox_jail::Kind;
+
+/// All kinds.
+const WORKERS: &[Kind] = &[
+    #[cfg(target_arch = "x86_64")]
+    micabox_vmm::WORKER,
+];
+
+/// Becomes a worker if this process was started as one, and then does not come back. Machines
+/// and parsers of what is foreign are processes of a program that calls this first of all;
+/// for others, of the `mica` beside them, on PATH or in `MICABOX_WORKER`.
+pub fn run_if_worker() {
+    micabox_jail::run_if_worker(WORKERS);
+}
