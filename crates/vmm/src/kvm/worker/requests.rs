@@ -56,9 +56,10 @@ impl Saver {
         let devices: Vec<_> = devices.map(|device| lock(&device.transport)).collect();
         let saved =
             processors.and_then(|processors| self.save(processors, &devices, &state, &memory));
-        Answer(saved).send(&self.requests)?;
-        // Whatever belongs to the same moment is being copied.
-        let next = Request::receive(&self.requests);
+        // Whatever belongs to the same moment is being copied until the next request, or until
+        // the owner gave up.
+        let sent = Answer(saved).send(&self.requests);
+        let next = sent.and_then(|()| Request::receive(&self.requests));
         drop(devices);
         self.pause.go_on();
         match next? {

@@ -3,7 +3,7 @@
 use virtio_bindings::virtio_blk as blk;
 use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 
-use super::request::{SECTOR, serve};
+use super::request::{MOST_ERASED, MOST_RANGES, SECTOR, serve};
 use super::storage::Storage;
 use crate::kvm::virtio::{Active, Device, Violation};
 
@@ -15,9 +15,6 @@ const CONFIG: usize = 60;
 
 /// The smallest transfer that costs no other to be read first: the host's page.
 const BLOCK: u32 = 4096;
-
-/// Most sectors of one request to erase: 1 GiB.
-const MOST_ERASED: u32 = 1 << 21;
 
 /// The device.
 #[derive(Debug)]
@@ -47,10 +44,10 @@ impl Blk {
         // Discard: most sectors, most ranges, alignment; zeroes: the same without the
         // last, and that they may give space back.
         set(36, &MOST_ERASED.to_le_bytes());
-        set(40, &1_u32.to_le_bytes());
+        set(40, &MOST_RANGES.to_le_bytes());
         set(44, &(BLOCK / SECTOR as u32).to_le_bytes());
         set(48, &MOST_ERASED.to_le_bytes());
-        set(52, &1_u32.to_le_bytes());
+        set(52, &MOST_RANGES.to_le_bytes());
         set(56, &[1]);
         Self {
             storage,

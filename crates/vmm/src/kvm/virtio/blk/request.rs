@@ -14,6 +14,16 @@ const HEADER: usize = 16;
 /// Bytes of a range to erase: sector, sectors, flags.
 const RANGE: usize = 16;
 
+/// Most sectors of one request to erase, which the driver is told: 1 GiB.
+pub(super) const MOST_ERASED: u32 = 1 << 21;
+
+/// Most ranges of such a request, which the driver is told as well.
+pub(super) const MOST_RANGES: u32 = 1;
+
+/// Most bytes that one request moves, far above what a driver asks for at once: what a
+/// machine's save waits for is bounded.
+const MOST_MOVED: u64 = 1 << 30;
+
 /// What became of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -66,9 +76,10 @@ fn status(result: std::io::Result<()>) -> Status {
     }
 }
 
-/// Where a transfer of `length` bytes begins, if it is of whole sectors on the disk.
+/// Where a transfer of `length` bytes begins, if it is of whole sectors on the disk, and not
+/// of too many.
 fn place(offset: Option<u64>, length: usize, storage: &Storage) -> Option<u64> {
-    let length = length as u64;
+    let length = Some(length as u64).filter(|length| *length <= MOST_MOVED)?;
     offset.filter(|offset| length.is_multiple_of(SECTOR) && storage.contains(*offset, length))
 }
 
@@ -99,12 +110,17 @@ fn erase(mut chain: Chain<'_>, storage: &Storage) -> Status {
     if storage.is_read_only() {
         return Status::Failed;
     }
+    let ranges = chain.readable.len() / RANGE;
+    if ranges > MOST_RANGES as usize {
+        return Status::Failed;
+    }
     while let Some(range) = chain.readable.take(RANGE).read::<RANGE>() {
         let (low, high, rest) = fields(range);
         let sector = u64::from(low) | u64::from(high) << 32;
         let length = (rest & 0xffff_ffff) * SECTOR;
         let offset = sector.checked_mul(SECTOR);
-        let Some(offset) = offset.filter(|offset| storage.contains(*offset, length)) else {
+        let offset = offset.filter(|offset| storage.contains(*offset, length));
+        let Some(offset) = offset.filter(|_| length <= u64::from(MOST_ERASED) * SECTOR) else {
             return Status::Failed;
         };
         if status(storage.erase(offset, length)) == Status::Failed {

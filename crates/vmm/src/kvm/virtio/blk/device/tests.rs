@@ -110,6 +110,57 @@ fn writes_arrive_and_erased_sectors_read_as_zeroes() {
     assert_eq!(disk.metadata().unwrap().len(), 64 << 10);
 }
 
+/// A range to erase: sector, sectors, flags.
+fn range(sector: u64, sectors: u32) -> Vec<u8> {
+    let mut range = sector.to_le_bytes().to_vec();
+    range.extend(sectors.to_le_bytes());
+    range.extend([0; 4]);
+    range
+}
+
+#[test]
+fn an_erase_has_as_many_ranges_and_sectors_as_the_device_says() {
+    let disk = tempfile::tempfile().unwrap();
+    disk.set_len(4 << 30).unwrap();
+    let mut driver = start(vec![piece(disk, 4 << 30)], false);
+    for kind in [blk::VIRTIO_BLK_T_DISCARD, blk::VIRTIO_BLK_T_WRITE_ZEROES] {
+        let most = u32::from_le_bytes(driver.config(36, 4).try_into().unwrap());
+        assert_eq!(driver.config(40, 4), [1, 0, 0, 0]);
+        assert_eq!(request(&mut driver, kind, 0, &range(8, most)).0, 0);
+        assert_eq!(request(&mut driver, kind, 0, &range(8, most + 1)).0, 1);
+        let two = [range(0, 8), range(8, 8)].concat();
+        assert_eq!(request(&mut driver, kind, 0, &two).0, 1);
+        // Of no sectors at all: the work is in their number.
+        assert_eq!(
+            request(&mut driver, kind, 0, &range(0, 0).repeat(4096)).0,
+            1
+        );
+    }
+    assert!(!driver.is_stopped());
+}
+
+#[test]
+fn a_transfer_is_bounded() {
+    let disk = tempfile::tempfile().unwrap();
+    disk.set_len(4 << 30).unwrap();
+    let mut driver = start(vec![piece(disk, 4 << 30)], false);
+    // One piece of RAM many times: less than 1 GiB, and more.
+    let (at, length) = (1 << 20, 12 << 20);
+    for (pieces, expected) in [(64, 0), (126, 1)] {
+        let mut header = READ_SECTORS.to_le_bytes().to_vec();
+        header.extend([0; 12]);
+        let header = driver.buffer(&header);
+        let status = driver.buffer(&[0xff]);
+        let pieces = (0..pieces).map(|_| (at, length, WRITE));
+        let mut chain = vec![(header, 16, READ)];
+        chain.extend(pieces);
+        chain.push((status, 1, WRITE));
+        driver.add(0, &chain);
+        driver.run(0);
+        assert_eq!(driver.read(status, 1), [expected]);
+    }
+}
+
 #[test]
 fn a_disk_writes_from_pmem_and_never_to_it() {
     let mut driver = start(vec![piece(file(7, 4096), 4096)], false);
