@@ -23,6 +23,9 @@ use crate::{DirEntry, Ext4, FileKind, Ino, Segment, Stat, Timestamp};
 const BLOCK: u64 = 512;
 /// Bytes of contents written at once.
 const PIECE: usize = 1 << 20;
+/// Longest path. Deeper trees can be made, a directory at a time, and their archives would grow
+/// with the square of their depth.
+const PATH_MAX: usize = 64 << 10;
 /// Bytes of a name and of a link's target in a header.
 const NAME_MAX: usize = 100;
 /// Largest numbers of an owner and of a size in a header.
@@ -65,11 +68,15 @@ pub fn export<D: BlockDevice, W: Write>(
     directory: Ino,
     output: W,
 ) -> Result<Exported, ExportError> {
+    let statistics = filesystem.statistics();
+    let bytes = statistics.blocks * u64::from(statistics.block_size);
     let mut export = Export {
         filesystem,
         output,
+        places: Vec::new(),
         links: HashMap::new(),
         visited: HashSet::new(),
+        left: bytes.saturating_mul(2),
         exported: Exported::default(),
     };
     export.tree(directory)?;
@@ -82,31 +89,60 @@ pub fn export<D: BlockDevice, W: Write>(
 struct Export<'f, D, W> {
     filesystem: &'f mut Ext4<D>,
     output: W,
-    /// The first path of each inode with several names.
-    links: HashMap<Ino, Vec<u8>>,
+    /// Directories: each one's parent, by its number here, and name.
+    places: Vec<(usize, Vec<u8>)>,
+    /// The first path of each inode with several names: a directory's number, and a name there.
+    links: HashMap<Ino, (usize, Vec<u8>)>,
     /// Directories: a damaged filesystem could have them in a circle.
     visited: HashSet<Ino>,
+    /// What may still be written. Files that share blocks, and paths, could be without end: a
+    /// sound filesystem's contents are no more than itself, and its paths are less.
+    left: u64,
     exported: Exported,
 }
 
 impl<D: BlockDevice, W: Write> Export<'_, D, W> {
     fn tree(&mut self, root: Ino) -> Result<(), ExportError> {
         let mut path = Vec::new();
-        self.member(&path, root)?;
-        let mut stack = vec![(0, self.names(&path, root)?.into_iter())];
-        while let Some((length, names)) = stack.last_mut() {
+        self.places.push((0, Vec::new()));
+        self.member(&path, 0, root)?;
+        let mut stack = vec![(0, 0, self.names(&path, root)?.into_iter())];
+        while let Some((place, length, names)) = stack.last_mut() {
             path.truncate(*length);
             let Some(entry) = names.next() else {
                 stack.pop();
                 continue;
             };
             path.extend_from_slice(&entry.name);
-            if self.member(&path, entry.ino)? {
+            if self.member(&path, *place, entry.ino)? {
                 path.push(b'/');
                 let names = self.names(&path, entry.ino)?;
-                stack.push((path.len(), names.into_iter()));
+                let number = self.places.len();
+                self.places.push((*place, entry.name.into_vec()));
+                stack.push((number, path.len(), names.into_iter()));
             }
         }
+        Ok(())
+    }
+
+    /// The path of a name in a directory, given by its number.
+    fn path_of(&self, place: usize, name: &[u8]) -> Vec<u8> {
+        let mut parts = vec![name];
+        let mut at = place;
+        while let Some((parent, name)) = self.places.get(at).filter(|_| at > 0) {
+            parts.push(name);
+            at = *parent;
+        }
+        parts.reverse();
+        parts.join(&b'/')
+    }
+
+    /// Accounts for bytes that are to be written.
+    fn take(&mut self, path: &[u8], ino: Ino, bytes: u64) -> Result<(), ExportError> {
+        self.left = self.left.checked_sub(bytes).ok_or_else(|| {
+            let problem = "files and paths so far add up to more than the filesystem";
+            fail(path, Place::Inode(ino).corrupt(problem))
+        })?;
         Ok(())
     }
 
@@ -124,8 +160,16 @@ impl<D: BlockDevice, W: Write> Export<'_, D, W> {
         Ok(names)
     }
 
-    /// Writes one member; says whether it is a directory.
-    fn member(&mut self, path: &[u8], ino: Ino) -> Result<bool, ExportError> {
+    /// Writes one member, which is in the directory of number `place`; says whether it is a
+    /// directory itself.
+    fn member(&mut self, path: &[u8], place: usize, ino: Ino) -> Result<bool, ExportError> {
+        if path.len() > PATH_MAX {
+            // The whole of it helps as little in a message.
+            let start = path.get(..NAME_MAX).unwrap_or_default();
+            let problem = "below this are directories that are too deep for an archive";
+            return Err(fail(start, Place::Inode(ino).corrupt(problem)));
+        }
+        self.take(path, ino, path.len() as u64)?;
         let stat = self
             .filesystem
             .stat(ino)
@@ -139,11 +183,13 @@ impl<D: BlockDevice, W: Write> Export<'_, D, W> {
         }
         let mut member = Draft::new(&stat, path, kind);
         if kind != FileKind::Directory && stat.links > 1 {
-            if let Some(first) = self.links.get(&ino) {
-                member.link_to(first);
+            if let Some((place, name)) = self.links.get(&ino) {
+                member.link_to(&self.path_of(*place, name));
+                self.take(path, ino, member.target.len() as u64)?;
                 return self.write(&member, 0).map(|()| false);
             }
-            self.links.insert(ino, path.to_vec());
+            let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+            self.links.insert(ino, (place, name.to_vec()));
         }
         self.xattrs(&mut member, path, ino)?;
         match kind {
@@ -165,6 +211,7 @@ impl<D: BlockDevice, W: Write> Export<'_, D, W> {
         for name in names {
             let value = self.filesystem.xattr(ino, &name);
             let value = value.map_err(|source| fail(path, source))?;
+            self.take(path, ino, value.len() as u64)?;
             // A record's key ends at the first `=`.
             if !name.contains(&b'=') {
                 member.record(&[b"SCHILY.xattr.", &*name].concat(), &value);
@@ -190,6 +237,7 @@ impl<D: BlockDevice, W: Write> Export<'_, D, W> {
         }
         segments.retain(|segment| segment.length > 0);
         let held: u64 = segments.iter().map(|segment| segment.length).sum();
+        self.take(path, stat.ino, held)?;
         let mut map = Vec::new();
         if held < stat.size {
             map = sparse_map(&segments, stat.size);

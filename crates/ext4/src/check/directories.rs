@@ -67,6 +67,12 @@ fn scan_one(state: &mut State, directory: &Directory) {
                 // It was told that the filesystem claims it, too.
                 continue;
             }
+            // Directories that share blocks could hold any number of names.
+            if !state.visited.insert(physical) {
+                let what = format_args!("directory block {physical} is multiply claimed");
+                state.found.inode(number, what);
+                continue;
+            }
             if let Err(problem) = volume.read_block(physical, &mut block) {
                 state.found.inode(number, problem);
                 continue;

@@ -55,7 +55,7 @@ pub(super) struct State<'v, 'd> {
     pub(super) claims: Claims,
     /// Blocks of the filesystem itself: ascending, disjoint.
     pub(super) fixed: Vec<Range<u64>>,
-    /// Tree blocks that were walked already: one node has one parent.
+    /// Blocks of trees and of directories that were walked already: each has one owner.
     pub(super) visited: HashSet<u64>,
     pub(super) seen: BTreeMap<u32, Seen>,
     pub(super) directories: Vec<Directory>,

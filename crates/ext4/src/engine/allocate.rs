@@ -181,6 +181,7 @@ impl<D: BlockDevice> Ext4<D> {
     /// Gives back blocks. Nobody gets them before the running transaction is committed.
     pub(crate) fn free_blocks(&mut self, first: u64, count: u64) -> Result<()> {
         let (mut first, mut count) = (first, count);
+        self.directory_blocks.forget(first, count);
         while count > 0 {
             let (number, bit) = self
                 .geometry

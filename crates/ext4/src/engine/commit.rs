@@ -151,7 +151,7 @@ impl<D: BlockDevice> Ext4<D> {
         let now = self.now().seconds as u64;
         self.superblock.set_free_blocks(self.free_blocks);
         self.superblock.free_inodes = self.free_inodes;
-        self.superblock.last_orphan = self.orphans.last().copied().unwrap_or(0);
+        self.superblock.last_orphan = self.orphans.newest();
         self.superblock.write_time = now as u32;
         self.superblock.write_time_hi = (now >> 32) as u8;
         let (block, offset) = self.superblock_place();

@@ -113,11 +113,13 @@ impl<D: BlockDevice> Ext4<D> {
         let end = self.geometry.blocks_for(size);
         let mut extents: Vec<Extent> = Vec::new();
         let mut logical = 0u64;
+        let mut budget = self.budget(ino);
         // Blocks past the size (preallocation did not exist then) are left to e2fsck.
         while let Ok(number) = u32::try_from(logical)
             && logical < end
         {
             let mapping = self.map(ino, number)?;
+            budget.take(&mapping)?;
             if let Some(physical) = mapping.physical {
                 let mut done = 0;
                 while done < mapping.length {

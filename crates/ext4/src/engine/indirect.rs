@@ -11,6 +11,10 @@ use crate::format::fields;
 
 const DIRECT: u64 = 12;
 
+fn hole(blocks: u64) -> Mapping {
+    Mapping::hole((blocks.min(u32::MAX.into()) as u32).max(1))
+}
+
 impl<D: BlockDevice> Ext4<D> {
     pub(crate) fn map_indirect(&mut self, ino: Ino, logical: u32) -> Result<Mapping> {
         let root = self.inode(ino)?.raw.block;
@@ -45,8 +49,7 @@ impl<D: BlockDevice> Ext4<D> {
         let (mut pointer, mut within, mut covered) = (pointer, within, covered);
         for level in (1..=levels).rev() {
             if pointer == 0 {
-                let rest = (covered - within).min(u32::MAX.into());
-                return Ok(Mapping::hole((rest as u32).max(1)));
+                return Ok(hole(covered - within));
             }
             if level == 1 {
                 break;
@@ -55,11 +58,16 @@ impl<D: BlockDevice> Ext4<D> {
             let index = (within / covered) as usize;
             within %= covered;
             let block = self.blocks.read(&self.io, pointer.into(), Kind::Plain)?;
-            pointer = fields::get(block, index * 4);
-        }
-        if pointer == 0 {
-            let rest = (covered - within).min(u32::MAX.into());
-            return Ok(Mapping::hole((rest as u32).max(1)));
+            let mut pointers = block
+                .chunks_exact(4)
+                .skip(index)
+                .map(|bytes| fields::get::<u32>(bytes, 0));
+            pointer = pointers.next().unwrap_or(0);
+            if pointer == 0 {
+                // In one step, as many as there are.
+                let more = pointers.take_while(|&pointer| pointer == 0).count() as u64;
+                return Ok(hole((1 + more) * covered - within));
+            }
         }
         let numbers = self
             .blocks

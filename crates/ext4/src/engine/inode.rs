@@ -102,7 +102,7 @@ impl<D: BlockDevice> Ext4<D> {
             .unwrap_or_default()
             .into();
         let raw = decode(&bytes);
-        if raw.links_count == 0 && (raw.mode == 0 || raw.dtime != 0) && !self.orphans.contains(&ino)
+        if raw.links_count == 0 && (raw.mode == 0 || raw.dtime != 0) && !self.orphans.contains(ino)
         {
             return Err(Errno::Stale.into());
         }

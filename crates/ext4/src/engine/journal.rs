@@ -17,6 +17,16 @@ struct Run {
     count: u32,
 }
 
+/// Whether a block is in several runs.
+fn shares_blocks(runs: &[Run]) -> bool {
+    let mut places: Vec<(u64, u32)> = runs.iter().map(|run| (run.physical, run.count)).collect();
+    places.sort_unstable();
+    places
+        .iter()
+        .zip(places.iter().skip(1))
+        .any(|(one, other)| one.0 + u64::from(one.1) > other.0)
+}
+
 /// The log of an open filesystem.
 #[derive(Debug)]
 pub(crate) struct Journal {
@@ -48,8 +58,10 @@ impl Journal {
         let blocks = u32::try_from(blocks).map_err(|_| Self::corrupt("the log is too large"))?;
         let mut runs: Vec<Run> = Vec::new();
         let mut first = 0;
+        let mut budget = filesystem.budget(ino);
         while first < blocks {
             let mapping = filesystem.map(ino, first)?;
+            budget.take(&mapping)?;
             let physical = mapping.physical.ok_or(Self::corrupt("the log has holes"))?;
             let count = mapping.length.min(blocks - first);
             runs.push(Run {
@@ -58,6 +70,9 @@ impl Journal {
                 count,
             });
             first += count;
+        }
+        if shares_blocks(&runs) {
+            return Err(Self::corrupt("the log has a block twice"));
         }
         let mut journal = Self {
             superblock: Superblock::default(),

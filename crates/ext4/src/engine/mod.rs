@@ -8,6 +8,7 @@
 mod allocate;
 mod attributes;
 mod bitmap;
+mod budget;
 mod commit;
 mod directory;
 mod extents;
@@ -25,6 +26,7 @@ mod map;
 mod names;
 mod open;
 mod options;
+mod orphan_list;
 mod orphans;
 mod path;
 mod read;
@@ -127,8 +129,8 @@ pub struct Ext4<D> {
     names: Lru<OwnedName, Ino>,
     journal: Option<journal::Journal>,
     transaction: commit::Transaction,
-    /// The list of orphans, its head last.
-    orphans: Vec<u32>,
+    orphans: orphan_list::OrphanList,
+    directory_blocks: budget::DirectoryBlocks,
     free_blocks: u64,
     free_inodes: u32,
     /// Blocks that changed pages will need.

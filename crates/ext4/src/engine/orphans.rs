@@ -42,26 +42,19 @@ impl<D: BlockDevice> Ext4<D> {
     }
 
     pub(crate) fn add_orphan(&mut self, ino: Ino) -> Result<()> {
-        let next = self.orphans.last().copied().unwrap_or(0);
-        self.inode_mut(ino)?.raw.dtime = next;
+        self.inode_mut(ino)?.raw.dtime = self.orphans.newest();
         self.orphans.push(ino);
         self.transaction.superblock = true;
         Ok(())
     }
 
     pub(crate) fn remove_orphan(&mut self, ino: Ino) -> Result<()> {
-        let Some(index) = self.orphans.iter().position(|&orphan| orphan == ino) else {
+        let Some(gone) = self.orphans.remove(ino) else {
             return Ok(());
         };
-        let next = index
-            .checked_sub(1)
-            .and_then(|next| self.orphans.get(next))
-            .copied()
-            .unwrap_or(0);
-        if let Some(&before) = self.orphans.get(index + 1) {
-            self.inode_mut(before)?.raw.dtime = next;
+        if gone.newer != 0 {
+            self.inode_mut(gone.newer)?.raw.dtime = gone.older;
         }
-        self.orphans.remove(index);
         self.inode_mut(ino)?.raw.dtime = 0;
         self.transaction.superblock = true;
         Ok(())
@@ -72,16 +65,13 @@ impl<D: BlockDevice> Ext4<D> {
         let mut chain: Vec<Ino> = Vec::new();
         let mut next = self.superblock.last_orphan;
         while next != 0 {
-            if chain.len() as u32 >= self.geometry.inodes_count || self.orphans.contains(&next) {
-                return Err(Place::Superblock.corrupt("the list of orphans goes in circles"));
-            }
             // Known as an orphan, it may be loaded without names.
-            self.orphans.push(next);
+            if !self.orphans.push_oldest(next) {
+                return Err(Place::Inode(next).corrupt("the list of orphans goes in circles"));
+            }
             chain.push(next);
             next = self.inode(next)?.raw.dtime;
         }
-        // The head comes last.
-        self.orphans.reverse();
         for ino in chain {
             self.clean_up(ino)?;
             self.begin()?;
@@ -117,8 +107,10 @@ impl<D: BlockDevice> Ext4<D> {
         let file = self.superblock.orphan_file_inode;
         let seed = self.inode(file)?.seed;
         let size = self.inode(file)?.raw.size();
-        let blocks =
-            u32::try_from(self.geometry.blocks_for(size)).map_err(|_| Errno::FileTooLarge)?;
+        let blocks = u32::try_from(self.geometry.blocks_for(size))
+            .ok()
+            .filter(|&blocks| u64::from(blocks) <= self.geometry.blocks_count)
+            .ok_or(Place::Inode(file).corrupt("the orphan file is larger than the filesystem"))?;
         for logical in 0..blocks {
             let number = self.map_block(file, logical)?;
             let block = self.blocks.read(&self.io, number, Kind::Plain)?.to_vec();
@@ -135,7 +127,7 @@ impl<D: BlockDevice> Ext4<D> {
                 .map(|slot| fields::get::<u32>(slot, 0))
                 .filter(|&ino| ino != 0)
             {
-                if !self.orphans.contains(&ino) {
+                if !self.orphans.contains(ino) {
                     self.orphans.push(ino);
                     self.clean_up(ino)?;
                 }

@@ -203,11 +203,13 @@ impl<D: BlockDevice> Ext4<D> {
         let bits = self.geometry.block_bits;
         let end = self.geometry.blocks_for(size);
         let mut logical = 0u64;
+        let mut budget = self.budget(ino);
         while logical < end {
             let Ok(number) = u32::try_from(logical) else {
                 break;
             };
             let mapping = self.map(ino, number)?;
+            budget.take(&mapping)?;
             let offset = logical << bits;
             let length = (u64::from(mapping.length) << bits).min(size - offset);
             if mapping.data().is_some() {

@@ -23,7 +23,9 @@ pub struct DirEntry {
 }
 
 impl<D: BlockDevice> Ext4<D> {
-    /// All names in a directory but `.` and `..`, in no particular order.
+    /// All names in a directory but `.` and `..`, in no particular order. Memory grows with the
+    /// directory's blocks, each of which is its own: all directories together are no larger than
+    /// the filesystem.
     ///
     /// # Errors
     ///
@@ -57,6 +59,8 @@ impl<D: BlockDevice> Ext4<D> {
         let has_types = self.geometry.has_types;
         let mut logical = 0;
         while let Some((number, kind)) = self.directory_block(directory, &mut logical)? {
+            self.directory_blocks
+                .claim(number, directory, logical - 1)?;
             let block = self.blocks.read(&self.io, number, kind)?;
             for entry in Entries::new(block, has_types) {
                 let entry = entry.map_err(|problem| Place::Block(number).corrupt(problem))?;
@@ -106,7 +110,9 @@ impl<D: BlockDevice> Ext4<D> {
     pub(crate) fn directory_blocks(&mut self, directory: Ino) -> Result<u32> {
         let size = self.inode(directory)?.raw.size();
         u32::try_from(self.geometry.blocks_for(size))
-            .map_err(|_| Place::Inode(directory).corrupt("an impossible size for a directory"))
+            .ok()
+            .filter(|&blocks| u64::from(blocks) <= self.geometry.blocks_count)
+            .ok_or(Place::Inode(directory).corrupt("the directory is larger than the filesystem"))
     }
 
     /// What a directory's block is to the cache.

@@ -3,7 +3,7 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 use super::io::Copy;
 use super::journal::Journal;
@@ -168,7 +168,7 @@ impl Scan {
         let mut at = superblock.start;
         let mut budget = journal.capacity();
         let mut logged = Vec::new();
-        let mut revoked = Vec::new();
+        let mut revoked = HashSet::new();
         let mut transaction_checksum = !0;
         while budget > 0 {
             io.read_blocks(journal.physical(at)?.0, &mut block)?;
@@ -226,13 +226,12 @@ impl Scan {
                     };
                     let end = (header.bytes as usize).min(block.len());
                     let numbers = block.get(RevokeHeader::SIZE..end).unwrap_or_default();
-                    revoked.extend(numbers.chunks_exact(width).map(|number| {
-                        if width == 8 {
-                            fields::get_be::<u64>(number, 0)
-                        } else {
-                            fields::get_be::<u32>(number, 0).into()
-                        }
-                    }));
+                    let numbers = numbers.chunks_exact(width).map(|number| match width {
+                        8 => fields::get_be::<u64>(number, 0),
+                        _ => fields::get_be::<u32>(number, 0).into(),
+                    });
+                    // Others are never asked for.
+                    revoked.extend(numbers.filter(|&number| number < io.blocks_count));
                 }
                 journal::COMMIT
                     if commit_is_right(superblock, seed, &block, transaction_checksum) =>
@@ -248,7 +247,7 @@ impl Scan {
                             sequence: scan.end,
                         });
                     }
-                    for block in revoked.drain(..) {
+                    for block in revoked.drain() {
                         scan.revoked.insert(block, scan.end);
                     }
                     transaction_checksum = !0;

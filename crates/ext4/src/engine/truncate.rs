@@ -75,7 +75,7 @@ impl<D: BlockDevice> Ext4<D> {
         }
         // A range in the middle of a file may stay half punched: nothing refers to its end.
         let ends_file = to > u64::from(u32::MAX);
-        let is_orphan = self.orphans.contains(&ino);
+        let is_orphan = self.orphans.contains(ino);
         if ends_file && !is_orphan {
             self.add_orphan(ino)?;
         }
@@ -106,7 +106,7 @@ impl<D: BlockDevice> Ext4<D> {
             self.cut_blocks(ino, 0)?;
         }
         self.drop_attributes(ino)?;
-        if self.orphans.contains(&ino) {
+        if self.orphans.contains(ino) {
             self.remove_orphan(ino)?;
         }
         self.free_inode(ino)

@@ -41,6 +41,8 @@ pub(crate) struct Attribute {
 fn parse(entries: &[u8], values: &[u8], place: Place, found: &mut Vec<Attribute>) -> Result<()> {
     let corrupt = |problem| place.corrupt(problem);
     let mut at = 0;
+    // Values do not overlap, so all together have no more room than there is.
+    let mut room = values.len();
     loop {
         let rest = entries.get(at..).unwrap_or_default();
         if rest.len() < 4 || fields::get::<u32>(rest, 0) == 0 {
@@ -61,6 +63,9 @@ fn parse(entries: &[u8], values: &[u8], place: Place, found: &mut Vec<Attribute>
             let from = usize::from(entry.value_offset);
             let value = from.checked_add(size).and_then(|to| values.get(from..to));
             let value = if size == 0 { Some(&[][..]) } else { value };
+            room = room
+                .checked_sub(size)
+                .ok_or(corrupt("the values of extended attributes overlap"))?;
             Value::Here(
                 value
                     .ok_or(corrupt("the value of an extended attribute is cut off"))?
