@@ -122,6 +122,40 @@ fn damage_is_told() {
     assert!(findings.as_array().unwrap().len() >= 2);
 }
 
+/// What a guest's kernel leaves whose disk could not be written to any more.
+#[test]
+fn a_mark_of_errors_keeps_from_writing_only_and_replay_takes_it_away() {
+    let directory = tempfile::tempdir().unwrap();
+    let image = directory.path().join("image");
+    let image = image.to_str().unwrap();
+    done(&["mkfs", image, "--size", "20M"]);
+    let debugfs = "PATH=$PATH:/usr/sbin:/sbin debugfs -w -R";
+    shell(directory.path(), &format!("{debugfs} 'ssv state 2' image"));
+
+    let listed = mica(&["ls", image]);
+    assert!(listed.status.success());
+    assert!(String::from_utf8_lossy(&listed.stderr).contains("marked as having errors"));
+    let copied = mica(&["cp", "/etc/hostname", &format!("{image}:/")]);
+    assert_eq!(copied.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&copied.stderr).contains("marked as having errors"));
+
+    let replayed = mica(&["replay", image]);
+    assert!(replayed.status.success());
+    assert!(String::from_utf8_lossy(&replayed.stderr).contains("nothing is wrong"));
+    assert_sound(image);
+    assert!(mica(&["ls", image]).stderr.is_empty());
+
+    // With something wrong, it stays.
+    shell(
+        directory.path(),
+        &format!("{debugfs} 'ssv state 2' image; {debugfs} 'sif lost+found links_count 7' image"),
+    );
+    let replayed = mica(&["replay", image]);
+    assert!(replayed.status.success());
+    assert!(String::from_utf8_lossy(&replayed.stderr).contains("e2fsck -p"));
+    assert!(String::from_utf8_lossy(&mica(&["ls", image]).stderr).contains("marked"));
+}
+
 /// Files of every kind, and everything that can be said of them.
 const TREE: &str = r#"
     mkdir src && cd src

@@ -28,8 +28,8 @@ pub enum Error {
     #[error("the filesystem uses {0}, which is only supported for reading")]
     ReadOnlyFeature(&'static str),
 
-    /// The superblock says that errors were found.
-    #[error("the filesystem is marked as damaged; let e2fsck repair it before writing to it")]
+    /// The filesystem is marked as having errors, and was to be written to.
+    #[error("the filesystem is marked as having errors; let e2fsck repair it before writing to it")]
     MarkedDamaged,
 
     /// The filesystem contradicts itself or the format.

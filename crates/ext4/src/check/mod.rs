@@ -15,6 +15,7 @@ mod inodes;
 mod journal;
 mod links;
 mod map;
+mod mark;
 mod quota;
 mod special;
 mod state;
@@ -26,6 +27,7 @@ mod xattrs;
 use alloc::vec::Vec;
 
 pub use finding::Finding;
+pub use mark::clear_errors;
 
 use finding::Findings;
 use state::State;
@@ -37,8 +39,24 @@ use crate::BlockDevice;
 ///
 /// A journal that needs recovery is a finding; replay it first.
 pub fn check(device: &dyn BlockDevice) -> Vec<Finding> {
+    examine(device, Mark::Found)
+}
+
+/// What a kernel's mark of errors is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mark {
+    /// Something wrong.
+    Found,
+    /// Nothing: the rest is asked for.
+    Forgiven,
+}
+
+fn examine(device: &dyn BlockDevice, mark: Mark) -> Vec<Finding> {
     let mut found = Findings::default();
     if let Some(volume) = Volume::open(device, &mut found) {
+        if mark == Mark::Found && volume.superblock.has_errors() {
+            found.add("the filesystem is marked as having errors");
+        }
         superblock::check(&volume, &mut found);
         let mut state = State::new(&volume, &mut found);
         fixed::claim(&mut state);

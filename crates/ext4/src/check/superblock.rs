@@ -4,7 +4,6 @@ use super::finding::Findings;
 use super::volume::Volume;
 use crate::format::features::{incompat, ro_compat};
 use crate::format::inode::GOOD_OLD_SIZE;
-use crate::format::superblock::STATE_ERROR;
 
 /// `mmp_magic`, and `mmp_seq` of a filesystem that nobody uses.
 const MMP_MAGIC: u32 = 0x004D_4D50;
@@ -13,9 +12,6 @@ const MMP_CLEAN: u32 = 0xFF4D_4D50;
 /// Checks fields of the superblock.
 pub(super) fn check(volume: &Volume, found: &mut Findings) {
     let superblock = &volume.superblock;
-    if superblock.state & STATE_ERROR != 0 {
-        found.add("the filesystem is marked as having errors");
-    }
     let room = volume.inode_size - GOOD_OLD_SIZE;
     let sizes = [
         ("required", superblock.min_extra_isize),

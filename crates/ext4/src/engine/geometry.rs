@@ -177,9 +177,6 @@ impl Geometry {
         if hash::Version::from_byte(superblock.default_hash, false).is_none() {
             return Err(Error::ReadOnlyFeature("an unknown directory hash"));
         }
-        if superblock.state & superblock::STATE_ERROR != 0 {
-            return Err(Error::MarkedDamaged);
-        }
         Ok(())
     }
 

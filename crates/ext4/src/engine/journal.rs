@@ -207,8 +207,11 @@ impl<D: BlockDevice> Ext4<D> {
         if journal.capacity() < 64 {
             return Err(Error::ReadOnlyFeature("a journal too small to be one"));
         }
+        self.take_error_of(&journal, true)?;
         self.discard_log(&mut journal)?;
         let superblock = &mut journal.superblock;
+        // Written after the filesystem's superblock, which has it now.
+        superblock.error = 0;
         superblock.feature_compat &= !journal::COMPAT_CHECKSUM;
         superblock.feature_incompat &=
             !(journal::INCOMPAT_CSUM_V2 | journal::INCOMPAT_ASYNC_COMMIT);

@@ -14,19 +14,27 @@ use crate::format::superblock::{self, SUPERBLOCK_OFFSET, Superblock};
 
 impl<D: BlockDevice> Ext4<D> {
     /// Opens a filesystem for reading and writing. A journal that was left behind is replayed to
-    /// the device, and what was deleted while open is cleaned up.
+    /// the device, what was deleted while open is cleaned up, and the superblock's free counts
+    /// become those of all groups together, as when Linux mounts it.
     ///
     /// # Errors
     ///
-    /// If there is no filesystem, it uses features that can't be written, is marked as damaged, or
-    /// the device fails or takes no writes.
+    /// If there is no filesystem, it uses features that can't be written, is marked as having
+    /// errors (unless [`Options::despite_errors`]), or the device fails or takes no writes.
     pub fn open(device: D, options: Options) -> Result<Self> {
         if device.is_read_only() {
             return Err(Errno::ReadOnly.into());
         }
         let mut filesystem = Self::start(device, options, Access::Write)?;
         filesystem.open_journal()?;
+        filesystem.refuse_errors()?;
+        if filesystem.has_errors() {
+            // Linux does not trust the list then, either. The check finds whose blocks those were.
+            filesystem.superblock.last_orphan = 0;
+            filesystem.transaction.superblock = true;
+        }
         filesystem.clean_up_orphans()?;
+        filesystem.recount();
         Ok(filesystem)
     }
 
@@ -72,6 +80,9 @@ impl<D: BlockDevice> Ext4<D> {
             geometry,
             options,
         };
+        if access == Access::Write {
+            filesystem.refuse_errors()?;
+        }
         let dirty = filesystem.superblock.has_compat(compat::HAS_JOURNAL)
             && filesystem.superblock.has_incompat(incompat::RECOVER);
         filesystem.load_groups(!dirty)?;
@@ -90,8 +101,36 @@ impl<D: BlockDevice> Ext4<D> {
     fn reload_superblock(&mut self) -> Result<()> {
         let (block, offset) = self.superblock_place();
         let bytes = self.blocks.read(&self.io, block, Kind::Plain)?;
-        self.superblock = decode_superblock(bytes.get(offset..).unwrap_or_default())?;
+        let replayed = decode_superblock(bytes.get(offset..).unwrap_or_default())?;
+        let before = core::mem::replace(&mut self.superblock, replayed);
+        self.superblock.keep_errors_of(&before);
         Ok(())
+    }
+
+    /// Before writing: whether that is asked for in spite of a mark.
+    pub(crate) fn refuse_errors(&self) -> Result<()> {
+        if self.has_errors() && !self.options.despite_errors {
+            return Err(Error::MarkedDamaged);
+        }
+        Ok(())
+    }
+
+    /// Running kernels keep free counts in the groups only, so after a crash the superblock's are
+    /// old.
+    fn recount(&mut self) {
+        if self.superblock.free_blocks() != self.free_blocks
+            || self.superblock.free_inodes != self.free_inodes
+        {
+            self.transaction.superblock = true;
+        }
+    }
+
+    /// Whether the filesystem is marked as having errors: a kernel found some, or could not write,
+    /// and stopped. What there is can be read, but may not be whole; `e2fsck` repairs it, and
+    /// [`crate::check::clear_errors`] takes the mark away if nothing is wrong.
+    #[must_use]
+    pub fn has_errors(&self) -> bool {
+        self.superblock.has_errors()
     }
 
     /// The block with the superblock, and the offset within.

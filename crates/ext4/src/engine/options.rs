@@ -17,6 +17,11 @@ pub struct Options {
     pub name_cache: usize,
     /// Where the times of what is changed come from.
     pub clock: fn() -> Timestamp,
+    /// Whether [`super::Ext4::open`] takes a filesystem that is marked as having errors
+    /// ([`super::Ext4::has_errors`]). Linux mounts it with a warning, replays its journal and drops
+    /// its list of orphans without a look at them; so does this crate. For copies, and for what
+    /// must go on as it would with Linux; the mark stays until a check removes it.
+    pub despite_errors: bool,
 }
 
 impl Default for Options {
@@ -30,6 +35,7 @@ impl Default for Options {
             clock: Timestamp::now,
             #[cfg(not(feature = "std"))]
             clock: Timestamp::default,
+            despite_errors: false,
         }
     }
 }

@@ -13,6 +13,7 @@ use crate::error::{Error, Place, Result};
 use crate::format::features::incompat;
 use crate::format::fields;
 use crate::format::journal::{self, Commit, Header, RevokeHeader, Tag};
+use crate::format::superblock::STATE_ERROR;
 
 /// Blocks to put in place with one request.
 const BATCH: usize = 256;
@@ -43,6 +44,7 @@ impl<D: BlockDevice> Ext4<D> {
     /// Applies all committed transactions: to the device if `write`, else in memory.
     pub(crate) fn replay(&mut self, write: bool) -> Result<()> {
         let mut journal = Journal::load(self)?;
+        self.take_error_of(&journal, write)?;
         let scan = Scan::run(&journal, &self.io)?;
         self.refuse_fast_commits(&journal, scan.end)?;
         for Logged {
@@ -112,6 +114,14 @@ impl<D: BlockDevice> Ext4<D> {
         self.io.flush()
     }
 
+    /// The error that stopped the log is one of the filesystem's.
+    pub(crate) fn take_error_of(&mut self, journal: &Journal, write: bool) -> Result<()> {
+        if journal.superblock.error != 0 {
+            self.superblock.state |= STATE_ERROR;
+        }
+        if write { self.refuse_errors() } else { Ok(()) }
+    }
+
     fn clear_recover_flag(&mut self) -> Result<()> {
         let (block, offset) = self.superblock_place();
         let mut bytes = vec![0; self.io.block_size];
@@ -122,6 +132,7 @@ impl<D: BlockDevice> Ext4<D> {
         {
             let mut superblock = crate::format::superblock::Superblock::decode(place);
             superblock.feature_incompat &= !incompat::RECOVER;
+            superblock.keep_errors_of(&self.superblock);
             superblock.seal_into(place);
         }
         self.io.write_blocks(block, &[&bytes])?;

@@ -35,6 +35,8 @@ pub const RESIZE_INODE: u32 = 7;
 pub const JOURNAL_INODE: u32 = 8;
 /// Bytes at the end that the checksum covers not: itself.
 const CHECKSUM_OFFSET: usize = 0x3FC;
+/// What records errors: `s_error_count` up to `s_mount_opts`, and high bits of times with the kinds.
+const ERROR_FIELDS: [core::ops::Range<usize>; 2] = [0x194..0x200, 0x278..0x27C];
 
 record! {
     /// The superblock, little-endian, 1024 bytes at [`SUPERBLOCK_OFFSET`] of the device and at
@@ -265,6 +267,36 @@ impl Superblock {
     #[must_use]
     pub fn has_incompat(&self, bits: u32) -> bool {
         self.feature_incompat & bits == bits
+    }
+
+    /// Whether an error was recorded: by the kernel that found it, in `state`.
+    #[must_use]
+    pub fn has_errors(&self) -> bool {
+        self.state & STATE_ERROR != 0
+    }
+
+    /// Takes over what `other` records of errors, and keeps its own mark. The journal may have an
+    /// older copy of the superblock, from before the error that stopped it.
+    pub fn keep_errors_of(&mut self, other: &Self) {
+        self.state |= other.state & STATE_ERROR;
+        self.set_error_fields(other);
+    }
+
+    /// Takes the mark of errors and all that is recorded of them away, and says that the
+    /// filesystem is sound.
+    pub fn clear_errors(&mut self) {
+        self.state = self.state & !STATE_ERROR | STATE_VALID;
+        self.set_error_fields(&Self::default());
+    }
+
+    fn set_error_fields(&mut self, other: &Self) {
+        let (mut bytes, from) = (self.encode(), other.encode());
+        for range in ERROR_FIELDS {
+            if let (Some(to), Some(from)) = (bytes.get_mut(range.clone()), from.get(range)) {
+                to.copy_from_slice(from);
+            }
+        }
+        *self = Self::decode(&bytes);
     }
 
     /// Whether metadata has CRC-32C checksums.

@@ -20,6 +20,7 @@ use micabox_ext4::{Ext4, FileKind, Options, Stat};
 
 use crate::Outcome;
 use crate::failure::Failure;
+use crate::output::write_stderr;
 
 /// Make, look into, change and check ext4 filesystems in files
 ///
@@ -69,7 +70,16 @@ fn about<E: std::error::Error + 'static>(path: &Path) -> impl Fn(E) -> Failure {
 /// Opens a filesystem to read it.
 fn open(path: &Path) -> Result<Ext4<ReadOnly<File>>, Failure> {
     let file = File::open(path).map_err(about(path))?;
-    Ext4::open_read_only(ReadOnly(file), Options::default()).map_err(about(path))
+    let filesystem =
+        Ext4::open_read_only(ReadOnly(file), Options::default()).map_err(about(path))?;
+    if filesystem.has_errors() {
+        write_stderr(&format!(
+            "mica: {}: marked as having errors, what is read may not be whole; `mica ext4 replay` \
+             takes the mark away if nothing is wrong\n",
+            path.display()
+        ));
+    }
+    Ok(filesystem)
 }
 
 /// Opens a filesystem to change it.

@@ -1,0 +1,66 @@
+//! What replaying a journal mends besides: as much as mounting would.
+
+#[allow(dead_code, reason = "shared by several tests")]
+#[path = "support/e2fsprogs.rs"]
+mod e2fsprogs;
+#[allow(dead_code, reason = "shared by several tests")]
+#[path = "support/engine.rs"]
+mod engine;
+
+use e2fsprogs::{debugfs, run, tool};
+use engine::{Image, owner};
+use micabox_ext4::check::check;
+use micabox_ext4::{Ext4, Options, ROOT};
+
+/// Running kernels count free blocks and inodes in the groups only: the superblock has what there
+/// was when it was mounted, in its place and in the log. debugfs makes such a disk.
+#[test]
+fn free_counts_are_those_of_the_groups_after_replay() {
+    for shape in [
+        &["-t", "ext4"][..],
+        &["-t", "ext4", "-b", "1024", "-g", "8192"],
+    ] {
+        let image = Image::mke2fs(24 << 20, shape);
+        let mut filesystem = image.open();
+        let file = filesystem.create(ROOT, b"file", owner()).unwrap();
+        filesystem.write(file, 0, &[7; 300_000]).unwrap();
+        drop(filesystem.close().unwrap());
+        let copy = image.path().with_extension("block");
+        std::fs::write(&copy, vec![7; 4096]).unwrap();
+        let block = debugfs(&image.path(), "bmap /file 0");
+        let number = |line: &str| line.trim().parse::<u64>().ok();
+        let block = block.lines().find_map(number).unwrap();
+        let requests = format!(
+            "ssv free_blocks_count 77\nssv free_inodes_count 7\njo -c\njw -b {block} {}\njc\n",
+            copy.display()
+        );
+        let script = image.path().with_extension("script");
+        std::fs::write(&script, requests).unwrap();
+        run(tool("debugfs")
+            .args(["-w", "-f"])
+            .args([script, image.path()]));
+        let said = e2fsprogs::superblock(&image.path());
+        assert!(said["Filesystem features"].contains("needs_recovery"));
+
+        drop(
+            Ext4::open(image.device(), Options::default())
+                .unwrap()
+                .close()
+                .unwrap(),
+        );
+        assert_eq!(check(&image.device()), []);
+        image.check();
+        let said = e2fsprogs::superblock(&image.path());
+        assert_ne!(said["Free blocks"], "77");
+        assert_ne!(said["Free inodes"], "7");
+    }
+}
+
+/// A filesystem that was unmounted stays as it is, to the byte.
+#[test]
+fn a_clean_filesystem_is_not_written_to() {
+    let image = Image::mke2fs(24 << 20, &["-t", "ext4"]);
+    let before = std::fs::read(image.path()).unwrap();
+    drop(image.open().close().unwrap());
+    assert!(std::fs::read(image.path()).unwrap() == before);
+}
