@@ -156,3 +156,24 @@ pub fn with_file(mut layer: Vec<u8>, path: &str, data: &[u8]) -> Vec<u8> {
     layer.extend(one_file(path, data));
     layer
 }
+
+/// A layer with programs of this machine's and the libraries that they are linked with.
+pub fn programs(paths: &[&str]) -> Vec<u8> {
+    let mut files: Vec<String> = Vec::new();
+    for path in paths {
+        let listed = Command::new("ldd").arg(path).output().unwrap();
+        let listed = String::from_utf8(listed.stdout).unwrap();
+        let libraries = listed
+            .split_whitespace()
+            .filter(|word| word.starts_with('/'));
+        files.push((*path).to_owned());
+        files.extend(libraries.map(str::to_owned));
+    }
+    files.sort();
+    files.dedup();
+    let add = |layer: Layer, path: &String| {
+        let data = std::fs::read(path).unwrap_or_else(|error| panic!("{path}: {error}"));
+        layer.file(path.trim_start_matches('/'), 0o755, &data)
+    };
+    files.iter().fold(Layer::new(), add).finish()
+}

@@ -1,0 +1,46 @@
+//! Access control lists on files of the image, which lie on a filesystem without a way to set
+//! them: kernel/patches.
+
+mod support;
+
+use support::{Home, image};
+
+const SET: &str = "setfacl -m u:1000:r,g::-,g:50:rw,o::- /srv/run; setfacl -m u:1000:rx /srv; \
+    setfacl -d -m u:7:rwx /srv/kept; echo x > /srv/kept/new; setfacl -b /etc/passwd; \
+    mkfifo /srv/pipe; setfacl -m u:7:w /srv/pipe";
+
+const LOOK: &str = "getfacl -cnp /srv /srv/run /srv/kept /srv/kept/new /etc/passwd /srv/pipe";
+
+const EXPECTED: &str = "\
+user::rwx\nuser:1000:r-x\ngroup::r-x\nmask::r-x\nother::r-x\n\n\
+user::rw-\nuser:1000:r--\ngroup::---\ngroup:50:rw-\nmask::rw-\nother::---\n\n\
+user::rwx\ngroup::--x\nother::--x\n\
+default:user::rwx\ndefault:user:7:rwx\ndefault:group::--x\ndefault:mask::rwx\ndefault:other::--x\n\n\
+user::rw-\nuser:7:rwx\t#effective:rw-\ngroup::--x\t#effective:---\nmask::rw-\nother::---\n\n\
+user::rw-\ngroup::r--\nother::r--\n\n\
+user::rw-\nuser:7:-w-\ngroup::r--\nmask::rw-\nother::r--\n\n";
+
+#[test]
+#[ignore = "needs a built guest"]
+fn an_acl_can_be_set_on_a_file_of_the_image_and_is_committed() {
+    let home = Home::empty();
+    let mut layers = image::layers();
+    layers.push(image::programs(&["/usr/bin/setfacl", "/usr/bin/getfacl"]));
+    let config = serde_json::json!({"Env": ["PATH=/usr/bin:/bin"], "Cmd": ["sh"]});
+    home.load(&layers, &config);
+    let script = format!("set -e; {SET}; {LOOK}");
+    for (root, upper) in [("stacked", "tmpfs"), ("merged", "disk:64m")] {
+        let flags = ["run", "--name", root, "--root", root, "--upper", upper];
+        let run = home.output(&[&flags[..], &["box", "sh", "-c", &script]].concat());
+        assert_eq!(run.ok(), EXPECTED, "{root}, {upper}");
+    }
+    home.output(&["commit", "merged", "mine"]).ok();
+    let look = home.output(&["run", "--rm", "mine", "sh", "-c", LOOK]);
+    assert_eq!(look.ok(), EXPECTED);
+    // It decides, too: mode 660 alone would keep this user out.
+    let read = home.output(&[
+        "run", "--rm", "-u", "app", "mine", "head", "-c4", "/srv/run",
+    ]);
+    assert_eq!(read.ok(), "not ");
+    home.output(&["rm", "stacked", "merged"]).ok();
+}
