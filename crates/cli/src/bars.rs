@@ -1,14 +1,17 @@
 //! Progress of images on their way in or out on the user's terminal.
 
 use std::collections::HashMap;
+use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use console::Term;
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
 use micabox_image::Digest;
 use micabox_image::progress::{Event, LayerState, Phase, Progress};
 
 use crate::output::{stderr_is_terminal, write_stderr};
+use crate::visible;
 
 /// How many digits of a digest a line shows.
 const SHORT_DIGEST: usize = 12;
@@ -83,6 +86,68 @@ impl Progress for Notices {
     }
 }
 
+/// The user's terminal, unless it is one that can't move its cursor.
+fn target() -> ProgressDrawTarget {
+    const RATE: u8 = 20;
+    let terminal = Term::buffered_stderr();
+    if terminal.features().is_attended() {
+        ProgressDrawTarget::term_like_with_hz(Box::new(Filtered(terminal)), RATE)
+    } else {
+        ProgressDrawTarget::hidden()
+    }
+}
+
+/// A terminal that gets its commands from indicatif and none from the text: the last place
+/// where progress passes, see `clippy.toml`.
+#[derive(Debug)]
+struct Filtered(Term);
+
+impl TermLike for Filtered {
+    fn width(&self) -> u16 {
+        TermLike::width(&self.0)
+    }
+
+    fn height(&self) -> u16 {
+        TermLike::height(&self.0)
+    }
+
+    fn move_cursor_up(&self, lines: usize) -> io::Result<()> {
+        self.0.move_cursor_up(lines)
+    }
+
+    fn move_cursor_down(&self, lines: usize) -> io::Result<()> {
+        self.0.move_cursor_down(lines)
+    }
+
+    fn move_cursor_right(&self, columns: usize) -> io::Result<()> {
+        self.0.move_cursor_right(columns)
+    }
+
+    fn move_cursor_left(&self, columns: usize) -> io::Result<()> {
+        self.0.move_cursor_left(columns)
+    }
+
+    fn write_line(&self, text: &str) -> io::Result<()> {
+        self.0.write_line(&visible::line(text))
+    }
+
+    fn write_str(&self, text: &str) -> io::Result<()> {
+        // indicatif's way back to the beginning of a line.
+        if text == "\r" {
+            return self.0.write_str(text);
+        }
+        self.0.write_str(&visible::line(text))
+    }
+
+    fn clear_line(&self) -> io::Result<()> {
+        self.0.clear_line()
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
 /// A bar a layer below a line that says what goes on.
 struct Bars {
     what: String,
@@ -94,11 +159,11 @@ struct Bars {
 
 impl Bars {
     fn new(what: &str, words: &'static Words) -> Self {
-        let all = MultiProgress::new();
+        let all = MultiProgress::with_draw_target(target());
         let phase = all.add(ProgressBar::new_spinner().with_style(style(PHASE)));
         phase.enable_steady_tick(TICK);
         Self {
-            what: what.to_owned(),
+            what: visible::line(what).into_owned(),
             words,
             all,
             phase,
@@ -141,7 +206,7 @@ impl Bars {
                 let short = bar.prefix();
                 let seconds = pause.as_secs_f64();
                 let line = format!("{short} {reason}; trying again in {seconds:.1} s");
-                let _ = self.all.println(line);
+                let _ = self.all.println(visible::line(&line));
             }
             LayerState::Done => settle(bar, self.words.done),
             _ => {}
@@ -166,7 +231,7 @@ impl Progress for Bars {
             }
             Event::Layer { blob, state } => self.layer(blob, &state),
             Event::Notice(text) => {
-                let _ = self.all.println(format!("mica: {text}"));
+                let _ = self.all.println(visible::line(&format!("mica: {text}")));
             }
             _ => {}
         }

@@ -6,6 +6,7 @@ use std::fmt::Write;
 use micabox::LostReason;
 
 use crate::output::write_stderr;
+use crate::visible;
 
 /// mica itself failed, not the command that it ran; as with Docker.
 pub const EXIT_MICA: u8 = 125;
@@ -15,6 +16,12 @@ const EXIT_FAILURE: u8 = 1;
 
 /// Most lines of a guest's console that are shown.
 const CONSOLE_LINES: usize = 20;
+
+/// Most characters of a message that are shown: it may quote what others wrote.
+const MESSAGE_MAX: usize = 2000;
+
+/// What lines after the first begin with, so that none looks like another message.
+const INDENT: &str = "      ";
 
 /// A failed command.
 #[derive(Debug)]
@@ -84,16 +91,17 @@ impl Failure {
         if self.message.is_empty() {
             return;
         }
-        let mut text = format!("mica: {}\n", self.message);
+        let mut text = format!("mica: {}\n", indented(&self.message));
         if let Some(hint) = &self.hint {
-            let _ = writeln!(text, "      {hint}");
+            let _ = writeln!(text, "{INDENT}{}", indented(hint));
         }
         if let Some(console) = &self.console {
-            let _ = writeln!(text, "      the last lines of the guest's console:");
+            let _ = writeln!(text, "{INDENT}the last lines of the guest's console:");
             let lines: Vec<&str> = console.lines().collect();
             let from = lines.len().saturating_sub(CONSOLE_LINES);
             for line in lines.iter().skip(from) {
-                let _ = writeln!(text, "      | {line}");
+                let line = line.replace('\t', "    ");
+                let _ = writeln!(text, "{INDENT}| {}", visible::line(&line));
             }
         }
         write_stderr(&text);
@@ -103,6 +111,15 @@ impl Failure {
 /// Writes several to stderr.
 pub fn print_all(failures: &[Failure]) {
     failures.iter().for_each(Failure::print);
+}
+
+/// A message of one or more lines, the first of which is begun already.
+fn indented(message: &str) -> String {
+    let lines = message.trim_end().replace('\n', &format!("\n{INDENT}"));
+    match lines.char_indices().nth(MESSAGE_MAX) {
+        None => lines,
+        Some((at, _)) => format!("{}…", lines.get(..at).unwrap_or_default()),
+    }
 }
 
 /// An error and its causes in one line. Some errors already say their causes.

@@ -6,6 +6,7 @@ mod failure;
 mod output;
 mod run;
 mod settings;
+mod visible;
 mod whole_file;
 
 use std::process::ExitCode;
@@ -102,10 +103,16 @@ fn main() -> ExitCode {
 /// Help and version on stdout; a wrong command line on stderr with the exit code that
 /// a caller of `run` can tell from the command's own.
 fn usage(error: &clap::Error) -> ExitCode {
-    let _ = error.print();
     if !error.use_stderr() {
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "help has nothing of anybody else's"
+        )]
+        let _ = error.print();
         return ExitCode::SUCCESS;
     }
+    // It repeats arguments, which may be names of others' files.
+    output::write_stderr(&error.render().to_string());
     match std::env::args_os().nth(1) {
         Some(command) if command == "run" => ExitCode::from(EXIT_MICA),
         _ => ExitCode::from(2),

@@ -1,4 +1,9 @@
 //! What commands print: tables, sizes, times, JSON.
+//!
+//! The one place where text leaves, to a terminal or elsewhere: `clippy.toml` keeps all others
+//! from it. What mica writes itself is shown as [`crate::visible`] has it, wherever it goes. Bytes
+//! that are not mica's go out as they are, through [`raw`]: what a command in a sandbox writes,
+//! contents of files, archives, and as with `ls` the names of `mica ext4 ls` where no terminal is.
 
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
@@ -7,14 +12,48 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 
 use crate::failure::Failure;
+use crate::visible;
 
-/// Writes to stdout. A closed pipe is no error: whoever reads has seen enough.
+/// stdout and stderr for bytes that are not text of mica's.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the place where they are allowed"
+)]
+pub mod raw {
+    use std::io::{self, StderrLock, StdoutLock};
+
+    use rustix::fd::BorrowedFd;
+
+    /// stdout.
+    pub fn stdout() -> StdoutLock<'static> {
+        io::stdout().lock()
+    }
+
+    /// stderr.
+    pub fn stderr() -> StderrLock<'static> {
+        io::stderr().lock()
+    }
+
+    /// stdout without a buffer.
+    pub fn stdout_fd() -> BorrowedFd<'static> {
+        rustix::stdio::stdout()
+    }
+
+    /// stderr without a buffer.
+    pub fn stderr_fd() -> BorrowedFd<'static> {
+        rustix::stdio::stderr()
+    }
+}
+
+/// Writes to stdout. A closed pipe is not an error: its reader has seen enough.
 pub fn print(text: &str) -> Result<(), Failure> {
-    let mut stdout = io::stdout().lock();
-    match stdout
-        .write_all(text.as_bytes())
-        .and_then(|()| stdout.flush())
-    {
+    write_stdout(visible::lines(text).as_bytes())
+}
+
+/// Writes bytes that are not mica's to stdout, see [`raw`].
+pub fn write_stdout(bytes: &[u8]) -> Result<(), Failure> {
+    let mut stdout = raw::stdout();
+    match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             Err(Failure::of(&error).context("writing to stdout"))
         }
@@ -22,21 +61,41 @@ pub fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// Writes to stderr, if anybody still reads it.
+/// Writes to stderr, if anything still reads it.
 pub fn write_stderr(text: &str) {
-    let _ = io::stderr().lock().write_all(text.as_bytes());
+    let _ = raw::stderr().write_all(visible::lines(text).as_bytes());
+}
+
+/// Writes a JSON document to stderr.
+pub fn warn_json(value: &serde_json::Value) {
+    let _ = raw::stderr().write_all(format!("{}\n", visible::json(&value.to_string())).as_bytes());
 }
 
 /// Writes `value` as JSON, for scripts.
 pub fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     let text = serde_json::to_string_pretty(value)
         .map_err(|error| Failure::of(&error).context("making JSON"))?;
-    print(&(text + "\n"))
+    write_stdout((visible::json(&text).into_owned() + "\n").as_bytes())
+}
+
+/// A name for JSON, which has text only: the text, and if the name is not UTF-8 and the text
+/// therefore not all of it, its bytes as hexadecimal digits.
+pub fn json_name(bytes: &[u8]) -> (String, Option<String>) {
+    let hex = || bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    match std::str::from_utf8(bytes) {
+        Ok(text) => (text.to_owned(), None),
+        Err(_) => (String::from_utf8_lossy(bytes).into_owned(), Some(hex())),
+    }
+}
+
+/// Whether a user sees what goes to stdout.
+pub fn stdout_is_terminal() -> bool {
+    raw::stdout_fd().is_terminal()
 }
 
 /// Whether progress should be shown.
 pub fn stderr_is_terminal() -> bool {
-    io::stderr().is_terminal()
+    raw::stderr_fd().is_terminal()
 }
 
 /// Columns as wide as their widest cell; the last one is not padded.
@@ -58,9 +117,11 @@ impl Table {
         }
     }
 
-    /// Adds a row.
+    /// Adds a row. Each cell is shown in one line.
     pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        self.rows.push(cells.into_iter().collect());
+        let cells = cells.into_iter();
+        let cells = cells.map(|cell| visible::line(&cell).into_owned());
+        self.rows.push(cells.collect());
     }
 
     /// The table as text.
@@ -207,10 +268,10 @@ mod tests {
     fn columns_line_up() {
         let mut table = Table::new(&["NAME", ">SIZE", "WHAT"]);
         table.row(["ä".into(), "9 B".into(), "x".into()]);
-        table.row(["longer".into(), "10 kB".into(), String::new()]);
+        table.row(["lo\nr".into(), "10 kB".into(), String::new()]);
         assert_eq!(
             table.render(),
-            "NAME      SIZE   WHAT\nä          9 B   x\nlonger   10 kB\n"
+            "NAME     SIZE   WHAT\nä         9 B   x\nlo\\nr   10 kB\n"
         );
     }
 }

@@ -1,5 +1,7 @@
 //! Sandboxes that go on from another one's memory. `scripts/test-kvm` runs these.
 
+#![allow(clippy::disallowed_macros, reason = "a test may print")]
+
 mod support;
 
 use std::collections::BTreeSet;

@@ -1,6 +1,8 @@
 //! What a sandbox has outside of its machine's process, on our own monitor: the path to its
 //! sockets (`--vsock`), and a control group. `scripts/test-kvm` runs this.
 
+#![allow(clippy::disallowed_macros, reason = "a test may print")]
+
 mod support;
 
 use std::fs;

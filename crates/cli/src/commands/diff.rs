@@ -1,17 +1,16 @@
 //! `mica diff`
 
-use std::os::unix::ffi::OsStrExt;
-
 use micabox::Base;
-use serde_json::json;
+use serde::Serialize;
 
-use crate::output::{print, print_json};
-use crate::{Outcome, settings};
+use crate::output::{json_name, print, print_json};
+use crate::{Outcome, settings, visible};
 
 /// List what a sandbox has changed: A added, C changed, D deleted
 ///
 /// Reads the sandbox's disk, running or not; nothing is mounted. A running sandbox stands
-/// still for a moment.
+/// still for a moment. Names have escapes as in the shell's $'...' (`\n`, `\x1b`, `\xff`,
+/// `\\`); in JSON, one that is not UTF-8 has its bytes in `path_hex`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// For scripts
@@ -23,6 +22,14 @@ pub struct Args {
     sandbox: String,
 }
 
+#[derive(Serialize)]
+struct Json {
+    kind: String,
+    path: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path_hex: Option<String>,
+}
+
 /// Lists changes.
 pub fn execute(args: &Args) -> Outcome {
     let store = settings::store()?;
@@ -30,30 +37,22 @@ pub fn execute(args: &Args) -> Outcome {
     let record = sandboxes.get(&args.sandbox)?;
     let disk = sandboxes.still_disk(&record.id)?;
     let changes = disk.changes(&Base::of(&store, &record)?)?;
-    let path = |bytes: &[u8]| {
-        std::ffi::OsStr::from_bytes(bytes)
-            .to_string_lossy()
-            .into_owned()
-    };
     if args.json {
-        let changes = changes
-            .iter()
-            .map(|change| json!({"kind": change.kind.to_string(), "path": path(&change.path)}));
+        let changes = changes.iter().map(|change| {
+            let kind = change.kind.to_string();
+            let (path, path_hex) = json_name(&change.path);
+            Json {
+                kind,
+                path,
+                path_hex,
+            }
+        });
         print_json(&changes.collect::<Vec<_>>())?;
     } else {
         let lines = changes
             .iter()
-            // No control characters on a terminal.
-            .map(|change| format!("{} {}\n", change.kind, escape(&path(&change.path))));
+            .map(|change| format!("{} {}\n", change.kind, visible::name(&change.path)));
         print(&lines.collect::<String>())?;
     }
     Ok(0)
-}
-
-fn escape(path: &str) -> String {
-    let escaped = path.chars().map(|c| match c.is_control() {
-        true => c.escape_default().to_string(),
-        false => c.to_string(),
-    });
-    escaped.collect()
 }

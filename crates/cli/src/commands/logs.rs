@@ -8,7 +8,7 @@ use std::time::Duration;
 use micabox::{LogReader, LogRecord, LogStream};
 
 use crate::failure::Failure;
-use crate::output::rfc3339;
+use crate::output::{raw, rfc3339};
 use crate::{Outcome, settings};
 
 /// How often somebody who follows a log looks for more.
@@ -16,7 +16,8 @@ const POLL: Duration = Duration::from_millis(50);
 
 /// Show what a detached sandbox's command has written
 ///
-/// The last 8 to 16 MB of it are kept, until `mica rm`.
+/// The last 8 to 16 MB of it are kept, until `mica rm`. Passes on what the command wrote as it
+/// is, control characters included.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Go on until the sandbox ends
@@ -146,8 +147,8 @@ impl Lines {
     fn write(&mut self, record: &LogRecord) -> io::Result<()> {
         let [out, err] = &mut self.begins;
         let (begins, to): (_, &mut dyn Write) = match record.stream {
-            LogStream::Stdout => (out, &mut io::stdout().lock()),
-            LogStream::Stderr => (err, &mut io::stderr().lock()),
+            LogStream::Stdout => (out, &mut raw::stdout()),
+            LogStream::Stderr => (err, &mut raw::stderr()),
         };
         if !self.timestamps {
             to.write_all(&record.bytes)?;

@@ -1,8 +1,7 @@
 //! `mica save`
 
 use std::fs::{self, File};
-use std::io::{self, IsTerminal, Write};
-use std::os::fd::AsFd;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use micabox_image::save::ArchiveFormat;
@@ -10,7 +9,7 @@ use micabox_image::{Compression, SaveOptions};
 
 use crate::failure::Failure;
 use crate::whole_file::WholeFile;
-use crate::{Outcome, bars, settings};
+use crate::{Outcome, bars, output, settings};
 
 /// Save images to an archive
 ///
@@ -38,13 +37,13 @@ pub struct Args {
 /// Saves images.
 pub fn execute(args: &Args) -> Outcome {
     match &args.output {
-        None if io::stdout().is_terminal() => {
+        None if output::stdout_is_terminal() => {
             Err(Failure::new("an archive is nothing for a terminal")
                 .hint("write it to a file with `-o FILE`, or redirect stdout"))
         }
         None => {
             // Not through the buffer for lines of text.
-            let stdout = io::stdout().as_fd().try_clone_to_owned();
+            let stdout = output::raw::stdout_fd().try_clone_to_owned();
             let mut out = File::from(stdout.map_err(|error| at(Path::new("stdout"), &error))?);
             save(args, &mut out)
         }

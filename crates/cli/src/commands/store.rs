@@ -5,7 +5,7 @@ use micabox_image::store::{FsckOptions, PruneOptions};
 
 use crate::failure::Failure;
 use crate::output::{Table, print, print_json, size};
-use crate::{Outcome, settings};
+use crate::{Outcome, settings, visible};
 
 /// Look after the store: space, leftovers, damage
 #[derive(Debug, clap::Args)]
@@ -149,13 +149,14 @@ fn fsck(store: &Store, options: &FsckOptions, json: bool) -> Outcome {
             true => format!("repaired: {}", finding.repair),
             false => format!("--repair would: {}", finding.repair),
         };
-        let path = finding.path.display();
-        text.push_str(&format!("{path}: {}\n  {repair}\n", finding.problem));
+        let path = visible::path(&finding.path);
+        let problem = visible::line(&finding.problem);
+        text.push_str(&format!("{path}: {problem}\n  {repair}\n"));
     }
     for stranger in &report.strangers {
         text.push_str(&format!(
             "{}: not the store's; left alone\n",
-            stranger.display()
+            visible::path(stranger)
         ));
     }
     let (layers, images, bytes) = (report.layers, report.images, size(report.bytes));

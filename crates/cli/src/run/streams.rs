@@ -6,7 +6,9 @@ use micabox::{Output, Stdin};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
-use rustix::stdio::{stdin, stdout};
+use rustix::stdio::stdin;
+
+use crate::output::raw;
 
 /// Bytes moved at a time.
 const CHUNK: usize = 64 << 10;
@@ -63,7 +65,7 @@ pub fn write_all(to: BorrowedFd<'_>, mut bytes: &[u8]) -> io::Result<()> {
 /// Waits until nobody can read our stdout any more: a pipe or socket whose other end
 /// was closed. Does not return for anything else.
 pub fn wait_for_closed_stdout() {
-    wait_until(stdout(), PollFlags::empty());
+    wait_until(raw::stdout_fd(), PollFlags::empty());
 }
 
 /// Waits for `event`, an error or a hang-up.

@@ -7,7 +7,6 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use micabox::{Cancel, Command, Error, ExitStatus, Handle, LogStream, Sandbox};
-use rustix::stdio::{stderr, stdout};
 use signal_hook::consts::{
     SIGALRM, SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGPIPE, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2,
     SIGWINCH,
@@ -17,7 +16,8 @@ use super::flags::Timing;
 use super::{Terms, detached, streams, terminal};
 use crate::Outcome;
 use crate::failure::{EXIT_MICA, Failure};
-use crate::output::{millis, size, stderr_is_terminal, write_stderr};
+use crate::output::{millis, raw, size, stderr_is_terminal, warn_json, write_stderr};
+use crate::visible;
 
 /// Exit code after `--timeout`, as coreutils' `timeout` has it.
 const EXIT_TIMEOUT: u8 = 124;
@@ -156,8 +156,8 @@ fn run_in(
 
     let mut outputs = 0;
     for (output, stream, fd) in [
-        (process.stdout.take(), LogStream::Stdout, stdout()),
-        (process.stderr.take(), LogStream::Stderr, stderr()),
+        (process.stdout.take(), LogStream::Stdout, raw::stdout_fd()),
+        (process.stderr.take(), LogStream::Stderr, raw::stderr_fd()),
     ] {
         let Some(output) = output else { continue };
         let (events, log) = (signals.events.clone(), log.clone());
@@ -400,7 +400,7 @@ fn print_timings(sandbox: &Sandbox, format: Timing) {
                 "total": ms(timings.total()),
                 "own_memory": sandbox.own_memory(),
             });
-            format!("{value}\n")
+            return warn_json(&value);
         }
         Timing::Text => {
             let mut text = String::from("mica: time until the first output:\n");
@@ -408,7 +408,8 @@ fn print_timings(sandbox: &Sandbox, format: Timing) {
                 text.push_str(&format!("  {name:<14}{:>12}", millis(time)));
                 if name == "agent mounts" {
                     let steps = timings.agent_steps.iter();
-                    let steps = steps.map(|(name, time)| format!("{name} {}", millis(*time)));
+                    let steps = steps
+                        .map(|(name, time)| format!("{} {}", visible::line(name), millis(*time)));
                     let steps: Vec<_> = steps.collect();
                     text.push_str(&format!("   ({})", steps.join(", ")));
                 }

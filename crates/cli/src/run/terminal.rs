@@ -4,11 +4,12 @@ use std::io::{self, IsTerminal};
 
 use micabox::TtySize;
 use rustix::fd::BorrowedFd;
-use rustix::stdio::{stderr, stdin, stdout};
+use rustix::stdio::stdin;
 use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
 
 use super::Terms;
 use crate::failure::Failure;
+use crate::output::raw;
 
 /// A terminal's size when nobody knows better.
 const DEFAULT_SIZE: TtySize = TtySize {
@@ -30,13 +31,15 @@ pub fn wanted(terms: &Terms) -> Result<Option<TtySize>, Failure> {
 
 /// The size of the user's terminal, whichever stream is connected to it.
 pub fn size() -> Option<TtySize> {
-    [stdin(), stdout(), stderr()].into_iter().find_map(|fd| {
-        let size = tcgetwinsize(fd).ok()?;
-        (size.ws_row > 0 && size.ws_col > 0).then_some(TtySize {
-            rows: size.ws_row,
-            columns: size.ws_col,
+    [stdin(), raw::stdout_fd(), raw::stderr_fd()]
+        .into_iter()
+        .find_map(|fd| {
+            let size = tcgetwinsize(fd).ok()?;
+            (size.ws_row > 0 && size.ws_col > 0).then_some(TtySize {
+                rows: size.ws_row,
+                columns: size.ws_col,
+            })
         })
-    })
 }
 
 /// The user's terminal in raw mode: every key goes to the command. Dropping it puts

@@ -6,7 +6,7 @@ mod unpack;
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io::{self, IsTerminal, Read, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use micabox::{PathKind, Sandboxes};
 use micabox_image::Store;
 
 use crate::failure::Failure;
-use crate::{Outcome, settings};
+use crate::{Outcome, output, settings};
 use place::{Place, place};
 
 /// Copy files and directories into a stopped sandbox, or out of one
@@ -164,10 +164,14 @@ fn copy_out(args: &Args, sandbox: &Inside<'_>) -> Outcome {
     let base = path.trim_end_matches("/.").trim_end_matches('/');
     let named = base.rsplit('/').next().unwrap_or_default();
     if args.to == "-" {
-        if io::stdout().is_terminal() {
+        if output::stdout_is_terminal() {
             return Err(Failure::new("an archive is nothing for a terminal"));
         }
-        sandbox.read(args.follow_link, named.as_bytes(), &mut io::stdout().lock())?;
+        sandbox.read(
+            args.follow_link,
+            named.as_bytes(),
+            &mut output::raw::stdout(),
+        )?;
         return Ok(0);
     }
     let to = Path::new(&args.to);

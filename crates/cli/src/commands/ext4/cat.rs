@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use super::{about, bytes, open};
 use crate::Outcome;
 use crate::failure::Failure;
+use crate::output::raw;
 
 /// Bytes read at once.
 const PIECE: usize = 1 << 20;
@@ -24,7 +25,7 @@ pub fn execute(args: &Args) -> Outcome {
     let mut filesystem = open(&args.file)?;
     let fail = about(&args.file);
     let ino = filesystem.resolve(bytes(&args.path)).map_err(&fail)?;
-    let mut stdout = std::io::stdout().lock();
+    let mut stdout = raw::stdout();
     let mut buffer = vec![0; PIECE];
     let mut offset = 0;
     loop {

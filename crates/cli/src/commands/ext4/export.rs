@@ -1,7 +1,7 @@
 //! `mica ext4 export`
 
 use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::{BufWriter, Write};
 use std::path::PathBuf;
 
 use micabox_ext4::export::export;
@@ -9,7 +9,7 @@ use micabox_ext4::export::export;
 use super::{about, bytes, open};
 use crate::Outcome;
 use crate::failure::Failure;
-use crate::output::write_stderr;
+use crate::output::{raw, write_stderr};
 
 /// Bytes of the archive written at once.
 const BUFFER: usize = 1 << 20;
@@ -33,7 +33,7 @@ pub fn execute(args: &Args) -> Outcome {
         .resolve(bytes(&args.path))
         .map_err(about(&args.file))?;
     let output: Box<dyn Write> = match args.archive.as_os_str() == "-" {
-        true => Box::new(io::stdout().lock()),
+        true => Box::new(raw::stdout()),
         false => Box::new(File::create(&args.archive).map_err(about(&args.archive))?),
     };
     let output = BufWriter::with_capacity(BUFFER, output);

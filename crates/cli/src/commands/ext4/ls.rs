@@ -1,17 +1,18 @@
 //! `mica ext4 ls`
 
-use std::io::Write;
 use std::path::PathBuf;
 
 use micabox_ext4::FileKind;
 use serde::Serialize;
 
 use super::{about, bytes, mode, open};
-use crate::Outcome;
-use crate::failure::Failure;
-use crate::output::print_json;
+use crate::output::{json_name, print_json, stdout_is_terminal, write_stdout};
+use crate::{Outcome, visible};
 
 /// List a directory
+///
+/// On a terminal, names have escapes as in the shell's $'...' (`\n`, `\x1b`, `\xff`, `\\`);
+/// elsewhere they are as they are. In JSON, one that is not UTF-8 has its bytes in `name_hex`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The file with the filesystem
@@ -30,6 +31,8 @@ pub struct Args {
 #[derive(Serialize)]
 struct Entry {
     name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name_hex: Option<String>,
     inode: u32,
     mode: String,
     links: u32,
@@ -38,6 +41,8 @@ struct Entry {
     size: u64,
     mtime: i64,
     target: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    target_hex: Option<String>,
 }
 
 /// Lists a directory.
@@ -47,11 +52,19 @@ pub fn execute(args: &Args) -> Outcome {
     let directory = filesystem.resolve(bytes(&args.path)).map_err(&fail)?;
     let mut names = filesystem.read_dir(directory).map_err(&fail)?;
     names.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+    let is_terminal = stdout_is_terminal();
+    let shown = |name: &[u8]| {
+        if is_terminal {
+            visible::name(name).into_bytes()
+        } else {
+            name.to_vec()
+        }
+    };
     let mut text = Vec::new();
     let mut entries = Vec::new();
     for name in names {
         if !args.long && !args.json {
-            text.extend_from_slice(&name.name);
+            text.extend(shown(&name.name));
             text.push(b'\n');
             continue;
         }
@@ -63,8 +76,11 @@ pub fn execute(args: &Args) -> Outcome {
         let (mode, mtime) = (mode(&stat), stat.mtime.seconds);
         let (uid, gid) = (stat.uid, stat.gid);
         if args.json {
+            let (name_text, name_hex) = json_name(&name.name);
+            let (target, target_hex) = target.as_deref().map(json_name).unzip();
             entries.push(Entry {
-                name: String::from_utf8_lossy(&name.name).into_owned(),
+                name: name_text,
+                name_hex,
                 inode: name.ino,
                 mode,
                 links: stat.links,
@@ -72,7 +88,8 @@ pub fn execute(args: &Args) -> Outcome {
                 gid,
                 size: stat.size,
                 mtime,
-                target: target.map(|target| String::from_utf8_lossy(&target).into_owned()),
+                target,
+                target_hex: target_hex.flatten(),
             });
             continue;
         }
@@ -87,10 +104,10 @@ pub fn execute(args: &Args) -> Outcome {
             stat.links
         );
         text.extend_from_slice(line.as_bytes());
-        text.extend_from_slice(&name.name);
+        text.extend(shown(&name.name));
         if let Some(target) = target {
             text.extend_from_slice(b" -> ");
-            text.extend_from_slice(&target);
+            text.extend(shown(&target));
         }
         text.push(b'\n');
     }
@@ -98,10 +115,6 @@ pub fn execute(args: &Args) -> Outcome {
         print_json(&entries)?;
         return Ok(0);
     }
-    match std::io::stdout().lock().write_all(&text) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(Failure::of(&error).context("writing to stdout"))
-        }
-        _ => Ok(0),
-    }
+    write_stdout(&text)?;
+    Ok(0)
 }
