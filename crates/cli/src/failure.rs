@@ -4,6 +4,8 @@ use std::error::Error;
 use std::fmt::Write;
 
 use micabox::LostReason;
+use micabox_image::Store;
+use rustix::io::Errno;
 
 use crate::output::write_stderr;
 use crate::visible;
@@ -54,7 +56,12 @@ impl Failure {
 
     /// A failure with the words of `error` and of what caused it.
     pub fn of(error: &(dyn Error + 'static)) -> Self {
-        Self::new(chain(error))
+        let message = chain(error);
+        let hint = disk_full(&message);
+        Self {
+            hint,
+            ..Self::new(message)
+        }
     }
 
     /// Adds what to do next.
@@ -139,10 +146,24 @@ fn chain(error: &(dyn Error + 'static)) -> String {
 impl From<micabox::Error> for Failure {
     fn from(error: micabox::Error) -> Self {
         let mut failure = Self::of(&error);
-        failure.hint = hint(&error).map(str::to_owned);
+        failure.hint = hint(&error).map(str::to_owned).or(failure.hint);
         failure.console = error.console().map(str::to_owned);
         failure
     }
+}
+
+/// What to do when the system says that a disk is full. Which one is in the message.
+fn disk_full(message: &str) -> Option<String> {
+    let is_full = [Errno::NOSPC, Errno::DQUOT].map(|errno| std::io::Error::from(errno).to_string());
+    if !is_full.iter().any(|words| message.contains(words)) {
+        return None;
+    }
+    let store = Store::default_root().ok()?;
+    Some(format!(
+        "free some space there; where it is the disk of the store, {}, `mica store prune` removes \
+         what is not in use",
+        store.display()
+    ))
 }
 
 /// What to do about an error of the SDK, which knows nothing of our commands.
@@ -170,6 +191,7 @@ fn hint(error: &micabox::Error) -> Option<&'static str> {
         }
         E::Machine(_) => "`mica doctor` checks what a machine needs",
         E::NameTaken { .. } => "choose another name, or remove that one with `mica rm`",
+        E::SnapshotExists(_) => "choose another name, or remove that one with `mica snapshot rm`",
         E::NoSuchSandbox(_) => "`mica ps -a` lists all sandboxes",
         E::NotKept(_) => "run it with `--upper disk`",
         E::InPlace { .. } => {
@@ -178,11 +200,14 @@ fn hint(error: &micabox::Error) -> Option<&'static str> {
         E::NoImage(_) => "`mica snapshot create` keeps its changes, or `mica cp` gets files out",
         E::NotInPlace(_) => "leave :rw away, and the file stays as it is",
         E::RootDisk { problem, .. } => return root_disk_hint(problem),
+        E::RootDiskUnnamed(_) => {
+            "say which file it is: `mica run --from SNAPSHOT --root-disk FILE`"
+        }
         E::NothingRuns(_) => "add a COMMAND: `mica run --from NAME COMMAND`",
         E::HasMemory(_) => "make one of the disk alone, without --memory",
         E::NoSuchSnapshot(_) => "`mica snapshot ls` lists all snapshots",
         E::Ambiguous(_) => "give more digits of the ID",
-        E::Running(_) => "stop it first with `mica stop`, or use `mica rm -f`",
+        E::Running(_) => "stop it first with `mica stop`",
         _ => return None,
     })
 }
@@ -208,6 +233,7 @@ fn root_disk_hint(problem: &micabox::DiskProblem) -> Option<&'static str> {
         P::Busy => "`mica ps` lists those that run; without :rw, any number may share the file",
         P::Changed => "make a new sandbox, or give the file back what it had",
         P::ReadOnlyFormat => "leave :rw away: changes then go to memory, or to `--upper disk`",
+        P::Another => "a copy of the file has the same UUID; another filesystem does not",
         P::Unusable(_) => return None,
     })
 }

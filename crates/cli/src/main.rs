@@ -3,6 +3,7 @@
 mod bars;
 mod commands;
 mod failure;
+mod host_memory;
 mod output;
 mod run;
 mod settings;

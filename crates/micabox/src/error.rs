@@ -10,6 +10,9 @@ use micabox_wire::{BootFailed, StartFailed};
 
 use crate::{CommandError, DiskProblem};
 
+const NAME_RULE: &str =
+    "2 to 63 letters, digits, `_`, `.` and `-`, beginning with a letter or digit";
+
 /// What can go wrong with a sandbox.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -57,7 +60,7 @@ pub enum Error {
     #[error("{}", .0.message)]
     Start(StartFailed),
     /// Another sandbox has the name.
-    #[error("the name {name:?} is in use by sandbox {id}")]
+    #[error("cannot create sandbox `{name}`: the name is in use by sandbox {id}")]
     NameTaken {
         /// The name.
         name: String,
@@ -65,16 +68,16 @@ pub enum Error {
         id: String,
     },
     /// A name that can't be a sandbox's.
-    #[error(
-        "{0:?} is no name for a sandbox: 2 to 63 of letters, digits, `_`, `.` and `-`, \
-         beginning with a letter or digit"
-    )]
+    #[error("invalid sandbox name `{0}`: {NAME_RULE}")]
     BadName(String),
+    /// A name that can't be a snapshot's.
+    #[error("invalid snapshot name `{0}`: {NAME_RULE}")]
+    BadSnapshotName(String),
     /// No sandbox has this name or ID.
-    #[error("no such sandbox: {0}")]
+    #[error("no such sandbox: `{0}`")]
     NoSuchSandbox(String),
     /// More than one ID begins like this.
-    #[error("more than one sandbox has an ID beginning with {0}")]
+    #[error("more than one sandbox has an ID beginning with `{0}`")]
     Ambiguous(String),
     /// A running sandbox can't be removed.
     #[error("sandbox {0} is running")]
@@ -108,6 +111,10 @@ pub enum Error {
         /// Why not.
         problem: DiskProblem,
     },
+    /// An imported snapshot has changes to a root disk, and which file that is here only the
+    /// user can say.
+    #[error("snapshot {0} was imported, and its root disk is not part of it")]
+    RootDiskUnnamed(String),
     /// What only an image has is asked of a root disk.
     #[error("sandbox {0} is not made from an image")]
     NoImage(String),
@@ -118,13 +125,13 @@ pub enum Error {
     #[error("changes in place are for a root disk that is opened to be written to")]
     NoPlace,
     /// A record says something that cannot be.
-    #[error("the record names an image of digest {0:?}, which is none")]
+    #[error("the record names an image by `{0}`, which is not a digest")]
     BadRecord(String),
     /// There is no snapshot of this name.
-    #[error("no such snapshot: {0}")]
+    #[error("no such snapshot: `{0}`")]
     NoSuchSnapshot(String),
     /// There is a snapshot of this name.
-    #[error("there is a snapshot {0:?} already")]
+    #[error("cannot create snapshot `{0}`: there is one already")]
     SnapshotExists(String),
     /// Snapshots with memory are for this machine only.
     #[error("snapshot {0} holds a machine's memory, which goes on nowhere but here")]

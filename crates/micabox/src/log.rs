@@ -226,7 +226,7 @@ impl LogReader {
 
 /// The record at `at`; None if there is none, or not all of it yet.
 fn read_record(file: &mut File, at: u64) -> io::Result<Option<LogRecord>> {
-    let wrong = || io::Error::new(io::ErrorKind::InvalidData, "it is not a log of ours");
+    let wrong = || io::Error::new(io::ErrorKind::InvalidData, "not a mica log");
     let length = file.metadata()?.len();
     let mut head = [0; HEAD];
     if length < at.saturating_add(HEAD as u64) {

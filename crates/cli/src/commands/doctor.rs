@@ -11,6 +11,7 @@ use micabox_vmm::{Acceleration, Backend, BackendChoice};
 use serde::Serialize;
 
 use crate::Outcome;
+use crate::host_memory::HostMemory;
 use crate::output::{Table, print, print_json, size};
 
 /// Say what this machine can do, and what to install for more
@@ -69,6 +70,7 @@ impl Check {
 pub fn execute(args: &Args) -> Outcome {
     let mut checks = machine();
     checks.push(jail());
+    checks.extend(memory());
     checks.push(limits());
     checks.push(guest());
     checks.extend(store());
@@ -161,6 +163,16 @@ fn jail() -> Check {
     };
     let advice = "system call filters and limits are left; machines on KVM refuse to start";
     Check::new("jail", Verdict::Note, found, Some(advice.into()))
+}
+
+/// Memory for machines.
+fn memory() -> Option<Check> {
+    let memory = HostMemory::now()?;
+    let (available, most) = (size(memory.available), size(memory.most));
+    Some(Check::ok(
+        "memory",
+        format!("{available} available of {most}, swap included"),
+    ))
 }
 
 /// Control groups.

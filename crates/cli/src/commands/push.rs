@@ -3,6 +3,7 @@
 use micabox_image::{Compression, PushOptions, Reference, push_blocking};
 use serde_json::json;
 
+use crate::failure::Failure;
 use crate::output::{print, print_json};
 use crate::{Outcome, bars, settings};
 
@@ -30,9 +31,36 @@ pub struct Args {
     destination: Option<Reference>,
 }
 
+/// A name without registry and user means Docker's own images, which are only Docker's to push.
+fn check(args: &Args) -> Option<Failure> {
+    let typed = match &args.destination {
+        Some(destination) => destination.familiar(),
+        None => args.image.clone(),
+    };
+    let name: Reference = typed.parse().ok()?;
+    let is_short = !typed.contains('/') && name.digest().is_none();
+    let failure = || {
+        let (registry, repository) = (name.registry(), name.repository());
+        Failure::new(format!(
+            "cannot push `{typed}`: without a registry, it means {registry}/{repository}, which is \
+             Docker's own"
+        ))
+        .hint(format!(
+            "name one: `mica push {0} REGISTRY/NAME`, or USER/NAME on {registry}",
+            args.image
+        ))
+    };
+    is_short.then(failure)
+}
+
 /// Pushes an image.
 pub fn execute(args: &Args) -> Outcome {
     let store = settings::store()?;
+    if let Some(failure) = check(args) {
+        // An image that is not here is the first thing to say.
+        store.image(&args.image)?;
+        return Err(failure);
+    }
     let mut options = PushOptions::new(settings::settings()?);
     options.compression = args.compression;
     let pushed = {

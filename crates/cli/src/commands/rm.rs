@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use micabox::Error;
 
+use crate::failure::Failure;
 use crate::{Outcome, settings};
 
 /// Forget sandboxes that have ended
@@ -30,6 +31,10 @@ pub fn execute(args: &Args) -> Outcome {
         match sandboxes.remove(&id) {
             // One that was to be forgotten has forgotten itself.
             Err(Error::NoSuchSandbox(_)) if args.force => {}
+            Err(error @ Error::Running(_)) => {
+                let hint = "stop it first with `mica stop`, or use `mica rm -f`";
+                return Err(Failure::from(error).hint(hint));
+            }
             result => drop(result?),
         }
         Ok(name.to_owned())

@@ -38,7 +38,7 @@ pub struct Args {
 pub fn execute(args: &Args) -> Outcome {
     match &args.output {
         None if output::stdout_is_terminal() => {
-            Err(Failure::new("an archive is nothing for a terminal")
+            Err(Failure::new("refusing to write an archive to a terminal")
                 .hint("write it to a file with `-o FILE`, or redirect stdout"))
         }
         None => {

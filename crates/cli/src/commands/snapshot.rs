@@ -51,6 +51,9 @@ enum Action {
         file: PathBuf,
     },
     /// Read a snapshot from such a file; its image must be here
+    ///
+    /// Which file is its root disk, if it has one, is then said with `mica run --from NAME
+    /// --root-disk FILE`.
     Import {
         /// File to read
         #[arg(value_name = "FILE")]

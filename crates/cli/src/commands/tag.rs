@@ -23,9 +23,10 @@ pub struct Args {
 pub fn execute(args: &Args) -> Outcome {
     if args.name.digest().is_some() {
         return Err(Failure::new(format!(
-            "`{}` is no name to give: a digest is nobody's choice",
+            "cannot tag the image `{}`: a name with a digest can't be given",
             args.name.familiar()
-        )));
+        ))
+        .hint("leave the digest out: NAME or NAME:TAG"));
     }
     let store = settings::store()?;
     let image = store.image(&args.image)?;

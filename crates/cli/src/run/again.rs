@@ -29,7 +29,11 @@ pub fn attended(
 ) -> Outcome {
     let record = sandboxes.get(name)?;
     if record.status.is_live() {
-        return Err(Error::Running(record.name).into());
+        let hint = format!(
+            "`mica logs -f {0}` shows what it writes, `mica stop {0}` ends it",
+            record.name
+        );
+        return Err(Failure::from(Error::Running(record.name)).hint(hint));
     }
     let Some(spec) = &record.spec else {
         return Err(Error::NotKept(record.name).into());

@@ -14,6 +14,7 @@ use micabox_image::Platform;
 use micabox_image::config::PullPolicy;
 
 use crate::failure::Failure;
+use crate::host_memory::HostMemory;
 
 /// Run a command from an image in a virtual machine of its own
 ///
@@ -65,6 +66,13 @@ pub struct Args {
     #[arg(long, value_name = "TARGET:PATH", value_parser = pair)]
     symlink: Vec<(OsString, OsString)>,
 
+    /// Docker's volumes, of which there are none; here to say so.
+    #[arg(short, long, hide = true, value_name = "VOLUME")]
+    volume: Vec<OsString>,
+
+    #[arg(long, hide = true, value_name = "MOUNT")]
+    mount: Vec<OsString>,
+
     /// Leave the sandbox running and print its ID
     ///
     /// What the command writes is for `mica logs`.
@@ -103,11 +111,12 @@ pub struct Args {
     pub from: Option<String>,
 
     /// Start from the ext4 or EROFS filesystem in a file; then no IMAGE is given, and without a
-    /// COMMAND /bin/sh is run. The file stays as it is; with :rw, changes go into it
+    /// COMMAND /bin/sh is run. The file stays as it is; with :rw, changes go into it. With
+    /// --from, the root disk of an imported snapshot
     #[arg(
         long,
         value_name = "FILE[:rw]",
-        conflicts_with_all = ["from", "pull", "platform", "root"]
+        conflicts_with_all = ["pull", "platform", "root"]
     )]
     pub root_disk: Option<OsString>,
 
@@ -158,7 +167,7 @@ pub struct Args {
     pub entrypoint: Option<OsString>,
 
     /// Host name inside [default: the sandbox's ID]
-    #[arg(long)]
+    #[arg(long, value_parser = hostname)]
     pub hostname: Option<String>,
 
     /// When to ask the registry
@@ -293,6 +302,34 @@ impl Args {
         let name = self.image_and_command.first();
         name.and_then(|name| name.to_str())
             .ok_or_else(|| Failure::new("the image's name is not UTF-8"))
+    }
+
+    /// Fails if the flags ask for what there is not.
+    pub fn check(&self) -> Result<(), Failure> {
+        if let Some(volume) = self.volume.iter().chain(&self.mount).next() {
+            return Err(Failure::new(format!(
+                "cannot mount `{}`: there are no volumes yet",
+                volume.display()
+            ))
+            .hint(
+                "`--patch FILE:PATH` puts a file into the sandbox, `--patch-tar FILE` a \
+                         directory's archive; with `--upper disk`, `mica cp` gets files out",
+            ));
+        }
+        let Some((wanted, host)) = self.memory.zip(HostMemory::now()) else {
+            return Ok(());
+        };
+        if u64::from(wanted) << 20 <= host.most {
+            return Ok(());
+        }
+        Err(Failure::new(format!(
+            "cannot give the machine {wanted} MiB of memory: this host has {} MiB, swap included",
+            host.most >> 20
+        ))
+        .hint(format!(
+            "{} MiB are available now: ask for less with -m",
+            host.available >> 20
+        )))
     }
 
     /// The file that is to be the root, and whether it is to be written to.
@@ -524,6 +561,24 @@ fn resolver(text: &str) -> Result<SocketAddr, String> {
     let address = text.parse().map(|address: IpAddr| (address, PORT).into());
     let address = address.or_else(|_| text.parse());
     address.map_err(|_| "expected an address, as in 192.0.2.1 or 192.0.2.1:5353".into())
+}
+
+/// A name that Linux and resolvers take: labels as in RFC 1123, and underscores.
+fn hostname(text: &str) -> Result<String, String> {
+    const MAX: usize = 64;
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
+    let is_label = |label: &str| {
+        let is_edge = |byte: Option<&u8>| byte.is_some_and(|byte| *byte != b'-');
+        let bytes = label.as_bytes();
+        is_edge(bytes.first()) && is_edge(bytes.last()) && label.bytes().all(is_plain)
+    };
+    if text.len() <= MAX && text.split('.').all(is_label) {
+        Ok(text.to_owned())
+    } else {
+        Err(format!(
+            "expected up to {MAX} letters, digits, `-`, `_` and `.`, no part beginning or ending with `-`"
+        ))
+    }
 }
 
 fn signal(text: &str) -> Result<i32, String> {

@@ -46,9 +46,10 @@ pub struct Terms {
 /// Runs the command; its exit code.
 pub fn execute(args: Args) -> Outcome {
     // Whatever fails before the command runs must not look like the command's own code.
-    let outcome = match args.detach && !detached::is_supervisor() {
-        true => run_behind(),
-        false => run(args),
+    let outcome = if args.detach && !detached::is_supervisor() {
+        run_behind()
+    } else {
+        run(args)
     };
     outcome.map_err(|failure| failure.at_least(EXIT_MICA))
 }
@@ -65,6 +66,7 @@ fn run_behind() -> Outcome {
 }
 
 fn run(args: Args) -> Outcome {
+    args.check()?;
     let settings = settings::settings()?;
     let store = settings::store()?;
     let overrides = overrides(&args)?;
@@ -82,7 +84,14 @@ fn run(args: Args) -> Outcome {
         None => None,
     };
     let base = match (&snapshot, args.root_disk()) {
-        (Some(snapshot), _) => Base::of_snapshot(&store, snapshot)?,
+        (Some(snapshot), None) => Base::of_snapshot(&store, snapshot)?,
+        (Some(snapshot), Some((path, false))) => Base::of_snapshot_on(snapshot, &path)?,
+        (Some(_), Some((_, true))) => {
+            return Err(Failure::new(
+                "a snapshot has its changes on a disk of its own, not in its root disk",
+            )
+            .hint("leave :rw away"));
+        }
         (None, Some((path, in_place))) => Base::Disk(RootDisk::open(&path, in_place)?),
         (None, None) => Base::Image(Box::new(image(&store, &args, PullOptions::new(settings))?)),
     };

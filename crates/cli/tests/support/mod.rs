@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "every test binary uses a part of it")]
 
 pub mod image;
+pub mod snapshot;
 
 use std::ffi::OsStr;
 use std::fs;
@@ -143,6 +144,12 @@ impl Finished {
 
     pub fn stderr(&self) -> String {
         String::from_utf8_lossy(&self.0.stderr).into_owned()
+    }
+
+    /// With other text on stderr.
+    pub fn replace(mut self, change: impl Fn(&str) -> String) -> Self {
+        self.0.stderr = change(&self.stderr()).into_bytes();
+        self
     }
 
     /// stdout of a run that ended well and said nothing on stderr.

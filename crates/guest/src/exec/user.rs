@@ -40,6 +40,16 @@ struct GroupLine<'a> {
     members: &'a [u8],
 }
 
+/// Neither a name in `file` nor a number that can be one.
+fn unknown(what: &str, name: &str, file: &str) -> Unknown {
+    let shown = shown(name.as_bytes());
+    Unknown(if name.bytes().all(|byte| byte.is_ascii_digit()) {
+        format!("{what} ID {shown} is too large: the largest is {MAX_ID}")
+    } else {
+        format!("{what} {shown} is not in the image's {file}")
+    })
+}
+
 /// Finds `spec` (`""`, `user`, `user:group`, names or numbers) in the contents of
 /// `/etc/passwd` and `/etc/group`.
 pub fn resolve(spec: &str, passwd: &[u8], group: &[u8]) -> Result<Identity, Unknown> {
@@ -53,10 +63,7 @@ pub fn resolve(spec: &str, passwd: &[u8], group: &[u8]) -> Result<Identity, Unkn
         (Some(line), _) => (line.uid, line.gid, line.home),
         (None, Some(uid)) => (uid, 0, &b"/"[..]),
         (None, None) => {
-            return Err(Unknown(format!(
-                "user {} is not in the image's /etc/passwd",
-                shown(user.as_bytes())
-            )));
+            return Err(unknown("user", user, "/etc/passwd"));
         }
     };
 
@@ -69,12 +76,7 @@ pub fn resolve(spec: &str, passwd: &[u8], group: &[u8]) -> Result<Identity, Unkn
             })
             .map(|line| line.gid)
             .or(number)
-            .ok_or_else(|| {
-                Unknown(format!(
-                    "group {} is not in the image's /etc/group",
-                    shown(wanted_group.as_bytes())
-                ))
-            })?;
+            .ok_or_else(|| unknown("group", wanted_group, "/etc/group"))?;
     } else if let Some(entry) = &entry {
         groups.extend(
             group_lines(group)
@@ -233,6 +235,14 @@ mod tests {
         assert_eq!(
             ids("nobody").unwrap_err().0,
             "user nobody is not in the image's /etc/passwd"
+        );
+        assert_eq!(
+            ids("4294967294").unwrap_err().0,
+            "user ID 4294967294 is too large: the largest is 2147483647"
+        );
+        assert_eq!(
+            ids("0:2147483648").unwrap_err().0,
+            "group ID 2147483648 is too large: the largest is 2147483647"
         );
     }
 

@@ -72,6 +72,8 @@ fn open(path: &Path) -> Result<File> {
             }
             open()
         }
+        // A lock holds on it as well.
+        Err(error) if error.kind() == std::io::ErrorKind::ReadOnlyFilesystem => File::open(path),
         opened => opened,
     }
     .context("open the lock", path)

@@ -95,6 +95,9 @@ pub enum DiskProblem {
     /// It is another one than it was.
     #[error("it has changed since the sandbox was made, whose changes are to what it was")]
     Changed,
+    /// It is not the one that an imported snapshot was made with.
+    #[error("it is not the root disk of the snapshot: format, size or UUID differ")]
+    Another,
 }
 
 impl RootDisk {
@@ -208,6 +211,18 @@ impl RootDisk {
         match is_same {
             true => Ok(now),
             false => Err(self.failed(DiskProblem::Changed)),
+        }
+    }
+
+    /// The filesystem that this describes, in a file that the user names: elsewhere, it has
+    /// another path and another time.
+    pub(crate) fn found_at(&self, path: &Path) -> Result<Self, Error> {
+        let found = Self::open(path, false)?;
+        let identity = |disk: &Self| (disk.format, disk.size, disk.uuid);
+        if identity(&found) == identity(self) {
+            Ok(found)
+        } else {
+            Err(found.failed(DiskProblem::Another))
         }
     }
 

@@ -4,6 +4,8 @@
 mod disk;
 mod lower;
 
+use std::path::Path;
+
 use micabox_image::Store;
 use micabox_image::store::Image;
 use oci_spec::image::Config;
@@ -38,9 +40,31 @@ impl Base {
     /// What the sandbox of a snapshot was made from.
     ///
     /// # Errors
-    /// As [`Base::of`].
+    /// As [`Base::of`]; [`Error::RootDiskUnnamed`] if it has a root disk and was imported.
     pub fn of_snapshot(store: &Store, snapshot: &Snapshot) -> Result<Self, Error> {
+        if snapshot.is_without_path() {
+            return Err(Error::RootDiskUnnamed(snapshot.name.clone()));
+        }
         Self::find(store, &snapshot.image, snapshot.root_disk.as_ref())
+    }
+
+    /// The root disk of a snapshot, in the file at `path`: one of the same format, size and UUID.
+    ///
+    /// # Errors
+    /// [`Error::RootDisk`] if it is another one; [`Error::SnapshotDiffers`] if the snapshot has
+    /// none, or memory that goes on with the file that it had.
+    pub fn of_snapshot_on(snapshot: &Snapshot, path: &Path) -> Result<Self, Error> {
+        let differs = |problem| Error::SnapshotDiffers {
+            name: snapshot.name.clone(),
+            problem,
+        };
+        match &snapshot.root_disk {
+            None => Err(differs("is of an image, and has no root disk")),
+            Some(_) if snapshot.memory.is_some() => {
+                Err(differs("has memory, which goes on with its own root disk"))
+            }
+            Some(disk) => Ok(Self::Disk(disk.found_at(path)?)),
+        }
     }
 
     fn find(store: &Store, image: &ImageName, disk: Option<&RootDisk>) -> Result<Self, Error> {

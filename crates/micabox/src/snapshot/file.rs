@@ -59,7 +59,8 @@ impl Sandboxes {
     }
 
     /// Makes a snapshot of what [`Sandboxes::export_snapshot`] wrote, under its own name or
-    /// another one. Its image must be in the store.
+    /// another one. Its image must be in the store. Which file is its root disk, if it has one,
+    /// is not taken from `from`, which could name any: see [`crate::Base::of_snapshot_on`].
     ///
     /// # Errors
     /// [`Error::SnapshotExists`]; [`Error::Store`] without the image; [`Error::System`] if
@@ -81,6 +82,9 @@ impl Sandboxes {
         let Head { mut snapshot, runs } = read_head(&mut from).map_err(failed)?;
         // Only a disk comes with it.
         (snapshot.memory, snapshot.passing) = (None, false);
+        if let Some(disk) = &mut snapshot.root_disk {
+            disk.path.clear();
+        }
         if let Some(name) = name {
             name.clone_into(&mut snapshot.name);
         }
@@ -144,7 +148,7 @@ fn read_head(from: &mut Hashed<'_>) -> io::Result<Head> {
     let mut length = [0; 4];
     from.fill(&mut magic)?;
     if magic != *MAGIC {
-        return Err(wrong("it is no snapshot of ours"));
+        return Err(wrong("it is not a mica snapshot"));
     }
     from.fill(&mut length)?;
     let length = u32::from_le_bytes(length);
@@ -167,6 +171,12 @@ fn read_head(from: &mut Hashed<'_>) -> io::Result<Head> {
         let next = offset.checked_add(*length);
         let next = next.filter(|next| *offset >= end && *next <= head.snapshot.size);
         end = next.ok_or_else(|| wrong("its runs of bytes are not in order"))?;
+    }
+    let disk = head.snapshot.root_disk.as_ref();
+    if disk.is_some_and(|disk| disk.in_place) {
+        return Err(wrong(
+            "its root disk is one that is written to, which has no snapshots",
+        ));
     }
     if head.snapshot.size > SIZE_MAX {
         return Err(wrong("its disk is too large"));

@@ -63,11 +63,19 @@ pub struct Snapshot {
     pub(crate) directory: PathBuf,
 }
 
+impl Snapshot {
+    /// Whether it has a root disk of which the path is not known: it was imported.
+    pub(crate) fn is_without_path(&self) -> bool {
+        let disk = self.root_disk.as_ref();
+        disk.is_some_and(|disk| disk.path.as_os_str().is_empty())
+    }
+}
+
 impl Sandboxes {
     /// Copies the disk of a sandbox as it is at one moment; see [`Sandboxes::still_disk`].
     ///
     /// # Errors
-    /// [`Error::SnapshotExists`], [`Error::BadName`], and those of
+    /// [`Error::SnapshotExists`], [`Error::BadSnapshotName`], and those of
     /// [`Sandboxes::still_disk`].
     pub fn create_snapshot(
         &self,
@@ -97,7 +105,7 @@ impl Sandboxes {
         fill: impl FnOnce(&mut Snapshot) -> Result<(), Error>,
     ) -> Result<(Snapshot, Lock), Error> {
         if !is_valid(&snapshot.name) {
-            return Err(Error::BadName(snapshot.name));
+            return Err(Error::BadSnapshotName(snapshot.name));
         }
         let directory = self.snapshot_directory(&snapshot.name);
         snapshot.directory.clone_from(&directory);

@@ -15,11 +15,9 @@ impl Lock {
     /// Makes the file if need be and waits for the lock.
     pub(crate) fn wait(path: &Path) -> io::Result<Self> {
         loop {
-            let file = File::options()
-                .create(true)
-                .truncate(false)
-                .write(true)
-                .open(path)?;
+            let mut options = File::options();
+            options.create(true).truncate(false).write(true);
+            let file = options.open(path).or_else(|error| read_only(path, error))?;
             file.lock()?;
             // Whoever tidies up may have removed the file meanwhile. Then this lock
             // keeps nobody out.
@@ -36,12 +34,22 @@ impl Lock {
 
     /// The lock on an existing file; None while somebody else has it.
     pub(crate) fn attempt(path: &Path) -> io::Result<Option<Self>> {
-        let file = File::options().write(true).open(path)?;
+        let file = File::options().write(true).open(path);
+        let file = file.or_else(|error| read_only(path, error))?;
         match file.try_lock() {
             Ok(()) => Ok(Some(Self { file })),
             Err(TryLockError::WouldBlock) => Ok(None),
             Err(TryLockError::Error(error)) => Err(error),
         }
+    }
+}
+
+/// The file where nothing can be written: a lock holds on it as well.
+fn read_only(path: &Path, error: io::Error) -> io::Result<File> {
+    if error.kind() == io::ErrorKind::ReadOnlyFilesystem {
+        File::open(path)
+    } else {
+        Err(error)
     }
 }
 

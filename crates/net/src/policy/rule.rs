@@ -88,6 +88,9 @@ pub enum RuleError {
     /// The part after the colon.
     #[error("{0}: a port is a number from 1 to 65535")]
     Port(String),
+    /// A URL.
+    #[error("{0}: expected a name or an address, not a URL; for this one, `{1}`")]
+    Url(String, String),
     /// Neither address nor name.
     #[error(
         "{0}: expected an address, a block like 10.0.0.0/8, a name like example.com, or *.example.com; then :PORT if it is about one port"
@@ -95,10 +98,25 @@ pub enum RuleError {
     Target(String),
 }
 
+/// Host and port of a URL, as a rule has them.
+fn host_of_url(text: &str) -> Option<String> {
+    let (scheme, rest) = text.split_once("://")?;
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    let host = authority.rsplit('@').next().unwrap_or_default();
+    Some(match scheme {
+        "http" if !host.contains(':') => format!("{host}:80"),
+        "https" if !host.contains(':') => format!("{host}:443"),
+        _ => host.to_owned(),
+    })
+}
+
 impl FromStr for Rule {
     type Err = RuleError;
 
     fn from_str(text: &str) -> Result<Self, RuleError> {
+        if let Some(host) = host_of_url(text) {
+            return Err(RuleError::Url(text.into(), host));
+        }
         let (target, port) = match text.rsplit_once(':') {
             Some((rest, _)) if rest.contains(':') => return Err(RuleError::Version6(text.into())),
             Some((target, port)) => {

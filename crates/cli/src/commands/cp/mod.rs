@@ -113,8 +113,9 @@ fn copy_in(args: &Args, sandbox: &Inside<'_>) -> Outcome {
     let kind = sandbox.kind()?;
     if args.from == "-" {
         if kind != PathKind::Directory {
-            let message = format!("{} is no directory of the sandbox's", sandbox.path);
-            return Err(Failure::new(message));
+            let message = format!("cannot unpack into `{}`: not a directory", sandbox.path);
+            return Err(Failure::new(message)
+                .hint("an archive is unpacked into a directory of the sandbox"));
         }
         sandbox.write(sandbox.path.as_bytes(), &mut io::stdin().lock())?;
         return Ok(0);
@@ -165,7 +166,8 @@ fn copy_out(args: &Args, sandbox: &Inside<'_>) -> Outcome {
     let named = base.rsplit('/').next().unwrap_or_default();
     if args.to == "-" {
         if output::stdout_is_terminal() {
-            return Err(Failure::new("an archive is nothing for a terminal"));
+            return Err(Failure::new("refusing to write an archive to a terminal")
+                .hint("redirect stdout to a file"));
         }
         sandbox.read(
             args.follow_link,

@@ -1,18 +1,23 @@
 //! `mica ext4 check`
 
 use std::fs::File;
-use std::path::PathBuf;
+use std::io::ErrorKind;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 
 use micabox_ext4::check::check;
+use micabox_ext4::format::superblock::MAGIC;
 use serde::Serialize;
 
 use super::about;
-use crate::Outcome;
+use crate::failure::Failure;
 use crate::output::{print, print_json};
+use crate::{Outcome, visible};
 
-/// Check a filesystem, as `e2fsck -fn` does; exit code 1 if something is wrong
+/// Check a filesystem, as `e2fsck -fn` does
 ///
-/// Changes nothing.
+/// Changes nothing. Exit codes: 0 clean, 1 damaged, 2 not checked, as the file is not an ext4
+/// filesystem or can't be read.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The file with the filesystem
@@ -28,9 +33,29 @@ struct Finding {
     problem: String,
 }
 
+/// Exit code if there is nothing that could be checked.
+const NOT_CHECKED: u8 = 2;
+
+/// Opens a file that says it is ext4.
+fn open(path: &Path) -> Result<File, Failure> {
+    let file = File::open(path).map_err(about(path))?;
+    let mut magic = [0; 2];
+    // The superblock begins at byte 1024, its magic at byte 56 of it.
+    let read = file.read_exact_at(&mut magic, 1024 + 56);
+    match read {
+        Ok(()) if u16::from_le_bytes(magic) == MAGIC => Ok(file),
+        Err(error) if error.kind() != ErrorKind::UnexpectedEof => Err(about(path)(error)),
+        _ => Err(Failure::new(format!(
+            "cannot check `{}`: not an ext4 filesystem",
+            visible::path(path)
+        ))
+        .hint("if it was one, `e2fsck -b 32768 FILE` tries its backup superblock")),
+    }
+}
+
 /// Checks a filesystem.
 pub fn execute(args: &Args) -> Outcome {
-    let file = File::open(&args.file).map_err(about(&args.file))?;
+    let file = open(&args.file).map_err(|failure| failure.code(NOT_CHECKED))?;
     let findings = check(&file);
     let code = u8::from(!findings.is_empty());
     if args.json {

@@ -88,7 +88,9 @@ fn copy_out<D: BlockDevice>(filesystem: &mut Ext4<D>, ino: Ino, to: &Path) -> Re
                 // A damaged filesystem could have any name.
                 if entry.name.contains(&b'/') || matches!(&*entry.name, b"." | b"..") {
                     let name = entry.name.escape_ascii();
-                    return Err(Failure::new(format!("\"{name}\" is no file name")));
+                    return Err(Failure::new(format!(
+                        "cannot copy \"{name}\": not a file name"
+                    )));
                 }
                 copy_out(
                     filesystem,

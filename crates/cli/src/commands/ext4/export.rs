@@ -9,7 +9,7 @@ use micabox_ext4::export::export;
 use super::{about, bytes, open};
 use crate::Outcome;
 use crate::failure::Failure;
-use crate::output::{raw, write_stderr};
+use crate::output::{raw, stdout_is_terminal, write_stderr};
 
 /// Bytes of the archive written at once.
 const BUFFER: usize = 1 << 20;
@@ -28,13 +28,19 @@ pub struct Args {
 
 /// Packs a filesystem.
 pub fn execute(args: &Args) -> Outcome {
+    let to_stdout = args.archive.as_os_str() == "-";
+    if to_stdout && stdout_is_terminal() {
+        return Err(Failure::new("refusing to write an archive to a terminal")
+            .hint("redirect stdout to a file"));
+    }
     let mut filesystem = open(&args.file)?;
     let directory = filesystem
         .resolve(bytes(&args.path))
         .map_err(about(&args.file))?;
-    let output: Box<dyn Write> = match args.archive.as_os_str() == "-" {
-        true => Box::new(raw::stdout()),
-        false => Box::new(File::create(&args.archive).map_err(about(&args.archive))?),
+    let output: Box<dyn Write> = if to_stdout {
+        Box::new(raw::stdout())
+    } else {
+        Box::new(File::create(&args.archive).map_err(about(&args.archive))?)
     };
     let output = BufWriter::with_capacity(BUFFER, output);
     let exported =

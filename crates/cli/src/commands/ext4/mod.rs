@@ -18,9 +18,9 @@ use std::path::Path;
 use micabox_ext4::device::ReadOnly;
 use micabox_ext4::{Ext4, FileKind, Options, Stat};
 
-use crate::Outcome;
 use crate::failure::Failure;
 use crate::output::write_stderr;
+use crate::{Outcome, visible};
 
 /// Make, look into, change and check ext4 filesystems in files
 ///
@@ -64,7 +64,7 @@ pub fn execute(args: &Args) -> Outcome {
 
 /// An error with the file it is about.
 fn about<E: std::error::Error + 'static>(path: &Path) -> impl Fn(E) -> Failure {
-    move |error| Failure::of(&error).context(&path.display().to_string())
+    move |error| Failure::of(&error).context(&visible::path(path))
 }
 
 /// Opens a filesystem to read it.
@@ -92,8 +92,12 @@ fn writable(path: &Path) -> Result<File, Failure> {
     let file = OpenOptions::new().read(true).write(true).open(path);
     let file = file.map_err(about(path))?;
     // Two at once would leave nothing whole. A virtual machine's disk is locked, too.
-    file.try_lock()
-        .map_err(|_| Failure::new(format!("{}: somebody else uses it", path.display())))?;
+    file.try_lock().map_err(|_| {
+        Failure::new(format!(
+            "cannot write to `{}`: it is in use",
+            visible::path(path)
+        ))
+    })?;
     Ok(file)
 }
 

@@ -98,6 +98,26 @@ fn memory_is_rounded_up_to_mib() {
 }
 
 #[test]
+fn host_names_are_of_letters_and_digits() {
+    for good in ["a", "db-1.example.com", "under_score", &"x".repeat(64)] {
+        assert_eq!(hostname(good).as_deref(), Ok(good));
+    }
+    for bad in [
+        "",
+        "bad host!",
+        "-a",
+        "a-",
+        ".a",
+        "a..b",
+        "ä",
+        "a\n",
+        &"x".repeat(65),
+    ] {
+        hostname(bad).unwrap_err();
+    }
+}
+
+#[test]
 fn a_disk_has_a_size() {
     let disk = |size| Ok(Upper::Disk { size });
     assert_eq!(upper("tmpfs"), Ok(Upper::Tmpfs));

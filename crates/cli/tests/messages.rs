@@ -1,0 +1,297 @@
+//! What mica says to a wrong command line, and with which exit code: what failed, on what, and
+//! what to do next.
+
+mod support;
+
+use std::fs;
+use std::process::Command;
+
+use support::{Finished, Home};
+
+/// A command line, its exit code, and all that it writes to stderr. `HOME` stands for a
+/// directory of the test's own.
+type Row = (&'static [&'static str], i32, &'static str);
+
+const NAME_RULE: &str =
+    "2 to 63 letters, digits, `_`, `.` and `-`, beginning with a letter or digit";
+
+/// What needs no machine.
+const ROWS: &[Row] = &[
+    (
+        &["run", "-v", "/tmp:/data", "box"],
+        125,
+        "mica: cannot mount `/tmp:/data`: there are no volumes yet\n      \
+         `--patch FILE:PATH` puts a file into the sandbox, `--patch-tar FILE` a directory's \
+         archive; with `--upper disk`, `mica cp` gets files out\n",
+    ),
+    (
+        &["run", "--mount", "type=bind,src=/tmp,dst=/data", "box"],
+        125,
+        "mica: cannot mount `type=bind,src=/tmp,dst=/data`: there are no volumes yet\n      \
+         `--patch FILE:PATH` puts a file into the sandbox, `--patch-tar FILE` a directory's \
+         archive; with `--upper disk`, `mica cp` gets files out\n",
+    ),
+    (
+        &["run", "-m", "4000g", "box"],
+        125,
+        "mica: cannot give the machine 4096000 MiB of memory: this host has N MiB, swap included\n      \
+         N MiB are available now: ask for less with -m\n",
+    ),
+    (
+        &["run", "--net-allow", "http://a.test", "box"],
+        125,
+        "error: invalid value 'http://a.test' for '--net-allow <CIDR|DOMAIN[:PORT]>': \
+         http://a.test: expected a name or an address, not a URL; for this one, `a.test:80`\n\n\
+         For more information, try '--help'.\n",
+    ),
+    (
+        &["run", "--hostname", "bad host!", "box"],
+        125,
+        "error: invalid value 'bad host!' for '--hostname <HOSTNAME>': expected up to 64 letters, \
+         digits, `-`, `_` and `.`, no part beginning or ending with `-`\n\n\
+         For more information, try '--help'.\n",
+    ),
+    (
+        &["run", "--name", "a/b", "box"],
+        125,
+        "mica: invalid sandbox name `a/b`: RULE\n",
+    ),
+    (
+        &["run", "--root-disk", "/etc/hosts", "true"],
+        125,
+        "mica: the root disk /etc/hosts: it holds neither an ext4 nor an EROFS filesystem\n      \
+         make one with `mke2fs -d DIRECTORY FILE SIZE` or `mkfs.erofs FILE DIRECTORY`\n",
+    ),
+    (
+        &["ext4", "check", "/etc/hosts"],
+        2,
+        "mica: cannot check `/etc/hosts`: not an ext4 filesystem\n      \
+         if it was one, `e2fsck -b 32768 FILE` tries its backup superblock\n",
+    ),
+    (
+        &["ext4", "check", "/nowhere"],
+        2,
+        "mica: /nowhere: No such file or directory (os error 2)\n",
+    ),
+    (
+        &["push", "box"],
+        1,
+        "mica: cannot push `box`: without a registry, it means docker.io/library/box, which is \
+         Docker's own\n      name one: `mica push box REGISTRY/NAME`, or USER/NAME on docker.io\n",
+    ),
+    (
+        &["push", "box", "other:2"],
+        1,
+        "mica: cannot push `other:2`: without a registry, it means docker.io/library/other, which \
+         is Docker's own\n      \
+         name one: `mica push box REGISTRY/NAME`, or USER/NAME on docker.io\n",
+    ),
+    (
+        &["stop", "nothing"],
+        1,
+        "mica: no such sandbox: `nothing`\n      `mica ps -a` lists all sandboxes\n",
+    ),
+    (
+        &["run", "--from", "nothing"],
+        125,
+        "mica: no such snapshot: `nothing`\n      `mica snapshot ls` lists all snapshots\n",
+    ),
+    (
+        &["cp", "here", "there"],
+        1,
+        "mica: one of the two must be in a sandbox, and the other not\n      \
+         write SANDBOX:/absolute/path, and ./name for a file of yours with a colon\n",
+    ),
+    (
+        &["snapshot", "import", "/etc/hosts"],
+        1,
+        "mica: importing the snapshot: it is not a mica snapshot\n",
+    ),
+];
+
+/// Fails unless all of it is as the row says.
+#[track_caller]
+fn assert_row(home: &Home, (words, code, expected): Row, finished: &Finished) {
+    let text = finished.stderr();
+    let text = text.replace(home.path().to_str().unwrap(), "HOME");
+    let expected = expected.replace("RULE", NAME_RULE);
+    assert_eq!((finished.code(), text), (code, expected), "{words:?}");
+    assert_eq!(finished.stdout(), "", "{words:?}");
+}
+
+/// The same text on every machine: what this one has of memory is `N`.
+fn run(home: &Home, words: &[&str]) -> Finished {
+    let finished = home.output(words);
+    finished.replace(|text| {
+        let number = |word: &str, next: Option<&&str>| {
+            let is_number = !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
+            is_number && next.is_some_and(|next| next.starts_with("MiB")) && word != "4096000"
+        };
+        let words: Vec<_> = text.split(' ').collect();
+        let words = words.iter().enumerate().map(|(at, word)| {
+            if number(word, words.get(at + 1)) {
+                "N"
+            } else {
+                word
+            }
+        });
+        words.collect::<Vec<_>>().join(" ")
+    })
+}
+
+#[test]
+fn a_wrong_command_line_is_told_what_to_do() {
+    let home = Home::new();
+    for row in ROWS {
+        assert_row(&home, *row, &run(&home, row.0));
+    }
+}
+
+#[test]
+fn a_damaged_filesystem_is_told_from_what_is_none() {
+    let home = Home::empty();
+    let disk = home.path().join("disk");
+    let path = disk.to_str().unwrap();
+    home.output(&["ext4", "mkfs", path, "--size", "16M"]).ok();
+    assert_eq!(home.output(&["ext4", "check", path]).ok(), "clean\n");
+    // The root directory's mode, in the first inode table.
+    let mut bytes = fs::read(&disk).unwrap();
+    let tables = u32::from_le_bytes(bytes[4096 + 8..4096 + 12].try_into().unwrap());
+    let mode = tables as usize * 4096 + 256;
+    bytes[mode] ^= 0xff;
+    fs::write(&disk, bytes).unwrap();
+    let damaged = home.output(&["ext4", "check", path]);
+    assert_eq!(damaged.code(), 1);
+    assert!(damaged.stdout().contains("inode 2"), "{}", damaged.stdout());
+}
+
+/// `mica` in a mount namespace of its own, after `script`.
+fn in_namespace(home: &Home, script: &str, words: &[&str]) -> Finished {
+    let mica = home.mica(words);
+    let mut command = Command::new("unshare");
+    command
+        .args(["--mount", "--map-root-user", "sh", "-euc"])
+        .arg(format!("{script}; exec \"$0\" \"$@\""))
+        .arg(mica.get_program())
+        .args(mica.get_args())
+        .env("STORE", home.store())
+        .env("MICABOX_HOME", home.store())
+        .env("MICABOX_CONFIG", "/dev/null");
+    Finished::of(command)
+}
+
+#[test]
+fn a_store_that_can_not_be_written_to_can_be_looked_at() {
+    let home = Home::new();
+    home.output(&["ps", "-a"]).ok();
+    let digest = home.output(&["images", "-q"]).ok();
+    let read_only = "mount --bind \"$STORE\" \"$STORE\"; mount -o remount,ro,bind \"$STORE\"";
+    let run = |words: &[&str]| in_namespace(&home, read_only, words);
+    assert_eq!(run(&["images", "-q"]).ok(), digest);
+    assert_eq!(run(&["ps", "-aq"]).ok(), "");
+    assert!(run(&["inspect", "box"]).ok().contains(digest.trim()));
+    assert_eq!(run(&["snapshot", "ls", "--json"]).ok(), "[]\n");
+    let refused = run(&["tag", "box", "other:1"]);
+    assert_eq!(refused.code(), 1);
+    assert!(
+        refused.stderr().contains("Read-only file system"),
+        "{}",
+        refused.stderr()
+    );
+    assert_eq!(home.output(&["images", "-q"]).ok(), digest);
+}
+
+#[test]
+fn a_full_disk_is_told_what_frees_it() {
+    let home = Home::new();
+    let small = "mount -t tmpfs -o size=256k none \"$HOME\"";
+    let out = home.path().join("out");
+    fs::create_dir(&out).unwrap();
+    let file = out.join("box.tar");
+    let save = ["save", "-o", file.to_str().unwrap(), "box"];
+    let full = in_namespace(&home, &small.replace("$HOME", out.to_str().unwrap()), &save);
+    assert_eq!(full.code(), 1);
+    let text = full.stderr();
+    assert!(text.contains("No space left on device"), "{text}");
+    let hint = format!(
+        "\n      free some space there; where it is the disk of the store, {}, `mica store prune` \
+         removes what is not in use\n",
+        home.store().display()
+    );
+    assert!(
+        text.starts_with("mica: ") && text.ends_with(&hint),
+        "{text}"
+    );
+    // The store says which directory it is.
+    let archive = home.path().join("box.tar");
+    let path = archive.to_str().unwrap();
+    home.output(&["save", "-o", path, "box"]).ok();
+    let empty = Home::empty();
+    fs::create_dir(empty.store()).unwrap();
+    let store = empty.store();
+    let store = store.to_str().unwrap();
+    let full = in_namespace(&empty, &small.replace("$HOME", store), &["load", path]);
+    let text = full.stderr();
+    assert!(
+        text.contains(store) && text.contains("store prune"),
+        "{text}"
+    );
+}
+
+/// What is wrong with what runs, or with what is inside.
+const LIVE: &[Row] = &[
+    (
+        &["start", "-a", "it"],
+        125,
+        "mica: sandbox it is running\n      \
+         `mica logs -f it` shows what it writes, `mica stop it` ends it\n",
+    ),
+    (
+        &["rm", "it"],
+        1,
+        "mica: sandbox it is running\n      stop it first with `mica stop`, or use `mica rm -f`\n",
+    ),
+    (
+        &["cp", "/etc/hosts", "it:/etc"],
+        1,
+        "mica: sandbox it is running\n      stop it first with `mica stop`\n",
+    ),
+    (
+        &["snapshot", "create", "it", "s"],
+        1,
+        "mica: invalid snapshot name `s`: RULE\n",
+    ),
+    (
+        &["snapshot", "create", "it", "taken"],
+        1,
+        "mica: cannot create snapshot `taken`: there is one already\n      \
+         choose another name, or remove that one with `mica snapshot rm`\n",
+    ),
+    (
+        &["run", "--rm", "-u", "4294967294", "box", "true"],
+        125,
+        "mica: user ID 4294967294 is too large: the largest is 2147483647\n",
+    ),
+];
+
+#[test]
+#[ignore = "needs a built guest"]
+fn what_runs_is_told_from_what_does_not() {
+    let home = Home::new();
+    let run = ["run", "-d", "--name", "it", "--upper", "disk:64m", "box"];
+    home.output(&[&run[..], &["sleep", "1000"]].concat()).ok();
+    home.output(&["snapshot", "create", "it", "taken"]).ok();
+    for row in LIVE {
+        assert_row(&home, *row, &home.output(row.0));
+    }
+    let id = home.output(&["ps", "-q"]).ok();
+    let taken = home.output(&["run", "--name", "it", "box", "true"]);
+    let expected = format!(
+        "mica: cannot create sandbox `it`: the name is in use by sandbox {}\n      \
+         choose another name, or remove that one with `mica rm`\n",
+        id.trim()
+    );
+    assert_eq!((taken.code(), taken.stderr()), (125, expected));
+    home.output(&["stop", "-t", "0", "it"]).ok();
+    home.output(&["rm", "it"]).ok();
+}
