@@ -13,6 +13,7 @@ mod whole_file;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use rustix::process::{Resource, getrlimit, setrlimit};
 
 use failure::{EXIT_MICA, Failure};
 
@@ -61,9 +62,26 @@ enum Command {
     Doctor(commands::doctor::Args),
 }
 
+/// Descriptors that this process takes, where it may: each of a sandbox's connections is one,
+/// and most shells give 1024.
+const DESCRIPTORS: u64 = 4096;
+
+fn raise_descriptor_limit() {
+    let mut limit = getrlimit(Resource::Nofile);
+    let allowed = limit
+        .maximum
+        .map_or(DESCRIPTORS, |most| most.min(DESCRIPTORS));
+    if limit.current.is_some_and(|current| current < allowed) {
+        limit.current = Some(allowed);
+        // Without it there can be fewer connections.
+        let _ = setrlimit(Resource::Nofile, limit);
+    }
+}
+
 fn main() -> ExitCode {
     // Machines and parsers are processes of this program; they read no command line.
     micabox::run_if_worker();
+    raise_descriptor_limit();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return usage(&error),

@@ -1,108 +1,17 @@
 //! Frames that no kernel sends.
 
-use std::os::fd::OwnedFd;
-use std::time::{Duration, Instant};
+mod link;
 
-use micabox_net::{Addresses, Config, Network};
+use std::io::{ErrorKind, Read};
+use std::net::{Ipv4Addr, TcpListener};
+
+use link::{ACK, FIN, Link, PATIENCE, RST, SYN, frame, packet, segment};
 use proptest::prelude::*;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::net::{SendFlags, send};
 
-/// Far longer than anything takes: only a hang ends it.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-struct Link {
-    socket: OwnedFd,
-    _network: Network,
-}
-
-impl Link {
-    fn new() -> Self {
-        // Nothing in here talks to anybody: every destination is denied but one that is
-        // nowhere.
-        let config = Config {
-            allow: vec!["127.255.255.254".parse().unwrap()],
-            ..Config::default()
-        };
-        let (network, socket) = Network::start(config).unwrap();
-        Self {
-            socket,
-            _network: network,
-        }
-    }
-
-    fn wait(&self, flags: PollFlags) -> PollFlags {
-        let timeout = Timespec {
-            tv_sec: 60,
-            tv_nsec: 0,
-        };
-        let mut sockets = [PollFd::new(&self.socket, flags)];
-        assert_eq!(poll(&mut sockets, Some(&timeout)).unwrap(), 1);
-        sockets[0].revents()
-    }
-
-    /// Sends a frame; takes and drops what is in the way of that.
-    fn send(&self, frame: &[u8]) {
-        while send(&self.socket, frame, SendFlags::NOSIGNAL) == Err(rustix::io::Errno::AGAIN) {
-            if self
-                .wait(PollFlags::IN | PollFlags::OUT)
-                .contains(PollFlags::IN)
-            {
-                self.receive();
-            }
-        }
-    }
-
-    fn receive(&self) -> Vec<u8> {
-        let mut frame = vec![0; 1 << 17];
-        let (length, _) = recv(&self.socket, &mut frame[..], RecvFlags::empty()).unwrap();
-        assert!((14..=14 + 65520).contains(&length), "{length}");
-        frame.truncate(length);
-        frame
-    }
-
-    /// Asks who the gateway is, and waits for the answer.
-    fn is_alive(&self) {
-        let own = Addresses::default();
-        let mut request = vec![0xff; 6];
-        request.extend(own.guest_mac);
-        request.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
-        request.extend(own.guest_mac);
-        request.extend(own.guest.octets());
-        request.extend([0; 6]);
-        request.extend(own.gateway.octets());
-        self.send(&request);
-        let start = Instant::now();
-        loop {
-            self.wait(PollFlags::IN);
-            let frame = self.receive();
-            if frame[12..14] == [8, 6] {
-                assert_eq!(frame[28..32], own.gateway.octets());
-                return;
-            }
-            assert!(start.elapsed() < PATIENCE, "no answer");
-        }
-    }
-}
-
-fn frame(kind: [u8; 2], payload: &[u8]) -> Vec<u8> {
-    let mut frame = vec![2; 12];
-    frame.extend(kind);
-    frame.extend(payload);
-    frame
-}
-
-/// An IPv4 packet from the guest, with a right header.
-fn packet(to: [u8; 4], protocol: u8, payload: &[u8]) -> Vec<u8> {
-    let length = u16::try_from(20 + payload.len()).unwrap().to_be_bytes();
-    let mut packet = vec![
-        0x45, 0, length[0], length[1], 0, 0, 0, 0, 64, protocol, 0, 0,
-    ];
-    packet.extend(Addresses::default().guest.octets());
-    packet.extend(to);
-    packet.extend(payload);
-    frame([8, 0], &packet)
-}
+/// Nothing talks to anybody but here, and here is nobody.
+const NOBODY: &str = "127.255.255.254";
 
 /// Somewhere: the gateway, the one address that is allowed, and anywhere.
 fn destination() -> impl Strategy<Value = [u8; 4]> {
@@ -164,7 +73,7 @@ proptest! {
     fn whatever_a_guest_sends_its_network_goes_on(
         frames in proptest::collection::vec(anything(), 1..200)
     ) {
-        let link = Link::new();
+        let link = Link::new(NOBODY);
         for frame in frames {
             link.send(&frame);
         }
@@ -174,7 +83,7 @@ proptest! {
 
 #[test]
 fn a_flood_of_requests_takes_bounded_room() {
-    let link = Link::new();
+    let link = Link::new(NOBODY);
     // Each from another port, to the address that may be asked and has nobody; then
     // packets of the largest size and beyond.
     for port in 0..20_000_u16 {
@@ -197,7 +106,7 @@ fn a_flood_of_requests_takes_bounded_room() {
 
 #[test]
 fn a_guest_that_takes_nothing_is_not_listened_to() {
-    let link = Link::new();
+    let link = Link::new(NOBODY);
     // Requests whose answers nobody takes: sooner or later the link is full, both ways.
     let ping = packet(
         [10, 213, 9, 1],
@@ -223,4 +132,54 @@ fn a_guest_that_takes_nothing_is_not_listened_to() {
     }
     // What has been taken in was answered, and it goes on from there.
     link.is_alive();
+}
+
+/// A server on the loopback interface, and how a guest addresses it.
+fn server() -> (TcpListener, ([u8; 4], u16)) {
+    let server = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let port = server.local_addr().unwrap().port();
+    (server, ([127, 0, 0, 1], port))
+}
+
+/// Connects from a port of the guest's, sends a byte, and returns the data's sequence number.
+fn talk(link: &Link, port: u16, to: ([u8; 4], u16)) {
+    link.send(&segment(port, to, [500, 0], SYN, b""));
+    let (sequence, flags, _) = link.segment_for(port);
+    assert_eq!(flags, SYN | ACK);
+    let numbers = [501, sequence.wrapping_add(1)];
+    link.send(&segment(port, to, numbers, ACK, b"x"));
+}
+
+#[test]
+fn a_request_that_also_ends_is_nothing() {
+    let link = Link::new("127.0.0.1");
+    let (server, to) = server();
+    for port in 1000..2500 {
+        link.send(&segment(port, to, [500, 0], SYN | FIN, b""));
+    }
+    // Neither has it taken a place nor will it be given another one's connection.
+    talk(&link, 3000, to);
+    let (mut stream, _) = server.accept().unwrap();
+    stream.read_exact(&mut [0]).unwrap();
+    server.set_nonblocking(true).unwrap();
+    let more = server.accept().unwrap_err();
+    assert_eq!(more.kind(), ErrorKind::WouldBlock);
+}
+
+#[test]
+fn a_guest_that_does_not_want_its_connection_any_more_has_none() {
+    let link = Link::new("127.0.0.1");
+    let (server, to) = server();
+    link.send(&segment(1000, to, [500, 0], SYN, b""));
+    assert_eq!(link.segment_for(1000).1, SYN | ACK);
+    // What Linux says when its program has closed the socket in the meantime.
+    link.send(&segment(1000, to, [501, 0], RST, b""));
+    let (mut stream, _) = server.accept().unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let end = stream.read(&mut [0]).unwrap_err();
+    assert_eq!(end.kind(), ErrorKind::ConnectionReset);
+    // The next one is another one's.
+    talk(&link, 1001, to);
+    let (mut stream, _) = server.accept().unwrap();
+    stream.read_exact(&mut [0]).unwrap();
 }

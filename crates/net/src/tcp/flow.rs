@@ -9,6 +9,8 @@ use rustix::net::sockopt;
 use smoltcp::iface::SocketHandle;
 use smoltcp::socket::tcp::{Socket, State};
 
+use super::request::Request;
+
 /// A connection that the guest asked for: its port, and where to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
@@ -45,10 +47,7 @@ pub(super) struct Flow {
 pub(super) enum Stage {
     /// The host's side answers first: only then does the guest hear whether its request
     /// is accepted, refused or in vain.
-    Connecting {
-        /// The guest's request.
-        request: Vec<u8>,
-    },
+    Connecting(Request),
     /// Bytes flow.
     Open(SocketHandle),
 }
@@ -60,6 +59,8 @@ pub(super) enum Fate {
     Alive,
     /// Nothing is left to do but what smoltcp still has to say.
     Over,
+    /// And it has nothing to say either.
+    Gone,
 }
 
 impl Flow {
@@ -78,6 +79,12 @@ impl Flow {
 
     /// Moves what can be moved.
     pub(super) fn pump(&mut self, guest: &mut Socket<'_>) -> Fate {
+        if guest.state() == State::Listen {
+            // The guest, when told that it is connected, did not want to be any more. The
+            // socket must not have anybody else's request.
+            self.reset_host();
+            return Fate::Gone;
+        }
         self.guest_ended |= matches!(
             guest.state(),
             State::CloseWait | State::LastAck | State::Closing | State::TimeWait

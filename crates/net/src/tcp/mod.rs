@@ -2,20 +2,21 @@
 
 mod device;
 mod flow;
+mod request;
 
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::{SocketAddr, SocketAddrV4, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, Shutdown, SocketFlags, SocketType, connect, shutdown, socket_with,
 };
+use rustix::process::{Resource, getrlimit};
 use smoltcp::iface::{Config, Interface, PollResult, SocketSet};
-use smoltcp::socket::tcp::{Socket, SocketBuffer};
-use smoltcp::wire::{
-    HardwareAddress, Icmpv4DstUnreachable, IpAddress, IpCidr, IpListenEndpoint, TcpPacket,
-};
+use smoltcp::socket::tcp::{Socket, SocketBuffer, State};
+use smoltcp::wire::{HardwareAddress, IpAddress, IpCidr, IpListenEndpoint, TcpPacket};
 
 use crate::Publish;
 use crate::dns::PORT as DNS_PORT;
@@ -25,11 +26,12 @@ use crate::packet::{Packet, send_unreachable, unreachable};
 use crate::poll::{Event, Id, Token};
 use device::Device;
 use flow::{Fate, Flow, Key, Origin, Stage};
+use request::{Request, is_request};
 
-/// Most connections at a time, both ways together; a request beyond waits, as the guest's
-/// kernel repeats it. A process may have 1024 descriptors by default, and this one needs
-/// others too.
-const MAX_FLOWS: usize = 512;
+/// Most connections at a time, both ways together, those that are being made included. Of
+/// those the oldest makes room for another one; when all are made, the guest's request is
+/// refused and the host's waits.
+const MAX_FLOWS: usize = 1024;
 
 /// Bytes on the way in each direction of a connection: two of the largest segments.
 const BUFFER: usize = 128 << 10;
@@ -48,6 +50,10 @@ pub(crate) struct Tcp {
     calling: HashSet<u16>,
     next_port: u16,
     published: HashMap<Id, Published>,
+    /// At most [`MAX_FLOWS`], and half of the descriptors that the process may have.
+    max_flows: usize,
+    /// No request is given up before.
+    next_check: Option<Instant>,
     /// smoltcp counts from here.
     start: Instant,
 }
@@ -92,6 +98,8 @@ impl Tcp {
             calling: HashSet::new(),
             next_port: CALLING_PORTS.start,
             published: HashMap::new(),
+            max_flows: max_flows(),
+            next_check: None,
             start: now,
         }
     }
@@ -116,18 +124,25 @@ impl Tcp {
         let Ok(header) = TcpPacket::new_checked(packet.payload) else {
             return;
         };
-        if header.syn() && !header.ack() && !header.rst() {
-            let key = Key {
-                guest_port: header.src_port(),
-                to: SocketAddrV4::new(packet.to, header.dst_port()),
-            };
-            let known = self.by_guest.get(&key).and_then(|id| self.flows.get(id));
-            match known.map(|flow| &flow.stage) {
-                None => return self.open(io, key, packet.bytes),
-                // The guest repeats itself; the answer is on its way.
-                Some(Stage::Connecting { .. }) => return,
-                Some(Stage::Open(_)) => {}
+        let key = Key {
+            guest_port: header.src_port(),
+            to: SocketAddrV4::new(packet.to, header.dst_port()),
+        };
+        let id = self.by_guest.get(&key).copied();
+        let flow = id.and_then(|id| self.flows.get_mut(&id));
+        let is_new = header.syn() && !header.ack() && !header.rst();
+        match flow.map(|flow| &mut flow.stage) {
+            Some(Stage::Open(_)) => {}
+            _ if is_new && !is_request(packet, io.link.addresses().guest) => return,
+            None if is_new => return self.open(io, key, packet.bytes),
+            // The answer is on its way.
+            Some(Stage::Connecting(request)) if is_new => {
+                return request.repeat(packet.bytes, io.now);
             }
+            Some(Stage::Connecting(_)) if header.rst() || header.fin() => {
+                self.forget(id.unwrap_or_default());
+            }
+            _ => {}
         }
         self.ingress(io, packet.bytes);
     }
@@ -144,26 +159,21 @@ impl Tcp {
 
     /// Asks the host's side for what the guest asks for.
     fn open(&mut self, io: &mut Io, key: Key, request: &[u8]) {
-        if self.flows.len() >= MAX_FLOWS {
-            return;
-        }
         let is_resolver = *key.to.ip() == io.link.addresses().gateway && key.to.port() == DNS_PORT;
         let target = if is_resolver {
             // Long answers come by TCP. Rules about names need to see the questions, and
             // those they see by UDP only.
-            match io.resolvers.get(0, io.now).filter(|_| io.policy.is_open()) {
-                Some(address) => address,
-                None => return self.refuse(io, request),
-            }
+            io.resolvers.get(0, io.now).filter(|_| io.policy.is_open())
         } else {
-            match io.route(*key.to.ip(), key.to.port()) {
-                Some(address) => SocketAddr::from((address, key.to.port())),
-                None => {
-                    let why = Icmpv4DstUnreachable::CommProhibited;
-                    return send_unreachable(&mut io.link, why, request);
-                }
-            }
+            let address = io.route(*key.to.ip(), key.to.port());
+            address.map(|address| SocketAddr::from((address, key.to.port())))
         };
+        let Some(target) = target else {
+            return self.refuse(io, request);
+        };
+        if self.flows.len() >= self.max_flows && !self.make_room() {
+            return self.refuse(io, request);
+        }
         let id = io.poll.next_id();
         let host = match start_connecting(target)
             .and_then(|host| io.poll.add(&host, Token::Tcp(id)).map(|()| host))
@@ -171,12 +181,42 @@ impl Tcp {
             Ok(host) => host,
             Err(error) => return self.fail(io, &error, request),
         };
-        let stage = Stage::Connecting {
-            request: request.to_vec(),
-        };
+        let request = Request::new(request, io.now);
+        let until = request.until;
+        self.next_check = Some(self.next_check.map_or(until, |check| check.min(until)));
         self.by_guest.insert(key, id);
+        let stage = Stage::Connecting(request);
         self.flows
             .insert(id, Flow::new(Origin::Guest(key), host, stage));
+    }
+
+    /// Gives up the oldest request that the host's side has not answered; false if there is
+    /// none. A guest that still wants it repeats it.
+    fn make_room(&mut self) -> bool {
+        let oldest = self.requests().map(|(id, _)| id).min();
+        oldest.is_some_and(|id| self.forget(id).is_some())
+    }
+
+    fn requests(&self) -> impl Iterator<Item = (Id, &Request)> {
+        self.flows
+            .iter()
+            .filter_map(|(id, flow)| match &flow.stage {
+                Stage::Connecting(request) => Some((*id, request)),
+                Stage::Open(_) => None,
+            })
+    }
+
+    /// Gives up what the guest has given up.
+    fn give_up(&mut self, now: Instant) {
+        if self.next_check.is_none_or(|check| now < check) {
+            return;
+        }
+        let requests = self.requests().map(|(id, request)| (id, request.until));
+        let (late, others): (Vec<_>, Vec<_>) = requests.partition(|(_, until)| *until <= now);
+        self.next_check = others.into_iter().map(|(_, until)| until).min();
+        for (id, _) in late {
+            self.forget(id);
+        }
     }
 
     /// The guest's request gets what a closed port would answer.
@@ -186,7 +226,9 @@ impl Tcp {
     }
 
     fn fail(&mut self, io: &mut Io, error: &io::Error, request: &[u8]) {
-        if error.kind() == io::ErrorKind::ConnectionRefused {
+        let errno = Errno::from_io_error(error);
+        let is_full = matches!(errno, Some(Errno::MFILE | Errno::NFILE));
+        if is_full || error.kind() == io::ErrorKind::ConnectionRefused {
             self.refuse(io, request);
         } else {
             send_unreachable(&mut io.link, unreachable(error), request);
@@ -200,22 +242,22 @@ impl Tcp {
         };
         flow.readable |= event.readable;
         flow.writable |= event.writable;
-        let Stage::Connecting { request } = &mut flow.stage else {
+        if matches!(flow.stage, Stage::Open(_)) {
             return;
-        };
-        let request = std::mem::take(request);
+        }
         match flow.host.take_error() {
-            Ok(None) if event.writable => self.accept(io, id, &request),
-            Ok(None) => flow.stage = Stage::Connecting { request },
+            Ok(None) if event.writable => self.accept(io, id),
+            Ok(None) => {}
             Ok(Some(error)) | Err(error) => {
-                self.forget(id);
-                self.fail(io, &error, &request);
+                if let Some(Stage::Connecting(request)) = self.forget(id) {
+                    self.fail(io, &error, &request.packet);
+                }
             }
         }
     }
 
     /// Accepts the guest's request.
-    fn accept(&mut self, io: &mut Io, id: Id, request: &[u8]) {
+    fn accept(&mut self, io: &mut Io, id: Id) {
         let Some(flow) = self.flows.get_mut(&id) else {
             return;
         };
@@ -229,10 +271,17 @@ impl Tcp {
         };
         if socket.listen(endpoint).is_err() {
             // Port 0, which nobody can listen on.
-            return self.forget(id);
+            self.forget(id);
+            return;
         }
-        flow.stage = Stage::Open(self.sockets.add(socket));
-        self.ingress(io, request);
+        let handle = self.sockets.add(socket);
+        let stage = std::mem::replace(&mut flow.stage, Stage::Open(handle));
+        if let Stage::Connecting(request) = stage {
+            self.ingress(io, &request.packet);
+        }
+        if self.sockets.get::<Socket>(handle).state() == State::Listen {
+            self.forget(id);
+        }
     }
 
     /// A published port has connections waiting.
@@ -244,20 +293,22 @@ impl Tcp {
 
     /// Takes connections to published ports and starts to connect them to the guest.
     fn take_calls(&mut self, io: &mut Io) {
-        let mut calls = Vec::new();
-        for port in self.published.values_mut() {
-            while port.readable && self.flows.len() + calls.len() < MAX_FLOWS {
-                match port.listener.accept() {
-                    Ok((host, _)) => calls.push((host, port.guest_port)),
+        let ports = self.published.iter().filter(|(_, port)| port.readable);
+        for id in ports.map(|(id, _)| *id).collect::<Vec<Id>>() {
+            while self.flows.len() < self.max_flows || self.make_room() {
+                let Some(port) = self.published.get_mut(&id) else {
+                    break;
+                };
+                let guest_port = port.guest_port;
+                let Ok((host, _)) = port.listener.accept() else {
                     // Of this port, or of descriptors: either way another event follows,
                     // and what waits goes on waiting.
-                    Err(_) => port.readable = false,
-                }
+                    port.readable = false;
+                    break;
+                };
+                // One that fails is closed, which its other end notices.
+                let _ = self.call(io, host, guest_port);
             }
-        }
-        for (host, guest_port) in calls {
-            // One that fails is closed, which its other end notices.
-            let _ = self.call(io, host, guest_port);
         }
     }
 
@@ -296,14 +347,20 @@ impl Tcp {
 
     /// Moves everything that can be moved.
     pub(crate) fn advance(&mut self, io: &mut Io) {
+        self.give_up(io.now);
         self.take_calls(io);
-        let mut over = Vec::new();
+        let (mut over, mut gone) = (Vec::new(), Vec::new());
         for (id, flow) in &mut self.flows {
-            if let Stage::Open(handle) = flow.stage
-                && flow.pump(self.sockets.get_mut::<Socket>(handle)) == Fate::Over
-            {
-                over.push(*id);
+            if let Stage::Open(handle) = flow.stage {
+                match flow.pump(self.sockets.get_mut::<Socket>(handle)) {
+                    Fate::Alive => {}
+                    Fate::Over => over.push(*id),
+                    Fate::Gone => gone.push(*id),
+                }
             }
+        }
+        for id in gone {
+            self.forget(id);
         }
         let now = self.clock(io.now);
         while io.link.has_room() {
@@ -328,14 +385,13 @@ impl Tcp {
     pub(crate) fn has_undelivered(&self) -> bool {
         self.flows.values().any(|flow| match flow.stage {
             Stage::Open(handle) => self.sockets.get::<Socket>(handle).can_recv(),
-            Stage::Connecting { .. } => false,
+            Stage::Connecting(_) => false,
         })
     }
 
-    fn forget(&mut self, id: Id) {
-        let Some(flow) = self.flows.remove(&id) else {
-            return;
-        };
+    /// Closes the host's side; where the connection stood.
+    fn forget(&mut self, id: Id) -> Option<Stage> {
+        let flow = self.flows.remove(&id)?;
         match flow.origin {
             Origin::Guest(key) => {
                 self.by_guest.remove(&key);
@@ -347,23 +403,36 @@ impl Tcp {
         if let Stage::Open(handle) = flow.stage {
             self.sockets.remove(handle);
         }
+        Some(flow.stage)
     }
 
     /// How long nothing happens if nobody does anything.
     pub(crate) fn quiet_for(&mut self, io: &Io) -> Option<Duration> {
-        if !io.link.has_room() {
-            return None; // Whatever is due has to wait until there is.
-        }
-        let delay = self
-            .interface
-            .poll_delay(self.clock(io.now), &self.sockets)?;
-        Some(delay.into())
+        let now = self.clock(io.now);
+        // What is due to be sent has to wait until there is room.
+        let delay = match io.link.has_room() {
+            true => self.interface.poll_delay(now, &self.sockets),
+            false => None,
+        };
+        let check = self.next_check;
+        let check = check.map(|check| check.saturating_duration_since(io.now));
+        [delay.map(Duration::from), check]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     fn clock(&self, now: Instant) -> smoltcp::time::Instant {
         let micros = now.saturating_duration_since(self.start).as_micros();
         smoltcp::time::Instant::from_micros(i64::try_from(micros).unwrap_or(i64::MAX))
     }
+}
+
+/// Others in this process need descriptors too.
+fn max_flows() -> usize {
+    let limit = getrlimit(Resource::Nofile).current;
+    let half = limit.map_or(u64::MAX, |limit| limit / 2);
+    usize::try_from(half).map_or(MAX_FLOWS, |half| half.min(MAX_FLOWS))
 }
 
 fn new_socket() -> Socket<'static> {

@@ -3,11 +3,14 @@
 
 #![allow(dead_code, reason = "every test binary uses a part of it")]
 
+pub mod world;
+
 use std::net::{IpAddr, Ipv4Addr, TcpListener, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
 
 use micabox_net::{Addresses, Config, Network};
+use rustix::process::{Resource, getrlimit, setrlimit};
 
 /// Debian's own, which knows only the standard library.
 const PYTHON: &str = "/usr/bin/python3";
@@ -40,6 +43,10 @@ impl Guest {
     }
 
     pub fn attempt(config: Config) -> Result<Self, micabox_net::Error> {
+        // The network takes as many connections as half of its descriptors can be.
+        let mut limit = getrlimit(Resource::Nofile);
+        limit.current = limit.maximum;
+        setrlimit(Resource::Nofile, limit).unwrap();
         let addresses = config.addresses;
         let (network, link) = Network::start(config)?;
         Ok(Self {
@@ -49,9 +56,9 @@ impl Guest {
         })
     }
 
-    /// A guest that may reach everything, this machine's loopback interface included.
+    /// A guest that may reach everything, this machine's own addresses included.
     pub fn free() -> Self {
-        Self::with_rules(&["0.0.0.0/0"], &[])
+        Self::with_rules(&["0.0.0.0/0", "127.0.0.0/8", &outside().to_string()], &[])
     }
 
     pub fn with_rules(allow: &[&str], deny: &[&str]) -> Self {

@@ -1,0 +1,137 @@
+//! A network of a test's own: the test runs again as a process in a network namespace, which
+//! has one neighbour, another namespace.
+
+#![allow(dead_code, reason = "every test binary uses a part of it")]
+
+use std::net::Ipv4Addr;
+use std::os::fd::OwnedFd;
+use std::process::{Child, Command, Stdio};
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+/// Says that the process is in its namespace.
+const INSIDE: &str = "MICABOX_NET_TEST_INSIDE";
+
+/// For benchmarks (RFC 2544): nobody else has them.
+pub const OWN: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
+pub const NEIGHBOUR: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 2);
+
+/// The test's namespace and its neighbour's.
+pub struct World {
+    neighbour: Child,
+}
+
+impl World {
+    /// In the test's own namespace, that; outside, runs the test with this name there and
+    /// returns none.
+    pub fn enter(test: &str) -> Option<Self> {
+        if std::env::var_os(INSIDE).is_some() {
+            return Some(Self::new());
+        }
+        let output = Command::new("unshare")
+            .args(["--net", "--fork", "--kill-child"])
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", test, "--include-ignored", "--nocapture"])
+            .env(INSIDE, "1")
+            .stdout(Stdio::piped())
+            .spawn()
+            .and_then(Child::wait_with_output)
+            .expect("unshare is installed");
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            output.status.success() && text.contains(" 1 passed"),
+            "{text}"
+        );
+        None
+    }
+
+    fn new() -> Self {
+        let neighbour = Command::new("unshare")
+            .args(["--net", "sleep", "infinity"])
+            .spawn()
+            .unwrap();
+        let world = Self { neighbour };
+        while world.namespace_name() == std::fs::read_link("/proc/self/ns/net").unwrap() {
+            std::thread::yield_now();
+        }
+        ip("link set lo up");
+        let pid = world.neighbour.id();
+        ip(&format!(
+            "link add near type veth peer name far netns {pid}"
+        ));
+        world.neighbour_ip("link set lo up");
+        world.neighbour_ip("link set far up");
+        world.have(NEIGHBOUR);
+        ip(&format!("addr add {OWN}/24 dev near"));
+        ip("link set near up");
+        ip(&format!("route add default via {NEIGHBOUR}"));
+        world.neighbour_ip(&format!("route add default via {OWN}"));
+        world
+    }
+
+    fn namespace_name(&self) -> std::path::PathBuf {
+        std::fs::read_link(format!("/proc/{}/ns/net", self.neighbour.id())).unwrap()
+    }
+
+    fn neighbour_ip(&self, words: &str) {
+        let pid = self.neighbour.id().to_string();
+        run(
+            Command::new("nsenter").args(["-t", &pid, "-n", "ip"]),
+            words,
+        );
+    }
+
+    /// Gives the neighbour an address; everything unknown is sent there.
+    pub fn have(&self, address: Ipv4Addr) {
+        self.neighbour_ip(&format!("addr add {address}/24 dev far"));
+    }
+
+    /// The neighbour drops what is sent to these addresses.
+    pub fn swallow(&self, block: &str) {
+        self.neighbour_ip(&format!("route add blackhole {block}"));
+    }
+
+    /// Does something, such as opening a socket, in the neighbour's namespace.
+    pub fn there<T: Send>(&self, action: impl FnOnce() -> T + Send) -> T {
+        let path = format!("/proc/{}/ns/net", self.neighbour.id());
+        let namespace: OwnedFd = std::fs::File::open(path).unwrap().into();
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(move || {
+                use std::os::fd::AsFd;
+                let kind = Some(LinkNameSpaceType::Network);
+                move_into_link_name_space(namespace.as_fd(), kind).unwrap();
+                action()
+            });
+            thread.join().unwrap()
+        })
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let _ = self.neighbour.kill();
+        let _ = self.neighbour.wait();
+    }
+}
+
+/// Changes addresses, routes, interfaces of the test's own namespace.
+pub fn ip(words: &str) {
+    run(&mut Command::new("ip"), words);
+}
+
+fn run(command: &mut Command, words: &str) {
+    let status = command.args(words.split(' ')).status().unwrap();
+    assert!(status.success(), "ip {words}");
+}
+
+/// What the kernel has counted in the test's own namespace, as `Tcp ActiveOpens`: every
+/// connection that was tried to be made from there.
+pub fn counter(protocol: &str, name: &str) -> u64 {
+    let text = std::fs::read_to_string("/proc/self/net/snmp").unwrap();
+    let prefix = format!("{protocol}:");
+    let mut rows = text.lines().filter(|line| line.starts_with(&prefix));
+    let (names, values) = (rows.next().unwrap(), rows.next().unwrap());
+    let mut pairs = names.split(' ').zip(values.split(' '));
+    let (_, value) = pairs.find(|(found, _)| *found == name).unwrap();
+    value.parse().unwrap()
+}
