@@ -4,11 +4,11 @@
 mod support;
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
-use std::thread::JoinHandle;
 
 use sha2::{Digest, Sha256};
+use support::dns::resolver;
 use support::{Home, wait_until};
 
 /// The gateway, as guests see it.
@@ -31,6 +31,11 @@ fn outside() -> Ipv4Addr {
     let _ = Command::new("ip").args(words.split(' ')).output();
     TcpListener::bind((OWN, 0)).expect("needs root, or any network");
     OWN
+}
+
+/// The rule that opens it.
+fn own() -> String {
+    outside().to_string()
 }
 
 /// Serves each connection with `serve`, for ever; the port.
@@ -77,31 +82,6 @@ fn digest(data: &[u8]) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A resolver: `*.test` has the address, nothing else exists.
-fn resolver(answer: Ipv4Addr) -> (SocketAddr, JoinHandle<()>) {
-    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let address = socket.local_addr().unwrap();
-    let thread = std::thread::spawn(move || {
-        let mut buffer = [0; 512];
-        while let Ok((length, from)) = socket.recv_from(&mut buffer) {
-            let query = &buffer[..length];
-            let end = 12 + query[12..].iter().position(|byte| *byte == 0).unwrap() + 5;
-            let mut reply = query[..end].to_vec();
-            let known = query[12..end].windows(5).any(|label| label == b"\x04test");
-            reply[2..12].copy_from_slice(&[0x81, 0x80, 0, 1, 0, 0, 0, 0, 0, 0]);
-            if !known {
-                reply[3] |= 3;
-            } else if query[end - 3] == 1 {
-                reply[7] = 1;
-                reply.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4]);
-                reply.extend(answer.octets());
-            }
-            let _ = socket.send_to(&reply, from);
-        }
-    });
-    (address, thread)
-}
-
 #[test]
 #[ignore = "needs a built guest"]
 fn what_was_sent_arrives_after_the_end() {
@@ -129,8 +109,17 @@ fn what_was_sent_arrives_after_the_end() {
         SENT >> 16,
         outside(),
     );
-    home.output(&["run", "--rm", "box", "sh", "-c", &script])
-        .ok();
+    home.output(&[
+        "run",
+        "--rm",
+        "--net-allow",
+        &own(),
+        "box",
+        "sh",
+        "-c",
+        &script,
+    ])
+    .ok();
     let received = received.recv_timeout(support::PATIENCE).unwrap();
     assert!(received + UNSENT >= SENT, "{received} bytes");
 }
@@ -156,7 +145,16 @@ fn much_goes_in_and_out_unchanged() {
     );
     let home = Home::new();
     let text = home
-        .output(&["run", "--rm", "box", "sh", "-c", &script])
+        .output(&[
+            "run",
+            "--rm",
+            "--net-allow",
+            &own(),
+            "box",
+            "sh",
+            "-c",
+            &script,
+        ])
         .ok();
     assert_eq!(text, format!("{}  -\n", digest(body)));
     assert!(received.recv().unwrap() == body);
@@ -172,19 +170,27 @@ fn many_connections_at_once() {
     );
     let home = Home::new();
     let text = home
-        .output(&["run", "--rm", "box", "sh", "-c", &script])
+        .output(&[
+            "run",
+            "--rm",
+            "--net-allow",
+            &own(),
+            "box",
+            "sh",
+            "-c",
+            &script,
+        ])
         .ok();
     assert_eq!(text.trim(), "150");
 }
 
 #[test]
 #[ignore = "needs a built guest"]
-fn what_is_private_to_this_machine_is_denied_and_names_open_what_rules_say() {
+fn what_is_this_machines_is_denied_but_for_rules_about_nothing_else() {
     let loopback = web(Ipv4Addr::LOCALHOST, b"private\n");
     let open = web(outside(), b"open\n");
     let address = outside();
-    let (dns, _thread) = resolver(address);
-    let dns = dns.to_string();
+    let dns = resolver(address).to_string();
     // Prints what there is behind an address, or that there is nothing.
     let get = format!(
         "get() {{ wget -q -O - \"http://$1/\" 2>/dev/null || echo no; }};
@@ -201,21 +207,33 @@ fn what_is_private_to_this_machine_is_denied_and_names_open_what_rules_say() {
         let text = home.output(&arguments.concat()).ok();
         text.lines().map(str::to_owned).collect::<Vec<_>>()
     };
-    assert_eq!(run(&[]), ["no", "no", "no", "open", "open", "no"]);
+    assert_eq!(run(&[]), ["no", "no", "no", "no", "no", "no"]);
+    assert_eq!(
+        run(&["--net-allow", "0.0.0.0/0"]),
+        ["no", "no", "no", "no", "no", "no"]
+    );
     let rule = format!("127.0.0.1:{loopback}");
     assert_eq!(
         run(&["--net-allow", &rule]),
         ["private", "private", "no", "no", "no", "no"]
     );
-    // By its name only, until the name has been asked for; the order above is what counts.
-    let rule = format!("*.test:{open}");
+    // A name does not open this machine, but is asked for.
+    let name = format!("*.test:{open}");
     assert_eq!(
-        run(&["--net-allow", &rule]),
-        ["no", "no", "no", "no", "open", "no"]
+        run(&["--net-allow", &name]),
+        ["no", "no", "no", "no", "no", "no"]
     );
     let rule = format!("{address}/32");
     assert_eq!(
-        run(&["--net-deny", &rule]),
+        run(&["--net-allow", &rule]),
+        ["no", "no", "no", "open", "no", "no"]
+    );
+    assert_eq!(
+        run(&["--net-allow", &rule, "--net-allow", &name]),
+        ["no", "no", "no", "open", "open", "no"]
+    );
+    assert_eq!(
+        run(&["--net-allow", &rule, "--net-deny", &rule]),
         ["no", "no", "no", "no", "no", "no"]
     );
 }

@@ -25,14 +25,17 @@ pub enum Network {
 
 /// Which of the host's network a sandbox has.
 ///
-/// By default everything but the host's own loopback interface, link-local addresses and
-/// the addresses where clouds hand out credentials.
+/// By default everything but the host's own addresses, link-local ones and those where
+/// clouds hand out credentials.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct UserNetwork {
-    /// What it may reach. With any of these it reaches nothing else.
+    /// What it may reach. With any of these it reaches nothing else. What is closed by default
+    /// is opened by a block of nothing else, as 127.0.0.0/8 and not 0.0.0.0/0; an address in a
+    /// private network (RFC 1918, RFC 6598) by a block, never by a name.
     pub allow: Vec<Rule>,
-    /// What it may not reach, whatever else is said.
+    /// What it may not reach, whatever else is said. Of a name that is the addresses that its
+    /// questions were answered with.
     pub deny: Vec<Rule>,
     /// Ports of the host's that lead to it.
     pub publish: Vec<Publish>,

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::dns::Resolvers;
 use crate::link::Link;
-use crate::policy::Policy;
+use crate::policy::{OwnAddresses, Policy};
 use crate::poll::Poll;
 
 /// The world around a protocol.
@@ -14,6 +14,7 @@ pub(crate) struct Io {
     pub(crate) poll: Poll,
     pub(crate) link: Link,
     pub(crate) policy: Policy,
+    pub(crate) own: OwnAddresses,
     pub(crate) resolvers: Resolvers,
     /// When the batch of events came that is being handled.
     pub(crate) now: Instant,
@@ -35,6 +36,8 @@ impl Io {
         } else {
             address
         };
-        self.policy.allows(target, port, self.now).then_some(target)
+        let own = self.own.contains(target);
+        let allowed = self.policy.allows(target, port, own, self.now);
+        allowed.then_some(target)
     }
 }

@@ -45,8 +45,16 @@ pub struct Config {
     /// Who is who.
     pub addresses: Addresses,
     /// Destinations that the guest may reach. With any of them, it reaches no others.
+    ///
+    /// The host's own addresses, loopback and link-local ones, and those of clouds' metadata
+    /// services are open to a rule for a block that has no others: 127.0.0.0/8 or 127.0.0.1,
+    /// not 0.0.0.0/0, for the gateway; each of the host's own by itself. A rule for a name
+    /// never opens one of them, nor one of a private network (RFC 1918, RFC 6598).
     pub allow: Vec<Rule>,
-    /// Destinations that the guest may not reach, whatever else is said.
+    /// Destinations that the guest may not reach, whatever else is said. A rule for a name has
+    /// questions about it refused, and closes the addresses that answers to the guest gave it:
+    /// a guest that knows an address from elsewhere is kept off by rules for addresses only,
+    /// or by [`Self::allow`].
     pub deny: Vec<Rule>,
     /// Ports of the host's that lead to the guest.
     pub publish: Vec<Publish>,
@@ -112,6 +120,8 @@ impl Network {
             poll: poll::Poll::new().map_err(start)?,
             link: link::Link::new(ours, config.addresses),
             policy: policy::Policy::new(config.allow, config.deny),
+            own: policy::OwnAddresses::new()
+                .map_err(system("asking the kernel for its own addresses"))?,
             resolvers: dns::Resolvers::new(config.resolvers, now),
             now,
         };

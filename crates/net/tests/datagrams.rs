@@ -2,9 +2,10 @@
 
 mod guest;
 
-use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::time::Duration;
 
+use guest::world::{NEIGHBOUR, OWN, World};
 use guest::{Guest, outside};
 use micabox_net::Config;
 
@@ -197,12 +198,15 @@ fn names_are_asked_of_the_next_resolver_if_one_is_silent() {
 #[test]
 #[ignore = "needs root"]
 fn a_rule_for_a_name_opens_the_address_behind_it() {
-    let server = std::net::TcpListener::bind((outside(), 0)).unwrap();
+    let Some(world) = World::enter("a_rule_for_a_name_opens_the_address_behind_it") else {
+        return;
+    };
+    let server = world.there(|| TcpListener::bind((NEIGHBOUR, 0)).unwrap());
     let port = server.local_addr().unwrap().port();
     let guest = Guest::new(Config {
         allow: vec![format!("*.test:{port}").parse().unwrap()],
         deny: vec!["bad.test".parse().unwrap()],
-        resolvers: vec![resolver(outside())],
+        resolvers: vec![resolver(NEIGHBOUR)],
         ..Config::default()
     });
     let text = guest.run(
@@ -217,12 +221,46 @@ print(code(lambda: connect('www.test', port)))
 print(os.strerror(code(lambda: connect(address, 9))))
 "
         ),
-        &[&outside().to_string(), &port.to_string()],
+        &[&NEIGHBOUR.to_string(), &port.to_string()],
     );
-    let outside = outside();
-    let no_route = "No route to host";
+    let refused = "Connection refused";
     assert_eq!(
         text,
-        format!("{no_route}\nTrue\nTrue\n{outside}\n0\n{no_route}")
+        format!("{refused}\nTrue\nTrue\n{NEIGHBOUR}\n0\n{refused}")
     );
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_name_opens_no_address_of_this_machine_or_its_networks() {
+    let test = "a_name_opens_no_address_of_this_machine_or_its_networks";
+    let Some(world) = World::enter(test) else {
+        return;
+    };
+    let neighbour = Ipv4Addr::new(10, 77, 0, 2);
+    world.have(neighbour);
+    let any = (Ipv4Addr::UNSPECIFIED, 7003);
+    let _here = TcpListener::bind(any).unwrap();
+    let _there = world.there(|| TcpListener::bind(any).unwrap());
+    let reached = |address: Ipv4Addr, rules: &[&str]| {
+        let guest = Guest::new(Config {
+            allow: rules.iter().map(|rule| rule.parse().unwrap()).collect(),
+            resolvers: vec![resolver(address)],
+            ..Config::default()
+        });
+        let script = format!(
+            "{LOOKUP}\nprint(look('www.test'), code(lambda: connect('www.test', 7003)) == 0)"
+        );
+        guest.run(&script, &[])
+    };
+    for address in [neighbour, OWN, Ipv4Addr::LOCALHOST] {
+        assert_eq!(reached(address, &["*.test"]), format!("{address} False"));
+    }
+    // But for a rule that says so, about the neighbour's network or this very address.
+    for (address, rule) in [(neighbour, "10.0.0.0/8"), (OWN, "198.18.0.1:7003")] {
+        assert_eq!(
+            reached(address, &["*.test", rule]),
+            format!("{address} True")
+        );
+    }
 }

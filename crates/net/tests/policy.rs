@@ -2,13 +2,16 @@
 
 mod guest;
 
+use std::io::ErrorKind;
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
+use guest::world::{NEIGHBOUR, World, counter, ip};
 use guest::{Guest, outside};
 
 /// Tries to connect to each ADDRESS:PORT, then to get an answer to a datagram, and prints how
-/// that went. Only who has a peer is connected: rarely, waiting for a connection ends without
-/// one and without an error.
+/// that went.
 const TRY: &str = "
 for target in sys.argv[1:]:
     address, port = target.split(':')
@@ -21,6 +24,7 @@ for target in sys.argv[1:]:
     print(os.strerror(code(ask)))
 ";
 
+const REFUSED: &str = "Connection refused";
 const NO_ROUTE: &str = "No route to host";
 
 /// Listens on every address, in both ways on one port: only the way there differs.
@@ -35,27 +39,93 @@ fn everywhere() -> (TcpListener, UdpSocket) {
     pairs.next().unwrap()
 }
 
+/// What the guest's and the host's kernel say of an address that is denied, and of one that is
+/// open.
+const DENIED: [&str; 2] = [REFUSED, NO_ROUTE];
+const OPEN: [&str; 2] = ["Success", "Success"];
+
+/// A neighbour that listens on these addresses, in both ways on one port, and how many came.
+fn neighbour(world: &World, addresses: &[&str], port: u16) -> Arc<AtomicUsize> {
+    let came = Arc::new(AtomicUsize::new(0));
+    for address in addresses {
+        let address: Ipv4Addr = address.parse().unwrap();
+        if address != NEIGHBOUR {
+            world.have(address);
+        }
+        let server = world.there(|| TcpListener::bind((address, port)).unwrap());
+        let datagrams = world.there(|| UdpSocket::bind((address, port)).unwrap());
+        let (streams, packets) = (Arc::clone(&came), Arc::clone(&came));
+        std::thread::spawn(move || {
+            for stream in server.incoming() {
+                drop(stream);
+                streams.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        std::thread::spawn(move || {
+            while let Ok((_, sender)) = datagrams.recv_from(&mut [0; 10]) {
+                packets.fetch_add(1, Ordering::Relaxed);
+                let _ = datagrams.send_to(b"x", sender);
+            }
+        });
+    }
+    came
+}
+
+/// Tries all of these from inside, and returns what came of each.
+fn attempt(guest: &Guest, addresses: &[&str], port: u16) -> Vec<[String; 2]> {
+    let targets: Vec<String> = addresses.iter().map(|to| format!("{to}:{port}")).collect();
+    let text = guest.run(TRY, &targets.iter().map(String::as_str).collect::<Vec<_>>());
+    let lines: Vec<String> = text.lines().map(str::to_owned).collect();
+    assert_eq!(lines.len(), 2 * addresses.len(), "{text}");
+    lines
+        .chunks(2)
+        .map(|pair| [0, 1].map(|n| pair[n].clone()))
+        .collect()
+}
+
 #[test]
 #[ignore = "needs root"]
 fn what_is_private_to_the_host_stays_so() {
+    let Some(world) = World::enter("what_is_private_to_the_host_stays_so") else {
+        return;
+    };
     let (server, datagrams) = everywhere();
     let port = server.local_addr().unwrap().port();
-    let asked = std::thread::spawn(move || {
-        let (_, sender) = datagrams.recv_from(&mut [0; 10]).unwrap();
-        datagrams.send_to(b"x", sender).unwrap();
-        (datagrams, sender.ip())
-    });
-    let guest = Guest::with_rules(&[], &[]);
-    let gateway = guest.gateway();
-    let denied = [
-        gateway.as_str(),
+    let private = [
         "169.254.169.254",
         "169.254.1.1",
-        "0.0.0.1",
         "100.100.100.200",
         "168.63.129.16",
+        "192.0.0.192",
     ];
-    // A neighbour, whom Linux asks for by ARP in vain.
+    let neighbours = ["198.18.0.2", "10.77.0.2", "192.168.77.2", "172.20.0.2"];
+    // All of them are there, and one hop away.
+    let came = neighbour(&world, &[&private[..], &neighbours].concat(), port);
+    let guest = Guest::with_rules(&[], &[]);
+    // One that the host has from the start, and those that it has later: on an interface,
+    // and by a route that is nobody's address.
+    ip("addr add 198.51.100.9/32 dev lo");
+    ip("route add local 203.0.113.0/24 dev lo");
+    let gateway = guest.gateway();
+    let own = [
+        gateway.as_str(),
+        "198.18.0.1",
+        "198.51.100.9",
+        "203.0.113.7",
+    ];
+    let before = [
+        counter("Tcp", "ActiveOpens"),
+        counter("Udp", "OutDatagrams"),
+    ];
+
+    for address in attempt(&guest, &[&private[..], &own].concat(), port) {
+        assert_eq!(address, DENIED);
+    }
+    // Linux itself has no way to "this host".
+    let [this_host, _] = &attempt(&guest, &["0.0.0.1"], port)[0];
+    let no_way = ["Invalid argument", "Network is unreachable", REFUSED];
+    assert!(no_way.contains(&this_host.as_str()), "{this_host}");
+    // And there is nobody on the guest's own network: Linux asks for such by ARP in vain.
     let script = "
 neighbour = (sys.argv[1], int(sys.argv[2]))
 print(os.strerror(code(lambda: connect(*neighbour))))
@@ -63,29 +133,100 @@ socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', neighbour)
 ";
     let text = guest.run(script, &["10.213.9.77", &port.to_string()]);
     assert_eq!(text, NO_ROUTE);
-    let mut targets: Vec<String> = denied.map(|to| format!("{to}:{port}")).into();
-    targets.push(format!("{}:{port}", outside()));
-    let targets: Vec<&str> = targets.iter().map(String::as_str).collect();
-    let text = guest.run(TRY, &targets);
-    let results: Vec<&str> = text.lines().collect();
-    let (inside, open) = results.split_at(denied.len() * 2);
-    for (target, result) in targets.iter().zip(inside.chunks(2)) {
-        // Linux itself has no route to "this host".
-        let tcp_ok = [
-            NO_ROUTE,
-            "Invalid argument",
-            "Network is unreachable",
-            "Transport endpoint is not connected",
-        ];
-        assert!(tcp_ok.contains(&result[0]), "{target}: {result:?}");
-    }
-    assert_eq!(open, ["Success", "Success"], "{results:?}");
-    // The last was the first and only one to arrive.
-    let (datagrams, first) = asked.join().unwrap();
-    assert_eq!(first, outside());
+    // Nothing left this machine, and nothing was tried on it.
+    let after = [
+        counter("Tcp", "ActiveOpens"),
+        counter("Udp", "OutDatagrams"),
+    ];
+    assert_eq!(after, before);
+    assert_eq!(came.load(Ordering::Relaxed), 0);
+    server.set_nonblocking(true).unwrap();
     datagrams.set_nonblocking(true).unwrap();
-    let another = datagrams.recv_from(&mut [0; 10]).unwrap_err();
-    assert_eq!(another.kind(), std::io::ErrorKind::WouldBlock);
+    assert_eq!(server.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+    let received = datagrams.recv_from(&mut [0; 10]);
+    assert_eq!(received.unwrap_err().kind(), ErrorKind::WouldBlock);
+
+    for address in attempt(&guest, &neighbours, port) {
+        assert_eq!(address, OPEN);
+    }
+    let after = [
+        counter("Tcp", "ActiveOpens"),
+        counter("Udp", "OutDatagrams"),
+    ];
+    assert!(
+        after[0] - before[0] == 4 && after[1] > before[1],
+        "{after:?}"
+    );
+    assert_eq!(came.load(Ordering::Relaxed), 8);
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_denied_connection_is_refused_every_time_and_opens_no_socket() {
+    let test = "a_denied_connection_is_refused_every_time_and_opens_no_socket";
+    let Some(world) = World::enter(test) else {
+        return;
+    };
+    let came = neighbour(&world, &["169.254.169.254", "198.18.0.2"], 80);
+    let guest = Guest::with_rules(&["198.18.0.2"], &[]);
+    let before = counter("Tcp", "ActiveOpens");
+    // As programs with an event loop do it: the error is there when the socket is reported.
+    let script = "
+import errno, select
+results = {}
+for turn in range(int(sys.argv[2])):
+    streams = []
+    for n in range(100):
+        stream = socket.socket()
+        stream.setblocking(False)
+        assert stream.connect_ex((sys.argv[1], 80)) in (errno.EINPROGRESS, errno.ECONNREFUSED)
+        streams.append(stream)
+    for stream in streams:
+        poller = select.poll()
+        poller.register(stream, select.POLLIN | select.POLLOUT)
+        poller.poll()
+        error = stream.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        results[error] = results.get(error, 0) + 1
+        stream.close()
+print(*((os.strerror(error), count) for error, count in results.items()))
+";
+    let text = guest.run(script, &["169.254.169.254", "20"]);
+    assert_eq!(text, format!("('{REFUSED}', 2000)"));
+    assert_eq!(counter("Tcp", "ActiveOpens"), before);
+    assert_eq!(came.load(Ordering::Relaxed), 0);
+    // And that is how the counter tells.
+    let text = guest.run(script, &["198.18.0.2", "1"]);
+    assert_eq!(text, "('Success', 100)");
+    assert_eq!(counter("Tcp", "ActiveOpens"), before + 100);
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_wide_rule_is_not_about_the_host() {
+    let Some(world) = World::enter("a_wide_rule_is_not_about_the_host") else {
+        return;
+    };
+    let (_server, datagrams) = everywhere();
+    let port = datagrams.local_addr().unwrap().port();
+    let _came = neighbour(&world, &["169.254.169.254", "198.18.0.2"], port);
+    let name = port.to_string();
+    let tcp = |rules: &[&str]| {
+        let guest = Guest::with_rules(rules, &[]);
+        let gateway = guest.gateway();
+        let targets = [&gateway, "198.18.0.1", "169.254.169.254", "198.18.0.2"];
+        let script = "
+for address in sys.argv[2:]: print(code(lambda: connect(address, sys.argv[1])) == 0)
+";
+        let arguments = [&[name.as_str()][..], &targets].concat();
+        let text = guest.run(script, &arguments);
+        text.lines().map(|line| line == "True").collect::<Vec<_>>()
+    };
+    for wide in ["0.0.0.0/0", &format!("0.0.0.0/0:{port}")] {
+        assert_eq!(tcp(&[wide]), [false, false, false, true], "{wide}");
+    }
+    assert_eq!(tcp(&["198.18.0.0/24"]), [false, false, false, true]);
+    let open = ["127.0.0.0/8", "198.18.0.1", "169.254.0.0/16"];
+    assert_eq!(tcp(&open), [true, true, true, false]);
 }
 
 #[test]
@@ -103,19 +244,19 @@ fn the_hosts_loopback_opens_by_a_rule_for_it() {
     ];
     let text = guest.run(TRY, &targets.each_ref().map(String::as_str));
     let results: Vec<&str> = text.lines().step_by(2).collect();
-    assert_eq!(results, ["Success", NO_ROUTE, NO_ROUTE]);
+    assert_eq!(results, ["Success", REFUSED, REFUSED]);
 }
 
 #[test]
 #[ignore = "needs root"]
 fn a_deny_rule_closes_one_thing() {
-    let [server, other] = [(); 2].map(|()| TcpListener::bind((outside(), 0)).unwrap());
-    let [port, denied] = [&server, &other].map(|server| server.local_addr().unwrap().port());
-    let outside = outside();
-    let guest = Guest::with_rules(&[], &[&format!("{outside}/31:{denied}")]);
-    let targets = [format!("{outside}:{port}"), format!("{outside}:{denied}")];
-    let text = guest.run(TRY, &targets.each_ref().map(String::as_str));
-    let results: Vec<&str> = text.lines().collect();
-    assert_eq!(results[0], "Success");
-    assert_eq!(results[2..], [NO_ROUTE, NO_ROUTE]);
+    let Some(world) = World::enter("a_deny_rule_closes_one_thing") else {
+        return;
+    };
+    let (open, denied) = (7001, 7002);
+    let _came = [open, denied].map(|port| neighbour(&world, &["198.18.0.2"], port));
+    let guest = Guest::with_rules(&[], &[&format!("{NEIGHBOUR}/31:{denied}")]);
+    let neighbour = NEIGHBOUR.to_string();
+    assert_eq!(attempt(&guest, &[&neighbour], open), [OPEN]);
+    assert_eq!(attempt(&guest, &[&neighbour], denied), [DENIED]);
 }

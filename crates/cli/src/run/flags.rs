@@ -130,7 +130,8 @@ pub struct Args {
     #[arg(long, value_name = "NUMBER", value_parser = cpus)]
     pub cpus: Option<u8>,
 
-    /// Network: what this machine reaches, but for what is private to it; or none
+    /// Network: what this machine reaches, but for its own addresses and what is private to it;
+    /// or none
     #[arg(long, value_name = "KIND", default_value = "user", alias = "network")]
     pub net: Net,
 
@@ -139,12 +140,16 @@ pub struct Args {
     #[arg(short, long, value_name = "PORTS")]
     pub publish: Vec<Publish>,
 
-    /// Let the sandbox reach this and nothing else, and resolve names that are allowed;
-    /// may be repeated [10.0.0.0/8, 10.1.2.3:443, example.com:443, *.example.com]
+    /// Let the sandbox reach this and nothing else, and resolve names that are allowed; may be
+    /// repeated. This machine's own addresses, its loopback interface and link-local ones are
+    /// opened by a block of nothing else, private networks (10.0.0.0/8 and such) by a block but
+    /// not by a name [10.0.0.0/8, 10.1.2.3:443, example.com:443, *.example.com]
     #[arg(long, value_name = "CIDR|DOMAIN[:PORT]")]
     pub net_allow: Vec<Rule>,
 
-    /// Keep the sandbox from reaching this, whatever is allowed; may be repeated
+    /// Keep the sandbox from reaching this, whatever is allowed; may be repeated. A name is not
+    /// resolved, and its addresses are closed as far as they were asked for here: a program that
+    /// knows them otherwise is kept off by --net-allow only
     #[arg(long, value_name = "CIDR|DOMAIN[:PORT]")]
     pub net_deny: Vec<Rule>,
 

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "every test binary uses a part of it")]
 
+pub mod dns;
 pub mod image;
 pub mod snapshot;
 

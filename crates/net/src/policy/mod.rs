@@ -1,23 +1,27 @@
 //! Which destinations a sandbox may reach.
 //!
-//! In this order: a deny rule denies; an allow rule for the address allows; what is
-//! private to the host is denied; an allow rule for a name allows the addresses that the
-//! name had; without any allow rule the rest is allowed, with one it is denied.
+//! In this order: a deny rule denies; an allow rule for the address allows, but what is
+//! the host's or private to it only if the rule's block is the host's or private as a whole;
+//! an allow rule for a name allows the addresses that the name had, but no private ones;
+//! without any allow rule the rest is allowed, with one it is denied.
 
 mod learned;
+mod own;
 mod rule;
 
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
+pub(crate) use own::OwnAddresses;
 pub use rule::{Rule, RuleError};
 
 use crate::dns::Name;
 use learned::Learned;
 use rule::Block;
 
-/// What only an allow rule for the very addresses opens: where the host talks to itself,
-/// and where clouds hand out credentials to whoever asks from the right machine.
+/// What only an allow rule for a block within the same block opens: where the host talks to
+/// itself, and where clouds hand out credentials to whatever asks from the right machine.
+/// Each of the host's own addresses is such a block, too.
 const PRIVATE: [Block; 8] = [
     // "This host": Linux connects such an address to itself.
     Block::new(0, 0, 0, 0, 8),
@@ -31,6 +35,15 @@ const PRIVATE: [Block; 8] = [
     // Multicast, reserved and broadcast: no peer to talk to.
     Block::new(224, 0, 0, 0, 4),
     Block::new(240, 0, 0, 0, 4),
+];
+
+/// Networks of one's own (RFC 1918, RFC 6598): a zone on the internet may say that its names
+/// are there, so no rule for a name opens them.
+const NEIGHBOURS: [Block; 4] = [
+    Block::new(10, 0, 0, 0, 8),
+    Block::new(100, 64, 0, 0, 10),
+    Block::new(172, 16, 0, 0, 12),
+    Block::new(192, 168, 0, 0, 16),
 ];
 
 /// The rules, and what names were last seen to mean.
@@ -50,8 +63,9 @@ impl Policy {
         }
     }
 
-    /// Whether the sandbox may send to this port of this address.
-    pub(crate) fn allows(&self, address: Ipv4Addr, port: u16, now: Instant) -> bool {
+    /// Whether the sandbox may send to this port of this address. `own` says whether that is
+    /// one of the host's.
+    pub(crate) fn allows(&self, address: Ipv4Addr, port: u16, own: bool, now: Instant) -> bool {
         let covers = |rule: &Rule| rule.covers_port(port) && rule.covers_address(address);
         let learned = |rules: &[Rule]| {
             let mut names = self.learned.names(address, now);
@@ -63,13 +77,19 @@ impl Policy {
         if self.deny.iter().any(covers) || learned(&self.deny) {
             return false;
         }
-        if self.allow.iter().any(covers) {
+        let closed = closed(address, own);
+        let opens = |rule: &Rule| covers(rule) && closed.is_none_or(|block| rule.is_within(block));
+        if self.allow.iter().any(opens) {
             return true;
         }
-        if PRIVATE.iter().any(|block| block.contains(address)) {
+        if closed.is_some() {
             return false;
         }
-        self.allow.is_empty() || learned(&self.allow)
+        if self.allow.is_empty() {
+            return true;
+        }
+        let is_neighbour = NEIGHBOURS.iter().any(|block| block.contains(address));
+        !is_neighbour && learned(&self.allow)
     }
 
     /// Whether the sandbox may ask what this name means. To ask is to send: whoever
@@ -95,6 +115,16 @@ impl Policy {
     }
 }
 
+/// The addresses of which a rule must be about nothing else to open this one; None if any
+/// rule does.
+fn closed(address: Ipv4Addr, own: bool) -> Option<Block> {
+    if own && !address.is_loopback() {
+        return Some(Block::of(address));
+    }
+    let mut private = PRIVATE.into_iter();
+    private.find(|block| block.contains(address))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -105,7 +135,7 @@ mod tests {
     }
 
     fn allows(policy: &Policy, address: &str, port: u16) -> bool {
-        policy.allows(address.parse().unwrap(), port, Instant::now())
+        policy.allows(address.parse().unwrap(), port, false, Instant::now())
     }
 
     fn name(text: &str) -> Name {
@@ -154,32 +184,85 @@ mod tests {
         let now = Instant::now();
         let ttl = Duration::from_secs(60);
         let address = Ipv4Addr::new(1, 2, 3, 4);
-        assert!(!named.allows(address, 443, now));
+        assert!(!named.allows(address, 443, false, now));
         for other in ["other.com", "notexample.com", "bad.example.org"] {
             assert!(!named.allows_name(&name(other)), "{other}");
         }
         assert!(named.allows_name(&name("example.com")));
         named.learn(&name("other.com"), address, ttl, now);
-        assert!(!named.allows(address, 443, now));
+        assert!(!named.allows(address, 443, false, now));
         named.learn(&name("example.com"), address, ttl, now);
-        assert!(named.allows(address, 443, now));
-        assert!(!named.allows(address, 80, now));
+        assert!(named.allows(address, 443, false, now));
+        assert!(!named.allows(address, 80, false, now));
         // The same address under a name for all ports, then under one that is denied.
         named.learn(&name("a.example.org"), address, ttl, now);
-        assert!(named.allows(address, 80, now));
+        assert!(named.allows(address, 80, false, now));
         named.learn(&name("bad.example.org"), address, ttl, now);
-        assert!(!named.allows(address, 80, now));
-        assert!(!named.allows(address, 443, now));
+        assert!(!named.allows(address, 80, false, now));
+        assert!(!named.allows(address, 443, false, now));
     }
 
     #[test]
-    fn a_name_does_not_open_what_is_private_to_the_host() {
-        let mut named = policy(&["rebinding.example"], &[]);
+    fn a_name_does_not_open_what_is_private() {
+        let mut named = policy(&["rebinding.example", "10.1.2.3:80"], &[]);
         let now = Instant::now();
-        for address in ["127.0.0.1", "169.254.169.254"] {
+        for (address, own) in [
+            ("127.0.0.1", true),
+            ("169.254.169.254", false),
+            ("198.51.100.1", true),
+            ("10.1.2.4", false),
+            ("172.31.0.1", false),
+            ("192.168.1.1", false),
+            ("100.64.0.1", false),
+        ] {
             let address = address.parse().unwrap();
             named.learn(&name("rebinding.example"), address, Duration::MAX, now);
-            assert!(!named.allows(address, 80, now));
+            assert!(!named.allows(address, 80, own, now), "{address}");
+        }
+        // Its neighbour of this rule's, and an address on the internet.
+        for (address, port, open) in [
+            ("10.1.2.3", 80, true),
+            ("10.1.2.3", 81, false),
+            ("198.51.100.1", 80, true),
+        ] {
+            let address = address.parse().unwrap();
+            named.learn(&name("rebinding.example"), address, Duration::MAX, now);
+            assert_eq!(named.allows(address, port, false, now), open, "{address}");
+        }
+    }
+
+    #[test]
+    fn only_a_rule_for_nothing_else_opens_what_is_the_hosts() {
+        let own: Ipv4Addr = [192, 168, 7, 7].into();
+        for (rule, opens) in [
+            ("0.0.0.0/0", false),
+            ("192.168.7.0/24", false),
+            ("192.168.7.6/31", false),
+            ("192.168.7.7/32:81", false),
+            ("192.168.7.7", true),
+            ("192.168.7.7:80", true),
+        ] {
+            let some = policy(&[rule], &[]);
+            assert_eq!(some.allows(own, 80, true, Instant::now()), opens, "{rule}");
+        }
+        assert!(!policy(&[], &[]).allows(own, 80, true, Instant::now()));
+        for (rule, address, opens) in [
+            ("0.0.0.0/0", "127.0.0.1", false),
+            ("0.0.0.0/0", "169.254.169.254", false),
+            ("0.0.0.0/0", "0.0.0.0", false),
+            ("126.0.0.0/7", "127.0.0.1", false),
+            ("127.0.0.0/8", "127.0.0.1", true),
+            ("169.254.0.0/16", "169.254.169.254", true),
+            ("169.254.169.254:80", "169.254.169.254", true),
+            ("100.64.0.0/10", "100.100.100.200", false),
+            ("100.100.100.200", "100.100.100.200", true),
+            ("0.0.0.0/0", "10.0.0.1", true),
+        ] {
+            assert_eq!(
+                allows(&policy(&[rule], &[]), address, 80),
+                opens,
+                "{rule} for {address}"
+            );
         }
     }
 }

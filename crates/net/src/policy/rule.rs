@@ -46,6 +46,10 @@ impl Block {
         }
     }
 
+    pub(super) fn of(address: Ipv4Addr) -> Self {
+        Self { address, bits: 32 }
+    }
+
     pub(super) fn contains(self, address: Ipv4Addr) -> bool {
         let difference = self.address.to_bits() ^ address.to_bits();
         difference
@@ -64,6 +68,12 @@ impl Rule {
     /// Whether the rule is about this address, by its number.
     pub(super) fn covers_address(&self, address: Ipv4Addr) -> bool {
         matches!(self.target, Target::Block(block) if block.contains(address))
+    }
+
+    /// Whether the rule names these addresses or some of them, and no others.
+    pub(super) fn is_within(&self, wide: Block) -> bool {
+        matches!(self.target, Target::Block(block)
+            if block.bits >= wide.bits && wide.contains(block.address))
     }
 
     /// Whether the rule is about this name.
@@ -244,6 +254,24 @@ mod tests {
             let found = [&all, &some, &one].map(|rule| rule.covers_address(address.into()));
             assert_eq!(found, expected, "{address:?}");
         }
+    }
+
+    #[test]
+    fn a_block_lies_within_itself_and_wider_ones() {
+        let loopback = Block::new(127, 0, 0, 0, 8);
+        for (text, expected) in [
+            ("127.0.0.0/8", true),
+            ("127.9.0.0/16:80", true),
+            ("127.0.0.1", true),
+            ("126.0.0.0/7", false),
+            ("127.0.0.1/0", false),
+            ("128.0.0.1", false),
+            ("localhost.test", false),
+        ] {
+            assert_eq!(rule(text).is_within(loopback), expected, "{text}");
+        }
+        let one = Block::of(Ipv4Addr::LOCALHOST);
+        assert!(rule("127.0.0.1").is_within(one) && !rule("127.0.0.0/31").is_within(one));
     }
 
     #[test]
