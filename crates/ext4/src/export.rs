@@ -1,36 +1,15 @@
-//! Writes a filesystem as a tar archive (POSIX `pax`) that leaves nothing out but sockets, for
-//! which archives have no word.
-//!
-//! Sources: POSIX.1-2017 `pax`, and the GNU tar manual, "Storing Sparse Files", format 1.0.
-//! Extended attributes are in `SCHILY.xattr.` records, as star, GNU tar and Go have them.
+//! Writes a filesystem as a tar archive that leaves nothing out but sockets, for which archives
+//! have no word.
 
-use alloc::borrow::ToOwned;
-use alloc::format;
-use alloc::string::{String, ToString};
-use alloc::vec;
 use alloc::vec::Vec;
 use std::io::{self, Write};
 
 use hashbrown::{HashMap, HashSet};
-use tar::{EntryType, Header};
 
+use crate::archive::{Kind, Member, Writer};
 use crate::device::BlockDevice;
 use crate::error::{Error, Place};
-use crate::format::fields;
-use crate::{DirEntry, Ext4, FileKind, Ino, Segment, Stat, Timestamp};
-
-/// Bytes of a block of an archive.
-const BLOCK: u64 = 512;
-/// Bytes of contents written at once.
-const PIECE: usize = 1 << 20;
-/// Longest path. Deeper trees can be made, a directory at a time, and their archives would grow
-/// with the square of their depth.
-const PATH_MAX: usize = 64 << 10;
-/// Bytes of a name and of a link's target in a header.
-const NAME_MAX: usize = 100;
-/// Largest numbers of an owner and of a size in a header.
-const OWNER_MAX: u32 = 0o7_777_777;
-const SIZE_MAX: u64 = 0o77_777_777_777;
+use crate::{DirEntry, Ext4, FileKind, Ino, Owner, Stat};
 
 /// Why an export ended early.
 #[derive(Debug, thiserror::Error)]
@@ -54,8 +33,23 @@ pub enum ExportError {
 pub struct Exported {
     /// Members of the archive.
     pub members: u64,
-    /// Paths of sockets, which were left out.
+    /// Paths of sockets, which were left out: of the first [`Exported::SOCKETS`].
     pub sockets: Vec<Vec<u8>>,
+    /// How many sockets more there were.
+    pub more_sockets: u64,
+}
+
+impl Exported {
+    /// Most sockets that are named.
+    pub const SOCKETS: usize = 100;
+
+    fn socket(&mut self, path: &[u8]) {
+        if self.sockets.len() < Self::SOCKETS {
+            self.sockets.push(path.to_vec());
+        } else {
+            self.more_sockets += 1;
+        }
+    }
 }
 
 /// Writes the tree below a directory, which becomes `./`, names in order of their bytes.
@@ -68,73 +62,186 @@ pub fn export<D: BlockDevice, W: Write>(
     directory: Ino,
     output: W,
 ) -> Result<Exported, ExportError> {
-    let statistics = filesystem.statistics();
-    let bytes = statistics.blocks * u64::from(statistics.block_size);
-    let mut export = Export {
-        filesystem,
-        output,
-        places: Vec::new(),
-        links: HashMap::new(),
-        visited: HashSet::new(),
-        left: bytes.saturating_mul(2),
-        exported: Exported::default(),
-    };
-    export.tree(directory)?;
-    // Two blocks of zeros.
-    export.output.write_all(&[0; 2 * BLOCK as usize])?;
-    export.output.flush()?;
-    Ok(export.exported)
+    let mut export = Exporter::new(filesystem, output);
+    export.tree(filesystem, directory, b"", |_| None)?;
+    export.finish()
 }
 
-struct Export<'f, D, W> {
-    filesystem: &'f mut Ext4<D>,
-    output: W,
-    /// Directories: each one's parent, by its number here, and name.
-    places: Vec<(usize, Vec<u8>)>,
-    /// The first path of each inode with several names: a directory's number, and a name there.
-    links: HashMap<Ino, (usize, Vec<u8>)>,
-    /// Directories: a damaged filesystem could have them in a circle.
-    visited: HashSet<Ino>,
-    /// What may still be written. Files that share blocks, and paths, could be without end: a
-    /// sound filesystem's contents are no more than itself, and its paths are less.
+/// An archive that is filled from a filesystem, inode by inode.
+#[derive(Debug)]
+pub struct Exporter<W> {
+    archive: Writer<W>,
+    /// The first path of each inode with several names.
+    links: HashMap<Ino, Vec<u8>>,
+    /// Bytes that may still be written. Files that share blocks, and paths, could be without
+    /// end: a sound filesystem's contents are no more than itself, and its paths are less.
     left: u64,
     exported: Exported,
 }
 
-impl<D: BlockDevice, W: Write> Export<'_, D, W> {
-    fn tree(&mut self, root: Ino) -> Result<(), ExportError> {
-        let mut path = Vec::new();
-        self.places.push((0, Vec::new()));
-        self.member(&path, 0, root)?;
-        let mut stack = vec![(0, 0, self.names(&path, root)?.into_iter())];
-        while let Some((place, length, names)) = stack.last_mut() {
+/// Longest path. Deeper trees can be made, a directory at a time, and their archives would grow
+/// with the square of their depth.
+const PATH_MAX: usize = 64 << 10;
+/// Bytes of such a path in a message.
+const PATH_SHOWN: usize = 100;
+
+impl<W: Write> Exporter<W> {
+    /// An archive without members, for what is in `filesystem`.
+    pub fn new<D: BlockDevice>(filesystem: &Ext4<D>, output: W) -> Self {
+        let statistics = filesystem.statistics();
+        let bytes = statistics.blocks * u64::from(statistics.block_size);
+        Self {
+            archive: Writer::new(output),
+            links: HashMap::new(),
+            left: bytes.saturating_mul(2),
+            exported: Exported::default(),
+        }
+    }
+
+    /// Ends the archive.
+    ///
+    /// # Errors
+    ///
+    /// Those of the output.
+    pub fn finish(self) -> Result<Exported, ExportError> {
+        self.archive.finish()?;
+        Ok(self.exported)
+    }
+
+    /// The archive, for members that are not from a filesystem.
+    pub fn archive(&mut self) -> &mut Writer<W> {
+        &mut self.archive
+    }
+
+    /// Adds what an inode is as `name`, a directory with the tree below it; names in order
+    /// of their bytes; an empty name makes it the archive's root, `./`. See [`Exporter::add`].
+    ///
+    /// # Errors
+    ///
+    /// [`ExportError`]; the archive is not whole then.
+    pub fn tree<D: BlockDevice>(
+        &mut self,
+        filesystem: &mut Ext4<D>,
+        root: Ino,
+        name: &[u8],
+        rename: impl Fn(&[u8]) -> Option<Vec<u8>>,
+    ) -> Result<(), ExportError> {
+        // Directories: a damaged filesystem could have them in a circle, or one of them at the
+        // end of so many ways that no archive is long enough.
+        let mut visited = HashSet::new();
+        let mut path = name.to_vec();
+        let stat = filesystem
+            .stat(root)
+            .map_err(|source| fail(&path, source))?;
+        self.add(filesystem, &path, &stat, &rename)?;
+        if stat.kind() != Some(FileKind::Directory) {
+            return Ok(());
+        }
+        visited.insert(root);
+        if !path.is_empty() {
+            path.push(b'/');
+        }
+        let names = names(filesystem, &path, root)?;
+        let mut stack = Vec::from([(path.len(), names.into_iter())]);
+        while let Some((length, names)) = stack.last_mut() {
             path.truncate(*length);
             let Some(entry) = names.next() else {
                 stack.pop();
                 continue;
             };
             path.extend_from_slice(&entry.name);
-            if self.member(&path, *place, entry.ino)? {
+            let stat = filesystem
+                .stat(entry.ino)
+                .map_err(|source| fail(&path, source))?;
+            if stat.kind() == Some(FileKind::Directory) && !visited.insert(entry.ino) {
+                let problem = "a directory with several names";
+                return Err(fail(&path, Place::Inode(entry.ino).corrupt(problem)));
+            }
+            self.add(filesystem, &path, &stat, &rename)?;
+            if stat.kind() == Some(FileKind::Directory) {
                 path.push(b'/');
-                let names = self.names(&path, entry.ino)?;
-                let number = self.places.len();
-                self.places.push((*place, entry.name.into_vec()));
-                stack.push((number, path.len(), names.into_iter()));
+                let names = self::names(filesystem, &path, entry.ino)?;
+                stack.push((path.len(), names.into_iter()));
             }
         }
         Ok(())
     }
 
-    /// The path of a name in a directory, given by its number.
-    fn path_of(&self, place: usize, name: &[u8]) -> Vec<u8> {
-        let mut parts = vec![name];
-        let mut at = place;
-        while let Some((parent, name)) = self.places.get(at).filter(|_| at > 0) {
-            parts.push(name);
-            at = *parent;
+    /// Adds an inode as `path`, or notes that it is a socket. `rename` may give an extended
+    /// attribute another name, or an empty one that leaves it out.
+    ///
+    /// # Errors
+    ///
+    /// [`ExportError`]; the archive is not whole then.
+    pub fn add<D: BlockDevice>(
+        &mut self,
+        filesystem: &mut Ext4<D>,
+        path: &[u8],
+        stat: &Stat,
+        rename: impl Fn(&[u8]) -> Option<Vec<u8>>,
+    ) -> Result<(), ExportError> {
+        let ino = stat.ino;
+        let Some(kind) = stat.kind() else {
+            return Err(fail(path, Place::Inode(ino).corrupt("its type is unknown")));
+        };
+        if path.len() > PATH_MAX {
+            let problem = "below this are directories that are too deep for an archive";
+            let start = path.get(..PATH_SHOWN).unwrap_or_default();
+            return Err(fail(start, Place::Inode(ino).corrupt(problem)));
         }
-        parts.reverse();
-        parts.join(&b'/')
+        self.take(path, ino, path.len() as u64)?;
+        if kind == FileKind::Socket {
+            self.exported.socket(path);
+            return Ok(());
+        }
+        self.exported.members += 1;
+        let member = Member {
+            path,
+            kind: Kind::Fifo,
+            owner: Owner {
+                permissions: stat.mode & 0o7777,
+                uid: stat.uid,
+                gid: stat.gid,
+            },
+            mtime: stat.mtime,
+            xattrs: &[],
+        };
+        if kind != FileKind::Directory && stat.links > 1 {
+            let first = self.links.get(&ino).map(Vec::len);
+            self.take(path, ino, first.unwrap_or(0) as u64)?;
+            if let Some(first) = self.links.get(&ino) {
+                let link = Member {
+                    kind: Kind::HardLink(first),
+                    ..member
+                };
+                return Ok(self.archive.add(&link)?);
+            }
+            self.links.insert(ino, path.to_vec());
+        }
+        let xattrs = xattrs(filesystem, ino, rename).map_err(|source| fail(path, source))?;
+        let xattrs: Vec<_> = xattrs
+            .iter()
+            .map(|(name, value)| (&**name, &**value))
+            .collect();
+        let member = Member {
+            xattrs: &xattrs,
+            ..member
+        };
+        let target;
+        let kind = match kind {
+            FileKind::File => return self.file(filesystem, member, stat),
+            FileKind::Symlink => {
+                target = filesystem
+                    .read_link(ino)
+                    .map_err(|source| fail(path, source))?;
+                Kind::Symlink(&target)
+            }
+            FileKind::Directory => Kind::Directory,
+            FileKind::CharDevice => Kind::CharDevice(stat.device.0, stat.device.1),
+            FileKind::BlockDevice => Kind::BlockDevice(stat.device.0, stat.device.1),
+            FileKind::Fifo | FileKind::Socket => Kind::Fifo,
+        };
+        Ok(self.archive.add(&Member { kind, ..member })?)
     }
 
     /// Accounts for bytes that are to be written.
@@ -146,362 +253,71 @@ impl<D: BlockDevice, W: Write> Export<'_, D, W> {
         Ok(())
     }
 
-    /// A directory's names in order.
-    fn names(&mut self, path: &[u8], directory: Ino) -> Result<Vec<DirEntry>, ExportError> {
-        if !self.visited.insert(directory) {
-            let problem = "a directory with several names";
-            return Err(fail(path, Place::Inode(directory).corrupt(problem)));
-        }
-        let mut names = self
-            .filesystem
-            .read_dir(directory)
+    fn file<D: BlockDevice>(
+        &mut self,
+        filesystem: &mut Ext4<D>,
+        member: Member<'_>,
+        stat: &Stat,
+    ) -> Result<(), ExportError> {
+        let path = member.path;
+        let segments = filesystem
+            .segments(stat.ino)
             .map_err(|source| fail(path, source))?;
-        names.sort_unstable_by(|one, other| one.name.cmp(&other.name));
-        Ok(names)
-    }
-
-    /// Writes one member, which is in the directory of number `place`; says whether it is a
-    /// directory itself.
-    fn member(&mut self, path: &[u8], place: usize, ino: Ino) -> Result<bool, ExportError> {
-        if path.len() > PATH_MAX {
-            // The whole of it helps as little in a message.
-            let start = path.get(..NAME_MAX).unwrap_or_default();
-            let problem = "below this are directories that are too deep for an archive";
-            return Err(fail(start, Place::Inode(ino).corrupt(problem)));
-        }
-        self.take(path, ino, path.len() as u64)?;
-        let stat = self
-            .filesystem
-            .stat(ino)
-            .map_err(|source| fail(path, source))?;
-        let Some(kind) = stat.kind() else {
-            return Err(fail(path, Place::Inode(ino).corrupt("its type is unknown")));
+        let bytes = segments.iter().map(|segment| segment.length).sum();
+        self.take(path, stat.ino, bytes)?;
+        let kind = Kind::File {
+            size: stat.size,
+            segments: Some(&segments),
         };
-        if kind == FileKind::Socket {
-            self.exported.sockets.push(path.to_vec());
-            return Ok(false);
-        }
-        let mut member = Draft::new(&stat, path, kind);
-        if kind != FileKind::Directory && stat.links > 1 {
-            if let Some((place, name)) = self.links.get(&ino) {
-                member.link_to(&self.path_of(*place, name));
-                self.take(path, ino, member.target.len() as u64)?;
-                return self.write(&member, 0).map(|()| false);
+        let member = Member { kind, ..member };
+        self.archive.add_file(&member, |offset, piece| {
+            let got = filesystem
+                .read(stat.ino, offset, piece)
+                .map_err(|source| fail(path, source))?;
+            if got != piece.len() {
+                let problem = "the file is shorter than its size";
+                return Err(fail(path, Place::Inode(stat.ino).corrupt(problem)));
             }
-            let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
-            self.links.insert(ino, (place, name.to_vec()));
-        }
-        self.xattrs(&mut member, path, ino)?;
-        match kind {
-            FileKind::Symlink => {
-                let target = self.filesystem.read_link(ino);
-                member.target = target.map_err(|source| fail(path, source))?;
-                self.write(&member, 0)?;
-            }
-            FileKind::File => self.file(member, path, &stat)?,
-            _ => self.write(&member, 0)?,
-        }
-        Ok(kind == FileKind::Directory)
+            Ok(())
+        })
     }
+}
 
-    fn xattrs(&mut self, member: &mut Draft, path: &[u8], ino: Ino) -> Result<(), ExportError> {
-        let names = self.filesystem.xattr_names(ino);
-        let mut names = names.map_err(|source| fail(path, source))?;
-        names.sort_unstable();
-        for name in names {
-            let value = self.filesystem.xattr(ino, &name);
-            let value = value.map_err(|source| fail(path, source))?;
-            self.take(path, ino, value.len() as u64)?;
-            // A record's key ends at the first `=`.
-            if !name.contains(&b'=') {
-                member.record(&[b"SCHILY.xattr.", &*name].concat(), &value);
-            }
-            // GNU tar takes access control lists as text only.
-            let key: &[u8] = match &*name {
-                b"system.posix_acl_access" => b"SCHILY.acl.access",
-                b"system.posix_acl_default" => b"SCHILY.acl.default",
-                _ => continue,
-            };
-            if let Some(text) = acl_text(&value) {
-                member.record(key, text.as_bytes());
-            }
-        }
-        Ok(())
-    }
+/// A directory's names in order.
+fn names<D: BlockDevice>(
+    filesystem: &mut Ext4<D>,
+    path: &[u8],
+    directory: Ino,
+) -> Result<Vec<DirEntry>, ExportError> {
+    let mut names = filesystem
+        .read_dir(directory)
+        .map_err(|source| fail(path, source))?;
+    names.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+    Ok(names)
+}
 
-    fn file(&mut self, mut member: Draft, path: &[u8], stat: &Stat) -> Result<(), ExportError> {
-        let segments = self.filesystem.segments(stat.ino);
-        let mut segments = segments.map_err(|source| fail(path, source))?;
-        for segment in &mut segments {
-            segment.length = segment.length.min(stat.size.saturating_sub(segment.offset));
-        }
-        segments.retain(|segment| segment.length > 0);
-        let held: u64 = segments.iter().map(|segment| segment.length).sum();
-        self.take(path, stat.ino, held)?;
-        let mut map = Vec::new();
-        if held < stat.size {
-            map = sparse_map(&segments, stat.size);
-            member.record(b"GNU.sparse.major", b"1");
-            member.record(b"GNU.sparse.minor", b"0");
-            member.record(b"GNU.sparse.name", path);
-            member.record(b"GNU.sparse.realsize", stat.size.to_string().as_bytes());
-            // What programs that don't know the format are to unpack.
-            member.path = [b"GNUSparseFile.0/", path].concat();
-        } else {
-            segments = vec![Segment {
-                offset: 0,
-                length: stat.size,
-            }];
-        }
-        let size = map.len() as u64 + held;
-        self.write(&member, size)?;
-        self.output.write_all(&map)?;
-        let mut buffer = vec![0; PIECE.min(stat.size as usize)];
-        for segment in segments {
-            let mut at = segment.offset;
-            let end = segment.offset + segment.length;
-            while at < end {
-                let count = (end - at).min(buffer.len() as u64) as usize;
-                let piece = buffer.get_mut(..count).unwrap_or_default();
-                let got = self.filesystem.read(stat.ino, at, piece);
-                if got.map_err(|source| fail(path, source))? != count {
-                    let problem = "the file is shorter than its size";
-                    return Err(fail(path, Place::Inode(stat.ino).corrupt(problem)));
-                }
-                self.output.write_all(piece)?;
-                at += count as u64;
-            }
-        }
-        self.pad(size)
-    }
+type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
-    /// Writes the headers of a member with `size` bytes of contents.
-    fn write(&mut self, member: &Draft, size: u64) -> Result<(), ExportError> {
-        self.exported.members += 1;
-        let (header, records) = member.headers(size);
-        if !records.is_empty() {
-            let mut extended = Header::new_ustar();
-            extended.set_entry_type(EntryType::XHeader);
-            put_name(&mut extended.as_old_mut().name, b"PaxHeader");
-            extended.set_mode(0o644);
-            extended.set_uid(0);
-            extended.set_gid(0);
-            extended.set_mtime(0);
-            extended.set_size(records.len() as u64);
-            extended.set_cksum();
-            self.output.write_all(extended.as_bytes())?;
-            self.output.write_all(&records)?;
-            self.pad(records.len() as u64)?;
+/// An inode's extended attributes under the names that they are to have, in order.
+fn xattrs<D: BlockDevice>(
+    filesystem: &mut Ext4<D>,
+    ino: Ino,
+    rename: impl Fn(&[u8]) -> Option<Vec<u8>>,
+) -> Result<Xattrs, Error> {
+    let mut xattrs = Vec::new();
+    for name in filesystem.xattr_names(ino)? {
+        let renamed = rename(&name).unwrap_or_else(|| name.to_vec());
+        if !renamed.is_empty() {
+            xattrs.push((renamed, filesystem.xattr(ino, &name)?));
         }
-        self.output.write_all(header.as_bytes())?;
-        Ok(())
     }
-
-    /// Zeros from `size` bytes to the end of their last block.
-    fn pad(&mut self, size: u64) -> Result<(), ExportError> {
-        let padding = (size.wrapping_neg() % BLOCK) as usize;
-        self.output.write_all(&vec![0; padding])?;
-        Ok(())
-    }
+    xattrs.sort_unstable();
+    Ok(xattrs)
 }
 
 fn fail(path: &[u8], source: Error) -> ExportError {
     ExportError::Filesystem {
         path: path.to_vec(),
         source,
-    }
-}
-
-/// The map before a sparse file's contents: decimal numbers, one a line, in whole blocks.
-fn sparse_map(segments: &[Segment], size: u64) -> Vec<u8> {
-    let end = segments.last().map_or(0, |last| last.offset + last.length);
-    // An empty part marks the end behind a hole.
-    let marker = (end < size).then_some(Segment {
-        offset: size,
-        length: 0,
-    });
-    let all: Vec<_> = segments.iter().copied().chain(marker).collect();
-    let mut text = format!("{}\n", all.len());
-    for segment in all {
-        text.push_str(&format!("{}\n{}\n", segment.offset, segment.length));
-    }
-    let mut map = text.into_bytes();
-    map.resize(map.len().next_multiple_of(BLOCK as usize), 0);
-    map
-}
-
-/// A member before its headers are written.
-struct Draft {
-    path: Vec<u8>,
-    kind: EntryType,
-    target: Vec<u8>,
-    stat: Stat,
-    records: Vec<u8>,
-}
-
-impl Draft {
-    fn new(stat: &Stat, path: &[u8], kind: FileKind) -> Self {
-        let (kind, end): (_, &[u8]) = match kind {
-            FileKind::Directory if path.is_empty() => (EntryType::Directory, b"./"),
-            FileKind::Directory => (EntryType::Directory, b"/"),
-            FileKind::Symlink => (EntryType::Symlink, b""),
-            FileKind::CharDevice => (EntryType::Char, b""),
-            FileKind::BlockDevice => (EntryType::Block, b""),
-            FileKind::Fifo => (EntryType::Fifo, b""),
-            FileKind::File | FileKind::Socket => (EntryType::Regular, b""),
-        };
-        Self {
-            path: [path, end].concat(),
-            kind,
-            target: Vec::new(),
-            stat: *stat,
-            records: Vec::new(),
-        }
-    }
-
-    /// Turns it into another name of what `first` is.
-    fn link_to(&mut self, first: &[u8]) {
-        self.kind = EntryType::Link;
-        self.target = first.to_vec();
-    }
-
-    /// Adds a record to the extended header.
-    fn record(&mut self, key: &[u8], value: &[u8]) {
-        put_record(&mut self.records, key, value);
-    }
-
-    /// The header, and the records for what it has no room for.
-    fn headers(&self, size: u64) -> (Header, Vec<u8>) {
-        let mut records = self.records.clone();
-        let mut header = Header::new_ustar();
-        header.set_entry_type(self.kind);
-        let stat = &self.stat;
-        header.set_mode(u32::from(stat.mode & 0o7777));
-        for (key, id) in [("uid", stat.uid), ("gid", stat.gid)] {
-            let stored = if id > OWNER_MAX { 0 } else { id.into() };
-            match key {
-                "uid" => header.set_uid(stored),
-                _ => header.set_gid(stored),
-            }
-            if id > OWNER_MAX {
-                put_record(&mut records, key.as_bytes(), id.to_string().as_bytes());
-            }
-        }
-        if size > SIZE_MAX {
-            put_record(&mut records, b"size", size.to_string().as_bytes());
-        }
-        header.set_size(if size > SIZE_MAX { 0 } else { size });
-        let Timestamp { seconds, nanos } = stat.mtime;
-        let whole = u64::try_from(seconds)
-            .ok()
-            .filter(|&seconds| seconds <= SIZE_MAX);
-        header.set_mtime(whole.unwrap_or(0));
-        if whole.is_none() || nanos != 0 {
-            put_record(&mut records, b"mtime", decimal(stat.mtime).as_bytes());
-        }
-        if matches!(self.kind, EntryType::Char | EntryType::Block) {
-            // Linux's numbers fit into the fields: 12 and 20 bits.
-            let _ = header.set_device_major(stat.device.0);
-            let _ = header.set_device_minor(stat.device.1);
-        }
-        let names = header.as_old_mut();
-        for (key, name, field) in [
-            (&b"path"[..], &self.path, &mut names.name),
-            (&b"linkpath"[..], &self.target, &mut names.linkname),
-        ] {
-            put_name(field, name);
-            if name.len() > NAME_MAX || !name.is_ascii() {
-                put_record(&mut records, key, name);
-            }
-        }
-        header.set_cksum();
-        (header, records)
-    }
-}
-
-/// Adds a record of an extended header: its own length in decimal comes first.
-fn put_record(records: &mut Vec<u8>, key: &[u8], value: &[u8]) {
-    let rest = key.len() + value.len() + 3; // blank, `=`, newline
-    let mut length = rest;
-    while length.to_string().len() + rest != length {
-        length = length.to_string().len() + rest;
-    }
-    records.extend_from_slice(length.to_string().as_bytes());
-    for part in [b" ", key, b"=", value, b"\n"] {
-        records.extend_from_slice(part);
-    }
-}
-
-/// As much of a name as there is room for.
-fn put_name(field: &mut [u8; NAME_MAX], name: &[u8]) {
-    for (place, &byte) in field.iter_mut().zip(name) {
-        *place = byte;
-    }
-}
-
-/// An access control list as text, owners and groups by number. `None` if it is not in the form
-/// of `getxattr`.
-fn acl_text(value: &[u8]) -> Option<String> {
-    let (version, entries) = value.split_first_chunk::<4>()?;
-    if u32::from_le_bytes(*version) != 2 || !entries.len().is_multiple_of(8) {
-        return None;
-    }
-    let mut text = String::new();
-    for entry in entries.chunks_exact(8) {
-        let id: u32 = fields::get(entry, 4);
-        let (kind, id) = match fields::get::<u16>(entry, 0) {
-            0x01 => ("user", String::new()),
-            0x02 => ("user", id.to_string()),
-            0x04 => ("group", String::new()),
-            0x08 => ("group", id.to_string()),
-            0x10 => ("mask", String::new()),
-            0x20 => ("other", String::new()),
-            _ => return None,
-        };
-        let permissions: u16 = fields::get(entry, 2);
-        let letter = |bit, letter| if permissions & bit != 0 { letter } else { '-' };
-        let (read, write, execute) = (letter(4, 'r'), letter(2, 'w'), letter(1, 'x'));
-        text.push_str(&format!("{kind}:{id}:{read}{write}{execute}\n"));
-    }
-    Some(text)
-}
-
-/// Seconds as a decimal fraction, negative ones too.
-fn decimal(time: Timestamp) -> String {
-    let nanos = i128::from(time.seconds) * 1_000_000_000 + i128::from(time.nanos);
-    let sign = if nanos < 0 { "-" } else { "" };
-    let nanos = nanos.unsigned_abs();
-    let (whole, fraction) = (nanos / 1_000_000_000, nanos % 1_000_000_000);
-    let text = format!("{sign}{whole}.{fraction:09}");
-    text.trim_end_matches('0').trim_end_matches('.').to_owned()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_are_decimal_fractions() {
-        for (seconds, nanos, text) in [
-            (0, 0, "0"),
-            (1, 500_000_000, "1.5"),
-            (-1, 0, "-1"),
-            (-2, 500_000_000, "-1.5"),
-            (-1, 999_999_999, "-0.000000001"),
-            (100, 1, "100.000000001"),
-        ] {
-            assert_eq!(decimal(Timestamp { seconds, nanos }), text);
-        }
-    }
-
-    #[test]
-    fn records_count_their_own_length() {
-        for length in 0..2000 {
-            let mut records = Vec::new();
-            put_record(&mut records, b"key", &vec![b'v'; length]);
-            let text = String::from_utf8(records).unwrap();
-            let (claimed, _) = text.split_once(' ').unwrap();
-            assert_eq!(claimed.parse::<usize>().unwrap(), text.len());
-        }
     }
 }

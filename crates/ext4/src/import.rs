@@ -10,52 +10,13 @@ use std::io::{self, Read};
 
 use hashbrown::HashMap;
 
+pub use crate::archive::{Kind, Member};
 use crate::device::BlockDevice;
 use crate::error::{Errno, Error};
 use crate::{Ext4, FileKind, Ino, Owner, ROOT, Segment, SetAttributes, SetXattr, Timestamp};
 
 /// Bytes of contents taken at once.
 const PIECE: usize = 1 << 20;
-
-/// What a member is.
-#[derive(Debug, Clone, Copy)]
-pub enum Kind<'m> {
-    /// A file of this many bytes. If parts are named, only those have contents, one after the
-    /// other; the rest are holes. They are in order, disjoint and within the file.
-    File {
-        /// Bytes, holes included.
-        size: u64,
-        /// The parts with contents.
-        segments: Option<&'m [Segment]>,
-    },
-    /// Another name for the file at this path.
-    HardLink(&'m [u8]),
-    /// A symbolic link with this target.
-    Symlink(&'m [u8]),
-    /// A directory. One that exists gets the attributes.
-    Directory,
-    /// A character device with major and minor number.
-    CharDevice(u32, u32),
-    /// A block device with major and minor number.
-    BlockDevice(u32, u32),
-    /// A FIFO.
-    Fifo,
-}
-
-/// A member of an archive.
-#[derive(Debug, Clone)]
-pub struct Member<'m> {
-    /// Its path: any bytes but NUL.
-    pub path: &'m [u8],
-    /// What it is.
-    pub kind: Kind<'m>,
-    /// Permissions and owner.
-    pub owner: Owner,
-    /// Last change of the contents; also becomes that of the last access.
-    pub mtime: Timestamp,
-    /// Extended attributes by full name, access control lists in `setxattr`'s form.
-    pub xattrs: &'m [(&'m [u8], &'m [u8])],
-}
 
 /// Why a member could not be imported.
 #[derive(Debug, thiserror::Error)]
