@@ -6,7 +6,7 @@
 //! contents of files, archives, and as with `ls` the names of `mica ext4 ls` where no terminal is.
 
 use std::fmt::Write as _;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal, Read, Write};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
@@ -45,6 +45,9 @@ pub mod raw {
     }
 }
 
+/// Bytes passed on at once.
+const PIECE: usize = 64 << 10;
+
 /// Writes to stdout. A closed pipe is not an error: its reader has seen enough.
 pub fn print(text: &str) -> Result<(), Failure> {
     write_stdout(visible::lines(text).as_bytes())
@@ -58,6 +61,23 @@ pub fn write_stdout(bytes: &[u8]) -> Result<(), Failure> {
             Err(Failure::of(&error).context("writing to stdout"))
         }
         _ => Ok(()),
+    }
+}
+
+/// Passes bytes on to where they go, as they are; whether it could to their end. A closed pipe
+/// is no error.
+pub fn pass_on(from: &mut impl Read, to: &mut dyn Write) -> Result<bool, Failure> {
+    let mut buffer = vec![0; PIECE];
+    let reading = |error: io::Error| Failure::of(&error);
+    loop {
+        let count = from.read(&mut buffer).map_err(reading)?;
+        let piece = buffer.get(..count).unwrap_or_default();
+        match to.write_all(piece).and_then(|()| to.flush()) {
+            Ok(()) if count == 0 => return Ok(true),
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(false),
+            Err(error) => return Err(Failure::of(&error).context("writing the output")),
+        }
     }
 }
 

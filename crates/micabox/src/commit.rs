@@ -1,11 +1,9 @@
 //! A sandbox's changes as a new image.
 
-use std::io::{BufWriter, Seek, Write};
-
 use micabox_image::store::Image;
-use micabox_image::{Changes, Limits, Reference, Store, extend};
+use micabox_image::{Changes, ExtendError, Limits, Reference, Store, extend};
 
-use crate::{Base, Error, Sandboxes};
+use crate::{Base, Error, Notes, Sandboxes};
 
 impl Sandboxes {
     /// Makes an image of a sandbox's changes on top of its image's layers, and gives it the
@@ -22,20 +20,22 @@ impl Sandboxes {
         changes: &Changes,
         references: &[Reference],
         limits: &Limits,
-    ) -> Result<Image, Error> {
+    ) -> Result<(Image, Notes), Error> {
         let record = self.get(name_or_id)?;
-        let Base::Image(base) = Base::of(store, &record)? else {
+        let base = Base::of(store, &record)?;
+        let Base::Image(image) = &base else {
             return Err(Error::NoImage(record.name));
         };
-        let disk = self.still_disk(&record.id)?;
-        // All of it before anything is made of it: half a layer would look like a whole one.
-        let failed = |what| move |source| Error::System { what, source };
-        let mut archive = tempfile::tempfile_in(store.root()).map_err(failed("making a file"))?;
-        let mut writer = BufWriter::with_capacity(1 << 20, &mut archive);
-        disk.write_layer(&mut writer)?;
-        writer.flush().map_err(failed("writing the layer"))?;
-        drop(writer);
-        archive.rewind().map_err(failed("reading the layer"))?;
-        Ok(extend(store, &base, archive, changes, references, limits).map_err(Box::new)?)
+        // It fails at its end if it is half a layer.
+        let mut layer = self.still_disk(&record.id)?.layer(&base)?;
+        match extend(store, image, &mut layer, changes, references, limits) {
+            Ok(image) => Ok((image, layer.finish()?)),
+            // What is wrong with the disk says more.
+            Err(error @ ExtendError::Read(_)) => {
+                let verdict = layer.verdict();
+                Err(verdict.unwrap_or_else(|| Box::new(error).into()))
+            }
+            Err(error) => Err(Box::new(error).into()),
+        }
     }
 }

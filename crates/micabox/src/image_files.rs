@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::path::Path;
 
-use micabox_erofs::{BLOCK_SIZE, Concat, Reader};
+use micabox_erofs::{BLOCK_SIZE, Reader};
 use micabox_image::identity;
 use micabox_image::store::Image;
 
@@ -39,21 +39,17 @@ pub(crate) fn open(image: &Image) -> Result<ImageFiles, Error> {
     })
 }
 
-/// Opens everything that `image` shows for reading in this process, bodies of files
-/// included.
-pub(crate) fn reader(image: &Image) -> Result<Reader<Concat<File>>, Error> {
-    let unusable = |problem: String| Error::ImageFile {
-        path: image.fsmeta.clone(),
-        problem,
-    };
+/// Opens everything that `image` shows, bodies of files included: metadata first, then its
+/// layers.
+pub(crate) fn for_reading(image: &Image) -> Result<Vec<File>, Error> {
     let layers = image.layers.iter().map(|layer| &layer.path);
     let files = std::iter::once(&image.fsmeta).chain(layers).map(File::open);
     files
         .collect::<Result<Vec<_>, _>>()
-        // They are padded as they lie.
-        .and_then(|files| Concat::new(files, BLOCK_SIZE))
-        .map_err(|error| unusable(error.to_string()))
-        .and_then(|source| Reader::open(source).map_err(|error| unusable(error.to_string())))
+        .map_err(|error| Error::ImageFile {
+            path: image.fsmeta.clone(),
+            problem: error.to_string(),
+        })
 }
 
 fn check(path: &Path, blocks: u64, uuid: [u8; 16]) -> Result<ImageFile, Error> {

@@ -2,7 +2,9 @@
 
 use micabox_jail::Kind;
 
-/// All kinds.
+use crate::jailed;
+
+/// All kinds but those of [`jailed`].
 const WORKERS: &[Kind] = &[
     #[cfg(target_arch = "x86_64")]
     micabox_vmm::WORKER,
@@ -12,5 +14,6 @@ const WORKERS: &[Kind] = &[
 /// and parsers of what is foreign are processes of a program that calls this first of all;
 /// for others, of the `mica` beside them, on PATH or in `MICABOX_WORKER`.
 pub fn run_if_worker() {
-    micabox_jail::run_if_worker(WORKERS);
+    let kinds: Vec<Kind> = WORKERS.iter().chain(jailed::KINDS).copied().collect();
+    micabox_jail::run_if_worker(&kinds);
 }

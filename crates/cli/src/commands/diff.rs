@@ -1,10 +1,17 @@
 //! `mica diff`
 
+use std::io::{self, BufWriter, Write};
+
 use micabox::Base;
 use serde::Serialize;
 
-use crate::output::{json_name, print, print_json};
+use super::notes;
+use crate::failure::Failure;
+use crate::output::{json_name, raw};
 use crate::{Outcome, settings, visible};
+
+/// Bytes written at once.
+const PIECE: usize = 64 << 10;
 
 /// List what a sandbox has changed: A added, C changed, D deleted
 ///
@@ -36,23 +43,43 @@ pub fn execute(args: &Args) -> Outcome {
     let sandboxes = settings::sandboxes(&store)?;
     let record = sandboxes.get(&args.sandbox)?;
     let disk = sandboxes.still_disk(&record.id)?;
-    let changes = disk.changes(&Base::of(&store, &record)?)?;
-    if args.json {
-        let changes = changes.iter().map(|change| {
-            let kind = change.kind.to_string();
-            let (path, path_hex) = json_name(&change.path);
-            Json {
-                kind,
-                path,
-                path_hex,
-            }
-        });
-        print_json(&changes.collect::<Vec<_>>())?;
-    } else {
-        let lines = changes
-            .iter()
-            .map(|change| format!("{} {}\n", change.kind, visible::name(&change.path)));
-        print(&lines.collect::<String>())?;
+    let mut stdout = BufWriter::with_capacity(PIECE, raw::stdout());
+    let mut count = 0_u64;
+    let told = disk.changes(&Base::of(&store, &record)?, |change| {
+        let kind = change.kind.to_string();
+        count += 1;
+        if !args.json {
+            return writeln!(stdout, "{kind} {}", visible::name(change.path));
+        }
+        let (path, path_hex) = json_name(change.path);
+        let entry = serde_json::to_string_pretty(&Json {
+            kind,
+            path,
+            path_hex,
+        })?;
+        let entry = visible::json(&entry).replace('\n', "\n  ");
+        let before = if count == 1 { "[" } else { "," };
+        write!(stdout, "{before}\n  {entry}")
+    });
+    let notes = match told {
+        Err(micabox::Error::System { source, .. })
+            if source.kind() == io::ErrorKind::BrokenPipe =>
+        {
+            return Ok(0);
+        }
+        told => told?,
+    };
+    let end = match (args.json, count) {
+        (false, _) => "",
+        (true, 0) => "[]\n",
+        (true, _) => "\n]\n",
+    };
+    let written = write!(stdout, "{end}").and_then(|()| stdout.flush());
+    notes::tell(&notes, &args.sandbox);
+    match written {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Failure::of(&error).context("writing to stdout"))
+        }
+        _ => Ok(0),
     }
-    Ok(0)
 }

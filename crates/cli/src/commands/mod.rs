@@ -10,6 +10,7 @@ pub mod images;
 pub mod inspect;
 pub mod load;
 pub mod logs;
+mod notes;
 pub mod ps;
 pub mod pull;
 pub mod push;

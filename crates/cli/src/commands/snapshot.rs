@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, BufReader};
 use std::path::PathBuf;
 
+use super::notes;
 use crate::failure::Failure;
 use crate::output::{Table, ago, print, print_json, size};
 use crate::whole_file::WholeFile;
@@ -82,7 +83,11 @@ pub fn execute(args: &Args) -> Outcome {
         } => {
             let snapshot = match memory {
                 true => sandboxes.save_machine(&store, sandbox, name)?,
-                false => sandboxes.create_snapshot(&store, sandbox, name)?,
+                false => {
+                    let (snapshot, found) = sandboxes.create_snapshot(&store, sandbox, name)?;
+                    notes::tell(&found, sandbox);
+                    snapshot
+                }
             };
             print(&format!("{}\n", snapshot.name))?;
             Ok(0)
@@ -129,7 +134,9 @@ pub fn execute(args: &Args) -> Outcome {
                 Failure::of(&error).context(&format!("reading {}", file.display()))
             })?;
             let mut from = BufReader::with_capacity(1 << 20, from);
-            let snapshot = sandboxes.import_snapshot(&store, name.as_deref(), &mut from)?;
+            let imported = sandboxes.import_snapshot(&store, name.as_deref(), &mut from)?;
+            let (snapshot, found) = imported;
+            notes::tell(&found, &snapshot.name);
             print(&format!("{}\n", snapshot.name))?;
             Ok(0)
         }

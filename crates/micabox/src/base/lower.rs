@@ -1,4 +1,6 @@
-//! The files below a sandbox's changes, read in this process.
+//! The files below a sandbox's changes.
+//!
+//! [`Base::lower_files`] opens them, [`Lower::open`] reads them, which may be another process.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -7,7 +9,8 @@ use micabox_erofs::format::FileType;
 use micabox_erofs::reader::Inode;
 use micabox_erofs::{BLOCK_SIZE, Concat, Reader};
 use micabox_ext4::device::ReadOnly;
-use micabox_ext4::{DirEntry, Errno, Ext4, FileKind, Ino, Options, ROOT, Timestamp};
+use micabox_ext4::{DirEntry, Errno, Ext4, FileKind, Ino, Options, ROOT, Segment, Timestamp};
+use serde::{Deserialize, Serialize};
 
 use super::disk::Format;
 use super::{Base, RootDisk};
@@ -48,16 +51,27 @@ pub(crate) enum LowerError {
     Erofs(#[from] micabox_erofs::Error),
     #[error(transparent)]
     Ext4(#[from] micabox_ext4::Error),
+    #[error("there is no file to read it from")]
+    NoFile,
 }
 
 type Result<T> = std::result::Result<T, LowerError>;
 
+/// How to read what is below.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum LowerKind {
+    /// An image: metadata, then layers, as they lie.
+    Erofs,
+    /// An ext4 filesystem.
+    Ext4,
+}
+
 impl Base {
-    /// Opens its files for reading in this process.
-    pub(crate) fn lower(&self) -> std::result::Result<Lower, Error> {
+    /// Opens its files: how to read them, and one after the other.
+    pub(crate) fn lower_files(&self) -> std::result::Result<(LowerKind, Vec<File>), Error> {
         match self {
-            Self::Image(image) => Ok(Lower::Erofs(image_files::reader(image)?)),
-            Self::Disk(disk) => disk.lower(),
+            Self::Image(image) => Ok((LowerKind::Erofs, image_files::for_reading(image)?)),
+            Self::Disk(disk) => disk.lower_files(),
         }
     }
 
@@ -71,17 +85,41 @@ impl Base {
 }
 
 impl RootDisk {
-    fn lower(&self) -> std::result::Result<Lower, Error> {
+    fn lower_files(&self) -> std::result::Result<(LowerKind, Vec<File>), Error> {
         let file = File::open(&self.path).map_err(|error| self.unusable(error))?;
-        match self.format {
-            Format::Erofs => Concat::new([file], BLOCK_SIZE)
-                .map_err(|error| self.unusable(error))
-                .and_then(|source| Reader::open(source).map_err(|error| self.unusable(error)))
-                .map(Lower::Erofs),
-            Format::Ext4 => Ext4::open_read_only(ReadOnly(file), Options::default())
-                .map(|filesystem| Lower::Ext4(Box::new(filesystem)))
-                .map_err(|error| self.unusable(error)),
+        let kind = match self.format {
+            Format::Erofs => LowerKind::Erofs,
+            Format::Ext4 => LowerKind::Ext4,
+        };
+        Ok((kind, vec![file]))
+    }
+}
+
+impl Node {
+    /// A number that nothing else in the tree has.
+    pub(crate) fn number(&self) -> u64 {
+        match &self.at {
+            At::Erofs(inode) => inode.nid,
+            At::Ext4(ino) => (*ino).into(),
         }
+    }
+}
+
+impl Lower {
+    /// Reads what is below in the files that [`Base::lower_files`] opened.
+    pub(crate) fn open(kind: LowerKind, files: Vec<File>) -> Result<Self> {
+        Ok(match kind {
+            LowerKind::Erofs => {
+                // They are padded as they lie.
+                let source = Concat::new(files, BLOCK_SIZE).map_err(micabox_erofs::Error::Read)?;
+                Self::Erofs(Reader::open(source)?)
+            }
+            LowerKind::Ext4 => {
+                let file = files.into_iter().next().ok_or(LowerError::NoFile)?;
+                let filesystem = Ext4::open_read_only(ReadOnly(file), Options::default())?;
+                Self::Ext4(Box::new(filesystem))
+            }
+        })
     }
 }
 
@@ -131,6 +169,23 @@ impl Lower {
             (Self::Erofs(reader), At::Erofs(inode)) => reader.read(inode, offset, buffer)?,
             (Self::Ext4(filesystem), At::Ext4(ino)) => filesystem.read(*ino, offset, buffer)?,
             _ => 0,
+        })
+    }
+
+    /// The parts of a file that are no holes, ascending.
+    pub(crate) fn segments(&mut self, file: &Node) -> Result<Vec<Segment>> {
+        Ok(match (self, &file.at) {
+            (Self::Erofs(reader), At::Erofs(inode)) => {
+                let extents = reader.extents(inode)?.into_iter();
+                let data = extents.filter(|extent| extent.address.is_some());
+                let segments = data.map(|extent| Segment {
+                    offset: extent.offset,
+                    length: extent.length,
+                });
+                segments.collect()
+            }
+            (Self::Ext4(filesystem), At::Ext4(ino)) => filesystem.segments(*ino)?,
+            _ => Vec::new(),
         })
     }
 

@@ -16,7 +16,7 @@ use crate::{Error, Record, Snapshot, image_files};
 
 pub(crate) use disk::Claim;
 pub use disk::{DiskProblem, Format, RootDisk};
-pub(crate) use lower::{Lower, LowerError, Node};
+pub(crate) use lower::{Lower, LowerError, LowerKind, Node};
 
 /// What a sandbox is made from.
 #[derive(Clone, Debug)]

@@ -3,17 +3,24 @@
 //! They are written into an ext4 filesystem as overlayfs itself would have written them: a
 //! disk for changes gets them as its first ones. In memory there is nothing to write to yet,
 //! so there they become a layer of their own above the image's, on a read-only disk.
+//!
+//! A process in jail does that, as archives, disks and images are read there.
 
 mod archive;
 mod overlay;
 
 use std::fs::File;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use micabox_image::Store;
+use serde::{Deserialize, Serialize};
 
+use crate::base::Lower;
+use crate::error::chain;
+use crate::jailed::{self, CallError, Patches};
 use crate::{Base, Error, Sandboxes, upper};
 use overlay::{Attributes, Overlay};
 
@@ -86,74 +93,187 @@ impl Sandboxes {
     }
 }
 
+/// A patch for a worker, without its file.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum SharedPatch {
+    /// [`Patch::Remove`].
+    Remove(Vec<u8>),
+    /// [`Patch::Directory`].
+    Directory(Vec<u8>),
+    /// Unpacks the archive in a file below a directory.
+    Archive(Vec<u8>),
+    /// Copies a file.
+    File {
+        /// Its own name.
+        name: Vec<u8>,
+        /// Permission bits.
+        mode: u16,
+        /// In the sandbox.
+        to: Vec<u8>,
+    },
+    /// [`Patch::Symlink`].
+    Symlink {
+        /// What it says.
+        target: Vec<u8>,
+        /// Where it is.
+        path: Vec<u8>,
+    },
+}
+
+impl SharedPatch {
+    /// Whether it comes with a file.
+    pub(crate) fn has_file(&self) -> bool {
+        matches!(self, Self::Archive(_) | Self::File { .. })
+    }
+}
+
+/// Why patches were not carried out.
+#[derive(Clone, Debug, Serialize, Deserialize, thiserror::Error)]
+#[error("{problem}")]
+pub(crate) struct PatchFault {
+    /// The one that failed, counted from 0; none: it is the disk that can't be used.
+    which: Option<u32>,
+    problem: String,
+}
+
+impl PatchFault {
+    pub(crate) fn disk(problem: impl ToString) -> Self {
+        Self {
+            which: None,
+            problem: problem.to_string(),
+        }
+    }
+}
+
 /// Applies patches in their order to the upper layer on `disk`, over `base`.
 pub(crate) fn apply(disk: &Path, base: &Base, patches: &[Patch]) -> Result<(), Error> {
-    change(disk, base, |overlay| {
-        for patch in patches {
-            one(overlay, patch).map_err(|problem| patch.failed(problem))?;
-        }
-        Ok(())
+    let mut files = Vec::new();
+    let mut shared = Vec::new();
+    for patch in patches {
+        let one = share(patch, &mut files).map_err(|error| patch.failed(error))?;
+        shared.push(one);
+    }
+    change(disk, base, shared, files, |which, problem| {
+        let patch = usize::try_from(which).ok();
+        let patch = patch.and_then(|index| patches.get(index));
+        patch.map(|patch| patch.failed(problem))
     })
 }
 
 /// Unpacks an archive below the directory `root` in the upper layer on `disk`, over `base`.
-pub(crate) fn unpack(
-    disk: &Path,
-    base: &Base,
-    root: &[u8],
-    archive: &mut dyn io::Read,
-) -> Result<(), Error> {
-    change(disk, base, |overlay| {
-        archive::unpack(overlay, root, archive).map_err(|problem| Error::Patch {
+pub(crate) fn unpack(disk: &Path, base: &Base, root: &[u8], archive: File) -> Result<(), Error> {
+    let shared = vec![SharedPatch::Archive(root.to_vec())];
+    change(disk, base, shared, vec![archive], |_, problem| {
+        Some(Error::Patch {
             what: format!("unpacking to {}", String::from_utf8_lossy(root)),
-            problem: problem.to_string(),
+            problem,
         })
     })
 }
 
+/// Has a worker carry them out. `failed` says what an error about one of them is.
 fn change(
     disk: &Path,
     base: &Base,
-    change: impl FnOnce(&mut Overlay<File>) -> Result<(), Error>,
+    patches: Vec<SharedPatch>,
+    mut files: Vec<File>,
+    failed: impl FnOnce(u32, String) -> Option<Error>,
 ) -> Result<(), Error> {
-    let failed = |problem: overlay::Problem| Error::Disk {
+    let unusable = |problem: String| Error::Disk {
         what: "patching",
         path: disk.to_owned(),
-        problem: problem.to_string(),
+        problem,
     };
+    let io = |error: io::Error| unusable(error.to_string());
     let file = File::options().read(true).write(true).open(disk);
-    let file = file.map_err(|error| failed(error.into()))?;
-    let mut overlay = Overlay::open(file, base.lower()?).map_err(failed)?;
-    change(&mut overlay)?;
-    overlay.close().map_err(failed)
+    let file = file.map_err(io)?;
+    let size = file.metadata().map_err(io)?.len();
+    let (lower, below) = base.lower_files()?;
+    files.extend(below);
+    let job = Patches { lower, patches };
+    match jailed::call(&job, file, files, size) {
+        Ok(()) => Ok(()),
+        Err(CallError::Refused(PatchFault { which, problem })) => {
+            let error = which.and_then(|which| failed(which, problem.clone()));
+            Err(error.unwrap_or_else(|| unusable(problem)))
+        }
+        Err(error) => Err(unusable(chain(&error))),
+    }
 }
 
-fn one(overlay: &mut Overlay<File>, patch: &Patch) -> Result<(), overlay::Problem> {
-    match patch {
-        Patch::Remove(path) => overlay.remove(path),
-        Patch::Directory(path) => overlay.directory(path).map(drop),
-        Patch::Archive(path) => archive::unpack(overlay, b"/", File::open(path)?),
-        Patch::Symlink { target, path } => {
-            let attributes = Attributes::root(0o777);
-            overlay.symlink(path, target, &attributes).map(drop)
+/// A patch for a worker, whose file is opened.
+fn share(patch: &Patch, files: &mut Vec<File>) -> io::Result<SharedPatch> {
+    Ok(match patch {
+        Patch::Remove(path) => SharedPatch::Remove(path.clone()),
+        Patch::Directory(path) => SharedPatch::Directory(path.clone()),
+        Patch::Archive(path) => {
+            files.push(File::open(path)?);
+            SharedPatch::Archive(b"/".to_vec())
         }
+        Patch::Symlink { target, path } => SharedPatch::Symlink {
+            target: target.clone(),
+            path: path.clone(),
+        },
         Patch::File { from, to } => {
-            let mut file = File::open(from)?;
+            let file = File::open(from)?;
             let metadata = file.metadata()?;
             if !metadata.is_file() {
                 let problem = "it is no file; an archive can hold directories";
-                return Err(io::Error::other(problem).into());
+                return Err(io::Error::other(problem));
             }
+            files.push(file);
+            let name = from.file_name().map(OsStrExt::as_bytes);
+            SharedPatch::File {
+                name: name.unwrap_or_default().to_vec(),
+                mode: (metadata.permissions().mode() & 0o7777) as u16,
+                to: to.clone(),
+            }
+        }
+    })
+}
+
+/// In the worker: carries patches out, those that have a file with the next of `files`.
+pub(crate) fn carry_out(
+    disk: File,
+    lower: Lower,
+    patches: &[SharedPatch],
+    files: Vec<File>,
+) -> Result<(), PatchFault> {
+    let mut overlay = Overlay::open(disk, lower).map_err(PatchFault::disk)?;
+    let mut files = files.into_iter();
+    for (patch, which) in patches.iter().zip(0..) {
+        let file = if patch.has_file() { files.next() } else { None };
+        one(&mut overlay, patch, file).map_err(|problem| PatchFault {
+            which: Some(which),
+            problem: problem.to_string(),
+        })?;
+    }
+    overlay.close().map_err(PatchFault::disk)
+}
+
+fn one(
+    overlay: &mut Overlay<File>,
+    patch: &SharedPatch,
+    file: Option<File>,
+) -> Result<(), overlay::Problem> {
+    let file = || file.ok_or("its file was not handed over");
+    match patch {
+        SharedPatch::Remove(path) => overlay.remove(path),
+        SharedPatch::Directory(path) => overlay.directory(path).map(drop),
+        SharedPatch::Archive(root) => archive::unpack(overlay, root, file()?),
+        SharedPatch::Symlink { target, path } => {
+            let attributes = Attributes::root(0o777);
+            overlay.symlink(path, target, &attributes).map(drop)
+        }
+        SharedPatch::File { name, mode, to } => {
             let mut to = to.clone();
             if to.ends_with(b"/") || overlay.is_directory(&to)? {
-                let name = from.file_name().map(std::os::unix::ffi::OsStrExt::as_bytes);
                 to.push(b'/');
-                to.extend_from_slice(name.unwrap_or_default());
+                to.extend_from_slice(name);
             }
-            let mode = metadata.permissions().mode() & 0o7777;
-            let attributes = Attributes::root(mode as u16);
+            let attributes = Attributes::root(*mode);
             // To its end, wherever that is: some have more than they say.
-            overlay.file(&to, &attributes, 0, &[(0, u64::MAX)], &mut file)
+            overlay.file(&to, &attributes, 0, &[(0, u64::MAX)], &mut file()?)
         }
     }
 }

@@ -21,7 +21,7 @@ use sha2::{Digest, Sha256};
 
 use super::{DISK, Snapshot, settle};
 use crate::upper::data_runs;
-use crate::{Error, Sandboxes};
+use crate::{Error, Notes, Sandboxes};
 
 const MAGIC: &[u8; 19] = b"micabox snapshot 1\n";
 
@@ -70,7 +70,7 @@ impl Sandboxes {
         store: &Store,
         name: Option<&str>,
         from: &mut dyn Read,
-    ) -> Result<Snapshot, Error> {
+    ) -> Result<(Snapshot, Notes), Error> {
         let failed = |source| Error::System {
             what: "importing the snapshot",
             source,
@@ -88,12 +88,14 @@ impl Sandboxes {
         if let Some(name) = name {
             name.clone_into(&mut snapshot.name);
         }
+        let mut notes = Notes::default();
         let (snapshot, _lock) = self.add_snapshot(store, snapshot, |snapshot| {
             let path = snapshot.directory.join(DISK);
             read_disk(&mut from, &path, snapshot.size, &runs).map_err(failed)?;
-            settle(&path)
+            notes = settle(&path)?;
+            Ok(())
         })?;
-        Ok(snapshot)
+        Ok((snapshot, notes))
     }
 }
 

@@ -19,10 +19,11 @@ use std::io::{self, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use micabox_ext4::Ext4;
 use micabox_image::Store;
 use serde::{Deserialize, Serialize};
 
+use crate::error::chain;
+use crate::jailed::{self, Notes, Settle};
 use crate::name::is_valid;
 use crate::sandbox::now;
 use crate::state::{ImageName, Lock};
@@ -82,18 +83,20 @@ impl Sandboxes {
         store: &Store,
         sandbox: &str,
         name: &str,
-    ) -> Result<Snapshot, Error> {
+    ) -> Result<(Snapshot, Notes), Error> {
         let record = self.get(sandbox)?;
         // It must have one.
         record.disk_size()?;
         let snapshot = of(&record, name.to_owned());
+        let mut notes = Notes::default();
         let (snapshot, _lock) = self.add_snapshot(store, snapshot, |snapshot| {
             let path = snapshot.directory.join(DISK);
             let disk = self.still_disk(&record.id)?;
             copy(disk.path(), &path).map_err(failed("copying", &path))?;
-            settle(&path)
+            notes = settle(&path)?;
+            Ok(())
         })?;
-        Ok(snapshot)
+        Ok((snapshot, notes))
     }
 
     /// Makes a snapshot of what `fill` puts into its directory. It is complete, so nothing
@@ -253,9 +256,9 @@ pub(crate) fn claim(directory: &Path, name: &str) -> Result<Lock, Error> {
     Ok(lock)
 }
 
-/// Replays the copy's journal, so that nobody has to again, and finds out whether it is a
+/// Replays the copy's journal, so that it need not be again, and finds out whether it is a
 /// filesystem that can be used.
-fn settle(path: &Path) -> Result<(), Error> {
+fn settle(path: &Path) -> Result<Notes, Error> {
     let unusable = |problem: String| Error::Disk {
         what: "replaying the journal of",
         path: path.to_owned(),
@@ -263,10 +266,10 @@ fn settle(path: &Path) -> Result<(), Error> {
     };
     let file = File::options().read(true).write(true).open(path);
     let file = file.map_err(|error| unusable(error.to_string()))?;
-    Ext4::open(file, micabox_ext4::Options::default())
-        .and_then(Ext4::close)
-        .map(drop)
-        .map_err(|error| unusable(error.to_string()))
+    let size = file
+        .metadata()
+        .map_err(|error| unusable(error.to_string()))?;
+    jailed::call(&Settle, file, Vec::new(), size.len()).map_err(|error| unusable(chain(&error)))
 }
 
 fn publish(snapshot: &Snapshot) -> io::Result<()> {

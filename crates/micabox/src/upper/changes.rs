@@ -1,30 +1,31 @@
 //! What a disk says of an image: the difference, as `docker diff` shows it.
+//!
+//! It goes from one process to another as names, and paths are put together at the end: there
+//! may be thousands of directories in each other.
 
-use std::collections::{BTreeMap, HashSet};
 use std::fmt;
-use std::path::Path;
+use std::io::{self, Read, Write};
 
-use micabox_ext4::{DirEntry, Ext4, FileKind, Ino, Stat};
+use serde::{Deserialize, Serialize};
 
-use super::scratch::Scratch;
-use super::{ROOT, open};
-use crate::base::{Lower, LowerError, Node};
-use crate::{Base, Error};
+use super::walk::{Disk, Walk, WalkError, is_whiteout};
+use crate::base::Lower;
+use crate::jailed::records;
 
-/// overlayfs's mark on a directory that hides everything of its name below.
-pub(crate) const OPAQUE: &[u8] = b"trusted.overlay.opaque";
+/// Most bytes of a path that are put together.
+const PATH_MAX: usize = 256 << 20;
 
 /// One path that is not as the image has it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Change {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Change<'p> {
     /// In which way.
     pub kind: ChangeKind,
     /// Where: absolute, bytes as Linux has them.
-    pub path: Vec<u8>,
+    pub path: &'p [u8],
 }
 
 /// How a path differs from the image.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ChangeKind {
     /// The image has nothing there.
     Added,
@@ -44,160 +45,118 @@ impl fmt::Display for ChangeKind {
     }
 }
 
-/// A directory that is being compared.
-struct Level {
-    /// Length of its path, with a slash at the end.
-    path: usize,
-    /// What the image has there, if that is a directory.
-    below: Option<Node>,
-    /// Nothing of the image shines through.
-    opaque: bool,
-    /// Names to go through, the last one first: on the disk, or only in the image.
-    names: Vec<(Box<[u8]>, Option<Ino>)>,
+/// A change without its path.
+#[derive(Debug, Serialize, Deserialize)]
+struct Step {
+    kind: ChangeKind,
+    /// How many directories it is below the root. Each was told before.
+    depth: u32,
+    name: Vec<u8>,
 }
 
-/// Everything in which the disk differs from `base`, each directory before what is in it,
-/// names in the order of their bytes.
-pub(crate) fn changes(disk: &Path, base: &Base) -> Result<Vec<Change>, Error> {
-    let mut comparison = Comparison {
-        lower: base.lower()?,
-        upper: open(disk)?,
-        visited: HashSet::new(),
-        found: Vec::new(),
-    };
-    let result = comparison.run();
-    result.map_err(|problem| match problem {
-        Problem::Lower(error) => Error::ImageFile {
-            path: base.metadata_path(),
-            problem: error.to_string(),
-        },
-        Problem::Disk(error) => Error::Disk {
-            what: "reading",
-            path: disk.to_owned(),
-            problem: error.to_string(),
-        },
-    })?;
-    Ok(comparison.found)
+/// Why there are no changes to tell.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ChangesError {
+    #[error(transparent)]
+    Walk(#[from] WalkError),
+    #[error(transparent)]
+    Output(#[from] io::Error),
 }
 
-enum Problem {
-    Lower(LowerError),
-    Disk(micabox_ext4::Error),
-}
-
-impl From<LowerError> for Problem {
-    fn from(error: LowerError) -> Self {
-        Self::Lower(error)
-    }
-}
-
-impl From<micabox_ext4::Error> for Problem {
-    fn from(error: micabox_ext4::Error) -> Self {
-        Self::Disk(error)
-    }
-}
-
-struct Comparison {
+/// Writes everything in which the disk differs from `lower` as records, each directory before
+/// what is in it, names in the order of their bytes.
+pub(crate) fn write_changes(
+    disk: Disk,
     lower: Lower,
-    upper: Ext4<Scratch>,
-    /// Directories: a damaged disk could have them in a circle.
-    visited: HashSet<Ino>,
-    found: Vec<Change>,
-}
-
-impl Comparison {
-    fn run(&mut self) -> Result<(), Problem> {
-        // A sandbox that never came up has no upper layer yet.
-        let root = match self.upper.resolve(ROOT) {
-            Err(error) if error.errno() == micabox_ext4::Errno::NotFound => return Ok(()),
-            result => result?,
+    output: &mut impl Write,
+) -> Result<(), ChangesError> {
+    let Some((mut walk, _)) = Walk::start(disk, lower)? else {
+        return Ok(());
+    };
+    while let Some(step) = walk.next()? {
+        let kind = match (&step.upper, &step.below) {
+            (None, _) => ChangeKind::Deleted,
+            (Some(stat), below) if is_whiteout(stat) => match below {
+                Some(_) => ChangeKind::Deleted,
+                None => continue,
+            },
+            (Some(_), Some(_)) => ChangeKind::Changed,
+            (Some(_), None) => ChangeKind::Added,
         };
-        let mut path = b"/".to_vec();
-        let below = self.lower.root()?;
-        let mut levels = vec![self.level(path.len(), root, Some(below), false)?];
-        while let Some(level) = levels.last_mut() {
-            path.truncate(level.path);
-            let Some((name, ino)) = level.names.pop() else {
-                levels.pop();
-                continue;
-            };
-            let (below, opaque) = (level.below.clone(), level.opaque);
-            path.extend_from_slice(&name);
-            let below = match below {
-                Some(directory) => self.lower.lookup(&directory, &name)?,
-                None => None,
-            };
-            let Some(ino) = ino else {
-                self.add(ChangeKind::Deleted, &path);
-                continue;
-            };
-            let stat = self.upper.stat(ino)?;
-            if is_whiteout(&stat) {
-                if below.is_some() {
-                    self.add(ChangeKind::Deleted, &path);
-                }
-                continue;
-            }
-            self.add(
-                match below {
-                    Some(_) => ChangeKind::Changed,
-                    None => ChangeKind::Added,
-                },
-                &path,
-            );
-            if stat.kind() == Some(FileKind::Directory) && self.visited.insert(ino) {
-                let below = below.filter(|node| node.kind == FileKind::Directory);
-                path.push(b'/');
-                levels.push(self.level(path.len(), ino, below, opaque)?);
-            }
-        }
-        Ok(())
-    }
-
-    fn level(
-        &mut self,
-        path: usize,
-        directory: Ino,
-        below: Option<Node>,
-        opaque: bool,
-    ) -> Result<Level, Problem> {
-        let opaque = opaque || is_opaque(&mut self.upper, directory)?;
-        let mut names = BTreeMap::new();
-        if let Some(below) = below.as_ref().filter(|_| opaque) {
-            let below = self.lower.names(below)?.into_iter();
-            names.extend(below.map(|name| (name, None)));
-        }
-        let entries = self.upper.read_dir(directory)?.into_iter();
-        names.extend(entries.map(|DirEntry { name, ino, .. }| (name, Some(ino))));
-        Ok(Level {
-            path,
-            below,
-            opaque,
-            names: names.into_iter().rev().collect(),
-        })
-    }
-
-    fn add(&mut self, kind: ChangeKind, path: &[u8]) {
-        self.found.push(Change {
+        let (name, depth) = walk.name();
+        let step = Step {
             kind,
-            path: path.to_vec(),
-        });
+            depth: u32::try_from(depth).unwrap_or(u32::MAX),
+            name: name.to_vec(),
+        };
+        records::write(output, &step)?;
     }
+    Ok(output.flush()?)
 }
 
-/// Whether it stands for "nothing here": a character device with the number 0, 0.
-pub(crate) fn is_whiteout(stat: &Stat) -> bool {
-    stat.kind() == Some(FileKind::CharDevice) && stat.device == (0, 0)
+/// Reads them, and calls `each` with every change.
+pub(crate) fn read_changes(
+    input: &mut impl Read,
+    mut each: impl FnMut(Change<'_>) -> io::Result<()>,
+) -> io::Result<()> {
+    let wrong = || io::Error::new(io::ErrorKind::InvalidData, "what is told makes no sense");
+    let mut path = Vec::new();
+    // Where the path ends in each directory on the way.
+    let mut ends: Vec<usize> = Vec::new();
+    while let Some(step) = records::read::<Step>(input)? {
+        let depth = step.depth as usize;
+        let end = match depth.checked_sub(1) {
+            Some(above) => *ends.get(above).ok_or_else(wrong)?,
+            None => 0,
+        };
+        ends.truncate(depth);
+        path.truncate(end);
+        path.push(b'/');
+        path.extend_from_slice(&step.name);
+        if path.len() > PATH_MAX {
+            return Err(wrong());
+        }
+        ends.push(path.len());
+        let kind = step.kind;
+        each(Change { kind, path: &path })?;
+    }
+    Ok(())
 }
 
-/// Whether nothing of the layers below is seen in a directory.
-pub(super) fn is_opaque(
-    upper: &mut Ext4<Scratch>,
-    directory: Ino,
-) -> Result<bool, micabox_ext4::Error> {
-    match upper.xattr(directory, OPAQUE) {
-        Ok(value) => Ok(value == b"y"),
-        Err(error) if error.errno() == micabox_ext4::Errno::NoAttribute => Ok(false),
-        Err(error) => Err(error),
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(steps: &[(ChangeKind, u32, &str)]) -> io::Result<Vec<String>> {
+        let mut told = Vec::new();
+        for &(kind, depth, name) in steps {
+            let name = name.as_bytes().to_vec();
+            records::write(&mut told, &Step { kind, depth, name })?;
+        }
+        let mut found = Vec::new();
+        let each = |change: Change<'_>| {
+            found.push(format!("{} {}", change.kind, change.path.escape_ascii()));
+            Ok(())
+        };
+        read_changes(&mut &*told, each)?;
+        Ok(found)
+    }
+
+    #[test]
+    fn paths_are_put_together_from_names() {
+        use ChangeKind::{Added, Changed, Deleted};
+        let steps = [
+            (Changed, 0, "a"),
+            (Added, 1, "bc"),
+            (Deleted, 2, "d"),
+            (Added, 1, "e"),
+        ];
+        assert_eq!(
+            read(&steps).unwrap(),
+            ["C /a", "A /a/bc", "D /a/bc/d", "A /a/e"]
+        );
+        assert_eq!(read(&[]).unwrap(), [""; 0]);
+        read(&[(Added, 1, "a")]).unwrap_err();
+        read(&[(Added, 0, "a"), (Added, u32::MAX, "b")]).unwrap_err();
     }
 }

@@ -2,17 +2,17 @@
 
 use std::collections::BTreeSet;
 
-use micabox_ext4::{BlockDevice, Errno, Ext4, FileKind, Ino, Stat, Timestamp};
+use micabox_ext4::{Errno, FileKind, Ino, Owner, Segment, Stat, Timestamp};
 
-use super::{OPAQUE, ROOT, is_whiteout};
+use super::{Disk, OPAQUE, ROOT, is_whiteout};
 use crate::base::{Lower, LowerError, Node};
 
 /// As many symbolic links as Linux follows.
 const LINKS: usize = 40;
 
 /// An upper layer over a lower one.
-pub(crate) struct Merged<D> {
-    upper: Ext4<D>,
+pub(crate) struct Merged {
+    upper: Disk,
     lower: Lower,
 }
 
@@ -30,6 +30,14 @@ pub(crate) enum Entry {
 pub(crate) struct Directory {
     upper: Option<Ino>,
     below: Option<Node>,
+}
+
+impl Directory {
+    /// What no other directory has.
+    pub(crate) fn identity(&self) -> (Option<Ino>, Option<u64>) {
+        let below = self.below.as_ref().map(Node::number);
+        (self.upper, below.filter(|_| self.upper.is_none()))
+    }
 }
 
 /// A path's end.
@@ -52,6 +60,10 @@ pub(crate) enum MergedError {
     NotDirectory,
     #[error("too many symbolic links on the way")]
     Loop,
+    #[error("a directory has several names")]
+    Again,
+    #[error("a file is shorter than its size")]
+    Short,
 }
 
 type Result<T> = std::result::Result<T, MergedError>;
@@ -64,17 +76,15 @@ impl Entry {
         }
     }
 
-    pub(crate) fn permissions(&self) -> u16 {
-        match self {
-            Self::Upper(stat) => stat.mode & 0o7777,
-            Self::Below(node) => node.permissions,
-        }
-    }
-
-    pub(crate) fn owner(&self) -> (u32, u32) {
-        match self {
-            Self::Upper(stat) => (stat.uid, stat.gid),
-            Self::Below(node) => (node.uid, node.gid),
+    pub(crate) fn owner(&self) -> Owner {
+        let (permissions, uid, gid) = match self {
+            Self::Upper(stat) => (stat.mode & 0o7777, stat.uid, stat.gid),
+            Self::Below(node) => (node.permissions, node.uid, node.gid),
+        };
+        Owner {
+            permissions,
+            uid,
+            gid,
         }
     }
 
@@ -101,9 +111,9 @@ impl Entry {
     }
 }
 
-impl<D: BlockDevice> Merged<D> {
+impl Merged {
     /// The upper layer in the directory `/root` of `upper` over `lower`.
-    pub(crate) fn new(upper: Ext4<D>, lower: Lower) -> Self {
+    pub(crate) fn new(upper: Disk, lower: Lower) -> Self {
         Self { upper, lower }
     }
 
@@ -228,6 +238,14 @@ impl<D: BlockDevice> Merged<D> {
         Ok(match file {
             Entry::Upper(stat) => self.upper.read(stat.ino, offset, buffer)?,
             Entry::Below(node) => self.lower.read(node, offset, buffer)?,
+        })
+    }
+
+    /// The parts of a file that are no holes, ascending.
+    pub(crate) fn segments(&mut self, file: &Entry) -> Result<Vec<Segment>> {
+        Ok(match file {
+            Entry::Upper(stat) => self.upper.segments(stat.ino)?,
+            Entry::Below(node) => self.lower.segments(node)?,
         })
     }
 

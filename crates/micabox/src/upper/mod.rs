@@ -4,14 +4,16 @@ mod changes;
 mod copy;
 mod layer;
 pub(crate) mod merged;
-mod scratch;
+pub(crate) mod pack;
 mod still;
+mod walk;
 
 use std::fs::{self, File};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use micabox_ext4::Ext4;
+use micabox_ext4::device::ReadOnly;
 use micabox_ext4::make::{Journal, Options, make};
 use serde::{Deserialize, Serialize};
 
@@ -19,12 +21,12 @@ use crate::Error;
 use crate::sandbox::now;
 
 pub use changes::{Change, ChangeKind};
-pub(crate) use changes::{OPAQUE, is_whiteout};
+pub(crate) use changes::{ChangesError, read_changes, write_changes};
 pub(crate) use copy::{copy, data_runs};
-pub(crate) use layer::OVERLAY;
-pub(crate) use scratch::Scratch;
+pub(crate) use layer::{LayerError, OVERLAY, write_layer};
 pub(crate) use still::Paused;
 pub use still::StillDisk;
+pub(crate) use walk::{Disk, OPAQUE, WalkError, is_whiteout};
 
 /// Size of a disk if nobody says otherwise: the host gives it space only as it fills.
 pub const DEFAULT_DISK_SIZE: u64 = 8 << 30;
@@ -68,17 +70,10 @@ impl Upper {
 /// The upper layer's directory on a disk.
 const ROOT: &[u8] = b"/root";
 
-/// Opens a disk that no machine writes to. Its journal is replayed, and whatever else is
-/// changed is, in memory: the file stays as it is.
-pub(crate) fn open(path: &Path) -> Result<Ext4<Scratch>, Error> {
-    let failed = |problem: String| Error::Disk {
-        what: "reading",
-        path: path.to_owned(),
-        problem,
-    };
-    let file = File::open(path).map_err(|error| failed(error.to_string()))?;
-    Ext4::open(Scratch::new(file), micabox_ext4::Options::default())
-        .map_err(|error| failed(error.to_string()))
+/// Opens a disk that no machine writes to, for reading. Its journal is replayed in memory: the
+/// file stays as it is. One that is marked as having errors can be read as well.
+pub(crate) fn open(disk: File) -> Result<Disk, micabox_ext4::Error> {
+    Ext4::open_read_only(ReadOnly(disk), micabox_ext4::Options::default())
 }
 
 /// The disk of the sandbox that has this directory.

@@ -1,10 +1,12 @@
 //! A sandbox's disk at one moment.
 
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::{Change, changes, copy, disk, layer};
+use super::{Change, copy, disk, read_changes};
+use crate::jailed::{About, Changes, Layer, Notes, Stream, Unread};
 use crate::state::control::{self, Answer, Connection, Request};
 use crate::state::{Found, ProcessId, Sandboxes};
 use crate::{Base, Error};
@@ -24,22 +26,55 @@ pub struct StillDisk {
 }
 
 impl StillDisk {
-    /// Everything in which the disk differs from `base`, which must be the sandbox's:
-    /// each directory before what is in it.
+    /// Calls `each` with everything in which the disk differs from `base`, which must be the
+    /// sandbox's: each directory before what is in it. What was told before an error is true.
+    ///
+    /// # Errors
+    /// [`Error::Disk`], [`Error::ImageFile`], [`Error::RootDisk`]; [`Error::System`] if `each`
+    /// fails.
+    pub fn changes(
+        &self,
+        base: &Base,
+        each: impl FnMut(Change<'_>) -> io::Result<()>,
+    ) -> Result<Notes, Error> {
+        let about = self.about("reading", base);
+        let (lower, below) = base.lower_files()?;
+        let disk = self.open(&about)?;
+        let most = about.most(&disk, &below);
+        let started = Stream::start(&Changes { lower }, disk, below, most);
+        let mut stream = started.map_err(|error| about.error(error))?;
+        match read_changes(&mut stream, each) {
+            Ok(()) => stream.finish().map_err(|error| about.error(error)),
+            Err(source) => Err(match stream.verdict() {
+                Some(error) => about.error(error),
+                None => Error::System {
+                    what: "telling the changes",
+                    source,
+                },
+            }),
+        }
+    }
+
+    /// The changes as a layer of an image: an uncompressed archive, with whiteouts for what is
+    /// gone. `base` must be the sandbox's.
     ///
     /// # Errors
     /// [`Error::Disk`], [`Error::ImageFile`], [`Error::RootDisk`].
-    pub fn changes(&self, base: &Base) -> Result<Vec<Change>, Error> {
-        changes::changes(&self.path, base)
+    pub fn layer(&self, base: &Base) -> Result<Unread, Error> {
+        let about = self.about("making a layer of", base);
+        let (lower, below) = base.lower_files()?;
+        let disk = self.open(&about)?;
+        Unread::start(Layer { lower }, about, disk, below)
     }
 
-    /// Writes the changes as a layer of an image: an uncompressed archive, with whiteouts
-    /// for what is gone.
-    ///
-    /// # Errors
-    /// [`Error::Disk`]; [`Error::System`] if `output` fails.
-    pub fn write_layer(&self, output: &mut dyn std::io::Write) -> Result<(), Error> {
-        layer::write_layer(&self.path, output)
+    /// What to say of failures of what reads the disk.
+    pub(crate) fn about(&self, doing: &'static str, base: &Base) -> About {
+        About::new(doing, &self.path, base)
+    }
+
+    /// Opens its file.
+    pub(crate) fn open(&self, about: &About) -> Result<File, Error> {
+        File::open(&self.path).map_err(|error| about.disk(error.to_string()))
     }
 
     /// Its file.

@@ -8,6 +8,7 @@ use micabox::Base;
 use micabox_image::{Changes, Reference};
 use oci_spec::image::Config;
 
+use super::notes;
 use crate::failure::Failure;
 use crate::output::{print, rfc3339};
 use crate::{Outcome, settings};
@@ -59,7 +60,9 @@ pub fn execute(args: &Args) -> Outcome {
         comment: args.message.clone(),
         config: config(&args.change, Base::of(&store, &record)?.config())?,
     };
-    let image = sandboxes.commit(&store, &record.id, &changes, &references, &settings.limits)?;
+    let limits = &settings.limits;
+    let (image, found) = sandboxes.commit(&store, &record.id, &changes, &references, limits)?;
+    notes::tell(&found, &args.sandbox);
     print(&format!("{}\n", image.manifest_digest))?;
     Ok(0)
 }

@@ -1,19 +1,22 @@
 //! `mica cp`
 
-mod pack;
+pub(super) mod pack;
 mod place;
-mod unpack;
+pub(super) mod unpack;
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io::{self, Read, Write};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use micabox::{PathKind, Sandboxes};
+use micabox::{PathKind, Sandboxes, Unread};
 use micabox_image::Store;
 
+use crate::commands::notes;
 use crate::failure::Failure;
+use crate::output::pass_on;
 use crate::{Outcome, output, settings};
 use place::{Place, place};
 
@@ -97,15 +100,15 @@ impl<'a> Inside<'a> {
         Ok(self.sandboxes.path_kind(self.store, self.name, path)?)
     }
 
-    fn write(&self, root: &[u8], archive: &mut dyn Read) -> Result<(), Failure> {
+    fn write(&self, root: &[u8], archive: OwnedFd) -> Result<(), Failure> {
         let (store, name) = (self.store, self.name);
         Ok(self.sandboxes.write_archive(store, name, root, archive)?)
     }
 
-    fn read(&self, follow: bool, name: &[u8], to: &mut dyn Write) -> Result<(), Failure> {
+    fn read(&self, follow: bool, name: &[u8]) -> Result<Unread, Failure> {
         let path = self.path.as_bytes();
         let sandboxes = self.sandboxes;
-        Ok(sandboxes.read_archive(self.store, self.name, path, follow, name, to)?)
+        Ok(sandboxes.read_archive(self.store, self.name, path, follow, name)?)
     }
 }
 
@@ -117,7 +120,9 @@ fn copy_in(args: &Args, sandbox: &Inside<'_>) -> Outcome {
             return Err(Failure::new(message)
                 .hint("an archive is unpacked into a directory of the sandbox"));
         }
-        sandbox.write(sandbox.path.as_bytes(), &mut io::stdin().lock())?;
+        let stdin = io::stdin().as_fd().try_clone_to_owned();
+        let stdin = stdin.map_err(|error| Failure::of(&error).context("reading stdin"))?;
+        sandbox.write(sandbox.path.as_bytes(), stdin)?;
         return Ok(0);
     }
     let from = Path::new(&args.from);
@@ -148,11 +153,16 @@ fn copy_in(args: &Args, sandbox: &Inside<'_>) -> Outcome {
     let Place { parent, name } = to;
     let (read_end, write_end) = io::pipe().map_err(reading)?;
     std::thread::scope(|scope| {
-        let (owners, name) = (args.archive, name.as_slice());
-        let packing = scope.spawn(move || pack::pack(from, is_followed, name, owners, write_end));
-        let written = sandbox.write(&parent, &mut { read_end });
+        let name = name.as_slice();
+        let packing = pack::Packing {
+            follow: is_followed,
+            owners: args.archive,
+            special: pack::Special::Packed,
+        };
+        let packing = scope.spawn(move || packing.pack(from, name, write_end));
+        let written = sandbox.write(&parent, read_end.into());
         match packing.join() {
-            // That nobody takes the archive is the other's fault.
+            // That the archive is not taken is the other's fault.
             Ok(Err(error)) if error.kind() != io::ErrorKind::BrokenPipe => Err(reading(error)),
             Ok(_) => written.map(|()| 0),
             Err(_) => Err(Failure::new("the thread that reads the files died")),
@@ -169,11 +179,13 @@ fn copy_out(args: &Args, sandbox: &Inside<'_>) -> Outcome {
             return Err(Failure::new("refusing to write an archive to a terminal")
                 .hint("redirect stdout to a file"));
         }
-        sandbox.read(
-            args.follow_link,
-            named.as_bytes(),
-            &mut output::raw::stdout(),
-        )?;
+        let mut archive = sandbox.read(args.follow_link, named.as_bytes())?;
+        match pass_on(&mut archive, &mut output::raw::stdout()) {
+            Ok(true) => notes::tell(&archive.finish()?, sandbox.name),
+            Ok(false) => {}
+            // What is wrong with the sandbox's disk says more.
+            Err(failure) => return Err(archive.verdict().map_or(failure, Failure::from)),
+        }
         return Ok(0);
     }
     let to = Path::new(&args.to);
@@ -182,32 +194,33 @@ fn copy_out(args: &Args, sandbox: &Inside<'_>) -> Outcome {
         Ok(_) => PathKind::Other,
         Err(_) => PathKind::Nothing,
     };
-    let (read_end, write_end) = io::pipe().map_err(|error| Failure::of(&error))?;
-    std::thread::scope(|scope| {
-        // What it is, is known when it comes; what it is called there does not matter.
-        let follow = args.follow_link;
-        let reading = scope.spawn(move || sandbox.read(follow, unpack::ROOT, &mut { write_end }));
-        let unpacked = unpack::unpack(read_end, args.archive, |is_directory| {
-            let all = contents(path) || named.is_empty();
-            let Place { mut parent, name } = place(
-                is_directory,
-                all,
-                named.as_bytes(),
-                to.as_os_str().as_bytes(),
-                kind,
-            )?;
-            parent.push(b'/');
-            parent.extend(name);
-            Ok(Path::new(OsStr::from_bytes(&parent)).to_owned())
-        });
-        match (reading.join(), unpacked) {
-            (Err(_), _) => Err(Failure::new("the thread that reads the sandbox died")),
-            // Without it there is nothing to read.
-            (Ok(Err(failure)), Ok(_) | Err(unpack::Problem::Archive(_))) => Err(failure),
-            (Ok(_), Err(problem)) => Err(problem.into()),
-            (Ok(Ok(())), Ok(())) => Ok(0),
+    // What it is, is known when it comes; what it is called there does not matter.
+    let mut archive = sandbox.read(args.follow_link, unpack::ROOT)?;
+    let unpacked = unpack::unpack(&mut archive, args.archive, |is_directory| {
+        let all = contents(path) || named.is_empty();
+        let Place { mut parent, name } = place(
+            is_directory,
+            all,
+            named.as_bytes(),
+            to.as_os_str().as_bytes(),
+            kind,
+        )?;
+        parent.push(b'/');
+        parent.extend(name);
+        Ok(Path::new(OsStr::from_bytes(&parent)).to_owned())
+    });
+    match unpacked {
+        Ok(_) => {
+            notes::tell(&archive.finish()?, sandbox.name);
+            Ok(0)
         }
-    })
+        // What is wrong with the sandbox's disk says more.
+        Err(problem @ unpack::Problem::Archive(_)) => {
+            let verdict = archive.verdict().map(Failure::from);
+            Err(verdict.unwrap_or_else(|| problem.into()))
+        }
+        Err(problem) => Err(problem.into()),
+    }
 }
 
 /// Whether a path stands for what is in a directory.

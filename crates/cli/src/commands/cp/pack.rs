@@ -3,119 +3,172 @@
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::{self, File, Metadata};
-use std::io::{self, BufWriter, Read, Write};
+use std::io::{self, BufWriter, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use tar::{Builder, EntryType, Header};
+use micabox_ext4::archive::{Kind, Member, Writer};
+use micabox_ext4::{Owner, Timestamp};
 
 /// Bytes that go into the pipe at once.
 const BUFFER: usize = 256 << 10;
 
-/// Writes what is at `from` as an archive whose members are below `name`, or below nothing if
-/// that is empty. Owners are root unless they are to be kept. Sockets are left out.
-pub fn pack(
-    from: &Path,
-    follow: bool,
-    name: &[u8],
-    owners: bool,
-    to: impl Write,
-) -> io::Result<()> {
-    let mut packing = Packing {
-        archive: Builder::new(BufWriter::with_capacity(BUFFER, to)),
-        owners,
-        linked: HashMap::new(),
-    };
-    let metadata = match follow {
-        true => fs::metadata(from)?,
-        false => fs::symlink_metadata(from)?,
-    };
-    let mut left = vec![(
-        from.to_owned(),
-        PathBuf::from(OsStr::from_bytes(name)),
-        metadata,
-    )];
-    while let Some((path, name, metadata)) = left.pop() {
-        let at =
-            |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
-        if !metadata.is_dir() {
-            packing.one(&path, &name, &metadata).map_err(at)?;
-            continue;
-        }
-        if name != Path::new("") {
-            packing.one(&path, &name, &metadata).map_err(at)?;
-        }
-        let entries = fs::read_dir(&path).map_err(at)?;
-        let mut entries = entries.collect::<io::Result<Vec<_>>>().map_err(at)?;
-        // The last one is taken first.
-        entries.sort_by_key(|entry| std::cmp::Reverse(entry.file_name()));
-        for entry in entries {
-            let metadata = entry.metadata().map_err(at)?;
-            left.push((entry.path(), name.join(entry.file_name()), metadata));
-        }
-    }
-    packing.archive.into_inner()?.flush()
+/// What is done about devices and FIFOs, and about sockets, of which archives have none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Special {
+    /// They are packed; sockets are left out.
+    Packed,
+    /// None are copied.
+    Refused,
 }
 
-struct Packing<W: Write> {
-    archive: Builder<W>,
-    owners: bool,
+/// How files are packed.
+#[derive(Clone, Copy, Debug)]
+pub struct Packing {
+    /// A symbolic link at the top is followed.
+    pub follow: bool,
+    /// Owners are kept; otherwise they are root.
+    pub owners: bool,
+    /// What is done about devices, FIFOs and sockets.
+    pub special: Special,
+}
+
+impl Packing {
+    /// Writes what is at `from` as an archive whose members are below `name`, or below nothing
+    /// if that is empty.
+    pub fn pack(self, from: &Path, name: &[u8], to: impl Write) -> io::Result<()> {
+        let mut archive = Archive {
+            writer: Writer::new(BufWriter::with_capacity(BUFFER, to)),
+            packing: self,
+            linked: HashMap::new(),
+        };
+        let metadata = match self.follow {
+            true => fs::metadata(from)?,
+            false => fs::symlink_metadata(from)?,
+        };
+        let name = PathBuf::from(OsStr::from_bytes(name));
+        let mut left = vec![(from.to_owned(), name, metadata)];
+        while let Some((path, name, metadata)) = left.pop() {
+            let at = |error: io::Error| {
+                io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+            };
+            if !metadata.is_dir() {
+                archive.one(&path, &name, &metadata).map_err(at)?;
+                continue;
+            }
+            if name != Path::new("") {
+                archive.one(&path, &name, &metadata).map_err(at)?;
+            }
+            let entries = fs::read_dir(&path).map_err(at)?;
+            let mut entries = entries.collect::<io::Result<Vec<_>>>().map_err(at)?;
+            // The last one is taken first.
+            entries.sort_by_key(|entry| std::cmp::Reverse(entry.file_name()));
+            for entry in entries {
+                let metadata = entry.metadata().map_err(at)?;
+                left.push((entry.path(), name.join(entry.file_name()), metadata));
+            }
+        }
+        archive.writer.finish().map(drop)
+    }
+}
+
+struct Archive<W: Write> {
+    writer: Writer<W>,
+    packing: Packing,
     /// First names of files that have several, by device and inode.
     linked: HashMap<(u64, u64), PathBuf>,
 }
 
-impl<W: Write> Packing<W> {
+impl<W: Write> Archive<W> {
     fn one(&mut self, path: &Path, name: &Path, metadata: &Metadata) -> io::Result<()> {
-        let mut header = Header::new_gnu();
-        header.set_mode(metadata.mode() & 0o7777);
-        header.set_mtime(u64::try_from(metadata.mtime()).unwrap_or(0));
-        header.set_size(0);
-        if self.owners {
-            header.set_uid(metadata.uid().into());
-            header.set_gid(metadata.gid().into());
-        } else {
-            header.set_uid(0);
-            header.set_gid(0);
-        }
-        let kind = metadata.file_type();
+        let owners = self.packing.owners;
+        let add = |writer: &mut Writer<_>, kind| writer.add(&member(name, metadata, owners, kind));
         if metadata.is_dir() {
-            header.set_entry_type(EntryType::Directory);
-            return self.archive.append_data(&mut header, name, io::empty());
+            return add(&mut self.writer, Kind::Directory);
         }
         if metadata.is_symlink() {
-            header.set_entry_type(EntryType::Symlink);
+            let target = fs::read_link(path)?;
+            let target = target.as_os_str().as_bytes();
             return self
-                .archive
-                .append_link(&mut header, name, fs::read_link(path)?);
+                .writer
+                .add(&member(name, metadata, owners, Kind::Symlink(target)));
         }
         if metadata.nlink() > 1 {
             let file = (metadata.dev(), metadata.ino());
             if let Some(first) = self.linked.get(&file) {
-                header.set_entry_type(EntryType::Link);
-                return self.archive.append_link(&mut header, name, first);
+                let first = first.as_os_str().as_bytes();
+                return self
+                    .writer
+                    .add(&member(name, metadata, owners, Kind::HardLink(first)));
             }
             self.linked.insert(file, name.to_owned());
         }
         if metadata.is_file() {
-            header.set_entry_type(EntryType::Regular);
-            // It may be longer or shorter by now; the archive can't say so any more.
             let file = File::open(path)?;
             let size = file.metadata()?.len();
-            header.set_size(size);
-            let contents = file.take(size).chain(io::repeat(0)).take(size);
-            return self.archive.append_data(&mut header, name, contents);
+            let kind = Kind::File {
+                size,
+                segments: None,
+            };
+            // It may be longer or shorter by now; the archive can't say so any more.
+            let member = member(name, metadata, owners, kind);
+            let fill = |offset, piece: &mut [u8]| fill(&file, offset, piece);
+            return self.writer.add_file(&member, fill);
         }
-        let kind = match () {
-            () if kind.is_fifo() => EntryType::Fifo,
-            () if kind.is_char_device() => EntryType::Char,
-            () if kind.is_block_device() => EntryType::Block,
-            () => return Ok(()),
-        };
-        header.set_entry_type(kind);
+        if self.packing.special == Special::Refused {
+            let what = "devices, FIFOs and sockets are not copied in";
+            return Err(io::Error::other(what));
+        }
+        let kind = metadata.file_type();
         let device = metadata.rdev();
-        header.set_device_major(rustix::fs::major(device))?;
-        header.set_device_minor(rustix::fs::minor(device))?;
-        self.archive.append_data(&mut header, name, io::empty())
+        let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+        if kind.is_fifo() {
+            add(&mut self.writer, Kind::Fifo)
+        } else if kind.is_char_device() {
+            add(&mut self.writer, Kind::CharDevice(major, minor))
+        } else if kind.is_block_device() {
+            add(&mut self.writer, Kind::BlockDevice(major, minor))
+        } else {
+            Ok(())
+        }
     }
+}
+
+fn member<'m>(name: &'m Path, metadata: &Metadata, owners: bool, kind: Kind<'m>) -> Member<'m> {
+    let (uid, gid) = match owners {
+        true => (metadata.uid(), metadata.gid()),
+        false => (0, 0),
+    };
+    Member {
+        path: name.as_os_str().as_bytes(),
+        kind,
+        owner: Owner {
+            permissions: (metadata.mode() & 0o7777) as u16,
+            uid,
+            gid,
+        },
+        mtime: Timestamp {
+            seconds: metadata.mtime(),
+            nanos: u32::try_from(metadata.mtime_nsec()).unwrap_or(0),
+        },
+        xattrs: &[],
+    }
+}
+
+/// Reads from a file, and zeros where it ends.
+fn fill(file: &File, offset: u64, piece: &mut [u8]) -> io::Result<()> {
+    let mut done = 0;
+    while let Some(rest) = piece.get_mut(done..).filter(|rest| !rest.is_empty()) {
+        match file.read_at(rest, offset + done as u64) {
+            Ok(0) => {
+                rest.fill(0);
+                return Ok(());
+            }
+            Ok(count) => done += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }

@@ -1,13 +1,16 @@
-//! An archive out of a sandbox, which nobody trusts, as files of the host's.
+//! An archive out of a sandbox or a disk, which is not trusted, as files of the host's.
 
+use std::ffi::OsStr;
 use std::fs::{self, File, FileTimes, Permissions};
-use std::io::{self, Read};
-use std::os::unix::fs::PermissionsExt;
+use std::io::{self, BufReader, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use micabox_image::Limits;
+use micabox_image::convert::members::{Member, MemberKind, Members, MembersError};
 use rustix::fs::{AtFlags, CWD, Gid, Timespec, Timestamps, Uid};
-use tar::{Archive, Entry, EntryType};
 
 use crate::failure::Failure;
 use crate::whole_file::WholeFile;
@@ -15,19 +18,26 @@ use crate::whole_file::WholeFile;
 /// What the archive calls what is copied.
 pub const ROOT: &[u8] = b"root";
 
+/// Bytes of the archive read, and of contents written, at once.
+const PIECE: usize = 256 << 10;
+
 /// Why nothing, or not everything, was unpacked.
 #[derive(Debug)]
 pub enum Problem {
     /// The archive ends early or makes no sense.
-    Archive(io::Error),
+    Archive(MembersError),
+    /// It makes sense, but not as one of ours.
+    Foreign(&'static str),
     /// The host.
     Host(Failure),
 }
 
 impl From<Problem> for Failure {
     fn from(problem: Problem) -> Self {
+        const WHAT: &str = "reading the sandbox's archive";
         match problem {
-            Problem::Archive(error) => Self::of(&error).context("reading the sandbox's archive"),
+            Problem::Archive(error) => Self::of(&error).context(WHAT),
+            Problem::Foreign(what) => Self::new(what).context(WHAT),
             Problem::Host(failure) => failure,
         }
     }
@@ -35,151 +45,199 @@ impl From<Problem> for Failure {
 
 type Result<T> = std::result::Result<T, Problem>;
 
+/// What was left out.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Unpacked {
+    /// The first device or FIFO, where it would be on the host.
+    pub special: Option<PathBuf>,
+}
+
 /// A directory whose attributes are set when everything is in it.
-struct Later {
+struct Open {
     path: PathBuf,
     mode: u32,
-    mtime: u64,
+    mtime: (i64, u32),
     owner: Option<(u32, u32)>,
 }
 
 /// Unpacks an archive whose only top is called [`ROOT`]. `place` says where that goes, once it
-/// is known whether it is a directory. Nobody becomes somebody else by what is unpacked: there
-/// are no set-id bits, and no owners but whoever copies unless `owners`. Nothing is written
-/// through a symbolic link, nor outside of that place.
+/// is known whether it is a directory. No identity is gained by what is unpacked: there are no
+/// set-id bits, and no owners but the caller unless `owners`. Nothing is written through a
+/// symbolic link, nor outside of that place. Holes stay holes. Devices and FIFOs are left out.
 pub fn unpack(
     from: impl Read,
     owners: bool,
     place: impl FnOnce(bool) -> std::result::Result<PathBuf, String>,
-) -> Result<()> {
-    let mut archive = Archive::new(from);
+) -> Result<Unpacked> {
+    let from = BufReader::with_capacity(PIECE, from);
+    let mut members = Members::new(from, &Limits::default());
     let mut place = Some(place);
-    let mut root = PathBuf::new();
-    let mut later = Vec::new();
-    for entry in archive.entries().map_err(Problem::Archive)? {
-        let mut entry = entry.map_err(Problem::Archive)?;
-        let path = below(&entry.path().map_err(Problem::Archive)?)?;
-        let is_directory = entry.header().entry_type() == EntryType::Directory;
+    let mut unpacking = Unpacking {
+        root: PathBuf::new(),
+        owners,
+        open: Vec::new(),
+        buffer: vec![0; PIECE],
+        unpacked: Unpacked::default(),
+    };
+    while let Some(member) = members.next_member().map_err(Problem::Archive)? {
+        let path = below(&member.path)?;
+        let is_directory = member.kind == MemberKind::Directory;
         if let Some(place) = place.take() {
             if path != Path::new("") {
-                return Err(wrong("it begins in the middle"));
+                return Err(Problem::Foreign("it begins in the middle"));
             }
-            root = place(is_directory).map_err(|text| Problem::Host(Failure::new(text)))?;
+            let root = place(is_directory).map_err(|text| Problem::Host(Failure::new(text)))?;
+            unpacking.root = root;
             // Merged into one that is there, which keeps its attributes.
-            if is_directory && root.is_dir() {
+            if is_directory && unpacking.root.is_dir() {
                 continue;
             }
         }
-        let at = match path == Path::new("") {
-            true => root.clone(),
-            false => root.join(&path),
-        };
-        check_parents(&root, &path)?;
-        one(&mut entry, &root, &at, owners, &mut later)?;
+        unpacking.one(&path, &member, &mut members.body())?;
     }
     if place.is_some() {
-        return Err(wrong("it is empty"));
+        return Err(Problem::Foreign("it is empty"));
     }
-    for Later {
-        path,
-        mode,
-        mtime,
-        owner,
-    } in later.into_iter().rev()
-    {
-        let at = |error| host(&path, error);
-        if let Some((uid, gid)) = owner {
-            chown(&path, uid, gid).map_err(at)?;
-        }
-        fs::set_permissions(&path, Permissions::from_mode(mode)).map_err(at)?;
-        let directory = File::open(&path).map_err(at)?;
-        directory.set_times(times(mtime)).map_err(at)?;
-    }
-    Ok(())
+    unpacking.leave(Path::new(""), true)?;
+    Ok(unpacking.unpacked)
 }
 
-fn one(
-    entry: &mut Entry<'_, impl Read>,
-    root: &Path,
-    at: &Path,
+struct Unpacking {
+    root: PathBuf,
     owners: bool,
-    later: &mut Vec<Later>,
-) -> Result<()> {
-    let header = entry.header();
-    let mode = header.mode().map_err(Problem::Archive)? & 0o777;
-    let mtime = header.mtime().map_err(Problem::Archive)?;
-    let id = |id: io::Result<u64>| id.map(|id| u32::try_from(id).unwrap_or(u32::MAX));
-    let ids = id(header.uid()).and_then(|uid| Ok((uid, id(header.gid())?)));
-    let ids = ids.map_err(Problem::Archive)?;
-    let owner = owners.then_some(ids);
-    let failed = |error: io::Error| host(at, error);
-    match header.entry_type() {
-        EntryType::Directory => {
-            match fs::create_dir(at) {
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                    let is_directory = at.symlink_metadata().is_ok_and(|it| it.is_dir());
-                    if !is_directory {
-                        return Err(failed(error));
+    /// Directories on the way to the last member, each in the one before.
+    open: Vec<Open>,
+    buffer: Vec<u8>,
+    unpacked: Unpacked,
+}
+
+impl Unpacking {
+    fn one(&mut self, path: &Path, member: &Member, body: &mut dyn Read) -> Result<()> {
+        let at = self.at(path);
+        self.leave(&at, false)?;
+        check_parents(&self.root, path)?;
+        let owner = self.owners.then_some((member.uid, member.gid));
+        let mode = u32::from(member.mode) & 0o777;
+        let failed = |error: io::Error| host(&at, error);
+        match member.kind {
+            MemberKind::Directory => {
+                match fs::create_dir(&at) {
+                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                        let is_directory = at.symlink_metadata().is_ok_and(|it| it.is_dir());
+                        if !is_directory {
+                            return Err(failed(error));
+                        }
                     }
+                    result => result.map_err(failed)?,
                 }
-                result => result.map_err(failed)?,
+                // Until everything is in it.
+                fs::set_permissions(&at, Permissions::from_mode(mode | 0o700)).map_err(failed)?;
+                self.open.push(Open {
+                    mode: u32::from(member.mode) & 0o1777,
+                    mtime: member.mtime,
+                    owner,
+                    path: at,
+                });
             }
-            // Until everything is in it.
-            fs::set_permissions(at, Permissions::from_mode(mode | 0o700)).map_err(failed)?;
-            later.push(Later {
-                path: at.to_owned(),
-                mode,
-                mtime,
-                owner,
-            });
-        }
-        EntryType::Regular | EntryType::Continuous => {
-            let whole = WholeFile::create(at).map_err(failed)?;
-            let mut file = whole.file();
-            io::copy(entry, &mut file).map_err(failed)?;
-            if let Some((uid, gid)) = owner {
-                rustix::fs::fchown(file, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))
-                    .map_err(|error| failed(error.into()))?;
+            MemberKind::File => {
+                let whole = WholeFile::create(&at).map_err(failed)?;
+                let file = whole.file();
+                self.contents(member, body, file).map_err(failed)?;
+                if let Some((uid, gid)) = owner {
+                    rustix::fs::fchown(file, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))
+                        .map_err(|error| failed(error.into()))?;
+                }
+                file.set_permissions(Permissions::from_mode(mode))
+                    .and_then(|()| file.set_times(times(member.mtime)))
+                    .map_err(failed)?;
+                whole.publish(&at).map_err(failed)?;
             }
-            file.set_permissions(Permissions::from_mode(mode))
-                .and_then(|()| file.set_times(times(mtime)))
-                .map_err(failed)?;
-            whole.publish(at).map_err(failed)?;
-        }
-        EntryType::Symlink => {
-            let target = entry.link_name().map_err(Problem::Archive)?;
-            let target = target.ok_or_else(|| wrong("a link to nothing"))?;
-            replace(at)?;
-            std::os::unix::fs::symlink(target, at).map_err(failed)?;
-            set_link_times(at, mtime).map_err(failed)?;
-            if let Some((uid, gid)) = owner {
-                chown(at, uid, gid).map_err(failed)?;
+            MemberKind::Symlink => {
+                replace(&at)?;
+                let target = OsStr::from_bytes(&member.target);
+                std::os::unix::fs::symlink(target, &at).map_err(failed)?;
+                set_link_times(&at, member.mtime).map_err(failed)?;
+                if let Some((uid, gid)) = owner {
+                    chown(&at, uid, gid).map_err(failed)?;
+                }
+            }
+            MemberKind::HardLink => {
+                let target = below(&member.target)?;
+                check_parents(&self.root, &target)?;
+                let target = self.at(&target);
+                if !target.symlink_metadata().is_ok_and(|it| it.is_file()) {
+                    return Err(Problem::Foreign("a hard link to what is no file"));
+                }
+                // Two names of one file can't replace each other.
+                if target != at {
+                    replace(&at)?;
+                    fs::hard_link(target, &at).map_err(failed)?;
+                }
+            }
+            // They have no business here.
+            MemberKind::CharDevice | MemberKind::BlockDevice | MemberKind::Fifo => {
+                self.unpacked.special.get_or_insert(at);
             }
         }
-        EntryType::Link => {
-            let target = entry.link_name().map_err(Problem::Archive)?;
-            let target = below(&target.ok_or_else(|| wrong("a link to nothing"))?)?;
-            check_parents(root, &target)?;
-            let target = root.join(target);
-            if !target.symlink_metadata().is_ok_and(|it| it.is_file()) {
-                return Err(wrong("a hard link to what is no file"));
-            }
-            replace(at)?;
-            fs::hard_link(target, at).map_err(failed)?;
-        }
-        // Devices and the like have no business here.
-        _ => {}
+        Ok(())
     }
-    Ok(())
+
+    /// Writes a file's contents, its holes as holes.
+    fn contents(&mut self, member: &Member, body: &mut dyn Read, file: &File) -> io::Result<()> {
+        let whole = [(0, member.size)];
+        for &(offset, length) in member.segments.as_deref().unwrap_or(&whole) {
+            let mut at = offset;
+            let end = offset.saturating_add(length);
+            while at < end {
+                let count = (end - at).min(PIECE as u64) as usize;
+                let piece = self.buffer.get_mut(..count).unwrap_or_default();
+                body.read_exact(piece)?;
+                file.write_all_at(piece, at)?;
+                at += count as u64;
+            }
+        }
+        file.set_len(member.size)
+    }
+
+    /// Where a member is on the host.
+    fn at(&self, path: &Path) -> PathBuf {
+        match path == Path::new("") {
+            true => self.root.clone(),
+            false => self.root.join(path),
+        }
+    }
+
+    /// Gives directories their attributes that `next` is not in, or all of them.
+    fn leave(&mut self, next: &Path, all: bool) -> Result<()> {
+        while let Some(last) = self
+            .open
+            .pop_if(|last| all || last.path == next || !next.starts_with(&last.path))
+        {
+            last.close().map_err(|error| host(&last.path, error))?;
+        }
+        Ok(())
+    }
+}
+
+impl Open {
+    fn close(&self) -> io::Result<()> {
+        if let Some((uid, gid)) = self.owner {
+            chown(&self.path, uid, gid)?;
+        }
+        let directory = File::open(&self.path)?;
+        directory.set_permissions(Permissions::from_mode(self.mode))?;
+        directory.set_times(times(self.mtime))
+    }
 }
 
 /// A member's path below [`ROOT`].
-fn below(path: &Path) -> Result<PathBuf> {
+fn below(path: &[u8]) -> Result<PathBuf> {
     let is_plain = |part: &Component<'_>| matches!(part, Component::Normal(_));
-    let mut parts = path.components();
+    let mut parts = Path::new(OsStr::from_bytes(path)).components();
     let root = parts.next().map(|part| part.as_os_str().as_encoded_bytes());
     if root != Some(ROOT) || !parts.clone().all(|part| is_plain(&part)) {
-        return Err(wrong("a member outside of what was to be copied"));
+        let what = "a member outside of what was to be copied";
+        return Err(Problem::Foreign(what));
     }
     Ok(parts.collect())
 }
@@ -218,10 +276,10 @@ fn chown(path: &Path, uid: u32, gid: u32) -> io::Result<()> {
 }
 
 /// Of a symbolic link itself.
-fn set_link_times(path: &Path, mtime: u64) -> io::Result<()> {
+fn set_link_times(path: &Path, mtime: (i64, u32)) -> io::Result<()> {
     let moment = Timespec {
-        tv_sec: i64::try_from(mtime).unwrap_or(0),
-        tv_nsec: 0,
+        tv_sec: mtime.0,
+        tv_nsec: mtime.1.into(),
     };
     let times = Timestamps {
         last_access: moment,
@@ -235,13 +293,14 @@ fn set_link_times(path: &Path, mtime: u64) -> io::Result<()> {
     )?)
 }
 
-fn times(mtime: u64) -> FileTimes {
-    let moment = UNIX_EPOCH.checked_add(Duration::from_secs(mtime));
+fn times((seconds, nanos): (i64, u32)) -> FileTimes {
+    let whole = Duration::from_secs(seconds.unsigned_abs());
+    let moment: Option<SystemTime> = match seconds < 0 {
+        true => UNIX_EPOCH.checked_sub(whole),
+        false => UNIX_EPOCH.checked_add(whole),
+    };
+    let moment = moment.and_then(|moment| moment.checked_add(Duration::from_nanos(nanos.into())));
     FileTimes::new().set_modified(moment.unwrap_or(UNIX_EPOCH))
-}
-
-fn wrong(what: &str) -> Problem {
-    Problem::Archive(io::Error::new(io::ErrorKind::InvalidData, what.to_owned()))
 }
 
 fn host(path: &Path, error: io::Error) -> Problem {
@@ -250,6 +309,8 @@ fn host(path: &Path, error: io::Error) -> Problem {
 
 #[cfg(test)]
 mod tests {
+    use tar::EntryType;
+
     use super::*;
 
     /// An archive of members: type, path, and contents or a link's target.

@@ -1,15 +1,12 @@
 //! `mica ext4 cat`
 
-use std::io::Write;
 use std::path::PathBuf;
 
-use super::{about, bytes, open};
-use crate::Outcome;
-use crate::failure::Failure;
-use crate::output::raw;
+use micabox::jailed::ext4;
 
-/// Bytes read at once.
-const PIECE: usize = 1 << 20;
+use super::{about, bytes, open, tell};
+use crate::Outcome;
+use crate::output::{pass_on, raw};
 
 /// Write a file's contents to stdout
 #[derive(Debug, clap::Args)]
@@ -22,22 +19,13 @@ pub struct Args {
 
 /// Writes a file's contents.
 pub fn execute(args: &Args) -> Outcome {
-    let mut filesystem = open(&args.file)?;
     let fail = about(&args.file);
-    let ino = filesystem.resolve(bytes(&args.path)).map_err(&fail)?;
-    let mut stdout = raw::stdout();
-    let mut buffer = vec![0; PIECE];
-    let mut offset = 0;
-    loop {
-        let count = filesystem.read(ino, offset, &mut buffer).map_err(&fail)?;
-        if count == 0 {
-            return Ok(0);
-        }
-        offset += count as u64;
-        match stdout.write_all(&buffer[..count]) {
-            Ok(()) => {}
-            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => return Ok(0),
-            Err(error) => return Err(Failure::of(&error).context("writing to stdout")),
-        }
+    let contents = ext4::read(open(&args.file)?, bytes(&args.path));
+    let mut contents = contents.map_err(&fail)?;
+    match pass_on(&mut contents, &mut raw::stdout()) {
+        Ok(true) => tell(&contents.finish().map_err(&fail)?, &args.file),
+        Ok(false) => {}
+        Err(failure) => return Err(contents.verdict().map_or(failure, &fail)),
     }
+    Ok(0)
 }

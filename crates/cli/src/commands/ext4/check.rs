@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use micabox_ext4::check::check;
+use micabox::jailed::ext4;
 use micabox_ext4::format::superblock::MAGIC;
 use serde::Serialize;
 
@@ -56,7 +56,7 @@ fn open(path: &Path) -> Result<File, Failure> {
 /// Checks a filesystem.
 pub fn execute(args: &Args) -> Outcome {
     let file = open(&args.file).map_err(|failure| failure.code(NOT_CHECKED))?;
-    let findings = check(&file);
+    let findings = ext4::findings(file).map_err(about(&args.file))?;
     let code = u8::from(!findings.is_empty());
     if args.json {
         let findings: Vec<_> = findings
@@ -71,7 +71,7 @@ pub fn execute(args: &Args) -> Outcome {
     }
     let mut text: String = findings
         .iter()
-        .map(|finding| format!("{finding}\n"))
+        .map(|finding| format!("{}\n", finding.text))
         .collect();
     if findings.is_empty() {
         text.push_str("clean\n");

@@ -1,18 +1,15 @@
 //! `mica ext4 export`
 
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::Write;
 use std::path::PathBuf;
 
-use micabox_ext4::export::export;
+use micabox::jailed::ext4;
 
-use super::{about, bytes, open};
+use super::{about, bytes, open, tell};
 use crate::Outcome;
 use crate::failure::Failure;
-use crate::output::{raw, stdout_is_terminal, write_stderr};
-
-/// Bytes of the archive written at once.
-const BUFFER: usize = 1 << 20;
+use crate::output::{pass_on, raw, stdout_is_terminal};
 
 /// Pack a filesystem, or a directory of it, into a tar archive
 #[derive(Debug, clap::Args)]
@@ -33,21 +30,21 @@ pub fn execute(args: &Args) -> Outcome {
         return Err(Failure::new("refusing to write an archive to a terminal")
             .hint("redirect stdout to a file"));
     }
-    let mut filesystem = open(&args.file)?;
-    let directory = filesystem
-        .resolve(bytes(&args.path))
-        .map_err(about(&args.file))?;
-    let output: Box<dyn Write> = if to_stdout {
-        Box::new(raw::stdout())
+    let fail = about(&args.file);
+    let archive = ext4::export(open(&args.file)?, bytes(&args.path));
+    let mut archive = archive.map_err(&fail)?;
+    let output: &mut dyn Write = if to_stdout {
+        &mut raw::stdout()
     } else {
-        Box::new(File::create(&args.archive).map_err(about(&args.archive))?)
+        &mut File::create(&args.archive).map_err(about(&args.archive))?
     };
-    let output = BufWriter::with_capacity(BUFFER, output);
-    let exported =
-        export(&mut filesystem, directory, output).map_err(|error| Failure::of(&error))?;
-    for socket in exported.sockets {
-        let path = socket.escape_ascii();
-        write_stderr(&format!("mica: /{path}: a socket; archives have none\n"));
+    match pass_on(&mut archive, output) {
+        Ok(true) => {
+            let found = archive.finish().map_err(&fail)?;
+            tell(&found, &args.file);
+            Ok(0)
+        }
+        Ok(false) => Ok(0),
+        Err(failure) => Err(archive.verdict().map_or(failure, &fail)),
     }
-    Ok(0)
 }

@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
+use micabox::jailed::ext4;
 use micabox_ext4::FileKind;
 use serde::Serialize;
 
-use super::{about, bytes, mode, open};
+use super::{about, bytes, mode, open, tell};
 use crate::output::{json_name, print_json, stdout_is_terminal, write_stdout};
 use crate::{Outcome, visible};
 
@@ -47,11 +48,10 @@ struct Entry {
 
 /// Lists a directory.
 pub fn execute(args: &Args) -> Outcome {
-    let mut filesystem = open(&args.file)?;
     let fail = about(&args.file);
-    let directory = filesystem.resolve(bytes(&args.path)).map_err(&fail)?;
-    let mut names = filesystem.read_dir(directory).map_err(&fail)?;
-    names.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+    let is_long = args.long || args.json;
+    let names = ext4::list(open(&args.file)?, bytes(&args.path), is_long);
+    let mut names = names.map_err(&fail)?;
     let is_terminal = stdout_is_terminal();
     let shown = |name: &[u8]| {
         if is_terminal {
@@ -62,26 +62,21 @@ pub fn execute(args: &Args) -> Outcome {
     };
     let mut text = Vec::new();
     let mut entries = Vec::new();
-    for name in names {
-        if !args.long && !args.json {
+    while let Some(name) = names.next_record().map_err(&fail)? {
+        let Some(stat) = name.attributes else {
             text.extend(shown(&name.name));
             text.push(b'\n');
             continue;
-        }
-        let stat = filesystem.stat(name.ino).map_err(&fail)?;
-        let target = match stat.kind() {
-            Some(FileKind::Symlink) => Some(filesystem.read_link(name.ino).map_err(&fail)?),
-            _ => None,
         };
-        let (mode, mtime) = (mode(&stat), stat.mtime.seconds);
+        let (mode, mtime) = (mode(&stat), stat.mtime.0);
         let (uid, gid) = (stat.uid, stat.gid);
         if args.json {
             let (name_text, name_hex) = json_name(&name.name);
-            let (target, target_hex) = target.as_deref().map(json_name).unzip();
+            let (target, target_hex) = stat.target.as_deref().map(json_name).unzip();
             entries.push(Entry {
                 name: name_text,
                 name_hex,
-                inode: name.ino,
+                inode: stat.inode,
                 mode,
                 links: stat.links,
                 uid,
@@ -105,12 +100,13 @@ pub fn execute(args: &Args) -> Outcome {
         );
         text.extend_from_slice(line.as_bytes());
         text.extend(shown(&name.name));
-        if let Some(target) = target {
+        if let Some(target) = stat.target {
             text.extend_from_slice(b" -> ");
             text.extend(shown(&target));
         }
         text.push(b'\n');
     }
+    tell(&names.finish().map_err(&fail)?, &args.file);
     if args.json {
         print_json(&entries)?;
         return Ok(0);

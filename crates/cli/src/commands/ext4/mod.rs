@@ -1,4 +1,4 @@
-//! `mica ext4`: filesystems in files, without mounting them.
+//! `mica ext4`: filesystems in files, without mounting them. What reads them is in jail.
 
 mod cat;
 mod check;
@@ -15,9 +15,11 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use micabox_ext4::device::ReadOnly;
-use micabox_ext4::{Ext4, FileKind, Options, Stat};
+use micabox::Notes;
+use micabox::jailed::ext4::Attributes;
+use micabox_ext4::FileKind;
 
+use crate::commands::notes;
 use crate::failure::Failure;
 use crate::output::write_stderr;
 use crate::{Outcome, visible};
@@ -67,24 +69,21 @@ fn about<E: std::error::Error + 'static>(path: &Path) -> impl Fn(E) -> Failure {
     move |error| Failure::of(&error).context(&visible::path(path))
 }
 
-/// Opens a filesystem to read it.
-fn open(path: &Path) -> Result<Ext4<ReadOnly<File>>, Failure> {
-    let file = File::open(path).map_err(about(path))?;
-    let filesystem =
-        Ext4::open_read_only(ReadOnly(file), Options::default()).map_err(about(path))?;
-    if filesystem.has_errors() {
+/// Opens a file to read the filesystem in it.
+fn open(path: &Path) -> Result<File, Failure> {
+    File::open(path).map_err(about(path))
+}
+
+/// Tells of a filesystem that was read.
+fn tell(found: &Notes, path: &Path) {
+    if found.damaged {
         write_stderr(&format!(
             "mica: {}: marked as having errors, what is read may not be whole; `mica ext4 replay` \
              takes the mark away if nothing is wrong\n",
-            path.display()
+            visible::path(path)
         ));
     }
-    Ok(filesystem)
-}
-
-/// Opens a filesystem to change it.
-fn open_for_writing(path: &Path) -> Result<Ext4<File>, Failure> {
-    Ext4::open(writable(path)?, Options::default()).map_err(about(path))
+    notes::tell_sockets(found);
 }
 
 /// Opens a file that exists to change it.
@@ -131,7 +130,7 @@ fn size(text: &str) -> Result<u64, String> {
 }
 
 /// One letter for a type, as `ls -l` has it.
-fn letter(stat: &Stat) -> char {
+fn letter(stat: &Attributes) -> char {
     match stat.kind() {
         Some(FileKind::File) => '-',
         Some(FileKind::Directory) => 'd',
@@ -145,7 +144,7 @@ fn letter(stat: &Stat) -> char {
 }
 
 /// Type and permissions, as `ls -l` has them.
-fn mode(stat: &Stat) -> String {
+fn mode(stat: &Attributes) -> String {
     let mut text = String::from(letter(stat));
     for (shift, special, letter) in [(6, 0o4000, 's'), (3, 0o2000, 's'), (0, 0o1000, 't')] {
         let bits = stat.mode >> shift;

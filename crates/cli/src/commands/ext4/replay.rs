@@ -2,8 +2,7 @@
 
 use std::path::PathBuf;
 
-use micabox_ext4::check::clear_errors;
-use micabox_ext4::{Ext4, Options};
+use micabox::jailed::ext4;
 
 use super::{about, writable};
 use crate::Outcome;
@@ -21,18 +20,10 @@ pub struct Args {
 
 /// Replays the journal.
 pub fn execute(args: &Args) -> Outcome {
-    let mut file = writable(&args.file)?;
-    let options = Options {
-        despite_errors: true,
-        ..Options::default()
-    };
-    let filesystem = Ext4::open(&mut file, options).map_err(about(&args.file))?;
-    let has_errors = filesystem.has_errors();
-    filesystem.close().map_err(about(&args.file))?;
-    if has_errors {
-        let findings = clear_errors(&mut file).map_err(about(&args.file))?;
+    let replayed = ext4::replay(writable(&args.file)?).map_err(about(&args.file))?;
+    if replayed.had_errors {
         let path = args.file.display();
-        write_stderr(&if findings.is_empty() {
+        write_stderr(&if replayed.is_sound {
             format!("mica: {path}: was marked as having errors; nothing is wrong with it\n")
         } else {
             format!(

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use micabox_ext4::resize::grow;
+use micabox::jailed::ext4;
 use serde::Serialize;
 
 use super::{about, size, writable};
@@ -34,12 +34,13 @@ struct Resized {
 /// Grows a filesystem.
 pub fn execute(args: &Args) -> Outcome {
     let path = &args.file;
-    let mut file = writable(path)?;
+    let file = writable(path)?;
     let length = file.metadata().map_err(about(path))?.len();
     if length < args.size {
         file.set_len(args.size).map_err(about(path))?;
     }
-    let grown = grow(&mut file, args.size);
+    let grown = file.try_clone().map_err(about(path))?;
+    let grown = ext4::grow(grown, args.size);
     if grown.is_err() && length < args.size {
         let _ = file.set_len(length);
     }

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use micabox::jailed::ext4;
 use serde::Serialize;
 
-use super::{about, bytes, mode, open};
+use super::{about, bytes, mode, open, tell};
 use crate::Outcome;
 use crate::output::{print, print_json};
 
@@ -44,23 +45,17 @@ struct Shown {
 
 /// Shows an inode.
 pub fn execute(args: &Args) -> Outcome {
-    let mut filesystem = open(&args.file)?;
-    let fail = about(&args.file);
-    let ino = filesystem
-        .resolve_no_follow(bytes(&args.path))
-        .map_err(&fail)?;
-    let stat = filesystem.stat(ino).map_err(&fail)?;
-    let mut xattrs = BTreeMap::new();
-    for name in filesystem.xattr_names(ino).map_err(&fail)? {
-        let value = filesystem.xattr(ino, &name).map_err(&fail)?;
-        xattrs.insert(
-            name.escape_ascii().to_string(),
-            value.escape_ascii().to_string(),
-        );
-    }
-    let time = |time: micabox_ext4::Timestamp| (time.seconds, time.nanos);
+    let shown = ext4::show(open(&args.file)?, bytes(&args.path));
+    let ext4::Shown {
+        attributes: stat,
+        xattrs,
+        notes,
+    } = shown.map_err(about(&args.file))?;
+    tell(&notes, &args.file);
+    let text = |bytes: &[u8]| bytes.escape_ascii().to_string();
+    let xattrs = xattrs.iter();
     let shown = Shown {
-        inode: ino,
+        inode: stat.inode,
         mode: mode(&stat),
         links: stat.links,
         uid: stat.uid,
@@ -68,15 +63,14 @@ pub fn execute(args: &Args) -> Outcome {
         size: stat.size,
         blocks: stat.blocks,
         device: (stat.device != (0, 0)).then_some(stat.device),
-        atime: time(stat.atime),
-        mtime: time(stat.mtime),
-        ctime: time(stat.ctime),
-        crtime: time(stat.crtime),
-        target: filesystem
-            .read_link(ino)
-            .ok()
-            .map(|target| target.escape_ascii().to_string()),
-        xattrs,
+        atime: stat.atime,
+        mtime: stat.mtime,
+        ctime: stat.ctime,
+        crtime: stat.crtime,
+        target: stat.target.as_deref().map(text),
+        xattrs: xattrs
+            .map(|(name, value)| (text(name), text(value)))
+            .collect(),
     };
     if args.json {
         print_json(&shown)?;

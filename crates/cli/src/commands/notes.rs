@@ -1,0 +1,32 @@
+//! What there is to tell of a disk that was read.
+
+use micabox::Notes;
+
+use crate::output::write_stderr;
+
+/// Tells it on stderr. `whose` names the disk.
+pub fn tell(notes: &Notes, whose: &str) {
+    if notes.damaged {
+        write_stderr(&format!(
+            "mica: warning: the disk of {whose} is marked as having errors, which a full disk of \
+             the host's causes, too: what is read may not be whole\n"
+        ));
+    }
+    tell_sockets(notes);
+}
+
+/// Tells of what archives have none of.
+pub fn tell_sockets(notes: &Notes) {
+    let mut text = String::new();
+    for socket in &notes.sockets {
+        let path = socket.escape_ascii();
+        text.push_str(&format!("mica: /{path}: a socket; archives have none\n"));
+    }
+    if notes.more_sockets > 0 {
+        let count = notes.more_sockets;
+        text.push_str(&format!("mica: {count} more sockets are not listed\n"));
+    }
+    if !text.is_empty() {
+        write_stderr(&text);
+    }
+}

@@ -1,0 +1,212 @@
+//! A sandbox's disk for changes, over what it is made from.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::os::fd::OwnedFd;
+
+use micabox_ext4::export::{ExportError, Exported};
+use micabox_ext4::{Ext4, Options};
+use micabox_jail::Call;
+use serde::{Deserialize, Serialize};
+
+use super::{Fault, Files, Notes};
+use crate::base::{Lower, LowerKind};
+use crate::files::PathKind;
+use crate::patch::{self, PatchFault, SharedPatch};
+use crate::upper::merged::{Found, Merged, MergedError};
+use crate::upper::pack::{PackError, pack};
+use crate::upper::{self, ChangesError, Disk, LayerError, WalkError};
+
+/// Bytes written into a pipe at once.
+const PIECE: usize = 64 << 10;
+
+/// What the disk changes. Files: the disk, a pipe, what is below.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Changes {
+    pub(crate) lower: LowerKind,
+}
+
+/// The changes as a layer of an image. Files: the disk, a pipe, what is below.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Layer {
+    pub(crate) lower: LowerKind,
+}
+
+/// What a path leads to, all symbolic links followed. Files: the disk, what is below.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Look {
+    pub(crate) lower: LowerKind,
+    pub(crate) path: Vec<u8>,
+}
+
+/// What is at a path, as an archive. Files: the disk, a pipe, what is below.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Pack {
+    pub(crate) lower: LowerKind,
+    pub(crate) path: Vec<u8>,
+    /// A symbolic link at its end is followed.
+    pub(crate) follow: bool,
+    /// What the archive calls it.
+    pub(crate) name: Vec<u8>,
+}
+
+/// Writes to the disk. Files: the disk, one for each patch that has one, what is below.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Patches {
+    pub(crate) lower: LowerKind,
+    pub(crate) patches: Vec<SharedPatch>,
+}
+
+/// Replays the journal, and finds out whether there is a filesystem that can be used. A mark of
+/// errors stays. File: the disk.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Settle;
+
+impl Call for Changes {
+    const KIND: &'static str = "changes";
+    type Reply = Notes;
+    type Error = Fault;
+
+    fn run(self, files: Vec<OwnedFd>) -> Result<Notes, Fault> {
+        let mut files = Files::new(files);
+        let (disk, notes) = disk(files.next()?)?;
+        let mut output = BufWriter::with_capacity(PIECE, files.next()?);
+        let lower = lower(self.lower, files)?;
+        let written = upper::write_changes(disk, lower, &mut output);
+        written.map_err(|error| match error {
+            ChangesError::Walk(error) => error.into(),
+            ChangesError::Output(error) => Fault::output(error),
+        })?;
+        Ok(notes)
+    }
+}
+
+impl Call for Layer {
+    const KIND: &'static str = "layer";
+    type Reply = Notes;
+    type Error = Fault;
+
+    fn run(self, files: Vec<OwnedFd>) -> Result<Notes, Fault> {
+        let mut files = Files::new(files);
+        let (disk, notes) = disk(files.next()?)?;
+        let output = BufWriter::with_capacity(PIECE, files.next()?);
+        let lower = lower(self.lower, files)?;
+        match upper::write_layer(disk, lower, output) {
+            Ok(exported) => Ok(notes.with(exported)),
+            Err(LayerError::Walk(error)) => Err(error.into()),
+            Err(LayerError::Export(ExportError::Output(error))) => Err(Fault::output(error)),
+            Err(error) => Err(Fault::disk(error)),
+        }
+    }
+}
+
+impl Call for Look {
+    const KIND: &'static str = "look";
+    type Reply = PathKind;
+    type Error = Fault;
+
+    fn run(self, files: Vec<OwnedFd>) -> Result<PathKind, Fault> {
+        let mut files = Files::new(files);
+        let (disk, _) = disk(files.next()?)?;
+        let mut merged = Merged::new(disk, lower(self.lower, files)?);
+        match merged.find(&self.path, true) {
+            Ok(Found::Directory(_)) => Ok(PathKind::Directory),
+            Ok(Found::Other(_)) => Ok(PathKind::Other),
+            Err(MergedError::Nothing) => Ok(PathKind::Nothing),
+            Err(error) => Err(Fault::asked(error)),
+        }
+    }
+}
+
+impl Call for Pack {
+    const KIND: &'static str = "pack";
+    type Reply = Notes;
+    type Error = Fault;
+
+    fn run(self, files: Vec<OwnedFd>) -> Result<Notes, Fault> {
+        let mut files = Files::new(files);
+        let (disk, notes) = disk(files.next()?)?;
+        let mut output = BufWriter::with_capacity(PIECE, files.next()?);
+        let mut merged = Merged::new(disk, lower(self.lower, files)?);
+        let found = merged.find(&self.path, self.follow);
+        let found = found.map_err(Fault::asked)?;
+        pack(&mut merged, found, &self.name, &mut output).map_err(|error| match error {
+            PackError::Files(error) => Fault::asked(error),
+            PackError::Output(error) => Fault::output(error),
+        })?;
+        output.flush().map_err(Fault::output)?;
+        Ok(notes)
+    }
+}
+
+impl Call for Patches {
+    const KIND: &'static str = "patch";
+    type Reply = ();
+    type Error = PatchFault;
+
+    fn run(self, files: Vec<OwnedFd>) -> Result<(), PatchFault> {
+        let mut files = Files::new(files);
+        let disk = files.next().map_err(PatchFault::disk)?;
+        let with_files = self.patches.iter().filter(|patch| patch.has_file());
+        let sources = with_files.map(|_| files.next());
+        let sources = sources.collect::<Result<Vec<_>, _>>();
+        let sources = sources.map_err(PatchFault::disk)?;
+        let lower = lower(self.lower, files).map_err(PatchFault::disk)?;
+        patch::carry_out(disk, lower, &self.patches, sources)
+    }
+}
+
+impl Call for Settle {
+    const KIND: &'static str = "replay";
+    type Reply = Notes;
+    type Error = Fault;
+
+    fn run(self, files: Vec<OwnedFd>) -> Result<Notes, Fault> {
+        let options = Options {
+            // A guest's kernel would replay it as well.
+            despite_errors: true,
+            ..Options::default()
+        };
+        let disk = Ext4::open(Files::new(files).next()?, options).map_err(Fault::disk)?;
+        let notes = Notes {
+            damaged: disk.has_errors(),
+            ..Notes::default()
+        };
+        disk.close().map_err(Fault::disk)?;
+        Ok(notes)
+    }
+}
+
+/// Opens the disk for reading.
+fn disk(file: File) -> Result<(Disk, Notes), Fault> {
+    let disk = upper::open(file).map_err(Fault::disk)?;
+    let notes = Notes {
+        damaged: disk.has_errors(),
+        ..Notes::default()
+    };
+    Ok((disk, notes))
+}
+
+/// Opens what is below, which the rest of the files are.
+fn lower(kind: LowerKind, files: Files) -> Result<Lower, Fault> {
+    Lower::open(kind, files.rest()).map_err(|error| Fault::Below(error.to_string()))
+}
+
+impl From<WalkError> for Fault {
+    fn from(error: WalkError) -> Self {
+        match error {
+            WalkError::Lower(error) => Self::Below(error.to_string()),
+            WalkError::Disk(error) => Self::disk(error),
+        }
+    }
+}
+
+impl Notes {
+    pub(super) fn with(self, exported: Exported) -> Self {
+        Self {
+            sockets: exported.sockets,
+            more_sockets: exported.more_sockets,
+            ..self
+        }
+    }
+}
