@@ -6,10 +6,19 @@ use micabox::Sandboxes;
 use micabox_image::{Settings, Store};
 
 use crate::failure::Failure;
+use crate::output::write_stderr;
 
 /// Opens the user's store.
 pub fn store() -> Result<Store, Failure> {
-    Ok(Store::open(&Store::default_root()?)?)
+    let store = Store::open(&Store::default_root()?)?;
+    if let Some(mode) = store.tightened() {
+        write_stderr(&format!(
+            "mica: the store `{}` was open to other users (mode {mode:o}); now it is its owner's \
+             alone\n",
+            store.root().display()
+        ));
+    }
+    Ok(store)
 }
 
 /// Reads the user's settings.

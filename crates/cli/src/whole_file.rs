@@ -28,7 +28,8 @@ impl WholeFile {
             _ => PathBuf::from("."),
         };
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-        let mode = Mode::from_raw_mode(0o666);
+        // As `docker save` has it: what is in an image or a snapshot may be secret.
+        let mode = Mode::RUSR | Mode::WUSR;
         let kind = match rustix::fs::open(&directory, flags, mode) {
             Ok(file) => Kind::Unnamed(file.into()),
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {

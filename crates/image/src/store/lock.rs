@@ -4,6 +4,7 @@
 //! somebody may wait on one: only prune removes them, which nothing runs beside.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use super::error::{Context, Result};
@@ -63,6 +64,8 @@ fn open(path: &Path) -> Result<File> {
             .create(true)
             .truncate(false)
             .write(true)
+            // Whoever may open it may lock it.
+            .mode(0o600)
             .open(path)
     };
     match open() {

@@ -28,6 +28,7 @@ mod layout;
 mod leases;
 mod lock;
 mod merged;
+mod private;
 mod prune;
 mod references;
 mod scratch;
@@ -69,19 +70,23 @@ pub(crate) struct ImageName {
 #[derive(Debug, Clone)]
 pub struct Store {
     layout: Layout,
+    /// The mode that its root had until it was opened, if others could get at it.
+    tightened: Option<u32>,
 }
 
 impl Store {
     /// Opens the store at `root`, which is made if it isn't there, and removes what killed
-    /// processes left in it.
+    /// processes left in it. A store is its owner's alone: one of this user's that others can
+    /// get at is changed, see [`Self::tightened`].
     pub fn open(root: &Path) -> Result<Self> {
         // Relative paths would mean something else after a change of directory.
         let root = std::path::absolute(root).context("resolve", root)?;
         let layout = Layout { root };
+        let tightened = private::make_root(&layout)?;
         for directory in layout::DIRECTORIES {
             durable::create_directories(&layout.root.join(directory))?;
         }
-        let store = Self { layout };
+        let store = Self { layout, tightened };
         for leftover in Leftover::find(&store.layout.tmp()) {
             // Litter that can't be removed harms nothing that this process wants to do.
             let _ = leftover.remove();
@@ -107,6 +112,12 @@ impl Store {
             Some(home) => Ok(home.join(".local/share/micabox")),
             None => Err(Error::NoHome),
         }
+    }
+
+    /// The mode of the root until [`Self::open`] took everybody but the owner out of it; `None`
+    /// if nothing had to be changed.
+    pub fn tightened(&self) -> Option<u32> {
+        self.tightened
     }
 
     /// Where the store is; absolute.

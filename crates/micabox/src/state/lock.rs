@@ -2,7 +2,7 @@
 
 use std::fs::{File, TryLockError};
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 /// A held lock.
@@ -17,6 +17,8 @@ impl Lock {
         loop {
             let mut options = File::options();
             options.create(true).truncate(false).write(true);
+            // Whoever may open it may lock it.
+            options.mode(0o600);
             let file = options.open(path).or_else(|error| read_only(path, error))?;
             file.lock()?;
             // Whoever tidies up may have removed the file meanwhile. Then this lock

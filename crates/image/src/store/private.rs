@@ -1,0 +1,54 @@
+//! Keeps a store its owner's alone: images may be private, and whoever may open a lock can
+//! hold it for as long as they like.
+
+use std::fs::{self, DirBuilder, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::Path;
+
+use super::durable;
+use super::error::{Context, Result};
+use super::layout::Layout;
+
+const DIRECTORY: u32 = 0o700;
+const LOCK: u32 = 0o600;
+/// The bits of everybody but the owner.
+const OTHERS: u32 = 0o077;
+
+/// Makes the store's root for its owner alone. One that is there and belongs to this user
+/// is made so, with its locks; then its mode up to now is returned. Another user's is left as
+/// it is.
+pub(super) fn make_root(layout: &Layout) -> Result<Option<u32>> {
+    let root = &layout.root;
+    if let Some(parent) = root.parent() {
+        durable::create_directories(parent)?;
+    }
+    match DirBuilder::new().mode(DIRECTORY).create(root) {
+        Ok(()) => {
+            durable::sync_directory(root)?;
+            return Ok(None);
+        }
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(error).context("create", root),
+    }
+    let metadata = fs::metadata(root).context("look at", root)?;
+    let mode = metadata.mode() & 0o7777;
+    let is_ours = metadata.uid() == rustix::process::geteuid().as_raw();
+    if !is_ours || mode & OTHERS == 0 {
+        return Ok(None);
+    }
+    set_mode(root, mode & !OTHERS)?;
+    let locks = layout.locks();
+    for name in durable::list(&locks)? {
+        set_mode(&locks.join(name), LOCK)?;
+    }
+    Ok(Some(mode))
+}
+
+fn set_mode(path: &Path, mode: u32) -> Result<()> {
+    match fs::set_permissions(path, Permissions::from_mode(mode)) {
+        // Another process removed it meanwhile.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result.context("make private", path),
+    }
+}
