@@ -34,8 +34,14 @@ impl fmt::Display for Finding {
 /// Everything reachable is read except for the contents of files. An image with a device
 /// table is checked by itself; its devices are images of their own.
 pub fn check<R: ReadAt>(image: &R) -> Vec<Finding> {
+    check_within(image, u64::MAX)
+}
+
+/// The same for an image that is refused if it has more than `metadata` bytes of inodes,
+/// attributes and directories: the check holds on to what it knows of them.
+pub fn check_within<R: ReadAt>(image: &R, metadata: u64) -> Vec<Finding> {
     match Reader::open(image) {
-        Ok(reader) => Check::new(&reader).run(),
+        Ok(reader) => Check::new(&reader, metadata).run(),
         Err(error) => vec![Finding {
             path: (*b"/").into(),
             problem: error.to_string(),
@@ -78,10 +84,10 @@ struct Check<'r, R> {
 }
 
 impl<'r, R: ReadAt> Check<'r, R> {
-    fn new(reader: &'r Reader<R>) -> Self {
+    fn new(reader: &'r Reader<R>, metadata: u64) -> Self {
         Self {
             reader,
-            budget: Budget::new(reader),
+            budget: Budget::new(reader).at_most(metadata),
             shared: SharedXattrs::new(),
             seen: HashMap::new(),
             ranges: Vec::new(),
@@ -172,6 +178,11 @@ impl<'r, R: ReadAt> Check<'r, R> {
             }
             seen.counted = seen.counted.saturating_add(1);
             return Ok(());
+        }
+        if self.seen.len() as u64 >= self.reader.inode_count() {
+            return Err(Error::Corrupt(
+                "it has more inodes than its superblock counts",
+            ));
         }
         let inode = self.reader.inode(nid)?;
         self.budget.take(self.reader, &inode)?;

@@ -55,7 +55,7 @@ pub enum Error {
     TooManyInodes,
 
     /// A name that no directory can hold.
-    #[error("invalid file name \"{}\": {reason}", name.escape_ascii())]
+    #[error("invalid file name \"{}\": {reason}", shown(name))]
     Name {
         /// The name as it came.
         name: Box<[u8]>,
@@ -64,14 +64,14 @@ pub enum Error {
     },
 
     /// An entry was put into something that is not a directory.
-    #[error("cannot add \"{}\": its parent is not a directory", name.escape_ascii())]
+    #[error("cannot add \"{}\": its parent is not a directory", shown(name))]
     NotADirectory {
         /// Name of the entry.
         name: Box<[u8]>,
     },
 
     /// A directory has exactly one name.
-    #[error("cannot add \"{}\": a directory can't have two names", name.escape_ascii())]
+    #[error("cannot add \"{}\": a directory can't have two names", shown(name))]
     DirectoryLinkedTwice {
         /// The second name.
         name: Box<[u8]>,
@@ -103,7 +103,7 @@ pub enum Error {
     },
 
     /// What is wrong with one layer of a stack.
-    #[error("layer {number} ({}): {source}", tag.escape_ascii())]
+    #[error("layer {number} ({}): {source}", shown(tag))]
     Layer {
         /// Counted from 1, the lowest.
         number: usize,
@@ -116,7 +116,8 @@ pub enum Error {
     /// A hard link to a file of a lower layer that is not there.
     #[error(
         "\"{}\" is a hard link to \"{}\", which {problem} in the layers below",
-        path.escape_ascii(), target.escape_ascii()
+        shown(path),
+        shown(target)
     )]
     LinkTarget {
         /// The link's absolute path.
@@ -128,13 +129,24 @@ pub enum Error {
     },
 
     /// An inode that the format can't express.
-    #[error("cannot store \"{}\": {problem}", path.escape_ascii())]
+    #[error("cannot store \"{}\": {problem}", shown(path))]
     Inode {
         /// One path of the inode, absolute within the image.
         path: Box<[u8]>,
         /// What does not fit.
         problem: InodeProblem,
     },
+}
+
+/// How much of a foreign name a message shows, in bytes.
+const SHOWN: usize = 400;
+
+/// A name for a message; of a long one the end, which tells paths apart.
+fn shown(name: &[u8]) -> String {
+    match name.len().checked_sub(SHOWN) {
+        None | Some(0) => name.escape_ascii().to_string(),
+        Some(cut) => format!("...{}", name[cut..].escape_ascii()),
+    }
 }
 
 /// What makes one inode impossible to store.

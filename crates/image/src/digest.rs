@@ -8,6 +8,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use sha2::Digest as _;
 
+use crate::manifest::printable;
+
 /// Why a string is no digest that we can verify.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
@@ -47,7 +49,7 @@ impl Digest {
     /// The digest whose value is `hex`: 64 lower-case digits, without the algorithm.
     pub fn from_hex(hex: &str) -> Result<Self, ParseError> {
         let digits = hex.as_bytes();
-        let error = || ParseError::Value(hex.to_owned());
+        let error = || ParseError::Value(printable(hex));
         if digits.len() != 64 {
             return Err(error());
         }
@@ -72,11 +74,11 @@ impl FromStr for Digest {
 
     fn from_str(text: &str) -> Result<Self, ParseError> {
         match text.split_once(':') {
-            None => Err(ParseError::NoAlgorithm(text.to_owned())),
+            None => Err(ParseError::NoAlgorithm(printable(text))),
             Some(("sha256", hex)) => {
-                Self::from_hex(hex).map_err(|_| ParseError::Value(text.to_owned()))
+                Self::from_hex(hex).map_err(|_| ParseError::Value(printable(text)))
             }
-            Some(_) => Err(ParseError::Algorithm(text.to_owned())),
+            Some(_) => Err(ParseError::Algorithm(printable(text))),
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::digest::{Digest, Hasher};
 /// The version of everything that is kept of a layer or an image besides its own bytes: the
 /// writer's layout, the markers, the merge, the recipe. Raised with any change to them, so that images
 /// and layers of different versions never meet.
-pub const FORMAT: u32 = 2;
+pub const FORMAT: u32 = 3;
 
 /// The UUID of a layer's image.
 pub fn layer_uuid(diff_id: &Digest) -> [u8; 16] {

@@ -10,15 +10,23 @@ const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
+/// Memory in bytes that an entry takes during the import whatever it is, measured with
+/// archives of a million empty files.
+pub const ENTRY_MEMORY: u64 = 512;
+
 /// Bounds on one layer. Sizes are in bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Limits {
-    /// Uncompressed size of a layer's archive.
+    /// Uncompressed size of a layer's archive, and bytes of files in a layer that came as an
+    /// EROFS image, whose files may share theirs.
     pub layer_size: u64,
     /// Entries in a layer's archive, and directories made for entries whose parents have
     /// none. Each takes a few hundred bytes of memory during the import.
     pub entries: u64,
+    /// Memory for all that a layer has besides its files' bytes: [`ENTRY_MEMORY`] for each
+    /// entry, and names, link targets, extended attributes and the parts of sparse files.
+    pub metadata_size: u64,
     /// Length of an entry's path, and of a hard link's target.
     pub path_length: u64,
     /// Number of components of an entry's path.
@@ -44,6 +52,7 @@ impl Default for Limits {
         Self {
             layer_size: 1024 * GIB,
             entries: 8 * 1000 * 1000,
+            metadata_size: GIB,
             path_length: 16 * KIB,
             path_depth: 2048,
             header_size: 4 * MIB,

@@ -134,7 +134,7 @@ struct Conversion<'a> {
 impl Conversion<'_> {
     /// Brings every layer into the store, a few at a time.
     fn layers(&self) -> Result<(), LoadError> {
-        let (mut blobs, mut diff_ids) = (HashSet::new(), HashSet::new());
+        let (mut blobs, mut seen) = (HashSet::new(), HashSet::new());
         let layers = &self.image.layers;
         let sizes = layers.iter().filter(|layer| blobs.insert(layer.blob));
         let sizes: Vec<LayerSize> = sizes
@@ -145,7 +145,8 @@ impl Conversion<'_> {
             .collect();
         self.progress.event(Event::Phase(Phase::Layers));
         self.progress.event(Event::Layers(&sizes));
-        let todo = layers.iter().filter(|layer| diff_ids.insert(layer.diff_id));
+        // Empty layers occur many times in one image.
+        let todo = layers.iter().filter(|layer| seen.insert(*layer));
         let todo: Vec<&ArchivedLayer> = todo.collect();
 
         let next = AtomicUsize::new(0);
@@ -176,14 +177,7 @@ impl Conversion<'_> {
 
     fn layer(&self, layer: &ArchivedLayer, stop: &AtomicBool) -> Result<(), LoadError> {
         let blob = &layer.blob;
-        let claim = match self.store.claim_layer(&layer.diff_id)? {
-            Claim::Present(_) => {
-                let state = LayerState::Present;
-                self.progress.event(Event::Layer { blob, state });
-                return Ok(());
-            }
-            Claim::Missing(claim) => claim,
-        };
+        let claim = self.store.claim_layer(&layer.diff_id)?;
         let error = |problem| LoadError::Archive(self.archive.error(problem));
         let member = self.archive.require(&layer.name).map_err(error)?;
         if member.size != layer.size {
@@ -206,13 +200,28 @@ impl Conversion<'_> {
             diff_id: layer.diff_id,
             media_type: Some(layer.media_type.clone()),
         };
-        convert::convert_claimed(claim, source, &expect, &self.settings.limits).map_err(
-            |source| LoadError::Layer {
-                image: called(self.image),
-                source: Box::new(source),
-            },
-        )?;
-        let state = LayerState::Done;
+        let limits = &self.settings.limits;
+        let state = match claim {
+            Claim::Missing(claim) => {
+                convert::convert_claimed(claim, source, &expect, limits).map(|layer| {
+                    if let Some(notice) = layer.record.notice() {
+                        self.progress.event(Event::Notice(&notice));
+                    }
+                    LayerState::Done
+                })
+            }
+            // An archive with wrong bytes is a bad one, needed or not.
+            Claim::Present(present) => {
+                let known = self.store.diff_id_of_blob(blob)? == Some(layer.diff_id);
+                convert::check_kind(&present, &expect)
+                    .and_then(|()| convert::verify(source, &expect, known, limits))
+                    .map(|()| LayerState::Present)
+            }
+        };
+        let state = state.map_err(|source| LoadError::Layer {
+            image: called(self.image),
+            source: Box::new(source),
+        })?;
         self.progress.event(Event::Layer { blob, state });
         Ok(())
     }

@@ -105,7 +105,7 @@ fn list(platforms: &[Platform]) -> String {
     let mut names: Vec<String> = platforms
         .iter()
         .take(MAX_LISTED)
-        .map(Platform::to_string)
+        .map(|platform| printable(&platform.to_string()))
         .collect();
     if platforms.len() > MAX_LISTED {
         names.push("others".to_owned());
@@ -128,8 +128,8 @@ impl Document {
             document: "manifest",
             message,
         };
-        let mut value: Value =
-            serde_json::from_slice(bytes).map_err(|error| malformed(error.to_string()))?;
+        let mut value: Value = serde_json::from_slice(bytes)
+            .map_err(|error| malformed(printable(&error.to_string())))?;
         if !value.is_object() {
             return Err(malformed("it is not a JSON object".to_owned()));
         }
@@ -177,7 +177,7 @@ pub fn parse_config(bytes: &[u8]) -> Result<ImageConfiguration, ManifestError> {
     let mut value: Value =
         serde_json::from_slice(bytes).map_err(|error| ManifestError::Malformed {
             document: "config",
-            message: error.to_string(),
+            message: printable(&error.to_string()),
         })?;
     if let Some(config) = value.as_object_mut() {
         let host = Platform::host();

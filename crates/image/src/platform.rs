@@ -8,6 +8,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
+use crate::manifest::printable;
+
 /// Why a string is no platform.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -150,12 +152,12 @@ impl FromStr for Platform {
         };
         let parts: Vec<&str> = text.split('/').collect();
         if !parts.iter().all(|part| word(part)) {
-            return Err(ParseError(text.to_owned()));
+            return Err(ParseError(printable(text)));
         }
         match parts[..] {
             [os, architecture] => Ok(Self::new(os, architecture, "")),
             [os, architecture, variant] => Ok(Self::new(os, architecture, variant)),
-            _ => Err(ParseError(text.to_owned())),
+            _ => Err(ParseError(printable(text))),
         }
     }
 }

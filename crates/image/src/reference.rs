@@ -14,6 +14,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::Digest;
 use crate::digest;
+use crate::manifest::printable;
 
 /// The registry that a reference without one means.
 pub const DEFAULT_REGISTRY: &str = "docker.io";
@@ -22,6 +23,9 @@ const DEFAULT_TAG: &str = "latest";
 const DEFAULT_NAMESPACE: &str = "library";
 /// An older name of the default registry, still seen in references and configuration.
 const LEGACY_DEFAULT_REGISTRY: &str = "index.docker.io";
+
+/// What `sha256:…` would be as a name.
+const DIGEST_LIKE: &str = "library/sha256";
 
 /// Longest `registry/repository`, in bytes.
 const MAX_NAME: usize = 255;
@@ -78,6 +82,12 @@ pub enum ReferenceError {
     /// 64 hexadecimal digits are an image's digest, so they can't be its name.
     #[error("`{0}` is not an image reference: for an image by digest write REPOSITORY@sha256:{0}")]
     BareDigest(String),
+    /// Docker Hub's `library/sha256` can't be told from a digest once the defaults are left out.
+    #[error(
+        "`{0}` looks like a digest, which is no name for an image: for an image by digest write \
+         REPOSITORY@sha256:DIGEST"
+    )]
+    LooksLikeDigest(String),
     /// Longer than any registry accepts.
     #[error("`{0}` is not an image reference: registry and repository are over 255 bytes long")]
     TooLong(String),
@@ -166,16 +176,16 @@ impl FromStr for Reference {
             Some((rest, digest)) => (
                 rest,
                 Some(digest.parse().map_err(|source| ReferenceError::Digest {
-                    reference: text.to_owned(),
+                    reference: printable(text),
                     source,
                 })?),
             ),
         };
         if rest.is_empty() {
-            return Err(ReferenceError::Empty(text.to_owned()));
+            return Err(ReferenceError::Empty(printable(text)));
         }
         if digest.is_none() && Digest::from_hex(rest).is_ok() {
-            return Err(ReferenceError::BareDigest(text.to_owned()));
+            return Err(ReferenceError::BareDigest(printable(text)));
         }
 
         // A port's colon is followed by a slash somewhere, a tag's never.
@@ -184,12 +194,12 @@ impl FromStr for Reference {
             _ => (rest, None),
         };
         if name.is_empty() {
-            return Err(ReferenceError::Empty(text.to_owned()));
+            return Err(ReferenceError::Empty(printable(text)));
         }
         if let Some(tag) = tag.filter(|tag| !is_tag(tag)) {
             return Err(ReferenceError::Tag {
-                reference: text.to_owned(),
-                tag: tag.to_owned(),
+                reference: printable(text),
+                tag: printable(tag),
             });
         }
 
@@ -199,8 +209,8 @@ impl FromStr for Reference {
         };
         if !is_registry(registry) {
             return Err(ReferenceError::Registry {
-                reference: text.to_owned(),
-                registry: registry.to_owned(),
+                reference: printable(text),
+                registry: printable(registry),
             });
         }
         let registry = if registry == LEGACY_DEFAULT_REGISTRY {
@@ -210,11 +220,11 @@ impl FromStr for Reference {
         };
         if let Some(component) = path.split('/').find(|component| !is_component(component)) {
             if is_component(&component.to_lowercase()) {
-                return Err(ReferenceError::UpperCase(text.to_owned()));
+                return Err(ReferenceError::UpperCase(printable(text)));
             }
             return Err(ReferenceError::Repository {
-                reference: text.to_owned(),
-                component: component.to_owned(),
+                reference: printable(text),
+                component: printable(component),
             });
         }
         let repository = if registry == DEFAULT_REGISTRY && !path.contains('/') {
@@ -222,8 +232,11 @@ impl FromStr for Reference {
         } else {
             path.to_owned()
         };
+        if registry == DEFAULT_REGISTRY && repository == DIGEST_LIKE {
+            return Err(ReferenceError::LooksLikeDigest(printable(text)));
+        }
         if registry.len() + 1 + repository.len() > MAX_NAME {
-            return Err(ReferenceError::TooLong(text.to_owned()));
+            return Err(ReferenceError::TooLong(printable(text)));
         }
 
         let tag = match (tag, &digest) {

@@ -501,3 +501,62 @@ fn the_same_archive_gives_the_same_bytes() {
     assert_eq!(one.reader.source(), other.reader.source());
     assert_eq!(one.layer.record, other.layer.record);
 }
+
+#[test]
+fn a_device_whiteout_and_a_later_directory_of_its_name_are_the_directory() {
+    for archive in [
+        Archive::new().device(b'3', "c", 0, 0).directory("c/"),
+        Archive::new()
+            .directory("c/")
+            .file("c/old", "")
+            .device(b'3', "c", 0, 0)
+            .directory("c/"),
+    ] {
+        let layer = layer(&archive.finish());
+        assert_eq!(layer.paths(), ["d/", "d/c"]);
+        assert!(!layer.is_opaque("c"));
+    }
+    // One that its contents imply, too.
+    let archive = Archive::new().device(b'3', "c", 0, 0).file("c/f", "");
+    let implied = layer(&archive.finish());
+    assert_eq!(implied.paths(), ["d/", "d/c", "f/c/f"]);
+    assert!(!implied.is_opaque("c"));
+    // And the other way round.
+    let archive = Archive::new().directory("c/").device(b'3', "c", 0, 0);
+    assert!(layer(&archive.finish()).is_whiteout("c"));
+}
+
+#[test]
+fn symbolic_links_have_the_mode_that_linux_gives_them() {
+    let archive = Archive::new()
+        .member(b'2', b"l", b"target", 0o644, b"")
+        .hard_link("again", "l");
+    let layer = layer(&archive.finish());
+    for name in ["l", "again"] {
+        assert_eq!(layer.inode(name).mode, 0o777, "{name}");
+    }
+}
+
+#[test]
+fn an_attributes_name_is_taken_as_it_stands() {
+    let archive = Archive::new()
+        .pax(&[
+            ("SCHILY.xattr.user.a%3Db", b"literal"),
+            ("LIBARCHIVE.xattr.user.c%3Dd", b"AP8="),
+        ])
+        .file("f", "");
+    let layer = layer(&archive.finish());
+    assert_eq!(layer.xattr("f", "user.a%3Db").unwrap(), b"literal");
+    assert_eq!(layer.xattr("f", "user.c=d").unwrap(), b"\0\xff");
+}
+
+#[test]
+fn a_malformed_acl_is_left_out_and_counted() {
+    let archive = Archive::new()
+        .pax(&[("SCHILY.acl.access", b"user:1:rwq,nonsense")])
+        .file("f", "contents");
+    let layer = layer(&archive.finish());
+    assert_eq!(layer.read("f"), b"contents");
+    assert_eq!(layer.layer.record.dropped_xattrs, 1);
+    assert!(layer.xattr("f", "system.posix_acl_access").is_none());
+}

@@ -147,3 +147,158 @@ fn images_that_are_not_what_they_should_be_are_refused() {
     ));
     assert_no_trace(&store);
 }
+
+/// An image of `files` files whose bytes are the same `blocks` blocks.
+fn shared_blocks(files: usize, blocks: usize) -> Vec<u8> {
+    const BLOCK: usize = 4096;
+    let inode_blocks = (32 * (files + 1)).div_ceil(BLOCK);
+    let mut names: Vec<(String, u64, u8)> = vec![(".".into(), 0, 2), ("..".into(), 0, 2)];
+    names.extend((0..files).map(|i| (format!("f{i:06}"), i as u64 + 1, 1)));
+    let (mut directory, mut last) = (Vec::new(), 0);
+    while !names.is_empty() {
+        let mut room = BLOCK;
+        let fits = names.iter().take_while(|(name, ..)| {
+            let needed = 12 + name.len();
+            let fits = needed <= room;
+            room = room.saturating_sub(needed);
+            fits
+        });
+        let fits = fits.count();
+        let mut offset = 12 * fits;
+        let (mut heads, mut text) = (Vec::new(), Vec::new());
+        for (name, nid, kind) in names.drain(..fits) {
+            heads.extend(nid.to_le_bytes());
+            heads.extend((offset as u16).to_le_bytes());
+            heads.extend([kind, 0]);
+            offset += name.len();
+            text.extend(name.bytes());
+        }
+        last = offset;
+        directory.extend([heads, text].concat());
+        directory.resize(directory.len().next_multiple_of(BLOCK), 0);
+    }
+    let directory_size = directory.len() - BLOCK + last;
+    let (first_directory, meta) = (1 + inode_blocks, 1u32);
+    let data = first_directory + directory.len() / BLOCK;
+    let inode = |mode: u16, nlink: u16, size: usize, block: usize, number: usize| {
+        let mut inode = vec![0; 4];
+        inode.extend(mode.to_le_bytes());
+        inode.extend(nlink.to_le_bytes());
+        inode.extend((size as u32).to_le_bytes());
+        inode.extend([0; 4]);
+        inode.extend((block as u32).to_le_bytes());
+        inode.extend((number as u32).to_le_bytes());
+        inode.resize(32, 0);
+        inode
+    };
+    let mut image = vec![0; BLOCK];
+    image[1024..1028].copy_from_slice(&0xe0f5_e1e2u32.to_le_bytes());
+    image[1036] = 12;
+    image[1040..1048].copy_from_slice(&(files as u64 + 1).to_le_bytes());
+    image[1060..1064].copy_from_slice(&((data + blocks) as u32).to_le_bytes());
+    image[1064..1068].copy_from_slice(&meta.to_le_bytes());
+    image.extend(inode(0o40755, 2, directory_size, first_directory, 1));
+    for i in 0..files {
+        image.extend(inode(0o100_644, 1, blocks * BLOCK, data, i + 2));
+    }
+    image.resize(first_directory * BLOCK, 0);
+    image.extend(directory);
+    image.resize((data + blocks) * BLOCK, b'A');
+    image
+}
+
+/// The setting that a conversion of `blob`, which holds `image`, exceeds.
+#[track_caller]
+fn exceeded(blob: &[u8], image: &[u8], limits: &Limits) -> &'static str {
+    let store = store();
+    let expect = native(blob, image, "application/vnd.erofs.layer.v1+zstd");
+    let error = convert_layer(&store, blob, &expect, limits).unwrap_err();
+    assert_no_trace(&store);
+    match error.reason {
+        Reason::Limit { setting, .. } => setting,
+        reason => panic!("{reason}"),
+    }
+}
+
+#[test]
+fn files_that_share_their_blocks_count_in_full() {
+    let image = shared_blocks(64, 512);
+    let blob = zstd::encode_all(&image[..], 3).unwrap();
+    let size = Limits {
+        layer_size: 16 << 20,
+        ..Limits::default()
+    };
+    assert_eq!(exceeded(&blob, &image, &size), "layer-size");
+    let ratio = Limits {
+        compression_ratio_from: 32 << 20,
+        ..Limits::default()
+    };
+    assert_eq!(exceeded(&blob, &image, &ratio), "compression-ratio");
+    // Within the limits it is a layer like any other.
+    let store = store();
+    let expect = native(&blob, &image, "application/vnd.erofs.layer.v1+zstd");
+    let layer = convert_layer(&store, &blob[..], &expect, &Limits::default()).unwrap();
+    let layer = OpenLayer::new(store, layer);
+    assert_eq!(layer.read("f000063"), vec![b'A'; 512 * 4096]);
+}
+
+#[test]
+fn metadata_of_an_image_is_limited_before_it_is_read() {
+    let image = mkfs(some_tree, &[]);
+    let limits = Limits {
+        metadata_size: 100 << 10,
+        ..Limits::default()
+    };
+    assert_eq!(exceeded(&image, &image, &limits), "metadata-size");
+    // One that counts its inodes wrongly is as large as it is.
+    let mut lie = image;
+    lie[1040..1048].copy_from_slice(&3u64.to_le_bytes());
+    lie[1032..1036].copy_from_slice(&0u32.to_le_bytes()); // no checksum is claimed
+    let store = store();
+    let error = convert_layer(&store, &lie[..], &native(&lie, &lie, PLAIN), &limits);
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("more inodes than its superblock"), "{error}");
+}
+
+#[test]
+fn an_image_of_no_bytes_is_refused_though_an_archive_of_none_is_empty() {
+    let store = store();
+    let empty = native(b"", b"", PLAIN);
+    let error = convert_layer(&store, &b""[..], &empty, &Limits::default()).unwrap_err();
+    assert!(matches!(error.reason, Reason::ForeignErofs(_)), "{error}");
+    assert_no_trace(&store);
+    // Nor does the archive's layer pass for it.
+    layer::convert(&store, b"").unwrap();
+    let error = convert_layer(&store, &b""[..], &empty, &Limits::default()).unwrap_err();
+    assert!(matches!(error.reason, Reason::Kind { .. }), "{error}");
+}
+
+#[test]
+fn an_image_that_came_as_an_archive_is_not_taken_for_its_layer() {
+    // It begins with zeros, which end an archive.
+    let image = mkfs(some_tree, &[]);
+    let store = store();
+    layer::convert(&store, &image).unwrap();
+    let honest = native(&image, &image, PLAIN);
+    let error = convert_layer(&store, &image[..], &honest, &Limits::default()).unwrap_err();
+    assert!(matches!(error.reason, Reason::Kind { .. }), "{error}");
+}
+
+#[test]
+fn symbolic_links_have_the_mode_that_linux_gives_them() {
+    let mut image = mkfs(some_tree, &[]);
+    // S_IFLNK and 0777 occur in one inode only.
+    let mode = 0o120_777u16.to_le_bytes();
+    let at = image.windows(2).position(|bytes| bytes == mode).unwrap();
+    image[at..at + 2].copy_from_slice(&0o120_600u16.to_le_bytes());
+    image[1032..1036].copy_from_slice(&0u32.to_le_bytes());
+    let store = store();
+    let layer = convert_layer(
+        &store,
+        &image[..],
+        &native(&image, &image, PLAIN),
+        &Limits::default(),
+    );
+    let layer = OpenLayer::new(store, layer.unwrap());
+    assert_eq!(layer.inode("symlink").mode, 0o777);
+}

@@ -269,3 +269,18 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn what_looks_like_a_digest_is_no_name() {
+    for text in [
+        "sha256:abc",
+        "sha256",
+        "docker.io/library/sha256:abc",
+        "library/sha256:1",
+    ] {
+        let message = text.parse::<Reference>().unwrap_err().to_string();
+        assert!(message.contains("looks like a digest"), "{text}: {message}");
+    }
+    assert!("example.com/sha256:abc".parse::<Reference>().is_ok());
+    assert!("team/sha256:abc".parse::<Reference>().is_ok());
+}

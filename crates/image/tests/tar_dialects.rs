@@ -577,3 +577,30 @@ fn an_archive_cut_anywhere_is_refused_or_ends_between_members() {
         }
     }
 }
+
+#[test]
+fn an_entry_of_unknown_type_is_named_and_is_no_damage() {
+    let message = refusal(
+        &Archive::new()
+            .member(b'Q', b"queer", b"", 0o644, b"")
+            .finish(),
+    );
+    assert!(
+        message.contains("entry `queer`") && message.contains("type `Q`"),
+        "{message}"
+    );
+    assert!(!message.contains("damaged"), "{message}");
+}
+
+#[test]
+fn messages_show_a_bounded_part_of_what_is_foreign() {
+    let long = "x".repeat(15_000);
+    let archive = Archive::new()
+        .pax(&[("path", long.as_bytes())])
+        .member(b'Q', b"short", b"", 0o644, b"");
+    assert!(refusal(&archive.finish()).len() < 1000);
+    let archive = Archive::new()
+        .pax(&[("linkpath", format!("../{long}").as_bytes())])
+        .hard_link("l", "short");
+    assert!(refusal(&archive.finish()).len() < 1500);
+}

@@ -183,6 +183,10 @@ impl Merged {
                 }
             }
             let kind = target.kind.clone();
+            if matches!(kind, Kind::Symlink(_)) {
+                // Linux knows no other mode of one, whatever the link's entry says.
+                meta.mode = 0o777;
+            }
             let mut names = group.names;
             let (directory, name) = &group.location;
             let untouched = self.tree.lookup(*directory, name) == Some(group.target)

@@ -22,6 +22,13 @@ impl Budget {
         Self { left: reader.size }
     }
 
+    /// The same for a caller who wants no more than `bytes`.
+    pub(crate) fn at_most(self, bytes: u64) -> Self {
+        Self {
+            left: self.left.min(bytes),
+        }
+    }
+
     /// Accounts for an inode, which must not have been accounted for before.
     pub(crate) fn take<R: ReadAt>(&mut self, reader: &Reader<R>, inode: &Inode) -> Result<()> {
         let body = match inode.kind {
@@ -32,7 +39,7 @@ impl Budget {
             .saturating_add(reader.xattrs_size(inode))
             .saturating_add(body);
         self.left = self.left.checked_sub(cost).ok_or(Error::Corrupt(
-            "inodes overlap: they add up to more than the image",
+            "its inodes overlap, or add up to more than the image or a limit",
         ))?;
         Ok(())
     }

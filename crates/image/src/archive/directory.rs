@@ -2,16 +2,20 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{Mode, OFlags, openat};
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use rustix::io::Errno;
 
 use super::{Member, Problem};
 use crate::manifest::printable;
 
-/// A directory whose files are opened relative to it and without following links, so that
-/// none of them is anywhere else.
+/// A directory whose files are opened by the kernel's rule that a path stays beneath it
+/// (`RESOLVE_BENEATH`): a symbolic link may lead from one file of it to another, as some
+/// tools make layouts whose blobs are shared, but to nothing outside.
+///
+/// One that led out could have files of this machine read that whoever made the directory
+/// couldn't read: not blobs, whose digests are checked, but what an error about a document
+/// may quote.
 #[derive(Debug)]
 pub(super) struct Directory {
     root: File,
@@ -30,30 +34,20 @@ impl Directory {
             name: printable(name),
             source,
         };
-        if name.starts_with('/') || name.split('/').any(|part| part == "..") {
-            return Err(not_a_file());
-        }
-        let (parents, file) = name.rsplit_once('/').unwrap_or(("", name));
-        let mut at: Option<OwnedFd> = None;
-        let open = |at: &Option<OwnedFd>, part: &str, flags: OFlags| {
-            let from = at.as_ref().map_or(self.root.as_fd(), AsFd::as_fd);
-            // Non-blocking, or a FIFO would keep us waiting for a writer.
-            let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-            match openat(from, part, OFlags::RDONLY | flags, Mode::empty()) {
-                Ok(opened) => Ok(Some(opened)),
-                Err(Errno::NOENT) => Ok(None),
-                Err(Errno::LOOP | Errno::NOTDIR) => Err(not_a_file()),
-                Err(error) => Err(read(error.into())),
+        // Non-blocking, or a FIFO would keep us waiting for a writer.
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        let opened = match openat2(&self.root, name, flags, Mode::empty(), beneath) {
+            Ok(opened) => opened,
+            Err(Errno::NOENT) if self.is_link(name) => return Err(not_a_file()),
+            Err(Errno::NOENT) => return Ok(None),
+            Err(Errno::XDEV) => {
+                return Err(Problem::LeadsOut {
+                    name: printable(name),
+                });
             }
-        };
-        for part in parents.split('/').filter(|part| !matches!(*part, "" | ".")) {
-            match open(&at, part, OFlags::DIRECTORY)? {
-                Some(opened) => at = Some(opened),
-                None => return Ok(None),
-            }
-        }
-        let Some(opened) = open(&at, file, OFlags::empty())? else {
-            return Ok(None);
+            Err(Errno::LOOP | Errno::NOTDIR) => return Err(not_a_file()),
+            Err(error) => return Err(read(error.into())),
         };
         let file = File::from(opened);
         let metadata = file.metadata().map_err(read)?;
@@ -64,5 +58,18 @@ impl Directory {
             size: metadata.len(),
             contents: Box::new(file.take(metadata.len())),
         }))
+    }
+
+    /// Whether there is a symbolic link of this name, wherever it leads.
+    fn is_link(&self, name: &str) -> bool {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        openat2(
+            &self.root,
+            name,
+            flags,
+            Mode::empty(),
+            ResolveFlags::BENEATH,
+        )
+        .is_ok()
     }
 }

@@ -38,6 +38,15 @@ pub enum Problem {
     /// It is compressed in a way that we can't undo.
     #[error("it is compressed with {0}: decompress it first")]
     Compression(&'static str),
+    /// Its zstd frames want too much memory.
+    #[error(
+        "its zstd data exceeds the limit `zstd-window` of {limit}, which can be raised in the \
+         settings"
+    )]
+    Window {
+        /// The setting's value in bytes.
+        limit: u64,
+    },
     /// It becomes too large.
     #[error("decompressed it is larger than limits.{setting} = {limit} allows")]
     Bomb {
@@ -65,6 +74,12 @@ pub enum Problem {
          writes (manifest.json)"
     )]
     NoImage,
+    /// A format of skopeo's and Podman's for their own use.
+    #[error(
+        "it is a directory of skopeo's `dir:` transport, which is neither an OCI layout nor an \
+         archive: `skopeo copy dir:DIRECTORY oci:LAYOUT` makes one"
+    )]
+    SkopeoDirectory,
     /// From before Docker 1.10.
     #[error("it was written by a Docker older than 1.10: load it into a newer one and save again")]
     TooOld,
@@ -78,6 +93,15 @@ pub enum Problem {
     #[error("`{name}` in it is not a regular file, or a link that leads nowhere or out of it")]
     NotAFile {
         /// The file in the archive.
+        name: String,
+    },
+    /// A symbolic link to a place outside, as Bazel makes them.
+    #[error(
+        "`{name}` in it is a link that leads nowhere or out of it, and what is outside is not \
+         read: `cp -rL DIRECTORY COPY` makes a copy that has everything inside"
+    )]
+    LeadsOut {
+        /// The file in the directory.
         name: String,
     },
     /// A document that is too large to be one.

@@ -30,16 +30,13 @@ struct Group {
     entries: Vec<Descriptor>,
 }
 
+/// The images that the index names, possibly none.
 pub(super) fn images(
     archive: &Archive,
     wanted: &Platform,
     limits: &Limits,
 ) -> Result<Vec<ArchivedImage>, Problem> {
     let index = archive.document(INDEX)?;
-    let index_error = |source| Problem::Manifest {
-        image: INDEX.to_owned(),
-        source,
-    };
     let index = match Document::parse(&index, None).map_err(index_error)? {
         Document::Index(index) => index,
         Document::Manifest(_) => {
@@ -64,13 +61,25 @@ pub(super) fn images(
             None => images.push(image),
         }
     }
-    if images.is_empty() {
-        return Err(index_error(ManifestError::NoImage));
-    }
     if images.iter().all(|image| image.names.is_empty()) {
         docker::add_names(archive, &mut images)?;
     }
     Ok(images)
+}
+
+/// An error for a layout without images.
+pub(super) fn or_no_image(images: Vec<ArchivedImage>) -> Result<Vec<ArchivedImage>, Problem> {
+    if images.is_empty() {
+        return Err(index_error(ManifestError::NoImage));
+    }
+    Ok(images)
+}
+
+fn index_error(source: ManifestError) -> Problem {
+    Problem::Manifest {
+        image: INDEX.to_owned(),
+        source,
+    }
 }
 
 fn groups(entries: &[Descriptor]) -> Vec<Group> {

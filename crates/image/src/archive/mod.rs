@@ -57,7 +57,7 @@ pub(crate) struct ArchivedImage {
 }
 
 /// A layer in an archive.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct ArchivedLayer {
     /// The name of the file that holds the blob.
     pub name: String,
@@ -94,7 +94,16 @@ impl Archive {
 
     fn find(&self, wanted: &Platform, limits: &Limits) -> Result<Vec<ArchivedImage>, Problem> {
         if self.member(layout::MARKER)?.is_some() && self.member(layout::INDEX)?.is_some() {
-            return layout::images(self, wanted, limits);
+            let images = layout::images(self, wanted, limits)?;
+            // Docker 25.0.0 and 25.0.1 write an index without entries for an image that is
+            // saved by its ID (moby#47210), and the whole image beside it.
+            if !images.is_empty() || self.member(docker::MANIFEST)?.is_none() {
+                return layout::or_no_image(images);
+            }
+            return docker::images(self, wanted, limits);
+        }
+        if self.is_skopeo_directory()? {
+            return Err(Problem::SkopeoDirectory);
         }
         if self.member(docker::MANIFEST)?.is_some() {
             return docker::images(self, wanted, limits);
@@ -103,6 +112,25 @@ impl Archive {
             Some(_) => Problem::TooOld,
             None => Problem::NoImage,
         })
+    }
+
+    /// Whether it is what skopeo's and Podman's `dir:` transport writes.
+    fn is_skopeo_directory(&self) -> Result<bool, Problem> {
+        const VERSION: &str = "version";
+        const START: &[u8] = b"Directory Transport Version:";
+        let Some(member) = self.member(VERSION)? else {
+            return Ok(false);
+        };
+        let mut start = Vec::new();
+        let read = member
+            .contents
+            .take(START.len() as u64)
+            .read_to_end(&mut start);
+        read.map_err(|source| Problem::Read {
+            name: VERSION.to_owned(),
+            source,
+        })?;
+        Ok(start == START)
     }
 
     /// A file by its name, which ends in nothing if it leads out of the archive.

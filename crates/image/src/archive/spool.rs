@@ -8,7 +8,9 @@ use std::path::Path;
 
 use super::Problem;
 use crate::Limits;
-use crate::convert::decompress::{Compression, MAGIC_LENGTH, Unsupported};
+use crate::convert::decompress::{
+    Compression, MAGIC_LENGTH, Unsupported, is_window_too_large, window_log,
+};
 
 const BUFFER: usize = 256 << 10;
 
@@ -55,12 +57,21 @@ pub(super) fn seekable(
         Compression::Zstd => {
             let mut decoder =
                 zstd::stream::read::Decoder::with_buffer(packed).map_err(Problem::Open)?;
-            bounded_copy(
+            decoder
+                .window_log_max(window_log(limits.zstd_window))
+                .map_err(Problem::Open)?;
+            let copied = bounded_copy(
                 &mut decoder,
                 |d| d.get_ref().get_ref().count,
                 &mut copy,
                 limits,
-            )?;
+            );
+            copied.map_err(|problem| match problem {
+                Problem::Read { source, .. } if is_window_too_large(&source) => Problem::Window {
+                    limit: limits.zstd_window,
+                },
+                problem => problem,
+            })?;
         }
         Compression::None => {
             bounded_copy(&mut packed, |p| p.get_ref().count, &mut copy, limits)?;

@@ -51,6 +51,8 @@ pub(crate) enum Error {
     GzipTrailer { members: u64 },
     #[error("the zstd data is corrupt: {0}")]
     Zstd(std::io::Error),
+    #[error("the zstd data needs more memory for its window than is allowed")]
+    ZstdWindow,
     #[error("the zstd data ends in the middle of a frame")]
     ZstdTruncated,
 }
@@ -170,6 +172,20 @@ impl Gzip {
     }
 }
 
+/// The largest window that takes no more than `window` bytes, as zstd wants it said: a power
+/// of two from 10 to 31, which is what the format can express.
+pub(crate) fn window_log(window: u64) -> u32 {
+    window.max(1).ilog2().clamp(10, 31)
+}
+
+/// Whether zstd refused a frame because of its window. The crate passes on the library's
+/// words only, so they are compared with those for the code.
+pub(crate) fn is_window_too_large(error: &std::io::Error) -> bool {
+    /// `ZSTD_error_frameParameter_windowTooLarge` of `zstd_errors.h`.
+    const CODE: usize = 16;
+    error.to_string() == zstd::zstd_safe::get_error_name(CODE.wrapping_neg())
+}
+
 /// Zstandard: frames one after the other, skippable ones (zstd:chunked has them) included.
 pub(crate) struct Zstd {
     decoder: ZstdDecoder<'static>,
@@ -180,9 +196,7 @@ impl Zstd {
     /// A decoder that refuses frames whose window takes more than `window` bytes.
     pub(crate) fn new(window: u64) -> std::io::Result<Self> {
         let mut decoder = ZstdDecoder::new()?;
-        // The library takes 10 to 31, which is what the format can express.
-        let log = window.max(1).ilog2().clamp(10, 31);
-        decoder.set_parameter(DParameter::WindowLogMax(log))?;
+        decoder.set_parameter(DParameter::WindowLogMax(window_log(window)))?;
         Ok(Self {
             decoder,
             inside_frame: false,
@@ -198,10 +212,13 @@ impl Zstd {
         }
         let mut input = InBuffer::around(input);
         let mut output = OutBuffer::around(output);
-        let hint = self
-            .decoder
-            .run(&mut input, &mut output)
-            .map_err(Error::Zstd)?;
+        let hint = self.decoder.run(&mut input, &mut output).map_err(|error| {
+            if is_window_too_large(&error) {
+                Error::ZstdWindow
+            } else {
+                Error::Zstd(error)
+            }
+        })?;
         let step = Step {
             consumed: input.pos(),
             produced: output.pos(),
@@ -344,7 +361,7 @@ mod tests {
         encoder.write_all(&sample()).unwrap();
         assert!(matches!(
             unzstd(&encoder.finish().unwrap()),
-            Err(Error::Zstd(_))
+            Err(Error::ZstdWindow)
         ));
     }
 

@@ -29,6 +29,21 @@ impl Error {
     }
 }
 
+impl Error {
+    /// Whether the blob just stopped coming, so that another attempt may go on from there.
+    pub(crate) fn is_interrupted(&self) -> bool {
+        matches!(self.reason, Reason::Source(_))
+    }
+
+    /// Whether something is wrong with the blob's bytes, and not with the host.
+    pub(crate) fn is_about_bytes(&self) -> bool {
+        !matches!(
+            self.reason,
+            Reason::Source(_) | Reason::Write(_) | Reason::Store(_) | Reason::Kind { .. }
+        )
+    }
+}
+
 /// What is wrong with a layer, or with its import.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -76,6 +91,19 @@ pub enum Reason {
         media_type: String,
         /// What speaks against it.
         problem: &'static str,
+    },
+
+    /// The store has a layer of other bytes' meaning under the same diff ID: an EROFS image
+    /// begins as an empty archive does.
+    #[error(
+        "media type `{media_type}`: the store has the layer {diff_id} of the other kind, archive \
+         or EROFS image; remove the images that have it first"
+    )]
+    Kind {
+        /// As the manifest has it.
+        media_type: String,
+        /// The layer.
+        diff_id: Digest,
     },
 
     /// Compressed with something that OCI has no media type for.

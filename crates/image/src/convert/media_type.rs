@@ -1,6 +1,6 @@
 //! What a layer is, by the media type that its manifest gives it.
 
-use super::error::Reason;
+use super::error::{Reason, printable};
 
 /// Layers that we can make a filesystem of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +34,7 @@ impl LayerKind {
         };
         let refuse = |problem| {
             Err(Reason::MediaType {
-                media_type: full.to_owned(),
+                media_type: printable(full.as_bytes()),
                 problem,
             })
         };
@@ -53,7 +53,7 @@ impl LayerKind {
         } else if plain.contains("+encrypted") {
             refuse("encrypted layers can't be read without their key")
         } else {
-            refuse("this is no layer of an image that can be run")
+            refuse("not a layer of an image that can be run")
         }
     }
 }

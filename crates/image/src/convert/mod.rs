@@ -76,9 +76,50 @@ pub fn convert_layer(
         .claim_layer(&expect.diff_id)
         .map_err(|error| expect.error(error))?
     {
-        Claim::Present(layer) => Ok(layer),
+        Claim::Present(layer) => {
+            check_kind(&layer, expect)?;
+            Ok(layer)
+        }
         Claim::Missing(claim) => convert_claimed(claim, source, expect, limits),
     }
+}
+
+/// Checks that a layer in the store is of the kind that a manifest says.
+///
+/// An EROFS image begins with zeros, so it is an archive as well: an empty one.
+pub(crate) fn check_kind(layer: &Layer, expect: &Expect) -> Result<(), Error> {
+    let kind = LayerKind::of(expect.media_type.as_deref()).map_err(|r| expect.error(r))?;
+    let is_archive = layer.record.recipe.is_some();
+    if is_archive != (kind == LayerKind::Archive) {
+        return Err(expect.error(Reason::Kind {
+            media_type: printable(expect.media_type.as_deref().unwrap_or_default().as_bytes()),
+            diff_id: layer.diff_id,
+        }));
+    }
+    Ok(())
+}
+
+/// Checks that a blob is what `expect` says, without making a layer of it.
+///
+/// `known` says that its bytes, if they are the right ones, were found to have that diff ID
+/// before.
+pub(crate) fn verify(
+    mut source: impl Read + Send,
+    expect: &Expect,
+    known: bool,
+    limits: &Limits,
+) -> Result<(), Error> {
+    let expected = pipeline::Expected {
+        blob_digest: expect.blob_digest,
+        blob_size: expect.blob_size,
+        diff_id: expect.diff_id,
+    };
+    let verified = if known {
+        pipeline::read(&mut source, expected)
+    } else {
+        pipeline::run(source, expected, limits, |_| Ok(())).map(drop)
+    };
+    verified.map_err(|reason| expect.error(reason))
 }
 
 /// The same for a caller that has asked [`Store::claim_layer`] already, before it opened
@@ -110,17 +151,23 @@ fn convert(
     let made = match kind {
         LayerKind::Archive => {
             let recipe = scratch.create(store::RECIPE)?;
-            pipeline::run(source, expected, limits, |bytes| {
+            let (made, _) = pipeline::run(source, expected, limits, |bytes| {
                 from_archive(bytes, out, recipe, &diff_id, limits)
-            })?
+            })?;
+            made
         }
         LayerKind::Erofs => {
             let mut image = scratch.create("native.erofs")?;
-            let size = pipeline::run(source, expected, limits, |bytes| {
+            let (size, blob_size) = pipeline::run(source, expected, limits, |bytes| {
                 native::spool(bytes, &mut image)
             })?;
-            let (finished, entries) =
-                native::copy(image, out, identity::layer_uuid(&diff_id), limits)?;
+            let (finished, entries) = native::copy(
+                image,
+                blob_size,
+                out,
+                identity::layer_uuid(&diff_id),
+                limits,
+            )?;
             Made {
                 finished,
                 uncompressed_size: size,
@@ -230,6 +277,10 @@ fn archive_reason<R: BufRead>(
                 entry,
             }
         }
+        tar::Error::Type(_) => Reason::Entry {
+            entry: entry.unwrap_or_default(),
+            problem: error.to_string(),
+        },
         error => Reason::Archive {
             offset: archive.offset(),
             entry,

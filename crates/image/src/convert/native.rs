@@ -12,15 +12,20 @@ use std::io::{self, BufRead, Read, Write};
 use micabox_erofs::format::FileType;
 use micabox_erofs::reader::{Extent, Inode};
 use micabox_erofs::{
-    Cached, Data, Error as ErofsError, InodeId, Kind, Metadata, Options, Reader, Segment, Writer,
-    check, overlay,
+    BLOCK_SIZE, Cached, Data, Error as ErofsError, InodeId, Kind, Metadata, Options, Reader,
+    Segment, Writer, check, overlay,
 };
 
 use super::error::{Reason, printable};
-use super::pipeline::Uncompressed;
-use super::tree::{Finished, erofs_reason};
-use crate::limits::Limits;
+use super::pipeline::{Uncompressed, check_size};
+use super::tree::{Finished, SYMLINK_MODE, data_memory, erofs_reason};
+use super::xattr;
+use crate::limits::{ENTRY_MEMORY, Limits};
 use crate::store::ChecksummedFile;
+
+/// Memory that checking an image takes for each byte of its metadata, at most: a number of
+/// four bytes in a list of pieces becomes a range.
+const CHECK_MEMORY: u64 = 8;
 
 /// Writes the uncompressed image to a file, and returns its length.
 pub(super) fn spool(bytes: &mut Uncompressed, to: &mut File) -> Result<u64, Reason> {
@@ -37,17 +42,30 @@ pub(super) fn spool(bytes: &mut Uncompressed, to: &mut File) -> Result<u64, Reas
     }
 }
 
-/// Copies an image whose digests were found right. Returns the number of its names too.
+/// Copies an image whose digests were found right, out of a blob of `blob_size` bytes.
+/// Returns the number of its names too.
 pub(super) fn copy(
     image: File,
+    blob_size: u64,
     out: ChecksummedFile,
     uuid: [u8; 16],
     limits: &Limits,
 ) -> Result<(Finished<ChecksummedFile>, u64), Reason> {
-    let unusable = |error: ErofsError| Reason::ForeignErofs(error.to_string());
+    let unusable =
+        |error: ErofsError| Reason::ForeignErofs(printable(error.to_string().as_bytes()));
     let image = Cached::new(image).map_err(Reason::Write)?;
-    if let Some(finding) = check::check(&image).first() {
-        return Err(Reason::ForeignErofs(finding.to_string()));
+    // The check holds an image to this number.
+    let inodes = Reader::open(&image).map_err(unusable)?.inode_count();
+    if inodes > limits.entries {
+        return exceeded("entries", limits.entries, None);
+    }
+    if inodes.saturating_mul(ENTRY_MEMORY) > limits.metadata_size {
+        return exceeded("metadata-size", limits.metadata_size, None);
+    }
+    let most = limits.metadata_size / CHECK_MEMORY;
+    if let Some(finding) = check::check_within(&image, most).first() {
+        let finding = finding.to_string();
+        return Err(Reason::ForeignErofs(printable(finding.as_bytes())));
     }
     let reader = Reader::open(image).map_err(unusable)?;
     if !reader.devices().is_empty() {
@@ -66,6 +84,9 @@ pub(super) fn copy(
         inodes: HashMap::new(),
         directories: HashMap::new(),
         count: 0,
+        metadata: 0,
+        written: 0,
+        blob_size,
         limits,
     };
     let mut failed = None;
@@ -98,25 +119,25 @@ struct Copy<'a> {
     inodes: HashMap<u64, InodeId>,
     directories: HashMap<Box<[u8]>, InodeId>,
     count: u64,
+    /// Memory for names and inodes, as [`Limits::metadata_size`] counts it.
+    metadata: u64,
+    /// Bytes of files so far, in whole blocks. What files of the original share is not
+    /// shared in the copy.
+    written: u64,
+    blob_size: u64,
     limits: &'a Limits,
 }
 
 impl Copy<'_> {
     fn add(&mut self, path: &[u8], inode: &Inode) -> Result<(), Reason> {
         self.count += 1;
-        let limit = |setting, limit| {
-            Err(Reason::Limit {
-                setting,
-                limit,
-                entry: Some(printable(path)),
-            })
-        };
         if self.count > self.limits.entries {
-            return limit("entries", self.limits.entries);
+            return exceeded("entries", self.limits.entries, Some(path));
         }
         if path.len() as u64 > self.limits.path_length {
-            return limit("path-length", self.limits.path_length);
+            return exceeded("path-length", self.limits.path_length, Some(path));
         }
+        self.charge(path, ENTRY_MEMORY + path.len() as u64)?;
         let root = self.writer.tree().root();
         let Some((parent, name)) = split(path) else {
             self.directories.insert(path.into(), root);
@@ -126,6 +147,7 @@ impl Copy<'_> {
             Some(&copied) => copied,
             None => {
                 let metadata = metadata(self.reader, path, inode)?;
+                self.charge(path, xattr::memory(&metadata.xattrs))?;
                 let kind = self.kind(path, inode)?;
                 let copied = self.writer.tree().add(metadata, kind);
                 self.inodes.insert(inode.nid, copied);
@@ -142,6 +164,31 @@ impl Copy<'_> {
             .link(directory, name, copied)
             .map_err(erofs_reason)?;
         Ok(())
+    }
+
+    /// Accounts for memory that lasts until the copy is finished.
+    fn charge(&mut self, path: &[u8], bytes: u64) -> Result<(), Reason> {
+        self.metadata = self.metadata.saturating_add(bytes);
+        if self.metadata > self.limits.metadata_size {
+            return exceeded("metadata-size", self.limits.metadata_size, Some(path));
+        }
+        Ok(())
+    }
+
+    /// Accounts for the bytes of a file before they are copied.
+    fn charge_body(&mut self, path: &[u8], segments: &[Segment]) -> Result<(), Reason> {
+        for segment in segments {
+            let blocks = segment.length.next_multiple_of(BLOCK_SIZE);
+            self.written = self.written.saturating_add(blocks);
+        }
+        check_size(self.written, self.blob_size, self.limits).map_err(|reason| match reason {
+            Reason::Limit { setting, limit, .. } => Reason::Limit {
+                setting,
+                limit,
+                entry: Some(printable(path)),
+            },
+            reason => reason,
+        })
     }
 
     fn kind(&mut self, path: &[u8], inode: &Inode) -> Result<Kind, Reason> {
@@ -173,11 +220,8 @@ impl Copy<'_> {
             .filter(|e| e.address.is_some())
             .collect();
         if data.len() as u64 > self.limits.sparse_segments {
-            return Err(Reason::Limit {
-                setting: "sparse-segments",
-                limit: self.limits.sparse_segments,
-                entry: Some(printable(path)),
-            });
+            let most = self.limits.sparse_segments;
+            return exceeded("sparse-segments", most, Some(path));
         }
         let segments: Vec<_> = data
             .iter()
@@ -186,18 +230,22 @@ impl Copy<'_> {
                 length: e.length,
             })
             .collect();
+        self.charge_body(path, &segments)?;
         let mut body = Body {
             reader: self.reader,
             inode,
             data: data.into(),
             at: 0,
         };
-        self.writer
+        let data = self
+            .writer
             .sparse_body(inode.size, &segments, &mut body)
             .map_err(|error| match error {
                 ErofsError::Output(_) => erofs_reason(error),
                 error => of_entry(path, &error),
-            })
+            })?;
+        self.charge(path, data_memory(&data))?;
+        Ok(data)
     }
 }
 
@@ -247,7 +295,10 @@ fn metadata(reader: &Reader<Cached<File>>, path: &[u8], inode: &Inode) -> Result
         });
     }
     Ok(Metadata {
-        mode: inode.mode,
+        mode: match inode.kind {
+            FileType::Symlink => SYMLINK_MODE,
+            _ => inode.mode,
+        },
         uid: inode.uid,
         gid: inode.gid,
         mtime: inode.mtime,
@@ -258,8 +309,16 @@ fn metadata(reader: &Reader<Cached<File>>, path: &[u8], inode: &Inode) -> Result
 fn of_entry(path: &[u8], error: &ErofsError) -> Reason {
     Reason::Entry {
         entry: printable(path),
-        problem: error.to_string(),
+        problem: printable(error.to_string().as_bytes()),
     }
+}
+
+fn exceeded<T>(setting: &'static str, limit: u64, path: Option<&[u8]>) -> Result<T, Reason> {
+    Err(Reason::Limit {
+        setting,
+        limit,
+        entry: path.map(printable),
+    })
 }
 
 /// A path's directory and last name; none for the root.

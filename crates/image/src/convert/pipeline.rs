@@ -28,7 +28,8 @@ pub(super) struct Expected {
     pub diff_id: Digest,
 }
 
-/// Runs `consume` on the uncompressed bytes of the blob in `source`.
+/// Runs `consume` on the uncompressed bytes of the blob in `source`. Returns the blob's size
+/// in bytes too.
 ///
 /// Both digests and the size are checked over the blob to its very end, whatever `consume`
 /// leaves unread. If `consume` fails in a way that damage explains, a wrong digest is the
@@ -38,7 +39,7 @@ pub(super) fn run<S: Read + Send, T>(
     expected: Expected,
     limits: &Limits,
     consume: impl FnOnce(&mut Uncompressed) -> Result<T, Reason>,
-) -> Result<T, Reason> {
+) -> Result<(T, u64), Reason> {
     let (free, free_buffers) = channel();
     let (full, full_buffers) = channel();
     let (hashed, hashed_buffers) = channel();
@@ -83,12 +84,12 @@ pub(super) fn run<S: Read + Send, T>(
         let blob = match (blob, consumed) {
             (Err(Stopped::Because(reason)), _) => return Err(reason),
             (_, Err(reason)) if !reason.may_be_damage() => return Err(reason),
-            (Err(Stopped::HungUp), consumed) => return consumed,
+            (Err(Stopped::HungUp), consumed) => return consumed.map(|made| (made, 0)),
             (Ok(blob), consumed) => (blob, consumed),
         };
-        let (blob_digest, consumed) = blob;
+        let (blob, consumed) = blob;
         // Without compression there is one stream and one digest of it.
-        let actual = blob_digest.unwrap_or(diff_id);
+        let actual = blob.digest.unwrap_or(diff_id);
         if expected
             .blob_digest
             .is_some_and(|expected| expected != actual)
@@ -101,8 +102,33 @@ pub(super) fn run<S: Read + Send, T>(
                 actual: diff_id,
             });
         }
-        consumed
+        consumed.map(|made| (made, blob.size))
     })
+}
+
+/// Reads the blob in `source` to its end, and checks its size and digest only.
+pub(super) fn read(source: impl Read, expected: Expected) -> Result<(), Reason> {
+    let mut source = Source::new(source, expected);
+    let mut buffer = vec![0; BUFFER];
+    while source.read(&mut buffer)? > 0 {}
+    match source.finish().digest {
+        Some(actual)
+            if expected
+                .blob_digest
+                .is_some_and(|expected| expected != actual) =>
+        {
+            Err(Reason::BlobDigest { actual })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A blob that was read to its end.
+struct Blob {
+    /// None if it is that of the uncompressed bytes.
+    digest: Option<Digest>,
+    /// In bytes.
+    size: u64,
 }
 
 struct Buffer {
@@ -180,14 +206,16 @@ impl<S: Read> Source<S> {
         Ok(filled)
     }
 
-    /// The digest, if it is not that of the uncompressed bytes.
-    fn finish(self) -> Option<Digest> {
-        self.hasher.map(Hasher::finish)
+    fn finish(self) -> Blob {
+        Blob {
+            digest: self.hasher.map(Hasher::finish),
+            size: self.got,
+        }
     }
 
     /// Compressed data made no sense: damage on the way, which the digest over the rest of
     /// it tells, or done by whoever compressed it.
-    fn blame(mut self, error: &decompress::Error, buffer: &mut [u8]) -> Reason {
+    fn blame(mut self, error: &decompress::Error, buffer: &mut [u8], limits: &Limits) -> Reason {
         loop {
             match self.read(buffer) {
                 Ok(0) => break,
@@ -196,23 +224,27 @@ impl<S: Read> Source<S> {
             }
         }
         let expected = self.expected.blob_digest;
-        match self.finish() {
+        match self.finish().digest {
             Some(actual) if expected.is_some_and(|expected| expected != actual) => {
                 Reason::BlobDigest { actual }
             }
+            _ if matches!(error, decompress::Error::ZstdWindow) => Reason::Limit {
+                setting: "zstd-window",
+                limit: limits.zstd_window,
+                entry: None,
+            },
             _ => Reason::Compressed(error.to_string()),
         }
     }
 }
 
-/// Fills buffers with what the blob holds uncompressed. Returns the blob's digest unless
-/// it is that of the uncompressed bytes.
+/// Fills buffers with what the blob holds uncompressed.
 fn inflate<S: Read>(
     mut source: Source<S>,
     limits: &Limits,
     free: &Receiver<Buffer>,
     full: &Sender<Buffer>,
-) -> Result<Option<Digest>, Stopped> {
+) -> Result<Blob, Stopped> {
     let mut input = vec![0; BUFFER].into_boxed_slice();
     let head = source.fill(&mut input[..MAGIC_LENGTH])?;
     let compression = Compression::detect(&input[..head])
@@ -236,7 +268,7 @@ fn inflate<S: Read>(
         let room = &mut buffer.bytes[buffer.filled..];
         let step = match decoder.step(&input[pending.clone()], room) {
             Ok(step) => step,
-            Err(error) => return Err(source.blame(&error, &mut input).into()),
+            Err(error) => return Err(source.blame(&error, &mut input, limits).into()),
         };
         pending.start += step.consumed;
         buffer.filled += step.produced;
@@ -254,7 +286,7 @@ fn inflate<S: Read>(
         }
     }
     if let Err(error) = decoder.finish() {
-        return Err(source.blame(&error, &mut input).into());
+        return Err(source.blame(&error, &mut input, limits).into());
     }
     full.send(buffer).map_err(|_| Stopped::HungUp)?;
     Ok(source.finish())
@@ -267,7 +299,7 @@ fn pass_on<S: Read>(
     limits: &Limits,
     free: &Receiver<Buffer>,
     full: &Sender<Buffer>,
-) -> Result<Option<Digest>, Stopped> {
+) -> Result<Blob, Stopped> {
     let mut head = head;
     loop {
         let mut buffer = free.recv().map_err(|_| Stopped::HungUp)?;
@@ -283,7 +315,12 @@ fn pass_on<S: Read>(
     }
 }
 
-fn check_size(uncompressed: u64, compressed: u64, limits: &Limits) -> Result<(), Reason> {
+/// Whether so many bytes may come out of so many.
+pub(super) fn check_size(
+    uncompressed: u64,
+    compressed: u64,
+    limits: &Limits,
+) -> Result<(), Reason> {
     let exceeded = |setting, limit| {
         Err(Reason::Limit {
             setting,

@@ -14,7 +14,7 @@ use super::error::{Reason, printable};
 use super::path::{self, components};
 use super::tar::{Entry, Type};
 use super::xattr;
-use crate::limits::Limits;
+use crate::limits::{ENTRY_MEMORY, Limits};
 
 /// Prefix of a whiteout's name.
 const WHITEOUT: &[u8] = b".wh.";
@@ -26,6 +26,8 @@ const AUFS: &[u8] = b".wh..wh.";
 const AUFS_LINKS: &[u8] = b".wh..wh.plnk";
 /// Symbolic links on the way to an entry; as many as Linux follows.
 const SYMLINKS_MAX: u32 = 40;
+/// What Linux gives every symbolic link, whatever an archive says.
+pub(super) const SYMLINK_MODE: u16 = 0o777;
 /// Linux's `PATH_MAX` without the final NUL.
 const SYMLINK_TARGET_MAX: usize = 4095;
 
@@ -35,8 +37,12 @@ pub(super) struct LayerTree<W> {
     limits: Limits,
     /// Entries and implied directories.
     count: u64,
+    /// Memory for them, as [`Limits::metadata_size`] counts it.
+    metadata: u64,
     /// Names hidden in lower layers, if nothing of this layer has them at the end.
     whiteouts: Vec<(InodeId, Box<[u8]>)>,
+    /// The same for devices 0/0, each until a later entry takes its name.
+    device_whiteouts: BTreeSet<(InodeId, Box<[u8]>)>,
     opaque: BTreeSet<InodeId>,
     links: PendingLinks,
     /// AUFS's link contents by name.
@@ -90,6 +96,8 @@ enum Problem {
     Erofs(#[from] ErofsError),
     #[error("exceeds `entries`")]
     TooMany,
+    #[error("exceeds `metadata-size`")]
+    TooMuchMetadata,
 }
 
 impl<W: Write + Seek> LayerTree<W> {
@@ -104,7 +112,9 @@ impl<W: Write + Seek> LayerTree<W> {
             writer: Writer::new(out, options).map_err(erofs_reason)?,
             limits: limits.clone(),
             count: 0,
+            metadata: 0,
             whiteouts: Vec::new(),
+            device_whiteouts: BTreeSet::new(),
             opaque: BTreeSet::new(),
             links: PendingLinks::default(),
             aufs_links: HashMap::new(),
@@ -140,6 +150,7 @@ impl<W: Write + Seek> LayerTree<W> {
         self.resolve_links()?;
         let mut whiteouts = std::mem::take(&mut self.whiteouts);
         whiteouts.retain(|(directory, name)| self.is_wanted(*directory, name));
+        whiteouts.extend(std::mem::take(&mut self.device_whiteouts));
         for (directory, name) in whiteouts {
             overlay::add_whiteout(self.writer.tree(), directory, &name).map_err(erofs_reason)?;
         }
@@ -190,7 +201,7 @@ impl<W: Write + Seek> LayerTree<W> {
 
     /// Says which inode is new, if one is that has a body.
     fn try_add(&mut self, entry: &Entry, body: &mut dyn Read) -> Result<Option<InodeId>, Problem> {
-        self.count_one()?;
+        self.count_one(entry.path.len() + entry.target.len())?;
         let path = components(&entry.path, self.limits.path_depth)?;
         let Some((&name, parents)) = path.split_last() else {
             return self.add_root(entry).map(|()| None);
@@ -225,7 +236,7 @@ impl<W: Write + Seek> LayerTree<W> {
             // overlayfs's own whiteout, which every engine over overlayfs takes as such.
             Type::CharDevice if entry.device == (0, 0) => {
                 self.unlink(directory, name);
-                self.whiteouts.push((directory, name.into()));
+                self.device_whiteouts.insert((directory, name.into()));
             }
             _ => {
                 let inode = self.new_inode(entry, body)?;
@@ -382,6 +393,7 @@ impl<W: Write + Seek> LayerTree<W> {
                     None => self.writer.body(entry.size, body)?,
                     Some(map) => self.writer.sparse_body(entry.size, &map.extents, body)?,
                 };
+                self.charge(data_memory(&data))?;
                 Kind::File {
                     size: entry.size,
                     data,
@@ -404,8 +416,12 @@ impl<W: Write + Seek> LayerTree<W> {
     fn metadata(&mut self, entry: &Entry) -> Result<Metadata, Problem> {
         let (xattrs, dropped) = xattr::from_records(&entry.records, self.limits.xattr_size)?;
         self.dropped_xattrs += dropped;
+        self.charge(xattr::memory(&xattrs))?;
         Ok(Metadata {
-            mode: entry.mode,
+            mode: match entry.kind {
+                Type::Symlink => SYMLINK_MODE,
+                _ => entry.mode,
+            },
             uid: entry.uid,
             gid: entry.gid,
             mtime: entry.mtime,
@@ -418,6 +434,9 @@ impl<W: Write + Seek> LayerTree<W> {
         if self.writer.tree().link(directory, name, inode)?.is_some() {
             self.recent = None;
         }
+        if !self.device_whiteouts.is_empty() {
+            self.device_whiteouts.remove(&(directory, name.into()));
+        }
         Ok(())
     }
 
@@ -426,12 +445,22 @@ impl<W: Write + Seek> LayerTree<W> {
         self.recent = None;
     }
 
-    fn count_one(&mut self) -> Result<(), Problem> {
+    /// Accounts for an entry with so many bytes of names.
+    fn count_one(&mut self, names: usize) -> Result<(), Problem> {
         self.count += 1;
-        match self.count > self.limits.entries {
-            true => Err(Problem::TooMany),
-            false => Ok(()),
+        if self.count > self.limits.entries {
+            return Err(Problem::TooMany);
         }
+        self.charge(ENTRY_MEMORY + names as u64)
+    }
+
+    /// Accounts for memory that lasts until the layer is finished.
+    fn charge(&mut self, bytes: u64) -> Result<(), Problem> {
+        self.metadata = self.metadata.saturating_add(bytes);
+        if self.metadata > self.limits.metadata_size {
+            return Err(Problem::TooMuchMetadata);
+        }
+        Ok(())
     }
 
     /// The directory with this path, made with implied directories where it is missing.
@@ -442,12 +471,12 @@ impl<W: Write + Seek> LayerTree<W> {
             return Ok(*inode);
         }
         let walk = self.walk(path, |tree, directory, name| {
-            tree.count_one()?;
+            tree.count_one(name.len())?;
             let inode = tree
                 .writer
                 .tree()
                 .add(overlay::implied_directory(), Kind::directory());
-            tree.writer.tree().link(directory, name, inode)?;
+            tree.link(directory, name, inode)?;
             Ok(Some(inode))
         })?;
         let inode = walk.directory;
@@ -545,6 +574,7 @@ impl<W: Write + Seek> LayerTree<W> {
         };
         match problem {
             Problem::TooMany => limit("entries", self.limits.entries),
+            Problem::TooMuchMetadata => limit("metadata-size", self.limits.metadata_size),
             Problem::Path(path::Problem::TooDeep)
             | Problem::LinkTarget(_, path::Problem::TooDeep) => {
                 limit("path-depth", self.limits.path_depth)
@@ -575,6 +605,14 @@ struct Walk {
     names: Vec<Box<[u8]>>,
     /// What is left of the path, the next name last.
     ahead: Vec<Box<[u8]>>,
+}
+
+/// Memory that a file's list of pieces takes.
+pub(super) fn data_memory(data: &Data) -> u64 {
+    match data {
+        Data::Contiguous { .. } => 0,
+        Data::Chunked(chunks) => size_of_val(&*chunks.blocks) as u64,
+    }
 }
 
 fn device((major, minor): (u32, u32)) -> Result<u32, Problem> {

@@ -17,8 +17,6 @@ pub(super) enum Problem {
     #[error("the extended header's `{0}` is not encoded as libarchive does it")]
     Encoding(String),
     #[error(transparent)]
-    Acl(#[from] acl::Problem),
-    #[error(transparent)]
     Xattr(#[from] XattrProblem),
     #[error("exceeds `xattr-size`")]
     TooLarge,
@@ -31,8 +29,8 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 );
 
 /// The attributes that `records` give, no name twice, and how many were left out: those of
-/// namespaces that Linux doesn't have (macOS's, mostly), and ACLs that name users instead of
-/// numbering them.
+/// namespaces that Linux doesn't have (macOS's, mostly), ACLs that name users instead of
+/// numbering them, and malformed ones.
 ///
 /// `SCHILY.xattr.*` (GNU tar, star, Go) has the plain value, `LIBARCHIVE.xattr.*` (bsdtar,
 /// which writes both) the same encoded, `SCHILY.acl.*` an ACL as text. The first beats the
@@ -61,9 +59,9 @@ pub(super) fn from_records(records: &Records, most: u64) -> Result<(Vec<Xattr>, 
         match acl::from_text(value) {
             Ok(Some(value)) => found.set(name, &value)?,
             Ok(None) => {}
-            // Docker and containerd leave every ACL of this kind out.
-            Err(acl::Problem::Name) => found.dropped += 1,
-            Err(problem) => return Err(problem.into()),
+            // Docker and containerd leave every ACL of this kind out, GNU tar those that it
+            // can't make sense of.
+            Err(_) => found.dropped += 1,
         }
     }
     for (key, value) in records.iter() {
@@ -115,6 +113,14 @@ pub(super) fn union(older: Vec<Xattr>, newer: Vec<Xattr>) -> Vec<Xattr> {
     both.into_iter()
         .map(|(name, value)| Xattr { name, value })
         .collect()
+}
+
+/// Memory that attributes take until the layer is finished: the bytes once in the tree and,
+/// with those of shared ones, once more while they are encoded.
+pub(super) fn memory(xattrs: &[Xattr]) -> u64 {
+    const EACH: u64 = 128;
+    let bytes = |xattr: &Xattr| 2 * (xattr.name.len() + xattr.value.len()) as u64;
+    xattrs.iter().map(|xattr| EACH + bytes(xattr)).sum()
 }
 
 /// Undoes `%2F`; everything else stands for itself.
@@ -193,12 +199,20 @@ mod tests {
     }
 
     #[test]
+    fn an_acl_that_makes_no_sense_is_left_out() {
+        for text in [&b"user::rwx"[..], b"no ACL", b"user:1:rwq", b"\xff"] {
+            let (xattrs, dropped) =
+                from_records(&records(&[("SCHILY.acl.access", text)]), 99).unwrap();
+            assert_eq!((xattrs.len(), dropped), (0, 1), "{}", text.escape_ascii());
+        }
+    }
+
+    #[test]
     fn what_cannot_be_kept_is_an_error() {
         let error = |key: &str, value: &[u8]| from_records(&records(&[(key, value)]), 99).is_err();
         assert!(error("LIBARCHIVE.xattr.user.a", b"!"));
         assert!(error("LIBARCHIVE.xattr.user.%4", b"AA"));
         assert!(error("SCHILY.xattr.user.", b"x"));
         assert!(error("SCHILY.xattr.user.a", &[0; 100]));
-        assert!(error("SCHILY.acl.access", b"user::rwx"));
     }
 }

@@ -58,6 +58,17 @@ fn is_zero(number: &u64) -> bool {
 }
 
 impl LayerRecord {
+    /// What a user should know of how the layer was converted, as one sentence.
+    pub(crate) fn notice(&self) -> Option<String> {
+        (self.dropped_xattrs > 0).then(|| {
+            format!(
+                "layer {}: {} extended attributes or ACLs were left out, as they mean nothing \
+                 to Linux",
+                self.diff_id, self.dropped_xattrs
+            )
+        })
+    }
+
     /// Length of the image in blocks with its padding.
     pub fn padded_blocks(&self) -> u64 {
         padded_blocks(self.blocks)

@@ -327,6 +327,102 @@ fn a_member_of_any_size_is_checked_against_the_archive() {
     Loader::new().refusal(&write(directory.path(), archive));
 }
 
+#[test]
+fn a_blob_is_checked_though_its_layer_is_here_already() {
+    let (image, bundle) = oci();
+    let directory = tempfile::tempdir().unwrap();
+    let loader = Loader::new();
+    loader.load(&bundle.write_archive(directory.path()), None);
+    let refusal = |bundle: &Bundle| {
+        let path = bundle.write_archive(directory.path());
+        loader.try_load(&path, None).unwrap_err().to_string()
+    };
+    let layer = blob(&image.layers[0].digest());
+    let bytes = bundle.bytes(&layer);
+    let mut altered = bytes.clone();
+    altered[bytes.len() / 2] ^= 1;
+    let message = refusal(&bundle.clone().with(&layer, altered));
+    assert!(message.contains("damaged"), "{message}");
+    let message = refusal(&bundle.clone().with(&layer, &bytes[1..]));
+    assert!(message.contains("bytes long instead of"), "{message}");
+    let message = refusal(&bundle.clone().without(&layer));
+    assert!(message.contains("is missing"), "{message}");
+
+    let changed = |edit: &dyn Fn(&mut serde_json::Value)| {
+        let mut image = image.clone();
+        image.edit_manifest(|manifest| edit(&mut manifest["layers"][0]));
+        layout(&[named(&image, REF_NAME, "x:1")], &[&image])
+    };
+    let message = refusal(&changed(&|layer| layer["mediaType"] = json!("text/plain")));
+    assert!(message.contains("media type `text/plain`"), "{message}");
+    // Another blob, which isn't of that diff ID.
+    let other = TestImage::new(vec![crate::image::TestLayer::noise(77, 100)]);
+    let lie = changed(&|layer| {
+        layer["digest"] = json!(other.layers[0].digest());
+        layer["size"] = json!(other.layers[0].blob.len());
+    });
+    let lie = lie.with(
+        &blob(&other.layers[0].digest()),
+        other.layers[0].blob.clone(),
+    );
+    let message = refusal(&lie);
+    assert!(message.contains("has the diff ID"), "{message}");
+    assert!(
+        loader
+            .try_load(&bundle.write_archive(directory.path()), None)
+            .is_ok()
+    );
+}
+
+#[test]
+fn messages_show_a_bounded_part_of_what_is_foreign() {
+    let long = "x".repeat(100_000);
+    let (_, bundle) = oci();
+    let directory = tempfile::tempdir().unwrap();
+    for index in [
+        json!(long).to_string(),
+        json!({"schemaVersion": 2, "manifests": long}).to_string(),
+        json!({"schemaVersion": 2, "mediaType": long, "manifests": []}).to_string(),
+        json!({"schemaVersion": 2, "manifests": [{"mediaType": "x", "size": 1, "digest": long}]})
+            .to_string(),
+    ] {
+        let path = bundle
+            .clone()
+            .with("index.json", index)
+            .write_archive(directory.path());
+        let message = Loader::new().refusal(&path);
+        assert!(message.len() < 1000, "{} bytes", message.len());
+    }
+    let mut image = TestImage::small();
+    image.edit_manifest(|manifest| manifest["layers"][0]["mediaType"] = json!(long));
+    let bundle = layout(&[named(&image, REF_NAME, "x:1")], &[&image]);
+    let path = bundle.write_archive(directory.path());
+    let message = Loader::new().try_load(&path, None).unwrap_err().to_string();
+    assert!(message.len() < 1500, "{} bytes", message.len());
+    let config = json!({"architecture": long, "os": long, "rootfs": {"type": "layers"}});
+    let image = TestImage::with_config(Vec::new(), &config);
+    let bundle = layout(&[named(&image, REF_NAME, "x:1")], &[&image]);
+    let message = Loader::new().refusal(&bundle.write_archive(directory.path()));
+    assert!(message.len() < 2000, "{} bytes", message.len());
+}
+
+#[test]
+fn a_window_that_is_too_large_names_its_setting() {
+    let (_, bundle) = oci();
+    let archive = bundle.archive();
+    let mut encoder = zstd::Encoder::new(Vec::new(), 1).unwrap();
+    encoder.long_distance_matching(true).unwrap();
+    encoder.window_log(24).unwrap();
+    encoder.include_contentsize(false).unwrap();
+    std::io::Write::write_all(&mut encoder, &archive).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let path = write(directory.path(), encoder.finish().unwrap());
+    let small = || Loader::new().edit_settings(|settings| settings.limits.zstd_window = 1 << 20);
+    let message = small().refusal(&path);
+    assert!(message.contains("`zstd-window` of 1048576"), "{message}");
+    assert!(Loader::new().try_load(&path, None).is_ok());
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 

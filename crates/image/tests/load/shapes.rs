@@ -359,3 +359,92 @@ fn later_members_replace_earlier_ones() {
         &image,
     );
 }
+
+/// What Docker 25.0.0 and 25.0.1 write for an image that is saved by its ID: moby#47210.
+#[test]
+fn an_index_without_entries_beside_a_whole_manifest_is_dockers() {
+    let image = docker_image();
+    let config = blob(&Digest::of(&image.config));
+    let layers: Vec<_> = image.layers.iter().map(|l| blob(&l.digest())).collect();
+    let items = json!([{"Config": config, "RepoTags": null, "Layers": layers}]);
+    for index in [
+        r#"{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":null}"#,
+        r#"{"schemaVersion":2,"manifests":[]}"#,
+    ] {
+        let bundle = layout(&[], &[&image])
+            .with("index.json", index)
+            .with("manifest.json", items.to_string());
+        let directory = tempfile::tempdir().unwrap();
+        for path in [
+            bundle.write_archive(directory.path()),
+            bundle.write_directory(directory.path()),
+        ] {
+            let loader = Loader::new();
+            let loaded = loader.load(&path, Some("x:1"));
+            assert_eq!(loaded.len(), 1);
+            assert_is(&loaded[0], &image);
+        }
+        // Without the other there is none.
+        let bundle = bundle.without("manifest.json");
+        let message = Loader::new().refusal(&bundle.write_archive(directory.path()));
+        assert!(message.contains("names no image"), "{message}");
+    }
+}
+
+#[test]
+fn links_within_a_layouts_directory_are_followed() {
+    let image = small();
+    let bundle = layout(&[named(&image, REF_NAME, "localhost/x:1")], &[&image]);
+    let directory = tempfile::tempdir().unwrap();
+    let path = bundle.write_directory(directory.path());
+    // As tools make layouts that share their blobs.
+    std::fs::create_dir(path.join("pool")).unwrap();
+    for (digest, _) in image.blobs() {
+        let name = path.join(blob(&digest));
+        std::fs::rename(&name, path.join("pool").join(digest.hex())).unwrap();
+        std::os::unix::fs::symlink(format!("../../pool/{}", digest.hex()), &name).unwrap();
+    }
+    let loaded = Loader::new().load(&path, None);
+    assert_is(&loaded[0], &image);
+    // Bazel's lead elsewhere.
+    let outside = directory.path().join("outside");
+    std::fs::rename(path.join("pool"), &outside).unwrap();
+    std::os::unix::fs::symlink(&outside, path.join("pool")).unwrap();
+    let message = Loader::new().refusal(&path);
+    assert!(
+        message.contains("out of it") && message.contains("cp -rL"),
+        "{message}"
+    );
+}
+
+#[test]
+fn skopeos_own_directories_are_named() {
+    let image = small();
+    let mut bundle = Bundle::new()
+        .with("version", "Directory Transport Version: 1.1\n")
+        .with("manifest.json", image.manifest.clone());
+    for (digest, bytes) in image.blobs() {
+        bundle = bundle.with(&digest.hex(), bytes);
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let message = Loader::new().refusal(&bundle.write_directory(directory.path()));
+    assert!(message.contains("skopeo copy dir:"), "{message}");
+}
+
+#[test]
+fn what_was_left_out_of_a_layer_is_a_notice() {
+    let archive = crate::layer::archive::Archive::new()
+        .pax(&[("SCHILY.acl.access", b"no ACL at all")])
+        .file("f", "")
+        .finish();
+    let image = TestImage::new(vec![TestLayer::gzip(&archive)]);
+    let bundle = layout(&[named(&image, REF_NAME, "localhost/x:1")], &[&image]);
+    let directory = tempfile::tempdir().unwrap();
+    let loader = Loader::new();
+    loader.load(&bundle.write_archive(directory.path()), None);
+    let notices = loader.notices();
+    assert!(
+        notices.contains("1 extended attributes or ACLs"),
+        "{notices}"
+    );
+}

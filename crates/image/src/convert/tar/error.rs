@@ -21,7 +21,7 @@ pub(crate) enum Error {
     LoneZeroBlock,
     #[error("the {0} field is not a number or out of range")]
     Number(&'static str),
-    #[error("entries of type `{}` are unknown", .0.escape_ascii())]
+    #[error("its type `{}` is unknown: it is not one that a filesystem can have", .0.escape_ascii())]
     Type(u8),
     #[error("a record of the extended header is malformed")]
     Record,

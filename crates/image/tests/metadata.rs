@@ -1,0 +1,88 @@
+//! Layers that are all metadata: what they may take of the host's memory.
+
+mod layer;
+
+use layer::archive::Archive;
+use layer::{assert_no_trace, convert, expect, gzip, store};
+use micabox_image::Limits;
+use micabox_image::convert::{Reason, convert_layer};
+
+const MIB: usize = 1 << 20;
+
+/// Asserts that an archive is refused for its metadata, and names `entry`.
+#[track_caller]
+fn assert_too_much(archive: &[u8], entry: &str) {
+    let limits = Limits {
+        metadata_size: MIB as u64,
+        ..Limits::default()
+    };
+    let store = store();
+    let blob = gzip(archive);
+    let error = convert_layer(&store, &blob[..], &expect(&blob, archive), &limits).unwrap_err();
+    match &error.reason {
+        Reason::Limit {
+            setting: "metadata-size",
+            limit: 0x10_0000,
+            entry: Some(name),
+        } => assert!(name.contains(entry), "{error}"),
+        _ => panic!("{error}"),
+    }
+    assert_no_trace(&store);
+}
+
+#[test]
+fn attributes_are_limited() {
+    let mut archive = Archive::new();
+    for i in 0..20 {
+        let value = format!("{i:08}{}", "A".repeat(60_000));
+        archive = archive
+            .pax(&[("SCHILY.xattr.user.a", value.as_bytes())])
+            .file(&format!("f{i}"), "");
+    }
+    assert_too_much(&archive.finish(), "f8");
+}
+
+#[test]
+fn entries_are_limited_by_their_memory() {
+    let archive = (0..3000).fold(Archive::new(), |archive, i| {
+        archive.file(&i.to_string(), "")
+    });
+    assert_too_much(&archive.finish(), "20");
+}
+
+#[test]
+fn implied_directories_are_limited_by_their_memory() {
+    let deep = "d/".repeat(1000);
+    let archive = (0..3).fold(Archive::new(), |archive, i| {
+        let path = format!("{i}/{deep}f");
+        archive.pax(&[("path", path.as_bytes())]).file("x", "")
+    });
+    assert_too_much(&archive.finish(), "d/d");
+}
+
+#[test]
+fn lists_of_pieces_are_limited() {
+    // Two crumbs in a file of a terabyte: a list of many thousand pieces for a kilobyte.
+    let size = (1u64 << 40).to_string();
+    let last = format!("0,1,{},1", (1u64 << 40) - 1);
+    let archive = (0..40).fold(Archive::new(), |archive, i| {
+        archive
+            .pax(&[
+                ("GNU.sparse.size", size.as_bytes()),
+                ("GNU.sparse.map", last.as_bytes()),
+            ])
+            .file(&format!("sparse{i}"), "xy")
+    });
+    assert_too_much(&archive.finish(), "sparse");
+}
+
+#[test]
+fn ordinary_layers_are_far_below_the_default() {
+    let archive = (0..20_000).fold(Archive::new(), |archive, i| {
+        let name = format!("usr/lib/python3/dist-packages/module{}/file{i}.py", i / 20);
+        archive.file(&name, "")
+    });
+    let limits = Limits::default();
+    assert!(limits.metadata_size >= 80 * (20_000 * 600));
+    convert(&store(), &archive.finish()).unwrap();
+}
