@@ -14,7 +14,7 @@ use crate::convert::{self, Expect};
 use crate::manifest::{self, Document, LayerSource, ManifestError, Search};
 use crate::progress::{Event, LayerSize, LayerState, Phase};
 use crate::registry::{self, Fetched, RegistryError, Repository};
-use crate::store::{self, Claim, Image};
+use crate::store::{self, Claim, Image, Keeping, Partial};
 use crate::{Credentials, Digest, Platform, Progress, Reference, Settings, Store};
 
 /// How to pull.
@@ -184,7 +184,12 @@ impl Pull<'_> {
         self.phase(Phase::Resolving);
         // From here on prune leaves alone what we find.
         let store = self.store.clone();
-        let _shared = blocking(move || store.shared()).await?;
+        let _shared = blocking(move || {
+            let shared = store.shared()?;
+            store.drop_old_partials()?;
+            Ok::<_, store::Error>(shared)
+        })
+        .await?;
         let repository = Arc::new(Repository::new(
             &self.reference,
             &self.options.settings,
@@ -349,25 +354,43 @@ struct LayerTask {
     layer: LayerSource,
 }
 
+/// How one attempt at a layer ended.
+enum Attempt {
+    Ended(Result<(), PullError>),
+    /// What was kept of an earlier pull is not what it should be. It is gone now.
+    KeptWasBad,
+}
+
 impl LayerTask {
     async fn run(self) -> Result<(), PullError> {
+        loop {
+            match self.attempt().await {
+                Attempt::Ended(outcome) => return outcome,
+                // Can't happen again: now there is nothing kept.
+                Attempt::KeptWasBad => {}
+            }
+        }
+    }
+
+    async fn attempt(&self) -> Attempt {
         let mut cancelled = self.cancelled.clone();
         if *cancelled.borrow() {
-            return Ok(());
+            return Attempt::Ended(Ok(()));
         }
-        let (sender, reader) = registry::channel();
+        let (mut sender, reader) = registry::channel();
         let (claimed, claim) = oneshot::channel();
         let mut conversion = self.convert(reader, claimed);
         // Only with the right to make the layer in hand is the registry asked for it.
-        let was_claimed = tokio::select! {
+        let kept = tokio::select! {
             biased;
-            claimed = claim => claimed.is_ok(),
+            claimed = claim => claimed.ok(),
             // Nobody waits for whoever is making it meanwhile.
-            _ = cancelled.wait_for(|cancelled| *cancelled) => return Ok(()),
+            _ = cancelled.wait_for(|cancelled| *cancelled) => return Attempt::Ended(Ok(())),
         };
-        if !was_claimed {
-            return self.converted(None, joined(conversion.await));
-        }
+        let Some(kept) = kept else {
+            return self.converted(None, 0, joined(conversion.await));
+        };
+        sender.skip(kept);
         let mut from = None;
         let early = tokio::select! {
             // What ended the transfer is looked at before what that led to.
@@ -380,58 +403,81 @@ impl LayerTask {
                 Err(error) => Some(Err(error.into())),
             },
             converted = &mut conversion => {
-                return self.converted(None, joined(converted));
+                return self.converted(None, kept, joined(converted));
             }
             _ = cancelled.wait_for(|cancelled| *cancelled) => Some(Ok(())),
         };
         let converted = joined(conversion.await);
         match early {
-            Some(outcome) => outcome,
-            None => self.converted(from, converted),
+            Some(outcome) => Attempt::Ended(outcome),
+            None => self.converted(from, kept, converted),
         }
     }
 
-    /// Starts the conversion on a thread of its own; it says when it wants the blob.
+    /// Starts the conversion on a thread of its own; it says when it wants the blob, and from
+    /// which byte on.
     fn convert(
         &self,
         reader: registry::BlobReader,
-        claimed: oneshot::Sender<()>,
+        claimed: oneshot::Sender<u64>,
     ) -> tokio::task::JoinHandle<Result<LayerState<'static>, ConvertError>> {
         let (store, settings) = (self.store.clone(), Arc::clone(&self.settings));
+        let progress = Arc::clone(&self.progress);
+        let (blob, size) = (self.layer.blob, self.layer.size);
         let expect = Expect {
-            blob_digest: Some(self.layer.blob),
-            blob_size: Some(self.layer.size),
+            blob_digest: Some(blob),
+            blob_size: Some(size),
             diff_id: self.layer.diff_id,
             media_type: Some(self.layer.media_type.clone()),
         };
         spawn_blocking(move || match store.claim_layer(&expect.diff_id)? {
-            Claim::Present(_) => Ok(LayerState::Present),
+            Claim::Present(layer) => {
+                convert::check_kind(&layer, &expect)?;
+                Ok(LayerState::Present)
+            }
             Claim::Missing(claim) => {
-                let _ = claimed.send(());
-                convert::convert_claimed(claim, reader, &expect, &settings.limits)?;
+                let partial = store.partial(&blob, size);
+                let _ = claimed.send(partial.as_ref().map_or(0, Partial::length));
+                let mut source = Keeping::new(partial, reader);
+                let limits = &settings.limits;
+                let converted = convert::convert_claimed(claim, &mut source, &expect, limits);
+                source.end(
+                    converted
+                        .as_ref()
+                        .is_err_and(convert::Error::is_interrupted),
+                );
+                if let Some(notice) = converted?.record.notice() {
+                    progress.event(Event::Notice(&notice));
+                }
                 Ok(LayerState::Done)
             }
         })
     }
 
+    /// What a conversion came to. The first `kept` bytes of the blob were an earlier pull's.
     fn converted(
         &self,
         from: Option<String>,
+        kept: u64,
         converted: Result<LayerState<'static>, ConvertError>,
-    ) -> Result<(), PullError> {
-        match converted {
+    ) -> Attempt {
+        Attempt::Ended(match converted {
             Ok(state) => {
                 let blob = &self.layer.blob;
                 self.progress.event(Event::Layer { blob, state });
                 Ok(())
             }
             Err(ConvertError::Store(error)) => Err(error.into()),
+            // Whatever is wrong with the bytes, it may be the disk that got them wrong.
+            Err(ConvertError::Layer(source)) if kept > 0 && source.is_about_bytes() => {
+                return Attempt::KeptWasBad;
+            }
             Err(ConvertError::Layer(source)) => Err(PullError::Layer {
                 reference: Box::new(self.reference.clone()),
                 from,
                 source: Box::new(source),
             }),
-        }
+        })
     }
 }
 

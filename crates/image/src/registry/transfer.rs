@@ -43,10 +43,17 @@ enum Piece {
     End,
 }
 
+impl BlobSender {
+    /// Says that the other end has the blob's first `bytes` bytes from elsewhere.
+    pub(crate) fn skip(&mut self, bytes: u64) {
+        self.offset = bytes;
+    }
+}
+
 /// The end of the stream that is fed from the network.
 pub(crate) struct BlobSender {
     sender: mpsc::Sender<Piece>,
-    /// How many of the blob's bytes were handed over.
+    /// How many of the blob's bytes the other end has.
     offset: u64,
 }
 
@@ -135,7 +142,7 @@ impl Transfer<'_> {
         ranges: &mut bool,
     ) -> Result<(), Interrupted> {
         if self.size > 0 && self.sender.offset == self.size {
-            // It broke off after the last byte.
+            // It broke off after the last byte, or all of it was kept.
             return Ok(());
         }
         let mut answer = self.open(source, url, *ranges).await?;

@@ -10,7 +10,7 @@
 //!                                      fixup.erofs, disk.vmdk
 //! refs/<reference>                     which image a name means
 //! sandboxes/<id>/lease.json            which image a sandbox runs on
-//! locks/, tmp/
+//! locks/, tmp/                         what is being made; starts of blobs (<blob>.blob)
 //! ```
 //!
 //! Whatever becomes visible is complete and on the disk: it is made in `tmp`, synced, renamed
@@ -28,6 +28,7 @@ mod layout;
 mod leases;
 mod lock;
 mod merged;
+mod partial;
 mod private;
 mod prune;
 mod references;
@@ -49,6 +50,7 @@ pub use usage::{ImageUsage, Usage};
 pub(crate) use checksum::ChecksummedFile;
 pub(crate) use error::Context;
 pub(crate) use layers::RECIPE;
+pub(crate) use partial::{Keeping, Partial};
 pub(crate) use scratch::Scratch;
 
 use std::env;

@@ -35,7 +35,8 @@ pub struct Pruned {
     pub layers: Vec<Digest>,
     /// Machines that others would go on from: the next one like each boots again.
     pub templates: usize,
-    /// Directories that killed imports left behind.
+    /// What killed or failed imports left behind: directories, and starts of blobs from which
+    /// the next pull would go on.
     pub leftovers: usize,
     /// Bytes of disk space freed.
     pub size: u64,
@@ -173,6 +174,11 @@ impl Store {
         for leftover in &leftovers {
             pruned.size += disk_usage(&leftover.directory)?;
         }
+        let partials = self.partials()?;
+        pruned.leftovers += partials.len();
+        for partial in &partials {
+            pruned.size += disk_usage(partial)?;
+        }
         let templates = self.templates()?;
         pruned.templates = templates.len();
         for template in &templates {
@@ -187,6 +193,9 @@ impl Store {
         }
         for leftover in leftovers {
             leftover.remove()?;
+        }
+        for partial in &partials {
+            durable::remove_file(partial)?;
         }
         // What the plan removed has made more of these than the census saw.
         let census = Census::take(self)?;

@@ -19,7 +19,7 @@ const ROUNDS: u32 = 100;
 const STORE: &str = "TEST_PULL_INTO";
 const REFERENCE: &str = "TEST_PULL_REFERENCE";
 
-fn pull(store: &Store, reference: &str) -> micabox_image::store::Image {
+pub fn pull(store: &Store, reference: &str) -> micabox_image::store::Image {
     let mut options = PullOptions::new(Arc::new(settings()));
     options.credentials = Credentials::none();
     let reference = reference.parse().unwrap();

@@ -5,6 +5,7 @@ mod layer;
 
 mod faults;
 mod image;
+mod kept;
 mod killed;
 mod login;
 mod mirrors;

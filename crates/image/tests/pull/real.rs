@@ -26,7 +26,7 @@ impl Drop for DockerRegistry {
 
 impl DockerRegistry {
     /// Runs a registry that keeps everything in `directory`. `more` is added to its settings.
-    fn start(directory: &Path, more: &str) -> Self {
+    pub fn start(directory: &Path, more: &str) -> Self {
         let root = directory.join("registry");
         let config = format!(
             "version: 0.1\nlog:\n  level: info\n  accesslog:\n    disabled: true\n\
@@ -64,7 +64,7 @@ impl DockerRegistry {
     }
 
     /// Pushes the layout in `directory` as `repository:tag`.
-    fn push(&self, directory: &Path, to: &str, options: &[&str]) {
+    pub fn push(&self, directory: &Path, to: &str, options: &[&str]) {
         let output = Command::new("skopeo")
             .args([
                 "copy",
@@ -87,7 +87,7 @@ impl DockerRegistry {
 }
 
 /// Writes a layout with these documents and the images' blobs.
-fn layout(directory: &Path, entries: &[serde_json::Value], images: &[&TestImage]) {
+pub fn layout(directory: &Path, entries: &[serde_json::Value], images: &[&TestImage]) {
     let blobs = directory.join("blobs/sha256");
     fs::create_dir_all(&blobs).unwrap();
     fs::write(

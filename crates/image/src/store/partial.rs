@@ -1,0 +1,248 @@
+//! The first bytes of blobs whose pull was killed or given up, so that the next one asks the
+//! network for the rest only.
+//!
+//! Each is a file in `tmp`, named by the blob's digest and locked while a pull works with
+//! it. Nothing vouches for the bytes in it but the blob's digest, which is computed over them
+//! and what follows: a pull that finds it wrong starts over without them.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use super::Store;
+use super::durable;
+use super::error::Result;
+use crate::digest::Digest;
+
+const SUFFIX: &str = ".blob";
+/// Blobs smaller than this many bytes are fetched again sooner than kept.
+const WORTH_KEEPING: u64 = 4 << 20;
+/// What was not asked for again for so long is not going to be.
+const KEPT_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
+/// So many are kept, the newest of them.
+const MOST: usize = 32;
+
+/// The start of a blob on the disk, for one pull at a time.
+#[derive(Debug)]
+pub(crate) struct Partial {
+    file: File,
+    path: PathBuf,
+    /// Bytes in the file, which are the blob's first.
+    length: u64,
+}
+
+impl Store {
+    /// What there is of a blob of `size` bytes, possibly nothing yet. `None` if it isn't worth
+    /// keeping, if another pull has it, or if the disk doesn't want to: then the pull goes
+    /// without.
+    pub(crate) fn partial(&self, blob: &Digest, size: u64) -> Option<Partial> {
+        if size < WORTH_KEEPING {
+            return None;
+        }
+        let path = self.layout.tmp().join(blob.hex() + SUFFIX);
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
+        let file = options.mode(0o600).open(&path).ok()?;
+        file.try_lock().ok()?;
+        let mut length = file.metadata().ok()?.len();
+        if length > size {
+            // Never this blob's.
+            file.set_len(0).ok()?;
+            length = 0;
+        }
+        Some(Partial { file, path, length })
+    }
+
+    /// Removes those that are too old or too many. The caller has the shared lock.
+    pub(crate) fn drop_old_partials(&self) -> Result<()> {
+        let now = SystemTime::now();
+        let mut kept: Vec<(SystemTime, PathBuf)> = Vec::new();
+        for path in self.partials()? {
+            let changed = fs::metadata(&path).and_then(|metadata| metadata.modified());
+            kept.extend(changed.ok().map(|changed| (changed, path)));
+        }
+        kept.sort_unstable();
+        let too_many = kept.len().saturating_sub(MOST);
+        for (number, (changed, path)) in kept.iter().enumerate() {
+            let age = now.duration_since(*changed).unwrap_or_default();
+            if number < too_many || age > KEPT_FOR {
+                remove_idle(path);
+            }
+        }
+        Ok(())
+    }
+
+    /// The files with starts of blobs.
+    pub(super) fn partials(&self) -> Result<Vec<PathBuf>> {
+        let tmp = self.layout.tmp();
+        let names = durable::list(&tmp)?;
+        let ours = names.into_iter().filter(|name| name.ends_with(SUFFIX));
+        Ok(ours.map(|name| tmp.join(name)).collect())
+    }
+}
+
+/// Removes one that no pull works with.
+fn remove_idle(path: &Path) {
+    if let Ok(file) = OpenOptions::new().write(true).open(path)
+        && file.try_lock().is_ok()
+    {
+        // What can't be removed is litter, and harms nothing.
+        let _ = fs::remove_file(path);
+        let _ = file.unlock();
+    }
+}
+
+impl Partial {
+    /// How many of the blob's first bytes are here.
+    pub(crate) fn length(&self) -> u64 {
+        self.length
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(bytes, self.length)?;
+        self.length += bytes.len() as u64;
+        Ok(())
+    }
+
+    fn remove(&self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        if self.length == 0 {
+            self.remove();
+        }
+        // As with other locks: a child that is just being started may hold the file as well.
+        let _ = self.file.unlock();
+    }
+}
+
+/// A blob: what is kept of it, and then what comes, which is kept too.
+pub(crate) struct Keeping<R> {
+    partial: Option<Partial>,
+    /// Bytes that were kept from before, and how many of them were read again.
+    kept: u64,
+    again: u64,
+    rest: R,
+}
+
+impl<R> Keeping<R> {
+    /// `rest` is what follows the bytes in `partial`.
+    pub(crate) fn new(partial: Option<Partial>, rest: R) -> Self {
+        Self {
+            kept: partial.as_ref().map_or(0, Partial::length),
+            again: 0,
+            partial,
+            rest,
+        }
+    }
+
+    /// Ends it: what is kept stays only if another pull may go on from there.
+    pub(crate) fn end(self, keep: bool) {
+        if let Some(partial) = &self.partial
+            && !keep
+        {
+            partial.remove();
+        }
+    }
+}
+
+impl<R: Read> Read for Keeping<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.again < self.kept
+            && let Some(partial) = &self.partial
+        {
+            let left = usize::try_from(self.kept - self.again).unwrap_or(usize::MAX);
+            let most = buffer.len().min(left);
+            let count = partial.file.read_at(&mut buffer[..most], self.again)?;
+            if count == 0 && most > 0 {
+                return Err(io::Error::other("what was kept of the blob is gone"));
+            }
+            self.again += count as u64;
+            return Ok(count);
+        }
+        let count = self.rest.read(buffer)?;
+        if let Some(partial) = &mut self.partial
+            && partial.append(&buffer[..count]).is_err()
+        {
+            // A disk that is full has no room for a convenience.
+            partial.remove();
+            self.partial = None;
+        }
+        Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIZE: u64 = WORTH_KEEPING;
+
+    fn store() -> (tempfile::TempDir, Store) {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(directory.path()).unwrap();
+        (directory, store)
+    }
+
+    fn read(partial: Option<Partial>, rest: &[u8], keep: bool) -> Vec<u8> {
+        let mut keeping = Keeping::new(partial, rest);
+        let mut all = Vec::new();
+        keeping.read_to_end(&mut all).unwrap();
+        keeping.end(keep);
+        all
+    }
+
+    #[test]
+    fn a_blob_goes_on_where_it_was() {
+        let (_directory, store) = store();
+        let blob = Digest::of(b"blob");
+        assert!(store.partial(&blob, SIZE - 1).is_none(), "too small");
+        assert_eq!(read(store.partial(&blob, SIZE), b"abc", true), b"abc");
+        let partial = store.partial(&blob, SIZE).unwrap();
+        assert_eq!(partial.length(), 3);
+        assert!(store.partial(&blob, SIZE).is_none(), "another has it");
+        assert_eq!(read(Some(partial), b"def", true), b"abcdef");
+        assert_eq!(read(store.partial(&blob, SIZE), b"", false), b"abcdef");
+        assert_eq!(store.partial(&blob, SIZE).unwrap().length(), 0);
+        assert!(store.partials().unwrap().is_empty());
+    }
+
+    #[test]
+    fn more_than_the_blob_has_is_none_of_it() {
+        let (_directory, store) = store();
+        let blob = Digest::of(b"blob");
+        let path = store.layout.tmp().join(blob.hex() + SUFFIX);
+        File::create(&path).unwrap().set_len(SIZE + 1).unwrap();
+        assert_eq!(store.partial(&blob, SIZE).unwrap().length(), 0);
+    }
+
+    #[test]
+    fn old_ones_go_and_the_newest_stay() {
+        let (_directory, store) = store();
+        let day = Duration::from_secs(24 * 3600);
+        let make = |number: u8, age: Duration| {
+            let path = store
+                .layout
+                .tmp()
+                .join(Digest::of(&[number]).hex() + SUFFIX);
+            let file = File::create(&path).unwrap();
+            file.set_modified(SystemTime::now() - age).unwrap();
+            path
+        };
+        let old = make(0, 8 * day);
+        let busy = make(1, 9 * day);
+        let held = File::open(&busy).unwrap();
+        held.lock().unwrap();
+        let newer: Vec<_> = (2..40)
+            .map(|number| make(number, day * 2 - day / u32::from(number)))
+            .collect();
+        store.drop_old_partials().unwrap();
+        assert!(!old.exists() && busy.exists());
+        assert_eq!(newer.iter().filter(|path| path.exists()).count(), MOST);
+    }
+}

@@ -1,0 +1,206 @@
+//! A pull that was killed goes on where it was: in another process, from the bytes on disk.
+
+use std::env;
+use std::fs;
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use micabox_image::Store;
+use micabox_image::store::PruneOptions;
+
+use crate::image::{TestImage, TestLayer};
+use crate::killed::pull;
+use crate::layer;
+use crate::real::{DockerRegistry, layout};
+use crate::server::{End, Registry};
+use crate::{Puller, assert_has};
+
+const MIB: usize = 1 << 20;
+const STORE: &str = "TEST_KEPT_STORE";
+const REFERENCE: &str = "TEST_KEPT_REFERENCE";
+
+/// An image whose one layer is worth keeping.
+fn image() -> TestImage {
+    TestImage::new(vec![TestLayer::noise(5, 12 * MIB)])
+}
+
+/// Not a test: what the others run as a process of its own.
+#[test]
+fn another_process() {
+    if let (Some(root), Ok(reference)) = (env::var_os(STORE), env::var(REFERENCE)) {
+        pull(&Store::open(&PathBuf::from(root)).unwrap(), &reference);
+    }
+}
+
+/// Pulls in a process of its own, and kills it when it has some `bytes` of the blob.
+fn kill_at(root: &Path, reference: &str, bytes: usize) -> PathBuf {
+    let mut process: Child = Command::new(env::current_exe().unwrap())
+        .args(["--exact", "kept::another_process"])
+        .env(STORE, root)
+        .env(REFERENCE, reference)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let deadline = Instant::now() + Duration::from_secs(120);
+    let kept = loop {
+        assert!(Instant::now() < deadline, "nothing was kept");
+        assert!(process.try_wait().unwrap().is_none(), "it ended by itself");
+        let length = |path: &PathBuf| fs::metadata(path).map_or(0, |file| file.len());
+        match partial(root) {
+            Some(path) if length(&path) >= bytes as u64 => break path,
+            _ => thread::sleep(Duration::from_millis(5)),
+        }
+    };
+    process.kill().unwrap();
+    process.wait().unwrap();
+    kept
+}
+
+/// The start of a blob in the store.
+fn partial(root: &Path) -> Option<PathBuf> {
+    let files = fs::read_dir(root.join("tmp")).ok()?.flatten();
+    let mut paths = files.map(|file| file.path());
+    paths.find(|path| {
+        path.extension()
+            .is_some_and(|extension| extension == "blob")
+    })
+}
+
+/// A registry that goes silent in the middle of the first answer, and where a pull that got
+/// so far was killed.
+fn killed(image: &TestImage) -> (Registry, Puller, PathBuf) {
+    let registry = Registry::with(image);
+    registry.blob_fault(image, 1, |_, reply| reply.cut(9 * MIB, End::Stall));
+    let puller = Puller::new();
+    let reference = registry.reference("x:1").to_string();
+    let kept = kill_at(puller.store.root(), &reference, 6 * MIB);
+    (registry, puller, kept)
+}
+
+#[test]
+fn a_killed_pull_asks_for_the_rest_only() {
+    let image = image();
+    let (registry, puller, kept) = killed(&image);
+    let length = fs::metadata(&kept).unwrap().len() as usize;
+    puller.assert_has(&puller.pull(&registry.reference("x:1")), &image);
+    let ranges: Vec<_> = registry
+        .layer_requests(&image)
+        .iter()
+        .map(crate::server::Request::range_start)
+        .collect();
+    assert_eq!(ranges, [None, Some(length)]);
+    assert!(!kept.exists());
+    let report = puller.store.fsck(false).unwrap();
+    assert!(report.is_clean() && report.leftovers == 0, "{report:?}");
+}
+
+#[test]
+fn a_registry_without_ranges_sends_all_of_it_again() {
+    let image = image();
+    let (registry, puller, kept) = killed(&image);
+    registry.ignore_ranges();
+    puller.assert_has(&puller.pull(&registry.reference("x:1")), &image);
+    assert!(!kept.exists());
+}
+
+#[test]
+fn kept_bytes_that_are_damaged_are_fetched_again() {
+    let image = image();
+    for at in [0, 5 * MIB as u64] {
+        let (registry, puller, kept) = killed(&image);
+        let file = fs::File::options().write(true).open(&kept).unwrap();
+        file.write_all_at(b"damaged", at).unwrap();
+        puller.assert_has(&puller.pull(&registry.reference("x:1")), &image);
+        let requests = registry.layer_requests(&image);
+        assert_eq!(requests.last().unwrap().range_start(), None);
+        assert!(!kept.exists());
+    }
+}
+
+#[test]
+fn prune_removes_what_was_kept() {
+    let image = image();
+    let (_registry, puller, kept) = killed(&image);
+    let usage = puller.store.usage().unwrap();
+    assert!(usage.temporary_size >= 6 << 20, "{usage:?}");
+    let dry = PruneOptions {
+        dry_run: true,
+        ..PruneOptions::default()
+    };
+    assert!(puller.store.prune(&dry).unwrap().size >= 6 << 20);
+    assert!(kept.exists());
+    assert!(
+        puller
+            .store
+            .prune(&PruneOptions::default())
+            .unwrap()
+            .leftovers
+            >= 1
+    );
+    assert!(!kept.exists());
+}
+
+/// Passes connections on to `to`, not faster than `pause` a piece, and counts what comes back.
+fn counting(to: String, pause: Duration) -> (String, Arc<AtomicU64>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let count = Arc::new(AtomicU64::new(0));
+    let counter = Arc::clone(&count);
+    thread::spawn(move || {
+        for client in listener.incoming().flatten() {
+            let server = TcpStream::connect(&to).unwrap();
+            let (mut from_client, mut to_server) =
+                (client.try_clone().unwrap(), server.try_clone().unwrap());
+            thread::spawn(move || io::copy(&mut from_client, &mut to_server));
+            let counter = Arc::clone(&counter);
+            thread::spawn(move || {
+                let (mut server, mut client) = (server, client);
+                let mut piece = vec![0; 64 << 10];
+                while let Ok(length @ 1..) = server.read(&mut piece) {
+                    if client.write_all(&piece[..length]).is_err() {
+                        break;
+                    }
+                    counter.fetch_add(length as u64, Ordering::Relaxed);
+                    thread::sleep(pause);
+                }
+                let _ = client.shutdown(std::net::Shutdown::Both);
+            });
+        }
+    });
+    (address, count)
+}
+
+/// Debian's docker-registry and a pull that is killed in the middle of a blob.
+#[test]
+fn a_real_registry_serves_only_what_is_missing() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = DockerRegistry::start(directory.path(), "");
+    let image = image();
+    let size = image.layers[0].blob.len() as u64;
+    let source = directory.path().join("layout");
+    layout(&source, &[image.entry(None)], &[&image]);
+    registry.push(&source, "app:1", &["--dest-tls-verify=false"]);
+
+    let (address, served) = counting(registry.host.clone(), Duration::from_millis(10));
+    let reference = format!("{address}/app:1");
+    let store = layer::store();
+    let kept = kill_at(store.root(), &reference, 7 * MIB);
+    let length = fs::metadata(&kept).unwrap().len();
+    let before = served.swap(0, Ordering::Relaxed);
+    assert!(before >= length);
+    assert_has(&store, &pull(&store, &reference), &image);
+    let again = served.load(Ordering::Relaxed);
+    // The rest, the documents and headers.
+    assert!(
+        (size - length..size - length + 20_000).contains(&again),
+        "{again} bytes were served of {size}, {length} were kept"
+    );
+    assert!(!kept.exists());
+}
