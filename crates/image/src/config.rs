@@ -14,6 +14,7 @@ use serde::{Deserialize, Deserializer, de};
 use url::Url;
 
 use crate::Limits;
+use crate::convert::Place;
 use crate::reference::is_loopback;
 
 /// Names the settings file, instead of the XDG configuration directory.
@@ -67,6 +68,10 @@ pub struct Settings {
     pub limits: Limits,
     /// What single registries need, by `host[:port]`.
     pub registry: BTreeMap<String, Registry>,
+    /// Where layers are converted. Not in the file: a program chooses, and `mica` has no other
+    /// way than in jail.
+    #[serde(skip)]
+    pub conversion: Place,
 }
 
 /// A number of layers, 1 to 16.

@@ -5,7 +5,7 @@ use std::io::{self, Read, Seek, Write};
 use oci_spec::image::Config;
 use serde_json::{Map, Value, json};
 
-use crate::convert::{self, Expect, convert_layer};
+use crate::convert::{self, Expect, Place, convert_layer_in};
 use crate::digest::HashingWriter;
 use crate::export::{Blob, Compression, fresh};
 use crate::manifest::{Document, ManifestError, layers_of};
@@ -62,7 +62,7 @@ pub enum ExtendError {
 /// push or a save packs whatever has to be.
 ///
 /// ```no_run
-/// # use micabox_image::{Changes, Limits, Store, extend};
+/// # use micabox_image::{Changes, Limits, Store, convert::Place, extend};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let store = Store::open(&Store::default_root()?)?;
 /// let base = store.image("debian:12")?;
@@ -72,7 +72,7 @@ pub enum ExtendError {
 ///     ..Changes::default()
 /// };
 /// let names = ["mine:latest".parse()?];
-/// extend(&store, &base, archive, &changes, &names, &Limits::default())?;
+/// extend(&store, &base, archive, &changes, &names, &Limits::default(), Place::Jail)?;
 /// # Ok(())
 /// # }
 /// ```
@@ -83,6 +83,7 @@ pub fn extend(
     changes: &Changes,
     references: &[Reference],
     limits: &Limits,
+    place: Place,
 ) -> Result<Image, ExtendError> {
     // From here on prune leaves alone what we find and make.
     let _shared = store.shared()?;
@@ -105,7 +106,7 @@ pub fn extend(
         })
         .collect();
 
-    let new = add_layer(store, archive, limits)?;
+    let new = add_layer(store, archive, limits, place)?;
     let base_config = store.config(&image)?;
     let config = with_layer(&base_config, &new, changes).map_err(unusable)?;
     blobs.push(new);
@@ -114,7 +115,12 @@ pub fn extend(
 }
 
 /// Converts the archive. Its blob is the archive itself.
-fn add_layer(store: &Store, archive: impl Read, limits: &Limits) -> Result<Blob, ExtendError> {
+fn add_layer(
+    store: &Store,
+    archive: impl Read,
+    limits: &Limits,
+    place: Place,
+) -> Result<Blob, ExtendError> {
     let scratch = store.scratch()?;
     let path = scratch.path("archive");
     let mut out = HashingWriter::new(scratch.create("archive")?);
@@ -140,7 +146,7 @@ fn add_layer(store: &Store, archive: impl Read, limits: &Limits) -> Result<Blob,
         diff_id,
         media_type: Some(media_type.clone()),
     };
-    convert_layer(store, file, &expect, limits)
+    convert_layer_in(place, store, file, &expect, limits)
         .map_err(|error| ExtendError::Layer(Box::new(error)))?;
     Ok(Blob {
         digest: diff_id,

@@ -24,6 +24,7 @@ pub mod save;
 pub mod store;
 
 pub use config::Settings;
+pub use convert::WORKER;
 pub use credentials::Credentials;
 pub use digest::Digest;
 pub use export::Compression;

@@ -177,9 +177,31 @@ impl Conversion<'_> {
 
     fn layer(&self, layer: &ArchivedLayer, stop: &AtomicBool) -> Result<(), LoadError> {
         let blob = &layer.blob;
-        let claim = self.store.claim_layer(&layer.diff_id)?;
+        let claim = self.store.claim_layer(&layer.diff_id, Some(blob))?;
+        let expect = Expect {
+            blob_digest: Some(layer.blob),
+            blob_size: Some(layer.size),
+            diff_id: layer.diff_id,
+            media_type: Some(layer.media_type.clone()),
+        };
+        let unusable = |source| LoadError::Layer {
+            image: called(self.image),
+            source: Box::new(source),
+        };
         let error = |problem| LoadError::Archive(self.archive.error(problem));
-        let member = self.archive.require(&layer.name).map_err(error)?;
+        let member = match &claim {
+            Claim::Missing(_) => self.archive.require(&layer.name).map(Some),
+            Claim::Present(present) => {
+                convert::check_kind(present, &expect).map_err(unusable)?;
+                self.archive.member(&layer.name)
+            }
+        };
+        let Some(member) = member.map_err(error)? else {
+            // What is here is of that blob.
+            let state = LayerState::Present;
+            self.progress.event(Event::Layer { blob, state });
+            return Ok(());
+        };
         if member.size != layer.size {
             return Err(error(Problem::Size {
                 name: printable(&layer.name),
@@ -194,16 +216,12 @@ impl Conversion<'_> {
             progress: self.progress,
             stop,
         };
-        let expect = Expect {
-            blob_digest: Some(layer.blob),
-            blob_size: Some(layer.size),
-            diff_id: layer.diff_id,
-            media_type: Some(layer.media_type.clone()),
-        };
         let limits = &self.settings.limits;
         let state = match claim {
             Claim::Missing(claim) => {
-                convert::convert_claimed(claim, source, &expect, limits).map(|layer| {
+                let place = self.settings.conversion;
+                let converted = convert::convert_claimed(claim, source, &expect, limits, place);
+                converted.map(|layer| {
                     if let Some(notice) = layer.record.notice() {
                         self.progress.event(Event::Notice(&notice));
                     }
@@ -211,17 +229,9 @@ impl Conversion<'_> {
                 })
             }
             // An archive with wrong bytes is a bad one, needed or not.
-            Claim::Present(present) => {
-                let known = self.store.diff_id_of_blob(blob)? == Some(layer.diff_id);
-                convert::check_kind(&present, &expect)
-                    .and_then(|()| convert::verify(source, &expect, known, limits))
-                    .map(|()| LayerState::Present)
-            }
+            Claim::Present(_) => convert::check_blob(source, &expect).map(|()| LayerState::Present),
         };
-        let state = state.map_err(|source| LoadError::Layer {
-            image: called(self.image),
-            source: Box::new(source),
-        })?;
+        let state = state.map_err(unusable)?;
         self.progress.event(Event::Layer { blob, state });
         Ok(())
     }

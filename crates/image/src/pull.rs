@@ -430,28 +430,32 @@ impl LayerTask {
             diff_id: self.layer.diff_id,
             media_type: Some(self.layer.media_type.clone()),
         };
-        spawn_blocking(move || match store.claim_layer(&expect.diff_id)? {
-            Claim::Present(layer) => {
-                convert::check_kind(&layer, &expect)?;
-                Ok(LayerState::Present)
-            }
-            Claim::Missing(claim) => {
-                let partial = store.partial(&blob, size);
-                let _ = claimed.send(partial.as_ref().map_or(0, Partial::length));
-                let mut source = Keeping::new(partial, reader);
-                let limits = &settings.limits;
-                let converted = convert::convert_claimed(claim, &mut source, &expect, limits);
-                source.end(
-                    converted
-                        .as_ref()
-                        .is_err_and(convert::Error::is_interrupted),
-                );
-                if let Some(notice) = converted?.record.notice() {
-                    progress.event(Event::Notice(&notice));
+        spawn_blocking(
+            move || match store.claim_layer(&expect.diff_id, Some(&blob))? {
+                Claim::Present(layer) => {
+                    convert::check_kind(&layer, &expect)?;
+                    Ok(LayerState::Present)
                 }
-                Ok(LayerState::Done)
-            }
-        })
+                Claim::Missing(claim) => {
+                    let partial = store.partial(&blob, size);
+                    let _ = claimed.send(partial.as_ref().map_or(0, Partial::length));
+                    let mut source = Keeping::new(partial, reader);
+                    let limits = &settings.limits;
+                    let place = settings.conversion;
+                    let converted =
+                        convert::convert_claimed(claim, &mut source, &expect, limits, place);
+                    source.end(
+                        converted
+                            .as_ref()
+                            .is_err_and(convert::Error::is_interrupted),
+                    );
+                    if let Some(notice) = converted?.record.notice() {
+                        progress.event(Event::Notice(&notice));
+                    }
+                    Ok(LayerState::Done)
+                }
+            },
+        )
     }
 
     /// What a conversion came to. The first `kept` bytes of the blob were an earlier pull's.

@@ -9,6 +9,7 @@ use layer::archive::Archive;
 use layer::image::publish;
 use layer::{TestStore, archive_of, fast_store, refusal as archive_refusal};
 use micabox_erofs::Reader;
+use micabox_image::convert::Place;
 use micabox_image::progress::Silent;
 use micabox_image::save::ArchiveFormat;
 use micabox_image::store::{FsckOptions, Image};
@@ -43,7 +44,16 @@ fn changes() -> Vec<u8> {
 fn extended(store: &TestStore, base: &Image, changes_to: &Changes) -> Image {
     let names = ["new:1".parse().unwrap()];
     let limits = Limits::default();
-    extend(store, base, &changes()[..], changes_to, &names, &limits).unwrap()
+    extend(
+        store,
+        base,
+        &changes()[..],
+        changes_to,
+        &names,
+        &limits,
+        Place::Here,
+    )
+    .unwrap()
 }
 
 /// The paths of the merged image.
@@ -139,7 +149,10 @@ fn it_can_be_saved() {
     let options = SaveOptions {
         format: ArchiveFormat::Oci,
         compression: None,
-        settings: Default::default(),
+        settings: std::sync::Arc::new(micabox_image::Settings {
+            conversion: Place::Here,
+            ..Default::default()
+        }),
     };
     let mut bytes = Vec::new();
     let names = [image.manifest_digest.to_string()];
@@ -148,7 +161,16 @@ fn it_can_be_saved() {
 }
 
 fn failure(store: &TestStore, base: &Image, source: impl Read, limits: &Limits) -> ExtendError {
-    extend(store, base, source, &Changes::default(), &[], limits).unwrap_err()
+    extend(
+        store,
+        base,
+        source,
+        &Changes::default(),
+        &[],
+        limits,
+        Place::Here,
+    )
+    .unwrap_err()
 }
 
 #[test]

@@ -22,6 +22,9 @@ use micabox_image::{
     Compression, Digest, LoadOptions, SaveError, SaveOptions, Settings, load, save,
 };
 
+// What is converted here is converted by a worker.
+micabox_jail::run_if_worker_before_main!(&[micabox_image::WORKER]);
+
 fn options(format: ArchiveFormat, compression: Option<Compression>) -> SaveOptions {
     SaveOptions {
         format,

@@ -1,5 +1,6 @@
 //! A sandbox's changes as a new image.
 
+use micabox_image::convert::Place;
 use micabox_image::store::Image;
 use micabox_image::{Changes, ExtendError, Limits, Reference, Store, extend};
 
@@ -28,7 +29,9 @@ impl Sandboxes {
         };
         // It fails at its end if it is half a layer.
         let mut layer = self.still_disk(&record.id)?.layer(&base)?;
-        match extend(store, image, &mut layer, changes, references, limits) {
+        let place = Place::Jail;
+        let extended = extend(store, image, &mut layer, changes, references, limits, place);
+        match extended {
             Ok(image) => Ok((image, layer.finish()?)),
             // What is wrong with the disk says more.
             Err(error @ ExtendError::Read(_)) => {

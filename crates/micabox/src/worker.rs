@@ -8,6 +8,7 @@ use crate::jailed;
 const WORKERS: &[Kind] = &[
     #[cfg(target_arch = "x86_64")]
     micabox_vmm::WORKER,
+    micabox_image::WORKER,
 ];
 
 /// Becomes a worker if this process was started as one, and then does not come back. Machines

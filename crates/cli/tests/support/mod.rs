@@ -11,8 +11,10 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use micabox_image::convert::Place;
 use micabox_image::{LoadOptions, Settings, Store, progress};
 
 /// Far longer than anything takes: only a hang ends it.
@@ -48,7 +50,11 @@ impl Home {
         let store = Store::open(&self.store()).unwrap();
         let options = LoadOptions {
             platform: None,
-            settings: Settings::default().into(),
+            // The test program is no worker.
+            settings: Arc::new(Settings {
+                conversion: Place::Here,
+                ..Settings::default()
+            }),
         };
         micabox_image::load(&store, &archive, None, &options, &progress::Silent).unwrap();
         fs::remove_file(archive).unwrap();

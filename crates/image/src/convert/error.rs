@@ -32,14 +32,18 @@ impl Error {
 impl Error {
     /// Whether the blob just stopped coming, so that another attempt may go on from there.
     pub(crate) fn is_interrupted(&self) -> bool {
-        matches!(self.reason, Reason::Source(_))
+        matches!(self.reason, Reason::Source(_) | Reason::Worker(_))
     }
 
     /// Whether something is wrong with the blob's bytes, and not with the host.
     pub(crate) fn is_about_bytes(&self) -> bool {
         !matches!(
             self.reason,
-            Reason::Source(_) | Reason::Write(_) | Reason::Store(_) | Reason::Kind { .. }
+            Reason::Source(_)
+                | Reason::Write(_)
+                | Reason::Store(_)
+                | Reason::Kind { .. }
+                | Reason::Worker(_)
         )
     }
 }
@@ -158,7 +162,11 @@ pub enum Reason {
 
     /// The layer is more than the format can hold.
     #[error("its EROFS image can't be made: {0}")]
-    Erofs(#[source] micabox_erofs::Error),
+    Erofs(String),
+
+    /// The process that was to convert it did not.
+    #[error("the worker process that converts it failed: {0}")]
+    Worker(String),
 
     /// The store could not take it.
     #[error(transparent)]

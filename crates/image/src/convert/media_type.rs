@@ -1,9 +1,11 @@
 //! What a layer is, by the media type that its manifest gives it.
 
+use serde::{Deserialize, Serialize};
+
 use super::error::{Reason, printable};
 
 /// Layers that we can make a filesystem of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum LayerKind {
     /// A tar archive.
     Archive,
@@ -53,7 +55,7 @@ impl LayerKind {
         } else if plain.contains("+encrypted") {
             refuse("encrypted layers can't be read without their key")
         } else {
-            refuse("not a layer of an image that can be run")
+            refuse("this is no layer of an image that can be run")
         }
     }
 }

@@ -7,6 +7,7 @@
 mod acl;
 pub(crate) mod decompress;
 mod error;
+mod jail;
 mod media_type;
 pub mod members;
 mod native;
@@ -17,16 +18,19 @@ mod tree;
 mod xattr;
 
 pub use error::{Error, Reason};
+pub use jail::{Place, WORKER};
 
 use std::fs::File;
 use std::io::{BufRead, Read};
+
+use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 use crate::identity;
 use crate::limits::Limits;
 use crate::recipe::{self, Recorder};
 use crate::store::{
-    self, ChecksummedFile, Claim, Layer, LayerClaim, LayerRecord, RecipeRecord, Store,
+    self, Checksum, ChecksummedFile, Claim, Layer, LayerClaim, LayerRecord, RecipeRecord, Store,
 };
 use error::printable;
 use media_type::LayerKind;
@@ -61,26 +65,38 @@ impl Expect {
     }
 }
 
-/// Makes a layer from its blob, unless the store has it: then `source` isn't read. If
-/// somebody else is making it, in this process or another, waits and takes theirs.
-///
-/// Blocks; async callers give it a thread. An error of `source` ends it, so that is the way
-/// to cancel. Whatever the error, the store is as it was.
+/// Makes a layer from its blob in this process, unless the store has it: then `source` isn't
+/// read. If another process or thread is making it, waits and takes theirs. See
+/// [`convert_layer_in`].
 pub fn convert_layer(
     store: &Store,
     source: impl Read + Send,
     expect: &Expect,
     limits: &Limits,
 ) -> Result<Layer, Error> {
+    convert_layer_in(Place::Here, store, source, expect, limits)
+}
+
+/// The same where the caller wants it done.
+///
+/// Blocks; async callers give it a thread. An error of `source` ends it, so that is the way
+/// to cancel. Whatever the error, the store is as it was.
+pub fn convert_layer_in(
+    place: Place,
+    store: &Store,
+    source: impl Read + Send,
+    expect: &Expect,
+    limits: &Limits,
+) -> Result<Layer, Error> {
     match store
-        .claim_layer(&expect.diff_id)
+        .claim_layer(&expect.diff_id, expect.blob_digest.as_ref())
         .map_err(|error| expect.error(error))?
     {
         Claim::Present(layer) => {
             check_kind(&layer, expect)?;
             Ok(layer)
         }
-        Claim::Missing(claim) => convert_claimed(claim, source, expect, limits),
+        Claim::Missing(claim) => convert_claimed(claim, source, expect, limits, place),
     }
 }
 
@@ -99,38 +115,27 @@ pub(crate) fn check_kind(layer: &Layer, expect: &Expect) -> Result<(), Error> {
     Ok(())
 }
 
-/// Checks that a blob is what `expect` says, without making a layer of it.
-///
-/// `known` says that its bytes, if they are the right ones, were found to have that diff ID
-/// before.
-pub(crate) fn verify(
-    mut source: impl Read + Send,
-    expect: &Expect,
-    known: bool,
-    limits: &Limits,
-) -> Result<(), Error> {
+/// Checks the size and the digest of a blob whose layer the store has.
+pub(crate) fn check_blob(source: impl Read, expect: &Expect) -> Result<(), Error> {
     let expected = pipeline::Expected {
         blob_digest: expect.blob_digest,
         blob_size: expect.blob_size,
         diff_id: expect.diff_id,
+        hashed_by_caller: false,
     };
-    let verified = if known {
-        pipeline::read(&mut source, expected)
-    } else {
-        pipeline::run(source, expected, limits, |_| Ok(())).map(drop)
-    };
-    verified.map_err(|reason| expect.error(reason))
+    pipeline::read(source, expected).map_err(|reason| expect.error(reason))
 }
 
-/// The same for a caller that has asked [`Store::claim_layer`] already, before it opened
-/// the source. `expect.diff_id` must be the claim's.
+/// [`convert_layer_in`] for a caller that has asked [`Store::claim_layer`] already, before it
+/// opened the source. `expect.diff_id` must be the claim's.
 pub fn convert_claimed(
     claim: LayerClaim,
     source: impl Read + Send,
     expect: &Expect,
     limits: &Limits,
+    place: Place,
 ) -> Result<Layer, Error> {
-    convert(&claim, source, expect, limits)
+    convert(&claim, source, expect, limits, place)
         .map_err(|reason| expect.error(full_disk(&claim, reason)))
 }
 
@@ -139,35 +144,84 @@ fn convert(
     source: impl Read + Send,
     expect: &Expect,
     limits: &Limits,
+    place: Place,
 ) -> Result<Layer, Reason> {
     let diff_id = *claim.diff_id();
     let expected = pipeline::Expected {
         blob_digest: expect.blob_digest,
         blob_size: expect.blob_size,
         diff_id,
+        hashed_by_caller: false,
     };
     let kind = LayerKind::of(expect.media_type.as_deref())?;
-    let (scratch, out) = claim.start()?;
+    let (scratch, image) = claim.start()?;
+    let second = match kind {
+        LayerKind::Archive => scratch.create(store::RECIPE)?,
+        LayerKind::Erofs => scratch.create("native.erofs")?,
+    };
+    let copy = |file: &File| file.try_clone().map_err(Reason::Write);
+    let converted = match place {
+        Place::Jail => jail::convert(source, expected, kind, &image, &second, limits)?,
+        Place::Here => {
+            let out = ChecksummedFile::new(copy(&image)?);
+            make(source, expected, kind, out, copy(&second)?, limits)?
+        }
+    };
+    let record = LayerRecord {
+        format: identity::FORMAT,
+        diff_id,
+        blocks: converted.blocks,
+        checksum: converted.checksum,
+        inodes: converted.inodes,
+        uncompressed_size: converted.uncompressed_size,
+        entries: converted.entries,
+        dropped_xattrs: converted.dropped_xattrs,
+        recipe: converted.recipe,
+    };
+    let recipe = record.recipe.is_some().then_some(second);
+    Ok(claim.publish(scratch, image, recipe, expect.blob_digest, record)?)
+}
+
+/// What there is to know of a layer whose image is written, but not published.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Converted {
+    /// Length of the image.
+    blocks: u64,
+    /// Of the image.
+    checksum: Checksum,
+    inodes: u64,
+    uncompressed_size: u64,
+    entries: u64,
+    /// Attributes and ACLs that were left out.
+    dropped_xattrs: u64,
+    /// How to make the archive again, if it was one.
+    recipe: Option<RecipeRecord>,
+}
+
+/// Writes a layer's image to `out`, and its recipe to `second`; an EROFS image is unpacked
+/// there first.
+fn make(
+    source: impl Read + Send,
+    expected: pipeline::Expected,
+    kind: LayerKind,
+    out: ChecksummedFile,
+    mut second: File,
+    limits: &Limits,
+) -> Result<Converted, Reason> {
+    let diff_id = expected.diff_id;
     let made = match kind {
         LayerKind::Archive => {
-            let recipe = scratch.create(store::RECIPE)?;
             let (made, _) = pipeline::run(source, expected, limits, |bytes| {
-                from_archive(bytes, out, recipe, &diff_id, limits)
+                from_archive(bytes, out, second, &diff_id, limits)
             })?;
             made
         }
         LayerKind::Erofs => {
-            let mut image = scratch.create("native.erofs")?;
             let (size, blob_size) = pipeline::run(source, expected, limits, |bytes| {
-                native::spool(bytes, &mut image)
+                native::spool(bytes, &mut second)
             })?;
-            let (finished, entries) = native::copy(
-                image,
-                blob_size,
-                out,
-                identity::layer_uuid(&diff_id),
-                limits,
-            )?;
+            let uuid = identity::layer_uuid(&diff_id);
+            let (finished, entries) = native::copy(second, blob_size, out, uuid, limits)?;
             Made {
                 finished,
                 uncompressed_size: size,
@@ -181,27 +235,22 @@ fn convert(
         summary,
         dropped_xattrs,
     } = made.finished;
-    let recipe = made.recipe.as_ref().map(|recipe| RecipeRecord {
-        size: recipe.size,
-        digest: recipe.digest,
-    });
-    let record = |checksum| LayerRecord {
-        format: identity::FORMAT,
-        diff_id,
+    let (_, checksum) = out.finish().map_err(Reason::Write)?;
+    Ok(Converted {
         blocks: summary.blocks.into(),
         checksum,
         inodes: summary.inodes,
         uncompressed_size: made.uncompressed_size,
         entries: made.entries,
         dropped_xattrs,
-        recipe,
-    };
-    let recipe = made.recipe.map(|recipe| recipe.file);
-    let layer = claim.publish(scratch, out, recipe, expect.blob_digest, record)?;
-    Ok(layer)
+        recipe: made.recipe.map(|recipe| RecipeRecord {
+            size: recipe.size,
+            digest: recipe.digest,
+        }),
+    })
 }
 
-/// A layer's image, all but published.
+/// A layer's image, all but finished.
 struct Made {
     finished: Finished<ChecksummedFile>,
     uncompressed_size: u64,

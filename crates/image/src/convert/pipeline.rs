@@ -26,6 +26,8 @@ pub(super) struct Expected {
     pub blob_digest: Option<Digest>,
     pub blob_size: Option<u64>,
     pub diff_id: Digest,
+    /// Whoever feeds the blob hashes it, and so knows the diff ID of one that isn't compressed.
+    pub hashed_by_caller: bool,
 }
 
 /// Runs `consume` on the uncompressed bytes of the blob in `source`. Returns the blob's size
@@ -48,6 +50,7 @@ pub(super) fn run<S: Read + Send, T>(
         let _ = free.send(Buffer {
             bytes: vec![0; BUFFER].into(),
             filled: 0,
+            hash: true,
         });
     }
 
@@ -96,7 +99,8 @@ pub(super) fn run<S: Read + Send, T>(
         {
             return Err(Reason::BlobDigest { actual });
         }
-        if diff_id != expected.diff_id {
+        let is_hashed = !(blob.plain && expected.hashed_by_caller);
+        if is_hashed && diff_id != expected.diff_id {
             return Err(Reason::DiffId {
                 expected: expected.diff_id,
                 actual: diff_id,
@@ -129,11 +133,62 @@ struct Blob {
     digest: Option<Digest>,
     /// In bytes.
     size: u64,
+    /// It is not compressed.
+    plain: bool,
+}
+
+/// A blob that was passed on to its end.
+pub(super) struct Passed {
+    digest: Digest,
+    plain: bool,
+}
+
+impl Passed {
+    /// Checks what can be told without uncompressing.
+    pub(super) fn check(&self, expected: Expected) -> Result<(), Reason> {
+        let actual = self.digest;
+        if expected
+            .blob_digest
+            .is_some_and(|expected| expected != actual)
+        {
+            return Err(Reason::BlobDigest { actual });
+        }
+        if self.plain && actual != expected.diff_id {
+            return Err(Reason::DiffId {
+                expected: expected.diff_id,
+                actual,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Gives the blob in `source` to `sink` and hashes it, as long as the sink returns `true`.
+/// `None` if it did not to the end.
+pub(super) fn pass(
+    source: impl Read,
+    expected: Expected,
+    mut sink: impl FnMut(&[u8]) -> bool,
+) -> Result<Option<Passed>, Reason> {
+    let mut source = Source::new(source, expected);
+    let mut buffer = vec![0; BUFFER];
+    let mut count = source.fill(&mut buffer[..MAGIC_LENGTH])?;
+    let plain = Compression::detect(&buffer[..count]) == Ok(Compression::None);
+    while count > 0 {
+        if !sink(&buffer[..count]) {
+            return Ok(None);
+        }
+        count = source.read(&mut buffer)?;
+    }
+    let digest = source.finish().digest;
+    Ok(digest.map(|digest| Passed { digest, plain }))
 }
 
 struct Buffer {
     bytes: Box<[u8]>,
     filled: usize,
+    /// Whether it is part of the diff ID that is computed here.
+    hash: bool,
 }
 
 /// Why the inflating thread did not get to the blob's end.
@@ -164,7 +219,7 @@ impl<S: Read> Source<S> {
             inner,
             expected,
             got: 0,
-            hasher: Some(Hasher::new()),
+            hasher: (!expected.hashed_by_caller).then(Hasher::new),
         }
     }
 
@@ -210,6 +265,7 @@ impl<S: Read> Source<S> {
         Blob {
             digest: self.hasher.map(Hasher::finish),
             size: self.got,
+            plain: false,
         }
     }
 
@@ -308,8 +364,12 @@ fn pass_on<S: Read>(
         buffer.filled = head.len() + source.fill(room)?;
         head = &[];
         check_size(source.got, source.got, limits)?;
+        buffer.hash = !source.expected.hashed_by_caller;
         if buffer.filled == 0 {
-            return Ok(source.finish());
+            return Ok(Blob {
+                plain: true,
+                ..source.finish()
+            });
         }
         full.send(buffer).map_err(|_| Stopped::HungUp)?;
     }
@@ -343,7 +403,9 @@ pub(super) fn check_size(
 fn hash(full: &Receiver<Buffer>, hashed: &Sender<Buffer>) -> Digest {
     let mut hasher = Hasher::new();
     for buffer in full {
-        hasher.update(&buffer.bytes[..buffer.filled]);
+        if buffer.hash {
+            hasher.update(&buffer.bytes[..buffer.filled]);
+        }
         if hashed.send(buffer).is_err() {
             break;
         }

@@ -622,6 +622,6 @@ fn device((major, minor): (u32, u32)) -> Result<u32, Problem> {
 pub(super) fn erofs_reason(error: ErofsError) -> Reason {
     match error {
         ErofsError::Output(error) => Reason::Write(error),
-        error => Reason::Erofs(error),
+        error => Reason::Erofs(error.to_string()),
     }
 }

@@ -30,10 +30,9 @@ pub(crate) struct Recorder<R> {
     failed: Option<io::Error>,
 }
 
-/// A recipe that is complete in its file, but not synced.
+/// What there is to know of a recipe that is complete in its file, but not synced.
 #[derive(Debug)]
 pub(crate) struct Written {
-    pub file: File,
     /// Of the file's bytes.
     pub digest: Digest,
     /// Length of the file in bytes.
@@ -257,8 +256,8 @@ impl Steps {
         self.end_literal()?;
         self.pending.push(END);
         self.write_pending(0)?;
-        let (file, digest, size) = self.out.finish()?.finish();
-        Ok(Written { file, digest, size })
+        let (_, digest, size) = self.out.finish()?.finish();
+        Ok(Written { digest, size })
     }
 }
 

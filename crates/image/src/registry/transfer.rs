@@ -2,8 +2,8 @@
 //!
 //! Whoever consumes the stream hashes it and converts it as it comes, so nothing can be
 //! taken back: after a break it goes on with the byte that comes next. Most registries send
-//! just that when asked for a range; from one that starts again from the beginning (Debian's
-//! docker-registry does), what was consumed already is passed over.
+//! just that when asked for a range; from one that starts again from the beginning (as the
+//! specification allows), what was consumed already is passed over.
 
 use std::io::{self, Read};
 

@@ -63,6 +63,16 @@ pub enum Error {
         diff_id: Digest,
     },
 
+    /// Two blobs that claim one diff ID, and hold different layers.
+    #[error(
+        "layer {diff_id} in the store is another one than this blob holds, and one of them is a \
+         forgery: remove the images that have it, and `mica store prune` before another attempt"
+    )]
+    OtherLayer {
+        /// The layer.
+        diff_id: Digest,
+    },
+
     /// A layer whose archive can't be made again.
     #[error(
         "layer {diff_id} came as an EROFS image, not as an archive: it can be run, but neither \

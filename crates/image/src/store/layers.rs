@@ -7,9 +7,9 @@ use micabox_erofs::BLOCK_SIZE;
 use serde::{Deserialize, Serialize};
 
 use super::Store;
-use super::checksum::{Checksum, ChecksummedFile};
+use super::checksum::Checksum;
 use super::durable;
-use super::error::{Context, Result};
+use super::error::{Context, Error, Result};
 use super::lock::{Lock, Mode};
 use super::scratch::Scratch;
 use crate::digest::Digest;
@@ -58,6 +58,16 @@ fn is_zero(number: &u64) -> bool {
 }
 
 impl LayerRecord {
+    /// Whether two conversions came to the same. Recipes may be compressed otherwise by
+    /// another version of zstd.
+    fn is_of_same_layer(&self, other: &Self) -> bool {
+        let with = |recipe: &Option<RecipeRecord>| Self {
+            recipe: recipe.clone(),
+            ..self.clone()
+        };
+        with(&other.recipe) == *other && self.recipe.is_some() == other.recipe.is_some()
+    }
+
     /// What a user should know of how the layer was converted, as one sentence.
     pub(crate) fn notice(&self) -> Option<String> {
         (self.dropped_xattrs > 0).then(|| {
@@ -129,19 +139,30 @@ impl Store {
         Ok(record.map(|record| record.diff_id))
     }
 
-    /// The layer, or else the right to make it. Waits while somebody else makes it, in this
-    /// process or another.
-    pub fn claim_layer(&self, diff_id: &Digest) -> Result<Claim> {
+    /// The layer that was made of this blob, or else the right to make it. Waits while another
+    /// process or thread makes it.
+    ///
+    /// A layer that was made of another blob is no answer: it has the diff ID that a converter
+    /// claimed, which that blob may have taken over. [`LayerClaim::publish`] compares the two.
+    /// Without a digest of the blob any layer is taken.
+    pub fn claim_layer(&self, diff_id: &Digest, blob: Option<&Digest>) -> Result<Claim> {
+        let is_of_blob = || match blob {
+            Some(blob) => Ok(self.diff_id_of_blob(blob)? == Some(*diff_id)),
+            None => Ok(true),
+        };
         let shared = self.shared()?;
-        if let Some(layer) = self.layer(diff_id)? {
+        if is_of_blob()?
+            && let Some(layer) = self.layer(diff_id)?
+        {
             return Ok(Claim::Present(layer));
         }
         let lock = Lock::wait(&self.layout.layer_lock(diff_id), Mode::Exclusive)?;
         Ok(match self.layer(diff_id)? {
-            Some(layer) => Claim::Present(layer),
-            None => Claim::Missing(LayerClaim {
+            Some(layer) if is_of_blob()? => Claim::Present(layer),
+            present => Claim::Missing(LayerClaim {
                 store: self.clone(),
                 diff_id: *diff_id,
+                present,
                 _lock: lock,
                 _shared: shared,
             }),
@@ -163,6 +184,8 @@ pub enum Claim {
 pub struct LayerClaim {
     store: Store,
     diff_id: Digest,
+    /// The layer of that diff ID which another blob was converted to.
+    present: Option<Layer>,
     _lock: Lock,
     // Prune removes lock files, so it must not run while one is held.
     _shared: Lock,
@@ -181,27 +204,38 @@ impl LayerClaim {
 
     /// Starts the layer's image: its file, and the place for this and whatever else is
     /// needed until it is published.
-    pub(crate) fn start(&self) -> Result<(Scratch, ChecksummedFile)> {
+    pub(crate) fn start(&self) -> Result<(Scratch, File)> {
         let scratch = Scratch::new(&self.store.layout.tmp())?;
-        let file = ChecksummedFile::new(scratch.create(IMAGE)?);
+        let file = scratch.create(IMAGE)?;
         Ok((scratch, file))
     }
 
     /// Makes a finished image visible, and with it its recipe, which lies in the scratch
-    /// directory as [`RECIPE`], and which blob it was in.
+    /// directory as [`RECIPE`], and which blob it was in. A layer that is there already is never
+    /// replaced.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OtherLayer`] if it is another one than the new.
     pub(crate) fn publish(
         &self,
         scratch: Scratch,
-        file: ChecksummedFile,
+        file: File,
         recipe: Option<File>,
         blob: Option<Digest>,
-        record: impl FnOnce(Checksum) -> LayerRecord,
+        record: LayerRecord,
     ) -> Result<Layer> {
         let layout = &self.store.layout;
-        let (file, checksum) = file
-            .finish()
-            .context("write the image in", scratch.directory())?;
-        let record = record(checksum);
+        if let Some(present) = &self.present {
+            if !record.is_of_same_layer(&present.record) {
+                return Err(Error::OtherLayer {
+                    diff_id: self.diff_id,
+                });
+            }
+            drop(scratch);
+            self.note_blob(blob)?;
+            return Ok(present.clone());
+        }
         pad_and_sync(&file, record.padded_blocks(), &scratch)?;
         durable::write_json(&scratch, RECORD, &record)?;
 
@@ -215,18 +249,25 @@ impl LayerClaim {
         // Only with its record does the layer count as there.
         durable::publish(&scratch.path(RECORD), &layout.layer_record(&self.diff_id))?;
         drop(scratch);
-        if let Some(blob) = blob {
-            let record = BlobRecord {
-                diff_id: self.diff_id,
-            };
-            durable::publish_json(&layout.tmp(), &layout.blob(&blob), &record)?;
-        }
+        self.note_blob(blob)?;
         Ok(Layer {
             diff_id: self.diff_id,
             path,
             blocks: record.padded_blocks(),
             record,
         })
+    }
+
+    /// Remembers that the layer was made of this blob.
+    fn note_blob(&self, blob: Option<Digest>) -> Result<()> {
+        let Some(blob) = blob else {
+            return Ok(());
+        };
+        let record = BlobRecord {
+            diff_id: self.diff_id,
+        };
+        let layout = &self.store.layout;
+        durable::publish_json(&layout.tmp(), &layout.blob(&blob), &record)
     }
 }
 

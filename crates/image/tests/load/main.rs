@@ -22,6 +22,9 @@ use micabox_image::{LoadError, LoadOptions, Progress, Reference, Settings, load}
 use image::TestImage;
 use layer::{TestStore, store};
 
+// What is converted here is converted by a worker.
+micabox_jail::run_if_worker_before_main!(&[micabox_image::WORKER]);
+
 /// Remembers the notices.
 #[derive(Default)]
 struct Notices(Mutex<Vec<String>>);

@@ -404,7 +404,8 @@ fn links_within_a_layouts_directory_are_followed() {
         std::fs::rename(&name, path.join("pool").join(digest.hex())).unwrap();
         std::os::unix::fs::symlink(format!("../../pool/{}", digest.hex()), &name).unwrap();
     }
-    let loaded = Loader::new().load(&path, None);
+    let loader = Loader::new();
+    let loaded = loader.load(&path, None);
     assert_is(&loaded[0], &image);
     // Bazel's lead elsewhere.
     let outside = directory.path().join("outside");

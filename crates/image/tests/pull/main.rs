@@ -28,6 +28,9 @@ use micabox_image::{
 use image::TestImage;
 use layer::{TestStore, store};
 
+// What is converted here is converted by a worker.
+micabox_jail::run_if_worker_before_main!(&[micabox_image::WORKER]);
+
 /// Remembers what it was told.
 #[derive(Default)]
 struct Recorder {

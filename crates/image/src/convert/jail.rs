@@ -1,0 +1,312 @@
+//! Conversion by a worker process in jail.
+//!
+//! The caller reads the blob, hashes it and feeds it through a pipe; the worker gets the pipe and
+//! the files to write, and answers with what there is to know of the layer. So a worker in
+//! foreign hands can't pass off other bytes as the blob. It can lie about what it made of them,
+//! the diff ID included, which is why a layer is taken for another blob's only after that was
+//! converted to the very same image ([`crate::store::Store::claim_layer`]).
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+
+use micabox_jail::{Call, CallError, Kind, Worker};
+use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
+use serde::{Deserialize, Serialize};
+
+use super::error::Reason;
+use super::media_type::LayerKind;
+use super::pipeline::{self, Expected, Passed};
+use super::{Converted, make};
+use crate::digest::Digest;
+use crate::limits::Limits;
+use crate::store::ChecksummedFile;
+
+/// Where layers are converted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Place {
+    /// In a process of its own, in jail: what reads the blob can open nothing, and has limits
+    /// of memory and of what it writes. The program must call
+    /// [`micabox_jail::run_if_worker`] with [`WORKER`], or have `mica` beside it.
+    #[default]
+    Jail,
+    /// In the calling process.
+    Here,
+}
+
+/// The kind of worker that converts layers.
+pub const WORKER: Kind = Kind::parser::<Task>();
+
+/// Bytes in the pipe at most: as many as are read at once.
+const PIPE: usize = 512 << 10;
+/// Memory of a conversion that no setting is about: buffers, and 64 MiB that the allocator
+/// reserves for each of its threads.
+const FIXED_MEMORY: u64 = 512 << 20;
+/// What an image has beside files and metadata: padding of blocks and inodes.
+const SLACK: u64 = 1 << 30;
+
+/// What a worker is asked for. Its files are the blob, the image, and the recipe, or the file
+/// into which an EROFS image is unpacked.
+#[derive(Serialize, Deserialize)]
+struct Task {
+    diff_id: Digest,
+    kind: LayerKind,
+    limits: Limits,
+}
+
+impl Call for Task {
+    const KIND: &'static str = "convert";
+    type Reply = Converted;
+    type Error = Refusal;
+
+    fn run(self, files: Vec<OwnedFd>) -> Result<Converted, Refusal> {
+        let files: Vec<File> = files.into_iter().map(File::from).collect();
+        let [blob, image, second] = <[File; 3]>::try_from(files)
+            .map_err(|_| Refusal::Source(None, "three files are needed".to_owned()))?;
+        let expected = Expected {
+            blob_digest: None,
+            blob_size: None,
+            diff_id: self.diff_id,
+            hashed_by_caller: true,
+        };
+        let out = ChecksummedFile::new(image);
+        make(blob, expected, self.kind, out, second, &self.limits).map_err(Refusal::from)
+    }
+}
+
+/// Has a worker write `image`, and the recipe into `second`.
+pub(super) fn convert(
+    source: impl Read,
+    expected: Expected,
+    kind: LayerKind,
+    image: &File,
+    second: &File,
+    limits: &Limits,
+) -> Result<Converted, Reason> {
+    let task = Task {
+        diff_id: expected.diff_id,
+        kind,
+        limits: limits.clone(),
+    };
+    let (blob, feed) = pipe_with(PipeFlags::CLOEXEC).map_err(|e| Reason::Write(e.into()))?;
+    // The system may have less to give.
+    let _ = fcntl_setpipe_size(&feed, PIPE);
+    let copy = |file: &File| file.try_clone().map(OwnedFd::from).map_err(Reason::Write);
+    let files = vec![blob, copy(image)?, copy(second)?];
+    let worker = Worker::start(&task, files, &jail_limits(limits)).map_err(reason)?;
+    // Where the source fails, the worker is dropped and thereby killed.
+    let passed = pass(source, File::from(feed), expected)?;
+    let answer = worker.wait().map_err(reason);
+    let answer = match (passed, answer) {
+        (_, Err(worker @ Reason::Worker(_))) => return Err(worker),
+        (None, Ok(_)) => return Err(Reason::Worker("it replied before the blob's end".into())),
+        (None, Err(refusal)) => return Err(refusal),
+        (Some(passed), answer) => {
+            // Limits don't depend on how the blob goes on.
+            if let Err(limit @ (Reason::Limit { .. } | Reason::Write(_))) = answer {
+                return Err(limit);
+            }
+            passed.check(expected)?;
+            answer?
+        }
+    };
+    check(&answer, kind, second)?;
+    Ok(answer)
+}
+
+/// Hands the blob on, and hashes it. `None` if the worker doesn't want the rest.
+fn pass(source: impl Read, mut feed: File, expected: Expected) -> Result<Option<Passed>, Reason> {
+    let mut broken = None;
+    let passed = pipeline::pass(source, expected, |bytes| match feed.write_all(bytes) {
+        Ok(()) => true,
+        Err(error) => {
+            broken = Some(error);
+            false
+        }
+    })?;
+    match broken {
+        Some(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Reason::Worker(format!("it can't be fed: {error}")))
+        }
+        _ => Ok(passed),
+    }
+}
+
+fn jail_limits(limits: &Limits) -> micabox_jail::Limits {
+    micabox_jail::Limits {
+        memory: limits
+            .metadata_size
+            .saturating_mul(2)
+            .saturating_add(limits.zstd_window)
+            .saturating_add(FIXED_MEMORY),
+        // Blocks that hold a part of a hole count in a file's length, though not on the disk.
+        file_size: limits
+            .layer_size
+            .saturating_mul(2)
+            .saturating_add(limits.metadata_size)
+            .saturating_add(SLACK),
+        ..micabox_jail::Limits::default()
+    }
+}
+
+/// Checks what can be checked of an answer without doing the work again.
+fn check(converted: &Converted, kind: LayerKind, recipe: &File) -> Result<(), Reason> {
+    let length = recipe.metadata().map_err(Reason::Write)?.len();
+    let is_whole = match (&converted.recipe, kind) {
+        (Some(recipe), LayerKind::Archive) => recipe.size == length,
+        (None, LayerKind::Erofs) => true,
+        _ => false,
+    };
+    if !is_whole || converted.blocks > u64::from(u32::MAX) {
+        return Err(Reason::Worker("its answer contradicts itself".into()));
+    }
+    Ok(())
+}
+
+/// Why a worker made no layer: [`Reason`] on its way out of the jail.
+#[derive(Debug, Serialize, Deserialize, thiserror::Error)]
+enum Refusal {
+    #[error("{1}")]
+    Source(Option<i32>, String),
+    #[error("{1}")]
+    Write(Option<i32>, String),
+    #[error("{actual}")]
+    DiffId { expected: Digest, actual: Digest },
+    #[error("{0}")]
+    Compression(String),
+    #[error("{0}")]
+    Compressed(String),
+    #[error("{problem}")]
+    Archive {
+        offset: u64,
+        entry: Option<String>,
+        problem: String,
+    },
+    #[error("{problem}")]
+    Entry { entry: String, problem: String },
+    #[error("{setting}")]
+    Limit {
+        setting: String,
+        limit: u64,
+        entry: Option<String>,
+    },
+    #[error("{0}")]
+    ForeignErofs(String),
+    #[error("{0}")]
+    Erofs(String),
+    #[error("{0}")]
+    Other(String),
+}
+
+impl From<Reason> for Refusal {
+    fn from(reason: Reason) -> Self {
+        match reason {
+            Reason::Source(error) => Self::Source(error.raw_os_error(), error.to_string()),
+            Reason::Write(error) => Self::Write(error.raw_os_error(), error.to_string()),
+            Reason::DiffId { expected, actual } => Self::DiffId { expected, actual },
+            Reason::Compression(name) => Self::Compression(name.to_owned()),
+            Reason::Compressed(problem) => Self::Compressed(problem),
+            Reason::Archive {
+                offset,
+                entry,
+                problem,
+            } => Self::Archive {
+                offset,
+                entry,
+                problem,
+            },
+            Reason::Entry { entry, problem } => Self::Entry { entry, problem },
+            Reason::Limit {
+                setting,
+                limit,
+                entry,
+            } => Self::Limit {
+                setting: setting.to_owned(),
+                limit,
+                entry,
+            },
+            Reason::ForeignErofs(problem) => Self::ForeignErofs(problem),
+            Reason::Erofs(problem) => Self::Erofs(problem),
+            other => Self::Other(other.to_string()),
+        }
+    }
+}
+
+fn reason(error: CallError<Refusal>) -> Reason {
+    let refusal = match error {
+        CallError::Refused(refusal) => refusal,
+        CallError::Died { death, .. } => return Reason::Worker(bounded(&format!("it {death}"))),
+        CallError::Start { source, .. } => return Reason::Worker(format!("no start: {source}")),
+    };
+    let entry = |entry: Option<String>| entry.as_deref().map(bounded);
+    match refusal {
+        Refusal::Source(code, text) => Reason::Source(io_error(code, &text)),
+        Refusal::Write(code, text) => Reason::Write(io_error(code, &text)),
+        Refusal::DiffId { expected, actual } => Reason::DiffId { expected, actual },
+        Refusal::Compression(name) => Reason::Compression(known(&name, &COMPRESSIONS)),
+        Refusal::Compressed(problem) => Reason::Compressed(bounded(&problem)),
+        Refusal::Archive {
+            offset,
+            entry: name,
+            problem,
+        } => Reason::Archive {
+            offset,
+            entry: entry(name),
+            problem: bounded(&problem),
+        },
+        Refusal::Entry { entry, problem } => Reason::Entry {
+            entry: bounded(&entry),
+            problem: bounded(&problem),
+        },
+        Refusal::Limit {
+            setting,
+            limit,
+            entry: name,
+        } => Reason::Limit {
+            setting: known(&setting, &SETTINGS),
+            limit,
+            entry: entry(name),
+        },
+        Refusal::ForeignErofs(problem) => Reason::ForeignErofs(bounded(&problem)),
+        Refusal::Erofs(problem) => Reason::Erofs(bounded(&problem)),
+        Refusal::Other(problem) => Reason::Worker(bounded(&problem)),
+    }
+}
+
+const COMPRESSIONS: [&str; 3] = ["xz", "bzip2", "lz4"];
+const SETTINGS: [&str; 11] = [
+    "layer-size",
+    "entries",
+    "metadata-size",
+    "path-length",
+    "path-depth",
+    "header-size",
+    "xattr-size",
+    "sparse-segments",
+    "compression-ratio",
+    "compression-ratio-from",
+    "zstd-window",
+];
+
+/// One of our own words, in place of the worker's.
+fn known(word: &str, words: &[&'static str]) -> &'static str {
+    words
+        .iter()
+        .find(|known| **known == word)
+        .copied()
+        .unwrap_or("unknown")
+}
+
+fn io_error(code: Option<i32>, text: &str) -> io::Error {
+    match code {
+        Some(code) => io::Error::from_raw_os_error(code),
+        None => io::Error::other(bounded(text)),
+    }
+}
+
+/// A worker's words, as foreign as what it read.
+fn bounded(text: &str) -> String {
+    const MOST: usize = 2000;
+    let clean = text.chars().map(|c| if c.is_control() { ' ' } else { c });
+    clean.take(MOST).collect()
+}
