@@ -63,7 +63,8 @@ pub struct LayerSize {
 pub enum LayerState<'a> {
     /// Whoever should get it has it: nothing will be transferred.
     Present,
-    /// The first `bytes` bytes of the blob have been handed to the conversion. Never decreases.
+    /// The first `bytes` bytes of the blob have been handed to the conversion. Decreases only
+    /// where a pull starts over because what an earlier one had kept was damaged.
     Received {
         /// Bytes since the beginning of the blob.
         bytes: u64,

@@ -37,6 +37,8 @@ fn archive() -> Vec<u8> {
         .collect();
     let mut archive = Archive::new()
         .directory("./")
+        .directory("d/")
+        .directory("many/")
         .file("large", &noise)
         .pax(&[
             ("GNU.sparse.size", b"8388608"),
