@@ -66,7 +66,7 @@ fn child() {
         // Keeps the claim until it is told to go on, which for a killed one is never.
         "claim" => {
             let diff_id = env::var(DIFF_ID).unwrap().parse().unwrap();
-            let claim = store.claim_layer(&diff_id).unwrap();
+            let claim = store.claim_layer(&diff_id, None).unwrap();
             println!(
                 "{}",
                 if matches!(claim, Claim::Missing(_)) {
