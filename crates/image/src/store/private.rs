@@ -7,7 +7,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 
 use super::durable;
-use super::error::{Context, Result};
+use super::error::{Context, Error, Result};
 use super::layout::Layout;
 
 const DIRECTORY: u32 = 0o700;
@@ -20,12 +20,11 @@ const OTHERS: u32 = 0o077;
 /// it is.
 pub(super) fn make_root(layout: &Layout) -> Result<Option<u32>> {
     let root = &layout.root;
-    if let Some(parent) = root.parent() {
-        durable::create_directories(parent)?;
-    }
+    let parent = root.parent().unwrap_or(root);
+    durable::create_directories(parent)?;
     match DirBuilder::new().mode(DIRECTORY).create(root) {
         Ok(()) => {
-            durable::sync_directory(root)?;
+            durable::sync_directory(parent)?;
             return Ok(None);
         }
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -37,7 +36,13 @@ pub(super) fn make_root(layout: &Layout) -> Result<Option<u32>> {
     if !is_ours || mode & OTHERS == 0 {
         return Ok(None);
     }
-    set_mode(root, mode & !OTHERS)?;
+    match set_mode(root, mode & !OTHERS) {
+        // On such a disk nothing changes, and no lock can be made either.
+        Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::ReadOnlyFilesystem => {
+            return Ok(None);
+        }
+        result => result?,
+    }
     let locks = layout.locks();
     for name in durable::list(&locks)? {
         set_mode(&locks.join(name), LOCK)?;

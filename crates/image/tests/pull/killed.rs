@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use micabox_image::convert::Place;
 use micabox_image::progress::Silent;
 use micabox_image::{Credentials, PullOptions, Store, pull_blocking};
 
@@ -20,7 +21,12 @@ const STORE: &str = "TEST_PULL_INTO";
 const REFERENCE: &str = "TEST_PULL_REFERENCE";
 
 pub fn pull(store: &Store, reference: &str) -> micabox_image::store::Image {
-    let mut options = PullOptions::new(Arc::new(settings()));
+    let mut settings = settings();
+    if env::var_os(STORE).is_none() {
+        // Hundreds of workers would take their time, and are tested elsewhere.
+        settings.conversion = Place::Here;
+    }
+    let mut options = PullOptions::new(Arc::new(settings));
     options.credentials = Credentials::none();
     let reference = reference.parse().unwrap();
     pull_blocking(store, &reference, &options, Arc::new(Silent)).unwrap()
