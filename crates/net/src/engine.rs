@@ -30,6 +30,8 @@ pub(crate) struct Engine {
     tcp: Tcp,
     datagrams: Datagrams,
     dns: Proxy,
+    /// The frame that is being read.
+    incoming: Vec<u8>,
     /// Its other end is closed when all this is to stop.
     _stop: OwnedFd,
 }
@@ -42,6 +44,7 @@ impl Engine {
         rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())?;
         let tcp = Tcp::new(&mut io.link, io.now, u64::from_ne_bytes(seed));
         Ok(Self {
+            incoming: io.link.room(),
             io,
             tcp,
             datagrams: Datagrams::new(),
@@ -90,8 +93,8 @@ impl Engine {
             // Nothing is taken from a guest that takes nothing: its frames have answers.
             let mut turn = 0;
             while readable && turn < TURN && self.io.link.has_room() {
-                match self.io.link.receive()? {
-                    Received::Frame(frame) => self.frame(&frame),
+                match self.io.link.receive(&mut self.incoming)? {
+                    Received::Frame(length) => self.frame(length),
                     Received::Nothing => readable = false,
                     Received::End => return self.finish(),
                 }
@@ -109,9 +112,9 @@ impl Engine {
         let deadline = Instant::now() + LAST_WORDS;
         self.io.link.flush();
         while Instant::now() < deadline
-            && let Received::Frame(frame) = self.io.link.receive()?
+            && let Received::Frame(length) = self.io.link.receive(&mut self.incoming)?
         {
-            self.frame(&frame);
+            self.frame(length);
         }
         let mut events = Vec::new();
         loop {
@@ -153,16 +156,18 @@ impl Engine {
         all.into_iter().flatten().min()
     }
 
-    /// Takes in a frame of the guest's, which may hold anything.
-    fn frame(&mut self, frame: &[u8]) {
-        let Ok(frame) = EthernetFrame::new_checked(frame) else {
-            return;
-        };
-        match frame.ethertype() {
-            EthernetProtocol::Arp => self.arp(frame.payload()),
-            EthernetProtocol::Ipv4 => self.ipv4(frame.payload()),
-            _ => {}
+    /// Takes in the frame of so many bytes that has come in, and may hold anything.
+    fn frame(&mut self, length: usize) {
+        let incoming = std::mem::take(&mut self.incoming);
+        let frame = incoming.get(..length).unwrap_or_default();
+        if let Ok(frame) = EthernetFrame::new_checked(frame) {
+            match frame.ethertype() {
+                EthernetProtocol::Arp => self.arp(frame.payload()),
+                EthernetProtocol::Ipv4 => self.ipv4(frame.payload()),
+                _ => {}
+            }
         }
+        self.incoming = incoming;
     }
 
     /// Tells the guest where its gateway is. Nobody else is on its network.

@@ -17,6 +17,9 @@ use crate::address::{Addresses, ETHERNET_HEADER};
 /// largest frames.
 const SOCKET_BUFFER: usize = 1 << 20;
 
+/// Bytes of a frame in which something might not be written: the longest headers.
+const HEADERS: usize = 128;
+
 /// Frames that may wait here when the kernel takes no more. Everybody asks
 /// [`Link::has_room`] first, so that it is replies to single frames that make up these.
 const MAX_WAITING: usize = 64;
@@ -27,7 +30,8 @@ pub(crate) struct Link {
     socket: OwnedFd,
     addresses: Addresses,
     waiting: VecDeque<Vec<u8>>,
-    buffer: Vec<u8>,
+    /// The frame that is being made.
+    outgoing: Vec<u8>,
 }
 
 impl Drop for Link {
@@ -41,8 +45,8 @@ impl Drop for Link {
 /// What reading a frame came to.
 #[derive(Debug)]
 pub(crate) enum Received {
-    /// A frame, as it came.
-    Frame(Vec<u8>),
+    /// A frame of so many bytes, as it came.
+    Frame(usize),
     /// None for now.
     Nothing,
     /// The machine has closed its end.
@@ -61,14 +65,19 @@ pub(crate) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 
 impl Link {
     pub(crate) fn new(socket: OwnedFd, addresses: Addresses) -> Self {
-        // A longer frame is cut, and then no frame: nobody may send one.
-        let longest = ETHERNET_HEADER + usize::from(addresses.mtu);
-        Self {
+        let mut link = Self {
             socket,
             addresses,
             waiting: VecDeque::new(),
-            buffer: vec![0; longest],
-        }
+            outgoing: Vec::new(),
+        };
+        link.outgoing = link.room();
+        link
+    }
+
+    /// Room for any frame. A longer one is cut, and then no frame: nobody may send one.
+    pub(crate) fn room(&self) -> Vec<u8> {
+        vec![0; ETHERNET_HEADER + usize::from(self.addresses.mtu)]
     }
 
     pub(crate) fn socket(&self) -> &OwnedFd {
@@ -80,14 +89,11 @@ impl Link {
     }
 
     /// The next frame from the guest.
-    pub(crate) fn receive(&mut self) -> io::Result<Received> {
+    pub(crate) fn receive(&self, buffer: &mut [u8]) -> io::Result<Received> {
         loop {
-            return match recv(&self.socket, &mut self.buffer[..], RecvFlags::DONTWAIT) {
+            return match recv(&self.socket, &mut *buffer, RecvFlags::DONTWAIT) {
                 Ok((0, _)) => Ok(Received::End),
-                Ok((length, _)) => {
-                    let frame = self.buffer.get(..length).unwrap_or_default();
-                    Ok(Received::Frame(frame.to_vec()))
-                }
+                Ok((length, _)) => Ok(Received::Frame(length)),
                 // Told once, when the other end closed without reading everything of ours;
                 // what it sent before can still be read.
                 Err(Errno::INTR | Errno::CONNRESET) => continue,
@@ -103,24 +109,35 @@ impl Link {
         self.waiting.is_empty()
     }
 
-    /// Sends a frame to the guest: `fill` writes the `length` bytes after the header.
-    /// Drops it if too many wait.
+    /// Sends a frame to the guest: `fill` writes the `length` bytes after the header, but for
+    /// zeros in packets' headers. Drops it if too many wait.
     pub(crate) fn send<R>(
         &mut self,
         protocol: EthernetProtocol,
         length: usize,
         fill: impl FnOnce(&mut [u8]) -> R,
     ) -> R {
-        let mut bytes = vec![0; ETHERNET_HEADER + length];
-        let mut frame = EthernetFrame::new_unchecked(&mut bytes);
+        let mut outgoing = std::mem::take(&mut self.outgoing);
+        let end = ETHERNET_HEADER + length;
+        if outgoing.len() < end {
+            outgoing.resize(end, 0); // Not reached: everything keeps to the MTU.
+        }
+        let bytes = outgoing.get_mut(..end).unwrap_or_default();
+        // The rest is all written; to clear it first would be as much work again.
+        bytes
+            .get_mut(..end.min(HEADERS))
+            .unwrap_or_default()
+            .fill(0);
+        let mut frame = EthernetFrame::new_unchecked(&mut *bytes);
         frame.set_src_addr(EthernetAddress(Addresses::GATEWAY_MAC));
         frame.set_dst_addr(EthernetAddress(self.addresses.guest_mac));
         frame.set_ethertype(protocol);
         let result = fill(frame.payload_mut());
-        let blocked = !self.has_room() || self.put(&bytes) == Err(Errno::AGAIN);
+        let blocked = !self.has_room() || self.put(bytes) == Err(Errno::AGAIN);
         if blocked && self.waiting.len() < MAX_WAITING {
-            self.waiting.push_back(bytes);
+            self.waiting.push_back(bytes.to_vec());
         }
+        self.outgoing = outgoing;
         result
     }
 
