@@ -289,6 +289,26 @@ def instructions(result: dict) -> str:
     )
 
 
+def net(result: dict) -> str:
+    after, before = result["after"], result.get("before")
+    rows, ratios = [], []
+    for way, name in [("d", "down"), ("u", "up")]:
+        for what, unit in [("instructions", "million instructions"), ("nanoseconds", "ms of CPU")]:
+            values = [found[way][what] for found in (before, after) if found]
+            ratio = values[-1] / values[0]
+            rows.append([f"{name}, {unit}", *(f"{value / 1e6:,.0f}" for value in values)])
+            if before:
+                rows[-1].append(f"{ratio:.2f}")
+            if what == "instructions":
+                ratios.append(ratio)
+    columns = ["before", "now", "ratio"] if before else ["now"]
+    parts = [source(result), table(["a GiB", *columns], rows)]
+    if before:
+        aim = met(max(ratios) <= 0.505)
+        parts.append(f"Aim, half of the instructions: {aim} ({max(ratios):.2f}).")
+    return "\n\n".join(parts)
+
+
 def vmm(result: dict) -> str:
     clock, counted = result["by clock"], result.get("by instructions")
     best = counted or clock
@@ -453,6 +473,7 @@ TABLES = {
     "start": start,
     "fs": fs,
     "dax": dax,
+    "net": net,
 }
 
 
