@@ -5,14 +5,14 @@ use std::fs::{File, TryLockError};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use micabox_erofs::{BLOCK_SIZE, Reader};
-use micabox_ext4::device::ReadOnly;
 use micabox_ext4::format::features::{compat, incompat, ro_compat};
 use micabox_ext4::format::superblock::{self, SUPERBLOCK_OFFSET, Superblock};
-use micabox_ext4::{Ext4, Options};
 use serde::{Deserialize, Serialize};
 
+use super::LowerKind;
 use crate::Error;
+use crate::error::chain;
+use crate::jailed::{self, Inspect, Inspected};
 
 /// Bytes of a sector, of which every disk is a multiple.
 const SECTOR: u64 = 512;
@@ -170,9 +170,8 @@ impl RootDisk {
                 _ => DiskProblem::Dirty,
             });
         }
-        // By name, what nobody here reads.
-        Ext4::open_read_only(ReadOnly(file), Options::default())
-            .map_err(|error| unusable(&error))?;
+        // By name, what cannot be read here.
+        inspect(LowerKind::Ext4, file)?;
         if superblock.block_size() != Some(PAGE) {
             self.unmapped = Some("its blocks are not of 4096 bytes".into());
         } else if superblock.has_incompat(incompat::INLINE_DATA) {
@@ -187,17 +186,17 @@ impl RootDisk {
         if self.in_place {
             return Err(DiskProblem::ReadOnlyFormat);
         }
-        let unusable = |error: &dyn fmt::Display| DiskProblem::Unusable(error.to_string());
-        let reader = Reader::open(file).map_err(|error| unusable(&error))?;
-        if !reader.devices().is_empty() {
+        let unusable = |text: &str| DiskProblem::Unusable(text.to_owned());
+        let found = inspect(LowerKind::Erofs, file)?;
+        if found.has_devices {
             return Err(unusable(
-                &"its files lie in other images, on devices of its own",
+                "its files lie in other images, on devices of its own",
             ));
         }
-        if self.size < u64::from(reader.blocks()) * BLOCK_SIZE {
-            return Err(unusable(&"it is shorter than its superblock says"));
+        if self.size < found.size {
+            return Err(unusable("it is shorter than its superblock says"));
         }
-        self.uuid = reader.uuid();
+        self.uuid = found.uuid;
         Ok(())
     }
 
@@ -250,6 +249,12 @@ impl RootDisk {
     pub(crate) fn unusable(&self, error: impl fmt::Display) -> Error {
         self.failed(DiskProblem::Unusable(error.to_string()))
     }
+}
+
+/// What a worker finds a file's filesystem to be.
+fn inspect(kind: LowerKind, file: File) -> Result<Inspected, DiskProblem> {
+    let found = jailed::call(&Inspect { kind }, file, Vec::new(), 0);
+    found.map_err(|error| DiskProblem::Unusable(chain(&error)))
 }
 
 /// A hold on a root disk.

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::os::fd::OwnedFd;
 
+use micabox_erofs::{BLOCK_SIZE, Reader};
 use micabox_ext4::export::{ExportError, Exported};
 use micabox_ext4::{Ext4, Options};
 use micabox_jail::Call;
@@ -61,6 +62,22 @@ pub(crate) struct Patches {
 /// errors stays. File: the disk.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Settle;
+
+/// Whether a filesystem can be read. File: the filesystem.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Inspect {
+    pub(crate) kind: LowerKind,
+}
+
+/// What a filesystem says of itself.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Inspected {
+    pub(crate) uuid: [u8; 16],
+    /// Bytes.
+    pub(crate) size: u64,
+    /// Some of its files' bytes are elsewhere.
+    pub(crate) has_devices: bool,
+}
 
 impl Call for Changes {
     const KIND: &'static str = "changes";
@@ -174,6 +191,35 @@ impl Call for Settle {
         };
         disk.close().map_err(Fault::disk)?;
         Ok(notes)
+    }
+}
+
+impl Call for Inspect {
+    const KIND: &'static str = "inspect";
+    type Reply = Inspected;
+    type Error = Fault;
+
+    fn run(self, files: Vec<OwnedFd>) -> Result<Inspected, Fault> {
+        let file = Files::new(files).next()?;
+        Ok(match self.kind {
+            LowerKind::Erofs => {
+                let reader = Reader::open(file).map_err(Fault::disk)?;
+                Inspected {
+                    uuid: reader.uuid(),
+                    size: u64::from(reader.blocks()) * BLOCK_SIZE,
+                    has_devices: !reader.devices().is_empty(),
+                }
+            }
+            LowerKind::Ext4 => {
+                let disk = upper::open(file).map_err(Fault::disk)?;
+                let statistics = disk.statistics();
+                Inspected {
+                    uuid: disk.superblock().uuid,
+                    size: statistics.blocks * u64::from(statistics.block_size),
+                    has_devices: false,
+                }
+            }
+        })
     }
 }
 

@@ -8,7 +8,7 @@
 //!
 //! | kind | reads | writes |
 //! |---|---|---|
-//! | [`disk`] | a disk for changes, an image or a root disk | what `diff`, `commit`, `cp` are about; patches |
+//! | [`disk`] | a disk for changes, an image or a root disk | what `diff`, `commit`, `cp` are about; patches; what a root disk is |
 //! | [`ext4`] | any ext4 filesystem | what `mica ext4` is about |
 
 mod disk;
@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 
 pub use micabox_jail::CallError;
 
-pub(crate) use disk::{Changes, Layer, Look, Pack, Patches, Settle};
+pub(crate) use disk::{Changes, Inspect, Inspected, Layer, Look, Pack, Patches, Settle};
 pub use stream::{Records, Stream};
 pub(crate) use unread::About;
 pub use unread::Unread;
@@ -39,6 +39,7 @@ pub(crate) const KINDS: &[Kind] = &[
     Kind::parser::<Pack>(),
     Kind::parser::<Patches>(),
     Kind::parser::<Settle>(),
+    Kind::parser::<Inspect>(),
     Kind::parser::<ext4::List>(),
     Kind::parser::<ext4::Show>(),
     Kind::parser::<ext4::Read>(),
@@ -49,19 +50,27 @@ pub(crate) const KINDS: &[Kind] = &[
     Kind::parser::<ext4::Grow>(),
 ];
 
-/// Bytes of memory of a worker: more than any filesystem in order needs.
+/// Bytes of memory of a worker: more than any filesystem in order needs, but for what says of
+/// each block of a large one whether it is in use.
 const MEMORY: u64 = 2 << 30;
+
+/// Bytes of a filesystem that may cost a byte of memory beside that.
+const BYTES_A_BYTE: u64 = 8192;
 
 /// Bytes of a reply: a list of names at most, all else goes through streams.
 const REPLY: u64 = 64 << 20;
 
-/// What a worker may use that does not write to a file.
-const READING: Limits = Limits {
-    memory: MEMORY,
-    file_size: 0,
-    processor_seconds: None,
-    reply: REPLY,
-};
+/// What a worker may use that reads a filesystem. A file that it writes to may become
+/// `file_size` bytes long.
+fn limits(filesystem: &File, file_size: u64) -> Limits {
+    let size = length(filesystem).unwrap_or(0);
+    Limits {
+        memory: MEMORY + size / BYTES_A_BYTE,
+        file_size,
+        processor_seconds: None,
+        reply: REPLY,
+    }
+}
 
 /// Why a job was not done.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
@@ -131,11 +140,8 @@ pub(crate) fn call<C: Call>(
     rest: Vec<File>,
     file_size: u64,
 ) -> Result<C::Reply, CallError<C::Error>> {
+    let limits = limits(&first, file_size);
     let files = [first].into_iter().chain(rest).map(OwnedFd::from);
-    let limits = Limits {
-        file_size,
-        ..READING
-    };
     Worker::start(job, files.collect(), &limits)?.wait()
 }
 

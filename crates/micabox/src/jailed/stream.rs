@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use micabox_jail::{Call, CallError, Worker};
 use serde::de::DeserializeOwned;
 
-use super::{Fault, READING, records};
+use super::{Fault, limits, records};
 
 /// What a worker writes. At its end, or when it is asked to [`finish`](Stream::finish), it is
 /// known whether that is all: until then, what was read may be a part. Dropping it ends the
@@ -37,9 +37,10 @@ impl<C: Call<Error = Fault>> Stream<C> {
             kind: C::KIND,
             source,
         })?;
+        let limits = limits(&first, 0);
         let files = [OwnedFd::from(first), output.into()];
         let files = files.into_iter().chain(rest.into_iter().map(OwnedFd::from));
-        let worker = Worker::start(job, files.collect(), &READING)?;
+        let worker = Worker::start(job, files.collect(), &limits)?;
         Ok(Self {
             pipe: io::BufReader::with_capacity(PIECE, OwnedFd::from(pipe).into()),
             worker: Some(worker),
