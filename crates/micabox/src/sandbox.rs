@@ -1,5 +1,6 @@
 //! A sandbox: created, used, ended.
 
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,29 +14,19 @@ use oci_spec::image::Config;
 use crate::agent::{Agent, OUTPUT_WINDOW};
 use crate::base::Claim;
 use crate::builder::random;
-use crate::error::{Lost, LostReason};
 use crate::plan::Plan;
 use crate::process::{Handle, Process};
 use crate::snapshot::memory;
-use crate::state::control::{self, Answer, Control, Reply, Request};
-use crate::state::{ProcessId, Record, Registration, Sandboxes, Status};
+use crate::state::control::{Answer, Asker, Control, Request};
+use crate::state::process::children;
+use crate::state::{Record, Registration, Status};
+use crate::stop::{Patience, SHUTDOWN_TIMEOUT};
 use crate::timings::{Start, Timings};
-use crate::upper::Paused;
-use crate::{Builder, Command, CommandError, Error, Overrides, SavedMachine, Spec};
-
-/// How long the first command has after its stop signal if nobody says otherwise; as
-/// with Docker.
-pub const DEFAULT_GRACE: Duration = Duration::from_secs(10);
-
-/// How long a guest may take to kill its commands and to power off.
-const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
+use crate::upper::disk;
+use crate::{Builder, Command, CommandError, Error, Overrides, SavedMachine, Spec, Upper};
 
 /// How long a guest may take to say all that it has to say.
 const REST_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// How long a guest may take to write what is still in its memory to its disk. A host
-/// whose disk is busy needs long for a guest's memory full; killing it would lose some.
-const FLUSH_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// A virtual machine with an image's files as its root. Dropping it ends it at once,
 /// and with it everything that ran in it and every change to its files in memory; to a
@@ -66,23 +57,27 @@ pub(crate) struct Guest {
 }
 
 /// What requests from other processes can reach.
-struct Inner {
-    agent: Agent,
-    machine: Arc<dyn Machine>,
+pub(crate) struct Inner {
+    pub(crate) agent: Agent,
+    pub(crate) machine: Arc<dyn Machine>,
     /// Goes after the machine, which would otherwise see a link go down.
     network: Option<micabox_net::Network>,
-    stop_signal: i32,
+    pub(crate) stop_signal: i32,
     saves: Result<Spec, String>,
     adopted: Option<u32>,
     /// The first command.
-    main: Mutex<Option<Handle>>,
+    pub(crate) main: Mutex<Option<Handle>>,
     /// Held by whoever ends the sandbox, or saves it.
-    ending: Mutex<()>,
-    is_ending: AtomicBool,
-    /// There is a disk that the guest must flush before it ends.
-    keeps: bool,
+    pub(crate) ending: Mutex<()>,
+    pub(crate) is_ending: AtomicBool,
+    /// How long the guest may take to end.
+    pub(crate) patience: Patience,
+    /// The connection of whoever has the machine stand still.
+    pub(crate) held: Mutex<Option<UnixStream>>,
+    /// There is a disk that the guest must flush before it ends: its file.
+    pub(crate) keeps: Option<PathBuf>,
     /// The guest has said that everything is saved.
-    is_saved: AtomicBool,
+    pub(crate) is_saved: AtomicBool,
     /// Somebody wanted it to end without that.
     is_killed: AtomicBool,
 }
@@ -108,7 +103,9 @@ impl Sandbox {
             main: Mutex::new(None),
             ending: Mutex::new(()),
             is_ending: AtomicBool::new(false),
-            keeps: registration.record().upper.is_kept(),
+            patience: Patience::default(),
+            held: Mutex::new(None),
+            keeps: kept_file(&registration),
             is_saved: AtomicBool::new(false),
             is_killed: AtomicBool::new(false),
         });
@@ -118,16 +115,20 @@ impl Sandbox {
                 registration.record().clone(),
                 registration.path().to_owned(),
             );
-            move |request| {
+            move |request, asker| {
                 let done = match request {
-                    Request::Stop { grace } => inner.stop(grace).map_err(|error| error.to_string()),
-                    Request::Save { directory } => inner.save(&record, &path, &directory),
-                    Request::Hold => return inner.hold(),
+                    Request::Stop { grace } => inner.stop(Some(grace)),
+                    Request::Save { directory } => {
+                        let saved = inner.save(&record, &path, &directory);
+                        return Some(saved.map_or_else(Answer::Failed, |()| Answer::Done));
+                    }
+                    Request::Hold => return inner.hold(asker),
                 };
-                match done {
-                    Ok(()) => Answer::Done.into(),
-                    Err(why) => Answer::Failed(why).into(),
-                }
+                Some(match done {
+                    Ok(None) => Answer::Done,
+                    Ok(Some(why)) => Answer::Killed(why),
+                    Err(error) => Answer::Failed(error.to_string()),
+                })
             }
         })
         .map_err(|source| Error::System {
@@ -259,26 +260,33 @@ impl Sandbox {
     }
 
     /// Asks the first command to end, kills it after `grace`, and ends the sandbox in
-    /// order.
+    /// order; if its guest does not do that soon after, its machine is killed.
     ///
     /// # Errors
     /// [`Error::Lost`] if the guest can't say that everything is saved. The sandbox
     /// has ended all the same.
     pub fn stop(&self, grace: Duration) -> Result<(), Error> {
-        self.inner.stop(grace)
+        self.inner.stop(Some(grace)).map(drop)
+    }
+
+    /// Whether something that the guest writes to its disk waits because the host's disk is
+    /// full. It goes on when there is room.
+    pub fn is_stalled(&self) -> bool {
+        self.inner.machine.is_stalled()
     }
 
     /// Ends the sandbox after its commands: in order if it has a disk, or a network that what
     /// they sent may not have left yet; at once if there is nothing to lose. Does nothing more
-    /// after [`Sandbox::kill`].
+    /// after [`Sandbox::kill`], which another thread may call meanwhile: while the host's disk is
+    /// full, this waits for room on it.
     ///
     /// # Errors
     /// As [`Sandbox::stop`].
     pub fn end(&self) -> Result<(), Error> {
         let inner = &self.inner;
-        let can_lose = inner.keeps || inner.network.is_some();
+        let can_lose = inner.keeps.is_some() || inner.network.is_some();
         if can_lose && !inner.is_killed.load(Ordering::Acquire) {
-            return self.inner.stop(Duration::ZERO);
+            return self.inner.stop(None).map(drop);
         }
         self.inner.machine.kill();
         Ok(())
@@ -319,9 +327,14 @@ impl Drop for Sandbox {
     fn drop(&mut self) {
         // Whoever waits for a stop gets an answer soon.
         self.inner.machine.kill();
+        self.inner.begin_end();
         drop(self.control.take());
-        let _ = self.inner.machine.wait(SHUTDOWN_TIMEOUT);
+        let ended = self.inner.machine.wait(SHUTDOWN_TIMEOUT);
         let mut registration = self.registration();
+        if ended.is_none() {
+            // It has the disk still.
+            registration.outlive_us();
+        }
         if registration.record().status.is_live() && !registration.record().auto_remove {
             let end = Status::Exited {
                 code: 128 + libc::SIGKILL,
@@ -339,6 +352,16 @@ impl std::fmt::Debug for Sandbox {
     }
 }
 
+/// The file with what a sandbox keeps.
+fn kept_file(registration: &Registration) -> Option<PathBuf> {
+    let record = registration.record();
+    match record.upper {
+        Upper::Tmpfs => None,
+        Upper::Disk { .. } => Some(disk(registration.path())),
+        Upper::InPlace => record.root_disk.as_ref().map(|disk| disk.path.clone()),
+    }
+}
+
 /// Bytes of anonymous memory of a process and its children, one of which may be the one
 /// that runs the machine.
 fn private_memory(pid: u32) -> Option<u64> {
@@ -346,10 +369,7 @@ fn private_memory(pid: u32) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
     let mut fields = text.split(' ').skip(1).map(str::parse::<u64>);
     let (resident, shared) = (fields.next()?.ok()?, fields.next()?.ok()?);
-    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
-    let children = children.unwrap_or_default();
-    let children = children.split_ascii_whitespace();
-    let children = children.filter_map(|child| private_memory(child.parse().ok()?));
+    let children = children(pid).into_iter().filter_map(private_memory);
     Some(resident.saturating_sub(shared) * PAGE + children.sum::<u64>())
 }
 
@@ -376,7 +396,7 @@ impl Inner {
             .agent
             .rest(Instant::now() + REST_TIMEOUT, random()?, now, || {
                 self.machine.save(&files, &mut || {
-                    if self.keeps {
+                    if self.keeps.is_some() {
                         copied = memory::copy_disk(own, directory);
                     }
                 })
@@ -400,106 +420,21 @@ impl Inner {
         )
     }
 
-    fn stop(&self, grace: Duration) -> Result<(), Error> {
-        self.is_ending.store(true, Ordering::Release);
-        let _one_at_a_time = lock(&self.ending);
-        let result = match self.end_commands(grace) {
-            Ok(()) => self.shut_down(),
-            Err(error) => Err(error),
-        };
-        let is_safe = !self.keeps || self.is_saved.load(Ordering::Acquire);
-        self.machine.kill();
-        let _ = self.machine.wait(SHUTDOWN_TIMEOUT);
-        match result {
-            // It ended by itself meanwhile, or somebody else ended it.
-            Err(Error::Lost(Lost {
-                reason: LostReason::Machine(_) | LostReason::Closed,
-                ..
-            })) if is_safe => Ok(()),
-            result => result,
+    /// Has the machine stand still for as long as `asker` needs it; no answer if it is about
+    /// to end.
+    fn hold(&self, asker: &Asker<'_>) -> Option<Answer> {
+        let mut to_the_end = false;
+        let paused = self.machine.pause(&mut || {
+            *lock(&self.held) = asker.connection().ok();
+            // An end that began before has found nobody to hang up on.
+            to_the_end = !self.is_ending.load(Ordering::SeqCst) && asker.hold();
+            *lock(&self.held) = None;
+        });
+        match paused {
+            Ok(()) => to_the_end.then_some(Answer::Done),
+            Err(_) if self.machine.wait(Duration::ZERO).is_some() => None,
+            Err(error) => Some(Answer::Failed(error.to_string())),
         }
-    }
-
-    /// Has the machine stand still for as long as the reply's other half lasts.
-    fn hold(&self) -> Reply {
-        match ProcessId::of(self.machine.pid()).map(Paused::new) {
-            Some(Ok(paused)) => Reply {
-                answer: Answer::Done,
-                held: Some(Box::new(paused)),
-            },
-            Some(Err(error)) => Answer::Failed(error.to_string()).into(),
-            // It has just ended.
-            None => Answer::Done.into(),
-        }
-    }
-
-    fn end_commands(&self, grace: Duration) -> Result<(), Error> {
-        let Some(main) = lock(&self.main).clone() else {
-            return Ok(());
-        };
-        main.signal(self.stop_signal);
-        if main.wait_timeout(grace)?.is_none() {
-            main.signal(libc::SIGKILL);
-            main.wait_timeout(SHUTDOWN_TIMEOUT)?;
-        }
-        Ok(())
-    }
-
-    fn shut_down(&self) -> Result<(), Error> {
-        let timeout = match self.keeps {
-            true => FLUSH_TIMEOUT,
-            false => SHUTDOWN_TIMEOUT,
-        };
-        if self.agent.shut_down(Instant::now() + timeout)? {
-            self.is_saved.store(true, Ordering::Release);
-        } else if self.keeps {
-            let problem = format!("the guest did not finish within {timeout:?}");
-            return Err(Lost::unflushed(problem).into());
-        }
-        Ok(())
-    }
-}
-
-impl Sandboxes {
-    /// Ends a sandbox, whoever made it: as [`Sandbox::stop`] if its creator lives.
-    /// Nothing happens if it has ended.
-    ///
-    /// # Errors
-    /// [`Error::NoSuchSandbox`], [`Error::Ambiguous`]; [`Error::Stuck`] if it does not
-    /// end even when its machine is killed.
-    pub fn stop(&self, name_or_id: &str, grace: Duration) -> Result<Record, Error> {
-        let found = self.find(name_or_id)?;
-        if !found.record.status.is_live() {
-            return Ok(found.record);
-        }
-        // The grace, the guest's way down, and the same again for a busy host.
-        let flush = match found.record.upper.is_kept() {
-            true => FLUSH_TIMEOUT,
-            false => SHUTDOWN_TIMEOUT,
-        };
-        let patience = grace
-            .saturating_add(flush)
-            .saturating_add(2 * SHUTDOWN_TIMEOUT);
-        let answer = control::ask(&found.path, &Request::Stop { grace }, patience);
-        if answer.is_ok() && self.wait_for_end(&found, SHUTDOWN_TIMEOUT) {
-            return match answer {
-                Ok(Answer::Failed(problem)) if found.record.upper.is_kept() => {
-                    Err(Lost::unflushed(problem).into())
-                }
-                _ => Ok(found.record),
-            };
-        }
-        // Its creator hangs, or has no ear yet. Without its machine it will end.
-        if let Some(machine) = self.find(&found.record.id)?.record.machine {
-            machine.kill();
-        }
-        if !self.wait_for_end(&found, SHUTDOWN_TIMEOUT) {
-            return Err(Error::Stuck {
-                name: found.record.name,
-                after: patience,
-            });
-        }
-        Ok(found.record)
     }
 }
 

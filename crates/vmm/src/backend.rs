@@ -83,6 +83,17 @@ pub trait Machine: Send + Sync {
     /// [`Error::NoSnapshots`] or [`Error::Save`]; the machine goes on, unless it is gone.
     fn save(&self, to: &Snapshot, meanwhile: &mut dyn FnMut()) -> Result<(), Error>;
 
+    /// Pauses the machine, does `meanwhile`, and has it go on: no processor runs, and nothing
+    /// is written to its disks from the beginning of `meanwhile` to its end. One at a time:
+    /// a second pause, or [`Machine::save`], waits for the first.
+    ///
+    /// # Errors
+    /// [`Error::Pause`]; then `meanwhile` was not done.
+    fn pause(&self, meanwhile: &mut dyn FnMut()) -> Result<(), Error>;
+
+    /// Whether something that the guest writes waits for room on the host's disk.
+    fn is_stalled(&self) -> bool;
+
     /// Waits for the machine's end, for at most `timeout`; None if it still runs.
     fn wait(&self, timeout: Duration) -> Option<Exit>;
 

@@ -1,5 +1,6 @@
 //! What a machine is made of.
 
+use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -35,6 +36,9 @@ pub struct MachineConfig {
     pub vsock: Option<Sockets>,
     /// Words for the end of the kernel command line.
     pub cmdline_extra: Vec<String>,
+    /// A file that the machine's process has open until nothing of it runs any more, whatever
+    /// becomes of its owner: a lock (`flock`) of it lasts as long.
+    pub lifeline: Option<Arc<File>>,
     /// A machine to go on from in place of a boot, if the backend
     /// [can](crate::Limits::snapshots). All else must be as that machine had it, but for
     /// the network interface's link and address, who is at its sockets, and what is in the
@@ -155,6 +159,19 @@ impl MachineConfig {
         })
     }
 
+    /// A descriptor of the lifeline for the machine's process.
+    ///
+    /// # Errors
+    /// [`Error::System`] if there are no more descriptors.
+    pub(crate) fn lifeline(&self) -> Result<Option<OwnedFd>, Error> {
+        let lifeline = self.lifeline.as_ref().map(|file| file.try_clone());
+        let lifeline = lifeline.transpose().map_err(|source| Error::System {
+            what: "sharing a lock",
+            source,
+        })?;
+        Ok(lifeline.map(OwnedFd::from))
+    }
+
     /// Checks what every backend relies on, and that the files exist with the
     /// lengths given, so that a missing layer is reported by name before anything
     /// starts.
@@ -263,6 +280,7 @@ mod tests {
             network: None,
             vsock: None,
             cmdline_extra: Vec::new(),
+            lifeline: None,
             resumed: None,
         }
     }

@@ -56,6 +56,9 @@ pub enum Error {
     /// A running machine could not be saved.
     #[error("saving the machine: {0}")]
     Save(String),
+    /// A running machine could not be paused.
+    #[error("pausing the machine: {0}")]
+    Pause(String),
     /// The operating system refused something that a machine needs.
     #[error("{what}")]
     System {

@@ -32,9 +32,8 @@ pub fn execute(args: &Args) -> Outcome {
         return super::for_each(&args.sandboxes, |name| {
             // What is wrong with the name needs no other process to be told.
             let record = sandboxes.get(name)?;
-            if !record.status.is_live() {
-                again::behind(&record.id)?;
-            }
+            again::may_start(&record)?;
+            again::behind(&record.id)?;
             Ok(name.to_owned())
         });
     }

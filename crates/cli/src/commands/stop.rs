@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
+use crate::output::write_stderr;
 use crate::{Outcome, settings};
 
 /// Stop running sandboxes
 ///
 /// Sends the command the image's stop signal, kills it after a while, and waits until
-/// the sandbox is gone.
+/// the sandbox is gone. A guest that does not end within two seconds more is killed, unless it
+/// is seen to be at work, writing to its disk above all.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Seconds between the stop signal and the end
@@ -23,7 +25,10 @@ pub struct Args {
 pub fn execute(args: &Args) -> Outcome {
     let sandboxes = settings::sandboxes(&settings::store()?)?;
     super::for_each(&args.sandboxes, |name| {
-        sandboxes.stop(name, Duration::from_secs(args.time))?;
+        let stopped = sandboxes.stop(name, Duration::from_secs(args.time))?;
+        if let Some(why) = stopped.killed {
+            write_stderr(&format!("mica: sandbox {name}: {why}\n"));
+        }
         Ok(name.to_owned())
     })
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use micabox::{Base, Builder, Cancel, Error, Sandboxes};
+use micabox::{Base, Builder, Cancel, Error, Record, Sandboxes};
 use micabox_image::Store;
 
 use super::detached::{self, Started};
@@ -19,6 +19,19 @@ pub fn behind(name: &str) -> Result<(), Failure> {
     }
 }
 
+/// Fails for a sandbox that runs: it is started by one at most.
+pub fn may_start(record: &Record) -> Result<(), Failure> {
+    if record.status.is_live() && !record.is_orphaned() {
+        return Err(running(&record.name));
+    }
+    Ok(())
+}
+
+fn running(name: &str) -> Failure {
+    let hint = format!("`mica logs -f {name}` shows what it writes, `mica stop {name}` ends it");
+    Failure::from(Error::Running(name.to_owned())).hint(hint)
+}
+
 /// Runs a kept sandbox's command again and stays until it ends; its exit code.
 pub fn attended(
     store: &Store,
@@ -28,13 +41,7 @@ pub fn attended(
     detached: bool,
 ) -> Outcome {
     let record = sandboxes.get(name)?;
-    if record.status.is_live() {
-        let hint = format!(
-            "`mica logs -f {0}` shows what it writes, `mica stop {0}` ends it",
-            record.name
-        );
-        return Err(Failure::from(Error::Running(record.name)).hint(hint));
-    }
+    may_start(&record)?;
     let Some(spec) = &record.spec else {
         return Err(Error::NotKept(record.name).into());
     };
@@ -55,5 +62,9 @@ pub fn attended(
     let sandbox = Builder::again(store, base, &record)?
         .cancel(cancel)
         .create();
+    if let Err(Error::Running(name)) = &sandbox {
+        // Somebody else was faster.
+        return Err(running(name));
+    }
     supervise::supervise(sandbox, Some(&command), &terms, signals)
 }

@@ -25,6 +25,9 @@ const EXIT_TIMEOUT: u8 = 124;
 /// How long a command may take to be gone after SIGKILL before its machine goes.
 const AFTER_KILL: Duration = Duration::from_secs(5);
 
+/// How often a sandbox is looked at.
+const LOOK: Duration = Duration::from_secs(1);
+
 /// Signals that concern us or the command. All others keep their default.
 const CAUGHT: [i32; 9] = [
     SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM, SIGCONT, SIGWINCH,
@@ -39,6 +42,8 @@ enum Event {
     Output(io::Result<()>),
     /// Nobody reads our stdout any more.
     Closed,
+    /// The sandbox has ended, in order or not.
+    Ended(Result<(), Error>),
 }
 
 /// The signals that this process gets.
@@ -103,7 +108,7 @@ pub fn supervise(
         (Ok(_) | Err(Error::Cancelled), Some(signal)) => return Ok(exit_code_of(signal)),
         (Err(error), _) => return Err(error.into()),
     };
-    let outcome = run_in(&sandbox, command, terms, signals);
+    let outcome = run_in(&sandbox, command, terms, &signals);
     let (code, error) = match &outcome {
         Ok(code) => (*code, None),
         Err(failure) => (
@@ -115,17 +120,62 @@ pub fn supervise(
         print_timings(&sandbox, format);
     }
     // On record is how the command ended, but that files were lost is worse news.
-    let saved = sandbox.end();
+    let saved = end(&sandbox, &signals);
     let error = error.or_else(|| Some(saved.as_ref().err()?.to_string()));
     sandbox.set_exit(i32::from(code), error)?;
     saved.map_err(Failure::from).and(outcome)
+}
+
+/// Ends the sandbox. That takes as long as its files need to be written, unless the user
+/// insists.
+fn end(sandbox: &Sandbox, signals: &Signals) -> Result<(), Error> {
+    let mut warnings = Warnings::default();
+    let mut is_warned = false;
+    std::thread::scope(|scope| {
+        let events = signals.events.clone();
+        scope.spawn(move || events.send(Event::Ended(sandbox.end())));
+        loop {
+            match signals.inbox.recv_timeout(LOOK) {
+                Ok(Event::Ended(result)) => return result,
+                Ok(Event::Signal(SIGINT | SIGTERM | SIGHUP)) if is_warned => sandbox.kill(),
+                Ok(Event::Signal(SIGINT | SIGTERM | SIGHUP)) => {
+                    is_warned = true;
+                    write_stderr(
+                        "mica: the sandbox's files are being written; \
+                         once more gives up what is left of them\n",
+                    );
+                }
+                Ok(_) => {}
+                Err(_) => warnings.look(sandbox),
+            }
+        }
+    })
+}
+
+/// What a user is told while a sandbox runs.
+#[derive(Default)]
+struct Warnings {
+    is_full: bool,
+}
+
+impl Warnings {
+    fn look(&mut self, sandbox: &Sandbox) {
+        let is_full = sandbox.is_stalled();
+        if is_full && !self.is_full {
+            write_stderr(
+                "mica: the host's disk is full: what the sandbox writes waits until there is \
+                 room\n",
+            );
+        }
+        self.is_full = is_full;
+    }
 }
 
 fn run_in(
     sandbox: &Sandbox,
     command: Option<&Command>,
     terms: &Terms,
-    signals: Signals,
+    signals: &Signals,
 ) -> Outcome {
     // Not earlier: until here, Ctrl-C is for us.
     let raw = match terms.tty && terms.interactive && !terms.detached {
@@ -197,6 +247,7 @@ fn run_in(
         terms,
         outputs,
         status: None,
+        warnings: Warnings::default(),
         interrupted: false,
         ending: Ending::No,
         timed_out: false,
@@ -233,6 +284,7 @@ struct Watch<'a> {
     /// How many outputs have not come to their end.
     outputs: usize,
     status: Option<ExitStatus>,
+    warnings: Warnings,
     interrupted: bool,
     ending: Ending,
     timed_out: bool,
@@ -247,20 +299,28 @@ impl Watch<'_> {
             if let Some(status) = self.status.filter(|_| self.outputs == 0) {
                 return Ok(self.code(status));
             }
-            let event = match self.deadline {
-                None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                Some(deadline) => {
-                    inbox.recv_timeout(deadline.saturating_duration_since(Instant::now()))
+            let left = |deadline: Instant| deadline.saturating_duration_since(Instant::now());
+            let due = self
+                .deadline
+                .map_or(LOOK, |deadline| left(deadline).min(LOOK));
+            match inbox.recv_timeout(due) {
+                Err(RecvTimeoutError::Timeout) => {
+                    self.warnings.look(self.sandbox);
+                    if self
+                        .deadline
+                        .is_some_and(|deadline| left(deadline).is_zero())
+                    {
+                        self.next_step();
+                    }
                 }
-            };
-            match event {
-                Err(RecvTimeoutError::Timeout) => self.next_step(),
                 // The signals' thread has a sender for as long as we run.
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(Failure::new("the threads that serve the command died"));
                 }
                 Ok(Event::Signal(signal)) => self.signal(signal),
                 Ok(Event::Closed) => self.nobody_sees(),
+                // Later.
+                Ok(Event::Ended(_)) => {}
                 Ok(Event::Output(Ok(()))) => self.outputs -= 1,
                 Ok(Event::Output(Err(error))) if error.kind() == io::ErrorKind::BrokenPipe => {
                     self.outputs -= 1;

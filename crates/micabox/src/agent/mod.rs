@@ -166,10 +166,13 @@ impl Agent {
         result
     }
 
-    /// Has the guest end in order: commands killed, files flushed and unmounted. True
-    /// when it says it has before `deadline`.
-    pub(crate) fn shut_down(&self, deadline: Instant) -> Result<bool, Lost> {
+    /// Has the guest end in order: commands killed, files flushed and unmounted.
+    pub(crate) fn begin_shut_down(&self) {
         self.shared.post(ToGuest::Shutdown);
+    }
+
+    /// Whether it says before `deadline` that it has.
+    pub(crate) fn is_shut_down(&self, deadline: Instant) -> Result<bool, Lost> {
         let problem = self
             .shared
             .wait(Some(deadline), |state| state.shut_down.clone())?;

@@ -36,6 +36,14 @@ impl Machine for FakeMachine {
         Err(micabox_vmm::Error::NoSnapshots { backend: "fake" })
     }
 
+    fn pause(&self, _meanwhile: &mut dyn FnMut()) -> Result<(), micabox_vmm::Error> {
+        unreachable!()
+    }
+
+    fn is_stalled(&self) -> bool {
+        false
+    }
+
     fn wait(&self, _: Duration) -> Option<Exit> {
         self.exit.lock().unwrap().clone()
     }
@@ -446,7 +454,8 @@ fn shutting_down_tells_what_was_lost() {
         });
         guest
     });
-    let lost = agent.shut_down(Instant::now() + SOON).unwrap_err();
+    agent.begin_shut_down();
+    let lost = agent.is_shut_down(Instant::now() + SOON).unwrap_err();
     assert!(lost.to_string().contains("umount: busy"), "{lost}");
     drop(guest.join().unwrap());
 }

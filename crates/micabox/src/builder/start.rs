@@ -345,6 +345,7 @@ impl Builder<'_> {
             network: interface.cloned(),
             vsock: self.sockets(),
             cmdline_extra: guest.cmdline,
+            lifeline: Some(registration.lifeline()?),
             resumed: self.saved_files()?,
         })?);
         self.cancel.watch(&machine);

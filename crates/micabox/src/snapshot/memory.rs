@@ -192,7 +192,7 @@ fn ask(found: &Found, directory: &Path) -> Result<SavedMachine, Error> {
     };
     match control::ask(&found.path, &request, PATIENCE) {
         Ok(Answer::Done) => {}
-        Ok(Answer::Failed(why)) => return Err(problem(why)),
+        Ok(Answer::Failed(why) | Answer::Killed(why)) => return Err(problem(why)),
         Err(error) => return Err(problem(format!("its creator does not answer: {error}"))),
     }
     description(directory)

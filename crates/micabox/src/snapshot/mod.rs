@@ -91,8 +91,9 @@ impl Sandboxes {
         let mut notes = Notes::default();
         let (snapshot, _lock) = self.add_snapshot(store, snapshot, |snapshot| {
             let path = snapshot.directory.join(DISK);
-            let disk = self.still_disk(&record.id)?;
-            copy(disk.path(), &path).map_err(failed("copying", &path))?;
+            let disk = copy::create(&path).map_err(failed("making", &path))?;
+            self.copy_still(&record.id, &disk)?;
+            disk.sync_all().map_err(failed("writing", &path))?;
             notes = settle(&path)?;
             Ok(())
         })?;

@@ -1,10 +1,13 @@
 //! The directory of sandboxes.
 
-use std::fs;
-use std::io::{self, Write};
-use std::os::unix::fs::DirBuilderExt;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use super::lock::Lock;
 use super::{Record, Status};
@@ -14,6 +17,16 @@ use crate::{Error, name};
 pub(crate) const ID_LENGTH: usize = 32;
 
 const STATE: &str = "state.json";
+
+/// Has room for the next record.
+const SPARE: &str = "state.spare";
+
+/// Bytes by which a record may grow before a full disk matters to it: how it ended, in words.
+const RESERVE: u64 = 4096;
+
+/// What filesystems give room in.
+const BLOCK: u64 = 4096;
+
 const LOCK: &str = "lock";
 
 /// What keeps the store from removing the sandbox's image; see
@@ -52,7 +65,7 @@ pub(crate) struct Registration {
     sandboxes: Sandboxes,
     path: PathBuf,
     record: Record,
-    _lock: Lock,
+    lock: Lock,
 }
 
 impl Sandboxes {
@@ -94,11 +107,7 @@ impl Sandboxes {
     /// # Errors
     /// [`Error::Running`].
     pub fn remove(&self, name_or_id: &str) -> Result<Record, Error> {
-        let _names = self.lock()?;
-        let found = find(self.scan_locked()?, name_or_id)?;
-        if let Ok(None) = Lock::attempt(&found.path.join(LOCK)) {
-            return Err(Error::Running(found.record.name));
-        }
+        let (_names, found, _lock) = self.ended(name_or_id)?;
         discard(&found.path)?;
         Ok(found.record)
     }
@@ -153,7 +162,7 @@ impl Sandboxes {
             sandboxes: self.clone(),
             path,
             record,
-            _lock: lock,
+            lock,
         };
         match written {
             Ok(()) => Ok(registration),
@@ -173,35 +182,70 @@ impl Sandboxes {
     ) -> Result<Registration, Error> {
         let (Found { mut record, path }, lock) = self.hold(id)?;
         change(&mut record);
+        let names = self.lock()?;
         write_record(&path, &record)?;
+        drop(names);
         Ok(Registration {
             sandboxes: self.clone(),
             path,
             record,
-            _lock: lock,
+            lock,
         })
     }
 
     /// Keeps a sandbox that has a disk and does not run from being started or removed, for
     /// as long as the lock is held.
     pub(crate) fn hold(&self, name_or_id: &str) -> Result<(Found, Lock), Error> {
-        let names = self.lock()?;
-        let found = find(self.scan_locked()?, name_or_id)?;
-        if !found.record.upper.is_kept() {
-            return Err(Error::NotKept(found.record.name));
+        let record = self.get(name_or_id)?;
+        if !record.upper.is_kept() {
+            return Err(Error::NotKept(record.name));
         }
-        let lock = Lock::attempt(&found.path.join(LOCK)).map_err(state("locking", &found.path))?;
+        let (names, found, lock) = self.ended(&record.id)?;
         drop(names);
-        let Some(lock) = lock else {
-            return Err(Error::Running(found.record.name));
-        };
-        // That of a creator who was killed goes a moment after it, and has the disk until then.
+        let lock = lock.map_err(state("locking", &found.path))?;
         match found.record.machine {
             Some(machine) if !machine.end(LAST_MOMENT) => Err(Error::Stuck {
                 name: found.record.name,
                 after: LAST_MOMENT,
             }),
             _ => Ok((found, lock)),
+        }
+    }
+
+    /// A sandbox that has ended, with the lock on names and its own. A machine whose owner was
+    /// killed goes a moment after it and has the disk until then, and the lock as well: that
+    /// is waited for.
+    fn ended(&self, name_or_id: &str) -> Result<(Lock, Found, io::Result<Lock>), Error> {
+        let deadline = Instant::now() + LAST_MOMENT;
+        loop {
+            let names = self.lock()?;
+            let found = find(self.scan_locked()?, name_or_id)?;
+            let lock = match Lock::attempt(&found.path.join(LOCK)) {
+                Ok(Some(lock)) => Ok(lock),
+                Err(error) => Err(error),
+                Ok(None) => {
+                    drop(names);
+                    let Record {
+                        owner,
+                        machine,
+                        name,
+                        ..
+                    } = found.record;
+                    if owner.is_none_or(|owner| !owner.has_ended()) {
+                        return Err(Error::Running(name));
+                    }
+                    if Instant::now() > deadline {
+                        let after = LAST_MOMENT;
+                        return Err(Error::Stuck { name, after });
+                    }
+                    if let Some(machine) = machine {
+                        machine.kill();
+                    }
+                    std::thread::sleep(POLL);
+                    continue;
+                }
+            };
+            return Ok((names, found, lock));
         }
     }
 
@@ -269,7 +313,20 @@ impl Registration {
     /// Changes the record, on disk too.
     pub(crate) fn update(&mut self, change: impl FnOnce(&mut Record)) -> Result<(), Error> {
         change(&mut self.record);
+        // Whoever reads a record has this lock.
+        let _names = self.sandboxes.lock()?;
         write_record(&self.path, &self.record)
+    }
+
+    /// What a machine's process has open for as long as it may use the sandbox's disk.
+    pub(crate) fn lifeline(&self) -> Result<Arc<File>, Error> {
+        let shared = self.lock.share();
+        Ok(Arc::new(shared.map_err(state("sharing", &self.path))?))
+    }
+
+    /// Leaves the sandbox locked until its machine has ended.
+    pub(crate) fn outlive_us(&mut self) {
+        self.lock.outlive_us();
     }
 
     /// Leaves nothing behind.
@@ -347,26 +404,57 @@ fn discard(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// Publishes a record. Only that of an end, or of a sandbox with something to keep, is
+/// Publishes a record: in the file's place comes the spare one, which has the room that it
+/// needs already, so that a full disk keeps no end from being written. The caller holds the
+/// lock on names, as do readers, who so see no spare being written. Only that of an end, or of a sandbox with something to keep, is
 /// synced to disk: after a crash of the host no sandbox runs, and a record that is damaged
 /// then is forgotten.
 fn write_record(directory: &Path, record: &Record) -> Result<(), Error> {
     let write = || {
         let text = serde_json::to_vec_pretty(record)?;
-        let mut file = tempfile::NamedTempFile::new_in(directory)?;
-        file.write_all(&text)?;
+        let (current, spare) = (directory.join(STATE), directory.join(SPARE));
+        let file = fill(&spare, &text)?;
         let matters = matches!(record.status, Status::Exited { .. }) || record.upper.is_kept();
         let durable = matters && !record.auto_remove;
         if durable {
-            file.as_file().sync_all()?;
+            file.sync_all()?;
         }
-        file.persist(directory.join(STATE))?;
+        exchange(&spare, &current)?;
         if durable {
-            fs::File::open(directory)?.sync_all()?;
+            File::open(directory)?.sync_all()?;
+        }
+        if !spare.exists() {
+            // Not every record is the last, and only that must find room.
+            let _ = fill(&spare, &vec![b' '; text.len()]);
         }
         Ok(())
     };
     write().map_err(state("writing", &directory.join(STATE)))
+}
+
+/// Writes `text` into a file as long as it was, spaces behind it; if that is too short, one
+/// that has room for something more.
+fn fill(path: &Path, text: &[u8]) -> io::Result<File> {
+    let mut options = File::options();
+    let options = options.create(true).truncate(false).write(true).mode(0o600);
+    let file = options.open(path)?;
+    let needs = text.len() as u64;
+    let length = match file.metadata()?.len() {
+        had if needs <= had => had,
+        _ => (needs + RESERVE).next_multiple_of(BLOCK),
+    };
+    let mut bytes = text.to_vec();
+    bytes.resize(usize::try_from(length).unwrap_or_default(), b' ');
+    file.write_all_at(&bytes, 0)?;
+    Ok(file)
+}
+
+/// Has two files change places, or the first one replace the second where that can't be.
+fn exchange(new: &Path, old: &Path) -> io::Result<()> {
+    match renameat_with(CWD, new, CWD, old, RenameFlags::EXCHANGE) {
+        Ok(()) => Ok(()),
+        Err(_) => fs::rename(new, old),
+    }
 }
 
 fn read_record(directory: &Path) -> Option<Record> {

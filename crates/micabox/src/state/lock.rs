@@ -9,6 +9,8 @@ use std::path::Path;
 #[derive(Debug)]
 pub(crate) struct Lock {
     file: File,
+    /// Another process has it as well, and may keep it for longer.
+    outlives: bool,
 }
 
 impl Lock {
@@ -26,7 +28,7 @@ impl Lock {
             let ours = file.metadata()?;
             match path.metadata() {
                 Ok(current) if (current.dev(), current.ino()) == (ours.dev(), ours.ino()) => {
-                    return Ok(Self { file });
+                    return Ok(Self::of(file));
                 }
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
@@ -39,10 +41,27 @@ impl Lock {
         let file = File::options().write(true).open(path);
         let file = file.or_else(|error| read_only(path, error))?;
         match file.try_lock() {
-            Ok(()) => Ok(Some(Self { file })),
+            Ok(()) => Ok(Some(Self::of(file))),
             Err(TryLockError::WouldBlock) => Ok(None),
             Err(TryLockError::Error(error)) => Err(error),
         }
+    }
+}
+
+impl Lock {
+    fn of(file: File) -> Self {
+        let outlives = false;
+        Self { file, outlives }
+    }
+
+    /// The locked file for another process, which then holds the lock as well.
+    pub(crate) fn share(&self) -> io::Result<File> {
+        self.file.try_clone()
+    }
+
+    /// Has the lock end with the last process that it was shared with, and not before.
+    pub(crate) fn outlive_us(&mut self) {
+        self.outlives = true;
     }
 }
 
@@ -57,6 +76,9 @@ fn read_only(path: &Path, error: io::Error) -> io::Result<File> {
 
 impl Drop for Lock {
     fn drop(&mut self) {
+        if self.outlives {
+            return;
+        }
         // Closing is not enough: a child that another thread has made and that has not yet
         // executed its program holds the file as well.
         let _ = self.file.unlock();

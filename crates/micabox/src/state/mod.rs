@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! sandboxes/<id>/state.json   the record
-//! sandboxes/<id>/lock         locked (flock) for as long as the creator lives
+//! sandboxes/<id>/state.spare  room for the next one, should the host's disk be full
+//! sandboxes/<id>/lock         locked (flock) for as long as the creator or its machine lives
 //! sandboxes/<id>/control      a socket on which the creator takes requests
 //! sandboxes/<id>/upper.ext4   the disk for changes, if it has one
 //! sandboxes/<id>/output.log   what it wrote while detached
@@ -14,7 +15,7 @@
 pub(crate) mod control;
 mod directory;
 mod lock;
-mod process;
+pub(crate) mod process;
 mod record;
 
 pub use directory::Sandboxes;

@@ -52,37 +52,14 @@ impl ProcessId {
         retry_on_intr(|| poll(&mut ended, patience.as_ref())).is_ok_and(|count| count > 0)
     }
 
-    /// Has it stand still, until [`ProcessId::resume`].
-    pub(crate) fn pause(self) {
-        if let Some(handle) = self.open() {
-            let _ = pidfd_send_signal(&handle, Signal::STOP);
-        }
+    /// Whether it is gone, or is about to be: nothing of it runs any more.
+    pub(crate) fn has_ended(self) -> bool {
+        self.open().is_none() || matches!(state(self.pid), Some('Z' | 'X') | None)
     }
 
-    /// Has it go on.
-    pub(crate) fn resume(self) {
-        if let Some(handle) = self.open() {
-            let _ = pidfd_send_signal(&handle, Signal::CONT);
-        }
-    }
-
-    /// Whether none of its threads does anything; also if it is gone.
-    pub(crate) fn stands_still(self) -> bool {
-        if self.open().is_none() {
-            return true;
-        }
-        let Ok(threads) = std::fs::read_dir(format!("/proc/{}/task", self.pid)) else {
-            return true;
-        };
-        threads.flatten().all(|thread| {
-            let stat = std::fs::read(thread.path().join("stat")).unwrap_or_default();
-            let stat = String::from_utf8_lossy(&stat);
-            let state = stat
-                .rsplit_once(')')
-                .map_or("", |(_, rest)| rest)
-                .trim_start();
-            matches!(state.chars().next(), Some('T' | 't' | 'Z' | 'X') | None)
-        })
+    /// Whether a signal has stopped it (`SIGSTOP`, Ctrl-Z).
+    pub(crate) fn is_stopped(self) -> bool {
+        self.open().is_some() && matches!(state(self.pid), Some('T' | 't'))
     }
 
     fn open(self) -> Option<OwnedFd> {
@@ -92,16 +69,58 @@ impl ProcessId {
     }
 }
 
-fn start_time(pid: u32) -> Option<u64> {
-    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
-    parse_start_time(&String::from_utf8_lossy(&stat))
+/// Processor time of a running process and its children, one of which may be the one that
+/// runs the machine, in clock ticks.
+pub(crate) fn processor_time(pid: u32) -> Option<u64> {
+    let stat = stat(pid)?;
+    let mut times = fields(&stat)?.skip(11).map(str::parse::<u64>);
+    let (user, system) = (times.next()?.ok()?, times.next()?.ok()?);
+    let children = children(pid).into_iter().filter_map(processor_time);
+    Some(user.saturating_add(system) + children.sum::<u64>())
 }
 
-/// Field 22. The second one is the program's name in parentheses, which may itself
-/// have parentheses and spaces.
+/// Whether a thread of a process, or of a child of it, waits for the host's disk.
+pub(crate) fn waits_for_disk(pid: u32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter();
+    let mut threads = threads.flatten().flatten();
+    threads.any(|thread| {
+        let stat = std::fs::read(thread.path().join("stat")).unwrap_or_default();
+        let stat = String::from_utf8_lossy(&stat);
+        fields(&stat).and_then(|mut fields| fields.next()) == Some("D")
+    }) || children(pid).into_iter().any(waits_for_disk)
+}
+
+/// A process's children.
+pub(crate) fn children(pid: u32) -> Vec<u32> {
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+    let children = children.unwrap_or_default();
+    let children = children.split_ascii_whitespace();
+    children.filter_map(|child| child.parse().ok()).collect()
+}
+
+fn stat(pid: u32) -> Option<String> {
+    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    Some(String::from_utf8_lossy(&stat).into_owned())
+}
+
+fn start_time(pid: u32) -> Option<u64> {
+    parse_start_time(&stat(pid)?)
+}
+
+fn state(pid: u32) -> Option<char> {
+    fields(&stat(pid)?)?.next()?.chars().next()
+}
+
+/// Field 22.
 fn parse_start_time(stat: &str) -> Option<u64> {
+    fields(stat)?.nth(19)?.parse().ok()
+}
+
+/// The fields from the third on. The second one is the program's name in parentheses, which
+/// may itself have parentheses and spaces.
+fn fields(stat: &str) -> Option<impl Iterator<Item = &str>> {
     let (_, rest) = stat.rsplit_once(')')?;
-    rest.split_ascii_whitespace().nth(19)?.parse().ok()
+    Some(rest.split_ascii_whitespace())
 }
 
 #[cfg(test)]

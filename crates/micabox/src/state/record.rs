@@ -126,6 +126,11 @@ impl Record {
         }
     }
 
+    /// Whether the process that made it is gone without a word, so that it ends about now.
+    pub fn is_orphaned(&self) -> bool {
+        self.status.is_live() && self.owner.is_some_and(ProcessId::has_ended)
+    }
+
     /// The first 12 digits of the ID, enough for people.
     pub fn short_id(&self) -> &str {
         self.id.get(..12).unwrap_or(&self.id)

@@ -14,18 +14,29 @@ const PIECE: usize = 1 << 20;
 /// Copies the file at `from`, which nobody changes, to a new one at `to`, durably.
 pub(crate) fn copy(from: &Path, to: &Path) -> io::Result<()> {
     let source = File::open(from)?;
-    let mut options = fs::OpenOptions::new();
-    let target = options.write(true).create_new(true).mode(0o600).open(to)?;
-    let copied = match rustix::fs::ioctl_ficlone(&target, &source) {
-        Ok(()) => Ok(()),
-        // Another filesystem, or one that can't.
-        Err(_) => copy_data(&source, &target),
-    };
+    let target = create(to)?;
+    let copied = fill(&source, &target, &mut || ());
     let result = copied.and_then(|()| target.sync_all());
     if result.is_err() {
         let _ = fs::remove_file(to);
     }
     result
+}
+
+/// Makes a file for a copy.
+pub(crate) fn create(path: &Path) -> io::Result<File> {
+    let mut options = fs::OpenOptions::new();
+    let options = options.write(true).create_new(true).mode(0o600);
+    options.open(path)
+}
+
+/// Makes `target` a copy of `source`, which nobody changes. Calls `progress` now and then.
+pub(crate) fn fill(source: &File, target: &File, progress: &mut dyn FnMut()) -> io::Result<()> {
+    match rustix::fs::ioctl_ficlone(target, source) {
+        Ok(()) => Ok(()),
+        // Another filesystem, or one that can't.
+        Err(_) => copy_data(source, target, progress),
+    }
 }
 
 /// Offset and length of everything in a file that is no hole, ascending.
@@ -45,7 +56,8 @@ pub(crate) fn data_runs(file: &File) -> io::Result<Vec<(u64, u64)>> {
     Ok(runs)
 }
 
-fn copy_data(source: &File, target: &File) -> io::Result<()> {
+fn copy_data(source: &File, target: &File, progress: &mut dyn FnMut()) -> io::Result<()> {
+    target.set_len(0)?;
     target.set_len(source.metadata()?.len())?;
     let mut buffer = vec![0; PIECE];
     for (start, length) in data_runs(source)? {
@@ -59,6 +71,7 @@ fn copy_data(source: &File, target: &File) -> io::Result<()> {
                 target.write_all_at(piece, at)?;
             }
             at += count as u64;
+            progress();
         }
     }
     Ok(())

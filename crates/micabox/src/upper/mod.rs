@@ -1,7 +1,7 @@
 //! Where a sandbox's changes go, and what can be done with them while no machine does.
 
 mod changes;
-mod copy;
+pub(crate) mod copy;
 mod layer;
 pub(crate) mod merged;
 pub(crate) mod pack;
@@ -24,7 +24,6 @@ pub use changes::{Change, ChangeKind};
 pub(crate) use changes::{ChangesError, read_changes, write_changes};
 pub(crate) use copy::{copy, data_runs};
 pub(crate) use layer::{LayerError, OVERLAY, write_layer};
-pub(crate) use still::Paused;
 pub use still::StillDisk;
 pub(crate) use walk::{Disk, OPAQUE, WalkError, is_whiteout};
 

@@ -2,27 +2,33 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::{Change, copy, disk, read_changes};
 use crate::jailed::{About, Changes, Layer, Notes, Stream, Unread};
-use crate::state::control::{self, Answer, Connection, Request};
-use crate::state::{Found, ProcessId, Sandboxes};
+use crate::state::control::{self, Held};
+use crate::state::{Found, Sandboxes};
 use crate::{Base, Error};
 
 /// How long a machine may take to stand still.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How often it is looked at.
-const POLL: Duration = Duration::from_millis(1);
+const POLL: Duration = Duration::from_millis(10);
+
+/// How often a copy is begun: this process may be stopped during one, and the machine goes on
+/// without it then.
+const ATTEMPTS: usize = 3;
 
 /// A disk that nobody writes to, or a copy of one of a moment at which nobody did.
 #[derive(Debug)]
 pub struct StillDisk {
+    /// The sandbox's.
     path: PathBuf,
-    /// Holds the copy.
-    _directory: Option<tempfile::TempDir>,
+    /// Of it; without a name, so that nothing is left whatever ends this process.
+    copy: Option<File>,
 }
 
 impl StillDisk {
@@ -74,12 +80,11 @@ impl StillDisk {
 
     /// Opens its file.
     pub(crate) fn open(&self, about: &About) -> Result<File, Error> {
-        File::open(&self.path).map_err(|error| about.disk(error.to_string()))
-    }
-
-    /// Its file.
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
+        let opened = match &self.copy {
+            Some(copy) => File::open(format!("/proc/self/fd/{}", copy.as_raw_fd())),
+            None => File::open(&self.path),
+        };
+        opened.map_err(|error| about.disk(error.to_string()))
     }
 }
 
@@ -94,34 +99,40 @@ impl Sandboxes {
     pub fn still_disk(&self, name_or_id: &str) -> Result<StillDisk, Error> {
         let Found { record, path } = self.find(name_or_id)?;
         record.disk_size()?;
-        let original = disk(&path);
-        let failed = |source: io::Error| Error::Disk {
-            what: "copying",
-            path: original.clone(),
-            problem: source.to_string(),
-        };
         if !record.status.is_live() {
             return Ok(StillDisk {
-                path: original,
-                _directory: None,
+                path: disk(&path),
+                copy: None,
             });
         }
-        let directory = tempfile::tempdir_in(&path).map_err(failed)?;
-        let to = directory.path().join("copy.ext4");
-        let held = self.hold_still(&record.id)?;
-        copy(&original, &to).map_err(failed)?;
-        drop(held);
+        let copy = tempfile::tempfile_in(&path).map_err(copying(&disk(&path)))?;
+        self.copy_still(&record.id, &copy)?;
         Ok(StillDisk {
-            path: to,
-            _directory: Some(directory),
+            path: disk(&path),
+            copy: Some(copy),
         })
     }
-}
 
-impl Sandboxes {
-    /// Has the creator of a sandbox keep its machine from running until the result is dropped
-    /// or this process is gone, whatever ends it; none if the sandbox has ended meanwhile.
-    fn hold_still(&self, id: &str) -> Result<Option<Connection>, Error> {
+    /// Makes `to` a copy of a sandbox's disk as it is now ([`Sandboxes::still_disk`]).
+    pub(crate) fn copy_still(&self, id: &str, to: &File) -> Result<(), Error> {
+        let original = disk(&self.find(id)?.path);
+        let source = File::open(&original).map_err(copying(&original))?;
+        for _ in 0..ATTEMPTS {
+            let mut held = self.hold_still(id)?;
+            let mut keep = || held.iter_mut().for_each(Held::keep);
+            copy::fill(&source, to, &mut keep).map_err(copying(&original))?;
+            if held.is_none_or(Held::release) {
+                return Ok(());
+            }
+        }
+        let interrupted = io::Error::other("the sandbox went on before the copy was complete");
+        Err(copying(&original)(interrupted))
+    }
+
+    /// Has the creator of a sandbox keep its machine from running until the result is
+    /// released or dropped, or this process is stopped or gone; none if the sandbox has ended
+    /// meanwhile.
+    fn hold_still(&self, id: &str) -> Result<Option<Held>, Error> {
         let failed = |source| Error::System {
             what: "pausing the machine",
             source,
@@ -132,10 +143,10 @@ impl Sandboxes {
             if !found.record.status.is_live() {
                 return Ok(None);
             }
-            match control::ask_and_stay(&found.path, &Request::Hold, PATIENCE) {
-                Ok((Answer::Done, held)) => return Ok(Some(held)),
-                Ok((Answer::Failed(why), _)) => return Err(failed(io::Error::other(why))),
-                // It has no ear yet, or has just lost it.
+            match control::hold(&found.path, PATIENCE) {
+                Ok(Ok(held)) => return Ok(Some(held)),
+                Ok(Err(why)) => return Err(failed(io::Error::other(why))),
+                // It has no ear yet, or is about to end.
                 Err(_) if Instant::now() < deadline => std::thread::sleep(POLL),
                 Err(error) => return Err(failed(error)),
             }
@@ -143,30 +154,12 @@ impl Sandboxes {
     }
 }
 
-/// A machine whose process stands still until this is dropped.
-pub(crate) struct Paused(ProcessId);
-
-impl Paused {
-    pub(crate) fn new(machine: ProcessId) -> Result<Self, Error> {
-        machine.pause();
-        let paused = Self(machine);
-        let deadline = Instant::now() + PATIENCE;
-        // Every thread: one may be in the middle of a write.
-        while !machine.stands_still() {
-            if Instant::now() > deadline {
-                return Err(Error::System {
-                    what: "pausing the machine",
-                    source: io::ErrorKind::TimedOut.into(),
-                });
-            }
-            std::thread::sleep(POLL);
-        }
-        Ok(paused)
-    }
-}
-
-impl Drop for Paused {
-    fn drop(&mut self) {
-        self.0.resume();
+/// Names the disk that can't be copied.
+fn copying(path: &Path) -> impl FnOnce(io::Error) -> Error {
+    let path = path.to_owned();
+    move |error| Error::Disk {
+        what: "copying",
+        path,
+        problem: error.to_string(),
     }
 }

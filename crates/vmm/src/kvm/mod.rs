@@ -125,7 +125,8 @@ impl Backend for Kvm {
             Some(Sockets::Nowhere) => (None, Some(Inside::nowhere()?)),
             Some(Sockets::At(path)) => Some(Outside::open(path)?).unzip(),
         };
-        let files = Handover::prepare(config, kvm, inside, channels.descriptors())?;
+        let mut files = Handover::prepare(config, kvm, inside, channels.descriptors())?;
+        files.extend(config.lifeline()?);
         let description = files.first().map_or(-1, AsRawFd::as_raw_fd);
         let launch = Launch {
             program,
@@ -139,6 +140,7 @@ impl Backend for Kvm {
             // What it saves of itself is its RAM.
             file_size: config.largest_written_file().max(config.ram()),
             saves: config.ram(),
+            monitored: false,
             // To read its own program, and to become nobody in its jail.
             capabilities: &[CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID],
             files,

@@ -1,4 +1,4 @@
-//! Requests to a machine's process: to save the machine, so far.
+//! Requests to a machine's process: to pause the machine, and to save it.
 //!
 //! The process that runs the machine opens nothing, so the files to write come with the
 //! request. It may be in a hostile guest's hands: its answers are bounded.
@@ -7,14 +7,14 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use crate::{Error, Snapshot};
 
-/// Far longer than writing a machine's memory takes.
+/// Far longer than writing a machine's memory takes, or a flush of its disks.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Most bytes of an answer.
@@ -24,6 +24,8 @@ const MAX_ANSWER: usize = 1024;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Request {
+    /// Stand still, until [`Request::GoOn`] or the end of the channel.
+    Pause = b'p',
     /// Stand still; the file for the state comes with it.
     State = b's',
     /// Write both; the file for the memory comes with it.
@@ -32,7 +34,7 @@ pub(crate) enum Request {
     GoOn = b'g',
 }
 
-/// What became of [`Request::Memory`]: nothing, or what went wrong.
+/// What became of [`Request::Pause`] or [`Request::Memory`]: nothing, or what went wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Answer(pub(crate) Result<(), String>);
 
@@ -43,6 +45,7 @@ impl Request {
         let (count, file) = stream.recv_with_fd(&mut byte).map_err(from_errno)?;
         let request = match (count, byte) {
             (0, _) => return Ok(None),
+            (_, [b'p']) => Self::Pause,
             (_, [b's']) => Self::State,
             (_, [b'm']) => Self::Memory,
             (_, [b'g']) => Self::GoOn,
@@ -131,6 +134,21 @@ impl Control {
         }
     }
 
+    /// Whether the process takes requests.
+    pub(super) fn is_served(&self) -> bool {
+        self.ram > 0
+    }
+
+    /// Keeps others from making requests.
+    pub(super) fn lock(&self) -> MutexGuard<'_, Option<UnixStream>> {
+        self.stream.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn pause(&self, meanwhile: &mut dyn FnMut()) -> Result<(), Error> {
+        let pause = |stream: &UnixStream| Request::Pause.send(stream, None);
+        self.ask(PATIENCE, pause, meanwhile).map_err(Error::Pause)
+    }
+
     pub(super) fn save(&self, to: &Snapshot, meanwhile: &mut dyn FnMut()) -> Result<(), Error> {
         self.save_within(PATIENCE, to, meanwhile)
     }
@@ -141,35 +159,45 @@ impl Control {
         to: &Snapshot,
         meanwhile: &mut dyn FnMut(),
     ) -> Result<(), Error> {
-        if self.ram == 0 {
+        if !self.is_served() {
             return Err(Error::NoSnapshots { backend: "QEMU" });
         }
-        let mut guard = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
-        let failed = |error: io::Error| Error::Save(error.to_string());
-        let Some(stream) = guard.as_ref() else {
-            let why = "its process did not answer an earlier request";
-            return Err(Error::Save(why.to_owned()));
+        let save = |stream: &UnixStream| {
+            Request::State.send(stream, Some(&to.state))?;
+            Request::Memory.send(stream, Some(&to.memory))
         };
         // The process could not make it that long.
-        to.memory.set_len(self.ram).map_err(failed)?;
-        let mut request = || -> io::Result<Result<(), String>> {
-            Request::State.send(stream, Some(&to.state))?;
-            Request::Memory.send(stream, Some(&to.memory))?;
-            let Answer(saved) = Answer::receive(stream, Instant::now() + patience)?;
-            if saved.is_ok() {
+        let sized = to.memory.set_len(self.ram);
+        sized.map_err(|error| Error::Save(error.to_string()))?;
+        self.ask(patience, save, meanwhile).map_err(Error::Save)
+    }
+
+    /// Makes a request after which the machine stands still, does `meanwhile`, and has it go
+    /// on.
+    fn ask(
+        &self,
+        patience: Duration,
+        request: impl FnOnce(&UnixStream) -> io::Result<()>,
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<(), String> {
+        let mut guard = self.lock();
+        let Some(stream) = guard.as_ref() else {
+            return Err("its process did not answer an earlier request".to_owned());
+        };
+        let ask = || -> io::Result<Result<(), String>> {
+            request(stream)?;
+            let Answer(done) = Answer::receive(stream, Instant::now() + patience)?;
+            if done.is_ok() {
                 meanwhile();
             }
             Request::GoOn.send(stream, None)?;
-            Ok(saved)
+            Ok(done)
         };
-        match request() {
-            Ok(saved) => saved.map_err(Error::Save),
-            Err(error) => {
-                // The machine goes on when its process sees the end of the stream.
-                *guard = None;
-                Err(failed(error))
-            }
-        }
+        ask().unwrap_or_else(|error| {
+            // The machine goes on when its process sees the end of the stream.
+            *guard = None;
+            Err(error.to_string())
+        })
     }
 }
 

@@ -1,6 +1,8 @@
 //! A machine's process: started, watched, ended. The same for every backend.
 
 mod control;
+mod monitor;
+mod stopped;
 
 use std::ffi::OsString;
 use std::io;
@@ -9,6 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::ExitStatus;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -21,12 +24,18 @@ use crate::console::panic_message;
 use crate::{Error, Snapshot};
 use control::Control;
 pub(crate) use control::{Answer, Request};
+use stopped::Stopped;
 
 /// Bytes of console kept: the kernel's last words with a stack trace.
 const CONSOLE_TAIL: usize = 16 << 10;
 
 /// Bytes of QEMU's own messages kept.
 const STDERR_TAIL: usize = 4 << 10;
+
+/// What a worker says on stderr when the host's disk is full and a write of the guest's has to
+/// wait, and when there is room again.
+pub(crate) const FULL: &str = "the host's disk is full: the guest's writes wait";
+pub(crate) const ROOM: &str = "there is room on the host's disk again";
 
 /// What a backend wants started.
 #[derive(Debug)]
@@ -45,6 +54,8 @@ pub(crate) struct Launch {
     pub(crate) capabilities: &'static [libc::c_ulong],
     /// Bytes of the machine's RAM; 0 if it takes no requests to save it.
     pub(crate) saves: u64,
+    /// Whether QEMU's monitor is at its end of the channel for requests.
+    pub(crate) monitored: bool,
     /// What an exit code means, if it is not 0.
     pub(crate) failure: fn(code: i32, message: String) -> Exit,
     /// What it may use, where a control group can be had.
@@ -103,7 +114,10 @@ pub(crate) struct Process {
     handle: OwnedFd,
     agent: UnixStream,
     console: Tail,
+    stderr: Tail,
     control: Control,
+    /// What its monitor says, if it has one.
+    is_full: Arc<AtomicBool>,
     fate: Arc<Fate>,
     watcher: Option<JoinHandle<()>>,
 }
@@ -135,6 +149,15 @@ impl Process {
         let (agent, agent_child) = channels.agent;
         let (console, console_child) = channels.console;
         let (control, control_child) = channels.control;
+        let is_full = Arc::new(AtomicBool::new(false));
+        if launch.monitored {
+            let stream = control.try_clone().map_err(system("sharing a channel"))?;
+            let is_full = Arc::clone(&is_full);
+            std::thread::Builder::new()
+                .name("monitor".into())
+                .spawn(move || monitor::serve(&stream, &is_full))
+                .map_err(system("starting a thread"))?;
+        }
         let control = Control::new(control, launch.saves);
         let files = launch.files;
         let attached = launch.attached;
@@ -145,7 +168,7 @@ impl Process {
                 .iter()
                 .map(AsRawFd::as_raw_fd)
                 .chain([descriptors.agent, descriptors.console])
-                .chain((launch.saves > 0).then_some(descriptors.control))
+                .chain((launch.saves > 0 || launch.monitored).then_some(descriptors.control))
                 .collect(),
             address_space: launch.address_space,
             file_size: launch.file_size,
@@ -161,6 +184,7 @@ impl Process {
 
         let fate = Arc::new(Fate::default());
         let console_tail = Tail::new(CONSOLE_TAIL);
+        let stderr_tail = Tail::new(STDERR_TAIL);
         let (started, start) = mpsc::sync_channel(1);
         // The kernel kills the child when the thread that forked it ends, so that
         // thread must live as long as the child, whatever threads our caller has.
@@ -169,6 +193,7 @@ impl Process {
             .spawn({
                 let fate = Arc::clone(&fate);
                 let tail = console_tail.clone();
+                let stderr_tail = stderr_tail.clone();
                 move || {
                     let spawned = Child::spawn(&program, &confinement, cgroup.as_ref());
                     drop((agent_child, console_child, control_child, files));
@@ -182,7 +207,6 @@ impl Process {
                             return;
                         }
                     };
-                    let stderr_tail = Tail::new(STDERR_TAIL);
                     let drained = [tail.drain(console), stderr_tail.drain(stderr)];
                     let status = child.wait();
                     for thread in drained {
@@ -221,7 +245,9 @@ impl Process {
             handle,
             agent,
             console: console_tail,
+            stderr: stderr_tail,
             control,
+            is_full,
             fate,
             watcher: Some(watcher),
         })
@@ -268,6 +294,25 @@ impl Machine for Process {
 
     fn save(&self, to: &Snapshot, meanwhile: &mut dyn FnMut()) -> Result<(), Error> {
         self.control.save(to, meanwhile)
+    }
+
+    fn pause(&self, meanwhile: &mut dyn FnMut()) -> Result<(), Error> {
+        if self.control.is_served() {
+            return self.control.pause(meanwhile);
+        }
+        let _one_at_a_time = self.control.lock();
+        let stopped = Stopped::new(&self.handle, self.pid);
+        let stopped = stopped.map_err(|error| Error::Pause(error.to_string()))?;
+        meanwhile();
+        drop(stopped);
+        Ok(())
+    }
+
+    fn is_stalled(&self) -> bool {
+        let said = self.stderr.text();
+        let mut lines = said.lines().rev();
+        self.is_full.load(Ordering::Relaxed)
+            || lines.find(|line| matches!(*line, FULL | ROOM)) == Some(FULL)
     }
 
     fn wait(&self, timeout: Duration) -> Option<Exit> {
@@ -333,6 +378,7 @@ mod tests {
             file_size: 0,
             capabilities: &[CAP_DAC_READ_SEARCH],
             saves: 0,
+            monitored: false,
             failure: |code, message| Exit::Failed { code, message },
             quota: Quota {
                 memory: 4 << 30,

@@ -84,6 +84,9 @@ pub(super) fn build(
     arguments.pair("-chardev", &format!("socket,id=console,fd={}", fds.console));
     arguments.pair("-serial", "chardev:console");
 
+    arguments.pair("-chardev", &format!("socket,id=monitor,fd={}", fds.control));
+    arguments.pair("-mon", "chardev=monitor,mode=control");
+
     let mut functions = Functions::default();
     arguments.device(
         &mut functions,
@@ -204,10 +207,10 @@ fn block(
     arguments.device(
         functions,
         // Writes are done when the host's page cache has them, and durable after the guest's
-        // flush. An error is the guest's to know: QEMU would rather pause it for ever when
-        // the host's disk is full.
+        // flush. An error is the guest's to know, but for a full disk of the host's: that stops
+        // the machine, and its monitor has it try again.
         json!({"driver": "virtio-blk-pci", "drive": node, "serial": disk.serial,
-               "write-cache": "on", "werror": "report", "rerror": "report"}),
+               "write-cache": "on", "werror": "enospc", "rerror": "report"}),
     )
 }
 
@@ -305,6 +308,7 @@ mod tests {
             network: None,
             vsock: None,
             cmdline_extra: vec!["mica.x=1".into()],
+            lifeline: None,
             resumed: None,
         }
     }
@@ -349,17 +353,20 @@ mod tests {
         for flag in ["-no-user-config", "-nodefaults", "-no-reboot"] {
             assert!(arguments.iter().any(|argument| argument == flag));
         }
-        assert!(
-            !arguments
-                .iter()
-                .any(|argument| argument.contains("monitor"))
-        );
+        // A monitor that only its owner reaches.
+        let monitors = |argument: &&String| argument.contains("-mon") || argument.contains("qmp");
+        assert_eq!(arguments.iter().filter(monitors).count(), 1);
+        assert_eq!(values(&arguments, "-mon"), ["chardev=monitor,mode=control"]);
         assert_eq!(values(&arguments, "-sandbox"), [SECCOMP]);
         assert_eq!(values(&arguments, "-initrd"), ["/guest/a,b.cpio"]);
         assert!(values(&arguments, "-append")[0].ends_with(" mica.x=1"));
         assert_eq!(
             values(&arguments, "-chardev"),
-            ["socket,id=console,fd=11", "socket,id=agent,fd=10"]
+            [
+                "socket,id=console,fd=11",
+                "socket,id=monitor,fd=12",
+                "socket,id=agent,fd=10"
+            ]
         );
     }
 

@@ -1,10 +1,9 @@
 //! Machines as QEMU processes.
 //!
-//! One process a machine, started with nothing of the user's configuration, no
-//! monitor, no default device and no network, under QEMU's own seccomp filter and
-//! what confines every machine's process. The agent's byte stream is one end of a socket pair that the
-//! process inherits, so there is no path anywhere that another program could
-//! connect to.
+//! One process a machine, started with nothing of the user's configuration, no default device
+//! and no network, under QEMU's own seccomp filter and what confines every machine's process.
+//! The agent's byte stream and QEMU's monitor are ends of socket pairs that the process
+//! inherits, so there is no path anywhere that another program could connect to.
 
 mod args;
 mod binary;
@@ -110,11 +109,12 @@ impl Backend for Qemu {
             program: self.program.clone(),
             name: None,
             arguments: args::build(config, processor, channels.descriptors(), number)?,
-            files: link.into_iter().collect(),
+            files: link.into_iter().chain(config.lifeline()?).collect(),
             address_space: config.address_space().saturating_add(OWN_ADDRESS_SPACE),
             file_size: config.largest_written_file(),
             capabilities: &[CAP_DAC_READ_SEARCH],
             saves: 0,
+            monitored: true,
             failure: |code, message| Exit::Failed { code, message },
             quota: Quota {
                 memory: config.memory().saturating_add(OWN_MEMORY),

@@ -1,4 +1,4 @@
-//! Processors that stand still while their machine is saved.
+//! Processors that stand still while their machine is paused or saved.
 
 #![allow(unsafe_code)]
 
@@ -90,8 +90,12 @@ impl Pause {
         let _ = vcpu.kvmclock_ctrl();
     }
 
-    /// Has all processors stand still; their states.
-    pub(crate) fn stop(&self, threads: &[JoinHandle<()>]) -> Result<Vec<State>, String> {
+    /// Has all processors stand still; their states, or why one can't be saved. Fails if they
+    /// don't stop.
+    pub(crate) fn stop(
+        &self,
+        threads: &[JoinHandle<()>],
+    ) -> Result<Vec<Result<State, String>>, String> {
         let deadline = Instant::now() + PATIENCE;
         let mut state = lock(&self.state);
         state.wanted = true;
@@ -109,7 +113,7 @@ impl Pause {
             let waited = self.changed.wait_timeout(state, REPEAT);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        std::mem::take(&mut state.saved).into_values().collect()
+        Ok(std::mem::take(&mut state.saved).into_values().collect())
     }
 
     /// Has them go on.

@@ -1,6 +1,7 @@
 //! What a device is to the transport.
 
 use std::os::fd::RawFd;
+use std::time::Duration;
 
 use vmm_sys_util::epoll::EventSet;
 
@@ -34,6 +35,12 @@ pub(crate) trait Device: Send {
     /// has a thread of its own, so that nothing else waits for it.
     fn is_slow(&self) -> bool {
         false
+    }
+
+    /// How long to wait before its queues are looked at again, if it could not go on with what
+    /// is in them; said once. For slow devices only.
+    fn stalled(&mut self) -> Option<Duration> {
+        None
     }
 
     /// Whether a processor stands still until the device has taken what the driver has put

@@ -1,5 +1,7 @@
 //! The MMIO transport: a device's registers (specification section 4.2).
 
+use std::time::Duration;
+
 use event_manager::{EventOps, Events, MutEventSubscriber};
 use virtio_bindings::virtio_config::{
     VIRTIO_CONFIG_S_DRIVER_OK, VIRTIO_CONFIG_S_FAILED, VIRTIO_CONFIG_S_FEATURES_OK,
@@ -88,6 +90,11 @@ impl Transport {
     /// [`Device::is_slow`].
     pub(crate) fn is_slow(&self) -> bool {
         self.device.is_slow()
+    }
+
+    /// [`Device::stalled`].
+    pub(crate) fn stalled(&mut self) -> Option<Duration> {
+        self.device.stalled()
     }
 
     pub(crate) fn interrupt(&self) -> &Interrupt {
@@ -223,7 +230,7 @@ impl Transport {
     }
 
     /// Has everything looked at that was there before.
-    pub(super) fn look_at_everything(&self) {
+    pub(crate) fn look_at_everything(&self) {
         for notification in &self.notifications {
             let _ = notification.write(1);
         }

@@ -195,9 +195,9 @@ impl Machine {
         for (disk, index) in slow.into_iter().zip(0..) {
             let end = Arc::clone(&end);
             let mut events = Loop::new()?;
-            events.add(disk);
+            events.add(Arc::clone(&disk) as _);
             let run = move || {
-                if let Err(error) = events.run(&end) {
+                if let Err(error) = events.run_slow(&disk, &end) {
                     end.set(Ending::Failed(error.to_string()));
                 }
             };

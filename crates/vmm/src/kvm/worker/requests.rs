@@ -1,4 +1,5 @@
-//! What the machine's owner asks of its worker while it runs: to save the machine.
+//! What the machine's owner asks of its worker while it runs: to pause the machine, or to save
+//! it.
 
 use std::fs::File;
 use std::io;
@@ -19,7 +20,7 @@ use crate::kvm::vcpu::{self, Pause};
 use crate::kvm::virtio::mmio::Transport;
 use crate::process::{Answer, Request};
 
-/// Saves the machine. It is one of those whom the devices' thread serves, so that of its
+/// Pauses and saves the machine. It is one of those whom the devices' thread serves, so that of its
 /// devices none has anything in hand meanwhile; it waits until those that have a thread of
 /// their own haven't either.
 pub(super) struct Saver {
@@ -41,24 +42,31 @@ impl Saver {
     /// Takes a request, and is done when the machine may go on. False when there will be no
     /// more.
     fn serve(&self) -> io::Result<bool> {
-        let state = match Request::receive(&self.requests)? {
-            Some((Request::State, Some(state))) => state,
+        let files = match Request::receive(&self.requests)? {
+            Some((Request::Pause, None)) => None,
+            Some((Request::State, Some(state))) => match Request::receive(&self.requests)? {
+                Some((Request::Memory, Some(memory))) => Some((state, memory)),
+                _ => return Err(io::ErrorKind::InvalidData.into()),
+            },
             None => return Ok(false),
             Some(_) => return Err(io::ErrorKind::InvalidData.into()),
-        };
-        let Some((Request::Memory, Some(memory))) = Request::receive(&self.requests)? else {
-            return Err(io::ErrorKind::InvalidData.into());
         };
         let processors = self.pause.stop(&self.processors);
         // Whoever serves one of them has done what there was to do, and can't go on with
         // what comes in while it is ours: not before the end of this moment.
         let devices = self.bus.virtio.iter();
         let devices: Vec<_> = devices.map(|device| lock(&device.transport)).collect();
-        let saved =
-            processors.and_then(|processors| self.save(processors, &devices, &state, &memory));
+        let done = processors.and_then(|processors| match &files {
+            Some((state, memory)) => {
+                let processors = processors.into_iter().collect::<Result<_, _>>()?;
+                self.save(processors, &devices, state, memory)
+            }
+            // What can't be saved can stand still.
+            None => Ok(()),
+        });
         // Whatever belongs to the same moment is being copied until the next request, or until
         // the owner gave up.
-        let sent = Answer(saved).send(&self.requests);
+        let sent = Answer(done).send(&self.requests);
         let next = sent.and_then(|()| Request::receive(&self.requests));
         drop(devices);
         self.pause.go_on();
@@ -103,7 +111,7 @@ impl MutEventSubscriber for Saver {
     fn process(&mut self, _events: Events, ops: &mut EventOps<'_>) {
         let served = self.serve();
         if let Err(error) = &served {
-            eprintln!("a request to save the machine: {error}");
+            eprintln!("a request of the machine's owner: {error}");
         }
         if !served.unwrap_or(false) {
             let _ = ops.remove(Events::empty(&self.requests));

@@ -11,7 +11,9 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::filters::Thread;
 use super::machine::{Error, system};
+use crate::kvm::bus::lock;
 use crate::kvm::ending::Ending;
+use crate::kvm::virtio::mmio::Transport;
 
 /// Waits for events, and calls those who want to know.
 pub(super) struct Loop(EventManager<Arc<Mutex<Subscriber>>>);
@@ -36,6 +38,26 @@ impl Loop {
                 return Ok(ending.clone());
             }
             self.turn(-1)?;
+        }
+    }
+
+    /// As [`Loop::run`], for one slow device: nothing of it is held while it waits for the host,
+    /// so that its machine can be paused, saved and ended.
+    pub(super) fn run_slow(
+        &mut self,
+        device: &Mutex<Transport>,
+        end: &End,
+    ) -> Result<Ending, Error> {
+        loop {
+            if let Some(ending) = end.ending.get() {
+                return Ok(ending.clone());
+            }
+            self.turn(-1)?;
+            let stalled = lock(device).stalled();
+            if let Some(wait) = stalled {
+                std::thread::sleep(wait);
+                lock(device).look_at_everything();
+            }
         }
     }
 

@@ -1,11 +1,14 @@
 //! The block device (specification section 5.2).
 
+use std::time::Duration;
+
 use virtio_bindings::virtio_blk as blk;
 use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 
-use super::request::{MOST_ERASED, MOST_RANGES, SECTOR, serve};
+use super::request::{MOST_ERASED, MOST_RANGES, NoSpace, SECTOR, serve};
 use super::storage::Storage;
 use crate::kvm::virtio::{Active, Device, Violation};
+use crate::process::{FULL, ROOM};
 
 const QUEUE_SIZE: u16 = 128;
 const QUEUE_SIZES: [u16; 1] = [QUEUE_SIZE];
@@ -16,12 +19,21 @@ const CONFIG: usize = 60;
 /// The smallest transfer that costs no other to be read first: the host's page.
 const BLOCK: u32 = 4096;
 
+/// How long a request waits at first, and at most, until it is tried again that found the
+/// host's disk full.
+const FIRST_WAIT: Duration = Duration::from_millis(50);
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
+
 /// The device.
 #[derive(Debug)]
 pub(crate) struct Blk {
     storage: Storage,
     serial: Vec<u8>,
     config: [u8; CONFIG],
+    /// How long the next request waits, while the host's disk is full.
+    wait: Option<Duration>,
+    /// [`Device::stalled`].
+    is_stalled: bool,
 }
 
 impl Blk {
@@ -53,6 +65,25 @@ impl Blk {
             storage,
             serial: serial.as_bytes().to_vec(),
             config,
+            wait: None,
+            is_stalled: false,
+        }
+    }
+
+    /// A request has found the host's disk full, or has not.
+    fn note(&mut self, is_full: bool) {
+        self.is_stalled = is_full;
+        match (is_full, self.wait) {
+            (true, None) => {
+                eprintln!("{FULL}");
+                self.wait = Some(FIRST_WAIT);
+            }
+            (true, Some(wait)) => self.wait = Some((2 * wait).min(LONGEST_WAIT)),
+            (false, Some(_)) => {
+                eprintln!("{ROOM}");
+                self.wait = None;
+            }
+            (false, None) => {}
         }
     }
 }
@@ -89,10 +120,26 @@ impl Device for Blk {
         true
     }
 
+    fn stalled(&mut self) -> Option<Duration> {
+        std::mem::take(&mut self.is_stalled)
+            .then_some(self.wait)
+            .flatten()
+    }
+
+    fn reset(&mut self) {
+        self.note(false);
+    }
+
     fn queue(&mut self, index: usize, active: &mut Active) -> Result<(), Violation> {
         while let Some(chain) = active.queues.get(index)?.pop(&active.memory)? {
             let head = chain.head;
-            let written = serve(chain, &self.storage, &self.serial)?;
+            let served = serve(chain, &self.storage, &self.serial)?;
+            self.note(served == Err(NoSpace));
+            let Ok(written) = served else {
+                // All that is behind it waits as well, as for a disk that takes its time.
+                active.queues.get(index)?.undo_pop();
+                return Ok(());
+            };
             let queue = active.queues.get(index)?;
             queue.complete(&active.memory, head, written)?;
             // One at a time: a request may take long, and its issuer may be waiting.

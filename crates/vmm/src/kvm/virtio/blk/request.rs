@@ -1,5 +1,7 @@
 //! A request to a disk (specification section 5.2.6).
 
+use std::io;
+
 use virtio_bindings::virtio_blk as blk;
 
 use super::storage::Storage;
@@ -33,12 +35,17 @@ enum Status {
     Unknown = blk::VIRTIO_BLK_S_UNSUPP as u8,
 }
 
+/// The host's disk is full, so that the request can't be served now. It may be served again
+/// from its beginning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NoSpace;
+
 /// Does what a chain asks for; the bytes written to it.
 pub(super) fn serve(
     mut chain: Chain<'_>,
     storage: &Storage,
     serial: &[u8],
-) -> Result<usize, Violation> {
+) -> Result<Result<usize, NoSpace>, Violation> {
     let header = chain.readable.take(HEADER).read::<HEADER>();
     let answer = chain.writable.take_back(1);
     let (Some(header), 1) = (header, answer.len()) else {
@@ -50,13 +57,16 @@ pub(super) fn serve(
     let (status, written) = match kind {
         blk::VIRTIO_BLK_T_IN => (read(offset, chain, storage), room),
         blk::VIRTIO_BLK_T_OUT => (write(offset, chain, storage), 0),
-        blk::VIRTIO_BLK_T_FLUSH => (status(storage.flush()), 0),
-        blk::VIRTIO_BLK_T_GET_ID => (Status::Done, identify(&chain, serial)),
+        // An error of a flush is one of writes that are over: the next flush would not have it.
+        blk::VIRTIO_BLK_T_FLUSH => (Ok(status(storage.flush())), 0),
+        blk::VIRTIO_BLK_T_GET_ID => (Ok(Status::Done), identify(&chain, serial)),
         blk::VIRTIO_BLK_T_DISCARD | blk::VIRTIO_BLK_T_WRITE_ZEROES => (erase(chain, storage), 0),
-        _ => (Status::Unknown, 0),
+        _ => (Ok(Status::Unknown), 0),
     };
-    answer.copy_from(&[status as u8]);
-    Ok(written.saturating_add(1))
+    Ok(status.map(|status| {
+        answer.copy_from(&[status as u8]);
+        written.saturating_add(1)
+    }))
 }
 
 fn fields(bytes: [u8; 16]) -> (u32, u32, u64) {
@@ -66,13 +76,22 @@ fn fields(bytes: [u8; 16]) -> (u32, u32, u64) {
     (first, second, u64::from_le_bytes(rest))
 }
 
-fn status(result: std::io::Result<()>) -> Status {
+fn status(result: io::Result<()>) -> Status {
     match result {
         Ok(()) => Status::Done,
         Err(error) => {
             eprintln!("disk: {error}");
             Status::Failed
         }
+    }
+}
+
+/// As [`status`], of something that may need room on the host's disk.
+fn status_with_room(result: io::Result<()>) -> Result<Status, NoSpace> {
+    use io::ErrorKind::{QuotaExceeded, StorageFull};
+    match result {
+        Err(error) if matches!(error.kind(), StorageFull | QuotaExceeded) => Err(NoSpace),
+        result => Ok(status(result)),
     }
 }
 
@@ -83,17 +102,19 @@ fn place(offset: Option<u64>, length: usize, storage: &Storage) -> Option<u64> {
     offset.filter(|offset| length.is_multiple_of(SECTOR) && storage.contains(*offset, length))
 }
 
-fn read(offset: Option<u64>, chain: Chain<'_>, storage: &Storage) -> Status {
-    match place(offset, chain.writable.len(), storage) {
+fn read(offset: Option<u64>, chain: Chain<'_>, storage: &Storage) -> Result<Status, NoSpace> {
+    Ok(match place(offset, chain.writable.len(), storage) {
         Some(offset) => status(storage.read(offset, chain.writable)),
         None => Status::Failed,
-    }
+    })
 }
 
-fn write(offset: Option<u64>, chain: Chain<'_>, storage: &Storage) -> Status {
+fn write(offset: Option<u64>, chain: Chain<'_>, storage: &Storage) -> Result<Status, NoSpace> {
     match place(offset, chain.readable.len(), storage) {
-        Some(offset) if !storage.is_read_only() => status(storage.write(offset, chain.readable)),
-        _ => Status::Failed,
+        Some(offset) if !storage.is_read_only() => {
+            status_with_room(storage.write(offset, chain.readable))
+        }
+        _ => Ok(Status::Failed),
     }
 }
 
@@ -105,27 +126,22 @@ fn identify(chain: &Chain<'_>, serial: &[u8]) -> usize {
     chain.writable.copy_from(&id)
 }
 
-/// Discarded sectors read as zeroes too: the same for both kinds.
-fn erase(mut chain: Chain<'_>, storage: &Storage) -> Status {
-    if storage.is_read_only() {
-        return Status::Failed;
+/// Discarded sectors read as zeroes too: the same for both kinds. A request has one range, as
+/// the configuration says: more would take a guest as long as it likes.
+fn erase(chain: Chain<'_>, storage: &Storage) -> Result<Status, NoSpace> {
+    if storage.is_read_only() || chain.readable.len() != RANGE * MOST_RANGES as usize {
+        return Ok(Status::Failed);
     }
-    let ranges = chain.readable.len() / RANGE;
-    if ranges > MOST_RANGES as usize {
-        return Status::Failed;
+    let Some(range) = chain.readable.read::<RANGE>() else {
+        return Ok(Status::Failed);
+    };
+    let (low, high, rest) = fields(range);
+    let sector = u64::from(low) | u64::from(high) << 32;
+    let length = (rest & 0xffff_ffff) * SECTOR;
+    let offset = sector.checked_mul(SECTOR);
+    let offset = offset.filter(|offset| storage.contains(*offset, length));
+    match offset.filter(|_| length <= u64::from(MOST_ERASED) * SECTOR) {
+        Some(offset) => status_with_room(storage.erase(offset, length)),
+        None => Ok(Status::Failed),
     }
-    while let Some(range) = chain.readable.take(RANGE).read::<RANGE>() {
-        let (low, high, rest) = fields(range);
-        let sector = u64::from(low) | u64::from(high) << 32;
-        let length = (rest & 0xffff_ffff) * SECTOR;
-        let offset = sector.checked_mul(SECTOR);
-        let offset = offset.filter(|offset| storage.contains(*offset, length));
-        let Some(offset) = offset.filter(|_| length <= u64::from(MOST_ERASED) * SECTOR) else {
-            return Status::Failed;
-        };
-        if status(storage.erase(offset, length)) == Status::Failed {
-            return Status::Failed;
-        }
-    }
-    Status::Done
 }

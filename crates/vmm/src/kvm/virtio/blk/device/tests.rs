@@ -2,6 +2,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use super::*;
+use crate::kvm::bus::lock;
 use crate::kvm::virtio::blk::Piece;
 use crate::kvm::virtio::driver::{Driver, PMEM, READ, WRITE};
 
@@ -159,6 +160,51 @@ fn a_transfer_is_bounded() {
         driver.run(0);
         assert_eq!(driver.read(status, 1), [expected]);
     }
+}
+
+#[test]
+fn a_request_without_room_on_the_host_waits_and_is_served_later() {
+    let full = || File::options().write(true).open("/dev/full").unwrap();
+    let device = |file| {
+        let pieces = vec![piece(file, 4096)];
+        Box::new(Blk::new(Storage::new(pieces, false), "image"))
+    };
+    let mut driver = Driver::new(device(full()));
+    let stalled = |driver: &Driver| lock(&driver.transport).stalled();
+    let mut header = WRITE_SECTORS.to_le_bytes().to_vec();
+    header.extend([0; 12]);
+    let header = driver.buffer(&header);
+    let data = driver.buffer(&[5; 512]);
+    let status = driver.buffer(&[0xff]);
+    let chain = [(header, 16, READ), (data, 512, READ), (status, 1, WRITE)];
+    driver.add(0, &chain);
+    driver.run(0);
+    // Nothing has become of it, and it is said once when to try again.
+    assert_eq!((driver.used(0).len(), driver.read(status, 1)[0]), (0, 0xff));
+    let first = stalled(&driver).unwrap();
+    assert_eq!(stalled(&driver), None);
+    for _ in 0..9 {
+        driver.run(0);
+    }
+    let last = stalled(&driver).unwrap();
+    assert!(
+        first < last && last <= Duration::from_secs(1),
+        "{first:?} {last:?}"
+    );
+    assert_eq!((driver.used(0).len(), driver.is_stopped()), (0, false));
+
+    // A copy of the machine, where there is room, has it still to do.
+    let state = lock(&driver.transport).save();
+    let disk = file(7, 4096);
+    driver
+        .replace(device(disk.try_clone().unwrap()), state)
+        .unwrap();
+    driver.host();
+    assert_eq!((driver.used(0).len(), driver.read(status, 1)[0]), (1, 0));
+    let mut bytes = [0; 512];
+    disk.read_exact_at(&mut bytes, 0).unwrap();
+    assert!(bytes == [5; 512]);
+    assert_eq!(stalled(&driver), None);
 }
 
 #[test]
