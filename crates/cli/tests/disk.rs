@@ -121,7 +121,13 @@ fn a_sandbox_is_started_again_where_it_ended() {
     let mut running = home.start(&["start", "-a", "it"]);
     assert_eq!((running.line(), running.line()), ("2".into(), "700".into()));
     // It runs already.
-    assert_eq!(home.output(&["start", "it"]).ok(), "it\n");
+    let second = home.output(&["start", "it"]);
+    assert_eq!((second.code(), second.stdout().as_str()), (1, ""));
+    assert!(
+        second.stderr().contains("is running"),
+        "{}",
+        second.stderr()
+    );
     running.signal(TERM);
     assert_eq!(running.wait(), 143);
     let last = home.output(&["start", "-a", "it"]);

@@ -10,17 +10,17 @@ use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, UNIX_EPOCH};
 
 use fuser::{
-    Config, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo, LockOwner,
-    OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyWrite, Request, SessionACL,
-    WriteFlags,
+    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation,
+    INodeNo, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyWrite,
+    Request, SessionACL, WriteFlags,
 };
 use rustix::fs::{CWD, Mode, makedev, mknodat};
-use support::{Home, image, wait};
+use support::{Home, Running, image, wait};
 
 /// Far longer than anything takes.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -122,14 +122,20 @@ impl Filesystem for Slow {
     }
 }
 
-#[test]
-fn nothing_waits_for_a_disk_but_who_asked_for_it() {
+/// An ext4 with a system on it, in a directory of `home` that holds flushes when told to.
+struct SlowDisk {
+    path: String,
+    holds: Arc<AtomicBool>,
+    flushes: Receiver<ReplyEmpty>,
+    session: BackgroundSession,
+}
+
+fn slow_disk(home: &Home) -> SlowDisk {
     if !Path::new("/dev/fuse").exists() {
         let mode = Mode::from_raw_mode(0o600);
         let kind = rustix::fs::FileType::CharacterDevice;
         mknodat(CWD, "/dev/fuse", kind, mode, makedev(10, 229)).unwrap();
     }
-    let home = Home::empty();
     let at = |name: &str| home.path().join(name).to_str().unwrap().to_owned();
     let (disk, archive, mount) = (at("root.ext4"), at("base.tar"), at("slow"));
     fs::write(&archive, &image::layers()[0]).unwrap();
@@ -138,18 +144,30 @@ fn nothing_waits_for_a_disk_but_who_asked_for_it() {
 
     fs::create_dir(&mount).unwrap();
     let holds = Arc::new(AtomicBool::new(false));
-    let (flushes, held) = channel();
+    let (sender, flushes) = channel();
     let slow = Slow {
         file: File::options().read(true).write(true).open(&disk).unwrap(),
         holds: Arc::clone(&holds),
-        flushes,
+        flushes: sender,
     };
     let mut config = Config::default();
     // The machine's process is nobody.
     config.acl = SessionACL::All;
-    let session = fuser::spawn_mount(slow, &mount, &config).unwrap();
+    SlowDisk {
+        path: format!("{mount}/{NAME}"),
+        holds,
+        flushes,
+        session: fuser::spawn_mount(slow, &mount, &config).unwrap(),
+    }
+}
 
-    let in_place = format!("{mount}/{NAME}:rw");
+#[test]
+fn nothing_waits_for_a_disk_but_who_asked_for_it() {
+    let home = Home::empty();
+    let slow = slow_disk(&home);
+    let holds = Arc::clone(&slow.holds);
+    let held = slow.flushes;
+    let in_place = format!("{}:rw", slow.path);
     // `sync` is started when a line says so; `read` and `echo` are the shell's own.
     let script = "while read line; do echo $line; case $line in flush) \
                   (echo x > /x; sync; echo flushed) & ;; esac; done";
@@ -189,5 +207,37 @@ fn nothing_waits_for_a_disk_but_who_asked_for_it() {
     assert_eq!(next(), "flushed");
     drop(stdin);
     assert_eq!(wait(&mut mica), 0);
-    drop(session);
+    drop(slow.session);
+}
+
+#[test]
+fn a_machine_that_outlives_its_owner_keeps_its_disk() {
+    let home = Home::empty();
+    let slow = slow_disk(&home);
+    let in_place = format!("{}:rw", slow.path);
+    let run = ["run", "--name", "it", "--backend", "kvm", "--net", "none"];
+    let root = ["--root-disk", &in_place, "sh", "-c"];
+    let script = "echo ready; read line; echo x > /x; sync; echo done";
+    let mut mica = home.mica(&[&run[..], &["-i"], &root, &[script]].concat());
+    let mut mica = Running::new({
+        mica.stdin(Stdio::piped());
+        mica
+    });
+    assert_eq!(mica.line(), "ready");
+    slow.holds.store(true, Ordering::SeqCst);
+    drop(mica.stdin());
+    // What is in the kernel's hands can't be killed.
+    let flush = slow.flushes.recv_timeout(PATIENCE).unwrap();
+    mica.signal(9);
+    assert_eq!(mica.wait(), -9);
+    let mut again = home.start(&["start", "-a", "it"]);
+    thread::sleep(Duration::from_secs(3));
+    // The first machine has not let go of the disk, so there is no second.
+    assert!(again.is_running());
+    slow.holds.store(false, Ordering::SeqCst);
+    flush.ok();
+    assert_eq!(again.line(), "ready");
+    assert_eq!(again.line(), "done");
+    assert_eq!(again.wait(), 0);
+    drop(slow.session);
 }

@@ -3,7 +3,7 @@
 mod support;
 
 use std::fs;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use support::{Home, Running, wait, wait_until};
 
@@ -222,6 +222,43 @@ fn two_at_once_and_one_name_each() {
         running.signal(TERM);
         assert_eq!(running.wait(), 143);
     }
+    home.assert_nothing_left();
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn of_several_starts_at_once_one_succeeds() {
+    let home = Home::new();
+    let run = [
+        "run", "-d", "--name", "it", "--upper", "disk:64m", "box", "sh", "-c", WAITS,
+    ];
+    home.output(&run).ok();
+    for _ in 0..3 {
+        home.output(&["stop", "-t", "0", "it"]).ok();
+        let start = || {
+            let mut mica = home.mica(&["start", "it"]);
+            let mica = mica.stdout(Stdio::piped()).stderr(Stdio::piped());
+            mica.spawn().unwrap()
+        };
+        let starts: Vec<_> = (0..6).map(|_| start()).collect();
+        let ends: Vec<_> = starts
+            .into_iter()
+            .map(|start| start.wait_with_output().unwrap())
+            .collect();
+        let (well, badly): (Vec<_>, Vec<_>) = ends.iter().partition(|end| end.status.success());
+        assert_eq!(well.len(), 1, "{ends:?}");
+        for end in badly {
+            let text = String::from_utf8_lossy(&end.stderr);
+            assert!(text.contains("is running"), "{text}");
+            assert_eq!(
+                (end.status.code(), &*end.stdout),
+                (Some(1), &b""[..]),
+                "{text}"
+            );
+        }
+        assert_eq!(home.machines().len(), 1);
+    }
+    home.output(&["rm", "-f", "it"]).ok();
     home.assert_nothing_left();
 }
 

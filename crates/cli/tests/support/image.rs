@@ -149,6 +149,11 @@ pub fn one_file(path: &str, data: &[u8]) -> Vec<u8> {
     Layer::new().file(path, 0o644, data).finish()
 }
 
+/// A layer with one program.
+pub fn program(path: &str, data: &[u8]) -> Vec<u8> {
+    Layer::new().file(path, 0o755, data).finish()
+}
+
 /// A layer with one more file.
 pub fn with_file(mut layer: Vec<u8>, path: &str, data: &[u8]) -> Vec<u8> {
     // An archive ends with two blocks of zeros.

@@ -8,7 +8,9 @@ pub mod snapshot;
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::Arc;
@@ -96,6 +98,24 @@ impl Home {
         Running::new(self.mica(arguments))
     }
 
+    /// The directory of the sandbox of this name.
+    pub fn directory_of(&self, name: &str) -> PathBuf {
+        let list = self.output(&["ps", "-a", "--json"]).json();
+        let list = list.as_array().unwrap();
+        let sandbox = list.iter().find(|sandbox| sandbox["name"] == name).unwrap();
+        let id = sandbox["id"].as_str().unwrap();
+        self.store().join("sandboxes").join(id)
+    }
+
+    /// What is in the directory of the sandbox of this name.
+    pub fn files_of(&self, name: &str) -> Vec<String> {
+        let entries = fs::read_dir(self.directory_of(name)).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        names
+    }
+
     /// The directories of sandboxes.
     pub fn sandboxes(&self) -> Vec<PathBuf> {
         let Ok(entries) = fs::read_dir(self.store().join("sandboxes")) else {
@@ -129,6 +149,30 @@ impl Home {
         let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
         let path = self.store();
         assert!(!mounts.contains(path.to_str().unwrap()), "{mounts}");
+    }
+}
+
+/// A sandbox whose machine is paused, as for a copy of its disk, until this is dropped; by
+/// somebody who says no more than that.
+pub struct Holding(UnixStream);
+
+impl Holding {
+    pub fn new(home: &Home, name: &str) -> Self {
+        // A socket's path may be too long.
+        let directory = fs::File::open(home.directory_of(name)).unwrap();
+        let path = format!("/proc/self/fd/{}/control", directory.as_raw_fd());
+        let mut asking = UnixStream::connect(path).unwrap();
+        asking.write_all(b"\"hold\"\n").unwrap();
+        let mut answer = String::new();
+        BufReader::new(&asking).read_line(&mut answer).unwrap();
+        assert_eq!(answer, "\"done\"\n");
+        Self(asking)
+    }
+
+    /// Waits until the sandbox's owner has given it up.
+    pub fn wait_for_end(mut self) {
+        self.0.set_read_timeout(Some(PATIENCE)).unwrap();
+        assert_eq!(self.0.read(&mut [0]).unwrap(), 0);
     }
 }
 
@@ -206,6 +250,16 @@ impl Running {
         let pid = rustix::process::Pid::from_raw(self.child.id().cast_signed()).unwrap();
         let signal = rustix::process::Signal::from_named_raw(signal).unwrap();
         rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    /// Our end of its stdin, if that is a pipe.
+    pub fn stdin(&mut self) -> Option<std::process::ChildStdin> {
+        self.child.stdin.take()
+    }
+
+    /// Whether it has not ended yet.
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
     }
 
     /// Closes our end of its stdout.

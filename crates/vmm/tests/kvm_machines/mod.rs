@@ -48,6 +48,7 @@ fn config() -> MachineConfig {
         network: None,
         vsock: None,
         cmdline_extra: Vec::new(),
+        lifeline: None,
         resumed: None,
     }
 }

@@ -20,6 +20,7 @@ pub fn tests() -> Vec<Trial> {
     vec![
         Trial::test("copies_count_on_from_the_same_number", count_on),
         Trial::test("copies_of_copies_count_on", copies_of_copies),
+        Trial::test("a_paused_machine_stands_still", paused),
         Trial::test("a_kernel_goes_on_in_eight_copies", kernel_goes_on),
         Trial::test("three_processors_go_on", three_processors),
         Trial::test("a_killed_original_takes_no_copy_along", killed_original),
@@ -140,6 +141,34 @@ fn counts(machine: &dyn Machine) -> Result<Vec<u32>, Failed> {
             return Err(format!("it does not count: {:?}", machine.console_tail()).into());
         }
     }
+}
+
+fn paused() -> Result<(), Failed> {
+    let (machine, config, _kernel) = counting()?;
+    for _ in 0..8 {
+        let mut is_still = false;
+        machine.pause(&mut || {
+            // What it said before may still be on its way.
+            std::thread::sleep(Duration::from_millis(50));
+            let said = machine.console_tail();
+            std::thread::sleep(Duration::from_millis(50));
+            is_still = machine.console_tail() == said;
+        })?;
+        assert!(is_still);
+        let said = machine.console_tail();
+        let deadline = Instant::now() + PATIENCE;
+        while machine.console_tail() == said {
+            assert!(Instant::now() < deadline, "it does not go on");
+        }
+    }
+    // A pause is none of a save's business, nor the other way round.
+    let snapshot = save(&*machine)?;
+    machine.pause(&mut || ())?;
+    counts(&*resume(&config, &snapshot)?)?;
+    machine.kill();
+    machine.wait(PATIENCE).ok_or("it does not end")?;
+    machine.pause(&mut || unreachable!()).unwrap_err();
+    Ok(())
 }
 
 fn count_on() -> Result<(), Failed> {

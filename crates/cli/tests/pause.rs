@@ -1,0 +1,95 @@
+//! Sandboxes that are paused for a copy of their disk, by somebody who is stopped or killed.
+
+mod support;
+
+use std::fs;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use support::{Holding, Home, Running, wait, wait_until};
+
+const KILL: i32 = 9;
+const INT: i32 = 2;
+
+/// A running sandbox `it` with a disk.
+fn running(home: &Home) -> Running {
+    let script = "echo ready; while :; do sleep 0.05; done";
+    let run = ["run", "--name", "it", "--upper", "disk:64m"];
+    let mut running = home.start(&[&run[..], &["box", "sh", "-c", script]].concat());
+    assert_eq!(running.line(), "ready");
+    running
+}
+
+/// Whether a process has a file open that has no name any more, or never had one.
+fn has_unnamed_file(pid: u32) -> bool {
+    let files = fs::read_dir(format!("/proc/{pid}/fd"))
+        .into_iter()
+        .flatten();
+    let mut files = files
+        .flatten()
+        .filter_map(|file| fs::read_link(file.path()).ok());
+    files.any(|file| file.to_string_lossy().ends_with(" (deleted)"))
+}
+
+fn signal(pid: u32, signal: i32) {
+    let arguments = [format!("-{signal}"), pid.to_string()];
+    assert!(
+        Command::new("kill")
+            .args(arguments)
+            .status()
+            .unwrap()
+            .success()
+    );
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn an_interrupted_copy_leaves_nothing() {
+    let home = Home::new();
+    let sandbox = running(&home);
+    let before = home.files_of("it");
+    for (number, command) in [(KILL, "diff"), (INT, "diff"), (KILL, "cp"), (INT, "commit")] {
+        // It waits for the other one, with its own file open.
+        let held = Holding::new(&home, "it");
+        let arguments: &[&str] = match command {
+            "cp" => &["cp", "it:/srv", "-"],
+            "commit" => &["commit", "it", "mine"],
+            command => &[command, "it"],
+        };
+        let mut copying = home.mica(arguments);
+        let mut copying = copying.stdout(Stdio::null()).spawn().unwrap();
+        wait_until("it has begun", || {
+            has_unnamed_file(copying.id()) || home.files_of("it") != before
+        });
+        signal(copying.id(), number);
+        assert_eq!(wait(&mut copying), -number);
+        drop(held);
+        assert_eq!(home.files_of("it"), before, "{command}");
+    }
+    home.output(&["diff", "it"]).ok();
+    assert_eq!(home.files_of("it"), before);
+    home.output(&["stop", "-t", "0", "it"]).ok();
+    sandbox.wait();
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn who_says_nothing_pauses_a_sandbox_for_seconds_and_keeps_no_stop_waiting() {
+    let home = Home::new();
+    let sandbox = running(&home);
+    // As a `mica diff` that Ctrl-Z has stopped.
+    let begun = Instant::now();
+    Holding::new(&home, "it").wait_for_end();
+    assert!(
+        begun.elapsed() < Duration::from_secs(30),
+        "{:?}",
+        begun.elapsed()
+    );
+    home.output(&["diff", "it"]).ok();
+
+    let held = Holding::new(&home, "it");
+    home.output(&["stop", "-t", "0", "it"]).ok();
+    held.wait_for_end();
+    sandbox.wait();
+    support::assert_clean(&home.directory_of("it").join("upper.ext4"));
+}

@@ -1,0 +1,168 @@
+//! A host whose disk is full while a sandbox writes, on any backend. As root: it mounts a small
+//! filesystem.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStderr, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::support::{Holding, Home, assert_clean, image, wait};
+
+const MIB: usize = 1 << 20;
+
+/// A store on a filesystem of its own, with the image `box`; unmounted in the end.
+struct Small(Home);
+
+impl Small {
+    fn new() -> Self {
+        let home = Home::empty();
+        fs::create_dir(home.store()).unwrap();
+        let small = Self(home);
+        let mount = ["-t", "tmpfs", "-o", "size=96m", "tmpfs"];
+        small.run(Command::new("mount").args(mount));
+        small.0.load(&image::layers(), &image::config());
+        small
+    }
+
+    fn run(&self, command: &mut Command) {
+        assert!(command.arg(self.0.store()).status().unwrap().success());
+    }
+
+    /// Leaves `free` bytes of it, give or take a page.
+    fn fill(&self, free: usize) {
+        let _ = fs::remove_file(self.filler());
+        let mut filler = File::create(self.filler()).unwrap();
+        // What can't be written any more is what should be.
+        while filler.write_all(&[1; 4096]).is_ok() {}
+        let length = filler.metadata().unwrap().len();
+        filler.set_len(length.saturating_sub(free as u64)).unwrap();
+    }
+
+    fn make_room(&self) {
+        fs::remove_file(self.filler()).unwrap();
+    }
+
+    fn filler(&self) -> std::path::PathBuf {
+        self.0.store().join("filler")
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount")
+            .arg("-l")
+            .arg(self.0.store())
+            .status();
+    }
+}
+
+/// A `mica` whose stderr is read.
+struct Said {
+    mica: Child,
+    stderr: BufReader<ChildStderr>,
+}
+
+impl Said {
+    fn start(mut mica: Command) -> Self {
+        let mica = mica.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut mica = mica.stderr(Stdio::piped()).spawn().unwrap();
+        let stderr = BufReader::new(mica.stderr.take().unwrap());
+        Self { mica, stderr }
+    }
+
+    /// Waits for a line of its stderr that has these words.
+    fn says(&mut self, words: &str) {
+        let mut all = String::new();
+        while !all.contains(words) {
+            let count = self.stderr.read_line(&mut all).unwrap();
+            assert!(count > 0, "never said {words:?}: {all}");
+        }
+    }
+
+    fn finish(self) -> (i32, String) {
+        let ended = self.mica.wait_with_output().unwrap();
+        let text = String::from_utf8_lossy(&ended.stdout).into_owned();
+        (ended.status.code().unwrap_or(-1), text)
+    }
+}
+
+/// The host's disk is full while the guest writes to its own: nothing fails, the sandbox can
+/// be paused and stopped, and all goes on when there is room.
+pub fn writes_wait_for_room(backend: &str) {
+    let small = Small::new();
+    let home = &small.0;
+    let run = ["run", "--name", "it", "--backend", backend, "--net", "none"];
+    // Its own words for files of one letter, so that it needs nothing but memory meanwhile.
+    let script =
+        "tr '\\0' x </dev/zero | head -c 33554432 >big && sync && md5sum big; echo $?; exit 7";
+    let command = ["--upper", "disk:128m", "box", "sh", "-c", script];
+    small.fill(24 * MIB);
+    let mut mica = Said::start(home.mica(&[&run[..], &command].concat()));
+    mica.says("the host's disk is full");
+    // It stands still for whoever wants a moment of it.
+    drop(Holding::new(home, "it"));
+    small.make_room();
+    let (code, said) = mica.finish();
+    let whole = Command::new("sh")
+        .args(["-c", "tr '\\0' x </dev/zero | head -c 33554432 | md5sum"])
+        .output()
+        .unwrap();
+    let sum = String::from_utf8(whole.stdout).unwrap();
+    let sum = sum.split(' ').next().unwrap();
+    assert_eq!((code, said), (7, format!("{sum}  big\n0\n")));
+    let disk = home.directory_of("it").join("upper.ext4");
+    assert_clean(&disk);
+    let list = home.output(&["ps", "-a", "--json"]).json();
+    assert_eq!(
+        (&list[0]["state"], &list[0]["status"]["code"]),
+        (&"exited".into(), &7.into())
+    );
+
+    // Until the user gives it up.
+    home.output(&["rm", "it"]).ok();
+    small.fill(24 * MIB);
+    let mut mica = Said::start(home.mica(&[&run[..], &command].concat()));
+    mica.says("the host's disk is full");
+    let begun = Instant::now();
+    let stop = home.output(&["stop", "-t", "1", "it"]);
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(1 + 2 + 5), "{took:?}");
+    let text = stop.stderr();
+    assert_eq!(stop.code(), 1, "{text}");
+    assert!(
+        text.contains("the host's disk is full, and its machine was killed"),
+        "{text}"
+    );
+    assert_ne!(mica.finish().0, 0);
+    small.make_room();
+}
+
+/// How a command ended is remembered though nothing can be written any more.
+pub fn an_end_is_recorded(backend: &str) {
+    let small = Small::new();
+    let home = &small.0;
+    let run = [
+        "run",
+        "-i",
+        "--name",
+        "it",
+        "--backend",
+        backend,
+        "--net",
+        "none",
+    ];
+    let command = ["box", "sh", "-c", "echo ready >&2; read line; exit 7"];
+    let mut mica = Said::start(home.mica(&[&run[..], &command].concat()));
+    mica.says("ready");
+    small.fill(0);
+    drop(mica.mica.stdin.take());
+    let mut rest = String::new();
+    mica.stderr.read_line(&mut rest).unwrap();
+    assert_eq!((wait(&mut mica.mica), rest.as_str()), (7, ""));
+    let list = home.output(&["ps", "-a", "--json"]).json();
+    assert_eq!(
+        (&list[0]["state"], &list[0]["status"]["code"]),
+        (&"exited".into(), &7.into())
+    );
+    assert!(!home.files_of("it").iter().any(|name| name.contains("tmp")));
+}
