@@ -7,12 +7,13 @@ use hashbrown::{HashMap, HashSet};
 
 use super::htree::{self, Part};
 use super::inode::Kind;
+use super::special::quota_inodes;
 use super::state::{Directory, State};
 use super::volume::buffer;
 use crate::format::directory::{self, ENTRY_HEADER, FileType, decode_length, entry_size, has_tail};
 use crate::format::features::{compat, incompat};
 use crate::format::fields;
-use crate::format::inode::{flags, is_linux};
+use crate::format::inode::flags;
 use crate::format::superblock::ROOT_INODE;
 
 /// Shortest name in an encrypted directory.
@@ -135,6 +136,10 @@ fn scan_block(
         let dot = (logical == 0 && index < 2).then_some(index);
         if let Some((seen, name)) = dot.and_then(|dot| dots.get_mut(dot).zip(DOTS.get(dot))) {
             *seen = entry.name == *name && entry.inode != 0;
+            if *seen && block.get(at + ENTRY_HEADER + name.len()) != Some(&0) {
+                let what = format_args!("'{}' is not NULL terminated", name.escape_ascii());
+                state.found.inode(number, what);
+            }
         }
         let tail = at + entry.length == block.len() && entry.is_tail();
         if entry.inode != 0 && !tail {
@@ -279,7 +284,8 @@ fn visit(
     if !types && entry.file_type != 0 {
         problem("has filetype set");
     }
-    let reserved = child < superblock.first_file_inode() && child != ROOT_INODE;
+    let own = child == superblock.orphan_file_inode || quota_inodes(superblock).contains(&child);
+    let reserved = own || child < superblock.first_file_inode() && child != ROOT_INODE;
     if reserved || child > superblock.inodes_count {
         problem("has invalid inode number");
         return;
@@ -288,12 +294,12 @@ fn visit(
         problem("has deleted/unused inode");
         return;
     };
-    if seen.flags & flags::EA_INODE != 0 {
+    if seen.flags & flags::EA_INODE != 0 && superblock.has_incompat(incompat::EA_INODE) {
         problem("references an extended attribute inode");
     }
     let right = seen.kind.map_or(FileType::Unknown, Kind::file_type);
-    // Hurd leaves them out.
-    let left_out = entry.file_type == 0 && !is_linux(superblock.creator_os);
+    // Linux takes it from the inode, and e2fsck puts it in without a word.
+    let left_out = entry.file_type == 0;
     if types && !left_out && FileType::from_byte(entry.file_type) != right && seen.kind.is_some() {
         problem("has an incorrect filetype");
     }

@@ -6,20 +6,22 @@ use core::mem;
 
 use super::inode::{Inode, Kind};
 use super::map::{Map, Walk};
-use super::special::{self, BAD_BLOCKS, RESIZE};
+use super::special::{self, BAD_BLOCKS, Purpose, RESIZE};
 use super::state::{Directory, Seen, Shared, State};
-use super::volume::{buffer, word};
+use super::volume::{Volume, buffer, word};
 use super::xattrs::{self, Facts};
 use crate::format::extent;
 use crate::format::features::{compat, incompat, ro_compat};
 use crate::format::group::INODE_UNINIT;
 use crate::format::inode::{flags, is_linux};
-use crate::format::superblock::ROOT_INODE;
+use crate::format::superblock::{JOURNAL_INODE, ROOT_INODE};
 
 /// Bytes of inode tables read at once.
 const CHUNK: usize = 64 << 10;
 /// Bytes of `i_block`.
 const I_BLOCK: u64 = 60;
+/// The inode for a boot loader.
+const BOOT_LOADER: u32 = 5;
 
 /// Looks at all inodes.
 pub(super) fn scan(state: &mut State) {
@@ -77,26 +79,32 @@ fn inode(state: &mut State, inode: &Inode) {
     if volume.has_checksums() && !inode.is_sealed(volume) {
         state.found.inode(number, "checksum does not match inode");
     }
+    if inode.raw.dtime != 0 && inode.raw.dtime < low_times(volume) {
+        state
+            .found
+            .inode(number, "was part of a corrupted orphan linked list");
+    }
     if number == BAD_BLOCKS {
         return special::bad_blocks(state, inode);
     }
-    if number == RESIZE {
-        special::resize(state, inode);
-        return;
-    }
-    if inode.raw.links_count == 0 {
+    let purpose = Purpose::of(volume, number);
+    if inode.raw.links_count == 0 && purpose == Purpose::File && number != ROOT_INODE {
         if inode.raw.mode != 0 && inode.raw.dtime == 0 {
             state.found.inode(number, "deleted inode has zero dtime");
         }
         return;
     }
+    layout_flags(state, inode);
+    match purpose {
+        Purpose::File => {}
+        Purpose::Unused => return special::unused(state, inode),
+        Purpose::Reserved | Purpose::Own => return reserved(state, inode, purpose),
+    }
+    if inode.raw.links_count == 0 {
+        return;
+    }
     if inode.raw.dtime != 0 {
         state.found.inode(number, "is in use, but has dtime set");
-    }
-    let first = volume.superblock.first_file_inode();
-    let reserved = number < first && number != ROOT_INODE;
-    if reserved && inode.raw.mode != 0 && inode.kind() != Some(Kind::Regular) {
-        state.found.inode(number, "reserved inode has invalid mode");
     }
     if inode.kind().is_none() {
         let mode = inode.raw.mode;
@@ -107,18 +115,11 @@ fn inode(state: &mut State, inode: &Inode) {
     if number == ROOT_INODE && inode.kind() != Some(Kind::Directory) {
         state.found.inode(number, "root inode is not a directory");
     }
+    layout_flags(state, inode);
     flags_and_fields(state, inode);
     let mut facts = Facts::default();
     let attribute_blocks = attributes(state, inode, &mut facts);
-    let references = u64::from(inode.raw.ctime) << 32 | u64::from(inode.raw.version_lo);
-    let seen = Seen {
-        kind: inode.kind(),
-        links: inode.raw.links_count,
-        counted: 0,
-        flags: inode.raw.flags,
-        references,
-    };
-    state.seen.insert(number, seen);
+    remember(state, inode);
     let map = contents(state, inode, &facts, attribute_blocks);
     state.usage.add(volume, inode);
     special::remember(state, inode, &map);
@@ -139,6 +140,113 @@ fn inode(state: &mut State, inode: &Inode) {
     }
 }
 
+/// Times of deletion below this are no times, but numbers of inodes on the list of orphans; 0 if
+/// the filesystem's own times are as low.
+fn low_times(volume: &Volume) -> u32 {
+    let superblock = &volume.superblock;
+    let times = [
+        superblock.write_time,
+        superblock.mount_time,
+        superblock.creation_time,
+    ];
+    let count = superblock.inodes_count;
+    if times.into_iter().any(|time| time != 0 && time < count) {
+        return 0;
+    }
+    count
+}
+
+/// An inode of the filesystem's own, in use or not: nothing names it, and it has the blocks that it
+/// says.
+fn reserved(state: &mut State, inode: &Inode, purpose: Purpose) {
+    let number = inode.number;
+    let kind = inode.kind();
+    let regular = kind == Some(Kind::Regular);
+    let empty = inode.raw.mode == 0;
+    let wrong = match (purpose, number) {
+        (Purpose::Own, _) => !regular,
+        // What a boot loader has is its own affair.
+        (_, BOOT_LOADER) => kind == Some(Kind::Directory),
+        (_, RESIZE) => !empty && !regular,
+        _ => !empty,
+    };
+    if wrong {
+        state.found.inode(number, "reserved inode has invalid mode");
+    }
+    if number == RESIZE {
+        special::resize(state, inode);
+        size(state, inode, &Map::default(), false);
+        if state.volume.superblock.has_compat(compat::RESIZE_INODE) {
+            return;
+        }
+    }
+    let mut facts = Facts::default();
+    let attribute_blocks = attributes_in_block(state, inode, &mut facts);
+    if inode.raw.links_count != 0 {
+        remember(state, inode);
+    }
+    let map = contents(state, inode, &facts, attribute_blocks);
+    state.usage.add(state.volume, inode);
+    special::remember(state, inode, &map);
+}
+
+/// Notes an inode in use, for its names to be counted.
+fn remember(state: &mut State, inode: &Inode) {
+    let references = u64::from(inode.raw.ctime) << 32 | u64::from(inode.raw.version_lo);
+    let seen = Seen {
+        kind: inode.kind(),
+        links: inode.raw.links_count,
+        counted: 0,
+        flags: inode.raw.flags,
+        references,
+    };
+    state.seen.insert(inode.number, seen);
+}
+
+/// What flags say of where the contents are.
+fn layout_flags(state: &mut State, inode: &Inode) {
+    let superblock = &state.volume.superblock;
+    let number = inode.number;
+    let kind = inode.kind();
+    let used = inode.raw.links_count != 0 || [ROOT_INODE, JOURNAL_INODE].contains(&number);
+    let directory = kind == Some(Kind::Directory);
+    let mut problem = |wrong: bool, what: &str| {
+        if wrong {
+            state.found.inode(number, what);
+        }
+    };
+    problem(
+        inode.has(flags::CASEFOLD) && !(directory && superblock.has_incompat(incompat::CASEFOLD)),
+        "has the casefold flag, but is not a directory or the filesystem lacks the feature",
+    );
+    let extents = superblock.has_incompat(incompat::EXTENTS);
+    problem(
+        used && inode.has(flags::EXTENTS) && !extents,
+        "has EXTENTS_FL flag set on filesystem without extents support",
+    );
+    let inline = inode.has(flags::INLINE_DATA);
+    let file = number >= superblock.first_file_inode();
+    problem(
+        inline && file && !superblock.has_incompat(incompat::INLINE_DATA),
+        "has INLINE_DATA_FL flag on filesystem without inline data support",
+    );
+    problem(
+        inline && inode.has(flags::EXTENTS),
+        "has inline data and extent flags set",
+    );
+    let tree = extent::Header::decode(inode.block());
+    problem(
+        extents
+            && used
+            && !inode.has(flags::EXTENTS | flags::INLINE_DATA)
+            && matches!(kind, Some(Kind::Directory | Kind::Regular))
+            && tree.magic == extent::MAGIC
+            && tree.max == extent::ROOT_ENTRIES
+            && tree.depth <= extent::MAX_DEPTH,
+        "missing EXTENT_FL, but is in extents format",
+    );
+}
+
 /// What flags and fields say, and what they can't.
 fn flags_and_fields(state: &mut State, inode: &Inode) {
     let superblock = &state.volume.superblock;
@@ -154,20 +262,6 @@ fn flags_and_fields(state: &mut State, inode: &Inode) {
         inode.has(flags::IMAGIC) && !superblock.has_compat(compat::IMAGIC_INODES),
         "has imagic flag set",
     );
-    let extents = superblock.has_incompat(incompat::EXTENTS);
-    problem(
-        inode.has(flags::EXTENTS) && !extents,
-        "has EXTENTS_FL flag set on filesystem without extents support",
-    );
-    let inline = inode.has(flags::INLINE_DATA);
-    problem(
-        inline && !superblock.has_incompat(incompat::INLINE_DATA),
-        "has INLINE_DATA_FL flag on filesystem without inline data support",
-    );
-    problem(
-        inline && inode.has(flags::EXTENTS),
-        "has inline data and extent flags set",
-    );
     problem(
         inode.has(flags::INDEX) && !directory,
         "has INDEX_FL flag set but is not a directory",
@@ -175,10 +269,6 @@ fn flags_and_fields(state: &mut State, inode: &Inode) {
     problem(
         inode.has(flags::INDEX) && directory && !superblock.has_compat(compat::DIR_INDEX),
         "has INDEX_FL flag set on filesystem without htree support",
-    );
-    problem(
-        inode.has(flags::CASEFOLD) && !(directory && superblock.has_incompat(incompat::CASEFOLD)),
-        "has the casefold flag, but is not a directory or the filesystem lacks the feature",
     );
     problem(
         inode.has(flags::VERITY) && !superblock.has_ro_compat(ro_compat::VERITY),
@@ -238,16 +328,6 @@ fn flags_and_fields(state: &mut State, inode: &Inode) {
         .any(|(seconds, extra)| seconds >> 31 == 1 && extra & 3 == 3),
         "timestamp(s) beyond 2310-04-04 are likely pre-1970",
     );
-    let tree = extent::Header::decode(inode.block());
-    problem(
-        extents
-            && !inode.has(flags::EXTENTS | flags::INLINE_DATA)
-            && matches!(kind, Some(Kind::Directory | Kind::Regular))
-            && tree.magic == extent::MAGIC
-            && tree.max == extent::ROOT_ENTRIES
-            && tree.depth <= extent::MAX_DEPTH,
-        "missing EXTENT_FL, but is in extents format",
-    );
 }
 
 /// Checks an inode's attributes. Returns how many blocks hold some.
@@ -262,6 +342,27 @@ fn attributes(state: &mut State, inode: &Inode, facts: &mut Facts) -> u64 {
             format_args!("extended attribute is corrupt: {problem}"),
         );
     }
+    let blocks = attributes_in_block(state, inode, facts);
+    if inode.has(flags::ENCRYPT) {
+        if facts.encryption.is_none() {
+            let what = "has encrypt flag but no encryption extended attribute";
+            state.found.inode(number, what);
+        } else if !facts.is_encryption_sound() {
+            state
+                .found
+                .inode(number, "has corrupt encryption extended attribute");
+        }
+    }
+    for &(value, _) in &facts.value_inodes {
+        *state.value_inodes.entry(value).or_default() += 1;
+    }
+    blocks
+}
+
+/// Checks the block with an inode's attributes. Returns how many there are: one, or none.
+fn attributes_in_block(state: &mut State, inode: &Inode, facts: &mut Facts) -> u64 {
+    let volume = state.volume;
+    let number = inode.number;
     let mut blocks = 0;
     let block = inode.attribute_block(volume);
     if block != 0 {
@@ -279,19 +380,6 @@ fn attributes(state: &mut State, inode: &Inode, facts: &mut Facts) -> u64 {
             attribute_block(state, inode, block, facts);
             blocks = 1;
         }
-    }
-    if inode.has(flags::ENCRYPT) {
-        if facts.encryption.is_none() {
-            let what = "has encrypt flag but no encryption extended attribute";
-            state.found.inode(number, what);
-        } else if !facts.is_encryption_sound() {
-            state
-                .found
-                .inode(number, "has corrupt encryption extended attribute");
-        }
-    }
-    for &(value, _) in &facts.value_inodes {
-        *state.value_inodes.entry(value).or_default() += 1;
     }
     blocks
 }
@@ -335,8 +423,9 @@ fn contents(state: &mut State, inode: &Inode, facts: &Facts, attribute_blocks: u
             inline_data(state, inode, facts);
         }
         Some(kind @ (Kind::CharDevice | Kind::BlockDevice | Kind::Fifo | Kind::Socket))
-            // The first words hold the device's number.
-            if (4..15).any(|index| word(inode.block(), index) != 0) =>
+            // The first words hold the device's number. Linux leaves things in the others.
+            if inode.has(flags::IMMUTABLE)
+                && (4..15).any(|index| word(inode.block(), index) != 0) =>
         {
             let what = format_args!("is an illegal {}", kind.name());
             state.found.inode(number, what);
@@ -469,14 +558,31 @@ fn size(state: &mut State, inode: &Inode, map: &Map, inline: bool) {
             // One block too many is no reason for e2fsck to complain, and mke2fs makes such
             // journals. Verity keeps its tree behind the data.
             let least = map.written_end();
-            let short = size.div_ceil(block_size) + 1 < least && !inode.has(flags::VERITY);
-            if !short && size <= (1_u64 << 32) * block_size {
+            let short = size < least.saturating_sub(1) * block_size && !inode.has(flags::VERITY);
+            if !short && size <= size_max(volume, inode) {
                 return;
             }
             least * block_size
+        }
+        None if !inline => {
+            if size <= size_max(volume, inode) {
+                return;
+            }
+            0
         }
         _ => return,
     };
     let what = format_args!("i_size is {size}, should be {right}");
     state.found.inode(inode.number, what);
+}
+
+/// The largest size that a file's map has room for.
+fn size_max(volume: &Volume, inode: &Inode) -> u64 {
+    let block_size = volume.block_size as u64;
+    if volume.has_incompat(incompat::EXTENTS) && inode.has(flags::EXTENTS) {
+        return (block_size << 32) - 1;
+    }
+    let numbers = block_size / 4;
+    let blocks = 12 + numbers + numbers.pow(2) + numbers.pow(3);
+    blocks.saturating_mul(block_size)
 }

@@ -6,7 +6,10 @@ use super::state::State;
 use super::volume::word;
 use crate::format::features::{compat, incompat, ro_compat};
 use crate::format::fields;
-use crate::format::journal::{INCOMPAT_KNOWN, MAGIC, SUPERBLOCK_V1, SUPERBLOCK_V2, Superblock};
+use crate::format::journal::{
+    CHECKSUM_CRC32C, COMPAT_CHECKSUM, INCOMPAT_CSUM_V2, INCOMPAT_CSUM_V3, INCOMPAT_KNOWN, MAGIC,
+    SUPERBLOCK_V1, SUPERBLOCK_V2, Superblock,
+};
 use crate::format::orphan;
 
 /// The journal, as far as it can be checked without replaying it.
@@ -19,12 +22,16 @@ pub(super) fn check(state: &mut State) {
                 .found
                 .add("superblock needs_recovery flag is set, but no journal is present");
         }
-        if superblock.journal_inode != 0 || superblock.journal_device != 0 {
+        let uuid = superblock.journal_uuid != [0; 16];
+        if superblock.journal_inode != 0 || uuid {
             state
                 .found
                 .add("superblock has_journal flag is clear, but a journal is present");
         }
         return;
+    }
+    if superblock.journal_uuid != [0; 16] {
+        state.found.add("superblock names an external journal");
     }
     if recover {
         state
@@ -69,6 +76,10 @@ fn superblock_of_journal(state: &State, recover: bool) -> Result<(), &'static st
     if u64::from(log.blocks) > blocks || mapped < u64::from(log.blocks) {
         return Err("it is shorter than its superblock says");
     }
+    let end = runs.last().map_or(0, |run| run.logical + run.length);
+    if end * (volume.block_size as u64) < *size {
+        return Err("it is shorter than its size");
+    }
     if log.first == 0 || log.first >= log.end() || log.start >= log.blocks {
         return Err("its log is outside of it");
     }
@@ -87,6 +98,14 @@ fn superblock_of_journal(state: &State, recover: bool) -> Result<(), &'static st
     if log.block_type == SUPERBLOCK_V2 {
         if log.feature_incompat & !INCOMPAT_KNOWN != 0 || log.feature_ro_compat != 0 {
             return Err("it uses features that are not known");
+        }
+        let (v2, v3) = (INCOMPAT_CSUM_V2, INCOMPAT_CSUM_V3);
+        let v1 = log.feature_compat & COMPAT_CHECKSUM != 0;
+        if log.has_incompat(v2 | v3) || (log.has_checksums() && v1) {
+            return Err("it has several kinds of checksums");
+        }
+        if log.has_checksums() && log.checksum_type != CHECKSUM_CRC32C {
+            return Err("its checksums are of no known kind");
         }
         if log.has_checksums() && Superblock::checksum_of(&block) != log.checksum {
             return Err("its superblock's checksum does not match");

@@ -6,7 +6,7 @@ use hashbrown::HashSet;
 use super::inode::Kind;
 use super::state::State;
 use crate::format::directory::MAX_LINKS;
-use crate::format::features::ro_compat;
+use crate::format::features::{incompat, ro_compat};
 use crate::format::inode::flags;
 use crate::format::superblock::ROOT_INODE;
 
@@ -52,7 +52,7 @@ pub(super) fn counts(state: &mut State) {
         if internal || own_use.contains(&number) || number == superblock.journal_inode {
             continue;
         }
-        if seen.flags & flags::EA_INODE != 0 {
+        if seen.flags & flags::EA_INODE != 0 && superblock.has_incompat(incompat::EA_INODE) {
             let counted = state.value_inodes.get(&number).copied().unwrap_or(0);
             if counted == 0 {
                 state.found.inode(number, "unattached inode");

@@ -5,6 +5,7 @@
 //! on here. Nothing is trusted, nothing is changed, and memory grows with what the image holds
 //! and not with what it claims.
 
+mod beyond;
 mod claims;
 mod directories;
 mod finding;
@@ -29,6 +30,8 @@ use alloc::vec::Vec;
 pub use finding::Finding;
 pub use mark::clear_errors;
 
+pub use beyond::BEYOND_E2FSCK;
+
 use finding::Findings;
 use state::State;
 use volume::Volume;
@@ -38,6 +41,9 @@ use crate::BlockDevice;
 /// Checks a filesystem and returns what is wrong with it: nothing for a sound one.
 ///
 /// A journal that needs recovery is a finding; replay it first.
+///
+/// What `e2fsck -fn` exits with an error for is found; what is found beyond that is in
+/// [`BEYOND_E2FSCK`].
 pub fn check(device: &dyn BlockDevice) -> Vec<Finding> {
     examine(device, Mark::Found)
 }

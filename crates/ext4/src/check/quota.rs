@@ -65,7 +65,10 @@ pub(super) fn compare(state: &mut State) {
         return;
     }
     let usage = core::mem::take(&mut state.usage);
-    for (kind, number) in quota_inodes(state).into_iter().enumerate() {
+    for (kind, number) in quota_inodes(&state.volume.superblock)
+        .into_iter()
+        .enumerate()
+    {
         if number == 0 {
             continue;
         }

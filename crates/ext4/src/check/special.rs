@@ -7,8 +7,10 @@ use super::inode::{Inode, Kind};
 use super::inodes::blocks;
 use super::map::Map;
 use super::state::State;
-use super::volume::word;
+use super::volume::{Volume, word};
 use crate::format::features::{compat, incompat, ro_compat};
+use crate::format::inode::flags;
+use crate::format::superblock::{JOURNAL_INODE, ROOT_INODE, Superblock};
 
 /// The inode that holds bad blocks.
 pub(super) const BAD_BLOCKS: u32 = 1;
@@ -16,11 +18,61 @@ pub(super) const BAD_BLOCKS: u32 = 1;
 pub(super) const RESIZE: u32 = crate::format::superblock::RESIZE_INODE;
 /// Index of the doubly indirect block in `i_block`.
 const DOUBLY: usize = 13;
+/// The usual inodes of users' and groups' quotas.
+const QUOTA_INODES: [u32; 2] = [3, 4];
+
+/// What an inode is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// Anything with a name.
+    File,
+    /// Journal, quotas, orphans.
+    Own,
+    /// The same, of a feature that the filesystem does not use.
+    Unused,
+    /// Kept for something else.
+    Reserved,
+}
+
+impl Purpose {
+    /// By an inode's number.
+    pub(super) fn of(volume: &Volume, number: u32) -> Self {
+        let superblock = &volume.superblock;
+        let own = |is_own| if is_own { Self::Own } else { Self::Unused };
+        let quota = [
+            QUOTA_INODES[0],
+            QUOTA_INODES[1],
+            superblock.project_quota_inode,
+        ];
+        match number {
+            ROOT_INODE => Self::File,
+            JOURNAL_INODE => own(superblock.journal_inode == JOURNAL_INODE),
+            _ if quota.contains(&number) => own(superblock.has_ro_compat(ro_compat::QUOTA)
+                && quota_inodes(superblock).contains(&number)),
+            _ if number == superblock.orphan_file_inode => {
+                own(superblock.has_compat(compat::ORPHAN_FILE))
+            }
+            _ if number < superblock.first_file_inode() => Self::Reserved,
+            _ => Self::File,
+        }
+    }
+}
+
+/// An inode whose feature is not used holds nothing.
+pub(super) fn unused(state: &mut State, inode: &Inode) {
+    let raw = &inode.raw;
+    if raw.links_count != 0 || raw.blocks_lo != 0 || word(inode.block(), 0) != 0 {
+        state
+            .found
+            .inode(inode.number, "is not in use, but contains data");
+    }
+}
 
 /// The list of bad blocks: an inode without attributes.
 pub(super) fn bad_blocks(state: &mut State, inode: &Inode) {
     let raw = &inode.raw;
-    if raw.mode != 0 || raw.uid() != 0 || raw.gid() != 0 || raw.links_count != 0 {
+    let owned = raw.mode != 0 || raw.uid_lo != 0 || raw.gid_lo != 0 || raw.links_count != 0;
+    if owned || inode.has(flags::INLINE_DATA) || raw.file_acl_lo != 0 {
         state
             .found
             .inode(inode.number, "the bad block inode looks invalid");
@@ -45,7 +97,7 @@ pub(super) fn remember(state: &mut State, inode: &Inode, map: &Map) {
     let number = inode.number;
     let regular = inode.kind() == Some(Kind::Regular);
     if superblock.has_compat(compat::HAS_JOURNAL) && number == superblock.journal_inode {
-        if !regular {
+        if !regular || inode.has(flags::ENCRYPT) {
             state
                 .found
                 .inode(number, "superblock has an invalid journal");
@@ -55,7 +107,7 @@ pub(super) fn remember(state: &mut State, inode: &Inode, map: &Map) {
     if superblock.has_compat(compat::ORPHAN_FILE) && number == superblock.orphan_file_inode {
         state.orphan_file = Some((map.runs.clone(), inode.seed(state.volume)));
     }
-    if superblock.has_ro_compat(ro_compat::QUOTA) && quota_inodes(state).contains(&number) {
+    if superblock.has_ro_compat(ro_compat::QUOTA) && quota_inodes(superblock).contains(&number) {
         if !regular {
             state
                 .found
@@ -67,8 +119,7 @@ pub(super) fn remember(state: &mut State, inode: &Inode, map: &Map) {
 }
 
 /// Inodes of user, group and project quotas; 0 for none.
-pub(super) fn quota_inodes(state: &State) -> [u32; 3] {
-    let superblock = &state.volume.superblock;
+pub(super) fn quota_inodes(superblock: &Superblock) -> [u32; 3] {
     [
         superblock.user_quota_inode,
         superblock.group_quota_inode,
@@ -108,6 +159,8 @@ pub(super) fn resize(state: &mut State, inode: &Inode) {
         && lists_reserved_blocks(state, doubly).unwrap_or(false);
     if !sound {
         state.found.inode(inode.number, "resize inode not valid");
+    }
+    if !volume.is_data_block(doubly) || state.is_fixed(doubly) {
         return;
     }
     state.visited.insert(doubly);

@@ -1,6 +1,7 @@
 //! What a superblock can get wrong without making the rest unreadable.
 
 use super::finding::Findings;
+use super::special::quota_inodes;
 use super::volume::Volume;
 use crate::format::features::{incompat, ro_compat};
 use crate::format::inode::GOOD_OLD_SIZE;
@@ -23,6 +24,13 @@ pub(super) fn check(volume: &Volume, found: &mut Findings) {
             found.add(format_args!(
                 "bad {which} extra isize in superblock ({size})"
             ));
+        }
+    }
+    for number in quota_inodes(superblock) {
+        // Those of other uses, and those that are not there.
+        let taken = matches!(number, 1 | 2 | 5..=10) || number > superblock.inodes_count;
+        if taken {
+            found.add(format_args!("invalid quota inode {number}"));
         }
     }
     if superblock.has_ro_compat(ro_compat::METADATA_CSUM | ro_compat::GDT_CSUM) {

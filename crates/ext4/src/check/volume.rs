@@ -11,7 +11,9 @@ use crate::BlockDevice;
 use crate::format::features::{self, Set, compat, incompat, ro_compat};
 use crate::format::fields;
 use crate::format::group::{BLOCK_UNINIT, GroupDescriptor, INODE_UNINIT};
-use crate::format::superblock::{CHECKSUM_CRC32C, MAGIC, SUPERBLOCK_OFFSET, Superblock};
+use crate::format::superblock::{
+    CHECKSUM_CRC32C, DYNAMIC_REVISION, MAGIC, SUPERBLOCK_OFFSET, Superblock,
+};
 use crate::placement::Placement;
 
 /// Feature bits whose meaning this check knows. The rest is refused, as e2fsck does.
@@ -21,8 +23,6 @@ const COMPAT_KNOWN: u32 = compat::DIR_PREALLOC
     | compat::EXT_ATTR
     | compat::RESIZE_INODE
     | compat::DIR_INDEX
-    | compat::LAZY_BG
-    | compat::EXCLUDE_BITMAP
     | compat::SPARSE_SUPER2
     | compat::FAST_COMMIT
     | compat::STABLE_INODES
@@ -263,6 +263,9 @@ fn geometry(device: &dyn BlockDevice, superblock: Superblock) -> Result<Volume<'
     if superblock.magic != MAGIC {
         return Err("bad magic number in super-block".into());
     }
+    if superblock.revision > DYNAMIC_REVISION {
+        return Err(format!("revision {}", superblock.revision));
+    }
     known_features(&superblock)?;
     let block_size = superblock
         .block_size()
@@ -273,6 +276,10 @@ fn geometry(device: &dyn BlockDevice, superblock: Superblock) -> Result<Volume<'
     let most = log_block + if bigalloc { 16 } else { 0 };
     if !(log_block..=most).contains(&log_cluster) {
         return Err(format!("log cluster size {log_cluster}"));
+    }
+    if superblock.log_groups_per_flex > 31 {
+        let log = superblock.log_groups_per_flex;
+        return Err(format!("log of groups per flexible group {log}"));
     }
     let cluster_ratio = 1_u64 << (log_cluster - log_block);
     let blocks = superblock.blocks_count();
@@ -324,7 +331,8 @@ fn geometry(device: &dyn BlockDevice, superblock: Superblock) -> Result<Volume<'
     let stored = superblock.descriptor_size;
     let wanted = match superblock.has_incompat(incompat::BIT64) {
         true => stored.is_power_of_two() && (64..=1024).contains(&stored),
-        false => matches!(stored, 0 | 32),
+        // Nothing looks at it then.
+        false => true,
     };
     if !wanted || descriptor_size > block_size {
         return Err(format!("block group descriptor size {stored} incorrect"));

@@ -100,6 +100,7 @@ fn entries(
 ) -> Result<Option<u32>, String> {
     let mut taken: Vec<(usize, usize)> = Vec::new();
     let mut hash = Some(0_u32);
+    let mut unreadable = false;
     let mut at = start;
     loop {
         let rest = area.get(at..).unwrap_or_default();
@@ -120,6 +121,8 @@ fn entries(
             .unwrap_or_default();
         if entry.value_inode == 0 {
             let value = value_of(area, &entry, &mut taken)?;
+            // Even of nothing: e2fsck then reads no attribute at all.
+            unreadable |= usize::from(entry.value_offset) > area.len();
             // In inodes the hash may be left out.
             let checked = place == Place::Block || entry.hash != 0;
             let fits = [
@@ -150,6 +153,9 @@ fn entries(
         }
         hash = hash.map(|hash| block_hash(hash, entry.hash));
         at = next;
+    }
+    if unreadable {
+        facts.inline_data = None;
     }
     // The end mark counts as taken, too.
     taken.push((start, at + 4));

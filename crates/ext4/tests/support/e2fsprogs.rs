@@ -42,6 +42,8 @@ pub fn run(command: &mut Command) -> String {
 pub struct Verdict {
     /// It exits with 0 and would change nothing.
     pub clean: bool,
+    /// It exits with 0: what it would change is no fault.
+    pub passed: bool,
     /// All that it said.
     pub text: String,
 }
@@ -60,6 +62,7 @@ pub fn e2fsck(image: &Path) -> Option<Verdict> {
     match output.status.code() {
         Some(124) => None,
         code => Some(Verdict {
+            passed: code == Some(0) && !text.contains("trying backup"),
             clean: code == Some(0) && !text.contains("? no") && !text.contains("trying backup"),
             text,
         }),

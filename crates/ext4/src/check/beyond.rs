@@ -1,0 +1,49 @@
+//! Where this check is stricter than `e2fsck -fn`.
+
+/// What is faulted here although `e2fsck -fn` passes it: a part of the finding's text, and why.
+pub const BEYOND_E2FSCK: &[(&str, &str)] = &[
+    (
+        "marked as having errors",
+        "e2fsck removes the mark where it may write; a kernel warns of it at every mount",
+    ),
+    (
+        "was part of the orphan",
+        "e2fsck works orphans off where it may write, and with -n looks at no list of them",
+    ),
+    (
+        "has EA_INODE flag on filesystem without ea_inode support",
+        "Linux opens no such inode; e2fsck does not look at the flag then",
+    ),
+    (
+        "resize inode not valid",
+        "e2fsck looks at a quarter of the reserved blocks; who resizes, at all of them",
+    ),
+    (
+        "has INLINE_DATA_FL flag but extended attribute not found",
+        "Linux finds attributes by the whole name, e2fsck up to its first zero",
+    ),
+    (
+        "extended attribute block is invalid",
+        "e2fsck looks again at such an inode when a name leads there, which none does to its own",
+    ),
+    (
+        "used as filesystem metadata",
+        "e2fsck calls some of them an error of its own, and goes on",
+    ),
+    (
+        "in inode 1, shared with filesystem metadata",
+        "likewise: a list of bad blocks with one that is in use",
+    ),
+    (
+        "of all its entries is invalid",
+        "Linux finds attributes to share by this hash; e2fsck does not look at it",
+    ),
+    (
+        "says it is at depth",
+        "Linux reads no such node; e2fsck goes by where it is",
+    ),
+    (
+        "its log is outside of it",
+        "Linux mounts no such filesystem; e2fsck looks only if there is something to replay",
+    ),
+];
