@@ -40,11 +40,7 @@ pub fn superblock(bytes: &[u8]) {
     superblock.feature_ro_compat &= !ro_compat::METADATA_CSUM;
     superblock.encode_into(&mut raw);
     let disk = Disk::new(&sound.image).with(1024, &raw);
-    both(
-        disk,
-        |filesystem| walk(filesystem),
-        |filesystem| new_file(filesystem),
-    );
+    both(disk, walk, new_file);
 }
 
 /// A directory with an index: its first blocks.
