@@ -85,7 +85,14 @@ fn the_doctor_names_what_it_looked_at() {
         .iter()
         .map(|check| &check["what"])
         .collect();
-    for name in ["QEMU", "acceleration", "guest", "store", "settings"] {
+    for name in [
+        "QEMU",
+        "acceleration",
+        "memory",
+        "guest",
+        "store",
+        "settings",
+    ] {
         assert!(names.contains(&&serde_json::json!(name)), "{names:?}");
     }
     let mut command = home.mica(&["doctor"]);

@@ -74,6 +74,19 @@ const ROWS: &[Row] = &[
         "mica: /nowhere: No such file or directory (os error 2)\n",
     ),
     (
+        &["load", "--name", "sha256:abc", "box.tar"],
+        2,
+        "error: invalid value 'sha256:abc' for '--name <REFERENCE>': `sha256:abc` looks like a \
+         digest, not a name: for an image by digest write REPOSITORY@sha256:DIGEST\n\n\
+         For more information, try '--help'.\n",
+    ),
+    (
+        &["save", "--compression", "lz4", "box"],
+        2,
+        "error: invalid value 'lz4' for '--compression <HOW>': invalid compression `lz4`: expected \
+         gzip, zstd or none\n\nFor more information, try '--help'.\n",
+    ),
+    (
         &["push", "box"],
         1,
         "mica: cannot push `box`: without a registry, it means docker.io/library/box, which is \

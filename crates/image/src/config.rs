@@ -166,7 +166,7 @@ impl<'de> Deserialize<'de> for Mirror {
         let text = String::deserialize(deserializer)?;
         let wrong = |what: &str| de::Error::custom(format!("mirror `{text}` {what}"));
         let url = Url::parse(&text)
-            .map_err(|_| wrong("is no URL: expected for example https://mirror.example.com"))?;
+            .map_err(|_| wrong("is not a URL: expected for example https://mirror.example.com"))?;
         if !matches!(url.scheme(), "https" | "http") {
             return Err(wrong("must begin with https:// or http://"));
         }

@@ -42,7 +42,9 @@ pub enum ReferenceError {
     #[error("`{0}` is not an image reference: a repository name is lower case")]
     UpperCase(String),
     /// The part before the first slash is no host name.
-    #[error("`{reference}` is not an image reference: `{registry}` is no registry's host[:port]")]
+    #[error(
+        "`{reference}` is not an image reference: `{registry}` is not a registry's host[:port]"
+    )]
     Registry {
         /// What was parsed.
         reference: String,
@@ -84,7 +86,7 @@ pub enum ReferenceError {
     BareDigest(String),
     /// Docker Hub's `library/sha256` can't be told from a digest once the defaults are left out.
     #[error(
-        "`{0}` looks like a digest, which is no name for an image: for an image by digest write \
+        "`{0}` looks like a digest, not a name: for an image by digest write \
          REPOSITORY@sha256:DIGEST"
     )]
     LooksLikeDigest(String),

@@ -39,7 +39,7 @@ impl fmt::Display for ArchiveFormat {
 
 /// A word that names no shape of archives.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no format of archives: expected oci-archive or docker-archive")]
+#[error("invalid archive format `{0}`: expected oci-archive or docker-archive")]
 pub struct UnknownFormat(String);
 
 impl FromStr for ArchiveFormat {

@@ -49,7 +49,7 @@ impl fmt::Display for Compression {
 
 /// A word that names no compression.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no compression of layers: expected gzip, zstd or none")]
+#[error("invalid compression `{0}`: expected gzip, zstd or none")]
 pub struct UnknownCompression(String);
 
 impl FromStr for Compression {

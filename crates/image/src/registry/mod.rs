@@ -75,7 +75,7 @@ impl Source {
         };
         let scheme = if plain { "http" } else { "https" };
         let base = Url::parse(&format!("{scheme}://{address}/v2/{repository}/"))
-            .map_err(|error| Reason::Settings(format!("`{address}` is no address: {error}")))?;
+            .map_err(|error| Reason::Settings(format!("`{address}` is not an address: {error}")))?;
         Ok(Self {
             host: host.to_owned(),
             base,
@@ -107,7 +107,7 @@ impl Source {
         let mut url = self
             .base
             .join(&path)
-            .map_err(|error| Reason::Settings(format!("`{path}` is no path: {error}")))?;
+            .map_err(|error| Reason::Settings(format!("`{path}` is not a path: {error}")))?;
         if let Some(registry) = &self.mirror_of {
             url.query_pairs_mut().append_pair("ns", registry);
         }

@@ -205,7 +205,7 @@ impl Destination {
         let body = Outgoing::bytes(bytes.to_vec());
         let mut headers = HeaderMap::new();
         let media_type = HeaderValue::try_from(media_type)
-            .map_err(|_| Reason::Settings(format!("`{media_type}` is no media type")))?;
+            .map_err(|_| Reason::Settings(format!("`{media_type}` is not a media type")))?;
         headers.insert(CONTENT_TYPE, media_type);
         let answer = self.send(Method::PUT, &url, headers, Some(&body)).await?;
         if !matches!(answer.status().as_u16(), 200..=202) {

@@ -37,7 +37,7 @@ pub fn place(
         )),
         PathKind::Other => Ok(split(to)),
         PathKind::Nothing if !is_directory && to.ends_with(b"/") => {
-            Err(format!("{}: there is no such directory", text()))
+            Err(format!("`{}`: no such directory", text()))
         }
         PathKind::Nothing => Ok(split(to)),
     }
