@@ -45,6 +45,7 @@
 
 mod call;
 mod filter;
+mod identity;
 mod seccomp;
 mod start;
 mod tail;
@@ -52,10 +53,11 @@ mod walls;
 mod worker;
 
 pub use call::{Call, CallError, Death, Limits, Worker, probe};
+pub use identity::Claim;
 pub use seccomp::{CAUGHT, Filter};
 pub use start::cgroup::{Cgroup, Place, Quota};
 pub use start::child::{Child, Program, Spawned};
-pub use start::confine::{CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID, Confinement};
+pub use start::confine::{CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID, CAP_SYS_ADMIN, Confinement};
 pub use tail::Tail;
-pub use walls::{Error, Walls, enter, enter_what_there_is, enter_with};
-pub use worker::{ARGUMENT, Kind, NO_PROGRAM, program, run_if_worker, take};
+pub use walls::{Error, View, Walls, enter, enter_for_program, enter_what_there_is, enter_with};
+pub use worker::{Kind, NO_PROGRAM, arguments, program, run_if_worker, take};

@@ -2,15 +2,19 @@
 
 #![allow(unsafe_code)]
 
+use std::ffi::OsString;
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
+use crate::Claim;
 use crate::call::{Call, PROBE, serve};
+use crate::walls::identity::assign;
 
-/// The argument that makes a program a worker; its kind and the number of a descriptor follow.
-pub const ARGUMENT: &str = "--micabox-worker";
+/// The argument that makes a program a worker; its kind follows, the number of a descriptor,
+/// and that of the user who it is to become, if root starts it.
+const ARGUMENT: &str = "--micabox-worker";
 
 /// Names a program that calls [`run_if_worker`], in place of this one.
 const VARIABLE: &str = "MICABOX_WORKER";
@@ -68,6 +72,12 @@ pub fn run_if_worker(kinds: &[Kind]) {
     let descriptor = arguments
         .next()
         .and_then(|text| text.to_str()?.parse().ok());
+    let user = arguments
+        .next()
+        .and_then(|text| text.to_str()?.parse().ok());
+    if let Some(user) = user {
+        assign(user);
+    }
     let (Some(kind), Some(descriptor)) = (kind, descriptor) else {
         eprintln!("{ARGUMENT} is for Micabox's own use");
         std::process::exit(1);
@@ -90,6 +100,14 @@ macro_rules! run_if_worker_before_main {
             static BEFORE_MAIN: extern "C" fn() = run_if_worker;
         };
     };
+}
+
+/// The command line of a worker that a descriptor describes and a claim gives a user to.
+pub fn arguments(kind: &str, description: &OwnedFd, claim: Option<&Claim>) -> Vec<OsString> {
+    let descriptor = description.as_raw_fd().to_string();
+    let user = claim.map(|claim| claim.uid().to_string().into());
+    let arguments = [ARGUMENT.into(), kind.into(), descriptor.into()];
+    arguments.into_iter().chain(user).collect()
 }
 
 /// The program that workers of a kind are.

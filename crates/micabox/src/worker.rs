@@ -9,6 +9,7 @@ const WORKERS: &[Kind] = &[
     #[cfg(target_arch = "x86_64")]
     micabox_vmm::WORKER,
     micabox_image::WORKER,
+    micabox_vmm::QEMU_WORKER,
 ];
 
 /// Becomes a worker if this process was started as one, and then does not come back. Machines

@@ -52,6 +52,9 @@ pub struct Limits {
     pub max_devices: usize,
     /// Up to how many pmem regions a boot is no slower than with one disk. A hint.
     pub cheap_regions: usize,
+    /// Whether the files of a region must be readable by everyone, because the machine's process
+    /// opens them itself and is nobody.
+    pub public_regions: bool,
     /// Whether they can be saved, and others go on from there.
     pub snapshots: bool,
 }

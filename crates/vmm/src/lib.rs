@@ -17,6 +17,7 @@ mod config;
 mod console;
 mod cpu;
 mod error;
+mod file;
 mod host_kvm;
 #[cfg(target_arch = "x86_64")]
 pub mod kvm;
@@ -33,7 +34,7 @@ pub use config::{
 pub use error::Error;
 #[cfg(target_arch = "x86_64")]
 pub use kvm::{Kvm, WORKER};
-pub use qemu::Qemu;
+pub use qemu::{QEMU_WORKER, Qemu};
 pub use snapshot::Snapshot;
 
 /// Where machines' processes are limited by control groups, and in what: `memory`, `cpu`,

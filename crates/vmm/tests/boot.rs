@@ -1,6 +1,7 @@
 //! Machines that really boot, under QEMU: with KVM where it works, emulated elsewhere.
 
-use std::io::Read;
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -34,6 +35,9 @@ fn config() -> MachineConfig {
         resumed: None,
     }
 }
+
+// QEMU is started by a worker.
+micabox_jail::run_if_worker_before_main!(&[micabox_vmm::QEMU_WORKER]);
 
 /// Waits for the agent's first bytes.
 fn expect_agent(config: &MachineConfig) {
@@ -112,4 +116,98 @@ fn what_qemu_refuses_is_told_in_its_words() {
         Some(Exit::Failed { message, .. }) => assert!(!message.is_empty()),
         other => panic!("{other:?}"),
     }
+}
+
+/// What the kernel says of QEMU's process, and what its process sees.
+#[test]
+#[ignore = "needs a built guest"]
+fn qemu_is_in_jail() {
+    let mut machine_config = config();
+    let mut region = tempfile::NamedTempFile::new().unwrap();
+    region.write_all(&[7; 4096]).unwrap();
+    region.as_file().set_len(2 << 20).unwrap();
+    let everyone = std::fs::Permissions::from_mode(0o644);
+    region.as_file().set_permissions(everyone).unwrap();
+    machine_config.pmem.push(PmemRegion {
+        files: vec![PmemFile {
+            path: region.path().to_owned(),
+            size: 2 << 20,
+        }],
+    });
+    // Nobody else may open it: it is handed over.
+    let disk = tempfile::NamedTempFile::new().unwrap();
+    disk.as_file().set_len(1 << 20).unwrap();
+    machine_config.disks.push(micabox_vmm::Disk {
+        source: micabox_vmm::DiskSource::Raw(disk.path().to_owned()),
+        read_only: false,
+        serial: "x".into(),
+    });
+    // SAFETY: this test changes nothing that others read.
+    unsafe { std::env::set_var("MICABOX_TEST_SECRET", "secret") };
+    let machine = Qemu::probe().unwrap().start(&machine_config).unwrap();
+    let mut agent = machine.agent().unwrap();
+    agent.set_read_timeout(Some(PATIENCE)).unwrap();
+    agent.read_exact(&mut [0; 8]).unwrap();
+
+    let proc = PathBuf::from(format!("/proc/{}", machine.pid()));
+    assert!(
+        proc.join("exe")
+            .read_link()
+            .unwrap()
+            .to_string_lossy()
+            .contains("qemu")
+    );
+    let status = std::fs::read_to_string(proc.join("status")).unwrap();
+    let field = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.unwrap().trim().to_owned()
+    };
+    for capabilities in ["CapInh:", "CapPrm:", "CapEff:", "CapAmb:"] {
+        assert_eq!(u64::from_str_radix(&field(capabilities), 16), Ok(0));
+    }
+    assert_eq!(
+        (field("NoNewPrivs:"), field("Seccomp:")),
+        ("1".into(), "2".into())
+    );
+    assert_eq!(std::fs::read(proc.join("environ")).unwrap(), b"");
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    for ids in [field("Uid:"), field("Gid:")] {
+        let mut ids = ids.split_whitespace().map(|id| id.parse::<u32>().unwrap());
+        assert!(ids.all(|id| id > 65534), "{status}");
+    }
+    assert_eq!(field("Groups:"), "");
+    for name in ["user", "mnt", "net", "ipc", "uts"] {
+        let link = |of: &Path| std::fs::read_link(of.join("ns").join(name)).unwrap();
+        assert_ne!(link(&proc), link(Path::new("/proc/self")), "{name}");
+    }
+    let root = proc.join("root");
+    for gone in [
+        "etc/shadow",
+        "etc/passwd",
+        "root",
+        "home",
+        "tmp",
+        "dev",
+        "sys",
+        "proc/1",
+    ] {
+        let found = root.join(gone).symlink_metadata();
+        assert!(found.is_err(), "{gone}: {found:?}");
+    }
+    let mounts = std::fs::read_to_string(proc.join("mounts")).unwrap();
+    for line in mounts.lines() {
+        let flags = line.split(' ').nth(3).unwrap();
+        assert!(flags.split(',').any(|flag| flag == "ro"), "{line}");
+    }
+    // Another machine is another user.
+    let other = Qemu::probe().unwrap().start(&config()).unwrap();
+    let owner = |pid: u32| {
+        std::thread::sleep(Duration::from_millis(500));
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+        line.unwrap().trim().to_owned()
+    };
+    assert_ne!(owner(other.pid()), owner(machine.pid()));
 }

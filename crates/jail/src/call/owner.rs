@@ -17,8 +17,8 @@ use rustix::process::{Signal, pidfd_send_signal};
 use super::serve::{ABORTED, OUT_OF_TIME, PANICKED};
 use super::{Call, CallError, Death, Given, Limits};
 use crate::{
-    ARGUMENT, CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID, CAUGHT, Child, Confinement, Program,
-    Spawned, Tail, program,
+    CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID, CAUGHT, Child, Claim, Confinement, Program,
+    Spawned, Tail, arguments, program,
 };
 
 /// Address space of any worker: the program, its libraries, stacks and what an allocator
@@ -84,7 +84,8 @@ impl<C: Call> Worker<C> {
             // To read its own program, and to become nobody in its jail.
             capabilities: &[CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID],
         };
-        let arguments = vec![ARGUMENT.into(), kind.into(), number.to_string().into()];
+        let claim = Claim::new().map_err(failed)?;
+        let arguments = arguments(kind, &description, claim.as_ref());
         let program = program(kind)
             .and_then(|path| Program::new(&path, Some(&format!("mica {kind}")), arguments))
             .map_err(failed)?;
@@ -99,7 +100,10 @@ impl<C: Call> Worker<C> {
                 let spawned = Child::spawn(&program, &confinement, None);
                 drop((files, reply_child, description));
                 match spawned {
-                    Ok(spawned) => watch(spawned, reply.into(), most, &started, &end),
+                    Ok(spawned) => {
+                        watch(spawned, reply.into(), most, &started, &end);
+                        drop(claim);
+                    }
                     Err(error) => drop(started.send(Err(error))),
                 }
             })

@@ -31,6 +31,8 @@ pub const CAP_DAC_READ_SEARCH: libc::c_ulong = 2;
 pub const CAP_SETGID: libc::c_ulong = 6;
 /// To become another user.
 pub const CAP_SETUID: libc::c_ulong = 7;
+/// To mount things, among others.
+pub const CAP_SYS_ADMIN: libc::c_ulong = 21;
 
 /// More descriptors than a machine has extents and devices.
 const MAX_FILES: u64 = 16 << 10;

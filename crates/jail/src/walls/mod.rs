@@ -6,16 +6,19 @@
 //! open ([`landlock`]), and for each thread the few system calls that it makes
 //! ([`crate::Filter`]). Each holds without the others; `docs/threat-model.md` says what is left.
 
-mod identity;
+pub(crate) mod identity;
 mod landlock;
 mod namespaces;
 mod root;
+mod view;
 
 use std::io;
 
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use serde::{Deserialize, Serialize};
+
+pub use view::{View, enter_for_program};
 
 /// Why a process is not in jail. It must not go on.
 #[derive(Debug, thiserror::Error)]
@@ -49,7 +52,7 @@ pub(crate) fn step<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> 
     }
 }
 
-/// What the jail of a parser has on this host, beside what it has on all.
+/// What a jail has on this host, beside what it has on all.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Walls {
     /// Namespaces and an empty root, or why not.
@@ -75,7 +78,7 @@ pub fn enter() -> Result<(), Error> {
 /// # Errors
 /// As [`enter`].
 pub fn enter_with<T>(last_look: impl FnOnce() -> T) -> Result<T, Error> {
-    identity::become_nobody()?;
+    identity::become_nobody(None)?;
     namespaces::enter()?;
     let seen = last_look();
     root::make_empty()?;
@@ -89,7 +92,7 @@ pub fn enter_with<T>(last_look: impl FnOnce() -> T) -> Result<T, Error> {
 /// [`Error::Step`], in whichever process it happened.
 pub fn enter_what_there_is() -> Result<Walls, Error> {
     let owner = namespaces::Owner::now();
-    identity::become_nobody()?;
+    identity::become_nobody(None)?;
     let namespaces = match namespaces::enter() {
         Ok(()) => {
             root::make_empty()?;
@@ -110,10 +113,14 @@ pub fn enter_what_there_is() -> Result<Walls, Error> {
 
 /// What needs no namespace; whether the kernel has Landlock.
 fn close() -> Result<bool, Error> {
+    close_but(landlock::forbid_all)
+}
+
+fn close_but(paths: impl FnOnce() -> Result<bool, Error>) -> Result<bool, Error> {
     set_capabilities(None, no_capabilities()).map_err(step("dropping all capabilities"))?;
     // Nobody of the same identity may look into it either.
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(step("becoming opaque"))?;
-    landlock::forbid_all()
+    paths()
 }
 
 fn no_capabilities() -> CapabilitySets {

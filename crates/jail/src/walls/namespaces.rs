@@ -3,11 +3,12 @@
 #![allow(unsafe_code)]
 
 use std::convert::Infallible;
-use std::fs;
-use std::io;
+use std::fs::File;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags};
 use rustix::process::{
     DumpableBehavior, Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, getgid, getpid, getppid,
     getuid, pidfd_open, set_dumpable_behavior, set_parent_process_death_signal, waitpid,
@@ -22,18 +23,10 @@ use super::{Error, step};
 pub(super) fn enter() -> Result<(), Error> {
     let owner = Owner::now();
     let (uid, gid) = (getuid().as_raw(), getgid().as_raw());
-    let namespaces = UnshareFlags::NEWUSER
-        | UnshareFlags::NEWNS
-        | UnshareFlags::NEWPID
-        | UnshareFlags::NEWNET
-        | UnshareFlags::NEWIPC
-        | UnshareFlags::NEWUTS
-        | UnshareFlags::NEWCGROUP;
-    // SAFETY: the table of descriptors stays shared with nobody, as before.
-    unsafe { unshare_unsafe(namespaces) }.map_err(|error| Error::Namespaces {
-        source: error.into(),
-    })?;
-    map_identity(uid, gid).map_err(|source| Error::Namespaces { source })?;
+    let refused = |source| Error::Namespaces { source };
+    let own = own_directory().map_err(refused)?;
+    unshare(UnshareFlags::NEWNS | UnshareFlags::NEWPID | WITHOUT_PATHS).map_err(refused)?;
+    map_identity(&own, uid, gid).map_err(refused)?;
 
     owner.die_with()?;
     let keeper = pidfd_open(getpid(), PidfdFlags::empty()).map_err(step("naming its keeper"))?;
@@ -67,13 +60,54 @@ impl Owner {
     }
 }
 
+/// Namespaces that need no path, the user's first of all.
+const WITHOUT_PATHS: UnshareFlags = UnshareFlags::NEWUSER
+    .union(UnshareFlags::NEWNET)
+    .union(UnshareFlags::NEWIPC)
+    .union(UnshareFlags::NEWUTS)
+    .union(UnshareFlags::NEWCGROUP);
+
+fn unshare(namespaces: UnshareFlags) -> io::Result<()> {
+    // SAFETY: the table of descriptors stays shared with nobody, as before.
+    Ok(unsafe { unshare_unsafe(namespaces) }?)
+}
+
+/// This process's directory in /proc, to be used when there is no such path any more.
+pub(super) fn own_directory() -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(rustix::fs::open("/proc/self", flags, Mode::empty())?)
+}
+
+/// Moves this process, with its privileges, into a mount namespace of its own.
+pub(super) fn enter_mounts() -> io::Result<()> {
+    unshare(UnshareFlags::NEWNS)
+}
+
+/// Moves this process into namespaces of its own, but for the processes', so that it stays
+/// the child that its owner started; and for the mounts', `with_mounts` apart.
+pub(super) fn enter_in_place(own: &OwnedFd, with_mounts: bool) -> Result<(), Error> {
+    let (uid, gid) = (getuid().as_raw(), getgid().as_raw());
+    let refused = |source| Error::Namespaces { source };
+    let mounts = match with_mounts {
+        true => UnshareFlags::NEWNS,
+        false => UnshareFlags::empty(),
+    };
+    unshare(mounts | WITHOUT_PATHS).map_err(refused)?;
+    map_identity(own, uid, gid).map_err(refused)
+}
+
 /// The only user and group that exist inside are nobody, who is the caller outside.
-fn map_identity(uid: u32, gid: u32) -> io::Result<()> {
+fn map_identity(own: &OwnedFd, uid: u32, gid: u32) -> io::Result<()> {
     // A process that changed its identity doesn't own its own files below /proc.
     set_dumpable_behavior(DumpableBehavior::Dumpable)?;
-    fs::write("/proc/self/setgroups", "deny")?;
-    fs::write("/proc/self/gid_map", format!("{NOBODY} {gid} 1"))?;
-    fs::write("/proc/self/uid_map", format!("{NOBODY} {uid} 1"))
+    let write = |name: &str, text: String| {
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(own, name, flags, Mode::empty())?;
+        File::from(file).write_all(text.as_bytes())
+    };
+    write("setgroups", "deny".to_owned())?;
+    write("gid_map", format!("{NOBODY} {gid} 1"))?;
+    write("uid_map", format!("{NOBODY} {uid} 1"))
 }
 
 /// Has the kernel kill this process when its keeper ends.

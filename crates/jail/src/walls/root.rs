@@ -1,11 +1,22 @@
-//! A root directory with nothing in it.
+//! A root directory with nothing in it, or with little.
+
+#![allow(unsafe_code)]
+
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::RawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::Path;
 
 use rustix::mount::{
-    MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, mount_remount, unmount,
+    MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind_recursive, mount_change,
+    mount_remount, unmount,
 };
 use rustix::process::{chdir, pivot_root};
 
-use super::{Error, step};
+use super::{Error, View, step};
 
 /// A directory that every Linux system has, to mount the new root on.
 const PLACE: &str = "/proc";
@@ -13,24 +24,143 @@ const PLACE: &str = "/proc";
 /// Replaces the root of this mount namespace by an empty file system that nothing can be
 /// written to. No other file system is left.
 pub(super) fn make_empty() -> Result<(), Error> {
+    mount_root(c"mode=555,size=4k,nr_inodes=1")?;
+    move_there()
+}
+
+/// Replaces it by one that has what `view` shows, at the same paths, and its files at those of
+/// their descriptors below `/proc/self/fd`. Nothing can be written to but devices.
+pub(super) fn make_of(view: &View) -> Result<(), Error> {
+    mount_root(c"mode=755,size=1m")?;
+    fill(view).map_err(step("filling its root"))?;
+    move_there()
+}
+
+const FLAGS: MountFlags = MountFlags::NOSUID
+    .union(MountFlags::NODEV)
+    .union(MountFlags::NOEXEC);
+
+fn mount_root(options: &std::ffi::CStr) -> Result<(), Error> {
     mount_change(
         "/",
         MountPropagationFlags::PRIVATE | MountPropagationFlags::REC,
     )
     .map_err(step("keeping mounts to itself"))?;
-    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    mount(
-        "none",
-        PLACE,
-        "tmpfs",
-        flags,
-        c"mode=555,size=4k,nr_inodes=1",
-    )
-    .map_err(step("mounting an empty root"))?;
+    mount("none", PLACE, "tmpfs", FLAGS, options).map_err(step("mounting an empty root"))
+}
+
+fn move_there() -> Result<(), Error> {
     chdir(PLACE).map_err(step("entering its empty root"))?;
     // The old root comes to lie on the new one, and goes.
     pivot_root(".", ".").map_err(step("changing the root"))?;
     unmount(".", UnmountFlags::DETACH).map_err(step("leaving the old root"))?;
-    mount_remount("/", flags | MountFlags::RDONLY, "").map_err(step("sealing its root"))?;
+    mount_remount("/", FLAGS | MountFlags::RDONLY, "").map_err(step("sealing its root"))?;
     chdir("/").map_err(step("entering its empty root"))
+}
+
+fn fill(view: &View) -> io::Result<()> {
+    let inside = |path: &Path| {
+        let relative = path.strip_prefix("/").unwrap_or(path);
+        Path::new(PLACE).join(relative)
+    };
+    for path in &view.paths {
+        let target = inside(path);
+        let Ok(meta) = path.symlink_metadata() else {
+            continue; // Not every system has it.
+        };
+        if let Some(parent) = target.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        if meta.is_symlink() {
+            symlink(fs::read_link(path)?, &target)?;
+            continue;
+        }
+        make_point(&target, meta.is_dir())?;
+        show(path, &target, true)?;
+    }
+    for (path, descriptor) in &view.files {
+        let target = inside(&View::file_path(*descriptor));
+        make_point(&target, false)?;
+        show(path, &target, true)?;
+        if !is_same(&target, *descriptor)? {
+            let why = format!("{} was replaced meanwhile", path.display());
+            return Err(io::Error::other(why));
+        }
+    }
+    for path in &view.devices {
+        let target = inside(path);
+        make_point(&target, false)?;
+        show(path, &target, false)?;
+    }
+    Ok(())
+}
+
+/// Something to mount on.
+fn make_point(target: &Path, is_directory: bool) -> io::Result<()> {
+    if is_directory {
+        return fs::create_dir_all(target);
+    }
+    fs::create_dir_all(target.parent().unwrap_or(target))?;
+    File::create(target).map(drop)
+}
+
+/// Mounts what is at `path` on `target`; for reading, if it is no device.
+fn show(path: &Path, target: &Path, read_only: bool) -> io::Result<()> {
+    let failed = |error: rustix::io::Errno| {
+        let error = io::Error::from(error);
+        io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+    };
+    mount_bind_recursive(path, target).map_err(failed)?;
+    match read_only {
+        true => make_read_only(target),
+        false => Ok(()),
+    }
+}
+
+/// `struct mount_attr` of `linux/mount.h`.
+#[repr(C)]
+#[derive(Default)]
+struct Attributes {
+    set: u64,
+    clear: u64,
+    propagation: u64,
+    user_namespace: u64,
+}
+
+/// Has nothing be written to, and no device and no set-id program be used, in a mount and all
+/// below it.
+fn make_read_only(target: &Path) -> io::Result<()> {
+    let path = CString::new(target.as_os_str().as_bytes())?;
+    let attributes = Attributes {
+        set: libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV,
+        ..Attributes::default()
+    };
+    // SAFETY: a path and a structure that live, and its size.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            libc::AT_FDCWD,
+            path.as_ptr(),
+            libc::AT_RECURSIVE,
+            &raw const attributes,
+            size_of::<Attributes>(),
+        )
+    };
+    match result {
+        0 => Ok(()),
+        _ => match io::Error::last_os_error() {
+            // Linux before 5.12: its identity and Landlock are between it and writing.
+            error if error.raw_os_error() == Some(libc::ENOSYS) => Ok(()),
+            error => Err(error),
+        },
+    }
+}
+
+/// Whether a path leads to the file that is open.
+fn is_same(path: &Path, descriptor: RawFd) -> io::Result<bool> {
+    // SAFETY: the caller of `enter_for_program` says that it is open.
+    let open = unsafe { std::os::fd::BorrowedFd::borrow_raw(descriptor) };
+    let open = rustix::fs::fstat(open)?;
+    let there = fs::symlink_metadata(path)?;
+    Ok((there.dev(), there.ino()) == (open.st_dev, open.st_ino))
 }

@@ -18,7 +18,8 @@ mod partitions;
 
 use std::collections::HashSet;
 use std::fmt;
-use std::path::PathBuf;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 
 use micabox_vmm::{Disk, DiskSource, FilesPerRegion, Limits, PmemFile, PmemRegion};
 use micabox_wire::{Device, Extent, Format, Lower, Range};
@@ -175,9 +176,10 @@ impl Plan {
         transport: Transport,
         limits: &Limits,
     ) -> Result<Self, PlanError> {
-        let unmapped = match disk.in_place {
-            true => Some("it is to be written to"),
-            false => disk.unmapped.as_deref(),
+        let unmapped = match (disk.in_place, disk.unmapped.as_deref()) {
+            (true, _) => Some("it is to be written to"),
+            (false, None) if limits.public_regions && is_private(&disk.path) => Some(PRIVATE),
+            (false, why) => why,
         };
         let (transport, reason) = match (transport, unmapped) {
             (Transport::Pmem, Some(why)) => {
@@ -270,6 +272,14 @@ impl Plan {
     }
 }
 
+/// Why a backend's process, which is not root, can't map a file of root's.
+const PRIVATE: &str = "only root may read it, and the machine's process is not root";
+
+/// Whether a file is not for everyone to read.
+fn is_private(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|meta| meta.permissions().mode() & 0o004 == 0)
+}
+
 /// The transport to use, and why if nobody asked for it.
 fn choose(
     image: &ImageFiles,
@@ -288,6 +298,10 @@ fn choose(
         FilesPerRegion::One => extents,
         FilesPerRegion::Many => 1,
     };
+    let mut files = image.layers.iter().chain([&image.fsmeta]);
+    if limits.public_regions && files.any(|file| is_private(&file.path)) {
+        return (Transport::Blk, Some(PRIVATE.to_owned()));
+    }
     if regions <= limits.cheap_regions.min(limits.max_devices) {
         return (Transport::Pmem, Some("no copy in the guest".into()));
     }

@@ -6,6 +6,7 @@ const ONE: Limits = Limits {
     files_per_region: FilesPerRegion::One,
     max_devices: 10,
     cheap_regions: 4,
+    public_regions: false,
     snapshots: false,
 };
 

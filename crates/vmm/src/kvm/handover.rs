@@ -12,6 +12,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 
 use super::vsock::Inside;
+use crate::file::open;
 use crate::process::Descriptors;
 use crate::{DiskSource, Error, MachineConfig};
 
@@ -207,23 +208,11 @@ impl Opened {
         length: Option<u64>,
         read_only: bool,
     ) -> Result<SharedFile, Error> {
-        let failed = |why: String| Error::File {
-            path: path.to_owned(),
-            why,
-        };
-        let file = File::options().read(true).write(!read_only).open(path);
-        let file = file.map_err(|error| failed(error.to_string()))?;
-        let actual = file.metadata().map_err(|error| failed(error.to_string()))?;
-        let actual = actual.len();
-        if let Some(length) = length.filter(|length| *length != actual) {
-            return Err(failed(format!(
-                "it has {actual} bytes and should have {length}"
-            )));
-        }
+        let (file, length) = open(path, length, read_only)?;
         let file = OwnedFd::from(file);
         let shared = SharedFile {
             descriptor: file.as_raw_fd(),
-            length: actual,
+            length,
             name: path.display().to_string(),
         };
         self.0.push(file);

@@ -27,9 +27,10 @@ mod vsock;
 mod worker;
 
 use std::ops::Range;
-use std::os::fd::AsRawFd;
 
-use micabox_jail::{self as jail, CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID, Quota};
+use micabox_jail::{
+    self as jail, CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID, Claim, Quota, arguments,
+};
 
 use crate::backend::{Acceleration, Backend, FilesPerRegion, Limits, Machine};
 use crate::cpu::Flags;
@@ -105,6 +106,7 @@ impl Backend for Kvm {
             files_per_region: FilesPerRegion::Many,
             max_devices,
             cheap_regions: max_devices,
+            public_regions: false,
             snapshots: true,
         }
     }
@@ -127,15 +129,17 @@ impl Backend for Kvm {
         };
         let mut files = Handover::prepare(config, kvm, inside, channels.descriptors())?;
         files.extend(config.lifeline()?);
-        let description = files.first().map_or(-1, AsRawFd::as_raw_fd);
+        let claim = Claim::new().map_err(|source| Error::System {
+            what: "finding a user for the machine",
+            source,
+        })?;
+        let description = files.first().into_iter();
+        let arguments = description.flat_map(|file| arguments(worker::NAME, file, claim.as_ref()));
+        let arguments = arguments.collect();
         let launch = Launch {
             program,
             name: Some(config.name.clone()),
-            arguments: vec![
-                jail::ARGUMENT.into(),
-                worker::NAME.into(),
-                description.to_string().into(),
-            ],
+            arguments,
             address_space: config.address_space().saturating_add(OWN_ADDRESS_SPACE),
             // What it saves of itself is its RAM.
             file_size: config.largest_written_file().max(config.ram()),
@@ -151,6 +155,7 @@ impl Backend for Kvm {
                 cpus: u64::from(config.cpus) + 1,
                 tasks: u64::from(config.cpus) + config.disks.len() as u64 + OWN_TASKS,
             },
+            claim,
             attached: vsock.map(|vsock| Box::new(vsock) as _),
         };
         Ok(Box::new(Process::start(launch, channels)?))

@@ -16,7 +16,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use micabox_jail::{Cgroup, Child, Confinement, Program, Quota, Tail};
+use micabox_jail::{Cgroup, Child, Claim, Confinement, Program, Quota, Tail};
 use rustix::process::{Signal, pidfd_send_signal};
 
 use crate::backend::{Exit, Machine};
@@ -60,6 +60,8 @@ pub(crate) struct Launch {
     pub(crate) failure: fn(code: i32, message: String) -> Exit,
     /// What it may use, where a control group can be had.
     pub(crate) quota: Quota,
+    /// Whom it becomes.
+    pub(crate) claim: Option<Claim>,
     /// Something to be dropped when it is gone.
     pub(crate) attached: Option<Box<dyn Attached>>,
 }
@@ -160,7 +162,7 @@ impl Process {
         }
         let control = Control::new(control, launch.saves);
         let files = launch.files;
-        let attached = launch.attached;
+        let attached = (launch.attached, launch.claim);
         // Not everybody may have one; `mica doctor` says why.
         let cgroup = Cgroup::create(&launch.quota).ok();
         let confinement = Confinement {
@@ -385,6 +387,7 @@ mod tests {
                 cpus: 2,
                 tasks: 64,
             },
+            claim: None,
             attached: None,
         }
     }

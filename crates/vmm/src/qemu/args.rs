@@ -6,6 +6,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
+use super::files::{Files, shared_path};
 use super::pci::Functions;
 use crate::config::PMEM_ALIGNMENT;
 use crate::process::Descriptors;
@@ -44,6 +45,7 @@ pub(super) fn build(
     processor: Processor,
     fds: Descriptors,
     link: Option<RawFd>,
+    files: &Files,
 ) -> Result<Vec<OsString>, Error> {
     if config.vsock.is_some() {
         return Err(Error::Unsupported {
@@ -77,8 +79,8 @@ pub(super) fn build(
         &format!("cpus={cpus},sockets={cpus},cores=1,threads=1"),
     );
     arguments.pair("-m", &memory(config));
-    arguments.path("-kernel", &config.kernel);
-    arguments.path("-initrd", &config.initrd);
+    arguments.path("-kernel", &files.kernel);
+    arguments.path("-initrd", &files.initrd);
     arguments.pair("-append", &command_line(config, processor));
 
     arguments.pair("-chardev", &format!("socket,id=console,fd={}", fds.console));
@@ -109,11 +111,14 @@ pub(super) fn build(
     if let (Some(interface), Some(link)) = (&config.network, link) {
         network(&mut arguments, &mut functions, interface, link)?;
     }
-    for (index, region) in config.pmem.iter().enumerate() {
-        pmem(&mut arguments, &mut functions, index, region)?;
+    for (index, (region, path)) in config.pmem.iter().zip(&files.regions).enumerate() {
+        pmem(&mut arguments, &mut functions, index, region, path)?;
     }
-    for (index, disk) in config.disks.iter().enumerate() {
-        block(&mut arguments, &mut functions, index, disk)?;
+    for number in &files.shared {
+        arguments.pair("-add-fd", &format!("fd={number},set={number}"));
+    }
+    for (index, (disk, number)) in config.disks.iter().zip(&files.disks).enumerate() {
+        block(&mut arguments, &mut functions, index, disk, *number)?;
     }
     Ok(arguments.0)
 }
@@ -159,20 +164,15 @@ fn pmem(
     functions: &mut Functions,
     index: usize,
     region: &PmemRegion,
+    path: &Path,
 ) -> Result<(), Error> {
-    let [file] = region.files.as_slice() else {
-        return Err(Error::Unsupported {
-            backend: "QEMU",
-            what: "can't map several files into one pmem region".into(),
-        });
-    };
     let backend = format!("layer{index}");
     arguments.json(
         "-object",
         // Shared, so that every machine maps the same page cache; read-only, so that
         // QEMU can't write to the file whatever the guest makes it do.
         &json!({"qom-type": "memory-backend-file", "id": backend,
-                "mem-path": utf8(&file.path)?, "size": file.size,
+                "mem-path": path.display().to_string(), "size": region.size(),
                 "share": true, "readonly": true}),
     );
     arguments.device(
@@ -186,10 +186,11 @@ fn block(
     functions: &mut Functions,
     index: usize,
     disk: &Disk,
+    number: RawFd,
 ) -> Result<(), Error> {
-    let (driver, path) = match &disk.source {
-        DiskSource::Raw(path) => ("raw", path),
-        DiskSource::Files { vmdk, .. } => ("vmdk", vmdk),
+    let driver = match &disk.source {
+        DiskSource::Raw(_) => "raw",
+        DiskSource::Files { .. } => "vmdk",
     };
     let node = format!("disk{index}");
     // What the guest deletes leaves a hole in the file.
@@ -201,7 +202,7 @@ fn block(
         "-blockdev",
         &json!({"driver": driver, "node-name": node, "read-only": disk.read_only,
                 "auto-read-only": false, "discard": discard,
-                "file": {"driver": "file", "filename": utf8(path)?, "discard": discard,
+                "file": {"driver": "file", "filename": shared_path(number), "discard": discard,
                          "read-only": disk.read_only, "auto-read-only": false}}),
     );
     arguments.device(
@@ -233,14 +234,6 @@ fn network(
         json!({"driver": "virtio-net-pci", "netdev": "link", "mac": address,
                "host_mtu": interface.mtu, "romfile": ""}),
     )
-}
-
-/// A path inside JSON, which has no way to say other bytes.
-fn utf8(path: &Path) -> Result<&str, Error> {
-    path.to_str().ok_or_else(|| Error::File {
-        path: path.to_owned(),
-        why: "QEMU takes only paths in UTF-8; move the store to such a one".into(),
-    })
 }
 
 #[derive(Debug, Default)]
@@ -285,7 +278,7 @@ impl Arguments {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::ffi::OsStringExt;
+    use micabox_jail::View;
 
     use super::*;
     use crate::{PmemFile, Sockets};
@@ -330,8 +323,24 @@ mod tests {
         }
     }
 
+    /// As if they had been opened.
+    fn files(config: &MachineConfig) -> Files {
+        let numbers: Vec<RawFd> = (30..).take(config.disks.len()).collect();
+        Files {
+            kernel: View::file_path(20),
+            initrd: View::file_path(21),
+            regions: (40..)
+                .take(config.pmem.len())
+                .map(View::file_path)
+                .collect(),
+            disks: numbers.clone(),
+            shared: numbers,
+            ..Files::default()
+        }
+    }
+
     fn text(config: &MachineConfig, processor: Processor) -> Vec<String> {
-        build(config, processor, FDS, None)
+        build(config, processor, FDS, None, &files(config))
             .unwrap()
             .into_iter()
             .map(|argument| argument.into_string().unwrap())
@@ -358,7 +367,7 @@ mod tests {
         assert_eq!(arguments.iter().filter(monitors).count(), 1);
         assert_eq!(values(&arguments, "-mon"), ["chardev=monitor,mode=control"]);
         assert_eq!(values(&arguments, "-sandbox"), [SECCOMP]);
-        assert_eq!(values(&arguments, "-initrd"), ["/guest/a,b.cpio"]);
+        assert_eq!(values(&arguments, "-initrd"), ["/proc/self/fd/21"]);
         assert!(values(&arguments, "-append")[0].ends_with(" mica.x=1"));
         assert_eq!(
             values(&arguments, "-chardev"),
@@ -416,7 +425,7 @@ mod tests {
         assert_eq!(values(&arguments, "-m"), ["size=512M,maxmem=567M"]);
         let objects = values(&arguments, "-object");
         let first: Value = serde_json::from_str(objects[1]).unwrap();
-        assert_eq!(first["mem-path"], "/s/0,\"x.erofs");
+        assert_eq!(first["mem-path"], "/proc/self/fd/40");
         assert_eq!(first["readonly"], true);
         assert_eq!(first["share"], true);
         let addresses: Vec<Value> = values(&arguments, "-device")
@@ -434,7 +443,7 @@ mod tests {
     fn a_network_interface_has_its_link_and_nothing_to_boot_from() {
         let mut config = config();
         config.network = Some(interface());
-        let arguments = build(&config, Processor::Host, FDS, Some(12)).unwrap();
+        let arguments = build(&config, Processor::Host, FDS, Some(12), &files(&config)).unwrap();
         let arguments: Vec<String> = arguments
             .into_iter()
             .map(|argument| argument.into_string().unwrap())
@@ -479,37 +488,28 @@ mod tests {
             assert_eq!(node["file"]["read-only"], true);
             assert_eq!(node["file"]["auto-read-only"], false);
         }
+        // By number, as they were opened.
+        assert_eq!(nodes[1]["file"]["filename"], "/dev/fdset/31");
+        assert_eq!(
+            values(&arguments, "-add-fd"),
+            ["fd=30,set=30", "fd=31,set=31"]
+        );
     }
 
     #[test]
     fn what_qemu_can_not_do_is_an_error() {
-        let mut many_files = config();
-        let file = region("/s/x").files[0].clone();
-        many_files.pmem = vec![PmemRegion {
-            files: vec![file.clone(), file],
-        }];
-        let error = build(&many_files, Processor::Host, FDS, None).unwrap_err();
-        assert!(matches!(error, Error::Unsupported { .. }), "{error}");
-
         let mut sockets = config();
         sockets.vsock = Some(Sockets::At("/s/vsock".into()));
-        let error = build(&sockets, Processor::Host, FDS, None).unwrap_err();
+        let error = build(&sockets, Processor::Host, FDS, None, &files(&sockets)).unwrap_err();
         assert!(error.to_string().contains("--vsock"), "{error}");
 
         let mut too_many = config();
         too_many.network = Some(interface());
         too_many.pmem = vec![region("/s/x"); Functions::COUNT - OWN_DEVICES];
-        build(&too_many, Processor::Host, FDS, Some(12)).unwrap();
+        build(&too_many, Processor::Host, FDS, Some(12), &files(&too_many)).unwrap();
         too_many.pmem.push(region("/s/x"));
-        let error = build(&too_many, Processor::Host, FDS, Some(12)).unwrap_err();
+        let error = build(&too_many, Processor::Host, FDS, Some(12), &files(&too_many));
+        let error = error.unwrap_err();
         assert!(error.to_string().contains("237 devices"), "{error}");
-
-        let mut not_text = config();
-        not_text.disks = vec![Disk {
-            source: DiskSource::Raw(OsString::from_vec(vec![b'/', 0xff]).into()),
-            read_only: true,
-            serial: "x".into(),
-        }];
-        build(&not_text, Processor::Host, FDS, None).unwrap_err();
     }
 }

@@ -1,19 +1,23 @@
 //! Machines as QEMU processes.
 //!
 //! One process a machine, started with nothing of the user's configuration, no default device
-//! and no network, under QEMU's own seccomp filter and what confines every machine's process.
+//! and no network, under QEMU's own seccomp filter and in a jail ([`jail`]).
 //! The agent's byte stream and QEMU's monitor are ends of socket pairs that the process
 //! inherits, so there is no path anywhere that another program could connect to.
 
 mod args;
 mod binary;
 mod clock;
+mod files;
+mod jail;
 mod pci;
 
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 
-use micabox_jail::{CAP_DAC_READ_SEARCH, Quota};
+use micabox_jail::{
+    CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID, CAP_SYS_ADMIN, Claim, Quota, arguments,
+};
 
 use crate::backend::{Acceleration, Backend, FilesPerRegion, Limits, Machine};
 use crate::cpu::Flags;
@@ -22,6 +26,9 @@ use crate::{Error, Exit, MachineConfig, host_kvm};
 
 pub use binary::{install_command, version};
 use clock::Reading;
+use files::Files;
+pub use jail::QEMU_WORKER;
+use jail::Start;
 
 /// Address space beyond RAM and pmem: QEMU, its libraries, the emulator's code
 /// buffer, a stack and an allocator's arena a thread.
@@ -53,7 +60,10 @@ impl Qemu {
         let flags = Flags::read();
         let counter = Reading::now(&flags);
         let acceleration = match host_kvm::probe(&flags) {
-            Ok(()) => Acceleration::Kvm,
+            Ok(()) => match jail::no_kvm() {
+                None => Acceleration::Kvm,
+                Some(why) => Acceleration::Emulated { why },
+            },
             Err(why) => Acceleration::Emulated { why },
         };
         Ok(Self {
@@ -87,6 +97,7 @@ impl Backend for Qemu {
             files_per_region: FilesPerRegion::One,
             max_devices: pci::Functions::COUNT - args::OWN_DEVICES,
             cheap_regions: args::CHEAP_REGIONS,
+            public_regions: rustix::process::geteuid().is_root(),
             snapshots: false,
         }
     }
@@ -105,14 +116,34 @@ impl Backend for Qemu {
         let channels = Channels::new()?;
         let link = config.link()?;
         let number = link.as_ref().map(AsRawFd::as_raw_fd);
+        let system = |what| move |source| Error::System { what, source };
+        let mut files = Files::open(config)?;
+        let command = args::build(config, processor, channels.descriptors(), number, &files)?;
+        let uses_kvm = matches!(processor, args::Processor::Host);
+        let paths = std::mem::take(&mut files.paths);
+        let start = Start::new(&self.program, command, paths, uses_kvm);
+        let description = start
+            .and_then(|start| start.write())
+            .map_err(system("describing the machine to its worker"))?;
+        let claim = Claim::new().map_err(system("finding a user for the machine"))?;
         let launch = Launch {
-            program: self.program.clone(),
+            program: micabox_jail::program(jail::NAME).map_err(|source| Error::Spawn {
+                path: "mica".into(),
+                source,
+            })?,
             name: None,
-            arguments: args::build(config, processor, channels.descriptors(), number)?,
-            files: link.into_iter().chain(config.lifeline()?).collect(),
+            arguments: arguments(jail::NAME, &description, claim.as_ref()),
+            files: files
+                .open
+                .into_iter()
+                .chain(link)
+                .chain([description])
+                .chain(config.lifeline()?)
+                .collect(),
             address_space: config.address_space().saturating_add(OWN_ADDRESS_SPACE),
             file_size: config.largest_written_file(),
-            capabilities: &[CAP_DAC_READ_SEARCH],
+            // To become another user, in a root of its own.
+            capabilities: &[CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID, CAP_SYS_ADMIN],
             saves: 0,
             monitored: true,
             failure: |code, message| Exit::Failed { code, message },
@@ -121,6 +152,7 @@ impl Backend for Qemu {
                 cpus: u64::from(config.cpus) + 1,
                 tasks: u64::from(config.cpus) + OWN_TASKS,
             },
+            claim,
             attached: None,
         };
         Ok(Box::new(Process::start(launch, channels)?))

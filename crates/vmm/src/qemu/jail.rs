@@ -1,0 +1,152 @@
+//! QEMU's jail: it sees itself, its libraries and its data, what its machine is made of, and
+//! nothing else of the host's.
+//!
+//! A worker of ours enters the jail and becomes QEMU, which keeps its own filter of system
+//! calls (`-sandbox`).
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
+use std::os::fd::{OwnedFd, RawFd};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use micabox_jail::{Kind, View, enter_for_program, take};
+use rustix::fs::{MemfdFlags, memfd_create};
+use serde::{Deserialize, Serialize};
+
+/// The kind of worker that becomes QEMU.
+pub const QEMU_WORKER: Kind = Kind::new(NAME, become_qemu);
+
+/// What it is called on a command line.
+pub(super) const NAME: &str = "qemu";
+
+/// Where systems have programs, their libraries and their data: all of it is read by everyone.
+const SYSTEM: [&str; 10] = [
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/usr",
+    "/nix/store",
+    "/gnu/store",
+    "/etc/ld.so.cache",
+    "/etc/alternatives",
+];
+
+const KVM: &str = "/dev/kvm";
+
+/// What a worker is to become.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Start {
+    program: PathBuf,
+    arguments: Vec<OsString>,
+    view: View,
+}
+
+impl Start {
+    /// `files` are what QEMU opens again.
+    pub(super) fn new(
+        program: &Path,
+        arguments: Vec<OsString>,
+        files: Vec<(PathBuf, RawFd)>,
+        uses_kvm: bool,
+    ) -> io::Result<Self> {
+        let program = program.canonicalize()?;
+        let mut paths: Vec<PathBuf> = SYSTEM.iter().map(PathBuf::from).collect();
+        if !paths.iter().any(|path| program.starts_with(path)) {
+            paths.push(prefix(&program));
+        }
+        let devices = match uses_kvm {
+            true => vec![PathBuf::from(KVM)],
+            false => Vec::new(),
+        };
+        let view = View {
+            paths,
+            files,
+            devices,
+            group: uses_kvm.then(group).flatten(),
+        };
+        Ok(Self {
+            program,
+            arguments,
+            view,
+        })
+    }
+
+    /// In a file, for a worker.
+    pub(super) fn write(&self) -> io::Result<OwnedFd> {
+        let mut file = File::from(memfd_create("qemu", MemfdFlags::CLOEXEC)?);
+        file.write_all(&serde_json::to_vec(self)?)?;
+        file.rewind()?;
+        Ok(file.into())
+    }
+}
+
+/// What belongs to a program that lies in no usual place: all that was installed with it, if it
+/// looks installed.
+fn prefix(program: &Path) -> PathBuf {
+    let directory = program.parent().filter(|path| path.ends_with("bin"));
+    let prefix = directory.and_then(Path::parent);
+    let prefix = prefix.filter(|path| path.parent().is_some());
+    prefix.unwrap_or(program).to_owned()
+}
+
+/// The group that may use KVM, if one may.
+fn group() -> Option<u32> {
+    let meta = std::fs::metadata(KVM).ok()?;
+    (meta.mode() & 0o060 == 0o060).then(|| meta.gid())
+}
+
+/// Why QEMU can't use the host's KVM, though we can.
+pub(super) fn no_kvm() -> Option<String> {
+    let meta = std::fs::metadata(KVM).ok()?;
+    let is_shared = meta.mode() & 0o006 == 0o006 || group().is_some();
+    (rustix::process::geteuid().is_root() && !is_shared).then(|| {
+        format!("{KVM} is for root alone, whom QEMU is not (chgrp kvm {KVM} && chmod 660 {KVM})")
+    })
+}
+
+/// In the worker. The code of an end that came before QEMU.
+fn become_qemu(descriptor: RawFd) -> i32 {
+    let why = match start(descriptor) {
+        Ok(never) => match never {},
+        Err(why) => why,
+    };
+    eprintln!("{why}");
+    1
+}
+
+fn start(descriptor: RawFd) -> Result<std::convert::Infallible, String> {
+    let read = || -> io::Result<Start> {
+        // SAFETY: the owner named it to this worker, once.
+        #[allow(unsafe_code)]
+        let mut file = File::from(unsafe { take(descriptor) }?);
+        let mut text = Vec::new();
+        file.read_to_end(&mut text)?;
+        Ok(serde_json::from_slice(&text)?)
+    };
+    let start = read().map_err(|error| format!("reading what to run: {error}"))?;
+    enter_for_program(&start.view).map_err(|error| error.to_string())?;
+    let mut command = Command::new(&start.program);
+    let error = command.args(&start.arguments).env_clear().exec();
+    Err(format!("{}: {error}", start.program.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_of_its_own_place_brings_what_came_with_it() {
+        let prefix = |path| prefix(Path::new(path)).display().to_string();
+        assert_eq!(prefix("/opt/qemu/bin/qemu"), "/opt/qemu");
+        assert_eq!(prefix("/tmp/x/qemu"), "/tmp/x/qemu");
+        // Never everything.
+        assert_eq!(prefix("/bin/qemu"), "/bin/qemu");
+        assert_eq!(prefix("/qemu"), "/qemu");
+    }
+}
