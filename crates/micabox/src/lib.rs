@@ -8,6 +8,8 @@
 //! use micabox_image::Store;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // Machines are processes of this program.
+//! micabox::run_if_worker();
 //! let store = Store::open(&Store::default_root()?)?;
 //! let image = store.image("debian:12")?;
 //! let sandbox = Sandbox::create(&store, &image)?;

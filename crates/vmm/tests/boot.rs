@@ -1,6 +1,6 @@
 //! Machines that really boot, under QEMU: with KVM where it works, emulated elsewhere.
 
-use std::io::{Read, Write};
+use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -39,6 +39,14 @@ fn config() -> MachineConfig {
 // QEMU is started by a worker.
 micabox_jail::run_if_worker_before_main!(&[micabox_vmm::QEMU_WORKER]);
 
+/// A file that QEMU can open itself, which is not root.
+fn file_for_everyone() -> tempfile::NamedTempFile {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let everyone = std::fs::Permissions::from_mode(0o644);
+    file.as_file().set_permissions(everyone).unwrap();
+    file
+}
+
 /// Waits for the agent's first bytes.
 fn expect_agent(config: &MachineConfig) {
     let backend = Qemu::probe().unwrap();
@@ -69,7 +77,7 @@ fn the_agent_speaks() {
 #[test]
 #[ignore = "needs a built guest"]
 fn forty_regions_and_two_processors() {
-    let file = tempfile::NamedTempFile::new().unwrap();
+    let file = file_for_everyone();
     file.as_file().set_len(2 << 20).unwrap();
     let region = PmemRegion {
         files: vec![PmemFile {
@@ -87,7 +95,7 @@ fn forty_regions_and_two_processors() {
 #[test]
 #[ignore = "needs a built guest"]
 fn a_kernel_without_an_agent_panics_with_a_reason() {
-    let empty = tempfile::NamedTempFile::new().unwrap();
+    let empty = file_for_everyone();
     let machine = Qemu::probe()
         .unwrap()
         .start(&MachineConfig {
@@ -103,7 +111,7 @@ fn a_kernel_without_an_agent_panics_with_a_reason() {
 #[test]
 #[ignore = "needs a built guest"]
 fn what_qemu_refuses_is_told_in_its_words() {
-    let not_a_kernel = tempfile::NamedTempFile::new().unwrap();
+    let not_a_kernel = file_for_everyone();
     std::fs::write(not_a_kernel.path(), [0; 8192]).unwrap();
     let machine = Qemu::probe()
         .unwrap()
@@ -123,11 +131,8 @@ fn what_qemu_refuses_is_told_in_its_words() {
 #[ignore = "needs a built guest"]
 fn qemu_is_in_jail() {
     let mut machine_config = config();
-    let mut region = tempfile::NamedTempFile::new().unwrap();
-    region.write_all(&[7; 4096]).unwrap();
+    let region = file_for_everyone();
     region.as_file().set_len(2 << 20).unwrap();
-    let everyone = std::fs::Permissions::from_mode(0o644);
-    region.as_file().set_permissions(everyone).unwrap();
     machine_config.pmem.push(PmemRegion {
         files: vec![PmemFile {
             path: region.path().to_owned(),

@@ -124,15 +124,20 @@ impl Home {
         entries.map(|entry| entry.unwrap().path()).collect()
     }
 
-    /// Processes that name the store on their command lines, as every QEMU does.
+    /// Processes of QEMU's that have a file of the store open, as every machine here does.
     pub fn machines(&self) -> Vec<u32> {
-        let needle = self.store();
-        let needle = needle.as_os_str().as_encoded_bytes();
+        let store = self.store();
         let processes = fs::read_dir("/proc").unwrap().filter_map(|entry| {
-            let pid = entry.ok()?.file_name().to_str()?.parse().ok()?;
-            let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-            let names_us = line.windows(needle.len()).any(|window| window == needle);
-            names_us.then_some(pid)
+            let process = entry.ok()?.path();
+            let line = fs::read(process.join("cmdline")).ok()?;
+            let name = b"-name\0mica-";
+            if !line.windows(name.len()).any(|window| window == name) {
+                return None;
+            }
+            let open = fs::read_dir(process.join("fd")).ok()?.flatten();
+            let mut files = open.filter_map(|link| fs::read_link(link.path()).ok());
+            files.find(|file| file.starts_with(&store))?;
+            process.file_name()?.to_str()?.parse().ok()
         });
         processes.collect()
     }
