@@ -91,6 +91,8 @@ impl Contender {
                 initrd,
                 memory_mib: MEMORY_MIB,
                 cpus: 1,
+ nested_virtualization: false,
+ require_limits: false,
                 pmem: Vec::new(),
                 disks: Vec::new(),
                 network: None,

@@ -33,6 +33,12 @@ pub struct Spec {
     /// Where the host's programs find its sockets.
     #[serde(default)]
     pub vsock: Option<PathBuf>,
+    /// Whether it may run virtual machines itself.
+    #[serde(default)]
+    pub nested_virtualization: bool,
+    /// Whether it must not start unlimited.
+    #[serde(default)]
+    pub require_limits: bool,
 }
 
 /// A [`Command`] in JSON.
@@ -145,11 +151,14 @@ mod tests {
             stop_signal: Some(15),
             network: Network::None,
             vsock: Some("/run/box".into()),
+            nested_virtualization: true,
+            require_limits: true,
         };
         let text = serde_json::to_string(&spec).unwrap();
         let again: Spec = serde_json::from_str(&text).unwrap();
         assert_eq!(again.command, spec.command);
         assert_eq!(again.root, spec.root);
         assert_eq!(again.vsock, spec.vsock);
+        assert!(again.nested_virtualization && again.require_limits);
     }
 }

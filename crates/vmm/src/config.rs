@@ -26,6 +26,12 @@ pub struct MachineConfig {
     pub memory_mib: u32,
     /// Virtual processors, at least 1.
     pub cpus: u8,
+    /// Whether the guest may run virtual machines itself, and count what its processors do.
+    /// Both are large parts of the host's kernel to show to a guest that may be hostile. Such
+    /// a machine can't be saved.
+    pub nested_virtualization: bool,
+    /// Whether it must not start without a control group that limits its process.
+    pub require_limits: bool,
     /// Read-only persistent-memory regions.
     pub pmem: Vec<PmemRegion>,
     /// Disks.
@@ -275,6 +281,8 @@ mod tests {
             kernel,
             memory_mib: 256,
             cpus: 1,
+            nested_virtualization: false,
+            require_limits: false,
             pmem: Vec::new(),
             disks: Vec::new(),
             network: None,

@@ -59,6 +59,12 @@ pub enum Error {
     /// A running machine could not be paused.
     #[error("pausing the machine: {0}")]
     Pause(String),
+    /// The machine's process can't be limited as was asked for.
+    #[error("the machine can't be limited in memory, processor time and tasks: {why}")]
+    NoLimits {
+        /// Why.
+        why: String,
+    },
     /// The operating system refused something that a machine needs.
     #[error("{what}")]
     System {

@@ -26,6 +26,8 @@ fn config() -> MachineConfig {
         initrd: guest("initrd.cpio"),
         memory_mib: 256,
         cpus: 1,
+        nested_virtualization: false,
+        require_limits: false,
         pmem: Vec::new(),
         disks: Vec::new(),
         network: None,
@@ -87,6 +89,8 @@ fn forty_regions_and_two_processors() {
     };
     expect_agent(&MachineConfig {
         cpus: 2,
+        nested_virtualization: false,
+        require_limits: false,
         pmem: vec![region; 40],
         ..config()
     });

@@ -35,6 +35,10 @@ pub struct Args {
     #[arg(long, conflicts_with = "number")]
     name: Option<String>,
 
+    /// Make none unless control groups limit the copies' processes
+    #[arg(long)]
+    require_limits: bool,
+
     /// IDs and names, for scripts, once all are there
     #[arg(long)]
     json: bool,
@@ -73,6 +77,9 @@ fn start(args: &Args, record: &Record, snapshot: &str, signal: &AtomicUsize) -> 
         .to_vec();
     if record.auto_remove {
         arguments.push("--rm".into());
+    }
+    if args.require_limits {
+        arguments.push("--require-limits".into());
     }
     if let Some(name) = &args.name {
         arguments.extend(["--name".into(), name.into()]);

@@ -18,6 +18,10 @@ pub struct Args {
     #[arg(short, long)]
     interactive: bool,
 
+    /// Do not start them unless control groups limit their machines' processes
+    #[arg(long)]
+    require_limits: bool,
+
     /// Names or IDs
     #[arg(required = true, value_name = "SANDBOX")]
     sandboxes: Vec<String>,
@@ -33,7 +37,7 @@ pub fn execute(args: &Args) -> Outcome {
             // What is wrong with the name needs no other process to be told.
             let record = sandboxes.get(name)?;
             again::may_start(&record)?;
-            again::behind(&record.id)?;
+            again::behind(&record.id, args.require_limits)?;
             Ok(name.to_owned())
         });
     }
@@ -42,6 +46,14 @@ pub fn execute(args: &Args) -> Outcome {
             "only one sandbox can be attached to at a time",
         ));
     };
-    again::attended(&store, &sandboxes, name, args.interactive, !is_attached)
-        .map_err(|failure| failure.at_least(EXIT_MICA))
+    let limits = args.require_limits;
+    again::attended(
+        &store,
+        &sandboxes,
+        name,
+        args.interactive,
+        !is_attached,
+        limits,
+    )
+    .map_err(|failure| failure.at_least(EXIT_MICA))
 }

@@ -11,8 +11,10 @@ use crate::Outcome;
 use crate::failure::Failure;
 
 /// Starts a sandbox behind our back; fails with the exit code that it failed with.
-pub fn behind(name: &str) -> Result<(), Failure> {
-    let arguments = ["start", "--", name].map(OsString::from);
+pub fn behind(name: &str, require_limits: bool) -> Result<(), Failure> {
+    let flag = require_limits.then_some("--require-limits");
+    let arguments = ["start"].into_iter().chain(flag).chain(["--", name]);
+    let arguments: Vec<_> = arguments.map(OsString::from).collect();
     match detached::Supervisor::start(arguments)?.wait()? {
         Started::Running { .. } => Ok(()),
         Started::Failed(code) => Err(Failure::said(code)),
@@ -39,6 +41,7 @@ pub fn attended(
     name: &str,
     interactive: bool,
     detached: bool,
+    require_limits: bool,
 ) -> Outcome {
     let record = sandboxes.get(name)?;
     may_start(&record)?;
@@ -59,9 +62,11 @@ pub fn attended(
     let base = Base::of(store, &record)?;
     let cancel = Cancel::default();
     let signals = supervise::Signals::catch(cancel.clone())?;
-    let sandbox = Builder::again(store, base, &record)?
-        .cancel(cancel)
-        .create();
+    let mut builder = Builder::again(store, base, &record)?.cancel(cancel);
+    if require_limits {
+        builder = builder.require_limits(true);
+    }
+    let sandbox = builder.create();
     if let Err(Error::Running(name)) = &sandbox {
         // Somebody else was faster.
         return Err(running(name));

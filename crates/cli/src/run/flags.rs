@@ -163,6 +163,16 @@ pub struct Args {
     #[arg(long, value_name = "PATH")]
     pub vsock: Option<PathBuf>,
 
+    /// Let the sandbox run virtual machines itself (KVM inside), and count what its processors
+    /// do; a hostile guest sees more of the host's kernel then
+    #[arg(long)]
+    pub nested_virtualization: bool,
+
+    /// Do not start unless a control group limits the machine's process (`mica doctor` says
+    /// whether one can be had)
+    #[arg(long)]
+    pub require_limits: bool,
+
     /// Stop the command after so long [30, 90s, 5m, 2h]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub timeout: Option<Duration>,

@@ -45,6 +45,9 @@ pub struct Terms {
 
 /// Runs the command; its exit code.
 pub fn execute(args: Args) -> Outcome {
+    if !args.require_limits && !detached::is_supervisor() {
+        warn_of_no_limits();
+    }
     // Whatever fails before the command runs must not look like the command's own code.
     let outcome = if args.detach && !detached::is_supervisor() {
         run_behind()
@@ -52,6 +55,19 @@ pub fn execute(args: Args) -> Outcome {
         run(args)
     };
     outcome.map_err(|failure| failure.at_least(EXIT_MICA))
+}
+
+/// Tells a user who watches that no control group will limit the machine. Scripts have
+/// `--require-limits`.
+fn warn_of_no_limits() {
+    if output::stderr_is_terminal()
+        && let Err(why) = micabox_vmm::control_groups()
+    {
+        output::write_stderr(&format!(
+            "mica: no control group limits the machine's memory, processor time and tasks: {why} \
+             (`mica doctor`)\n"
+        ));
+    }
 }
 
 /// Has the same command line carried out behind our back.
@@ -190,6 +206,12 @@ fn builder<'a>(store: &'a Store, base: Base, args: &Args) -> Builder<'a> {
     if let Some(path) = &args.vsock {
         // Absolute, as `mica start` may be called from elsewhere.
         builder = builder.vsock(std::path::absolute(path).unwrap_or_else(|_| path.clone()));
+    }
+    if args.require_limits {
+        builder = builder.require_limits(true);
+    }
+    if args.nested_virtualization {
+        builder = builder.nested_virtualization(true);
     }
     if let Some(hostname) = &args.hostname {
         builder = builder.hostname(hostname);

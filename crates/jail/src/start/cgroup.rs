@@ -43,6 +43,8 @@ pub struct Cgroup {
     pub(super) handle: File,
     /// A process that writes to it becomes a member.
     members: File,
+    /// Controllers that its place doesn't have.
+    missing: Vec<&'static str>,
 }
 
 /// Where groups can be made.
@@ -162,7 +164,23 @@ impl Cgroup {
             directory: directory.to_owned(),
             handle: File::open(directory)?,
             members,
+            missing: CONTROLLERS
+                .into_iter()
+                .filter(|name| !place.controllers.contains(name))
+                .collect(),
         })
+    }
+
+    /// What it does not limit, of `memory`, `cpu` and `pids`.
+    pub fn missing(&self) -> &[&'static str] {
+        &self.missing
+    }
+
+    /// Whether a process is in it.
+    pub fn has(&self, pid: u32) -> bool {
+        let members = fs::read_to_string(self.directory.join("cgroup.procs"));
+        let pid = pid.to_string();
+        members.is_ok_and(|members| members.lines().any(|member| member == pid))
     }
 
     /// Moves the calling process into it: a system call, and nothing else.

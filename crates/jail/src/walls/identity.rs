@@ -19,12 +19,34 @@ pub(crate) fn assign(uid: u32) {
     let _ = USER.set(uid);
 }
 
-/// Gives up root's identity, and its groups with it but for one. Others keep their own, which
-/// is the least that they have.
-pub(super) fn become_nobody(group: Option<u32>) -> Result<(), Error> {
+/// Whether this process is a user to the host, though it may be root in a namespace of its own
+/// that has no other user. Asked while there is a /proc.
+pub(super) fn is_user() -> bool {
+    !geteuid().is_root()
+        || std::fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| is_mapped(&map))
+}
+
+/// Whether root is another user outside, by a map of users (user_namespaces(7)).
+fn is_mapped(map: &str) -> bool {
+    map.lines().any(|line| {
+        let mut numbers = line.split_whitespace();
+        numbers.next() == Some("0") && numbers.next().is_some_and(|outside| outside != "0")
+    })
+}
+
+/// Gives up root's identity, and its groups with it but for one. A user keeps its own, which
+/// is the least that it has; root of a user's namespace does if there is no other in it.
+pub(super) fn become_nobody(group: Option<u32>, is_user: bool) -> Result<(), Error> {
     if !geteuid().is_root() {
         return Ok(());
     }
+    match leave_root(group) {
+        Err(_) if is_user => Ok(()),
+        result => result,
+    }
+}
+
+fn leave_root(group: Option<u32>) -> Result<(), Error> {
     // The process has one thread, so the thread's identity is the process's.
     let groups: Vec<_> = group.map(Gid::from_raw).into_iter().collect();
     set_thread_groups(&groups).map_err(step("leaving root's groups"))?;
@@ -41,4 +63,19 @@ fn become_user(number: u32) -> rustix::io::Result<()> {
     let (uid, gid) = (Uid::from_raw(number), Gid::from_raw(number));
     set_thread_res_gid(gid, gid, gid)?;
     set_thread_res_uid(uid, uid, uid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn root_of_a_users_namespace_is_a_user() {
+        assert!(!is_mapped("         0          0 4294967295\n"));
+        assert!(is_mapped("         0       1000          1\n"));
+        assert!(is_mapped(
+            "         0       1000          1\n 1 100000 65536\n"
+        ));
+        assert!(!is_mapped(""));
+    }
 }

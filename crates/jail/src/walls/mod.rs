@@ -78,7 +78,7 @@ pub fn enter() -> Result<(), Error> {
 /// # Errors
 /// As [`enter`].
 pub fn enter_with<T>(last_look: impl FnOnce() -> T) -> Result<T, Error> {
-    identity::become_nobody(None)?;
+    identity::become_nobody(None, identity::is_user())?;
     namespaces::enter()?;
     let seen = last_look();
     root::make_empty()?;
@@ -92,7 +92,7 @@ pub fn enter_with<T>(last_look: impl FnOnce() -> T) -> Result<T, Error> {
 /// [`Error::Step`], in whichever process it happened.
 pub fn enter_what_there_is() -> Result<Walls, Error> {
     let owner = namespaces::Owner::now();
-    identity::become_nobody(None)?;
+    identity::become_nobody(None, identity::is_user())?;
     let namespaces = match namespaces::enter() {
         Ok(()) => {
             root::make_empty()?;

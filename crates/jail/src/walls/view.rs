@@ -45,13 +45,14 @@ pub fn enter_for_program(view: &View) -> Result<Walls, Error> {
     let owner = Owner::now();
     let own = own_directory().map_err(step("finding itself"))?;
     let is_root = geteuid().is_root();
+    let is_user = identity::is_user();
     // Root finds all paths, and has its mounts before it is nobody. Others have mounts where
     // they have a user namespace.
     let is_mounted = is_root && enter_mounts().is_ok();
     if is_mounted {
         root::make_of(view)?;
     }
-    identity::become_nobody(view.group)?;
+    identity::become_nobody(view.group, is_user)?;
     let namespaces = match enter_in_place(&own, !is_root) {
         Ok(()) if is_root && !is_mounted => Err("it has no mount namespace".to_owned()),
         Ok(()) if is_root => Ok(()),

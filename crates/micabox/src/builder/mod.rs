@@ -49,6 +49,8 @@ pub struct Builder<'a> {
     stop_signal: Option<i32>,
     network: Network,
     vsock: Option<PathBuf>,
+    nested_virtualization: bool,
+    require_limits: bool,
     boot_timeout: Option<Duration>,
     description: String,
     backend: Option<Arc<dyn Backend>>,
@@ -101,6 +103,8 @@ impl<'a> Builder<'a> {
             stop_signal: None,
             network: Network::default(),
             vsock: None,
+            nested_virtualization: false,
+            require_limits: false,
             boot_timeout: None,
             description: String::new(),
             backend: None,
@@ -134,6 +138,8 @@ impl<'a> Builder<'a> {
             stop_signal: spec.stop_signal,
             network: spec.network,
             vsock: spec.vsock,
+            nested_virtualization: spec.nested_virtualization,
+            require_limits: spec.require_limits,
             description: record.command.clone(),
             ..Self::on(store, base)
         })
@@ -187,6 +193,22 @@ impl<'a> Builder<'a> {
     #[must_use]
     pub fn network(mut self, network: Network) -> Self {
         self.network = network;
+        self
+    }
+
+    /// Has the sandbox's processors virtualise and count, where the host's do: KVM works inside
+    /// then. A hostile guest sees more of the host's kernel. There is no snapshot of its memory.
+    #[must_use]
+    pub fn nested_virtualization(mut self, wanted: bool) -> Self {
+        self.nested_virtualization = wanted;
+        self
+    }
+
+    /// Has it not start unless a control group limits the machine's process. Otherwise one does
+    /// where one can be had ([`micabox_vmm::control_groups`]).
+    #[must_use]
+    pub fn require_limits(mut self, required: bool) -> Self {
+        self.require_limits = required;
         self
     }
 

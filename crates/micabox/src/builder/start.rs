@@ -106,7 +106,12 @@ impl Builder<'_> {
     /// Where the template for machines like this one is or would be, if there can be one.
     fn template(&self, plan: &Plan, guest: &GuestFiles, backend: &dyn Backend) -> Option<Template> {
         let is_new = self.origin.is_none() && self.resumed.is_none();
-        if self.cold || !is_new || !self.patches.is_empty() || !backend.limits().snapshots {
+        if self.cold
+            || self.nested_virtualization
+            || !is_new
+            || !self.patches.is_empty()
+            || !backend.limits().snapshots
+        {
             return None;
         }
         let settings = serde_json::json!({
@@ -206,6 +211,9 @@ impl Builder<'_> {
             (true, false) => return Err(differs("has a network, which can't be taken away")),
             (false, true) => return Err(differs("has no network, and can't be given one")),
             _ => {}
+        }
+        if self.nested_virtualization {
+            return Err(differs("does not virtualise (--nested-virtualization)"));
         }
         if self.vsock.is_some() && machine.spec.vsock.is_none() {
             return Err(differs("has no sockets (vsock), and can't be given any"));
@@ -340,6 +348,8 @@ impl Builder<'_> {
             initrd: guest.initrd,
             memory_mib: self.memory_mib.saturating_add(plan.pmem_overhead_mib()),
             cpus: record.cpus,
+            nested_virtualization: self.nested_virtualization,
+            require_limits: self.require_limits,
             pmem: plan.pmem.clone(),
             disks: plan.disks.clone(),
             network: interface.cloned(),
@@ -404,6 +414,9 @@ impl Builder<'_> {
         if self.upper == Upper::Tmpfs && !self.patches.is_empty() {
             return Err("its patches are in no file any more (run it with `--upper disk`)".into());
         }
+        if self.nested_virtualization {
+            return Err("it may run virtual machines of its own (--nested-virtualization)".into());
+        }
         if self.base.disk().is_some() {
             return Err("its root is a disk of yours, which may change".into());
         }
@@ -433,6 +446,8 @@ impl Builder<'_> {
             stop_signal: self.stop_signal,
             network: self.network.clone(),
             vsock: self.vsock.clone(),
+            nested_virtualization: self.nested_virtualization,
+            require_limits: self.require_limits,
         }
     }
 

@@ -21,6 +21,8 @@ use crate::{DiskSource, Error, MachineConfig};
 pub(super) struct Handover {
     pub(super) memory_mib: u32,
     pub(super) cpus: u8,
+    /// Whether its processors virtualise.
+    pub(super) is_host: bool,
     pub(super) kvm: RawFd,
     pub(super) start: Start,
     pub(super) agent: RawFd,
@@ -135,6 +137,7 @@ impl Handover {
         let handover = Self {
             memory_mib: config.memory_mib,
             cpus: config.cpus,
+            is_host: config.nested_virtualization,
             kvm: opened.0.first().map_or(-1, AsRawFd::as_raw_fd),
             start,
             agent: channels.agent,

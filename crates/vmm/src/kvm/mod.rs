@@ -155,6 +155,7 @@ impl Backend for Kvm {
                 cpus: u64::from(config.cpus) + 1,
                 tasks: u64::from(config.cpus) + config.disks.len() as u64 + OWN_TASKS,
             },
+            require_limits: config.require_limits,
             claim,
             attached: vsock.map(|vsock| Box::new(vsock) as _),
         };

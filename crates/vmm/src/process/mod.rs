@@ -60,6 +60,8 @@ pub(crate) struct Launch {
     pub(crate) failure: fn(code: i32, message: String) -> Exit,
     /// What it may use, where a control group can be had.
     pub(crate) quota: Quota,
+    /// Whether there must be one.
+    pub(crate) require_limits: bool,
     /// Whom it becomes.
     pub(crate) claim: Option<Claim>,
     /// Something to be dropped when it is gone.
@@ -163,8 +165,18 @@ impl Process {
         let control = Control::new(control, launch.saves);
         let files = launch.files;
         let attached = (launch.attached, launch.claim);
-        // Not everybody may have one; `mica doctor` says why.
-        let cgroup = Cgroup::create(&launch.quota).ok();
+        let cgroup = match Cgroup::create(&launch.quota) {
+            Ok(group) => Some(group),
+            Err(why) if launch.require_limits => return Err(Error::NoLimits { why }),
+            // `mica doctor` says why.
+            Err(_) => None,
+        };
+        let missing = cgroup.as_ref().map_or(&[][..], Cgroup::missing);
+        if launch.require_limits && !missing.is_empty() {
+            let why = format!("there is no controller for {}", missing.join(", "));
+            return Err(Error::NoLimits { why });
+        }
+        let required = launch.require_limits;
         let confinement = Confinement {
             keep: files
                 .iter()
@@ -201,6 +213,15 @@ impl Process {
                     drop((agent_child, console_child, control_child, files));
                     let (child, stderr) = match spawned {
                         Ok(spawned) => {
+                            let id = spawned.child.id();
+                            let is_limited = cgroup.as_ref().is_some_and(|group| group.has(id));
+                            if required && !is_limited {
+                                let _ = pidfd_send_signal(&spawned.handle, Signal::KILL);
+                                let _ = spawned.child.wait();
+                                let why = "it can't be put into its control group";
+                                let _ = started.send(Err(io::Error::other(why)));
+                                return;
+                            }
                             let _ = started.send(Ok((spawned.child.id(), spawned.handle)));
                             (spawned.child, spawned.stderr)
                         }
@@ -387,6 +408,7 @@ mod tests {
                 cpus: 2,
                 tasks: 64,
             },
+            require_limits: false,
             claim: None,
             attached: None,
         }
@@ -481,6 +503,20 @@ mod tests {
         assert!(text.contains("limit 0\n"), "{text}");
         if rustix::process::geteuid().is_root() {
             assert!(text.contains("CapBnd:\t0000000000000004"), "{text}");
+        }
+    }
+
+    /// As [`micabox_jail::Place::find`] says, which the doctor shows.
+    #[test]
+    fn limits_that_are_required_are_there_or_it_does_not_start() {
+        let mut launch = launch("/bin/true", Vec::new());
+        launch.require_limits = true;
+        let started = Process::start(launch, Channels::new().unwrap());
+        let whole = micabox_jail::Place::find().is_ok_and(|place| place.controllers.len() == 3);
+        match started {
+            Ok(_) => assert!(whole),
+            Err(Error::NoLimits { why }) => assert!(!whole && !why.is_empty(), "{why}"),
+            Err(error) => panic!("{error}"),
         }
     }
 

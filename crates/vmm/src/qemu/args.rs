@@ -65,11 +65,11 @@ pub(super) fn build(
     match processor {
         Processor::Host => {
             arguments.pair("-accel", "kvm");
-            arguments.pair("-cpu", "host");
+            arguments.pair("-cpu", &cpu("host", config));
         }
         Processor::Emulated { .. } => {
             arguments.pair("-accel", &format!("tcg,tb-size={CODE_BUFFER_MIB}"));
-            arguments.pair("-cpu", "max");
+            arguments.pair("-cpu", &cpu("max", config));
         }
     }
     // One socket each: the firmware's MP table has only the first processor of a socket.
@@ -121,6 +121,14 @@ pub(super) fn build(
         block(&mut arguments, &mut functions, index, disk, *number)?;
     }
     Ok(arguments.0)
+}
+
+/// A model of processor, which virtualises only if that is asked for.
+fn cpu(model: &str, config: &MachineConfig) -> String {
+    match (config.nested_virtualization, cfg!(target_arch = "x86_64")) {
+        (false, true) => format!("{model},vmx=off,svm=off,pmu=off"),
+        _ => model.to_owned(),
+    }
 }
 
 /// RAM, and address space for the pmem regions above it.
@@ -296,6 +304,8 @@ mod tests {
             initrd: "/guest/a,b.cpio".into(),
             memory_mib: 512,
             cpus: 2,
+            nested_virtualization: false,
+            require_limits: false,
             pmem: Vec::new(),
             disks: Vec::new(),
             network: None,
@@ -383,7 +393,12 @@ mod tests {
     fn the_processor_follows_the_acceleration() {
         let kvm = text(&config(), Processor::Host);
         assert_eq!(values(&kvm, "-accel"), ["kvm"]);
-        assert_eq!(values(&kvm, "-cpu"), ["host"]);
+        assert_eq!(values(&kvm, "-cpu"), ["host,vmx=off,svm=off,pmu=off"]);
+        let host = MachineConfig {
+            nested_virtualization: true,
+            ..config()
+        };
+        assert_eq!(values(&text(&host, Processor::Host), "-cpu"), ["host"]);
         let slow = Processor::Emulated { tsc_khz: None };
         let emulated = text(&config(), slow);
         assert!(values(&emulated, "-accel")[0].starts_with("tcg,"));

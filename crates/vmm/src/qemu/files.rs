@@ -169,6 +169,8 @@ mod tests {
             initrd: file.path().to_owned(),
             memory_mib: 1,
             cpus: 1,
+            nested_virtualization: false,
+            require_limits: false,
             pmem: vec![PmemRegion {
                 files: vec![part.clone()],
             }],

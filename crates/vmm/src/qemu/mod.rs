@@ -152,6 +152,7 @@ impl Backend for Qemu {
                 cpus: u64::from(config.cpus) + 1,
                 tasks: u64::from(config.cpus) + OWN_TASKS,
             },
+            require_limits: config.require_limits,
             claim,
             attached: None,
         };

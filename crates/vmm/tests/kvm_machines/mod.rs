@@ -2,6 +2,7 @@
 
 mod endings;
 mod limits;
+mod processors;
 mod snapshots;
 pub mod sockets;
 
@@ -26,6 +27,7 @@ pub fn tests() -> Vec<Trial> {
     ];
     tests.extend(endings::tests());
     tests.extend(limits::tests());
+    tests.extend(processors::tests());
     tests.extend(snapshots::tests());
     tests.extend(sockets::tests());
     tests
@@ -43,6 +45,8 @@ fn config() -> MachineConfig {
         initrd: guest("initrd.cpio"),
         memory_mib: 128,
         cpus: 1,
+        nested_virtualization: false,
+        require_limits: false,
         pmem: Vec::new(),
         disks: Vec::new(),
         network: None,

@@ -31,7 +31,6 @@ pub fn tests() -> Vec<Trial> {
 
 /// A kernel that counts in memory and says each number: eight letters, `a` for 0.
 fn counter() -> NamedTempFile {
-    const ENTRY: u64 = 0x20_0000;
     #[rustfmt::skip]
     const CODE: [u8; 35] = [
         0xbf, 0x00, 0x00, 0x30, 0x00, //       mov edi, 0x300000
@@ -49,6 +48,12 @@ fn counter() -> NamedTempFile {
         0xee,                         //       out dx, al
         0xeb, 0xe2,                   //       jmp next
     ];
+    kernel(&CODE)
+}
+
+/// A kernel that consists of this code, for 32 bits.
+pub fn kernel(code: &[u8]) -> NamedTempFile {
+    const ENTRY: u64 = 0x20_0000;
     let note_at = 64 + 2 * 56;
     let code_at = 4096;
     let mut file = vec![0; code_at];
@@ -61,7 +66,7 @@ fn counter() -> NamedTempFile {
     put(24, &ENTRY.to_le_bytes());
     put(32, &64_u64.to_le_bytes());
     // Segments: kind and flags; offset, two addresses, two sizes, alignment.
-    let length = CODE.len() as u64;
+    let length = code.len() as u64;
     let load = [code_at as u64, ENTRY, ENTRY, length, length, 4096];
     let note = [note_at as u64, 0, 0, 24, 24, 4];
     for (at, kind, fields) in [(64, 1_u64 | 7 << 32, load), (120, 4 | 4 << 32, note)] {
@@ -76,7 +81,7 @@ fn counter() -> NamedTempFile {
     }
     put(note_at + 12, b"Xen\0");
     put(note_at + 16, &ENTRY.to_le_bytes());
-    file.extend(CODE);
+    file.extend(code);
     let mut kernel = NamedTempFile::new().unwrap();
     kernel.write_all(&file).unwrap();
     kernel

@@ -11,8 +11,39 @@ const LEAF_1_ECX: u32 = 1 << 24 /* TSC-deadline timer */ | 1 << 31 /* hypervisor
 const THREADS: u32 = 1 << 8;
 const CORES: u32 = 2 << 8;
 
-/// `supported` by KVM, for processor `id` of `count` in one package, a thread a core.
-pub(crate) fn of_processor(supported: &CpuId, id: u8, count: u8) -> Option<CpuId> {
+/// Leaf 1: Intel's virtualisation, in ECX. Leaf 0x8000_0001: AMD's, in ECX.
+const VMX: u32 = 1 << 5;
+const SVM: u32 = 1 << 2;
+
+/// Leaf 0x8000_0001, ECX: AMD's performance counters, of the core, of the north bridge and of
+/// the last cache. Leaf 1, ECX: what says how Intel's are used.
+const AMD_COUNTERS: u32 = 1 << 23 | 1 << 24 | 1 << 28;
+const PDCM: u32 = 1 << 15;
+
+/// Leaf 7, EDX: records of branches (architectural LBR, leaf 0x1c).
+const ARCH_LBR: u32 = 1 << 19;
+
+/// What KVM has of virtual machines in a machine, and of its performance counters, each a large
+/// part of the host's kernel that few guests need. Without it the guest's kernel uses neither.
+///
+/// Source: Intel's SDM, volume 2, CPUID; AMD's APM, volume 3, appendix E.
+fn mask(entry: &mut kvm_cpuid_entry2) {
+    match entry.function {
+        1 => entry.ecx &= !(VMX | PDCM),
+        7 if entry.index == 0 => entry.edx &= !ARCH_LBR,
+        0x8000_0001 => entry.ecx &= !(SVM | AMD_COUNTERS),
+        // Counters: Intel's, branch records, extended Intel's, AMD's; and AMD's virtualisation.
+        0xa | 0x1c | 0x23 | 0x8000_000a | 0x8000_0022 => {
+            (entry.eax, entry.ebx, entry.ecx, entry.edx) = (0, 0, 0, 0);
+        }
+        _ => {}
+    }
+}
+
+/// `supported` by KVM, for processor `id` of `count` in one package, a thread a core; without
+/// virtualisation and performance counters, unless the machine is to run virtual machines itself
+/// (`is_host`).
+pub(crate) fn of_processor(supported: &CpuId, id: u8, count: u8, is_host: bool) -> Option<CpuId> {
     let entries = supported.as_slice().iter();
     // Intel's topology is made anew: how many levels KVM reports depends on the host.
     let mut entries: Vec<kvm_cpuid_entry2> = entries
@@ -20,6 +51,9 @@ pub(crate) fn of_processor(supported: &CpuId, id: u8, count: u8) -> Option<CpuId
         .copied()
         .collect();
     for entry in &mut entries {
+        if !is_host {
+            mask(entry);
+        }
         adapt(entry, id, count);
     }
     entries.extend(topology(id, count));
@@ -109,13 +143,40 @@ mod tests {
     }
 
     #[test]
+    fn virtualisation_and_counters_are_for_hosts_only() {
+        let full = |function| kvm_cpuid_entry2 {
+            eax: u32::MAX,
+            ebx: u32::MAX,
+            ecx: u32::MAX,
+            edx: u32::MAX,
+            ..entry(function)
+        };
+        let leaves = [1, 7, 0xa, 0x1c, 0x23, 0x8000_0001, 0x8000_000a, 0x8000_0022];
+        let supported = CpuId::from_entries(&leaves.map(full)).unwrap();
+        let masked = of_processor(&supported, 0, 1, false).unwrap();
+        let whole = of_processor(&supported, 0, 1, true).unwrap();
+        // Bits by their numbers, of which all others stay.
+        let without = |bits: &[u32]| bits.iter().fold(u32::MAX, |all, bit| all & !(1 << bit));
+        assert_eq!(find(&masked, 1, 0).ecx, without(&[5, 15]));
+        assert_eq!(find(&masked, 7, 0).edx, without(&[19]));
+        assert_eq!(find(&masked, 0x8000_0001, 0).ecx, without(&[2, 23, 24, 28]));
+        assert_eq!(find(&whole, 1, 0).ecx, u32::MAX);
+        assert_eq!(find(&whole, 0x8000_0001, 0).ecx, u32::MAX);
+        for function in [0xa, 0x1c, 0x23, 0x8000_000a, 0x8000_0022] {
+            let leaf = find(&masked, function, 0);
+            assert_eq!((leaf.eax, leaf.ebx, leaf.ecx, leaf.edx), (0, 0, 0, 0));
+            assert_eq!(find(&whole, function, 0).edx, u32::MAX);
+        }
+    }
+
+    #[test]
     fn every_processor_knows_its_place() {
         let mut sizes = entry(0x8000_0008);
         sizes.eax = 40;
         let supported = CpuId::from_entries(&[entry(1), sizes, entry(0xb), entry(0x8000_001e)]);
         let supported = supported.unwrap();
         assert_eq!(address_limit(&supported), 1 << 40);
-        let third = of_processor(&supported, 2, 6).unwrap();
+        let third = of_processor(&supported, 2, 6, false).unwrap();
         let leaf = find(&third, 1, 0);
         assert_eq!(leaf.ebx, 2 << 24 | 6 << 16);
         assert_eq!(leaf.ecx & LEAF_1_ECX, LEAF_1_ECX);
@@ -128,7 +189,7 @@ mod tests {
         let topologies = third.as_slice().iter();
         assert_eq!(topologies.filter(|entry| entry.function == 0xb).count(), 2);
 
-        let only = of_processor(&supported, 0, 1).unwrap();
+        let only = of_processor(&supported, 0, 1, false).unwrap();
         assert_eq!(find(&only, 1, 0).edx, 0);
         assert_eq!(find(&only, 0xb, 1).eax, 0);
     }

@@ -142,7 +142,7 @@ impl Machine {
             virtio,
         });
 
-        let features = features(&supported, handover.cpus)?;
+        let features = features(&supported, handover.cpus, handover.is_host)?;
         let interrupts = INTERRUPTS.take(bus.virtio.len()).collect::<Vec<_>>();
         let tables = acpi::tables(handover.cpus, &interrupts);
         let vcpus = begin.processors(&vm, &features, &memory, ram_size, &tables, &bus)?;
@@ -159,6 +159,7 @@ impl Machine {
                 bus: Arc::clone(&bus),
                 pages,
                 memory_mib: handover.memory_mib,
+                is_host: handover.is_host,
                 features: features
                     .first()
                     .map_or(Vec::new(), |first| first.as_slice().to_vec()),
@@ -356,8 +357,8 @@ fn serial(
 }
 
 /// What each processor says that it can do.
-fn features(supported: &CpuId, count: u8) -> Result<Vec<CpuId>, Error> {
-    let all = (0..count).map(|id| cpuid::of_processor(supported, id, count));
+fn features(supported: &CpuId, count: u8, is_host: bool) -> Result<Vec<CpuId>, Error> {
+    let all = (0..count).map(|id| cpuid::of_processor(supported, id, count, is_host));
     all.collect::<Option<_>>().ok_or(Error::Kvm {
         what: "describing a processor",
         source: kvm_ioctls::Error::new(libc::E2BIG),

@@ -34,6 +34,8 @@ pub(super) struct Saver {
     /// This process's page map.
     pub(super) pages: Option<File>,
     pub(super) memory_mib: u32,
+    /// It may run virtual machines, whose state KVM has and we don't save.
+    pub(super) is_host: bool,
     /// What the first processor says that it can do.
     pub(super) features: Vec<kvm_cpuid_entry2>,
 }
@@ -84,6 +86,9 @@ impl Saver {
         state: &File,
         memory: &File,
     ) -> Result<(), String> {
+        if self.is_host {
+            return Err("it may run virtual machines of its own (nested virtualisation)".into());
+        }
         let saved = Saved {
             memory_mib: self.memory_mib,
             features: self.features.clone(),

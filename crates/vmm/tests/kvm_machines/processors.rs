@@ -1,0 +1,101 @@
+//! What a guest's processors say that they can do.
+
+use std::time::Instant;
+
+use libtest_mimic::{Failed, Trial};
+use micabox_vmm::{Backend, Kvm, Machine, MachineConfig, Snapshot};
+
+use super::snapshots::kernel;
+use super::{PATIENCE, config};
+
+pub fn tests() -> Vec<Trial> {
+    vec![
+        Trial::test("a_guest_sees_no_virtualisation_and_no_counters", masked),
+        Trial::test("one_that_asks_for_virtualisation_has_it", whole),
+    ]
+}
+
+/// Says ECX of leaves 1 and 0x8000_0001 and EAX of leaf 0xa: eight letters each, `a` for 0.
+fn code() -> Vec<u8> {
+    const TO_EBX_FROM_ECX: [u8; 2] = [0x89, 0xcb];
+    const TO_EBX_FROM_EAX: [u8; 2] = [0x89, 0xc3];
+    #[rustfmt::skip]
+    const SAY_EBX: [u8; 24] = [
+        0xb9, 0x08, 0x00, 0x00, 0x00, //       mov ecx, 8
+        0xc1, 0xc3, 0x04,             // digit: rol ebx, 4
+        0x88, 0xd8,                   //       mov al, bl
+        0x24, 0x0f,                   //       and al, 15
+        0x04, 0x61,                   //       add al, 'a'
+        0x66, 0xba, 0xf8, 0x03,       //       mov dx, 0x3f8
+        0xee,                         //       out dx, al
+        0xe2, 0xf0,                   //       loop digit
+        0xb0, 0x0a,                   //       mov al, 10
+        0xee,                         //       out dx, al
+    ];
+    let mut code = Vec::new();
+    for (leaf, what) in [
+        (1_u32, TO_EBX_FROM_ECX),
+        (0x8000_0001, TO_EBX_FROM_ECX),
+        (0xa, TO_EBX_FROM_EAX),
+    ] {
+        code.push(0xb8); // mov eax, leaf
+        code.extend(leaf.to_le_bytes());
+        code.extend([0x31, 0xc9, 0x0f, 0xa2]); // xor ecx, ecx; cpuid
+        code.extend(what);
+        code.extend(SAY_EBX);
+    }
+    code.extend([0xf4, 0xeb, 0xfd]); // stop: hlt; jmp stop
+    code
+}
+
+fn start(nested_virtualization: bool) -> Result<(Box<dyn Machine>, [u32; 3]), Failed> {
+    let file = kernel(&code());
+    let machine = Kvm::probe()?.start(&MachineConfig {
+        kernel: file.path().to_owned(),
+        nested_virtualization,
+        ..config()
+    })?;
+    let deadline = Instant::now() + PATIENCE;
+    let said = loop {
+        let said = machine.console_tail();
+        if said.lines().count() >= 3 && said.ends_with('\n') {
+            break said;
+        }
+        if Instant::now() > deadline {
+            return Err(format!("it said {said:?}").into());
+        }
+        std::thread::yield_now();
+    };
+    let number = |line: &str| {
+        line.bytes()
+            .fold(0, |sum, letter| sum << 4 | u32::from(letter - b'a'))
+    };
+    let mut numbers = said.lines().map(number);
+    Ok((machine, std::array::from_fn(|_| numbers.next().unwrap())))
+}
+
+fn masked() -> Result<(), Failed> {
+    let (_machine, [features, extended, counters]) = start(false)?;
+    assert_eq!(features & (1 << 5 | 1 << 15), 0, "{features:#x}");
+    assert_eq!(
+        extended & (1 << 2 | 1 << 23 | 1 << 24 | 1 << 28),
+        0,
+        "{extended:#x}"
+    );
+    assert_eq!(counters, 0);
+    // All else is as it was: a hypervisor, and 64 bits.
+    assert_ne!(features & 1 << 31, 0);
+    Ok(())
+}
+
+fn whole() -> Result<(), Failed> {
+    let (machine, [features, extended, _]) = start(true)?;
+    assert!(
+        features & 1 << 5 != 0 || extended & 1 << 2 != 0,
+        "{features:#x} {extended:#x}"
+    );
+    let saved = machine.save(&Snapshot::in_memory()?, &mut || ());
+    let error = saved.err().ok_or("it was saved")?.to_string();
+    assert!(error.contains("virtual machines of its own"), "{error}");
+    Ok(())
+}
