@@ -2,4 +2,9 @@
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| micabox_fuzz::erofs::image(data));
+use micabox_fuzz::{erofs, erofs_seeds};
+
+libfuzzer_sys::fuzz_target!(
+    init: micabox_fuzz::plant(erofs_seeds::images()),
+    |data: &[u8]| erofs::image(data)
+);

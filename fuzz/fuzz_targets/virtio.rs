@@ -2,8 +2,10 @@
 
 #![no_main]
 
+use micabox_vmm::kvm::fuzzing;
+
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     if let Some((kind, script)) = data.split_first() {
-        micabox_vmm::kvm::fuzz(*kind, script);
+        fuzzing::drive(*kind, script);
     }
 });

@@ -1,5 +1,36 @@
 //! What fuzz targets do with their bytes. Tests include these modules by path, to do the same
 //! with mutated files.
 
+pub mod archive;
+pub mod compressed;
+pub mod dns;
+pub mod documents;
 pub mod erofs;
+pub mod erofs_seeds;
 pub mod ext4;
+pub mod frames;
+pub mod headers;
+pub mod recipe;
+pub mod snapshot;
+pub mod wire;
+
+use std::path::PathBuf;
+
+/// Those of [`ext4::seeds`] that are a target's.
+pub fn ext4_seeds(target: &str) -> impl Iterator<Item = (&'static str, Vec<u8>)> {
+    let seeds = ext4::seeds().into_iter();
+    seeds.filter(move |(of, _)| *of == target)
+}
+
+/// Puts a target's seeds into its corpus: the first directory on the command line, as libFuzzer
+/// has it. Done before it is read.
+pub fn plant<'a>(seeds: impl IntoIterator<Item = (&'a str, Vec<u8>)>) {
+    let mut arguments = std::env::args_os().skip(1).map(PathBuf::from);
+    let Some(corpus) = arguments.find(|path| path.is_dir()) else {
+        return;
+    };
+    for (number, (name, seed)) in seeds.into_iter().enumerate() {
+        let path = corpus.join(format!("seed-{number}-{name}"));
+        std::fs::write(path, seed).expect("the corpus can be written");
+    }
+}

@@ -9,6 +9,8 @@ pub mod credentials;
 pub mod digest;
 pub mod export;
 pub mod extend;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod identity;
 pub mod limits;
 pub mod load;

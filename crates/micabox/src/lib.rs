@@ -36,6 +36,8 @@ mod command;
 mod commit;
 mod error;
 mod files;
+#[doc(hidden)]
+pub mod fuzzing;
 mod guest_files;
 mod image_files;
 pub mod jailed;

@@ -34,6 +34,8 @@ use std::time::Instant;
 use rustix::pipe::{PipeFlags, pipe_with};
 
 pub use address::{Addresses, ETHERNET_HEADER};
+#[doc(hidden)]
+pub use dns::fuzzing;
 use engine::Engine;
 use io::Io;
 pub use policy::{Rule, RuleError};

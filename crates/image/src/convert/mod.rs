@@ -7,6 +7,7 @@
 mod acl;
 pub(crate) mod decompress;
 mod error;
+pub(crate) mod fuzzing;
 mod jail;
 mod media_type;
 pub mod members;

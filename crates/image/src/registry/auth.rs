@@ -299,14 +299,14 @@ fn secret(text: String) -> Result<HeaderValue, Reason> {
 
 /// One of the ways that a registry offers to log in.
 #[derive(Debug, PartialEq, Eq)]
-struct Challenge {
-    scheme: String,
+pub(super) struct Challenge {
+    pub(super) scheme: String,
     parameters: Vec<(String, String)>,
 }
 
 impl Challenge {
     /// What the headers of a 401 offer. What can't be understood is left out.
-    fn all(headers: &HeaderMap) -> Vec<Self> {
+    pub(super) fn all(headers: &HeaderMap) -> Vec<Self> {
         let values = headers.get_all(WWW_AUTHENTICATE).into_iter();
         values
             .filter_map(|value| value.to_str().ok())
@@ -326,7 +326,7 @@ impl Challenge {
         self.scheme.eq_ignore_ascii_case(scheme)
     }
 
-    fn get(&self, name: &str) -> Option<&str> {
+    pub(super) fn get(&self, name: &str) -> Option<&str> {
         self.parameters
             .iter()
             .find(|(key, _)| key.eq_ignore_ascii_case(name))

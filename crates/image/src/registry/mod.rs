@@ -9,6 +9,7 @@
 
 mod auth;
 mod error;
+pub(crate) mod fuzzing;
 mod http;
 mod outgoing;
 mod push;

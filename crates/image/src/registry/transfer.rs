@@ -237,7 +237,7 @@ impl Transfer<'_> {
 }
 
 /// The first byte and the total, if known, of `bytes 7-11/12`.
-fn content_range(text: &str) -> Option<(u64, Option<u64>)> {
+pub(super) fn content_range(text: &str) -> Option<(u64, Option<u64>)> {
     let (range, total) = text.trim().strip_prefix("bytes ")?.split_once('/')?;
     let (first, _) = range.split_once('-')?;
     let number = |text: &str| text.trim().parse::<u64>().ok();

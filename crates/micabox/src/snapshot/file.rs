@@ -186,6 +186,13 @@ fn read_head(from: &mut Hashed<'_>) -> io::Result<Head> {
     Ok(head)
 }
 
+/// The head alone of what [`Sandboxes::import_snapshot`] reads, for `fuzz/`.
+pub(crate) fn head_alone(from: &mut dyn Read) -> io::Result<(Snapshot, Vec<(u64, u64)>)> {
+    let hash = Sha256::new();
+    let head = read_head(&mut Hashed { inner: from, hash })?;
+    Ok((head.snapshot, head.runs))
+}
+
 fn read_disk(from: &mut Hashed<'_>, path: &Path, size: u64, runs: &[(u64, u64)]) -> io::Result<()> {
     let mut options = OpenOptions::new();
     let disk = options

@@ -11,7 +11,7 @@
 //! sandboxes/snapshot-<name>/lease.json      keeps the store from removing the image
 //! ```
 
-mod file;
+pub(crate) mod file;
 pub(crate) mod memory;
 
 use std::fs::{self, File};

@@ -3,6 +3,7 @@
 //! Names that the policy is against are refused without asking anybody. Of the answers
 //! to names that rules are about, the policy learns the addresses.
 
+pub mod fuzzing;
 mod message;
 mod name;
 mod resolvers;

@@ -41,10 +41,38 @@ use vsock::{Inside, Outside};
 
 pub use worker::{Thread, WORKER};
 
-/// A driver that does what `script` says to a device of some kind: for fuzzing.
+/// Doors for `fuzz/` to what a hostile guest, or a file that pretends to be a saved machine,
+/// gets to.
 #[cfg(feature = "fuzzing")]
-pub fn fuzz(kind: u8, script: &[u8]) {
-    virtio::hostile::drive(kind, script);
+pub mod fuzzing {
+    use super::virtio::{hostile, vsock};
+
+    pub use super::saved::fuzzing::{sample, saved};
+
+    /// A driver that does what `script` says to a device of some kind.
+    pub fn drive(kind: u8, script: &[u8]) {
+        hostile::drive(kind, script);
+    }
+
+    /// The same to a device that goes on from a state, whose length is the first two bytes.
+    pub fn resume(kind: u8, script: &[u8]) {
+        hostile::resume(kind, script);
+    }
+
+    /// A device of each kind and the state that a driver has made of it, as [`resume`] has them.
+    pub fn states() -> Vec<Vec<u8>> {
+        hostile::states()
+    }
+
+    /// A guest that sends packets to sockets, and its host.
+    pub fn talk(script: &[u8]) {
+        vsock::hostile::talk(script);
+    }
+
+    /// Conversations to start from.
+    pub fn conversations() -> Vec<(&'static str, Vec<u8>)> {
+        vsock::hostile::seeds()
+    }
 }
 
 /// Inputs of the interrupt controller that virtio devices get, one each: those above what

@@ -123,6 +123,51 @@ impl Saved {
     }
 }
 
+/// A door for `fuzz/`.
+#[cfg(feature = "fuzzing")]
+pub(super) mod fuzzing {
+    use super::*;
+
+    /// A machine without processors and devices.
+    pub fn sample() -> Vec<u8> {
+        let saved = Saved {
+            memory_mib: 128,
+            features: vec![kvm_cpuid_entry2::default(); 2],
+            processors: Vec::new(),
+            controllers: Controllers::default(),
+            serial: vm_superio::serial::SerialState::default().into(),
+            cmos: Cmos::default(),
+            devices: Vec::new(),
+        };
+        postcard::to_allocvec(&saved).expect("into memory")
+    }
+
+    /// Reads a state that has the head and the digest of a file of ours. What is written of
+    /// it again is read as the same.
+    pub fn saved(state: &[u8]) {
+        let file = || {
+            let flags = rustix::fs::MemfdFlags::CLOEXEC;
+            File::from(rustix::fs::memfd_create("saved", flags).expect("a file"))
+        };
+        let (first, second) = (file(), file());
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend(VERSION.to_le_bytes());
+        bytes.extend(Sha256::digest(state));
+        bytes.extend(state);
+        first.write_all_at(&bytes, 0).expect("into memory");
+        let Ok(saved) = Saved::read(&first) else {
+            return;
+        };
+        saved.write(&second).expect("into memory");
+        let again = Saved::read(&second).expect("it is ours");
+        let text = |saved: &Saved| postcard::to_allocvec(saved).expect("into memory");
+        assert_eq!(text(&again), text(&saved));
+        if let Ok(features) = CpuId::from_entries(&saved.features) {
+            saved.check_processor(&features).expect("its own");
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -500,5 +500,7 @@ impl Device for Vsock {
     }
 }
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod hostile;
 #[cfg(test)]
 mod tests;

@@ -17,5 +17,7 @@ mod header;
 mod host;
 
 pub(crate) use device::Vsock;
+#[cfg(feature = "fuzzing")]
+pub(crate) use device::hostile;
 #[cfg(test)]
 pub(crate) use host::Host;

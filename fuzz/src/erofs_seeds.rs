@@ -1,31 +1,25 @@
-//! Writes small images to start fuzzing from.
-//!
-//! ```text
-//! cargo run -p micabox-erofs --example fuzz_seeds -- fuzz/corpus
-//! ```
+//! Small images to start from.
 
 use std::io::Cursor;
-use std::path::PathBuf;
 
 use micabox_erofs::{
     Kind, Metadata, Options, Segment, Timestamp, Tree, Writer, Xattr, format, overlay,
 };
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let corpus: PathBuf = std::env::args_os().nth(1).ok_or("where to?")?.into();
-    let lower = image(false)?;
-    let upper = image(true)?;
-    let write = |target: &str, name: &str, bytes: &[u8]| {
-        let directory = corpus.join(target);
-        std::fs::create_dir_all(&directory)?;
-        std::fs::write(directory.join(name), bytes)
+/// A lower layer and an upper one.
+pub fn images() -> Vec<(&'static str, Vec<u8>)> {
+    let sound = |upper| image(upper).expect("a sound image");
+    vec![("lower", sound(false)), ("upper", sound(true))]
+}
+
+/// The two in a stack.
+pub fn stacks() -> Vec<(&'static str, Vec<u8>)> {
+    let [(_, lower), (_, upper)] = &images()[..] else {
+        return Vec::new();
     };
-    write("erofs_image", "lower", &lower)?;
-    write("erofs_image", "upper", &upper)?;
-    let parting = u16::try_from(lower.len() / 64)?;
-    let stack = [lower, upper, parting.to_le_bytes().to_vec()].concat();
-    write("erofs_stack", "stack", &stack)?;
-    Ok(())
+    let parting = (lower.len() / 64) as u16;
+    let stack = [&lower[..], upper, &parting.to_le_bytes()].concat();
+    vec![("stack", stack)]
 }
 
 fn metadata(mode: u16, seconds: i64) -> Metadata {

@@ -1,0 +1,16 @@
+//! The fuzz targets' work on mutated records and heads of snapshots.
+
+#[path = "../../../fuzz/src/mutate.rs"]
+mod mutate;
+#[path = "../../../fuzz/src/snapshot.rs"]
+mod snapshot;
+
+#[test]
+fn a_mutated_head_describes_a_disk_that_can_be() {
+    mutate::run(&snapshot::seeds(), 2000, snapshot::file);
+}
+
+#[test]
+fn a_mutated_record_is_written_as_it_was_read() {
+    mutate::run(&snapshot::records(), 2000, snapshot::record);
+}

@@ -1,0 +1,18 @@
+//! The fuzz targets' work on mutated questions, answers and frames.
+
+#[path = "../../../fuzz/src/dns.rs"]
+mod dns;
+#[path = "../../../fuzz/src/frames.rs"]
+mod frames;
+#[path = "../../../fuzz/src/mutate.rs"]
+mod mutate;
+
+#[test]
+fn mutated_questions_and_answers_are_read_as_another_reader_does() {
+    mutate::run(&dns::seeds(), 5000, dns::messages);
+}
+
+#[test]
+fn whatever_a_guest_sends_it_gets_sound_frames() {
+    mutate::run(&frames::seeds(), 200, frames::frames);
+}

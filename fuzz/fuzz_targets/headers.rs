@@ -1,0 +1,10 @@
+//! Headers of a registry's answers.
+
+#![no_main]
+
+use micabox_fuzz::headers;
+
+libfuzzer_sys::fuzz_target!(
+    init: micabox_fuzz::plant(headers::seeds()),
+    |data: &[u8]| headers::header(data)
+);

@@ -1,0 +1,10 @@
+//! Indexes, manifests and configs, as a registry answers with them.
+
+#![no_main]
+
+use micabox_fuzz::documents;
+
+libfuzzer_sys::fuzz_target!(
+    init: micabox_fuzz::plant(documents::seeds()),
+    |data: &[u8]| documents::manifest(data)
+);

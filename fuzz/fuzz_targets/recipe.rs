@@ -1,0 +1,10 @@
+//! Steps by which a layer becomes its archive again.
+
+#![no_main]
+
+use micabox_fuzz::recipe;
+
+libfuzzer_sys::fuzz_target!(
+    init: micabox_fuzz::plant(recipe::seeds()),
+    |data: &[u8]| recipe::steps(data)
+);

@@ -1,0 +1,10 @@
+//! The name of an image.
+
+#![no_main]
+
+use micabox_fuzz::documents;
+
+libfuzzer_sys::fuzz_target!(
+    init: micabox_fuzz::plant(documents::names()),
+    |data: &[u8]| documents::reference(data)
+);

@@ -1,0 +1,283 @@
+//! Archives: read member by member, and made into layers.
+
+use std::fs::File;
+use std::io::{BufRead, Read};
+use std::os::unix::fs::FileExt;
+
+use micabox_erofs::check::check;
+use micabox_image::Limits;
+use micabox_image::convert::members::{Member, Members};
+use micabox_image::fuzzing;
+
+const BLOCK: usize = 512;
+/// Bytes of an image that an archive's block may account for: an inode, a name and a body of
+/// its own at a block boundary, attributes, and a directory for each part of a path.
+const GROWTH: usize = 64 << 10;
+
+fn limits() -> Limits {
+    Limits {
+        layer_size: 4 << 20,
+        entries: 1000,
+        path_length: 300,
+        path_depth: 12,
+        header_size: 8 << 10,
+        xattr_size: 4 << 10,
+        sparse_segments: 30,
+        ..Limits::default()
+    }
+}
+
+/// Members: the same in whatever pieces the archive comes, and within the limits.
+pub fn tar(bytes: &[u8]) {
+    let archive = with_checksums(bytes);
+    let whole = read(&archive[..], archive.len());
+    let pieces = read(Pieces(&archive), archive.len());
+    assert_eq!(whole, pieces, "pieces make a difference");
+}
+
+/// A layer: its image is sound, and its recipe makes the archive of it again.
+pub fn layer(bytes: &[u8]) {
+    let archive = with_checksums(bytes);
+    let (image, recipe) = (file(), file());
+    let (to_image, to_recipe) = (clone(&image), clone(&recipe));
+    match fuzzing::archive(&archive, &limits(), to_image, to_recipe) {
+        Ok(()) => {}
+        Err(problem) => return is_readable(&problem),
+    }
+    let image = contents(&image);
+    let blocks = archive.len().div_ceil(BLOCK) + 1;
+    assert!(image.len() <= blocks * GROWTH, "{} bytes", image.len());
+    assert_eq!(check(&image), [], "an image of ours is unsound");
+    let recipe = contents(&recipe);
+    let mut again = Vec::new();
+    fuzzing::rebuild(&recipe, &image, archive.len() as u64)
+        .and_then(|mut rebuilt| rebuilt.read_to_end(&mut again))
+        .expect("what was recorded can be had back");
+    assert!(again == archive, "the archive is another one");
+}
+
+/// An EROFS image from elsewhere as a layer: what comes of it is sound, and no larger than a layer
+/// may be.
+pub fn native(bytes: &[u8]) {
+    let (spool, image) = (file(), file());
+    let limits = Limits {
+        layer_size: 256 << 10,
+        ..limits()
+    };
+    match fuzzing::erofs(bytes, &limits, spool, clone(&image)) {
+        Ok(()) => {}
+        Err(problem) => return is_readable(&problem),
+    }
+    let image = contents(&image);
+    assert_eq!(check(&image), [], "an image of ours is unsound");
+    let most = 2 * limits.layer_size as usize;
+    assert!(image.len() <= most, "{} bytes", image.len());
+}
+
+/// What the members of an archive came to: descriptions and bodies, or the problem.
+fn read(archive: impl BufRead, length: usize) -> Vec<String> {
+    let limits = limits();
+    let mut members = Members::new(archive, &limits);
+    let mut found = Vec::new();
+    let mut bodies = 0;
+    loop {
+        match members.next_member() {
+            Ok(Some(member)) => {
+                is_bounded(&member, &limits);
+                let mut body = Vec::new();
+                if members.body().read_to_end(&mut body).is_err() {
+                    return found;
+                }
+                bodies += body.len();
+                assert!(bodies <= length, "more than the archive has");
+                if let Some(segments) = &member.segments {
+                    let stored: u64 = segments.iter().map(|(_, length)| length).sum();
+                    assert!(body.len() as u64 <= stored);
+                }
+                found.push(format!("{member:?} {body:?}"));
+            }
+            Ok(None) => return found,
+            Err(problem) => {
+                is_readable(&problem.reason);
+                assert!(problem.offset <= length as u64);
+                found.push(problem.to_string());
+                return found;
+            }
+        }
+        assert!(found.len() <= length / BLOCK, "more members than blocks");
+    }
+}
+
+fn is_bounded(member: &Member, limits: &Limits) {
+    for text in [&member.path, &member.target] {
+        assert!(!text.contains(&0) && text.len() as u64 <= limits.path_length);
+    }
+    assert!(member.mode <= 0o7777 && member.mtime.1 < 1_000_000_000);
+    let xattrs = member.xattrs.iter();
+    let length: usize = xattrs.map(|(name, value)| name.len() + value.len()).sum();
+    // An access control list is a little longer as the kernel has it.
+    assert!(length as u64 <= 3 * limits.xattr_size, "{length} bytes");
+    let mut end = 0;
+    for (offset, length) in member.segments.iter().flatten() {
+        assert!(*offset >= end && *length > 0, "parts overlap");
+        end = offset + length;
+        assert!(end <= member.size, "a part outside of the file");
+    }
+}
+
+/// An error's text is for a terminal.
+fn is_readable(problem: &str) {
+    assert!(!problem.contains(char::is_control), "{problem:?}");
+    assert!(problem.len() < 4000, "{} bytes", problem.len());
+}
+
+/// The same with right checksums, which mutation breaks first and always.
+fn with_checksums(bytes: &[u8]) -> Vec<u8> {
+    let mut archive = bytes.to_vec();
+    for block in archive.chunks_exact_mut(BLOCK) {
+        if &block[257..262] != b"ustar" {
+            continue;
+        }
+        block[148..156].fill(b' ');
+        let sum: u32 = block.iter().map(|byte| u32::from(*byte)).sum();
+        block[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    }
+    archive
+}
+
+/// Bytes that come a few at a time.
+struct Pieces<'a>(&'a [u8]);
+
+impl Read for Pieces<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let count = self.fill_buf()?.read(buffer)?;
+        self.consume(count);
+        Ok(count)
+    }
+}
+
+impl BufRead for Pieces<'_> {
+    fn fill_buf(&mut self) -> std::io::Result<&[u8]> {
+        Ok(&self.0[..self.0.len().min(97)])
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.0 = &self.0[count..];
+    }
+}
+
+/// A file in memory.
+fn file() -> File {
+    let flags = rustix::fs::MemfdFlags::CLOEXEC;
+    rustix::fs::memfd_create("fuzz", flags)
+        .expect("a file")
+        .into()
+}
+
+fn clone(file: &File) -> File {
+    file.try_clone().expect("another descriptor")
+}
+
+fn contents(file: &File) -> Vec<u8> {
+    let length = file.metadata().expect("a length").len() as usize;
+    let mut bytes = vec![0; length];
+    file.read_exact_at(&mut bytes, 0).expect("it was written");
+    bytes
+}
+
+/// Archives with one of everything that has a parser.
+pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
+    let pax = |records: &[(&str, &str)]| {
+        let mut body = Vec::new();
+        for (key, value) in records {
+            let rest = key.len() + value.len() + 3;
+            let digits = (rest + rest.to_string().len()).to_string().len();
+            let length = rest + digits;
+            body.extend(format!("{length} {key}={value}\n").bytes());
+        }
+        member("pax", b'x', &body)
+    };
+    let plain = [
+        member("dir/", b'5', b""),
+        member("dir/file", b'0', b"some data"),
+        member("link", b'2', b""),
+        member("dir/hard", b'1', b""),
+        member("dir/.wh.gone", b'0', b""),
+        member("dir/.wh..wh..opq", b'0', b""),
+        member("null", b'3', b""),
+        member("fifo", b'6', b""),
+    ];
+    let records = [
+        pax(&[
+            ("path", "a/long/name"),
+            ("mtime", "1700000000.25"),
+            ("uid", "100000"),
+            ("SCHILY.xattr.user.a", "value"),
+            (
+                "SCHILY.acl.access",
+                "user::rw-,user:5:r--,group::r--,mask::r--,other::---",
+            ),
+            ("LIBARCHIVE.xattr.user.b", "dmFsdWU"),
+        ]),
+        member("short", b'0', b"body"),
+        pax(&[
+            ("GNU.sparse.major", "1"),
+            ("GNU.sparse.minor", "0"),
+            ("GNU.sparse.name", "sparse"),
+            ("GNU.sparse.realsize", "9000"),
+        ]),
+        member("GNUSparseFile.0/sparse", b'0', &sparse()),
+        pax(&[
+            ("GNU.sparse.map", "0,4,8192,4"),
+            ("GNU.sparse.size", "9000"),
+        ]),
+        member("sparse-0.1", b'0', b"datadata"),
+    ];
+    let gnu = [
+        member("././@LongLink", b'L', b"a/name/that/is/long\0"),
+        member("././@LongLink", b'K', b"target\0"),
+        member("cut", b'2', b""),
+        member("global", b'g', b"20 comment=whatever\n"),
+        member("last", b'0', &[7; 1000]),
+    ];
+    let end = vec![0; 2 * BLOCK];
+    let archive = |members: &[Vec<u8>]| [&members.concat()[..], &end].concat();
+    vec![
+        ("plain", archive(&plain)),
+        ("pax", archive(&records)),
+        ("gnu", archive(&gnu)),
+        (
+            "all",
+            archive(&[plain.concat(), records.concat(), gnu.concat()]),
+        ),
+    ]
+}
+
+/// A map as a part of the data, and the data.
+fn sparse() -> Vec<u8> {
+    let mut body = b"2\n0\n4\n8192\n4\n".to_vec();
+    body.resize(BLOCK, 0);
+    body.extend(b"datadata");
+    body
+}
+
+fn member(name: &str, kind: u8, body: &[u8]) -> Vec<u8> {
+    let mut header = vec![0; BLOCK];
+    let mut put = |at: usize, text: &str| {
+        header[at..at + text.len()].copy_from_slice(text.as_bytes());
+    };
+    put(0, name);
+    put(100, "0000644");
+    put(108, "0001750");
+    put(116, "0001750");
+    put(124, &format!("{:011o}", body.len()));
+    put(136, "14523500000");
+    put(157, "dir/file");
+    put(257, "ustar\u{0}00");
+    put(329, "0000001");
+    put(337, "0000003");
+    header[156] = kind;
+    header.extend(body);
+    header.resize(header.len().next_multiple_of(BLOCK), 0);
+    with_checksums(&header)
+}
