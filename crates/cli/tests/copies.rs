@@ -129,7 +129,7 @@ fn directories_are_copied_by_dockers_rules() {
         (at("tree/file"), "it:/srv/nope/", "no such directory"),
         (at("tree/file"), "it:/srv/run/x", "no directory"),
         (at("nope"), "it:/srv", "No such file"),
-        ("-".to_owned(), "it:/srv/run", "no directory"),
+        ("-".to_owned(), "it:/srv/run", "not a directory"),
     ] {
         let refused = copy(&from, to);
         assert_eq!(refused.code(), 1);
