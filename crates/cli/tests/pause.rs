@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use support::{Holding, Home, Running, wait, wait_until};
 
 const KILL: i32 = 9;
-const INT: i32 = 2;
+// As Ctrl-C, which tests that were started in the background have ignored.
+const TERM: i32 = 15;
 
 /// A running sandbox `it` with a disk.
 fn running(home: &Home) -> Running {
@@ -48,7 +49,12 @@ fn an_interrupted_copy_leaves_nothing() {
     let home = Home::new();
     let sandbox = running(&home);
     let before = home.files_of("it");
-    for (number, command) in [(KILL, "diff"), (INT, "diff"), (KILL, "cp"), (INT, "commit")] {
+    for (number, command) in [
+        (KILL, "diff"),
+        (TERM, "diff"),
+        (KILL, "cp"),
+        (TERM, "commit"),
+    ] {
         // It waits for the other one, with its own file open.
         let held = Holding::new(&home, "it");
         let arguments: &[&str] = match command {
