@@ -300,6 +300,10 @@ fn with_links_made(below: &[Layer], number: usize, entries: &[Entry]) -> Layer {
         };
         let mut entry = original.entry.clone();
         entry.meta = links.last().unwrap().meta.clone();
+        if matches!(entry.what, What::Symlink(_)) {
+            // Linux has no other mode for one (symlink(7)).
+            entry.meta.mode = 0o777;
+        }
         for xattr in &original.entry.meta.xattrs {
             if entry.meta.xattrs.iter().all(|x| x.name != xattr.name) {
                 entry.meta.xattrs.push(xattr.clone());
