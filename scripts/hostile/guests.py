@@ -128,8 +128,8 @@ def a_guest_that_fills_its_disk(world):
 
 @attempt(
     "guest",
-    "3,000 nested directories of 250-byte names on its disk, then `mica diff` and `mica commit`",
-    "refused or done, with less than 600 MiB of memory",
+    "1,000 nested directories of 250-byte names on its disk, then `mica diff` and `mica commit`",
+    "refused or done, with less than 100 MiB of memory",
     "budgets of the readers, which run in the jail",
 )
 def a_guest_that_nests_directories(world):
@@ -139,9 +139,9 @@ def a_guest_that_nests_directories(world):
     world.mica(*run, seconds=BOOT, space=None).worked()
     # What a guest's kernel can write; mkdir is slower under emulation.
     (disk,) = (world.store / "sandboxes").glob("*/upper.ext4")
-    disks.debugfs(disk, "cd /root/root", *[f"mkdir {name}", f"cd {name}"] * 3000)
-    world.mica("diff", "deep", seconds=BOOT).within(600)
-    world.mica("commit", "deep", "deep:1", seconds=BOOT).within(600)
+    disks.debugfs(disk, "cd /root/root", *[f"mkdir {name}", f"cd {name}"] * 1000)
+    world.mica("diff", "deep", seconds=BOOT).within(100)
+    world.mica("commit", "deep", "deep:1", seconds=BOOT).within(100)
 
 
 @attempt(
