@@ -131,15 +131,18 @@ impl Reference {
 
     /// The shortest spelling that means the same: `python:3.12-slim`.
     pub fn familiar(&self) -> String {
-        let repository = if self.registry == DEFAULT_REGISTRY {
-            match self.repository.split_once('/') {
-                Some((DEFAULT_NAMESPACE, name)) if !name.contains('/') => name.to_owned(),
-                _ => self.repository.clone(),
-            }
-        } else {
-            format!("{}/{}", self.registry, self.repository)
+        let whole = self.to_string();
+        let Some(path) = whole
+            .strip_prefix(DEFAULT_REGISTRY)
+            .and_then(|rest| rest.strip_prefix('/'))
+        else {
+            return whole;
         };
-        repository + &self.suffix()
+        let short = path.strip_prefix("library/").unwrap_or(path);
+        // A path may begin as a registry's name does, and would mean that one.
+        let means_the_same = |text: &&str| text.parse().as_ref() == Ok(self);
+        let found = [short, path].into_iter().find(means_the_same);
+        found.unwrap_or(&whole).to_owned()
     }
 
     /// The same repository, another digest and no tag.

@@ -284,3 +284,24 @@ fn what_looks_like_a_digest_is_no_name() {
     assert!("example.com/sha256:abc".parse::<Reference>().is_ok());
     assert!("team/sha256:abc".parse::<Reference>().is_ok());
 }
+
+/// A path at the default registry may begin with what would be another one's name.
+#[test]
+fn a_short_spelling_never_means_another_registry() {
+    for (text, familiar) in [
+        ("docker.io/localhost/debian:12", None),
+        ("docker.io/evil.example.com/library/debian:12", None),
+        (
+            "docker.io/library/evil.example.com/debian:12",
+            Some("library/evil.example.com/debian:12"),
+        ),
+    ] {
+        let reference: Reference = text.parse().unwrap();
+        assert_eq!(reference.registry(), "docker.io");
+        assert_eq!(reference.familiar(), familiar.unwrap_or(text));
+    }
+    let digits = "0123456789abcdef".repeat(4);
+    let text = format!("docker.io/library/{digits}:1");
+    let reference: Reference = text.parse().unwrap();
+    assert_eq!(reference.familiar().parse(), Ok(reference));
+}
