@@ -37,6 +37,9 @@ const SYSTEM: [&str; 10] = [
     "/etc/alternatives",
 ];
 
+/// What QEMU tries locks of files on, before it says that there are none.
+const NULL: &str = "/dev/null";
+
 const KVM: &str = "/dev/kvm";
 
 /// What a worker is to become.
@@ -60,10 +63,10 @@ impl Start {
         if !paths.iter().any(|path| program.starts_with(path)) {
             paths.push(prefix(&program));
         }
-        let devices = match uses_kvm {
-            true => vec![PathBuf::from(KVM)],
-            false => Vec::new(),
-        };
+        let mut devices = vec![PathBuf::from(NULL)];
+        if uses_kvm {
+            devices.push(PathBuf::from(KVM));
+        }
         let view = View {
             paths,
             files,
