@@ -363,7 +363,7 @@ mod tests {
             ("[registry.\"index.docker.io\"]", "host[:port]"),
             (
                 "[registry.\"docker.io\"]\nmirrors = ['mirror.lan']",
-                "no URL",
+                "not a URL",
             ),
             (
                 "[registry.\"docker.io\"]\nmirrors = ['ftp://m']",

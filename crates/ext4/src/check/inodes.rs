@@ -156,6 +156,8 @@ fn low_times(volume: &Volume) -> u32 {
     count
 }
 
+const NOT_A_DIRECTORY: &str = "has INDEX_FL flag set but is not a directory";
+
 /// An inode of the filesystem's own, in use or not: nothing names it, and it has the blocks that it
 /// says.
 fn reserved(state: &mut State, inode: &Inode, purpose: Purpose) {
@@ -174,6 +176,9 @@ fn reserved(state: &mut State, inode: &Inode, purpose: Purpose) {
         state.found.inode(number, "reserved inode has invalid mode");
     }
     if number == RESIZE {
+        if inode.has(flags::INDEX) {
+            state.found.inode(number, NOT_A_DIRECTORY);
+        }
         special::resize(state, inode);
         size(state, inode, &Map::default(), false);
         if state.volume.superblock.has_compat(compat::RESIZE_INODE) {
@@ -262,10 +267,7 @@ fn flags_and_fields(state: &mut State, inode: &Inode) {
         inode.has(flags::IMAGIC) && !superblock.has_compat(compat::IMAGIC_INODES),
         "has imagic flag set",
     );
-    problem(
-        inode.has(flags::INDEX) && !directory,
-        "has INDEX_FL flag set but is not a directory",
-    );
+    problem(inode.has(flags::INDEX) && !directory, NOT_A_DIRECTORY);
     problem(
         inode.has(flags::INDEX) && directory && !superblock.has_compat(compat::DIR_INDEX),
         "has INDEX_FL flag set on filesystem without htree support",

@@ -331,8 +331,8 @@ fn geometry(device: &dyn BlockDevice, superblock: Superblock) -> Result<Volume<'
     let stored = superblock.descriptor_size;
     let wanted = match superblock.has_incompat(incompat::BIT64) {
         true => stored.is_power_of_two() && (64..=1024).contains(&stored),
-        // Nothing looks at it then.
-        false => true,
+        // Only e2fsck looks at it then.
+        false => stored == 0 || stored.is_power_of_two() && stored <= 1024,
     };
     if !wanted || descriptor_size > block_size {
         return Err(format!("block group descriptor size {stored} incorrect"));
