@@ -230,7 +230,7 @@ fn a_machine_that_outlives_its_owner_keeps_its_disk() {
     let flush = slow.flushes.recv_timeout(PATIENCE).unwrap();
     mica.signal(9);
     assert_eq!(mica.wait(), -9);
-    let mut again = home.start(&["start", "-a", "it"]);
+    let mut again = home.start(&["start", "-a", "-i", "it"]);
     thread::sleep(Duration::from_secs(3));
     // The first machine has not let go of the disk, so there is no second.
     assert!(again.is_running());
