@@ -175,10 +175,10 @@ fn reserved(state: &mut State, inode: &Inode, purpose: Purpose) {
     if wrong {
         state.found.inode(number, "reserved inode has invalid mode");
     }
+    if inode.has(flags::INDEX) && kind != Some(Kind::Directory) {
+        state.found.inode(number, NOT_A_DIRECTORY);
+    }
     if number == RESIZE {
-        if inode.has(flags::INDEX) {
-            state.found.inode(number, NOT_A_DIRECTORY);
-        }
         special::resize(state, inode);
         size(state, inode, &Map::default(), false);
         if state.volume.superblock.has_compat(compat::RESIZE_INODE) {
@@ -397,15 +397,17 @@ fn attribute_block(state: &mut State, inode: &Inode, block: u64, facts: &mut Fac
     let checked = volume
         .read_block(block, &mut bytes)
         .and_then(|()| xattrs::in_block(volume, block, &bytes, facts));
-    let claimed = checked.unwrap_or_else(|problem| {
-        let what = format_args!("extended attribute block {block} is corrupt: {problem}");
-        state.found.inode(inode.number, what);
-        0
-    });
-    let counted = if claimed == 0 { 0 } else { 1 };
-    state
-        .attribute_blocks
-        .insert(block, Shared { claimed, counted });
+    let claimed = checked
+        .inspect_err(|problem| {
+            let what = format_args!("extended attribute block {block} is corrupt: {problem}");
+            state.found.inode(inode.number, what);
+        })
+        .ok();
+    let shared = Shared {
+        claimed,
+        counted: 1,
+    };
+    state.attribute_blocks.insert(block, shared);
     let clusters = state.clusters(block..block + 1);
     state.claims.add(clusters, inode.number);
 }

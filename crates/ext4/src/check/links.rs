@@ -87,10 +87,10 @@ pub(super) fn counts(state: &mut State) {
         }
     }
     for (block, shared) in &state.attribute_blocks {
-        if shared.claimed != shared.counted && shared.claimed != 0 {
+        if let Some(claimed) = shared.claimed.filter(|claimed| *claimed != shared.counted) {
             state.found.add(format_args!(
-                "extended attribute block {block} has reference count {}, should be {}",
-                shared.claimed, shared.counted
+                "extended attribute block {block} has reference count {claimed}, should be {}",
+                shared.counted
             ));
         }
     }

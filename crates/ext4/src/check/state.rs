@@ -44,7 +44,8 @@ pub(super) struct Directory {
 /// An attribute block that inodes refer to.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Shared {
-    pub(super) claimed: u32,
+    /// What the block says; none if it is corrupt.
+    pub(super) claimed: Option<u32>,
     pub(super) counted: u32,
 }
 
