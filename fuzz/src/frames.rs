@@ -7,6 +7,7 @@ use std::sync::{Mutex, OnceLock};
 
 use micabox_net::{Addresses, Config, ETHERNET_HEADER, Network};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 /// Where the server and the resolver are: the only place that the guest may reach.
@@ -67,8 +68,8 @@ impl Guest {
     }
 
     fn send(&mut self, frame: &[u8]) {
-        while let Err(error) = send(&self.link, frame, SendFlags::NOSIGNAL) {
-            assert_eq!(error, rustix::io::Errno::AGAIN, "the network is gone");
+        while let Err(error) = again(|| send(&self.link, frame, SendFlags::NOSIGNAL)) {
+            assert_eq!(error, Errno::AGAIN, "the network is gone");
             if self
                 .wait(PollFlags::IN | PollFlags::OUT)
                 .contains(PollFlags::IN)
@@ -149,7 +150,8 @@ impl Guest {
 
     fn wait(&self, flags: PollFlags) -> PollFlags {
         let mut sockets = [PollFd::new(&self.link, flags)];
-        let count = poll(&mut sockets, Some(&PATIENCE)).expect("it can be asked");
+        let count = again(|| poll(&mut sockets, Some(&PATIENCE)));
+        let count = count.expect("it can be asked");
         assert_eq!(count, 1, "the network hangs");
         sockets[0].revents()
     }
@@ -171,7 +173,8 @@ impl Guest {
         self.wait(PollFlags::IN);
         let own = Addresses::default();
         let mut frame = vec![0; ETHERNET_HEADER + 65536];
-        let (length, _) = recv(&self.link, &mut frame[..], RecvFlags::empty()).expect("a frame");
+        let got = again(|| recv(&self.link, &mut frame[..], RecvFlags::empty()));
+        let (length, _) = got.expect("a frame");
         frame.truncate(length);
         assert!(
             length <= ETHERNET_HEADER + usize::from(own.mtu),
@@ -229,6 +232,16 @@ impl Guest {
         let flags = u32::from(segment[13] & 1) + u32::from(segment[13] >> 1 & 1);
         if let Some((_, seen)) = self.numbers.get_mut(usize::from(port.wrapping_sub(4000))) {
             *seen = sent.wrapping_add(data as u32 + flags);
+        }
+    }
+}
+
+/// Until no signal comes between: libFuzzer has a timer.
+fn again<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            other => return other,
         }
     }
 }
