@@ -77,8 +77,8 @@ fn put_checksum(packet: &mut [u8]) {
     segment.set_checksum(!checksum::combine(&sums));
 }
 
-/// The sum of RFC 1071, eight bytes at a time and the carries apart: half the instructions of
-/// smoltcp's.
+/// The sum of RFC 1071, eight bytes at a time and the carries apart: fewer instructions a byte
+/// than smoltcp's.
 fn sum(bytes: &[u8]) -> u16 {
     let (words, rest) = bytes.as_chunks::<8>();
     let (mut sum, mut carries) = (0_u64, 0_u64);
