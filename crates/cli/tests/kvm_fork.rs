@@ -355,7 +355,7 @@ fn what_was_altered_is_not_gone_on_from() {
     let file = fs::File::options().write(true).open(memory).unwrap();
     file.set_len(1 << 20).unwrap();
     refused(&run(), "damaged");
-    let more = ["run", "--rm", "--memory", "2g", "--from", "past", "true"];
+    let more = ["run", "--rm", "--memory", "1g", "--from", "past", "true"];
     refused(&home.output(&more), "--memory comes too late");
     let elsewhere = ["run", "--rm", "--backend", "qemu", "--from", "past", "true"];
     let elsewhere = home.output(&elsewhere);
