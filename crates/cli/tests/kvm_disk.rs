@@ -20,7 +20,7 @@ use fuser::{
     Request, SessionACL, WriteFlags,
 };
 use rustix::fs::{CWD, Mode, makedev, mknodat};
-use support::{Home, Running, image, wait};
+use support::{Home, image, wait};
 
 /// Far longer than anything takes.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -207,37 +207,5 @@ fn nothing_waits_for_a_disk_but_who_asked_for_it() {
     assert_eq!(next(), "flushed");
     drop(stdin);
     assert_eq!(wait(&mut mica), 0);
-    drop(slow.session);
-}
-
-#[test]
-fn a_machine_that_outlives_its_owner_keeps_its_disk() {
-    let home = Home::empty();
-    let slow = slow_disk(&home);
-    let in_place = format!("{}:rw", slow.path);
-    let run = ["run", "--name", "it", "--backend", "kvm", "--net", "none"];
-    let root = ["--root-disk", &in_place, "sh", "-c"];
-    let script = "echo ready; read line; echo x > /x; sync; echo done";
-    let mut mica = home.mica(&[&run[..], &["-i"], &root, &[script]].concat());
-    let mut mica = Running::new({
-        mica.stdin(Stdio::piped());
-        mica
-    });
-    assert_eq!(mica.line(), "ready");
-    slow.holds.store(true, Ordering::SeqCst);
-    drop(mica.stdin());
-    // What is in the kernel's hands can't be killed.
-    let flush = slow.flushes.recv_timeout(PATIENCE).unwrap();
-    mica.signal(9);
-    assert_eq!(mica.wait(), -9);
-    let mut again = home.start(&["start", "-a", "-i", "it"]);
-    thread::sleep(Duration::from_secs(3));
-    // The first machine has not let go of the disk, so there is no second.
-    assert!(again.is_running());
-    slow.holds.store(false, Ordering::SeqCst);
-    flush.ok();
-    assert_eq!(again.line(), "ready");
-    assert_eq!(again.line(), "done");
-    assert_eq!(again.wait(), 0);
     drop(slow.session);
 }
