@@ -29,7 +29,8 @@ pub(super) fn make_empty() -> Result<(), Error> {
 }
 
 /// Replaces it by one that has what `view` shows, at the same paths, and its files at those of
-/// their descriptors below `/proc/self/fd`. Nothing can be written to but devices.
+/// their descriptors below `/proc/self/fd`. Every mount is read-only; a device behind one can
+/// still be written to.
 pub(super) fn make_of(view: &View) -> Result<(), Error> {
     mount_root(c"mode=755,size=1m")?;
     fill(view).map_err(step("filling its root"))?;
@@ -76,12 +77,12 @@ fn fill(view: &View) -> io::Result<()> {
             continue;
         }
         make_point(&target, meta.is_dir())?;
-        show(path, &target, true)?;
+        show(path, &target, libc::MOUNT_ATTR_NODEV)?;
     }
     for (path, descriptor) in &view.files {
         let target = inside(&View::file_path(*descriptor));
         make_point(&target, false)?;
-        show(path, &target, true)?;
+        show(path, &target, libc::MOUNT_ATTR_NODEV)?;
         if !is_same(&target, *descriptor)? {
             let why = format!("{} was replaced meanwhile", path.display());
             return Err(io::Error::other(why));
@@ -90,7 +91,7 @@ fn fill(view: &View) -> io::Result<()> {
     for path in &view.devices {
         let target = inside(path);
         make_point(&target, false)?;
-        show(path, &target, false)?;
+        show(path, &target, 0)?;
     }
     Ok(())
 }
@@ -104,17 +105,14 @@ fn make_point(target: &Path, is_directory: bool) -> io::Result<()> {
     File::create(target).map(drop)
 }
 
-/// Mounts what is at `path` on `target`; for reading, if it is no device.
-fn show(path: &Path, target: &Path, read_only: bool) -> io::Result<()> {
+/// Mounts what is at `path` on `target`, read-only, without set-id programs and with `flags`.
+fn show(path: &Path, target: &Path, flags: u64) -> io::Result<()> {
     let failed = |error: rustix::io::Errno| {
         let error = io::Error::from(error);
         io::Error::new(error.kind(), format!("{}: {error}", path.display()))
     };
     mount_bind_recursive(path, target).map_err(failed)?;
-    match read_only {
-        true => make_read_only(target),
-        false => Ok(()),
-    }
+    make_read_only(target, flags)
 }
 
 /// `struct mount_attr` of `linux/mount.h`.
@@ -127,12 +125,11 @@ struct Attributes {
     user_namespace: u64,
 }
 
-/// Has nothing be written to, and no device and no set-id program be used, in a mount and all
-/// below it.
-fn make_read_only(target: &Path) -> io::Result<()> {
+/// Sets a mount and all below it read-only and nosuid, with more `flags` (`MOUNT_ATTR_*`).
+fn make_read_only(target: &Path, flags: u64) -> io::Result<()> {
     let path = CString::new(target.as_os_str().as_bytes())?;
     let attributes = Attributes {
-        set: libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV,
+        set: libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | flags,
         ..Attributes::default()
     };
     // SAFETY: a path and a structure that live, and its size.
