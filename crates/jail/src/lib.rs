@@ -44,6 +44,7 @@
 #![warn(unsafe_code)]
 
 mod call;
+mod feed;
 mod filter;
 mod identity;
 mod seccomp;
@@ -53,6 +54,7 @@ mod walls;
 mod worker;
 
 pub use call::{Call, CallError, Death, Limits, Worker, probe};
+pub use feed::{Fed, Feed, NoRoom};
 pub use identity::Claim;
 pub use seccomp::{CAUGHT, Filter};
 pub use start::cgroup::{Cgroup, Place, Quota};

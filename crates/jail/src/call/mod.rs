@@ -89,6 +89,8 @@ pub enum Death {
     Aborted(String),
     /// It used up its processor time.
     OutOfTime,
+    /// Its caller waited no longer.
+    GivenUp,
     /// It made a system call that no parser makes.
     ForbiddenCall(String),
     /// A mistake of ours.
@@ -106,6 +108,7 @@ impl fmt::Display for Death {
         match self {
             Self::Aborted(text) => write!(f, "gave up: {text}"),
             Self::OutOfTime => f.write_str("used up its processor time"),
+            Self::GivenUp => f.write_str("took too long"),
             Self::ForbiddenCall(text) => write!(f, "was stopped by its filter: {text}"),
             Self::Panicked(text) => f.write_str(text),
             Self::Signal(libc::SIGKILL) => f.write_str("was killed: the host may be out of memory"),

@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -16,6 +16,7 @@ use rustix::process::{Signal, pidfd_send_signal};
 
 use super::serve::{ABORTED, OUT_OF_TIME, PANICKED};
 use super::{Call, CallError, Death, Given, Limits};
+use crate::feed::TICK;
 use crate::{
     CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID, CAUGHT, Child, Claim, Confinement, Program,
     Spawned, Tail, arguments, program,
@@ -124,8 +125,30 @@ impl<C: Call> Worker<C> {
     ///
     /// # Errors
     /// [`CallError`].
-    pub fn wait(mut self) -> Result<C::Reply, CallError<C::Error>> {
-        let ended = self.ended.recv();
+    pub fn wait(self) -> Result<C::Reply, CallError<C::Error>> {
+        self.wait_while(|| true)
+    }
+
+    /// [`Worker::wait`] for a caller that is asked once a second whether to `go_on`.
+    ///
+    /// # Errors
+    /// [`CallError`]; [`Death::GivenUp`] if it is not to.
+    pub fn wait_while(
+        mut self,
+        mut go_on: impl FnMut() -> bool,
+    ) -> Result<C::Reply, CallError<C::Error>> {
+        let ended = loop {
+            match self.ended.recv_timeout(TICK) {
+                Err(RecvTimeoutError::Timeout) if go_on() => {}
+                Err(RecvTimeoutError::Timeout) => {
+                    return Err(CallError::Died {
+                        kind: C::KIND,
+                        death: Death::GivenUp,
+                    });
+                }
+                ended => break ended,
+            }
+        };
         // It is on its way out, and there is nothing to wait for.
         self.watcher = None;
         let death = match ended {
