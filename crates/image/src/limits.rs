@@ -45,6 +45,9 @@ pub struct Limits {
     /// Memory that a zstd frame may ask for to hold its window; 128 MiB is what
     /// `zstd -d` grants without being asked.
     pub zstd_window: u64,
+    /// Seconds for which the worker that converts it may neither read nor write, while there is
+    /// something to: then it is killed.
+    pub idle_timeout: u64,
 }
 
 impl Default for Limits {
@@ -61,6 +64,7 @@ impl Default for Limits {
             compression_ratio: 500,
             compression_ratio_from: 4 * GIB,
             zstd_window: 128 * MIB,
+            idle_timeout: 60,
         }
     }
 }

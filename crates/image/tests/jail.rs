@@ -5,7 +5,6 @@ mod layer;
 
 use std::fs;
 use std::io::{self, Read};
-use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -265,13 +264,23 @@ fn worker() -> u32 {
 fn while_it_runs(look: impl FnOnce(u32)) -> (TestStore, Result<Layer, Error>) {
     let archive = archive();
     let blob = gzip(&archive);
-    let (source, let_go) = stalling(&blob);
+    let honest = expect(&blob, &archive);
+    while_it_converts(&blob, &honest, &Limits::default(), look)
+}
+
+fn while_it_converts(
+    blob: &[u8],
+    honest: &Expect,
+    limits: &Limits,
+    look: impl FnOnce(u32),
+) -> (TestStore, Result<Layer, Error>) {
+    let (source, let_go) = stalling(blob);
     let store = store();
     let converted = thread::scope(|scope| {
-        let conversion = scope.spawn(|| {
-            let honest = expect(&blob, &archive);
-            convert_layer_in(Place::Jail, &store, source, &honest, &Limits::default())
-        });
+        let conversion =
+            scope.spawn(|| convert_layer_in(Place::Jail, &store, source, honest, limits));
+        // Dropped where `look` panics, which lets the conversion go.
+        let let_go = let_go;
         let worker = worker();
         look(worker);
         let_go.send(()).unwrap();
@@ -290,24 +299,36 @@ fn the_converter_is_in_jail_while_it_runs() {
         assert!(uid.split_whitespace().all(|uid| uid != "0"), "{uid}");
         let environment = fs::read(format!("/proc/{pid}/environ")).unwrap();
         assert!(environment.is_empty(), "{}", environment.escape_ascii());
-        // Pipes, the request, and the two files that it writes.
-        let mut files: Vec<PathBuf> = Vec::new();
-        for descriptor in fs::read_dir(format!("/proc/{pid}/fd")).unwrap() {
-            files.extend(fs::read_link(descriptor.unwrap().path()));
+        // Pipes, a socket, and the two files that it writes; the request until it was read.
+        let names = || {
+            let files = fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+            let files = files.filter_map(|file| fs::read_link(file.ok()?.path()).ok());
+            let mut names: Vec<String> = files
+                .filter(|file| !file.starts_with("/dev/null"))
+                .filter_map(|file| Some(file.file_name()?.to_str()?.to_owned()))
+                .filter(|name| !name.starts_with("pipe:"))
+                .map(|name| name.split('[').next().unwrap_or_default().to_owned())
+                .collect();
+            names.sort_unstable();
+            names
+        };
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while names().iter().any(|name| name.starts_with("memfd:request")) {
+            assert!(Instant::now() < deadline, "{:?}", names());
         }
-        let named: Vec<_> = files
-            .iter()
-            .filter(|file| !file.to_string_lossy().starts_with("pipe:"))
-            .filter(|file| !file.starts_with("/dev/null"))
-            .filter_map(|file| file.file_name()?.to_str())
+        assert_eq!(names(), ["layer.erofs", "layer.recipe", "socket:"]);
+        // The blob is in memory that is its caller's to change.
+        let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+        let shared: Vec<&str> = maps
+            .lines()
+            .filter(|line| {
+                line.split(' ')
+                    .nth(1)
+                    .is_some_and(|flags| flags.ends_with('s'))
+            })
             .collect();
-        assert!(
-            named
-                .iter()
-                .all(|name| ["layer.erofs", "layer.recipe"].contains(name)),
-            "{files:?}"
-        );
-        assert!(named.contains(&"layer.erofs") && named.contains(&"layer.recipe"));
+        let feed = |line: &&str| line.contains(" r--s ") && line.contains("/memfd:feed ");
+        assert!(shared.len() == 1 && shared.iter().all(feed), "{maps}");
     });
     converted.unwrap();
     assert!(store.fsck(false).unwrap().is_clean());
@@ -316,12 +337,7 @@ fn the_converter_is_in_jail_while_it_runs() {
 #[test]
 fn a_killed_converter_is_a_clear_error_and_leaves_nothing() {
     let _alone = alone();
-    let (store, converted) = while_it_runs(|pid| {
-        let killed = std::process::Command::new("kill")
-            .args(["-9", &pid.to_string()])
-            .status();
-        assert!(killed.unwrap().success());
-    });
+    let (store, converted) = while_it_runs(|pid| signal(pid, "-9"));
     let error = converted.unwrap_err();
     assert!(matches!(error.reason, Reason::Worker(_)), "{error}");
     let message = error.to_string();
@@ -331,6 +347,50 @@ fn a_killed_converter_is_a_clear_error_and_leaves_nothing() {
     );
     assert!(message.contains("killed"), "{message}");
     assert_no_trace(&store);
+}
+
+fn signal(pid: u32, signal: &str) {
+    let sent = std::process::Command::new("kill")
+        .args([signal, &pid.to_string()])
+        .status();
+    assert!(sent.unwrap().success());
+}
+
+#[test]
+fn a_converter_that_stops_is_given_up() {
+    let _alone = alone();
+    let limits = Limits {
+        idle_timeout: 1,
+        ..Limits::default()
+    };
+    // While there is more to read, and when all that is left is to reply.
+    for padding in [16 << 20, 0] {
+        let mut archive = archive();
+        archive.resize(archive.len() + padding, 0);
+        let honest = expect(&archive, &archive);
+        let started = Instant::now();
+        let (store, converted) =
+            while_it_converts(&archive, &honest, &limits, |pid| signal(pid, "-STOP"));
+        let error = converted.unwrap_err();
+        assert!(matches!(error.reason, Reason::Worker(_)), "{error}");
+        assert!(error.to_string().contains("idle-timeout"), "{error}");
+        assert!(started.elapsed() < Duration::from_secs(30));
+        assert_no_trace(&store);
+    }
+}
+
+#[test]
+fn a_source_that_takes_its_time_is_waited_for() {
+    let _alone = alone();
+    let limits = Limits {
+        idle_timeout: 1,
+        ..Limits::default()
+    };
+    let archive = archive();
+    let honest = expect(&archive, &archive);
+    let pause = |_| thread::sleep(Duration::from_secs(3));
+    let (_store, converted) = while_it_converts(&archive, &honest, &limits, pause);
+    converted.unwrap();
 }
 
 #[test]

@@ -1,10 +1,11 @@
 //! Doors for `fuzz/` to what turns blobs into layers, without a store and in this process.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{BufReader, Read};
 
 use super::error::Reason;
 use super::media_type::LayerKind;
+use super::source::Expected;
 use super::{make, pipeline};
 use crate::digest::Digest;
 use crate::limits::Limits;
@@ -16,6 +17,7 @@ use crate::store::ChecksummedFile;
 /// What an import would say of the blob.
 pub fn inflate(blob: impl Read + Send, limits: &Limits) -> Result<Vec<u8>, String> {
     let mut all = Vec::new();
+    let blob = BufReader::with_capacity(pipeline::READ, blob);
     let expected = expected(Digest::of(b"another blob's"));
     let read = pipeline::run(blob, expected, limits, |bytes| {
         bytes.read_to_end(&mut all).map_err(Reason::Source)
@@ -57,8 +59,8 @@ fn layer(
         .map_err(|reason| reason.to_string())
 }
 
-fn expected(diff_id: Digest) -> pipeline::Expected {
-    pipeline::Expected {
+fn expected(diff_id: Digest) -> Expected {
+    Expected {
         blob_digest: None,
         blob_size: None,
         diff_id,

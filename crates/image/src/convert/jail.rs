@@ -1,22 +1,23 @@
 //! Conversion by a worker process in jail.
 //!
-//! The caller reads the blob, hashes it and feeds it through a pipe; the worker gets the pipe and
-//! the files to write, and answers with what there is to know of the layer. So a worker in
-//! foreign hands can't pass off other bytes as the blob. It can lie about what it made of them,
+//! The caller reads the blob into memory that the worker sees and can't change ([`Feed`]), and
+//! hashes it there; the worker gets that and the files to write, and answers with what there is
+//! to know of the layer. So a worker in foreign hands can't pass off other bytes as the blob. It can lie about what it made of them,
 //! the diff ID included, which is why a layer is taken for another blob's only after that was
 //! converted to the very same image ([`crate::store::Store::claim_layer`]).
 
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::fd::OwnedFd;
+use std::time::SystemTime;
 
-use micabox_jail::{Call, CallError, Kind, Worker};
-use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
+use micabox_jail::{Call, CallError, Fed, Feed, Kind, Worker};
 use serde::{Deserialize, Serialize};
 
 use super::error::Reason;
 use super::media_type::LayerKind;
-use super::pipeline::{self, Expected, Passed};
+use super::pipeline;
+use super::source::Expected;
 use super::{Converted, make};
 use crate::digest::Digest;
 use crate::limits::Limits;
@@ -37,16 +38,14 @@ pub enum Place {
 /// The kind of worker that converts layers.
 pub const WORKER: Kind = Kind::parser::<Task>();
 
-/// Bytes in the pipe at most: as many as are read at once.
-const PIPE: usize = 512 << 10;
 /// Memory of a conversion that no setting is about: buffers, and 64 MiB that the allocator
 /// reserves for each of its threads.
 const FIXED_MEMORY: u64 = 512 << 20;
 /// What an image has beside files and metadata: padding of blocks and inodes.
 const SLACK: u64 = 1 << 30;
 
-/// What a worker is asked for. Its files are the blob, the image, and the recipe, or the file
-/// into which an EROFS image is unpacked.
+/// What a worker is asked for. Its files are the blob's two, the image, and the recipe, or the
+/// file into which an EROFS image is unpacked.
 #[derive(Serialize, Deserialize)]
 struct Task {
     diff_id: Digest,
@@ -60,17 +59,18 @@ impl Call for Task {
     type Error = Refusal;
 
     fn run(self, files: Vec<OwnedFd>) -> Result<Converted, Refusal> {
-        let files: Vec<File> = files.into_iter().map(File::from).collect();
-        let [blob, image, second] = <[File; 3]>::try_from(files)
-            .map_err(|_| Refusal::Source(None, "three files are needed".to_owned()))?;
+        let [memory, signals, image, second] = <[OwnedFd; 4]>::try_from(files)
+            .map_err(|_| Refusal::Source(None, "four files are needed".to_owned()))?;
+        let blob =
+            Fed::new([memory, signals]).map_err(|error| Refusal::from(Reason::Source(error)))?;
         let expected = Expected {
             blob_digest: None,
             blob_size: None,
             diff_id: self.diff_id,
             hashed_by_caller: true,
         };
-        let out = ChecksummedFile::new(image);
-        make(blob, expected, self.kind, out, second, &self.limits).map_err(Refusal::from)
+        let out = ChecksummedFile::new(image.into());
+        make(blob, expected, self.kind, out, second.into(), &self.limits).map_err(Refusal::from)
     }
 }
 
@@ -88,15 +88,22 @@ pub(super) fn convert(
         kind,
         limits: limits.clone(),
     };
-    let (blob, feed) = pipe_with(PipeFlags::CLOEXEC).map_err(|e| Reason::Write(e.into()))?;
-    // The system may have less to give.
-    let _ = fcntl_setpipe_size(&feed, PIPE);
+    let (mut feed, [memory, signals]) = Feed::new().map_err(Reason::Write)?;
     let copy = |file: &File| file.try_clone().map(OwnedFd::from).map_err(Reason::Write);
-    let files = vec![blob, copy(image)?, copy(second)?];
+    let files = vec![memory, signals, copy(image)?, copy(second)?];
     let worker = Worker::start(&task, files, &jail_limits(limits)).map_err(reason)?;
     // Where the source fails, the worker is dropped and thereby killed.
-    let passed = pass(source, File::from(feed), expected)?;
-    let answer = worker.wait().map_err(reason);
+    let mut patience = Patience::new([image, second], limits.idle_timeout);
+    let passed = pipeline::pass(source, expected, &mut feed, |got| patience.lasts(got))?;
+    let answer = worker.wait_while(|| patience.lasts(0));
+    if patience.is_over() {
+        return Err(Reason::Worker(format!(
+            "it neither read nor wrote for {} s, the limit `idle-timeout`, which can be raised in \
+             the settings",
+            limits.idle_timeout
+        )));
+    }
+    let answer = answer.map_err(reason);
     let answer = match (passed, answer) {
         (_, Err(worker @ Reason::Worker(_))) => return Err(worker),
         (None, Ok(_)) => return Err(Reason::Worker("it replied before the blob's end".into())),
@@ -114,21 +121,50 @@ pub(super) fn convert(
     Ok(answer)
 }
 
-/// Hands the blob on, and hashes it. `None` if the worker doesn't want the rest.
-fn pass(source: impl Read, mut feed: File, expected: Expected) -> Result<Option<Passed>, Reason> {
-    let mut broken = None;
-    let passed = pipeline::pass(source, expected, |bytes| match feed.write_all(bytes) {
-        Ok(()) => true,
-        Err(error) => {
-            broken = Some(error);
-            false
+/// How long to wait for a worker that may be in foreign hands: as long as it gets on, which
+/// shows in what it reads and in the files it writes.
+struct Patience<'a> {
+    files: [&'a File; 2],
+    /// Blob bytes that it was given, and the files.
+    seen: (u64, [Option<Written>; 2]),
+    idle: u64,
+    limit: u64,
+}
+
+/// Length and time of a file that grows.
+type Written = (u64, SystemTime);
+
+impl<'a> Patience<'a> {
+    fn new(files: [&'a File; 2], limit: u64) -> Self {
+        Self {
+            files,
+            seen: (0, [None; 2]),
+            idle: 0,
+            limit,
         }
-    })?;
-    match broken {
-        Some(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(Reason::Worker(format!("it can't be fed: {error}")))
+    }
+
+    /// Whether to wait on, asked once a second of waiting. Time in which this process stood
+    /// still as well doesn't count.
+    fn lasts(&mut self, given: u64) -> bool {
+        if self.is_over() {
+            return false;
         }
-        _ => Ok(passed),
+        let state = |file: &File| {
+            let state = file.metadata().ok()?;
+            Some((state.len(), state.modified().ok()?))
+        };
+        let now = (given, self.files.map(state));
+        self.idle = match self.seen == now {
+            true => self.idle + 1,
+            false => 0,
+        };
+        self.seen = now;
+        !self.is_over()
+    }
+
+    fn is_over(&self) -> bool {
+        self.idle >= self.limit
     }
 }
 

@@ -14,6 +14,7 @@ pub mod members;
 mod native;
 mod path;
 mod pipeline;
+mod source;
 pub(crate) mod tar;
 mod tree;
 mod xattr;
@@ -22,7 +23,7 @@ pub use error::{Error, Reason};
 pub use jail::{Place, WORKER};
 
 use std::fs::File;
-use std::io::{BufRead, Read};
+use std::io::{BufRead, BufReader, Read};
 
 use serde::{Deserialize, Serialize};
 
@@ -35,7 +36,7 @@ use crate::store::{
 };
 use error::printable;
 use media_type::LayerKind;
-use pipeline::Uncompressed;
+use source::Expected;
 use tree::{Finished, LayerTree};
 
 /// What a layer's blob must turn out to be.
@@ -118,13 +119,13 @@ pub(crate) fn check_kind(layer: &Layer, expect: &Expect) -> Result<(), Error> {
 
 /// Checks the size and the digest of a blob whose layer the store has.
 pub(crate) fn check_blob(source: impl Read, expect: &Expect) -> Result<(), Error> {
-    let expected = pipeline::Expected {
+    let expected = Expected {
         blob_digest: expect.blob_digest,
         blob_size: expect.blob_size,
         diff_id: expect.diff_id,
         hashed_by_caller: false,
     };
-    pipeline::read(source, expected).map_err(|reason| expect.error(reason))
+    source::read(source, expected).map_err(|reason| expect.error(reason))
 }
 
 /// [`convert_layer_in`] for a caller that has asked [`Store::claim_layer`] already, before it
@@ -148,7 +149,7 @@ fn convert(
     place: Place,
 ) -> Result<Layer, Reason> {
     let diff_id = *claim.diff_id();
-    let expected = pipeline::Expected {
+    let expected = Expected {
         blob_digest: expect.blob_digest,
         blob_size: expect.blob_size,
         diff_id,
@@ -165,6 +166,7 @@ fn convert(
         Place::Jail => jail::convert(source, expected, kind, &image, &second, limits)?,
         Place::Here => {
             let out = ChecksummedFile::new(copy(&image)?);
+            let source = BufReader::with_capacity(pipeline::READ, source);
             make(source, expected, kind, out, copy(&second)?, limits)?
         }
     };
@@ -202,8 +204,8 @@ struct Converted {
 /// Writes a layer's image to `out`, and its recipe to `second`; an EROFS image is unpacked
 /// there first.
 fn make(
-    source: impl Read + Send,
-    expected: pipeline::Expected,
+    source: impl BufRead + Send,
+    expected: Expected,
     kind: LayerKind,
     out: ChecksummedFile,
     mut second: File,
@@ -261,7 +263,7 @@ struct Made {
 }
 
 fn from_archive(
-    bytes: &mut Uncompressed,
+    bytes: &mut dyn BufRead,
     out: ChecksummedFile,
     recipe: File,
     diff_id: &Digest,

@@ -17,7 +17,7 @@ use micabox_erofs::{
 };
 
 use super::error::{Reason, printable};
-use super::pipeline::{Uncompressed, check_size};
+use super::pipeline::check_size;
 use super::tree::{Finished, SYMLINK_MODE, data_memory, erofs_reason};
 use super::xattr;
 use crate::limits::{ENTRY_MEMORY, Limits};
@@ -28,7 +28,7 @@ use crate::store::ChecksummedFile;
 const CHECK_MEMORY: u64 = 8;
 
 /// Writes the uncompressed image to a file, and returns its length.
-pub(super) fn spool(bytes: &mut Uncompressed, to: &mut File) -> Result<u64, Reason> {
+pub(super) fn spool(bytes: &mut dyn BufRead, to: &mut File) -> Result<u64, Reason> {
     let mut length = 0;
     loop {
         let available = bytes.fill_buf().map_err(Reason::Source)?;

@@ -3,32 +3,30 @@
 //!
 //! A fixed set of buffers goes round: the inflating thread fills one, the hashing thread
 //! passes it on, the consumer hands it back. So memory is bounded, nothing is allocated or
-//! copied on the way, and whoever is slowest sets the pace.
+//! copied on the way, and whoever is slowest sets the pace. A blob that isn't compressed and
+//! that another process hashes is consumed where it is.
 
 use std::io::{self, BufRead, Read};
 use std::panic;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
-use super::decompress::{self, Compression, Decoder, Gzip, MAGIC_LENGTH, Zstd};
+use micabox_jail::{Feed, NoRoom};
+
+use super::decompress::{Compression, Decoder, Gzip, MAGIC_LENGTH, Zstd};
 use super::error::Reason;
+use super::source::{Blob, Expected, Source, Tally};
 use crate::digest::{Digest, Hasher};
 use crate::limits::Limits;
 
 /// Large enough that passing a buffer on costs nothing, small enough to stay in the cache.
-const BUFFER: usize = 512 << 10;
+pub(super) const BUFFER: usize = 512 << 10;
 /// Two for each thread: one to work on, one to wait.
 const BUFFERS: usize = 6;
 
-/// What a blob must turn out to be.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Expected {
-    pub blob_digest: Option<Digest>,
-    pub blob_size: Option<u64>,
-    pub diff_id: Digest,
-    /// Whoever feeds the blob hashes it, and so knows the diff ID of one that isn't compressed.
-    pub hashed_by_caller: bool,
-}
+/// Bytes of a blob that are read at once, into no buffer of the reader where the larger ones
+/// here take them.
+pub(super) const READ: usize = BUFFER / 2;
 
 /// Runs `consume` on the uncompressed bytes of the blob in `source`. Returns the blob's size
 /// in bytes too.
@@ -36,12 +34,21 @@ pub(super) struct Expected {
 /// Both digests and the size are checked over the blob to its very end, whatever `consume`
 /// leaves unread. If `consume` fails in a way that damage explains, a wrong digest is the
 /// error instead of what it led to.
-pub(super) fn run<S: Read + Send, T>(
-    source: S,
+pub(super) fn run<S: BufRead + Send, T>(
+    mut source: S,
     expected: Expected,
     limits: &Limits,
-    consume: impl FnOnce(&mut Uncompressed) -> Result<T, Reason>,
+    consume: impl FnOnce(&mut dyn BufRead) -> Result<T, Reason>,
 ) -> Result<(T, u64), Reason> {
+    let mut head = Vec::new();
+    let mut first = source.by_ref().take(MAGIC_LENGTH as u64);
+    first.read_to_end(&mut head).map_err(Reason::Source)?;
+    let compression =
+        Compression::detect(&head).map_err(|unsupported| Reason::Compression(unsupported.0))?;
+    let source = Source::new((&head[..]).chain(source), expected);
+    if compression == Compression::None && expected.hashed_by_caller {
+        return run_plain(source, limits, consume);
+    }
     let (free, free_buffers) = channel();
     let (full, full_buffers) = channel();
     let (hashed, hashed_buffers) = channel();
@@ -50,15 +57,15 @@ pub(super) fn run<S: Read + Send, T>(
         let _ = free.send(Buffer {
             bytes: vec![0; BUFFER].into(),
             filled: 0,
-            hash: true,
         });
     }
 
     thread::scope(|scope| {
-        let source = Source::new(source, expected);
         let spawn = |name: &str| thread::Builder::new().name(name.into());
         let inflating = spawn("layer-inflate")
-            .spawn_scoped(scope, move || inflate(source, limits, &free_buffers, &full))
+            .spawn_scoped(scope, move || {
+                inflate(source, compression, limits, &free_buffers, &full)
+            })
             .map_err(Reason::Source)?;
         let hashing = spawn("layer-hash")
             .spawn_scoped(scope, move || hash(&full_buffers, &hashed))
@@ -99,8 +106,7 @@ pub(super) fn run<S: Read + Send, T>(
         {
             return Err(Reason::BlobDigest { actual });
         }
-        let is_hashed = !(blob.plain && expected.hashed_by_caller);
-        if is_hashed && diff_id != expected.diff_id {
+        if diff_id != expected.diff_id {
             return Err(Reason::DiffId {
                 expected: expected.diff_id,
                 actual: diff_id,
@@ -110,31 +116,64 @@ pub(super) fn run<S: Read + Send, T>(
     })
 }
 
-/// Reads the blob in `source` to its end, and checks its size and digest only.
-pub(super) fn read(source: impl Read, expected: Expected) -> Result<(), Reason> {
-    let mut source = Source::new(source, expected);
-    let mut buffer = vec![0; BUFFER];
-    while source.read(&mut buffer)? > 0 {}
-    match source.finish().digest {
-        Some(actual)
-            if expected
-                .blob_digest
-                .is_some_and(|expected| expected != actual) =>
-        {
-            Err(Reason::BlobDigest { actual })
+/// [`run`] for a blob that isn't compressed and that is hashed elsewhere.
+fn run_plain<S: BufRead, T>(
+    source: Source<S>,
+    limits: &Limits,
+    consume: impl FnOnce(&mut dyn BufRead) -> Result<T, Reason>,
+) -> Result<(T, u64), Reason> {
+    let mut plain = Plain {
+        source,
+        limits,
+        stopped: None,
+    };
+    let consumed = consume(&mut plain);
+    if !matches!(&consumed, Err(reason) if !reason.may_be_damage()) {
+        // Its errors are in `stopped`.
+        while let Ok(count @ 1..) = plain.fill_buf().map(<[u8]>::len) {
+            plain.consume(count);
         }
-        _ => Ok(()),
+    }
+    match plain.stopped {
+        Some(reason) => Err(reason),
+        None => consumed.map(|made| (made, plain.source.tally.got)),
     }
 }
 
-/// A blob that was read to its end.
-struct Blob {
-    /// None if it is that of the uncompressed bytes.
-    digest: Option<Digest>,
-    /// In bytes.
-    size: u64,
-    /// It is not compressed.
-    plain: bool,
+/// Bytes as they are in the blob. Ends early, without an error, where `stopped` is why.
+struct Plain<'a, S> {
+    source: Source<S>,
+    limits: &'a Limits,
+    stopped: Option<Reason>,
+}
+
+impl<S: BufRead> BufRead for Plain<'_, S> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        if self.stopped.is_some() {
+            return Ok(&[]);
+        }
+        let filled = self.source.fill().and_then(|()| {
+            let got = self.source.tally.got;
+            check_size(got, got, self.limits)
+        });
+        if let Err(reason) = filled {
+            self.stopped = Some(reason);
+            return Ok(&[]);
+        }
+        Ok(self.source.buffer())
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.source.consume(count);
+    }
+}
+
+impl<S: BufRead> Read for Plain<'_, S> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.fill_buf()?.read(buffer)?;
+        self.consume(count);
+        Ok(count)
+    }
 }
 
 /// A blob that was passed on to its end.
@@ -163,32 +202,51 @@ impl Passed {
     }
 }
 
-/// Gives the blob in `source` to `sink` and hashes it, as long as the sink returns `true`.
-/// `None` if it did not to the end.
+/// Gives the blob in `source` to a worker and hashes it. `None` if the worker doesn't want all
+/// of it, or if `go_on` says so, which is asked once a second while there is no room.
 pub(super) fn pass(
-    source: impl Read,
+    mut source: impl Read,
     expected: Expected,
-    mut sink: impl FnMut(&[u8]) -> bool,
+    feed: &mut Feed,
+    mut go_on: impl FnMut(u64) -> bool,
 ) -> Result<Option<Passed>, Reason> {
-    let mut source = Source::new(source, expected);
-    let mut buffer = vec![0; BUFFER];
-    let mut count = source.fill(&mut buffer[..MAGIC_LENGTH])?;
-    let plain = Compression::detect(&buffer[..count]) == Ok(Compression::None);
-    while count > 0 {
-        if !sink(&buffer[..count]) {
-            return Ok(None);
+    let mut tally = Tally::new(expected);
+    let mut plain = None;
+    let passed = |error| match error {
+        NoRoom::Closed | NoRoom::GivenUp => Ok(None),
+        error => Err(Reason::Worker(error.to_string())),
+    };
+    loop {
+        let got = tally.got;
+        let room = match feed.room(|| go_on(got)) {
+            Ok(room) => room,
+            Err(error) => return passed(error),
+        };
+        let count = tally.fill(&mut source, room)?;
+        let is_last = count < room.len();
+        let is_plain = *plain.get_or_insert_with(|| {
+            let head = &room[..count.min(MAGIC_LENGTH)];
+            Compression::detect(head) == Ok(Compression::None)
+        });
+        if count > 0
+            && let Err(error) = feed.hand_over(count)
+        {
+            return passed(error);
         }
-        count = source.read(&mut buffer)?;
+        if is_last {
+            feed.end();
+            let digest = tally.finish().digest;
+            return Ok(digest.map(|digest| Passed {
+                digest,
+                plain: is_plain,
+            }));
+        }
     }
-    let digest = source.finish().digest;
-    Ok(digest.map(|digest| Passed { digest, plain }))
 }
 
 struct Buffer {
     bytes: Box<[u8]>,
     filled: usize,
-    /// Whether it is part of the diff ID that is computed here.
-    hash: bool,
 }
 
 /// Why the inflating thread did not get to the blob's end.
@@ -204,112 +262,16 @@ impl From<Reason> for Stopped {
     }
 }
 
-/// A blob as it comes in: hashed, counted, and never longer than declared.
-struct Source<S> {
-    inner: S,
-    expected: Expected,
-    got: u64,
-    /// None if the uncompressed bytes are the same and hashed anyway.
-    hasher: Option<Hasher>,
-}
-
-impl<S: Read> Source<S> {
-    fn new(inner: S, expected: Expected) -> Self {
-        Self {
-            inner,
-            expected,
-            got: 0,
-            hasher: (!expected.hashed_by_caller).then(Hasher::new),
-        }
-    }
-
-    /// Reads some bytes; 0 is the blob's end, where its length is right.
-    fn read(&mut self, buffer: &mut [u8]) -> Result<usize, Reason> {
-        let count = loop {
-            match self.inner.read(buffer) {
-                Ok(count) => break count.min(buffer.len()),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(Reason::Source(error)),
-            }
-        };
-        self.got += count as u64;
-        match self.expected.blob_size {
-            Some(declared) if self.got > declared => return Err(Reason::TooLong { declared }),
-            Some(declared) if count == 0 && self.got < declared => {
-                return Err(Reason::TooShort {
-                    declared,
-                    got: self.got,
-                });
-            }
-            _ => {}
-        }
-        if let Some(hasher) = &mut self.hasher {
-            hasher.update(&buffer[..count]);
-        }
-        Ok(count)
-    }
-
-    /// Reads until `buffer` is full or the blob ends.
-    fn fill(&mut self, buffer: &mut [u8]) -> Result<usize, Reason> {
-        let mut filled = 0;
-        while filled < buffer.len() {
-            match self.read(&mut buffer[filled..])? {
-                0 => break,
-                count => filled += count,
-            }
-        }
-        Ok(filled)
-    }
-
-    fn finish(self) -> Blob {
-        Blob {
-            digest: self.hasher.map(Hasher::finish),
-            size: self.got,
-            plain: false,
-        }
-    }
-
-    /// Compressed data made no sense: damage on the way, which the digest over the rest of
-    /// it tells, or done by whoever compressed it.
-    fn blame(mut self, error: &decompress::Error, buffer: &mut [u8], limits: &Limits) -> Reason {
-        loop {
-            match self.read(buffer) {
-                Ok(0) => break,
-                Ok(_) => {}
-                Err(reason) => return reason,
-            }
-        }
-        let expected = self.expected.blob_digest;
-        match self.finish().digest {
-            Some(actual) if expected.is_some_and(|expected| expected != actual) => {
-                Reason::BlobDigest { actual }
-            }
-            _ if matches!(error, decompress::Error::ZstdWindow) => Reason::Limit {
-                setting: "zstd-window",
-                limit: limits.zstd_window,
-                entry: None,
-            },
-            _ => Reason::Compressed(error.to_string()),
-        }
-    }
-}
-
 /// Fills buffers with what the blob holds uncompressed.
-fn inflate<S: Read>(
+fn inflate<S: BufRead>(
     mut source: Source<S>,
+    compression: Compression,
     limits: &Limits,
     free: &Receiver<Buffer>,
     full: &Sender<Buffer>,
 ) -> Result<Blob, Stopped> {
-    let mut input = vec![0; BUFFER].into_boxed_slice();
-    let head = source.fill(&mut input[..MAGIC_LENGTH])?;
-    let compression = Compression::detect(&input[..head])
-        .map_err(|unsupported| Reason::Compression(unsupported.0))?;
     let mut decoder = match compression {
-        Compression::None => {
-            source.hasher = None;
-            return pass_on(source, &input[..head], limits, free, full);
-        }
+        Compression::None => return pass_on(source, limits, free, full),
         Compression::Gzip => Decoder::Gzip(Gzip::new()),
         Compression::Zstd => {
             let decoder = Zstd::new(limits.zstd_window).map_err(Reason::Source)?;
@@ -317,59 +279,51 @@ fn inflate<S: Read>(
         }
     };
 
-    let mut pending = 0..head;
     let mut total = 0u64;
     let mut buffer = free.recv().map_err(|_| Stopped::HungUp)?;
     loop {
-        let room = &mut buffer.bytes[buffer.filled..];
-        let step = match decoder.step(&input[pending.clone()], room) {
+        source.fill()?;
+        let input = source.buffer();
+        let is_end = input.is_empty();
+        let step = match decoder.step(input, &mut buffer.bytes[buffer.filled..]) {
             Ok(step) => step,
-            Err(error) => return Err(source.blame(&error, &mut input, limits).into()),
+            Err(error) => return Err(source.blame(&error, limits).into()),
         };
-        pending.start += step.consumed;
+        source.consume(step.consumed);
         buffer.filled += step.produced;
         total += step.produced as u64;
-        check_size(total, source.got, limits)?;
+        check_size(total, source.tally.got, limits)?;
         if buffer.filled == buffer.bytes.len() {
             full.send(buffer).map_err(|_| Stopped::HungUp)?;
             buffer = free.recv().map_err(|_| Stopped::HungUp)?;
             buffer.filled = 0;
-        } else if pending.is_empty() && (step.consumed, step.produced) == (0, 0) {
-            pending = 0..source.read(&mut input)?;
-            if pending.is_empty() {
-                break;
-            }
+        } else if is_end && (step.consumed, step.produced) == (0, 0) {
+            break;
         }
     }
     if let Err(error) = decoder.finish() {
-        return Err(source.blame(&error, &mut input, limits).into());
+        return Err(source.blame(&error, limits).into());
     }
     full.send(buffer).map_err(|_| Stopped::HungUp)?;
-    Ok(source.finish())
+    Ok(source.tally.finish())
 }
 
 /// What [`inflate`] does with a blob that isn't compressed.
-fn pass_on<S: Read>(
+fn pass_on<S: BufRead>(
     mut source: Source<S>,
-    head: &[u8],
     limits: &Limits,
     free: &Receiver<Buffer>,
     full: &Sender<Buffer>,
 ) -> Result<Blob, Stopped> {
-    let mut head = head;
+    // The uncompressed bytes are the same, and are hashed.
+    source.tally.hasher = None;
     loop {
         let mut buffer = free.recv().map_err(|_| Stopped::HungUp)?;
-        let (front, room) = buffer.bytes.split_at_mut(head.len());
-        front.copy_from_slice(head);
-        buffer.filled = head.len() + source.fill(room)?;
-        head = &[];
-        check_size(source.got, source.got, limits)?;
-        buffer.hash = !source.expected.hashed_by_caller;
+        buffer.filled = source.tally.fill(&mut source.inner, &mut buffer.bytes)?;
+        let got = source.tally.got;
+        check_size(got, got, limits)?;
         if buffer.filled == 0 {
-            return Ok(Blob {
-                plain: true,
-                ..source.finish()
-            });
+            return Ok(source.tally.finish());
         }
         full.send(buffer).map_err(|_| Stopped::HungUp)?;
     }
@@ -403,9 +357,7 @@ pub(super) fn check_size(
 fn hash(full: &Receiver<Buffer>, hashed: &Sender<Buffer>) -> Digest {
     let mut hasher = Hasher::new();
     for buffer in full {
-        if buffer.hash {
-            hasher.update(&buffer.bytes[..buffer.filled]);
-        }
+        hasher.update(&buffer.bytes[..buffer.filled]);
         if hashed.send(buffer).is_err() {
             break;
         }
@@ -415,7 +367,7 @@ fn hash(full: &Receiver<Buffer>, hashed: &Sender<Buffer>) -> Digest {
 
 /// The uncompressed bytes. Ends early, without an error, if the blob can't be read to its
 /// end: [`run`] knows why.
-pub(super) struct Uncompressed {
+struct Uncompressed {
     buffers: Receiver<Buffer>,
     free: Sender<Buffer>,
     current: Option<Buffer>,

@@ -1,0 +1,188 @@
+//! A blob as it comes in: counted, hashed, and never longer than declared.
+
+use std::io::{self, BufRead, Read};
+
+use super::decompress;
+use super::error::Reason;
+use super::pipeline::BUFFER;
+use crate::digest::{Digest, Hasher};
+use crate::limits::Limits;
+
+/// What a blob must turn out to be.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Expected {
+    pub blob_digest: Option<Digest>,
+    pub blob_size: Option<u64>,
+    pub diff_id: Digest,
+    /// Whoever feeds the blob hashes it, and so knows the diff ID of one that isn't compressed.
+    pub hashed_by_caller: bool,
+}
+
+/// A blob that was read to its end.
+pub(super) struct Blob {
+    /// None if it is that of the uncompressed bytes.
+    pub digest: Option<Digest>,
+    /// In bytes.
+    pub size: u64,
+}
+
+/// What came of a blob: hashed, counted, and never longer than declared.
+pub(super) struct Tally {
+    expected: Expected,
+    /// Bytes so far.
+    pub got: u64,
+    /// None if others hash it.
+    pub hasher: Option<Hasher>,
+}
+
+impl Tally {
+    pub fn new(expected: Expected) -> Self {
+        Self {
+            expected,
+            got: 0,
+            hasher: (!expected.hashed_by_caller).then(Hasher::new),
+        }
+    }
+
+    /// Counts bytes; none are the blob's end.
+    fn add(&mut self, bytes: &[u8]) -> Result<(), Reason> {
+        self.got += bytes.len() as u64;
+        match self.expected.blob_size {
+            Some(declared) if self.got > declared => return Err(Reason::TooLong { declared }),
+            Some(declared) if bytes.is_empty() && self.got < declared => {
+                return Err(Reason::TooShort {
+                    declared,
+                    got: self.got,
+                });
+            }
+            _ => {}
+        }
+        if let Some(hasher) = &mut self.hasher {
+            hasher.update(bytes);
+        }
+        Ok(())
+    }
+
+    /// Reads some bytes; 0 is the blob's end, where its length is right.
+    pub fn read(&mut self, source: &mut impl Read, buffer: &mut [u8]) -> Result<usize, Reason> {
+        let count = loop {
+            match source.read(buffer) {
+                Ok(count) => break count.min(buffer.len()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(Reason::Source(error)),
+            }
+        };
+        self.add(&buffer[..count])?;
+        Ok(count)
+    }
+
+    /// Reads until `buffer` is full or the blob ends.
+    pub fn fill(&mut self, source: &mut impl Read, buffer: &mut [u8]) -> Result<usize, Reason> {
+        let mut filled = 0;
+        while filled < buffer.len() {
+            match self.read(source, &mut buffer[filled..])? {
+                0 => break,
+                count => filled += count,
+            }
+        }
+        Ok(filled)
+    }
+
+    pub fn finish(self) -> Blob {
+        Blob {
+            digest: self.hasher.map(Hasher::finish),
+            size: self.got,
+        }
+    }
+}
+
+/// A blob whose bytes are looked at where they are.
+pub(super) struct Source<S> {
+    pub inner: S,
+    /// Bytes of the buffer, all of which were counted.
+    ahead: usize,
+    pub tally: Tally,
+}
+
+impl<S: BufRead> Source<S> {
+    pub fn new(inner: S, expected: Expected) -> Self {
+        Self {
+            inner,
+            ahead: 0,
+            tally: Tally::new(expected),
+        }
+    }
+
+    /// Sees to it that the buffer has some bytes; it has none at the blob's end, where its
+    /// length is right.
+    pub fn fill(&mut self) -> Result<(), Reason> {
+        while self.ahead == 0 {
+            match self.inner.fill_buf() {
+                Ok(bytes) => {
+                    self.tally.add(bytes)?;
+                    self.ahead = bytes.len();
+                    break;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(Reason::Source(error)),
+            }
+        }
+        Ok(())
+    }
+
+    pub fn buffer(&mut self) -> &[u8] {
+        match self.ahead {
+            0 => &[],
+            // It has them already, which is no occasion for an error.
+            _ => self.inner.fill_buf().unwrap_or_default(),
+        }
+    }
+
+    pub fn consume(&mut self, count: usize) {
+        let count = count.min(self.ahead);
+        self.ahead -= count;
+        self.inner.consume(count);
+    }
+
+    /// Compressed data made no sense: damage on the way, which the digest over the rest of
+    /// it tells, or done by whoever compressed it.
+    pub fn blame(mut self, error: &decompress::Error, limits: &Limits) -> Reason {
+        loop {
+            self.consume(self.ahead);
+            match self.fill() {
+                Ok(()) if self.ahead == 0 => break,
+                Ok(()) => {}
+                Err(reason) => return reason,
+            }
+        }
+        let expected = self.tally.expected.blob_digest;
+        match self.tally.finish().digest {
+            Some(actual) if expected.is_some_and(|expected| expected != actual) => {
+                Reason::BlobDigest { actual }
+            }
+            _ if matches!(error, decompress::Error::ZstdWindow) => Reason::Limit {
+                setting: "zstd-window",
+                limit: limits.zstd_window,
+                entry: None,
+            },
+            _ => Reason::Compressed(error.to_string()),
+        }
+    }
+}
+
+/// Reads the blob in `source` to its end, and checks its size and digest only.
+pub(super) fn read(mut source: impl Read, expected: Expected) -> Result<(), Reason> {
+    let mut tally = Tally::new(expected);
+    let mut buffer = vec![0; BUFFER];
+    while tally.read(&mut source, &mut buffer)? > 0 {}
+    match tally.finish().digest {
+        Some(actual)
+            if expected
+                .blob_digest
+                .is_some_and(|expected| expected != actual) =>
+        {
+            Err(Reason::BlobDigest { actual })
+        }
+        _ => Ok(()),
+    }
+}
