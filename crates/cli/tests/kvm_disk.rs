@@ -15,12 +15,12 @@ use std::thread;
 use std::time::{Duration, UNIX_EPOCH};
 
 use fuser::{
-    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation,
-    INodeNo, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyWrite,
-    Request, SessionACL, WriteFlags,
+    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
+    Generation, INodeNo, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry,
+    ReplyOpen, ReplyWrite, Request, SessionACL, WriteFlags,
 };
 use rustix::fs::{CWD, Mode, makedev, mknodat};
-use support::{Home, image, wait};
+use support::{Home, Running, image, wait};
 
 /// Far longer than anything takes.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -29,15 +29,25 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const NUMBER: INodeNo = INodeNo(2);
 const NAME: &str = "disk";
 
-/// A filesystem with one file, of which it keeps the contents in another. Once `holds` is
-/// set, whoever flushes waits until somebody answers.
+/// A filesystem with one file, of which it keeps the contents in another. Once `holds` is set,
+/// the next read or write lasts until it is answered from elsewhere.
 struct Slow {
     file: File,
     holds: Arc<AtomicBool>,
-    flushes: Sender<ReplyEmpty>,
+    held: Sender<Answer>,
 }
 
+/// Answers a request that is held.
+type Answer = Box<dyn FnOnce() + Send>;
+
 impl Slow {
+    fn answer(&self, answer: Answer) {
+        match self.holds.swap(false, Ordering::SeqCst) {
+            true => self.held.send(answer).unwrap(),
+            false => answer(),
+        }
+    }
+
     fn attributes(&self, number: INodeNo) -> FileAttr {
         let (kind, perm) = match number {
             NUMBER => (FileType::RegularFile, 0o666),
@@ -74,6 +84,13 @@ impl Filesystem for Slow {
         }
     }
 
+    /// Closing it waits for nothing: a killed owner of a machine is gone while the machine is
+    /// not.
+    fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        let flags = FopenFlags::FOPEN_NOFLUSH | FopenFlags::FOPEN_DIRECT_IO;
+        reply.opened(FileHandle(0), flags);
+    }
+
     fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         reply.attr(&VALID, &self.attributes(number));
     }
@@ -91,7 +108,8 @@ impl Filesystem for Slow {
     ) {
         let mut bytes = vec![0; size as usize];
         let length = self.file.read_at(&mut bytes, offset).unwrap();
-        reply.data(&bytes[..length]);
+        bytes.truncate(length);
+        self.answer(Box::new(move || reply.data(&bytes)));
     }
 
     fn write(
@@ -107,27 +125,29 @@ impl Filesystem for Slow {
         reply: ReplyWrite,
     ) {
         self.file.write_all_at(data, offset).unwrap();
-        reply.written(u32::try_from(data.len()).unwrap());
+        let length = u32::try_from(data.len()).unwrap();
+        self.answer(Box::new(move || reply.written(length)));
     }
 
     fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        match self.holds.load(Ordering::SeqCst) {
-            true => self.flushes.send(reply).unwrap(),
-            false => reply.ok(),
-        }
-    }
-
-    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
         reply.ok();
     }
 }
 
-/// An ext4 with a system on it, in a directory of `home` that holds flushes when told to.
+/// An ext4 with a system on it, in a directory of `home` whose file holds a request
+/// when told to.
 struct SlowDisk {
     path: String,
     holds: Arc<AtomicBool>,
-    flushes: Receiver<ReplyEmpty>,
-    session: BackgroundSession,
+    held: Receiver<Answer>,
+    _session: BackgroundSession,
+}
+
+impl Drop for SlowDisk {
+    /// What waits for it could not be ended otherwise.
+    fn drop(&mut self) {
+        self.held.try_iter().for_each(|answer| answer());
+    }
 }
 
 fn slow_disk(home: &Home) -> SlowDisk {
@@ -144,11 +164,11 @@ fn slow_disk(home: &Home) -> SlowDisk {
 
     fs::create_dir(&mount).unwrap();
     let holds = Arc::new(AtomicBool::new(false));
-    let (sender, flushes) = channel();
+    let (sender, held) = channel();
     let slow = Slow {
         file: File::options().read(true).write(true).open(&disk).unwrap(),
         holds: Arc::clone(&holds),
-        flushes: sender,
+        held: sender,
     };
     let mut config = Config::default();
     // The machine's process is nobody.
@@ -156,8 +176,8 @@ fn slow_disk(home: &Home) -> SlowDisk {
     SlowDisk {
         path: format!("{mount}/{NAME}"),
         holds,
-        flushes,
-        session: fuser::spawn_mount(slow, &mount, &config).unwrap(),
+        held,
+        _session: fuser::spawn_mount(slow, &mount, &config).unwrap(),
     }
 }
 
@@ -165,8 +185,6 @@ fn slow_disk(home: &Home) -> SlowDisk {
 fn nothing_waits_for_a_disk_but_who_asked_for_it() {
     let home = Home::empty();
     let slow = slow_disk(&home);
-    let holds = Arc::clone(&slow.holds);
-    let held = slow.flushes;
     let in_place = format!("{}:rw", slow.path);
     // `sync` is started when a line says so; `read` and `echo` are the shell's own.
     let script = "while read line; do echo $line; case $line in flush) \
@@ -186,16 +204,15 @@ fn nothing_waits_for_a_disk_but_who_asked_for_it() {
 
     say("ready");
     assert_eq!(next(), "ready");
-    holds.store(true, Ordering::SeqCst);
+    slow.holds.store(true, Ordering::SeqCst);
     say("flush");
     assert_eq!(next(), "flush");
-    let flush = held.recv_timeout(PATIENCE).unwrap();
+    let answer = slow.held.recv_timeout(PATIENCE).unwrap();
     // The disk waits for the host until it has been seen that the console does not.
     let (seen, is_seen) = channel();
     let waiter = thread::spawn(move || {
         let in_time = is_seen.recv_timeout(PATIENCE).is_ok();
-        holds.store(false, Ordering::SeqCst);
-        flush.ok();
+        answer();
         in_time
     });
     for number in 0..20 {
@@ -207,5 +224,44 @@ fn nothing_waits_for_a_disk_but_who_asked_for_it() {
     assert_eq!(next(), "flushed");
     drop(stdin);
     assert_eq!(wait(&mut mica), 0);
-    drop(slow.session);
+}
+
+#[test]
+fn a_machine_that_outlives_its_owner_keeps_its_disk() {
+    let home = Home::empty();
+    let slow = slow_disk(&home);
+    let in_place = format!("{}:rw", slow.path);
+    let run = ["run", "--name", "it", "--backend", "kvm", "--net", "none"];
+    let root = ["--root-disk", &in_place, "sh", "-c"];
+    let script = "sync; echo ready; read line; echo 3 > /proc/sys/vm/drop_caches; \
+                  cat /bin/busybox > /dev/null; echo done";
+    let mut mica = home.mica(&[&run[..], &["-i"], &root, &[script]].concat());
+    let mut mica = Running::new({
+        mica.stdin(Stdio::piped());
+        mica
+    });
+    assert_eq!(mica.line(), "ready");
+    slow.holds.store(true, Ordering::SeqCst);
+    drop(mica.stdin());
+    // What is in the kernel's hands can't be killed.
+    let answer = slow.held.recv_timeout(PATIENCE).unwrap();
+    mica.signal(9);
+    assert_eq!(mica.wait(), -9);
+    let record = home.directory_of("it").join("state.json");
+    let before = fs::read(&record).unwrap();
+    let mut again = home.start(&["start", "-a", "-i", "it"]);
+    let (sender, said) = channel();
+    let again = thread::spawn(move || {
+        for _ in 0..2 {
+            sender.send(again.line()).unwrap();
+        }
+        again.wait()
+    });
+    // The first machine has not let go of the disk, so there is no second.
+    thread::sleep(Duration::from_secs(4));
+    assert_eq!(fs::read(&record).unwrap(), before);
+    answer();
+    assert_eq!(said.recv_timeout(PATIENCE).unwrap(), "ready");
+    assert_eq!(said.recv_timeout(PATIENCE).unwrap(), "done");
+    assert_eq!(again.join().unwrap(), 0);
 }

@@ -36,6 +36,15 @@ impl Filter {
         filter.allow_if(libc::SYS_fcntl, 1, u32::MAX, &looks)
     }
 
+    fn allow(&mut self, number: libc::c_long) {
+        let number = number as u32; // below 1,000
+        self.calls.retain(|call| call.number != number);
+        self.calls.push(Call {
+            number,
+            verdict: Verdict::Allowed,
+        });
+    }
+
     /// Allows a call as well if the lower half of an argument, counted from 0, has one of
     /// these values where `mask` has ones.
     #[must_use]
@@ -63,6 +72,38 @@ impl Filter {
             }),
         }
         self
+    }
+
+    /// Allows threads, and no processes or namespaces.
+    #[must_use]
+    pub fn with_threads(mut self) -> Self {
+        let number = |value: libc::c_int| value.cast_unsigned();
+        // The lowest byte is a signal.
+        let threads = number(libc::CLONE_THREAD | libc::CLONE_VM | libc::CLONE_SIGHAND);
+        let namespaces = number(
+            libc::CLONE_NEWUSER
+                | libc::CLONE_NEWNS
+                | libc::CLONE_NEWPID
+                | libc::CLONE_NEWNET
+                | libc::CLONE_NEWIPC
+                | libc::CLONE_NEWUTS
+                | libc::CLONE_NEWCGROUP,
+        );
+        let calls = [
+            libc::SYS_rseq,
+            libc::SYS_sched_getaffinity,
+            libc::SYS_set_robust_list,
+            libc::SYS_sigaltstack,
+        ];
+        for call in calls {
+            self.allow(call);
+        }
+        self.allow_if(libc::SYS_clone, 0, threads | namespaces, &[threads])
+            // A thread's name.
+            .allow_if(libc::SYS_prctl, 0, u32::MAX, &[number(libc::PR_SET_NAME)])
+            // The flags of `clone3` are in memory, where a filter can't look: `clone` is taken
+            // where the kernel doesn't have it.
+            .without(&[libc::SYS_clone3])
     }
 
     /// Has these calls fail as if the kernel didn't have them, for a library that takes

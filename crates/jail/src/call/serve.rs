@@ -109,8 +109,8 @@ extern "C" fn exit(signal: libc::c_int, _: *const libc::siginfo_t, _: *const lib
     unsafe { libc::_exit(128 + signal) };
 }
 
-/// Bytes in and out of what is open, memory, locks, time, threads, the end.
-const CALLS: [libc::c_long; 38] = [
+/// Bytes in and out of what is open, memory, locks, time, the end.
+const CALLS: [libc::c_long; 34] = [
     libc::SYS_brk,
     libc::SYS_clock_gettime,
     libc::SYS_clock_nanosleep,
@@ -140,44 +140,25 @@ const CALLS: [libc::c_long; 38] = [
     libc::SYS_read,
     libc::SYS_readv,
     libc::SYS_restart_syscall,
-    libc::SYS_rseq,
     libc::SYS_rt_sigaction,
     libc::SYS_rt_sigprocmask,
     libc::SYS_rt_sigreturn,
-    libc::SYS_sched_getaffinity,
     libc::SYS_sched_yield,
-    libc::SYS_set_robust_list,
-    libc::SYS_sigaltstack,
     libc::SYS_write,
 ];
 
 /// Of an open file; by a path there is nothing to find.
 const MORE: [libc::c_long; 3] = [libc::SYS_newfstatat, libc::SYS_statx, libc::SYS_writev];
 
-/// What libraries try first, and do otherwise where the kernel has none of it: the flags of
-/// `clone3` are in memory, where a filter can't look, and copies through pipes are more of
-/// the kernel than they are worth.
-const UNKNOWN: [libc::c_long; 3] = [libc::SYS_clone3, libc::SYS_sendfile, libc::SYS_splice];
+/// What libraries try first, and do otherwise where the kernel has none of it: copies through
+/// pipes are more of the kernel than they are worth.
+const UNKNOWN: [libc::c_long; 2] = [libc::SYS_sendfile, libc::SYS_splice];
 
 fn filter() -> Filter {
-    let number = |value: libc::c_int| value.cast_unsigned();
-    // Namespaces and all that makes a process of a thread; the lowest byte is a signal.
-    let threads = number(libc::CLONE_THREAD | libc::CLONE_VM | libc::CLONE_SIGHAND);
-    let namespaces = number(
-        libc::CLONE_NEWUSER
-            | libc::CLONE_NEWNS
-            | libc::CLONE_NEWPID
-            | libc::CLONE_NEWNET
-            | libc::CLONE_NEWIPC
-            | libc::CLONE_NEWUTS
-            | libc::CLONE_NEWCGROUP,
-    );
-    let descriptors = [libc::F_DUPFD_CLOEXEC, libc::F_SETFD].map(number);
+    let descriptors = [libc::F_DUPFD_CLOEXEC, libc::F_SETFD].map(libc::c_int::cast_unsigned);
     Filter::allowing(CALLS.into_iter().chain(MORE))
-        .allow_if(libc::SYS_clone, 0, threads | namespaces, &[threads])
+        .with_threads()
         .allow_if(libc::SYS_fcntl, 1, u32::MAX, &descriptors)
-        // A thread's name.
-        .allow_if(libc::SYS_prctl, 0, u32::MAX, &[number(libc::PR_SET_NAME)])
         // To abort itself.
         .allow_if(libc::SYS_tgkill, 0, u32::MAX, &[std::process::id()])
         .without(&UNKNOWN)

@@ -44,7 +44,7 @@ const FLAGS: MountFlags = MountFlags::NOSUID
 fn mount_root(options: &std::ffi::CStr) -> Result<(), Error> {
     mount_change(
         "/",
-        MountPropagationFlags::PRIVATE | MountPropagationFlags::REC,
+        MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC,
     )
     .map_err(step("keeping mounts to itself"))?;
     mount("none", PLACE, "tmpfs", FLAGS, options).map_err(step("mounting an empty root"))

@@ -25,6 +25,7 @@ pub fn tests() -> Vec<Trial> {
         Trial::test("three_processors_go_on", three_processors),
         Trial::test("a_killed_original_takes_no_copy_along", killed_original),
         Trial::test("what_was_altered_is_refused", altered),
+        Trial::test("a_state_is_read_behind_a_filter", filtered),
         Trial::test("another_machines_snapshot_is_refused", another_machine),
     ]
 }
@@ -351,6 +352,38 @@ fn altered() -> Result<(), Failed> {
     let short = refusal(&config, &Snapshot { state, memory })?;
     assert!(short.contains("damaged"), "{short}");
     counts(&*resume(&config, &good)?).map(drop)
+}
+
+/// A state that takes long to read, and is of no use: its process is filtered meanwhile.
+fn filtered() -> Result<(), Failed> {
+    const LONGEST: u64 = 16 << 20;
+    let (original, config, _kernel) = counting()?;
+    let good = save(&*original)?;
+    let state = changed(&good.state, |file| file.set_len(LONGEST).unwrap())?;
+    let memory = good.memory.clone();
+    let machine = resume(&config, &Snapshot { state, memory })?;
+    let deadline = Instant::now() + PATIENCE;
+    while !has_filter(machine.pid()) {
+        assert!(Instant::now() < deadline, "no filter");
+        if let Some(exit) = machine.wait(Duration::ZERO) {
+            panic!("it was read without a filter: {exit:?}");
+        }
+    }
+    let exit = machine.wait(PATIENCE).ok_or("it does not end")?;
+    assert!(matches!(exit, Exit::BadSnapshot { .. }), "{exit}");
+    Ok(())
+}
+
+/// Whether a process has a filter, or a child of its.
+fn has_filter(pid: u32) -> bool {
+    let children = std::fs::read_dir("/proc").unwrap().filter_map(|entry| {
+        let status = std::fs::read_to_string(entry.ok()?.path().join("status")).ok()?;
+        let is_its = |name| status.contains(&format!("\n{name}:\t{pid}\n"));
+        (is_its("Pid") || is_its("PPid")).then_some(status)
+    });
+    children
+        .into_iter()
+        .any(|status| status.contains("\nSeccomp:\t2\n"))
 }
 
 fn another_machine() -> Result<(), Failed> {

@@ -1,5 +1,7 @@
 //! The system calls that each kind of thread makes, and no others.
 
+use std::collections::BTreeSet;
+
 use kvm_bindings::{
     kvm_clock_data, kvm_debugregs, kvm_irqchip, kvm_lapic_state, kvm_mp_state, kvm_msrs,
     kvm_pit_state2, kvm_regs, kvm_sregs, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
@@ -9,6 +11,9 @@ use micabox_jail::{Error, Filter};
 /// What a thread does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Thread {
+    /// Makes the machine, of a saved one's state where there is one, and starts the others:
+    /// what it can't do they can't either.
+    Builder,
     /// Runs a virtual processor.
     Processor,
     /// Serves a disk.
@@ -114,6 +119,14 @@ const DEVICES: [libc::c_long; 9] = [
     libc::SYS_tgkill,
 ];
 
+/// Events, an interrupt's line and a filter for each thread.
+const BUILDER: [libc::c_long; 4] = [
+    libc::SYS_epoll_create1,
+    libc::SYS_eventfd2,
+    libc::SYS_rt_sigaction,
+    libc::SYS_seccomp,
+];
+
 impl Thread {
     /// Restricts the calling thread, for good.
     ///
@@ -121,6 +134,7 @@ impl Thread {
     /// [`Error::Step`] where the kernel has no seccomp filters.
     pub fn restrict(self) -> Result<(), Error> {
         let (calls, requests): (&[libc::c_long], &[u32]) = match self {
+            Self::Builder => return Self::builder().restrict(),
             Self::Processor => (&[], &PROCESSOR_REQUESTS),
             Self::Disk => (&DISK, &[]),
             Self::Devices => (&DEVICES, &DEVICES_REQUESTS),
@@ -131,5 +145,24 @@ impl Thread {
             requests => filter.allow_if(libc::SYS_ioctl, 1, u32::MAX, requests),
         };
         filter.restrict()
+    }
+
+    /// All that any thread does, all requests to KVM, and what makes them.
+    fn builder() -> Filter {
+        let number = libc::c_int::cast_unsigned;
+        let lists = [&ALL[..], &DISK, &DEVICES, &BUILDER];
+        let calls: BTreeSet<_> = lists.concat().into_iter().collect();
+        let descriptors = [libc::F_DUPFD_CLOEXEC, libc::F_SETFD].map(number);
+        Filter::allowing(calls)
+            .with_threads()
+            .allow_if(libc::SYS_ioctl, 1, 0xff00, &[request(0, 0, 0)])
+            .allow_if(libc::SYS_ioctl, 1, u32::MAX, &[libc::FIONBIO as u32])
+            .allow_if(libc::SYS_fcntl, 1, u32::MAX, &descriptors)
+            .allow_if(
+                libc::SYS_prctl,
+                0,
+                u32::MAX,
+                &[number(libc::PR_SET_NO_NEW_PRIVS)],
+            )
     }
 }

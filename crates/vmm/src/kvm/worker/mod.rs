@@ -1,8 +1,9 @@
 //! A machine's own process.
 //!
 //! The program that wants a machine starts itself again as a worker. It does nothing
-//! before it is in [`jail`], where it reads the [`Handover`], and it opens nothing. Before
-//! the guest's first instruction every thread gives up the system calls that it won't make.
+//! before it is in [`jail`] and behind a filter of system calls, where it reads the [`Handover`]
+//! and a saved machine's state, and it opens nothing. Before the guest's first instruction every
+//! thread gives up the system calls that it won't make.
 
 mod begin;
 mod controllers;
@@ -37,6 +38,9 @@ fn work(descriptor: RawFd) -> Ending {
         }
         Err(error) => return Ending::Failed(error.to_string()),
     };
+    if let Err(error) = Thread::Builder.restrict() {
+        return Ending::Failed(error.to_string());
+    }
     let handover = match Handover::read(descriptor) {
         Ok(handover) => handover,
         Err(error) => return Ending::Failed(format!("reading what to run: {error}")),
