@@ -71,7 +71,7 @@ impl Network {
     }
 
     /// Starts it, if there is anything to start.
-    pub(crate) fn start(&self) -> Result<Option<Connection>, Error> {
+    pub(crate) fn start(&self, frame_header: bool) -> Result<Option<Connection>, Error> {
         let Self::User(user) = self else {
             return Ok(None);
         };
@@ -86,6 +86,7 @@ impl Network {
             allow: user.allow.clone(),
             deny: user.deny.clone(),
             publish: user.publish.clone(),
+            header: frame_header,
             resolvers: user.resolvers.clone(),
         })?;
         Ok(Some(Connection {

@@ -60,6 +60,12 @@ pub struct Config {
     pub deny: Vec<Rule>,
     /// Ports of the host's that lead to the guest.
     pub publish: Vec<Publish>,
+    /// Whether frames for the machine come behind a header of 12 bytes
+    /// (`struct virtio_net_hdr_v1`), for a device that hands it to a driver which accepted
+    /// `VIRTIO_NET_F_GUEST_CSUM`. TCP segments then have the sum of their pseudo-header in
+    /// place of a checksum, which is the guest's to make if it needs one. Frames from the
+    /// machine have no header in any case, and their checksums are not looked at.
+    pub header: bool,
     /// Where the guest's questions about names go; if there are none, where the host's
     /// own go.
     pub resolvers: Vec<SocketAddr>,
@@ -120,7 +126,7 @@ impl Network {
             pipe_with(PipeFlags::CLOEXEC).map_err(|errno| start(errno.into()))?;
         let io = Io {
             poll: poll::Poll::new().map_err(start)?,
-            link: link::Link::new(ours, config.addresses),
+            link: link::Link::new(ours, config.addresses, config.header),
             policy: policy::Policy::new(config.allow, config.deny),
             own: policy::OwnAddresses::new()
                 .map_err(system("asking the kernel for its own addresses"))?,

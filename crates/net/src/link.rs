@@ -13,6 +13,18 @@ use smoltcp::wire::{EthernetAddress, EthernetFrame, EthernetProtocol};
 
 use crate::address::{Addresses, ETHERNET_HEADER};
 
+/// Bytes before a frame that say what is left to do about it (`struct virtio_net_hdr_v1`, Virtio
+/// 1.2, section 5.1.6): flags, kind of segmentation, header length, segment size, where a
+/// checksum begins and where it goes, number of buffers.
+const HEADER: usize = 12;
+
+/// Nothing: the checksums are right (`VIRTIO_NET_HDR_F_DATA_VALID`).
+const WHOLE: [u8; HEADER] = [2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+
+/// The checksum of a TCP segment behind an IPv4 header without options
+/// (`VIRTIO_NET_HDR_F_NEEDS_CSUM`): from byte 34 of the frame, to byte 16 from there.
+const UNSUMMED: [u8; HEADER] = [1, 0, 0, 0, 0, 0, 34, 0, 16, 0, 1, 0];
+
 /// Bytes that may wait in the kernel in each direction, if its limits allow: some of the
 /// largest frames.
 const SOCKET_BUFFER: usize = 1 << 20;
@@ -29,6 +41,8 @@ const MAX_WAITING: usize = 64;
 pub(crate) struct Link {
     socket: OwnedFd,
     addresses: Addresses,
+    /// Whether frames for the guest have a [`HEADER`].
+    has_header: bool,
     waiting: VecDeque<Vec<u8>>,
     /// The frame that is being made.
     outgoing: Vec<u8>,
@@ -64,15 +78,14 @@ pub(crate) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 }
 
 impl Link {
-    pub(crate) fn new(socket: OwnedFd, addresses: Addresses) -> Self {
-        let mut link = Self {
+    pub(crate) fn new(socket: OwnedFd, addresses: Addresses, has_header: bool) -> Self {
+        Self {
             socket,
             addresses,
+            has_header,
             waiting: VecDeque::new(),
             outgoing: Vec::new(),
-        };
-        link.outgoing = link.room();
-        link
+        }
     }
 
     /// Room for any frame. A longer one is cut, and then no frame: nobody may send one.
@@ -109,33 +122,56 @@ impl Link {
         self.waiting.is_empty()
     }
 
-    /// Sends a frame to the guest: `fill` writes the `length` bytes after the header, but for
-    /// zeros in packets' headers. Drops it if too many wait.
+    /// Whether a TCP segment's checksum is left to the guest, as [`Link::send_tcp`] says.
+    pub(crate) fn leaves_sums(&self) -> bool {
+        self.has_header
+    }
+
+    /// Sends a frame to the guest: `fill` writes the `length` bytes after the ethernet header,
+    /// but for zeros in packets' headers. Drops it if too many wait.
     pub(crate) fn send<R>(
         &mut self,
         protocol: EthernetProtocol,
         length: usize,
         fill: impl FnOnce(&mut [u8]) -> R,
     ) -> R {
+        self.send_behind(WHOLE, protocol, length, fill)
+    }
+
+    /// The same with a TCP segment in an IPv4 packet without options. Where the link leaves
+    /// sums, its checksum is that of the pseudo-header.
+    pub(crate) fn send_tcp<R>(&mut self, length: usize, fill: impl FnOnce(&mut [u8]) -> R) -> R {
+        self.send_behind(UNSUMMED, EthernetProtocol::Ipv4, length, fill)
+    }
+
+    fn send_behind<R>(
+        &mut self,
+        header: [u8; HEADER],
+        protocol: EthernetProtocol,
+        length: usize,
+        fill: impl FnOnce(&mut [u8]) -> R,
+    ) -> R {
         let mut outgoing = std::mem::take(&mut self.outgoing);
-        let end = ETHERNET_HEADER + length;
+        let end = HEADER + ETHERNET_HEADER + length;
         if outgoing.len() < end {
-            outgoing.resize(end, 0); // Not reached: everything keeps to the MTU.
+            outgoing.resize(end, 0);
         }
-        let bytes = outgoing.get_mut(..end).unwrap_or_default();
+        let (place, rest) = outgoing.split_at_mut(HEADER);
+        place.copy_from_slice(&header);
+        let frame = rest.get_mut(..ETHERNET_HEADER + length).unwrap_or_default();
         // The rest is all written; to clear it first would be as much work again.
-        bytes
-            .get_mut(..end.min(HEADERS))
-            .unwrap_or_default()
-            .fill(0);
-        let mut frame = EthernetFrame::new_unchecked(&mut *bytes);
+        let headers = frame.len().min(HEADERS);
+        frame.get_mut(..headers).unwrap_or_default().fill(0);
+        let mut frame = EthernetFrame::new_unchecked(frame);
         frame.set_src_addr(EthernetAddress(Addresses::GATEWAY_MAC));
         frame.set_dst_addr(EthernetAddress(self.addresses.guest_mac));
         frame.set_ethertype(protocol);
         let result = fill(frame.payload_mut());
-        let blocked = !self.has_room() || self.put(bytes) == Err(Errno::AGAIN);
+        let start = if self.has_header { 0 } else { HEADER };
+        let message = outgoing.get(start..end).unwrap_or_default();
+        let blocked = !self.has_room() || self.put(message) == Err(Errno::AGAIN);
         if blocked && self.waiting.len() < MAX_WAITING {
-            self.waiting.push_back(bytes.to_vec());
+            self.waiting.push_back(message.to_vec());
         }
         self.outgoing = outgoing;
         result

@@ -53,6 +53,31 @@ fn finish(child: Child) -> String {
 #[test]
 #[ignore = "needs root"]
 fn much_data_arrives_both_ways_at_once() {
+    send_much_both_ways(&Guest::free());
+}
+
+#[test]
+#[ignore = "needs root"]
+fn checksums_may_be_left_to_the_guest() {
+    let config = |header| Config {
+        allow: vec![outside().to_string().parse().unwrap()],
+        header,
+        ..Config::default()
+    };
+    send_much_both_ways(&Guest::new(config(true)));
+    // A refusal, and what the guest's kernel thought of what it was sent.
+    let text = Guest::new(config(true)).run(
+        "
+print(code(lambda: connect(sys.argv[1], 9)))
+print(code(lambda: connect('192.0.2.250', 9)))
+",
+        &[&outside().to_string()],
+    );
+    let refused = libc_errno("ECONNREFUSED");
+    assert_eq!(text, format!("{refused}\n{refused}"));
+}
+
+fn send_much_both_ways(guest: &Guest) {
     let (port, server) = serve(1, |stream| {
         let mut writer = stream.try_clone().unwrap();
         let up = std::thread::spawn(move || {
@@ -72,7 +97,6 @@ fn much_data_arrives_both_ways_at_once() {
         assert_eq!(reader.read(&mut [0]).unwrap(), 0);
         up.join().unwrap();
     });
-    let guest = Guest::free();
     let text = guest.run(
         "
 import array
@@ -85,6 +109,10 @@ thread = threading.Thread(target=send)
 thread.start()
 assert read_all(stream) == b''.join(pieces)
 thread.join()
+# None of it came with a checksum that was wrong.
+tables = [line.split() for line in open('/proc/self/net/snmp') if line.startswith('Tcp:')]
+errors = dict(zip(*tables))
+assert errors['InErrs'] == errors['InCsumErrors'] == '0', errors
 print('whole')
 ",
         &[&outside().to_string(), &port],

@@ -57,6 +57,9 @@ pub struct Limits {
     pub public_regions: bool,
     /// Whether they can be saved, and others go on from there.
     pub snapshots: bool,
+    /// Whether frames for a machine come behind a virtio-net header, as
+    /// [`NetworkInterface`](crate::NetworkInterface) says.
+    pub frame_header: bool,
 }
 
 /// How many files one pmem region can be made of.

@@ -65,7 +65,10 @@ pub enum Sockets {
 #[derive(Clone, Debug)]
 pub struct NetworkInterface {
     /// Where its frames go and come from: a socket that keeps them apart
-    /// (`SOCK_SEQPACKET`), with an ethernet header each and nothing else around them.
+    /// (`SOCK_SEQPACKET`), with an ethernet header each. Where the backend's limits say so
+    /// (`frame_header`), frames for the machine have 12 bytes before that, which the driver gets
+    /// as they are (`struct virtio_net_hdr_v1`: one buffer, checksums left to the guest or not,
+    /// no segmentation); frames from it have nothing else around them.
     pub link: Arc<OwnedFd>,
     /// Its ethernet address, in the order of transmission.
     pub address: [u8; 6],

@@ -291,7 +291,7 @@ impl Builder<'_> {
         begun: Instant,
     ) -> Result<(Guest, Start), Error> {
         let planned = Instant::now();
-        let connection = self.network.start()?;
+        let connection = self.network.start(backend.limits().frame_header)?;
         let interface = connection.as_ref().map(|connection| &connection.interface);
         let machine = self.start(backend, plan, guest, registration, interface)?;
         let agent = match self.machine() {

@@ -8,6 +8,7 @@ const ONE: Limits = Limits {
     cheap_regions: 4,
     public_regions: false,
     snapshots: false,
+    frame_header: false,
 };
 
 const MANY: Limits = Limits {

@@ -1,9 +1,11 @@
 """Is a guest: a network namespace with the machine's kernel in it, and a link.
 
-    guest.py LINK MAC ADDRESS/PREFIX GATEWAY MTU COMMAND...
+    guest.py LINK MAC ADDRESS/PREFIX GATEWAY MTU sums|header COMMAND...
 
 Joins the link (a descriptor) to an interface of the calling network namespace, sets that
-up as mica-guest does, and runs the command. Its exit code is the command's.
+up as mica-guest does, and runs the command. Its exit code is the command's. With `header`
+the interface does with checksums what a virtio-net device does that has frames come behind
+a header.
 """
 
 import fcntl
@@ -15,13 +17,15 @@ import threading
 import time
 
 TUNSETIFF, TAP, NO_PACKET_INFO = 0x400454CA, 0x0002, 0x1000
+VIRTIO_HEADER, TUNSETVNETHDRSZ, HEADER = 0x4000, 0x400454D8, 12
+TUNSETOFFLOAD, CHECKSUM = 0x400454D0, 1
 FRAME = 1 << 17
 
 
-def pump(source, target):
+def pump(source, target, skip):
     while frame := os.read(source, FRAME):
         try:
-            os.write(target, frame)
+            os.write(target, memoryview(frame)[skip:])
         except OSError:  # an interface that is going down
             return
 
@@ -34,9 +38,14 @@ def settled():
         return not any(line.split()[3] in unacknowledged for line in table)
 
 
-def main(link, mac, address, gateway, mtu, *command):
+def main(link, mac, address, gateway, mtu, kind, *command):
     interface = os.open("/dev/net/tun", os.O_RDWR)
-    fcntl.ioctl(interface, TUNSETIFF, struct.pack("16sH22x", b"eth0", TAP | NO_PACKET_INFO))
+    header = HEADER if kind == "header" else 0
+    flags = TAP | NO_PACKET_INFO | (VIRTIO_HEADER if header else 0)
+    fcntl.ioctl(interface, TUNSETIFF, struct.pack("16sH22x", b"eth0", flags))
+    if header:
+        fcntl.ioctl(interface, TUNSETVNETHDRSZ, struct.pack("i", header))
+        fcntl.ioctl(interface, TUNSETOFFLOAD, CHECKSUM)
     for words in [
         f"link set eth0 address {mac} mtu {mtu} up",
         "link set lo up",
@@ -53,8 +62,8 @@ def main(link, mac, address, gateway, mtu, *command):
 
     link = int(link)
     os.set_blocking(link, True)
-    for source, target in [(link, interface), (interface, link)]:
-        threading.Thread(target=pump, args=(source, target), daemon=True).start()
+    for words in [(link, interface, 0), (interface, link, header)]:
+        threading.Thread(target=pump, args=words, daemon=True).start()
     sys.stdout.flush()
     code = subprocess.run(command, check=False).returncode
     patience = time.monotonic() + 10

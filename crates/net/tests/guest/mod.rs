@@ -35,6 +35,7 @@ pub struct Guest {
     pub network: Network,
     link: OwnedFd,
     addresses: Addresses,
+    header: bool,
 }
 
 impl Guest {
@@ -47,12 +48,15 @@ impl Guest {
         let mut limit = getrlimit(Resource::Nofile);
         limit.current = limit.maximum;
         setrlimit(Resource::Nofile, limit).unwrap();
-        let addresses = config.addresses;
+        let Config {
+            addresses, header, ..
+        } = config;
         let (network, link) = Network::start(config)?;
         Ok(Self {
             network,
             link,
             addresses,
+            header,
         })
     }
 
@@ -91,7 +95,9 @@ impl Guest {
             .arg(link.as_raw_fd().to_string())
             .arg(guest_mac.map(|byte| format!("{byte:02x}")).join(":"))
             .args([format!("{guest}/{prefix}"), gateway.to_string()])
-            .args([mtu.to_string(), PYTHON.into(), "-c".into()])
+            .arg(mtu.to_string())
+            .arg(if self.header { "header" } else { "sums" })
+            .args([PYTHON, "-c"])
             .arg(format!("{PRELUDE}\n{script}"))
             .args(arguments)
             .stdout(Stdio::piped())

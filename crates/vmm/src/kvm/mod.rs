@@ -136,6 +136,7 @@ impl Backend for Kvm {
             cheap_regions: max_devices,
             public_regions: false,
             snapshots: true,
+            frame_header: true,
         }
     }
 

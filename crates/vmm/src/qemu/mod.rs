@@ -99,6 +99,8 @@ impl Backend for Qemu {
             cheap_regions: args::CHEAP_REGIONS,
             public_regions: rustix::process::geteuid().is_root(),
             snapshots: false,
+            // Its sockets have none, so the guest checks every byte that comes.
+            frame_header: false,
         }
     }
 

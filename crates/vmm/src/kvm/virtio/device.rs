@@ -23,6 +23,11 @@ pub(crate) trait Device: Send {
         0
     }
 
+    /// Those of them without which a driver can't be served.
+    fn required_features(&self) -> u64 {
+        0
+    }
+
     /// The greatest size of each queue; a power of two each.
     fn queue_sizes(&self) -> &[u16];
 

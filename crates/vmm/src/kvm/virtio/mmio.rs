@@ -195,8 +195,8 @@ impl Transport {
         // A driver can only add to what it has said, and our own bit is not its to clear.
         let mut status = self.registers.status | value & !VIRTIO_CONFIG_S_NEEDS_RESET;
         let features = self.registers.driver_features;
-        let acceptable =
-            features & !self.features() == 0 && features >> VIRTIO_F_VERSION_1 & 1 == 1;
+        let required = 1 << VIRTIO_F_VERSION_1 | self.device.required_features();
+        let acceptable = features & !self.features() == 0 && features & required == required;
         if !acceptable {
             status &= !VIRTIO_CONFIG_S_FEATURES_OK;
         }

@@ -1,8 +1,9 @@
 //! The network device (specification section 5.1): one pair of queues, and a socket that
 //! keeps frames apart.
 //!
-//! Frames are memory all the way, so nobody needs checksums to tell whether they arrived
-//! as they left: the driver leaves them out, and is told that they are right.
+//! Frames are memory all the way, so no checksums are needed to tell whether they arrived as
+//! they left: both sides leave them out. What the host's has to say of a frame comes with it,
+//! as the header that the driver gets; of the driver's headers nothing is passed on.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -28,10 +29,6 @@ const QUEUE_SIZES: [u16; 2] = [256, 256];
 /// numbers for that and for checksums, number of buffers.
 const HEADER: usize = 12;
 
-/// The header of a frame for the driver: its checksums are right (`DATA_VALID`), it lies
-/// in one buffer.
-const WHOLE: [u8; HEADER] = [2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0];
-
 /// The configuration space: address, status, number of queue pairs, MTU.
 const CONFIG: usize = 12;
 
@@ -45,7 +42,8 @@ pub(crate) struct Net {
 
 impl Net {
     /// An interface with an ethernet address and a largest IP packet. `link` is one of a
-    /// pair of sockets that keep messages apart and do not block.
+    /// pair of sockets that keep messages apart and do not block; those for the driver begin
+    /// with a header.
     pub(crate) fn new(link: OwnedFd, address: [u8; 6], mtu: u16) -> Self {
         let mut config = [0; CONFIG];
         if let Some((place, rest)) = config.split_first_chunk_mut() {
@@ -65,19 +63,16 @@ impl Net {
         let mut used = false;
         loop {
             let queue = active.queues.get(RECEIVE)?;
-            let Some(mut chain) = queue.pop(&active.memory)? else {
+            let Some(chain) = queue.pop(&active.memory)? else {
                 break;
             };
-            let header = chain.writable.take(HEADER);
-            if chain.writable.len() == 0 {
+            if chain.writable.len() <= HEADER {
                 return Err(Violation::BadBuffer);
             }
             // A frame that is longer than the buffer is cut: the driver's own choice.
             match chain.writable.receive(self.link.as_raw_fd()) {
                 Ok(count) if count > 0 => {
-                    header.copy_from(&WHOLE);
-                    let written = HEADER.saturating_add(count);
-                    queue.complete(&active.memory, chain.head, written)?;
+                    queue.complete(&active.memory, chain.head, count)?;
                     used = true;
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => queue.undo_pop(),
@@ -137,6 +132,11 @@ impl Device for Net {
 
     fn features(&self) -> u64 {
         CHECKSUM | GUEST_CHECKSUM | MTU | ADDRESS
+    }
+
+    /// Headers say that checksums are the driver's to make.
+    fn required_features(&self) -> u64 {
+        GUEST_CHECKSUM
     }
 
     fn queue_sizes(&self) -> &[u16] {
@@ -200,7 +200,8 @@ mod tests {
     #[test]
     fn frames_go_out_without_their_headers() {
         let (mut driver, link) = driver();
-        let header = driver.buffer(&[0; HEADER]);
+        // Which say nothing that is listened to.
+        let header = driver.buffer(&[0xff; HEADER]);
         let frame = driver.buffer(b"a frame in two pieces");
         let head = driver.add(
             TRANSMIT,
@@ -224,10 +225,11 @@ mod tests {
     }
 
     #[test]
-    fn frames_come_in_behind_a_header_and_wait_for_room() {
+    fn frames_come_in_with_their_headers_and_wait_for_room() {
         let (mut driver, link) = driver();
+        let header = [1, 0, 0, 0, 0, 0, 34, 0, 16, 0, 1, 0];
         for frame in [&b"first"[..], b"second", b"third, which is cut"] {
-            send(&link, frame, SendFlags::empty()).unwrap();
+            send(&link, &[&header, frame].concat(), SendFlags::empty()).unwrap();
         }
         driver.host();
         assert_eq!(driver.used(RECEIVE), []);
@@ -235,12 +237,30 @@ mod tests {
         let head = driver.add(RECEIVE, &[(buffer, 8, WRITE), (buffer + 8, 56, WRITE)]);
         driver.run(RECEIVE);
         assert_eq!(driver.used(RECEIVE), [(head, 12 + 5)]);
-        assert_eq!(driver.read(buffer, HEADER), WHOLE);
+        assert_eq!(driver.read(buffer, HEADER), header);
         assert_eq!(driver.read(buffer + 12, 6), b"first\xff");
         let heads = [64, 12 + 5].map(|room| driver.add(RECEIVE, &[(buffer, room, WRITE)]));
         driver.run(RECEIVE);
         assert_eq!(driver.used(RECEIVE), [(heads[0], 18), (heads[1], 17)]);
         assert_eq!(driver.read(buffer + 12, 5), b"third");
+    }
+
+    #[test]
+    fn a_driver_that_wants_checksums_is_refused() {
+        let (driver, _link) = driver();
+        for (refused, status) in [(GUEST_CHECKSUM, 3), (CHECKSUM | MTU, 11)] {
+            driver.write(0x70, 0);
+            driver.write(0x70, 3);
+            for half in 0..2 {
+                driver.write(0x14, half);
+                let offered = driver.register(0x10);
+                driver.write(0x24, half);
+                let refused = if half == 0 { refused as u32 } else { 0 };
+                driver.write(0x20, offered & !refused);
+            }
+            driver.write(0x70, 11);
+            assert_eq!(driver.register(0x70), status, "{refused:#x}");
+        }
     }
 
     #[test]
