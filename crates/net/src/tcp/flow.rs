@@ -12,7 +12,7 @@ use smoltcp::socket::tcp::{Socket, State};
 use super::request::Request;
 
 /// A connection that the guest asked for: its port, and where to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
     pub(super) guest_port: u16,
     pub(super) to: SocketAddrV4,

@@ -4,7 +4,7 @@ mod device;
 mod flow;
 mod request;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::net::{SocketAddr, SocketAddrV4, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
@@ -33,8 +33,15 @@ use request::{Request, is_request};
 /// refused and the host's waits.
 const MAX_FLOWS: usize = 1024;
 
-/// Bytes on the way in each direction of a connection: two of the largest segments.
-const BUFFER: usize = 128 << 10;
+/// Bytes on the way in each direction of a connection: some of the largest segments, so that
+/// neither side has to be woken up for each.
+const BUFFER: usize = 1 << 20;
+
+/// The same for connections beyond the first [`WIDE_FLOWS`], of which there may be many.
+const NARROW_BUFFER: usize = 128 << 10;
+
+/// Most connections at a time with a [`BUFFER`].
+const WIDE_FLOWS: usize = 32;
 
 /// So long may the guest leave data unacknowledged, paused machines included.
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
@@ -45,8 +52,8 @@ const CALLING_PORTS: std::ops::Range<u16> = 32768..61000;
 pub(crate) struct Tcp {
     interface: Interface,
     sockets: SocketSet<'static>,
-    flows: HashMap<Id, Flow>,
-    by_guest: HashMap<Key, Id>,
+    flows: BTreeMap<Id, Flow>,
+    by_guest: BTreeMap<Key, Id>,
     calling: HashSet<u16>,
     next_port: u16,
     published: HashMap<Id, Published>,
@@ -93,8 +100,8 @@ impl Tcp {
         Self {
             interface,
             sockets: SocketSet::new(Vec::new()),
-            flows: HashMap::new(),
-            by_guest: HashMap::new(),
+            flows: BTreeMap::new(),
+            by_guest: BTreeMap::new(),
             calling: HashSet::new(),
             next_port: CALLING_PORTS.start,
             published: HashMap::new(),
@@ -258,13 +265,14 @@ impl Tcp {
 
     /// Accepts the guest's request.
     fn accept(&mut self, io: &mut Io, id: Id) {
+        let flows = self.flows.len();
         let Some(flow) = self.flows.get_mut(&id) else {
             return;
         };
         let Origin::Guest(key) = flow.origin else {
             return;
         };
-        let mut socket = new_socket();
+        let mut socket = new_socket(flows);
         let endpoint = IpListenEndpoint {
             addr: Some(IpAddress::Ipv4(*key.to.ip())),
             port: key.to.port(),
@@ -317,7 +325,7 @@ impl Tcp {
         host.set_nodelay(true)?;
         let own = *io.link.addresses();
         let port = self.calling_port().ok_or(io::ErrorKind::AddrInUse)?;
-        let mut socket = new_socket();
+        let mut socket = new_socket(self.flows.len() + 1);
         let (to, from) = ((own.guest, guest_port), (own.gateway, port));
         socket
             .connect(self.interface.context(), to, from)
@@ -435,8 +443,14 @@ fn max_flows() -> usize {
     usize::try_from(half).map_or(MAX_FLOWS, |half| half.min(MAX_FLOWS))
 }
 
-fn new_socket() -> Socket<'static> {
-    let buffer = || SocketBuffer::new(vec![0; BUFFER]);
+/// The guest's end of the last of so many connections.
+fn new_socket(flows: usize) -> Socket<'static> {
+    let size = if flows <= WIDE_FLOWS {
+        BUFFER
+    } else {
+        NARROW_BUFFER
+    };
+    let buffer = || SocketBuffer::new(vec![0; size]);
     let mut socket = Socket::new(buffer(), buffer());
     socket.set_timeout(Some(PATIENCE.into()));
     socket.set_nagle_enabled(false);
