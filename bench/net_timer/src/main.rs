@@ -18,6 +18,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let addresses = Addresses::default();
     let config = Config {
         allow: vec!["127.0.0.0/8".parse()?],
+        #[cfg(feature = "header")]
+        header: true,
         ..Config::default()
     };
     let (network, link) = Network::start(config)?;
@@ -28,6 +30,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         .args([link_there.as_raw_fd().to_string(), mac.join(":")])
         .arg(format!("{}/{}", addresses.guest, addresses.prefix))
         .args([addresses.gateway.to_string(), addresses.mtu.to_string()])
+        .arg(if cfg!(feature = "header") {
+            "header"
+        } else {
+            "sums"
+        })
         .args(words)
         .status()?;
     if !status.success() {
