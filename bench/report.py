@@ -101,6 +101,45 @@ def convert(result: dict) -> str:
     return "\n\n".join(parts)
 
 
+def jail(result: dict) -> str:
+    load = result["machine"]["load_before"]
+    rows, within = [], True
+    for name, layer in result["layers"].items():
+        low, high = layer["ratio_within"]
+        is_large = layer["bytes"] > 16 * MIB
+        within &= layer["ratio"] <= 1.02 or not is_large
+        cost = f"{(layer['ratio'] - 1) * 100:+.1f} %"
+        if not is_large:
+            cost = f"{(layer['jail'] - layer['here']) * 1e3:+.1f} ms"
+        rows.append(
+            [
+                f"{name}, {layer['bytes'] / MIB:.1f} MiB",
+                f"{layer['here']:.3f}",
+                f"{layer['jail']:.3f}",
+                cost,
+                f"{low:.3f} to {high:.3f}",
+            ]
+        )
+    blob = result["layers"]["gzip"]["bytes"]
+    pieces = " and ".join(
+        f"{took / blob * 1e9:.1f} ns a byte in pieces of {piece} KiB"
+        for piece, took in result["kept"].items()
+    )
+    calls = [
+        [f"`{name}`", f"{took['cpu'] * 1e3:.1f}", f"{took['wall'] * 1e3:.1f}"]
+        for name, took in result["calls"].items()
+    ]
+    return "\n\n".join(
+        [
+            f"{source(result)} Load {load:.1f} before the first round.",
+            table(["layer", "here, s of CPU", "in jail, s", "more", "ratio, 95 %"], rows),
+            f"Aim, at most 2 % for large layers: {met(within)}.",
+            f"What a pull keeps of a blob until the layer is published costs {pieces}.",
+            table(["call", "CPU, ms", "wall, ms"], calls),
+        ]
+    )
+
+
 def merge(result: dict) -> str:
     milliseconds = result["median"] * 1e3
     per_inode = result["bytes_an_inode_beyond_names"]
@@ -467,6 +506,7 @@ TABLES = {
     "vmm": vmm,
     "ext4": ext4,
     "convert": convert,
+    "jail": jail,
     "merge": merge,
     "kernel": kernel,
     "start": start,
