@@ -15,12 +15,20 @@ pub const BEYOND_E2FSCK: &[(&str, &str)] = &[
         "Linux opens no such inode; e2fsck does not look at the flag then",
     ),
     (
+        "has verity flag on filesystem without verity support",
+        "Linux opens no such file; e2fsck does not look at the flag then",
+    ),
+    (
         "resize inode not valid",
         "e2fsck looks at a quarter of the reserved blocks; who resizes, at all of them",
     ),
     (
         "has INLINE_DATA_FL flag but extended attribute not found",
         "Linux finds attributes by the whole name, e2fsck up to its first zero",
+    ),
+    (
+        "beyond inline data of",
+        "there is nothing to read there; e2fsck compares the size of directories only",
     ),
     (
         "extended attribute block is invalid",
@@ -37,6 +45,10 @@ pub const BEYOND_E2FSCK: &[(&str, &str)] = &[
     (
         "of all its entries is invalid",
         "Linux finds attributes to share by this hash; e2fsck does not look at it",
+    ),
+    (
+        "it is shorter than its size",
+        "who wants to use all of it finds out then; e2fsck looks at 31 bits of the journal's size",
     ),
     (
         "says it is at depth",

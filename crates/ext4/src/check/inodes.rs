@@ -49,7 +49,7 @@ fn table(state: &mut State, block: u64, first: u32, count: u32) {
     let size = volume.inode_size;
     let start = block * volume.block_size as u64;
     let length = count as usize * size;
-    let mut chunk = vec![0; CHUNK.max(size)];
+    let mut chunk = vec![0; CHUNK.max(size).min(length)];
     let mut at = 0;
     while at < length {
         let take = (length - at).min(chunk.len());
@@ -85,10 +85,13 @@ fn inode(state: &mut State, inode: &Inode) {
             .inode(number, "was part of a corrupted orphan linked list");
     }
     if number == BAD_BLOCKS {
+        layout_flags(state, inode);
         return special::bad_blocks(state, inode);
     }
     let purpose = Purpose::of(volume, number);
-    if inode.raw.links_count == 0 && purpose == Purpose::File && number != ROOT_INODE {
+    let reserved_for = number < volume.superblock.first_file_inode()
+        || special::reserved_for_quota(volume).contains(&number);
+    if inode.raw.links_count == 0 && !reserved_for {
         if inode.raw.mode != 0 && inode.raw.dtime == 0 {
             state.found.inode(number, "deleted inode has zero dtime");
         }
@@ -97,7 +100,10 @@ fn inode(state: &mut State, inode: &Inode) {
     layout_flags(state, inode);
     match purpose {
         Purpose::File => {}
-        Purpose::Unused => return special::unused(state, inode),
+        Purpose::Unused => {
+            remember(state, inode);
+            return special::unused(state, inode);
+        }
         Purpose::Reserved | Purpose::Own => return reserved(state, inode, purpose),
     }
     if inode.raw.links_count == 0 {
@@ -115,7 +121,6 @@ fn inode(state: &mut State, inode: &Inode) {
     if number == ROOT_INODE && inode.kind() != Some(Kind::Directory) {
         state.found.inode(number, "root inode is not a directory");
     }
-    layout_flags(state, inode);
     flags_and_fields(state, inode);
     let mut facts = Facts::default();
     let attribute_blocks = attributes(state, inode, &mut facts);
@@ -178,18 +183,17 @@ fn reserved(state: &mut State, inode: &Inode, purpose: Purpose) {
     if inode.has(flags::INDEX) && kind != Some(Kind::Directory) {
         state.found.inode(number, NOT_A_DIRECTORY);
     }
+    let mut facts = Facts::default();
+    let attribute_blocks = attributes_in_block(state, inode, &mut facts);
     if number == RESIZE {
-        special::resize(state, inode);
-        size(state, inode, &Map::default(), false);
+        let map = special::resize(state, inode);
         if state.volume.superblock.has_compat(compat::RESIZE_INODE) {
+            occupied(state, inode, map.nodes.len() as u64 + attribute_blocks);
+            size(state, inode, &map, false);
             return;
         }
     }
-    let mut facts = Facts::default();
-    let attribute_blocks = attributes_in_block(state, inode, &mut facts);
-    if inode.raw.links_count != 0 {
-        remember(state, inode);
-    }
+    remember(state, inode);
     let map = contents(state, inode, &facts, attribute_blocks);
     state.usage.add(state.volume, inode);
     special::remember(state, inode, &map);
@@ -213,7 +217,8 @@ fn layout_flags(state: &mut State, inode: &Inode) {
     let superblock = &state.volume.superblock;
     let number = inode.number;
     let kind = inode.kind();
-    let used = inode.raw.links_count != 0 || [ROOT_INODE, JOURNAL_INODE].contains(&number);
+    let used =
+        inode.raw.links_count != 0 || [BAD_BLOCKS, ROOT_INODE, JOURNAL_INODE].contains(&number);
     let directory = kind == Some(Kind::Directory);
     let mut problem = |wrong: bool, what: &str| {
         if wrong {
@@ -449,14 +454,30 @@ fn contents(state: &mut State, inode: &Inode, facts: &Facts, attribute_blocks: u
         .iter()
         .map(|&(_, size)| u64::from(size).div_ceil(volume.block_size as u64 * volume.cluster_ratio))
         .sum();
-    let unit = volume.block_size as u64 / 512 * volume.cluster_ratio;
-    let (sectors, expected) = (inode.sectors(volume), (allocated + values) * unit);
-    if sectors != expected {
-        let what = format_args!("i_blocks is {sectors}, should be {expected}");
+    let file = number == ROOT_INODE || number >= volume.superblock.first_file_inode();
+    if volume.cluster_ratio > 1
+        && file
+        && matches!(inode.kind(), Some(Kind::Regular | Kind::Directory))
+        && !inode.has(flags::EXTENTS | flags::INLINE_DATA)
+        && !map.runs.is_empty()
+    {
+        let what = "has blocks but no extents, on a filesystem with clusters";
         state.found.inode(number, what);
     }
+    occupied(state, inode, allocated + values);
     size(state, inode, &map, inline);
     map
+}
+
+/// Whether `i_blocks` is that of so many clusters.
+fn occupied(state: &mut State, inode: &Inode, clusters: u64) {
+    let volume = state.volume;
+    let unit = volume.block_size as u64 / 512 * volume.cluster_ratio;
+    let (sectors, expected) = (inode.sectors(volume), clusters * unit);
+    if sectors != expected {
+        let what = format_args!("i_blocks is {sectors}, should be {expected}");
+        state.found.inode(inode.number, what);
+    }
 }
 
 /// Clusters of a file's data.
@@ -509,12 +530,11 @@ fn inline_data(state: &mut State, inode: &Inode, facts: &Facts) {
     };
     let held = I_BLOCK + rest.len() as u64;
     let size = inode.raw.size();
-    let wrong = match inode.kind() {
-        Some(Kind::Directory) => size != held,
-        _ => size > held,
-    };
-    if wrong {
+    if inode.kind() == Some(Kind::Directory) && size != held {
         let what = format_args!("i_size is {size}, should be {held}");
+        state.found.inode(inode.number, what);
+    } else if size > held {
+        let what = format_args!("i_size is {size}, beyond inline data of {held} bytes");
         state.found.inode(inode.number, what);
     }
 }

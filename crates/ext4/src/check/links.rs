@@ -70,7 +70,10 @@ pub(super) fn counts(state: &mut State) {
             state.found.inode(number, "unattached inode");
             continue;
         }
-        let uncounted = directory && many && seen.links == 1 && seen.counted > MAX_LINKS;
+        // Once a directory had too many, they are counted no more, however few they are now.
+        let indexed = seen.flags & flags::INDEX != 0 && seen.counted > 1;
+        let uncounted =
+            directory && seen.links == 1 && (indexed || many && seen.counted > MAX_LINKS);
         if u32::from(seen.links) != seen.counted && !uncounted {
             let what = format_args!("ref count is {}, should be {}", seen.links, seen.counted);
             state.found.inode(number, what);

@@ -214,7 +214,16 @@ impl Walk<'_, '_> {
             return end.max(logical + 1);
         }
         let ratio = self.volume.cluster_ratio;
-        if ratio > 1 && physical % ratio != logical % ratio {
+        let unaligned = physical % ratio != logical % ratio;
+        // A cluster of the file is in one cluster of the filesystem.
+        let torn = map.runs.last().is_some_and(|last| {
+            let (logical_end, physical_end) =
+                (last.logical + last.length, last.physical + last.length);
+            !logical.is_multiple_of(ratio)
+                && logical / ratio == (logical_end - 1) / ratio
+                && physical / ratio != (physical_end - 1) / ratio
+        });
+        if unaligned || torn {
             self.found.inode(
                 inode.number,
                 format_args!(

@@ -17,6 +17,7 @@ use super::state::State;
 use super::volume::{Volume, word};
 use crate::format::features::ro_compat;
 use crate::format::fields;
+use crate::format::inode::flags;
 
 /// Magic numbers of user, group and project files.
 const MAGIC: [u32; 3] = [0xd9c0_1f11, 0xd9c0_1927, 0xd9c0_3f14];
@@ -25,6 +26,13 @@ const NAMES: [&str; 3] = ["user", "group", "project"];
 const BLOCK: usize = 1024;
 /// Levels of pointers above the leaves.
 const LEVELS: u32 = 4;
+/// Words of the header that say how many blocks there are, and which is the first free one, and the
+/// first with a free entry.
+const BLOCKS: usize = 5;
+const FREE_BLOCK: usize = 6;
+const FREE_ENTRY: usize = 7;
+/// The largest file, in bytes.
+const SIZE_MAX: u64 = 1 << 31;
 /// Bytes before a leaf's entries, and of an entry.
 const LEAF_HEADER: usize = 16;
 const ENTRY: usize = 72;
@@ -47,6 +55,8 @@ impl Usage {
         if !superblock.has_ro_compat(ro_compat::QUOTA)
             || hidden
             || inode.number == superblock.project_quota_inode
+            || inode.number == superblock.orphan_file_inode
+            || inode.has(flags::EA_INODE)
         {
             return;
         }
@@ -82,7 +92,7 @@ pub(super) fn compare(state: &mut State) {
         let file = File {
             volume: state.volume,
             runs: &runs,
-            blocks: size / BLOCK as u64,
+            size,
         };
         let Some(expected) = file.entries(MAGIC.get(kind).copied().unwrap_or(0)) else {
             state.found.add(format_args!(
@@ -109,7 +119,8 @@ pub(super) fn compare(state: &mut State) {
 struct File<'f, 'd> {
     volume: &'f Volume<'d>,
     runs: &'f [Run],
-    blocks: u64,
+    /// Bytes.
+    size: u64,
 }
 
 impl File<'_, '_> {
@@ -119,16 +130,25 @@ impl File<'_, '_> {
         if word(&head, 0) != magic || word(&head, 1) > 1 {
             return None;
         }
+        let blocks = word(&head, BLOCKS);
+        if self.size > SIZE_MAX
+            || u64::from(blocks) > self.size.div_ceil(BLOCK as u64)
+            || word(&head, FREE_BLOCK) >= blocks
+            || word(&head, FREE_ENTRY) >= blocks
+        {
+            return None;
+        }
         let mut found = BTreeMap::new();
         let mut visited = HashSet::new();
         // The root of the tree is block 1.
-        self.tree(1, LEVELS, &mut visited, &mut found)?;
+        self.tree((1, blocks), LEVELS, &mut visited, &mut found)?;
         Some(found)
     }
 
+    /// A block of the tree, or of its leaves; all of them are below `end`.
     fn tree(
         &self,
-        block: u32,
+        (block, end): (u32, u32),
         level: u32,
         visited: &mut HashSet<u32>,
         found: &mut BTreeMap<u32, Used>,
@@ -148,27 +168,33 @@ impl File<'_, '_> {
         }
         for index in 0..BLOCK / 4 {
             let child = word(&bytes, index);
+            if child >= end {
+                return None;
+            }
             if child != 0 {
-                self.tree(child, level - 1, visited, found)?;
+                self.tree((child, end), level - 1, visited, found)?;
             }
         }
         Some(())
     }
 
+    /// One of the file's blocks; zeros where it has none.
     fn block(&self, number: u32) -> Option<Vec<u8>> {
-        if u64::from(number) >= self.blocks {
-            return None;
-        }
+        let mut bytes = vec![0; BLOCK];
         let offset = u64::from(number) * BLOCK as u64;
+        if offset >= self.size {
+            return Some(bytes);
+        }
         let block_size = self.volume.block_size as u64;
         let logical = offset / block_size;
         let run = self
             .runs
             .iter()
-            .find(|run| (run.logical..run.logical + run.length).contains(&logical))?;
-        let start = (run.physical + logical - run.logical) * block_size + offset % block_size;
-        let mut bytes = vec![0; BLOCK];
-        self.volume.read(start, &mut bytes).ok()?;
+            .find(|run| run.written && (run.logical..run.logical + run.length).contains(&logical));
+        if let Some(run) = run {
+            let start = (run.physical + logical - run.logical) * block_size + offset % block_size;
+            self.volume.read(start, &mut bytes).ok()?;
+        }
         Some(bytes)
     }
 }

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use super::inode::{Inode, Kind};
 use super::inodes::blocks;
-use super::map::Map;
+use super::map::{Map, Run};
 use super::state::State;
 use super::volume::{Volume, word};
 use crate::format::features::{compat, incompat, ro_compat};
@@ -39,11 +39,7 @@ impl Purpose {
     pub(super) fn of(volume: &Volume, number: u32) -> Self {
         let superblock = &volume.superblock;
         let own = |is_own| if is_own { Self::Own } else { Self::Unused };
-        let quota = [
-            QUOTA_INODES[0],
-            QUOTA_INODES[1],
-            superblock.project_quota_inode,
-        ];
+        let quota = reserved_for_quota(volume);
         match number {
             ROOT_INODE => Self::File,
             JOURNAL_INODE => own(superblock.journal_inode == JOURNAL_INODE),
@@ -56,6 +52,12 @@ impl Purpose {
             _ => Self::File,
         }
     }
+}
+
+/// Inodes that are kept for quotas, whether the filesystem has any or not.
+pub(super) fn reserved_for_quota(volume: &Volume) -> [u32; 3] {
+    let [user, group] = QUOTA_INODES;
+    [user, group, volume.superblock.project_quota_inode]
 }
 
 /// An inode whose feature is not used holds nothing.
@@ -128,31 +130,27 @@ pub(super) fn quota_inodes(superblock: &Superblock) -> [u32; 3] {
 }
 
 /// The resize inode: its doubly indirect block lists the reserved descriptor blocks of the
-/// first group, and each of those lists its namesakes in the groups with backups.
-pub(super) fn resize(state: &mut State, inode: &Inode) {
+/// first group, and each of those lists its namesakes in the groups with backups. Returns all of
+/// them as nodes of a map, and the last one as its end.
+pub(super) fn resize(state: &mut State, inode: &Inode) -> Map {
     let volume = state.volume;
     let superblock = &volume.superblock;
     let pointers = |index| word(inode.block(), index);
     if !superblock.has_compat(compat::RESIZE_INODE) {
-        if inode.raw.links_count != 0 || (0..15).any(|index| pointers(index) != 0) {
+        if (0..15).any(|index| pointers(index) != 0) {
             let what = "resize_inode not enabled, but the resize inode is non-zero";
             state.found.inode(inode.number, what);
         }
-        return;
+        return Map::default();
     }
     if superblock.has_incompat(incompat::META_BG) {
         let what = "resize_inode and meta_bg features are enabled; they are not compatible";
         state.found.inode(inode.number, what);
     }
     let doubly = u64::from(pointers(DOUBLY));
-    let copies = (0..volume.groups.len() as u64)
-        .filter(|&group| superblock.has_backup(group))
-        .count() as u64;
-    let listed = 1 + u64::from(superblock.reserved_gdt_blocks) * copies;
-    let occupied = inode.sectors(volume) / (volume.block_size as u64 / 512);
     let sound = inode.kind() == Some(Kind::Regular)
-        && inode.raw.links_count == 1
-        && (occupied == listed || volume.cluster_ratio > 1)
+        && inode.raw.links_count != 0
+        && !inode.has(flags::EXTENTS | flags::INLINE_DATA)
         && (0..15).all(|index| index == DOUBLY || pointers(index) == 0)
         && volume.is_data_block(doubly)
         && !state.is_fixed(doubly)
@@ -161,11 +159,46 @@ pub(super) fn resize(state: &mut State, inode: &Inode) {
         state.found.inode(inode.number, "resize inode not valid");
     }
     if !volume.is_data_block(doubly) || state.is_fixed(doubly) {
-        return;
+        return Map::default();
     }
     state.visited.insert(doubly);
     let clusters = state.clusters(doubly..doubly + 1);
     state.claims.add(clusters, inode.number);
+    listed(volume, doubly)
+}
+
+/// What the doubly indirect block and those that it lists have in them.
+fn listed(volume: &Volume, doubly: u64) -> Map {
+    let per_block = volume.block_size as u64 / 4;
+    let first = DOUBLY as u64 - 1 + per_block;
+    let mut map = Map {
+        nodes: vec![doubly],
+        ..Map::default()
+    };
+    let (mut list, mut block) = (Vec::new(), Vec::new());
+    if volume.read_block(doubly, &mut list).is_err() {
+        return map;
+    }
+    for slot in 0..per_block {
+        let own = u64::from(word(&list, slot as usize));
+        if own == 0 || volume.read_block(own, &mut block).is_err() {
+            continue;
+        }
+        map.nodes.push(own);
+        for index in 0..per_block {
+            let physical = u64::from(word(&block, index as usize));
+            if physical != 0 {
+                map.nodes.push(physical);
+                map.runs = vec![Run {
+                    logical: first + slot * per_block + index,
+                    physical,
+                    length: 1,
+                    written: true,
+                }];
+            }
+        }
+    }
+    map
 }
 
 /// Whether the doubly indirect block and the reserved ones say what they must.

@@ -261,7 +261,10 @@ fn differences(
             wrong.count()
         ));
     }
-    let padded = (count..actual.len() as u64 * 8).all(|index| bit(actual, index));
+    let begun = (count..count.next_multiple_of(8)).all(|index| bit(actual, index));
+    let behind = actual.get(count.div_ceil(8) as usize..);
+    let full = |bytes: &[u8]| bytes.iter().fold(0xff, |all, byte| all & byte) == 0xff;
+    let padded = begun && behind.is_none_or(full);
     if !padded {
         state.found.add(format_args!(
             "padding at end of {what} bitmap of group {number} is not set"
@@ -270,7 +273,14 @@ fn differences(
 }
 
 fn set(bitmap: &mut [u8], bits: Range<u64>) {
-    for index in bits {
+    let whole = bits.start.div_ceil(8)..bits.end / 8;
+    let end = bitmap.len().min(whole.end as usize);
+    if let Some(bytes) = bitmap.get_mut(whole.start as usize..end) {
+        bytes.fill(0xff);
+    }
+    let head = bits.start..bits.end.min(whole.start * 8);
+    let tail = bits.start.max(whole.end * 8)..bits.end;
+    for index in head.chain(tail) {
         if let Some(byte) = bitmap.get_mut((index / 8) as usize) {
             *byte |= 1 << (index % 8);
         }

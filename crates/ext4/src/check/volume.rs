@@ -55,6 +55,9 @@ const RO_COMPAT_KNOWN: u32 = ro_compat::SPARSE_SUPER
     | ro_compat::VERITY
     | ro_compat::ORPHAN_PRESENT;
 
+/// `s_encoding` of UTF-8 12.1, the only one that there is.
+const ENCODING_UTF8: u16 = 1;
+
 /// A filesystem whose numbers fit together and into the device.
 pub(super) struct Volume<'d> {
     device: &'d dyn BlockDevice,
@@ -267,6 +270,9 @@ fn geometry(device: &dyn BlockDevice, superblock: Superblock) -> Result<Volume<'
         return Err(format!("revision {}", superblock.revision));
     }
     known_features(&superblock)?;
+    if superblock.has_incompat(incompat::CASEFOLD) && superblock.encoding != ENCODING_UTF8 {
+        return Err(format!("unsupported encoding: {:#x}", superblock.encoding));
+    }
     let block_size = superblock
         .block_size()
         .ok_or_else(|| format!("log block size {}", superblock.log_block_size))?

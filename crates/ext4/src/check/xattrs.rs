@@ -11,7 +11,7 @@ use crate::format::fields;
 use crate::format::inode::GOOD_OLD_SIZE;
 use crate::format::xattr::{
     ENTRY_HEADER, Entry, Header, INDEX_SYSTEM, INODE_HEADER, MAGIC, Value, block_hash, checksum_of,
-    entry_hash, entry_hash_signed, entry_size, value_size,
+    entry_hash, entry_hash_signed, entry_size,
 };
 
 /// `e_name_index` of the encryption context, whose name is `c`.
@@ -119,15 +119,22 @@ fn entries(
         let name = rest
             .get(ENTRY_HEADER..ENTRY_HEADER + length)
             .unwrap_or_default();
+        if place == Place::Block && entry.name_index == 0 {
+            return Err("an attribute has a bad name: its index is 0".into());
+        }
         if entry.value_inode == 0 {
-            let value = value_of(area, &entry, &mut taken)?;
+            if place == Place::Block && usize::from(entry.value_offset) > area.len() {
+                return Err("an attribute's value is outside".into());
+            }
+            let room = room_of(area, &entry, &mut taken)?;
+            let value = room.get(..entry.value_size as usize).unwrap_or_default();
             // Even of nothing: e2fsck then reads no attribute at all.
             unreadable |= usize::from(entry.value_offset) > area.len();
             // In inodes the hash may be left out.
             let checked = place == Place::Block || entry.hash != 0;
             let fits = [
-                entry_hash(name, Value::Bytes(value)),
-                entry_hash_signed(name, Value::Bytes(value)),
+                entry_hash(name, Value::Bytes(room)),
+                entry_hash_signed(name, Value::Bytes(room)),
             ]
             .contains(&entry.hash);
             if checked && !fits {
@@ -170,8 +177,9 @@ fn entries(
     }
 }
 
-/// An entry's value, whose room becomes taken.
-fn value_of<'a>(
+/// The room of an entry's value, which becomes taken: as long as the value, rounded up to a
+/// multiple of four bytes.
+fn room_of<'a>(
     area: &'a [u8],
     entry: &Entry,
     taken: &mut Vec<(usize, usize)>,
@@ -180,10 +188,13 @@ fn value_of<'a>(
     if length == 0 {
         return Ok(&[]);
     }
-    let value = offset
-        .checked_add(length)
+    let room = length
+        .checked_next_multiple_of(4)
+        .and_then(|room| offset.checked_add(room))
         .and_then(|end| area.get(offset..end))
-        .ok_or_else(|| format!("a value of {length} bytes at {offset} is outside"))?;
-    taken.push((offset, (offset + value_size(length)).min(area.len())));
-    Ok(value)
+        .ok_or_else(|| {
+            format!("allocation collision: a value of {length} bytes at {offset} is outside")
+        })?;
+    taken.push((offset, offset + room.len()));
+    Ok(room)
 }
