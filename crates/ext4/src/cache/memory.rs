@@ -1,7 +1,8 @@
 //! Buffers of one size, cut from large pieces of memory.
 //!
 //! The first touch of fresh memory is dearer than writing a file into it, so pieces are as large
-//! as the processor's large pages, asked for as such, and kept for the next buffers.
+//! as the processor's large pages, asked for as such, and kept for the next buffers. Who wants
+//! less in all gets smaller ones.
 
 use alloc::vec::Vec;
 
@@ -10,7 +11,7 @@ type Piece = memmap2::MmapMut;
 #[cfg(not(feature = "std"))]
 type Piece = alloc::boxed::Box<[u8]>;
 
-/// Bytes of a piece.
+/// Most bytes of a piece.
 const PIECE: usize = 2 << 20;
 
 /// A source of buffers.
@@ -20,20 +21,19 @@ pub(crate) struct Memory {
     free: Vec<u32>,
     /// Bytes of a buffer; a power of two.
     size: usize,
+    /// Buffers in a piece.
+    per_piece: usize,
 }
 
 impl Memory {
-    /// Buffers of `size` bytes, a power of two.
-    pub(crate) fn new(size: usize) -> Self {
+    /// Buffers of `size` bytes, a power of two, which are to take some `bound` bytes in all.
+    pub(crate) fn new(size: usize, bound: usize) -> Self {
         Self {
             pieces: Vec::new(),
             free: Vec::new(),
             size,
+            per_piece: (PIECE.min(bound) / size).max(1),
         }
-    }
-
-    fn per_piece(&self) -> usize {
-        (PIECE / self.size).max(1)
     }
 
     /// A buffer, whose bytes are anything; `None` if the system has no more memory.
@@ -41,10 +41,10 @@ impl Memory {
         if let Some(buffer) = self.free.pop() {
             return Some(buffer);
         }
-        let first = u32::try_from(self.pieces.len() * self.per_piece()).ok()?;
-        self.pieces.push(new_piece(self.per_piece() * self.size)?);
+        let first = u32::try_from(self.pieces.len() * self.per_piece).ok()?;
+        self.pieces.push(new_piece(self.per_piece * self.size)?);
         self.free
-            .extend((first + 1..first + self.per_piece() as u32).rev());
+            .extend((first + 1..first + self.per_piece as u32).rev());
         Some(first)
     }
 
@@ -54,7 +54,7 @@ impl Memory {
     }
 
     fn place(&self, buffer: u32) -> (usize, usize) {
-        let per_piece = self.per_piece();
+        let per_piece = self.per_piece;
         (
             buffer as usize / per_piece,
             buffer as usize % per_piece * self.size,
@@ -88,7 +88,9 @@ fn new_piece(size: usize) -> Option<Piece> {
     let piece = memmap2::MmapMut::map_anon(size).ok()?;
     // Small pages do as well, only slower.
     #[cfg(target_os = "linux")]
-    let _ = piece.advise(memmap2::Advice::HugePage);
+    if size >= PIECE {
+        let _ = piece.advise(memmap2::Advice::HugePage);
+    }
     Some(piece)
 }
 

@@ -60,7 +60,7 @@ impl Pages {
             index: BTreeMap::new(),
             dirty: BTreeSet::new(),
             last: None,
-            memory: Memory::new(block_size.max(64 << 10)),
+            memory: Memory::new(block_size.max(64 << 10), bound),
             chunk_size: block_size.max(64 << 10),
             block_size,
             bytes: 0,

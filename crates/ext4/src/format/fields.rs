@@ -99,7 +99,7 @@ pub fn put_be<T: Field>(bytes: &mut [u8], offset: usize, value: T) {
 
 /// Declares a structure on disk: its size, byte order (`le` or `be`) and fields by offset.
 ///
-/// `decode` takes any length (fields past the end read as zero) and `encode_into` writes the
+/// `decode` takes any length (what is past the end reads as zero) and `encode_into` writes the
 /// fields that fit and leaves all other bytes as they are.
 macro_rules! record {
     (
@@ -118,9 +118,21 @@ macro_rules! record {
             /// Bytes on disk.
             pub const SIZE: usize = $size;
 
-            /// Decodes; fields past the end of `bytes` read as zero.
+            /// Decodes; what is past the end of `bytes` reads as zero.
             #[must_use]
             pub fn decode(bytes: &[u8]) -> Self {
+                if let Some(whole) = bytes.first_chunk() {
+                    return Self::decode_whole(whole);
+                }
+                let mut whole = [0; $size];
+                for (to, from) in whole.iter_mut().zip(bytes) {
+                    *to = *from;
+                }
+                Self::decode_whole(&whole)
+            }
+
+            // Of a known length, so that nothing is left to compare.
+            fn decode_whole(bytes: &[u8; $size]) -> Self {
                 Self {
                     $( $field: record!(@get $order, $type, bytes.get($offset..).unwrap_or_default()), )*
                 }
