@@ -2,8 +2,10 @@
 //! structure is replaced. Without metadata_csum, so that checksums don't keep the rest from being
 //! looked at.
 //!
-//! The sound one is a few blocks, is made once, and is never copied: what is replaced and what is
-//! written lies beside it. Each target looks at its structure only.
+//! An input's first byte says what is done: reading, changing, or checking with both after it if
+//! nothing is wrong. The rest is the structure. Each target has a sound filesystem with little
+//! else in it, of few blocks, which is made once and never copied: what is replaced and what is
+//! written lies beside it.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -20,38 +22,59 @@ use micabox_ext4::{
 };
 
 const BLOCK: usize = 4096;
-const INODES: u64 = 32;
+const INODES: u64 = 16;
 /// What all of it needs, and no more.
 const SIZE: usize = 64 * BLOCK;
 /// With a log, which is no shorter than 64 blocks.
 const JOURNALED_SIZE: usize = SIZE + LOG * BLOCK;
 const LOG: usize = 72;
+/// Blocks of the log that an input may have.
+const LOGGED: usize = 8;
 /// Names in the indexed directory: enough for two blocks below the root.
-const NAMES: usize = 90;
+const NAMES: usize = 24;
 
-/// A superblock.
-pub fn superblock(bytes: &[u8]) {
-    let sound = base();
-    let mut raw = [0; Superblock::SIZE];
-    raw.copy_from_slice(&sound.image[1024..2048]);
-    let length = bytes.len().min(raw.len());
-    raw[..length].copy_from_slice(&bytes[..length]);
-    let mut superblock = Superblock::decode(&raw);
-    superblock.feature_ro_compat &= !ro_compat::METADATA_CSUM;
-    superblock.encode_into(&mut raw);
-    let disk = Disk::new(&sound.image).with(1024, &raw);
-    both(disk, walk, new_file);
+/// What is done with a filesystem.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Deed {
+    Read,
+    Change,
+    /// What the check finds clean can be read, changed, and is clean then.
+    Check,
 }
 
-/// A directory with an index: its first blocks.
-pub fn directory(bytes: &[u8]) {
-    let sound = base();
-    let disk = sound.directory.iter().zip(bytes.chunks(BLOCK));
-    let disk = disk.fold(Disk::new(&sound.image), |disk, (&at, bytes)| {
-        disk.with(at, bytes)
+/// An input: what is done, and the structure in pieces of these lengths.
+fn parts<const N: usize>(input: &[u8], lengths: [usize; N]) -> (Deed, [&[u8]; N]) {
+    let (first, mut rest) = input.split_first().unwrap_or((&0, &[]));
+    let deed = [Deed::Read, Deed::Change, Deed::Check][usize::from(first % 3)];
+    let parts = lengths.map(|length| {
+        let (part, behind) = rest.split_at(rest.len().min(length));
+        rest = behind;
+        part
     });
-    let many = sound.many;
-    both(
+    (deed, parts)
+}
+
+/// A superblock.
+pub fn superblock(input: &[u8]) {
+    let sound = with_all();
+    let (deed, [bytes]) = parts(input, [Superblock::SIZE]);
+    let mut raw = [0; Superblock::SIZE];
+    raw.copy_from_slice(&sound.image[1024..2048]);
+    raw[..bytes.len()].copy_from_slice(bytes);
+    let features: u32 = fields::get(&raw, RO_COMPAT);
+    fields::put(&mut raw, RO_COMPAT, features & !ro_compat::METADATA_CSUM);
+    let disk = Disk::new(&sound.image, [(1024, &raw), NONE, NONE]);
+    perform(deed, disk, walk, new_file);
+}
+
+/// A directory with an index: its root, and one of its two leaves.
+pub fn directory(input: &[u8]) {
+    let sound = with_names();
+    let (deed, [root, leaf]) = parts(input, [BLOCK; 2]);
+    let disk = Disk::new(&sound.image, sound.patches([root, leaf, &[]]));
+    let many = sound.file;
+    perform(
+        deed,
         disk,
         |filesystem| {
             let names = filesystem.read_dir(many)?;
@@ -62,7 +85,7 @@ pub fn directory(bytes: &[u8]) {
         },
         |filesystem| {
             let names = filesystem.read_dir(many)?;
-            let target = filesystem.lookup(ROOT, b"attributes")?;
+            let target = filesystem.lookup(ROOT, b"fifo")?;
             for number in 0..3 {
                 let name = format!("another_{number}_{}", "y".repeat(200));
                 filesystem.link(target, many, name.as_bytes())?;
@@ -76,14 +99,13 @@ pub fn directory(bytes: &[u8]) {
 }
 
 /// An inode with its extents, and a leaf of the tree.
-pub fn extents(bytes: &[u8]) {
-    let sound = base();
-    let (root, leaf) = bytes.split_at(bytes.len().min(60));
-    let disk = Disk::new(&sound.image)
-        .with(sound.inode_at(sound.fragmented) + 40, root)
-        .with(sound.leaf, &leaf[..leaf.len().min(BLOCK)]);
-    let file = sound.fragmented;
-    both(
+pub fn extents(input: &[u8]) {
+    let sound = with_islands();
+    let (deed, [root, leaf]) = parts(input, [60, BLOCK]);
+    let disk = Disk::new(&sound.image, sound.patches([root, leaf, &[]]));
+    let file = sound.file;
+    perform(
+        deed,
         disk,
         |filesystem| {
             let mut buffer = [0; 100];
@@ -101,20 +123,19 @@ pub fn extents(bytes: &[u8]) {
 }
 
 /// Attributes in an inode and in a block.
-pub fn xattrs(bytes: &[u8]) {
-    let sound = base();
-    let (body, block) = bytes.split_at(bytes.len().min(96));
-    let disk = Disk::new(&sound.image)
-        .with(sound.inode_at(sound.attributes) + 160, body)
-        .with(sound.xattr_block, &block[..block.len().min(BLOCK)]);
-    let file = sound.attributes;
-    both(
+pub fn xattrs(input: &[u8]) {
+    let sound = with_attributes();
+    let (deed, [body, block]) = parts(input, [96, BLOCK]);
+    let disk = Disk::new(&sound.image, sound.patches([body, block, &[]]));
+    let file = sound.file;
+    perform(
+        deed,
         disk,
         |filesystem| {
             for name in filesystem.xattr_names(file)?.iter().take(8) {
                 match filesystem.xattr(file, name) {
-                    // Lists that Linux would not take either.
-                    Err(error) if error.errno() == Errno::Corrupt && is_acl(name) => {}
+                    // Lists that Linux would not take either, and what only looks like one.
+                    Err(error) if is_acl(name) && unusable(&error) => {}
                     other => drop(other?),
                 }
             }
@@ -131,107 +152,197 @@ pub fn xattrs(bytes: &[u8]) {
 
 /// A log that is to be replayed: its superblock's fields, then its blocks. In memory and on disk,
 /// the same comes out.
-pub fn journal(bytes: &[u8]) {
-    let sound = journaled();
-    let (head, blocks) = bytes.split_at(bytes.len().min(96));
-    let mut raw = sound.image[sound.log..sound.log + 108].to_vec();
+pub fn journal(input: &[u8]) {
+    let sound = with_log();
+    let (deed, [head, blocks]) = parts(input, [96, LOGGED * BLOCK]);
+    let log = sound.parts[0];
+    let mut raw = sound.image[log..log + 108].to_vec();
     raw[12..12 + head.len()].copy_from_slice(head);
     // What the block size must be, or the rest is never looked at.
     fields::put_be(&mut raw, 12, BLOCK as u32);
-    let length = blocks.len().min((LOG - 1) * BLOCK);
-    let disk = Disk::new(&sound.image)
-        .with(sound.log, &raw)
-        .with(sound.log + BLOCK, &blocks[..length]);
-    let Ok(mut reader) = Ext4::open_read_only(disk.clone(), options()) else {
-        return;
+    let disk = Disk::new(&sound.image, sound.patches([&raw, blocks, &[]]));
+    let list = |result: Result<Vec<_>>| result.map_err(|error| error.errno());
+    let read = |disk| {
+        let mut reader = Ext4::open_read_only(disk, options()).ok()?;
+        Some(list(reader.read_dir(ROOT)))
+    };
+    let in_memory = match deed {
+        Deed::Read => return drop(read(disk)),
+        Deed::Change => None,
+        Deed::Check => match read(disk.clone()) {
+            None => return,
+            names => names,
+        },
     };
     let Ok(mut writer) = Ext4::open(disk, options()) else {
         return;
     };
-    let list = |result: Result<Vec<_>>| result.map_err(|error| error.errno());
-    let (one, other) = (list(reader.read_dir(ROOT)), list(writer.read_dir(ROOT)));
-    assert_eq!(one, other, "replayed in memory and on disk");
+    if let Some(names) = in_memory {
+        let on_disk = list(writer.read_dir(ROOT));
+        assert_eq!(names, on_disk, "replayed in memory and on disk");
+    }
     let _ = new_file(&mut writer);
     let _ = writer.close();
 }
 
-/// The sound structures, to start from.
-pub fn seeds() -> [(&'static str, Vec<u8>); 5] {
-    let sound = base();
-    let part = |at: usize, length: usize| &sound.image[at..at + length];
-    let directory: Vec<_> = sound.directory.iter().map(|&at| part(at, BLOCK)).collect();
-    let extents = [
-        part(sound.inode_at(sound.fragmented) + 40, 60),
-        part(sound.leaf, 96),
-    ];
-    let inode = sound.inode_at(sound.attributes);
-    let xattrs = [part(inode + 160, 96), part(sound.xattr_block, BLOCK)];
-    [
-        ("ext4_superblock", part(1024, 1024).to_vec()),
-        ("ext4_directory", directory.concat()),
-        ("ext4_extents", extents.concat()),
-        ("ext4_xattrs", xattrs.concat()),
+/// The sound structures, to start from, for each deed.
+pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
+    let part = |sound: &Sound, lengths: &[usize]| -> Vec<u8> {
+        let parts = sound.parts.iter().zip(lengths);
+        let parts: Vec<&[u8]> = parts
+            .map(|(&at, &length)| &sound.image[at..at + length])
+            .collect();
+        parts.concat()
+    };
+    let structures = [
+        ("ext4_superblock", with_all().image[1024..2048].to_vec()),
+        ("ext4_directory", part(with_names(), &[BLOCK; 2])),
+        ("ext4_extents", part(with_islands(), &[60, 96])),
+        ("ext4_xattrs", part(with_attributes(), &[96, BLOCK])),
         ("ext4_journal", transactions()),
-    ]
+    ];
+    let mut seeds = Vec::new();
+    for (target, structure) in structures {
+        for deed in 0..3 {
+            seeds.push((target, [&[deed], &structure[..]].concat()));
+        }
+    }
+    seeds
 }
 
 /// A log's superblock and blocks after a crash.
 fn transactions() -> Vec<u8> {
-    let sound = journaled();
+    let sound = with_log();
     let mut image = sound.image.clone();
     image[INCOMPAT] &= !RECOVER;
     let mut filesystem = Ext4::open(Memory::from(image), options()).expect("it is sound");
     new_file(&mut filesystem).expect("there is room");
-    filesystem.unlink(ROOT, b"new").expect("it was made");
-    filesystem.sync().expect("there is room");
     let image = filesystem.abandon().into_bytes();
-    let end = sound.log + 12 * BLOCK;
-    [
-        &image[sound.log + 12..sound.log + 108],
-        &image[sound.log + BLOCK..end],
-    ]
-    .concat()
+    let log = sound.parts[0];
+    let end = log + (1 + LOGGED) * BLOCK;
+    [&image[log + 12..log + 108], &image[log + BLOCK..end]].concat()
 }
 
-/// Byte of `s_feature_incompat` with the bit that says that there is a log to replay.
+/// Bytes of a superblock with `s_feature_ro_compat`, and of an image with `s_feature_incompat` and
+/// its bit that says that there is a log to replay.
+const RO_COMPAT: usize = 0x64;
 const INCOMPAT: usize = SUPERBLOCK_OFFSET as usize + 0x60;
 const RECOVER: u8 = incompat::RECOVER as u8;
 
-/// A sound filesystem, and where its structures are.
+/// A sound filesystem, and where its structure is.
 struct Sound {
     image: Vec<u8>,
-    many: Ino,
-    fragmented: Ino,
-    attributes: Ino,
-    /// Bytes at which things start: blocks of the directory, the extent tree's leaf, the block of
-    /// attributes, the log.
-    directory: Vec<usize>,
-    leaf: usize,
-    xattr_block: usize,
-    log: usize,
+    /// What has the structure.
+    file: Ino,
+    /// Bytes at which its parts start.
+    parts: Vec<usize>,
 }
 
 impl Sound {
-    fn inode_at(&self, ino: Ino) -> usize {
-        // Group 0's table: its descriptor follows the superblock's block.
-        let table: u32 = fields::get(&self.image, BLOCK + 8);
-        table as usize * BLOCK + (ino as usize - 1) * 256
+    fn new(image: Vec<u8>, file: Ino, parts: Vec<usize>) -> Self {
+        assert_eq!(check(&Disk::new(&image, [NONE; 3])), []);
+        Self { image, file, parts }
+    }
+
+    /// What replaces the parts.
+    fn patches<'i>(&self, parts: [&'i [u8]; 3]) -> [Patch<'i>; 3] {
+        let mut places = self.parts.iter();
+        parts.map(|part| places.next().map_or(NONE, |&at| (at, part)))
     }
 }
 
-fn base() -> &'static Sound {
+/// With a file, attributes and a symbolic link.
+fn with_all() -> &'static Sound {
     static SOUND: OnceLock<Sound> = OnceLock::new();
     SOUND.get_or_init(|| {
-        let sound = sound(SIZE).expect("a sound filesystem");
-        assert_eq!(check(&Disk::new(&sound.image)), []);
-        sound
+        let mut filesystem = new(SIZE);
+        attributes(&mut filesystem).expect("there is room");
+        let file = filesystem.create(ROOT, b"file", Owner::root(0o644));
+        let written = filesystem.write(file.expect("there is room"), 0, b"a few bytes");
+        written.expect("there is room");
+        let target = b"many/somewhere";
+        let link = filesystem.symlink(ROOT, b"link", target, Owner::root(0o777));
+        link.expect("there is room");
+        Sound::new(image(filesystem), ROOT, vec![1024])
     })
 }
 
-/// The same with a log that is to be replayed.
-fn journaled() -> &'static Sound {
+fn with_names() -> &'static Sound {
     static SOUND: OnceLock<Sound> = OnceLock::new();
-    SOUND.get_or_init(|| with_log().expect("a sound filesystem"))
+    SOUND.get_or_init(|| {
+        let mut filesystem = new(SIZE);
+        let many = names(&mut filesystem).expect("there is room");
+        let image = image(filesystem);
+        // The root of the index has `.` of this directory, and no name.
+        let mut root = u32::to_le_bytes(many).to_vec();
+        root.extend([12, 0, 1, 2, b'.']);
+        let blocks = image.chunks(BLOCK).enumerate();
+        let named = blocks.filter(|(_, block)| {
+            let name = b"a_name_in_an_indexed_directory";
+            block.windows(name.len()).any(|bytes| bytes == name)
+        });
+        let leaves = named.map(|(number, _)| number * BLOCK);
+        let parts: Vec<_> = [find(&image, &root)].into_iter().chain(leaves).collect();
+        assert_eq!(parts.len(), 3);
+        Sound::new(image, many, parts)
+    })
+}
+
+fn with_islands() -> &'static Sound {
+    static SOUND: OnceLock<Sound> = OnceLock::new();
+    SOUND.get_or_init(|| {
+        let mut filesystem = new(SIZE);
+        let file = islands(&mut filesystem).expect("there is room");
+        let image = image(filesystem);
+        let parts = vec![inode_at(&image, file) + 40, find(&image, &[0x0a, 0xf3])];
+        Sound::new(image, file, parts)
+    })
+}
+
+fn with_attributes() -> &'static Sound {
+    static SOUND: OnceLock<Sound> = OnceLock::new();
+    SOUND.get_or_init(|| {
+        let mut filesystem = new(SIZE);
+        let file = attributes(&mut filesystem).expect("there is room");
+        let image = image(filesystem);
+        let block = find(&image, &[0, 0, 2, 0xea]);
+        let parts = vec![inode_at(&image, file) + 160, block];
+        Sound::new(image, file, parts)
+    })
+}
+
+/// With a short log that is to be replayed, in a file that became the journal.
+fn with_log() -> &'static Sound {
+    static SOUND: OnceLock<Sound> = OnceLock::new();
+    SOUND.get_or_init(|| {
+        let mut filesystem = new(JOURNALED_SIZE);
+        let file = filesystem.create(ROOT, b"log", Owner::root(0o600));
+        let file = file.expect("there is room");
+        let zeros = filesystem.write(file, 0, &vec![b'L'; LOG * BLOCK]);
+        zeros.expect("there is room");
+        let mut image = image(filesystem);
+        let log = find(&image, &[b'L'; BLOCK]);
+        image[log..log + LOG * BLOCK].fill(0);
+        let journal = log::Superblock {
+            magic: log::MAGIC,
+            block_type: log::SUPERBLOCK_V2,
+            block_size: BLOCK as u32,
+            blocks: LOG as u32,
+            first: 1,
+            sequence: 1,
+            users: 1,
+            ..log::Superblock::default()
+        };
+        journal.encode_into(&mut image[log..]);
+        let raw = &mut image[1024..2048];
+        let mut superblock = Superblock::decode(raw);
+        superblock.feature_compat |= compat::HAS_JOURNAL;
+        superblock.journal_inode = file;
+        superblock.encode_into(raw);
+        let mut sound = Sound::new(image, file, vec![log, log + BLOCK]);
+        sound.image[INCOMPAT] |= RECOVER;
+        sound
+    })
 }
 
 fn options() -> Options {
@@ -246,7 +357,8 @@ fn options() -> Options {
     }
 }
 
-fn sound(size: usize) -> Result<Sound> {
+/// An empty filesystem.
+fn new(size: usize) -> Ext4<Memory> {
     let mut device = Memory::new(size);
     let wanted = make::Options {
         uuid: [5; 16],
@@ -265,112 +377,81 @@ fn sound(size: usize) -> Result<Sound> {
     // The only group's flags, and its count of unused inodes: they need checksums.
     image[BLOCK + 0x12..BLOCK + 0x14].fill(0);
     image[BLOCK + 0x1c..BLOCK + 0x20].fill(0);
-    let mut filesystem = Ext4::open(Memory::from(image), options())?;
-    let owner = Owner::root(0o755);
-    let attributes = filesystem.create(ROOT, b"attributes", owner)?;
+    Ext4::open(Memory::from(image), options()).expect("it is sound")
+}
+
+fn attributes(filesystem: &mut Ext4<Memory>) -> Result<Ino> {
+    let file = filesystem.create(ROOT, b"attributes", Owner::root(0o755))?;
     let values = [
         (&b"user.small"[..], 20),
         (b"user.large", 900),
         (b"user.more", 700),
     ];
     for (name, length) in values {
-        filesystem.set_xattr(attributes, name, &vec![b'v'; length], SetXattr::Any)?;
+        filesystem.set_xattr(file, name, &vec![b'v'; length], SetXattr::Any)?;
     }
+    Ok(file)
+}
+
+fn names(filesystem: &mut Ext4<Memory>) -> Result<Ino> {
+    let owner = Owner::root(0o755);
     let many = filesystem.mkdir(ROOT, b"many", owner)?;
     let target = filesystem.mknod(ROOT, b"fifo", FileKind::Fifo, (0, 0), owner)?;
     for number in 0..NAMES {
-        let name = format!("a_name_in_an_indexed_directory_{number}_{}", "x".repeat(30));
+        let name = format!(
+            "a_name_in_an_indexed_directory_{number}_{}",
+            "x".repeat(180)
+        );
         filesystem.link(target, many, name.as_bytes())?;
     }
-    let fragmented = filesystem.create(ROOT, b"fragmented", owner)?;
+    Ok(many)
+}
+
+fn islands(filesystem: &mut Ext4<Memory>) -> Result<Ino> {
+    let fragmented = filesystem.create(ROOT, b"fragmented", Owner::root(0o755))?;
     for index in 0..6 {
         filesystem.write(fragmented, index * 3 * BLOCK as u64, b"island")?;
     }
-    filesystem.symlink(ROOT, b"link", b"many/somewhere", Owner::root(0o777))?;
-    let image = filesystem.close()?.into_bytes();
-    let find = |start: &[u8]| {
-        let found = image
-            .chunks(BLOCK)
-            .position(|block| block.starts_with(start));
-        found.expect("it was made") * BLOCK
-    };
-    let blocks = image.chunks(BLOCK).enumerate();
-    let names = blocks.filter(|(_, block)| {
-        let name = b"a_name_in_an_indexed_directory";
-        block.windows(name.len()).any(|bytes| bytes == name)
-    });
-    // The root of the index has `.` of this directory, and no name.
-    let mut root = u32::to_le_bytes(many).to_vec();
-    root.extend([12, 0, 1, 2, b'.']);
-    let directory = [find(&root)]
-        .into_iter()
-        .chain(names.map(|(number, _)| number * BLOCK));
-    Ok(Sound {
-        many,
-        fragmented,
-        attributes,
-        directory: directory.collect(),
-        leaf: find(&[0x0a, 0xf3]),
-        xattr_block: find(&[0, 0, 2, 0xea]),
-        log: 0,
-        image,
-    })
+    Ok(fragmented)
 }
 
-/// A short log, in a file that becomes the journal.
-fn with_log() -> Result<Sound> {
-    let mut sound = sound(JOURNALED_SIZE)?;
-    let mut filesystem = Ext4::open(Memory::from(sound.image), options())?;
-    let file = filesystem.create(ROOT, b"log", Owner::root(0o600))?;
-    filesystem.write(file, 0, &vec![b'L'; LOG * BLOCK])?;
-    sound.image = filesystem.close()?.into_bytes();
-    let start = sound
-        .image
-        .chunks(BLOCK)
-        .position(|block| block == [b'L'; BLOCK]);
-    sound.log = start.expect("it was written") * BLOCK;
-    sound.image[sound.log..sound.log + LOG * BLOCK].fill(0);
-    let journal = log::Superblock {
-        magic: log::MAGIC,
-        block_type: log::SUPERBLOCK_V2,
-        block_size: BLOCK as u32,
-        blocks: LOG as u32,
-        first: 1,
-        sequence: 1,
-        users: 1,
-        ..log::Superblock::default()
-    };
-    journal.encode_into(&mut sound.image[sound.log..]);
-    let raw = &mut sound.image[1024..2048];
-    let mut superblock = Superblock::decode(raw);
-    superblock.feature_compat |= compat::HAS_JOURNAL;
-    superblock.journal_inode = file;
-    superblock.encode_into(raw);
-    assert_eq!(check(&Disk::new(&sound.image)), []);
-    sound.image[INCOMPAT] |= RECOVER;
-    Ok(sound)
+fn image(filesystem: Ext4<Memory>) -> Vec<u8> {
+    filesystem.close().expect("there is room").into_bytes()
 }
+
+/// The block that starts with some bytes.
+fn find(image: &[u8], start: &[u8]) -> usize {
+    let found = image
+        .chunks(BLOCK)
+        .position(|block| block.starts_with(start));
+    found.expect("it was made") * BLOCK
+}
+
+fn inode_at(image: &[u8], ino: Ino) -> usize {
+    // Group 0's table: its descriptor follows the superblock's block.
+    let table: u32 = fields::get(image, BLOCK + 8);
+    table as usize * BLOCK + (ino as usize - 1) * 256
+}
+
+/// Bytes and where they go.
+type Patch<'i> = (usize, &'i [u8]);
+const NONE: Patch<'static> = (0, &[]);
 
 /// A sound image with some bytes replaced, and blocks written since.
 #[derive(Clone)]
 struct Disk<'i> {
     image: &'i [u8],
-    blocks: BTreeMap<u64, Vec<u8>>,
+    patches: [Patch<'i>; 3],
+    blocks: BTreeMap<usize, Box<[u8]>>,
 }
 
 impl<'i> Disk<'i> {
-    fn new(image: &'i [u8]) -> Self {
+    fn new(image: &'i [u8], patches: [Patch<'i>; 3]) -> Self {
         Self {
             image,
+            patches,
             blocks: BTreeMap::new(),
         }
-    }
-
-    fn with(mut self, at: usize, bytes: &[u8]) -> Self {
-        let length = bytes.len().min(self.image.len() - at);
-        self.write_at(at as u64, &bytes[..length])
-            .expect("it is in range");
-        self
     }
 
     fn fits(&self, offset: u64, length: usize) -> std::result::Result<(), DeviceError> {
@@ -386,6 +467,15 @@ impl<'i> Disk<'i> {
     }
 }
 
+/// Copies those of `bytes`, which are at `at`, that `into` has room for, which is at `start`.
+fn overlay(into: &mut [u8], start: usize, at: usize, bytes: &[u8]) {
+    let from = start.max(at);
+    let to = (start + into.len()).min(at + bytes.len());
+    if from < to {
+        into[from - start..to - start].copy_from_slice(&bytes[from - at..to - at]);
+    }
+}
+
 impl BlockDevice for Disk<'_> {
     fn size(&self) -> std::result::Result<u64, DeviceError> {
         Ok(self.image.len() as u64)
@@ -394,31 +484,30 @@ impl BlockDevice for Disk<'_> {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> std::result::Result<(), DeviceError> {
         self.fits(offset, buf.len())?;
         let start = offset as usize;
-        buf.copy_from_slice(&self.image[start..start + buf.len()]);
-        let blocks = offset / BLOCK as u64..(offset + buf.len() as u64).div_ceil(BLOCK as u64);
-        for (number, block) in self.blocks.range(blocks) {
-            let first = *number as usize * BLOCK;
-            let (from, to) = (start.max(first), (start + buf.len()).min(first + BLOCK));
-            buf[from - start..to - start].copy_from_slice(&block[from - first..to - first]);
+        let end = start + buf.len();
+        buf.copy_from_slice(&self.image[start..end]);
+        for (at, bytes) in self.patches {
+            overlay(buf, start, at, bytes);
+        }
+        for (number, block) in self.blocks.range(start / BLOCK..end.div_ceil(BLOCK)) {
+            overlay(buf, start, number * BLOCK, block);
         }
         Ok(())
     }
 
     fn write_at(&mut self, offset: u64, buf: &[u8]) -> std::result::Result<(), DeviceError> {
         self.fits(offset, buf.len())?;
-        let mut at = offset as usize;
-        let mut rest = buf;
-        while !rest.is_empty() {
-            let (number, within) = (at / BLOCK, at % BLOCK);
-            let count = rest.len().min(BLOCK - within);
-            let image = self.image;
-            let block = self
-                .blocks
-                .entry(number as u64)
-                .or_insert_with(|| image[number * BLOCK..(number + 1) * BLOCK].to_vec());
-            block[within..within + count].copy_from_slice(&rest[..count]);
-            at += count;
-            rest = &rest[count..];
+        let start = offset as usize;
+        for number in start / BLOCK..(start + buf.len()).div_ceil(BLOCK) {
+            let at = number * BLOCK;
+            if !self.blocks.contains_key(&number) {
+                let mut block = vec![0; BLOCK];
+                self.read_at(at as u64, &mut block)?;
+                self.blocks.insert(number, block.into());
+            }
+            if let Some(block) = self.blocks.get_mut(&number) {
+                overlay(block, at, start, buf);
+            }
         }
         Ok(())
     }
@@ -428,17 +517,24 @@ impl BlockDevice for Disk<'_> {
     }
 }
 
-/// Looks, then changes. If the check finds nothing wrong, both must work, and the check must find
-/// nothing wrong afterwards.
-fn both<'i>(
+fn perform<'i>(
+    deed: Deed,
     disk: Disk<'i>,
     look: impl FnOnce(&mut Ext4<Disk<'i>>) -> Result<()>,
     change: impl FnOnce(&mut Ext4<Disk<'i>>) -> Result<()>,
 ) {
-    let clean = check(&disk).is_empty();
-    if let Ok(mut filesystem) = Ext4::open_read_only(disk.clone(), options()) {
+    if deed == Deed::Check && !check(&disk).is_empty() {
+        return;
+    }
+    let clean = deed == Deed::Check;
+    if deed != Deed::Change
+        && let Ok(mut filesystem) = Ext4::open_read_only(disk.clone(), options())
+    {
         let looked = look(&mut filesystem);
         assert!(!clean || looked.is_ok(), "clean, but {looked:?}");
+    }
+    if deed == Deed::Read {
+        return;
     }
     let Ok(mut filesystem) = Ext4::open(disk, options()) else {
         return;
@@ -486,4 +582,9 @@ fn absent(found: Result<Ino>) -> Result<()> {
 
 fn is_acl(name: &[u8]) -> bool {
     name.starts_with(b"system.posix_acl")
+}
+
+fn unusable(error: &micabox_ext4::Error) -> bool {
+    let errno = error.errno();
+    [Errno::Corrupt, Errno::NotSupported, Errno::NoAttribute].contains(&errno)
 }

@@ -72,7 +72,8 @@ fn damaged_structures() {
             let mut damaged = sound.clone();
             for _ in 0..=random.below(4) {
                 let place = random.below(damaged.len());
-                let word = place & !3;
+                // Behind the byte that says what is done.
+                let word = 1 + (place & !3);
                 let value = [0, 1, u32::MAX, 1 << 31, 0xffff, 12, 4096][random.below(7)];
                 match damaged.get_mut(word..word + 4) {
                     Some(bytes) if random.below(2) == 0 => {
