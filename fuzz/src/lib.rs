@@ -10,6 +10,7 @@ pub mod erofs_seeds;
 pub mod ext4;
 pub mod frames;
 pub mod headers;
+pub mod jailed;
 pub mod recipe;
 pub mod snapshot;
 pub mod wire;

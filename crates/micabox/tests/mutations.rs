@@ -1,5 +1,7 @@
 //! The fuzz targets' work on mutated records and heads of snapshots.
 
+#[path = "../../../fuzz/src/jailed.rs"]
+mod jailed;
 #[path = "../../../fuzz/src/mutate.rs"]
 mod mutate;
 #[path = "../../../fuzz/src/snapshot.rs"]
@@ -13,4 +15,9 @@ fn a_mutated_head_describes_a_disk_that_can_be() {
 #[test]
 fn a_mutated_record_is_written_as_it_was_read() {
     mutate::run(&snapshot::records(), 2000, snapshot::record);
+}
+
+#[test]
+fn what_a_mutated_worker_tells_is_read_as_it_was_written() {
+    mutate::run(&jailed::seeds(), 2000, jailed::told);
 }

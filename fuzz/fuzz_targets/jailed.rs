@@ -1,0 +1,10 @@
+//! Replies and records of workers in jail.
+
+#![no_main]
+
+use micabox_fuzz::jailed;
+
+libfuzzer_sys::fuzz_target!(
+    init: micabox_fuzz::plant(jailed::seeds()),
+    |data: &[u8]| jailed::told(data)
+);
