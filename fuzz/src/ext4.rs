@@ -134,7 +134,9 @@ pub fn xattrs(input: &[u8]) {
         |filesystem| {
             for name in filesystem.xattr_names(file)?.iter().take(8) {
                 match filesystem.xattr(file, name) {
-                    // Lists that Linux would not take either, and what only looks like one.
+                    // Names of no kind, such as a prefix alone; and lists that Linux would not
+                    // take either, or what only looks like one.
+                    Err(error) if error.errno() == Errno::NotSupported => {}
                     Err(error) if is_acl(name) && unusable(&error) => {}
                     other => drop(other?),
                 }
@@ -586,5 +588,5 @@ fn is_acl(name: &[u8]) -> bool {
 
 fn unusable(error: &micabox_ext4::Error) -> bool {
     let errno = error.errno();
-    [Errno::Corrupt, Errno::NotSupported, Errno::NoAttribute].contains(&errno)
+    [Errno::Corrupt, Errno::NoAttribute].contains(&errno)
 }

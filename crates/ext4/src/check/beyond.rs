@@ -19,6 +19,10 @@ pub const BEYOND_E2FSCK: &[(&str, &str)] = &[
         "Linux opens no such file; e2fsck does not look at the flag then",
     ),
     (
+        "is kept for a feature that is not in use",
+        "Linux gives it to the next file, and then e2fsck faults that file's name",
+    ),
+    (
         "resize inode not valid",
         "e2fsck looks at a quarter of the reserved blocks; who resizes, at all of them",
     ),

@@ -3,7 +3,7 @@
 use super::finding::Findings;
 use super::special::quota_inodes;
 use super::volume::Volume;
-use crate::format::features::{incompat, ro_compat};
+use crate::format::features::{compat, incompat, ro_compat};
 use crate::format::inode::GOOD_OLD_SIZE;
 
 /// `mmp_magic`, and `mmp_seq` of a filesystem that nobody uses.
@@ -31,6 +31,19 @@ pub(super) fn check(volume: &Volume, found: &mut Findings) {
         let taken = matches!(number, 1 | 2 | 5..=10) || number > superblock.inodes_count;
         if taken {
             found.add(format_args!("invalid quota inode {number}"));
+        }
+    }
+    let quota = superblock.has_ro_compat(ro_compat::QUOTA);
+    let [user, group, _] = quota_inodes(superblock).map(|number| if quota { 0 } else { number });
+    let orphans = match superblock.has_compat(compat::ORPHAN_FILE) {
+        true => 0,
+        false => superblock.orphan_file_inode,
+    };
+    for number in [user, group, orphans] {
+        if number >= superblock.first_file_inode() && number <= superblock.inodes_count {
+            found.add(format_args!(
+                "inode {number} is kept for a feature that is not in use"
+            ));
         }
     }
     if superblock.has_ro_compat(ro_compat::METADATA_CSUM | ro_compat::GDT_CSUM) {
