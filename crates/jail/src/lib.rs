@@ -39,7 +39,8 @@
 //! Dropping a [`Worker`] kills it. It never outlives the process that started it, and the
 //! user's Ctrl-C does not reach it. It can't ask how many processors there are, or read a
 //! variable of the environment: such things are in the request. A pipe among its files ends
-//! for the other side when the worker drops it.
+//! for the other side when the worker drops it. A long stream goes to it through memory that
+//! both see ([`Feed`]).
 
 #![warn(unsafe_code)]
 

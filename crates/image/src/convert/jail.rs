@@ -140,7 +140,8 @@ impl<'a> Patience<'a> {
             files,
             seen: (0, [None; 2]),
             idle: 0,
-            limit,
+            // What was not asked for once was not waited for.
+            limit: limit.max(1),
         }
     }
 
