@@ -3,13 +3,10 @@
 mod support;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::net::UnixStream;
 use std::process::Command;
 
-use support::{Home, assert_clean, wait_until};
+use support::{Holding, Home, assert_clean, wait_until};
 
 /// Everything below /srv but the sizes of directories, and what is in files.
 const LOOK: &str = "cd /srv; find . ! -type d -exec stat -c '%n %F %a %u %h %s %Y' {} + | sort; \
@@ -183,17 +180,10 @@ fn a_machine_goes_on_when_whoever_had_it_paused_is_killed() {
     let [machine] = home.machines()[..] else {
         panic!("one machine");
     };
-    // What a snapshot says to the sandbox's creator; the kernel closes the connection of one
-    // that is killed.
-    let directory = fs::File::open(&home.sandboxes()[0]).unwrap();
-    let path = format!("/proc/self/fd/{}/control", directory.as_raw_fd());
-    let mut asking = UnixStream::connect(path).unwrap();
-    asking.write_all(b"\"hold\"\n").unwrap();
-    let mut answer = String::new();
-    BufReader::new(&asking).read_line(&mut answer).unwrap();
-    assert_eq!(answer, "\"done\"\n");
+    // The kernel closes the connection of a process that is killed.
+    let holding = Holding::new(&home, "it");
     assert_eq!(process_state(machine), Some('T'));
-    drop(asking);
+    drop(holding);
     wait_until("the machine goes on", || {
         process_state(machine) != Some('T')
     });

@@ -14,7 +14,7 @@ const COPIES: usize = 100;
 
 /// Where the file has its two numbers. On the disk they are as far apart.
 const HEAD: u64 = 0;
-const END: u64 = 0x7f_f000;
+const END: u64 = 0x1f_f000;
 
 /// A program that writes a number to both places of `/srv/counter` again and again, the next
 /// one each time, past all caches: first to `HEAD`, then to `END`.
@@ -31,7 +31,7 @@ fn writer() -> Vec<u8> {
         0x40, 0x00,
         0x45, 0x31, 0xd2,                   //       xor r10d, r10d
         0xe8, 0x0d, 0x00, 0x00, 0x00,       //       call put
-        0x41, 0xba, 0x00, 0xf0, 0x7f, 0x00, //       mov r10d, 0x7ff000
+        0x41, 0xba, 0x00, 0xf0, 0x1f, 0x00, //       mov r10d, 0x1ff000
         0xe8, 0x02, 0x00, 0x00, 0x00,       //       call put
         0xeb, 0xe3,                         //       jmp next
         0x44, 0x89, 0xe7,                   // put:  mov edi, r12d
@@ -72,10 +72,10 @@ fn writing(home: &Home) -> Running {
     layers.push(image::program("bin/writer", &writer()));
     home.load(&layers, &image::config());
     // Full of something, so that a copy is not at its end at once.
-    let script = "for n in 1 2 3 4 5 6; do cat /bin/busybox; done \
+    let script = "for n in 1 2; do cat /bin/busybox; done \
                   > /srv/counter; sync; echo ready; exec /bin/writer";
     let run = ["run", "--name", "it", "--backend", "kvm", "--net", "none"];
-    let disk = ["--upper", "disk:128m", "box", "sh", "-c", script];
+    let disk = ["--upper", "disk:64m", "box", "sh", "-c", script];
     let mut running = home.start(&[&run[..], &disk].concat());
     assert_eq!(running.line(), "ready");
     running

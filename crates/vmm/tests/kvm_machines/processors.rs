@@ -5,7 +5,7 @@ use std::time::Instant;
 use libtest_mimic::{Failed, Trial};
 use micabox_vmm::{Backend, Kvm, Machine, MachineConfig, Snapshot};
 
-use super::snapshots::kernel;
+use super::snapshots::{SAY_EBX, kernel};
 use super::{PATIENCE, config};
 
 pub fn tests() -> Vec<Trial> {
@@ -19,19 +19,6 @@ pub fn tests() -> Vec<Trial> {
 fn code() -> Vec<u8> {
     const TO_EBX_FROM_ECX: [u8; 2] = [0x89, 0xcb];
     const TO_EBX_FROM_EAX: [u8; 2] = [0x89, 0xc3];
-    #[rustfmt::skip]
-    const SAY_EBX: [u8; 24] = [
-        0xb9, 0x08, 0x00, 0x00, 0x00, //       mov ecx, 8
-        0xc1, 0xc3, 0x04,             // digit: rol ebx, 4
-        0x88, 0xd8,                   //       mov al, bl
-        0x24, 0x0f,                   //       and al, 15
-        0x04, 0x61,                   //       add al, 'a'
-        0x66, 0xba, 0xf8, 0x03,       //       mov dx, 0x3f8
-        0xee,                         //       out dx, al
-        0xe2, 0xf0,                   //       loop digit
-        0xb0, 0x0a,                   //       mov al, 10
-        0xee,                         //       out dx, al
-    ];
     let mut code = Vec::new();
     for (leaf, what) in [
         (1_u32, TO_EBX_FROM_ECX),
