@@ -137,7 +137,7 @@ pub fn xattrs(input: &[u8]) {
                     // Names of no kind, such as a prefix alone; and lists that Linux would not
                     // take either, or what only looks like one.
                     Err(error) if error.errno() == Errno::NotSupported => {}
-                    Err(error) if is_acl(name) && unusable(&error) => {}
+                    Err(error) if is_systems(name) && unusable(&error) => {}
                     other => drop(other?),
                 }
             }
@@ -582,8 +582,9 @@ fn absent(found: Result<Ino>) -> Result<()> {
     }
 }
 
-fn is_acl(name: &[u8]) -> bool {
-    name.starts_with(b"system.posix_acl")
+/// Whether a name is, or starts like, one that is a prefix as a whole: an access control list's.
+fn is_systems(name: &[u8]) -> bool {
+    name.starts_with(b"system.")
 }
 
 fn unusable(error: &micabox_ext4::Error) -> bool {
