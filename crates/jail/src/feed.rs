@@ -76,6 +76,8 @@ impl Feed {
         fcntl_add_seals(&file, seals)?;
         let (signals, worker) = UnixStream::pair()?;
         signals.set_read_timeout(Some(TICK))?;
+        // Full only for a worker that says that it read what it was not told of yet.
+        signals.set_write_timeout(Some(TICK))?;
         let feed = Self {
             memory,
             signals,

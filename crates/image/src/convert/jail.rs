@@ -2,9 +2,10 @@
 //!
 //! The caller reads the blob into memory that the worker sees and can't change ([`Feed`]), and
 //! hashes it there; the worker gets that and the files to write, and answers with what there is
-//! to know of the layer. So a worker in foreign hands can't pass off other bytes as the blob. It can lie about what it made of them,
-//! the diff ID included, which is why a layer is taken for another blob's only after that was
-//! converted to the very same image ([`crate::store::Store::claim_layer`]).
+//! to know of the layer. So a worker in foreign hands can't pass off other bytes as the blob. It
+//! can lie about what it made of them, the diff ID included, which is why a layer is taken for
+//! another blob's only after that was converted to the very same image
+//! ([`crate::store::Store::claim_layer`]).
 
 use std::fs::File;
 use std::io::{self, Read};
