@@ -1,0 +1,245 @@
+//! Archives of what is in a filesystem, and into one.
+
+use std::fs::File;
+use std::io::{self, BufReader, BufWriter};
+use std::os::fd::OwnedFd;
+
+use micabox_ext4::export::{ExportError, Exporter};
+use micabox_ext4::import::{Importer, Kind, Member};
+use micabox_ext4::{Errno, Ext4, FileKind, Options, Owner, Segment, Timestamp};
+use micabox_image::Limits;
+use micabox_image::convert::members::{self, MemberKind, Members};
+use micabox_jail::Call;
+use serde::{Deserialize, Serialize};
+
+use super::{PIECE, Result, notes, open};
+use crate::jailed::unread::HEADERS;
+use crate::jailed::{self, Fault, Files, Notes, Stream, length};
+
+/// Where an archive is unpacked that has one top, whose name does not matter.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Destination {
+    /// A directory, or where the top is to be.
+    pub path: Vec<u8>,
+    /// The top's name in a directory that is there already.
+    pub name: Vec<u8>,
+    /// The top is a directory.
+    pub is_directory: bool,
+}
+
+/// A path as an archive, symbolic links followed. Files: the filesystem, a pipe.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Export {
+    path: Vec<u8>,
+    /// What the archive calls it.
+    name: Vec<u8>,
+    xattrs: bool,
+    /// Anything but a directory is refused.
+    directory: bool,
+}
+
+/// Unpacks an archive. Files: the filesystem, the archive.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Import {
+    /// Otherwise at the root, under the archive's own names.
+    into: Option<Destination>,
+}
+
+/// The directory at `path` as an archive that says all there is to say.
+///
+/// # Errors
+/// [`CallError`]; more come from [`Stream::finish`].
+pub fn export(file: File, path: &[u8]) -> Result<Stream<Export>> {
+    let export = Export {
+        path: path.to_vec(),
+        name: Vec::new(),
+        xattrs: true,
+        directory: true,
+    };
+    start_export(&export, file)
+}
+
+/// Whatever is at `path` as an archive without extended attributes, in which it is called
+/// `name`.
+///
+/// # Errors
+/// [`CallError`]; more come from [`Stream::finish`].
+pub fn pack(file: File, path: &[u8], name: &[u8]) -> Result<Stream<Export>> {
+    let export = Export {
+        path: path.to_vec(),
+        name: name.to_vec(),
+        xattrs: false,
+        directory: false,
+    };
+    start_export(&export, file)
+}
+
+fn start_export(export: &Export, file: File) -> Result<Stream<Export>> {
+    // As for a sandbox's disk: what it has, and what an archive says of files.
+    let size = length(&file).unwrap_or(0);
+    let most = size.saturating_mul(2).saturating_add(HEADERS);
+    Stream::start(export, file, Vec::new(), most)
+}
+
+/// Unpacks an archive, to the root or elsewhere: how many members, and bytes of contents.
+///
+/// # Errors
+/// [`CallError`]: [`Fault::Disk`] is about the filesystem as a whole, [`Fault::Asked`] about
+/// the archive, [`Fault::Output`] about a member that can't be unpacked.
+pub fn import(file: File, archive: OwnedFd, into: Option<Destination>) -> Result<(u64, u64)> {
+    let size = length(&file).unwrap_or(0);
+    jailed::call(&Import { into }, file, vec![archive.into()], size)
+}
+
+impl Call for Export {
+    const KIND: &'static str = "ext4-export";
+    type Reply = Notes;
+    type Error = Fault;
+
+    fn run(self, files: Vec<OwnedFd>) -> std::result::Result<Notes, Fault> {
+        let mut files = Files::new(files);
+        let mut filesystem = open(files.next()?)?;
+        let output = BufWriter::with_capacity(PIECE, files.next()?);
+        let ino = filesystem.resolve(&self.path).map_err(Fault::disk)?;
+        if self.directory {
+            let stat = filesystem.stat(ino).map_err(Fault::disk)?;
+            if stat.kind() != Some(FileKind::Directory) {
+                return Err(Fault::disk(micabox_ext4::Error::from(Errno::NotADirectory)));
+            }
+        }
+        let mut export = Exporter::new(&filesystem, output);
+        let xattr = |_: &[u8]| (!self.xattrs).then(Vec::new);
+        export
+            .tree(&mut filesystem, ino, &self.name, xattr)
+            .and_then(|()| export.finish())
+            .map_err(|error| match error {
+                ExportError::Output(error) => Fault::output(error),
+                error => Fault::asked(error),
+            })
+            .map(|exported| notes(&filesystem).with(exported))
+    }
+}
+
+impl Call for Import {
+    const KIND: &'static str = "ext4-import";
+    type Reply = (u64, u64);
+    type Error = Fault;
+
+    fn run(self, files: Vec<OwnedFd>) -> std::result::Result<(u64, u64), Fault> {
+        let mut files = Files::new(files);
+        let file = files.next()?;
+        let archive = BufReader::with_capacity(PIECE, files.next()?);
+        let mut filesystem = Ext4::open(file, Options::default()).map_err(Fault::disk)?;
+        let imported = unpack(&mut filesystem, archive, self.into.as_ref());
+        // Even of a failed import, what there is must be whole.
+        let closed = filesystem.close().map_err(Fault::disk);
+        let imported = imported?;
+        closed?;
+        Ok(imported)
+    }
+}
+
+fn unpack(
+    filesystem: &mut Ext4<File>,
+    archive: impl io::BufRead,
+    into: Option<&Destination>,
+) -> std::result::Result<(u64, u64), Fault> {
+    let top = into.map(|into| top(filesystem, into)).transpose()?;
+    let mut members = Members::new(archive, &Limits::default());
+    let mut importer = Importer::new(filesystem);
+    while let Some(member) = members.next_member().map_err(Fault::asked)? {
+        let segments = member.segments.as_ref().map(|segments| {
+            let each = segments.iter();
+            each.map(|&(offset, length)| Segment { offset, length })
+                .collect::<Vec<_>>()
+        });
+        let xattrs: Vec<_> = member
+            .xattrs
+            .iter()
+            .map(|(name, value)| (name.as_slice(), value.as_slice()))
+            .collect();
+        let placed = |path: &[u8]| match &top {
+            Some(top) => below(top, path),
+            None => path.to_vec(),
+        };
+        let path = placed(&member.path);
+        let target = match member.kind {
+            MemberKind::HardLink => placed(&member.target),
+            _ => Vec::new(),
+        };
+        let given = Member {
+            path: &path,
+            kind: kind(&member, &target, segments.as_deref()),
+            owner: Owner {
+                permissions: member.mode,
+                uid: member.uid,
+                gid: member.gid,
+            },
+            mtime: Timestamp {
+                seconds: member.mtime.0,
+                nanos: member.mtime.1,
+            },
+            xattrs: &xattrs,
+        };
+        let added = importer.add(&given, &mut members.body());
+        added.map_err(Fault::output)?;
+    }
+    let imported = importer.finish().map_err(Fault::output)?;
+    Ok((imported.members, imported.bytes))
+}
+
+fn kind<'m>(
+    member: &'m members::Member,
+    target: &'m [u8],
+    segments: Option<&'m [Segment]>,
+) -> Kind<'m> {
+    let (major, minor) = member.device;
+    match member.kind {
+        MemberKind::File => Kind::File {
+            size: member.size,
+            segments,
+        },
+        MemberKind::HardLink => Kind::HardLink(target),
+        MemberKind::Symlink => Kind::Symlink(&member.target),
+        MemberKind::CharDevice => Kind::CharDevice(major, minor),
+        MemberKind::BlockDevice => Kind::BlockDevice(major, minor),
+        MemberKind::Directory => Kind::Directory,
+        MemberKind::Fifo => Kind::Fifo,
+    }
+}
+
+/// Where the top of an archive goes.
+fn top(filesystem: &mut Ext4<File>, into: &Destination) -> std::result::Result<Vec<u8>, Fault> {
+    let Destination {
+        path,
+        name,
+        is_directory,
+    } = into;
+    let is_directory_there = |filesystem: &mut Ext4<File>, ino| {
+        let stat = filesystem.stat(ino).map_err(Fault::disk)?;
+        Ok::<_, Fault>(stat.kind() == Some(FileKind::Directory))
+    };
+    if let Ok(ino) = filesystem.resolve(path)
+        && is_directory_there(filesystem, ino)?
+    {
+        return Ok([path, &b"/"[..], name].concat());
+    }
+    let (parent, last) = filesystem.resolve_parent(path).map_err(Fault::disk)?;
+    // A directory takes the place of no file.
+    if *is_directory
+        && let Ok(ino) = filesystem.lookup(parent, last)
+        && !is_directory_there(filesystem, ino)?
+    {
+        let error = micabox_ext4::Error::from(Errno::NotADirectory);
+        return Err(Fault::disk(error));
+    }
+    Ok(path.clone())
+}
+
+/// A member's path with another first name.
+fn below(top: &[u8], path: &[u8]) -> Vec<u8> {
+    match path.iter().position(|byte| *byte == b'/') {
+        Some(slash) => [top, path.get(slash..).unwrap_or_default()].concat(),
+        None => top.to_vec(),
+    }
+}

@@ -1,0 +1,230 @@
+//! Names, attributes and contents of files.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::os::fd::OwnedFd;
+
+use micabox_ext4::{FileKind, Ino, Stat, Timestamp};
+use micabox_jail::Call;
+use serde::{Deserialize, Serialize};
+
+use super::{Filesystem, PIECE, Result, notes, open};
+use crate::jailed::stream::Records;
+use crate::jailed::{self, Fault, Files, Notes, Stream, records};
+
+/// What one inode says of itself.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Attributes {
+    /// Its number.
+    pub inode: u32,
+    /// Type and permissions.
+    pub mode: u16,
+    /// Names.
+    pub links: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Bytes.
+    pub size: u64,
+    /// Blocks of 512 bytes.
+    pub blocks: u64,
+    /// Major and minor number of a device.
+    pub device: (u32, u32),
+    /// Seconds and nanoseconds: last access,
+    pub atime: (i64, u32),
+    /// last change of the contents,
+    pub mtime: (i64, u32),
+    /// last change of the inode,
+    pub ctime: (i64, u32),
+    /// creation.
+    pub crtime: (i64, u32),
+    /// What a symbolic link says.
+    pub target: Option<Vec<u8>>,
+}
+
+impl Attributes {
+    /// The type; none for a mode that has none.
+    pub fn kind(&self) -> Option<FileKind> {
+        FileKind::from_mode(self.mode)
+    }
+}
+
+/// A name in a directory.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Listed {
+    /// The name.
+    pub name: Vec<u8>,
+    /// What has it, if that was asked for.
+    pub attributes: Option<Attributes>,
+}
+
+/// What an inode says of itself, with its extended attributes.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Shown {
+    /// All else.
+    pub attributes: Attributes,
+    /// Names and values of extended attributes.
+    pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    /// What there is to tell of the filesystem.
+    pub notes: Notes,
+}
+
+/// Names of a directory in order. Files: the filesystem, a pipe.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct List {
+    path: Vec<u8>,
+    long: bool,
+}
+
+/// What is said of a path, itself if it is a symbolic link. File: the filesystem.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Show {
+    path: Vec<u8>,
+}
+
+/// A file's contents. Files: the filesystem, a pipe.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Read {
+    path: Vec<u8>,
+}
+
+/// Names in the directory at `path`, in the order of their bytes.
+///
+/// # Errors
+/// [`CallError`]; more come from reading them.
+pub fn list(file: File, path: &[u8], long: bool) -> Result<Records<List, Listed>> {
+    let path = path.to_vec();
+    let list = List { path, long };
+    Ok(Records::new(Stream::start(
+        &list,
+        file,
+        Vec::new(),
+        u64::MAX,
+    )?))
+}
+
+/// What an inode says of itself.
+///
+/// # Errors
+/// [`CallError`].
+pub fn show(file: File, path: &[u8]) -> Result<Shown> {
+    let path = path.to_vec();
+    jailed::call(&Show { path }, file, Vec::new(), 0)
+}
+
+/// A file's contents, holes as zeros.
+///
+/// # Errors
+/// [`CallError`]; more come from [`Stream::finish`].
+pub fn read(file: File, path: &[u8]) -> Result<Stream<Read>> {
+    let path = path.to_vec();
+    Stream::start(&Read { path }, file, Vec::new(), u64::MAX)
+}
+
+fn attributes(filesystem: &mut Filesystem, ino: Ino) -> std::result::Result<Attributes, Fault> {
+    let stat = filesystem.stat(ino).map_err(Fault::disk)?;
+    let target = match stat.kind() {
+        Some(FileKind::Symlink) => Some(filesystem.read_link(ino).map_err(Fault::disk)?),
+        _ => None,
+    };
+    let time = |time: Timestamp| (time.seconds, time.nanos);
+    let Stat {
+        mode,
+        links,
+        uid,
+        gid,
+        size,
+        blocks,
+        device,
+        ..
+    } = stat;
+    Ok(Attributes {
+        inode: ino,
+        mode,
+        links,
+        uid,
+        gid,
+        size,
+        blocks,
+        device,
+        atime: time(stat.atime),
+        mtime: time(stat.mtime),
+        ctime: time(stat.ctime),
+        crtime: time(stat.crtime),
+        target,
+    })
+}
+
+impl Call for List {
+    const KIND: &'static str = "ext4-list";
+    type Reply = Notes;
+    type Error = Fault;
+
+    fn run(self, files: Vec<OwnedFd>) -> std::result::Result<Notes, Fault> {
+        let mut files = Files::new(files);
+        let mut filesystem = open(files.next()?)?;
+        let mut output = BufWriter::new(files.next()?);
+        let directory = filesystem.resolve(&self.path).map_err(Fault::disk)?;
+        let mut names = filesystem.read_dir(directory).map_err(Fault::disk)?;
+        names.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+        for entry in names {
+            let attributes = match self.long {
+                true => Some(attributes(&mut filesystem, entry.ino)?),
+                false => None,
+            };
+            let name = entry.name.into_vec();
+            let listed = Listed { name, attributes };
+            records::write(&mut output, &listed).map_err(Fault::output)?;
+        }
+        output.flush().map_err(Fault::output)?;
+        Ok(notes(&filesystem))
+    }
+}
+
+impl Call for Show {
+    const KIND: &'static str = "ext4-show";
+    type Reply = Shown;
+    type Error = Fault;
+
+    fn run(self, files: Vec<OwnedFd>) -> std::result::Result<Shown, Fault> {
+        let mut filesystem = open(Files::new(files).next()?)?;
+        let ino = filesystem.resolve_no_follow(&self.path);
+        let ino = ino.map_err(Fault::disk)?;
+        let mut xattrs = Vec::new();
+        for name in filesystem.xattr_names(ino).map_err(Fault::disk)? {
+            let value = filesystem.xattr(ino, &name).map_err(Fault::disk)?;
+            xattrs.push((name.into_vec(), value));
+        }
+        Ok(Shown {
+            attributes: attributes(&mut filesystem, ino)?,
+            xattrs,
+            notes: notes(&filesystem),
+        })
+    }
+}
+
+impl Call for Read {
+    const KIND: &'static str = "ext4-read";
+    type Reply = Notes;
+    type Error = Fault;
+
+    fn run(self, files: Vec<OwnedFd>) -> std::result::Result<Notes, Fault> {
+        let mut files = Files::new(files);
+        let mut filesystem = open(files.next()?)?;
+        let mut output = files.next()?;
+        let ino = filesystem.resolve(&self.path).map_err(Fault::disk)?;
+        let mut buffer = vec![0; PIECE];
+        let mut offset = 0;
+        loop {
+            let count = filesystem.read(ino, offset, &mut buffer);
+            let count = count.map_err(Fault::disk)?;
+            if count == 0 {
+                return Ok(notes(&filesystem));
+            }
+            let piece = buffer.get(..count).unwrap_or_default();
+            output.write_all(piece).map_err(Fault::output)?;
+            offset += count as u64;
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! A filesystem as a whole: its check, its journal, its size.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+
+use micabox_ext4::check::{check, clear_errors};
+use micabox_ext4::{Ext4, Options, resize};
+use micabox_jail::Call;
+use serde::{Deserialize, Serialize};
+
+use super::Result;
+use crate::jailed::{self, Fault, Files, length};
+
+/// Something that is wrong with a filesystem.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Finding {
+    /// The inode that it is about.
+    pub inode: Option<u32>,
+    /// What is wrong.
+    pub problem: String,
+    /// All of it for people.
+    pub text: String,
+}
+
+/// Sizes of a filesystem that has grown.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Grown {
+    /// Bytes of a block.
+    pub block_size: u32,
+    /// Blocks there were.
+    pub blocks_before: u64,
+    /// Blocks there are.
+    pub blocks: u64,
+    /// Blocks that are free.
+    pub free_blocks: u64,
+    /// Inodes there are.
+    pub inodes: u32,
+}
+
+/// A filesystem whose journal was replayed.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Replayed {
+    /// It was marked as having errors.
+    pub had_errors: bool,
+    /// It is not any more, or never was.
+    pub is_sound: bool,
+}
+
+/// What is wrong, as far as it is listed. File: the filesystem.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Check;
+
+/// Replays the journal. File: the filesystem.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Replay;
+
+/// Makes it larger. File: the filesystem.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Grow {
+    size: u64,
+}
+
+/// What is wrong with a filesystem.
+///
+/// # Errors
+/// [`CallError`].
+pub fn findings(file: File) -> Result<Vec<Finding>> {
+    jailed::call(&Check, file, Vec::new(), 0)
+}
+
+/// Puts what the journal has in its place, and takes a mark of errors away if nothing is wrong.
+///
+/// # Errors
+/// [`CallError`].
+pub fn replay(file: File) -> Result<Replayed> {
+    let size = length(&file).unwrap_or(0);
+    jailed::call(&Replay, file, Vec::new(), size)
+}
+
+/// Makes a filesystem `size` bytes large, which its file is already.
+///
+/// # Errors
+/// [`CallError`].
+pub fn grow(file: File, size: u64) -> Result<Grown> {
+    let length = length(&file).unwrap_or(0).max(size);
+    jailed::call(&Grow { size }, file, Vec::new(), length)
+}
+
+impl Call for Check {
+    const KIND: &'static str = "ext4-check";
+    type Reply = Vec<Finding>;
+    type Error = Fault;
+
+    fn run(self, files: Vec<OwnedFd>) -> std::result::Result<Vec<Finding>, Fault> {
+        let findings = check(&Files::new(files).next()?).into_iter();
+        let each = findings.map(|finding| Finding {
+            text: finding.to_string(),
+            inode: finding.inode,
+            problem: finding.problem,
+        });
+        Ok(each.collect())
+    }
+}
+
+impl Call for Replay {
+    const KIND: &'static str = "ext4-replay";
+    type Reply = Replayed;
+    type Error = Fault;
+
+    fn run(self, files: Vec<OwnedFd>) -> std::result::Result<Replayed, Fault> {
+        let mut file = Files::new(files).next()?;
+        let options = Options {
+            despite_errors: true,
+            ..Options::default()
+        };
+        let filesystem = Ext4::open(&mut file, options).map_err(Fault::disk)?;
+        let had_errors = filesystem.has_errors();
+        filesystem.close().map_err(Fault::disk)?;
+        let is_sound = match had_errors {
+            true => clear_errors(&mut file).map_err(Fault::disk)?.is_empty(),
+            false => true,
+        };
+        Ok(Replayed {
+            had_errors,
+            is_sound,
+        })
+    }
+}
+
+impl Call for Grow {
+    const KIND: &'static str = "ext4-grow";
+    type Reply = Grown;
+    type Error = Fault;
+
+    fn run(self, files: Vec<OwnedFd>) -> std::result::Result<Grown, Fault> {
+        let mut file = Files::new(files).next()?;
+        let grown = resize::grow(&mut file, self.size).map_err(Fault::disk)?;
+        Ok(Grown {
+            block_size: grown.block_size,
+            blocks_before: grown.blocks_before,
+            blocks: grown.blocks,
+            free_blocks: grown.free_blocks,
+            inodes: grown.inodes,
+        })
+    }
+}
