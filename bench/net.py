@@ -100,27 +100,31 @@ def costs(timers: dict[str, pathlib.Path], port: int) -> dict:
     """Instructions and nanoseconds a GiB, each way, of each version."""
     found = {version: {} for version in timers}
     for way in "du":
-
-        def run(timer: pathlib.Path, size: int, *counter: str) -> str:
-            client = [sys.executable, "-c", CLIENT, way, str(port), str(size)]
-            return output([*counter, timer, GUEST, *client])
-
-        def count(timer: pathlib.Path, size: int) -> int:
-            counter = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"]
-            return int(re.search(r"Collected : (\d+)", run(timer, size, *counter))[1])
-
         times = {version: [] for version in timers}
         for _ in range(ROUNDS):
             for version, timer in timers.items():
-                times[version].append(int(run(timer, TIMED).split()[-1]))
+                times[version].append(int(transfer(timer, way, port, TIMED).split()[-1]))
         for version, timer in timers.items():
             # Without what a process takes to start and end.
-            counted = count(timer, COUNTED) - count(timer, 0)
+            counted = count(timer, way, port, COUNTED) - count(timer, way, port, 0)
             found[version][way] = {
                 "instructions": counted * GIB // COUNTED,
                 "nanoseconds": round(statistics.median(times[version])) * GIB // TIMED,
             }
     return found
+
+
+def transfer(timer: pathlib.Path, way: str, port: int, size: int, *counter: str) -> str:
+    """What a network says of `size` bytes that went `d`own or `u`p."""
+    client = [sys.executable, "-c", CLIENT, way, str(port), str(size)]
+    return output([*counter, timer, GUEST, *client])
+
+
+def count(timer: pathlib.Path, way: str, port: int, size: int) -> int:
+    """Instructions of such a transfer."""
+    counter = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"]
+    text = transfer(timer, way, port, size, *counter)
+    return int(re.search(r"Collected : (\d+)", text)[1])
 
 
 def output(command: list[str | pathlib.Path]) -> str:
