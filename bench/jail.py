@@ -24,7 +24,7 @@ from bench import convert, layers, measure, mica, report
 
 DIRECTORY = measure.CACHE / "jail"
 
-# Whoever of the workers outlives its parent becomes a child of this process, which waits for
+# A worker that outlives its parent becomes a child of this process, which waits for
 # all: only so is their CPU time seen.
 LAUNCHER = """
 import ctypes, os, resource, sys

@@ -19,7 +19,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 /// Bytes of a part: enough that passing it on costs nothing, few enough for a cache.
 const PART: usize = 512 << 10;
-/// One to fill, one to read, and two for whoever is slower.
+/// One to fill, one to read, and two that wait for the slower end.
 const PARTS: usize = 4;
 
 /// How often a caller that waits is asked whether to go on.

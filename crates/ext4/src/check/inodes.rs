@@ -188,8 +188,10 @@ fn reserved(state: &mut State, inode: &Inode, purpose: Purpose) {
     if number == RESIZE {
         let map = special::resize(state, inode);
         if state.volume.superblock.has_compat(compat::RESIZE_INODE) {
-            occupied(state, inode, map.nodes.len() as u64 + attribute_blocks);
-            size(state, inode, &map, false);
+            if let Some(map) = map {
+                occupied(state, inode, map.nodes.len() as u64 + attribute_blocks);
+                size(state, inode, &map, false);
+            }
             return;
         }
     }

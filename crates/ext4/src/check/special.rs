@@ -131,8 +131,9 @@ pub(super) fn quota_inodes(superblock: &Superblock) -> [u32; 3] {
 
 /// The resize inode: its doubly indirect block lists the reserved descriptor blocks of the
 /// first group, and each of those lists its namesakes in the groups with backups. Returns all of
-/// them as nodes of a map, and the last one as its end.
-pub(super) fn resize(state: &mut State, inode: &Inode) -> Map {
+/// them as nodes of a map, and the last one as its end; none where they are not what they must
+/// be, and could be any number of blocks.
+pub(super) fn resize(state: &mut State, inode: &Inode) -> Option<Map> {
     let volume = state.volume;
     let superblock = &volume.superblock;
     let pointers = |index| word(inode.block(), index);
@@ -141,7 +142,7 @@ pub(super) fn resize(state: &mut State, inode: &Inode) -> Map {
             let what = "resize_inode not enabled, but the resize inode is non-zero";
             state.found.inode(inode.number, what);
         }
-        return Map::default();
+        return None;
     }
     if superblock.has_incompat(incompat::META_BG) {
         let what = "resize_inode and meta_bg features are enabled; they are not compatible";
@@ -159,15 +160,15 @@ pub(super) fn resize(state: &mut State, inode: &Inode) -> Map {
         state.found.inode(inode.number, "resize inode not valid");
     }
     if !volume.is_data_block(doubly) || state.is_fixed(doubly) {
-        return Map::default();
+        return None;
     }
     state.visited.insert(doubly);
     let clusters = state.clusters(doubly..doubly + 1);
     state.claims.add(clusters, inode.number);
-    listed(volume, doubly)
+    sound.then(|| listed(volume, doubly))
 }
 
-/// What the doubly indirect block and those that it lists have in them.
+/// What the doubly indirect block and those that it lists have in them, all of them checked.
 fn listed(volume: &Volume, doubly: u64) -> Map {
     let per_block = volume.block_size as u64 / 4;
     let first = DOUBLY as u64 - 1 + per_block;

@@ -3,7 +3,7 @@
 //!
 //! A fixed set of buffers goes round: the inflating thread fills one, the hashing thread
 //! passes it on, the consumer hands it back. So memory is bounded, nothing is allocated or
-//! copied on the way, and whoever is slowest sets the pace. A blob that isn't compressed and
+//! copied on the way, and the slowest of the three sets the pace. A blob that isn't compressed and
 //! that another process hashes is consumed where it is.
 
 use std::io::{self, BufRead, Read};

@@ -14,7 +14,7 @@ pub(super) struct Expected {
     pub blob_digest: Option<Digest>,
     pub blob_size: Option<u64>,
     pub diff_id: Digest,
-    /// Whoever feeds the blob hashes it, and so knows the diff ID of one that isn't compressed.
+    /// The process that feeds the blob hashes it, and so knows the diff ID of one that isn't compressed.
     pub hashed_by_caller: bool,
 }
 
@@ -145,7 +145,7 @@ impl<S: BufRead> Source<S> {
     }
 
     /// Compressed data made no sense: damage on the way, which the digest over the rest of
-    /// it tells, or done by whoever compressed it.
+    /// it tells, or done when the blob was compressed.
     pub fn blame(mut self, error: &decompress::Error, limits: &Limits) -> Reason {
         loop {
             self.consume(self.ahead);
