@@ -106,7 +106,7 @@ fn turns_are_taken() {
             let mut filesystem = image.open();
             our_history(&mut filesystem, &mut model, &mut random, 700);
             filesystem.close().unwrap();
-            image.check();
+            image.check_with_kernel();
             let mount = Mount::new(&image.path(), "rw");
             let expected = model.unchanged(usize::MAX);
             assert_includes(
@@ -116,7 +116,7 @@ fn turns_are_taken() {
             );
             kernel_history(&mount, &mut model, &mut random, 700);
             drop(mount);
-            image.check();
+            image.check_with_kernel();
             let expected = model.unchanged(usize::MAX);
             let found = model::describe(&mut image.open_read_only());
             assert_includes(&found, &expected, &format!("{seed}: we after the kernel"));
@@ -144,7 +144,7 @@ fn the_kernel_replays_our_journal() {
             &format!("{seed}: replayed by the kernel"),
         );
         drop(mount);
-        image.check();
+        image.check_with_kernel();
     }
 }
 
@@ -185,7 +185,7 @@ fn we_replay_the_kernels_journal() {
             let mut later = model.clone();
             our_history(&mut filesystem, &mut later, &mut random.clone(), 300);
             filesystem.close().unwrap();
-            engine::check(&cut);
+            engine::check_with_kernel(&cut);
         }
     }
 }
