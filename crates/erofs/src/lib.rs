@@ -32,10 +32,10 @@ mod writer;
 mod xattr;
 
 pub use error::{Error, Result};
+pub use micabox_file::{Segment, Timestamp};
 pub use reader::Reader;
 pub use source::{Cached, Concat, ReadAt};
-pub use sparse::Segment;
-pub use tree::{Chunks, Data, Directory, Inode, InodeId, Kind, Metadata, Timestamp, Tree};
+pub use tree::{Chunks, Data, Directory, Inode, InodeId, Kind, Metadata, Tree};
 pub use writer::{Options, Summary, Writer};
 pub use xattr::{Xattr, XattrProblem};
 

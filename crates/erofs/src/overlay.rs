@@ -5,7 +5,8 @@
 //! overlay; the merge understands and drops them.
 
 use crate::Result;
-use crate::tree::{Inode, InodeId, Kind, Metadata, Timestamp, Tree};
+use crate::Timestamp;
+use crate::tree::{Inode, InodeId, Kind, Metadata, Tree};
 use crate::xattr::Xattr;
 
 /// Attributes with this prefix belong to overlayfs.

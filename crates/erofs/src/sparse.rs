@@ -1,21 +1,8 @@
 //! How a sparse file is cut into chunks.
 
+use micabox_file::Segment;
+
 use crate::{BLOCK_SIZE, Error, Result};
-
-/// A run of real bytes in a sparse file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Segment {
-    /// Where it starts in the file, in bytes.
-    pub offset: u64,
-    /// Its length in bytes; zero is allowed and means nothing.
-    pub length: u64,
-}
-
-impl Segment {
-    fn end(&self) -> u64 {
-        self.offset.saturating_add(self.length)
-    }
-}
 
 /// The format keeps the chunk size in five bits.
 pub(crate) const CHUNK_BITS_MAX: u8 = 31;

@@ -3,25 +3,10 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
+use micabox_file::Timestamp;
+
 use crate::xattr::Xattr;
 use crate::{Error, Result};
-
-/// A point in time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
-pub struct Timestamp {
-    /// Seconds since 1970-01-01 UTC; negative before.
-    pub seconds: i64,
-    /// Nanoseconds after `seconds`, 0 to 999,999,999.
-    pub nanos: u32,
-}
-
-impl Timestamp {
-    /// 1970-01-01 UTC.
-    pub const EPOCH: Self = Self {
-        seconds: 0,
-        nanos: 0,
-    };
-}
 
 /// What every kind of inode has.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,9 +5,9 @@ use std::io::{Read, Seek, Write};
 use crate::emit;
 use crate::format::SUPERBLOCK_OFFSET;
 use crate::output::Output;
-use crate::sparse::{self, Segment};
 use crate::tree::{Chunks, Data, Metadata, Tree};
 use crate::{BLOCK_SIZE, Error, Result};
+use crate::{Segment, sparse};
 
 /// What an image is besides its files.
 #[derive(Debug, Clone)]

@@ -32,12 +32,11 @@ pub mod import;
 pub mod make;
 mod placement;
 pub mod resize;
-mod time;
 
 pub use device::{BlockDevice, DeviceError};
 pub use engine::{
-    DirEntry, Ext4, Fallocate, FileKind, Ino, Options, Owner, ROOT, Rename, Segment, SetAttributes,
-    SetXattr, Stat, Statistics,
+    DirEntry, Ext4, Fallocate, Ino, Options, Owner, ROOT, Rename, SetAttributes, SetXattr, Stat,
+    Statistics,
 };
 pub use error::{Errno, Error, Place, Result};
-pub use time::Timestamp;
+pub use micabox_file::{FileKind, Segment, Timestamp};

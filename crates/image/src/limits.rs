@@ -6,7 +6,6 @@
 
 use serde::{Deserialize, Serialize};
 
-const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
@@ -52,19 +51,33 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
+        let member = micabox_tar::Limits::default();
         Self {
             layer_size: 1024 * GIB,
             entries: 8 * 1000 * 1000,
             metadata_size: GIB,
-            path_length: 16 * KIB,
+            path_length: member.path_length,
             path_depth: 2048,
-            header_size: 4 * MIB,
-            xattr_size: 128 * KIB,
-            sparse_segments: 1 << 20,
+            header_size: member.header_size,
+            xattr_size: member.xattr_size,
+            sparse_segments: member.sparse_segments,
             compression_ratio: 500,
             compression_ratio_from: 4 * GIB,
             zstd_window: 128 * MIB,
             idle_timeout: 60,
+        }
+    }
+}
+
+impl Limits {
+    /// Those on one member of an archive.
+    #[must_use]
+    pub fn member(&self) -> micabox_tar::Limits {
+        micabox_tar::Limits {
+            header_size: self.header_size,
+            path_length: self.path_length,
+            xattr_size: self.xattr_size,
+            sparse_segments: self.sparse_segments,
         }
     }
 }

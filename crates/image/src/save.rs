@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
+use micabox_tar::{Attributes, Kind, Member, Writer};
 use serde_json::{Value, json};
 
 use crate::export::{Blob, Compression, PackError, Packed, pack, rewrite};
@@ -359,8 +360,8 @@ fn write_oci(
     compression: Compression,
 ) -> Result<(), SaveError> {
     archive.document("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#)?;
-    archive.directory("blobs/")?;
-    archive.directory("blobs/sha256/")?;
+    archive.directory("blobs")?;
+    archive.directory("blobs/sha256")?;
     // What the documents say of the layers is known before these go away one by one.
     let mut documents = BTreeMap::new();
     let (mut index, mut items) = (Vec::new(), Vec::new());
@@ -441,23 +442,35 @@ fn write_docker(
     archive.json("manifest.json", &json!(items))
 }
 
-/// A tar archive whose bytes depend on nothing but what is put into it.
+/// An archive whose bytes depend on nothing but what is put into it.
 struct ArchiveWriter<'a> {
-    tar: tar::Builder<&'a mut dyn Write>,
+    tar: Writer<&'a mut dyn Write>,
 }
 
 impl<'a> ArchiveWriter<'a> {
     fn new(out: &'a mut dyn Write) -> Self {
         Self {
-            tar: tar::Builder::new(out),
+            tar: Writer::new(out),
         }
     }
 
     /// Adds a file; `contents` gives `size` bytes.
-    fn file(&mut self, name: &str, size: u64, contents: impl Read) -> Result<(), SaveError> {
-        // So that the layers' archives are asked for many bytes at a time.
-        let mut contents = io::BufReader::with_capacity(256 << 10, contents);
-        self.member(name, tar::EntryType::Regular, 0o644, size, &mut contents)
+    fn file(&mut self, name: &str, size: u64, mut contents: impl Read) -> Result<(), SaveError> {
+        // An error may be the store's own, from where the contents come from.
+        let explain = |error: io::Error| match error.downcast::<store::Error>() {
+            Ok(error) => SaveError::Store(error),
+            Err(error) => SaveError::Write(error),
+        };
+        let member = member(name, Kind::file(size), 0o644);
+        let read = |_: u64, piece: &mut [u8]| contents.read_exact(piece);
+        self.tar.add_file(&member, read).map_err(explain)?;
+        // A layer that was altered is noticed at its end.
+        match contents.read(&mut [0]).map_err(explain)? {
+            0 => Ok(()),
+            _ => Err(SaveError::Write(io::Error::other(
+                "a blob is longer than it should be",
+            ))),
+        }
     }
 
     fn document(&mut self, name: &str, bytes: &[u8]) -> Result<(), SaveError> {
@@ -469,38 +482,23 @@ impl<'a> ArchiveWriter<'a> {
     }
 
     fn directory(&mut self, name: &str) -> Result<(), SaveError> {
-        let kind = tar::EntryType::Directory;
-        self.member(name, kind, 0o755, 0, &mut io::empty())
-    }
-
-    fn member(
-        &mut self,
-        name: &str,
-        kind: tar::EntryType,
-        mode: u32,
-        size: u64,
-        contents: &mut dyn Read,
-    ) -> Result<(), SaveError> {
-        let mut header = tar::Header::new_ustar();
-        header.set_entry_type(kind);
-        header.set_mode(mode);
-        header.set_uid(0);
-        header.set_gid(0);
-        header.set_mtime(0);
-        // From 8 GiB on in base 256, which all readers know.
-        header.set_size(size);
-        header.set_path(name).map_err(SaveError::Write)?;
-        header.set_cksum();
-        // An error may be the store's own, from where the contents come from.
-        let explain = |error: io::Error| match error.downcast::<store::Error>() {
-            Ok(error) => SaveError::Store(error),
-            Err(error) => SaveError::Write(error),
-        };
-        self.tar.append(&header, contents).map_err(explain)
+        let member = member(name, Kind::Directory, 0o755);
+        self.tar.add(&member).map_err(SaveError::Write)
     }
 
     fn finish(self) -> Result<(), SaveError> {
-        let out = self.tar.into_inner().map_err(SaveError::Write)?;
-        out.flush().map_err(SaveError::Write)
+        self.tar.finish().map(drop).map_err(SaveError::Write)
+    }
+}
+
+/// What belongs to root, and to no time.
+fn member(name: &str, kind: Kind, mode: u16) -> Member {
+    Member {
+        path: name.into(),
+        kind,
+        attributes: Attributes {
+            mode,
+            ..Attributes::default()
+        },
     }
 }

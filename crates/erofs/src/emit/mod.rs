@@ -21,10 +21,11 @@ use std::io::{Seek, Write};
 
 use self::place::Places;
 use self::xattrs::SharedXattrs;
+use crate::Timestamp;
 use crate::error::InodeProblem;
 use crate::format::{self, FileType, INODE_SLOT, Layout, RawInode};
 use crate::output::Output;
-use crate::tree::{Chunks, Data, Inode, InodeId, Kind, Timestamp, Tree};
+use crate::tree::{Chunks, Data, Inode, InodeId, Kind, Tree};
 use crate::{BLOCK_SIZE, Error, Result};
 
 pub(crate) use self::head::{blocks as head_blocks, head};

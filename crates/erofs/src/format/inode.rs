@@ -1,7 +1,7 @@
 //! The fixed part of inodes.
 
 use super::fields::{Fields, Parse};
-use crate::tree::Timestamp;
+use micabox_file::Timestamp;
 
 /// Inodes start at multiples of this; an inode's number is its position in these units.
 pub(crate) const INODE_SLOT: u64 = 32;

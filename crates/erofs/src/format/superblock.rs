@@ -2,7 +2,7 @@
 
 use super::checksum;
 use super::fields::{Fields, Parse};
-use crate::tree::Timestamp;
+use micabox_file::Timestamp;
 
 /// Where the superblock starts, in bytes.
 pub(crate) const SUPERBLOCK_OFFSET: u64 = 1024;

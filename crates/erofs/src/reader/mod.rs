@@ -17,8 +17,8 @@ use crate::format::{
     SUPERBLOCK_SIZE, Superblock, SuperblockProblem,
 };
 use crate::source::ReadAt;
-use crate::tree::Timestamp;
 use crate::{BLOCK_SIZE, Error, Result};
+use micabox_file::Timestamp;
 
 pub use self::data::Extent;
 pub use self::directory::DirEntry;

@@ -4,7 +4,7 @@ use super::{Ext4, Ino};
 use crate::device::BlockDevice;
 use crate::error::Result;
 use crate::format::inode::S_IFMT;
-use crate::time::Timestamp;
+use micabox_file::Timestamp;
 
 /// Attributes to change; those that are `None` stay.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

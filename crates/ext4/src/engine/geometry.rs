@@ -4,7 +4,7 @@ use crate::error::{Error, Place, Result};
 use crate::format::features::{self, Set, compat, incompat, ro_compat};
 use crate::format::superblock::{self, Superblock};
 use crate::format::{directory, extent, hash, inode};
-use crate::time::Timestamp;
+use micabox_file::Timestamp;
 
 /// Sizes and places that follow from the superblock.
 #[derive(Debug, Clone)]

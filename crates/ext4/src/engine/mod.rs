@@ -48,17 +48,16 @@ pub(crate) use geometry::Geometry;
 pub(crate) use io::Io;
 pub use names::Owner;
 pub use options::Options;
-pub use read::Segment;
 pub use read_dir::DirEntry;
 pub use rename::Rename;
-pub use stat::{FileKind, Stat, Statistics};
+pub use stat::{Stat, Statistics};
 pub use xattr_write::SetXattr;
 
 use crate::cache::{Blocks, Key, Lru, Pages};
 use crate::error::{Error, Place, Result};
 use crate::format::group::GroupDescriptor;
 use crate::format::superblock::Superblock;
-use crate::time::Timestamp;
+use micabox_file::Timestamp;
 
 /// An inode's number. The root directory's is 2.
 pub type Ino = u32;

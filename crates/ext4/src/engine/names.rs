@@ -2,8 +2,8 @@
 
 use super::directory::{check_name, clear_entries};
 use super::inode_alloc::NewInode;
-use super::stat::FileKind;
 use super::{Ext4, Ino};
+use crate::FileKind;
 use crate::device::BlockDevice;
 use crate::error::{Errno, Place, Result};
 use crate::format::directory::{self, FileType, MAX_LINKS};

@@ -1,6 +1,6 @@
 //! How a filesystem is opened.
 
-use crate::time::Timestamp;
+use micabox_file::Timestamp;
 
 /// How a filesystem is opened. The defaults fit a program that has one filesystem open and some
 /// hundred megabytes of memory to spare.

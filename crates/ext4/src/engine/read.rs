@@ -3,6 +3,8 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
+use micabox_file::Segment;
+
 use super::{Ext4, Ino};
 use crate::cache::ChunkKey;
 use crate::device::BlockDevice;
@@ -11,15 +13,6 @@ use crate::format::inode::{self, RawInode, flags};
 
 /// The longest symbolic link's target, by Linux's reckoning.
 const MAX_SYMLINK: u64 = 4096;
-
-/// A part of a file that is not a hole.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Segment {
-    /// Start in bytes.
-    pub offset: u64,
-    /// Length in bytes.
-    pub length: u64,
-}
 
 /// Bits `from` to `to` (inclusive).
 pub(crate) fn mask(from: usize, to: usize) -> u64 {

@@ -3,8 +3,8 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use super::stat::FileKind;
 use super::{Ext4, Ino};
+use crate::FileKind;
 use crate::cache::Kind;
 use crate::device::BlockDevice;
 use crate::error::{Errno, Place, Result};
@@ -36,7 +36,7 @@ impl<D: BlockDevice> Ext4<D> {
             if entry.name != b"." && entry.name != b".." {
                 entries.push(DirEntry {
                     ino: entry.inode,
-                    kind: FileKind::from_type(entry.file_type),
+                    kind: entry.file_type.kind(),
                     name: entry.name.into(),
                 });
             }

@@ -1,65 +1,11 @@
 //! What an inode, and the filesystem, say of themselves.
 
 use super::{Ext4, Ino};
+use crate::FileKind;
 use crate::device::BlockDevice;
 use crate::error::Result;
-use crate::format::directory::FileType;
 use crate::format::inode::{self, flags};
-use crate::time::Timestamp;
-
-/// Types of files.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum FileKind {
-    /// Regular file.
-    File,
-    /// Directory.
-    Directory,
-    /// Symbolic link.
-    Symlink,
-    /// Character device.
-    CharDevice,
-    /// Block device.
-    BlockDevice,
-    /// FIFO.
-    Fifo,
-    /// Socket.
-    Socket,
-}
-
-impl FileKind {
-    pub(crate) fn from_type(file_type: FileType) -> Option<Self> {
-        Some(match file_type {
-            FileType::Regular => Self::File,
-            FileType::Directory => Self::Directory,
-            FileType::Symlink => Self::Symlink,
-            FileType::CharDevice => Self::CharDevice,
-            FileType::BlockDevice => Self::BlockDevice,
-            FileType::Fifo => Self::Fifo,
-            FileType::Socket => Self::Socket,
-            FileType::Unknown => return None,
-        })
-    }
-
-    /// From an inode's mode.
-    #[must_use]
-    pub fn from_mode(mode: u16) -> Option<Self> {
-        Self::from_type(FileType::from_mode(mode))
-    }
-
-    /// The type's bits of an inode's mode.
-    #[must_use]
-    pub fn mode(self) -> u16 {
-        match self {
-            Self::File => inode::S_IFREG,
-            Self::Directory => inode::S_IFDIR,
-            Self::Symlink => inode::S_IFLNK,
-            Self::CharDevice => inode::S_IFCHR,
-            Self::BlockDevice => inode::S_IFBLK,
-            Self::Fifo => inode::S_IFIFO,
-            Self::Socket => inode::S_IFSOCK,
-        }
-    }
-}
+use micabox_file::Timestamp;
 
 /// An inode's attributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

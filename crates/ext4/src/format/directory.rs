@@ -11,6 +11,8 @@
 
 use super::checksum::crc32c;
 use super::fields::{self, record};
+use micabox_file::FileKind;
+
 use super::inode;
 
 /// Bytes of an entry before its name.
@@ -86,6 +88,21 @@ impl FileType {
             inode::S_IFLNK => Self::Symlink,
             _ => Self::Unknown,
         }
+    }
+
+    /// The kind of file that it stands for.
+    #[must_use]
+    pub fn kind(self) -> Option<FileKind> {
+        Some(match self {
+            Self::Regular => FileKind::File,
+            Self::Directory => FileKind::Directory,
+            Self::Symlink => FileKind::Symlink,
+            Self::CharDevice => FileKind::CharDevice,
+            Self::BlockDevice => FileKind::BlockDevice,
+            Self::Fifo => FileKind::Fifo,
+            Self::Socket => FileKind::Socket,
+            Self::Unknown => return None,
+        })
     }
 }
 

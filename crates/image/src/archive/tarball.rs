@@ -6,9 +6,10 @@ use std::io::{self, BufReader, Read};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
+use micabox_tar::{Kind, Reader};
+
 use super::{Member, Problem};
 use crate::Limits;
-use crate::convert::tar::{self, Type};
 use crate::manifest::printable;
 
 /// More members than any archive of images has: a few for each layer.
@@ -49,9 +50,8 @@ impl Tarball {
             // A reader for each member, placed behind the contents of the one before: these
             // are seeked over and not read.
             let section = Section::new(&file, at, length);
-            let mut reader =
-                tar::Reader::new(BufReader::with_capacity(4096, section), limits.clone());
-            let entry = reader.next();
+            let mut reader = Reader::new(BufReader::with_capacity(4096, section), limits.member());
+            let entry = reader.next_member();
             let start = at;
             let failed = |problem: String, name: &[u8]| Problem::Tar {
                 offset: start,
@@ -65,7 +65,7 @@ impl Tarball {
             };
             let offset = at + reader.offset();
             let size = match entry.kind {
-                Type::File => entry.size,
+                Kind::File { size, .. } => size,
                 _ => 0,
             };
             let end = offset.checked_add(size).filter(|end| *end <= length);
@@ -77,7 +77,7 @@ impl Tarball {
             };
             at = end.next_multiple_of(BLOCK);
 
-            names += entry.path.len() + entry.target.len();
+            names += entry.path.len() + entry.kind.target().len();
             if members.len() >= MAX_MEMBERS || names > MAX_NAMES {
                 return Err(failed(
                     "there are too many files in it".to_owned(),
@@ -88,11 +88,11 @@ impl Tarball {
             let Some(name) = utf8(&entry.path).and_then(|name| resolve("", name)) else {
                 continue;
             };
-            let target = utf8(&entry.target);
+            let target = utf8(entry.kind.target());
             let place = match entry.kind {
-                Type::File if entry.sparse.is_none() => Place::File { offset, size },
-                Type::HardLink => link(target.and_then(|target| resolve("", target))),
-                Type::Symlink => {
+                Kind::File { segments: None, .. } => Place::File { offset, size },
+                Kind::HardLink(_) => link(target.and_then(|target| resolve("", target))),
+                Kind::Symlink(_) => {
                     let parent = name.rsplit_once('/').map_or("", |(parent, _)| parent);
                     link(target.and_then(|target| resolve(parent, target)))
                 }

@@ -190,21 +190,3 @@ fn after(entry: &Option<String>) -> String {
         .map(|entry| format!(", at or after entry `{entry}`"))
         .unwrap_or_default()
 }
-
-/// A name from an archive, made fit to be printed.
-pub(super) fn printable(name: &[u8]) -> String {
-    const MOST: usize = 512;
-    let mut text = match std::str::from_utf8(name) {
-        Ok(text) => text.escape_debug().to_string(),
-        Err(_) => name.escape_ascii().to_string(),
-    };
-    if text.len() > MOST {
-        let end = (0..=MOST)
-            .rev()
-            .find(|&end| text.is_char_boundary(end))
-            .unwrap_or(0);
-        text.truncate(end);
-        text.push('…');
-    }
-    text
-}

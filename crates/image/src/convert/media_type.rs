@@ -2,7 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::error::{Reason, printable};
+use micabox_tar::printable;
+
+use super::error::Reason;
 
 /// Layers that we can make a filesystem of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,16 +1,30 @@
-//! Archives member by member, for programs that put them elsewhere than into an image.
+//! Archives member by member, as `micabox_tar` gives them; leaves with its last caller.
 
 use std::io::{BufRead, Read};
 
-use super::tar::{Error as TarError, Reader};
-use super::xattr;
+use micabox_tar::Kind;
+pub use micabox_tar::MembersError;
+
 use crate::limits::Limits;
 
-pub use super::tar::Type as MemberKind;
-
-/// Prefix of overlayfs's own attributes, and what stands for it where they are escaped.
-const OVERLAY: &[u8] = b"trusted.overlay.";
-const ESCAPED: &[u8] = b"trusted.overlay.overlay.";
+/// What a member is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemberKind {
+    /// A regular file, whose contents follow.
+    File,
+    /// Another name for an earlier member.
+    HardLink,
+    /// A symbolic link.
+    Symlink,
+    /// A character device.
+    CharDevice,
+    /// A block device.
+    BlockDevice,
+    /// A directory.
+    Directory,
+    /// A FIFO.
+    Fifo,
+}
 
 /// A member with all extensions applied.
 #[derive(Debug)]
@@ -39,88 +53,70 @@ pub struct Member {
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-/// Why an archive can't be read on.
-#[derive(Debug, thiserror::Error)]
-#[error("byte {offset} of the archive, \"{}\": {reason}", name.escape_ascii())]
-pub struct MembersError {
-    /// Where, in bytes from the archive's start.
-    pub offset: u64,
-    /// The member that was read last.
-    pub name: Vec<u8>,
-    /// Why.
-    pub reason: String,
-}
-
 /// Reads an uncompressed archive from a stream, once, front to back.
-pub struct Members<R> {
-    reader: Reader<R>,
-    limits: Limits,
-}
+pub struct Members<R>(micabox_tar::Members<R>);
 
 impl<R: BufRead> Members<R> {
     /// Members of the archive in `input`.
     pub fn new(input: R, limits: &Limits) -> Self {
-        Self {
-            reader: Reader::new(input, limits.clone()),
-            limits: limits.clone(),
-        }
+        Self(micabox_tar::Members::new(input, limits.member()))
     }
 
-    /// The next member; the unread rest of the contents of the one before is skipped. `None`
-    /// after the archive's end.
+    /// The next member.
+    ///
+    /// # Errors
+    ///
+    /// [`MembersError`].
     pub fn next_member(&mut self) -> Result<Option<Member>, MembersError> {
-        let entry = match self.reader.next() {
-            Ok(Some(entry)) => entry,
-            Ok(None) => return Ok(None),
-            Err(error) => return Err(self.error(&error)),
+        let Some(member) = self.0.next_member()? else {
+            return Ok(None);
         };
-        let xattrs = xattr::from_records(&entry.records, self.limits.xattr_size);
-        let (xattrs, _) = xattrs.map_err(|problem| self.failure(problem.to_string()))?;
+        let mut device = (0, 0);
+        let (mut size, mut segments) = (0, None);
+        let target = member.kind.target().to_vec();
+        let kind = match member.kind {
+            Kind::File {
+                size: bytes,
+                segments: parts,
+            } => {
+                size = bytes;
+                segments = parts.map(|parts| {
+                    let each = parts.iter();
+                    each.map(|part| (part.offset, part.length)).collect()
+                });
+                MemberKind::File
+            }
+            Kind::HardLink(_) => MemberKind::HardLink,
+            Kind::Symlink(_) => MemberKind::Symlink,
+            Kind::Directory => MemberKind::Directory,
+            Kind::CharDevice(major, minor) => {
+                device = (major, minor);
+                MemberKind::CharDevice
+            }
+            Kind::BlockDevice(major, minor) => {
+                device = (major, minor);
+                MemberKind::BlockDevice
+            }
+            Kind::Fifo => MemberKind::Fifo,
+        };
+        let attributes = member.attributes;
         Ok(Some(Member {
-            path: entry.path,
-            kind: entry.kind,
-            target: entry.target,
-            mode: entry.mode,
-            uid: entry.uid,
-            gid: entry.gid,
-            mtime: (entry.mtime.seconds, entry.mtime.nanos),
-            device: entry.device,
-            size: entry.size,
-            segments: entry.sparse.map(|map| {
-                let extents = map.extents.iter();
-                extents
-                    .map(|extent| (extent.offset, extent.length))
-                    .collect()
-            }),
-            xattrs: xattrs
-                .into_iter()
-                .map(|xattr| (unescaped(&xattr.name), xattr.value.to_vec()))
-                .collect(),
+            path: member.path,
+            kind,
+            target,
+            mode: attributes.mode,
+            uid: attributes.uid,
+            gid: attributes.gid,
+            mtime: (attributes.mtime.seconds, attributes.mtime.nanos),
+            device,
+            size,
+            segments,
+            xattrs: attributes.xattrs,
         }))
     }
 
     /// The stored bytes of the member that was read last, without holes.
     pub fn body(&mut self) -> impl Read {
-        self.reader.body()
-    }
-
-    fn error(&self, error: &TarError) -> MembersError {
-        self.failure(error.to_string())
-    }
-
-    fn failure(&self, reason: String) -> MembersError {
-        MembersError {
-            offset: self.reader.offset(),
-            name: self.reader.name().to_vec(),
-            reason,
-        }
-    }
-}
-
-/// A name as the archive has it: what passes for a layer's marker there does no harm here.
-fn unescaped(name: &[u8]) -> Vec<u8> {
-    match name.strip_prefix(ESCAPED) {
-        Some(rest) => [OVERLAY, rest].concat(),
-        None => name.to_vec(),
+        self.0.body()
     }
 }

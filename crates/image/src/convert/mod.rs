@@ -4,7 +4,6 @@
 //! memory grows with the number of entries and not with their size, and nothing is published
 //! before both digests are right. No entry is ever unpacked on the host.
 
-mod acl;
 pub(crate) mod decompress;
 mod error;
 pub(crate) mod fuzzing;
@@ -15,7 +14,6 @@ mod native;
 mod path;
 mod pipeline;
 mod source;
-pub(crate) mod tar;
 mod tree;
 mod xattr;
 
@@ -34,8 +32,8 @@ use crate::recipe::{self, Recorder};
 use crate::store::{
     self, Checksum, ChecksummedFile, Claim, Layer, LayerClaim, LayerRecord, RecipeRecord, Store,
 };
-use error::printable;
 use media_type::LayerKind;
+use micabox_tar::{self as tar, printable};
 use source::Expected;
 use tree::{Finished, LayerTree};
 
@@ -271,16 +269,20 @@ fn from_archive(
 ) -> Result<Made, Reason> {
     let mut tree = LayerTree::new(out, identity::layer_uuid(diff_id), limits)?;
     let recorder = Recorder::new(bytes, recipe).map_err(Reason::Write)?;
-    let mut archive = tar::Reader::new(recorder, limits.clone());
+    let mut archive = tar::Reader::new(recorder, limits.member());
     loop {
-        match archive.next() {
-            Ok(Some(entry)) => {
+        match archive.next_member() {
+            Ok(Some(member)) => {
                 archive.input().begin_body();
-                let stored = tree.add(&entry, &mut archive.body())?;
-                let sparse = entry.sparse.as_ref().map(|map| &map.extents[..]);
+                let records = archive.take_records();
+                let stored = tree.add(&member, &records, &mut archive.body())?;
+                let (size, segments) = match &member.kind {
+                    tar::Kind::File { size, segments } => (*size, segments.as_deref()),
+                    _ => (0, None),
+                };
                 archive
                     .input()
-                    .end_body(stored, entry.size, sparse)
+                    .end_body(stored, size, segments)
                     .map_err(Reason::Write)?;
             }
             Ok(None) => break,
@@ -321,7 +323,7 @@ fn archive_reason<R: BufRead>(
             let (setting, limit) = match limit {
                 tar::Limit::HeaderSize => ("header-size", limits.header_size),
                 tar::Limit::PathLength => ("path-length", limits.path_length),
-                tar::Limit::SparseSegments => ("sparse-segments", limits.sparse_segments),
+                _ => ("sparse-segments", limits.sparse_segments),
             };
             Reason::Limit {
                 setting,

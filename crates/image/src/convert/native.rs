@@ -15,8 +15,9 @@ use micabox_erofs::{
     BLOCK_SIZE, Cached, Data, Error as ErofsError, InodeId, Kind, Metadata, Options, Reader,
     Segment, Writer, check, overlay,
 };
+use micabox_tar::printable;
 
-use super::error::{Reason, printable};
+use super::error::Reason;
 use super::pipeline::check_size;
 use super::tree::{Finished, SYMLINK_MODE, data_memory, erofs_reason};
 use super::xattr;

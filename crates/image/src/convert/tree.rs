@@ -9,10 +9,10 @@ use micabox_erofs::{
     Data, Error as ErofsError, InodeId, Kind, Metadata, Options, Summary, Writer, Xattr, format,
     overlay,
 };
+use micabox_tar::{Kind as Type, Member, Records, XattrError, printable};
 
-use super::error::{Reason, printable};
+use super::error::Reason;
 use super::path::{self, components};
-use super::tar::{Entry, Type};
 use super::xattr;
 use crate::limits::{ENTRY_MEMORY, Limits};
 
@@ -50,6 +50,13 @@ pub(super) struct LayerTree<W> {
     /// The directory of the last entry: archives come directory by directory.
     recent: Option<(Vec<Vec<u8>>, InodeId)>,
     dropped_xattrs: u64,
+}
+
+/// A member of the archive with its records, which have its extended attributes.
+#[derive(Clone, Copy)]
+struct Entry<'a> {
+    member: &'a Member,
+    records: &'a Records,
 }
 
 /// Hard links whose target isn't there: it comes later, or a lower layer has it.
@@ -132,16 +139,17 @@ impl<W: Write + Seek> LayerTree<W> {
     /// are now, if they were needed.
     pub(super) fn add(
         &mut self,
-        entry: &Entry,
+        member: &Member,
+        records: &Records,
         body: &mut dyn Read,
     ) -> Result<Option<&Data>, Reason> {
-        match self.try_add(entry, body) {
+        match self.try_add(Entry { member, records }, body) {
             Ok(None) => Ok(None),
             Ok(Some(inode)) => match &self.writer.tree().inode(inode).kind {
                 Kind::File { size: 1.., data } => Ok(Some(data)),
                 _ => Ok(None),
             },
-            Err(problem) => Err(self.reason(&entry.path, problem)),
+            Err(problem) => Err(self.reason(&member.path, problem)),
         }
     }
 
@@ -200,14 +208,19 @@ impl<W: Write + Seek> LayerTree<W> {
     }
 
     /// Says which inode is new, if one is that has a body.
-    fn try_add(&mut self, entry: &Entry, body: &mut dyn Read) -> Result<Option<InodeId>, Problem> {
-        self.count_one(entry.path.len() + entry.target.len())?;
-        let path = components(&entry.path, self.limits.path_depth)?;
+    fn try_add(
+        &mut self,
+        entry: Entry<'_>,
+        body: &mut dyn Read,
+    ) -> Result<Option<InodeId>, Problem> {
+        let Member { path, kind, .. } = entry.member;
+        self.count_one(path.len() + kind.target().len())?;
+        let path = components(path, self.limits.path_depth)?;
         let Some((&name, parents)) = path.split_last() else {
             return self.add_root(entry).map(|()| None);
         };
         if path[0].starts_with(AUFS) && path[0] != OPAQUE {
-            if parents == [AUFS_LINKS] && entry.kind == Type::File {
+            if parents == [AUFS_LINKS] && matches!(kind, Type::File { .. }) {
                 let inode = self.new_inode(entry, body)?;
                 self.aufs_links.insert(name.into(), inode);
                 return Ok(Some(inode));
@@ -230,11 +243,11 @@ impl<W: Write + Seek> LayerTree<W> {
             self.whiteouts.push((directory, hidden.into()));
             return Ok(None);
         }
-        match entry.kind {
+        match kind {
             Type::Directory => self.add_directory(directory, name, entry)?,
-            Type::HardLink => self.add_hard_link(directory, name, entry)?,
+            Type::HardLink(_) => self.add_hard_link(directory, name, entry)?,
             // overlayfs's own whiteout, which every engine over overlayfs takes as such.
-            Type::CharDevice if entry.device == (0, 0) => {
+            Type::CharDevice(0, 0) => {
                 self.unlink(directory, name);
                 self.device_whiteouts.insert((directory, name.into()));
             }
@@ -247,8 +260,8 @@ impl<W: Write + Seek> LayerTree<W> {
         Ok(None)
     }
 
-    fn add_root(&mut self, entry: &Entry) -> Result<(), Problem> {
-        if entry.kind != Type::Directory {
+    fn add_root(&mut self, entry: Entry<'_>) -> Result<(), Problem> {
+        if entry.member.kind != Type::Directory {
             return Err(Problem::NoName);
         }
         let root = self.writer.tree().root();
@@ -259,7 +272,7 @@ impl<W: Write + Seek> LayerTree<W> {
         &mut self,
         directory: InodeId,
         name: &[u8],
-        entry: &Entry,
+        entry: Entry<'_>,
     ) -> Result<(), Problem> {
         match self.writer.tree().lookup(directory, name) {
             Some(inode) if self.writer.tree().inode(inode).is_directory() => {
@@ -274,7 +287,7 @@ impl<W: Write + Seek> LayerTree<W> {
 
     /// A second entry for a directory, or the first one after entries inside: its contents
     /// stay, its attributes are the newer ones.
-    fn update_directory(&mut self, inode: InodeId, entry: &Entry) -> Result<(), Problem> {
+    fn update_directory(&mut self, inode: InodeId, entry: Entry<'_>) -> Result<(), Problem> {
         let mut metadata = self.metadata(entry)?;
         let old = &mut self.writer.tree().inode_mut(inode).meta;
         let mut xattrs = std::mem::take(&mut old.xattrs);
@@ -288,19 +301,21 @@ impl<W: Write + Seek> LayerTree<W> {
         &mut self,
         directory: InodeId,
         name: &[u8],
-        entry: &Entry,
+        entry: Entry<'_>,
     ) -> Result<(), Problem> {
-        let link_target = |problem| Problem::LinkTarget(printable(&entry.target), problem);
-        let target = components(&entry.target, self.limits.path_depth).map_err(link_target)?;
+        let link_target =
+            |problem| Problem::LinkTarget(printable(entry.member.kind.target()), problem);
+        let target =
+            components(entry.member.kind.target(), self.limits.path_depth).map_err(link_target)?;
         if let [AUFS_LINKS, link] = target[..]
             && let Some(&inode) = self.aufs_links.get(link)
         {
             return self.link(directory, name, inode);
         }
         match self.find(&target)? {
-            Found::Inode(inode) if self.writer.tree().inode(inode).is_directory() => {
-                Err(Problem::LinkToDirectory(printable(&entry.target)))
-            }
+            Found::Inode(inode) if self.writer.tree().inode(inode).is_directory() => Err(
+                Problem::LinkToDirectory(printable(entry.member.kind.target())),
+            ),
             Found::Inode(inode) => {
                 if self.links.targets.contains_key(&inode) {
                     self.links.names.push((directory, name.into(), inode));
@@ -384,47 +399,46 @@ impl<W: Write + Seek> LayerTree<W> {
     }
 
     /// An inode for an entry, without a name yet.
-    fn new_inode(&mut self, entry: &Entry, body: &mut dyn Read) -> Result<InodeId, Problem> {
+    fn new_inode(&mut self, entry: Entry<'_>, body: &mut dyn Read) -> Result<InodeId, Problem> {
         let metadata = self.metadata(entry)?;
-        let kind = match entry.kind {
-            Type::File if entry.size == 0 => Kind::EMPTY_FILE,
-            Type::File => {
-                let data = match &entry.sparse {
-                    None => self.writer.body(entry.size, body)?,
-                    Some(map) => self.writer.sparse_body(entry.size, &map.extents, body)?,
+        let kind = match &entry.member.kind {
+            Type::File { size: 0, .. } => Kind::EMPTY_FILE,
+            Type::File { size, segments } => {
+                let size = *size;
+                let data = match segments {
+                    None => self.writer.body(size, body)?,
+                    Some(segments) => self.writer.sparse_body(size, segments, body)?,
                 };
                 self.charge(data_memory(&data))?;
-                Kind::File {
-                    size: entry.size,
-                    data,
-                }
+                Kind::File { size, data }
             }
-            Type::Symlink => match entry.target.len() {
-                1..=SYMLINK_TARGET_MAX => Kind::Symlink(entry.target.as_slice().into()),
+            Type::Symlink(target) => match target.len() {
+                1..=SYMLINK_TARGET_MAX => Kind::Symlink(target.as_slice().into()),
                 length => return Err(Problem::SymlinkTarget(length)),
             },
-            Type::CharDevice => Kind::CharDevice(device(entry.device)?),
-            Type::BlockDevice => Kind::BlockDevice(device(entry.device)?),
+            Type::CharDevice(major, minor) => Kind::CharDevice(device(*major, *minor)?),
+            Type::BlockDevice(major, minor) => Kind::BlockDevice(device(*major, *minor)?),
             Type::Fifo => Kind::Fifo,
             Type::Directory => Kind::directory(),
             // Has no inode of its own; see `add_hard_link`.
-            Type::HardLink => Kind::EMPTY_FILE,
+            Type::HardLink(_) => Kind::EMPTY_FILE,
         };
         Ok(self.writer.tree().add(metadata, kind))
     }
 
-    fn metadata(&mut self, entry: &Entry) -> Result<Metadata, Problem> {
-        let (xattrs, dropped) = xattr::from_records(&entry.records, self.limits.xattr_size)?;
+    fn metadata(&mut self, entry: Entry<'_>) -> Result<Metadata, Problem> {
+        let (xattrs, dropped) = xattr::from_records(entry.records, self.limits.xattr_size)?;
         self.dropped_xattrs += dropped;
         self.charge(xattr::memory(&xattrs))?;
+        let attributes = &entry.member.attributes;
         Ok(Metadata {
-            mode: match entry.kind {
-                Type::Symlink => SYMLINK_MODE,
-                _ => entry.mode,
+            mode: match entry.member.kind {
+                Type::Symlink(_) => SYMLINK_MODE,
+                _ => attributes.mode,
             },
-            uid: entry.uid,
-            gid: entry.gid,
-            mtime: entry.mtime,
+            uid: attributes.uid,
+            gid: attributes.gid,
+            mtime: attributes.mtime,
             xattrs,
         })
     }
@@ -579,7 +593,9 @@ impl<W: Write + Seek> LayerTree<W> {
             | Problem::LinkTarget(_, path::Problem::TooDeep) => {
                 limit("path-depth", self.limits.path_depth)
             }
-            Problem::Xattr(xattr::Problem::TooLarge) => limit("xattr-size", self.limits.xattr_size),
+            Problem::Xattr(xattr::Problem::Archive(XattrError::TooLarge)) => {
+                limit("xattr-size", self.limits.xattr_size)
+            }
             Problem::Erofs(error @ (ErofsError::Output(_) | ErofsError::ImageTooLarge)) => {
                 erofs_reason(error)
             }
@@ -615,7 +631,7 @@ pub(super) fn data_memory(data: &Data) -> u64 {
     }
 }
 
-fn device((major, minor): (u32, u32)) -> Result<u32, Problem> {
+fn device(major: u32, minor: u32) -> Result<u32, Problem> {
     format::encode_device(major, minor).ok_or(Problem::Device(major, minor))
 }
 

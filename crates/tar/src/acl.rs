@@ -1,14 +1,14 @@
-//! POSIX ACLs from their text form in archives (`SCHILY.acl.access`, as GNU tar, star and
-//! bsdtar write it) to the extended attribute that Linux keeps them in.
+//! POSIX ACLs: their text form in archives (`SCHILY.acl.access`, as GNU tar, star and bsdtar
+//! write it), and the extended attribute that Linux keeps them in.
 
-/// Why a text is no ACL.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Problem {
-    #[error("the ACL's entry `{0}` is malformed")]
-    Malformed(String),
-    #[error("the ACL names a user or group, and no database here tells which that is")]
+/// Why a text is not an ACL.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Problem {
+    /// An entry that is not of the form.
+    Malformed,
+    /// A user or group by name, and no database here tells which that is.
     Name,
-    #[error("the ACL is incomplete or has an entry twice")]
+    /// An entry is missing or there twice.
     Incomplete,
 }
 
@@ -27,7 +27,7 @@ const VERSION: u32 = 2;
 /// possibly repeated as a fourth field. All integers of the value are little-endian.
 ///
 /// None for an ACL that says no more than the permission bits.
-pub(super) fn from_text(text: &[u8]) -> Result<Option<Vec<u8>>, Problem> {
+pub(crate) fn from_text(text: &[u8]) -> Result<Option<Vec<u8>>, Problem> {
     let mut entries = Vec::new();
     for line in text.split(|&byte| byte == b',' || byte == b'\n') {
         let line = line.split(|&byte| byte == b'#').next().unwrap_or_default();
@@ -63,10 +63,9 @@ pub(super) fn from_text(text: &[u8]) -> Result<Option<Vec<u8>>, Problem> {
 
 /// Tag, id and permissions of one entry.
 fn entry(line: &[u8]) -> Result<(u16, u32, u16), Problem> {
-    let malformed = || Problem::Malformed(super::error::printable(line));
     let mut fields = line.split(|&byte| byte == b':').map(<[u8]>::trim_ascii);
     let tag = fields.next().unwrap_or_default();
-    let mut qualifier = fields.next().ok_or_else(malformed)?;
+    let mut qualifier = fields.next().ok_or(Problem::Malformed)?;
     let mut permissions = fields.next();
     let id = fields.next();
     if permissions.is_none() && matches!(tag, b"mask" | b"m" | b"other" | b"o") {
@@ -75,17 +74,17 @@ fn entry(line: &[u8]) -> Result<(u16, u32, u16), Problem> {
     }
     let permissions = permissions
         .and_then(parse_permissions)
-        .ok_or_else(malformed)?;
+        .ok_or(Problem::Malformed)?;
     let (own, named) = match tag {
         b"user" | b"u" => (USER_OBJ, Some(USER)),
         b"group" | b"g" => (GROUP_OBJ, Some(GROUP)),
         b"mask" | b"m" => (MASK, None),
         b"other" | b"o" => (OTHER, None),
-        _ => return Err(malformed()),
+        _ => return Err(Problem::Malformed),
     };
     match (qualifier, named) {
         (b"", _) => Ok((own, UNDEFINED_ID, permissions)),
-        (_, None) => Err(malformed()),
+        (_, None) => Err(Problem::Malformed),
         (name, Some(tag)) => {
             let number = |field: &[u8]| std::str::from_utf8(field).ok()?.parse().ok();
             let id = match id.and_then(number).or_else(|| number(name)) {
@@ -113,6 +112,33 @@ fn parse_permissions(text: &[u8]) -> Option<u16> {
         };
     }
     (!text.is_empty()).then_some(bits)
+}
+
+/// An access control list as text, owners and groups by number. `None` if it is not in the form
+/// of `getxattr`.
+pub(crate) fn to_text(value: &[u8]) -> Option<String> {
+    let (version, entries) = value.split_first_chunk::<4>()?;
+    if u32::from_le_bytes(*version) != VERSION || !entries.len().is_multiple_of(8) {
+        return None;
+    }
+    let mut text = String::new();
+    for entry in entries.chunks_exact(8) {
+        let id = u32::from_le_bytes([entry[4], entry[5], entry[6], entry[7]]);
+        let (kind, id) = match u16::from_le_bytes([entry[0], entry[1]]) {
+            USER_OBJ => ("user", String::new()),
+            USER => ("user", id.to_string()),
+            GROUP_OBJ => ("group", String::new()),
+            GROUP => ("group", id.to_string()),
+            MASK => ("mask", String::new()),
+            OTHER => ("other", String::new()),
+            _ => return None,
+        };
+        let permissions = u16::from_le_bytes([entry[2], entry[3]]);
+        let letter = |bit, letter| if permissions & bit != 0 { letter } else { '-' };
+        let (read, write, execute) = (letter(4, 'r'), letter(2, 'w'), letter(1, 'x'));
+        text.push_str(&format!("{kind}:{id}:{read}{write}{execute}\n"));
+    }
+    Some(text)
 }
 
 #[cfg(test)]
@@ -143,6 +169,8 @@ mod tests {
                 "{text}"
             );
         }
+        let text = to_text(&expected).unwrap();
+        assert_eq!(from_text(text.as_bytes()), Ok(Some(expected)), "{text}");
     }
 
     #[test]
@@ -165,7 +193,7 @@ mod tests {
             "other:1:rwx",
             "mask:",
         ] {
-            assert!(matches!(with(entry), Err(Problem::Malformed(_))), "{entry}");
+            assert_eq!(with(entry), Err(Problem::Malformed), "{entry}");
         }
         assert_eq!(from_text(b"user::rwx"), Err(Problem::Incomplete));
         assert_eq!(

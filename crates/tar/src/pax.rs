@@ -3,13 +3,14 @@
 
 use std::ops::Range;
 
-use micabox_erofs::Timestamp;
+use micabox_file::Timestamp;
 
-use super::Error;
+use crate::Error;
 
 /// The records of one extended header, in their order: GNU's sparse format 0.0 repeats keys.
+/// Extended attributes are among them, not yet decoded: see [`Records::xattrs`].
 #[derive(Debug, Default, Clone)]
-pub(crate) struct Records {
+pub struct Records {
     bytes: Vec<u8>,
     /// Key and value within `bytes`.
     spans: Vec<(Range<usize>, Range<usize>)>,
@@ -130,6 +131,29 @@ fn time(text: &[u8]) -> Option<Timestamp> {
     })
 }
 
+/// Adds a record of an extended header: its own length in decimal comes first.
+pub(super) fn put(records: &mut Vec<u8>, key: &[u8], value: &[u8]) {
+    let rest = key.len() + value.len() + 3; // blank, `=`, newline
+    let mut length = rest;
+    while length.to_string().len() + rest != length {
+        length = length.to_string().len() + rest;
+    }
+    records.extend_from_slice(length.to_string().as_bytes());
+    for part in [b" ", key, b"=", value, b"\n"] {
+        records.extend_from_slice(part);
+    }
+}
+
+/// Seconds as a decimal fraction, negative ones too.
+pub(super) fn seconds(time: Timestamp) -> String {
+    let nanos = i128::from(time.seconds) * 1_000_000_000 + i128::from(time.nanos);
+    let sign = if nanos < 0 { "-" } else { "" };
+    let nanos = nanos.unsigned_abs();
+    let (whole, fraction) = (nanos / 1_000_000_000, nanos % 1_000_000_000);
+    let text = format!("{sign}{whole}.{fraction:09}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -202,6 +226,33 @@ mod tests {
             b"+1",
         ] {
             assert_eq!(time(bad), None);
+        }
+    }
+
+    #[test]
+    fn times_are_decimal_fractions() {
+        for (seconds, nanos, text) in [
+            (0, 0, "0"),
+            (1, 500_000_000, "1.5"),
+            (-1, 0, "-1"),
+            (-2, 500_000_000, "-1.5"),
+            (-1, 999_999_999, "-0.000000001"),
+            (100, 1, "100.000000001"),
+        ] {
+            let moment = Timestamp { seconds, nanos };
+            assert_eq!(super::seconds(moment), text);
+            assert_eq!(time(text.as_bytes()), Some(moment));
+        }
+    }
+
+    #[test]
+    fn records_count_their_own_length() {
+        for length in 0..2000 {
+            let mut records = Vec::new();
+            put(&mut records, b"key", &vec![b'v'; length]);
+            let text = String::from_utf8(records).unwrap();
+            let (claimed, _) = text.split_once(' ').unwrap();
+            assert_eq!(claimed.parse::<usize>().unwrap(), text.len());
         }
     }
 }

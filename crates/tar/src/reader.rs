@@ -2,15 +2,14 @@
 
 use std::io::{self, BufRead, Read};
 
-use micabox_erofs::Timestamp;
+use micabox_file::{Segment, Timestamp};
 
-use super::header::{self, BLOCK, Header};
-use super::sparse::{self, Described, Extent, SparseMap};
-use super::{Entry, Error, Limit, Records, Type, pax};
-use crate::limits::Limits;
+use crate::header::{self, BLOCK, Header};
+use crate::sparse::{self, Described, checked};
+use crate::{Attributes, Error, Kind, Limit, Limits, Member, Records, pax};
 
 /// Reads an archive from a stream, once, front to back.
-pub(crate) struct Reader<R> {
+pub struct Reader<R> {
     input: R,
     /// Bytes taken from `input`.
     offset: u64,
@@ -20,6 +19,8 @@ pub(crate) struct Reader<R> {
     padding: u64,
     /// The name in the last header, for messages.
     name: Vec<u8>,
+    /// The records of the current member alone.
+    records: Records,
     limits: Limits,
 }
 
@@ -40,40 +41,48 @@ impl Extensions {
 }
 
 impl<R: BufRead> Reader<R> {
-    pub(crate) fn new(input: R, limits: Limits) -> Self {
+    /// Members of the uncompressed archive in `input`.
+    pub fn new(input: R, limits: Limits) -> Self {
         Self {
             input,
             offset: 0,
             contents: 0,
             padding: 0,
             name: Vec::new(),
+            records: Records::default(),
             limits,
         }
     }
 
     /// Where in the archive the reader stands, in bytes.
-    pub(crate) fn offset(&self) -> u64 {
+    pub fn offset(&self) -> u64 {
         self.offset
     }
 
     /// The name of the member that was read last, or whose header is to blame for an error.
-    pub(crate) fn name(&self) -> &[u8] {
+    pub fn name(&self) -> &[u8] {
         &self.name
     }
 
     /// The stream behind the archive. Reading from it here would confuse the reader.
-    pub(crate) fn input(&mut self) -> &mut R {
+    pub fn input(&mut self) -> &mut R {
         &mut self.input
     }
 
     /// The stream behind the archive, to read what follows its end.
-    pub(crate) fn into_inner(self) -> R {
+    pub fn into_inner(self) -> R {
         self.input
     }
 
     /// The next member, whose contents [`Self::body`] gives; the unread rest of the one
     /// before is skipped. `None` after the archive's end.
-    pub(crate) fn next(&mut self) -> Result<Option<Entry>, Error> {
+    ///
+    /// Its extended attributes are in [`Self::take_records`], for whom they matter.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`]; the archive can't be read on.
+    pub fn next_member(&mut self) -> Result<Option<Member>, Error> {
         self.skip(self.contents, "a file's contents")?;
         self.skip(self.padding, "a file's padding")?;
         (self.contents, self.padding) = (0, 0);
@@ -120,11 +129,16 @@ impl<R: BufRead> Reader<R> {
     }
 
     /// The contents of the current member: the stored bytes, without holes.
-    pub(crate) fn body(&mut self) -> Body<'_, R> {
+    pub fn body(&mut self) -> Body<'_, R> {
         Body(self)
     }
 
-    fn member(&mut self, header: &Header<'_>, extensions: Extensions) -> Result<Entry, Error> {
+    /// The records of the current member; none if they were taken already.
+    pub fn take_records(&mut self) -> Records {
+        std::mem::take(&mut self.records)
+    }
+
+    fn member(&mut self, header: &Header<'_>, extensions: Extensions) -> Result<Member, Error> {
         let records = extensions.records.unwrap_or_default();
         let record = |key: &[u8]| records.get(key).map(<[u8]>::to_vec);
 
@@ -147,32 +161,31 @@ impl<R: BufRead> Reader<R> {
             }
         }
 
+        // Some archivers give links the size of what they point to; nothing follows.
         let kind = match header.typeflag() {
-            // Before POSIX there was no type for directories.
-            0 | b'0' | b'7' if path.ends_with(b"/") => Type::Directory,
-            0 | b'0' | b'7' | b'S' => Type::File,
-            b'1' => Type::HardLink,
-            b'2' => Type::Symlink,
-            b'3' => Type::CharDevice,
-            b'4' => Type::BlockDevice,
-            b'5' => Type::Directory,
-            b'6' => Type::Fifo,
+            // Before POSIX there was no type for directories. A directory by its name alone
+            // may have contents that nothing reads.
+            0 | b'0' | b'7' if path.ends_with(b"/") => {
+                self.set_contents(stored_size(header, &records)?);
+                Kind::Directory
+            }
+            0 | b'0' | b'7' => self.file(header, &records)?,
+            b'S' => self.old_sparse(header, &records)?,
+            b'1' => Kind::HardLink(target),
+            b'2' => Kind::Symlink(target),
+            b'3' => {
+                let (major, minor) = header.device()?;
+                Kind::CharDevice(major, minor)
+            }
+            b'4' => {
+                let (major, minor) = header.device()?;
+                Kind::BlockDevice(major, minor)
+            }
+            b'5' => Kind::Directory,
+            b'6' => Kind::Fifo,
             other => return Err(Error::Type(other)),
         };
-        let (size, sparse) = match (kind, header.typeflag()) {
-            (Type::File, b'S') => self.old_sparse(header, &records)?,
-            (Type::File, _) => self.file(header, &records)?,
-            // A directory by its name alone may have contents that nobody looks at.
-            (Type::Directory, 0 | b'0' | b'7') => {
-                self.set_contents(stored_size(header, &records)?);
-                (0, None)
-            }
-            // Some archivers give links the size of what they point to; nothing follows.
-            _ => (0, None),
-        };
-
-        Ok(Entry {
-            kind,
+        let attributes = Attributes {
             mode: header.mode()?,
             uid: id(records.number("uid")?, || header.uid(), "owner")?,
             gid: id(records.number("gid")?, || header.gid(), "group")?,
@@ -183,41 +196,37 @@ impl<R: BufRead> Reader<R> {
                     nanos: 0,
                 },
             },
-            device: match kind {
-                Type::CharDevice | Type::BlockDevice => header.device()?,
-                _ => (0, 0),
-            },
+            xattrs: Vec::new(),
+        };
+        self.records = records;
+        Ok(Member {
             path,
-            target,
-            size,
-            sparse,
-            records,
+            kind,
+            attributes,
         })
     }
 
     /// A regular file, sparse or not as its records say.
-    fn file(
-        &mut self,
-        header: &Header<'_>,
-        records: &Records,
-    ) -> Result<(u64, Option<SparseMap>), Error> {
+    fn file(&mut self, header: &Header<'_>, records: &Records) -> Result<Kind, Error> {
         let stored = stored_size(header, records)?;
         self.set_contents(stored);
-        match sparse::described(records, self.limits.sparse_segments)? {
-            None => Ok((stored, None)),
-            Some(Described::Map { extents, size }) => {
-                Ok((size, Some(SparseMap::new(extents, size, stored)?)))
-            }
+        let (segments, size) = match sparse::described(records, self.limits.sparse_segments)? {
+            None => return Ok(Kind::file(stored)),
+            Some(Described::Map { segments, size }) => (checked(segments, size, stored)?, size),
             Some(Described::InData { size }) => {
-                let extents = self.sparse_map_in_data()?;
-                Ok((size, Some(SparseMap::new(extents, size, self.contents)?)))
+                let segments = self.sparse_map_in_data()?;
+                (checked(segments, size, self.contents)?, size)
             }
-        }
+        };
+        Ok(Kind::File {
+            size,
+            segments: Some(segments),
+        })
     }
 
-    /// Format 1.0: decimal numbers, a line each, the number of extents first, padded to a
+    /// Format 1.0: decimal numbers, a line each, the number of segments first, padded to a
     /// whole block.
-    fn sparse_map_in_data(&mut self) -> Result<Vec<Extent>, Error> {
+    fn sparse_map_in_data(&mut self) -> Result<Vec<Segment>, Error> {
         let most = self.limits.sparse_segments;
         let mut block = [0; BLOCK];
         let mut at = BLOCK;
@@ -247,40 +256,39 @@ impl<R: BufRead> Reader<R> {
         if count > most {
             return Err(Error::Limit(Limit::SparseSegments));
         }
-        let mut extents = Vec::new();
+        let mut segments = Vec::new();
         for _ in 0..count {
-            extents.push(Extent {
+            segments.push(Segment {
                 offset: number()?,
                 length: number()?,
             });
         }
-        Ok(extents)
+        Ok(segments)
     }
 
-    /// GNU's old sparse type: extents in the header and in blocks after it.
-    fn old_sparse(
-        &mut self,
-        header: &Header<'_>,
-        records: &Records,
-    ) -> Result<(u64, Option<SparseMap>), Error> {
+    /// GNU's old sparse type: segments in the header and in blocks after it.
+    fn old_sparse(&mut self, header: &Header<'_>, records: &Records) -> Result<Kind, Error> {
         if !header.is_gnu() {
             return Err(Error::Sparse("only GNU's own header format has one"));
         }
         let stored = stored_size(header, records)?;
-        let (mut extents, mut more, size) = header.sparse()?;
+        let (mut segments, mut more, size) = header.sparse()?;
         let mut block = [0; BLOCK];
         while more {
             if !self.read_block(&mut block)? {
                 return Err(Error::Truncated("the map of a sparse file"));
             }
-            extents.extend(header::sparse_extents(&block[..504])?);
+            segments.extend(header::sparse_segments(&block[..504])?);
             more = block[504] != 0;
-            if extents.len() as u64 > self.limits.sparse_segments {
+            if segments.len() as u64 > self.limits.sparse_segments {
                 return Err(Error::Limit(Limit::SparseSegments));
             }
         }
         self.set_contents(stored);
-        Ok((size, Some(SparseMap::new(extents, size, stored)?)))
+        Ok(Kind::File {
+            size,
+            segments: Some(checked(segments, size, stored)?),
+        })
     }
 
     fn set_contents(&mut self, size: u64) {
@@ -370,7 +378,7 @@ impl<R: BufRead> Reader<R> {
 }
 
 /// The stored bytes of one member.
-pub(crate) struct Body<'a, R>(&'a mut Reader<R>);
+pub struct Body<'a, R>(&'a mut Reader<R>);
 
 impl<R: BufRead> Read for Body<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {

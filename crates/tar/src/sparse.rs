@@ -1,56 +1,48 @@
 //! The maps of sparse files, in the four encodings that GNU tar has had.
 
-use micabox_erofs::Segment;
+use micabox_file::Segment;
 
-use super::pax::decimal;
-use super::{Error, Limit, Records};
+use crate::pax::decimal;
+use crate::{Error, Limit, Records};
 
-/// A run of bytes that the archive holds; the rest of the file is holes.
-pub(crate) type Extent = Segment;
-
-/// Where the stored bytes of a file belong.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct SparseMap {
-    /// Ascending, disjoint, none of them empty.
-    pub extents: Vec<Extent>,
-}
-
-impl SparseMap {
-    /// Checks that the extents lie in order within `size` and hold just the `stored` bytes.
-    pub(super) fn new(mut extents: Vec<Extent>, size: u64, stored: u64) -> Result<Self, Error> {
-        let mut end = 0;
-        let mut total = 0u64;
-        for extent in &extents {
-            if extent.offset < end {
-                return Err(Error::Sparse("its parts overlap or are out of order"));
-            }
-            end = extent
-                .offset
-                .checked_add(extent.length)
-                .filter(|&end| end <= size)
-                .ok_or(Error::Sparse("a part lies outside the file"))?;
-            total += extent.length; // at most `size`
+/// Checks that the segments lie in order within `size` and hold just the `stored` bytes. None
+/// of those that it gives is empty.
+pub(super) fn checked(
+    mut segments: Vec<Segment>,
+    size: u64,
+    stored: u64,
+) -> Result<Vec<Segment>, Error> {
+    let mut end = 0;
+    let mut total = 0u64;
+    for segment in &segments {
+        if segment.offset < end {
+            return Err(Error::Sparse("its parts overlap or are out of order"));
         }
-        if total != stored {
-            return Err(Error::Sparse(
-                "its parts are not as long as the stored data",
-            ));
-        }
-        // An empty extent only marks where the file ends.
-        extents.retain(|extent| extent.length > 0);
-        Ok(Self { extents })
+        end = segment
+            .offset
+            .checked_add(segment.length)
+            .filter(|&end| end <= size)
+            .ok_or(Error::Sparse("a part lies outside the file"))?;
+        total += segment.length; // at most `size`
     }
+    if total != stored {
+        return Err(Error::Sparse(
+            "its parts are not as long as the stored data",
+        ));
+    }
+    // An empty segment only marks where the file ends.
+    segments.retain(|segment| segment.length > 0);
+    Ok(segments)
 }
-
 /// How PAX records describe a sparse file.
 pub(super) enum Described {
     /// Formats 0.0 and 0.1: the records are the map.
-    Map { extents: Vec<Extent>, size: u64 },
+    Map { segments: Vec<Segment>, size: u64 },
     /// Format 1.0: the map stands in front of the data.
     InData { size: u64 },
 }
 
-/// Finds out whether the records describe a sparse file; `most` bounds its extents.
+/// Finds out whether the records describe a sparse file; `most` bounds its segments.
 pub(super) fn described(records: &Records, most: u64) -> Result<Option<Described>, Error> {
     let number = |key: &'static str| -> Result<Option<u64>, Error> {
         match records.get(key.as_bytes()) {
@@ -71,7 +63,7 @@ pub(super) fn described(records: &Records, most: u64) -> Result<Option<Described
         (None, None) | (Some(0), Some(0 | 1)) => {}
         _ => return Err(Error::Sparse("its format is newer than 1.0")),
     }
-    let extents = if let Some(map) = records.get(b"GNU.sparse.map") {
+    let segments = if let Some(map) = records.get(b"GNU.sparse.map") {
         parse_map(map, most)?
     } else if records.get(b"GNU.sparse.numblocks").is_some() {
         parse_repeated(records, most)?
@@ -83,11 +75,11 @@ pub(super) fn described(records: &Records, most: u64) -> Result<Option<Described
         Some(size) => size,
         None => size("GNU.sparse.realsize")?,
     };
-    Ok(Some(Described::Map { extents, size }))
+    Ok(Some(Described::Map { segments, size }))
 }
 
 /// Format 0.1: `offset,length,offset,length,…`
-fn parse_map(map: &[u8], most: u64) -> Result<Vec<Extent>, Error> {
+fn parse_map(map: &[u8], most: u64) -> Result<Vec<Segment>, Error> {
     if map.is_empty() {
         return Ok(Vec::new());
     }
@@ -98,7 +90,7 @@ fn parse_map(map: &[u8], most: u64) -> Result<Vec<Extent>, Error> {
 }
 
 /// Format 0.0: the same two keys again and again.
-fn parse_repeated(records: &Records, most: u64) -> Result<Vec<Extent>, Error> {
+fn parse_repeated(records: &Records, most: u64) -> Result<Vec<Segment>, Error> {
     let mut expected: &[u8] = b"GNU.sparse.offset";
     let mut numbers = Vec::new();
     for (key, value) in records.iter() {
@@ -119,21 +111,21 @@ fn parse_repeated(records: &Records, most: u64) -> Result<Vec<Extent>, Error> {
 fn pair_up(
     mut numbers: impl Iterator<Item = Result<u64, Error>>,
     most: u64,
-) -> Result<Vec<Extent>, Error> {
-    let mut extents = Vec::new();
+) -> Result<Vec<Segment>, Error> {
+    let mut segments = Vec::new();
     while let Some(offset) = numbers.next() {
-        if extents.len() as u64 >= most {
+        if segments.len() as u64 >= most {
             return Err(Error::Limit(Limit::SparseSegments));
         }
         let length = numbers
             .next()
             .ok_or(Error::Sparse("an offset has no length"))?;
-        extents.push(Extent {
+        segments.push(Segment {
             offset: offset?,
             length: length?,
         });
     }
-    Ok(extents)
+    Ok(segments)
 }
 
 #[cfg(test)]
@@ -148,9 +140,9 @@ mod tests {
         records
     }
 
-    fn extents(pairs: &[(&str, &str)]) -> Result<Vec<Extent>, Error> {
+    fn segments(pairs: &[(&str, &str)]) -> Result<Vec<Segment>, Error> {
         match described(&records(pairs), 3)? {
-            Some(Described::Map { extents, .. }) => Ok(extents),
+            Some(Described::Map { segments, .. }) => Ok(segments),
             _ => panic!("no map"),
         }
     }
@@ -158,11 +150,11 @@ mod tests {
     #[test]
     fn both_formats_of_the_map_in_records() {
         let expected = vec![
-            Extent {
+            Segment {
                 offset: 1,
                 length: 2,
             },
-            Extent {
+            Segment {
                 offset: 9,
                 length: 0,
             },
@@ -175,13 +167,13 @@ mod tests {
             ("GNU.sparse.offset", "9"),
             ("GNU.sparse.numbytes", "0"),
         ];
-        assert_eq!(extents(&old).unwrap(), expected);
+        assert_eq!(segments(&old).unwrap(), expected);
         let new = [("GNU.sparse.size", "9"), ("GNU.sparse.map", "1,2,9,0")];
-        assert_eq!(extents(&new).unwrap(), expected);
-        assert!(extents(&old[..5]).is_err());
-        assert!(extents(&[("GNU.sparse.size", "9"), ("GNU.sparse.map", "1,2,9")]).is_err());
+        assert_eq!(segments(&new).unwrap(), expected);
+        assert!(segments(&old[..5]).is_err());
+        assert!(segments(&[("GNU.sparse.size", "9"), ("GNU.sparse.map", "1,2,9")]).is_err());
         assert!(matches!(
-            extents(&[
+            segments(&[
                 ("GNU.sparse.size", "9"),
                 ("GNU.sparse.map", "0,1,1,1,2,1,3,1")
             ]),
@@ -191,12 +183,12 @@ mod tests {
 
     #[test]
     fn maps_must_fit_file_and_data() {
-        let extent = |offset, length| Extent { offset, length };
-        assert!(SparseMap::new(vec![extent(0, 2), extent(4, 2), extent(9, 0)], 9, 4).is_ok());
-        assert!(SparseMap::new(vec![extent(4, 2), extent(0, 2)], 9, 4).is_err());
-        assert!(SparseMap::new(vec![extent(0, 3), extent(2, 1)], 9, 4).is_err());
-        assert!(SparseMap::new(vec![extent(8, 2)], 9, 2).is_err());
-        assert!(SparseMap::new(vec![extent(u64::MAX, 2)], 9, 2).is_err());
-        assert!(SparseMap::new(vec![extent(0, 2)], 9, 3).is_err());
+        let segment = |offset, length| Segment { offset, length };
+        assert!(checked(vec![segment(0, 2), segment(4, 2), segment(9, 0)], 9, 4).is_ok());
+        assert!(checked(vec![segment(4, 2), segment(0, 2)], 9, 4).is_err());
+        assert!(checked(vec![segment(0, 3), segment(2, 1)], 9, 4).is_err());
+        assert!(checked(vec![segment(8, 2)], 9, 2).is_err());
+        assert!(checked(vec![segment(u64::MAX, 2)], 9, 2).is_err());
+        assert!(checked(vec![segment(0, 2)], 9, 3).is_err());
     }
 }

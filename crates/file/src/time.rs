@@ -1,17 +1,23 @@
 //! Points in time.
 
-/// A point in time.
+/// A point in time, as exact as Linux keeps it for files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Timestamp {
-    /// Seconds since the Unix epoch.
+    /// Seconds since 1970-01-01 UTC; negative before.
     pub seconds: i64,
-    /// Nanoseconds within the second, below 1,000,000,000.
+    /// Nanoseconds after `seconds`, 0 to 999,999,999.
     pub nanos: u32,
 }
 
-#[cfg(feature = "std")]
 impl Timestamp {
+    /// 1970-01-01 UTC.
+    pub const EPOCH: Self = Self {
+        seconds: 0,
+        nanos: 0,
+    };
+
     /// The system's clock.
+    #[cfg(feature = "std")]
     #[must_use]
     pub fn now() -> Self {
         use std::time::{SystemTime, UNIX_EPOCH};

@@ -1,7 +1,8 @@
 //! The 512-byte header block: v7, POSIX ustar, star and GNU.
 
-use super::Error;
-use super::sparse::Extent;
+use micabox_file::Segment;
+
+use crate::Error;
 
 /// Size of a block; everything in an archive is padded to it.
 pub(super) const BLOCK: usize = 512;
@@ -118,20 +119,20 @@ impl<'a> Header<'a> {
         }
     }
 
-    /// The four extents that fit into the header of an old GNU sparse file, whether
+    /// The four segments that fit into the header of an old GNU sparse file, whether
     /// blocks with more of them follow, and the file's size with its holes.
-    pub(super) fn sparse(&self) -> Result<(Vec<Extent>, bool, u64), Error> {
+    pub(super) fn sparse(&self) -> Result<(Vec<Segment>, bool, u64), Error> {
         let size = number(self.field::<483, 12>())
             .and_then(|size| u64::try_from(size).ok())
             .ok_or(Error::Number("size of the sparse file"))?;
         let more = self.0[482] != 0;
-        Ok((sparse_extents(self.field::<386, 96>())?, more, size))
+        Ok((sparse_segments(self.field::<386, 96>())?, more, size))
     }
 }
 
-/// Extents of 12 bytes offset and 12 bytes length each, up to the first empty one.
-pub(super) fn sparse_extents(fields: &[u8]) -> Result<Vec<Extent>, Error> {
-    let mut extents = Vec::new();
+/// Segments of 12 bytes offset and 12 bytes length each, up to the first empty one.
+pub(super) fn sparse_segments(fields: &[u8]) -> Result<Vec<Segment>, Error> {
+    let mut segments = Vec::new();
     for pair in fields.chunks_exact(24) {
         if pair[0] == 0 {
             break;
@@ -141,12 +142,12 @@ pub(super) fn sparse_extents(fields: &[u8]) -> Result<Vec<Extent>, Error> {
                 .and_then(|part| u64::try_from(part).ok())
                 .ok_or(Error::Sparse("a position is not a number"))
         };
-        extents.push(Extent {
+        segments.push(Segment {
             offset: part(&pair[..12])?,
             length: part(&pair[12..])?,
         });
     }
-    Ok(extents)
+    Ok(segments)
 }
 
 /// Up to the first NUL.

@@ -1,0 +1,54 @@
+//! Kinds of files, and the bits of `st_mode` that say which.
+
+/// Type of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FileKind {
+    /// Regular file.
+    File,
+    /// Directory.
+    Directory,
+    /// Symbolic link.
+    Symlink,
+    /// Character device.
+    CharDevice,
+    /// Block device.
+    BlockDevice,
+    /// FIFO.
+    Fifo,
+    /// Socket.
+    Socket,
+}
+
+/// The bits of a mode that say the kind (`S_IFMT`, inode(7)).
+const MASK: u16 = 0o170_000;
+
+impl FileKind {
+    /// The kind in a mode as `stat(2)` has it. `None` for bits to which Linux gives no meaning.
+    #[must_use]
+    pub fn from_mode(mode: u16) -> Option<Self> {
+        Some(match mode & MASK {
+            0o100_000 => Self::File,
+            0o040_000 => Self::Directory,
+            0o120_000 => Self::Symlink,
+            0o020_000 => Self::CharDevice,
+            0o060_000 => Self::BlockDevice,
+            0o010_000 => Self::Fifo,
+            0o140_000 => Self::Socket,
+            _ => return None,
+        })
+    }
+
+    /// The bits of a mode for this kind, without permissions.
+    #[must_use]
+    pub fn mode(self) -> u16 {
+        match self {
+            Self::File => 0o100_000,
+            Self::Directory => 0o040_000,
+            Self::Symlink => 0o120_000,
+            Self::CharDevice => 0o020_000,
+            Self::BlockDevice => 0o060_000,
+            Self::Fifo => 0o010_000,
+            Self::Socket => 0o140_000,
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! The words that filesystems and archives share: a file's kind, points in time, segments.
+//!
+//! EROFS, ext4 and archives each have their own encoding of these; what they mean is here, once.
+
+#![forbid(unsafe_code)]
+#![no_std]
+
+#[cfg(feature = "std")]
+extern crate std;
+
+mod kind;
+mod segment;
+mod time;
+
+pub use kind::FileKind;
+pub use segment::Segment;
+pub use time::Timestamp;
