@@ -6,8 +6,8 @@ use std::os::unix::fs::FileExt;
 
 use micabox_erofs::check::check;
 use micabox_image::Limits;
-use micabox_image::convert::members::{Member, Members};
 use micabox_image::fuzzing;
+use micabox_tar::{Kind, Member, Members, Segment};
 
 const BLOCK: usize = 512;
 /// Bytes of an image that an archive's block may account for: an inode, a name and a body of
@@ -77,7 +77,7 @@ pub fn native(bytes: &[u8]) {
 /// What the members of an archive came to: descriptions and bodies, or the problem.
 fn read(archive: impl BufRead, length: usize) -> Vec<String> {
     let limits = limits();
-    let mut members = Members::new(archive, &limits);
+    let mut members = Members::new(archive, limits.member());
     let mut found = Vec::new();
     let mut bodies = 0;
     loop {
@@ -90,8 +90,12 @@ fn read(archive: impl BufRead, length: usize) -> Vec<String> {
                 }
                 bodies += body.len();
                 assert!(bodies <= length, "more than the archive has");
-                if let Some(segments) = &member.segments {
-                    let stored: u64 = segments.iter().map(|(_, length)| length).sum();
+                if let Kind::File {
+                    segments: Some(segments),
+                    ..
+                } = &member.kind
+                {
+                    let stored: u64 = segments.iter().map(|part| part.length).sum();
                     assert!(body.len() as u64 <= stored);
                 }
                 found.push(format!("{member:?} {body:?}"));
@@ -109,19 +113,23 @@ fn read(archive: impl BufRead, length: usize) -> Vec<String> {
 }
 
 fn is_bounded(member: &Member, limits: &Limits) {
-    for text in [&member.path, &member.target] {
+    for text in [&*member.path, member.kind.target()] {
         assert!(!text.contains(&0) && text.len() as u64 <= limits.path_length);
     }
-    assert!(member.mode <= 0o7777 && member.mtime.1 < 1_000_000_000);
-    let xattrs = member.xattrs.iter();
+    let attributes = &member.attributes;
+    assert!(attributes.mode <= 0o7777 && attributes.mtime.nanos < 1_000_000_000);
+    let xattrs = attributes.xattrs.iter();
     let length: usize = xattrs.map(|(name, value)| name.len() + value.len()).sum();
     // An access control list is a little longer as the kernel has it.
     assert!(length as u64 <= 3 * limits.xattr_size, "{length} bytes");
+    let Kind::File { size, segments } = &member.kind else {
+        return;
+    };
     let mut end = 0;
-    for (offset, length) in member.segments.iter().flatten() {
+    for Segment { offset, length } in segments.iter().flatten() {
         assert!(*offset >= end && *length > 0, "parts overlap");
         end = offset + length;
-        assert!(end <= member.size, "a part outside of the file");
+        assert!(end <= *size, "a part outside of the file");
     }
 }
 

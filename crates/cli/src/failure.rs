@@ -5,6 +5,7 @@ use std::fmt::Write;
 
 use micabox::LostReason;
 use micabox_image::Store;
+use micabox_overlay::host::unpack::Problem;
 use rustix::io::Errno;
 
 use crate::output::write_stderr;
@@ -149,6 +150,18 @@ impl From<micabox::Error> for Failure {
         failure.hint = hint(&error).map(str::to_owned).or(failure.hint);
         failure.console = error.console().map(str::to_owned);
         failure
+    }
+}
+
+impl From<Problem> for Failure {
+    fn from(problem: Problem) -> Self {
+        let failure = Self::of(&problem);
+        match problem {
+            Problem::Archive(_) | Problem::Foreign(_) => {
+                failure.context("reading the sandbox's archive")
+            }
+            Problem::Place(_) | Problem::Host { .. } => failure,
+        }
     }
 }
 

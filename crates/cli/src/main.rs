@@ -8,7 +8,6 @@ mod output;
 mod run;
 mod settings;
 mod visible;
-mod whole_file;
 
 use std::process::ExitCode;
 

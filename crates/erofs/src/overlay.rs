@@ -38,6 +38,14 @@ pub fn escape_xattr_name(name: &[u8]) -> Box<[u8]> {
     }
 }
 
+/// The name that an archive has for a stored attribute: [`escape_xattr_name`], back.
+pub fn unescape_xattr_name(name: &[u8]) -> Box<[u8]> {
+    match name.strip_prefix(ESCAPED_PREFIX) {
+        Some(rest) => [PREFIX, rest].concat().into(),
+        None => name.into(),
+    }
+}
+
 /// Whether an attribute is a marker that overlayfs keeps to itself.
 pub fn is_marker(name: &[u8]) -> bool {
     name.starts_with(PREFIX) && !name.starts_with(ESCAPED_PREFIX)

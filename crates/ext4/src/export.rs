@@ -5,11 +5,11 @@ use alloc::vec::Vec;
 use std::io::{self, Write};
 
 use hashbrown::{HashMap, HashSet};
+use micabox_tar::{Attributes, Kind, Member, Writer};
 
-use crate::archive::{Kind, Member, Writer};
 use crate::device::BlockDevice;
 use crate::error::{Error, Place};
-use crate::{DirEntry, Ext4, FileKind, Ino, Owner, Stat};
+use crate::{DirEntry, Ext4, FileKind, Ino, Stat};
 
 /// Why an export ended early.
 #[derive(Debug, thiserror::Error)]
@@ -195,53 +195,41 @@ impl<W: Write> Exporter<W> {
             return Ok(());
         }
         self.exported.members += 1;
-        let member = Member {
-            path,
+        let mut member = Member {
+            path: path.to_vec(),
             kind: Kind::Fifo,
-            owner: Owner {
-                permissions: stat.mode & 0o7777,
+            attributes: Attributes {
+                mode: stat.mode & 0o7777,
                 uid: stat.uid,
                 gid: stat.gid,
+                mtime: stat.mtime,
+                xattrs: Vec::new(),
             },
-            mtime: stat.mtime,
-            xattrs: &[],
         };
         if kind != FileKind::Directory && stat.links > 1 {
             let first = self.links.get(&ino).map(Vec::len);
             self.take(path, ino, first.unwrap_or(0) as u64)?;
             if let Some(first) = self.links.get(&ino) {
-                let link = Member {
-                    kind: Kind::HardLink(first),
-                    ..member
-                };
-                return Ok(self.archive.add(&link)?);
+                member.kind = Kind::HardLink(first.clone());
+                return Ok(self.archive.add(&member)?);
             }
             self.links.insert(ino, path.to_vec());
         }
         let xattrs = xattrs(filesystem, ino, rename).map_err(|source| fail(path, source))?;
-        let xattrs: Vec<_> = xattrs
-            .iter()
-            .map(|(name, value)| (&**name, &**value))
-            .collect();
-        let member = Member {
-            xattrs: &xattrs,
-            ..member
-        };
-        let target;
-        let kind = match kind {
+        member.attributes.xattrs = xattrs;
+        member.kind = match kind {
             FileKind::File => return self.file(filesystem, member, stat),
-            FileKind::Symlink => {
-                target = filesystem
+            FileKind::Symlink => Kind::Symlink(
+                filesystem
                     .read_link(ino)
-                    .map_err(|source| fail(path, source))?;
-                Kind::Symlink(&target)
-            }
+                    .map_err(|source| fail(path, source))?,
+            ),
             FileKind::Directory => Kind::Directory,
             FileKind::CharDevice => Kind::CharDevice(stat.device.0, stat.device.1),
             FileKind::BlockDevice => Kind::BlockDevice(stat.device.0, stat.device.1),
             FileKind::Fifo | FileKind::Socket => Kind::Fifo,
         };
-        Ok(self.archive.add(&Member { kind, ..member })?)
+        Ok(self.archive.add(&member)?)
     }
 
     /// Accounts for bytes that are to be written.
@@ -256,20 +244,20 @@ impl<W: Write> Exporter<W> {
     fn file<D: BlockDevice>(
         &mut self,
         filesystem: &mut Ext4<D>,
-        member: Member<'_>,
+        mut member: Member,
         stat: &Stat,
     ) -> Result<(), ExportError> {
-        let path = member.path;
+        let path = &*member.path;
         let segments = filesystem
             .segments(stat.ino)
             .map_err(|source| fail(path, source))?;
         let bytes = segments.iter().map(|segment| segment.length).sum();
         self.take(path, stat.ino, bytes)?;
-        let kind = Kind::File {
+        member.kind = Kind::File {
             size: stat.size,
-            segments: Some(&segments),
+            segments: Some(segments),
         };
-        let member = Member { kind, ..member };
+        let path = &*member.path;
         self.archive.add_file(&member, |offset, piece| {
             let got = filesystem
                 .read(stat.ino, offset, piece)

@@ -17,8 +17,6 @@ extern crate alloc;
 #[cfg(feature = "std")]
 extern crate std;
 
-#[cfg(feature = "std")]
-pub mod archive;
 mod cache;
 pub mod check;
 pub mod device;
@@ -27,8 +25,6 @@ mod error;
 #[cfg(feature = "std")]
 pub mod export;
 pub mod format;
-#[cfg(feature = "std")]
-pub mod import;
 pub mod make;
 mod placement;
 pub mod resize;

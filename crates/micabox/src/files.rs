@@ -4,21 +4,10 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 
 use micabox_image::Store;
-use serde::{Deserialize, Serialize};
+use micabox_overlay::view::PathKind;
 
 use crate::jailed::{self, About, Look, Pack, Unread};
 use crate::{Base, Error, Sandboxes, patch, upper};
-
-/// What a path in a sandbox leads to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum PathKind {
-    /// Nothing.
-    Nothing,
-    /// A directory.
-    Directory,
-    /// Something else.
-    Other,
-}
 
 impl Sandboxes {
     /// What a path in a sandbox that does not run leads to, all symbolic links followed: for

@@ -25,6 +25,7 @@ mod members;
 mod pax;
 mod reader;
 mod sparse;
+pub mod whiteout;
 mod writer;
 mod xattr;
 

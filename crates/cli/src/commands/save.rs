@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use micabox_image::save::ArchiveFormat;
 use micabox_image::{Compression, SaveOptions};
+use micabox_overlay::host::WholeFile;
 
 use crate::failure::Failure;
-use crate::whole_file::WholeFile;
 use crate::{Outcome, bars, output, settings};
 
 /// Save images to an archive

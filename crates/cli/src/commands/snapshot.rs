@@ -4,10 +4,11 @@ use std::fs::File;
 use std::io::{self, BufReader};
 use std::path::PathBuf;
 
+use micabox_overlay::host::WholeFile;
+
 use super::notes;
 use crate::failure::Failure;
 use crate::output::{Table, ago, print, print_json, size};
-use crate::whole_file::WholeFile;
 use crate::{Outcome, settings};
 
 /// Copies of sandboxes' disks, or of running sandboxes, to start others from with `mica run

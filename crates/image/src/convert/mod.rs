@@ -9,7 +9,6 @@ mod error;
 pub(crate) mod fuzzing;
 mod jail;
 mod media_type;
-pub mod members;
 mod native;
 mod path;
 mod pipeline;

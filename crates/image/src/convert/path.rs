@@ -1,5 +1,7 @@
 //! Names in an archive as paths inside the layer.
 
+use micabox_tar::whiteout;
+
 /// Linux's `NAME_MAX`.
 const NAME_MAX: usize = 255;
 
@@ -39,7 +41,10 @@ pub(super) fn components(path: &[u8], most: u64) -> Result<Vec<&[u8]>, Problem> 
 
 /// A whiteout's prefix doesn't count: the name behind it is what some lower layer has.
 fn name_length(component: &[u8]) -> usize {
-    component.strip_prefix(b".wh.").unwrap_or(component).len()
+    component
+        .strip_prefix(whiteout::PREFIX)
+        .unwrap_or(component)
+        .len()
 }
 
 #[cfg(test)]

@@ -9,21 +9,13 @@ use micabox_erofs::{
     Data, Error as ErofsError, InodeId, Kind, Metadata, Options, Summary, Writer, Xattr, format,
     overlay,
 };
-use micabox_tar::{Kind as Type, Member, Records, XattrError, printable};
+use micabox_tar::{Kind as Type, Member, Records, XattrError, printable, whiteout};
 
 use super::error::Reason;
 use super::path::{self, components};
 use super::xattr;
 use crate::limits::{ENTRY_MEMORY, Limits};
 
-/// Prefix of a whiteout's name.
-const WHITEOUT: &[u8] = b".wh.";
-/// Hides all that lower layers have in its directory.
-const OPAQUE: &[u8] = b".wh..wh..opq";
-/// Prefix of what AUFS kept for itself and old images still carry.
-const AUFS: &[u8] = b".wh..wh.";
-/// Where AUFS kept the contents of hard links.
-const AUFS_LINKS: &[u8] = b".wh..wh.plnk";
 /// Symbolic links on the way to an entry; as many as Linux follows.
 const SYMLINKS_MAX: u32 = 40;
 /// What Linux gives every symbolic link, whatever an archive says.
@@ -219,8 +211,8 @@ impl<W: Write + Seek> LayerTree<W> {
         let Some((&name, parents)) = path.split_last() else {
             return self.add_root(entry).map(|()| None);
         };
-        if path[0].starts_with(AUFS) && path[0] != OPAQUE {
-            if parents == [AUFS_LINKS] && matches!(kind, Type::File { .. }) {
+        if path[0].starts_with(whiteout::AUFS) && path[0] != whiteout::OPAQUE {
+            if parents == [whiteout::AUFS_LINKS] && matches!(kind, Type::File { .. }) {
                 let inode = self.new_inode(entry, body)?;
                 self.aufs_links.insert(name.into(), inode);
                 return Ok(Some(inode));
@@ -229,14 +221,14 @@ impl<W: Write + Seek> LayerTree<W> {
         }
         let directory = self.directory(parents)?;
         // Whatever type a whiteout's entry has, its name is all that counts.
-        if name == OPAQUE {
+        if name == whiteout::OPAQUE {
             self.opaque.insert(directory);
             return Ok(None);
         }
-        if name.starts_with(AUFS) {
+        if name.starts_with(whiteout::AUFS) {
             return Ok(None);
         }
-        if let Some(hidden) = name.strip_prefix(WHITEOUT) {
+        if let Some(hidden) = name.strip_prefix(whiteout::PREFIX) {
             if matches!(hidden, b"" | b"." | b"..") {
                 return Err(Problem::Whiteout);
             }
@@ -307,7 +299,7 @@ impl<W: Write + Seek> LayerTree<W> {
             |problem| Problem::LinkTarget(printable(entry.member.kind.target()), problem);
         let target =
             components(entry.member.kind.target(), self.limits.path_depth).map_err(link_target)?;
-        if let [AUFS_LINKS, link] = target[..]
+        if let [whiteout::AUFS_LINKS, link] = target[..]
             && let Some(&inode) = self.aufs_links.get(link)
         {
             return self.link(directory, name, inode);

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 use micabox_ext4::format::features::{compat, incompat, ro_compat};
 use micabox_ext4::format::superblock::{self, SUPERBLOCK_OFFSET, Superblock};
+use micabox_overlay::lower::LowerKind;
 use serde::{Deserialize, Serialize};
 
-use super::LowerKind;
 use crate::Error;
 use crate::error::chain;
 use crate::jailed::{self, Inspect, Inspected};
@@ -101,6 +101,16 @@ pub enum DiskProblem {
 }
 
 impl RootDisk {
+    /// Opens it for reading.
+    pub(crate) fn lower_files(&self) -> Result<(LowerKind, Vec<File>), Error> {
+        let file = File::open(&self.path).map_err(|error| self.unusable(error))?;
+        let kind = match self.format {
+            Format::Erofs => LowerKind::Erofs,
+            Format::Ext4 => LowerKind::Ext4,
+        };
+        Ok((kind, vec![file]))
+    }
+
     /// Looks at a file that is to be a root: what it holds, and whether that can be booted
     /// from. Changes go elsewhere unless they are to be made `in_place`.
     ///

@@ -2,12 +2,13 @@
 //! user's.
 
 mod disk;
-mod lower;
 
-use std::path::Path;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 
 use micabox_image::Store;
 use micabox_image::store::Image;
+use micabox_overlay::lower::LowerKind;
 use oci_spec::image::Config;
 
 use crate::plan::{Plan, Root, Transport};
@@ -16,7 +17,6 @@ use crate::{Error, Record, Snapshot, image_files};
 
 pub(crate) use disk::Claim;
 pub use disk::{DiskProblem, Format, RootDisk};
-pub(crate) use lower::{Lower, LowerError, LowerKind, Node};
 
 /// What a sandbox is made from.
 #[derive(Clone, Debug)]
@@ -106,6 +106,22 @@ impl Base {
         match self {
             Self::Disk(disk) => Some(disk),
             Self::Image(_) => None,
+        }
+    }
+
+    /// Opens its files: how to read them, and one after the other.
+    pub(crate) fn lower_files(&self) -> Result<(LowerKind, Vec<File>), Error> {
+        match self {
+            Self::Image(image) => Ok((LowerKind::Erofs, image_files::for_reading(image)?)),
+            Self::Disk(disk) => disk.lower_files(),
+        }
+    }
+
+    /// The file that errors about its metadata name.
+    pub(crate) fn metadata_path(&self) -> PathBuf {
+        match self {
+            Self::Image(image) => image.fsmeta.clone(),
+            Self::Disk(disk) => disk.path.clone(),
         }
     }
 

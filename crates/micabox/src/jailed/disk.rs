@@ -5,18 +5,20 @@ use std::io::{BufWriter, Write};
 use std::os::fd::OwnedFd;
 
 use micabox_erofs::{BLOCK_SIZE, Reader};
+use micabox_ext4::device::ReadOnly;
 use micabox_ext4::export::{ExportError, Exported};
 use micabox_ext4::{Ext4, Options};
 use micabox_jail::Call;
+use micabox_overlay::layer::{LayerError, write_layer};
+use micabox_overlay::lower::{Lower, LowerKind};
+use micabox_overlay::pack::{PackError, pack};
+use micabox_overlay::patch::Patch;
+use micabox_overlay::view::{self, Disk, PathKind, View, ViewError};
 use serde::{Deserialize, Serialize};
 
 use super::{Fault, Files, Notes};
-use crate::base::{Lower, LowerKind};
-use crate::files::PathKind;
-use crate::patch::{self, PatchFault, SharedPatch};
-use crate::upper::merged::{Found, Merged, MergedError};
-use crate::upper::pack::{PackError, pack};
-use crate::upper::{self, ChangesError, Disk, LayerError, WalkError};
+use crate::patch::{self, PatchFault};
+use crate::upper::{self, ChangesError};
 
 /// Bytes written into a pipe at once.
 const PIECE: usize = 64 << 10;
@@ -55,7 +57,7 @@ pub(crate) struct Pack {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Patches {
     pub(crate) lower: LowerKind,
-    pub(crate) patches: Vec<SharedPatch>,
+    pub(crate) patches: Vec<Patch>,
 }
 
 /// Replays the journal, and finds out whether there is a filesystem that can be used. A mark of
@@ -88,10 +90,10 @@ impl Call for Changes {
         let mut files = Files::new(files);
         let (disk, notes) = disk(files.next()?)?;
         let mut output = BufWriter::with_capacity(PIECE, files.next()?);
-        let lower = lower(self.lower, files)?;
-        let written = upper::write_changes(disk, lower, &mut output);
+        let mut view = view(disk, self.lower, files)?;
+        let written = upper::write_changes(&mut view, &mut output);
         written.map_err(|error| match error {
-            ChangesError::Walk(error) => error.into(),
+            ChangesError::View(error) => error.into(),
             ChangesError::Output(error) => Fault::output(error),
         })?;
         Ok(notes)
@@ -107,10 +109,9 @@ impl Call for Layer {
         let mut files = Files::new(files);
         let (disk, notes) = disk(files.next()?)?;
         let output = BufWriter::with_capacity(PIECE, files.next()?);
-        let lower = lower(self.lower, files)?;
-        match upper::write_layer(disk, lower, output) {
+        match write_layer(&mut view(disk, self.lower, files)?, output) {
             Ok(exported) => Ok(notes.with(exported)),
-            Err(LayerError::Walk(error)) => Err(error.into()),
+            Err(LayerError::View(error)) => Err(error.into()),
             Err(LayerError::Export(ExportError::Output(error))) => Err(Fault::output(error)),
             Err(error) => Err(Fault::disk(error)),
         }
@@ -125,13 +126,8 @@ impl Call for Look {
     fn run(self, files: Vec<OwnedFd>) -> Result<PathKind, Fault> {
         let mut files = Files::new(files);
         let (disk, _) = disk(files.next()?)?;
-        let mut merged = Merged::new(disk, lower(self.lower, files)?);
-        match merged.find(&self.path, true) {
-            Ok(Found::Directory(_)) => Ok(PathKind::Directory),
-            Ok(Found::Other(_)) => Ok(PathKind::Other),
-            Err(MergedError::Nothing) => Ok(PathKind::Nothing),
-            Err(error) => Err(Fault::asked(error)),
-        }
+        let mut view = view(disk, self.lower, files)?;
+        view.path_kind(&self.path).map_err(Fault::asked)
     }
 }
 
@@ -144,12 +140,12 @@ impl Call for Pack {
         let mut files = Files::new(files);
         let (disk, notes) = disk(files.next()?)?;
         let mut output = BufWriter::with_capacity(PIECE, files.next()?);
-        let mut merged = Merged::new(disk, lower(self.lower, files)?);
-        let found = merged.find(&self.path, self.follow);
+        let mut view = view(disk, self.lower, files)?;
+        let found = view.find(&self.path, self.follow);
         let found = found.map_err(Fault::asked)?;
-        pack(&mut merged, found, &self.name, &mut output).map_err(|error| match error {
-            PackError::Files(error) => Fault::asked(error),
+        pack(&mut view, found, &self.name, &mut output).map_err(|error| match error {
             PackError::Output(error) => Fault::output(error),
+            error => Fault::asked(error),
         })?;
         output.flush().map_err(Fault::output)?;
         Ok(notes)
@@ -211,7 +207,7 @@ impl Call for Inspect {
                 }
             }
             LowerKind::Ext4 => {
-                let disk = upper::open(file).map_err(Fault::disk)?;
+                let disk = view::open(file).map_err(Fault::disk)?;
                 let statistics = disk.statistics();
                 Inspected {
                     uuid: disk.superblock().uuid,
@@ -225,7 +221,7 @@ impl Call for Inspect {
 
 /// Opens the disk for reading.
 fn disk(file: File) -> Result<(Disk, Notes), Fault> {
-    let disk = upper::open(file).map_err(Fault::disk)?;
+    let disk = view::open(file).map_err(Fault::disk)?;
     let notes = Notes {
         damaged: disk.has_errors(),
         ..Notes::default()
@@ -238,11 +234,16 @@ fn lower(kind: LowerKind, files: Files) -> Result<Lower, Fault> {
     Lower::open(kind, files.rest()).map_err(|error| Fault::Below(error.to_string()))
 }
 
-impl From<WalkError> for Fault {
-    fn from(error: WalkError) -> Self {
+/// Both of them.
+fn view(disk: Disk, kind: LowerKind, files: Files) -> Result<View<ReadOnly<File>>, Fault> {
+    Ok(View::new(disk, lower(kind, files)?))
+}
+
+impl From<ViewError> for Fault {
+    fn from(error: ViewError) -> Self {
         match error {
-            WalkError::Lower(error) => Self::Below(error.to_string()),
-            WalkError::Disk(error) => Self::disk(error),
+            ViewError::Lower(error) => Self::Below(error.to_string()),
+            error => Self::disk(error),
         }
     }
 }

@@ -2,30 +2,22 @@
 
 mod changes;
 pub(crate) mod copy;
-mod layer;
-pub(crate) mod merged;
-pub(crate) mod pack;
 mod still;
-mod walk;
 
 use std::fs::{self, File};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use micabox_ext4::Ext4;
-use micabox_ext4::device::ReadOnly;
 use micabox_ext4::make::{Journal, Options, make};
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
 use crate::sandbox::now;
 
-pub use changes::{Change, ChangeKind};
 pub(crate) use changes::{ChangesError, read_changes, write_changes};
 pub(crate) use copy::{copy, data_runs};
-pub(crate) use layer::{LayerError, OVERLAY, write_layer};
+pub use micabox_overlay::diff::{Change, ChangeKind};
 pub use still::StillDisk;
-pub(crate) use walk::{Disk, OPAQUE, WalkError, is_whiteout};
 
 /// Size of a disk if nobody says otherwise: the host gives it space only as it fills.
 pub const DEFAULT_DISK_SIZE: u64 = 8 << 30;
@@ -64,15 +56,6 @@ impl Upper {
     pub fn is_kept(&self) -> bool {
         !matches!(self, Self::Tmpfs)
     }
-}
-
-/// The upper layer's directory on a disk.
-const ROOT: &[u8] = b"/root";
-
-/// Opens a disk that no machine writes to, for reading. Its journal is replayed in memory: the
-/// file stays as it is. One that is marked as having errors can be read as well.
-pub(crate) fn open(disk: File) -> Result<Disk, micabox_ext4::Error> {
-    Ext4::open_read_only(ReadOnly(disk), micabox_ext4::Options::default())
 }
 
 /// The disk of the sandbox that has this directory.

@@ -1,9 +1,5 @@
 //! `mica cp`
 
-pub(super) mod pack;
-mod place;
-pub(super) mod unpack;
-
 use std::ffi::OsStr;
 use std::fs;
 use std::io;
@@ -13,12 +9,12 @@ use std::path::Path;
 
 use micabox::{PathKind, Sandboxes, Unread};
 use micabox_image::Store;
+use micabox_overlay::host::{Place, pack, place, unpack};
 
 use crate::commands::notes;
 use crate::failure::Failure;
 use crate::output::pass_on;
 use crate::{Outcome, output, settings};
-use place::{Place, place};
 
 /// Copy files and directories into a stopped sandbox, or out of one
 ///

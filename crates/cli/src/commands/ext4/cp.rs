@@ -7,10 +7,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use micabox::jailed::{CallError, Fault, ext4};
+use micabox_overlay::host::{pack, unpack};
 
 use super::{about, bytes, open, tell, writable};
 use crate::Outcome;
-use crate::commands::cp::{pack, unpack};
 use crate::failure::Failure;
 
 /// Copy files and directories into a filesystem or out of it

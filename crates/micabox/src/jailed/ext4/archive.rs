@@ -1,15 +1,14 @@
 //! Archives of what is in a filesystem, and into one.
 
 use std::fs::File;
-use std::io::{self, BufReader, BufWriter};
+use std::io::BufWriter;
 use std::os::fd::OwnedFd;
 
 use micabox_ext4::export::{ExportError, Exporter};
-use micabox_ext4::import::{Importer, Kind, Member};
-use micabox_ext4::{Errno, Ext4, FileKind, Options, Owner, Segment, Timestamp};
-use micabox_image::Limits;
-use micabox_image::convert::members::{self, MemberKind, Members};
+use micabox_ext4::{Errno, Ext4, FileKind, Options};
 use micabox_jail::Call;
+use micabox_overlay::edit::Edit;
+use micabox_overlay::unpack::{self, UnpackError, Unpacked};
 use serde::{Deserialize, Serialize};
 
 use super::{PIECE, Result, notes, open};
@@ -128,84 +127,32 @@ impl Call for Import {
     fn run(self, files: Vec<OwnedFd>) -> std::result::Result<(u64, u64), Fault> {
         let mut files = Files::new(files);
         let file = files.next()?;
-        let archive = BufReader::with_capacity(PIECE, files.next()?);
-        let mut filesystem = Ext4::open(file, Options::default()).map_err(Fault::disk)?;
-        let imported = unpack(&mut filesystem, archive, self.into.as_ref());
-        // Even of a failed import, what there is must be whole.
-        let closed = filesystem.close().map_err(Fault::disk);
-        let imported = imported?;
-        closed?;
-        Ok(imported)
+        let archive = files.next()?;
+        let filesystem = Ext4::open(file, Options::default()).map_err(Fault::disk)?;
+        let Unpacked { members, bytes } = unpack(filesystem, archive, self.into.as_ref())?;
+        Ok((members, bytes))
     }
 }
 
 fn unpack(
-    filesystem: &mut Ext4<File>,
-    archive: impl io::BufRead,
+    mut filesystem: Ext4<File>,
+    archive: File,
     into: Option<&Destination>,
-) -> std::result::Result<(u64, u64), Fault> {
-    let top = into.map(|into| top(filesystem, into)).transpose()?;
-    let mut members = Members::new(archive, &Limits::default());
-    let mut importer = Importer::new(filesystem);
-    while let Some(member) = members.next_member().map_err(Fault::asked)? {
-        let segments = member.segments.as_ref().map(|segments| {
-            let each = segments.iter();
-            each.map(|&(offset, length)| Segment { offset, length })
-                .collect::<Vec<_>>()
-        });
-        let xattrs: Vec<_> = member
-            .xattrs
-            .iter()
-            .map(|(name, value)| (name.as_slice(), value.as_slice()))
-            .collect();
-        let placed = |path: &[u8]| match &top {
-            Some(top) => below(top, path),
-            None => path.to_vec(),
-        };
-        let path = placed(&member.path);
-        let target = match member.kind {
-            MemberKind::HardLink => placed(&member.target),
-            _ => Vec::new(),
-        };
-        let given = Member {
-            path: &path,
-            kind: kind(&member, &target, segments.as_deref()),
-            owner: Owner {
-                permissions: member.mode,
-                uid: member.uid,
-                gid: member.gid,
-            },
-            mtime: Timestamp {
-                seconds: member.mtime.0,
-                nanos: member.mtime.1,
-            },
-            xattrs: &xattrs,
-        };
-        let added = importer.add(&given, &mut members.body());
-        added.map_err(Fault::output)?;
-    }
-    let imported = importer.finish().map_err(Fault::output)?;
-    Ok((imported.members, imported.bytes))
-}
-
-fn kind<'m>(
-    member: &'m members::Member,
-    target: &'m [u8],
-    segments: Option<&'m [Segment]>,
-) -> Kind<'m> {
-    let (major, minor) = member.device;
-    match member.kind {
-        MemberKind::File => Kind::File {
-            size: member.size,
-            segments,
-        },
-        MemberKind::HardLink => Kind::HardLink(target),
-        MemberKind::Symlink => Kind::Symlink(&member.target),
-        MemberKind::CharDevice => Kind::CharDevice(major, minor),
-        MemberKind::BlockDevice => Kind::BlockDevice(major, minor),
-        MemberKind::Directory => Kind::Directory,
-        MemberKind::Fifo => Kind::Fifo,
-    }
+) -> std::result::Result<Unpacked, Fault> {
+    let top = into.map(|into| top(&mut filesystem, into)).transpose()?;
+    let mut edit = Edit::filesystem(filesystem);
+    let unpacked = unpack::unpack(&mut edit, archive, |path| match &top {
+        Some(top) => below(top, path),
+        None => path.to_vec(),
+    });
+    // Even of a failed import, what there is must be whole.
+    let closed = edit.close().map_err(Fault::disk);
+    let unpacked = unpacked.map_err(|error| match error {
+        UnpackError::Archive(error) => Fault::asked(error),
+        error => Fault::output(error),
+    })?;
+    closed?;
+    Ok(unpacked)
 }
 
 /// Where the top of an archive goes.

@@ -4,12 +4,11 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::{self, File, Metadata};
 use std::io::{self, BufWriter, Write};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use micabox_ext4::archive::{Kind, Member, Writer};
-use micabox_ext4::{Owner, Timestamp};
+use micabox_tar::{Attributes, Kind, Member, Timestamp, Writer};
 
 /// Bytes that go into the pipe at once.
 const BUFFER: usize = 256 << 10;
@@ -37,6 +36,9 @@ pub struct Packing {
 impl Packing {
     /// Writes what is at `from` as an archive whose members are below `name`, or below nothing
     /// if that is empty.
+    ///
+    /// # Errors
+    /// Those of the host's files, with their paths, and of `to`.
     pub fn pack(self, from: &Path, name: &[u8], to: impl Write) -> io::Result<()> {
         let mut archive = Archive {
             writer: Writer::new(BufWriter::with_capacity(BUFFER, to)),
@@ -88,30 +90,21 @@ impl<W: Write> Archive<W> {
             return add(&mut self.writer, Kind::Directory);
         }
         if metadata.is_symlink() {
-            let target = fs::read_link(path)?;
-            let target = target.as_os_str().as_bytes();
-            return self
-                .writer
-                .add(&member(name, metadata, owners, Kind::Symlink(target)));
+            let target = fs::read_link(path)?.into_os_string().into_vec();
+            return add(&mut self.writer, Kind::Symlink(target));
         }
         if metadata.nlink() > 1 {
             let file = (metadata.dev(), metadata.ino());
             if let Some(first) = self.linked.get(&file) {
-                let first = first.as_os_str().as_bytes();
-                return self
-                    .writer
-                    .add(&member(name, metadata, owners, Kind::HardLink(first)));
+                let first = first.as_os_str().as_bytes().to_vec();
+                return add(&mut self.writer, Kind::HardLink(first));
             }
             self.linked.insert(file, name.to_owned());
         }
         if metadata.is_file() {
             let file = File::open(path)?;
-            let size = file.metadata()?.len();
-            let kind = Kind::File {
-                size,
-                segments: None,
-            };
             // It may be longer or shorter by now; the archive can't say so any more.
+            let kind = Kind::file(file.metadata()?.len());
             let member = member(name, metadata, owners, kind);
             let fill = |offset, piece: &mut [u8]| fill(&file, offset, piece);
             return self.writer.add_file(&member, fill);
@@ -135,24 +128,24 @@ impl<W: Write> Archive<W> {
     }
 }
 
-fn member<'m>(name: &'m Path, metadata: &Metadata, owners: bool, kind: Kind<'m>) -> Member<'m> {
+fn member(name: &Path, metadata: &Metadata, owners: bool, kind: Kind) -> Member {
     let (uid, gid) = match owners {
         true => (metadata.uid(), metadata.gid()),
         false => (0, 0),
     };
     Member {
-        path: name.as_os_str().as_bytes(),
+        path: name.as_os_str().as_bytes().to_vec(),
         kind,
-        owner: Owner {
-            permissions: (metadata.mode() & 0o7777) as u16,
+        attributes: Attributes {
+            mode: (metadata.mode() & 0o7777) as u16,
             uid,
             gid,
+            mtime: Timestamp {
+                seconds: metadata.mtime(),
+                nanos: u32::try_from(metadata.mtime_nsec()).unwrap_or(0),
+            },
+            xattrs: Vec::new(),
         },
-        mtime: Timestamp {
-            seconds: metadata.mtime(),
-            nanos: u32::try_from(metadata.mtime_nsec()).unwrap_or(0),
-        },
-        xattrs: &[],
     }
 }
 

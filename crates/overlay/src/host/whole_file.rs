@@ -22,6 +22,9 @@ enum Kind {
 
 impl WholeFile {
     /// A file that is to be `path`.
+    ///
+    /// # Errors
+    /// Those of its directory.
     pub fn create(path: &Path) -> io::Result<Self> {
         let directory = match path.parent() {
             Some(parent) if parent != Path::new("") => parent.to_owned(),
@@ -49,6 +52,9 @@ impl WholeFile {
     }
 
     /// Gives it its name, in place of what has it.
+    ///
+    /// # Errors
+    /// Those of its directory.
     pub fn publish(self, path: &Path) -> io::Result<()> {
         let file = match self.kind {
             Kind::Unnamed(file) => file,

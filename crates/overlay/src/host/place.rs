@@ -1,6 +1,6 @@
 //! Where what is copied goes: Docker's rules.
 
-use micabox::PathKind;
+use crate::view::PathKind;
 
 /// A place for what is copied.
 #[derive(Debug, PartialEq, Eq)]

@@ -6,9 +6,6 @@
 //!
 //! A process in jail does that, as archives, disks and images are read there.
 
-mod archive;
-mod overlay;
-
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -16,13 +13,14 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use micabox_image::Store;
+use micabox_overlay::edit::Edit;
+use micabox_overlay::lower::Lower;
+use micabox_overlay::patch::Patch as SharedPatch;
 use serde::{Deserialize, Serialize};
 
-use crate::base::Lower;
 use crate::error::chain;
 use crate::jailed::{self, CallError, Patches};
 use crate::{Base, Error, Sandboxes, upper};
-use overlay::{Attributes, Overlay};
 
 /// A change before the first start. Paths in the sandbox are absolute; symbolic links on the
 /// way are followed as in the sandbox, directories on the way are made if they are missing.
@@ -90,40 +88,6 @@ impl Sandboxes {
         found.record.disk_size()?;
         let base = Base::of(store, &found.record)?;
         apply(&upper::disk(&found.path), &base, patches)
-    }
-}
-
-/// A patch for a worker, without its file.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum SharedPatch {
-    /// [`Patch::Remove`].
-    Remove(Vec<u8>),
-    /// [`Patch::Directory`].
-    Directory(Vec<u8>),
-    /// Unpacks the archive in a file below a directory.
-    Archive(Vec<u8>),
-    /// Copies a file.
-    File {
-        /// Its own name.
-        name: Vec<u8>,
-        /// Permission bits.
-        mode: u16,
-        /// In the sandbox.
-        to: Vec<u8>,
-    },
-    /// [`Patch::Symlink`].
-    Symlink {
-        /// What it says.
-        target: Vec<u8>,
-        /// Where it is.
-        path: Vec<u8>,
-    },
-}
-
-impl SharedPatch {
-    /// Whether it comes with a file.
-    pub(crate) fn has_file(&self) -> bool {
-        matches!(self, Self::Archive(_) | Self::File { .. })
     }
 }
 
@@ -239,41 +203,14 @@ pub(crate) fn carry_out(
     patches: &[SharedPatch],
     files: Vec<File>,
 ) -> Result<(), PatchFault> {
-    let mut overlay = Overlay::open(disk, lower).map_err(PatchFault::disk)?;
+    let mut edit = Edit::layer(disk, lower).map_err(PatchFault::disk)?;
     let mut files = files.into_iter();
     for (patch, which) in patches.iter().zip(0..) {
         let file = if patch.has_file() { files.next() } else { None };
-        one(&mut overlay, patch, file).map_err(|problem| PatchFault {
+        patch.apply(&mut edit, file).map_err(|problem| PatchFault {
             which: Some(which),
             problem: problem.to_string(),
         })?;
     }
-    overlay.close().map_err(PatchFault::disk)
-}
-
-fn one(
-    overlay: &mut Overlay<File>,
-    patch: &SharedPatch,
-    file: Option<File>,
-) -> Result<(), overlay::Problem> {
-    let file = || file.ok_or("its file was not handed over");
-    match patch {
-        SharedPatch::Remove(path) => overlay.remove(path),
-        SharedPatch::Directory(path) => overlay.directory(path).map(drop),
-        SharedPatch::Archive(root) => archive::unpack(overlay, root, file()?),
-        SharedPatch::Symlink { target, path } => {
-            let attributes = Attributes::root(0o777);
-            overlay.symlink(path, target, &attributes).map(drop)
-        }
-        SharedPatch::File { name, mode, to } => {
-            let mut to = to.clone();
-            if to.ends_with(b"/") || overlay.is_directory(&to)? {
-                to.push(b'/');
-                to.extend_from_slice(name);
-            }
-            let attributes = Attributes::root(*mode);
-            // To its end, wherever that is: some have more than they say.
-            overlay.file(&to, &attributes, 0, &[(0, u64::MAX)], &mut file()?)
-        }
-    }
+    edit.close().map_err(PatchFault::disk)
 }

@@ -8,12 +8,10 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use micabox_image::Limits;
-use micabox_image::convert::members::{Member, MemberKind, Members, MembersError};
+use micabox_tar::{Kind, Limits, Member, Members, MembersError, Segment, Timestamp};
 use rustix::fs::{AtFlags, CWD, Gid, Timespec, Timestamps, Uid};
 
-use crate::failure::Failure;
-use crate::whole_file::WholeFile;
+use super::WholeFile;
 
 /// What the archive calls what is copied.
 pub const ROOT: &[u8] = b"root";
@@ -22,25 +20,25 @@ pub const ROOT: &[u8] = b"root";
 const PIECE: usize = 256 << 10;
 
 /// Why nothing, or not everything, was unpacked.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum Problem {
     /// The archive ends early or makes no sense.
-    Archive(MembersError),
+    #[error(transparent)]
+    Archive(#[from] MembersError),
     /// It makes sense, but not as one of ours.
+    #[error("{0}")]
     Foreign(&'static str),
-    /// The host.
-    Host(Failure),
-}
-
-impl From<Problem> for Failure {
-    fn from(problem: Problem) -> Self {
-        const WHAT: &str = "reading the sandbox's archive";
-        match problem {
-            Problem::Archive(error) => Self::of(&error).context(WHAT),
-            Problem::Foreign(what) => Self::new(what).context(WHAT),
-            Problem::Host(failure) => failure,
-        }
-    }
+    /// It can't be where it was to be.
+    #[error("{0}")]
+    Place(String),
+    /// The host refused.
+    #[error("writing {}", path.display())]
+    Host {
+        /// A file of the host's.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
 }
 
 type Result<T> = std::result::Result<T, Problem>;
@@ -56,7 +54,7 @@ pub struct Unpacked {
 struct Open {
     path: PathBuf,
     mode: u32,
-    mtime: (i64, u32),
+    mtime: Timestamp,
     owner: Option<(u32, u32)>,
 }
 
@@ -64,13 +62,16 @@ struct Open {
 /// is known whether it is a directory. No identity is gained by what is unpacked: there are no
 /// set-id bits, and no owners but the caller unless `owners`. Nothing is written through a
 /// symbolic link, nor outside of that place. Holes stay holes. Devices and FIFOs are left out.
+///
+/// # Errors
+/// [`Problem`]; half of it may be done then.
 pub fn unpack(
     from: impl Read,
     owners: bool,
     place: impl FnOnce(bool) -> std::result::Result<PathBuf, String>,
 ) -> Result<Unpacked> {
     let from = BufReader::with_capacity(PIECE, from);
-    let mut members = Members::new(from, &Limits::default());
+    let mut members = Members::new(from, Limits::default());
     let mut place = Some(place);
     let mut unpacking = Unpacking {
         root: PathBuf::new(),
@@ -81,12 +82,12 @@ pub fn unpack(
     };
     while let Some(member) = members.next_member().map_err(Problem::Archive)? {
         let path = below(&member.path)?;
-        let is_directory = member.kind == MemberKind::Directory;
+        let is_directory = member.kind == Kind::Directory;
         if let Some(place) = place.take() {
             if path != Path::new("") {
                 return Err(Problem::Foreign("it begins in the middle"));
             }
-            let root = place(is_directory).map_err(|text| Problem::Host(Failure::new(text)))?;
+            let root = place(is_directory).map_err(Problem::Place)?;
             unpacking.root = root;
             // Merged into one that is there, which keeps its attributes.
             if is_directory && unpacking.root.is_dir() {
@@ -116,11 +117,12 @@ impl Unpacking {
         let at = self.at(path);
         self.leave(&at, false)?;
         check_parents(&self.root, path)?;
-        let owner = self.owners.then_some((member.uid, member.gid));
-        let mode = u32::from(member.mode) & 0o777;
+        let attributes = &member.attributes;
+        let owner = self.owners.then_some((attributes.uid, attributes.gid));
+        let mode = u32::from(attributes.mode) & 0o777;
         let failed = |error: io::Error| host(&at, error);
-        match member.kind {
-            MemberKind::Directory => {
+        match &member.kind {
+            Kind::Directory => {
                 match fs::create_dir(&at) {
                     Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                         let is_directory = at.symlink_metadata().is_ok_and(|it| it.is_dir());
@@ -133,36 +135,37 @@ impl Unpacking {
                 // Until everything is in it.
                 fs::set_permissions(&at, Permissions::from_mode(mode | 0o700)).map_err(failed)?;
                 self.open.push(Open {
-                    mode: u32::from(member.mode) & 0o1777,
-                    mtime: member.mtime,
+                    mode: u32::from(attributes.mode) & 0o1777,
+                    mtime: attributes.mtime,
                     owner,
                     path: at,
                 });
             }
-            MemberKind::File => {
+            Kind::File { size, segments } => {
                 let whole = WholeFile::create(&at).map_err(failed)?;
                 let file = whole.file();
-                self.contents(member, body, file).map_err(failed)?;
+                let segments = segments.as_deref();
+                self.contents(*size, segments, body, file).map_err(failed)?;
                 if let Some((uid, gid)) = owner {
                     rustix::fs::fchown(file, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))
                         .map_err(|error| failed(error.into()))?;
                 }
                 file.set_permissions(Permissions::from_mode(mode))
-                    .and_then(|()| file.set_times(times(member.mtime)))
+                    .and_then(|()| file.set_times(times(attributes.mtime)))
                     .map_err(failed)?;
                 whole.publish(&at).map_err(failed)?;
             }
-            MemberKind::Symlink => {
+            Kind::Symlink(target) => {
                 replace(&at)?;
-                let target = OsStr::from_bytes(&member.target);
+                let target = OsStr::from_bytes(target);
                 std::os::unix::fs::symlink(target, &at).map_err(failed)?;
-                set_link_times(&at, member.mtime).map_err(failed)?;
+                set_link_times(&at, attributes.mtime).map_err(failed)?;
                 if let Some((uid, gid)) = owner {
                     chown(&at, uid, gid).map_err(failed)?;
                 }
             }
-            MemberKind::HardLink => {
-                let target = below(&member.target)?;
+            Kind::HardLink(target) => {
+                let target = below(target)?;
                 check_parents(&self.root, &target)?;
                 let target = self.at(&target);
                 if !target.symlink_metadata().is_ok_and(|it| it.is_file()) {
@@ -175,7 +178,7 @@ impl Unpacking {
                 }
             }
             // They have no business here.
-            MemberKind::CharDevice | MemberKind::BlockDevice | MemberKind::Fifo => {
+            Kind::CharDevice(..) | Kind::BlockDevice(..) | Kind::Fifo => {
                 self.unpacked.special.get_or_insert(at);
             }
         }
@@ -183,11 +186,16 @@ impl Unpacking {
     }
 
     /// Writes a file's contents, its holes as holes.
-    fn contents(&mut self, member: &Member, body: &mut dyn Read, file: &File) -> io::Result<()> {
-        let whole = [(0, member.size)];
-        for &(offset, length) in member.segments.as_deref().unwrap_or(&whole) {
-            let mut at = offset;
-            let end = offset.saturating_add(length);
+    fn contents(
+        &mut self,
+        size: u64,
+        segments: Option<&[Segment]>,
+        body: &mut dyn Read,
+        file: &File,
+    ) -> io::Result<()> {
+        for segment in segments.unwrap_or(&[Segment::whole(size)]) {
+            let mut at = segment.offset;
+            let end = segment.end();
             while at < end {
                 let count = (end - at).min(PIECE as u64) as usize;
                 let piece = self.buffer.get_mut(..count).unwrap_or_default();
@@ -196,7 +204,7 @@ impl Unpacking {
                 at += count as u64;
             }
         }
-        file.set_len(member.size)
+        file.set_len(size)
     }
 
     /// Where a member is on the host.
@@ -276,10 +284,10 @@ fn chown(path: &Path, uid: u32, gid: u32) -> io::Result<()> {
 }
 
 /// Of a symbolic link itself.
-fn set_link_times(path: &Path, mtime: (i64, u32)) -> io::Result<()> {
+fn set_link_times(path: &Path, mtime: Timestamp) -> io::Result<()> {
     let moment = Timespec {
-        tv_sec: mtime.0,
-        tv_nsec: mtime.1.into(),
+        tv_sec: mtime.seconds,
+        tv_nsec: mtime.nanos.into(),
     };
     let times = Timestamps {
         last_access: moment,
@@ -293,7 +301,7 @@ fn set_link_times(path: &Path, mtime: (i64, u32)) -> io::Result<()> {
     )?)
 }
 
-fn times((seconds, nanos): (i64, u32)) -> FileTimes {
+fn times(Timestamp { seconds, nanos }: Timestamp) -> FileTimes {
     let whole = Duration::from_secs(seconds.unsigned_abs());
     let moment: Option<SystemTime> = match seconds < 0 {
         true => UNIX_EPOCH.checked_sub(whole),
@@ -304,7 +312,10 @@ fn times((seconds, nanos): (i64, u32)) -> FileTimes {
 }
 
 fn host(path: &Path, error: io::Error) -> Problem {
-    Problem::Host(Failure::of(&error).context(&format!("writing {}", path.display())))
+    Problem::Host {
+        path: path.to_owned(),
+        source: error,
+    }
 }
 
 #[cfg(test)]

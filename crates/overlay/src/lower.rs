@@ -1,41 +1,47 @@
-//! The files below a sandbox's changes.
-//!
-//! [`Base::lower_files`] opens them, [`Lower::open`] reads them, which may be another process.
+//! The lower layer: the files below a sandbox's changes.
 
 use std::fs::File;
-use std::path::PathBuf;
 
-use micabox_erofs::format::FileType;
+use micabox_erofs::format::{self, FileType};
 use micabox_erofs::reader::Inode;
 use micabox_erofs::{BLOCK_SIZE, Concat, Reader};
 use micabox_ext4::device::ReadOnly;
 use micabox_ext4::{DirEntry, Errno, Ext4, FileKind, Ino, Options, ROOT, Segment, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use super::disk::Format;
-use super::{Base, RootDisk};
-use crate::{Error, image_files};
+use crate::view;
+use crate::words::WHITEOUT_DEVICE;
 
 /// A tree of files.
-pub(crate) enum Lower {
+pub enum Lower {
+    /// An image.
     Erofs(Reader<Concat<File>>),
+    /// An ext4 filesystem.
     Ext4(Box<Ext4<ReadOnly<File>>>),
+    /// No files at all.
+    Nothing,
 }
 
 /// Something in it.
 #[derive(Clone, Debug)]
-pub(crate) struct Node {
+pub struct Node {
     at: At,
-    pub(crate) kind: FileKind,
+    /// What it is.
+    pub kind: FileKind,
     /// Permission, set-id and sticky bits.
-    pub(crate) permissions: u16,
-    pub(crate) uid: u32,
-    pub(crate) gid: u32,
-    pub(crate) mtime: Timestamp,
+    pub permissions: u16,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// When its contents were changed last.
+    pub mtime: Timestamp,
+    /// Major and minor number of a device.
+    pub device: (u32, u32),
     /// Bytes, of a regular file.
-    pub(crate) size: u64,
+    pub size: u64,
     /// A number that all names of a file have in common, if it has more than one.
-    pub(crate) linked: Option<u64>,
+    pub linked: Option<u64>,
 }
 
 #[derive(Clone, Debug)]
@@ -46,11 +52,14 @@ enum At {
 
 /// Why it can't be read.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum LowerError {
+pub enum LowerError {
+    /// An EROFS image.
     #[error(transparent)]
     Erofs(#[from] micabox_erofs::Error),
+    /// An ext4 filesystem.
     #[error(transparent)]
     Ext4(#[from] micabox_ext4::Error),
+    /// It has no file.
     #[error("there is no file to read it from")]
     NoFile,
 }
@@ -59,45 +68,21 @@ type Result<T> = std::result::Result<T, LowerError>;
 
 /// How to read what is below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum LowerKind {
+pub enum LowerKind {
     /// An image: metadata, then layers, as they lie.
     Erofs,
     /// An ext4 filesystem.
     Ext4,
 }
 
-impl Base {
-    /// Opens its files: how to read them, and one after the other.
-    pub(crate) fn lower_files(&self) -> std::result::Result<(LowerKind, Vec<File>), Error> {
-        match self {
-            Self::Image(image) => Ok((LowerKind::Erofs, image_files::for_reading(image)?)),
-            Self::Disk(disk) => disk.lower_files(),
-        }
-    }
-
-    /// The file that errors about its metadata name.
-    pub(crate) fn metadata_path(&self) -> PathBuf {
-        match self {
-            Self::Image(image) => image.fsmeta.clone(),
-            Self::Disk(disk) => disk.path.clone(),
-        }
-    }
-}
-
-impl RootDisk {
-    fn lower_files(&self) -> std::result::Result<(LowerKind, Vec<File>), Error> {
-        let file = File::open(&self.path).map_err(|error| self.unusable(error))?;
-        let kind = match self.format {
-            Format::Erofs => LowerKind::Erofs,
-            Format::Ext4 => LowerKind::Ext4,
-        };
-        Ok((kind, vec![file]))
-    }
-}
-
 impl Node {
+    /// Whether overlayfs takes it for nothing.
+    pub(crate) fn is_whiteout(&self) -> bool {
+        self.kind == FileKind::CharDevice && self.device == WHITEOUT_DEVICE
+    }
+
     /// A number that nothing else in the tree has.
-    pub(crate) fn number(&self) -> u64 {
+    pub fn number(&self) -> u64 {
         match &self.at {
             At::Erofs(inode) => inode.nid,
             At::Ext4(ino) => (*ino).into(),
@@ -106,8 +91,12 @@ impl Node {
 }
 
 impl Lower {
-    /// Reads what is below in the files that [`Base::lower_files`] opened.
-    pub(crate) fn open(kind: LowerKind, files: Vec<File>) -> Result<Self> {
+    /// Reads what is in `files`: an image's metadata, then its layers, each file padded to whole
+    /// blocks; or one ext4 filesystem.
+    ///
+    /// # Errors
+    /// [`LowerError`].
+    pub fn open(kind: LowerKind, files: Vec<File>) -> Result<Self> {
         Ok(match kind {
             LowerKind::Erofs => {
                 // They are padded as they lie.
@@ -125,15 +114,22 @@ impl Lower {
 
 impl Lower {
     /// The root directory.
-    pub(crate) fn root(&mut self) -> Result<Node> {
+    ///
+    /// # Errors
+    /// [`LowerError`].
+    pub fn root(&mut self) -> Result<Node> {
         match self {
             Self::Erofs(reader) => erofs_node(reader.inode(reader.root())?),
             Self::Ext4(filesystem) => ext4_node(filesystem, ROOT),
+            Self::Nothing => Err(LowerError::NoFile),
         }
     }
 
     /// What a directory has at a name.
-    pub(crate) fn lookup(&mut self, directory: &Node, name: &[u8]) -> Result<Option<Node>> {
+    ///
+    /// # Errors
+    /// [`LowerError`].
+    pub fn lookup(&mut self, directory: &Node, name: &[u8]) -> Result<Option<Node>> {
         match (self, &directory.at) {
             (Self::Erofs(reader), At::Erofs(inode)) => match reader.lookup(inode, name)? {
                 Some(entry) => erofs_node(reader.inode(entry.nid)?).map(Some),
@@ -149,7 +145,10 @@ impl Lower {
     }
 
     /// The names in a directory, without `.` and `..`.
-    pub(crate) fn names(&mut self, directory: &Node) -> Result<Vec<Box<[u8]>>> {
+    ///
+    /// # Errors
+    /// [`LowerError`].
+    pub fn names(&mut self, directory: &Node) -> Result<Vec<Box<[u8]>>> {
         Ok(match (self, &directory.at) {
             (Self::Erofs(reader), At::Erofs(inode)) => {
                 let entries = reader.read_dir(inode)?.into_iter();
@@ -164,7 +163,10 @@ impl Lower {
     }
 
     /// Reads from a file: how many bytes, 0 at its end.
-    pub(crate) fn read(&mut self, file: &Node, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+    ///
+    /// # Errors
+    /// [`LowerError`].
+    pub fn read(&mut self, file: &Node, offset: u64, buffer: &mut [u8]) -> Result<usize> {
         Ok(match (self, &file.at) {
             (Self::Erofs(reader), At::Erofs(inode)) => reader.read(inode, offset, buffer)?,
             (Self::Ext4(filesystem), At::Ext4(ino)) => filesystem.read(*ino, offset, buffer)?,
@@ -173,7 +175,10 @@ impl Lower {
     }
 
     /// The parts of a file that are no holes, ascending.
-    pub(crate) fn segments(&mut self, file: &Node) -> Result<Vec<Segment>> {
+    ///
+    /// # Errors
+    /// [`LowerError`].
+    pub fn segments(&mut self, file: &Node) -> Result<Vec<Segment>> {
         Ok(match (self, &file.at) {
             (Self::Erofs(reader), At::Erofs(inode)) => {
                 let extents = reader.extents(inode)?.into_iter();
@@ -190,7 +195,10 @@ impl Lower {
     }
 
     /// The target of a symbolic link.
-    pub(crate) fn read_link(&mut self, link: &Node) -> Result<Vec<u8>> {
+    ///
+    /// # Errors
+    /// [`LowerError`].
+    pub fn read_link(&mut self, link: &Node) -> Result<Vec<u8>> {
         Ok(match (self, &link.at) {
             (Self::Erofs(reader), At::Erofs(inode)) => reader.read_link(inode)?.into_vec(),
             (Self::Ext4(filesystem), At::Ext4(ino)) => filesystem.read_link(*ino)?,
@@ -199,21 +207,17 @@ impl Lower {
     }
 
     /// Names and values of extended attributes.
-    pub(crate) fn xattrs(&mut self, node: &Node) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    ///
+    /// # Errors
+    /// [`LowerError`].
+    pub fn xattrs(&mut self, node: &Node) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
         Ok(match (self, &node.at) {
             (Self::Erofs(reader), At::Erofs(inode)) => {
                 let xattrs = reader.xattrs(inode)?.into_iter();
                 let pair = xattrs.map(|xattr| (xattr.name.to_vec(), xattr.value.to_vec()));
                 pair.collect()
             }
-            (Self::Ext4(filesystem), At::Ext4(ino)) => {
-                let mut xattrs = Vec::new();
-                for name in filesystem.xattr_names(*ino)? {
-                    let value = filesystem.xattr(*ino, &name)?;
-                    xattrs.push((name.into_vec(), value));
-                }
-                xattrs
-            }
+            (Self::Ext4(filesystem), At::Ext4(ino)) => view::xattrs(filesystem, *ino)?,
             _ => Vec::new(),
         })
     }
@@ -233,10 +237,8 @@ fn erofs_node(inode: Inode) -> Result<Node> {
         permissions: inode.mode,
         uid: inode.uid,
         gid: inode.gid,
-        mtime: Timestamp {
-            seconds: inode.mtime.seconds,
-            nanos: inode.mtime.nanos,
-        },
+        mtime: inode.mtime,
+        device: format::decode_device(inode.device),
         size: inode.size,
         linked: (inode.nlink > 1).then_some(inode.nid),
         at: At::Erofs(Box::new(inode)),
@@ -253,6 +255,7 @@ fn ext4_node(filesystem: &mut Ext4<ReadOnly<File>>, ino: Ino) -> Result<Node> {
         uid: stat.uid,
         gid: stat.gid,
         mtime: stat.mtime,
+        device: stat.device,
         size: stat.size,
         linked: (stat.links > 1).then_some(ino.into()),
     })

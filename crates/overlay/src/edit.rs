@@ -1,0 +1,558 @@
+//! Writes: an upper layer as overlayfs would write it, or a filesystem by itself.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::{self, Read};
+
+use micabox_ext4::{
+    BlockDevice, Errno, Ext4, FileKind, Ino, Options, Owner, Segment, SetAttributes, SetXattr,
+    Stat, Timestamp,
+};
+
+use crate::lower::{Lower, LowerError, Node};
+use crate::path::{Loop, Way, parent_and_name};
+use crate::view::{Directory, Slot, View, ViewError};
+use crate::words::{self, OPAQUE, WHITEOUT_DEVICE, is_marker};
+
+/// Bytes of a file that are copied at once.
+const PIECE: usize = 1 << 20;
+
+/// Most paths of directories that are remembered.
+const KNOWN_MAX: usize = 4096;
+
+/// Why something can't be done, in words.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Problem(String);
+
+impl From<micabox_ext4::Error> for Problem {
+    fn from(error: micabox_ext4::Error) -> Self {
+        Self(error.to_string())
+    }
+}
+
+impl From<LowerError> for Problem {
+    fn from(error: LowerError) -> Self {
+        Self(error.to_string())
+    }
+}
+
+impl From<ViewError> for Problem {
+    fn from(error: ViewError) -> Self {
+        Self(error.to_string())
+    }
+}
+
+impl From<Loop> for Problem {
+    fn from(error: Loop) -> Self {
+        ViewError::from(error).into()
+    }
+}
+
+impl From<io::Error> for Problem {
+    fn from(error: io::Error) -> Self {
+        Self(error.to_string())
+    }
+}
+
+impl From<&str> for Problem {
+    fn from(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+}
+
+type Result<T> = std::result::Result<T, Problem>;
+
+/// What something new is like.
+#[derive(Clone, Debug)]
+pub struct Attributes {
+    /// Permissions, but for symbolic links, and owner.
+    pub owner: Owner,
+    /// Last change of the contents; otherwise now.
+    pub mtime: Option<Timestamp>,
+    /// Names and values.
+    pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+impl Attributes {
+    /// Root's, and new.
+    pub fn root(permissions: u16) -> Self {
+        Self {
+            owner: Owner::root(permissions),
+            mtime: None,
+            xattrs: Vec::new(),
+        }
+    }
+}
+
+impl From<&micabox_tar::Attributes> for Attributes {
+    fn from(of: &micabox_tar::Attributes) -> Self {
+        Self {
+            owner: Owner {
+                permissions: of.mode,
+                uid: of.uid,
+                gid: of.gid,
+            },
+            mtime: Some(of.mtime),
+            xattrs: of.xattrs.clone(),
+        }
+    }
+}
+
+/// What is written to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// An upper layer, before anything else sees it. Directories that are there keep their time,
+    /// nothing replaces them, and new ones are made where links lead.
+    Layer,
+    /// A filesystem by itself, as by an unpacker: empty directories give way, links and files
+    /// give way to directories, and a directory that nothing describes is of 1970.
+    Filesystem,
+}
+
+/// A directory that is written to.
+#[derive(Clone, Debug)]
+pub struct Place {
+    ino: Ino,
+    seen: Directory,
+}
+
+impl Place {
+    fn new(ino: Ino, below: Option<Node>) -> Self {
+        let seen = Directory {
+            upper: Some(ino),
+            below,
+            hidden: false,
+        };
+        Self { ino, seen }
+    }
+}
+
+/// An upper layer or a filesystem that is being changed.
+pub struct Edit<D> {
+    view: View<D>,
+    kind: Kind,
+    root: Place,
+    /// Times that directories had before something was changed in them, or are to have.
+    mtimes: BTreeMap<Ino, Timestamp>,
+    /// Directories by path; members of archives come in bunches.
+    known: HashMap<Vec<u8>, Place>,
+}
+
+impl<D: BlockDevice> Edit<D> {
+    /// Opens the upper layer on `disk`, in the directory `/root` there, which is made if it
+    /// is missing, over `lower`.
+    ///
+    /// # Errors
+    /// [`Problem`].
+    pub fn layer(disk: D, mut lower: Lower) -> Result<Self> {
+        let mut upper = Ext4::open(disk, Options::default())?;
+        let below = lower.root()?;
+        let (ino, is_new) = match upper.lookup(micabox_ext4::ROOT, words::ROOT) {
+            Ok(ino) => (ino, false),
+            Err(error) if error.errno() == Errno::NotFound => {
+                let owner = Owner::root(0o755);
+                let ino = upper.mkdir(micabox_ext4::ROOT, words::ROOT, owner)?;
+                (ino, true)
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let root = Place::new(ino, Some(below.clone()));
+        let mut edit = Self::new(View::new(upper, lower), Kind::Layer, root);
+        if is_new {
+            edit.copy_attributes(ino, &below)?;
+        }
+        Ok(edit)
+    }
+
+    /// Changes `filesystem` itself.
+    pub fn filesystem(filesystem: Ext4<D>) -> Self {
+        let root = Place::new(micabox_ext4::ROOT, None);
+        Self::new(
+            View::new(filesystem, Lower::Nothing),
+            Kind::Filesystem,
+            root,
+        )
+    }
+
+    fn new(view: View<D>, kind: Kind, root: Place) -> Self {
+        Self {
+            view,
+            kind,
+            root,
+            mtimes: BTreeMap::new(),
+            known: HashMap::new(),
+        }
+    }
+
+    /// Writes everything to the disk.
+    ///
+    /// # Errors
+    /// [`Problem`].
+    pub fn close(mut self) -> Result<()> {
+        for (ino, mtime) in std::mem::take(&mut self.mtimes) {
+            let times = self.times(Some(mtime));
+            match self.view.upper.set_attributes(ino, &times) {
+                // Removed since.
+                Err(error) if error.errno() == Errno::Stale => {}
+                result => result?,
+            }
+        }
+        self.view.upper.close()?;
+        Ok(())
+    }
+
+    /// The directory at `path`, brought up from the lower layer or made if need be.
+    ///
+    /// # Errors
+    /// [`Problem`].
+    pub fn directory(&mut self, path: &[u8]) -> Result<Place> {
+        if let Some(place) = self.known.get(path) {
+            return Ok(place.clone());
+        }
+        let mut way = Way::new(self.root.clone(), path);
+        while let Some(name) = way.next() {
+            let place = way.place().clone();
+            let slot = self.view.slot(&place.seen, &name)?;
+            if let Some(directory) = slot.directory() {
+                way.enter(self.bring_up(&place, &name, directory)?);
+                continue;
+            }
+            match slot.seen() {
+                None => way.enter(self.new_directory(&place, &name, &slot)?),
+                Some(link) if link.kind() == Some(FileKind::Symlink) => {
+                    way.follow(&self.view.read_link(&link)?)?;
+                }
+                Some(_) => return Err(ViewError::NotDirectory.into()),
+            }
+        }
+        if self.known.len() == KNOWN_MAX {
+            self.known.clear();
+        }
+        self.known.insert(path.to_vec(), way.place().clone());
+        Ok(way.place().clone())
+    }
+
+    /// Makes a directory at `path`, or takes the one that is there, and gives it attributes.
+    ///
+    /// # Errors
+    /// [`Problem`].
+    pub fn set_directory(&mut self, path: &[u8], attributes: &Attributes) -> Result<()> {
+        let place = match (self.kind, parent_and_name(path)) {
+            (Kind::Filesystem, Some((parent, name))) => {
+                let place = self.directory(parent)?;
+                let slot = self.view.slot(&place.seen, name)?;
+                match slot.directory() {
+                    Some(directory) => self.bring_up(&place, name, directory)?,
+                    None => {
+                        self.give_way(&place, name, &slot)?;
+                        self.new_directory(&place, name, &slot)?
+                    }
+                }
+            }
+            _ => self.directory(path)?,
+        };
+        self.set(place.ino, attributes, FileKind::Directory)?;
+        if let Some(mtime) = attributes.mtime {
+            self.mtimes.insert(place.ino, mtime);
+        }
+        Ok(())
+    }
+
+    /// Whether there is a directory at `path` itself, no symbolic link to one.
+    ///
+    /// # Errors
+    /// [`Problem`].
+    pub fn is_directory(&mut self, path: &[u8]) -> Result<bool> {
+        let Some((parent, name)) = parent_and_name(path) else {
+            return Ok(true);
+        };
+        let place = self.directory(parent)?;
+        Ok(self.view.slot(&place.seen, name)?.directory().is_some())
+    }
+
+    /// Makes a file of `size` bytes or more in place of what is there. `contents` gives its
+    /// parts, one after the other; the rest are holes.
+    /// Returns how many bytes those were.
+    ///
+    /// # Errors
+    /// [`Problem`].
+    pub fn file(
+        &mut self,
+        path: &[u8],
+        attributes: &Attributes,
+        size: u64,
+        parts: &[Segment],
+        contents: &mut dyn Read,
+    ) -> Result<u64> {
+        let (place, name) = self.clear(path)?;
+        let upper = &mut self.view.upper;
+        let ino = upper.create(place.ino, name, attributes.owner)?;
+        let longest = parts.iter().map(|part| part.length).max().unwrap_or(0);
+        let mut buffer = vec![0; usize::try_from(longest).unwrap_or(PIECE).min(PIECE)];
+        let (mut bytes, mut end) = (0, 0);
+        for &Segment { offset, length } in parts {
+            let count = write(upper, ino, offset, &mut contents.take(length), &mut buffer)?;
+            bytes += count;
+            end = offset.saturating_add(count);
+        }
+        if end < size {
+            upper.truncate(ino, size)?;
+        }
+        self.set(ino, attributes, FileKind::File)?;
+        Ok(bytes)
+    }
+
+    /// Makes a symbolic link in place of what is there.
+    ///
+    /// # Errors
+    /// [`Problem`].
+    pub fn symlink(&mut self, path: &[u8], target: &[u8], attributes: &Attributes) -> Result<()> {
+        let (place, name) = self.clear(path)?;
+        let owner = attributes.owner;
+        let ino = self.view.upper.symlink(place.ino, name, target, owner)?;
+        self.set(ino, attributes, FileKind::Symlink)
+    }
+
+    /// Makes a device or FIFO in place of what is there.
+    ///
+    /// # Errors
+    /// [`Problem`].
+    pub fn node(
+        &mut self,
+        path: &[u8],
+        kind: FileKind,
+        device: (u32, u32),
+        attributes: &Attributes,
+    ) -> Result<()> {
+        let is_whiteout = kind == FileKind::CharDevice && device == WHITEOUT_DEVICE;
+        if self.kind == Kind::Layer && is_whiteout {
+            return Err("a device 0, 0 would mean that something is gone".into());
+        }
+        let (place, name) = self.clear(path)?;
+        let owner = attributes.owner;
+        let ino = self
+            .view
+            .upper
+            .mknod(place.ino, name, kind, device, owner)?;
+        self.set(ino, attributes, kind)
+    }
+
+    /// Gives a file that was written before another name.
+    ///
+    /// # Errors
+    /// [`Problem`].
+    pub fn link(&mut self, path: &[u8], target: &[u8]) -> Result<()> {
+        let (parent, name) = parent_and_name(target).ok_or("a link to the root")?;
+        let place = self.directory(parent)?;
+        let slot = self.view.slot(&place.seen, name)?;
+        let missing = "a hard link to a file that is not in the archive before it";
+        let stat = slot.upper.filter(|stat| !words::is_whiteout(stat));
+        let ino = stat.ok_or(missing)?.ino;
+        let (parent, name) = parent_and_name(path).ok_or("there is a directory")?;
+        let place = self.directory(parent)?;
+        let slot = self.view.slot(&place.seen, name)?;
+        // Two names of one file can't replace each other.
+        if slot.upper.is_some_and(|stat| stat.ino == ino) {
+            return Ok(());
+        }
+        let (place, name) = self.clear(path)?;
+        Ok(self.view.upper.link(ino, place.ino, name)?)
+    }
+
+    /// Removes what is at `path`, with everything below it.
+    ///
+    /// # Errors
+    /// [`Problem`].
+    pub fn remove(&mut self, path: &[u8]) -> Result<()> {
+        let (parent, name) = parent_and_name(path).ok_or("the root can't be removed")?;
+        let place = self.directory(parent)?;
+        let slot = self.view.slot(&place.seen, name)?;
+        if slot.seen().is_none() {
+            return Err("there is nothing of that name".into());
+        }
+        self.known.clear();
+        self.keep_mtime(place.ino)?;
+        if let Some(stat) = slot.upper {
+            self.remove_upper(place.ino, name, &stat)?;
+        }
+        if slot.below.is_some() && !slot.hidden {
+            let (kind, owner) = (FileKind::CharDevice, Owner::root(0));
+            let upper = &mut self.view.upper;
+            upper.mknod(place.ino, name, kind, WHITEOUT_DEVICE, owner)?;
+        }
+        Ok(())
+    }
+
+    fn remove_upper(&mut self, parent: Ino, name: &[u8], stat: &Stat) -> Result<()> {
+        if stat.kind() != Some(FileKind::Directory) {
+            return Ok(self.view.upper.unlink(parent, name)?);
+        }
+        // Directories first, so that each is empty when its turn comes from behind.
+        let mut order = vec![(parent, name.to_vec(), stat.ino)];
+        let mut at = 0;
+        while let Some((_, _, directory)) = order.get(at).cloned() {
+            at += 1;
+            for entry in self.view.upper.read_dir(directory)? {
+                if self.view.upper.stat(entry.ino)?.kind() == Some(FileKind::Directory) {
+                    order.push((directory, entry.name.into_vec(), entry.ino));
+                } else {
+                    self.view.upper.unlink(directory, &entry.name)?;
+                }
+            }
+        }
+        for (parent, name, ino) in order.into_iter().rev() {
+            self.view.upper.rmdir(parent, &name)?;
+            self.mtimes.remove(&ino);
+        }
+        Ok(())
+    }
+
+    /// A place where there is nothing in the way any more, and the name there.
+    fn clear<'a>(&mut self, path: &'a [u8]) -> Result<(Place, &'a [u8])> {
+        let (parent, name) = parent_and_name(path).ok_or("there is a directory")?;
+        let place = self.directory(parent)?;
+        let slot = self.view.slot(&place.seen, name)?;
+        if self.kind == Kind::Layer && slot.directory().is_some() {
+            return Err("there is a directory".into());
+        }
+        self.keep_mtime(place.ino)?;
+        self.give_way(&place, name, &slot)?;
+        Ok((place, name))
+    }
+
+    /// Removes what the upper layer has at a name; a directory must be empty.
+    fn give_way(&mut self, place: &Place, name: &[u8], slot: &Slot) -> Result<()> {
+        let Some(stat) = &slot.upper else {
+            return Ok(());
+        };
+        match stat.kind() {
+            Some(FileKind::Directory) => {
+                self.view.upper.rmdir(place.ino, name)?;
+                self.mtimes.remove(&stat.ino);
+                self.known.clear();
+            }
+            kind => {
+                self.view.upper.unlink(place.ino, name)?;
+                if kind == Some(FileKind::Symlink) {
+                    self.known.clear();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The upper layer's directory at a name, where a directory is seen.
+    fn bring_up(&mut self, place: &Place, name: &[u8], seen: Directory) -> Result<Place> {
+        match (seen.upper, seen.below.clone()) {
+            (Some(ino), _) => Ok(Place { ino, seen }),
+            (None, Some(below)) => self.copy_up(place, name, below),
+            (None, None) => Err(ViewError::Nothing.into()),
+        }
+    }
+
+    /// Makes a directory of the lower layer one of the upper layer, as it is.
+    fn copy_up(&mut self, place: &Place, name: &[u8], below: Node) -> Result<Place> {
+        self.keep_mtime(place.ino)?;
+        let ino = self.view.upper.mkdir(place.ino, name, Owner::root(0o755))?;
+        self.copy_attributes(ino, &below)?;
+        Ok(Place::new(ino, Some(below)))
+    }
+
+    fn copy_attributes(&mut self, ino: Ino, below: &Node) -> Result<()> {
+        let xattrs = self.view.lower.xattrs(below)?.into_iter();
+        let attributes = Attributes {
+            owner: Owner {
+                permissions: below.permissions,
+                uid: below.uid,
+                gid: below.gid,
+            },
+            mtime: Some(below.mtime),
+            // overlayfs's own are about the layer they are in.
+            xattrs: xattrs.filter(|(name, _)| !is_marker(name)).collect(),
+        };
+        self.set(ino, &attributes, FileKind::Directory)?;
+        self.mtimes
+            .extend(attributes.mtime.map(|mtime| (ino, mtime)));
+        Ok(())
+    }
+
+    /// Makes a directory where there is none; what the lower layer had there stays gone.
+    fn new_directory(&mut self, place: &Place, name: &[u8], slot: &Slot) -> Result<Place> {
+        self.keep_mtime(place.ino)?;
+        if slot.is_whiteout() {
+            self.give_way(place, name, slot)?;
+        }
+        let upper = &mut self.view.upper;
+        let ino = upper.mkdir(place.ino, name, Owner::root(0o755))?;
+        if slot.is_whiteout() {
+            upper.set_xattr(ino, OPAQUE, words::YES, SetXattr::Any)?;
+        }
+        if self.kind == Kind::Filesystem {
+            self.mtimes.insert(ino, Timestamp::default());
+        }
+        Ok(Place::new(ino, None))
+    }
+
+    fn set(&mut self, ino: Ino, attributes: &Attributes, kind: FileKind) -> Result<()> {
+        for (name, value) in &attributes.xattrs {
+            self.view.upper.set_xattr(ino, name, value, SetXattr::Any)?;
+        }
+        let Owner {
+            permissions,
+            uid,
+            gid,
+        } = attributes.owner;
+        // Last: the others change times, and an owner takes set-uid bits away.
+        let set = SetAttributes {
+            // Those of a link have no meaning, but 0777.
+            permissions: (kind != FileKind::Symlink).then_some(permissions),
+            uid: Some(uid),
+            gid: Some(gid),
+            ..self.times(attributes.mtime)
+        };
+        Ok(self.view.upper.set_attributes(ino, &set)?)
+    }
+
+    fn times(&self, mtime: Option<Timestamp>) -> SetAttributes {
+        SetAttributes {
+            atime: mtime.filter(|_| self.kind == Kind::Filesystem),
+            mtime,
+            ..SetAttributes::default()
+        }
+    }
+
+    /// What is changed in a directory of the lower layer before anything else sees it is no
+    /// change of the sandbox's.
+    fn keep_mtime(&mut self, directory: Ino) -> Result<()> {
+        if self.kind == Kind::Layer {
+            let mtime = self.view.upper.stat(directory)?.mtime;
+            self.mtimes.entry(directory).or_insert(mtime);
+        }
+        Ok(())
+    }
+}
+
+/// Writes all that `contents` gives into a file, and returns how many bytes that was.
+fn write<D: BlockDevice>(
+    upper: &mut Ext4<D>,
+    ino: Ino,
+    offset: u64,
+    contents: &mut dyn Read,
+    buffer: &mut [u8],
+) -> Result<u64> {
+    let mut total = 0;
+    loop {
+        let count = match contents.read(buffer) {
+            Ok(0) => return Ok(total),
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error.into()),
+        };
+        let mut piece = buffer.get(..count).unwrap_or_default();
+        while !piece.is_empty() {
+            let written = upper.write(ino, offset.saturating_add(total), piece)?;
+            total += written as u64;
+            piece = piece.get(written..).unwrap_or_default();
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! An upper layer as a layer of an OCI image.
+//!
+//! overlayfs says what is gone by devices and attributes, an archive by names.
+
+use std::io::Write;
+
+use micabox_ext4::export::{ExportError, Exported, Exporter};
+use micabox_ext4::{BlockDevice, FileKind, Timestamp};
+use micabox_tar::{Attributes, Kind, Member, Writer};
+
+use crate::view::{Entry, View, ViewError};
+use crate::walk::{Scope, Step, Walk};
+use crate::words::{ESCAPED_PREFIX, archive as marks, is_marker, unescape_xattr_name};
+
+/// Why there is no layer.
+#[derive(Debug, thiserror::Error)]
+pub enum LayerError {
+    /// The layers can't be read.
+    #[error(transparent)]
+    View(#[from] ViewError),
+    /// The archive can't be written.
+    #[error(transparent)]
+    Export(#[from] ExportError),
+    /// The name of the file at this path would be a mark in an archive.
+    #[error(
+        "{}: cannot be in a layer: `.wh.` marks what is gone there",
+        printable(_0)
+    )]
+    Marker(Vec<u8>),
+    /// The directory at this path was there before: the disk is damaged.
+    #[error("{}: a directory with several names", printable(_0))]
+    Again(Vec<u8>),
+}
+
+/// A path as errors have it.
+fn printable(path: &[u8]) -> String {
+    format!("/{}", path.escape_ascii())
+}
+
+/// Writes the changes as an uncompressed archive. The lower layer says what a socket hides,
+/// which no archive can hold.
+///
+/// # Errors
+/// [`LayerError`].
+pub fn write_layer<D: BlockDevice>(
+    view: &mut View<D>,
+    output: impl Write,
+) -> Result<Exported, LayerError> {
+    let mut archive = Exporter::new(&view.upper, output);
+    let root = view.root()?;
+    if let Entry::Upper(stat) = view.entry(&root)? {
+        archive.add(&mut view.upper, b"", &stat, renamed)?;
+        let mut walk = Walk::new(Scope::Changes, root, b"");
+        while let Some(step) = walk.next(view)? {
+            add(&mut archive, view, &walk, &step)?;
+        }
+    }
+    Ok(archive.finish()?)
+}
+
+fn add<D: BlockDevice, W: Write>(
+    archive: &mut Exporter<W>,
+    view: &mut View<D>,
+    walk: &Walk,
+    step: &Step,
+) -> Result<(), LayerError> {
+    let slot = &step.slot;
+    // Only below, and hidden: the directory says so.
+    let Some(stat) = &slot.upper else {
+        return Ok(());
+    };
+    let path = walk.path();
+    let (name, _) = walk.name();
+    let directory = path.get(..path.len() - name.len()).unwrap_or_default();
+    let whiteout = |archive: &mut Exporter<W>| {
+        let path = [directory, marks::PREFIX, name].concat();
+        marker(archive.archive(), &path, stat.mtime)
+    };
+    if slot.is_whiteout() {
+        return whiteout(archive);
+    }
+    if name.starts_with(marks::PREFIX) {
+        return Err(LayerError::Marker(path.to_vec()));
+    }
+    if step.again {
+        return Err(LayerError::Again(path.to_vec()));
+    }
+    if stat.kind() == Some(FileKind::Socket) && slot.below.is_some() && !slot.hidden {
+        whiteout(archive)?;
+    }
+    archive.add(&mut view.upper, path, stat, renamed)?;
+    if slot.opaque {
+        let path = [path, b"/", marks::OPAQUE].concat();
+        marker(archive.archive(), &path, stat.mtime)?;
+    }
+    Ok(())
+}
+
+/// An empty file that only its name matters of.
+fn marker<W: Write>(
+    archive: &mut Writer<W>,
+    path: &[u8],
+    mtime: Timestamp,
+) -> Result<(), LayerError> {
+    let member = Member {
+        path: path.to_vec(),
+        kind: Kind::file(0),
+        attributes: Attributes {
+            mode: 0o600,
+            mtime,
+            ..Attributes::default()
+        },
+    };
+    archive
+        .add(&member)
+        .map_err(|error| ExportError::from(error).into())
+}
+
+/// Leaves out what overlayfs noted for itself, and gives back what it keeps for an overlay
+/// inside the sandbox under another name.
+fn renamed(name: &[u8]) -> Option<Vec<u8>> {
+    match is_marker(name) {
+        true => Some(Vec::new()),
+        false => name
+            .starts_with(ESCAPED_PREFIX)
+            .then(|| unescape_xattr_name(name).into()),
+    }
+}

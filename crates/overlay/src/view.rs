@@ -1,0 +1,401 @@
+//! Both layers at once: what they have at a name, and where a path leads.
+
+use std::fs::File;
+
+use micabox_ext4::device::ReadOnly;
+use micabox_ext4::{
+    BlockDevice, Errno, Ext4, FileKind, Ino, Options, Owner, Segment, Stat, Timestamp,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::lower::{Lower, LowerError, Node};
+use crate::path::{Loop, Way};
+use crate::words::{self, OPAQUE};
+
+/// A disk with an upper layer that is only read. Its journal is replayed in memory.
+pub type Disk = Ext4<ReadOnly<File>>;
+
+/// Opens a disk that no machine writes to, for reading: the file stays as it is. One that is
+/// marked as having errors can be read as well.
+///
+/// # Errors
+/// Those of [`Ext4::open_read_only`].
+pub fn open(disk: File) -> Result<Disk, micabox_ext4::Error> {
+    Ext4::open_read_only(ReadOnly(disk), Options::default())
+}
+
+/// An upper layer over a lower one.
+pub struct View<D> {
+    pub(crate) upper: Ext4<D>,
+    pub(crate) lower: Lower,
+}
+
+/// Something that is seen.
+#[derive(Clone, Debug)]
+pub enum Entry {
+    /// Of the upper layer.
+    Upper(Stat),
+    /// Of the lower layer.
+    Below(Node),
+}
+
+/// What both layers have at a name.
+#[derive(Clone, Debug)]
+pub struct Slot {
+    /// What the upper layer has, which may be a whiteout.
+    pub upper: Option<Stat>,
+    /// What the lower layer has, seen or not.
+    pub below: Option<Node>,
+    /// Nothing of the lower layer is seen in this directory.
+    pub hidden: bool,
+    /// It is a directory of the upper layer that hides all of the lower layer in it.
+    pub opaque: bool,
+}
+
+/// A directory that is seen: of one layer, or of both.
+#[derive(Clone, Debug)]
+pub struct Directory {
+    pub(crate) upper: Option<Ino>,
+    pub(crate) below: Option<Node>,
+    /// Nothing of `below` is seen.
+    pub(crate) hidden: bool,
+}
+
+/// A path's end.
+#[derive(Clone, Debug)]
+pub enum Found {
+    /// A directory.
+    Directory(Directory),
+    /// Anything else.
+    Other(Entry),
+}
+
+/// What a path leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PathKind {
+    /// Nothing.
+    Nothing,
+    /// A directory.
+    Directory,
+    /// Something else.
+    Other,
+}
+
+/// Why the layers can't be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ViewError {
+    /// The upper layer's disk.
+    #[error(transparent)]
+    Upper(#[from] micabox_ext4::Error),
+    /// The lower layer.
+    #[error(transparent)]
+    Lower(#[from] LowerError),
+    /// A path leads to nothing.
+    #[error("there is no such file or directory")]
+    Nothing,
+    /// A path leads through something else than directories.
+    #[error("something on the way is no directory")]
+    NotDirectory,
+    /// A path leads through more symbolic links than Linux follows.
+    #[error("too many symbolic links on the way")]
+    Loop,
+}
+
+impl From<Loop> for ViewError {
+    fn from(_: Loop) -> Self {
+        Self::Loop
+    }
+}
+
+/// Names and values of extended attributes.
+pub(crate) type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
+
+type Result<T, E = ViewError> = std::result::Result<T, E>;
+
+impl Entry {
+    /// What it is; only a damaged disk has inodes of no kind.
+    pub fn kind(&self) -> Option<FileKind> {
+        match self {
+            Self::Upper(stat) => stat.kind(),
+            Self::Below(node) => Some(node.kind),
+        }
+    }
+
+    /// Permissions and owner.
+    pub fn owner(&self) -> Owner {
+        let (permissions, uid, gid) = match self {
+            Self::Upper(stat) => (stat.mode & 0o7777, stat.uid, stat.gid),
+            Self::Below(node) => (node.permissions, node.uid, node.gid),
+        };
+        Owner {
+            permissions,
+            uid,
+            gid,
+        }
+    }
+
+    /// When its contents were changed last.
+    pub fn mtime(&self) -> Timestamp {
+        match self {
+            Self::Upper(stat) => stat.mtime,
+            Self::Below(node) => node.mtime,
+        }
+    }
+
+    /// Bytes of a regular file.
+    pub fn size(&self) -> u64 {
+        match self {
+            Self::Upper(stat) => stat.size,
+            Self::Below(node) => node.size,
+        }
+    }
+
+    /// Major and minor number of a device.
+    pub fn device(&self) -> (u32, u32) {
+        match self {
+            Self::Upper(stat) => stat.device,
+            Self::Below(node) => node.device,
+        }
+    }
+
+    /// What all names of the same file have in common, if it has more than one.
+    pub fn linked(&self) -> Option<(bool, u64)> {
+        match self {
+            Self::Upper(stat) => (stat.links > 1).then_some((true, stat.ino.into())),
+            Self::Below(node) => node.linked.map(|number| (false, number)),
+        }
+    }
+}
+
+impl Slot {
+    /// Whether the upper layer says that there is nothing.
+    pub fn is_whiteout(&self) -> bool {
+        self.upper.as_ref().is_some_and(words::is_whiteout)
+    }
+
+    /// What is seen at the name.
+    pub fn seen(&self) -> Option<Entry> {
+        match &self.upper {
+            Some(_) if self.is_whiteout() => None,
+            Some(stat) => Some(Entry::Upper(*stat)),
+            None if self.hidden => None,
+            None => self.below.clone().map(Entry::Below),
+        }
+    }
+
+    /// The directory that is seen at the name, if it is one.
+    pub fn directory(&self) -> Option<Directory> {
+        let is_directory = |node: &&Node| node.kind == FileKind::Directory;
+        let below = self.below.as_ref().filter(is_directory).cloned();
+        match &self.upper {
+            Some(stat) => (stat.kind() == Some(FileKind::Directory)).then_some(Directory {
+                upper: Some(stat.ino),
+                below,
+                hidden: self.hidden || self.opaque,
+            }),
+            None if self.hidden || below.is_none() => None,
+            None => Some(Directory {
+                upper: None,
+                below,
+                hidden: false,
+            }),
+        }
+    }
+}
+
+impl Directory {
+    /// Whether the upper layer has it.
+    pub fn is_upper(&self) -> bool {
+        self.upper.is_some()
+    }
+
+    /// What no other directory has.
+    pub(crate) fn identity(&self) -> (Option<Ino>, Option<u64>) {
+        let below = self.below.as_ref().map(Node::number);
+        (self.upper, below.filter(|_| self.upper.is_none()))
+    }
+}
+
+impl<D: BlockDevice> View<D> {
+    /// The upper layer in the directory `/root` of `upper` over `lower`.
+    pub fn new(upper: Ext4<D>, lower: Lower) -> Self {
+        Self { upper, lower }
+    }
+
+    /// The root. It has no upper layer in a sandbox that never came up. Linux ignores a mark of
+    /// an opaque directory there.
+    ///
+    /// # Errors
+    /// [`ViewError`].
+    pub fn root(&mut self) -> Result<Directory> {
+        Ok(Directory {
+            upper: self.upper_name(micabox_ext4::ROOT, words::ROOT)?,
+            below: Some(self.lower.root()?),
+            hidden: false,
+        })
+    }
+
+    /// The attributes of a directory.
+    ///
+    /// # Errors
+    /// [`ViewError`].
+    pub fn entry(&mut self, directory: &Directory) -> Result<Entry> {
+        match (directory.upper, &directory.below) {
+            (Some(ino), _) => Ok(Entry::Upper(self.upper.stat(ino)?)),
+            (None, Some(node)) => Ok(Entry::Below(node.clone())),
+            (None, None) => Err(ViewError::Nothing),
+        }
+    }
+
+    /// What both layers have at a name in a directory.
+    ///
+    /// # Errors
+    /// [`ViewError`].
+    pub fn slot(&mut self, directory: &Directory, name: &[u8]) -> Result<Slot> {
+        let upper = match directory.upper {
+            Some(ino) => self.upper_name(ino, name)?,
+            None => None,
+        };
+        self.slot_of(directory, name, upper)
+    }
+
+    /// [`View::slot`], where the upper layer's inode is known.
+    pub(crate) fn slot_of(
+        &mut self,
+        directory: &Directory,
+        name: &[u8],
+        upper: Option<Ino>,
+    ) -> Result<Slot> {
+        let below = match &directory.below {
+            Some(below) => self
+                .lower
+                .lookup(below, name)?
+                .filter(|node| !node.is_whiteout()),
+            None => None,
+        };
+        let upper = upper.map(|ino| self.upper.stat(ino)).transpose()?;
+        let opaque = match &upper {
+            Some(stat) if stat.kind() == Some(FileKind::Directory) => self.is_opaque(stat.ino)?,
+            _ => false,
+        };
+        Ok(Slot {
+            upper,
+            below,
+            hidden: directory.hidden,
+            opaque,
+        })
+    }
+
+    fn upper_name(&mut self, directory: Ino, name: &[u8]) -> Result<Option<Ino>> {
+        match self.upper.lookup(directory, name) {
+            Ok(ino) => Ok(Some(ino)),
+            Err(error) if error.errno() == Errno::NotFound => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Whether nothing of the layer below is seen in a directory of the upper layer.
+    fn is_opaque(&mut self, directory: Ino) -> Result<bool> {
+        match self.upper.xattr(directory, OPAQUE) {
+            Ok(value) => Ok(value == words::YES),
+            Err(error) if error.errno() == Errno::NoAttribute => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// What is at a path, with symbolic links on the way followed as in the sandbox; one at its
+    /// end only if `follow`, or if the path says that it is a directory.
+    ///
+    /// # Errors
+    /// [`ViewError`].
+    pub fn find(&mut self, path: &[u8], follow: bool) -> Result<Found> {
+        let follow = follow || path.ends_with(b"/") || path.ends_with(b"/.");
+        let mut way = Way::new(self.root()?, path);
+        while let Some(name) = way.next() {
+            let slot = self.slot(way.place(), &name)?;
+            if let Some(directory) = slot.directory() {
+                way.enter(directory);
+                continue;
+            }
+            let entry = slot.seen().ok_or(ViewError::Nothing)?;
+            if entry.kind() == Some(FileKind::Symlink) && (follow || !way.is_last()) {
+                way.follow(&self.read_link(&entry)?)?;
+            } else if way.is_last() && !(follow && path.ends_with(b"/")) {
+                return Ok(Found::Other(entry));
+            } else {
+                return Err(ViewError::NotDirectory);
+            }
+        }
+        Ok(Found::Directory(way.place().clone()))
+    }
+
+    /// What a path leads to, all symbolic links followed.
+    ///
+    /// # Errors
+    /// [`ViewError`].
+    pub fn path_kind(&mut self, path: &[u8]) -> Result<PathKind> {
+        match self.find(path, true) {
+            Ok(Found::Directory(_)) => Ok(PathKind::Directory),
+            Ok(Found::Other(_)) => Ok(PathKind::Other),
+            Err(ViewError::Nothing) => Ok(PathKind::Nothing),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Reads from a file: how many bytes, 0 at its end.
+    ///
+    /// # Errors
+    /// [`ViewError`].
+    pub fn read(&mut self, file: &Entry, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+        Ok(match file {
+            Entry::Upper(stat) => self.upper.read(stat.ino, offset, buffer)?,
+            Entry::Below(node) => self.lower.read(node, offset, buffer)?,
+        })
+    }
+
+    /// The parts of a file that are no holes, ascending.
+    ///
+    /// # Errors
+    /// [`ViewError`].
+    pub fn segments(&mut self, file: &Entry) -> Result<Vec<Segment>> {
+        Ok(match file {
+            Entry::Upper(stat) => self.upper.segments(stat.ino)?,
+            Entry::Below(node) => self.lower.segments(node)?,
+        })
+    }
+
+    /// The target of a symbolic link.
+    ///
+    /// # Errors
+    /// [`ViewError`].
+    pub fn read_link(&mut self, link: &Entry) -> Result<Vec<u8>> {
+        Ok(match link {
+            Entry::Upper(stat) => self.upper.read_link(stat.ino)?,
+            Entry::Below(node) => self.lower.read_link(node)?,
+        })
+    }
+
+    /// Names and values of extended attributes, overlayfs's own included.
+    ///
+    /// # Errors
+    /// [`ViewError`].
+    pub fn xattrs(&mut self, entry: &Entry) -> Result<Xattrs> {
+        Ok(match entry {
+            Entry::Upper(stat) => xattrs(&mut self.upper, stat.ino)?,
+            Entry::Below(node) => self.lower.xattrs(node)?,
+        })
+    }
+}
+
+/// Names and values of an ext4 inode's extended attributes.
+pub(crate) fn xattrs<D: BlockDevice>(
+    filesystem: &mut Ext4<D>,
+    ino: Ino,
+) -> Result<Xattrs, micabox_ext4::Error> {
+    let names = filesystem.xattr_names(ino)?.into_iter();
+    let pair = names.map(|name| {
+        let value = filesystem.xattr(ino, &name)?;
+        Ok((name.into_vec(), value))
+    });
+    pair.collect()
+}
