@@ -1,6 +1,6 @@
 //! Headers of a registry's answers: how to log in, which bytes came, when to come back.
 
-use micabox_image::fuzzing::{challenges, content_range, retry_after};
+use micabox_registry::fuzzing::{challenges, content_range, retry_after};
 
 /// A header's value; the first byte chooses which.
 pub fn header(bytes: &[u8]) {

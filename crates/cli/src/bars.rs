@@ -181,9 +181,9 @@ impl Bars {
         self.phase.set_message(format!("{doing} {}", self.what));
     }
 
-    fn layer(&self, blob: &Digest, state: &LayerState<'_>) {
+    fn layer(&self, diff_id: &Digest, state: &LayerState<'_>) {
         let layers = self.layers.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(bar) = layers.get(blob) else {
+        let Some(bar) = layers.get(diff_id) else {
             return;
         };
         match state {
@@ -221,15 +221,15 @@ impl Progress for Bars {
             Event::Layers(sizes) => {
                 let mut layers = self.layers.lock().unwrap_or_else(PoisonError::into_inner);
                 for layer in sizes {
-                    let bar = ProgressBar::new(layer.size).with_style(style(TRANSFER));
+                    let bar = ProgressBar::new(layer.blob.size).with_style(style(TRANSFER));
                     let bar = self.all.add(bar);
-                    let hex = layer.blob.hex();
+                    let hex = layer.blob.digest.hex();
                     bar.set_prefix(hex.get(..SHORT_DIGEST).unwrap_or(&hex).to_owned());
                     bar.set_message("waiting");
-                    layers.insert(layer.blob, bar);
+                    layers.insert(layer.diff_id, bar);
                 }
             }
-            Event::Layer { blob, state } => self.layer(blob, &state),
+            Event::Layer { diff_id, state } => self.layer(diff_id, &state),
             Event::Notice(text) => {
                 let _ = self.all.println(visible::line(&format!("mica: {text}")));
             }

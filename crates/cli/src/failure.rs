@@ -266,10 +266,10 @@ macro_rules! from_words {
 
 from_words!(
     micabox_image::store::Error,
-    micabox_image::PullError,
+    micabox_transfer::PullError,
     micabox_image::LoadError,
     micabox_image::SaveError,
-    micabox_image::PushError,
-    micabox_image::config::ConfigError,
+    micabox_transfer::PushError,
+    micabox_transfer::settings::ConfigError,
     micabox::CommandError
 );

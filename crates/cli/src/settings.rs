@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use micabox::Sandboxes;
-use micabox_image::{Settings, Store};
+use micabox_image::Store;
+use micabox_transfer::Settings;
 
 use crate::failure::Failure;
 use crate::output::write_stderr;
@@ -24,6 +25,11 @@ pub fn store() -> Result<Store, Failure> {
 /// Reads the user's settings.
 pub fn settings() -> Result<Arc<Settings>, Failure> {
     Ok(Arc::new(Settings::load()?))
+}
+
+/// Reads of the user's settings what conversions are told.
+pub fn conversion() -> Result<Arc<micabox_image::Settings>, Failure> {
+    Ok(Arc::new(Settings::load()?.conversion()))
 }
 
 /// The sandboxes of `store`. Looking at them cleans up after creators that died, so

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use micabox_image::convert::{Expect, Place, convert_layer_in};
-use micabox_image::{Limits, Store};
+use micabox_image::{Compression, Descriptor, Limits, Store};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     micabox_jail::run_if_worker(&[micabox_image::WORKER]);
@@ -22,14 +22,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let store = Store::open(Path::new(store))?;
     let source = File::open(blob)?;
+    let blob = match blob_digest.first() {
+        Some(digest) => Some(Descriptor {
+            media_type: Compression::None.media_type().to_owned(),
+            digest: digest.parse()?,
+            size: source.metadata()?.len(),
+        }),
+        None => None,
+    };
     let expect = Expect {
-        blob_digest: blob_digest
-            .first()
-            .map(|digest| digest.parse())
-            .transpose()?,
-        blob_size: Some(source.metadata()?.len()),
+        blob,
         diff_id: diff_id.parse()?,
-        media_type: None,
     };
     let started = Instant::now();
     let layer = convert_layer_in(place, &store, source, &expect, &Limits::default())?;

@@ -6,11 +6,11 @@ use oci_spec::image::Config;
 use serde_json::{Map, Value, json};
 
 use crate::convert::{self, Expect, Place, convert_layer_in};
-use crate::digest::HashingWriter;
-use crate::export::{Blob, Compression, fresh};
+use crate::export::{Compression, fresh};
 use crate::manifest::{Document, ManifestError, layers_of};
 use crate::store::{self, Context, Image};
-use crate::{Limits, Reference, Store};
+use crate::{Descriptor, Limits, Reference, Store};
+use micabox_oci::HashingWriter;
 
 const BUFFER: usize = 256 << 10;
 
@@ -61,6 +61,10 @@ pub enum ExtendError {
 /// manifest names the base's blobs as the base's does, and the new layer as uncompressed: a
 /// push or a save packs whatever has to be.
 ///
+/// # Errors
+///
+/// [`ExtendError`]; the store has no new image.
+///
 /// ```no_run
 /// # use micabox_image::{Changes, Limits, Store, convert::Place, extend};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -97,14 +101,7 @@ pub fn extend(
         return Err(unusable(ManifestError::NoImage));
     };
     let sources = layers_of(&manifest, &base.config, limits).map_err(unusable)?;
-    let mut blobs: Vec<Blob> = sources
-        .into_iter()
-        .map(|source| Blob {
-            digest: source.blob,
-            size: source.size,
-            media_type: source.media_type,
-        })
-        .collect();
+    let mut blobs: Vec<_> = sources.into_iter().map(|source| source.blob).collect();
 
     let new = add_layer(store, archive, limits, place)?;
     let base_config = store.config(&image)?;
@@ -120,7 +117,7 @@ fn add_layer(
     archive: impl Read,
     limits: &Limits,
     place: Place,
-) -> Result<Blob, ExtendError> {
+) -> Result<Descriptor, ExtendError> {
     let scratch = store.scratch()?;
     let path = scratch.path("archive");
     let mut out = HashingWriter::new(scratch.create("archive")?);
@@ -139,20 +136,18 @@ fn add_layer(
     }
     let (mut file, diff_id, size) = out.finish();
     file.rewind().context("read", &path)?;
-    let media_type = Compression::None.media_type().to_owned();
+    let blob = Descriptor {
+        media_type: Compression::None.media_type().to_owned(),
+        digest: diff_id,
+        size,
+    };
     let expect = Expect {
-        blob_digest: Some(diff_id),
-        blob_size: Some(size),
+        blob: Some(blob.clone()),
         diff_id,
-        media_type: Some(media_type.clone()),
     };
     convert_layer_in(place, store, file, &expect, limits)
         .map_err(|error| ExtendError::Layer(Box::new(error)))?;
-    Ok(Blob {
-        digest: diff_id,
-        size,
-        media_type,
-    })
+    Ok(blob)
 }
 
 /// What `Config` knows of an image's `config`; Docker has more.
@@ -169,7 +164,11 @@ const CONFIG_FIELDS: [&str; 9] = [
 ];
 
 /// The base's config with one layer more. Fields that we know nothing of stay.
-fn with_layer(base: &[u8], layer: &Blob, changes: &Changes) -> Result<Vec<u8>, ManifestError> {
+fn with_layer(
+    base: &[u8],
+    layer: &Descriptor,
+    changes: &Changes,
+) -> Result<Vec<u8>, ManifestError> {
     let malformed = |message: String| ManifestError::Malformed {
         document: "config",
         message,

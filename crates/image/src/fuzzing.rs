@@ -6,7 +6,6 @@ pub use crate::convert::fuzzing::{archive, erofs, inflate};
 use crate::manifest::{self, Document, Search};
 use crate::platform::Platform;
 use crate::recipe::Recipe;
-pub use crate::registry::fuzzing::{challenges, content_range, retry_after};
 use crate::{Digest, Limits};
 
 /// A layer as a manifest and its config have it.
@@ -42,7 +41,7 @@ pub fn find(
                 if search.image(&config) {
                     let layers = manifest::layers_of(&image, &config, limits).map_err(text)?;
                     let layers = layers.into_iter().map(|layer| Layer {
-                        blob: (layer.blob, layer.size),
+                        blob: (layer.blob.digest, layer.blob.size),
                         diff_id: layer.diff_id,
                         urls: layer.urls,
                     });

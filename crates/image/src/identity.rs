@@ -1,7 +1,7 @@
 //! UUIDs of the filesystem images we make. They follow from what an image holds, so that
 //! the guest tells devices apart by their superblocks, whatever their names and order.
 
-use crate::digest::{Digest, Hasher};
+use micabox_oci::{Digest, Hasher};
 
 /// The version of everything that is kept of a layer or an image besides its own bytes: the
 /// writer's layout, the markers, the merge, the recipe. Raised with any change to them, so that images

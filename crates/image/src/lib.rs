@@ -1,42 +1,34 @@
-//! OCI images as EROFS layers: references, registries, archives, conversion, the store.
+//! OCI images as EROFS layers: conversion, archives in and out, the store. Synchronous, and
+//! without a network.
 
 #![forbid(unsafe_code)]
+#![warn(clippy::missing_errors_doc)]
 
-pub mod archive;
-pub mod config;
+mod archive;
 pub mod convert;
-pub mod credentials;
-pub mod digest;
 pub mod export;
-pub mod extend;
+mod extend;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod identity;
-pub mod limits;
-pub mod load;
+mod limits;
+mod load;
 pub mod manifest;
-pub mod platform;
-pub mod progress;
-pub mod pull;
-pub mod push;
+mod platform;
 mod recipe;
-pub mod reference;
-pub mod registry;
-pub mod save;
+mod save;
+mod settings;
 pub mod store;
 
-pub use config::Settings;
 pub use convert::WORKER;
-pub use credentials::Credentials;
-pub use digest::Digest;
 pub use export::Compression;
 pub use extend::{Changes, ExtendError, extend};
-pub use limits::Limits;
+pub use limits::{ENTRY_MEMORY, Limits};
 pub use load::{LoadError, LoadOptions, load};
+pub use micabox_oci::{Descriptor, Digest, Progress, Reference, progress};
 pub use platform::Platform;
-pub use progress::Progress;
-pub use pull::{PullError, PullOptions, pull, pull_blocking};
-pub use push::{PushError, PushOptions, Pushed, push, push_blocking};
-pub use reference::Reference;
-pub use save::{SaveError, SaveOptions, save};
+pub use save::{ArchiveFormat, SaveError, SaveOptions, save};
+pub use settings::{ParallelLayers, Settings};
 pub use store::Store;
+
+use micabox_oci::printable;

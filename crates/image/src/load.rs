@@ -9,10 +9,10 @@ use std::thread;
 
 use crate::archive::{Archive, ArchiveError, ArchivedImage, ArchivedLayer, Problem};
 use crate::convert::{self, Expect};
-use crate::manifest::printable;
-use crate::progress::{Event, LayerSize, LayerState, Phase};
+use crate::printable;
 use crate::store::{self, Claim, Image};
 use crate::{Digest, Platform, Progress, Reference, Settings, Store};
+use micabox_oci::progress::{self, Event, LayerState, Phase};
 
 /// How to load.
 #[derive(Debug, Clone)]
@@ -58,6 +58,10 @@ pub enum LoadError {
 ///
 /// An image gets the names that the archive has for it, or `name` if it is the only one.
 /// One without any can be had by its digest. `-` stands for the standard input.
+///
+/// # Errors
+///
+/// [`LoadError`]. Layers and images that were complete stay in the store.
 pub fn load(
     store: &Store,
     path: &Path,
@@ -134,13 +138,13 @@ struct Conversion<'a> {
 impl Conversion<'_> {
     /// Brings every layer into the store, a few at a time.
     fn layers(&self) -> Result<(), LoadError> {
-        let (mut blobs, mut seen) = (HashSet::new(), HashSet::new());
+        let (mut diff_ids, mut seen) = (HashSet::new(), HashSet::new());
         let layers = &self.image.layers;
-        let sizes = layers.iter().filter(|layer| blobs.insert(layer.blob));
-        let sizes: Vec<LayerSize> = sizes
-            .map(|layer| LayerSize {
-                blob: layer.blob,
-                size: layer.size,
+        let sizes = layers.iter().filter(|layer| diff_ids.insert(layer.diff_id));
+        let sizes: Vec<_> = sizes
+            .map(|layer| progress::Layer {
+                diff_id: layer.diff_id,
+                blob: layer.blob.clone(),
             })
             .collect();
         self.progress.event(Event::Phase(Phase::Layers));
@@ -176,13 +180,11 @@ impl Conversion<'_> {
     }
 
     fn layer(&self, layer: &ArchivedLayer, stop: &AtomicBool) -> Result<(), LoadError> {
-        let blob = &layer.blob;
-        let claim = self.store.claim_layer(&layer.diff_id, Some(blob))?;
+        let (blob, diff_id) = (&layer.blob, &layer.diff_id);
+        let claim = self.store.claim_layer(diff_id, Some(&blob.digest))?;
         let expect = Expect {
-            blob_digest: Some(layer.blob),
-            blob_size: Some(layer.size),
-            diff_id: layer.diff_id,
-            media_type: Some(layer.media_type.clone()),
+            blob: Some(blob.clone()),
+            diff_id: *diff_id,
         };
         let unusable = |source| LoadError::Layer {
             image: called(self.image),
@@ -199,19 +201,19 @@ impl Conversion<'_> {
         let Some(member) = member.map_err(error)? else {
             // What is here is of that blob.
             let state = LayerState::Present;
-            self.progress.event(Event::Layer { blob, state });
+            self.progress.event(Event::Layer { diff_id, state });
             return Ok(());
         };
-        if member.size != layer.size {
+        if member.size != blob.size {
             return Err(error(Problem::Size {
                 name: printable(&layer.name),
-                declared: layer.size,
+                declared: blob.size,
                 actual: member.size,
             }));
         }
         let source = Watched {
             contents: member.contents,
-            blob,
+            diff_id,
             bytes: 0,
             progress: self.progress,
             stop,
@@ -232,7 +234,7 @@ impl Conversion<'_> {
             Claim::Present(_) => convert::check_blob(source, &expect).map(|()| LayerState::Present),
         };
         let state = state.map_err(unusable)?;
-        self.progress.event(Event::Layer { blob, state });
+        self.progress.event(Event::Layer { diff_id, state });
         Ok(())
     }
 }
@@ -240,7 +242,7 @@ impl Conversion<'_> {
 /// Tells how far a blob was read, and stops where another layer failed.
 struct Watched<'a> {
     contents: Box<dyn Read + Send>,
-    blob: &'a Digest,
+    diff_id: &'a Digest,
     bytes: u64,
     progress: &'a dyn Progress,
     stop: &'a AtomicBool,
@@ -254,8 +256,8 @@ impl Read for Watched<'_> {
         let count = self.contents.read(buffer)?;
         self.bytes += count as u64;
         let state = LayerState::Received { bytes: self.bytes };
-        let blob = self.blob;
-        self.progress.event(Event::Layer { blob, state });
+        let diff_id = self.diff_id;
+        self.progress.event(Event::Layer { diff_id, state });
         Ok(count)
     }
 }

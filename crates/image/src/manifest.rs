@@ -12,20 +12,12 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::platform::Platform;
-use crate::{Digest, Limits, digest};
+use crate::{Descriptor as Blob, Digest, Limits, printable};
 
-pub(crate) use search::Search;
+pub use search::Search;
 
-/// Largest manifest, index or image configuration, in bytes: what registries accept.
-pub(crate) const MAX_DOCUMENT: u64 = 4 << 20;
 /// How many platforms an error lists.
 const MAX_LISTED: usize = 20;
-
-/// The media types to ask a registry for.
-pub(crate) const ACCEPT: &str = "application/vnd.oci.image.index.v1+json, \
-    application/vnd.oci.image.manifest.v1+json, \
-    application/vnd.docker.distribution.manifest.list.v2+json, \
-    application/vnd.docker.distribution.manifest.v2+json";
 
 /// Why a manifest or an image configuration can't be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -79,7 +71,7 @@ pub enum ManifestError {
         /// What the digest is of.
         of: &'static str,
         /// What is wrong with it.
-        source: digest::ParseError,
+        source: micabox_oci::ParseError,
     },
     /// The manifest and its config are not of one image.
     #[error("the manifest has {layers} layers, its config {diff_ids}")]
@@ -115,15 +107,21 @@ fn list(platforms: &[Platform]) -> String {
 
 /// What a manifest URL or an `index.json` can lead to.
 #[derive(Debug)]
-pub(crate) enum Document {
+pub enum Document {
+    /// An index of images.
     Index(Box<ImageIndex>),
+    /// The manifest of an image.
     Manifest(Box<ImageManifest>),
 }
 
 impl Document {
     /// Reads an index or a manifest. `content_type` is what the registry or the descriptor
     /// says; a type in the document itself goes before it.
-    pub(crate) fn parse(bytes: &[u8], content_type: Option<&str>) -> Result<Self, ManifestError> {
+    ///
+    /// # Errors
+    ///
+    /// [`ManifestError`]: neither of the two, or both at once.
+    pub fn parse(bytes: &[u8], content_type: Option<&str>) -> Result<Self, ManifestError> {
         let malformed = |message: String| ManifestError::Malformed {
             document: "manifest",
             message,
@@ -173,6 +171,10 @@ impl Document {
 
 /// Reads an image configuration. Fields that OCI requires and some builders leave out are
 /// taken as what they mean: no layers, and this machine's platform.
+///
+/// # Errors
+///
+/// [`ManifestError::Malformed`].
 pub fn parse_config(bytes: &[u8]) -> Result<ImageConfiguration, ManifestError> {
     let mut value: Value =
         serde_json::from_slice(bytes).map_err(|error| ManifestError::Malformed {
@@ -215,15 +217,8 @@ fn from_value<T: DeserializeOwned>(
     })
 }
 
-/// Foreign text without what a terminal would obey, and not too much of it.
-pub(crate) fn printable(text: &str) -> String {
-    let clean = text.chars().map(|c| if c.is_control() { ' ' } else { c });
-    let short: String = clean.take(300).collect();
-    short.trim().to_owned()
-}
-
 /// The platform that an image says it is for.
-pub(crate) fn platform_of(config: &ImageConfiguration) -> Platform {
+pub fn platform_of(config: &ImageConfiguration) -> Platform {
     Platform::new(
         &config.os().to_string(),
         &config.architecture().to_string(),
@@ -232,7 +227,11 @@ pub(crate) fn platform_of(config: &ImageConfiguration) -> Platform {
 }
 
 /// The digest that a descriptor names.
-pub(crate) fn digest_of(
+///
+/// # Errors
+///
+/// [`ManifestError::Digest`], which names `document` and `of`.
+pub fn digest_of(
     descriptor: &Descriptor,
     document: &'static str,
     of: &'static str,
@@ -246,7 +245,11 @@ pub(crate) fn digest_of(
 }
 
 /// The descriptor of an image's config, unless what the manifest is of isn't an image.
-pub(crate) fn config_of(manifest: &ImageManifest) -> Result<&Descriptor, ManifestError> {
+///
+/// # Errors
+///
+/// [`ManifestError::Artifact`].
+pub fn config_of(manifest: &ImageManifest) -> Result<&Descriptor, ManifestError> {
     match manifest.config().media_type().to_string().as_str() {
         "application/vnd.oci.image.config.v1+json"
         | "application/vnd.docker.container.image.v1+json"
@@ -264,21 +267,21 @@ pub(crate) fn config_of(manifest: &ImageManifest) -> Result<&Descriptor, Manifes
 
 /// A layer, as a manifest and its config together describe it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct LayerSource {
-    /// Digest of the blob.
-    pub blob: Digest,
-    /// Size of the blob in bytes.
-    pub size: u64,
+pub struct LayerSource {
+    /// The blob.
+    pub blob: Blob,
     /// Digest of the uncompressed archive.
     pub diff_id: Digest,
-    /// How the blob is packed, according to the manifest.
-    pub media_type: String,
     /// Where else the blob is, for layers that registries need not hold.
     pub urls: Vec<String>,
 }
 
 /// The layers of an image, bottom first.
-pub(crate) fn layers_of(
+///
+/// # Errors
+///
+/// [`ManifestError`]: the two disagree, a digest is bad, or a blob is over the limit.
+pub fn layers_of(
     manifest: &ImageManifest,
     config: &ImageConfiguration,
     limits: &Limits,
@@ -305,8 +308,6 @@ pub(crate) fn layers_of(
         // to make a machine call somebody.
         let foreign = media_type.contains("nondistributable") || media_type.contains(".foreign.");
         layers.push(LayerSource {
-            blob,
-            size: descriptor.size(),
             diff_id: diff_id.parse().map_err(|source| ManifestError::Digest {
                 document: "config",
                 of: "layer",
@@ -317,7 +318,11 @@ pub(crate) fn layers_of(
                 .clone()
                 .filter(|_| foreign)
                 .unwrap_or_default(),
-            media_type,
+            blob: Blob {
+                digest: blob,
+                size: descriptor.size(),
+                media_type,
+            },
         });
     }
     Ok(layers)

@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use crate::manifest::printable;
+use crate::printable;
 
 /// Why a string is no platform.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -12,11 +12,11 @@ use std::thread;
 use micabox_tar::{Attributes, Kind, Member, Writer};
 use serde_json::{Value, json};
 
-use crate::export::{Blob, Compression, PackError, Packed, pack, rewrite};
+use crate::export::{Compression, PackError, Packed, pack, rewrite};
 use crate::manifest::ManifestError;
-use crate::progress::{Event, LayerSize, LayerState, Phase};
 use crate::store::{self, Image, Layer};
-use crate::{Digest, Progress, Reference, Settings, Store};
+use crate::{Descriptor, Digest, Progress, Reference, Settings, Store};
+use micabox_oci::progress::{self, Event, LayerState, Phase};
 
 /// The shape of an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -93,6 +93,10 @@ pub enum SaveError {
 /// Saves the images that `names` mean, each with the name that it was asked for by.
 ///
 /// The same images give the same bytes, whenever and wherever they are saved.
+///
+/// # Errors
+///
+/// [`SaveError`]; what was written until then is no archive of images.
 pub fn save(
     store: &Store,
     names: &[String],
@@ -118,7 +122,7 @@ pub fn save(
     }
     let mut archive = ArchiveWriter::new(out);
     match options.format {
-        ArchiveFormat::Oci => write_oci(&mut archive, &images, &mut layers, compression)?,
+        ArchiveFormat::Oci => write_oci(&mut archive, &images, &mut layers)?,
         ArchiveFormat::Docker => write_docker(&mut archive, &images, &mut layers)?,
     }
     archive.finish()?;
@@ -203,9 +207,9 @@ impl<'a> Layers<'a> {
         }
         let sizes: Vec<_> = layers
             .iter()
-            .map(|layer| LayerSize {
-                blob: layer.diff_id,
-                size: layer.record.uncompressed_size,
+            .map(|layer| progress::Layer {
+                diff_id: layer.diff_id,
+                blob: layer.uncompressed(),
             })
             .collect();
         progress.event(Event::Layers(&sizes));
@@ -262,15 +266,10 @@ impl<'a> Layers<'a> {
     }
 
     /// The blob that a layer is in the archive.
-    fn blob(&self, layer: &Layer, compression: Compression) -> Blob {
-        let (digest, size) = match self.packed.get(&layer.diff_id) {
-            Some(packed) => (packed.digest, packed.size),
-            None => (layer.diff_id, layer.record.uncompressed_size),
-        };
-        Blob {
-            digest,
-            size,
-            media_type: compression.media_type().to_owned(),
+    fn blob(&self, layer: &Layer) -> Descriptor {
+        match self.packed.get(&layer.diff_id) {
+            Some(packed) => packed.blob.clone(),
+            None => layer.uncompressed(),
         }
     }
 
@@ -284,7 +283,7 @@ impl<'a> Layers<'a> {
             let diff_id = layer.diff_id;
             match self.packed.remove(&diff_id) {
                 Some(packed) => {
-                    archive.file(&called(&packed.digest), packed.size, packed.file)?;
+                    archive.file(&called(&packed.blob.digest), packed.blob.size, packed.file)?;
                 }
                 None => {
                     let source = Watched {
@@ -298,7 +297,7 @@ impl<'a> Layers<'a> {
             }
             let state = LayerState::Done;
             self.progress.event(Event::Layer {
-                blob: &diff_id,
+                diff_id: &diff_id,
                 state,
             });
         }
@@ -314,9 +313,9 @@ fn pack_one(
     stop: &AtomicBool,
     progress: &dyn Progress,
 ) -> Result<Packed, PackError> {
-    let blob = &layer.diff_id;
+    let diff_id = &layer.diff_id;
     let mut archive = store.archive(layer)?;
-    let name = blob.hex();
+    let name = diff_id.hex();
     let file = scratch.create(&name)?;
     pack(
         &mut archive,
@@ -325,7 +324,7 @@ fn pack_one(
         &scratch.path(&name),
         &mut |bytes| {
             let state = LayerState::Packed { bytes };
-            progress.event(Event::Layer { blob, state });
+            progress.event(Event::Layer { diff_id, state });
             !stop.load(Ordering::Relaxed)
         },
     )
@@ -343,8 +342,8 @@ impl Read for Watched<'_> {
         let count = self.archive.read(buffer)?;
         self.bytes += count as u64;
         let state = LayerState::Packed { bytes: self.bytes };
-        let blob = self.archive.diff_id();
-        self.progress.event(Event::Layer { blob, state });
+        let diff_id = self.archive.diff_id();
+        self.progress.event(Event::Layer { diff_id, state });
         Ok(count)
     }
 }
@@ -357,7 +356,6 @@ fn write_oci(
     archive: &mut ArchiveWriter<'_>,
     images: &[Saved],
     layers: &mut Layers<'_>,
-    compression: Compression,
 ) -> Result<(), SaveError> {
     archive.document("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#)?;
     archive.directory("blobs")?;
@@ -366,11 +364,11 @@ fn write_oci(
     let mut documents = BTreeMap::new();
     let (mut index, mut items) = (Vec::new(), Vec::new());
     for image in images {
-        let blobs: Vec<Blob> = image
+        let blobs: Vec<Descriptor> = image
             .image
             .layers
             .iter()
-            .map(|layer| layers.blob(layer, compression))
+            .map(|layer| layers.blob(layer))
             .collect();
         let (manifest, media_type) =
             rewrite(&image.manifest, &image.config, &blobs).map_err(|source| {

@@ -6,7 +6,7 @@ mod layer;
 use std::io::{self, Read};
 
 use layer::archive::Archive;
-use layer::{TestStore, assert_no_trace, check_structure, expect, gzip, store};
+use layer::{TestStore, assert_no_trace, check_structure, expect, expect_typed, gzip, store};
 use micabox_image::convert::{Error, Expect, Reason, convert_layer};
 use micabox_image::store::Layer;
 use micabox_image::{Digest, Limits};
@@ -37,7 +37,13 @@ fn refusal(blob: impl Read + Send, expect: &Expect, limits: &Limits) -> Reason {
     let store = store();
     let error = convert_layer(&store, blob, expect, limits).unwrap_err();
     assert_no_trace(&store);
-    assert_eq!(error.layer, expect.blob_digest.unwrap_or(expect.diff_id));
+    assert_eq!(
+        error.layer,
+        expect
+            .blob
+            .as_ref()
+            .map_or(expect.diff_id, |blob| blob.digest)
+    );
     assert!(error.to_string().contains(&error.layer.to_string()));
     error.reason
 }
@@ -93,10 +99,10 @@ fn both_digests_are_checked() {
     for blob in [archive.clone(), gzip(&archive), zstd(&archive)] {
         let honest = expect(&blob, &archive);
         let limits = Limits::default();
-        let lie = Expect {
-            blob_digest: Some(other),
-            ..honest.clone()
-        };
+        let mut lie = honest.clone();
+        if let Some(blob) = &mut lie.blob {
+            blob.digest = other;
+        }
         let reason = refusal(&blob[..], &lie, &limits);
         assert!(
             matches!(reason, Reason::BlobDigest { actual } if actual == Digest::of(&blob)),
@@ -365,10 +371,7 @@ fn headers_that_promise_more_than_comes_allocate_nothing() {
 fn the_data_decides_on_the_compression_and_the_media_type_on_the_kind() {
     let archive = archive();
     let blob = gzip(&archive);
-    let with_type = |media_type: &str| Expect {
-        media_type: Some(media_type.to_owned()),
-        ..expect(&blob, &archive)
-    };
+    let with_type = |media_type: &str| expect_typed(&blob, &archive, media_type);
     for media_type in [
         "application/vnd.oci.image.layer.v1.tar+zstd",
         "application/vnd.oci.image.layer.v1.tar",

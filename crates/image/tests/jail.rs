@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use layer::archive::Archive;
-use layer::{TestStore, assert_no_trace, expect, gzip, store};
+use layer::{TestStore, assert_no_trace, expect, expect_typed, gzip, store};
 use micabox_image::convert::{Error, Expect, Place, Reason, convert_layer_in};
 use micabox_image::store::{Error as StoreError, Layer};
 use micabox_image::{Digest, Limits, Store};
@@ -59,10 +59,7 @@ fn archive() -> Vec<u8> {
 }
 
 fn native(blob: &[u8], image: &[u8]) -> Expect {
-    Expect {
-        media_type: Some("application/vnd.erofs.layer.v1".to_owned()),
-        ..expect(blob, image)
-    }
+    expect_typed(blob, image, "application/vnd.erofs.layer.v1")
 }
 
 /// Everything that is stored of a layer.

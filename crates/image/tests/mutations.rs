@@ -1,4 +1,4 @@
-//! The fuzz targets' work on mutated archives, blobs, documents, headers and recipes.
+//! The fuzz targets' work on mutated archives, blobs, documents and recipes.
 
 #[allow(missing_docs)]
 #[path = "../../../fuzz/src/archive.rs"]
@@ -12,8 +12,6 @@ mod documents;
 #[allow(dead_code, reason = "stacks are for another target")]
 #[path = "../../../fuzz/src/erofs_seeds.rs"]
 mod erofs_seeds;
-#[path = "../../../fuzz/src/headers.rs"]
-mod headers;
 #[path = "../../../fuzz/src/mutate.rs"]
 mod mutate;
 #[path = "../../../fuzz/src/recipe.rs"]
@@ -43,11 +41,6 @@ fn mutated_blobs_end_within_the_limits() {
 fn mutated_documents_lead_to_what_they_say() {
     mutate::run(&documents::seeds(), 2000, documents::manifest);
     mutate::run(&documents::names(), 2000, documents::reference);
-}
-
-#[test]
-fn mutated_headers_are_understood_or_left_out() {
-    mutate::run(&headers::seeds(), 2000, headers::header);
 }
 
 #[test]

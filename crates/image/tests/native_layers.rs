@@ -8,7 +8,7 @@ use std::process::Command;
 
 use layer::archive::Archive;
 use layer::tree::run;
-use layer::{OpenLayer, assert_no_trace, check_structure, expect, store};
+use layer::{OpenLayer, assert_no_trace, check_structure, expect_typed, store};
 use micabox_image::Limits;
 use micabox_image::convert::{Expect, Reason, convert_layer};
 
@@ -38,10 +38,7 @@ fn some_tree(root: &Path) {
 }
 
 fn native(blob: &[u8], image: &[u8], media_type: &str) -> Expect {
-    Expect {
-        media_type: Some(media_type.to_owned()),
-        ..expect(blob, image)
-    }
+    expect_typed(blob, image, media_type)
 }
 
 const PLAIN: &str = "application/vnd.erofs.layer.v1";

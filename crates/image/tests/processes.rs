@@ -56,10 +56,8 @@ fn child() {
         "convert" => {
             let blob = std::fs::read(blob_path(&store)).unwrap();
             let honest = Expect {
-                blob_digest: Some(Digest::of(&blob)),
-                blob_size: Some(blob.len() as u64),
                 diff_id: env::var(DIFF_ID).unwrap().parse().unwrap(),
-                media_type: None,
+                ..expect(&blob, &blob)
             };
             convert_layer(&store, &blob[..], &honest, &Limits::default()).unwrap();
         }

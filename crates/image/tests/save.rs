@@ -2,7 +2,7 @@
 //! format goes, to Docker.
 
 #[allow(dead_code, reason = "the pull tests use more of it")]
-#[path = "pull/image.rs"]
+#[path = "load/image.rs"]
 mod image;
 mod layer;
 
@@ -15,8 +15,8 @@ use std::sync::Arc;
 use image::{TestImage, TestLayer};
 use layer::archive::Archive;
 use layer::{TestStore, store};
+use micabox_image::ArchiveFormat;
 use micabox_image::progress::Silent;
-use micabox_image::save::ArchiveFormat;
 use micabox_image::store::{Error, Image};
 use micabox_image::{
     Compression, Digest, LoadOptions, SaveError, SaveOptions, Settings, load, save,
@@ -63,10 +63,12 @@ fn filled() -> TestStore {
     for (image, name) in images().iter().zip(["first:1", "registry.example/second"]) {
         for layer in &image.layers {
             let expect = micabox_image::convert::Expect {
-                blob_digest: Some(layer.digest()),
-                blob_size: Some(layer.blob.len() as u64),
+                blob: Some(micabox_image::Descriptor {
+                    media_type: layer.media_type.to_owned(),
+                    digest: layer.digest(),
+                    size: layer.blob.len() as u64,
+                }),
                 diff_id: layer.diff_id,
-                media_type: Some(layer.media_type.to_owned()),
             };
             let limits = micabox_image::Limits::default();
             micabox_image::convert::convert_layer(&store, &layer.blob[..], &expect, &limits)

@@ -472,7 +472,7 @@ fn bytes_after_the_archives_end_count_for_the_diff_id_only() {
         assert_eq!(layer.layer.record.uncompressed_size, bytes.len() as u64);
         let mut lie = expect(bytes, bytes);
         lie.diff_id = Digest::of(&archive);
-        lie.blob_digest = None;
+        lie.blob = None;
         let store = store();
         assert!(convert_layer(&store, &bytes[..], &lie, &Limits::default()).is_err());
     }

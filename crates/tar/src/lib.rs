@@ -15,6 +15,7 @@
 //! `archive/tar` where the two leave something open. `docs/oci.md` lists the decisions.
 
 #![forbid(unsafe_code)]
+#![warn(clippy::missing_errors_doc)]
 
 mod acl;
 mod error;

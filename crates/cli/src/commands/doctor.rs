@@ -4,8 +4,9 @@ use std::fs::File;
 use std::path::Path;
 
 use micabox::GuestFiles;
-use micabox_image::config::FILE_VARIABLE;
-use micabox_image::{Settings, Store};
+use micabox_image::Store;
+use micabox_transfer::Settings;
+use micabox_transfer::settings::FILE_VARIABLE;
 use micabox_vmm::qemu::{self, Qemu};
 use micabox_vmm::{Acceleration, Backend, BackendChoice};
 use serde::Serialize;

@@ -35,7 +35,7 @@ pub fn execute(args: &Args) -> Outcome {
     let store = settings::store()?;
     let options = LoadOptions {
         platform: args.platform.clone(),
-        settings: settings::settings()?,
+        settings: settings::conversion()?,
     };
     let images = {
         let progress = bars::watch(&args.path.display().to_string());

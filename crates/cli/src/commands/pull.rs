@@ -1,7 +1,7 @@
 //! `mica pull`
 
-use micabox_image::config::PullPolicy;
-use micabox_image::{Platform, PullOptions, Reference, pull_blocking};
+use micabox_image::{Platform, Reference};
+use micabox_transfer::{PullOptions, PullPolicy, pull_blocking};
 use serde_json::json;
 
 use crate::failure::Failure;

@@ -1,6 +1,7 @@
 //! `mica push`
 
-use micabox_image::{Compression, PushOptions, Reference, push_blocking};
+use micabox_image::{Compression, Reference};
+use micabox_transfer::{PushOptions, push_blocking};
 use serde_json::json;
 
 use crate::failure::Failure;

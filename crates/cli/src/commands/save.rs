@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use micabox_image::save::ArchiveFormat;
+use micabox_image::ArchiveFormat;
 use micabox_image::{Compression, SaveOptions};
 use micabox_overlay::host::WholeFile;
 
@@ -71,7 +71,7 @@ fn save(args: &Args, out: &mut dyn Write) -> Outcome {
     let options = SaveOptions {
         format: args.format,
         compression: args.compression,
-        settings: settings::settings()?,
+        settings: settings::conversion()?,
     };
     let progress = bars::watch_saving(&args.images.join(", "));
     micabox_image::save(&store, &args.images, out, &options, &*progress)?;

@@ -11,7 +11,7 @@ use micabox::{
     BackendChoice, DEFAULT_DISK_SIZE, Network, Patch, Publish, Rule, Upper, UserNetwork, plan,
 };
 use micabox_image::Platform;
-use micabox_image::config::PullPolicy;
+use micabox_transfer::PullPolicy;
 
 use crate::failure::Failure;
 use crate::host_memory::HostMemory;

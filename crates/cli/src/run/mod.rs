@@ -15,9 +15,9 @@ use std::time::Duration;
 
 use micabox::plan::{Root, Transport};
 use micabox::{Base, Builder, Cancel, Command, Overrides, RootDisk};
-use micabox_image::config::PullPolicy;
 use micabox_image::store::Image;
-use micabox_image::{PullOptions, Reference, Store, pull_blocking};
+use micabox_image::{Reference, Store};
+use micabox_transfer::{PullOptions, PullPolicy, pull_blocking};
 
 use crate::failure::{EXIT_MICA, Failure};
 use crate::{Outcome, bars, output, settings};

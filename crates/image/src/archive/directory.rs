@@ -7,7 +7,7 @@ use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use rustix::io::Errno;
 
 use super::{Member, Problem};
-use crate::manifest::printable;
+use crate::printable;
 
 /// A directory whose files are opened by the kernel's rule that a path stays beneath it
 /// (`RESOLVE_BENEATH`): a symbolic link may lead from one file of it to another, as some

@@ -9,9 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{Archive, ArchivedImage, ArchivedLayer, Problem};
 use crate::convert::decompress::{Compression, MAGIC_LENGTH};
-use crate::digest::Hasher;
-use crate::manifest::{self, ManifestError, Search, printable};
-use crate::{Digest, Limits, Platform, Reference};
+use crate::export::{MANIFEST_TYPE, config_descriptor};
+use crate::manifest::{self, ManifestError, Search};
+use crate::{Descriptor, Digest, Limits, Platform, Reference, printable};
+use micabox_oci::Hasher;
 
 /// The list of images.
 pub(super) const MANIFEST: &str = "manifest.json";
@@ -138,20 +139,18 @@ fn layers(
                 source,
             })
         })?;
-        let (blob, size, media_type) = blob(archive, name, diff_id)?;
-        if size > limits.layer_size {
+        let blob = blob(archive, name, diff_id)?;
+        if blob.size > limits.layer_size {
             return Err(unusable(ManifestError::LayerSize {
-                blob,
-                size,
+                blob: blob.digest,
+                size: blob.size,
                 limit: limits.layer_size,
             }));
         }
         layers.push(ArchivedLayer {
             name: name.clone(),
             blob,
-            size,
             diff_id,
-            media_type: media_type.to_owned(),
         });
     }
     Ok(layers)
@@ -159,11 +158,7 @@ fn layers(
 
 /// What a descriptor of a layer's file says. Docker's own are uncompressed, so that their
 /// digest is the diff ID; other tools' may not be, and have to be hashed.
-fn blob(
-    archive: &Archive,
-    name: &str,
-    diff_id: Digest,
-) -> Result<(Digest, u64, &'static str), Problem> {
+fn blob(archive: &Archive, name: &str, diff_id: Digest) -> Result<Descriptor, Problem> {
     let member = archive.require(name)?;
     let read = |source| Problem::Read {
         name: printable(name),
@@ -181,7 +176,7 @@ fn blob(
         // Whoever converts it says what is wrong with another compression.
         Ok(Compression::None) | Err(_) => {
             let media_type = "application/vnd.oci.image.layer.v1.tar";
-            return Ok((diff_id, member.size, media_type));
+            return Ok(descriptor(media_type, diff_id, member.size));
         }
     };
     let mut hasher = Hasher::new();
@@ -195,7 +190,7 @@ fn blob(
             Err(error) => return Err(read(error)),
         }
     }
-    Ok((hasher.finish(), member.size, media_type))
+    Ok(descriptor(media_type, hasher.finish(), member.size))
 }
 
 /// The manifest that such an image would have had. The order of the fields is fixed: the
@@ -205,36 +200,25 @@ fn blob(
 struct Manifest<'a> {
     schema_version: u32,
     media_type: &'static str,
-    config: Descriptor<'a>,
-    layers: Vec<Descriptor<'a>>,
+    config: Descriptor,
+    layers: Vec<&'a Descriptor>,
 }
 
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Descriptor<'a> {
-    media_type: &'a str,
-    digest: Digest,
-    size: u64,
+fn descriptor(media_type: &str, digest: Digest, size: u64) -> Descriptor {
+    Descriptor {
+        media_type: media_type.to_owned(),
+        digest,
+        size,
+    }
 }
 
 impl<'a> Manifest<'a> {
     fn new(config: &[u8], layers: &'a [ArchivedLayer]) -> Self {
         Self {
             schema_version: 2,
-            media_type: "application/vnd.oci.image.manifest.v1+json",
-            config: Descriptor {
-                media_type: "application/vnd.oci.image.config.v1+json",
-                digest: Digest::of(config),
-                size: config.len() as u64,
-            },
-            layers: layers
-                .iter()
-                .map(|layer| Descriptor {
-                    media_type: &layer.media_type,
-                    digest: layer.blob,
-                    size: layer.size,
-                })
-                .collect(),
+            media_type: MANIFEST_TYPE,
+            config: config_descriptor(config),
+            layers: layers.iter().map(|layer| &layer.blob).collect(),
         }
     }
 }

@@ -8,7 +8,8 @@ use std::collections::HashMap;
 use oci_spec::image::Descriptor;
 
 use super::{Archive, ArchivedImage, ArchivedLayer, Problem, docker};
-use crate::manifest::{self, Document, ManifestError, Search, printable};
+use crate::manifest::{self, Document, ManifestError, Search};
+use crate::printable;
 use crate::{Digest, Limits, Platform, Reference};
 
 /// The file that makes a directory a layout.
@@ -183,11 +184,9 @@ fn image(
             layers: layers
                 .into_iter()
                 .map(|layer| ArchivedLayer {
-                    name: blob_name(&layer.blob),
+                    name: blob_name(&layer.blob.digest),
                     blob: layer.blob,
-                    size: layer.size,
                     diff_id: layer.diff_id,
-                    media_type: layer.media_type,
                 })
                 .collect(),
         });

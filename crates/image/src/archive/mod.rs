@@ -18,9 +18,9 @@ use std::path::{Path, PathBuf};
 
 pub use error::{ArchiveError, Problem};
 
-use crate::manifest::MAX_DOCUMENT;
-use crate::{Digest, Limits, Platform, Reference};
+use crate::{Descriptor, Digest, Limits, Platform, Reference};
 use directory::Directory;
+use micabox_oci::MAX_DOCUMENT;
 use tarball::Tarball;
 
 /// A file that holds images.
@@ -61,11 +61,8 @@ pub(crate) struct ArchivedImage {
 pub(crate) struct ArchivedLayer {
     /// The name of the file that holds the blob.
     pub name: String,
-    pub blob: Digest,
-    /// Size of the blob in bytes.
-    pub size: u64,
+    pub blob: Descriptor,
     pub diff_id: Digest,
-    pub media_type: String,
 }
 
 impl Archive {
@@ -144,7 +141,7 @@ impl Archive {
     /// The same for a file that must be there.
     pub(crate) fn require(&self, name: &str) -> Result<Member, Problem> {
         self.member(name)?.ok_or_else(|| Problem::Missing {
-            name: crate::manifest::printable(name),
+            name: crate::printable(name),
         })
     }
 
@@ -153,7 +150,7 @@ impl Archive {
         let member = self.require(name)?;
         if member.size > MAX_DOCUMENT {
             return Err(Problem::TooLarge {
-                name: crate::manifest::printable(name),
+                name: crate::printable(name),
                 limit: MAX_DOCUMENT,
             });
         }
@@ -163,7 +160,7 @@ impl Archive {
             .take(MAX_DOCUMENT)
             .read_to_end(&mut bytes)
             .map_err(|source| Problem::Read {
-                name: crate::manifest::printable(name),
+                name: crate::printable(name),
                 source,
             })?;
         Ok(bytes)

@@ -10,7 +10,7 @@ use micabox_tar::{Kind, Reader};
 
 use super::{Member, Problem};
 use crate::Limits;
-use crate::manifest::printable;
+use crate::printable;
 
 /// More members than any archive of images has: a few for each layer.
 const MAX_MEMBERS: usize = 1 << 18;

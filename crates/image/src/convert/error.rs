@@ -2,8 +2,8 @@
 
 use std::io;
 
-use crate::digest::Digest;
 use crate::store;
+use micabox_oci::Digest;
 
 /// Why a layer can't be imported. Nothing of it is in the store then.
 #[derive(Debug, thiserror::Error)]
@@ -31,12 +31,14 @@ impl Error {
 
 impl Error {
     /// Whether the blob just stopped coming, so that another attempt may go on from there.
-    pub(crate) fn is_interrupted(&self) -> bool {
+    #[must_use]
+    pub fn is_interrupted(&self) -> bool {
         matches!(self.reason, Reason::Source(_) | Reason::Worker(_))
     }
 
     /// Whether something is wrong with the blob's bytes, and not with the host.
-    pub(crate) fn is_about_bytes(&self) -> bool {
+    #[must_use]
+    pub fn is_about_bytes(&self) -> bool {
         !matches!(
             self.reason,
             Reason::Source(_)

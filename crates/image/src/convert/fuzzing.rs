@@ -6,10 +6,10 @@ use std::io::{BufReader, Read};
 use super::error::Reason;
 use super::media_type::LayerKind;
 use super::source::Expected;
-use super::{make, pipeline};
-use crate::digest::Digest;
-use crate::limits::Limits;
+use super::{Expect, make, pipeline};
+use crate::Limits;
 use crate::store::ChecksummedFile;
+use micabox_oci::Digest;
 
 /// Takes a blob's compression off.
 ///
@@ -18,7 +18,8 @@ use crate::store::ChecksummedFile;
 pub fn inflate(blob: impl Read + Send, limits: &Limits) -> Result<Vec<u8>, String> {
     let mut all = Vec::new();
     let blob = BufReader::with_capacity(pipeline::READ, blob);
-    let expected = expected(Digest::of(b"another blob's"));
+    let expect = expect(Digest::of(b"another blob's"));
+    let expected = Expected::all(&expect);
     let read = pipeline::run(blob, expected, limits, |bytes| {
         bytes.read_to_end(&mut all).map_err(Reason::Source)
     });
@@ -52,18 +53,17 @@ fn layer(
     image: File,
     second: File,
 ) -> Result<(), String> {
-    let expected = expected(Digest::of(bytes));
+    let expect = expect(Digest::of(bytes));
+    let expected = Expected::all(&expect);
     let out = ChecksummedFile::new(image);
     make(bytes, expected, kind, out, second, limits)
         .map(drop)
         .map_err(|reason| reason.to_string())
 }
 
-fn expected(diff_id: Digest) -> Expected {
-    Expected {
-        blob_digest: None,
-        blob_size: None,
+fn expect(diff_id: Digest) -> Expect {
+    Expect {
+        blob: None,
         diff_id,
-        hashed_by_caller: false,
     }
 }

@@ -19,10 +19,10 @@ use super::error::Reason;
 use super::media_type::LayerKind;
 use super::pipeline;
 use super::source::Expected;
-use super::{Converted, make};
-use crate::digest::Digest;
-use crate::limits::Limits;
+use super::{Converted, Expect, make};
+use crate::Limits;
 use crate::store::ChecksummedFile;
+use micabox_oci::Digest;
 
 /// Where layers are converted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -64,10 +64,12 @@ impl Call for Task {
             .map_err(|_| Refusal::Source(None, "four files are needed".to_owned()))?;
         let blob =
             Fed::new([memory, signals]).map_err(|error| Refusal::from(Reason::Source(error)))?;
-        let expected = Expected {
-            blob_digest: None,
-            blob_size: None,
+        let expect = Expect {
+            blob: None,
             diff_id: self.diff_id,
+        };
+        let expected = Expected {
+            what: &expect,
             hashed_by_caller: true,
         };
         let out = ChecksummedFile::new(image.into());
@@ -78,14 +80,14 @@ impl Call for Task {
 /// Has a worker write `image`, and the recipe into `second`.
 pub(super) fn convert(
     source: impl Read,
-    expected: Expected,
+    expected: Expected<'_>,
     kind: LayerKind,
     image: &File,
     second: &File,
     limits: &Limits,
 ) -> Result<Converted, Reason> {
     let task = Task {
-        diff_id: expected.diff_id,
+        diff_id: expected.what.diff_id,
         kind,
         limits: limits.clone(),
     };

@@ -24,14 +24,14 @@ use std::io::{BufRead, BufReader, Read};
 
 use serde::{Deserialize, Serialize};
 
-use crate::digest::Digest;
+use crate::Limits;
 use crate::identity;
-use crate::limits::Limits;
 use crate::recipe::{self, Recorder};
 use crate::store::{
     self, Checksum, ChecksummedFile, Claim, Layer, LayerClaim, LayerRecord, RecipeRecord, Store,
 };
 use media_type::LayerKind;
+use micabox_oci::{Descriptor, Digest};
 use micabox_tar::{self as tar, printable};
 use source::Expected;
 use tree::{Finished, LayerTree};
@@ -39,21 +39,25 @@ use tree::{Finished, LayerTree};
 /// What a layer's blob must turn out to be.
 #[derive(Debug, Clone)]
 pub struct Expect {
-    /// Digest of the blob as the manifest has it. None where there is no manifest, as in
-    /// old `docker save` archives: the diff ID says it all.
-    pub blob_digest: Option<Digest>,
-    /// Size of the blob in bytes as the manifest has it.
-    pub blob_size: Option<u64>,
+    /// The blob as the manifest has it. None where there is no manifest, as in old `docker save`
+    /// archives: the diff ID says it all.
+    pub blob: Option<Descriptor>,
     /// Digest of the uncompressed layer as the image's config has it.
     pub diff_id: Digest,
-    /// Media type of the blob as the manifest has it.
-    pub media_type: Option<String>,
 }
 
 impl Expect {
+    fn digest(&self) -> Option<Digest> {
+        self.blob.as_ref().map(|blob| blob.digest)
+    }
+
+    fn media_type(&self) -> Option<&str> {
+        self.blob.as_ref().map(|blob| &*blob.media_type)
+    }
+
     /// The digest by which people know the layer.
     fn layer(&self) -> Digest {
-        self.blob_digest.unwrap_or(self.diff_id)
+        self.digest().unwrap_or(self.diff_id)
     }
 
     fn error(&self, reason: impl Into<Reason>) -> Error {
@@ -67,6 +71,10 @@ impl Expect {
 /// Makes a layer from its blob in this process, unless the store has it: then `source` isn't
 /// read. If another process or thread is making it, waits and takes theirs. See
 /// [`convert_layer_in`].
+///
+/// # Errors
+///
+/// [`Error`]; the store is as it was.
 pub fn convert_layer(
     store: &Store,
     source: impl Read + Send,
@@ -79,7 +87,11 @@ pub fn convert_layer(
 /// The same where the caller wants it done.
 ///
 /// Blocks; async callers give it a thread. An error of `source` ends it, so that is the way
-/// to cancel. Whatever the error, the store is as it was.
+/// to cancel.
+///
+/// # Errors
+///
+/// [`Error`]; the store is as it was.
 pub fn convert_layer_in(
     place: Place,
     store: &Store,
@@ -88,7 +100,7 @@ pub fn convert_layer_in(
     limits: &Limits,
 ) -> Result<Layer, Error> {
     match store
-        .claim_layer(&expect.diff_id, expect.blob_digest.as_ref())
+        .claim_layer(&expect.diff_id, expect.digest().as_ref())
         .map_err(|error| expect.error(error))?
     {
         Claim::Present(layer) => {
@@ -102,12 +114,16 @@ pub fn convert_layer_in(
 /// Checks that a layer in the store is of the kind that a manifest says.
 ///
 /// An EROFS image begins with zeros, so it is an archive as well: an empty one.
-pub(crate) fn check_kind(layer: &Layer, expect: &Expect) -> Result<(), Error> {
-    let kind = LayerKind::of(expect.media_type.as_deref()).map_err(|r| expect.error(r))?;
+///
+/// # Errors
+///
+/// [`Reason::Kind`], or that the manifest's media type is unknown.
+pub fn check_kind(layer: &Layer, expect: &Expect) -> Result<(), Error> {
+    let kind = LayerKind::of(expect.media_type()).map_err(|r| expect.error(r))?;
     let is_archive = layer.record.recipe.is_some();
     if is_archive != (kind == LayerKind::Archive) {
         return Err(expect.error(Reason::Kind {
-            media_type: printable(expect.media_type.as_deref().unwrap_or_default().as_bytes()),
+            media_type: printable(expect.media_type().unwrap_or_default().as_bytes()),
             diff_id: layer.diff_id,
         }));
     }
@@ -116,17 +132,15 @@ pub(crate) fn check_kind(layer: &Layer, expect: &Expect) -> Result<(), Error> {
 
 /// Checks the size and the digest of a blob whose layer the store has.
 pub(crate) fn check_blob(source: impl Read, expect: &Expect) -> Result<(), Error> {
-    let expected = Expected {
-        blob_digest: expect.blob_digest,
-        blob_size: expect.blob_size,
-        diff_id: expect.diff_id,
-        hashed_by_caller: false,
-    };
-    source::read(source, expected).map_err(|reason| expect.error(reason))
+    source::read(source, Expected::all(expect)).map_err(|reason| expect.error(reason))
 }
 
 /// [`convert_layer_in`] for a caller that has asked [`Store::claim_layer`] already, before it
 /// opened the source. `expect.diff_id` must be the claim's.
+///
+/// # Errors
+///
+/// [`Error`]; the store is as it was.
 pub fn convert_claimed(
     claim: LayerClaim,
     source: impl Read + Send,
@@ -146,13 +160,8 @@ fn convert(
     place: Place,
 ) -> Result<Layer, Reason> {
     let diff_id = *claim.diff_id();
-    let expected = Expected {
-        blob_digest: expect.blob_digest,
-        blob_size: expect.blob_size,
-        diff_id,
-        hashed_by_caller: false,
-    };
-    let kind = LayerKind::of(expect.media_type.as_deref())?;
+    let expected = Expected::all(expect);
+    let kind = LayerKind::of(expect.media_type())?;
     let (scratch, image) = claim.start()?;
     let second = match kind {
         LayerKind::Archive => scratch.create(store::RECIPE)?,
@@ -179,7 +188,7 @@ fn convert(
         recipe: converted.recipe,
     };
     let recipe = record.recipe.is_some().then_some(second);
-    Ok(claim.publish(scratch, image, recipe, expect.blob_digest, record)?)
+    Ok(claim.publish(scratch, image, recipe, expect.digest(), record)?)
 }
 
 /// What there is to know of a layer whose image is written, but not published.
@@ -202,13 +211,13 @@ struct Converted {
 /// there first.
 fn make(
     source: impl BufRead + Send,
-    expected: Expected,
+    expected: Expected<'_>,
     kind: LayerKind,
     out: ChecksummedFile,
     mut second: File,
     limits: &Limits,
 ) -> Result<Converted, Reason> {
-    let diff_id = expected.diff_id;
+    let diff_id = expected.what.diff_id;
     let made = match kind {
         LayerKind::Archive => {
             let (made, _) = pipeline::run(source, expected, limits, |bytes| {

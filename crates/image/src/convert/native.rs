@@ -21,8 +21,8 @@ use super::error::Reason;
 use super::pipeline::check_size;
 use super::tree::{Finished, SYMLINK_MODE, data_memory, erofs_reason};
 use super::xattr;
-use crate::limits::{ENTRY_MEMORY, Limits};
 use crate::store::ChecksummedFile;
+use crate::{ENTRY_MEMORY, Limits};
 
 /// Memory that checking an image takes for each byte of its metadata, at most: a number of
 /// four bytes in a list of pieces becomes a range.

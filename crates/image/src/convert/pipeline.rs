@@ -16,8 +16,8 @@ use micabox_jail::{Feed, NoRoom};
 use super::decompress::{Compression, Decoder, Gzip, MAGIC_LENGTH, Zstd};
 use super::error::Reason;
 use super::source::{Blob, Expected, Source, Tally};
-use crate::digest::{Digest, Hasher};
-use crate::limits::Limits;
+use crate::Limits;
+use micabox_oci::{Digest, Hasher};
 
 /// Large enough that passing a buffer on costs nothing, small enough to stay in the cache.
 pub(super) const BUFFER: usize = 512 << 10;
@@ -36,7 +36,7 @@ pub(super) const READ: usize = BUFFER / 2;
 /// error instead of what it led to.
 pub(super) fn run<S: BufRead + Send, T>(
     mut source: S,
-    expected: Expected,
+    expected: Expected<'_>,
     limits: &Limits,
     consume: impl FnOnce(&mut dyn BufRead) -> Result<T, Reason>,
 ) -> Result<(T, u64), Reason> {
@@ -100,15 +100,12 @@ pub(super) fn run<S: BufRead + Send, T>(
         let (blob, consumed) = blob;
         // Without compression there is one stream and one digest of it.
         let actual = blob.digest.unwrap_or(diff_id);
-        if expected
-            .blob_digest
-            .is_some_and(|expected| expected != actual)
-        {
+        if expected.is_other(actual) {
             return Err(Reason::BlobDigest { actual });
         }
-        if diff_id != expected.diff_id {
+        if diff_id != expected.what.diff_id {
             return Err(Reason::DiffId {
-                expected: expected.diff_id,
+                expected: expected.what.diff_id,
                 actual: diff_id,
             });
         }
@@ -118,7 +115,7 @@ pub(super) fn run<S: BufRead + Send, T>(
 
 /// [`run`] for a blob that isn't compressed and that is hashed elsewhere.
 fn run_plain<S: BufRead, T>(
-    source: Source<S>,
+    source: Source<'_, S>,
     limits: &Limits,
     consume: impl FnOnce(&mut dyn BufRead) -> Result<T, Reason>,
 ) -> Result<(T, u64), Reason> {
@@ -142,7 +139,7 @@ fn run_plain<S: BufRead, T>(
 
 /// Bytes as they are in the blob. Ends early, without an error, where `stopped` is why.
 struct Plain<'a, S> {
-    source: Source<S>,
+    source: Source<'a, S>,
     limits: &'a Limits,
     stopped: Option<Reason>,
 }
@@ -184,17 +181,14 @@ pub(super) struct Passed {
 
 impl Passed {
     /// Checks what can be told without uncompressing.
-    pub(super) fn check(&self, expected: Expected) -> Result<(), Reason> {
+    pub(super) fn check(&self, expected: Expected<'_>) -> Result<(), Reason> {
         let actual = self.digest;
-        if expected
-            .blob_digest
-            .is_some_and(|expected| expected != actual)
-        {
+        if expected.is_other(actual) {
             return Err(Reason::BlobDigest { actual });
         }
-        if self.plain && actual != expected.diff_id {
+        if self.plain && actual != expected.what.diff_id {
             return Err(Reason::DiffId {
-                expected: expected.diff_id,
+                expected: expected.what.diff_id,
                 actual,
             });
         }
@@ -206,7 +200,7 @@ impl Passed {
 /// of it, or if `go_on` says so, which is asked once a second while there is no room.
 pub(super) fn pass(
     mut source: impl Read,
-    expected: Expected,
+    expected: Expected<'_>,
     feed: &mut Feed,
     mut go_on: impl FnMut(u64) -> bool,
 ) -> Result<Option<Passed>, Reason> {
@@ -264,7 +258,7 @@ impl From<Reason> for Stopped {
 
 /// Fills buffers with what the blob holds uncompressed.
 fn inflate<S: BufRead>(
-    mut source: Source<S>,
+    mut source: Source<'_, S>,
     compression: Compression,
     limits: &Limits,
     free: &Receiver<Buffer>,
@@ -310,7 +304,7 @@ fn inflate<S: BufRead>(
 
 /// What [`inflate`] does with a blob that isn't compressed.
 fn pass_on<S: BufRead>(
-    mut source: Source<S>,
+    mut source: Source<'_, S>,
     limits: &Limits,
     free: &Receiver<Buffer>,
     full: &Sender<Buffer>,

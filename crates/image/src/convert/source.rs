@@ -2,20 +2,41 @@
 
 use std::io::{self, BufRead, Read};
 
-use super::decompress;
 use super::error::Reason;
 use super::pipeline::BUFFER;
-use crate::digest::{Digest, Hasher};
-use crate::limits::Limits;
+use super::{Expect, decompress};
+use crate::Limits;
+use micabox_oci::{Digest, Hasher};
 
-/// What a blob must turn out to be.
+/// What a blob must turn out to be, and how much of it is checked.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Expected {
-    pub blob_digest: Option<Digest>,
-    pub blob_size: Option<u64>,
-    pub diff_id: Digest,
-    /// The process that feeds the blob hashes it, and so knows the diff ID of one that isn't compressed.
+pub(super) struct Expected<'a> {
+    pub what: &'a Expect,
+    /// The process that feeds the blob hashes it, and so knows the diff ID of one that isn't
+    /// compressed.
     pub hashed_by_caller: bool,
+}
+
+impl<'a> Expected<'a> {
+    /// All of it is checked here.
+    pub fn all(what: &'a Expect) -> Self {
+        Self {
+            what,
+            hashed_by_caller: false,
+        }
+    }
+
+    /// Size of the blob in bytes, if it is known.
+    fn size(self) -> Option<u64> {
+        self.what.blob.as_ref().map(|blob| blob.size)
+    }
+
+    /// Whether a blob with this digest is another one.
+    pub fn is_other(self, actual: Digest) -> bool {
+        self.what
+            .digest()
+            .is_some_and(|expected| expected != actual)
+    }
 }
 
 /// A blob that was read to its end.
@@ -27,16 +48,16 @@ pub(super) struct Blob {
 }
 
 /// What came of a blob: hashed, counted, and never longer than declared.
-pub(super) struct Tally {
-    expected: Expected,
+pub(super) struct Tally<'a> {
+    expected: Expected<'a>,
     /// Bytes so far.
     pub got: u64,
     /// None if others hash it.
     pub hasher: Option<Hasher>,
 }
 
-impl Tally {
-    pub fn new(expected: Expected) -> Self {
+impl<'a> Tally<'a> {
+    pub fn new(expected: Expected<'a>) -> Self {
         Self {
             expected,
             got: 0,
@@ -47,7 +68,7 @@ impl Tally {
     /// Counts bytes; none are the blob's end.
     fn add(&mut self, bytes: &[u8]) -> Result<(), Reason> {
         self.got += bytes.len() as u64;
-        match self.expected.blob_size {
+        match self.expected.size() {
             Some(declared) if self.got > declared => return Err(Reason::TooLong { declared }),
             Some(declared) if bytes.is_empty() && self.got < declared => {
                 return Err(Reason::TooShort {
@@ -97,15 +118,15 @@ impl Tally {
 }
 
 /// A blob whose bytes are looked at where they are.
-pub(super) struct Source<S> {
+pub(super) struct Source<'a, S> {
     pub inner: S,
     /// Bytes of the buffer, all of which were counted.
     ahead: usize,
-    pub tally: Tally,
+    pub tally: Tally<'a>,
 }
 
-impl<S: BufRead> Source<S> {
-    pub fn new(inner: S, expected: Expected) -> Self {
+impl<'a, S: BufRead> Source<'a, S> {
+    pub fn new(inner: S, expected: Expected<'a>) -> Self {
         Self {
             inner,
             ahead: 0,
@@ -155,11 +176,9 @@ impl<S: BufRead> Source<S> {
                 Err(reason) => return reason,
             }
         }
-        let expected = self.tally.expected.blob_digest;
+        let expected = self.tally.expected;
         match self.tally.finish().digest {
-            Some(actual) if expected.is_some_and(|expected| expected != actual) => {
-                Reason::BlobDigest { actual }
-            }
+            Some(actual) if expected.is_other(actual) => Reason::BlobDigest { actual },
             _ if matches!(error, decompress::Error::ZstdWindow) => Reason::Limit {
                 setting: "zstd-window",
                 limit: limits.zstd_window,
@@ -171,18 +190,12 @@ impl<S: BufRead> Source<S> {
 }
 
 /// Reads the blob in `source` to its end, and checks its size and digest only.
-pub(super) fn read(mut source: impl Read, expected: Expected) -> Result<(), Reason> {
+pub(super) fn read(mut source: impl Read, expected: Expected<'_>) -> Result<(), Reason> {
     let mut tally = Tally::new(expected);
     let mut buffer = vec![0; BUFFER];
     while tally.read(&mut source, &mut buffer)? > 0 {}
     match tally.finish().digest {
-        Some(actual)
-            if expected
-                .blob_digest
-                .is_some_and(|expected| expected != actual) =>
-        {
-            Err(Reason::BlobDigest { actual })
-        }
+        Some(actual) if expected.is_other(actual) => Err(Reason::BlobDigest { actual }),
         _ => Ok(()),
     }
 }

@@ -14,7 +14,7 @@ use micabox_tar::{Kind as Type, Member, Records, XattrError, printable, whiteout
 use super::error::Reason;
 use super::path::{self, components};
 use super::xattr;
-use crate::limits::{ENTRY_MEMORY, Limits};
+use crate::{ENTRY_MEMORY, Limits};
 
 /// Symbolic links on the way to an entry; as many as Linux follows.
 const SYMLINKS_MAX: u32 = 40;

@@ -3,20 +3,11 @@
 use serde_json::{Map, Value, json};
 
 use super::Compression;
-use crate::Digest;
 use crate::manifest::{Document, ManifestError, digest_of};
+use crate::{Descriptor, Digest};
 
 pub(crate) const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG_TYPE: &str = "application/vnd.oci.image.config.v1+json";
-
-/// A layer's blob as a manifest names it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Blob {
-    pub digest: Digest,
-    /// In bytes.
-    pub size: u64,
-    pub media_type: String,
-}
 
 /// The manifest of an image with these blobs for layers, bottom first: the bytes and their
 /// media type.
@@ -24,10 +15,14 @@ pub(crate) struct Blob {
 /// That is `original`, byte for byte, if it names the same blobs. Otherwise it is OCI's,
 /// also for an image whose own was Docker's (the config is one to both); annotations of the
 /// image stay, those of its layers were about other blobs.
-pub(crate) fn rewrite(
+///
+/// # Errors
+///
+/// [`ManifestError`]: `original` is no manifest of an image.
+pub fn rewrite(
     original: &[u8],
     config: &[u8],
-    layers: &[Blob],
+    layers: &[Descriptor],
 ) -> Result<(Vec<u8>, String), ManifestError> {
     let malformed = |message: String| ManifestError::Malformed {
         document: "manifest",
@@ -55,28 +50,39 @@ pub(crate) fn rewrite(
 }
 
 /// A manifest of an image with this config and these layers, and nothing else.
-pub(crate) fn fresh(config: &[u8], layers: &[Blob]) -> Result<Vec<u8>, ManifestError> {
+pub(crate) fn fresh(config: &[u8], layers: &[Descriptor]) -> Result<Vec<u8>, ManifestError> {
     write(Map::new(), config, layers)
 }
 
 fn write(
     mut manifest: Map<String, Value>,
     config: &[u8],
-    layers: &[Blob],
+    layers: &[Descriptor],
 ) -> Result<Vec<u8>, ManifestError> {
-    let descriptor = |media_type: &str, digest: &Digest, size: u64| json!({"mediaType": media_type, "digest": digest, "size": size});
-    let layers = layers
-        .iter()
-        .map(|blob| descriptor(oci_type(&blob.media_type), &blob.digest, blob.size));
-    let config = descriptor(CONFIG_TYPE, &Digest::of(config), config.len() as u64);
+    let layers = layers.iter().map(|blob| {
+        json!(Descriptor {
+            media_type: oci_type(&blob.media_type).to_owned(),
+            ..blob.clone()
+        })
+    });
     manifest.insert("layers".to_owned(), layers.collect());
-    manifest.insert("config".to_owned(), config);
+    manifest.insert("config".to_owned(), json!(config_descriptor(config)));
     manifest.insert("mediaType".to_owned(), json!(MANIFEST_TYPE));
     manifest.insert("schemaVersion".to_owned(), json!(2));
     serde_json::to_vec(&manifest).map_err(|error| ManifestError::Malformed {
         document: "manifest",
         message: error.to_string(),
     })
+}
+
+/// An image's config as its manifest names it.
+#[must_use]
+pub fn config_descriptor(config: &[u8]) -> Descriptor {
+    Descriptor {
+        media_type: CONFIG_TYPE.to_owned(),
+        digest: Digest::of(config),
+        size: config.len() as u64,
+    }
 }
 
 /// What OCI calls a layer's type.
@@ -96,15 +102,15 @@ fn oci_type(media_type: &str) -> &str {
 mod tests {
     use super::*;
 
-    fn blob(text: &str) -> Blob {
-        Blob {
+    fn blob(text: &str) -> Descriptor {
+        Descriptor {
             digest: Digest::of(text.as_bytes()),
             size: text.len() as u64,
             media_type: "application/vnd.oci.image.layer.v1.tar+gzip".to_owned(),
         }
     }
 
-    fn manifest(media_type: &str, layer: &Blob) -> Vec<u8> {
+    fn manifest(media_type: &str, layer: &Descriptor) -> Vec<u8> {
         let manifest = json!({
             "schemaVersion": 2, "mediaType": media_type, "annotations": {"a": "b"},
             "config": {"mediaType": CONFIG_TYPE, "digest": Digest::of(b"{}"), "size": 2},

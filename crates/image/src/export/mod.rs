@@ -8,8 +8,10 @@
 mod manifest;
 mod pack;
 
-pub(crate) use manifest::{Blob, fresh, rewrite};
-pub(crate) use pack::{PackError, Packed, pack};
+pub(crate) use manifest::{MANIFEST_TYPE, fresh};
+pub use manifest::{config_descriptor, rewrite};
+pub(crate) use pack::pack;
+pub use pack::{PackError, Packed, pack_layer};
 
 use std::fmt;
 use std::str::FromStr;
@@ -28,7 +30,8 @@ pub enum Compression {
 
 impl Compression {
     /// The media type of a layer that is compressed like this.
-    pub(crate) fn media_type(self) -> &'static str {
+    #[must_use]
+    pub fn media_type(self) -> &'static str {
         match self {
             Self::Gzip => "application/vnd.oci.image.layer.v1.tar+gzip",
             Self::Zstd => "application/vnd.oci.image.layer.v1.tar+zstd",

@@ -8,8 +8,9 @@ use flate2::write::GzEncoder;
 use zstd::stream::write::Encoder as ZstdEncoder;
 
 use super::Compression;
-use crate::digest::{Digest, HashingWriter};
-use crate::store::{self, LayerArchive};
+use crate::Descriptor;
+use crate::store::{self, Layer, LayerArchive, Store};
+use micabox_oci::HashingWriter;
 
 const BUFFER: usize = 256 << 10;
 /// zstd's own default.
@@ -17,22 +18,47 @@ const ZSTD_LEVEL: i32 = 3;
 
 /// A blob that was made.
 #[derive(Debug)]
-pub(crate) struct Packed {
+pub struct Packed {
     /// Its bytes, from the beginning.
     pub file: File,
-    pub digest: Digest,
-    /// In bytes.
-    pub size: u64,
+    /// What a manifest says of it.
+    pub blob: Descriptor,
 }
 
 /// Why a blob could not be made.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum PackError {
+pub enum PackError {
+    /// The store, or its disk.
     #[error(transparent)]
     Store(#[from] store::Error),
     /// Whoever watches wants it to end.
     #[error("stopped")]
     Stopped,
+}
+
+/// Packs a layer of the store into a file that goes away with its descriptor. `watch` is told how
+/// many bytes of the archive are done, and says whether to go on.
+///
+/// # Errors
+///
+/// [`PackError::Stopped`] if `watch` said so.
+pub fn pack_layer(
+    store: &Store,
+    layer: &Layer,
+    compression: Compression,
+    watch: &mut dyn FnMut(u64) -> bool,
+) -> Result<Packed, PackError> {
+    let mut archive = store.archive(layer)?;
+    // The file stays while it is open.
+    let scratch = store.scratch()?;
+    let file = scratch.create("blob")?;
+    pack(
+        &mut archive,
+        compression,
+        file,
+        &scratch.path("blob"),
+        watch,
+    )
 }
 
 /// Packs `archive` into `file`, which is empty and lies at `path`. `watch` is told how many
@@ -71,7 +97,12 @@ pub(crate) fn pack(
         .map_err(|error| failed(error.into_error()))?;
     let (mut file, digest, size) = out.finish();
     file.rewind().map_err(failed)?;
-    Ok(Packed { file, digest, size })
+    let blob = Descriptor {
+        media_type: compression.media_type().to_owned(),
+        digest,
+        size,
+    };
+    Ok(Packed { file, blob })
 }
 
 fn copy(

@@ -16,7 +16,7 @@ const MAX_DOCUMENTS: usize = 64;
 ///
 /// Whoever searches reads the documents: [`Self::next`] says which, [`Self::index`] and
 /// [`Self::image`] take what was found.
-pub(crate) struct Search {
+pub struct Search {
     wanted: Platform,
     queue: VecDeque<(Descriptor, usize)>,
     /// Documents handed out so far.
@@ -28,7 +28,9 @@ pub(crate) struct Search {
 }
 
 impl Search {
-    pub(crate) fn new(wanted: Platform) -> Self {
+    /// Nothing was looked at yet.
+    #[must_use]
+    pub fn new(wanted: Platform) -> Self {
         Self {
             wanted,
             queue: VecDeque::new(),
@@ -40,12 +42,20 @@ impl Search {
     }
 
     /// Takes in an index: the one that [`Self::next`] handed out, or the first.
-    pub(crate) fn index(&mut self, index: &ImageIndex) -> Result<(), ManifestError> {
+    ///
+    /// # Errors
+    ///
+    /// [`ManifestError::TooDeep`].
+    pub fn index(&mut self, index: &ImageIndex) -> Result<(), ManifestError> {
         self.entries(index.manifests())
     }
 
     /// Takes in descriptors that are alternatives to each other.
-    pub(crate) fn entries(&mut self, entries: &[Descriptor]) -> Result<(), ManifestError> {
+    ///
+    /// # Errors
+    ///
+    /// [`ManifestError::TooDeep`].
+    pub fn entries(&mut self, entries: &[Descriptor]) -> Result<(), ManifestError> {
         if self.depth >= MAX_DEPTH {
             return Err(ManifestError::TooDeep);
         }
@@ -81,7 +91,11 @@ impl Search {
     }
 
     /// The document to read next. Without one left, the search has failed and this says why.
-    pub(crate) fn next(&mut self) -> Result<Descriptor, ManifestError> {
+    ///
+    /// # Errors
+    ///
+    /// [`ManifestError::NoPlatform`], [`ManifestError::NoImage`], [`ManifestError::TooDeep`].
+    pub fn next(&mut self) -> Result<Descriptor, ManifestError> {
         let Some((descriptor, depth)) = self.queue.pop_front() else {
             if self.offered.is_empty() {
                 return Err(ManifestError::NoImage);
@@ -105,7 +119,7 @@ impl Search {
 
     /// Takes in an image's platform, and says whether it is the one looked for. The word of
     /// the index goes before the config's, which builders get wrong.
-    pub(crate) fn image(&mut self, config: &ImageConfiguration) -> bool {
+    pub fn image(&mut self, config: &ImageConfiguration) -> bool {
         if self.vouched {
             return true;
         }

@@ -7,7 +7,7 @@ use micabox_erofs::{BLOCK_SIZE, Chunks, Data, Segment};
 use zstd::stream::write::Encoder;
 
 use super::{END, IMAGE, LITERAL, MAGIC, WINDOW_LOG, ZEROS};
-use crate::digest::{Digest, HashingWriter};
+use micabox_oci::{Digest, HashingWriter};
 
 /// The fastest of zstd's ordinary levels. Headers shrink to a twentieth even so.
 const LEVEL: i32 = 1;

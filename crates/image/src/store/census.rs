@@ -10,8 +10,8 @@ use super::Store;
 use super::durable;
 use super::error::{Context, Error, Result};
 use super::images::ImageRecord;
-use crate::digest::Digest;
-use crate::reference::Reference;
+use micabox_oci::Digest;
+use micabox_oci::reference::Reference;
 
 /// Everything in the store. Only what was read under the store's lock stays true.
 pub(super) struct Census {

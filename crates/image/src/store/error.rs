@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::digest::Digest;
+use micabox_oci::Digest;
 
 /// Why the store could not do something.
 #[derive(Debug, thiserror::Error)]

@@ -17,8 +17,8 @@ use super::images::{self, CONFIG, FIXUP, FSMETA, FileRecord, MANIFEST, VMDK};
 use super::layers::{LayerRecord, RecipeRecord, padded_blocks};
 use super::prune::remove_directory;
 use super::scratch::Leftover;
-use crate::digest::{Digest, HashingWriter};
 use crate::identity;
+use micabox_oci::{Digest, HashingWriter};
 
 /// How many structural problems of one image are told.
 const PROBLEMS_MAX: usize = 10;
@@ -99,6 +99,11 @@ pub struct FsckOptions {
 
 impl Store {
     /// [`Store::fsck_with`] all but `archives`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] where the store itself can't be listed or locked. What is damaged is in the
+    /// report.
     pub fn fsck(&self, repair: bool) -> Result<FsckReport> {
         self.fsck_with(&FsckOptions {
             repair,
@@ -108,6 +113,11 @@ impl Store {
 
     /// Reads everything: hashes every layer and its recipe and checks its structure, every
     /// image's documents, merged metadata and layers, every name and lease.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] where the store itself can't be listed or locked. What is damaged is in the
+    /// report.
     pub fn fsck_with(&self, options: &FsckOptions) -> Result<FsckReport> {
         let repair = options.repair;
         let _lock = match repair {

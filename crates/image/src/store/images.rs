@@ -18,11 +18,11 @@ use super::merged;
 use super::scratch::Scratch;
 use super::vmdk::{self, Extent};
 use super::{ImageName, Store};
-use crate::digest::Digest;
 use crate::identity;
 use crate::manifest::{self, Document};
 use crate::platform::Platform;
-use crate::reference::Reference;
+use micabox_oci::Digest;
+use micabox_oci::reference::Reference;
 
 pub(super) const MANIFEST: &str = "manifest.json";
 pub(super) const CONFIG: &str = "config.json";
@@ -132,6 +132,10 @@ impl Store {
     }
 
     /// The image with this manifest digest.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoImage`], and [`Error::Unusable`] as for [`Store::image`].
     pub fn image_by_digest(&self, manifest: &Digest) -> Result<Image> {
         self.load(ImageName {
             reference: None,
@@ -176,6 +180,10 @@ impl Store {
 
     /// All images, by manifest digest; those that can't be used included, as they take
     /// space too.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] where the store can't be listed.
     pub fn images(&self) -> Result<Vec<ImageSummary>> {
         let tags: Vec<_> = self
             .tag_files()?
@@ -216,6 +224,10 @@ impl Store {
     }
 
     /// The manifest's bytes as they were pulled.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoImage`], and those of the disk.
     pub fn manifest(&self, image: &Digest) -> Result<Vec<u8>> {
         let path = self.layout.image(image).join(MANIFEST);
         durable::read(&path)?.ok_or_else(|| Error::NoImage {
@@ -224,6 +236,10 @@ impl Store {
     }
 
     /// The config's bytes as they were pulled.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoImage`], and those of the disk.
     pub fn config(&self, image: &Digest) -> Result<Vec<u8>> {
         let path = self.layout.image(image).join(CONFIG);
         durable::read(&path)?.ok_or_else(|| Error::NoImage {

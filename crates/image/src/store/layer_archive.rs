@@ -6,8 +6,8 @@ use std::io::{self, BufReader, Read};
 use super::Store;
 use super::error::{Context, Error, Result};
 use super::layers::Layer;
-use crate::digest::{Digest, Hasher};
 use crate::recipe::Recipe;
+use micabox_oci::{Digest, Hasher};
 
 /// The uncompressed archive of a layer, to be read once. Reads of a few hundred kilobytes
 /// are the fastest.

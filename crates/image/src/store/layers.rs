@@ -12,7 +12,9 @@ use super::durable;
 use super::error::{Context, Error, Result};
 use super::lock::{Lock, Mode};
 use super::scratch::Scratch;
-use crate::digest::Digest;
+use micabox_oci::{Descriptor, Digest};
+
+use crate::Compression;
 use crate::identity;
 
 /// Every image file is padded with a hole to a multiple of this: virtio-pmem's rule.
@@ -69,7 +71,8 @@ impl LayerRecord {
     }
 
     /// What a user should know of how the layer was converted, as one sentence.
-    pub(crate) fn notice(&self) -> Option<String> {
+    #[must_use]
+    pub fn notice(&self) -> Option<String> {
         (self.dropped_xattrs > 0).then(|| {
             format!(
                 "layer {}: {} extended attributes or ACLs were left out, as they mean nothing \
@@ -103,6 +106,18 @@ pub struct Layer {
     pub record: LayerRecord,
 }
 
+impl Layer {
+    /// Its archive, as a manifest would name it.
+    #[must_use]
+    pub fn uncompressed(&self) -> Descriptor {
+        Descriptor {
+            media_type: Compression::None.media_type().to_owned(),
+            digest: self.diff_id,
+            size: self.record.uncompressed_size,
+        }
+    }
+}
+
 /// Which layer a blob turned out to hold.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BlobRecord {
@@ -111,6 +126,10 @@ pub(crate) struct BlobRecord {
 
 impl Store {
     /// The layer with this diff ID, if the store has it in the current format.
+    ///
+    /// # Errors
+    ///
+    /// None at present: a layer whose record can't be read counts as missing.
     pub fn layer(&self, diff_id: &Digest) -> Result<Option<Layer>> {
         let record = durable::read_json::<LayerRecord>(&self.layout.layer_record(diff_id));
         // A damaged record is as good as none: making the layer again replaces it.
@@ -133,6 +152,10 @@ impl Store {
 
     /// The diff ID of the layer in this blob, if it was converted here before. The layer
     /// itself may be gone since.
+    ///
+    /// # Errors
+    ///
+    /// None at present: a record that can't be read counts as missing.
     pub fn diff_id_of_blob(&self, blob: &Digest) -> Result<Option<Digest>> {
         // A damaged index entry only costs a transfer.
         let record = durable::read_json::<BlobRecord>(&self.layout.blob(blob)).unwrap_or(None);
@@ -145,6 +168,10 @@ impl Store {
     /// A layer that was made of another blob is no answer: it has the diff ID that a converter
     /// claimed, which that blob may have taken over. [`LayerClaim::publish`] compares the two.
     /// Without a digest of the blob any layer is taken.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] for a lock that can't be taken.
     pub fn claim_layer(&self, diff_id: &Digest, blob: Option<&Digest>) -> Result<Claim> {
         let is_of_blob = || match blob {
             Some(blob) => Ok(self.diff_id_of_blob(blob)? == Some(*diff_id)),

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::digest::Digest;
+use micabox_oci::Digest;
 
 /// The paths of one store.
 #[derive(Debug, Clone)]

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::Store;
 use super::durable;
 use super::error::{Error, Result};
-use crate::digest::Digest;
+use micabox_oci::Digest;
 
 /// The file in a sandbox's directory.
 const FILE: &str = "lease.json";
@@ -27,6 +27,10 @@ pub(crate) struct Lease {
 impl Store {
     /// Keeps an image for a sandbox until the sandbox's directory is removed, which is up to
     /// whoever runs it. The directory is made if it isn't there.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Store::image_by_digest`]; an invalid sandbox id; those of the disk.
     pub fn lease(&self, sandbox: &str, manifest: &Digest) -> Result<()> {
         let _shared = self.shared()?;
         self.image_by_digest(manifest)?;

@@ -10,8 +10,8 @@ use super::error::{Context, Error, Result};
 use super::images::{FIXUP, FSMETA, FileRecord};
 use super::layers::{Layer, PADDING, pad_and_sync};
 use super::scratch::Scratch;
-use crate::digest::Digest;
 use crate::identity;
+use micabox_oci::Digest;
 
 /// What was made.
 pub(super) struct Made {

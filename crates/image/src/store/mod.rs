@@ -44,22 +44,23 @@ pub use images::{Fixup, Image, ImageSummary};
 pub use layer_archive::LayerArchive;
 pub use layers::{Claim, Layer, LayerClaim, LayerRecord, PADDING, RecipeRecord};
 pub use lock::Lock;
+pub use partial::{Keeping, Partial};
 pub use prune::{PruneOptions, Pruned, Removed};
 pub use usage::{ImageUsage, Usage};
 
 pub(crate) use checksum::ChecksummedFile;
 pub(crate) use error::Context;
 pub(crate) use layers::RECIPE;
-pub(crate) use partial::{Keeping, Partial};
+
 pub(crate) use scratch::Scratch;
 
 use std::env;
 use std::path::{Path, PathBuf};
 
-use crate::digest::Digest;
-use crate::reference::Reference;
 use layout::Layout;
 use lock::Mode;
+use micabox_oci::Digest;
+use micabox_oci::reference::Reference;
 use scratch::Leftover;
 
 /// What a name turned out to mean.
@@ -80,6 +81,10 @@ impl Store {
     /// Opens the store at `root`, which is made if it isn't there, and removes what killed
     /// processes left in it. A store is its owner's alone: one of this user's that others can
     /// get at is changed, see [`Self::tightened`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] or [`Error::Full`] for directories that can't be made.
     pub fn open(root: &Path) -> Result<Self> {
         // Relative paths would mean something else after a change of directory.
         let root = std::path::absolute(root).context("resolve", root)?;
@@ -97,6 +102,10 @@ impl Store {
     }
 
     /// `$MICABOX_HOME`, or `micabox` in the user's data directory as XDG defines it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoHome`].
     pub fn default_root() -> Result<PathBuf> {
         let absolute = |name: &str| {
             env::var_os(name)
@@ -138,7 +147,11 @@ impl Store {
     }
 
     /// A file with these bytes that has no name.
-    pub(crate) fn unnamed(&self, bytes: &[u8]) -> Result<std::fs::File> {
+    ///
+    /// # Errors
+    ///
+    /// Those of the disk.
+    pub fn unnamed(&self, bytes: &[u8]) -> Result<std::fs::File> {
         use std::io::Write;
         let scratch = self.scratch()?;
         let mut file = scratch.create("unnamed")?;
@@ -151,6 +164,10 @@ impl Store {
     /// image is published or a sandbox has its lease. Waits while prune runs.
     ///
     /// A thread that holds this must not prune.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] for a lock that can't be taken.
     pub fn shared(&self) -> Result<Lock> {
         Lock::wait(&self.layout.store_lock(), Mode::Shared)
     }

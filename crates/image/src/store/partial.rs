@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime};
 use super::Store;
 use super::durable;
 use super::error::Result;
-use crate::digest::Digest;
+use micabox_oci::Digest;
 
 const SUFFIX: &str = ".blob";
 /// Blobs smaller than this many bytes are fetched again sooner than kept.
@@ -26,7 +26,7 @@ const MOST: usize = 32;
 
 /// The start of a blob on the disk, for one pull at a time.
 #[derive(Debug)]
-pub(crate) struct Partial {
+pub struct Partial {
     file: File,
     path: PathBuf,
     /// Bytes in the file, which are the blob's first.
@@ -34,10 +34,10 @@ pub(crate) struct Partial {
 }
 
 impl Store {
-    /// What there is of a blob of `size` bytes, possibly nothing yet. `None` if it isn't worth
+    /// What there is of the start of a blob of `size` bytes, possibly nothing yet. `None` if it isn't worth
     /// keeping, if another pull has it, or if the disk doesn't want to: then the pull goes
     /// without.
-    pub(crate) fn partial(&self, blob: &Digest, size: u64) -> Option<Partial> {
+    pub fn partial(&self, blob: &Digest, size: u64) -> Option<Partial> {
         if size < WORTH_KEEPING {
             return None;
         }
@@ -55,8 +55,12 @@ impl Store {
         Some(Partial { file, path, length })
     }
 
-    /// Removes those that are too old or too many. The caller has the shared lock.
-    pub(crate) fn drop_old_partials(&self) -> Result<()> {
+    /// Removes starts of blobs that are too old or too many. The caller has the shared lock.
+    ///
+    /// # Errors
+    ///
+    /// Those of the store's directory.
+    pub fn drop_old_partials(&self) -> Result<()> {
         let now = SystemTime::now();
         let mut kept: Vec<(SystemTime, PathBuf)> = Vec::new();
         for path in self.partials()? {
@@ -96,7 +100,7 @@ fn remove_idle(path: &Path) {
 
 impl Partial {
     /// How many of the blob's first bytes are here.
-    pub(crate) fn length(&self) -> u64 {
+    pub fn length(&self) -> u64 {
         self.length
     }
 
@@ -122,7 +126,7 @@ impl Drop for Partial {
 }
 
 /// A blob: what is kept of it, and then what comes, which is kept too.
-pub(crate) struct Keeping<R> {
+pub struct Keeping<R> {
     partial: Option<Partial>,
     /// Bytes that were kept from before, and how many of them were read again.
     kept: u64,
@@ -132,7 +136,7 @@ pub(crate) struct Keeping<R> {
 
 impl<R> Keeping<R> {
     /// `rest` is what follows the bytes in `partial`.
-    pub(crate) fn new(partial: Option<Partial>, rest: R) -> Self {
+    pub fn new(partial: Option<Partial>, rest: R) -> Self {
         Self {
             kept: partial.as_ref().map_or(0, Partial::length),
             again: 0,
@@ -142,7 +146,7 @@ impl<R> Keeping<R> {
     }
 
     /// Ends it: what is kept stays only if another pull may go on from there.
-    pub(crate) fn end(self, keep: bool) {
+    pub fn end(self, keep: bool) {
         if let Some(partial) = &self.partial
             && !keep
         {

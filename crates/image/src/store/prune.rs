@@ -12,8 +12,8 @@ use super::durable;
 use super::error::{Context, Error, Result};
 use super::lock::{Lock, Mode};
 use super::scratch::{Leftover, Scratch};
-use crate::digest::Digest;
-use crate::reference::Reference;
+use micabox_oci::Digest;
+use micabox_oci::reference::Reference;
 
 /// What to prune.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use super::durable;
 use super::error::{Error, Result};
 use super::{ImageName, Store};
-use crate::digest::Digest;
-use crate::reference::Reference;
+use micabox_oci::Digest;
+use micabox_oci::reference::Reference;
 
 /// Longest file name that a reference is stored under as it is; Linux allows 255.
 const NAME_MAX: usize = 180;
@@ -29,6 +29,10 @@ pub(crate) struct TagFile {
 
 impl Store {
     /// Makes `reference` mean the image, whatever it meant before.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Store::image_by_digest`], and those of the disk.
     pub fn tag(&self, reference: &Reference, manifest: &Digest) -> Result<()> {
         let _shared = self.shared()?;
         // The image must be there, and nothing can remove it while we hold the lock.
@@ -46,6 +50,10 @@ impl Store {
     }
 
     /// Takes a name away; its image stays. Says which image that was.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoImage`], [`Error::Damaged`], and those of the disk.
     pub fn untag(&self, reference: &Reference) -> Result<Digest> {
         let Some(tag) = self.read_tag(reference)? else {
             return Err(Error::NoImage {

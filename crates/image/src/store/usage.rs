@@ -9,8 +9,8 @@ use super::census::{Census, disk_usage};
 use super::durable;
 use super::error::Result;
 use super::prune::{Plan, PruneOptions};
-use crate::digest::Digest;
-use crate::reference::Reference;
+use micabox_oci::Digest;
+use micabox_oci::reference::Reference;
 
 /// The store's use of disk space. All sizes in bytes of disk, so that holes don't count.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -54,6 +54,10 @@ pub struct ImageUsage {
 
 impl Store {
     /// Finds out what takes how much space.
+    ///
+    /// # Errors
+    ///
+    /// [`super::Error::Io`] where the store can't be listed or locked.
     pub fn usage(&self) -> Result<Usage> {
         let _shared = self.shared()?;
         let census = Census::take(self)?;

@@ -14,7 +14,7 @@ use micabox_erofs::format::FileType;
 use micabox_erofs::reader::Inode;
 use micabox_image::convert::{self, Expect, convert_layer};
 use micabox_image::store::Layer;
-use micabox_image::{Digest, Limits, Store};
+use micabox_image::{Descriptor, Digest, Limits, Store};
 
 /// A store in a directory that goes away with it.
 pub struct TestStore {
@@ -47,11 +47,18 @@ fn store_in(directory: tempfile::TempDir) -> TestStore {
 
 /// What an honest manifest says of an uncompressed archive.
 pub fn expect(blob: &[u8], archive: &[u8]) -> Expect {
+    expect_typed(blob, archive, "application/vnd.oci.image.layer.v1.tar")
+}
+
+/// The same for a layer of another type.
+pub fn expect_typed(blob: &[u8], archive: &[u8], media_type: &str) -> Expect {
     Expect {
-        blob_digest: Some(Digest::of(blob)),
-        blob_size: Some(blob.len() as u64),
+        blob: Some(Descriptor {
+            media_type: media_type.to_owned(),
+            digest: Digest::of(blob),
+            size: blob.len() as u64,
+        }),
         diff_id: Digest::of(archive),
-        media_type: None,
     }
 }
 

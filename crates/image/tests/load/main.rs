@@ -2,7 +2,6 @@
 //! should.
 
 #[allow(dead_code, reason = "the pull tests use more of it")]
-#[path = "../pull/image.rs"]
 mod image;
 #[path = "../layer/mod.rs"]
 mod layer;

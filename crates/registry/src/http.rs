@@ -1,0 +1,402 @@
+//! HTTP for one registry: trust, timeouts, and redirects that keep secrets at home.
+
+use std::error::Error;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use bytes::Bytes;
+use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue, LOCATION};
+use reqwest::{Client, Method, StatusCode, redirect};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::{ClientConfig, RootCertStore};
+use serde_json::Value;
+use tokio::time::timeout;
+use url::Url;
+
+use crate::error::Reason;
+use crate::outgoing::Outgoing;
+use crate::retry;
+use crate::settings::authority;
+use crate::{Settings, Transfer};
+use micabox_oci::printable;
+use micabox_oci::reference::is_loopback;
+
+const USER_AGENT: &str = concat!("micabox/", env!("CARGO_PKG_VERSION"));
+const MAX_REDIRECTS: usize = 8;
+/// Bytes of an error's body that are looked at for a message.
+const MAX_COMPLAINT: u64 = 16 << 10;
+
+/// Speaks HTTP for one registry: to it, its token server, and wherever it redirects to.
+pub(crate) struct Http {
+    /// Follows `HTTP_PROXY` and its relatives.
+    outside: Client,
+    /// Doesn't: nobody's proxy can reach our loopback interface.
+    loopback: Client,
+    transfer: Transfer,
+    settings: Arc<Settings>,
+    /// The registry as references name it.
+    registry: String,
+    /// Its host and port in an HTTP URL, where the default port is left out.
+    authority: Option<String>,
+    /// Whether plain HTTP is all right for the registry itself.
+    plain: bool,
+}
+
+impl Http {
+    /// `plain`: whether plain HTTP is all right for `registry` itself.
+    pub(crate) fn new(
+        settings: &Arc<Settings>,
+        registry: &str,
+        plain: bool,
+    ) -> Result<Self, Reason> {
+        let tls = trust(&settings.registry(registry).ca).map_err(Reason::Settings)?;
+        let client = || {
+            Client::builder()
+                .tls_backend_preconfigured(tls.clone())
+                .user_agent(USER_AGENT)
+                .redirect(redirect::Policy::none())
+                .connect_timeout(settings.transfer.connect_timeout)
+        };
+        let build = |builder: reqwest::ClientBuilder| {
+            builder
+                .build()
+                .map_err(|error| Reason::Settings(root_cause(&error)))
+        };
+        Ok(Self {
+            outside: build(client())?,
+            loopback: build(client().no_proxy())?,
+            transfer: settings.transfer.clone(),
+            settings: Arc::clone(settings),
+            registry: registry.to_owned(),
+            authority: Url::parse(&format!("http://{registry}"))
+                .ok()
+                .and_then(|url| authority(&url)),
+            plain,
+        })
+    }
+
+    /// Timeouts and retries.
+    pub(crate) fn transfer(&self) -> &Transfer {
+        &self.transfer
+    }
+
+    /// Gets or heads `url`, through redirects. `authorization` goes to the host of `url` and
+    /// to no other.
+    pub(crate) async fn get(
+        &self,
+        method: &Method,
+        url: &Url,
+        headers: &HeaderMap,
+        authorization: Option<&HeaderValue>,
+    ) -> Result<Answer, Reason> {
+        let mut at = url.clone();
+        for _ in 0..=MAX_REDIRECTS {
+            let request = self.request(method.clone(), &at)?;
+            let mut request = request.headers(headers.clone());
+            if let Some(secret) = authorization.filter(|_| at.origin() == url.origin()) {
+                request = request.header(AUTHORIZATION, secret);
+            }
+            let mut answer = self.send(request).await?;
+            if at.origin() != url.origin() {
+                answer.elsewhere = authority(&at);
+            }
+            if !is_redirect(&answer) {
+                return Ok(answer);
+            }
+            let location = answer.headers().get(LOCATION).map(HeaderValue::to_str);
+            let Some(Ok(location)) = location else {
+                return Err(Reason::Redirect("it doesn't say where to".to_owned()));
+            };
+            at = at
+                .join(location)
+                .map_err(|_| Reason::Redirect(format!("to `{}`", printable(location))))?;
+        }
+        Err(Reason::Redirect(format!(
+            "more than {MAX_REDIRECTS} in a row"
+        )))
+    }
+
+    /// Sends `body` to `url`. Redirects are not followed.
+    pub(crate) async fn send_body(
+        &self,
+        method: &Method,
+        url: &Url,
+        headers: &HeaderMap,
+        authorization: Option<&HeaderValue>,
+        body: &Outgoing,
+    ) -> Result<Answer, Reason> {
+        let request = self.request(method.clone(), url)?;
+        let mut request = request.headers(headers.clone()).body(body.body());
+        if let Some(secret) = authorization {
+            request = request.header(AUTHORIZATION, secret);
+        }
+        let answer = tokio::select! {
+            sent = request.send() => self.answer(sent)?,
+            () = body.stalled(self.transfer.idle_timeout) => {
+                return Err(Reason::Stalled(self.transfer.idle_timeout));
+            }
+        };
+        if is_redirect(&answer) {
+            let to = answer.header("location").unwrap_or_default();
+            return Err(Reason::Redirect(format!("to `{}`", printable(to))));
+        }
+        Ok(answer)
+    }
+
+    /// Posts a form to `url`. Redirects are not followed: a form may hold a secret.
+    pub(crate) async fn post(&self, url: &Url, form: String) -> Result<Answer, Reason> {
+        let request = self
+            .request(Method::POST, url)?
+            .header("Content-Type", "application/x-www-form-urlencoded")
+            .body(form);
+        self.send(request).await
+    }
+
+    fn request(&self, method: Method, url: &Url) -> Result<reqwest::RequestBuilder, Reason> {
+        let host = authority(url).unwrap_or_default();
+        match url.scheme() {
+            "https" => {}
+            "http" if self.allows_plain(&host) => {}
+            "http" => {
+                return Err(Reason::Redirect(format!(
+                    "plain HTTP to {host} isn't allowed; if it should be, set `plain-http = true` \
+                     under [registry.\"{host}\"] in the settings"
+                )));
+            }
+            other => {
+                return Err(Reason::Redirect(format!(
+                    "to a {} address",
+                    printable(other)
+                )));
+            }
+        }
+        let client = match is_loopback(&host) {
+            true => &self.loopback,
+            false => &self.outside,
+        };
+        Ok(client.request(method, url.clone()))
+    }
+
+    /// Whether plain HTTP to `host` is all right: it was asked for, or this machine talks to
+    /// itself. A registry elsewhere has no business on our loopback interface.
+    fn allows_plain(&self, host: &str) -> bool {
+        if self.authority.as_deref() == Some(host) {
+            return self.plain;
+        }
+        self.settings
+            .registry(host)
+            .plain_http
+            .unwrap_or_else(|| is_loopback(host) && is_loopback(&self.registry))
+    }
+
+    async fn send(&self, request: reqwest::RequestBuilder) -> Result<Answer, Reason> {
+        // The connection has its own timeout, the answer's head is one wait like any other.
+        let limit = self.transfer.connect_timeout + self.transfer.idle_timeout;
+        match timeout(limit, request.send()).await {
+            Err(_) => Err(Reason::Stalled(self.transfer.idle_timeout)),
+            Ok(sent) => self.answer(sent),
+        }
+    }
+
+    fn answer(&self, sent: reqwest::Result<reqwest::Response>) -> Result<Answer, Reason> {
+        match sent {
+            Err(error) => Err(self.describe(&error)),
+            Ok(response) => Ok(Answer {
+                elsewhere: None,
+                response,
+                idle_timeout: self.transfer.idle_timeout,
+            }),
+        }
+    }
+
+    fn describe(&self, error: &reqwest::Error) -> Reason {
+        let registry = &self.registry;
+        match find_cause::<rustls::Error>(error) {
+            Some(rustls::Error::InvalidCertificate(problem)) => Reason::Tls(format!(
+                "its certificate isn't trusted ({problem:?}); a private certificate authority \
+                 belongs under [registry.\"{registry}\"] as `ca` in the settings{}",
+                if system_roots().is_empty() {
+                    "; this system has no certificate authorities at all: install ca-certificates"
+                } else {
+                    ""
+                }
+            )),
+            Some(rustls::Error::InvalidMessage(_)) => Reason::Tls(format!(
+                "it doesn't speak TLS; if it may be plain HTTP, set `plain-http = true` under \
+                 [registry.\"{registry}\"] in the settings"
+            )),
+            Some(other) => Reason::Tls(other.to_string()),
+            None if error.is_connect() => Reason::Connect {
+                host: error.url().and_then(authority).unwrap_or_default(),
+                problem: root_cause(error),
+            },
+            None => Reason::Broken(root_cause(error)),
+        }
+    }
+}
+
+/// An answer whose head has arrived.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    /// The host that it came from, if a redirect led to another one.
+    elsewhere: Option<String>,
+    response: reqwest::Response,
+    idle_timeout: Duration,
+}
+
+impl Answer {
+    pub(crate) fn status(&self) -> StatusCode {
+        self.response.status()
+    }
+
+    /// The host that it came from, if a redirect led to another one.
+    pub(crate) fn elsewhere(&self) -> Option<&str> {
+        self.elsewhere.as_deref()
+    }
+
+    /// Takes note that it came from `url`, which is another host.
+    pub(crate) fn came_from(&mut self, url: &Url) {
+        self.elsewhere = self.elsewhere.take().or_else(|| authority(url));
+    }
+
+    pub(crate) fn headers(&self) -> &HeaderMap {
+        self.response.headers()
+    }
+
+    /// A header's value, if it is there and text.
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.headers().get(name)?.to_str().ok()
+    }
+
+    /// How many bytes of body it promises.
+    pub(crate) fn content_length(&self) -> Option<u64> {
+        self.header("content-length")?.trim().parse().ok()
+    }
+
+    /// The next bytes of the body; `None` at its end.
+    pub(crate) async fn chunk(&mut self) -> Result<Option<Bytes>, Reason> {
+        match timeout(self.idle_timeout, self.response.chunk()).await {
+            Err(_) => Err(Reason::Stalled(self.idle_timeout)),
+            Ok(Err(error)) => Err(Reason::Broken(root_cause(&error))),
+            Ok(Ok(chunk)) => Ok(chunk),
+        }
+    }
+
+    /// The whole body, unless it is longer than `limit` bytes.
+    pub(crate) async fn body(&mut self, limit: u64) -> Result<Vec<u8>, Reason> {
+        if self.content_length().is_some_and(|length| length > limit) {
+            return Err(Reason::TooLarge(limit));
+        }
+        let mut body = Vec::new();
+        while let Some(chunk) = self.chunk().await? {
+            if body.len() as u64 + chunk.len() as u64 > limit {
+                return Err(Reason::TooLarge(limit));
+            }
+            body.extend_from_slice(&chunk);
+        }
+        Ok(body)
+    }
+
+    /// What a status that wasn't hoped for means. `missing` is what a 404 says.
+    pub(crate) async fn refusal(mut self, missing: fn(String) -> Reason) -> Reason {
+        let retry_after = retry::retry_after(self.headers());
+        let status = self.status();
+        let message = self.complaint().await;
+        match status.as_u16() {
+            403 => Reason::Forbidden(message),
+            404 => missing(message),
+            413 => Reason::TooMuch(message),
+            429 => Reason::RateLimited(retry_after),
+            408 | 425 | 500..=599 => Reason::Server {
+                status: status.as_u16(),
+                message,
+                retry_after,
+            },
+            status => Reason::Unexpected { status, message },
+        }
+    }
+
+    /// The message in an error's body, as the distribution specification formats them.
+    async fn complaint(&mut self) -> String {
+        let body = self.body(MAX_COMPLAINT).await.unwrap_or_default();
+        let body: Value = serde_json::from_slice(&body).unwrap_or_default();
+        let error = &body["errors"][0];
+        let text = |field: &str| error[field].as_str().filter(|text| !text.is_empty());
+        text("message")
+            .or_else(|| text("code"))
+            .or_else(|| body["details"].as_str())
+            .map(printable)
+            .unwrap_or_default()
+    }
+}
+
+fn is_redirect(answer: &Answer) -> bool {
+    matches!(answer.status().as_u16(), 301 | 302 | 303 | 307 | 308)
+}
+
+/// Trusts the system's certificate authorities and those in `files`.
+fn trust(files: &[PathBuf]) -> Result<ClientConfig, String> {
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(system_roots().iter().cloned());
+    for file in files {
+        let wrong = |problem: String| {
+            format!(
+                "the certificate authorities in {}: {problem}",
+                file.display()
+            )
+        };
+        let mut count = 0;
+        let certificates =
+            CertificateDer::pem_file_iter(file).map_err(|error| wrong(error.to_string()))?;
+        for certificate in certificates {
+            let certificate = certificate.map_err(|error| wrong(error.to_string()))?;
+            roots
+                .add(certificate)
+                .map_err(|error| wrong(error.to_string()))?;
+            count += 1;
+        }
+        if count == 0 {
+            return Err(wrong("there is no PEM certificate in it".to_owned()));
+        }
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    Ok(config)
+}
+
+/// The system's certificate authorities, read once. Those that can't be read are passed
+/// over: what is missing shows when a certificate isn't trusted.
+fn system_roots() -> &'static [CertificateDer<'static>] {
+    static ROOTS: OnceLock<Vec<CertificateDer<'static>>> = OnceLock::new();
+    ROOTS.get_or_init(|| rustls_native_certs::load_native_certs().certs)
+}
+
+/// The innermost error, which is the one that says something.
+fn root_cause(error: &dyn Error) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    printable(&cause.to_string())
+}
+
+/// The first error of type `T` behind `error`.
+fn find_cause<'a, T: Error + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a T> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(found) = error.downcast_ref() {
+            return Some(found);
+        }
+        // An `io::Error` hides the error that it wraps from `source`.
+        let wrapped = error.downcast_ref().and_then(io::Error::get_ref);
+        next = wrapped.map_or_else(|| error.source(), |wrapped| Some(wrapped));
+    }
+    None
+}

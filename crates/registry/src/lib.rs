@@ -1,0 +1,414 @@
+//! Asks registries for manifests and blobs, and gives them some: the
+//! [distribution specification][spec].
+//!
+//! One image may be had from several places: its registry's mirrors, in the order of the
+//! settings, and the registry itself. What is asked for is the same everywhere, and whatever
+//! comes is verified against its digest.
+//!
+//! [spec]: https://github.com/opencontainers/distribution-spec/blob/main/spec.md
+
+#![forbid(unsafe_code)]
+#![warn(clippy::missing_errors_doc)]
+
+mod auth;
+mod credentials;
+mod error;
+#[doc(hidden)]
+pub mod fuzzing;
+mod http;
+mod outgoing;
+mod push;
+mod retry;
+mod settings;
+mod transfer;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use reqwest::Method;
+use reqwest::header::{ACCEPT, HeaderMap, HeaderValue};
+use url::Url;
+
+pub use credentials::{Credential, CredentialError, Credentials};
+pub use error::{Direction, Reason, RegistryError, Unauthorized};
+pub use push::{Destination, Mounted};
+pub use settings::{Mirror, Registry, Settings, Transfer};
+pub use transfer::{BlobReader, BlobSender, channel};
+
+use micabox_oci::progress::{Event, Progress};
+use micabox_oci::reference::DEFAULT_REGISTRY;
+use micabox_oci::{Descriptor, Digest, MAX_DOCUMENT, Reference, printable};
+
+use auth::{Authenticator, Request};
+use http::{Answer, Http};
+use retry::Attempts;
+use transfer::{Incoming, Interrupted};
+
+/// The media types to ask a registry for.
+const MANIFESTS: &str = "application/vnd.oci.image.index.v1+json, \
+    application/vnd.oci.image.manifest.v1+json, \
+    application/vnd.docker.distribution.manifest.list.v2+json, \
+    application/vnd.docker.distribution.manifest.v2+json";
+
+/// Where the default registry really listens.
+const DEFAULT_REGISTRY_HOST: &str = "registry-1.docker.io";
+
+/// One repository, and all places that may have it.
+pub struct Repository {
+    name: String,
+    /// Mirrors first. There is at least one, the registry itself, which comes last.
+    sources: Vec<Source>,
+    settings: Arc<Settings>,
+    progress: Arc<dyn Progress>,
+}
+
+/// One place that may have a repository.
+pub(crate) struct Source {
+    /// `host[:port]`, as references, credentials and settings name it.
+    host: String,
+    /// Ends in the repository's name and a slash.
+    base: Url,
+    http: Http,
+    auth: Authenticator,
+    /// Which registry it mirrors, for one that mirrors several: containerd's convention.
+    mirror_of: Option<String>,
+    /// It failed so that asking it again would only cost time.
+    is_out: AtomicBool,
+}
+
+impl Source {
+    fn new(
+        settings: &Arc<Settings>,
+        credentials: &Credentials,
+        host: &str,
+        repository: &str,
+        plain: bool,
+    ) -> Result<Self, Reason> {
+        let address = match host {
+            DEFAULT_REGISTRY => DEFAULT_REGISTRY_HOST,
+            other => other,
+        };
+        let scheme = if plain { "http" } else { "https" };
+        let base = Url::parse(&format!("{scheme}://{address}/v2/{repository}/"))
+            .map_err(|error| Reason::Settings(format!("`{address}` is not an address: {error}")))?;
+        Ok(Self {
+            host: host.to_owned(),
+            base,
+            http: Http::new(settings, host, plain)?,
+            auth: Authenticator::new(host, repository, credentials.clone()),
+            mirror_of: None,
+            is_out: AtomicBool::new(false),
+        })
+    }
+
+    fn is_mirror(&self) -> bool {
+        self.mirror_of.is_some()
+    }
+
+    async fn get(&self, url: &Url, headers: &HeaderMap) -> Result<Answer, Reason> {
+        let request = Request {
+            method: Method::GET,
+            url,
+            headers: headers.clone(),
+            body: None,
+            home: &self.base,
+        };
+        self.auth.send(&self.http, &request).await
+    }
+
+    fn url(&self, kind: &str, what: &str) -> Result<Url, Reason> {
+        let path = format!("{kind}/{what}");
+        // Tags and digests have no character that means something in a URL.
+        let mut url = self
+            .base
+            .join(&path)
+            .map_err(|error| Reason::Settings(format!("`{path}` is not a path: {error}")))?;
+        if let Some(registry) = &self.mirror_of {
+            url.query_pairs_mut().append_pair("ns", registry);
+        }
+        Ok(url)
+    }
+}
+
+/// A manifest or an index, verified if it was asked for by digest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fetched {
+    /// What it is, at most [`MAX_DOCUMENT`] bytes.
+    pub bytes: Vec<u8>,
+    /// Of the bytes.
+    pub digest: Digest,
+    /// What the registry says it is.
+    pub media_type: Option<String>,
+}
+
+/// A document to ask for.
+enum Ask<'a> {
+    Tag(&'a str),
+    Manifest(&'a Digest),
+    /// A blob small enough for memory, such as a config.
+    Blob(&'a Digest),
+}
+
+impl Repository {
+    /// Nothing is sent yet. Only settings that can't be applied make this fail.
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::Settings`].
+    pub fn new(
+        reference: &Reference,
+        settings: &Arc<Settings>,
+        credentials: &Credentials,
+        progress: &Arc<dyn Progress>,
+    ) -> Result<Self, RegistryError> {
+        let (registry, repository) = (reference.registry(), reference.repository());
+        let what = reference.to_string();
+        let error = |host: &str, reason| RegistryError::new(&what, host, reason);
+        let mut sources = Vec::new();
+        for mirror in settings.registry(registry).mirrors {
+            let (host, path) = (&mirror.registry, format!("{}{repository}", mirror.prefix));
+            let mut source = Source::new(settings, credentials, host, &path, mirror.plain_http)
+                .map_err(|reason| error(host, reason))?;
+            source.mirror_of = Some(registry.to_owned());
+            sources.push(source);
+        }
+        let plain = settings.plain_http(registry);
+        let origin = Source::new(settings, credentials, registry, repository, plain);
+        sources.push(origin.map_err(|reason| error(registry, reason))?);
+        Ok(Self {
+            name: format!("{registry}/{repository}"),
+            sources,
+            settings: Arc::clone(settings),
+            progress: Arc::clone(progress),
+        })
+    }
+
+    /// The manifest or index that `reference` names.
+    ///
+    /// # Errors
+    ///
+    /// [`RegistryError`]: no source has it as it should be.
+    pub async fn named(&self, reference: &Reference) -> Result<Fetched, RegistryError> {
+        let ask = match (reference.digest(), reference.tag()) {
+            (Some(digest), _) => Ask::Manifest(digest),
+            (None, tag) => Ask::Tag(tag.unwrap_or("latest")),
+        };
+        self.document(&reference.to_string(), &ask, MAX_DOCUMENT)
+            .await
+    }
+
+    /// The manifest or index with this digest.
+    ///
+    /// # Errors
+    ///
+    /// [`RegistryError`]: no source has it as it should be.
+    pub async fn manifest(&self, digest: &Digest) -> Result<Fetched, RegistryError> {
+        let what = format!("{}@{digest}", self.name);
+        self.document(&what, &Ask::Manifest(digest), MAX_DOCUMENT)
+            .await
+    }
+
+    /// The blob with this digest, which must be of `size` bytes and fit into memory.
+    ///
+    /// # Errors
+    ///
+    /// [`RegistryError`]: no source has it as it should be.
+    pub async fn blob(&self, digest: &Digest, size: u64) -> Result<Vec<u8>, RegistryError> {
+        let what = format!("the config {digest}");
+        if size > MAX_DOCUMENT {
+            let reason = Reason::TooLarge(MAX_DOCUMENT);
+            return Err(RegistryError::new(&what, &self.name, reason));
+        }
+        let fetched = self
+            .document(&what, &Ask::Blob(digest), MAX_DOCUMENT)
+            .await?;
+        Ok(fetched.bytes)
+    }
+
+    /// Streams a layer's blob, which may also be at `urls`, into `sender`. Its length is checked, its digest is not: that
+    /// is for whoever reads the other end.
+    ///
+    /// Says who sent the end of it; `None` if the other end hung up before.
+    ///
+    /// # Errors
+    ///
+    /// [`RegistryError`]: no source has it as it should be.
+    pub async fn stream(
+        &self,
+        diff_id: &Digest,
+        blob: &Descriptor,
+        urls: &[String],
+        mut sender: BlobSender,
+    ) -> Result<Option<&str>, RegistryError> {
+        let what = format!("layer {}", blob.digest);
+        let mut transfer = Incoming {
+            diff_id,
+            size: blob.size,
+            sender: &mut sender,
+            progress: &*self.progress,
+        };
+        let mut error = None;
+        for (source, is_last) in self.sources() {
+            let url = source.url("blobs", &blob.digest.to_string());
+            let outcome = match url {
+                Ok(url) => transfer.run(source, &url).await,
+                Err(reason) => Err(reason.into()),
+            };
+            match outcome {
+                Ok(()) => {
+                    transfer.finish().await;
+                    return Ok(Some(&source.host));
+                }
+                Err(Interrupted::HungUp) => return Ok(None),
+                Err(Interrupted::Failed(reason)) => {
+                    let is_elsewhere = reason == Reason::NoBlob && !urls.is_empty();
+                    match self.failed(source, &what, reason, is_last) {
+                        Ok(()) => {}
+                        Err(failed) if is_elsewhere => error = Some(failed),
+                        Err(failed) => return Err(failed),
+                    }
+                }
+            }
+        }
+        // A layer that its registry isn't allowed to hold.
+        for url in urls {
+            match self.stream_foreign(url, &mut transfer).await {
+                Ok(()) => {
+                    transfer.finish().await;
+                    return Ok(None);
+                }
+                Err(Interrupted::HungUp) => return Ok(None),
+                Err(Interrupted::Failed(reason)) => {
+                    let stop = !reason.allows_fallback();
+                    let failed = RegistryError::new(&what, &printable(url), reason);
+                    if stop {
+                        return Err(failed);
+                    }
+                    error = Some(failed);
+                }
+            }
+        }
+        Err(error.unwrap_or_else(|| RegistryError::new(&what, &self.name, Reason::NoBlob)))
+    }
+
+    /// Streams a layer from an address in its manifest: over TLS, and without credentials.
+    async fn stream_foreign(
+        &self,
+        url: &str,
+        transfer: &mut Incoming<'_>,
+    ) -> Result<(), Interrupted> {
+        let url = Url::parse(url)
+            .ok()
+            .filter(|url| url.scheme() == "https")
+            .ok_or_else(|| Reason::Redirect("not an https address".to_owned()))?;
+        let host = settings::authority(&url)
+            .ok_or_else(|| Reason::Redirect("it has no host".to_owned()))?;
+        let source = Source::new(
+            &self.settings,
+            &Credentials::none(),
+            &host,
+            "foreign",
+            false,
+        )?;
+        transfer.run(&source, &url).await
+    }
+
+    async fn document(
+        &self,
+        what: &str,
+        ask: &Ask<'_>,
+        limit: u64,
+    ) -> Result<Fetched, RegistryError> {
+        for (source, is_last) in self.sources() {
+            let mut attempts = Attempts::new(source.http.transfer(), source.is_mirror());
+            let reason = loop {
+                let reason = match document_from(source, ask, limit).await {
+                    Ok(fetched) => return Ok(fetched),
+                    Err(reason) => reason,
+                };
+                let text = format!("{} fails: {reason}; trying again", source.host);
+                match attempts.failed(reason) {
+                    Ok(pause) => {
+                        self.progress.event(Event::Notice(&text));
+                        tokio::time::sleep(pause).await;
+                    }
+                    Err(reason) => break reason,
+                }
+            };
+            self.failed(source, what, reason, is_last)?;
+        }
+        // There is a last source, and its failure is an error.
+        let reason = Reason::Settings("there is nobody to ask".to_owned());
+        Err(RegistryError::new(what, &self.name, reason))
+    }
+
+    /// The sources worth asking, and of each whether it is the last.
+    fn sources(&self) -> impl Iterator<Item = (&Source, bool)> {
+        let last = self.sources.len() - 1;
+        self.sources
+            .iter()
+            .enumerate()
+            .map(move |(index, source)| (source, index == last))
+            .filter(|(source, is_last)| *is_last || !source.is_out.load(Ordering::Relaxed))
+    }
+
+    /// Takes note that a source failed: an error, unless the next one may be asked.
+    fn failed(
+        &self,
+        source: &Source,
+        what: &str,
+        reason: Reason,
+        is_last: bool,
+    ) -> Result<(), RegistryError> {
+        let (is_outage, allows_fallback) = (reason.is_outage(), reason.allows_fallback());
+        let error = RegistryError::new(what, &source.host, reason);
+        if is_last || !allows_fallback {
+            return Err(error);
+        }
+        // Once is enough: all layers of an image come to the same conclusion.
+        if !is_outage || !source.is_out.swap(true, Ordering::Relaxed) {
+            let text = format!("passing over mirror {}: {error}", source.host);
+            self.progress.event(Event::Notice(&text));
+        }
+        Ok(())
+    }
+}
+
+async fn document_from(source: &Source, ask: &Ask<'_>, limit: u64) -> Result<Fetched, Reason> {
+    let (url, expected, missing): (_, _, fn(String) -> Reason) = match ask {
+        Ask::Tag(tag) => (source.url("manifests", tag)?, None, Reason::NoImage),
+        Ask::Manifest(digest) => {
+            let url = source.url("manifests", &digest.to_string())?;
+            (url, Some(**digest), Reason::NoImage)
+        }
+        Ask::Blob(digest) => {
+            let url = source.url("blobs", &digest.to_string())?;
+            (url, Some(**digest), |_| Reason::NoBlob)
+        }
+    };
+    let mut headers = HeaderMap::new();
+    if !matches!(ask, Ask::Blob(_)) {
+        headers.insert(ACCEPT, HeaderValue::from_static(MANIFESTS));
+    }
+    let mut answer = source.get(&url, &headers).await?;
+    if answer.status().as_u16() != 200 {
+        return Err(answer.refusal(missing).await);
+    }
+    let header = |name| answer.header(name).map(str::to_owned);
+    let (media_type, claimed) = (header("content-type"), header("docker-content-digest"));
+    let bytes = answer.body(limit).await?;
+    let digest = Digest::of(&bytes);
+    // Without a digest of our own, the registry must at least agree with itself.
+    let expected = expected.or_else(|| claimed.and_then(|claimed| claimed.parse().ok()));
+    match expected {
+        Some(expected) if expected != digest => Err(Reason::Digest {
+            expected,
+            actual: digest,
+        }),
+        _ => Ok(Fetched {
+            bytes,
+            digest,
+            media_type,
+        }),
+    }
+}

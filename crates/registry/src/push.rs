@@ -1,0 +1,425 @@
+//! Gives a registry blobs and manifests: the pushing half of the distribution specification.
+//!
+//! A blob goes up the way that Docker sends it, which every registry knows: one PATCH with
+//! all of it, and a PUT that names its digest. After a break the registry is asked how far it
+//! got, and goes on from there if it can say so. Where a proxy refuses bodies of that size,
+//! it goes up in smaller pieces.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use reqwest::Method;
+use reqwest::header::{CONTENT_RANGE, CONTENT_TYPE, HeaderMap, HeaderValue};
+use url::Url;
+
+use crate::Source;
+use crate::auth::Request;
+use crate::error::{Direction, Reason, RegistryError};
+use crate::http::Answer;
+use crate::outgoing::{Outgoing, Watch};
+use crate::retry::Attempts;
+use crate::{Credentials, Settings};
+use micabox_oci::progress::{Event, LayerState, Progress};
+use micabox_oci::{Descriptor, Digest, Reference};
+
+/// Size of the pieces of a blob that can't be sent as a whole, in bytes. Registries that put
+/// blobs together from pieces want at least 5 MiB.
+const PIECE: u64 = 16 << 20;
+/// Getting this much further makes up for earlier failures, as when pulling.
+const PROGRESS: u64 = 1 << 20;
+
+/// A repository to push to.
+pub struct Destination {
+    source: Source,
+    progress: Arc<dyn Progress>,
+}
+
+/// What became of a blob that was to be taken from another repository.
+pub enum Mounted {
+    /// It is there.
+    Yes,
+    /// It has to be sent, for example to this address.
+    No(Option<Url>),
+}
+
+/// A blob to send.
+struct Outbound<'a> {
+    file: &'a Arc<File>,
+    blob: &'a Descriptor,
+    /// The diff ID under which the progress knows it, if it does.
+    diff_id: Option<&'a Digest>,
+}
+
+/// How far a blob got.
+struct Session {
+    /// Where the next bytes go.
+    url: Option<Url>,
+    /// How many bytes the registry has.
+    at: u64,
+    /// Most bytes that one request may have.
+    most: Option<u64>,
+}
+
+impl Destination {
+    /// Nothing is sent yet. Blobs may be mounted from `others`, repositories of the same
+    /// registry.
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::Settings`].
+    pub fn new<'a>(
+        reference: &Reference,
+        others: impl IntoIterator<Item = &'a str>,
+        settings: &Arc<Settings>,
+        credentials: &Credentials,
+        progress: &Arc<dyn Progress>,
+    ) -> Result<Self, RegistryError> {
+        let (registry, repository) = (reference.registry(), reference.repository());
+        let plain = settings.plain_http(registry);
+        let source = Source::new(settings, credentials, registry, repository, plain);
+        let mut source = source.map_err(|reason| RegistryError {
+            direction: Direction::Push,
+            what: reference.to_string(),
+            host: registry.to_owned(),
+            reason: Box::new(reason),
+        })?;
+        source.auth = source.auth.for_push(others);
+        Ok(Self {
+            source,
+            progress: Arc::clone(progress),
+        })
+    }
+
+    /// Whether the repository has the blob already.
+    ///
+    /// # Errors
+    ///
+    /// [`RegistryError`], once asking again is of no use.
+    pub async fn has(&self, blob: &Descriptor) -> Result<bool, RegistryError> {
+        let what = format!("blob {}", blob.digest);
+        let mut attempts = self.attempts();
+        loop {
+            match self.ask_for(blob).await {
+                Ok(answer) => return Ok(answer),
+                Err(reason) => self.wait(&mut attempts, &what, reason).await?,
+            }
+        }
+    }
+
+    async fn ask_for(&self, blob: &Descriptor) -> Result<bool, Reason> {
+        let url = self.source.url("blobs", &blob.digest.to_string())?;
+        let answer = self
+            .send(Method::HEAD, &url, HeaderMap::new(), None)
+            .await?;
+        match answer.status().as_u16() {
+            200 => Ok(answer
+                .content_length()
+                .is_none_or(|length| length == blob.size)),
+            404 => Ok(false),
+            _ => Err(answer.refusal(Reason::NoRepository).await),
+        }
+    }
+
+    /// Takes a blob over from another repository of the registry. That is a favour, so
+    /// nothing that goes wrong is an error.
+    pub async fn mount(&self, digest: &Digest, from: &str) -> Mounted {
+        let Ok(mut url) = self.source.url("blobs", "uploads/") else {
+            return Mounted::No(None);
+        };
+        url.query_pairs_mut()
+            .append_pair("mount", &digest.to_string())
+            .append_pair("from", from);
+        let empty = Outgoing::bytes("");
+        let answer = self
+            .send(Method::POST, &url, HeaderMap::new(), Some(&empty))
+            .await;
+        match answer {
+            Ok(answer) if answer.status().as_u16() == 201 => Mounted::Yes,
+            Ok(answer) if answer.status().as_u16() == 202 => {
+                Mounted::No(self.location(&url, &answer).ok())
+            }
+            _ => Mounted::No(None),
+        }
+    }
+
+    /// Sends the blob in `file`, to `url` if a mount said so. `diff_id` is the layer's that the
+    /// blob is of, if it is of one.
+    ///
+    /// # Errors
+    ///
+    /// [`RegistryError`]; the registry doesn't have it.
+    pub async fn upload(
+        &self,
+        blob: &Descriptor,
+        file: &Arc<File>,
+        diff_id: Option<&Digest>,
+        url: Option<Url>,
+    ) -> Result<(), RegistryError> {
+        let blob = &Outbound {
+            file,
+            blob,
+            diff_id,
+        };
+        let mut attempts = self.attempts();
+        let mut session = Session {
+            url,
+            at: 0,
+            most: None,
+        };
+        loop {
+            let before = session.at;
+            let reason = match self.attempt(blob, &mut session).await {
+                Ok(()) => return Ok(()),
+                Err(reason) => reason,
+            };
+            if matches!(reason, Reason::TooMuch(_))
+                && session.most.is_none()
+                && blob.blob.size > PIECE
+            {
+                session = Session {
+                    url: None,
+                    at: 0,
+                    most: Some(PIECE),
+                };
+                continue;
+            }
+            if session.at.saturating_sub(before) >= PROGRESS {
+                attempts.progressed();
+            }
+            let text = reason.to_string();
+            let pause = attempts
+                .failed(reason)
+                .map_err(|reason| self.error(&format!("blob {}", blob.blob.digest), reason))?;
+            match blob.diff_id {
+                Some(diff_id) => {
+                    let state = LayerState::Retrying {
+                        reason: &text,
+                        pause,
+                    };
+                    self.progress.event(Event::Layer { diff_id, state });
+                }
+                None => {
+                    let text = format!("{} fails: {text}; trying again", self.source.host);
+                    self.progress.event(Event::Notice(&text));
+                }
+            }
+            tokio::time::sleep(pause).await;
+            self.resume(blob, &mut session).await;
+        }
+    }
+
+    /// Gives the image a name. Everything that the manifest names must be there.
+    ///
+    /// # Errors
+    ///
+    /// [`RegistryError`], once asking again is of no use.
+    pub async fn put_manifest(
+        &self,
+        tag: &str,
+        media_type: &str,
+        bytes: &[u8],
+    ) -> Result<(), RegistryError> {
+        let what = format!("the manifest as `{tag}`");
+        let mut attempts = self.attempts();
+        loop {
+            match self.offer(tag, media_type, bytes).await {
+                Ok(()) => return Ok(()),
+                Err(reason) => self.wait(&mut attempts, &what, reason).await?,
+            }
+        }
+    }
+
+    async fn offer(&self, tag: &str, media_type: &str, bytes: &[u8]) -> Result<(), Reason> {
+        let url = self.source.url("manifests", tag)?;
+        let body = Outgoing::bytes(bytes.to_vec());
+        let mut headers = HeaderMap::new();
+        let media_type = HeaderValue::try_from(media_type)
+            .map_err(|_| Reason::Settings(format!("`{media_type}` is not a media type")))?;
+        headers.insert(CONTENT_TYPE, media_type);
+        let answer = self.send(Method::PUT, &url, headers, Some(&body)).await?;
+        if !matches!(answer.status().as_u16(), 200..=202) {
+            return Err(answer.refusal(Reason::NoRepository).await);
+        }
+        let expected = Digest::of(bytes);
+        let stored = answer.header("docker-content-digest");
+        match stored.and_then(|digest| digest.parse().ok()) {
+            Some(actual) if actual != expected => Err(Reason::Digest { expected, actual }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Sends what is missing of a blob.
+    async fn attempt(&self, blob: &Outbound<'_>, session: &mut Session) -> Result<(), Reason> {
+        let mut url = match session.url.take() {
+            Some(url) => url,
+            None => self.start().await?,
+        };
+        while session.at < blob.blob.size {
+            let (start, left) = (session.at, blob.blob.size - session.at);
+            let length = session.most.map_or(left, |most| most.min(left));
+            // Kept for the question how far it got.
+            session.url = Some(url.clone());
+            let mut headers = HeaderMap::new();
+            headers.insert(
+                CONTENT_TYPE,
+                HeaderValue::from_static("application/octet-stream"),
+            );
+            if length < blob.blob.size {
+                let range = format!("{start}-{}", start + length - 1);
+                headers.extend(
+                    HeaderValue::try_from(range)
+                        .ok()
+                        .map(|r| (CONTENT_RANGE, r)),
+                );
+            }
+            let part = Outgoing::part(blob.file, start, length, self.watch(blob, start));
+            let answer = self.send(Method::PATCH, &url, headers, Some(&part)).await?;
+            if !matches!(answer.status().as_u16(), 200..=204) {
+                return Err(answer.refusal(forgotten).await);
+            }
+            url = self.location(&url, &answer)?;
+            session.at = match received(&answer) {
+                Some(at) if at > start && at <= blob.blob.size => at,
+                Some(at) if at != start + length => {
+                    return Err(Reason::Broken(format!(
+                        "it says that it has {at} of {} bytes",
+                        start + length
+                    )));
+                }
+                _ => start + length,
+            };
+        }
+        session.url = None;
+        let mut end = url.clone();
+        end.query_pairs_mut()
+            .append_pair("digest", &blob.blob.digest.to_string());
+        let finish = Outgoing::finish();
+        let answer = self
+            .send(Method::PUT, &end, HeaderMap::new(), Some(&finish))
+            .await;
+        // Whatever is wrong with it, the next attempt starts afresh.
+        session.at = 0;
+        let answer = answer?;
+        match answer.status().as_u16() {
+            200..=204 => Ok(()),
+            _ => Err(answer.refusal(forgotten).await),
+        }
+    }
+
+    /// Asks for an address to send a blob to.
+    async fn start(&self) -> Result<Url, Reason> {
+        let url = self.source.url("blobs", "uploads/")?;
+        let empty = Outgoing::bytes("");
+        let answer = self
+            .send(Method::POST, &url, HeaderMap::new(), Some(&empty))
+            .await?;
+        match answer.status().as_u16() {
+            202 => self.location(&url, &answer),
+            _ => Err(answer.refusal(Reason::NoRepository).await),
+        }
+    }
+
+    /// Finds out how far a blob got whose transfer broke. What isn't sure begins again.
+    async fn resume(&self, blob: &Outbound<'_>, session: &mut Session) {
+        session.at = 0;
+        let Some(url) = session.url.take() else {
+            return;
+        };
+        let asked = self.send(Method::GET, &url, HeaderMap::new(), None).await;
+        if let Ok(answer) = asked
+            && answer.status().as_u16() == 204
+            && let Some(at) = received(&answer)
+            && (2..blob.blob.size).contains(&at)
+            && let Ok(url) = self.location(&url, &answer)
+        {
+            session.url = Some(url);
+            session.at = at;
+        }
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        url: &Url,
+        headers: HeaderMap,
+        body: Option<&Outgoing>,
+    ) -> Result<Answer, Reason> {
+        let request = Request {
+            method,
+            url,
+            headers,
+            body,
+            home: &self.source.base,
+        };
+        self.source.auth.send(&self.source.http, &request).await
+    }
+
+    /// Where an answer says to go on.
+    fn location(&self, from: &Url, answer: &Answer) -> Result<Url, Reason> {
+        let location = answer.header("location");
+        let location = location.and_then(|location| from.join(location).ok());
+        location.ok_or_else(|| Reason::Redirect("it doesn't say where to".to_owned()))
+    }
+
+    fn watch(&self, blob: &Outbound<'_>, start: u64) -> Watch {
+        let Some(diff_id) = blob.diff_id.copied() else {
+            return Arc::new(|_| {});
+        };
+        let (progress, of) = (Arc::clone(&self.progress), blob.blob.size);
+        Arc::new(move |sent| {
+            let bytes = start + sent;
+            let state = LayerState::Sent { bytes, of };
+            progress.event(Event::Layer {
+                diff_id: &diff_id,
+                state,
+            });
+        })
+    }
+
+    fn attempts(&self) -> Attempts<'_> {
+        Attempts::new(self.source.http.transfer(), false)
+    }
+
+    /// Waits until something may be tried again, if there is hope.
+    async fn wait(
+        &self,
+        attempts: &mut Attempts<'_>,
+        what: &str,
+        reason: Reason,
+    ) -> Result<(), RegistryError> {
+        let text = format!("{} fails: {reason}; trying again", self.source.host);
+        let pause = attempts
+            .failed(reason)
+            .map_err(|reason| self.error(what, reason))?;
+        self.progress.event(Event::Notice(&text));
+        tokio::time::sleep(pause).await;
+        Ok(())
+    }
+
+    fn error(&self, what: &str, reason: Reason) -> RegistryError {
+        RegistryError {
+            direction: Direction::Push,
+            what: what.to_owned(),
+            host: self.source.host.clone(),
+            reason: Box::new(reason),
+        }
+    }
+}
+
+/// A 404 in the middle of a transfer, which may be begun again.
+fn forgotten(message: String) -> Reason {
+    let mut problem = "it forgot the transfer".to_owned();
+    if !message.is_empty() {
+        problem = format!("{problem}: {message}");
+    }
+    Reason::Broken(problem)
+}
+
+/// How many bytes of a blob the registry says it has: `0-99` are 100.
+fn received(answer: &Answer) -> Option<u64> {
+    let range = answer.header("range")?;
+    let last = range.strip_prefix("bytes=").unwrap_or(range);
+    let (first, last) = last.split_once('-')?;
+    let last: u64 = last.trim().parse().ok()?;
+    (first.trim() == "0").then(|| last.saturating_add(1))
+}

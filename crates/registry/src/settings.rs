@@ -1,0 +1,146 @@
+//! How to reach registries: mirrors, certificate authorities, timeouts.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use micabox_oci::reference::is_loopback;
+use serde::{Deserialize, Deserializer, de};
+use url::Url;
+
+/// How registries are reached.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Settings {
+    /// Timeouts and retries.
+    pub transfer: Transfer,
+    /// What single registries need, by `host[:port]`.
+    pub registry: BTreeMap<String, Registry>,
+}
+
+impl Settings {
+    /// What the settings say about `registry` (`host[:port]`).
+    #[must_use]
+    pub fn registry(&self, registry: &str) -> Registry {
+        self.registry.get(registry).cloned().unwrap_or_default()
+    }
+
+    /// Whether to speak plain HTTP to `registry`.
+    #[must_use]
+    pub fn plain_http(&self, registry: &str) -> bool {
+        self.registry
+            .get(registry)
+            .and_then(|settings| settings.plain_http)
+            .unwrap_or_else(|| is_loopback(registry))
+    }
+}
+
+/// Timeouts and retries of everything asked of a registry.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Transfer {
+    /// For a connection to stand.
+    #[serde(deserialize_with = "seconds")]
+    pub connect_timeout: Duration,
+    /// For the next byte of an answer to arrive.
+    #[serde(deserialize_with = "seconds")]
+    pub idle_timeout: Duration,
+    /// How often one thing is asked of one registry without getting any further.
+    #[serde(deserialize_with = "attempts")]
+    pub attempts: u32,
+    /// Longest pause that a registry may ask for.
+    #[serde(deserialize_with = "seconds")]
+    pub longest_pause: Duration,
+    /// Pause before the second attempt; doubles each time. Not in the file: tests shorten it.
+    #[serde(skip)]
+    pub first_pause: Duration,
+}
+
+impl Default for Transfer {
+    fn default() -> Self {
+        Self {
+            connect_timeout: Duration::from_secs(15),
+            idle_timeout: Duration::from_secs(30),
+            attempts: 6,
+            longest_pause: Duration::from_secs(60),
+            first_pause: Duration::from_millis(250),
+        }
+    }
+}
+
+/// What one registry needs.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Registry {
+    /// Registries to ask first, in this order.
+    pub mirrors: Vec<Mirror>,
+    /// PEM files with certificate authorities to trust beside the system's.
+    pub ca: Vec<PathBuf>,
+    /// Whether to speak plain HTTP; `None` means only to loopback addresses.
+    pub plain_http: Option<bool>,
+}
+
+/// A registry that holds copies of another one's images.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mirror {
+    /// `host[:port]`, which also names its credentials and its own table in the settings.
+    pub registry: String,
+    /// What stands in front of the repository's name there; empty or ending in a slash.
+    pub prefix: String,
+    /// Whether its URL says `http:`.
+    pub plain_http: bool,
+}
+
+impl<'de> Deserialize<'de> for Mirror {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let wrong = |what: &str| de::Error::custom(format!("mirror `{text}` {what}"));
+        let url = Url::parse(&text)
+            .map_err(|_| wrong("is not a URL: expected for example https://mirror.example.com"))?;
+        if !matches!(url.scheme(), "https" | "http") {
+            return Err(wrong("must begin with https:// or http://"));
+        }
+        if !url.username().is_empty() || url.password().is_some() {
+            return Err(wrong("must not hold credentials: use `docker login`"));
+        }
+        if url.query().is_some() || url.fragment().is_some() {
+            return Err(wrong("must not have a query or a fragment"));
+        }
+        let prefix = match url.path().trim_matches('/') {
+            "" => String::new(),
+            path => format!("{path}/"),
+        };
+        Ok(Self {
+            registry: authority(&url).ok_or_else(|| wrong("has no host"))?,
+            prefix,
+            plain_http: url.scheme() == "http",
+        })
+    }
+}
+
+/// `host[:port]` of a URL, as references and credentials write it.
+pub(crate) fn authority(url: &Url) -> Option<String> {
+    let host = url.host_str().filter(|host| !host.is_empty())?;
+    Some(match url.port() {
+        Some(port) => format!("{host}:{port}"),
+        None => host.to_owned(),
+    })
+}
+
+fn seconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    // A day is longer than anybody waits and short of every overflow.
+    match u64::deserialize(deserializer)? {
+        seconds @ 1..=86_400 => Ok(Duration::from_secs(seconds)),
+        seconds => Err(de::Error::custom(format!(
+            "{seconds} is not within 1 to 86400 seconds"
+        ))),
+    }
+}
+
+fn attempts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    match u32::deserialize(deserializer)? {
+        attempts @ 1..=100 => Ok(attempts),
+        attempts => Err(de::Error::custom(format!(
+            "{attempts} is not within 1 to 100"
+        ))),
+    }
+}

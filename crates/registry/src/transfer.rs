@@ -1,0 +1,294 @@
+//! A blob's bytes as one stream, however often the connection breaks.
+//!
+//! Whoever consumes the stream hashes it and converts it as it comes, so nothing can be
+//! taken back: after a break it goes on with the byte that comes next. Most registries send
+//! just that when asked for a range; from one that starts again from the beginning (as the
+//! specification allows), what was consumed already is passed over.
+
+use std::io::{self, Read};
+
+use bytes::{Buf, Bytes};
+use reqwest::header::{HeaderMap, HeaderValue, RANGE};
+use tokio::sync::mpsc;
+use url::Url;
+
+use crate::Source;
+use crate::error::Reason;
+use crate::http::Answer;
+use crate::retry::Attempts;
+use micabox_oci::Digest;
+use micabox_oci::progress::{Event, LayerState, Progress};
+
+/// Pieces between the socket and whoever consumes them, each up to some hundred KiB. When
+/// they are all full, the socket isn't read: the registry waits.
+const PIECES: usize = 8;
+/// Getting this much further makes up for earlier failures. Not one byte, or a registry
+/// could keep us for as long as it likes.
+const PROGRESS: u64 = 1 << 20;
+
+/// What a sender and a [`BlobReader`] share.
+#[must_use]
+pub fn channel() -> (BlobSender, BlobReader) {
+    let (sender, receiver) = mpsc::channel(PIECES);
+    let reader = BlobReader {
+        receiver,
+        current: Bytes::new(),
+        finished: false,
+    };
+    (BlobSender { sender, offset: 0 }, reader)
+}
+
+enum Piece {
+    Bytes(Bytes),
+    /// Tells the end from a sender that gave up.
+    End,
+}
+
+impl BlobSender {
+    /// Says that the other end has the blob's first `bytes` bytes from elsewhere.
+    pub fn skip(&mut self, bytes: u64) {
+        self.offset = bytes;
+    }
+}
+
+/// The end of the stream that is fed from the network.
+pub struct BlobSender {
+    sender: mpsc::Sender<Piece>,
+    /// How many of the blob's bytes the other end has.
+    offset: u64,
+}
+
+/// The end of the stream that a conversion reads, on a thread that may block.
+pub struct BlobReader {
+    receiver: mpsc::Receiver<Piece>,
+    current: Bytes,
+    finished: bool,
+}
+
+impl Read for BlobReader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while self.current.is_empty() && !self.finished && !buffer.is_empty() {
+            match self.receiver.blocking_recv() {
+                Some(Piece::Bytes(bytes)) => self.current = bytes,
+                Some(Piece::End) => self.finished = true,
+                // Why is known at the other end.
+                None => return Err(io::Error::other("the transfer was given up")),
+            }
+        }
+        let count = buffer.len().min(self.current.len());
+        self.current.copy_to_slice(&mut buffer[..count]);
+        Ok(count)
+    }
+}
+
+/// Why a transfer ended early.
+#[derive(Debug)]
+pub(crate) enum Interrupted {
+    /// Nobody reads on.
+    HungUp,
+    /// The network or the registry.
+    Failed(Reason),
+}
+
+impl From<Reason> for Interrupted {
+    fn from(reason: Reason) -> Self {
+        Self::Failed(reason)
+    }
+}
+
+/// A blob and where it goes.
+pub(crate) struct Incoming<'a> {
+    /// Names the layer in the progress.
+    pub diff_id: &'a Digest,
+    /// Of the blob in bytes.
+    pub size: u64,
+    pub sender: &'a mut BlobSender,
+    pub progress: &'a dyn Progress,
+}
+
+impl Incoming<'_> {
+    /// Tells the reader that it has everything.
+    pub(crate) async fn finish(&mut self) {
+        // If nobody reads any more, nobody needs to know.
+        let _ = self.sender.sender.send(Piece::End).await;
+    }
+
+    /// Sends what is missing of the blob from `source`, in as many attempts as it takes.
+    pub(crate) async fn run(&mut self, source: &Source, url: &Url) -> Result<(), Interrupted> {
+        let transfer = source.http.transfer();
+        let mut attempts = Attempts::new(transfer, source.is_mirror());
+        let mut ranges = true;
+        loop {
+            let start = self.sender.offset;
+            let reason = match self.attempt(source, url, &mut ranges).await {
+                Err(Interrupted::Failed(reason)) => reason,
+                other => return other,
+            };
+            if self.sender.offset - start >= PROGRESS {
+                attempts.progressed();
+            }
+            let text = reason.to_string();
+            let pause = attempts.failed(reason)?;
+            self.event(LayerState::Retrying {
+                reason: &text,
+                pause,
+            });
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    async fn attempt(
+        &mut self,
+        source: &Source,
+        url: &Url,
+        ranges: &mut bool,
+    ) -> Result<(), Interrupted> {
+        if self.size > 0 && self.sender.offset == self.size {
+            // It broke off after the last byte, or all of it was kept.
+            return Ok(());
+        }
+        let mut answer = self.open(source, url, *ranges).await?;
+        let mut first = self.first_byte(&answer)?;
+        if first.is_none() && matches!(answer.status().as_u16(), 206 | 416) {
+            // It has its own idea of ranges: without them.
+            *ranges = false;
+            answer = self.open(source, url, false).await?;
+            first = self.first_byte(&answer)?;
+        }
+        // The offset within the blob of the byte that comes next.
+        let Some(mut at) = first else {
+            return Err(answer.refusal(|_| Reason::NoBlob).await.into());
+        };
+        while let Some(mut piece) = answer.chunk().await? {
+            let length = piece.len() as u64;
+            let seen = self.sender.offset.saturating_sub(at).min(length);
+            at = at.saturating_add(length);
+            if at > self.size {
+                self.check_size(at)?;
+            }
+            piece.advance(seen as usize);
+            self.send(piece).await?;
+        }
+        match at == self.size {
+            true => Ok(()),
+            false => Err(Reason::Broken(format!(
+                "it ended after {at} of {} bytes",
+                self.size
+            )))?,
+        }
+    }
+
+    /// Where in the blob an answer's body begins, if there it can be of use.
+    fn first_byte(&self, answer: &Answer) -> Result<Option<u64>, Reason> {
+        match answer.status().as_u16() {
+            200 => {
+                answer
+                    .content_length()
+                    .map_or(Ok(()), |length| self.check_size(length))?;
+                Ok(Some(0))
+            }
+            206 => {
+                let Some((first, total)) = answer.header("content-range").and_then(content_range)
+                else {
+                    return Ok(None);
+                };
+                total.map_or(Ok(()), |total| self.check_size(total))?;
+                Ok(Some(first).filter(|first| *first <= self.sender.offset))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    async fn open(&self, source: &Source, url: &Url, ranges: bool) -> Result<Answer, Reason> {
+        let mut headers = HeaderMap::new();
+        if self.sender.offset > 0 && ranges {
+            let range = HeaderValue::try_from(format!("bytes={}-", self.sender.offset));
+            headers.extend(range.ok().map(|range| (RANGE, range)));
+        }
+        source.get(url, &headers).await
+    }
+
+    async fn send(&mut self, piece: Bytes) -> Result<(), Interrupted> {
+        if piece.is_empty() {
+            return Ok(());
+        }
+        let length = piece.len() as u64;
+        let sent = self.sender.sender.send(Piece::Bytes(piece)).await;
+        sent.map_err(|_| Interrupted::HungUp)?;
+        self.sender.offset += length;
+        self.event(LayerState::Received {
+            bytes: self.sender.offset,
+        });
+        Ok(())
+    }
+
+    fn check_size(&self, actual: u64) -> Result<(), Reason> {
+        match actual == self.size {
+            true => Ok(()),
+            false => Err(Reason::Size {
+                declared: self.size,
+                actual,
+            }),
+        }
+    }
+
+    fn event(&self, state: LayerState<'_>) {
+        let diff_id = self.diff_id;
+        self.progress.event(Event::Layer { diff_id, state });
+    }
+}
+
+/// The first byte and the total, if known, of `bytes 7-11/12`.
+pub(crate) fn content_range(text: &str) -> Option<(u64, Option<u64>)> {
+    let (range, total) = text.trim().strip_prefix("bytes ")?.split_once('/')?;
+    let (first, _) = range.split_once('-')?;
+    let number = |text: &str| text.trim().parse::<u64>().ok();
+    Some((number(first)?, number(total)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn content_ranges_are_understood() {
+        assert_eq!(content_range("bytes 7-11/12"), Some((7, Some(12))));
+        assert_eq!(content_range("bytes 7-11/*"), Some((7, None)));
+        for nonsense in [
+            "",
+            "bytes",
+            "bytes */12",
+            "7-11/12",
+            "bytes -5-11/12",
+            "items 0-1/2",
+        ] {
+            assert_eq!(content_range(nonsense), None, "{nonsense}");
+        }
+    }
+
+    #[test]
+    fn a_reader_tells_the_end_from_a_break() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap();
+        for finished in [true, false] {
+            let (sender, mut reader) = channel();
+            runtime.block_on(async {
+                for piece in ["abc", "defg"] {
+                    let piece = Piece::Bytes(Bytes::from_static(piece.as_bytes()));
+                    assert!(sender.sender.send(piece).await.is_ok());
+                }
+                if finished {
+                    assert!(sender.sender.send(Piece::End).await.is_ok());
+                }
+            });
+            drop(sender);
+            let mut start = [0; 5];
+            reader.read_exact(&mut start).unwrap();
+            assert_eq!(&start, b"abcde");
+            let mut rest = Vec::new();
+            assert_eq!(reader.read_to_end(&mut rest).is_ok(), finished);
+            assert_eq!(rest, b"fg");
+        }
+    }
+}

@@ -1,0 +1,11 @@
+//! The fuzz target's work on mutated headers.
+
+#[path = "../../../fuzz/src/headers.rs"]
+mod headers;
+#[path = "../../../fuzz/src/mutate.rs"]
+mod mutate;
+
+#[test]
+fn mutated_headers_are_understood_or_left_out() {
+    mutate::run(&headers::seeds(), 2000, headers::header);
+}

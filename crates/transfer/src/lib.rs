@@ -1,0 +1,17 @@
+//! Moves images between registries and the store.
+//!
+//! This is where the two meet: `micabox-registry` knows no store, `micabox-image` no network. A
+//! program that makes images from archives only doesn't need this crate, nor the asynchronous
+//! runtime below it.
+
+#![forbid(unsafe_code)]
+#![warn(clippy::missing_errors_doc)]
+
+mod pull;
+mod push;
+pub mod settings;
+
+pub use micabox_registry::{Credentials, RegistryError};
+pub use pull::{PullError, PullOptions, pull, pull_blocking};
+pub use push::{PushError, PushOptions, Pushed, push, push_blocking};
+pub use settings::{PullPolicy, Settings};

@@ -1,0 +1,524 @@
+//! Pulls an image: finds its manifest, streams the layers that the store lacks through the
+//! conversion, and publishes.
+
+use std::collections::HashSet;
+use std::io;
+use std::sync::Arc;
+
+use oci_spec::image::{ImageConfiguration, ImageManifest};
+use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::task::{JoinError, JoinSet, spawn_blocking};
+
+use micabox_image::convert::{self, Expect};
+use micabox_image::manifest::{self, Document, LayerSource, ManifestError, Search};
+use micabox_image::progress::{self, Event, LayerState, Phase};
+use micabox_image::store::{self, Claim, Image, Keeping, Partial};
+use micabox_image::{Digest, Platform, Progress, Reference, Store};
+use micabox_registry::{self as registry, Credentials, Fetched, RegistryError, Repository};
+
+use crate::{PullPolicy, Settings};
+
+/// How to pull.
+#[derive(Debug, Clone)]
+pub struct PullOptions {
+    /// Whether to ask the registry if the store has the image.
+    pub policy: PullPolicy,
+    /// Which of a multi-platform image's variants; `None` means this machine's.
+    pub platform: Option<Platform>,
+    /// Registries, timeouts, limits.
+    pub settings: Arc<Settings>,
+    /// Who we are.
+    pub credentials: Credentials,
+}
+
+impl PullOptions {
+    /// Options as the settings have them, with the credentials of whoever runs this process.
+    pub fn new(settings: Arc<Settings>) -> Self {
+        Self {
+            policy: settings.pull_policy,
+            platform: None,
+            settings,
+            credentials: Credentials::from_environment(),
+        }
+    }
+}
+
+/// Why an image could not be pulled. Layers that were complete stay in the store, so that
+/// the next attempt goes on from there.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PullError {
+    /// The registry, or the way to it.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// What the registry has under that name can't be used.
+    #[error("cannot use {reference}: {source}")]
+    Manifest {
+        /// The image.
+        reference: Box<Reference>,
+        /// What is wrong with it.
+        source: Box<ManifestError>,
+    },
+    /// A layer can't be imported.
+    #[error("cannot pull {reference}: {source}{}", from.as_deref().map(|host| format!(" (the blob came from {host})")).unwrap_or_default())]
+    Layer {
+        /// The image.
+        reference: Box<Reference>,
+        /// Which registry or mirror sent it, if all of it came.
+        from: Option<String>,
+        /// What is wrong with it.
+        source: Box<convert::Error>,
+    },
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] store::Error),
+    /// The pull policy is `never`.
+    #[error(
+        "{reference} for {platform} is not in the store, and the pull policy is `never`: \
+         `mica pull` it first"
+    )]
+    Never {
+        /// The image.
+        reference: Box<Reference>,
+        /// The platform.
+        platform: Box<Platform>,
+    },
+    /// The system has no threads for us.
+    #[error("cannot start the threads that a pull needs: {0}")]
+    Threads(#[source] io::Error),
+}
+
+/// [`pull`], for callers outside of any asynchronous runtime: this blocks.
+///
+/// # Errors
+///
+/// [`PullError`]. Layers that were complete stay in the store.
+pub fn pull_blocking(
+    store: &Store,
+    reference: &Reference,
+    options: &PullOptions,
+    progress: Arc<dyn Progress>,
+) -> Result<Image, PullError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        // They decrypt and move bytes; the work is done on threads of its own.
+        .worker_threads(2)
+        .thread_name("mica-pull")
+        .enable_all()
+        .build()
+        .map_err(PullError::Threads)?;
+    let image = runtime.block_on(pull(store, reference, options, progress));
+    // A failed pull doesn't wait for a thread that waits for another process.
+    runtime.shutdown_background();
+    image
+}
+
+/// Makes sure that the store has the image, and returns it.
+///
+/// Layers that the store has already are not fetched. Dropping the future cancels the pull;
+/// conversions that are under way notice at the next byte they want.
+///
+/// # Errors
+///
+/// [`PullError`]. Layers that were complete stay in the store.
+pub async fn pull(
+    store: &Store,
+    reference: &Reference,
+    options: &PullOptions,
+    progress: Arc<dyn Progress>,
+) -> Result<Image, PullError> {
+    let platform = options.platform.clone().unwrap_or_else(Platform::host);
+    let pull = Pull {
+        store: store.clone(),
+        reference: reference.clone(),
+        platform,
+        options,
+        progress,
+    };
+    if options.policy != PullPolicy::Always
+        && let Some(image) = pull.present().await?
+    {
+        return Ok(image);
+    }
+    if options.policy == PullPolicy::Never {
+        return Err(PullError::Never {
+            reference: Box::new(pull.reference),
+            platform: Box::new(pull.platform),
+        });
+    }
+    pull.run().await
+}
+
+struct Pull<'a> {
+    store: Store,
+    reference: Reference,
+    platform: Platform,
+    options: &'a PullOptions,
+    progress: Arc<dyn Progress>,
+}
+
+/// What a name leads to.
+enum Found {
+    /// An image that the store has already.
+    Stored(Digest),
+    New(Box<NewImage>),
+}
+
+/// An image as its registry describes it.
+struct NewImage {
+    manifest_bytes: Vec<u8>,
+    manifest: Box<ImageManifest>,
+    config_bytes: Vec<u8>,
+    config: ImageConfiguration,
+}
+
+impl Pull<'_> {
+    /// The image, if the store has it under this name and for this platform.
+    async fn present(&self) -> Result<Option<Image>, PullError> {
+        let (store, name) = (self.store.clone(), self.reference.to_string());
+        let found = blocking(move || store.image(&name)).await;
+        Ok(match found {
+            Ok(image) => self.suits(&image.config).then_some(image),
+            // One that lost a layer is as good as none: pulling it again repairs it.
+            Err(store::Error::NoImage { .. } | store::Error::Unusable { .. }) => None,
+            Err(error) => return Err(error.into()),
+        })
+    }
+
+    fn suits(&self, config: &ImageConfiguration) -> bool {
+        let offered = manifest::platform_of(config);
+        self.platform.suits(&offered).is_some()
+    }
+
+    async fn run(&self) -> Result<Image, PullError> {
+        self.phase(Phase::Resolving);
+        // From here on prune leaves alone what we find.
+        let store = self.store.clone();
+        let _shared = blocking(move || {
+            let shared = store.shared()?;
+            store.drop_old_partials()?;
+            Ok::<_, store::Error>(shared)
+        })
+        .await?;
+        let repository = Arc::new(Repository::new(
+            &self.reference,
+            &Arc::new(self.options.settings.registries()),
+            &self.options.credentials,
+            &self.progress,
+        )?);
+        let found = match self.find(&repository).await? {
+            Found::New(image) => image,
+            Found::Stored(digest) => return self.tagged(digest).await,
+        };
+        let limits = &self.options.settings.limits;
+        let layers = manifest::layers_of(&found.manifest, &found.config, limits)
+            .map_err(|source| self.unusable(source))?;
+
+        self.phase(Phase::Layers);
+        self.fetch(repository, layers).await?;
+
+        self.phase(Phase::Publishing);
+        let (store, reference) = (self.store.clone(), self.reference.clone());
+        let image = blocking(move || {
+            store.publish_image(&found.manifest_bytes, &found.config_bytes, &[reference])
+        })
+        .await?;
+        self.phase(Phase::Done);
+        Ok(image)
+    }
+
+    /// Gives an image that the store has the name by which it was asked for.
+    async fn tagged(&self, digest: Digest) -> Result<Image, PullError> {
+        let (store, reference) = (self.store.clone(), self.reference.clone());
+        let image = blocking(move || {
+            store.tag(&reference, &digest)?;
+            store.image(&reference.to_string())
+        });
+        let image = image.await?;
+        self.phase(Phase::Done);
+        Ok(image)
+    }
+
+    /// The config of an image that the store has.
+    async fn stored(&self, digest: Digest) -> Option<ImageConfiguration> {
+        let store = self.store.clone();
+        let image = blocking(move || store.image_by_digest(&digest));
+        // Whatever is wrong with it, making it anew is the remedy.
+        image.await.ok().map(|image| image.config)
+    }
+
+    /// Follows indexes until there is an image for the platform.
+    async fn find(&self, repository: &Repository) -> Result<Found, PullError> {
+        let unusable = |source| self.unusable(source);
+        let mut search = Search::new(self.platform.clone());
+        let mut fetched = repository.named(&self.reference).await?;
+        loop {
+            let Fetched {
+                bytes,
+                digest,
+                media_type,
+            } = fetched;
+            match Document::parse(&bytes, media_type.as_deref()).map_err(unusable)? {
+                Document::Index(index) => search.index(&index).map_err(unusable)?,
+                Document::Manifest(manifest) => {
+                    if let Some(config) = self.stored(digest).await
+                        && search.image(&config)
+                    {
+                        return Ok(Found::Stored(digest));
+                    }
+                    let descriptor = manifest::config_of(&manifest).map_err(unusable)?;
+                    let digest =
+                        manifest::digest_of(descriptor, "manifest", "config").map_err(unusable)?;
+                    let config_bytes = repository.blob(&digest, descriptor.size()).await?;
+                    let config = manifest::parse_config(&config_bytes).map_err(unusable)?;
+                    if search.image(&config) {
+                        return Ok(Found::New(Box::new(NewImage {
+                            manifest_bytes: bytes,
+                            manifest,
+                            config_bytes,
+                            config,
+                        })));
+                    }
+                }
+            }
+            let next = search.next().map_err(unusable)?;
+            let digest = manifest::digest_of(&next, "index", "manifest").map_err(unusable)?;
+            fetched = repository.manifest(&digest).await?;
+        }
+    }
+
+    /// Brings every layer into the store, a few at a time.
+    async fn fetch(
+        &self,
+        repository: Arc<Repository>,
+        layers: Vec<LayerSource>,
+    ) -> Result<(), PullError> {
+        let mut diff_ids = HashSet::new();
+        // Empty layers occur many times in one image.
+        let layers: Vec<_> = layers
+            .into_iter()
+            .filter(|layer| diff_ids.insert(layer.diff_id))
+            .collect();
+        let moved: Vec<_> = layers
+            .iter()
+            .map(|layer| progress::Layer {
+                diff_id: layer.diff_id,
+                blob: layer.blob.clone(),
+            })
+            .collect();
+        self.progress.event(Event::Layers(&moved));
+
+        let slots = Arc::new(Semaphore::new(self.options.settings.parallel_layers.get()));
+        let (cancel, cancelled) = watch::channel(false);
+        let mut tasks = JoinSet::new();
+        for layer in layers {
+            let task = LayerTask {
+                store: self.store.clone(),
+                repository: Arc::clone(&repository),
+                reference: self.reference.clone(),
+                settings: Arc::clone(&self.options.settings),
+                progress: Arc::clone(&self.progress),
+                cancelled: cancelled.clone(),
+                layer,
+            };
+            let slots = Arc::clone(&slots);
+            tasks.spawn(async move {
+                // The semaphore is never closed.
+                let _slot = slots.acquire_owned().await;
+                task.run().await
+            });
+        }
+        let mut outcome = Ok(());
+        while let Some(ended) = tasks.join_next().await {
+            if let Err(error) = joined(ended)
+                && outcome.is_ok()
+            {
+                outcome = Err(error);
+                // The others end soon, and leave the store tidy.
+                cancel.send_replace(true);
+            }
+        }
+        outcome
+    }
+
+    fn unusable(&self, source: ManifestError) -> PullError {
+        PullError::Manifest {
+            reference: Box::new(self.reference.clone()),
+            source: Box::new(source),
+        }
+    }
+
+    fn phase(&self, phase: Phase) {
+        self.progress.event(Event::Phase(phase));
+    }
+}
+
+/// One layer on its way into the store.
+struct LayerTask {
+    store: Store,
+    repository: Arc<Repository>,
+    reference: Reference,
+    settings: Arc<Settings>,
+    progress: Arc<dyn Progress>,
+    cancelled: watch::Receiver<bool>,
+    layer: LayerSource,
+}
+
+/// How one attempt at a layer ended.
+enum Attempt {
+    Ended(Result<(), PullError>),
+    /// What was kept of an earlier pull is not what it should be. It is gone now.
+    KeptWasBad,
+}
+
+impl LayerTask {
+    async fn run(self) -> Result<(), PullError> {
+        loop {
+            match self.attempt().await {
+                Attempt::Ended(outcome) => return outcome,
+                // Can't happen again: now there is nothing kept.
+                Attempt::KeptWasBad => {}
+            }
+        }
+    }
+
+    async fn attempt(&self) -> Attempt {
+        let mut cancelled = self.cancelled.clone();
+        if *cancelled.borrow() {
+            return Attempt::Ended(Ok(()));
+        }
+        let (mut sender, reader) = registry::channel();
+        let (claimed, claim) = oneshot::channel();
+        let mut conversion = self.convert(reader, claimed);
+        // Only with the right to make the layer in hand is the registry asked for it.
+        let kept = tokio::select! {
+            biased;
+            claimed = claim => claimed.ok(),
+            // Nobody waits for whoever is making it meanwhile.
+            _ = cancelled.wait_for(|cancelled| *cancelled) => return Attempt::Ended(Ok(())),
+        };
+        let Some(kept) = kept else {
+            return self.converted(None, 0, joined(conversion.await));
+        };
+        sender.skip(kept);
+        let mut from = None;
+        let early = tokio::select! {
+            // What ended the transfer is looked at before what that led to.
+            biased;
+            sent = self.stream(sender) => match sent {
+                Ok(host) => {
+                    from = host.map(str::to_owned);
+                    None
+                }
+                Err(error) => Some(Err(error.into())),
+            },
+            converted = &mut conversion => {
+                return self.converted(None, kept, joined(converted));
+            }
+            _ = cancelled.wait_for(|cancelled| *cancelled) => Some(Ok(())),
+        };
+        let converted = joined(conversion.await);
+        match early {
+            Some(outcome) => Attempt::Ended(outcome),
+            None => self.converted(from, kept, converted),
+        }
+    }
+
+    /// Streams the blob from wherever it is to be had.
+    async fn stream(&self, sender: registry::BlobSender) -> Result<Option<&str>, RegistryError> {
+        let LayerSource {
+            blob,
+            diff_id,
+            urls,
+        } = &self.layer;
+        self.repository.stream(diff_id, blob, urls, sender).await
+    }
+
+    /// Starts the conversion on a thread of its own; it says when it wants the blob, and from
+    /// which byte on.
+    fn convert(
+        &self,
+        reader: registry::BlobReader,
+        claimed: oneshot::Sender<u64>,
+    ) -> tokio::task::JoinHandle<Result<LayerState<'static>, ConvertError>> {
+        let (store, settings) = (self.store.clone(), Arc::clone(&self.settings));
+        let progress = Arc::clone(&self.progress);
+        let (blob, size) = (self.layer.blob.digest, self.layer.blob.size);
+        let expect = Expect {
+            blob: Some(self.layer.blob.clone()),
+            diff_id: self.layer.diff_id,
+        };
+        spawn_blocking(
+            move || match store.claim_layer(&expect.diff_id, Some(&blob))? {
+                Claim::Present(layer) => {
+                    convert::check_kind(&layer, &expect)?;
+                    Ok(LayerState::Present)
+                }
+                Claim::Missing(claim) => {
+                    let partial = store.partial(&blob, size);
+                    let _ = claimed.send(partial.as_ref().map_or(0, Partial::length));
+                    let mut source = Keeping::new(partial, reader);
+                    let limits = &settings.limits;
+                    let place = settings.conversion;
+                    let converted =
+                        convert::convert_claimed(claim, &mut source, &expect, limits, place);
+                    source.end(
+                        converted
+                            .as_ref()
+                            .is_err_and(convert::Error::is_interrupted),
+                    );
+                    if let Some(notice) = converted?.record.notice() {
+                        progress.event(Event::Notice(&notice));
+                    }
+                    Ok(LayerState::Done)
+                }
+            },
+        )
+    }
+
+    /// What a conversion came to. The first `kept` bytes of the blob were an earlier pull's.
+    fn converted(
+        &self,
+        from: Option<String>,
+        kept: u64,
+        converted: Result<LayerState<'static>, ConvertError>,
+    ) -> Attempt {
+        Attempt::Ended(match converted {
+            Ok(state) => {
+                let diff_id = &self.layer.diff_id;
+                self.progress.event(Event::Layer { diff_id, state });
+                Ok(())
+            }
+            Err(ConvertError::Store(error)) => Err(error.into()),
+            // Whatever is wrong with the bytes, it may be the disk that got them wrong.
+            Err(ConvertError::Layer(source)) if kept > 0 && source.is_about_bytes() => {
+                return Attempt::KeptWasBad;
+            }
+            Err(ConvertError::Layer(source)) => Err(PullError::Layer {
+                reference: Box::new(self.reference.clone()),
+                from,
+                source: Box::new(source),
+            }),
+        })
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+enum ConvertError {
+    #[error(transparent)]
+    Store(#[from] store::Error),
+    #[error(transparent)]
+    Layer(#[from] convert::Error),
+}
+
+/// Runs what waits for disks and locks.
+pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    joined(spawn_blocking(work).await)
+}
+
+/// What a task returned. One that panicked does so here too.
+pub(crate) fn joined<T>(ended: Result<T, JoinError>) -> T {
+    match ended {
+        Ok(value) => value,
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    }
+}

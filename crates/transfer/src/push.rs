@@ -1,0 +1,376 @@
+//! Pushes an image: makes its layers' blobs where the registry doesn't have them, sends
+//! them, and the manifest last.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::sync::Semaphore;
+use tokio::task::{JoinSet, spawn_blocking};
+
+use micabox_image::export::{PackError, Packed, config_descriptor, pack_layer, rewrite};
+use micabox_image::manifest::{Document, LayerSource, ManifestError, layers_of};
+use micabox_image::progress::{self, Event, LayerState, Phase};
+use micabox_image::store::{self, Image, Layer};
+use micabox_image::{Compression, Descriptor, Digest, Limits, Progress, Reference, Store};
+use micabox_registry::{Credentials, Destination, Mounted, RegistryError};
+
+use crate::Settings;
+use crate::pull::{blocking, joined};
+
+/// How to push.
+#[derive(Debug, Clone)]
+pub struct PushOptions {
+    /// How layers are compressed that the registry doesn't have as they were.
+    pub compression: Compression,
+    /// Registries, timeouts, how many layers at the same time.
+    pub settings: Arc<Settings>,
+    /// Who we are.
+    pub credentials: Credentials,
+}
+
+impl PushOptions {
+    /// The defaults, with the credentials of whoever runs this process.
+    pub fn new(settings: Arc<Settings>) -> Self {
+        Self {
+            compression: Compression::default(),
+            settings,
+            credentials: Credentials::from_environment(),
+        }
+    }
+}
+
+/// What was pushed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pushed {
+    /// Where it is.
+    pub reference: Reference,
+    /// Its manifest there. It differs from the one in the store if layers were packed anew.
+    pub manifest_digest: Digest,
+    /// Number of layers.
+    pub layers: usize,
+    /// How many of them the registry had already, or took from another repository of its own.
+    pub present: usize,
+}
+
+/// Why an image could not be pushed. Blobs that arrived stay in the registry, so that the
+/// next attempt goes on from there; the manifest comes last, so nobody sees half an image.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PushError {
+    /// The registry, or the way to it.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// The store, or what is in it.
+    #[error(transparent)]
+    Store(#[from] store::Error),
+    /// The image's manifest can't be written anew.
+    #[error("cannot push {image}: {source}")]
+    Manifest {
+        /// Manifest digest.
+        image: Digest,
+        /// What is wrong with it.
+        source: Box<ManifestError>,
+    },
+    /// The store's image has no name to push it by.
+    #[error("say where to push `{0}` to: it was asked for by its digest")]
+    NoDestination(String),
+    /// What a registry keeps under a digest is nobody's choice.
+    #[error("cannot push to {0}: a destination has a tag and no digest")]
+    Digest(Box<Reference>),
+    /// The system has no threads for us.
+    #[error("cannot start the threads that a push needs: {0}")]
+    Threads(#[source] io::Error),
+}
+
+/// [`push`], for callers outside of any asynchronous runtime: this blocks.
+///
+/// # Errors
+///
+/// [`PushError`]. Blobs that arrived stay in the registry.
+pub fn push_blocking(
+    store: &Store,
+    name: &str,
+    destination: Option<&Reference>,
+    options: &PushOptions,
+    progress: Arc<dyn Progress>,
+) -> Result<Pushed, PushError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name("mica-push")
+        .enable_all()
+        .build()
+        .map_err(PushError::Threads)?;
+    runtime.block_on(push(store, name, destination, options, progress))
+}
+
+/// Pushes the image that `name` means to `destination`, or to where its name says.
+///
+/// A layer that the registry has as it was pulled is not made again; where that is true of
+/// all layers, so is the manifest. Dropping the future cancels the push.
+///
+/// # Errors
+///
+/// [`PushError`]. Blobs that arrived stay in the registry.
+pub async fn push(
+    store: &Store,
+    name: &str,
+    destination: Option<&Reference>,
+    options: &PushOptions,
+    progress: Arc<dyn Progress>,
+) -> Result<Pushed, PushError> {
+    progress.event(Event::Phase(Phase::Resolving));
+    let (in_store, name) = (store.clone(), name.to_owned());
+    let settings = Arc::clone(&options.settings);
+    let found = blocking(move || Found::new(&in_store, &name, &settings.limits)).await?;
+    let destination = match destination.or(found.image.reference.as_ref()) {
+        Some(destination) => destination.clone(),
+        None => return Err(PushError::NoDestination(found.name)),
+    };
+    let Some(tag) = destination.tag().filter(|_| destination.digest().is_none()) else {
+        return Err(PushError::Digest(Box::new(destination)));
+    };
+    let others = found.repositories_beside(&destination);
+    let push = Push {
+        destination: Destination::new(
+            &destination,
+            others.iter().map(String::as_str),
+            &Arc::new(options.settings.registries()),
+            &options.credentials,
+            &progress,
+        )?,
+        others,
+        store: store.clone(),
+        compression: options.compression,
+        progress,
+        stop: Arc::default(),
+    };
+    let push = Arc::new(push);
+    let stopped = StopOnDrop(Arc::clone(&push.stop));
+    let parallel = options.settings.parallel_layers.get();
+    let (blobs, present) = push.layers(&found, parallel).await?;
+
+    push.progress.event(Event::Phase(Phase::Publishing));
+    push.config(store, &found.config).await?;
+    let (manifest, media_type) =
+        rewrite(&found.manifest, &found.config, &blobs).map_err(|source| PushError::Manifest {
+            image: found.image.manifest_digest,
+            source: Box::new(source),
+        })?;
+    push.destination
+        .put_manifest(tag, &media_type, &manifest)
+        .await?;
+    push.progress.event(Event::Phase(Phase::Done));
+    drop(stopped);
+    Ok(Pushed {
+        manifest_digest: Digest::of(&manifest),
+        reference: destination,
+        layers: blobs.len(),
+        present,
+    })
+}
+
+/// An image and all that the store knows of it.
+struct Found {
+    name: String,
+    image: Image,
+    /// Its layers as the manifest in the store has them.
+    sources: Vec<LayerSource>,
+    manifest: Vec<u8>,
+    config: Vec<u8>,
+    /// All its names.
+    references: Vec<Reference>,
+    /// Keeps prune away.
+    _shared: store::Lock,
+}
+
+impl Found {
+    fn new(store: &Store, name: &str, limits: &Limits) -> Result<Self, PushError> {
+        let shared = store.shared()?;
+        let image = store.image(name)?;
+        let digest = image.manifest_digest;
+        let manifest = store.manifest(&digest)?;
+        let error = |source| PushError::Manifest {
+            image: digest,
+            source: Box::new(source),
+        };
+        let Document::Manifest(parsed) = Document::parse(&manifest, None).map_err(error)? else {
+            return Err(error(ManifestError::NoImage));
+        };
+        let images = store.images()?.into_iter();
+        let mut same = images.filter(|image| image.manifest_digest == digest);
+        Ok(Self {
+            name: name.to_owned(),
+            sources: layers_of(&parsed, &image.config, limits).map_err(error)?,
+            config: store.config(&digest)?,
+            references: same
+                .next()
+                .map(|image| image.references)
+                .unwrap_or_default(),
+            manifest,
+            image,
+            _shared: shared,
+        })
+    }
+
+    /// Other repositories of the registry that have, or had, the image.
+    fn repositories_beside(&self, destination: &Reference) -> Vec<String> {
+        let mut others: Vec<_> = self
+            .references
+            .iter()
+            .filter(|other| other.registry() == destination.registry())
+            .map(|other| other.repository().to_owned())
+            .filter(|other| other != destination.repository())
+            .collect();
+        others.sort_unstable();
+        others.dedup();
+        others
+    }
+}
+
+/// Ends the packing of layers when the push ends, however it does.
+struct StopOnDrop(Arc<AtomicBool>);
+
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+struct Push {
+    destination: Destination,
+    /// Repositories to mount blobs from.
+    others: Vec<String>,
+    store: Store,
+    compression: Compression,
+    progress: Arc<dyn Progress>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Push {
+    /// Brings every layer to the registry, a few at a time: their blobs there, and how many
+    /// of them had not to be sent.
+    async fn layers(
+        self: &Arc<Self>,
+        found: &Found,
+        parallel: usize,
+    ) -> Result<(Vec<Descriptor>, usize), PushError> {
+        self.progress.event(Event::Phase(Phase::Layers));
+        let mut unique: Vec<(Layer, LayerSource)> = Vec::new();
+        for (layer, source) in found.image.layers.iter().zip(&found.sources) {
+            if unique
+                .iter()
+                .all(|(other, _)| other.diff_id != layer.diff_id)
+            {
+                unique.push((layer.clone(), source.clone()));
+            }
+        }
+        let moved: Vec<_> = unique
+            .iter()
+            .map(|(layer, _)| progress::Layer {
+                diff_id: layer.diff_id,
+                blob: layer.uncompressed(),
+            })
+            .collect();
+        self.progress.event(Event::Layers(&moved));
+
+        let slots = Arc::new(Semaphore::new(parallel));
+        let mut tasks = JoinSet::new();
+        for (layer, source) in unique {
+            let (push, slots) = (Arc::clone(self), Arc::clone(&slots));
+            tasks.spawn(async move {
+                // The semaphore is never closed.
+                let _slot = slots.acquire_owned().await;
+                let pushed = push.layer(&layer, &source).await?;
+                Ok::<_, PushError>((layer.diff_id, pushed))
+            });
+        }
+        let mut pushed = std::collections::HashMap::new();
+        // The first error drops the other tasks.
+        while let Some(ended) = tasks.join_next().await {
+            let (diff_id, blob) = joined(ended)?;
+            pushed.insert(diff_id, blob);
+        }
+        let layers = found.image.layers.iter();
+        let all: Vec<_> = layers
+            .filter_map(|layer| pushed.get(&layer.diff_id).cloned())
+            .collect();
+        let present = all.iter().filter(|(_, present)| *present).count();
+        Ok((all.into_iter().map(|(blob, _)| blob).collect(), present))
+    }
+
+    /// One layer's blob in the registry, and whether it needed no sending.
+    async fn layer(
+        &self,
+        layer: &Layer,
+        source: &LayerSource,
+    ) -> Result<(Descriptor, bool), PushError> {
+        let mut address = None;
+        // Only a blob that was unpacked here is known to be this layer.
+        let original = &source.blob;
+        let (store, blob) = (self.store.clone(), original.digest);
+        let known = blocking(move || store.diff_id_of_blob(&blob)).await?;
+        if known == Some(layer.diff_id) {
+            if self.destination.has(original).await? {
+                self.event(layer, LayerState::Present);
+                return Ok((original.clone(), true));
+            }
+            for other in &self.others {
+                match self.destination.mount(&original.digest, other).await {
+                    Mounted::Yes => {
+                        self.event(layer, LayerState::Present);
+                        return Ok((original.clone(), true));
+                    }
+                    Mounted::No(url) => address = url.or(address),
+                }
+            }
+        }
+        let Packed { file, blob } = self.pack(layer).await?;
+        if self.destination.has(&blob).await? {
+            self.event(layer, LayerState::Present);
+            return Ok((blob, true));
+        }
+        let diff_id = Some(&layer.diff_id);
+        self.destination
+            .upload(&blob, &Arc::new(file), diff_id, address)
+            .await?;
+        self.event(layer, LayerState::Done);
+        Ok((blob, false))
+    }
+
+    /// Makes a layer's blob, in a file that goes away with it.
+    async fn pack(&self, layer: &Layer) -> Result<Packed, PushError> {
+        let (store, layer, compression) = (self.store.clone(), layer.clone(), self.compression);
+        let (progress, stop) = (Arc::clone(&self.progress), Arc::clone(&self.stop));
+        let packing = spawn_blocking(move || {
+            let diff_id = &layer.diff_id;
+            pack_layer(&store, &layer, compression, &mut |bytes| {
+                let state = LayerState::Packed { bytes };
+                progress.event(Event::Layer { diff_id, state });
+                !stop.load(Ordering::Relaxed)
+            })
+        });
+        match joined(packing.await) {
+            Ok(packed) => Ok(packed),
+            Err(PackError::Store(error)) => Err(error.into()),
+            // Nobody waits for it any more.
+            Err(PackError::Stopped) => Err(PushError::Threads(io::ErrorKind::Interrupted.into())),
+        }
+    }
+
+    async fn config(&self, store: &Store, bytes: &[u8]) -> Result<(), PushError> {
+        let blob = config_descriptor(bytes);
+        if self.destination.has(&blob).await? {
+            return Ok(());
+        }
+        let (store, bytes) = (store.clone(), bytes.to_vec());
+        let file = blocking(move || store.unnamed(&bytes)).await?;
+        let file = Arc::new(file);
+        Ok(self.destination.upload(&blob, &file, None, None).await?)
+    }
+
+    fn event(&self, layer: &Layer, state: LayerState<'_>) {
+        let diff_id = &layer.diff_id;
+        self.progress.event(Event::Layer { diff_id, state });
+    }
+}

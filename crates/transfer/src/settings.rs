@@ -1,0 +1,266 @@
+//! The settings file: mirrors, private certificate authorities, pull policy, limits.
+//!
+//! `config.example.toml` beside this crate's manifest explains every setting. A setting that
+//! isn't known is an error, so that a typing mistake doesn't silently change nothing.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use micabox_image::convert::Place;
+use micabox_image::{Limits, ParallelLayers};
+use micabox_oci::Reference;
+use micabox_registry::{Registry, Transfer};
+use serde::Deserialize;
+
+/// Names the settings file, instead of the XDG configuration directory.
+pub const FILE_VARIABLE: &str = "MICABOX_CONFIG";
+
+/// Why settings could not be read. Nothing is pulled with half of them.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file is there but unreadable, or `MICABOX_CONFIG` names one that isn't there.
+    #[error("cannot read the settings file {}: {source}", path.display())]
+    Read {
+        /// The settings file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Not TOML, an unknown setting or a value that makes no sense.
+    #[error("the settings file {} is wrong: {message}", path.display())]
+    Invalid {
+        /// The settings file.
+        path: PathBuf,
+        /// Where and what.
+        message: String,
+    },
+}
+
+/// When the registry is asked for an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PullPolicy {
+    /// Every time. Layers that the store has are not fetched again.
+    Always,
+    /// If the store has no image under the reference.
+    #[default]
+    Missing,
+    /// Not at all.
+    Never,
+}
+
+/// All settings.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Settings {
+    /// When the registry is asked for an image.
+    pub pull_policy: PullPolicy,
+    /// How many layers of an image are fetched and converted at the same time.
+    pub parallel_layers: ParallelLayers,
+    /// Timeouts and retries.
+    pub transfer: Transfer,
+    /// Bounds on what a layer may cost.
+    pub limits: Limits,
+    /// What single registries need, by `host[:port]`.
+    pub registry: BTreeMap<String, Registry>,
+    /// Where layers are converted. Not in the file: a program chooses, and `mica` has no other
+    /// way than in jail.
+    #[serde(skip)]
+    pub conversion: Place,
+}
+
+impl Settings {
+    /// The settings of whoever runs this process: from `$MICABOX_CONFIG`, else from
+    /// `micabox/config.toml` in the XDG configuration directory, else the defaults.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError`]. A file that isn't there is one only if `$MICABOX_CONFIG` names it.
+    pub fn load() -> Result<Self, ConfigError> {
+        let variable = |name| env::var_os(name).filter(|value| !value.is_empty());
+        if let Some(path) = variable(FILE_VARIABLE) {
+            return Self::read(Path::new(&path));
+        }
+        let directory = variable("XDG_CONFIG_HOME")
+            .map(PathBuf::from)
+            // The specification says to ignore relative ones.
+            .filter(|path| path.is_absolute())
+            .or_else(|| variable("HOME").map(|home| Path::new(&home).join(".config")));
+        let Some(directory) = directory else {
+            return Ok(Self::default());
+        };
+        match Self::read(&directory.join("micabox/config.toml")) {
+            Err(ConfigError::Read { source, .. })
+                if matches!(
+                    source.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+                ) =>
+            {
+                Ok(Self::default())
+            }
+            other => other,
+        }
+    }
+
+    /// The settings in the file at `path`.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError`].
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let text = fs::read_to_string(path).map_err(|source| ConfigError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+        Self::parse(&text, path.parent().unwrap_or(Path::new(""))).map_err(|message| {
+            ConfigError::Invalid {
+                path: path.to_owned(),
+                message,
+            }
+        })
+    }
+
+    /// Settings from TOML; relative paths in it are relative to `directory`.
+    fn parse(text: &str, directory: &Path) -> Result<Self, String> {
+        let mut settings: Self = toml::from_str(text).map_err(|error| error.to_string())?;
+        for (name, registry) in &mut settings.registry {
+            // The one check that knows what a registry may be called is a reference's.
+            let named = format!("{name}/x").parse::<Reference>();
+            if !named.is_ok_and(|reference| reference.registry() == name) {
+                return Err(format!(
+                    "[registry.\"{name}\"]: expected a host[:port] as in references, without \
+                     scheme and path"
+                ));
+            }
+            for ca in &mut registry.ca {
+                *ca = directory.join(&*ca);
+            }
+        }
+        Ok(settings)
+    }
+
+    /// What a conversion is told of them.
+    #[must_use]
+    pub fn conversion(&self) -> micabox_image::Settings {
+        micabox_image::Settings {
+            parallel_layers: self.parallel_layers,
+            limits: self.limits.clone(),
+            conversion: self.conversion,
+        }
+    }
+
+    /// What the registries' client is told of them.
+    #[must_use]
+    pub fn registries(&self) -> micabox_registry::Settings {
+        micabox_registry::Settings {
+            transfer: self.transfer.clone(),
+            registry: self.registry.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use micabox_registry::Mirror;
+
+    use super::*;
+
+    fn parse(text: &str) -> Result<Settings, String> {
+        Settings::parse(text, Path::new("/etc/micabox"))
+    }
+
+    #[test]
+    fn the_example_is_valid_and_says_the_defaults() {
+        let example = parse(include_str!("../config.example.toml")).unwrap();
+        let defaults = Settings::default();
+        assert_eq!(example.pull_policy, defaults.pull_policy);
+        assert_eq!(example.parallel_layers, defaults.parallel_layers);
+        assert_eq!(
+            example.transfer.connect_timeout,
+            defaults.transfer.connect_timeout
+        );
+        assert_eq!(
+            example.transfer.idle_timeout,
+            defaults.transfer.idle_timeout
+        );
+        assert_eq!(example.transfer.attempts, defaults.transfer.attempts);
+        assert_eq!(
+            example.transfer.longest_pause,
+            defaults.transfer.longest_pause
+        );
+        assert_eq!(example.limits, defaults.limits);
+        assert_eq!(
+            example.registries().registry("docker.io").mirrors,
+            [
+                Mirror {
+                    registry: "mirror.example.com".into(),
+                    prefix: "docker-hub/".into(),
+                    plain_http: false,
+                },
+                Mirror {
+                    registry: "localhost:5001".into(),
+                    prefix: String::new(),
+                    plain_http: true,
+                },
+            ]
+        );
+        assert_eq!(
+            example
+                .registries()
+                .registry("registry.example.com:5000")
+                .ca,
+            [Path::new("/etc/micabox/example-ca.pem")]
+        );
+        assert!(example.registries().plain_http("registry.lan:5000"));
+    }
+
+    #[test]
+    fn plain_http_is_for_loopback_unless_said_otherwise() {
+        let settings = parse("[registry.\"localhost:5443\"]\nplain-http = false")
+            .unwrap()
+            .registries();
+        assert!(settings.plain_http("localhost:5000"));
+        assert!(!settings.plain_http("localhost:5443"));
+        assert!(!settings.plain_http("docker.io"));
+    }
+
+    #[test]
+    fn mistakes_are_errors_that_say_where() {
+        for (text, part) in [
+            ("pull-polcy = 'always'", "pull-polcy"),
+            ("pull-policy = 'sometimes'", "sometimes"),
+            ("parallel-layers = 0", "1 to 16"),
+            ("[transfer]\nidle-timeout = 0", "seconds"),
+            ("[transfer]\nattempts = 0", "1 to 100"),
+            ("[limits]\nentires = 3", "entires"),
+            ("[registry.\"https://docker.io\"]", "without scheme"),
+            ("[registry.\"index.docker.io\"]", "host[:port]"),
+            (
+                "[registry.\"docker.io\"]\nmirrors = ['mirror.lan']",
+                "not a URL",
+            ),
+            (
+                "[registry.\"docker.io\"]\nmirrors = ['ftp://m']",
+                "https://",
+            ),
+            (
+                "[registry.\"docker.io\"]\nmirrors = ['https://u:p@m']",
+                "credentials",
+            ),
+            ("[registry.\"docker.io\"]\nmirror = []", "mirror"),
+            ("[registry", "line 1"),
+        ] {
+            let message = parse(text).unwrap_err();
+            assert!(message.contains(part), "{text}: {message}");
+        }
+    }
+
+    #[test]
+    fn a_missing_file_is_an_error_that_names_it() {
+        let error = Settings::read(Path::new("/nonexistent/mica.toml")).unwrap_err();
+        assert!(error.to_string().contains("/nonexistent/mica.toml"));
+    }
+}

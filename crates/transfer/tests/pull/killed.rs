@@ -1,0 +1,102 @@
+//! kill -9 in the middle of a pull, at any moment: what is left is a sound store, and the
+//! same pull succeeds.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use micabox_image::Store;
+use micabox_image::convert::Place;
+use micabox_image::progress::Silent;
+use micabox_transfer::{Credentials, PullOptions, pull_blocking};
+
+use crate::image::{TestImage, TestLayer};
+use crate::server::Registry;
+use crate::{assert_has, layer, settings};
+
+const ROUNDS: u32 = 100;
+
+const STORE: &str = "TEST_PULL_INTO";
+const REFERENCE: &str = "TEST_PULL_REFERENCE";
+
+pub fn pull(store: &Store, reference: &str) -> micabox_image::store::Image {
+    let mut settings = settings();
+    if env::var_os(STORE).is_none() {
+        // Hundreds of workers would take their time, and are tested elsewhere.
+        settings.conversion = Place::Here;
+    }
+    let mut options = PullOptions::new(Arc::new(settings));
+    options.credentials = Credentials::none();
+    let reference = reference.parse().unwrap();
+    pull_blocking(store, &reference, &options, Arc::new(Silent)).unwrap()
+}
+
+/// Pulls in a process of its own: this test again, told what to do by its environment.
+fn pulling(root: &Path, reference: &str) -> Child {
+    Command::new(env::current_exe().unwrap())
+        .args(["--exact", "killed::a_killed_pull_leaves_a_sound_store"])
+        .env(STORE, root)
+        .env(REFERENCE, reference)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+#[test]
+fn a_killed_pull_leaves_a_sound_store() {
+    if let (Some(root), Ok(reference)) = (env::var_os(STORE), env::var(REFERENCE)) {
+        pull(&Store::open(&PathBuf::from(root)).unwrap(), &reference);
+        return;
+    }
+    let sizes = [400_000, 1000, 200_000, 0, 70_000, 300_000];
+    let layers = sizes
+        .iter()
+        .enumerate()
+        .map(|(seed, size)| TestLayer::noise(seed as u64, *size));
+    let image = TestImage::new(layers.collect());
+    let registry = Registry::with(&image);
+    let reference = registry.reference("x:1").to_string();
+
+    // How long an undisturbed one takes, so that the kills fall all over it.
+    let directory = tempfile::tempdir().unwrap();
+    let started = Instant::now();
+    assert!(
+        pulling(&directory.path().join("store"), &reference)
+            .wait()
+            .unwrap()
+            .success()
+    );
+    let whole = started.elapsed();
+
+    let mut interrupted = 0;
+    for round in 0..ROUNDS {
+        let test = layer::store();
+        let root = test.store.root().to_owned();
+        let mut process = pulling(&root, &reference);
+        std::thread::sleep(moment(round, whole));
+        process.kill().unwrap();
+        let status = process.wait().unwrap();
+        interrupted += u32::from(!status.success());
+
+        // As the next command of whoever saw it die.
+        let store = Store::open(&root).unwrap();
+        let report = store.fsck(false).unwrap();
+        assert!(report.is_clean(), "round {round}: {report:?}");
+        assert_has(&store, &pull(&store, &reference), &image);
+        // A worker that was just being started may have held the killed one's locks a moment
+        // longer: what they were of goes with the command after that.
+        let report = Store::open(&root).unwrap().fsck(false).unwrap();
+        assert!(report.is_clean(), "round {round}: {report:?}");
+        let litter = report.leftovers + report.strangers.len();
+        assert_eq!(litter, 0, "round {round}: {report:?}");
+    }
+    assert!(interrupted > 0, "no pull was interrupted");
+}
+
+/// A moment within a pull: evenly spread, so that none is left out.
+fn moment(round: u32, whole: Duration) -> Duration {
+    whole.mul_f64(f64::from(round) / f64::from(ROUNDS))
+}

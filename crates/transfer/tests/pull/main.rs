@@ -1,0 +1,172 @@
+//! Pulling from registries: well-behaved ones, broken ones and hostile ones.
+
+#[path = "../../../image/tests/layer/mod.rs"]
+mod layer;
+
+mod faults;
+#[path = "../../../image/tests/load/image.rs"]
+mod image;
+mod kept;
+mod killed;
+mod login;
+mod mirrors;
+mod plain;
+mod push;
+mod real;
+mod server;
+mod uploads;
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use micabox_image::progress::{Event, LayerState};
+use micabox_image::store::Image;
+use micabox_image::{Platform, Progress, Reference, Store};
+use micabox_transfer::{Credentials, PullError, PullOptions, pull_blocking};
+use micabox_transfer::{PullPolicy, Settings};
+
+use image::TestImage;
+use layer::{TestStore, store};
+
+// What is converted here is converted by a worker.
+micabox_jail::run_if_worker_before_main!(&[micabox_image::WORKER]);
+
+/// Remembers what it was told.
+#[derive(Default)]
+struct Recorder {
+    notices: Mutex<Vec<String>>,
+    retries: Mutex<Vec<String>>,
+    /// Diff ID and bytes of each report.
+    received: Mutex<Vec<(String, u64)>>,
+    present: Mutex<usize>,
+}
+
+impl Progress for Recorder {
+    fn event(&self, event: Event<'_>) {
+        match event {
+            Event::Notice(text) => self.notices.lock().unwrap().push(text.to_owned()),
+            Event::Layer { diff_id, state } => match state {
+                LayerState::Retrying { reason, .. } => {
+                    self.retries.lock().unwrap().push(reason.to_owned());
+                }
+                LayerState::Received { bytes } => {
+                    self.received
+                        .lock()
+                        .unwrap()
+                        .push((diff_id.to_string(), bytes));
+                }
+                LayerState::Present => *self.present.lock().unwrap() += 1,
+                _ => {}
+            },
+            _ => {}
+        }
+    }
+}
+
+/// A store, and how to pull into it.
+struct Puller {
+    store: TestStore,
+    options: PullOptions,
+    progress: Arc<Recorder>,
+}
+
+/// Settings that don't make a test wait.
+fn settings() -> Settings {
+    let mut settings = Settings::default();
+    settings.transfer.first_pause = Duration::from_millis(1);
+    settings
+}
+
+impl Puller {
+    fn new() -> Self {
+        Self::with(settings())
+    }
+
+    fn with(settings: Settings) -> Self {
+        Self {
+            store: store(),
+            options: PullOptions {
+                policy: PullPolicy::Missing,
+                platform: None,
+                settings: Arc::new(settings),
+                credentials: Credentials::none(),
+            },
+            progress: Arc::default(),
+        }
+    }
+
+    fn edit_settings(mut self, edit: impl FnOnce(&mut Settings)) -> Self {
+        let mut settings = (*self.options.settings).clone();
+        edit(&mut settings);
+        self.options.settings = Arc::new(settings);
+        self
+    }
+
+    fn platform(mut self, platform: &str) -> Self {
+        self.options.platform = Some(platform.parse::<Platform>().unwrap());
+        self
+    }
+
+    fn policy(mut self, policy: PullPolicy) -> Self {
+        self.options.policy = policy;
+        self
+    }
+
+    fn credentials(mut self, credentials: Credentials) -> Self {
+        self.options.credentials = credentials;
+        self
+    }
+
+    fn try_pull(&self, reference: &Reference) -> Result<Image, PullError> {
+        pull_blocking(&self.store, reference, &self.options, self.progress.clone())
+    }
+
+    /// Pulls what must be there.
+    fn pull(&self, reference: &Reference) -> Image {
+        self.try_pull(reference)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The message with which a pull fails, after which nothing is left behind.
+    fn refusal(&self, reference: &Reference) -> String {
+        let error = self
+            .try_pull(reference)
+            .expect_err("the pull should have failed");
+        layer::assert_no_trace(&self.store);
+        error.to_string()
+    }
+
+    fn notices(&self) -> String {
+        self.progress.notices.lock().unwrap().join("\n")
+    }
+
+    fn retries(&self) -> Vec<String> {
+        self.progress.retries.lock().unwrap().clone()
+    }
+
+    /// Asserts that the store has exactly this image's layers.
+    fn assert_has(&self, pulled: &Image, image: &TestImage) {
+        assert_has(&self.store, pulled, image);
+        let received = self.progress.received.lock().unwrap();
+        for layer in &image.layers {
+            let blob = layer.digest().to_string();
+            let counts = received
+                .iter()
+                .filter(|(of, _)| *of == blob)
+                .map(|(_, bytes)| *bytes);
+            assert!(counts.is_sorted(), "progress never goes back");
+        }
+    }
+}
+
+fn assert_has(store: &Store, pulled: &Image, image: &TestImage) {
+    assert_eq!(pulled.manifest_digest, image.digest());
+    assert_eq!(store.manifest(&image.digest()).unwrap(), image.manifest);
+    assert_eq!(store.config(&image.digest()).unwrap(), image.config);
+    let diff_ids: Vec<_> = pulled.layers.iter().map(|layer| layer.diff_id).collect();
+    let expected: Vec<_> = image.layers.iter().map(|layer| layer.diff_id).collect();
+    assert_eq!(diff_ids, expected);
+    for layer in &pulled.layers {
+        layer::check_structure(&layer.path);
+    }
+}

@@ -1,0 +1,129 @@
+//! Mirrors: asked first, passed over when they fail, and never covered up for.
+
+use micabox_registry::{Mirror, Registry as RegistrySettings};
+
+use crate::Puller;
+use crate::image::TestImage;
+use crate::server::{End, Registry, Reply};
+
+/// A puller that asks `mirrors` before `origin`.
+fn puller(origin: &Registry, mirrors: &[&str]) -> Puller {
+    let mirrors = mirrors.iter().map(|host| Mirror {
+        registry: (*host).to_owned(),
+        prefix: "copies/".to_owned(),
+        plain_http: true,
+    });
+    let table = RegistrySettings {
+        mirrors: mirrors.collect(),
+        ..Default::default()
+    };
+    Puller::new().edit_settings(|settings| {
+        settings.registry.insert(origin.host(), table);
+    })
+}
+
+/// A mirror that has the image, and its origin.
+fn pair(image: &TestImage) -> (Registry, Registry) {
+    let mirror = Registry::new();
+    mirror.push("copies/x", "1", image);
+    (mirror, Registry::with(image))
+}
+
+#[test]
+fn a_mirror_that_has_the_image_is_all_that_is_asked() {
+    let image = TestImage::small();
+    let (mirror, origin) = pair(&image);
+    let puller = puller(&origin, &[&mirror.host()]);
+    puller.assert_has(&puller.pull(&origin.reference("x:1")), &image);
+    assert!(origin.requests().is_empty());
+    let namespace = format!("ns={}", origin.host().replace(':', "%3A"));
+    assert!(
+        mirror
+            .requests()
+            .iter()
+            .all(|request| request.target.contains(&namespace))
+    );
+    // Only the place is another, not the name.
+    assert!(
+        puller
+            .store
+            .image(&origin.reference("x:1").to_string())
+            .is_ok()
+    );
+}
+
+#[test]
+fn a_mirror_that_fails_is_passed_over() {
+    let image = TestImage::small();
+    for status in [401, 403, 404, 429, 500, 503] {
+        let (mirror, origin) = pair(&image);
+        mirror.rule(move |_| Some(Reply::error(status, "no")));
+        let puller = puller(&origin, &["127.0.0.1:1", &mirror.host()]);
+        puller.assert_has(&puller.pull(&origin.reference("x:1")), &image);
+        let notices = puller.notices();
+        for host in ["127.0.0.1:1", &mirror.host()] {
+            assert!(
+                notices.contains(&format!("passing over mirror {host}")),
+                "{notices}"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_registrys_own_error_counts_in_the_end() {
+    let image = TestImage::small();
+    let (_, origin) = pair(&image);
+    origin.rule(|_| Some(Reply::error(404, "")));
+    let message = puller(&origin, &["127.0.0.1:1"]).refusal(&origin.reference("x:1"));
+    assert!(message.contains("no such image"), "{message}");
+    assert!(
+        message.contains(&format!("from {}", origin.host())),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_mirror_that_dies_in_the_middle_is_relieved_there() {
+    let image = TestImage::large();
+    let (mirror, origin) = pair(&image);
+    mirror.blob_fault(&image, 1, |_, reply| reply.cut(1_000_000, End::Close));
+    mirror.blob_fault(&image, usize::MAX, |_, _| Reply::error(500, "gone"));
+    let puller = puller(&origin, &[&mirror.host()]);
+    puller.assert_has(&puller.pull(&origin.reference("x:1")), &image);
+    let requests = origin.requests();
+    assert_eq!(requests.len(), 1);
+    assert_eq!(requests[0].range_start(), Some(1_000_000));
+}
+
+#[test]
+fn a_mirror_that_alters_bytes_ends_the_pull() {
+    let image = TestImage::small();
+    let (mirror, origin) = pair(&image);
+    mirror.blob_fault(&image, usize::MAX, |_, mut reply| {
+        reply.body[100] ^= 1;
+        reply
+    });
+    let digest = image.digest();
+    let message = puller(&origin, &[&mirror.host()]).refusal(&origin.reference("x:1"));
+    assert!(message.contains(&mirror.host()), "{message}");
+    assert!(message.contains("damaged"), "{message}");
+
+    let (mirror, origin) = pair(&image);
+    mirror.rule(|request| request.is_manifest().then(|| Reply::new(200, "{}")));
+    let reference = origin.reference(&format!("x@{digest}"));
+    let message = puller(&origin, &[&mirror.host()]).refusal(&reference);
+    assert!(message.contains(&mirror.host()), "{message}");
+    assert!(origin.requests().is_empty());
+}
+
+#[test]
+fn a_dead_mirror_is_tried_once_for_an_image() {
+    let image = TestImage::small();
+    let (mirror, origin) = pair(&image);
+    mirror.rule(|_| Some(Reply::error(500, "down")));
+    let puller = puller(&origin, &[&mirror.host()]);
+    puller.assert_has(&puller.pull(&origin.reference("x:1")), &image);
+    // The manifest, twice; neither the config nor the layers.
+    assert_eq!(mirror.requests().len(), 2);
+}

@@ -1,0 +1,352 @@
+//! A real registry, Debian's docker-registry, with images that a real client, skopeo, pushed.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use micabox_image::{Compression, Reference};
+use micabox_registry::Registry as RegistrySettings;
+use micabox_transfer::Credentials;
+
+use crate::image::{TestImage, TestLayer, index};
+use crate::push::Pusher;
+use crate::{Puller, assert_has};
+
+pub struct DockerRegistry {
+    process: Child,
+    pub host: String,
+}
+
+impl Drop for DockerRegistry {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+impl DockerRegistry {
+    /// Runs a registry that keeps everything in `directory`. `more` is added to its settings.
+    pub fn start(directory: &Path, more: &str) -> Self {
+        let root = directory.join("registry");
+        let config = format!(
+            "version: 0.1\nlog:\n  level: info\n  accesslog:\n    disabled: true\n\
+             storage:\n  filesystem:\n    rootdirectory: {}\n\
+             http:\n  addr: 127.0.0.1:0\n{more}",
+            root.display()
+        );
+        let file = directory.join("registry.yml");
+        fs::write(&file, config).unwrap();
+        let mut process = Command::new("docker-registry")
+            .arg("serve")
+            .arg(&file)
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("docker-registry, of Debian's package of that name, is needed");
+        let mut log = BufReader::new(process.stderr.take().unwrap());
+        let mut line = String::new();
+        let host = loop {
+            line.clear();
+            let count = log.read_line(&mut line).unwrap();
+            assert!(count > 0, "docker-registry ended");
+            if let Some((_, rest)) = line.split_once("listening on ") {
+                let end = rest.find(['"', ',']).unwrap_or(rest.len());
+                break rest[..end].trim().to_owned();
+            }
+        };
+        // It would stop if nobody took its log.
+        std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
+        Self { process, host }
+    }
+
+    fn reference(&self, rest: &str) -> Reference {
+        format!("{}/{rest}", self.host).parse().unwrap()
+    }
+
+    /// Pushes the layout in `directory` as `repository:tag`.
+    pub fn push(&self, directory: &Path, to: &str, options: &[&str]) {
+        let output = Command::new("skopeo")
+            .args([
+                "copy",
+                "--quiet",
+                "--insecure-policy",
+                "--all",
+                "--preserve-digests",
+            ])
+            .args(options)
+            .arg(format!("oci:{}", directory.display()))
+            .arg(format!("docker://{}/{to}", self.host))
+            .output()
+            .expect("skopeo, of Debian's package of that name, is needed");
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+}
+
+/// Writes a layout with these documents and the images' blobs.
+pub fn layout(directory: &Path, entries: &[serde_json::Value], images: &[&TestImage]) {
+    let blobs = directory.join("blobs/sha256");
+    fs::create_dir_all(&blobs).unwrap();
+    fs::write(
+        directory.join("oci-layout"),
+        r#"{"imageLayoutVersion":"1.0.0"}"#,
+    )
+    .unwrap();
+    fs::write(directory.join("index.json"), index(entries)).unwrap();
+    for image in images {
+        fs::write(blobs.join(image.digest().hex()), &image.manifest).unwrap();
+        for (digest, bytes) in image.blobs() {
+            fs::write(blobs.join(digest.hex()), bytes).unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_skopeo_pushes_is_pulled() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = DockerRegistry::start(directory.path(), "");
+    let make = |seed, platform: &str| {
+        let layers = vec![
+            TestLayer::noise(seed, 2 << 20),
+            TestLayer::noise(seed + 10, 500),
+        ];
+        TestImage::for_platform(layers, &platform.parse().unwrap())
+    };
+    let (arm, amd) = (make(1, "linux/arm64"), make(2, "linux/amd64"));
+    let both = index(&[
+        arm.entry(Some("linux/arm64")),
+        amd.entry(Some("linux/amd64")),
+    ]);
+    let source = directory.path().join("layout");
+    let entry = serde_json::json!({
+        "mediaType": "application/vnd.oci.image.index.v1+json",
+        "digest": micabox_image::Digest::of(&both), "size": both.len(),
+    });
+    layout(&source, &[entry], &[&arm, &amd]);
+    fs::write(
+        source
+            .join("blobs/sha256")
+            .join(micabox_image::Digest::of(&both).hex()),
+        &both,
+    )
+    .unwrap();
+    let plain = ["--dest-tls-verify=false"];
+    registry.push(&source, "team/app:1", &plain);
+
+    let by_digest = format!("team/app@{}", micabox_image::Digest::of(&both));
+    for name in ["team/app:1", &by_digest] {
+        for (platform, image) in [("linux/arm64", &arm), ("linux/amd64", &amd)] {
+            let puller = Puller::new().platform(platform);
+            puller.assert_has(&puller.pull(&registry.reference(name)), image);
+        }
+    }
+    for (name, part) in [
+        ("team/app:2", "no such image or tag"),
+        ("other/app:1", "no such image"),
+    ] {
+        let message = Puller::new().refusal(&registry.reference(name));
+        assert!(message.contains(part), "{message}");
+    }
+}
+
+/// TLS by a private authority, and a password: what a company's registry looks like.
+#[test]
+fn a_private_authority_and_a_password() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    let openssl = |arguments: &[&str]| {
+        let output = Command::new("openssl")
+            .args(arguments)
+            .current_dir(&directory)
+            .output();
+        let output = output.expect("openssl is needed");
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    };
+    openssl(&[
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=test authority",
+        "-keyout",
+        "ca.key",
+        "-out",
+        "ca.pem",
+    ]);
+    openssl(&[
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=registry",
+        "-addext",
+        "subjectAltName=IP:127.0.0.1",
+        "-addext",
+        "basicConstraints=critical,CA:FALSE",
+        "-CA",
+        "ca.pem",
+        "-CAkey",
+        "ca.key",
+        "-keyout",
+        "registry.key",
+        "-out",
+        "registry.pem",
+    ]);
+    // The bcrypt hash of `secret`.
+    let hash = "user:$2b$12$XMOyI3GOBRq.Ub6lknhkaux47rZ4luwvAvdnwdRXSgvrduBaedxd2\n";
+    fs::write(path("htpasswd"), hash).unwrap();
+    let registry = DockerRegistry::start(
+        directory.path(),
+        &format!(
+            "  tls:\n    certificate: {}\n    key: {}\nauth:\n  htpasswd:\n    realm: test\n    path: {}\n",
+            path("registry.pem").display(),
+            path("registry.key").display(),
+            path("htpasswd").display()
+        ),
+    );
+    let image = TestImage::small();
+    layout(&path("layout"), &[image.entry(None)], &[&image]);
+    registry.push(
+        &path("layout"),
+        "app:1",
+        &["--dest-tls-verify=false", "--dest-creds=user:secret"],
+    );
+    let reference = registry.reference("app:1");
+
+    // Loopback is plain HTTP unless the settings say otherwise.
+    let with_tls = |ca: &[&str]| RegistrySettings {
+        plain_http: Some(false),
+        ca: ca.iter().map(|name| path(name)).collect(),
+        ..Default::default()
+    };
+    let puller = |ca: &[&str]| {
+        Puller::new().edit_settings(|settings| {
+            settings
+                .registry
+                .insert(registry.host.clone(), with_tls(ca));
+        })
+    };
+    let message = puller(&[]).refusal(&reference);
+    assert!(
+        message.contains("isn't trusted") && message.contains("`ca`"),
+        "{message}"
+    );
+    let message = puller(&["htpasswd"]).refusal(&reference);
+    assert!(message.contains("no PEM certificate"), "{message}");
+    let message = puller(&["missing.pem"]).refusal(&reference);
+    assert!(message.contains("missing.pem"), "{message}");
+    let message = puller(&["ca.pem"]).refusal(&reference);
+    assert!(message.contains("docker login"), "{message}");
+
+    let docker = format!(
+        r#"{{"auths": {{"{}": {{"username": "user", "password": "secret"}}}}}}"#,
+        registry.host
+    );
+    fs::write(path("config.json"), docker).unwrap();
+    let puller = puller(&["ca.pem"]).credentials(Credentials::from_files([path("config.json")]));
+    let pulled = puller.pull(&reference);
+    assert_has(&puller.store, &pulled, &image);
+
+    // And with the password back, under another name: as the blobs are there, unchanged.
+    let to = registry.reference("copy:1");
+    let mut pusher = Pusher::small();
+    pusher.options.settings = puller.options.settings.clone();
+    assert!(pusher.refusal(&to).contains("docker login"));
+    pusher.options.credentials = puller.options.credentials.clone();
+    pusher.push(&to);
+    assert_eq!(puller.pull(&to).layers.len(), 3);
+}
+
+/// Copies what a registry has to a layout, which skopeo checks on the way.
+fn copied(reference: &Reference, directory: &Path, options: &[&str]) -> serde_json::Value {
+    let layout = format!("oci:{}:x", directory.display());
+    let skopeo = |arguments: &[&str]| {
+        let output = Command::new("skopeo").args(arguments).output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{errors}");
+        output.stdout
+    };
+    let source = format!("docker://{reference}");
+    let copy = ["copy", "--quiet", "--insecure-policy"];
+    skopeo(&[&copy, options, &[&source, &layout]].concat());
+    let config = skopeo(&["inspect", "--config", &layout]);
+    serde_json::from_slice(&config).unwrap()
+}
+
+/// Pushed by us, taken by the real registry, pulled back by us and by skopeo.
+#[test]
+fn what_is_pushed_is_pulled_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = DockerRegistry::start(directory.path(), "");
+    let insecure = ["--src-tls-verify=false"];
+    for compression in [Compression::Gzip, Compression::Zstd, Compression::None] {
+        let mut pusher = Pusher::with(TestImage::new(vec![
+            TestLayer::noise(1, 5 << 20),
+            TestLayer::noise(2, 700),
+            TestLayer::noise(1, 5 << 20),
+        ]));
+        pusher.options.compression = compression;
+        let was = pusher.puller.store.image(&pusher.name).unwrap();
+        let to = registry.reference(&format!("pushed/{compression}:1"));
+        let pushed = pusher.push(&to);
+        assert_eq!((pushed.layers, pushed.present), (3, 0));
+
+        let puller = Puller::new();
+        let is = puller.pull(&to);
+        assert_eq!(is.manifest_digest, pushed.manifest_digest);
+        assert_eq!(is.config_digest, was.config_digest);
+        for (was, is) in was.layers.iter().zip(&is.layers) {
+            assert_eq!(
+                (was.diff_id, was.record.checksum),
+                (is.diff_id, is.record.checksum)
+            );
+        }
+        let config = copied(
+            &to,
+            &directory.path().join(compression.to_string()),
+            &insecure,
+        );
+        let diff_ids: Vec<_> = was.layers.iter().map(|layer| layer.diff_id).collect();
+        assert_eq!(config["rootfs"]["diff_ids"], serde_json::json!(diff_ids));
+
+        // Again, and as what was pulled back: nothing is left to send, nothing changes.
+        assert_eq!(pusher.push(&to).present, 3);
+        let back = Pusher {
+            name: to.to_string(),
+            puller,
+            ..Pusher::small()
+        };
+        let again = back.push(&registry.reference(&format!("pushed/{compression}:2")));
+        assert_eq!(
+            (again.manifest_digest, again.present),
+            (pushed.manifest_digest, 3)
+        );
+        // Into another repository of the registry, blobs are mounted.
+        let mounted = back.push(&registry.reference(&format!("mounted/{compression}:1")));
+        assert_eq!(
+            (mounted.manifest_digest, mounted.present),
+            (pushed.manifest_digest, 3)
+        );
+        Puller::new().pull(&mounted.reference);
+    }
+}
