@@ -49,7 +49,7 @@ pub fn find(
                 }
             }
         }
-        let next = search.next().map_err(text)?;
+        let next = search.next_document().map_err(text)?;
         manifest::digest_of(&next, "index", "manifest").map_err(text)?;
     }
 }

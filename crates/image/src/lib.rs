@@ -27,7 +27,7 @@ pub use limits::{ENTRY_MEMORY, Limits};
 pub use load::{LoadError, LoadOptions, load};
 pub use micabox_oci::{Descriptor, Digest, Progress, Reference, progress};
 pub use platform::Platform;
-pub use save::{ArchiveFormat, SaveError, SaveOptions, save};
+pub use save::{ArchiveFormat, SaveError, SaveOptions, UnknownFormat, save};
 pub use settings::{ParallelLayers, Settings};
 pub use store::Store;
 

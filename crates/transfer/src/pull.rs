@@ -280,7 +280,7 @@ impl Pull<'_> {
                     }
                 }
             }
-            let next = search.next().map_err(unusable)?;
+            let next = search.next_document().map_err(unusable)?;
             let digest = manifest::digest_of(&next, "index", "manifest").map_err(unusable)?;
             fetched = repository.manifest(&digest).await?;
         }

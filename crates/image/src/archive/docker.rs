@@ -95,7 +95,7 @@ fn image(
     let config = manifest::parse_config(&config_bytes).map_err(unusable)?;
     let mut search = Search::new(wanted.clone());
     if !search.image(&config) {
-        return Err(unusable(match search.next() {
+        return Err(unusable(match search.next_document() {
             Err(error) => error,
             Ok(_) => ManifestError::NoImage,
         }));

@@ -159,7 +159,7 @@ fn image(
     let mut search = Search::new(wanted.clone());
     search.entries(&group.entries).map_err(unusable)?;
     loop {
-        let descriptor = search.next().map_err(unusable)?;
+        let descriptor = search.next_document().map_err(unusable)?;
         let bytes = verified(archive, &descriptor, "manifest").map_err(|e| e.of(&called))?;
         let media_type = descriptor.media_type().to_string();
         let manifest = match Document::parse(&bytes, Some(&media_type)).map_err(unusable)? {

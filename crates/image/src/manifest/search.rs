@@ -95,7 +95,7 @@ impl Search {
     /// # Errors
     ///
     /// [`ManifestError::NoPlatform`], [`ManifestError::NoImage`], [`ManifestError::TooDeep`].
-    pub fn next(&mut self) -> Result<Descriptor, ManifestError> {
+    pub fn next_document(&mut self) -> Result<Descriptor, ManifestError> {
         let Some((descriptor, depth)) = self.queue.pop_front() else {
             if self.offered.is_empty() {
                 return Err(ManifestError::NoImage);
@@ -184,11 +184,11 @@ mod tests {
                 None,
             ]))
             .unwrap();
-        let order: Vec<u64> = std::iter::from_fn(|| search.next().ok())
+        let order: Vec<u64> = std::iter::from_fn(|| search.next_document().ok())
             .map(|entry| entry.size())
             .collect();
         assert_eq!(order, [2, 1, 4]);
-        let error = search.next().unwrap_err();
+        let error = search.next_document().unwrap_err();
         assert!(
             matches!(error, ManifestError::NoImage),
             "listed once: {error}"
@@ -199,16 +199,16 @@ mod tests {
     fn the_search_goes_into_nested_indexes_first_but_not_for_ever() {
         let mut search = wanting("linux/amd64");
         search.index(&index(&[None, Some("linux/amd64")])).unwrap();
-        assert_eq!(search.next().unwrap().size(), 1);
+        assert_eq!(search.next_document().unwrap().size(), 1);
         search
             .index(&index(&[Some("linux/arm64"), None, None]))
             .unwrap();
         let config = parse_config(br#"{"os": "linux", "architecture": "arm64"}"#).unwrap();
-        assert_eq!(search.next().unwrap().size(), 1);
+        assert_eq!(search.next_document().unwrap().size(), 1);
         assert!(!search.image(&config));
-        assert_eq!(search.next().unwrap().size(), 2);
-        assert_eq!(search.next().unwrap().size(), 0);
-        let error = search.next().unwrap_err().to_string();
+        assert_eq!(search.next_document().unwrap().size(), 2);
+        assert_eq!(search.next_document().unwrap().size(), 0);
+        let error = search.next_document().unwrap_err().to_string();
         assert!(
             error.contains("linux/amd64") && error.contains("linux/arm64"),
             "{error}"
@@ -218,12 +218,12 @@ mod tests {
         let endless = index(&[None]);
         let mut outcome = search.index(&endless);
         while outcome.is_ok() {
-            outcome = search.next().and_then(|_| search.index(&endless));
+            outcome = search.next_document().and_then(|_| search.index(&endless));
         }
         assert_eq!(outcome.unwrap_err(), ManifestError::TooDeep);
         let mut search = wanting("linux/amd64");
         search.index(&index(&[None; 1000])).unwrap();
-        let error = std::iter::repeat_with(|| search.next()).find_map(Result::err);
+        let error = std::iter::repeat_with(|| search.next_document()).find_map(Result::err);
         assert_eq!(error, Some(ManifestError::TooDeep));
     }
 
@@ -234,7 +234,7 @@ mod tests {
         assert!(!search.image(&wrong));
         let mut search = wanting("linux/amd64");
         search.index(&index(&[Some("linux/amd64")])).unwrap();
-        search.next().unwrap();
+        search.next_document().unwrap();
         assert!(search.image(&wrong));
     }
 }

@@ -208,7 +208,7 @@ proptest! {
                 search.image(&config);
             },
             Ok(Document::Index(index)) => while search.index(&index).is_ok() {
-                if let Err(error) = search.next() {
+                if let Err(error) = search.next_document() {
                     prop_assert!(!error.to_string().contains('\n'));
                     break;
                 }
