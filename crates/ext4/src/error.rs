@@ -117,7 +117,9 @@ impl fmt::Display for Place {
 }
 
 impl Place {
-    pub(crate) fn corrupt(self, problem: &'static str) -> Error {
+    /// The error that this place is damaged.
+    #[must_use]
+    pub fn corrupt(self, problem: &'static str) -> Error {
         Error::Corrupt {
             place: self,
             problem,

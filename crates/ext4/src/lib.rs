@@ -22,8 +22,6 @@ pub mod check;
 pub mod device;
 mod engine;
 mod error;
-#[cfg(feature = "std")]
-pub mod export;
 pub mod format;
 pub mod make;
 mod placement;

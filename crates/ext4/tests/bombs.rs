@@ -158,7 +158,7 @@ fn a_directory_of_one_block_a_billion_times() {
         assert_names(listed, directory);
         let mut output = std::io::sink();
         let exported = within(8 << 20, || {
-            micabox_ext4::export::export(&mut filesystem, ROOT, &mut output)
+            micabox_overlay::export::export(&mut filesystem, ROOT, &mut output)
         });
         assert!(exported.is_err());
         let device = Memory::from(bomb.image.clone());
@@ -211,7 +211,7 @@ fn a_file_of_two_blocks_a_billion_times() {
     let mut filesystem = bomb.reader();
     assert_names(within(4 << 20, || filesystem.segments(file)), file);
     let exported = within(8 << 20, || {
-        micabox_ext4::export::export(&mut filesystem, ROOT, std::io::sink())
+        micabox_overlay::export::export(&mut filesystem, ROOT, std::io::sink())
     });
     assert!(exported.is_err());
     // Extents are to be made of it: that would be a list of all.
@@ -237,7 +237,7 @@ fn files_that_share_their_blocks_are_not_exported_without_end() {
         inode.encode_into(&mut bomb.image[at..at + 256]);
     }
     let mut output = Vec::new();
-    let exported = micabox_ext4::export::export(&mut bomb.reader(), ROOT, &mut output);
+    let exported = micabox_overlay::export::export(&mut bomb.reader(), ROOT, &mut output);
     let said = exported.unwrap_err().to_string();
     assert!(said.contains("inode") && said.contains("add up"), "{said}");
     assert!(output.len() < 3 * SIZE);
@@ -252,7 +252,7 @@ fn a_tree_deeper_than_paths_are_long() {
         at = filesystem.mkdir(at, &[b'd'; 250], owner()).unwrap();
     }
     let mut output = Vec::new();
-    let exported = micabox_ext4::export::export(&mut filesystem, ROOT, &mut output);
+    let exported = micabox_overlay::export::export(&mut filesystem, ROOT, &mut output);
     let said = exported.unwrap_err().to_string();
     assert!(said.contains("too deep") && said.len() < 1000, "{said}");
 }

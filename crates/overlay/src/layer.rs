@@ -4,7 +4,7 @@
 
 use std::io::Write;
 
-use micabox_ext4::export::{ExportError, Exported, Exporter};
+use crate::export::{ExportError, Exported, Exporter};
 use micabox_ext4::{BlockDevice, FileKind, Timestamp};
 use micabox_tar::{Attributes, Kind, Member, Writer};
 

@@ -12,6 +12,7 @@
 //! | [`view`] | looks up names and paths in both |
 //! | [`walk`] | visits every name at which the upper layer says something |
 //! | [`diff`], [`layer`] | the changes as a list, as a layer of an OCI image |
+//! | [`export`] | an ext4 filesystem, or some of its inodes, as an archive |
 //! | [`pack`] | what is seen at a path, as an archive |
 //! | [`edit`], [`patch`], [`unpack`] | writes the upper layer as overlayfs would |
 //! | [`host`] | files of the host's as archives, and archives as files of the host's |
@@ -20,6 +21,7 @@
 
 pub mod diff;
 pub mod edit;
+pub mod export;
 pub mod host;
 pub mod layer;
 pub mod lower;

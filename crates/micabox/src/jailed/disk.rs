@@ -6,9 +6,9 @@ use std::os::fd::OwnedFd;
 
 use micabox_erofs::{BLOCK_SIZE, Reader};
 use micabox_ext4::device::ReadOnly;
-use micabox_ext4::export::{ExportError, Exported};
 use micabox_ext4::{Ext4, Options};
 use micabox_jail::Call;
+use micabox_overlay::export::{ExportError, Exported};
 use micabox_overlay::layer::{LayerError, write_layer};
 use micabox_overlay::lower::{Lower, LowerKind};
 use micabox_overlay::pack::{PackError, pack};

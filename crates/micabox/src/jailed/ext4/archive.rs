@@ -4,10 +4,10 @@ use std::fs::File;
 use std::io::BufWriter;
 use std::os::fd::OwnedFd;
 
-use micabox_ext4::export::{ExportError, Exporter};
 use micabox_ext4::{Errno, Ext4, FileKind, Options};
 use micabox_jail::Call;
 use micabox_overlay::edit::Edit;
+use micabox_overlay::export::{ExportError, Exporter};
 use micabox_overlay::unpack::{self, UnpackError, Unpacked};
 use serde::{Deserialize, Serialize};
 

@@ -1,15 +1,11 @@
 //! Writes a filesystem as a tar archive that leaves nothing out but sockets, for which archives
 //! have no word.
 
-use alloc::vec::Vec;
+use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
 
-use hashbrown::{HashMap, HashSet};
+use micabox_ext4::{BlockDevice, DirEntry, Error, Ext4, FileKind, Ino, Place, Stat};
 use micabox_tar::{Attributes, Kind, Member, Writer};
-
-use crate::device::BlockDevice;
-use crate::error::{Error, Place};
-use crate::{DirEntry, Ext4, FileKind, Ino, Stat};
 
 /// Why an export ended early.
 #[derive(Debug, thiserror::Error)]
