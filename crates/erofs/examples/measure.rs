@@ -5,6 +5,11 @@
 //! cargo run --release -p micabox-erofs --example measure -- merge 10 50000 [directory]
 //! ```
 
+#![allow(
+    clippy::disallowed_methods,
+    reason = "for a measurement any place will do"
+)]
+
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::PathBuf;
