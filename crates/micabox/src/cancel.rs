@@ -19,7 +19,7 @@ struct CancelState {
 }
 
 impl Cancel {
-    /// Gives the start up: [`Builder::create`](crate::Builder::create) fails with [`Error::Cancelled`] if it
+    /// Gives the start up: [`Builder::create`](crate::Builder::create) fails with [`Error::Cancelled`](crate::Error::Cancelled) if it
     /// has not succeeded yet. Later, it kills the machine.
     pub fn cancel(&self) {
         let mut state = lock(&self.state);

@@ -1,6 +1,6 @@
 //! The first bytes that the guest sends: who it is and which protocol it speaks.
 //!
-//! Eight bytes of magic, then [`VERSION`](crate::VERSION) as a `u32`, little
+//! Eight bytes of magic, then [`VERSION`] as a `u32`, little
 //! endian. This shape stays the same in every version of the protocol.
 
 use std::io::Read;

@@ -1,5 +1,10 @@
 //! The flags of `mica run`, with Docker's meanings.
 
+#![allow(
+    rustdoc::broken_intra_doc_links,
+    reason = "their documentation is text for --help"
+)]
+
 use std::ffi::{OsStr, OsString};
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::ffi::OsStrExt;

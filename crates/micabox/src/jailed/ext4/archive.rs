@@ -47,7 +47,7 @@ pub struct Import {
 /// The directory at `path` as an archive that says all there is to say.
 ///
 /// # Errors
-/// [`CallError`]; more come from [`Stream::finish`].
+/// [`CallError`](micabox_jail::CallError); more come from [`Stream::finish`].
 pub fn export(file: File, path: &[u8]) -> Result<Stream<Export>> {
     let export = Export {
         path: path.to_vec(),
@@ -62,7 +62,7 @@ pub fn export(file: File, path: &[u8]) -> Result<Stream<Export>> {
 /// `name`.
 ///
 /// # Errors
-/// [`CallError`]; more come from [`Stream::finish`].
+/// [`CallError`](micabox_jail::CallError); more come from [`Stream::finish`].
 pub fn pack(file: File, path: &[u8], name: &[u8]) -> Result<Stream<Export>> {
     let export = Export {
         path: path.to_vec(),
@@ -83,7 +83,7 @@ fn start_export(export: &Export, file: File) -> Result<Stream<Export>> {
 /// Unpacks an archive, to the root or elsewhere: how many members, and bytes of contents.
 ///
 /// # Errors
-/// [`CallError`]: [`Fault::Disk`] is about the filesystem as a whole, [`Fault::Asked`] about
+/// [`CallError`](micabox_jail::CallError): [`Fault::Disk`] is about the filesystem as a whole, [`Fault::Asked`] about
 /// the archive, [`Fault::Output`] about a member that can't be unpacked.
 pub fn import(file: File, archive: OwnedFd, into: Option<Destination>) -> Result<(u64, u64)> {
     let size = length(&file).unwrap_or(0);

@@ -92,7 +92,7 @@ pub struct Read {
 /// Names in the directory at `path`, in the order of their bytes.
 ///
 /// # Errors
-/// [`CallError`]; more come from reading them.
+/// [`CallError`](micabox_jail::CallError); more come from reading them.
 pub fn list(file: File, path: &[u8], long: bool) -> Result<Records<List, Listed>> {
     let path = path.to_vec();
     let list = List { path, long };
@@ -107,7 +107,7 @@ pub fn list(file: File, path: &[u8], long: bool) -> Result<Records<List, Listed>
 /// What an inode says of itself.
 ///
 /// # Errors
-/// [`CallError`].
+/// [`CallError`](micabox_jail::CallError).
 pub fn show(file: File, path: &[u8]) -> Result<Shown> {
     let path = path.to_vec();
     jailed::call(&Show { path }, file, Vec::new(), 0)
@@ -116,7 +116,7 @@ pub fn show(file: File, path: &[u8]) -> Result<Shown> {
 /// A file's contents, holes as zeros.
 ///
 /// # Errors
-/// [`CallError`]; more come from [`Stream::finish`].
+/// [`CallError`](micabox_jail::CallError); more come from [`Stream::finish`].
 pub fn read(file: File, path: &[u8]) -> Result<Stream<Read>> {
     let path = path.to_vec();
     Stream::start(&Read { path }, file, Vec::new(), u64::MAX)

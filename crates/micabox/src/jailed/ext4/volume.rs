@@ -63,7 +63,7 @@ pub struct Grow {
 /// What is wrong with a filesystem.
 ///
 /// # Errors
-/// [`CallError`].
+/// [`CallError`](micabox_jail::CallError).
 pub fn findings(file: File) -> Result<Vec<Finding>> {
     jailed::call(&Check, file, Vec::new(), 0)
 }
@@ -71,7 +71,7 @@ pub fn findings(file: File) -> Result<Vec<Finding>> {
 /// Puts what the journal has in its place, and takes a mark of errors away if nothing is wrong.
 ///
 /// # Errors
-/// [`CallError`].
+/// [`CallError`](micabox_jail::CallError).
 pub fn replay(file: File) -> Result<Replayed> {
     let size = length(&file).unwrap_or(0);
     jailed::call(&Replay, file, Vec::new(), size)
@@ -80,7 +80,7 @@ pub fn replay(file: File) -> Result<Replayed> {
 /// Makes a filesystem `size` bytes large, which its file is already.
 ///
 /// # Errors
-/// [`CallError`].
+/// [`CallError`](micabox_jail::CallError).
 pub fn grow(file: File, size: u64) -> Result<Grown> {
     let length = length(&file).unwrap_or(0).max(size);
     jailed::call(&Grow { size }, file, Vec::new(), length)
