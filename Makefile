@@ -5,18 +5,20 @@
 # The lock file is part of the source: nothing here may change it.
 export CARGOFLAGS ?= --locked
 
-.PHONY: help setup guest mica image demo test test-kvm lint bench clean
+.PHONY: help setup guest mica image demo check test test-kvm lint bench clean
 
 help:
 	@echo 'make demo    set up this machine, build everything, run a command in a VM'
 	@echo 'make test    run all tests; as root also those that mount, and that boot VMs'
 	@echo 'make test-kvm   only those of our own VMM, on this KVM or in an emulated machine with one'
 	@echo
+	@echo 'make check   formatting, clippy and unit tests: the edit loop'
+	@echo 'make lint    all that is found without running anything; warnings are errors'
+	@echo
 	@echo 'make setup   install the Debian packages that are missing'
 	@echo 'make guest   build the guest kernel (once) and agent into target/guest'
 	@echo 'make mica    build target/release/mica'
 	@echo 'make image   make the sample image (once)'
-	@echo 'make lint    formatting, compiler and linter warnings as errors'
 	@echo 'make bench   every benchmark; half an hour and more, as root'
 	@echo 'make clean   remove target; the kernel and the image stay cached'
 
@@ -35,6 +37,9 @@ image: setup
 demo:
 	@scripts/demo
 
+check:
+	@scripts/test --quick
+
 test:
 	@scripts/test
 
@@ -42,8 +47,7 @@ test-kvm: setup
 	@scripts/test-kvm
 
 lint:
-	cargo fmt --all --check
-	cargo clippy $(CARGOFLAGS) --workspace --all-targets -- -D warnings
+	@scripts/lint
 
 bench: mica guest image
 	@scripts/setup --bench
