@@ -73,6 +73,6 @@ pub struct Attributes {
     /// Last change of the contents.
     pub mtime: Timestamp,
     /// Extended attributes by full name, no name twice, access control lists in the form of
-    /// `setxattr(2)`. Empty in a member that [`crate::Reader::next`] gives.
+    /// `setxattr(2)`. Empty in a member that `Reader::next` gives.
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
