@@ -16,12 +16,21 @@
 //! it is packed into its inode, so that the kernel can map all of it with DAX.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::cast_possible_truncation,
+        clippy::cast_possible_wrap,
+        clippy::cast_sign_loss
+    )
+)]
 
 pub mod check;
 mod emit;
 mod error;
 pub mod format;
 pub mod merge;
+mod narrow;
 mod output;
 pub mod overlay;
 pub mod reader;

@@ -2,11 +2,12 @@
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
 
+use crate::narrow::in_memory;
 use crate::{BLOCK_SIZE, Error, Result};
 
 /// Large enough that system calls don't show, small enough to stay in a core's cache.
 const BUFFER_BLOCKS: usize = 64;
-const BLOCK: usize = BLOCK_SIZE as usize;
+const BLOCK: usize = in_memory(BLOCK_SIZE);
 
 /// A stream of blocks into a fresh file. Blocks of zeros are skipped by seeking, which
 /// leaves a hole where the file can have one.
@@ -74,8 +75,8 @@ impl<W: Write + Seek> Output<W> {
                 continue;
             }
             let now = count.min((self.buffer.len() - self.filled) as u64);
-            self.buffer[self.filled..self.filled + now as usize].fill(0);
-            self.advance(now as usize)?;
+            self.buffer[self.filled..self.filled + in_memory(now)].fill(0);
+            self.advance(in_memory(now))?;
             count -= now;
         }
         Ok(())
@@ -101,7 +102,7 @@ impl<W: Write + Seek> Output<W> {
     ) -> Result<()> {
         let mut left = size;
         while left > 0 {
-            let room = left.min((self.buffer.len() - self.filled) as u64) as usize;
+            let room = in_memory(left.min((self.buffer.len() - self.filled) as u64));
             match reader.read(&mut self.buffer[self.filled..self.filled + room]) {
                 Ok(0) => {
                     return Err(Error::ShortBody {

@@ -1,5 +1,6 @@
 //! Where a reader's bytes come from.
 
+use crate::narrow::in_memory;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fs::File;
@@ -232,7 +233,7 @@ impl<R: ReadAt> ReadAt for Concat<R> {
             } else {
                 part.padded
             };
-            let count = (end - at).min(buf.len() as u64) as usize;
+            let count = in_memory((end - at).min(buf.len() as u64));
             let (now, later) = buf.split_at_mut(count);
             if at < part.length {
                 part.source.read_exact_at(now, at)?;

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
+use crate::narrow::saturate32;
 use micabox_file::Timestamp;
 
 use crate::xattr::Xattr;
@@ -356,7 +357,7 @@ impl Tree {
 
     /// All inodes ever added.
     pub(crate) fn ids(&self) -> impl Iterator<Item = InodeId> + use<> {
-        (0..self.inodes.len() as u32).map(InodeId)
+        (0..saturate32(self.inodes.len())).map(InodeId)
     }
 
     /// Sets the link counts of all that is not a directory, by inode: as given, but never

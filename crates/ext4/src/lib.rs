@@ -11,6 +11,14 @@
 //! * [`format`] has the structures on disk.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::cast_possible_truncation,
+        clippy::cast_possible_wrap,
+        clippy::cast_sign_loss
+    )
+)]
 #![no_std]
 
 extern crate alloc;
@@ -24,6 +32,7 @@ mod engine;
 mod error;
 pub mod format;
 pub mod make;
+mod narrow;
 mod placement;
 pub mod resize;
 

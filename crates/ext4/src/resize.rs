@@ -15,6 +15,7 @@ use crate::format::group::{
     BLOCK_UNINIT, GroupDescriptor, INODE_UNINIT, INODE_ZEROED, bitmap_checksum,
 };
 use crate::format::superblock::{MAGIC, SUPERBLOCK_OFFSET, Superblock};
+use crate::narrow::{in_memory, saturate16, saturate32};
 use crate::placement::Placement;
 use crate::{BlockDevice, DeviceError};
 
@@ -166,7 +167,7 @@ fn larger(old: &Superblock, geometry: &Geometry, blocks: u64) -> Option<Superblo
     }
     let reserved = u128::from(old.reserved_blocks()) * u128::from(blocks)
         / u128::from(geometry.blocks_count.max(1));
-    new.set_reserved_blocks(reserved as u64);
+    new.set_reserved_blocks(u64::try_from(reserved).unwrap_or(u64::MAX));
     Some(new)
 }
 
@@ -214,7 +215,7 @@ impl Growth<'_> {
 
     fn read_table(&mut self) -> Result<(), ResizeError> {
         let block_size = self.geometry.block_size;
-        let length = descriptor_blocks(&self.new, self.geometry) as usize * block_size;
+        let length = in_memory(descriptor_blocks(&self.new, self.geometry)) * block_size;
         let mut table = vec![0; length];
         let count = descriptor_blocks(self.old, self.geometry);
         for (index, block) in (0..count).zip(table.chunks_exact_mut(block_size)) {
@@ -266,7 +267,7 @@ impl Growth<'_> {
         }
         let mut descriptor = self.descriptor(group);
         let free = u64::from(descriptor.free_blocks()) + after - before;
-        descriptor.set_free_blocks(free as u32);
+        descriptor.set_free_blocks(saturate32(free));
         if descriptor.flags & BLOCK_UNINIT == 0 {
             let offset = self.offset(descriptor.block_bitmap());
             let mut bitmap = vec![0; self.geometry.block_size];
@@ -283,7 +284,7 @@ impl Growth<'_> {
 
     /// Groups that are all free but for their own metadata.
     fn add_groups(&mut self) -> Result<(), ResizeError> {
-        let groups = self.new.groups() as u32;
+        let groups = saturate32(self.new.groups());
         for group in self.geometry.groups..groups {
             let start = self.geometry.group_start(group);
             let base = self.placement(&self.new).base(group.into());
@@ -295,7 +296,7 @@ impl Growth<'_> {
             descriptor.set_block_bitmap(tables);
             descriptor.set_inode_bitmap(tables + 1);
             descriptor.set_inode_table(tables + 2);
-            descriptor.set_free_blocks((blocks - taken) as u32);
+            descriptor.set_free_blocks(saturate32(blocks - taken));
             descriptor.set_free_inodes(self.geometry.inodes_per_group);
             descriptor.set_unused_inodes(self.geometry.inodes_per_group);
             descriptor.flags = INODE_UNINIT;
@@ -330,7 +331,7 @@ impl Growth<'_> {
 
     /// Writes descriptors and superblocks, those of the old filesystem last.
     fn write(mut self, raw: &[u8; Superblock::SIZE]) -> Result<Resized, ResizeError> {
-        let groups = self.new.groups() as u32;
+        let groups = saturate32(self.new.groups());
         let each = (0..groups).map(|group| self.descriptor(group));
         let (free_blocks, free_inodes) = each.fold((0, 0_u32), |(blocks, inodes), descriptor| {
             let more = u64::from(descriptor.free_blocks());
@@ -342,7 +343,8 @@ impl Growth<'_> {
         if self.new.overhead_clusters != 0 {
             let more = (self.new.blocks_count() - self.old.blocks_count())
                 .saturating_sub(free_blocks.saturating_sub(self.old.free_blocks()));
-            self.new.overhead_clusters = self.new.overhead_clusters.saturating_add(more as u32);
+            self.new.overhead_clusters =
+                self.new.overhead_clusters.saturating_add(saturate32(more));
         }
         self.new.set_free_blocks(free_blocks);
         self.new.free_inodes = free_inodes;
@@ -369,7 +371,7 @@ impl Growth<'_> {
         self.write_superblock(raw, 0..1)?;
         self.device.flush()?;
         Ok(Resized {
-            block_size: self.geometry.block_size as u32,
+            block_size: saturate32(self.geometry.block_size),
             blocks_before: self.old.blocks_count(),
             blocks: self.new.blocks_count(),
             free_blocks,
@@ -404,7 +406,7 @@ impl Growth<'_> {
         for group in groups.filter(|&group| self.new.has_backup(group.into())) {
             let mut bytes = *raw;
             let mut superblock = self.new.clone();
-            superblock.block_group = group as u16;
+            superblock.block_group = saturate16(group);
             superblock.seal_into(&mut bytes);
             let offset = match group {
                 0 => SUPERBLOCK_OFFSET,

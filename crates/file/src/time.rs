@@ -25,7 +25,7 @@ impl Timestamp {
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
         Self {
-            seconds: since.as_secs() as i64,
+            seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
             nanos: since.subsec_nanos(),
         }
     }

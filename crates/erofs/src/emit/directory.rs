@@ -5,10 +5,11 @@
 //! sorted by name as raw bytes throughout: `.` and `..` too, and `!x` sorts before them.
 
 use crate::format::{self, DIRENT_SIZE, FileType};
+use crate::narrow::{in_memory, saturate16};
 use crate::tree::{InodeId, Tree};
 use crate::{BLOCK_SIZE, Result};
 
-const BLOCK: usize = BLOCK_SIZE as usize;
+const BLOCK: usize = in_memory(BLOCK_SIZE);
 
 /// Distributes entries over blocks.
 #[derive(Default)]
@@ -99,7 +100,7 @@ fn encode(tree: &Tree, nids: &[u32], entries: &[(&[u8], InodeId)], block: &mut V
     for (name, id) in entries {
         let kind: FileType = super::file_type(tree.inode(*id));
         let nid = u64::from(nids[id.index()]);
-        block.extend_from_slice(&format::encode_dirent(nid, name_offset as u16, kind));
+        block.extend_from_slice(&format::encode_dirent(nid, saturate16(name_offset), kind));
         name_offset += name.len();
     }
     for (name, _) in entries {

@@ -6,6 +6,7 @@ use crate::format::{
     self, COMPAT_CHECKSUM, COMPAT_MTIME, DEVICE_SLOT_SIZE, DeviceSlot, INCOMPAT_CHUNKED,
     INCOMPAT_DEVICE_TABLE, SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE, Superblock,
 };
+use crate::narrow::{in_memory, saturate16};
 
 const DEVICE_TABLE: u64 = SUPERBLOCK_OFFSET + SUPERBLOCK_SIZE as u64;
 
@@ -38,10 +39,10 @@ pub(crate) fn head(
         meta_block: metadata.meta_block,
         xattr_block: metadata.xattr_block,
         uuid,
-        devices: devices.len() as u16,
+        devices: saturate16(devices.len()),
         device_table: match devices {
             [] => 0,
-            _ => (DEVICE_TABLE / DEVICE_SLOT_SIZE as u64) as u16,
+            _ => saturate16(DEVICE_TABLE / DEVICE_SLOT_SIZE as u64),
         },
     };
     let mut head = superblock.encode(0).to_vec();
@@ -49,11 +50,11 @@ pub(crate) fn head(
         head.extend_from_slice(&device.encode());
     }
     head.resize(
-        (blocks(devices.len()) * BLOCK_SIZE - SUPERBLOCK_OFFSET) as usize,
+        in_memory(blocks(devices.len()) * BLOCK_SIZE - SUPERBLOCK_OFFSET),
         0,
     );
 
-    let checksum = format::checksum(&head[..(BLOCK_SIZE - SUPERBLOCK_OFFSET) as usize]);
+    let checksum = format::checksum(&head[..in_memory(BLOCK_SIZE - SUPERBLOCK_OFFSET)]);
     head[..SUPERBLOCK_SIZE].copy_from_slice(&superblock.encode(checksum));
     head
 }

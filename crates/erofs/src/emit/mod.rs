@@ -24,6 +24,7 @@ use self::xattrs::SharedXattrs;
 use crate::Timestamp;
 use crate::error::InodeProblem;
 use crate::format::{self, FileType, INODE_SLOT, Layout, RawInode};
+use crate::narrow::{saturate16, saturate32};
 use crate::output::Output;
 use crate::tree::{Chunks, Data, Inode, InodeId, Kind, Tree};
 use crate::{BLOCK_SIZE, Error, Result};
@@ -204,9 +205,9 @@ impl<'t> Plan<'t> {
         let start = output.position();
         let shared_at = start + self.inode_bytes;
         // Shared attributes are found from a block's start on, in units of 4 bytes.
-        let xattr_block = (shared_at / BLOCK_SIZE) as u32;
+        let xattr_block = saturate32(shared_at / BLOCK_SIZE);
         let shared_base = (shared_at % BLOCK_SIZE / 4) as u32;
-        let content_block = meta_end as u32 - self.content_blocks;
+        let content_block = saturate32(meta_end) - self.content_blocks;
 
         let mut bytes = Vec::new();
         for placed in &self.placed {
@@ -228,7 +229,7 @@ impl<'t> Plan<'t> {
             meta_block,
             xattr_block,
             // The root comes first, so its number is small.
-            root_nid: self.nids[self.tree.root().index()] as u16,
+            root_nid: saturate16(self.nids[self.tree.root().index()]),
             inodes: self.inodes(),
             build_time: self.build_time,
             chunked: self.chunked,

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use crate::error::InodeProblem;
 use crate::format::{self, XATTR_HEADER_SIZE};
+use crate::narrow::{saturate8, saturate16};
 use crate::tree::{Inode, InodeId, Tree};
 use crate::xattr::{self, Xattr};
 
@@ -87,7 +88,7 @@ impl<'t> SharedXattrs<'t> {
             return;
         }
         let (shared, own) = self.split(xattrs);
-        bytes.extend_from_slice(&format::encode_xattr_header(shared.len() as u8));
+        bytes.extend_from_slice(&format::encode_xattr_header(saturate8(shared.len())));
         for position in shared {
             bytes.extend_from_slice(&(position + base).to_le_bytes());
         }
@@ -119,7 +120,11 @@ fn stored_name(xattr: &Xattr) -> (u8, &[u8]) {
 
 fn encode_entry(xattr: &Xattr, bytes: &mut Vec<u8>) {
     let (namespace, name) = stored_name(xattr);
-    let head = format::encode_xattr_entry(name.len() as u8, namespace, xattr.value.len() as u16);
+    let head = format::encode_xattr_entry(
+        saturate8(name.len()),
+        namespace,
+        saturate16(xattr.value.len()),
+    );
     bytes.extend_from_slice(&head);
     bytes.extend_from_slice(name);
     bytes.extend_from_slice(&xattr.value);

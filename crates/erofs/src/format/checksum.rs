@@ -1,16 +1,18 @@
 //! The superblock's checksum.
 
+use crate::narrow::low8;
+
 const CRC32C_TABLE: [u32; 256] = {
     let mut table = [0; 256];
-    let mut byte = 0;
+    let mut byte: u32 = 0;
     while byte < 256 {
-        let mut crc = byte as u32;
+        let mut crc = byte;
         let mut bit = 0;
         while bit < 8 {
             crc = (crc >> 1) ^ (0x82f6_3b78 & (crc & 1).wrapping_neg());
             bit += 1;
         }
-        table[byte] = crc;
+        table[byte as usize] = crc;
         byte += 1;
     }
     table
@@ -20,7 +22,7 @@ const CRC32C_TABLE: [u32; 256] = {
 /// place of the checksum, and without the final inversion that the CRC usually has.
 pub(crate) fn checksum(bytes: &[u8]) -> u32 {
     bytes.iter().fold(!0, |crc, &byte| {
-        (crc >> 8) ^ CRC32C_TABLE[usize::from(crc as u8 ^ byte)]
+        (crc >> 8) ^ CRC32C_TABLE[usize::from(low8(crc) ^ byte)]
     })
 }
 

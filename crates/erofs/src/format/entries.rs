@@ -2,6 +2,7 @@
 
 use super::FileType;
 use super::fields::{Fields, Parse};
+use crate::narrow::saturate16;
 
 pub(crate) const DIRENT_SIZE: usize = 12;
 pub(crate) const XATTR_HEADER_SIZE: usize = 12;
@@ -60,7 +61,7 @@ pub(crate) fn encode_xattr_entry(
 pub(crate) fn xattr_count(size: usize) -> u16 {
     match size.checked_sub(XATTR_HEADER_SIZE) {
         None => 0,
-        Some(rest) => 1 + (rest / 4) as u16,
+        Some(rest) => 1 + saturate16(rest / 4),
     }
 }
 

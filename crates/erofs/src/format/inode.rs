@@ -1,6 +1,7 @@
 //! The fixed part of inodes.
 
 use super::fields::{Fields, Parse};
+use crate::narrow::{low32, saturate16};
 use micabox_file::Timestamp;
 
 /// Inodes start at multiples of this; an inode's number is its position in these units.
@@ -99,7 +100,7 @@ impl RawInode {
         let uid = parse.u32();
         let gid = parse.u32();
         let mtime = Timestamp {
-            seconds: parse.u64() as i64,
+            seconds: parse.u64().cast_signed(),
             nanos: parse.u32(),
         };
         Self {
@@ -122,13 +123,13 @@ impl RawInode {
             .u16((self.layout as u16) << 1)
             .u16(self.xattr_count)
             .u16(self.mode)
-            .u16(self.nlink as u16)
-            .u32(self.size as u32)
+            .u16(saturate16(self.nlink))
+            .u32(low32(self.size))
             .u32(0)
             .u32(self.union)
             .u32(self.ino)
-            .u16(self.uid as u16)
-            .u16(self.gid as u16)
+            .u16(saturate16(self.uid))
+            .u16(saturate16(self.gid))
             .done()
     }
 
@@ -144,7 +145,7 @@ impl RawInode {
             .u32(self.ino)
             .u32(self.uid)
             .u32(self.gid)
-            .u64(self.mtime.seconds as u64)
+            .u64(self.mtime.seconds.cast_unsigned())
             .u32(self.mtime.nanos)
             .u32(self.nlink)
             .done()

@@ -90,7 +90,7 @@ impl Superblock {
         let root_nid = parse.u16();
         let inodes = parse.u64();
         let build_time = Timestamp {
-            seconds: parse.u64() as i64,
+            seconds: parse.u64().cast_signed(),
             nanos: parse.u32(),
         };
         let blocks = parse.u32();
@@ -141,7 +141,7 @@ impl Superblock {
             .u8(0) // no extension slots
             .u16(self.root_nid)
             .u64(self.inodes)
-            .u64(self.build_time.seconds as u64)
+            .u64(self.build_time.seconds.cast_unsigned())
             .u32(self.build_time.nanos)
             .u32(self.blocks)
             .u32(self.meta_block)

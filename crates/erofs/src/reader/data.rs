@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use super::{Inode, Reader};
 use crate::format::{FileType, INODE_SLOT, Layout, SYMLINK_MAX};
+use crate::narrow::{in_memory, saturate8};
 use crate::source::ReadAt;
 use crate::sparse::{CHUNK_BITS_MAX, chunk_size};
 use crate::tree::{Chunks, Data};
@@ -96,7 +97,7 @@ impl<R: ReadAt> Reader<R> {
 
     fn chunk_list(&self, inode: &Inode) -> Result<ChunkList> {
         let format = inode.union;
-        let bits = (format & u32::from(CHUNK_BITS_MAX)) as u8;
+        let bits = saturate8(format & u32::from(CHUNK_BITS_MAX));
         if format & 0xffff & !CHUNK_FORMAT != 0 {
             return Err(inode.corrupt("its chunk format is unknown"));
         }
@@ -131,9 +132,9 @@ impl<R: ReadAt> Reader<R> {
         let mut next = first;
         while next < list.count {
             let count = (list.count - next).min(ENTRIES);
-            buf.resize((count * list.unit) as usize, 0);
+            buf.resize(in_memory(count * list.unit), 0);
             self.fill(&mut buf, list.at + next * list.unit)?;
-            for entry in buf.chunks_exact(list.unit as usize) {
+            for entry in buf.chunks_exact(in_memory(list.unit)) {
                 let block = match *entry {
                     [a, b, c, d] => u32::from_le_bytes([a, b, c, d]),
                     [_, _, device_low, device_high, a, b, c, d] => {
@@ -288,12 +289,12 @@ impl<R: ReadAt> Reader<R> {
     pub fn read(&self, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<usize> {
         let length = inode.size.saturating_sub(offset).min(buf.len() as u64);
         // Fits, since the buffer has at least this length.
-        let mut left = &mut buf[..length as usize];
+        let mut left = &mut buf[..in_memory(length)];
         let mut at = offset;
         while !left.is_empty() {
             let extent = self.extent_at(inode, at)?;
             let skip = at - extent.offset;
-            let count = (extent.length - skip).min(left.len() as u64) as usize;
+            let count = in_memory((extent.length - skip).min(left.len() as u64));
             let (now, later) = left.split_at_mut(count);
             match extent.address {
                 Some(address) if address + skip + count as u64 <= self.source_size => {
@@ -305,7 +306,7 @@ impl<R: ReadAt> Reader<R> {
             left = later;
             at += count as u64;
         }
-        Ok(length as usize)
+        Ok(in_memory(length))
     }
 
     /// The run that holds the byte at `offset`, which is inside the file.
@@ -351,7 +352,7 @@ impl<R: ReadAt> Reader<R> {
             return Err(link.corrupt("it is used as a symbolic link and is none"));
         }
         // At most 4095 bytes: checked with the inode.
-        let mut target = vec![0; link.size as usize];
+        let mut target = vec![0; in_memory(link.size)];
         self.read(link, 0, &mut target)?;
         if target.contains(&0) {
             return Err(link.corrupt("its target contains a NUL byte"));

@@ -16,6 +16,7 @@ use crate::format::{
     INCOMPAT_DEVICE_TABLE, INODE_SLOT, InodeFormat, Layout, RawInode, SUPERBLOCK_OFFSET,
     SUPERBLOCK_SIZE, Superblock, SuperblockProblem,
 };
+use crate::narrow::in_memory;
 use crate::source::ReadAt;
 use crate::{BLOCK_SIZE, Error, Result};
 use micabox_file::Timestamp;
@@ -103,7 +104,7 @@ impl<R: ReadAt> Reader<R> {
     /// [`Error::Corrupt`], or [`Error::Read`].
     pub fn open(source: R) -> Result<Self> {
         let source_size = source.size().map_err(Error::Read)?;
-        let mut head = [0; (BLOCK_SIZE - SUPERBLOCK_OFFSET) as usize];
+        let mut head = [0; in_memory(BLOCK_SIZE - SUPERBLOCK_OFFSET)];
         if source_size < BLOCK_SIZE {
             return Err(Error::NotErofs);
         }

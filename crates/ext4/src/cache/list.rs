@@ -1,5 +1,6 @@
 //! Values in slots, linked from the one used last to the one not used for longest.
 
+use crate::narrow::saturate32;
 use alloc::vec::Vec;
 
 /// No slot.
@@ -53,7 +54,7 @@ impl<T> List<T> {
             }
             None => {
                 self.slots.push(slot);
-                (self.slots.len() - 1) as u32
+                saturate32(self.slots.len() - 1)
             }
         };
         self.push_newest(number);

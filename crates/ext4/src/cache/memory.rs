@@ -4,6 +4,7 @@
 //! as the processor's large pages, asked for as such, and kept for the next buffers. Who wants
 //! less in all gets smaller ones.
 
+use crate::narrow::saturate32;
 use alloc::vec::Vec;
 
 #[cfg(feature = "std")]
@@ -44,7 +45,7 @@ impl Memory {
         let first = u32::try_from(self.pieces.len() * self.per_piece).ok()?;
         self.pieces.push(new_piece(self.per_piece * self.size)?);
         self.free
-            .extend((first + 1..first + self.per_piece as u32).rev());
+            .extend((first + 1..first + saturate32(self.per_piece)).rev());
         Some(first)
     }
 

@@ -15,6 +15,7 @@ use crate::format::features::{compat, incompat, ro_compat};
 use crate::format::group::INODE_UNINIT;
 use crate::format::inode::{flags, is_linux};
 use crate::format::superblock::{JOURNAL_INODE, ROOT_INODE};
+use crate::narrow::saturate32;
 
 /// Bytes of inode tables read at once.
 const CHUNK: usize = 64 << 10;
@@ -35,7 +36,7 @@ pub(super) fn scan(state: &mut State) {
         } else {
             per_group.saturating_sub(group.unused_inodes())
         };
-        let first = number as u32 * per_group + 1;
+        let first = saturate32(number) * per_group + 1;
         table(state, group.inode_table(), first, used);
     }
     if !state.seen.contains_key(&ROOT_INODE) {
@@ -65,9 +66,9 @@ fn table(state: &mut State, block: u64, first: u32, count: u32) {
                 .add(format_args!("inode table at block {block}: {problem}"));
             return;
         }
-        let number = first + (at / size) as u32;
+        let number = first + saturate32(at / size);
         for (index, bytes) in bytes.chunks_exact(size).enumerate() {
-            inode(state, &Inode::new(number + index as u32, bytes));
+            inode(state, &Inode::new(number + saturate32(index), bytes));
         }
         at += take;
     }

@@ -15,6 +15,7 @@ use super::volume::{Volume, word};
 use crate::format::extent::{self, ENTRY_SIZE, Extent, HEADER_SIZE, Header, Index, MAX_DEPTH};
 use crate::format::fields;
 use crate::format::inode::flags;
+use crate::narrow::in_memory;
 
 /// Direct pointers of `i_block`.
 const DIRECT: usize = 12;
@@ -278,7 +279,7 @@ impl Walk<'_, '_> {
         let per_block = node.len() as u64 / 4;
         let step = per_block.pow(level - 1);
         for index in 0..per_block {
-            let pointer = word(&node, index as usize);
+            let pointer = word(&node, in_memory(index));
             let logical = logical + index * step;
             if level == 1 {
                 self.pointer(inode, logical, pointer, map, bad);

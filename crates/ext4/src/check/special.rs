@@ -11,6 +11,7 @@ use super::volume::{Volume, word};
 use crate::format::features::{compat, incompat, ro_compat};
 use crate::format::inode::flags;
 use crate::format::superblock::{JOURNAL_INODE, ROOT_INODE, Superblock};
+use crate::narrow::in_memory;
 
 /// The inode that holds bad blocks.
 pub(super) const BAD_BLOCKS: u32 = 1;
@@ -181,13 +182,13 @@ fn listed(volume: &Volume, doubly: u64) -> Map {
         return map;
     }
     for slot in 0..per_block {
-        let own = u64::from(word(&list, slot as usize));
+        let own = u64::from(word(&list, in_memory(slot)));
         if own == 0 || volume.read_block(own, &mut block).is_err() {
             continue;
         }
         map.nodes.push(own);
         for index in 0..per_block {
-            let physical = u64::from(word(&block, index as usize));
+            let physical = u64::from(word(&block, in_memory(index)));
             if physical != 0 {
                 map.nodes.push(physical);
                 map.runs = vec![Run {
@@ -229,7 +230,7 @@ fn lists_reserved_blocks(state: &State, doubly: u64) -> Option<bool> {
         }
         // A descriptor block's place in the list is its number.
         let slot = own.checked_sub(base.start + 1)? % per_block;
-        *list.get_mut(slot as usize)? = own;
+        *list.get_mut(in_memory(slot))? = own;
     }
     volume.read_block(doubly, &mut block).ok()?;
     if !holds(&block, &list) {

@@ -11,6 +11,7 @@ use super::inode::Kind;
 use super::state::State;
 use crate::format::features::ro_compat;
 use crate::format::group::{BLOCK_UNINIT, GroupDescriptor, INODE_UNINIT, bitmap_checksum};
+use crate::narrow::{in_memory, low16, saturate32};
 
 /// Reports blocks with several owners, and compares everything that is counted.
 pub(super) fn compare(state: &mut State) {
@@ -142,7 +143,7 @@ fn inodes(state: &mut State, number: usize) -> u64 {
         return 0;
     };
     let per_group = volume.inodes_per_group();
-    let first = number as u32 * per_group + 1;
+    let first = saturate32(number) * per_group + 1;
     let mut bitmap = vec![0; volume.block_size];
     let mut taken = 0;
     let mut directories = 0;
@@ -225,7 +226,7 @@ fn checksum_fits(
     // Short descriptors have room for half of it.
     let fits = match usize::from(volume.superblock.descriptor_bytes()) >= GroupDescriptor::SIZE {
         true => right == whole,
-        false => right as u16 == low,
+        false => low16(right) == low,
     };
     if !fits {
         state.found.add(format_args!(
@@ -262,7 +263,7 @@ fn differences(
         ));
     }
     let begun = (count..count.next_multiple_of(8)).all(|index| bit(actual, index));
-    let behind = actual.get(count.div_ceil(8) as usize..);
+    let behind = actual.get(in_memory(count.div_ceil(8))..);
     let full = |bytes: &[u8]| bytes.iter().fold(0xff, |all, byte| all & byte) == 0xff;
     let padded = begun && behind.is_none_or(full);
     if !padded {
@@ -274,8 +275,8 @@ fn differences(
 
 fn set(bitmap: &mut [u8], bits: Range<u64>) {
     let whole = bits.start.div_ceil(8)..bits.end / 8;
-    let end = bitmap.len().min(whole.end as usize);
-    if let Some(bytes) = bitmap.get_mut(whole.start as usize..end) {
+    let end = bitmap.len().min(in_memory(whole.end));
+    if let Some(bytes) = bitmap.get_mut(in_memory(whole.start)..end) {
         bytes.fill(0xff);
     }
     let head = bits.start..bits.end.min(whole.start * 8);

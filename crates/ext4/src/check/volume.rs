@@ -14,6 +14,7 @@ use crate::format::group::{BLOCK_UNINIT, GroupDescriptor, INODE_UNINIT};
 use crate::format::superblock::{
     CHECKSUM_CRC32C, DYNAMIC_REVISION, MAGIC, SUPERBLOCK_OFFSET, Superblock,
 };
+use crate::narrow::saturate32;
 use crate::placement::Placement;
 
 /// Feature bits whose meaning this check knows. The rest is refused, as e2fsck does.
@@ -200,7 +201,8 @@ impl<'d> Volume<'d> {
                 }
                 // What a short descriptor does not have reads as zero.
                 let descriptor = GroupDescriptor::decode(bytes);
-                let right = GroupDescriptor::checksum_of(&self.superblock, group as u32, bytes);
+                let right =
+                    GroupDescriptor::checksum_of(&self.superblock, saturate32(group), bytes);
                 if checked && descriptor.checksum != right {
                     found.add(format_args!(
                         "group descriptor {group} checksum is {:#06x}, should be {right:#06x}",

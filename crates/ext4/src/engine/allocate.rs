@@ -7,6 +7,7 @@ use crate::device::BlockDevice;
 use crate::error::{Errno, Place, Result};
 use crate::format::features::incompat;
 use crate::format::group::{self, BLOCK_UNINIT};
+use crate::narrow::{low16, saturate32};
 
 /// A run at the goal that is shorter than what is wanted must have this length to be taken.
 const WORTHWHILE: u32 = 8;
@@ -51,7 +52,7 @@ impl<D: BlockDevice> Ext4<D> {
     fn initial_block_bitmap(&self, number: u32) -> Bits {
         let length = self.geometry.group_blocks(number);
         let mut bits = Bits::zeros(length);
-        bits.set(0, self.base_blocks(number).min(length.into()) as u32);
+        bits.set(0, saturate32(self.base_blocks(number).min(length.into())));
         let Ok(group) = self.group(number) else {
             return bits;
         };
@@ -71,7 +72,7 @@ impl<D: BlockDevice> Ext4<D> {
                 .saturating_add(count)
                 .saturating_sub(start)
                 .min(length.into());
-            bits.set(from as u32, to.saturating_sub(from) as u32);
+            bits.set(saturate32(from), saturate32(to.saturating_sub(from)));
         }
         bits
     }
@@ -133,7 +134,7 @@ impl<D: BlockDevice> Ext4<D> {
             for step in 0..self.geometry.groups {
                 let number =
                     (u64::from(goal_group) + u64::from(step)) % u64::from(self.geometry.groups);
-                let number = number as u32;
+                let number = saturate32(number);
                 let group = self.group(number)?;
                 if group.descriptor.free_blocks() < least || group.longest_run < least {
                     continue;
@@ -188,7 +189,7 @@ impl<D: BlockDevice> Ext4<D> {
                 .group_of(first)
                 .ok_or(Place::Block(first).corrupt("a block to be freed is past the end"))?;
             let within = self.geometry.group_blocks(number) - bit;
-            let now = count.min(within.into()) as u32;
+            let now = saturate32(count.min(within.into()));
             self.load_block_bitmap(number)?;
             let logged = self.journal.is_some();
             let group = self.dirty_group(number)?;
@@ -239,7 +240,7 @@ impl<D: BlockDevice> Ext4<D> {
 
     /// Writes bitmaps and descriptors of changed groups to their blocks.
     pub(crate) fn store_groups(&mut self) -> Result<()> {
-        let per_block = (self.geometry.block_size / self.geometry.descriptor_size) as u32;
+        let per_block = saturate32(self.geometry.block_size / self.geometry.descriptor_size);
         let mut numbers = core::mem::take(&mut self.dirty_groups);
         numbers.sort_unstable();
         for number in numbers {
@@ -296,7 +297,7 @@ impl<D: BlockDevice> Ext4<D> {
 /// Descriptors of 32 bytes keep the low half of a bitmap's checksum only.
 pub(crate) fn same_checksum(computed: u32, stored: u32, descriptor_size: usize) -> bool {
     if descriptor_size < 64 {
-        computed as u16 == stored as u16
+        low16(computed) == low16(stored)
     } else {
         computed == stored
     }

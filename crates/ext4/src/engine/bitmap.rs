@@ -1,5 +1,6 @@
 //! Bitmaps of groups, a word at a time.
 
+use crate::narrow::saturate32;
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -96,7 +97,7 @@ impl Bits {
             index += 1;
             word = self.words.get(index)? ^ flip;
         }
-        let bit = index as u32 * 64 + word.trailing_zeros();
+        let bit = saturate32(index) * 64 + word.trailing_zeros();
         (bit < self.length).then_some(bit)
     }
 

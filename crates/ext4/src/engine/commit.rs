@@ -19,6 +19,7 @@ use crate::format::features::incompat;
 use crate::format::fields;
 use crate::format::journal::{self, Commit, Header, RevokeHeader, Tag};
 use crate::format::superblock::{self, Superblock};
+use crate::narrow::{low8, low32, saturate32};
 
 /// What a running transaction has besides changed blocks.
 #[derive(Debug, Default)]
@@ -148,12 +149,12 @@ impl<D: BlockDevice> Ext4<D> {
 
     /// Writes the superblock to its block.
     fn store_superblock(&mut self) -> Result<()> {
-        let now = self.now().seconds as u64;
+        let now = self.now().seconds.cast_unsigned();
         self.superblock.set_free_blocks(self.free_blocks);
         self.superblock.free_inodes = self.free_inodes;
         self.superblock.last_orphan = self.orphans.newest();
-        self.superblock.write_time = now as u32;
-        self.superblock.write_time_hi = (now >> 32) as u8;
+        self.superblock.write_time = low32(now);
+        self.superblock.write_time_hi = low8(now >> 32);
         let (block, offset) = self.superblock_place();
         let bytes = self.blocks.write(&self.io, block, Kind::Plain)?;
         if let Some(place) = bytes
@@ -271,7 +272,7 @@ impl<D: BlockDevice> Ext4<D> {
             magic: journal::MAGIC,
             block_type: journal::COMMIT,
             sequence,
-            seconds: now.seconds as u64,
+            seconds: now.seconds.cast_unsigned(),
             nanos: now.nanos,
             ..Commit::default()
         };
@@ -378,7 +379,7 @@ fn revoke_blocks(
             magic: header.magic,
             block_type: header.block_type,
             sequence: header.sequence,
-            bytes: (RevokeHeader::SIZE + numbers.len() * width) as u32,
+            bytes: saturate32(RevokeHeader::SIZE + numbers.len() * width),
         }
         .encode_into(&mut block);
         for (index, &number) in numbers.iter().enumerate() {
@@ -386,7 +387,7 @@ fn revoke_blocks(
             if wide {
                 fields::put_be(&mut block, at, number);
             } else {
-                fields::put_be(&mut block, at, number as u32);
+                fields::put_be(&mut block, at, low32(number));
             }
         }
         if sums {

@@ -11,6 +11,7 @@ use crate::format::extent::{
     self, ENTRY_SIZE, Extent, HEADER_SIZE, Header, Index, MAX_LENGTH, MAX_UNWRITTEN_LENGTH,
 };
 use crate::format::fields;
+use crate::narrow::{saturate16, saturate32};
 
 /// A node on the way from the root to a leaf.
 #[derive(Debug, Clone, Copy)]
@@ -30,7 +31,7 @@ impl Step {
 }
 
 fn set_entries(node: &mut [u8], count: usize) {
-    fields::put(node, 2, count as u16);
+    fields::put(node, 2, saturate16(count));
 }
 
 fn put_entry(node: &mut [u8], index: usize, bytes: &[u8; ENTRY_SIZE]) {
@@ -304,7 +305,7 @@ impl<D: BlockDevice> Ext4<D> {
         let new = self.node_mut(ino, Some(block))?;
         let header = Header {
             magic: extent::MAGIC,
-            entries: moved as u16,
+            entries: saturate16(moved),
             max: extent::node_capacity(new.len()),
             depth: fields::get(&node, 6),
             generation: 0,
@@ -340,7 +341,7 @@ impl<D: BlockDevice> Ext4<D> {
             if self.transaction_is_full() {
                 return Ok(false);
             }
-            let path = self.path(ino, (to - 1) as u32)?;
+            let path = self.path(ino, saturate32(to - 1))?;
             let Some(leaf) = path.last().copied().filter(|leaf| leaf.entries > 0) else {
                 break;
             };
@@ -352,8 +353,8 @@ impl<D: BlockDevice> Ext4<D> {
             let end = extent.end().min(to);
             let count = end - u64::from(start);
             let tail = (end < extent.end()).then(|| Extent {
-                logical: end as u32,
-                length: (extent.end() - end) as u32,
+                logical: saturate32(end),
+                length: saturate32(extent.end() - end),
                 physical: extent.physical + (end - u64::from(extent.logical)),
                 ..extent
             });
@@ -506,7 +507,7 @@ impl<D: BlockDevice> Ext4<D> {
     pub(crate) fn mark_written(&mut self, ino: Ino, from: u32, count: u32) -> Result<()> {
         let (mut at, end) = (u64::from(from), u64::from(from) + u64::from(count));
         while at < end {
-            let path = self.path(ino, at as u32)?;
+            let path = self.path(ino, saturate32(at))?;
             let Some(leaf) = path.last().copied() else {
                 break;
             };
@@ -518,8 +519,8 @@ impl<D: BlockDevice> Ext4<D> {
             let stop = extent.end().min(end);
             if extent.unwritten {
                 let piece = |from: u64, to: u64, unwritten| Extent {
-                    logical: from as u32,
-                    length: (to - from) as u32,
+                    logical: saturate32(from),
+                    length: saturate32(to - from),
                     physical: extent.physical + (from - u64::from(extent.logical)),
                     unwritten,
                 };

@@ -3,6 +3,7 @@
 use super::{Ext4, Ino};
 use crate::device::BlockDevice;
 use crate::error::{Errno, Result};
+use crate::narrow::{in_memory, saturate32};
 
 /// What to do with a range of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,7 +81,7 @@ impl<D: BlockDevice> Ext4<D> {
         let mut missing = 0;
         let mut at = logical;
         while at < end {
-            let mapping = self.map(ino, at as u32)?;
+            let mapping = self.map(ino, saturate32(at))?;
             let count = u64::from(mapping.length).min(end - at).max(1);
             missing += if mapping.physical.is_none() { count } else { 0 };
             at += count;
@@ -93,12 +94,12 @@ impl<D: BlockDevice> Ext4<D> {
             if self.transaction_is_full() {
                 self.commit()?;
             }
-            let mapping = self.map(ino, logical as u32)?;
+            let mapping = self.map(ino, saturate32(logical))?;
             let count = u64::from(mapping.length)
                 .min(end - logical)
                 .clamp(1, 1 << 24);
             if mapping.physical.is_none() {
-                self.allocate_range(ino, logical as u32, count as u32, true)?;
+                self.allocate_range(ino, saturate32(logical), count as u32, true)?;
             }
             logical += count;
         }
@@ -118,7 +119,7 @@ impl<D: BlockDevice> Ext4<D> {
         self.zero_bytes(ino, last, end - last)?;
         // What was cached of the range is clean now, apart from the edges, which are outside.
         let chunk_size = self.pages.chunk_size() as u64;
-        for key in self.pages.keys_from(ino, (first / chunk_size) as u32) {
+        for key in self.pages.keys_from(ino, saturate32(first / chunk_size)) {
             let start = u64::from(key.1) * chunk_size;
             if start >= last {
                 break;
@@ -126,12 +127,12 @@ impl<D: BlockDevice> Ext4<D> {
             let from = first.saturating_sub(start) / block_size;
             let to = (last - start).min(chunk_size) / block_size;
             if from < to {
-                let blocks = super::read::mask(from as usize, to as usize - 1);
+                let blocks = super::read::mask(in_memory(from), in_memory(to) - 1);
                 self.pages.forget_blocks(key, blocks);
             }
         }
         if first < last {
-            let from = (first >> self.geometry.block_bits) as u32;
+            let from = saturate32(first >> self.geometry.block_bits);
             self.remove_range(ino, from, last >> self.geometry.block_bits)?;
         }
         Ok(())

@@ -4,6 +4,7 @@ use crate::error::{Error, Place, Result};
 use crate::format::features::{self, Set, compat, incompat, ro_compat};
 use crate::format::superblock::{self, Superblock};
 use crate::format::{directory, extent, hash, inode};
+use crate::narrow::{low32, saturate32};
 use micabox_file::Timestamp;
 
 /// Sizes and places that follow from the superblock.
@@ -189,7 +190,7 @@ impl Geometry {
         let group = u32::try_from(block / per_group)
             .ok()
             .filter(|&group| group < self.groups)?;
-        Some((group, (block % per_group) as u32))
+        Some((group, saturate32(block % per_group)))
     }
 
     /// The first block of a group.
@@ -224,7 +225,7 @@ impl Geometry {
             return inode::encode_time(time);
         }
         let seconds = time.seconds.clamp(i32::MIN.into(), i32::MAX.into());
-        (seconds as u32, 0)
+        (low32(seconds.cast_unsigned()), 0)
     }
 
     /// The largest file: as many blocks as have numbers.

@@ -14,6 +14,7 @@ use crate::format::directory::{
 use crate::format::fields;
 use crate::format::hash::{self, Version};
 use crate::format::inode::flags;
+use crate::narrow::{saturate8, saturate16};
 
 /// A block of the index on the way to a leaf.
 #[derive(Debug, Clone, Copy)]
@@ -49,7 +50,7 @@ fn put_index_entry(block: &mut [u8], at: usize, position: usize, hash: u32, leaf
 }
 
 fn set_count(block: &mut [u8], at: usize, count: usize) {
-    fields::put(block, at + 2, count as u16);
+    fields::put(block, at + 2, saturate16(count));
 }
 
 fn insert_index_entry(block: &mut [u8], at: usize, position: usize, hash: u32, leaf: u32) {
@@ -362,7 +363,7 @@ impl<D: BlockDevice> Ext4<D> {
         let bytes = self.blocks.write(&self.io, root.block, root.kind)?;
         put_index_entry(bytes, root.at, 0, 0, logical);
         set_count(bytes, root.at, 1);
-        fields::put(bytes, ROOT_INFO_OFFSET + 6, path.len() as u8);
+        fields::put(bytes, ROOT_INFO_OFFSET + 6, saturate8(path.len()));
         Ok(())
     }
 

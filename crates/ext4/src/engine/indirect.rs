@@ -8,11 +8,12 @@ use crate::cache::Kind;
 use crate::device::BlockDevice;
 use crate::error::{Place, Result};
 use crate::format::fields;
+use crate::narrow::{in_memory, saturate32};
 
 const DIRECT: u64 = 12;
 
 fn hole(blocks: u64) -> Mapping {
-    Mapping::hole((blocks.min(u32::MAX.into()) as u32).max(1))
+    Mapping::hole(saturate32(blocks.min(u32::MAX.into())).max(1))
 }
 
 impl<D: BlockDevice> Ext4<D> {
@@ -21,7 +22,7 @@ impl<D: BlockDevice> Ext4<D> {
         let per_block = (self.geometry.block_size / 4) as u64;
         let mut rest = u64::from(logical);
         if rest < DIRECT {
-            return self.run(ino, root.get(..48).unwrap_or_default(), rest as usize);
+            return self.run(ino, root.get(..48).unwrap_or_default(), in_memory(rest));
         }
         rest -= DIRECT;
         let mut covered = per_block;
@@ -55,7 +56,7 @@ impl<D: BlockDevice> Ext4<D> {
                 break;
             }
             covered /= per_block;
-            let index = (within / covered) as usize;
+            let index = in_memory(within / covered);
             within %= covered;
             let block = self.blocks.read(&self.io, pointer.into(), Kind::Plain)?;
             let mut pointers = block
@@ -73,7 +74,7 @@ impl<D: BlockDevice> Ext4<D> {
             .blocks
             .read(&self.io, pointer.into(), Kind::Plain)?
             .to_vec();
-        self.run(ino, &numbers, within as usize)
+        self.run(ino, &numbers, in_memory(within))
     }
 
     /// Numbers in a row from the one at `index` on.
@@ -84,13 +85,15 @@ impl<D: BlockDevice> Ext4<D> {
             .map(|bytes| fields::get::<u32>(bytes, 0));
         let first = numbers.next().unwrap_or(0);
         if first == 0 {
-            let more = numbers.take_while(|&number| number == 0).count() as u32;
+            let more = saturate32(numbers.take_while(|&number| number == 0).count());
             return Ok(Mapping::hole(1 + more));
         }
-        let more = numbers
-            .zip(1u32..)
-            .take_while(|&(number, step)| first.checked_add(step) == Some(number))
-            .count() as u32;
+        let more = saturate32(
+            numbers
+                .zip(1u32..)
+                .take_while(|&(number, step)| first.checked_add(step) == Some(number))
+                .count(),
+        );
         if u64::from(first) + u64::from(more) >= self.geometry.blocks_count {
             return Err(Place::Inode(ino).corrupt("a block past the filesystem's end"));
         }

@@ -11,6 +11,7 @@ use crate::format::checksum;
 use crate::format::extent::Extent;
 use crate::format::group;
 use crate::format::inode::{self, RawInode, flags};
+use crate::narrow::in_memory;
 
 /// An inode in memory.
 #[derive(Debug)]
@@ -73,7 +74,7 @@ impl<D: BlockDevice> Ext4<D> {
             .checked_add(offset >> self.geometry.block_bits)
             .filter(|&block| block < self.geometry.blocks_count)
             .ok_or(Place::Group(group).corrupt("the inode table is past the filesystem's end"))?;
-        Ok((block, (offset % self.geometry.block_size as u64) as usize))
+        Ok((block, in_memory(offset % self.geometry.block_size as u64)))
     }
 
     /// An inode that is in use.

@@ -8,6 +8,7 @@ use crate::error::{Errno, Place, Result};
 use crate::format::extent;
 use crate::format::group::{self, INODE_UNINIT, INODE_ZEROED};
 use crate::format::inode::{self, RawInode, flags};
+use crate::narrow::{low32, saturate16, saturate32};
 
 use super::allocate::same_checksum;
 
@@ -63,7 +64,7 @@ impl<D: BlockDevice> Ext4<D> {
             .map_or(0, |(group, _)| group);
         for step in 0..self.geometry.groups {
             let number =
-                ((u64::from(home) + u64::from(step)) % u64::from(self.geometry.groups)) as u32;
+                saturate32((u64::from(home) + u64::from(step)) % u64::from(self.geometry.groups));
             if self.group(number)?.descriptor.free_inodes() == 0 {
                 continue;
             }
@@ -133,10 +134,11 @@ impl<D: BlockDevice> Ext4<D> {
             x ^ (x << 5)
         };
         let (time, extra) = self.geometry.encode_time(self.now());
-        let room = self
-            .geometry
-            .inode_size
-            .saturating_sub(inode::GOOD_OLD_SIZE) as u16;
+        let room = saturate16(
+            self.geometry
+                .inode_size
+                .saturating_sub(inode::GOOD_OLD_SIZE),
+        );
         let extra_isize = self
             .superblock
             .want_extra_isize
@@ -192,7 +194,7 @@ impl<D: BlockDevice> Ext4<D> {
         inode.raw.set_blocks(0);
         inode.raw.set_file_acl(0);
         // Readers tell a deleted inode from an orphan by a time that is not an inode's number.
-        inode.raw.dtime = (now.seconds as u32).max(last.saturating_add(1));
+        inode.raw.dtime = low32(now.seconds.cast_unsigned()).max(last.saturating_add(1));
         self.store_inode(ino)?;
         self.inodes.remove(&ino);
         self.load_inode_bitmap(number)?;

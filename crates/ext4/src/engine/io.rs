@@ -6,6 +6,7 @@ use crate::device::BlockDevice;
 use crate::error::{Place, Result};
 use crate::format::fields;
 use crate::format::journal;
+use crate::narrow::in_memory;
 
 /// Where the log has a newer copy of a block.
 #[derive(Debug, Clone, Copy)]
@@ -64,7 +65,7 @@ impl<D: BlockDevice> Io<D> {
         }
         self.device.read_at(self.offset(first), buf)?;
         for (&block, copy) in self.overlay.range(first..first + count) {
-            let at = (block - first) as usize * self.block_size;
+            let at = in_memory(block - first) * self.block_size;
             if let Some(place) = buf.get_mut(at..at + self.block_size) {
                 self.device.read_at(self.offset(copy.block), place)?;
                 if copy.escaped {

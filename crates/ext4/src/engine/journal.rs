@@ -8,6 +8,7 @@ use crate::device::BlockDevice;
 use crate::error::{Error, Place, Result};
 use crate::format::features::incompat;
 use crate::format::journal::{self, Superblock};
+use crate::narrow::saturate32;
 
 /// Blocks of the log that lie in a row on the device.
 #[derive(Debug, Clone, Copy)]
@@ -145,9 +146,9 @@ impl Journal {
         let next = u64::from(block) + u64::from(count);
         let end = u64::from(self.superblock.end());
         if next < end {
-            next as u32
+            saturate32(next)
         } else {
-            (next - end) as u32 + self.superblock.first
+            saturate32(next - end) + self.superblock.first
         }
     }
 
@@ -174,8 +175,8 @@ impl Journal {
             let count = rest.len().min(in_row.min(to_end) as usize).max(1);
             let (now, later) = rest.split_at(count);
             io.write_blocks(physical, now)?;
-            self.head = self.advance(self.head, count as u32);
-            self.used += count as u32;
+            self.head = self.advance(self.head, saturate32(count));
+            self.used += saturate32(count);
             rest = later;
         }
         Ok(())

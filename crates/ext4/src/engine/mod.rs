@@ -57,6 +57,7 @@ use crate::cache::{Blocks, Key, Lru, Pages};
 use crate::error::{Error, Place, Result};
 use crate::format::group::GroupDescriptor;
 use crate::format::superblock::Superblock;
+use crate::narrow::saturate32;
 use micabox_file::Timestamp;
 
 /// An inode's number. The root directory's is 2.
@@ -157,7 +158,7 @@ impl<D> Ext4<D> {
     /// Bytes in a block.
     #[must_use]
     pub fn block_size(&self) -> u32 {
-        self.geometry.block_size as u32
+        saturate32(self.geometry.block_size)
     }
 
     fn now(&self) -> Timestamp {

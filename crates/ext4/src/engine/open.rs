@@ -11,6 +11,7 @@ use crate::error::{Errno, Error, Place, Result};
 use crate::format::features::{compat, incompat};
 use crate::format::group::GroupDescriptor;
 use crate::format::superblock::{self, SUPERBLOCK_OFFSET, Superblock};
+use crate::narrow::{in_memory, saturate32};
 
 impl<D: BlockDevice> Ext4<D> {
     /// Opens a filesystem for reading and writing. A journal that was left behind is replayed to
@@ -138,14 +139,14 @@ impl<D: BlockDevice> Ext4<D> {
         let block_size = self.geometry.block_size as u64;
         (
             SUPERBLOCK_OFFSET / block_size,
-            (SUPERBLOCK_OFFSET % block_size) as usize,
+            in_memory(SUPERBLOCK_OFFSET % block_size),
         )
     }
 
     /// Reads the group descriptors; `verify` their checksums and places.
     fn load_groups(&mut self, verify: bool) -> Result<()> {
         let size = self.geometry.descriptor_size;
-        let per_block = (self.geometry.block_size / size) as u32;
+        let per_block = saturate32(self.geometry.block_size / size);
         let mut groups = Vec::new();
         let (mut free_blocks, mut free_inodes) = (0u64, 0u32);
         let mut block = vec![0; self.geometry.block_size];

@@ -10,6 +10,7 @@ use crate::cache::ChunkKey;
 use crate::device::BlockDevice;
 use crate::error::{Errno, Place, Result};
 use crate::format::inode::{self, RawInode, flags};
+use crate::narrow::in_memory;
 
 /// The longest symbolic link's target, by Linux's reckoning.
 const MAX_SYMLINK: u64 = 4096;
@@ -44,7 +45,7 @@ impl<D: BlockDevice> Ext4<D> {
     fn read_data(&mut self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
         let inode = self.inode(ino)?;
         let size = inode.raw.size();
-        let length = size.saturating_sub(offset).min(buf.len() as u64) as usize;
+        let length = in_memory(size.saturating_sub(offset).min(buf.len() as u64));
         let is_inline = inode.has(flags::INLINE_DATA);
         let goes_on = inode.read_end == offset;
         inode.read_end = offset + length as u64;
@@ -61,7 +62,7 @@ impl<D: BlockDevice> Ext4<D> {
         let mut done = 0;
         while let Some(rest) = buf.get_mut(done..).filter(|rest| !rest.is_empty()) {
             let at = offset + done as u64;
-            let within = (at % chunk_size as u64) as usize;
+            let within = in_memory(at % chunk_size as u64);
             let count = rest.len().min(chunk_size - within);
             let number = u32::try_from(at / chunk_size as u64).map_err(|_| Errno::FileTooLarge)?;
             if let Some(part) = rest.get_mut(..count) {
@@ -94,7 +95,7 @@ impl<D: BlockDevice> Ext4<D> {
             let chunk_size = self.pages.chunk_size();
             // Who reads on gets the whole chunk, as far as the file goes.
             let start = u64::from(key.1) * chunk_size as u64;
-            let end = (size - start).min(chunk_size as u64) as usize;
+            let end = in_memory((size - start).min(chunk_size as u64));
             let last = if goes_on { (end - 1) >> bits } else { last };
             self.fill(key, slot, first, last)?;
         }
@@ -164,11 +165,11 @@ impl<D: BlockDevice> Ext4<D> {
             return Ok(inode
                 .raw
                 .block
-                .get(..size as usize)
+                .get(..in_memory(size))
                 .unwrap_or_default()
                 .to_vec());
         }
-        let mut target = vec![0; size as usize];
+        let mut target = vec![0; in_memory(size)];
         self.read_data(ino, 0, &mut target)?;
         Ok(target)
     }

@@ -14,6 +14,7 @@ use crate::format::features::incompat;
 use crate::format::fields;
 use crate::format::journal::{self, Commit, Header, RevokeHeader, Tag};
 use crate::format::superblock::STATE_ERROR;
+use crate::narrow::low16;
 
 /// Blocks to put in place with one request.
 const BATCH: usize = 256;
@@ -37,7 +38,7 @@ struct Scan {
 
 /// Whether transaction `a` came after `b`; numbers wrap around.
 fn is_after(a: u32, b: u32) -> bool {
-    (a.wrapping_sub(b) as i32) > 0
+    a.wrapping_sub(b).cast_signed() > 0
 }
 
 impl<D: BlockDevice> Ext4<D> {
@@ -213,7 +214,7 @@ impl Scan {
                             if superblock.has_incompat(journal::INCOMPAT_CSUM_V3) {
                                 checksum == tag.checksum
                             } else {
-                                checksum as u16 == tag.checksum as u16
+                                low16(checksum) == low16(tag.checksum)
                             }
                         };
                         let escaped = tag.flags & journal::TAG_ESCAPED != 0;
@@ -319,15 +320,15 @@ fn commit_is_right(
 fn crc32_be(seed: u32, bytes: &[u8]) -> u32 {
     const TABLE: [u32; 256] = {
         let mut table = [0; 256];
-        let mut byte = 0;
+        let mut byte: u32 = 0;
         while byte < 256 {
-            let mut crc = (byte as u32) << 24;
+            let mut crc = byte << 24;
             let mut bit = 0;
             while bit < 8 {
                 crc = (crc << 1) ^ (0x04c1_1db7 & (crc >> 31).wrapping_neg());
                 bit += 1;
             }
-            table[byte] = crc;
+            table[byte as usize] = crc;
             byte += 1;
         }
         table

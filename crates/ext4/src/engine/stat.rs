@@ -5,6 +5,7 @@ use crate::FileKind;
 use crate::device::BlockDevice;
 use crate::error::Result;
 use crate::format::inode::{self, flags};
+use crate::narrow::saturate32;
 use micabox_file::Timestamp;
 
 /// An inode's attributes.
@@ -107,7 +108,7 @@ impl<D: BlockDevice> Ext4<D> {
     pub fn statistics(&self) -> Statistics {
         let clusters = u64::from(self.geometry.cluster_blocks);
         Statistics {
-            block_size: self.geometry.block_size as u32,
+            block_size: saturate32(self.geometry.block_size),
             blocks: self.geometry.blocks_count,
             free_blocks: self
                 .free_blocks

@@ -5,6 +5,7 @@ use super::{Ext4, Ino};
 use crate::device::BlockDevice;
 use crate::error::{Errno, Result};
 use crate::format::inode::{self, flags};
+use crate::narrow::in_memory;
 
 impl<D: BlockDevice> Ext4<D> {
     /// Makes a file as long as `size` bytes: cuts it, or adds a hole.
@@ -43,13 +44,13 @@ impl<D: BlockDevice> Ext4<D> {
     /// Drops the cached blocks of a file that lie wholly at or past `size`.
     pub(crate) fn forget_pages(&mut self, ino: Ino, size: u64) {
         let chunk_size = self.pages.chunk_size() as u64;
-        let first = self.geometry.blocks_for(size % chunk_size) as usize;
+        let first = in_memory(self.geometry.blocks_for(size % chunk_size));
         let Ok(number) = u32::try_from(size / chunk_size) else {
             return;
         };
         for key in self.pages.keys_from(ino, number) {
             let freed = if key.1 == number && first > 0 {
-                let per_chunk = (chunk_size >> self.geometry.block_bits) as usize;
+                let per_chunk = in_memory(chunk_size >> self.geometry.block_bits);
                 if first >= per_chunk {
                     0
                 } else {

@@ -5,6 +5,7 @@ use super::{Ext4, Ino};
 use crate::device::BlockDevice;
 use crate::error::{Errno, Result};
 use crate::format::inode::{self, flags};
+use crate::narrow::in_memory;
 
 /// Bytes to take in before looking whether the caches need room.
 const PIECE: usize = 4 << 20;
@@ -94,7 +95,7 @@ impl<D: BlockDevice> Ext4<D> {
         let mut done = 0;
         while let Some(rest) = buf.get(done..).filter(|rest| !rest.is_empty()) {
             let at = offset + done as u64;
-            let within = (at % chunk_size as u64) as usize;
+            let within = in_memory(at % chunk_size as u64);
             let count = rest.len().min(chunk_size - within);
             let number = u32::try_from(at / chunk_size as u64).map_err(|_| Errno::FileTooLarge)?;
             let key = (ino, number);
@@ -186,7 +187,7 @@ impl<D: BlockDevice> Ext4<D> {
             return Ok(());
         }
         let chunk_size = self.pages.chunk_size() as u64;
-        let within = (from % chunk_size) as usize;
+        let within = in_memory(from % chunk_size);
         let block = within >> self.geometry.block_bits;
         let key = (
             ino,
@@ -204,7 +205,7 @@ impl<D: BlockDevice> Ext4<D> {
         }
         let slot = self.pages.find_or_add(key);
         self.fill(key, slot, block, block)?;
-        let range = within..within + length as usize;
+        let range = within..within + in_memory(length);
         if let Some(bytes) = self.pages.bytes_mut(slot).get_mut(range) {
             if bytes.iter().all(|&byte| byte == 0) {
                 return Ok(());

@@ -8,6 +8,7 @@ use crate::cache::ChunkKey;
 use crate::device::BlockDevice;
 use crate::error::{Errno, Place, Result};
 use crate::format::extent::{Extent, MAX_LENGTH};
+use crate::narrow::saturate32;
 
 /// Bytes of a chunk that belong to a place on the device.
 struct Piece {
@@ -72,7 +73,7 @@ impl<D: BlockDevice> Ext4<D> {
                 let first = rest.trailing_zeros();
                 let count = (rest >> first).trailing_ones();
                 rest &= !super::read::mask(first as usize, (first + count - 1) as usize);
-                let logical = (u64::from(key.1) * per_chunk) as u32 + first;
+                let logical = saturate32(u64::from(key.1) * per_chunk) + first;
                 match runs.last_mut() {
                     Some(last) if last.0 + last.1 == logical => last.1 += count,
                     _ => runs.push((logical, count)),

@@ -17,6 +17,7 @@ use crate::format::features::incompat;
 use crate::format::fields;
 use crate::format::inode::{self, flags};
 use crate::format::{acl, xattr};
+use crate::narrow::{saturate8, saturate16, saturate32};
 
 /// What to do if an attribute is, or is not, there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,15 +66,15 @@ fn put_attributes(
         let value = attribute.here();
         value_at = value_at.saturating_sub(xattr::value_size(value.len()));
         let (value_inode, value_size) = match attribute.value {
-            Value::Here(_) => (0, value.len() as u32),
+            Value::Here(_) => (0, saturate32(value.len())),
             Value::Inode { ino, size, .. } => (ino, size),
         };
         let has_place = !value.is_empty();
         let entry = xattr::Entry {
-            name_len: attribute.name.len() as u8,
+            name_len: saturate8(attribute.name.len()),
             name_index: attribute.index,
             value_offset: if has_place {
-                (value_at - base) as u16
+                saturate16(value_at - base)
             } else {
                 0
             },
@@ -354,7 +355,7 @@ impl<D: BlockDevice> Ext4<D> {
         let hash = xattr::entry_hash(name, xattr::Value::Inode { hash });
         Ok(Value::Inode {
             ino: value_ino,
-            size: value.len() as u32,
+            size: saturate32(value.len()),
             hash,
         })
     }

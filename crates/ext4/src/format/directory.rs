@@ -14,6 +14,7 @@ use super::fields::{self, record};
 use micabox_file::FileKind;
 
 use super::inode;
+use crate::narrow::{saturate8, saturate16};
 
 /// Bytes of an entry before its name.
 pub const ENTRY_HEADER: usize = 8;
@@ -129,11 +130,11 @@ pub fn decode_length(stored: u16, block_size: usize) -> usize {
 #[must_use]
 pub fn encode_length(length: usize, block_size: usize) -> u16 {
     if block_size < 65536 || length < 65536 {
-        length as u16
+        saturate16(length)
     } else if length == block_size {
         if block_size == 65536 { 65535 } else { 0 }
     } else {
-        ((length & 0xFFFC) | ((length >> 16) & 3)) as u16
+        saturate16((length & 0xFFFC) | ((length >> 16) & 3))
     }
 }
 
@@ -234,7 +235,7 @@ pub fn put_entry(
     };
     fields::put(entry, 0, inode);
     fields::put(entry, 4, encode_length(length, block_size));
-    fields::put(entry, 6, name.len() as u8);
+    fields::put(entry, 6, saturate8(name.len()));
     fields::put(entry, 7, file_type);
     if let Some(place) = entry.get_mut(ENTRY_HEADER..ENTRY_HEADER + name.len()) {
         place.copy_from_slice(name);
@@ -246,7 +247,7 @@ pub fn put_tail(block: &mut [u8]) {
     let offset = block.len().saturating_sub(TAIL_SIZE);
     if let Some(tail) = block.get_mut(offset..) {
         tail.fill(0);
-        fields::put(tail, 4, TAIL_SIZE as u16);
+        fields::put(tail, 4, saturate16(TAIL_SIZE));
         fields::put(tail, 7, TAIL_FILE_TYPE);
     }
 }
@@ -256,7 +257,7 @@ pub fn put_tail(block: &mut [u8]) {
 pub fn has_tail(block: &[u8]) -> bool {
     block.last_chunk::<TAIL_SIZE>().is_some_and(|tail| {
         fields::get::<u32>(tail, 0) == 0
-            && fields::get::<u16>(tail, 4) == TAIL_SIZE as u16
+            && fields::get::<u16>(tail, 4) == saturate16(TAIL_SIZE)
             && fields::get::<u16>(tail, 6) == u16::from(TAIL_FILE_TYPE) << 8
     })
 }
@@ -299,7 +300,7 @@ record! {
 #[must_use]
 pub fn index_limit(block_size: usize, entries_offset: usize, checksums: bool) -> u16 {
     let tail = if checksums { INDEX_TAIL_SIZE } else { 0 };
-    (block_size.saturating_sub(entries_offset + tail) / INDEX_ENTRY_SIZE) as u16
+    saturate16(block_size.saturating_sub(entries_offset + tail) / INDEX_ENTRY_SIZE)
 }
 
 /// The checksum that belongs into an index block whose entries start at `entries_offset`

@@ -6,6 +6,7 @@
 
 use super::checksum::crc32c;
 use super::fields::{self, record};
+use crate::narrow::{low16, low32, saturate16};
 
 /// `magic` of a node's header.
 pub const MAGIC: u16 = 0xF30A;
@@ -78,9 +79,9 @@ impl Extent {
         let mut bytes = [0; ENTRY_SIZE];
         let flag = if self.unwritten { MAX_LENGTH } else { 0 };
         fields::put(&mut bytes, 0, self.logical);
-        fields::put(&mut bytes, 4, (self.length + flag) as u16);
-        fields::put(&mut bytes, 6, (self.physical >> 32) as u16);
-        fields::put(&mut bytes, 8, self.physical as u32);
+        fields::put(&mut bytes, 4, saturate16(self.length + flag));
+        fields::put(&mut bytes, 6, low16(self.physical >> 32));
+        fields::put(&mut bytes, 8, low32(self.physical));
         bytes
     }
 
@@ -116,8 +117,8 @@ impl Index {
     pub fn encode(&self) -> [u8; ENTRY_SIZE] {
         let mut bytes = [0; ENTRY_SIZE];
         fields::put(&mut bytes, 0, self.logical);
-        fields::put(&mut bytes, 4, self.child as u32);
-        fields::put(&mut bytes, 8, (self.child >> 32) as u16);
+        fields::put(&mut bytes, 4, low32(self.child));
+        fields::put(&mut bytes, 8, low16(self.child >> 32));
         bytes
     }
 }
@@ -125,7 +126,7 @@ impl Index {
 /// Entries for which a block of `block_size` bytes has room beside header and checksum.
 #[must_use]
 pub fn node_capacity(block_size: usize) -> u16 {
-    (block_size.saturating_sub(HEADER_SIZE) / ENTRY_SIZE) as u16
+    saturate16(block_size.saturating_sub(HEADER_SIZE) / ENTRY_SIZE)
 }
 
 /// Where the checksum of a node block is: after the room for entries.

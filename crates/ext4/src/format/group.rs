@@ -3,6 +3,7 @@
 use super::checksum::{crc16, crc32c};
 use super::fields::{self, record};
 use super::superblock::Superblock;
+use crate::narrow::low16;
 
 /// `flags`: the inode bitmap and table are not written yet; no inode is in use.
 pub const INODE_UNINIT: u16 = 0x1;
@@ -75,6 +76,7 @@ macro_rules! joined {
         }
 
         /// Sets both halves.
+        #[expect(clippy::cast_possible_truncation, reason = "the other half has the rest")]
         pub fn $set(&mut self, value: $whole) {
             self.$lo = value as $half;
             self.$hi = (value >> <$half>::BITS) as $half;
@@ -115,7 +117,7 @@ impl GroupDescriptor {
         if superblock.has_checksums() {
             let crc = crc32c(superblock.seed(), &group.to_le_bytes());
             let crc = crc32c(crc, head);
-            crc32c(crc32c(crc, &[0; 2]), tail) as u16
+            low16(crc32c(crc32c(crc, &[0; 2]), tail))
         } else if superblock.has_group_checksums() {
             let crc = crc16(!0, &superblock.uuid);
             let crc = crc16(crc, &group.to_le_bytes());

@@ -1,6 +1,8 @@
 //! Hashes of names in indexed directories: `fs/ext4/hash.c`, and
 //! Documentation/filesystems/ext4/directory.rst.
 
+use crate::narrow::saturate32;
+
 /// Which hash an indexed directory uses: `hash_version` of its root, or the superblock's
 /// `s_def_hash_version`. The `Unsigned` ones are never stored: a superblock flag turns the
 /// others into them.
@@ -95,7 +97,7 @@ fn widen(byte: u8, unsigned: bool) -> u32 {
     if unsigned {
         byte.into()
     } else {
-        byte as i8 as u32
+        i32::from(byte.cast_signed()).cast_unsigned()
     }
 }
 
@@ -115,7 +117,7 @@ fn legacy(name: &[u8], unsigned: bool) -> u32 {
 /// The first `4 * N` bytes of `message` as words, the rest filled with the message's length.
 #[inline]
 fn words<const N: usize>(message: &[u8], unsigned: bool) -> [u32; N] {
-    let length = message.len() as u32;
+    let length = saturate32(message.len());
     let pad = length | length << 8;
     let pad = pad | pad << 16;
     let mut words = [pad; N];

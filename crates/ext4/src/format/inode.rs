@@ -4,6 +4,7 @@ use super::checksum::{crc32c, inode_seed};
 use super::fields::{self, record};
 use super::superblock::OS_LINUX;
 use crate::Timestamp;
+use crate::narrow::{low16, low32};
 
 /// `i_mode`: the bits that tell the type.
 pub const S_IFMT: u16 = 0xF000;
@@ -143,7 +144,7 @@ impl RawInode {
 
     /// Sets the size in bytes.
     pub fn set_size(&mut self, size: u64) {
-        self.size_lo = size as u32;
+        self.size_lo = low32(size);
         self.size_hi = (size >> 32) as u32;
     }
 
@@ -155,8 +156,8 @@ impl RawInode {
 
     /// Sets the `i_blocks` field as stored, 48 bits.
     pub fn set_blocks(&mut self, blocks: u64) {
-        self.blocks_lo = blocks as u32;
-        self.blocks_hi = (blocks >> 32) as u16;
+        self.blocks_lo = low32(blocks);
+        self.blocks_hi = low16(blocks >> 32);
     }
 
     /// Owner.
@@ -167,7 +168,7 @@ impl RawInode {
 
     /// Sets the owner.
     pub fn set_uid(&mut self, uid: u32) {
-        self.uid_lo = uid as u16;
+        self.uid_lo = low16(uid);
         self.uid_hi = (uid >> 16) as u16;
     }
 
@@ -179,7 +180,7 @@ impl RawInode {
 
     /// Sets the group.
     pub fn set_gid(&mut self, gid: u32) {
-        self.gid_lo = gid as u16;
+        self.gid_lo = low16(gid);
         self.gid_hi = (gid >> 16) as u16;
     }
 
@@ -191,8 +192,8 @@ impl RawInode {
 
     /// Sets the block of extended attributes.
     pub fn set_file_acl(&mut self, block: u64) {
-        self.file_acl_lo = block as u32;
-        self.file_acl_hi = (block >> 32) as u16;
+        self.file_acl_lo = low32(block);
+        self.file_acl_hi = low16(block >> 32);
     }
 }
 
@@ -201,7 +202,7 @@ impl RawInode {
 #[must_use]
 pub fn decode_time(seconds: u32, extra: u32) -> Timestamp {
     Timestamp {
-        seconds: i64::from(seconds as i32) + (i64::from(extra & 3) << 32),
+        seconds: i64::from(seconds.cast_signed()) + (i64::from(extra & 3) << 32),
         nanos: (extra >> 2).min(999_999_999),
     }
 }
@@ -212,8 +213,9 @@ pub fn encode_time(time: Timestamp) -> (u32, u32) {
     const MIN: i64 = i32::MIN as i64;
     const MAX: i64 = i32::MAX as i64 + (3 << 32);
     let seconds = time.seconds.clamp(MIN, MAX);
-    let epoch = (seconds - i64::from(seconds as i32)) >> 32;
-    (seconds as u32, (time.nanos << 2) | (epoch as u32 & 3))
+    let low = low32(seconds.cast_unsigned());
+    let epoch = (seconds - i64::from(low.cast_signed())) >> 32;
+    (low, (time.nanos << 2) | low32(epoch.cast_unsigned() & 3))
 }
 
 /// The checksum that belongs into the encoded inode `bytes` (all `s_inode_size` of them).
@@ -245,7 +247,7 @@ fn has_checksum_hi(bytes: &[u8]) -> bool {
 /// Puts the checksum into the encoded inode `bytes`.
 pub fn seal(filesystem_seed: u32, number: u32, bytes: &mut [u8]) {
     let checksum = checksum_of(filesystem_seed, number, bytes);
-    fields::put(bytes, CHECKSUM_LO_OFFSET, checksum as u16);
+    fields::put(bytes, CHECKSUM_LO_OFFSET, low16(checksum));
     if has_checksum_hi(bytes) {
         fields::put(bytes, CHECKSUM_HI_OFFSET, (checksum >> 16) as u16);
     }
@@ -255,7 +257,7 @@ pub fn seal(filesystem_seed: u32, number: u32, bytes: &mut [u8]) {
 #[must_use]
 pub fn is_sealed(filesystem_seed: u32, number: u32, bytes: &[u8]) -> bool {
     let checksum = checksum_of(filesystem_seed, number, bytes);
-    fields::get::<u16>(bytes, CHECKSUM_LO_OFFSET) == checksum as u16
+    fields::get::<u16>(bytes, CHECKSUM_LO_OFFSET) == low16(checksum)
         && (!has_checksum_hi(bytes)
             || fields::get::<u16>(bytes, CHECKSUM_HI_OFFSET) == (checksum >> 16) as u16)
 }

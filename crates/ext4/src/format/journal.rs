@@ -7,6 +7,7 @@
 
 use super::checksum::crc32c;
 use super::fields::{self, record};
+use crate::narrow::{low16, low32};
 
 /// `h_magic` of every block of the log that is not a copy of one of the filesystem's. A copy
 /// that starts with it has zeros there instead and [`TAG_ESCAPED`].
@@ -237,7 +238,7 @@ impl Tag {
     /// Encodes to the [`Superblock::tag_size`] bytes of a tag.
     pub fn encode_into(&self, superblock: &Superblock, bytes: &mut [u8]) {
         bytes.fill(0);
-        fields::put_be(bytes, 0, self.block as u32);
+        fields::put_be(bytes, 0, low32(self.block));
         if superblock.has_incompat(INCOMPAT_64BIT) {
             fields::put_be(bytes, 8, (self.block >> 32) as u32);
         }
@@ -245,8 +246,8 @@ impl Tag {
             fields::put_be(bytes, 4, self.flags);
             fields::put_be(bytes, 12, self.checksum);
         } else {
-            fields::put_be(bytes, 4, self.checksum as u16);
-            fields::put_be(bytes, 6, self.flags as u16);
+            fields::put_be(bytes, 4, low16(self.checksum));
+            fields::put_be(bytes, 6, low16(self.flags));
         }
     }
 }

@@ -4,6 +4,7 @@
 use super::checksum::crc32c;
 use super::features::{compat, incompat, ro_compat};
 use super::fields::{self, record};
+use crate::narrow::low32;
 
 /// Where the first superblock starts, in bytes.
 pub const SUPERBLOCK_OFFSET: u64 = 1024;
@@ -451,5 +452,5 @@ impl Superblock {
 }
 
 fn halves(value: u64) -> (u32, u32) {
-    (value as u32, (value >> 32) as u32)
+    (low32(value), (value >> 32) as u32)
 }

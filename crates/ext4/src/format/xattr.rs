@@ -118,7 +118,11 @@ pub fn entry_hash(name: &[u8], value: Value<'_>) -> u32 {
 /// accept it.
 #[must_use]
 pub fn entry_hash_signed(name: &[u8], value: Value<'_>) -> u32 {
-    entry_hash_of(name.iter().map(|&byte| byte as i8 as u32), value)
+    entry_hash_of(
+        name.iter()
+            .map(|&byte| i32::from(byte.cast_signed()).cast_unsigned()),
+        value,
+    )
 }
 
 fn entry_hash_of(name: impl Iterator<Item = u32>, value: Value<'_>) -> u32 {

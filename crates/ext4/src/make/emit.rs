@@ -20,9 +20,10 @@ use crate::format::superblock::{
     CHECKSUM_CRC32C, DYNAMIC_REVISION, FIRST_INODE, FLAG_SIGNED_HASH, JOURNAL_INODE, MAGIC,
     ROOT_INODE, STATE_VALID, SUPERBLOCK_OFFSET, Superblock,
 };
+use crate::narrow::{in_memory, low8, low32, saturate8, saturate16, saturate32};
 use crate::{BlockDevice, Timestamp};
 
-const BLOCK: usize = BLOCK_SIZE as usize;
+const BLOCK: usize = in_memory(BLOCK_SIZE);
 /// `lost+found` is the first inode that is not reserved.
 const LOST_FOUND_INODE: u32 = FIRST_INODE;
 /// Hash of indexed directories: half MD4.
@@ -37,19 +38,19 @@ pub fn emit(
     device: &mut dyn BlockDevice,
 ) -> Result<u64, MakeError> {
     let mut superblock = superblock(layout, options);
-    let mut table = Vec::with_capacity((layout.descriptor_blocks * BLOCK_SIZE) as usize);
+    let mut table = Vec::with_capacity(in_memory(layout.descriptor_blocks * BLOCK_SIZE));
     let mut free = 0;
     for group in 0..layout.groups {
         let mut descriptor = descriptor(layout, group);
         emit_bitmaps(layout, &superblock, group, &mut descriptor, device)?;
         free += u64::from(descriptor.free_blocks());
         let start = table.len();
-        table.resize(start + DESCRIPTOR_SIZE as usize, 0);
+        table.resize(start + in_memory(DESCRIPTOR_SIZE), 0);
         if let Some(bytes) = table.get_mut(start..) {
             descriptor.seal_into(&superblock, group, bytes);
         }
     }
-    table.resize((layout.descriptor_blocks * BLOCK_SIZE) as usize, 0);
+    table.resize(in_memory(layout.descriptor_blocks * BLOCK_SIZE), 0);
     superblock.set_free_blocks(free);
 
     let inodes = Inodes::new(&superblock, options);
@@ -86,12 +87,12 @@ fn emit_superblock(
     layout: &Layout,
     device: &mut dyn BlockDevice,
 ) -> Result<(), MakeError> {
-    superblock.block_group = group as u16;
+    superblock.block_group = saturate16(group);
     let mut bytes = [0; Superblock::SIZE];
     superblock.seal_into(&mut bytes);
     let mut head = vec![0; BLOCK];
     let at = if group == 0 {
-        SUPERBLOCK_OFFSET as usize
+        in_memory(SUPERBLOCK_OFFSET)
     } else {
         0
     };
@@ -103,15 +104,16 @@ fn emit_superblock(
 }
 
 fn superblock(layout: &Layout, options: &Options) -> Superblock {
-    let (time, time_hi) = (options.time as u32, (options.time >> 32) as u8);
+    let time = options.time.cast_unsigned();
+    let (time, time_hi) = (low32(time), low8(time >> 32));
     let journal = !layout.journal.is_empty();
     let mut superblock = Superblock {
-        inodes_count: layout.inodes() as u32,
-        free_inodes: (layout.inodes() as u32).saturating_sub(FIRST_INODE),
+        inodes_count: saturate32(layout.inodes()),
+        free_inodes: saturate32(layout.inodes()).saturating_sub(FIRST_INODE),
         log_block_size: 2,
         log_cluster_size: 2,
-        blocks_per_group: BLOCKS_PER_GROUP as u32,
-        clusters_per_group: BLOCKS_PER_GROUP as u32,
+        blocks_per_group: saturate32(BLOCKS_PER_GROUP),
+        clusters_per_group: saturate32(BLOCKS_PER_GROUP),
         inodes_per_group: layout.inodes_per_group,
         write_time: time,
         write_time_hi: time_hi,
@@ -123,7 +125,7 @@ fn superblock(layout: &Layout, options: &Options) -> Superblock {
         last_check_hi: time_hi,
         revision: DYNAMIC_REVISION,
         first_inode: FIRST_INODE,
-        inode_size: INODE_SIZE as u16,
+        inode_size: saturate16(INODE_SIZE),
         feature_compat: compat::EXT_ATTR
             | compat::DIR_INDEX
             | compat::SPARSE_SUPER2
@@ -142,16 +144,16 @@ fn superblock(layout: &Layout, options: &Options) -> Superblock {
         label: options.label,
         hash_seed: hash_seed(options.uuid),
         default_hash: HASH_HALF_MD4,
-        descriptor_size: DESCRIPTOR_SIZE as u16,
+        descriptor_size: saturate16(DESCRIPTOR_SIZE),
         default_mount_options: DEFAULT_MOUNT_OPTIONS,
         creation_time: time,
         creation_time_hi: time_hi,
         min_extra_isize: EXTRA_ISIZE,
         want_extra_isize: EXTRA_ISIZE,
         flags: FLAG_SIGNED_HASH,
-        log_groups_per_flex: super::layout::GROUPS_PER_FLEX.ilog2() as u8,
+        log_groups_per_flex: saturate8(super::layout::GROUPS_PER_FLEX.ilog2()),
         checksum_type: CHECKSUM_CRC32C,
-        overhead_clusters: layout.overhead() as u32,
+        overhead_clusters: saturate32(layout.overhead()),
         backup_groups: layout.backups,
         journal_inode: if journal { JOURNAL_INODE } else { 0 },
         journal_backup_type: u8::from(journal),
@@ -159,13 +161,13 @@ fn superblock(layout: &Layout, options: &Options) -> Superblock {
     };
     superblock.set_blocks_count(layout.blocks);
     let reserved = u128::from(layout.blocks) * u128::from(options.reserved.min(5000)) / 10_000;
-    superblock.set_reserved_blocks(reserved as u64);
+    superblock.set_reserved_blocks(u64::try_from(reserved).unwrap_or(u64::MAX));
     superblock
 }
 
 /// The directory hash's seed: of the UUID, so that the same options give the same bytes.
 fn hash_seed(uuid: [u8; 16]) -> [u32; 4] {
-    core::array::from_fn(|word| crc32c(crc32c(!0, &uuid), &(word as u32).to_le_bytes()))
+    core::array::from_fn(|word| crc32c(crc32c(!0, &uuid), &saturate32(word).to_le_bytes()))
 }
 
 /// A group's descriptor without the checksums of bitmaps.
@@ -181,7 +183,7 @@ fn descriptor(layout: &Layout, group: u32) -> GroupDescriptor {
         descriptor.set_inode_bitmap(tables.inode_bitmap);
         descriptor.set_inode_table(tables.inode_table);
     }
-    descriptor.set_free_blocks((blocks.end - blocks.start - taken) as u32);
+    descriptor.set_free_blocks(saturate32(blocks.end - blocks.start - taken));
     let used_inodes = if group == 0 { FIRST_INODE } else { 0 };
     let free_inodes = layout.inodes_per_group.saturating_sub(used_inodes);
     descriptor.set_free_inodes(free_inodes);
@@ -287,7 +289,7 @@ fn emit_directories(
     );
     seal(ROOT_INODE, &mut root);
 
-    let mut lost_found = vec![0; BLOCK * LOST_FOUND_BLOCKS as usize];
+    let mut lost_found = vec![0; BLOCK * in_memory(LOST_FOUND_BLOCKS)];
     for (index, block) in lost_found.chunks_mut(BLOCK).enumerate() {
         if index == 0 {
             directory::put_entry(block, 0, 12, LOST_FOUND_INODE, directory, b".");
@@ -320,8 +322,8 @@ fn emit_journal(
     let log = journal::Superblock {
         magic: journal::MAGIC,
         block_type: journal::SUPERBLOCK_V2,
-        block_size: BLOCK_SIZE as u32,
-        blocks: blocks as u32,
+        block_size: saturate32(BLOCK_SIZE),
+        blocks: saturate32(blocks),
         first: 1,
         sequence: 1,
         users: 1,
@@ -335,7 +337,7 @@ fn emit_journal(
         .journal
         .iter()
         .map(|run| {
-            let length = (run.end - run.start) as u32;
+            let length = saturate32(run.end - run.start);
             logical += length;
             Extent {
                 logical: logical - length,
@@ -393,7 +395,7 @@ fn node_into(
 ) {
     let header = Header {
         magic: extent::MAGIC,
-        entries: entries.len() as u16,
+        entries: saturate16(entries.len()),
         max,
         depth,
         generation: 0,
@@ -452,7 +454,7 @@ impl Inodes {
             let mut inode = self.inode(mode, links, blocks * BLOCK_SIZE);
             inode.block = root_of(&[Extent {
                 logical: 0,
-                length: blocks as u32,
+                length: saturate32(blocks),
                 physical: first,
                 unwritten: false,
             }]);
@@ -468,7 +470,7 @@ impl Inodes {
         let mut block = vec![0; BLOCK];
         for (number, inode) in all.into_iter().flatten() {
             let place = block
-                .chunks_exact_mut(INODE_SIZE as usize)
+                .chunks_exact_mut(in_memory(INODE_SIZE))
                 .nth(number as usize - 1);
             if let Some(bytes) = place {
                 inode.encode_into(bytes);
