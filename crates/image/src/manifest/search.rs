@@ -14,7 +14,7 @@ const MAX_DOCUMENTS: usize = 64;
 
 /// The search for one platform's image in an index, and in the indexes within it.
 ///
-/// Whoever searches reads the documents: [`Self::next`] says which, [`Self::index`] and
+/// Whoever searches reads the documents: `next` says which, [`Self::index`] and
 /// [`Self::image`] take what was found.
 pub struct Search {
     wanted: Platform,
@@ -41,7 +41,7 @@ impl Search {
         }
     }
 
-    /// Takes in an index: the one that [`Self::next`] handed out, or the first.
+    /// Takes in an index: the one that `next` handed out, or the first.
     ///
     /// # Errors
     ///
