@@ -28,8 +28,8 @@ pub fn settings() -> Result<Arc<Settings>, Failure> {
 }
 
 /// Reads of the user's settings what conversions are told.
-pub fn conversion() -> Result<Arc<micabox_image::Settings>, Failure> {
-    Ok(Arc::new(Settings::load()?.conversion()))
+pub fn for_images() -> Result<Arc<micabox_image::Settings>, Failure> {
+    Ok(Arc::new(Settings::load()?.for_images()))
 }
 
 /// The sandboxes of `store`. Looking at them cleans up after creators that died, so

@@ -201,7 +201,7 @@ impl Pull<'_> {
         .await?;
         let repository = Arc::new(Repository::new(
             &self.reference,
-            &Arc::new(self.options.settings.registries()),
+            &Arc::new(self.options.settings.for_registries()),
             &self.options.credentials,
             &self.progress,
         )?);

@@ -135,7 +135,7 @@ pub async fn push(
         destination: Destination::new(
             &destination,
             others.iter().map(String::as_str),
-            &Arc::new(options.settings.registries()),
+            &Arc::new(options.settings.for_registries()),
             &options.credentials,
             &progress,
         )?,

@@ -144,7 +144,7 @@ impl Settings {
 
     /// What a conversion is told of them.
     #[must_use]
-    pub fn conversion(&self) -> micabox_image::Settings {
+    pub fn for_images(&self) -> micabox_image::Settings {
         micabox_image::Settings {
             parallel_layers: self.parallel_layers,
             limits: self.limits.clone(),
@@ -154,7 +154,7 @@ impl Settings {
 
     /// What the registries' client is told of them.
     #[must_use]
-    pub fn registries(&self) -> micabox_registry::Settings {
+    pub fn for_registries(&self) -> micabox_registry::Settings {
         micabox_registry::Settings {
             transfer: self.transfer.clone(),
             registry: self.registry.clone(),
@@ -193,7 +193,7 @@ mod tests {
         );
         assert_eq!(example.limits, defaults.limits);
         assert_eq!(
-            example.registries().registry("docker.io").mirrors,
+            example.for_registries().registry("docker.io").mirrors,
             [
                 Mirror {
                     registry: "mirror.example.com".into(),
@@ -209,19 +209,19 @@ mod tests {
         );
         assert_eq!(
             example
-                .registries()
+                .for_registries()
                 .registry("registry.example.com:5000")
                 .ca,
             [Path::new("/etc/micabox/example-ca.pem")]
         );
-        assert!(example.registries().plain_http("registry.lan:5000"));
+        assert!(example.for_registries().plain_http("registry.lan:5000"));
     }
 
     #[test]
     fn plain_http_is_for_loopback_unless_said_otherwise() {
         let settings = parse("[registry.\"localhost:5443\"]\nplain-http = false")
             .unwrap()
-            .registries();
+            .for_registries();
         assert!(settings.plain_http("localhost:5000"));
         assert!(!settings.plain_http("localhost:5443"));
         assert!(!settings.plain_http("docker.io"));

@@ -35,7 +35,7 @@ pub fn execute(args: &Args) -> Outcome {
     let store = settings::store()?;
     let options = LoadOptions {
         platform: args.platform.clone(),
-        settings: settings::conversion()?,
+        settings: settings::for_images()?,
     };
     let images = {
         let progress = bars::watch(&args.path.display().to_string());

@@ -71,7 +71,7 @@ fn save(args: &Args, out: &mut dyn Write) -> Outcome {
     let options = SaveOptions {
         format: args.format,
         compression: args.compression,
-        settings: settings::conversion()?,
+        settings: settings::for_images()?,
     };
     let progress = bars::watch_saving(&args.images.join(", "));
     micabox_image::save(&store, &args.images, out, &options, &*progress)?;
