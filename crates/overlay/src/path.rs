@@ -20,7 +20,7 @@ impl<P: Clone> Way<P> {
     /// A way from `root` along `path`.
     pub(crate) fn new(root: P, path: &[u8]) -> Self {
         Self {
-            names: split(path).rev().map(<[u8]>::to_vec).collect(),
+            names: names(path).collect(),
             places: (root, Vec::new()),
             links: 0,
         }
@@ -35,14 +35,16 @@ impl<P: Clone> Way<P> {
     pub(crate) fn next(&mut self) -> Option<Vec<u8>> {
         loop {
             let name = self.names.pop()?;
-            if name != b".." {
-                return Some(name);
+            match &*name {
+                b"." => {}
+                b".." => drop(self.places.1.pop()),
+                _ => return Some(name),
             }
-            self.places.1.pop();
         }
     }
 
-    /// Whether the name looked up last was the path's last one.
+    /// Whether the name looked up last was the path's last one, which may be anything; all
+    /// others must be directories.
     pub(crate) fn is_last(&self) -> bool {
         self.names.is_empty()
     }
@@ -61,15 +63,21 @@ impl<P: Clone> Way<P> {
         if target.starts_with(b"/") {
             self.places.1.clear();
         }
-        self.names.extend(split(target).rev().map(<[u8]>::to_vec));
+        self.names.extend(names(target));
         Ok(())
     }
 }
 
-/// The names in a path.
-fn split(path: &[u8]) -> impl DoubleEndedIterator<Item = &[u8]> {
-    let names = path.split(|byte| *byte == b'/');
-    names.filter(|name| !name.is_empty() && *name != b".")
+/// The names in a path, the last one first. At the end `.` stays, also for a slash: what is
+/// before it must be a directory.
+fn names(path: &[u8]) -> impl Iterator<Item = Vec<u8>> {
+    let mut names = path.rsplit(|byte| *byte == b'/');
+    let end = match names.next() {
+        None | Some(b"" | b".") => b".",
+        Some(name) => name,
+    };
+    let rest = names.filter(|name| !name.is_empty() && *name != b".");
+    [end].into_iter().chain(rest).map(<[u8]>::to_vec)
 }
 
 /// The path of a parent and the last name; `None` for a path that ends in no name.

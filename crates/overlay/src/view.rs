@@ -304,12 +304,11 @@ impl<D: BlockDevice> View<D> {
     }
 
     /// What is at a path, with symbolic links on the way followed as in the sandbox; one at its
-    /// end only if `follow`, or if the path says that it is a directory.
+    /// end only if `follow`, or if the path ends as a directory's.
     ///
     /// # Errors
     /// [`ViewError`].
     pub fn find(&mut self, path: &[u8], follow: bool) -> Result<Found> {
-        let follow = follow || path.ends_with(b"/") || path.ends_with(b"/.");
         let mut way = Way::new(self.root()?, path);
         while let Some(name) = way.next() {
             let slot = self.slot(way.place(), &name)?;
@@ -320,7 +319,7 @@ impl<D: BlockDevice> View<D> {
             let entry = slot.seen().ok_or(ViewError::Nothing)?;
             if entry.kind() == Some(FileKind::Symlink) && (follow || !way.is_last()) {
                 way.follow(&self.read_link(&entry)?)?;
-            } else if way.is_last() && !(follow && path.ends_with(b"/")) {
+            } else if way.is_last() {
                 return Ok(Found::Other(entry));
             } else {
                 return Err(ViewError::NotDirectory);

@@ -1,0 +1,7 @@
+//! What the tests against the kernel's overlayfs share.
+
+pub mod case;
+pub mod edits;
+pub mod history;
+pub mod mounts;
+pub mod tree;
