@@ -1,4 +1,4 @@
-//! Files that are missing or not what they were: one clear message, nothing left.
+//! Starts that fail since a file is missing or not what it was: one clear message, nothing left.
 
 mod support;
 

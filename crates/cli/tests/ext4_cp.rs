@@ -1,4 +1,4 @@
-//! What comes out of a filesystem that is not to be trusted: `mica ext4 cp` and its like.
+//! `mica ext4 cp` and its like: what comes out of a filesystem that is not to be trusted.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};

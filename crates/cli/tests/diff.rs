@@ -1,4 +1,4 @@
-//! What was changed on a disk: seen from outside, made an image of, copied.
+//! `mica diff`, `mica commit` and `mica snapshot`: what was changed on a disk, seen from outside.
 
 mod support;
 
