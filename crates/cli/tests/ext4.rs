@@ -5,6 +5,8 @@ use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Output};
 
+use micabox_testing::shell;
+
 const MICA: &str = env!("CARGO_BIN_EXE_mica");
 
 fn mica(words: &[&str]) -> Output {
@@ -22,21 +24,6 @@ fn done(words: &[&str]) -> String {
     let output = mica(words);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "mica ext4 {words:?}: {said}");
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-/// Another program that must succeed, by the shell.
-#[track_caller]
-fn shell(directory: &Path, script: &str) -> String {
-    let output = Command::new("bash")
-        .args(["-euc", script])
-        .current_dir(directory)
-        .env("LC_ALL", "C")
-        .output()
-        .unwrap();
-    let said = [output.stdout.clone(), output.stderr].concat();
-    let said = String::from_utf8_lossy(&said).into_owned();
-    assert!(output.status.success(), "{script}\n{said}");
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 

@@ -2,11 +2,11 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use micabox_ext4::{Ext4, Options, Owner, ROOT};
+use micabox_testing::shell;
 
 const MICA: &str = env!("CARGO_BIN_EXE_mica");
 
@@ -21,21 +21,6 @@ fn done(words: &[&str]) -> Output {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "mica ext4 {words:?}: {said}");
     output
-}
-
-/// Another program that must succeed, by the shell.
-#[track_caller]
-fn shell(directory: &Path, script: &str) -> String {
-    let output = Command::new("bash")
-        .args(["-euc", script])
-        .current_dir(directory)
-        .env("LC_ALL", "C")
-        .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{script}\n{said}");
-    String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 /// A directory, and a filesystem in it that is filled with `fill`.

@@ -4,79 +4,20 @@
 mod support;
 
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 
+use micabox_testing::{DockerRegistry, shell};
 use serde_json::Value;
 use support::Home;
-
-struct Registry {
-    process: Child,
-    host: String,
-}
-
-impl Drop for Registry {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-impl Registry {
-    fn start(directory: &Path) -> Self {
-        let config = format!(
-            "version: 0.1\nlog:\n  level: info\nstorage:\n  filesystem:\n    rootdirectory: {}\n\
-             http:\n  addr: 127.0.0.1:0\n",
-            directory.join("registry").display()
-        );
-        let file = directory.join("registry.yml");
-        fs::write(&file, config).unwrap();
-        let mut process = Command::new("docker-registry")
-            .arg("serve")
-            .arg(&file)
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("docker-registry is installed; run scripts/setup");
-        let mut log = BufReader::new(process.stderr.take().unwrap());
-        let mut line = String::new();
-        let host = loop {
-            line.clear();
-            assert!(
-                log.read_line(&mut line).unwrap() > 0,
-                "docker-registry ended"
-            );
-            if let Some((_, rest)) = line.split_once("listening on ") {
-                let end = rest.find(['"', ',']).unwrap_or(rest.len());
-                break rest[..end].trim().to_owned();
-            }
-        };
-        // It would stop if nobody took its log.
-        std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
-        Self { process, host }
-    }
-}
-
-/// What a command wrote.
-#[track_caller]
-fn shell(script: &str) -> String {
-    let output = Command::new("bash")
-        .args(["-euo", "pipefail", "-c", script])
-        .output()
-        .unwrap();
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{script}: {errors}");
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
 
 /// Copies an image with skopeo to a directory of blobs; its manifest, its config, and GNU
 /// tar's list of its topmost layer.
 fn fetched(from: &str, directory: &Path) -> (Value, Value, String) {
     let to = directory.display();
-    shell(&format!(
-        "skopeo copy --quiet --insecure-policy --src-tls-verify=false {from} dir:{to}"
-    ));
+    shell(
+        Path::new("/"),
+        &format!("skopeo copy --quiet --insecure-policy --src-tls-verify=false {from} dir:{to}"),
+    );
     let json = |name: &str| -> Value {
         serde_json::from_slice(&fs::read(directory.join(name)).unwrap()).unwrap()
     };
@@ -92,15 +33,21 @@ fn fetched(from: &str, directory: &Path) -> (Value, Value, String) {
     assert_eq!(layers.len(), diff_ids.len());
     for (layer, diff_id) in layers.iter().zip(diff_ids) {
         let path = directory.join(blob(layer));
-        let sum = shell(&format!("gzip -dc {} | sha256sum", path.display()));
+        let sum = shell(
+            Path::new("/"),
+            &format!("gzip -dc {} | sha256sum", path.display()),
+        );
         let sum = format!("sha256:{}", sum.split_whitespace().next().unwrap());
         assert_eq!(*diff_id, sum);
     }
     let top = directory.join(blob(layers.last().unwrap()));
-    let list = shell(&format!(
-        "tar --numeric-owner --full-time --xattrs -tvvzf {}",
-        top.display()
-    ));
+    let list = shell(
+        Path::new("/"),
+        &format!(
+            "tar --numeric-owner --full-time --xattrs -tvvzf {}",
+            top.display()
+        ),
+    );
     // Columns are as wide as they must be.
     let words = list
         .lines()
@@ -118,7 +65,7 @@ fn changes_travel_as_an_image() {
     const LOOK: &str = "cd /srv; find . | sort; stat -c '%n %a %u %g %h %Y' it twice a/b; \
         readlink link; cat hidden/new it; echo $NEW $PWD; id -u";
     let home = Home::new();
-    let registry = Registry::start(home.path());
+    let registry = DockerRegistry::start(home.path(), "");
     // An attribute that busybox has no command for.
     let patch = home.path().join("patch.tar");
     let mut archive = tar::Builder::new(fs::File::create(&patch).unwrap());
@@ -143,7 +90,7 @@ fn changes_travel_as_an_image() {
     ]
     .concat();
     home.output(&run).ok();
-    let name = format!("{}/team/box:v1", registry.host);
+    let name = format!("{}/team/box:v1", registry.host());
     let command = format!("CMD {LOOK}");
     let commit = [
         "commit",
@@ -194,7 +141,10 @@ fn changes_travel_as_an_image() {
     assert_eq!(config, from_archive);
     assert_eq!(list, archived);
     let manifest_file = home.path().join("fetched/manifest.json");
-    let digest = shell(&format!("sha256sum < {}", manifest_file.display()));
+    let digest = shell(
+        Path::new("/"),
+        &format!("sha256sum < {}", manifest_file.display()),
+    );
     let digest = format!("sha256:{}", digest.split_whitespace().next().unwrap());
     assert_eq!(pushed["manifest_digest"], digest);
     assert_eq!(manifest["layers"].as_array().unwrap().len(), 4);

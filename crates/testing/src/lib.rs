@@ -4,3 +4,9 @@
 //! with this crate has the same dependencies as the tests, which are then compiled once for both.
 
 #![forbid(unsafe_code)]
+
+mod docker_registry;
+mod shell;
+
+pub use docker_registry::DockerRegistry;
+pub use shell::shell;

@@ -14,11 +14,12 @@ use std::time::{Duration, Instant};
 
 use micabox_image::Store;
 use micabox_image::store::PruneOptions;
+use micabox_testing::DockerRegistry;
 
 use crate::image::{TestImage, TestLayer};
 use crate::killed::pull;
 use crate::layer;
-use crate::real::{DockerRegistry, layout};
+use crate::real::layout;
 use crate::server::{End, Registry};
 use crate::{Puller, assert_has};
 
@@ -204,7 +205,7 @@ fn a_real_registry_serves_only_what_is_missing() {
     layout(&source, &[image.entry(None)], &[&image]);
     registry.push(&source, "app:1", &["--dest-tls-verify=false"]);
 
-    let (address, served) = counting(registry.host.clone(), Duration::from_millis(10));
+    let (address, served) = counting(registry.host().to_owned(), Duration::from_millis(10));
     let reference = format!("{address}/app:1");
     let store = layer::store();
     let kept = kill_at(store.root(), &reference, 7 * MIB);

@@ -1,90 +1,21 @@
 //! A real registry, Debian's docker-registry, with images that a real client, skopeo, pushed.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
 use micabox_image::{Compression, Reference};
 use micabox_registry::Registry as RegistrySettings;
+use micabox_testing::DockerRegistry;
 use micabox_transfer::Credentials;
 
 use crate::image::{TestImage, TestLayer, index};
 use crate::push::Pusher;
 use crate::{Puller, assert_has};
 
-pub struct DockerRegistry {
-    process: Child,
-    pub host: String,
-}
-
-impl Drop for DockerRegistry {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-impl DockerRegistry {
-    /// Runs a registry that keeps everything in `directory`. `more` is added to its settings.
-    pub fn start(directory: &Path, more: &str) -> Self {
-        let root = directory.join("registry");
-        let config = format!(
-            "version: 0.1\nlog:\n  level: info\n  accesslog:\n    disabled: true\n\
-             storage:\n  filesystem:\n    rootdirectory: {}\n\
-             http:\n  addr: 127.0.0.1:0\n{more}",
-            root.display()
-        );
-        let file = directory.join("registry.yml");
-        fs::write(&file, config).unwrap();
-        let mut process = Command::new("docker-registry")
-            .arg("serve")
-            .arg(&file)
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("docker-registry, of Debian's package of that name, is needed");
-        let mut log = BufReader::new(process.stderr.take().unwrap());
-        let mut line = String::new();
-        let host = loop {
-            line.clear();
-            let count = log.read_line(&mut line).unwrap();
-            assert!(count > 0, "docker-registry ended");
-            if let Some((_, rest)) = line.split_once("listening on ") {
-                let end = rest.find(['"', ',']).unwrap_or(rest.len());
-                break rest[..end].trim().to_owned();
-            }
-        };
-        // It would stop if nobody took its log.
-        std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
-        Self { process, host }
-    }
-
-    fn reference(&self, rest: &str) -> Reference {
-        format!("{}/{rest}", self.host).parse().unwrap()
-    }
-
-    /// Pushes the layout in `directory` as `repository:tag`.
-    pub fn push(&self, directory: &Path, to: &str, options: &[&str]) {
-        let output = Command::new("skopeo")
-            .args([
-                "copy",
-                "--quiet",
-                "--insecure-policy",
-                "--all",
-                "--preserve-digests",
-            ])
-            .args(options)
-            .arg(format!("oci:{}", directory.display()))
-            .arg(format!("docker://{}/{to}", self.host))
-            .output()
-            .expect("skopeo, of Debian's package of that name, is needed");
-        assert!(
-            output.status.success(),
-            "{}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-    }
+/// A name in the registry.
+fn named(registry: &DockerRegistry, rest: &str) -> Reference {
+    format!("{}/{rest}", registry.host()).parse().unwrap()
 }
 
 /// Writes a layout with these documents and the images' blobs.
@@ -141,14 +72,14 @@ fn what_skopeo_pushes_is_pulled() {
     for name in ["team/app:1", &by_digest] {
         for (platform, image) in [("linux/arm64", &arm), ("linux/amd64", &amd)] {
             let puller = Puller::new().platform(platform);
-            puller.assert_has(&puller.pull(&registry.reference(name)), image);
+            puller.assert_has(&puller.pull(&named(&registry, name)), image);
         }
     }
     for (name, part) in [
         ("team/app:2", "no such image or tag"),
         ("other/app:1", "no such image"),
     ] {
-        let message = Puller::new().refusal(&registry.reference(name));
+        let message = Puller::new().refusal(&named(&registry, name));
         assert!(message.contains(part), "{message}");
     }
 }
@@ -231,7 +162,7 @@ fn a_private_authority_and_a_password() {
         "app:1",
         &["--dest-tls-verify=false", "--dest-creds=user:secret"],
     );
-    let reference = registry.reference("app:1");
+    let reference = named(&registry, "app:1");
 
     // Loopback is plain HTTP unless the settings say otherwise.
     let with_tls = |ca: &[&str]| RegistrySettings {
@@ -243,7 +174,7 @@ fn a_private_authority_and_a_password() {
         Puller::new().edit_settings(|settings| {
             settings
                 .registry
-                .insert(registry.host.clone(), with_tls(ca));
+                .insert(registry.host().to_owned(), with_tls(ca));
         })
     };
     let message = puller(&[]).refusal(&reference);
@@ -260,7 +191,7 @@ fn a_private_authority_and_a_password() {
 
     let docker = format!(
         r#"{{"auths": {{"{}": {{"username": "user", "password": "secret"}}}}}}"#,
-        registry.host
+        registry.host()
     );
     fs::write(path("config.json"), docker).unwrap();
     let puller = puller(&["ca.pem"]).credentials(Credentials::from_files([path("config.json")]));
@@ -268,7 +199,7 @@ fn a_private_authority_and_a_password() {
     assert_has(&puller.store, &pulled, &image);
 
     // And with the password back, under another name: as the blobs are there, unchanged.
-    let to = registry.reference("copy:1");
+    let to = named(&registry, "copy:1");
     let mut pusher = Pusher::small();
     pusher.options.settings = puller.options.settings.clone();
     assert!(pusher.refusal(&to).contains("docker login"));
@@ -307,7 +238,7 @@ fn what_is_pushed_is_pulled_back() {
         ]));
         pusher.options.compression = compression;
         let was = pusher.puller.store.image(&pusher.name).unwrap();
-        let to = registry.reference(&format!("pushed/{compression}:1"));
+        let to = named(&registry, &format!("pushed/{compression}:1"));
         let pushed = pusher.push(&to);
         assert_eq!((pushed.layers, pushed.present), (3, 0));
 
@@ -336,13 +267,13 @@ fn what_is_pushed_is_pulled_back() {
             puller,
             ..Pusher::small()
         };
-        let again = back.push(&registry.reference(&format!("pushed/{compression}:2")));
+        let again = back.push(&named(&registry, &format!("pushed/{compression}:2")));
         assert_eq!(
             (again.manifest_digest, again.present),
             (pushed.manifest_digest, 3)
         );
         // Into another repository of the registry, blobs are mounted.
-        let mounted = back.push(&registry.reference(&format!("mounted/{compression}:1")));
+        let mounted = back.push(&named(&registry, &format!("mounted/{compression}:1")));
         assert_eq!(
             (mounted.manifest_digest, mounted.present),
             (pushed.manifest_digest, 3)
