@@ -1,5 +1,8 @@
 //! Writes: an upper layer as overlayfs would write it, or a filesystem by itself.
 
+mod attributes;
+mod problem;
+
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Read};
 
@@ -8,10 +11,13 @@ use micabox_ext4::{
     Stat, Timestamp,
 };
 
-use crate::lower::{Lower, LowerError, Node};
-use crate::path::{Loop, Way, parent_and_name};
+use crate::lower::{Lower, Node};
+use crate::path::{Way, parent_and_name};
 use crate::view::{Directory, Slot, View, ViewError};
 use crate::words::{self, OPAQUE, WHITEOUT_DEVICE, is_marker};
+
+pub use attributes::Attributes;
+pub use problem::Problem;
 
 /// Bytes of a file that are copied at once.
 const PIECE: usize = 1 << 20;
@@ -19,84 +25,7 @@ const PIECE: usize = 1 << 20;
 /// Most paths of directories that are remembered.
 const KNOWN_MAX: usize = 4096;
 
-/// Why something can't be done, in words.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct Problem(String);
-
-impl From<micabox_ext4::Error> for Problem {
-    fn from(error: micabox_ext4::Error) -> Self {
-        Self(error.to_string())
-    }
-}
-
-impl From<LowerError> for Problem {
-    fn from(error: LowerError) -> Self {
-        Self(error.to_string())
-    }
-}
-
-impl From<ViewError> for Problem {
-    fn from(error: ViewError) -> Self {
-        Self(error.to_string())
-    }
-}
-
-impl From<Loop> for Problem {
-    fn from(error: Loop) -> Self {
-        ViewError::from(error).into()
-    }
-}
-
-impl From<io::Error> for Problem {
-    fn from(error: io::Error) -> Self {
-        Self(error.to_string())
-    }
-}
-
-impl From<&str> for Problem {
-    fn from(text: &str) -> Self {
-        Self(text.to_owned())
-    }
-}
-
 type Result<T> = std::result::Result<T, Problem>;
-
-/// What something new is like.
-#[derive(Clone, Debug)]
-pub struct Attributes {
-    /// Permissions, but for symbolic links, and owner.
-    pub owner: Owner,
-    /// Last change of the contents; otherwise now.
-    pub mtime: Option<Timestamp>,
-    /// Names and values.
-    pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
-}
-
-impl Attributes {
-    /// Root's, and new.
-    pub fn root(permissions: u16) -> Self {
-        Self {
-            owner: Owner::root(permissions),
-            mtime: None,
-            xattrs: Vec::new(),
-        }
-    }
-}
-
-impl From<&micabox_tar::Attributes> for Attributes {
-    fn from(of: &micabox_tar::Attributes) -> Self {
-        Self {
-            owner: Owner {
-                permissions: of.mode,
-                uid: of.uid,
-                gid: of.gid,
-            },
-            mtime: Some(of.mtime),
-            xattrs: of.xattrs.clone(),
-        }
-    }
-}
 
 /// What is written to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
