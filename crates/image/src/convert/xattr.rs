@@ -48,3 +48,30 @@ pub(super) fn memory(xattrs: &[Xattr]) -> u64 {
     let bytes = |xattr: &Xattr| 2 * (xattr.name.len() + xattr.value.len()) as u64;
     xattrs.iter().map(|xattr| EACH + bytes(xattr)).sum()
 }
+
+#[cfg(test)]
+mod tests {
+    use micabox_tar::{Attributes, Kind, Limits, Member, Reader, Writer};
+
+    use super::*;
+
+    #[test]
+    fn markers_of_overlayfs_are_escaped() {
+        let member = Member {
+            path: b"file".to_vec(),
+            kind: Kind::file(0),
+            attributes: Attributes {
+                xattrs: vec![(b"trusted.overlay.opaque".to_vec(), b"y".to_vec())],
+                ..Attributes::default()
+            },
+        };
+        let mut writer = Writer::new(Vec::new());
+        writer.add(&member).unwrap();
+        let archive = writer.finish().unwrap();
+        let mut reader = Reader::new(&archive[..], Limits::default());
+        reader.next_member().unwrap().unwrap();
+        let (xattrs, dropped) = from_records(&reader.take_records(), 99).unwrap();
+        let escaped = Xattr::new(*b"trusted.overlay.overlay.opaque", *b"y");
+        assert_eq!((xattrs, dropped), (vec![escaped], 0));
+    }
+}
