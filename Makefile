@@ -29,7 +29,7 @@ guest: setup
 	@scripts/guest
 
 mica: setup
-	cargo build $(CARGOFLAGS) --release --package micabox-cli --bin mica
+	@scripts/mica
 
 image: setup
 	@scripts/sample-image
