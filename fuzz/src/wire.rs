@@ -97,7 +97,10 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         ),
         (
             "to-guest",
-            said(6 << 2, &[stdin, resize, ToGuest::Shutdown, ToGuest::Rest]),
+            said(
+                6 << 2,
+                &[stdin, resize, ToGuest::Shutdown, ToGuest::Quiesce],
+            ),
         ),
         ("preamble", b"\x01MICABOX\n\x04\0\0\0".to_vec()),
     ]

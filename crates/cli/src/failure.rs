@@ -89,11 +89,6 @@ impl Failure {
         self
     }
 
-    /// What failed and why.
-    pub fn message(&self) -> &str {
-        &self.message
-    }
-
     /// Writes it to stderr.
     pub fn print(&self) {
         if self.message.is_empty() {
@@ -202,7 +197,7 @@ fn hint(error: &micabox::Error) -> Option<&'static str> {
         E::NotSaved { .. } | E::Machine(micabox_vmm::Error::NoSnapshots { .. }) => {
             "`mica doctor` says whether this machine has a KVM that works"
         }
-        E::Machine(_) => "`mica doctor` checks what a machine needs",
+        E::Machine(_) | E::MachineNotStarted(_) => "`mica doctor` checks what a machine needs",
         E::NameTaken { .. } => "choose another name, or remove that one with `mica rm`",
         E::SnapshotExists(_) => "choose another name, or remove that one with `mica snapshot rm`",
         E::NoSuchSandbox(_) => "`mica ps -a` lists all sandboxes",

@@ -245,8 +245,8 @@ fn a_machine_that_outlives_its_owner_keeps_its_disk() {
     drop(mica.stdin());
     // What is in the kernel's hands can't be killed.
     let answer = slow.held.recv_timeout(PATIENCE).unwrap();
-    mica.signal(9);
-    assert_eq!(mica.wait(), -9);
+    home.kill_owner();
+    assert_eq!(mica.wait(), 125);
     let record = home.directory_of("it").join("state.json");
     let before = fs::read(&record).unwrap();
     let mut again = home.start(&["start", "-a", "-i", "it"]);

@@ -26,10 +26,10 @@ fn ask(path: &Path, port: u32) -> String {
     answer
 }
 
-/// Where the control group of this mica's machine is, if there can be one.
-fn group(mica: u32) -> Option<PathBuf> {
+/// Where the control group of this owner's machine is, if there can be one.
+fn group(owner: u32) -> Option<PathBuf> {
     let (place, _) = micabox_vmm::control_groups().ok()?;
-    Some(place.join(format!("micabox-{mica}-0")))
+    Some(place.join(format!("micabox-{owner}-0")))
 }
 
 #[test]
@@ -53,8 +53,8 @@ fn it_is_there_while_the_sandbox_runs_and_no_longer() {
         "{}",
         taken.stderr()
     );
-    // A killed mica can't clean up; the next one does.
-    let killed = group(sandbox.pid());
+    // A killed owner can't clean up; the next one does.
+    let killed = group(home.owner());
     let members = |group: &PathBuf| fs::read_to_string(group.join("cgroup.procs")).unwrap();
     // The machine, and who waits for it.
     assert!(
@@ -62,8 +62,8 @@ fn it_is_there_while_the_sandbox_runs_and_no_longer() {
             .iter()
             .all(|group| members(group).lines().count() == 2)
     );
-    sandbox.signal(9);
-    sandbox.wait();
+    home.kill_owner();
+    assert_eq!(sandbox.wait(), 125);
     assert!(path.exists());
     // Its machine goes a moment later.
     wait_until("its machine is gone", || {
@@ -73,7 +73,7 @@ fn it_is_there_while_the_sandbox_runs_and_no_longer() {
     assert_eq!(sandbox.line(), "ready");
     assert_eq!(ask(&path, 1), "");
     assert!(killed.iter().all(|group| !group.exists()));
-    let ended = group(sandbox.pid());
+    let ended = group(home.owner());
     assert!(ended.iter().all(|group| group.exists()));
     sandbox.signal(15);
     sandbox.wait();
@@ -98,7 +98,7 @@ fn its_limits_hold() {
     let rest = ["box", "sh", "-c", script];
     let mut sandbox = home.start(&[&start[..], &rest].concat());
     assert_eq!(sandbox.line(), "ready");
-    let group = group(sandbox.pid()).expect("a host with control groups for us (or --skip)");
+    let group = group(home.owner()).expect("a host with control groups for us (or --skip)");
     assert!(inside(&group, "sleep 0"));
     let processes = "for n in 1 2 3 4 5 6 7 8 9; do sleep 1000 & done";
     assert!(!inside(&group, processes), "ten processes");

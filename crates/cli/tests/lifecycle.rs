@@ -109,6 +109,24 @@ fn a_killed_mica_leaves_no_machine_and_a_record_until_removed() {
 
 #[test]
 #[ignore = "needs a built guest"]
+fn a_killed_owner_leaves_no_machine_and_a_record_until_removed() {
+    let home = Home::new();
+    let running = ready(&home, &["--name", "orphan"], WAITS);
+    home.kill_owner();
+    assert_eq!(running.wait(), 125);
+    home.wait_for_no_machine();
+    wait_until("it is dead", || home.output(&["ps", "-q"]).ok().is_empty());
+    let list = home.output(&["ps", "-a", "--json"]).json();
+    assert_eq!(
+        (&list[0]["name"], &list[0]["state"]),
+        (&"orphan".into(), &"dead".into())
+    );
+    home.output(&["rm", "orphan"]).ok();
+    home.assert_nothing_left();
+}
+
+#[test]
+#[ignore = "needs a built guest"]
 fn what_a_killed_mica_was_to_forget_is_forgotten() {
     let home = Home::new();
     let running = ready(&home, &["--rm"], WAITS);

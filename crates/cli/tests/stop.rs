@@ -59,13 +59,14 @@ fn an_owner_that_hangs_is_given_up_soon_after_its_time() {
     ];
     let mut sandbox = home.start(&run);
     assert_eq!(sandbox.line(), "ready");
-    signal(sandbox.pid(), "-STOP");
+    let owner = home.owner();
+    signal(owner, "-STOP");
     let mut stopping = home.mica(&["stop", "-t", "1", "it"]).spawn().unwrap();
     let begun = Instant::now();
     home.wait_for_no_machine();
     let took = begun.elapsed();
     assert!(took < Duration::from_secs(1 + 2) + SLACK, "{took:?}");
-    signal(sandbox.pid(), "-CONT");
+    signal(owner, "-CONT");
     support::wait(&mut stopping);
     sandbox.wait();
 }

@@ -6,8 +6,8 @@ mod machine;
 use host::{command, shell};
 use machine::{Attach, Machine, disk, lower, plan, userland};
 use micabox_wire::{
-    Adopt, Exec, ExitStatus, Identity, Init, OutputStream, Resume, StartFailure, ToGuest, ToHost,
-    TtySize, Upper,
+    Exec, ExitStatus, Identity, Init, OutputStream, Reattach, Restore, StartFailure, ToGuest,
+    ToHost, TtySize, Upper,
 };
 
 /// A machine with the userland as its only layer, on a disk.
@@ -310,9 +310,9 @@ fn commands_that_run_at_the_end_do_not_keep_the_machine() {
 }
 
 /// Has the agent keep quiet, as before a copy is made.
-fn rest(machine: &mut Machine) {
-    machine.host.send(ToGuest::Rest);
-    while !matches!(machine.host.receive(), ToHost::Resting) {}
+fn quiesce(machine: &mut Machine) {
+    machine.host.send(ToGuest::Quiesce);
+    while !matches!(machine.host.receive(), ToHost::Quiesced) {}
 }
 
 #[test]
@@ -342,8 +342,8 @@ fn a_copy_becomes_another_machine_and_keeps_one_command() {
     ));
 
     // The original goes on as it was, but for the time.
-    rest(&mut machine);
-    machine.host.send(ToGuest::GoOn {
+    quiesce(&mut machine);
+    machine.host.send(ToGuest::Thaw {
         wall_clock: (1_750_000_000, 0),
         entropy: [8; 32],
     });
@@ -354,9 +354,9 @@ fn a_copy_becomes_another_machine_and_keeps_one_command() {
     assert_eq!(same.text(), "box\n0123456789abcdef0123456789abcdef\n2025\n");
 
     // Whether it is a copy that is told so or not makes no difference to it.
-    rest(&mut machine);
+    quiesce(&mut machine);
     let output_window = 1 << 20;
-    machine.host.send(ToGuest::Resume(Box::new(Resume {
+    machine.host.send(ToGuest::Restore(Box::new(Restore {
         identity: Identity {
             hostname: "copy".to_owned(),
             machine_id: "f".repeat(32),
@@ -365,12 +365,12 @@ fn a_copy_becomes_another_machine_and_keeps_one_command() {
             wall_clock: (1_800_000_000, 0),
             entropy: [9; 32],
         },
-        adopt: Some(Adopt {
+        reattach: Some(Reattach {
             id: 11,
             output_window,
         }),
     })));
-    assert_eq!(machine.host.receive(), ToHost::Resumed);
+    assert_eq!(machine.host.receive(), ToHost::Restored);
     machine.host.started(11);
     hear(&mut machine);
     let other = machine.host.run(shell(
@@ -400,15 +400,15 @@ fn a_copy_becomes_another_machine_and_keeps_one_command() {
 #[ignore = "needs a built guest"]
 fn a_copy_says_so_when_its_command_had_ended() {
     let (mut machine, _directory) = booted(Init::Reaper);
-    rest(&mut machine);
-    machine.host.send(ToGuest::Resume(Box::new(Resume {
+    quiesce(&mut machine);
+    machine.host.send(ToGuest::Restore(Box::new(Restore {
         identity: plan(Vec::new()).identity,
-        adopt: Some(Adopt {
+        reattach: Some(Reattach {
             id: 7,
             output_window: 1,
         }),
     })));
-    assert_eq!(machine.host.receive(), ToHost::Resumed);
+    assert_eq!(machine.host.receive(), ToHost::Restored);
     let answer = machine.host.receive();
     assert!(
         matches!(answer, ToHost::StartFailed { id: 7, .. }),

@@ -110,6 +110,12 @@ pub fn arguments(kind: &str, description: &OwnedFd, claim: Option<&Claim>) -> Ve
     arguments.into_iter().chain(user).collect()
 }
 
+/// The command line of a process of this kind that is no worker in a jail.
+pub fn plain_arguments(kind: &str, descriptor: RawFd) -> [OsString; 3] {
+    let descriptor = descriptor.to_string();
+    [ARGUMENT.into(), kind.into(), descriptor.into()]
+}
+
 /// The program that workers of a kind are.
 ///
 /// # Errors

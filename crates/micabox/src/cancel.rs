@@ -1,31 +1,33 @@
 //! A start that is given up.
 
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
-
-use micabox_vmm::Machine;
 
 use crate::sandbox::lock;
 
 /// Gives a start up, from another thread.
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Cancel {
     state: Arc<Mutex<CancelState>>,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct CancelState {
     cancelled: bool,
-    machine: Option<Arc<dyn Machine>>,
+    /// To owners, which give their sandboxes up when they end.
+    owners: Vec<UnixStream>,
 }
 
 impl Cancel {
-    /// Gives the start up: [`Builder::create`](crate::Builder::create) fails with [`Error::Cancelled`](crate::Error::Cancelled) if it
-    /// has not succeeded yet. Later, it kills the machine.
+    /// Gives the start up: [`Builder::create`](crate::Builder::create) fails with
+    /// [`Error::Cancelled`](crate::Error::Cancelled) if it has not succeeded yet. Later, it ends
+    /// the sandbox.
     pub fn cancel(&self) {
         let mut state = lock(&self.state);
         state.cancelled = true;
-        if let Some(machine) = &state.machine {
-            machine.kill();
+        for owner in &state.owners {
+            let _ = owner.shutdown(Shutdown::Write);
         }
     }
 
@@ -33,11 +35,11 @@ impl Cancel {
         lock(&self.state).cancelled
     }
 
-    pub(crate) fn watch(&self, machine: &Arc<dyn Machine>) {
+    pub(crate) fn watch(&self, owner: &UnixStream) {
         let mut state = lock(&self.state);
         if state.cancelled {
-            machine.kill();
+            let _ = owner.shutdown(Shutdown::Write);
         }
-        state.machine = Some(Arc::clone(machine));
+        state.owners.extend(owner.try_clone());
     }
 }

@@ -4,6 +4,7 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
+use micabox_owner::protocol::{Exec, Text};
 use micabox_wire::TtySize;
 use oci_spec::image::Config;
 
@@ -111,21 +112,20 @@ impl Command {
         })
     }
 
-    /// The message for the guest.
-    pub(crate) fn to_wire(&self, output_window: u32) -> micabox_wire::Exec {
-        let bytes = |text: &OsString| text.as_bytes().to_vec();
-        micabox_wire::Exec {
-            argv: self.argv.iter().map(bytes).collect(),
+    /// The request for a sandbox's owner; where its streams go is yet to be said.
+    pub(crate) fn to_exec(&self) -> Exec {
+        let text = |text: &OsString| Text(text.as_bytes().to_vec());
+        Exec {
+            argv: self.argv.iter().map(text).collect(),
             env: self
                 .env
                 .iter()
-                .map(|(name, value)| (bytes(name), bytes(value)))
+                .map(|(name, value)| (text(name), text(value)))
                 .collect(),
-            cwd: bytes(&self.workdir),
+            workdir: text(&self.workdir),
             user: self.user.clone(),
             tty: self.tty,
-            stdin: self.stdin,
-            output_window,
+            ..Exec::default()
         }
     }
 }

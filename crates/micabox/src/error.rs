@@ -1,12 +1,11 @@
 //! What can go wrong with a sandbox.
 
-use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use micabox_vmm::{Exit, Machine};
-use micabox_wire::{BootFailed, StartFailed};
+use micabox_owner::Lost;
+use micabox_wire::StartFailed;
 
 use crate::{CommandError, DiskProblem};
 
@@ -44,6 +43,12 @@ pub enum Error {
         /// Where it was looked for.
         searched: Vec<PathBuf>,
     },
+    /// The sandbox's owner could not start a virtual machine.
+    #[error("{0}")]
+    MachineNotStarted(String),
+    /// The sandbox's owner could not start what a machine needs.
+    #[error("{0}")]
+    NotStarted(String),
     /// The sandbox did not come up.
     #[error("the sandbox did not start: {0}")]
     Boot(Lost),
@@ -53,6 +58,9 @@ pub enum Error {
     /// The sandbox ended while somebody used it.
     #[error("the sandbox ended: {0}")]
     Lost(#[from] Lost),
+    /// The sandbox's owner was killed.
+    #[error("the process that owned the sandbox is gone: it was killed")]
+    OwnerGone,
     /// What to run is not clear.
     #[error(transparent)]
     Command(#[from] CommandError),
@@ -195,6 +203,9 @@ pub enum Error {
         /// Why it failed.
         source: io::Error,
     },
+    /// The owner of the sandbox refused a request.
+    #[error("the sandbox's owner refuses: {0}")]
+    Refused(String),
     /// The operating system refused something.
     #[error("{what}: {source}")]
     System {
@@ -223,116 +234,6 @@ fn list(paths: &[PathBuf]) -> String {
         .collect();
     paths.join(", ")
 }
-
-/// Why there is no more talking to a sandbox.
-#[derive(Clone, Debug)]
-pub struct Lost {
-    /// The reason.
-    pub reason: LostReason,
-    /// The end of what the guest wrote to its console, when that may explain it.
-    pub console: String,
-}
-
-/// The reason of [`Lost`].
-#[derive(Clone, Debug)]
-pub enum LostReason {
-    /// The guest could not set itself up.
-    BootFailed(BootFailed),
-    /// The guest did not say anything in time.
-    Silent,
-    /// The machine ended.
-    Machine(Exit),
-    /// The guest said something that no agent of ours says; the machine was killed.
-    Protocol(String),
-    /// The guest ended in order but could not save everything.
-    Unflushed(String),
-    /// We ended it.
-    Closed,
-}
-
-impl Lost {
-    pub(crate) fn boot_failed(failure: &BootFailed) -> Self {
-        Self {
-            reason: LostReason::BootFailed(failure.clone()),
-            console: String::new(),
-        }
-    }
-
-    pub(crate) fn silent(machine: &dyn Machine) -> Self {
-        // It may have ended at the same moment, which says more.
-        match machine.wait(Duration::ZERO) {
-            Some(exit) => Self::machine(machine, exit),
-            None => Self {
-                reason: LostReason::Silent,
-                console: machine.console_tail(),
-            },
-        }
-    }
-
-    pub(crate) fn unflushed(problem: String) -> Self {
-        Self {
-            reason: LostReason::Unflushed(problem),
-            console: String::new(),
-        }
-    }
-
-    pub(crate) fn closed() -> Self {
-        Self {
-            reason: LostReason::Closed,
-            console: String::new(),
-        }
-    }
-
-    /// The agent's stream has ended: because of `violation`, or else because the
-    /// machine ends, for which it is given some time.
-    pub(crate) fn end_of_conversation(
-        machine: &dyn Machine,
-        violation: Option<String>,
-        patience: Duration,
-    ) -> Self {
-        if let Some(violation) = violation {
-            machine.kill();
-            return Self {
-                reason: LostReason::Protocol(violation),
-                console: machine.console_tail(),
-            };
-        }
-        if let Some(exit) = machine.wait(patience) {
-            return Self::machine(machine, exit);
-        }
-        machine.kill();
-        Self {
-            reason: LostReason::Protocol("the guest closed the agent's channel".into()),
-            console: machine.console_tail(),
-        }
-    }
-
-    fn machine(machine: &dyn Machine, exit: Exit) -> Self {
-        let console = match exit {
-            Exit::PoweredOff | Exit::Panicked { .. } | Exit::TripleFault => machine.console_tail(),
-            Exit::BadSnapshot { .. } | Exit::Failed { .. } | Exit::Killed { .. } => String::new(),
-        };
-        Self {
-            reason: LostReason::Machine(exit),
-            console,
-        }
-    }
-}
-
-impl fmt::Display for Lost {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.reason {
-            LostReason::BootFailed(failure) => failure.fmt(f),
-            LostReason::Silent => f.write_str("the guest did not answer in time"),
-            LostReason::Machine(exit) => exit.fmt(f),
-            LostReason::Protocol(what) => f.write_str(what),
-            LostReason::Unflushed(what) => write!(f, "not everything was written: {what}"),
-            LostReason::Closed => f.write_str("it was ended"),
-        }
-    }
-}
-
-impl std::error::Error for Lost {}
 
 /// An error and its causes in one line.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use serde::{Deserialize, Serialize};
+
 use crate::Error;
 
 /// Names a directory to look in before all others.
@@ -14,7 +16,7 @@ const KERNEL: &str = "vmlinux";
 const INITRD: &str = "initrd.cpio";
 
 /// The files that every guest boots from.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestFiles {
     /// The kernel.
     pub kernel: PathBuf,

@@ -8,7 +8,7 @@
 //! use micabox_image::Store;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! // Machines are processes of this program.
+//! // Owners and machines are processes of this program.
 //! micabox::run_if_worker();
 //! let store = Store::open(&Store::default_root()?)?;
 //! let image = store.image("debian:12")?;
@@ -20,15 +20,15 @@
 //! # }
 //! ```
 //!
-//! There is no daemon. A sandbox lives in the process that started it and never
-//! outlives it, however that process ends. One with a disk ([`Upper::Disk`]) can be started
+//! There is no daemon. A sandbox has an owner, a process of its own, that ends with the process
+//! that made the sandbox, however that ends, unless the sandbox is
+//! [detached](Sandbox::detach). One with a disk ([`Upper::Disk`]) can be started
 //! again by any process, with everything that was written to it. What is on disk about
 //! sandboxes ([`Sandboxes`]) is enough for other processes to list them, to stop them, and
-//! to clean up after a creator that was killed.
+//! to clean up after an owner that was killed.
 
 #![forbid(unsafe_code)]
 
-mod agent;
 mod base;
 mod builder;
 mod cancel;
@@ -36,6 +36,7 @@ mod command;
 mod commit;
 mod error;
 mod files;
+mod freeze;
 #[doc(hidden)]
 pub mod fuzzing;
 mod guest_files;
@@ -44,9 +45,11 @@ pub mod jailed;
 mod log;
 mod name;
 mod network;
+mod owner;
 mod patch;
 pub mod plan;
 mod process;
+mod registrar;
 mod sandbox;
 mod signal;
 mod snapshot;
@@ -63,19 +66,20 @@ pub use base::{Base, DiskProblem, Format, RootDisk};
 pub use builder::{Builder, DEFAULT_MEMORY_MIB};
 pub use cancel::Cancel;
 pub use command::{Command, CommandError, EnvChange, Overrides};
-pub use error::{Error, Lost, LostReason};
+pub use error::Error;
 pub use guest_files::GuestFiles;
 pub use jailed::{Notes, Unread};
-pub use log::{LogReader, LogRecord, LogStream, LogWriter};
+pub use log::{LogReader, LogRecord, LogStream};
 pub use micabox_net::{Publish, Rule};
 pub use micabox_overlay::view::PathKind;
+pub use micabox_owner::{Lost, LostReason};
 pub use micabox_vmm::BackendChoice;
 pub use micabox_wire::{ExitStatus, StartFailed, StartFailure, TtySize};
 pub use network::{Network, UserNetwork};
 pub use patch::Patch;
 pub use plan::{Root, Transport};
-pub use process::{Finished, Handle, Output, Process, Stdin};
-pub use sandbox::Sandbox;
+pub use process::{ExecOptions, Finished, Handle, Output, Process, Stdin, Stdio};
+pub use sandbox::{Ended, Event, Sandbox};
 pub use signal::signal_number;
 pub use snapshot::{Passing, SavedMachine, Snapshot};
 pub use spec::Spec;

@@ -1,4 +1,4 @@
-//! What a sandbox's first command wrote while nobody watched: kept in the sandbox's directory,
+//! What a sandbox's first command wrote while it was detached: kept in the sandbox's directory,
 //! the last of it if it is much.
 //!
 //! ```text
@@ -23,7 +23,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::sandbox::lock;
 use crate::state::Found;
-use crate::{Error, Sandbox, Sandboxes};
+use crate::{Error, Sandboxes};
 
 const FILE: &str = "output.log";
 const OLD: &str = "output.old";
@@ -59,29 +59,14 @@ pub struct LogRecord {
 
 /// Writes a sandbox's log.
 #[derive(Debug)]
-pub struct LogWriter {
+pub(crate) struct LogWriter {
     directory: PathBuf,
     /// The newest file and its length.
     newest: Mutex<(File, u64)>,
 }
 
-impl Sandbox {
-    /// Opens the sandbox's log to add to it.
-    ///
-    /// # Errors
-    /// [`Error::State`].
-    pub fn log(&self) -> Result<LogWriter, Error> {
-        let directory = self.directory();
-        LogWriter::open(&directory).map_err(|source| Error::State {
-            what: "opening",
-            path: directory.join(FILE),
-            source,
-        })
-    }
-}
-
 impl LogWriter {
-    fn open(directory: &Path) -> io::Result<Self> {
+    pub(crate) fn open(directory: &Path) -> io::Result<Self> {
         let newest = Self::file(directory)?;
         let length = newest.metadata()?.len();
         Ok(Self {
@@ -100,7 +85,7 @@ impl LogWriter {
     ///
     /// # Errors
     /// Those of the file.
-    pub fn write(&self, stream: LogStream, bytes: &[u8]) -> io::Result<()> {
+    pub(crate) fn write(&self, stream: LogStream, bytes: &[u8]) -> io::Result<()> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let nanos = now.unwrap_or_default().as_nanos();
         let nanos = u64::try_from(nanos).unwrap_or(u64::MAX);

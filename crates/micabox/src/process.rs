@@ -1,24 +1,81 @@
-//! A command in a sandbox.
+//! A command in a sandbox: a connection to the sandbox's owner, and pipes for its streams.
 
-use std::io::{self, Read, Write};
-use std::sync::Arc;
+use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use micabox_wire::{Exec, ExitStatus, OutputStream, TtySize};
+use micabox_owner::protocol::{Exec, Failure, Frame, Info, Kind, Place, Reply, Request};
+use micabox_owner::{Client, Lost};
+use micabox_wire::{ExitStatus, TtySize};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
-use crate::Error;
-use crate::agent::{Moments, Shared};
-use crate::error::Lost;
+use crate::sandbox::lock;
+use crate::{CommandError, Error};
+
+/// The number of the one command of a connection.
+const COMMAND: u32 = 1;
+
+/// Where one of a command's streams comes from or goes to.
+#[derive(Debug, Default)]
+pub enum Stdio {
+    /// `/dev/null`.
+    #[default]
+    Null,
+    /// A pipe to this process.
+    Piped,
+    /// This descriptor. The owner of the sandbox reads or writes it itself: nothing passes
+    /// through this process.
+    Descriptor(OwnedFd),
+    /// Open, and nothing ever comes; for stdin only.
+    Idle,
+    /// The sandbox's log; for outputs only.
+    Log,
+}
+
+/// How a command is attended to.
+#[derive(Debug, Default)]
+pub struct ExecOptions {
+    /// Its stdin.
+    pub stdin: Stdio,
+    /// Its stdout, or its terminal's output.
+    pub stdout: Stdio,
+    /// Its stderr; unused with a terminal.
+    pub stderr: Stdio,
+    /// Whether the sandbox ends with it, and has its exit code.
+    pub lifetime: bool,
+    /// After how long it gets the stop signal.
+    pub timeout: Option<Duration>,
+    /// How long after that it gets SIGKILL.
+    pub grace: Duration,
+    /// Whether the command goes on when this process has ended.
+    pub detach: bool,
+    /// Whether to measure how long everything took, for [`Handle::info`].
+    pub measure: bool,
+}
+
+impl ExecOptions {
+    /// Pipes for all streams; for stdin if the command has one.
+    pub(crate) fn piped(stdin: bool) -> Self {
+        Self {
+            stdin: if stdin { Stdio::Piped } else { Stdio::Null },
+            stdout: Stdio::Piped,
+            stderr: Stdio::Piped,
+            ..Self::default()
+        }
+    }
+}
 
 /// A running command. Dropping it leaves the command running, with its stdin closed
 /// and its output thrown away.
 #[derive(Debug)]
 pub struct Process {
-    /// The command's stdin, if it was started with one.
+    /// The command's stdin, if it is a pipe.
     pub stdin: Option<Stdin>,
-    /// The command's stdout, or its terminal.
+    /// The command's stdout, or its terminal, if it is a pipe.
     pub stdout: Option<Output>,
-    /// The command's stderr; empty with a terminal.
+    /// The command's stderr, if it is a pipe; empty with a terminal.
     pub stderr: Option<Output>,
     pid: u32,
     handle: Handle,
@@ -36,15 +93,16 @@ pub struct Handle {
 /// it closes the stdin.
 #[derive(Debug)]
 pub struct Stdin {
-    command: Arc<Command>,
+    pipe: PipeWriter,
+    _command: Arc<Command>,
 }
 
 /// Reads what a command writes. The end comes when the command has ended. A command
-/// whose output nobody reads is made to wait; dropping this throws the rest away.
+/// whose output is not read waits; dropping this throws the rest away.
 #[derive(Debug)]
 pub struct Output {
-    command: Arc<Command>,
-    stream: OutputStream,
+    pipe: PipeReader,
+    _command: Arc<Command>,
 }
 
 /// What a command left behind.
@@ -58,52 +116,136 @@ pub struct Finished {
     pub stderr: Vec<u8>,
 }
 
-/// A command as the agent knows it; forgotten when nobody holds it.
+/// A command's connection; it is released with the last that holds it.
+#[derive(Debug)]
 struct Command {
-    shared: Arc<Shared>,
-    id: u32,
+    /// What poll(2) waits for, outside of the lock.
+    socket: OwnedFd,
+    is_detached: bool,
+    state: Mutex<State>,
 }
 
-impl std::fmt::Debug for Command {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Command").field("id", &self.id).finish()
-    }
+#[derive(Debug)]
+struct State {
+    client: Client,
+    end: Option<Result<ExitStatus, Failure>>,
+    info: Option<Info>,
 }
 
 impl Drop for Command {
     fn drop(&mut self) {
-        self.shared.release(self.id);
+        let state = lock(&self.state);
+        if state.end.is_none() && !self.is_detached {
+            // Without an owner there is nothing to release.
+            let _ = state.client.request(COMMAND, &Request::Release, &[]);
+        }
     }
 }
 
+/// The owner's end of a stream, and this process's end if it is a pipe.
+struct Ends<Pipe> {
+    place: Place,
+    theirs: Option<OwnedFd>,
+    ours: Option<Pipe>,
+}
+
+impl<Pipe> Ends<Pipe> {
+    fn new(stdio: Stdio, pipe: impl FnOnce() -> io::Result<(OwnedFd, Pipe)>) -> io::Result<Self> {
+        let (place, theirs, ours) = match stdio {
+            Stdio::Null => (Place::Null, None, None),
+            Stdio::Log => (Place::Log, None, None),
+            Stdio::Idle => (Place::Idle, None, None),
+            Stdio::Descriptor(fd) => (Place::Descriptor, Some(fd), None),
+            Stdio::Piped => {
+                let (theirs, ours) = pipe()?;
+                // It is the owner's alone, which waits for nothing.
+                fcntl_setfl(&theirs, fcntl_getfl(&theirs)? | OFlags::NONBLOCK)?;
+                (Place::Descriptor, Some(theirs), Some(ours))
+            }
+        };
+        Ok(Self {
+            place,
+            theirs,
+            ours,
+        })
+    }
+}
+
+/// A pipe for an output: the owner's end and ours.
+fn output() -> io::Result<(OwnedFd, PipeReader)> {
+    io::pipe().map(|(reader, writer)| (writer.into(), reader))
+}
+
 impl Process {
-    /// Starts a command and waits until it runs.
-    pub(crate) fn start(shared: Arc<Shared>, spec: Exec) -> Result<Self, Error> {
-        let has_stdin = spec.stdin;
-        let id = shared.exec(spec)?;
-        Self::started(Command { shared, id }, has_stdin)
-    }
-
-    /// The command of this id, which the guest goes on with in a copy of its machine.
-    pub(crate) fn adopted(shared: Arc<Shared>, id: u32) -> Result<Self, Error> {
-        Self::started(Command { shared, id }, true)
-    }
-
-    fn started(command: Command, has_stdin: bool) -> Result<Self, Error> {
-        let (id, command) = (command.id, Arc::new(command));
-        let pid = command.shared.started(id)?.map_err(Error::Start)?;
-        let output = |stream| {
-            Some(Output {
-                command: Arc::clone(&command),
-                stream,
+    /// Has the owner of the sandbox in `directory` start a command, or go on with the first
+    /// command of the machine that the sandbox's is a copy of, and waits until it runs.
+    pub(crate) fn start(
+        directory: &Path,
+        mut exec: Exec,
+        options: ExecOptions,
+        reattach: bool,
+    ) -> Result<Self, Error> {
+        let pipes = |source| Error::System {
+            what: "making a command's pipes",
+            source,
+        };
+        let stdin = Ends::new(options.stdin, || {
+            io::pipe().map(|(reader, writer)| (reader.into(), writer))
+        });
+        let stdin = stdin.map_err(pipes)?;
+        let stdout = Ends::new(options.stdout, output).map_err(pipes)?;
+        let stderr = Ends::new(options.stderr, output).map_err(pipes)?;
+        let is_detached = options.detach;
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        exec.stdin = stdin.place;
+        exec.stdout = stdout.place;
+        exec.stderr = stderr.place;
+        exec.lifetime = options.lifetime;
+        exec.timeout = options.timeout.map_or(0, |time| millis(time).max(1));
+        exec.grace = millis(options.grace);
+        exec.detach = options.detach;
+        exec.measure = options.measure;
+        let request = if reattach {
+            Request::Reattach(Box::new(exec))
+        } else {
+            Request::Exec(Box::new(exec))
+        };
+        let theirs = [&stdin.theirs, &stdout.theirs, &stderr.theirs];
+        let descriptors: Vec<_> = theirs.into_iter().flatten().map(AsFd::as_fd).collect();
+        let asked = Client::connect(directory).and_then(|mut client| {
+            client.request(COMMAND, &request, &descriptors)?;
+            let reply = client.reply(COMMAND, None)?;
+            Ok((client.as_fd().try_clone_to_owned()?, client, reply))
+        });
+        // Without an owner there is no sandbox.
+        let (socket, client, reply) = asked.map_err(|_| Lost::closed())?;
+        let pid = match reply {
+            Some(Reply::Started { pid, .. }) => pid,
+            Some(Reply::Failed(failure)) => return Err(error(failure)),
+            _ => return Err(Lost::closed().into()),
+        };
+        let command = Arc::new(Command {
+            socket,
+            is_detached,
+            state: Mutex::new(State {
+                client,
+                end: None,
+                info: None,
+            }),
+        });
+        let output = |pipe: Option<PipeReader>| {
+            pipe.map(|pipe| Output {
+                pipe,
+                _command: Arc::clone(&command),
             })
         };
         Ok(Self {
-            stdin: has_stdin.then(|| Stdin {
-                command: Arc::clone(&command),
+            stdin: stdin.ours.map(|pipe| Stdin {
+                pipe,
+                _command: Arc::clone(&command),
             }),
-            stdout: output(OutputStream::Stdout),
-            stderr: output(OutputStream::Stderr),
+            stdout: output(stdout.ours),
+            stderr: output(stderr.ours),
             pid,
             handle: Handle { command },
         })
@@ -167,7 +309,7 @@ impl Handle {
     /// # Errors
     /// [`Error::Lost`] if the sandbox ends first.
     pub fn wait(&self) -> Result<ExitStatus, Error> {
-        let status = self.command.shared.exited(self.command.id, None)?;
+        let status = self.wait_until(None)?;
         Ok(status.ok_or_else(Lost::closed)?)
     }
 
@@ -176,53 +318,103 @@ impl Handle {
     /// # Errors
     /// [`Error::Lost`] if the sandbox ends first.
     pub fn wait_timeout(&self, timeout: Duration) -> Result<Option<ExitStatus>, Error> {
-        let deadline = Instant::now().checked_add(timeout);
-        Ok(self.command.shared.exited(self.command.id, deadline)?)
+        // A time beyond the clock's end is for ever.
+        self.wait_until(Instant::now().checked_add(timeout))
+    }
+
+    fn wait_until(&self, deadline: Option<Instant>) -> Result<Option<ExitStatus>, Error> {
+        loop {
+            if let Some(end) = self.command.look() {
+                return end.map(Some).map_err(error);
+            }
+            // Several threads may wait here: the connection ends with the command, which all of
+            // them see.
+            let ready = micabox_owner::wait(self.command.socket.as_fd(), deadline);
+            if !ready.map_err(|_| Lost::closed())? {
+                return Ok(None);
+            }
+        }
     }
 
     /// Sends the command's process a signal: its number on Linux, 1 to 64.
     pub fn signal(&self, signal: i32) {
-        self.command.shared.signal(self.command.id, signal);
+        self.command.request(&Request::Signal { signal });
     }
 
     /// Tells the command's terminal its size.
     pub fn resize(&self, size: TtySize) {
-        self.command.shared.resize(self.command.id, size);
+        self.command.request(&Request::Resize(size));
     }
 
-    /// The agent's number for it.
-    pub(crate) fn id(&self) -> u32 {
-        self.command.id
+    /// What was measured, when the command has ended; see [`ExecOptions::measure`].
+    pub(crate) fn info(&self) -> Option<Info> {
+        lock(&self.command.state).info.clone()
+    }
+}
+
+impl AsFd for Handle {
+    /// Readable when [`Handle::wait_timeout`] may have an answer.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.command.socket.as_fd()
+    }
+}
+
+impl Command {
+    /// How it ended, if it has.
+    fn look(&self) -> Option<Result<ExitStatus, Failure>> {
+        let mut state = lock(&self.state);
+        while state.end.is_none() {
+            match state.client.try_receive() {
+                Ok(None) => return None,
+                Ok(Some(Frame::Message(COMMAND, Reply::Exited { status, info }))) => {
+                    state.end = Some(Ok(status));
+                    state.info = info;
+                }
+                Ok(Some(Frame::Message(COMMAND, Reply::Failed(failure)))) => {
+                    state.end = Some(Err(failure));
+                }
+                Ok(Some(_)) => {}
+                Err(_) => state.end = Some(Err(Lost::closed().into())),
+            }
+            if state.end.is_some() {
+                state.client.hang_up();
+            }
+        }
+        state.end.clone()
     }
 
-    /// When the command started and first wrote something.
-    pub(crate) fn moments(&self) -> Moments {
-        self.command.shared.moments(self.command.id)
+    fn request(&self, request: &Request) {
+        // One that has ended does not mind.
+        let _ = lock(&self.state).client.request(COMMAND, request, &[]);
+    }
+}
+
+/// The error that a failure is.
+pub(crate) fn error(failure: Failure) -> Error {
+    match (failure.kind, failure.start, failure.lost) {
+        (Kind::Start, Some(start), _) => Error::Start(*start),
+        (Kind::Lost, _, Some(lost)) => Error::Lost(*lost),
+        (Kind::TooLong, ..) => CommandError::TooLong.into(),
+        (Kind::Ending, ..) => Error::Lost(Lost::closed()),
+        _ => Error::Refused(failure.message),
     }
 }
 
 impl Read for Output {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.command
-            .shared
-            .read(self.command.id, self.stream, buffer)
-            .map_err(io::Error::other)
+        self.pipe.read(buffer)
     }
 }
 
-impl Drop for Output {
-    fn drop(&mut self) {
-        self.command.shared.discard(self.command.id, self.stream);
+impl AsFd for Output {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pipe.as_fd()
     }
 }
 
 impl Write for Stdin {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
-        self.command
-            .shared
-            .write(self.command.id, data)
-            .map_err(io::Error::other)?
-            .ok_or_else(|| io::ErrorKind::BrokenPipe.into())
+        self.pipe.write(data)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -230,8 +422,8 @@ impl Write for Stdin {
     }
 }
 
-impl Drop for Stdin {
-    fn drop(&mut self) {
-        self.command.shared.close_stdin(self.command.id);
+impl AsFd for Stdin {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pipe.as_fd()
     }
 }

@@ -1,157 +1,123 @@
-//! A sandbox: created, used, ended.
+//! A sandbox: created, used, ended. It is a client of its owner.
 
-use std::os::unix::net::UnixStream;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::process::Child;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use micabox_image::Store;
 use micabox_image::store::Image;
-use micabox_vmm::Machine;
+use micabox_owner::protocol::{Exec, Failure, Frame, Info, Reply, Request};
+use micabox_owner::{Client, Lost};
 use oci_spec::image::Config;
 
-use crate::agent::{Agent, OUTPUT_WINDOW};
-use crate::base::Claim;
-use crate::builder::random;
 use crate::plan::Plan;
-use crate::process::{Handle, Process};
+use crate::process::{ExecOptions, Process, error};
 use crate::snapshot::memory;
-use crate::state::control::{Answer, Asker, Control, Request};
-use crate::state::process::children;
-use crate::state::{Record, Registration, Status};
-use crate::stop::{Patience, SHUTDOWN_TIMEOUT};
-use crate::timings::{Start, Timings};
-use crate::upper::disk;
-use crate::{Builder, Command, CommandError, Error, Overrides, SavedMachine, Spec, Upper};
+use crate::state::Record;
+use crate::timings::Timings;
+use crate::{Builder, Command, CommandError, Error, Overrides};
 
-/// How long a guest may take to say all that it has to say.
-const REST_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long an owner may take to be gone once its sandbox is over.
+const OWNER_END: Duration = Duration::from_secs(30);
 
-/// A virtual machine with an image's files as its root. Dropping it ends it at once,
-/// and with it everything that ran in it and every change to its files in memory; to a
-/// disk that is a power cut. [`Sandbox::end`] loses nothing.
+/// How long an owner may take to answer what it can answer at once.
+const ANSWER: Duration = Duration::from_secs(30);
+
+/// A virtual machine with an image's files as its root. Dropping it ends it at once, and with it
+/// everything that ran in it and every change to its files in memory; to a disk that is a power
+/// cut. [`Sandbox::end`] loses nothing.
+///
+/// The machine belongs to a process of its own, the owner, which this is a client of. The owner
+/// ends with this process, however it ends, unless the sandbox is [detached](Sandbox::detach).
+#[derive(Debug)]
 pub struct Sandbox {
-    // In the order in which they must go: first the socket that could ask for things,
-    // then the machine, last the record that says who is responsible for it.
-    control: Option<Control>,
-    inner: Arc<Inner>,
-    registration: Mutex<Registration>,
+    creator: Mutex<Creator>,
+    /// The creator's connection, for poll(2).
+    socket: OwnedFd,
+    directory: PathBuf,
+    record: Record,
     config: Config,
-    start: Start,
+    /// The time until the machine was started.
+    planned: Duration,
     plan: Plan,
-    /// Given up after the machine is gone.
-    _root_disk: Option<Claim>,
+    stop_signal: i32,
+    is_detached: bool,
+    /// What was measured of a command that has ended.
+    info: Mutex<Option<Info>>,
 }
 
-/// A guest that is up, and what it runs on.
-pub(crate) struct Guest {
-    pub(crate) agent: Agent,
-    pub(crate) machine: Arc<dyn Machine>,
-    /// Ends with the sandbox.
-    pub(crate) network: Option<micabox_net::Network>,
-    /// What to save with its memory, or why that can't be.
-    pub(crate) saves: Result<Spec, String>,
-    /// The agent's number for a command that goes on in this copy of a machine.
-    pub(crate) adopted: Option<u32>,
+/// The creator's connection and what it has told.
+#[derive(Debug)]
+struct Creator {
+    client: Client,
+    /// None once it is waited for elsewhere.
+    process: Option<Child>,
+    ended: Option<Ended>,
 }
 
-/// What requests from other processes can reach.
-pub(crate) struct Inner {
-    pub(crate) agent: Agent,
-    pub(crate) machine: Arc<dyn Machine>,
-    /// Goes after the machine, which would otherwise see a link go down.
-    network: Option<micabox_net::Network>,
+/// A sandbox that was just started.
+pub(crate) struct Created {
+    pub(crate) client: Client,
+    pub(crate) process: Child,
+    pub(crate) directory: PathBuf,
+    pub(crate) record: Record,
+    pub(crate) config: Config,
+    pub(crate) planned: Duration,
+    pub(crate) plan: Plan,
     pub(crate) stop_signal: i32,
-    saves: Result<Spec, String>,
-    adopted: Option<u32>,
-    /// The first command.
-    pub(crate) main: Mutex<Option<Handle>>,
-    /// Held by whoever ends the sandbox, or saves it.
-    pub(crate) ending: Mutex<()>,
-    pub(crate) is_ending: AtomicBool,
-    /// How long the guest may take to end.
-    pub(crate) patience: Patience,
-    /// The connection of whoever has the machine stand still.
-    pub(crate) held: Mutex<Option<UnixStream>>,
-    /// There is a disk that the guest must flush before it ends: its file.
-    pub(crate) keeps: Option<PathBuf>,
-    /// The guest has said that everything is saved.
-    pub(crate) is_saved: AtomicBool,
-    /// Somebody wanted it to end without that.
-    is_killed: AtomicBool,
+}
+
+/// What happens to a sandbox.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// Whether what it writes waits because the host's disk is full.
+    Stalled(bool),
+    /// It is over.
+    Ended(Ended),
+}
+
+/// How a sandbox ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ended {
+    /// The exit code of the command that had its lifetime, if one had
+    /// ([`ExecOptions::lifetime`]).
+    pub code: Option<u8>,
+    failure: Option<Failure>,
+}
+
+impl Ended {
+    /// What went wrong at the end, if something did: the guest was lost, or not everything that
+    /// the sandbox keeps could be written.
+    pub fn error(&self) -> Option<Error> {
+        self.failure.clone().map(error)
+    }
 }
 
 impl Sandbox {
-    /// A sandbox whose guest is up.
-    pub(crate) fn new(
-        guest: Guest,
-        root_disk: Option<Claim>,
-        stop_signal: i32,
-        registration: Registration,
-        config: Config,
-        start: Start,
-        plan: Plan,
-    ) -> Result<Self, Error> {
-        let inner = Arc::new(Inner {
-            agent: guest.agent,
-            machine: guest.machine,
-            network: guest.network,
-            stop_signal,
-            saves: guest.saves,
-            adopted: guest.adopted,
-            main: Mutex::new(None),
-            ending: Mutex::new(()),
-            is_ending: AtomicBool::new(false),
-            patience: Patience::default(),
-            held: Mutex::new(None),
-            keeps: kept_file(&registration),
-            is_saved: AtomicBool::new(false),
-            is_killed: AtomicBool::new(false),
-        });
-        let control = Control::serve(registration.path(), {
-            let inner = Arc::clone(&inner);
-            let (record, path) = (
-                registration.record().clone(),
-                registration.path().to_owned(),
-            );
-            move |request, asker| {
-                let done = match request {
-                    Request::Stop { grace } => inner.stop(Some(grace)),
-                    Request::Save { directory } => {
-                        let saved = inner.save(&record, &path, &directory);
-                        return Some(saved.map_or_else(Answer::Failed, |()| Answer::Done));
-                    }
-                    Request::Hold => return inner.hold(asker),
-                };
-                Some(match done {
-                    Ok(None) => Answer::Done,
-                    Ok(Some(why)) => Answer::Killed(why),
-                    Err(error) => Answer::Failed(error.to_string()),
-                })
-            }
-        })
-        .map_err(|source| Error::System {
-            what: "listening for requests",
+    pub(crate) fn new(created: Created) -> Result<Self, Error> {
+        let socket = created.client.as_fd().try_clone_to_owned();
+        let socket = socket.map_err(|source| Error::System {
+            what: "sharing a connection",
             source,
         })?;
         Ok(Self {
-            control: Some(control),
-            inner,
-            registration: Mutex::new(registration),
-            config,
-            start,
-            plan,
-            _root_disk: root_disk,
-        })
-    }
-
-    /// Has everybody see that it runs, now that it listens: who sees that may ask it to stop,
-    /// and takes one without an ear for one that hangs.
-    pub(crate) fn announce(&self, auto_remove: bool) -> Result<(), Error> {
-        self.registration().update(|record| {
-            record.status = Status::Running { since: now().0 };
-            record.auto_remove = auto_remove;
+            creator: Mutex::new(Creator {
+                client: created.client,
+                process: Some(created.process),
+                ended: None,
+            }),
+            socket,
+            directory: created.directory,
+            record: created.record,
+            config: created.config,
+            planned: created.planned,
+            plan: created.plan,
+            stop_signal: created.stop_signal,
+            is_detached: false,
+            info: Mutex::new(None),
         })
     }
 
@@ -168,9 +134,9 @@ impl Sandbox {
         Builder::new(store, image)
     }
 
-    /// What is on record about it.
-    pub fn record(&self) -> Record {
-        self.registration().record().clone()
+    /// What was on record about it when it was ready for commands.
+    pub fn record(&self) -> &Record {
+        &self.record
     }
 
     /// How the image's bytes reach it.
@@ -198,65 +164,84 @@ impl Sandbox {
 
     /// The signal with which [`Sandbox::stop`] asks the first command to end.
     pub fn stop_signal(&self) -> i32 {
-        self.inner.stop_signal
+        self.stop_signal
     }
 
-    /// Whether somebody, perhaps in another process, is ending the sandbox.
+    /// Whether the sandbox is being ended, perhaps by another process, or has ended.
     pub fn is_stopping(&self) -> bool {
-        self.inner.is_ending.load(Ordering::Acquire)
+        self.info().is_none_or(|info| info.ending)
     }
 
-    /// Starts a command and waits until it runs. The first one is the one that
-    /// [`Sandbox::stop`] asks to end.
+    /// Starts a command and waits until it runs, with pipes for its streams. The first one is
+    /// the one that [`Sandbox::stop`] asks to end.
     ///
     /// # Errors
     /// [`Error::Start`] if the guest can't, [`Error::Lost`] if there is no guest.
     pub fn exec(&self, command: &Command) -> Result<Process, Error> {
-        if command.argv.is_empty() {
-            return Err(CommandError::Nothing.into());
-        }
-        let process = Process::start(self.inner.agent.shared(), command.to_wire(OUTPUT_WINDOW))?;
-        lock(&self.inner.main).get_or_insert_with(|| process.handle());
-        Ok(process)
+        self.exec_with(command, ExecOptions::piped(command.stdin))
     }
 
-    /// The first command of the sandbox that this one is a copy of, going on in here; as if
-    /// it had just been started. None if the copy was made for other commands.
+    /// Starts a command as [`Sandbox::exec`] does, attended to as `options` say.
     ///
     /// # Errors
     /// As [`Sandbox::exec`].
-    pub fn adopted(&self) -> Result<Option<Process>, Error> {
-        let Some(id) = self.inner.adopted else {
-            return Ok(None);
-        };
-        let process = Process::adopted(self.inner.agent.shared(), id)?;
-        lock(&self.inner.main).get_or_insert_with(|| process.handle());
-        Ok(Some(process))
+    pub fn exec_with(&self, command: &Command, options: ExecOptions) -> Result<Process, Error> {
+        if command.argv.is_empty() {
+            return Err(CommandError::Nothing.into());
+        }
+        self.start(command.to_exec(), options, false)
+    }
+
+    /// The first command of the sandbox that this one is a copy of, going on in here as if it
+    /// had just been started.
+    ///
+    /// # Errors
+    /// As [`Sandbox::exec`]; [`Error::Refused`] if the copy was made for other commands.
+    pub fn reattach(&self, options: ExecOptions) -> Result<Process, Error> {
+        self.start(Exec::default(), options, true)
+    }
+
+    fn start(&self, exec: Exec, options: ExecOptions, reattach: bool) -> Result<Process, Error> {
+        let process = Process::start(&self.directory, exec, options, reattach);
+        process.map_err(|error| match error {
+            // The creator hears more.
+            Error::Lost(lost) => Error::Lost(self.why_lost().unwrap_or(lost)),
+            error => error,
+        })
+    }
+
+    /// Why there is no more talking to the sandbox, if it has ended with a reason.
+    fn why_lost(&self) -> Option<Lost> {
+        let deadline = Instant::now().checked_add(ANSWER);
+        let ended = self.wait_until(deadline).ok()??;
+        ended.failure?.lost.map(|lost| *lost)
     }
 
     /// Bytes of memory that the sandbox's machine has for itself alone: what it does not
     /// share with files or with machines that go on from the same one. None if it has
     /// ended.
     pub fn own_memory(&self) -> Option<u64> {
-        private_memory(self.inner.machine.pid())
+        let measured = lock(&self.info).as_ref().and_then(|info| info.own_memory);
+        measured.or_else(|| self.info()?.own_memory)
     }
 
     /// Saves the machine into a template's directory.
-    pub(crate) fn save(&self, directory: &Path) -> Result<(), String> {
-        let (record, own) = {
-            let registration = self.registration();
-            (
-                registration.record().clone(),
-                registration.path().to_owned(),
-            )
-        };
-        self.inner.save(&record, &own, directory)
+    pub(crate) fn save(&self, directory: &Path) -> Result<(), Error> {
+        memory::save(&self.record, &self.directory, directory).map(drop)
     }
 
-    /// Where the time until the first command's first output went.
+    /// Where the time until the first command's first output went. After the sandbox's end this
+    /// is known of a command that was [measured](ExecOptions::measure) and whose
+    /// [handle](crate::Handle) was [noted](Sandbox::note).
     pub fn timings(&self) -> Timings {
-        let main = lock(&self.inner.main).as_ref().map(Handle::moments);
-        self.start.timings(main)
+        let measured = lock(&self.info).clone();
+        let info = measured.or_else(|| self.info()).unwrap_or_default();
+        Timings::new(self.planned, &info)
+    }
+
+    /// Keeps what was measured of a command that has ended, for [`Sandbox::timings`].
+    pub fn note(&self, command: &crate::Handle) {
+        *lock(&self.info) = command.info();
     }
 
     /// Asks the first command to end, kills it after `grace`, and ends the sandbox in
@@ -266,13 +251,44 @@ impl Sandbox {
     /// [`Error::Lost`] if the guest can't say that everything is saved. The sandbox
     /// has ended all the same.
     pub fn stop(&self, grace: Duration) -> Result<(), Error> {
-        self.inner.stop(Some(grace)).map(drop)
+        let grace = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
+        self.finish(&Request::Stop { grace })
+    }
+
+    /// Asks for what [`Sandbox::stop`] does, without waiting for it: [`Sandbox::event`] tells.
+    pub fn begin_stop(&self, grace: Duration) {
+        let grace = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
+        // Without an owner it is over.
+        let _ = self.connect(&Request::Stop { grace });
+    }
+
+    /// Has the sandbox go on without this process: until the command that has its
+    /// [lifetime](ExecOptions::lifetime) ends, or it is stopped.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] if it has ended.
+    pub fn detach(mut self) -> Result<(), Error> {
+        let mut creator = lock(&self.creator);
+        let told = creator.client.request(1, &Request::Detach, &[]);
+        let deadline = Instant::now().checked_add(ANSWER);
+        let reply = told.and_then(|()| creator.client.reply(1, deadline));
+        let process = creator.process.take();
+        drop(creator);
+        match reply {
+            Ok(Some(Reply::Detached)) => {
+                self.is_detached = true;
+                reap(process);
+                Ok(())
+            }
+            Ok(Some(Reply::Failed(failure))) => Err(error(failure)),
+            _ => Err(self.why_lost().unwrap_or_else(Lost::closed).into()),
+        }
     }
 
     /// Whether something that the guest writes to its disk waits because the host's disk is
     /// full. It goes on when there is room.
     pub fn is_stalled(&self) -> bool {
-        self.inner.machine.is_stalled()
+        self.info().is_some_and(|info| info.stalled)
     }
 
     /// Ends the sandbox after its commands: in order if it has a disk, or a network that what
@@ -283,158 +299,128 @@ impl Sandbox {
     /// # Errors
     /// As [`Sandbox::stop`].
     pub fn end(&self) -> Result<(), Error> {
-        let inner = &self.inner;
-        let can_lose = inner.keeps.is_some() || inner.network.is_some();
-        if can_lose && !inner.is_killed.load(Ordering::Acquire) {
-            return self.inner.stop(None).map(drop);
-        }
-        self.inner.machine.kill();
-        Ok(())
+        self.finish(&Request::End)
     }
 
     /// Ends the sandbox at once, and everything in it. What was not flushed to a disk is
     /// lost.
     pub fn kill(&self) {
-        self.inner.is_killed.store(true, Ordering::Release);
-        self.inner.machine.kill();
+        // Without an owner there is no machine either.
+        let _ = self.connect(&Request::Kill);
     }
 
-    /// Sets what is remembered of its end, if anything is.
+    /// Waits until the sandbox is over: until `deadline`, if there is one.
     ///
     /// # Errors
-    /// [`Error::State`] if that can't be written.
-    pub fn set_exit(&self, code: i32, error: Option<String>) -> Result<(), Error> {
-        self.registration().update(|record| {
-            record.status = Status::Exited {
-                code,
-                at: now().0,
-                error,
-            };
-        })
+    /// [`Error::OwnerGone`].
+    pub fn wait_until(&self, deadline: Option<Instant>) -> Result<Option<Ended>, Error> {
+        loop {
+            match self.event(deadline)? {
+                Some(Event::Ended(ended)) => return Ok(Some(ended)),
+                Some(Event::Stalled(_)) => {}
+                None => return Ok(None),
+            }
+        }
     }
 
-    /// Where its state is on disk.
-    pub(crate) fn directory(&self) -> PathBuf {
-        self.registration().path().to_owned()
+    /// What happens next to the sandbox; None if nothing does until `deadline`. The end happens
+    /// again and again.
+    ///
+    /// # Errors
+    /// [`Error::OwnerGone`].
+    pub fn event(&self, deadline: Option<Instant>) -> Result<Option<Event>, Error> {
+        loop {
+            {
+                let mut creator = lock(&self.creator);
+                if let Some(ended) = &creator.ended {
+                    return Ok(Some(Event::Ended(ended.clone())));
+                }
+                match creator.client.try_receive() {
+                    Ok(Some(Frame::Message(0, Reply::Stalled { stalled }))) => {
+                        return Ok(Some(Event::Stalled(stalled)));
+                    }
+                    Ok(Some(Frame::Message(0, Reply::Ended { code, failure }))) => {
+                        creator.ended = Some(Ended { code, failure });
+                        continue;
+                    }
+                    Ok(Some(_)) => continue,
+                    Ok(None) => {}
+                    Err(_) => return Err(Error::OwnerGone),
+                }
+            }
+            match micabox_owner::wait(self.socket.as_fd(), deadline) {
+                Ok(true) => {}
+                Ok(false) => return Ok(None),
+                Err(_) => return Err(Error::OwnerGone),
+            }
+        }
     }
 
-    fn registration(&self) -> MutexGuard<'_, Registration> {
-        lock(&self.registration)
+    /// Makes a request that is answered when the sandbox is over.
+    fn finish(&self, request: &Request) -> Result<(), Error> {
+        // Without an owner it is over.
+        let Ok(mut client) = self.connect(request) else {
+            return Ok(());
+        };
+        match client.reply(1, None) {
+            Ok(Some(Reply::Failed(failure))) => Err(error(failure)),
+            Ok(_) => Ok(()),
+            Err(_) if self.record.upper.is_kept() => Err(Error::OwnerGone),
+            Err(_) => Ok(()),
+        }
+    }
+
+    fn info(&self) -> Option<Info> {
+        let mut client = self.connect(&Request::Info).ok()?;
+        match client.reply(1, Instant::now().checked_add(ANSWER)) {
+            Ok(Some(Reply::Info(info))) => Some(info),
+            _ => None,
+        }
+    }
+
+    fn connect(&self, request: &Request) -> io::Result<Client> {
+        let client = Client::connect(&self.directory)?;
+        client.request(1, request, &[])?;
+        Ok(client)
+    }
+}
+
+impl AsFd for Sandbox {
+    /// Readable when [`Sandbox::event`] may have one.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 }
 
 impl Drop for Sandbox {
     fn drop(&mut self) {
-        // Whoever waits for a stop gets an answer soon.
-        self.inner.machine.kill();
-        self.inner.begin_end();
-        drop(self.control.take());
-        let ended = self.inner.machine.wait(SHUTDOWN_TIMEOUT);
-        let mut registration = self.registration();
-        if ended.is_none() {
-            // It has the disk still.
-            registration.outlive_us();
+        if self.is_detached {
+            return;
         }
-        if registration.record().status.is_live() && !registration.record().auto_remove {
-            let end = Status::Exited {
-                code: 128 + libc::SIGKILL,
-                at: now().0,
-                error: None,
-            };
-            let _ = registration.update(|record| record.status = end);
-        }
+        let mut creator = lock(&self.creator);
+        // That is on record; an end of the connection alone is the death of this process.
+        let _ = creator.client.request(1, &Request::Kill, &[]);
+        creator.client.end();
+        wait_for_owner(&mut creator);
     }
 }
 
-impl std::fmt::Debug for Sandbox {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Sandbox").field(&self.record()).finish()
-    }
+/// Waits until an owner that was told to end is gone, and everything of its sandbox with it.
+fn wait_for_owner(creator: &mut Creator) {
+    let deadline = Instant::now().checked_add(OWNER_END);
+    while let Ok(Some(_)) = creator.client.receive(deadline) {}
+    reap(creator.process.take());
 }
 
-/// The file with what a sandbox keeps.
-fn kept_file(registration: &Registration) -> Option<PathBuf> {
-    let record = registration.record();
-    match record.upper {
-        Upper::Tmpfs => None,
-        Upper::Disk { .. } => Some(disk(registration.path())),
-        Upper::InPlace => record.root_disk.as_ref().map(|disk| disk.path.clone()),
-    }
-}
-
-/// Bytes of anonymous memory of a process and its children, one of which may be the one
-/// that runs the machine.
-fn private_memory(pid: u32) -> Option<u64> {
-    const PAGE: u64 = 4096;
-    let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
-    let mut fields = text.split(' ').skip(1).map(str::parse::<u64>);
-    let (resident, shared) = (fields.next()?.ok()?, fields.next()?.ok()?);
-    let children = children(pid).into_iter().filter_map(private_memory);
-    Some(resident.saturating_sub(shared) * PAGE + children.sum::<u64>())
-}
-
-impl Inner {
-    /// Saves the machine into a snapshot's directory; why not.
-    fn save(&self, record: &Record, own: &Path, directory: &Path) -> Result<(), String> {
-        let spec = self.saves.clone()?;
-        self.save_as(spec, record, own, directory)
-            .map_err(|error| error.to_string())
-    }
-
-    fn save_as(
-        &self,
-        spec: Spec,
-        record: &Record,
-        own: &Path,
-        directory: &Path,
-    ) -> Result<(), Error> {
-        // Not while it ends.
-        let _one_at_a_time = lock(&self.ending);
-        let files = memory::create(directory)?;
-        let mut copied = Ok(());
-        let saved = self
-            .agent
-            .rest(Instant::now() + REST_TIMEOUT, random()?, now, || {
-                self.machine.save(&files, &mut || {
-                    if self.keeps.is_some() {
-                        copied = memory::copy_disk(own, directory);
-                    }
-                })
-            })?;
-        saved?;
-        copied.map_err(|source| Error::System {
-            what: "copying its disk",
-            source,
-        })?;
-        let main = lock(&self.main).as_ref().map(Handle::id);
-        memory::describe(
-            directory,
-            &SavedMachine {
-                memory_mib: record.memory_mib,
-                cpus: record.cpus,
-                upper: record.upper,
-                spec,
-                main,
-                memory: None,
-            },
-        )
-    }
-
-    /// Has the machine stand still for as long as `asker` needs it; no answer if it is about
-    /// to end.
-    fn hold(&self, asker: &Asker<'_>) -> Option<Answer> {
-        let mut to_the_end = false;
-        let paused = self.machine.pause(&mut || {
-            *lock(&self.held) = asker.connection().ok();
-            // An end that began before has found nobody to hang up on.
-            to_the_end = !self.is_ending.load(Ordering::SeqCst) && asker.hold();
-            *lock(&self.held) = None;
-        });
-        match paused {
-            Ok(()) => to_the_end.then_some(Answer::Done),
-            Err(_) if self.machine.wait(Duration::ZERO).is_some() => None,
-            Err(error) => Some(Answer::Failed(error.to_string())),
-        }
+/// Has an owner that may outlive this sandbox leave no zombie in this process.
+fn reap(owner: Option<Child>) {
+    let Some(mut owner) = owner else {
+        return;
+    };
+    if !matches!(owner.try_wait(), Ok(Some(_))) {
+        // Without a thread it is one until this process ends.
+        let thread = std::thread::Builder::new().name("owner-end".into());
+        let _ = thread.spawn(move || owner.wait());
     }
 }
 

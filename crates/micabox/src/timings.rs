@@ -1,8 +1,8 @@
 //! Where the time between "run this" and the first output goes.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::agent::{Booted, Moments};
+use micabox_owner::protocol::Info;
 
 /// Phases of a start, in order. Each begins where the one before ends.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,57 +27,36 @@ pub struct Timings {
     pub first_output: Option<Duration>,
 }
 
-/// When things happened on our side.
-#[derive(Clone, Debug)]
-pub(crate) struct Start {
-    pub(crate) begun: Instant,
-    pub(crate) planned: Instant,
-    pub(crate) up: Up,
-}
-
-/// How the guest came up.
-#[derive(Clone, Debug)]
-pub(crate) enum Up {
-    /// Its kernel booted.
-    Booted(Booted),
-    /// It is a copy, and was a machine of its own then.
-    Resumed(Instant),
-}
-
-impl Start {
-    pub(crate) fn timings(&self, first_command: Option<Moments>) -> Timings {
-        let Self { begun, planned, up } = self;
-        let moments = first_command.unwrap_or_default();
-        let between =
-            |from: Option<Instant>, to: Option<Instant>| Some(to?.saturating_duration_since(from?));
-        let booted = match up {
-            Up::Booted(booted) => booted,
-            Up::Resumed(at) => {
-                return Timings {
-                    plan: planned.saturating_duration_since(*begun),
-                    resume: Some(at.saturating_duration_since(*planned)),
-                    exec: between(Some(*at), moments.started),
-                    first_output: between(moments.started, moments.first_output),
-                    ..Timings::default()
-                };
-            }
+impl Timings {
+    /// What an owner measured, after a start that took `plan` until the machine was started.
+    pub(crate) fn new(plan: Duration, info: &Info) -> Self {
+        let micros = Duration::from_micros;
+        let (exec, first_output) = (info.exec.map(micros), info.first_output.map(micros));
+        let ready = micros(info.ready);
+        let Some(hello) = info.hello.map(micros) else {
+            return Self {
+                plan,
+                resume: Some(ready),
+                exec,
+                first_output,
+                ..Self::default()
+            };
         };
-        let until_hello = booted.hello_at.saturating_duration_since(*planned);
         // The guest's own words; it may lie, so bound it.
-        let kernel = Duration::from_micros(booted.hello.init_uptime_us).min(until_hello);
-        Timings {
-            plan: planned.saturating_duration_since(*begun),
+        let kernel = micros(info.kernel).min(hello);
+        Self {
+            plan,
             resume: None,
-            vmm: until_hello.saturating_sub(kernel),
+            vmm: hello.saturating_sub(kernel),
             kernel,
-            agent: booted.booted_at.saturating_duration_since(booted.hello_at),
-            agent_steps: booted
+            agent: ready.saturating_sub(hello),
+            agent_steps: info
                 .phases
                 .iter()
-                .map(|phase| (phase.name.clone(), Duration::from_micros(phase.micros)))
+                .map(|phase| (phase.name.clone(), micros(phase.micros)))
                 .collect(),
-            exec: between(Some(booted.booted_at), moments.started),
-            first_output: between(moments.started, moments.first_output),
+            exec,
+            first_output,
         }
     }
 }
@@ -107,47 +86,31 @@ impl Timings {
 
 #[cfg(test)]
 mod tests {
-    use micabox_wire::Hello;
-
     use super::*;
 
     #[test]
     fn phases_meet_and_a_lying_guest_stays_in_bounds() {
-        let begun = Instant::now();
-        let at = |ms| begun + Duration::from_millis(ms);
-        let mut start = Start {
-            begun,
-            planned: at(2),
-            up: Up::Booted(Booted {
-                hello_at: at(1002),
-                hello: Hello {
-                    kernel: "6.12".into(),
-                    init_uptime_us: 700_000,
-                    memory_bytes: 0,
-                    cpus: 1,
-                },
-                booted_at: at(1102),
-                phases: Vec::new(),
-            }),
+        let mut info = Info {
+            hello: Some(1_000_000),
+            kernel: 700_000,
+            ready: 1_100_000,
+            exec: Some(8_000),
+            first_output: Some(5_000),
+            ..Info::default()
         };
-        let moments = Moments {
-            started: Some(at(1110)),
-            first_output: Some(at(1115)),
-        };
-        let timings = start.timings(Some(moments));
+        let plan = Duration::from_millis(2);
+        let timings = Timings::new(plan, &info);
         let millis: Vec<_> = timings.phases().iter().map(|p| p.1.as_millis()).collect();
         assert_eq!(millis, [2, 300, 700, 100, 8, 5]);
         assert_eq!(timings.total(), Duration::from_millis(1115));
 
-        if let Up::Booted(booted) = &mut start.up {
-            booted.hello.init_uptime_us = u64::MAX;
-        }
-        let timings = start.timings(None);
+        (info.kernel, info.exec, info.first_output) = (u64::MAX, None, None);
+        let timings = Timings::new(plan, &info);
         assert_eq!((timings.vmm, timings.exec), (Duration::ZERO, None));
         assert_eq!(timings.kernel, Duration::from_secs(1));
 
-        start.up = Up::Resumed(at(30));
-        let timings = start.timings(None);
+        (info.hello, info.ready) = (None, 28_000);
+        let timings = Timings::new(plan, &info);
         assert_eq!(timings.phases().len(), 2);
         assert_eq!(timings.total(), Duration::from_millis(30));
     }

@@ -1,4 +1,4 @@
-//! The workers that this program starts itself once more as.
+//! What this program starts itself once more as: workers, and owners of sandboxes.
 
 use micabox_jail::Kind;
 
@@ -10,6 +10,7 @@ const WORKERS: &[Kind] = &[
     micabox_vmm::WORKER,
     micabox_image::WORKER,
     micabox_vmm::QEMU_WORKER,
+    crate::owner::KIND,
 ];
 
 /// Becomes a worker if this process was started as one, and then does not come back. Machines

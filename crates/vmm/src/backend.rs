@@ -4,6 +4,8 @@ use std::fmt;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::{Error, MachineConfig, Snapshot};
 
 /// Something that runs machines.
@@ -112,7 +114,8 @@ pub trait Machine: Send + Sync {
 }
 
 /// How a machine ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Exit {
     /// The guest powered off or asked for a reset.
     PoweredOff,

@@ -5,6 +5,8 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::{Error, Snapshot};
 
 /// virtio-pmem's rule: a region's size is a multiple of 2 MiB.
@@ -53,7 +55,7 @@ pub struct MachineConfig {
 }
 
 /// Who of the host's is at the other end of a guest's sockets.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Sockets {
     /// Whoever connects to this path, and whoever listens at `PATH_PORT`.
     At(PathBuf),
@@ -77,7 +79,7 @@ pub struct NetworkInterface {
 }
 
 /// One read-only persistent-memory device: files mapped back to back.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PmemRegion {
     /// The files in the order of their addresses. More than one only where
     /// [`FilesPerRegion::Many`](crate::FilesPerRegion::Many) allows it.
@@ -85,7 +87,7 @@ pub struct PmemRegion {
 }
 
 /// One file in a [`PmemRegion`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PmemFile {
     /// The file. It must not change while the machine runs.
     pub path: PathBuf,
@@ -94,7 +96,7 @@ pub struct PmemFile {
 }
 
 /// One virtio block device.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Disk {
     /// Where the bytes are.
     pub source: DiskSource,
@@ -105,7 +107,7 @@ pub struct Disk {
 }
 
 /// Where a [`Disk`]'s bytes are.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DiskSource {
     /// In this file as they are.
     Raw(PathBuf),

@@ -24,6 +24,14 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
+    /// The one in these files, which are open for reading and writing.
+    pub fn new(state: File, memory: File) -> Self {
+        Self {
+            state: Arc::new(state),
+            memory: Arc::new(memory),
+        }
+    }
+
     /// An empty one in memory, gone with the last process that uses it.
     ///
     /// # Errors

@@ -18,11 +18,11 @@
 //! guest -> host   Booted                       or BootFailed, and the guest stops
 //! host -> guest   Exec{id}                     any number, concurrently
 //! guest -> host   Started{id}, Output{id}..., Exited{id}      or StartFailed{id}
-//! host -> guest   Rest
-//! guest -> host   Resting                      here a copy of the machine may be made
-//! host -> guest   GoOn                         to the original
-//! host -> guest   Resume                       to a copy; its host begins with this
-//! guest -> host   Resumed                      or BootFailed, and the guest stops
+//! host -> guest   Quiesce
+//! guest -> host   Quiesced                     here a copy of the machine may be made
+//! host -> guest   Thaw                         to the original
+//! host -> guest   Restore                      to a copy; its host begins with this
+//! guest -> host   Restored                     or BootFailed, and the guest stops
 //! host -> guest   Shutdown
 //! guest -> host   ShutdownDone, then the machine ends, by a reset
 //! ```
@@ -55,8 +55,8 @@ pub mod preamble;
 pub use credit::{ReceiveWindow, SendWindow, WindowError};
 pub use frame::{Decoder, Error, Message, encode, read_message, write_message};
 pub use message::{
-    Adopt, Boot, BootFailed, BootTimings, Device, Exec, ExitStatus, Extent, Format, Hello,
-    Identity, Init, Lower, Network, OutputStream, Phase, Range, Resume, StartFailed, StartFailure,
+    Boot, BootFailed, BootTimings, Device, Exec, ExitStatus, Extent, Format, Hello, Identity, Init,
+    Lower, Network, OutputStream, Phase, Range, Reattach, Restore, StartFailed, StartFailure,
     ToGuest, ToHost, TtySize, Upper,
 };
 

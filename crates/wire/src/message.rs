@@ -59,12 +59,12 @@ pub enum ToGuest {
     /// Kill every command, flush and unmount what outlives the machine, answer
     /// [`ToHost::ShutdownDone`] and end the machine.
     Shutdown,
-    /// The machine is about to be copied: answer [`ToHost::Resting`], then say nothing
-    /// and expect nothing but [`ToGuest::GoOn`] or [`ToGuest::Resume`]. So a copy begins
+    /// The machine is about to be copied: answer [`ToHost::Quiesced`], then say nothing
+    /// and expect nothing but [`ToGuest::Thaw`] or [`ToGuest::Restore`]. So a copy begins
     /// between two messages, with nothing under way. Commands run on.
-    Rest,
-    /// The machine may have been copied and this is the original: go on.
-    GoOn {
+    Quiesce,
+    /// The machine may have been copied and this is the original: serve again.
+    Thaw {
         /// As [`Identity::wall_clock`]: it may have stood still for a while.
         wall_clock: (i64, u32),
         /// As [`Identity::entropy`]: whoever reads the copy must not know what this
@@ -72,8 +72,8 @@ pub enum ToGuest {
         entropy: [u8; 32],
     },
     /// This is a copy, with a host of its own: become another machine and answer
-    /// [`ToHost::Resumed`].
-    Resume(Box<Resume>),
+    /// [`ToHost::Restored`].
+    Restore(Box<Restore>),
 }
 
 /// What the guest says.
@@ -140,10 +140,10 @@ pub enum ToHost {
         /// writes may be lost.
         problem: Option<String>,
     },
-    /// Everything is said until the host says [`ToGuest::GoOn`] or [`ToGuest::Resume`].
-    Resting,
+    /// Everything is said until the host says [`ToGuest::Thaw`] or [`ToGuest::Restore`].
+    Quiesced,
     /// The copy is a machine of its own and ready for commands.
-    Resumed,
+    Restored,
 }
 
 /// What the machine looks like from inside.
@@ -196,19 +196,19 @@ pub struct Identity {
 
 /// What a copy of a machine becomes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Resume {
+pub struct Restore {
     /// In place of the original's. There is a network if and only if the original has
     /// one.
     pub identity: Identity,
     /// The original's command that the host goes on with, as if it had just started it:
     /// the guest says [`ToHost::Started`] again, or [`ToHost::StartFailed`] if it has ended.
     /// The others run on, their stdin at its end and their output dropped.
-    pub adopt: Option<Adopt>,
+    pub reattach: Option<Reattach>,
 }
 
 /// A command of the original's that a copy's host goes on with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Adopt {
+pub struct Reattach {
     /// Names the command, for the original's host and from here on.
     pub id: u32,
     /// As [`Exec::output_window`].
@@ -411,6 +411,7 @@ pub enum OutputStream {
 
 /// How a command's process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ExitStatus {
     /// It exited with this code, 0 to 255.
     Exited(i32),
@@ -442,6 +443,7 @@ pub struct StartFailed {
 
 /// The kinds of reasons for which a command can't be started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum StartFailure {
     /// The program, or the interpreter or loader that it asks for, does not exist.
     NotFound,

@@ -1,17 +1,14 @@
 //! `mica fork`
 
-use std::collections::VecDeque;
-use std::ffi::OsString;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU16, Ordering};
 
-use micabox::Record;
+use micabox::{Base, Builder, Cancel, DEFAULT_GRACE, Snapshot};
+use micabox_image::Store;
 use serde::Serialize;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::failure::{EXIT_MICA, Failure};
-use crate::output::{print, print_json};
-use crate::run::detached::{Started, Supervisor};
+use crate::output::print_json;
+use crate::run::{AttachOptions, Detached, Signals, detach, shell_words};
 use crate::{Outcome, settings};
 
 /// Make copies of a running sandbox, which go on where it is (KVM only)
@@ -60,59 +57,114 @@ fn fork(args: &Args) -> Outcome {
     let store = settings::store()?;
     let sandboxes = settings::sandboxes(&store)?;
     let record = sandboxes.get(&args.sandbox)?;
-    // What the copies are made from goes even if somebody gives them up.
-    let signal = Arc::new(AtomicUsize::new(0));
-    for number in [SIGINT, SIGTERM, SIGHUP] {
-        signal_hook::flag::register_usize(number, Arc::clone(&signal), number as usize)
-            .map_err(|error| Failure::of(&error).context("setting up signals"))?;
-    }
+    let cancel = Cancel::default();
+    let signals = Signals::catch(cancel.clone())?;
+    // What the copies are made from goes even if they are given up.
     let moment = sandboxes.pass_machine(&store, &record.id)?;
-    start(args, &record, &moment.snapshot().name, &signal)
+    let made = Copies {
+        store: &store,
+        snapshot: moment.snapshot(),
+        auto_remove: record.auto_remove,
+        args,
+        cancel,
+        signals,
+        left: AtomicU16::new(args.number),
+    };
+    made.start()
 }
 
-/// Starts copies, as many at a time as there are processors; those that run stay.
-fn start(args: &Args, record: &Record, snapshot: &str, signal: &AtomicUsize) -> Outcome {
-    let mut arguments = ["run", "-d", "--from", snapshot]
-        .map(OsString::from)
-        .to_vec();
-    if record.auto_remove {
-        arguments.push("--rm".into());
-    }
-    if args.require_limits {
-        arguments.push("--require-limits".into());
-    }
-    if let Some(name) = &args.name {
-        arguments.extend(["--name".into(), name.into()]);
-    }
-    let at_once = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut failed = None;
-    let mut starting = VecDeque::new();
-    let mut copies = Vec::new();
-    let mut left = args.number;
-    loop {
-        let given_up = signal.load(Ordering::Acquire);
-        if given_up != 0 {
-            failed = Some(128 + given_up as u8);
+/// Copies to be made.
+struct Copies<'a> {
+    store: &'a Store,
+    snapshot: &'a Snapshot,
+    auto_remove: bool,
+    args: &'a Args,
+    cancel: Cancel,
+    signals: Signals,
+    left: AtomicU16,
+}
+
+impl Copies<'_> {
+    /// Starts them, as many at a time as there are processors; those that run stay.
+    fn start(&self) -> Outcome {
+        let at_once = std::thread::available_parallelism().map_or(1, usize::from);
+        let results = std::thread::scope(|scope| {
+            let threads = at_once.min(self.args.number.into());
+            let threads: Vec<_> = (0..threads).map(|_| scope.spawn(|| self.some())).collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join())
+                .collect::<Vec<_>>()
+        });
+        let mut copies = Vec::new();
+        let mut failed = None;
+        for result in results {
+            let (made, outcome) =
+                result.unwrap_or_else(|_| (Vec::new(), Err(Failure::said(EXIT_MICA))));
+            copies.extend(made);
+            match outcome {
+                Ok(0) => {}
+                Ok(code) => failed = failed.or(Some(Failure::said(code))),
+                Err(failure) => failed = failed.or(Some(failure)),
+            }
         }
-        if left > 0 && failed.is_none() && starting.len() < at_once {
-            left -= 1;
-            starting.push_back(Supervisor::start(arguments.clone())?);
-            continue;
+        if self.args.json {
+            print_json(&copies)?;
         }
-        match starting.pop_front().map(Supervisor::wait) {
-            None => break,
-            Some(started) => match started? {
-                Started::Running { id, name } if args.json => copies.push(Copy { id, name }),
-                Started::Running { id, .. } => print(&format!("{id}\n"))?,
-                Started::Failed(code) => failed = failed.or(Some(code)),
-            },
+        failed.map_or(Ok(0), Err)
+    }
+
+    /// Starts copies one after the other while there are some to start.
+    fn some(&self) -> (Vec<Copy>, Outcome) {
+        let mut copies = Vec::new();
+        let take = |left: u16| left.checked_sub(1);
+        while self
+            .left
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, take)
+            .is_ok()
+        {
+            match self.one() {
+                Ok(Ok(detached)) if self.args.json => copies.push(Copy {
+                    id: detached.id,
+                    name: detached.name,
+                }),
+                Ok(Ok(detached)) => {
+                    if let Err(failure) = detached.print() {
+                        return (copies, Err(failure));
+                    }
+                }
+                Ok(Err(code)) => return (copies, Ok(code)),
+                Err(failure) => return (copies, Err(failure)),
+            }
         }
+        (copies, Ok(0))
     }
-    if args.json {
-        print_json(&copies)?;
-    }
-    match failed {
-        None => Ok(0),
-        Some(code) => Err(Failure::said(code)),
+
+    fn one(&self) -> Result<Result<Detached, u8>, Failure> {
+        let base = Base::of_snapshot(self.store, self.snapshot)?;
+        let machine = self.snapshot.memory.as_ref();
+        let mut builder = Builder::on(self.store, base)
+            .from_snapshot(self.snapshot)
+            .cancel(self.cancel.clone());
+        builder = builder.adopt();
+        if let Some(machine) = machine {
+            builder = builder.description(shell_words(&machine.spec.command.argv));
+        }
+        if !self.auto_remove {
+            builder = builder.keep_record();
+        }
+        if self.args.require_limits {
+            builder = builder.require_limits(true);
+        }
+        if let Some(name) = &self.args.name {
+            builder = builder.name(name);
+        }
+        let options = AttachOptions {
+            detached: true,
+            has_stdin: true,
+            stop_timeout: DEFAULT_GRACE.as_secs(),
+            ..AttachOptions::default()
+        };
+        detach(builder.create(), None, &options, &self.signals)
     }
 }

@@ -1,7 +1,7 @@
 //! `mica start`
 
 use crate::failure::{EXIT_MICA, Failure};
-use crate::run::{again, detached};
+use crate::run::again;
 use crate::{Outcome, settings};
 
 /// Start sandboxes again that have ended and kept their disks
@@ -31,14 +31,14 @@ pub struct Args {
 pub fn execute(args: &Args) -> Outcome {
     let store = settings::store()?;
     let sandboxes = settings::sandboxes(&store)?;
-    let is_attached = args.attach || args.interactive;
-    if !is_attached && !detached::is_supervisor() {
-        return super::for_each(&args.sandboxes, |name| {
-            // What is wrong with the name needs no other process to be told.
-            let record = sandboxes.get(name)?;
-            again::may_start(&record)?;
-            again::behind(&record.id, args.require_limits)?;
-            Ok(name.to_owned())
+    let start = |name: &str, attach| {
+        let limits = args.require_limits;
+        again::start(&store, &sandboxes, name, attach, args.interactive, limits)
+    };
+    if !args.attach && !args.interactive {
+        return super::for_each(&args.sandboxes, |name| match start(name, false)? {
+            0 => Ok(name.to_owned()),
+            code => Err(Failure::said(code)),
         });
     }
     let [name] = args.sandboxes.as_slice() else {
@@ -46,14 +46,5 @@ pub fn execute(args: &Args) -> Outcome {
             "only one sandbox can be attached to at a time",
         ));
     };
-    let limits = args.require_limits;
-    again::attended(
-        &store,
-        &sandboxes,
-        name,
-        args.interactive,
-        !is_attached,
-        limits,
-    )
-    .map_err(|failure| failure.at_least(EXIT_MICA))
+    start(name, true).map_err(|failure| failure.at_least(EXIT_MICA))
 }

@@ -1,25 +1,11 @@
 //! `mica start`: a sandbox that was kept, once more.
 
-use std::ffi::OsString;
-
 use micabox::{Base, Builder, Cancel, Error, Record, Sandboxes};
 use micabox_image::Store;
 
-use super::detached::{self, Started};
-use super::{Terms, supervise, terminal};
+use super::{AttachOptions, Signals, detach, supervise, terminal};
 use crate::Outcome;
 use crate::failure::Failure;
-
-/// Starts a sandbox behind our back; fails with the exit code that it failed with.
-pub fn behind(name: &str, require_limits: bool) -> Result<(), Failure> {
-    let flag = require_limits.then_some("--require-limits");
-    let arguments = ["start"].into_iter().chain(flag).chain(["--", name]);
-    let arguments: Vec<_> = arguments.map(OsString::from).collect();
-    match detached::Supervisor::start(arguments)?.wait()? {
-        Started::Running { .. } => Ok(()),
-        Started::Failed(code) => Err(Failure::said(code)),
-    }
-}
 
 /// Fails for a sandbox that runs: it is started by one at most.
 pub fn may_start(record: &Record) -> Result<(), Failure> {
@@ -34,13 +20,13 @@ fn running(name: &str) -> Failure {
     Failure::from(Error::Running(name.to_owned())).hint(hint)
 }
 
-/// Runs a kept sandbox's command again and stays until it ends; its exit code.
-pub fn attended(
+/// Runs a kept sandbox's command again. With `attach` this stays until it ends; its exit code.
+pub fn start(
     store: &Store,
     sandboxes: &Sandboxes,
     name: &str,
+    attach: bool,
     interactive: bool,
-    detached: bool,
     require_limits: bool,
 ) -> Outcome {
     let record = sandboxes.get(name)?;
@@ -49,27 +35,33 @@ pub fn attended(
         return Err(Error::NotKept(record.name).into());
     };
     let mut command = spec.command.clone();
-    let terms = Terms {
+    let options = AttachOptions {
         tty: command.tty.is_some(),
         interactive: interactive && command.stdin,
-        detached,
-        timeout: None,
+        has_stdin: command.stdin,
+        detached: !attach,
         stop_timeout: micabox::DEFAULT_GRACE.as_secs(),
-        timing: None,
+        ..AttachOptions::default()
     };
-    command.tty = terminal::wanted(&terms)?;
+    command.tty = terminal::wanted(&options)?;
 
     let base = Base::of(store, &record)?;
     let cancel = Cancel::default();
-    let signals = supervise::Signals::catch(cancel.clone())?;
+    let signals = Signals::catch(cancel.clone())?;
     let mut builder = Builder::again(store, base, &record)?.cancel(cancel);
     if require_limits {
         builder = builder.require_limits(true);
     }
     let sandbox = builder.create();
     if let Err(Error::Running(name)) = &sandbox {
-        // Somebody else was faster.
+        // Another process was faster.
         return Err(running(name));
     }
-    supervise::supervise(sandbox, Some(&command), &terms, signals)
+    if attach {
+        return supervise::supervise(sandbox, Some(&command), &options, signals);
+    }
+    match detach(sandbox, Some(&command), &options, &signals)? {
+        Ok(_) => Ok(0),
+        Err(code) => Ok(code),
+    }
 }

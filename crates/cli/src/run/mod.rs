@@ -1,7 +1,6 @@
 //! `mica run`: a command from an image in a machine of its own.
 
 pub mod again;
-pub mod detached;
 mod environment;
 mod flags;
 mod streams;
@@ -9,6 +8,7 @@ mod supervise;
 mod terminal;
 
 pub use flags::Args;
+pub use supervise::{Detached, Signals, detach};
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -21,40 +21,36 @@ use micabox_transfer::{PullOptions, PullPolicy, pull_blocking};
 
 use crate::failure::{EXIT_MICA, Failure};
 use crate::{Outcome, bars, output, settings};
-use detached::Started;
 
 /// What is run on a root disk, which has no configuration to say it.
 const SHELL: &str = "/bin/sh";
 
 /// How a command is attended to while it runs.
-#[derive(Clone, Debug)]
-pub struct Terms {
+#[derive(Clone, Debug, Default)]
+pub struct AttachOptions {
     /// It has a terminal.
-    tty: bool,
+    pub tty: bool,
     /// Our stdin is its stdin.
-    interactive: bool,
-    /// Nobody sees it.
-    detached: bool,
+    pub interactive: bool,
+    /// Its stdin is open, whether it gets ours or nothing.
+    pub has_stdin: bool,
+    /// It goes on without us.
+    pub detached: bool,
     /// It is stopped after so long.
-    timeout: Option<Duration>,
+    pub timeout: Option<Duration>,
     /// Seconds between its stop signal and its end.
-    stop_timeout: u64,
+    pub stop_timeout: u64,
     /// Where the time until its first output went is printed.
-    timing: Option<flags::Timing>,
+    pub timing: Option<flags::Timing>,
 }
 
 /// Runs the command; its exit code.
 pub fn execute(args: Args) -> Outcome {
-    if !args.require_limits && !detached::is_supervisor() {
+    if !args.require_limits {
         warn_of_no_limits();
     }
     // Whatever fails before the command runs must not look like the command's own code.
-    let outcome = if args.detach && !detached::is_supervisor() {
-        run_behind()
-    } else {
-        run(args)
-    };
-    outcome.map_err(|failure| failure.at_least(EXIT_MICA))
+    run(args).map_err(|failure| failure.at_least(EXIT_MICA))
 }
 
 /// Tells a user who watches that no control group will limit the machine. Scripts have
@@ -70,31 +66,21 @@ fn warn_of_no_limits() {
     }
 }
 
-/// Has the same command line carried out behind our back.
-fn run_behind() -> Outcome {
-    match detached::Supervisor::start(std::env::args_os().skip(1))?.wait()? {
-        Started::Running { id, .. } => {
-            output::print(&format!("{id}\n"))?;
-            Ok(0)
-        }
-        Started::Failed(code) => Ok(code),
-    }
-}
-
 fn run(args: Args) -> Outcome {
     args.check()?;
     let settings = settings::settings()?;
     let store = settings::store()?;
     let overrides = overrides(&args)?;
-    let terms = Terms {
+    let options = AttachOptions {
         tty: args.tty,
-        interactive: args.interactive,
+        interactive: args.interactive && !args.detach,
+        has_stdin: args.interactive,
         detached: args.detach,
         timeout: args.timeout,
         stop_timeout: args.stop_timeout,
         timing: args.timing,
     };
-    let tty = terminal::wanted(&terms)?;
+    let tty = terminal::wanted(&options)?;
     let snapshot = match &args.from {
         Some(name) => Some(settings::sandboxes(&store)?.snapshot(name)?),
         None => None,
@@ -155,7 +141,14 @@ fn run(args: Args) -> Outcome {
             .description(shell_words(&machine.spec.command.argv))
             .adopt();
     }
-    supervise::supervise(builder.create(), command.as_ref(), &terms, signals)
+    let (sandbox, command) = (builder.create(), command.as_ref());
+    if !args.detach {
+        return supervise::supervise(sandbox, command, &options, signals);
+    }
+    match detach(sandbox, command, &options, &signals)? {
+        Ok(detached) => detached.print().map(|()| 0),
+        Err(code) => Ok(code),
+    }
 }
 
 /// What the flags want other than the image does.
@@ -238,7 +231,7 @@ fn builder<'a>(store: &'a Store, base: Base, args: &Args) -> Builder<'a> {
 }
 
 /// A command as a user could type it.
-fn shell_words(argv: &[OsString]) -> String {
+pub fn shell_words(argv: &[OsString]) -> String {
     let quote = |word: &OsString| {
         let word = word.to_string_lossy();
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+@%".contains(c);

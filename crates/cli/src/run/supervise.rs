@@ -1,56 +1,36 @@
-//! From the start of a sandbox to its end: signals, streams, time limits, exit codes.
+//! From the start of a sandbox to its end: signals, streams, exit codes.
 
-use std::io;
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use micabox::{Cancel, Command, Error, ExitStatus, Handle, LogStream, Sandbox};
+use micabox::{Cancel, Command, Ended, Error, Event, ExecOptions, Handle, Process, Sandbox, Stdio};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fd::{AsFd, BorrowedFd};
+use rustix::stdio::stdin;
 use signal_hook::consts::{
-    SIGALRM, SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGPIPE, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2,
-    SIGWINCH,
+    SIGALRM, SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH,
 };
 
 use super::flags::Timing;
-use super::{Terms, detached, streams, terminal};
+use super::{AttachOptions, streams, terminal};
 use crate::Outcome;
 use crate::failure::{EXIT_MICA, Failure};
-use crate::output::{millis, raw, size, stderr_is_terminal, warn_json, write_stderr};
+use crate::output::{millis, print, raw, size, stderr_is_terminal, warn_json, write_stderr};
 use crate::visible;
-
-/// Exit code after `--timeout`, as coreutils' `timeout` has it.
-const EXIT_TIMEOUT: u8 = 124;
-
-/// How long a command may take to be gone after SIGKILL before its machine goes.
-const AFTER_KILL: Duration = Duration::from_secs(5);
-
-/// How often a sandbox is looked at.
-const LOOK: Duration = Duration::from_secs(1);
 
 /// Signals that concern us or the command. All others keep their default.
 const CAUGHT: [i32; 9] = [
     SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM, SIGCONT, SIGWINCH,
 ];
 
-/// Something that the main thread must react to.
-enum Event {
-    Signal(i32),
-    /// The command has ended, or its sandbox.
-    Exited(Result<ExitStatus, Error>),
-    /// One of the two outputs has been passed on to its end, or can't be.
-    Output(io::Result<()>),
-    /// Nobody reads our stdout any more.
-    Closed,
-    /// The sandbox has ended, in order or not.
-    Ended(Result<(), Error>),
-}
-
 /// The signals that this process gets.
 pub struct Signals {
     started: Arc<AtomicBool>,
-    events: Sender<Event>,
-    inbox: Receiver<Event>,
+    /// Their numbers, a byte each.
+    inbox: UnixStream,
 }
 
 impl Signals {
@@ -59,385 +39,309 @@ impl Signals {
     pub fn catch(cancel: Cancel) -> Result<Self, Failure> {
         let failed = |error: io::Error| Failure::of(&error).context("setting up signals");
         let mut signals = signal_hook::iterator::Signals::new(CAUGHT).map_err(failed)?;
-        let (events, inbox) = channel();
+        let (inbox, mut sender) = UnixStream::pair().map_err(failed)?;
+        inbox.set_nonblocking(true).map_err(failed)?;
         let started = Arc::new(AtomicBool::new(false));
         let thread = {
-            let (events, started) = (events.clone(), Arc::clone(&started));
+            let started = Arc::clone(&started);
             move || {
                 for signal in signals.forever() {
                     let ends = matches!(signal, SIGINT | SIGTERM | SIGHUP | SIGQUIT);
                     if ends && !started.load(Ordering::Acquire) {
                         cancel.cancel();
                     }
-                    if events.send(Event::Signal(signal)).is_err() {
+                    if sender.write_all(&[signal as u8]).is_err() {
                         return;
                     }
                 }
             }
         };
-        spawn("signals", thread)?;
-        Ok(Self {
-            started,
-            events,
-            inbox,
-        })
+        let spawned = std::thread::Builder::new().name("signals".into());
+        spawned.spawn(thread).map_err(failed)?;
+        Ok(Self { started, inbox })
     }
 
-    /// The first signal so far that ends processes.
+    /// Those that have arrived.
+    fn take(&self) -> Vec<i32> {
+        let mut numbers = [0; 64];
+        let count = (&self.inbox).read(&mut numbers).unwrap_or(0);
+        let numbers = numbers.get(..count).unwrap_or_default();
+        numbers.iter().copied().map(i32::from).collect()
+    }
+
+    /// The first one so far that ends processes.
     fn first_ending(&self) -> Option<i32> {
-        self.inbox.try_iter().find_map(|event| match event {
-            Event::Signal(signal @ (SIGINT | SIGTERM | SIGHUP | SIGQUIT)) => Some(signal),
-            _ => None,
-        })
+        let ends = |signal: &i32| matches!(*signal, SIGINT | SIGTERM | SIGHUP | SIGQUIT);
+        self.take().into_iter().find(ends)
     }
 }
 
-/// Runs `command` in the sandbox to its end, and ends the sandbox; the exit code. Without
-/// one, it is the command that goes on in this copy of a machine.
+/// Runs `command` in the sandbox; the exit code. Without one, it is the command that goes on in
+/// this copy of a machine. The sandbox ends with it: after it, or on its own if it is detached.
 pub fn supervise(
     sandbox: Result<Sandbox, Error>,
     command: Option<&Command>,
-    terms: &Terms,
+    options: &AttachOptions,
     signals: Signals,
 ) -> Outcome {
+    let sandbox = created(sandbox, &signals)?;
+    let sandbox = match sandbox {
+        Ok(sandbox) => sandbox,
+        Err(code) => return Ok(code),
+    };
+    // Not earlier: until here, Ctrl-C is for us.
+    let raw = if options.tty && options.interactive {
+        terminal::Raw::enter()?
+    } else {
+        None
+    };
+    let process = start(&sandbox, command, exec_options(options));
+    let mut process = match process {
+        Ok(process) => process,
+        Err(Error::Lost(_)) if sandbox.is_stopping() => return Ok(exit_code_of(SIGKILL)),
+        Err(error) => return Err(start_failure(error)),
+    };
+    if let Some(stdin) = process.stdin.take() {
+        let thread = std::thread::Builder::new().name("stdin".into());
+        let spawned = thread.spawn(move || streams::copy_stdin(stdin));
+        spawned.map_err(|error| Failure::of(&error).context("starting a thread"))?;
+    }
+    let watch = Watch {
+        sandbox: &sandbox,
+        handle: process.handle(),
+        options,
+        raw,
+        is_over: false,
+        is_interrupted: false,
+        is_asked: false,
+        is_warned: false,
+    };
+    let ended = watch.until_the_end(&signals)?;
+    match (ended.error(), ended.code) {
+        (Some(error), _) => Err(error.into()),
+        (None, code) => Ok(code.unwrap_or(exit_code_of(SIGKILL))),
+    }
+}
+
+/// Runs `command` in the sandbox, and leaves both to themselves once it runs.
+pub fn detach(
+    sandbox: Result<Sandbox, Error>,
+    command: Option<&Command>,
+    options: &AttachOptions,
+    signals: &Signals,
+) -> Result<Result<Detached, u8>, Failure> {
+    let sandbox = match created(sandbox, signals)? {
+        Ok(sandbox) => sandbox,
+        Err(code) => return Ok(Err(code)),
+    };
+    let detached = Detached {
+        id: sandbox.record().id.clone(),
+        name: sandbox.record().name.clone(),
+    };
+    start(&sandbox, command, exec_options(options)).map_err(start_failure)?;
+    sandbox.detach()?;
+    Ok(Ok(detached))
+}
+
+/// A sandbox that goes on without us.
+pub struct Detached {
+    /// Its ID.
+    pub id: String,
+    /// Its name.
+    pub name: String,
+}
+
+impl Detached {
+    /// Prints its ID.
+    pub fn print(&self) -> Result<(), Failure> {
+        print(&format!("{}\n", self.id))
+    }
+}
+
+/// The sandbox, or the exit code if it was given up.
+fn created(
+    sandbox: Result<Sandbox, Error>,
+    signals: &Signals,
+) -> Result<Result<Sandbox, u8>, Failure> {
     signals.started.store(true, Ordering::Release);
-    let signal = signals.first_ending();
-    let sandbox = match (sandbox, signal) {
-        (Ok(sandbox), None) => sandbox,
+    match (sandbox, signals.first_ending()) {
+        (Ok(sandbox), None) => Ok(Ok(sandbox)),
         // Given up at the user's wish, which they know.
-        (Ok(_) | Err(Error::Cancelled), Some(signal)) => return Ok(exit_code_of(signal)),
-        (Err(error), _) => return Err(error.into()),
-    };
-    let outcome = run_in(&sandbox, command, terms, &signals);
-    let (code, error) = match &outcome {
-        Ok(code) => (*code, None),
-        Err(failure) => (
-            failure.code.max(EXIT_MICA),
-            Some(failure.message().to_owned()),
-        ),
-    };
-    if let Some(format) = terms.timing {
-        print_timings(&sandbox, format);
-    }
-    // On record is how the command ended, but that files were lost is worse news.
-    let saved = end(&sandbox, &signals);
-    let error = error.or_else(|| Some(saved.as_ref().err()?.to_string()));
-    sandbox.set_exit(i32::from(code), error)?;
-    saved.map_err(Failure::from).and(outcome)
-}
-
-/// Ends the sandbox. That takes as long as its files need to be written, unless the user
-/// insists.
-fn end(sandbox: &Sandbox, signals: &Signals) -> Result<(), Error> {
-    let mut warnings = Warnings::default();
-    let mut is_warned = false;
-    std::thread::scope(|scope| {
-        let events = signals.events.clone();
-        scope.spawn(move || events.send(Event::Ended(sandbox.end())));
-        loop {
-            match signals.inbox.recv_timeout(LOOK) {
-                Ok(Event::Ended(result)) => return result,
-                Ok(Event::Signal(SIGINT | SIGTERM | SIGHUP)) if is_warned => sandbox.kill(),
-                Ok(Event::Signal(SIGINT | SIGTERM | SIGHUP)) => {
-                    is_warned = true;
-                    write_stderr(
-                        "mica: the sandbox's files are being written; \
-                         once more gives up what is left of them\n",
-                    );
-                }
-                Ok(_) => {}
-                Err(_) => warnings.look(sandbox),
-            }
-        }
-    })
-}
-
-/// What a user is told while a sandbox runs.
-#[derive(Default)]
-struct Warnings {
-    is_full: bool,
-}
-
-impl Warnings {
-    fn look(&mut self, sandbox: &Sandbox) {
-        let is_full = sandbox.is_stalled();
-        if is_full && !self.is_full {
-            write_stderr(
-                "mica: the host's disk is full: what the sandbox writes waits until there is \
-                 room\n",
-            );
-        }
-        self.is_full = is_full;
+        (Ok(_) | Err(Error::Cancelled), Some(signal)) => Ok(Err(exit_code_of(signal))),
+        (Err(error), _) => Err(error.into()),
     }
 }
 
-fn run_in(
+fn start(
     sandbox: &Sandbox,
     command: Option<&Command>,
-    terms: &Terms,
-    signals: &Signals,
-) -> Outcome {
-    // Not earlier: until here, Ctrl-C is for us.
-    let raw = match terms.tty && terms.interactive && !terms.detached {
-        true => terminal::Raw::enter()?,
-        false => None,
-    };
-    let started = match command {
-        Some(command) => sandbox.exec(command).map(Some),
-        None => sandbox.adopted(),
-    };
-    let mut process = match started {
-        Ok(Some(process)) => process,
-        Ok(None) => return Err(Failure::new("nothing runs in the sandbox")),
-        Err(Error::Lost(_)) if sandbox.is_stopping() => return Ok(exit_code_of(SIGKILL)),
-        Err(Error::Start(failed)) => {
-            let code = u8::try_from(failed.exit_code()).unwrap_or(EXIT_MICA);
-            return Err(Failure::from(Error::Start(failed)).code(code));
-        }
-        Err(error) => return Err(error.into()),
-    };
-    let handle = process.handle();
-    let mut log = None;
-    if terms.detached {
-        log = Some(Arc::new(sandbox.log()?));
-        detached::let_go(sandbox)?;
+    options: ExecOptions,
+) -> Result<Process, Error> {
+    match command {
+        Some(command) => sandbox.exec_with(command, options),
+        None => sandbox.reattach(options),
     }
-    resize(&handle, terms);
-
-    let mut outputs = 0;
-    for (output, stream, fd) in [
-        (process.stdout.take(), LogStream::Stdout, raw::stdout_fd()),
-        (process.stderr.take(), LogStream::Stderr, raw::stderr_fd()),
-    ] {
-        let Some(output) = output else { continue };
-        let (events, log) = (signals.events.clone(), log.clone());
-        outputs += 1;
-        spawn("output", move || {
-            let copied = streams::copy_output(output, |bytes| match &log {
-                Some(log) => {
-                    // A full disk is no reason to end the command.
-                    let _ = log.write(stream, bytes);
-                    Ok(())
-                }
-                None => streams::write_all(fd, bytes),
-            });
-            let _ = events.send(Event::Output(copied));
-        })?;
-    }
-    // Of a detached command, or one that nobody attached to, it stays open and silent.
-    let is_passed_on = terms.interactive && !terms.detached;
-    if let Some(stdin) = process.stdin.take_if(|_| is_passed_on) {
-        spawn("stdin", move || streams::copy_stdin(stdin))?;
-    }
-    if !terms.detached {
-        let events = signals.events.clone();
-        spawn("stdout-watch", move || {
-            streams::wait_for_closed_stdout();
-            let _ = events.send(Event::Closed);
-        })?;
-    }
-    let (events, waiting) = (signals.events.clone(), handle.clone());
-    spawn("wait", move || {
-        let _ = events.send(Event::Exited(waiting.wait()));
-    })?;
-
-    let watch = Watch {
-        sandbox,
-        handle,
-        terms,
-        outputs,
-        status: None,
-        warnings: Warnings::default(),
-        interrupted: false,
-        ending: Ending::No,
-        timed_out: false,
-        deadline: terms
-            .timeout
-            .filter(|timeout| !timeout.is_zero())
-            .and_then(|timeout| Instant::now().checked_add(timeout)),
-    };
-    let outcome = watch.until_the_end(&signals.inbox);
-    drop(raw);
-    outcome
 }
 
-/// How far the end has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ending {
-    /// Nobody wants it yet.
-    No,
-    /// The command has its stop signal.
-    Asked,
-    /// The command has SIGKILL.
-    Killed,
-    /// The machine is killed, as nobody could see more of it.
-    Unseen,
-    /// The machine is killed, since the user insists or the command resists.
-    Pulled,
+fn start_failure(error: Error) -> Failure {
+    match error {
+        Error::Start(failed) => {
+            let code = u8::try_from(failed.exit_code()).unwrap_or(EXIT_MICA);
+            Failure::from(Error::Start(failed)).code(code)
+        }
+        error => error.into(),
+    }
+}
+
+/// Where the command's streams go, and how long it may run.
+fn exec_options(options: &AttachOptions) -> ExecOptions {
+    let output = |fd: BorrowedFd<'_>| match fd.try_clone_to_owned() {
+        Ok(fd) => Stdio::Descriptor(fd),
+        // It is closed.
+        Err(_) => Stdio::Null,
+    };
+    let streams = match (options.detached, options.interactive) {
+        (true, true) => (Stdio::Idle, Stdio::Log, Stdio::Log),
+        (true, false) => (Stdio::Null, Stdio::Log, Stdio::Log),
+        (false, interactive) => {
+            let stdin = match interactive {
+                false if options.has_stdin => Stdio::Idle,
+                false => Stdio::Null,
+                // Who reads a terminal must be the job in its foreground: not the owner.
+                true if rustix::termios::isatty(stdin()) => Stdio::Piped,
+                true => output(stdin()),
+            };
+            (stdin, output(raw::stdout_fd()), output(raw::stderr_fd()))
+        }
+    };
+    ExecOptions {
+        stdin: streams.0,
+        stdout: streams.1,
+        stderr: streams.2,
+        lifetime: true,
+        timeout: options.timeout.filter(|timeout| !timeout.is_zero()),
+        grace: Duration::from_secs(options.stop_timeout),
+        detach: options.detached,
+        measure: options.timing.is_some(),
+    }
 }
 
 /// A running command and what has happened to it.
 struct Watch<'a> {
     sandbox: &'a Sandbox,
     handle: Handle,
-    terms: &'a Terms,
-    /// How many outputs have not come to their end.
-    outputs: usize,
-    status: Option<ExitStatus>,
-    warnings: Warnings,
-    interrupted: bool,
-    ending: Ending,
-    timed_out: bool,
-    /// When the next step to the end is due.
-    deadline: Option<Instant>,
+    options: &'a AttachOptions,
+    /// The terminal in raw mode, until the command is over.
+    raw: Option<terminal::Raw>,
+    is_over: bool,
+    is_interrupted: bool,
+    /// The user wants it to end.
+    is_asked: bool,
+    /// The user knows that files are being written.
+    is_warned: bool,
 }
 
 impl Watch<'_> {
-    /// Until the command has ended and all of its output is written; the exit code.
-    fn until_the_end(mut self, inbox: &Receiver<Event>) -> Outcome {
+    /// Until the sandbox is over.
+    fn until_the_end(mut self, signals: &Signals) -> Result<Ended, Failure> {
+        self.resize();
         loop {
-            if let Some(status) = self.status.filter(|_| self.outputs == 0) {
-                return Ok(self.code(status));
+            // Each of them is looked at: none of these looks waits.
+            for signal in signals.take() {
+                self.signal(signal);
             }
-            let left = |deadline: Instant| deadline.saturating_duration_since(Instant::now());
-            let due = self
-                .deadline
-                .map_or(LOOK, |deadline| left(deadline).min(LOOK));
-            match inbox.recv_timeout(due) {
-                Err(RecvTimeoutError::Timeout) => {
-                    self.warnings.look(self.sandbox);
-                    if self
-                        .deadline
-                        .is_some_and(|deadline| left(deadline).is_zero())
-                    {
-                        self.next_step();
+            if !self.is_over && !matches!(self.handle.wait_timeout(Duration::ZERO), Ok(None)) {
+                self.over();
+            }
+            match self.sandbox.event(Some(Instant::now()))? {
+                Some(Event::Ended(ended)) => {
+                    self.over();
+                    return Ok(ended);
+                }
+                Some(Event::Stalled(true)) => write_stderr(
+                    "mica: the host's disk is full: what the sandbox writes waits until there is \
+                     room\n",
+                ),
+                Some(Event::Stalled(false)) => {}
+                None => {
+                    let (inbox, sandbox, command) = (
+                        signals.inbox.as_fd(),
+                        self.sandbox.as_fd(),
+                        self.handle.as_fd(),
+                    );
+                    let mut fds = vec![
+                        PollFd::from_borrowed_fd(inbox, PollFlags::IN),
+                        PollFd::from_borrowed_fd(sandbox, PollFlags::IN),
+                    ];
+                    if !self.is_over {
+                        fds.push(PollFd::from_borrowed_fd(command, PollFlags::IN));
                     }
+                    // An interruption is a signal.
+                    let _ = poll(&mut fds, None);
                 }
-                // The signals' thread has a sender for as long as we run.
-                Err(RecvTimeoutError::Disconnected) => {
-                    return Err(Failure::new("the threads that serve the command died"));
-                }
-                Ok(Event::Signal(signal)) => self.signal(signal),
-                Ok(Event::Closed) => self.nobody_sees(),
-                // Later.
-                Ok(Event::Ended(_)) => {}
-                Ok(Event::Output(Ok(()))) => self.outputs -= 1,
-                Ok(Event::Output(Err(error))) if error.kind() == io::ErrorKind::BrokenPipe => {
-                    self.outputs -= 1;
-                    self.nobody_sees();
-                }
-                Ok(Event::Output(Err(error))) => {
-                    self.sandbox.kill();
-                    return Err(Failure::of(&error).context("writing the command's output"));
-                }
-                Ok(Event::Exited(Ok(status))) => self.status = Some(status),
-                Ok(Event::Exited(Err(error))) => return self.lost(error),
             }
-            if let (Some(_), Ending::Unseen | Ending::Pulled) = (self.status, self.ending) {
-                // Whoever should take the rest of the output does not.
-                self.outputs = 0;
-            }
+        }
+    }
+
+    /// The command has ended, or its sandbox.
+    fn over(&mut self) {
+        if self.is_over {
+            return;
+        }
+        self.is_over = true;
+        drop(self.raw.take());
+        if let Some(format) = self.options.timing {
+            self.sandbox.note(&self.handle);
+            print_timings(self.sandbox, format);
         }
     }
 
     fn signal(&mut self, signal: i32) {
         match signal {
-            SIGWINCH => resize(&self.handle, self.terms),
-            SIGINT if !self.interrupted && self.ending == Ending::No => {
-                self.interrupted = true;
+            SIGWINCH => self.resize(),
+            SIGINT | SIGTERM | SIGHUP if self.is_over => self.insist(),
+            SIGINT if !self.is_interrupted && !self.is_asked => {
+                self.is_interrupted = true;
                 self.handle.signal(SIGINT);
             }
-            SIGINT | SIGTERM | SIGHUP => match self.ending {
-                Ending::No if self.status.is_none() => self.ask(),
-                _ => self.pull(),
-            },
+            SIGINT | SIGTERM | SIGHUP if !self.is_asked => self.ask(),
+            SIGINT | SIGTERM | SIGHUP => self.sandbox.kill(),
             other => self.handle.signal(other),
         }
     }
 
-    /// The deadline has passed.
-    fn next_step(&mut self) {
-        match self.ending {
-            Ending::No => {
-                self.timed_out = true;
-                self.ask();
-            }
-            Ending::Asked => {
-                self.ending = Ending::Killed;
-                self.handle.signal(SIGKILL);
-                self.due_in(AFTER_KILL);
-            }
-            Ending::Killed | Ending::Unseen | Ending::Pulled => self.pull(),
-        }
-    }
-
     fn ask(&mut self) {
-        self.ending = Ending::Asked;
-        self.handle.signal(self.sandbox.stop_signal());
-        self.due_in(Duration::from_secs(self.terms.stop_timeout));
-        if self.interrupted && stderr_is_terminal() {
+        self.is_asked = true;
+        let grace = Duration::from_secs(self.options.stop_timeout);
+        self.sandbox.begin_stop(grace);
+        if self.is_interrupted && stderr_is_terminal() {
             write_stderr("mica: stopping; Ctrl-C again kills\n");
         }
     }
 
-    fn pull(&mut self) {
-        self.ending = Ending::Pulled;
-        self.deadline = None;
-        self.sandbox.kill();
-    }
-
-    fn nobody_sees(&mut self) {
-        self.ending = Ending::Unseen;
-        // Something may have to be saved: then only the command is killed.
-        if self.sandbox.record().upper.is_kept() {
-            self.handle.signal(SIGKILL);
-            self.due_in(AFTER_KILL);
+    /// The command is over, and what the sandbox keeps is being written.
+    fn insist(&mut self) {
+        if self.is_warned {
+            self.sandbox.kill();
             return;
         }
-        self.deadline = None;
-        self.sandbox.kill();
+        self.is_warned = true;
+        write_stderr(
+            "mica: the sandbox's files are being written; \
+             once more gives up what is left of them\n",
+        );
     }
 
-    fn due_in(&mut self, time: Duration) {
-        self.deadline = Instant::now().checked_add(time);
-    }
-
-    /// The exit code of a command that ended with `status`.
-    fn code(&self, status: ExitStatus) -> u8 {
-        match (self.ending, self.timed_out) {
-            (Ending::Unseen, _) => exit_code_of(SIGPIPE),
-            (Ending::Asked, true) => EXIT_TIMEOUT,
-            _ => u8::try_from(status.code()).unwrap_or(EXIT_MICA),
+    /// Tells the command's terminal, if it has one, the size of ours.
+    fn resize(&self) {
+        if let Some(size) = terminal::size().filter(|_| self.options.tty) {
+            self.handle.resize(size);
         }
-    }
-
-    /// The sandbox ended before its command.
-    fn lost(&self, error: Error) -> Outcome {
-        match self.ending {
-            Ending::Unseen => Ok(exit_code_of(SIGPIPE)),
-            Ending::Pulled => Ok(exit_code_of(SIGKILL)),
-            _ if self.sandbox.is_stopping() => Ok(exit_code_of(SIGKILL)),
-            _ => Err(error.into()),
-        }
-    }
-}
-
-/// Tells the command's terminal, if it has one, the size of ours.
-fn resize(handle: &Handle, terms: &Terms) {
-    if let Some(size) = terminal::size().filter(|_| terms.tty) {
-        handle.resize(size);
     }
 }
 
 fn exit_code_of(signal: i32) -> u8 {
     u8::try_from(128 + signal).unwrap_or(EXIT_MICA)
-}
-
-fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
-    match std::thread::Builder::new().name(name.into()).spawn(body) {
-        Ok(_) => Ok(()),
-        Err(error) => Err(Failure::of(&error).context("starting a thread")),
-    }
 }
 
 fn print_timings(sandbox: &Sandbox, format: Timing) {

@@ -7,7 +7,7 @@ use rustix::fd::BorrowedFd;
 use rustix::stdio::stdin;
 use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
 
-use super::Terms;
+use super::AttachOptions;
 use crate::failure::Failure;
 use crate::output::raw;
 
@@ -18,15 +18,14 @@ const DEFAULT_SIZE: TtySize = TtySize {
 };
 
 /// The size of the terminal that the command gets, if it gets one.
-pub fn wanted(terms: &Terms) -> Result<Option<TtySize>, Failure> {
-    let is_ours = terms.interactive && !terms.detached;
-    if terms.tty && is_ours && !io::stdin().is_terminal() {
+pub fn wanted(options: &AttachOptions) -> Result<Option<TtySize>, Failure> {
+    if options.tty && options.interactive && !io::stdin().is_terminal() {
         return Err(
             Failure::new("stdin is not a terminal, so it can't be the command's")
                 .hint("leave -t away to pipe something in"),
         );
     }
-    Ok(terms.tty.then(|| size().unwrap_or(DEFAULT_SIZE)))
+    Ok(options.tty.then(|| size().unwrap_or(DEFAULT_SIZE)))
 }
 
 /// The size of the user's terminal, whichever stream is connected to it.

@@ -107,6 +107,20 @@ impl Home {
         self.store().join("sandboxes").join(id)
     }
 
+    /// The process that owns the one sandbox that there is.
+    pub fn owner(&self) -> u32 {
+        let [sandbox] = self.sandboxes().try_into().unwrap();
+        let record = fs::read(sandbox.join("state.json")).unwrap();
+        let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
+        record["owner"]["pid"].as_u64().unwrap().try_into().unwrap()
+    }
+
+    /// Kills it.
+    pub fn kill_owner(&self) {
+        let pid = rustix::process::Pid::from_raw(self.owner().cast_signed()).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    }
+
     /// What is in the directory of the sandbox of this name.
     pub fn files_of(&self, name: &str) -> Vec<String> {
         let entries = fs::read_dir(self.directory_of(name)).unwrap();
@@ -157,8 +171,8 @@ impl Home {
     }
 }
 
-/// A sandbox whose machine is paused, as for a copy of its disk, until this is dropped; by
-/// somebody who says no more than that.
+/// A sandbox whose machine is frozen, as for a copy of its disk, until this is dropped; by a
+/// client that says no more than that. It speaks the protocol from its page alone.
 pub struct Holding(UnixStream);
 
 impl Holding {
@@ -166,18 +180,39 @@ impl Holding {
         // A socket's path may be too long.
         let directory = fs::File::open(home.directory_of(name)).unwrap();
         let path = format!("/proc/self/fd/{}/control", directory.as_raw_fd());
-        let mut asking = UnixStream::connect(path).unwrap();
-        asking.write_all(b"\"hold\"\n").unwrap();
-        let mut answer = String::new();
-        BufReader::new(&asking).read_line(&mut answer).unwrap();
-        assert_eq!(answer, "\"done\"\n");
-        Self(asking)
+        let mut holding = Self(UnixStream::connect(path).unwrap());
+        let mut preamble = [0; 12];
+        holding.0.read_exact(&mut preamble).unwrap();
+        assert!(preamble.starts_with(b"MICAOWN\n"));
+        let request = br#"{"type":"freeze"}"#;
+        let mut bytes = preamble.to_vec();
+        bytes.extend((request.len() as u32 + 5).to_le_bytes());
+        bytes.push(0);
+        bytes.extend(7_u32.to_le_bytes());
+        bytes.extend(request);
+        holding.0.write_all(&bytes).unwrap();
+        assert_eq!(holding.answer()["type"], "frozen");
+        holding
+    }
+
+    fn answer(&mut self) -> serde_json::Value {
+        self.0.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut head = [0; 9];
+        self.0.read_exact(&mut head).unwrap();
+        assert_eq!(head[4..], [0, 7, 0, 0, 0]);
+        let length = u32::from_le_bytes(*head.first_chunk().unwrap());
+        let mut message = vec![0; length as usize - 5];
+        self.0.read_exact(&mut message).unwrap();
+        serde_json::from_slice(&message).unwrap()
     }
 
     /// Waits until the sandbox's owner has given it up.
     pub fn wait_for_end(mut self) {
-        self.0.set_read_timeout(Some(PATIENCE)).unwrap();
-        assert_eq!(self.0.read(&mut [0]).unwrap(), 0);
+        let answer = self.answer();
+        assert_eq!(
+            (&answer["type"], &answer["kind"]),
+            (&"failed".into(), &"not_frozen".into())
+        );
     }
 }
 

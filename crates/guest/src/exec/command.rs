@@ -118,7 +118,7 @@ impl Command {
     }
 
     /// Goes on for another host, to which all of it is new.
-    pub fn adopted(&mut self, output_window: u32, channel: &mut Channel) {
+    pub fn reattached(&mut self, output_window: u32, channel: &mut Channel) {
         for output in [&mut self.stdout, &mut self.stderr].into_iter().flatten() {
             output.window = SendWindow::new(output_window);
         }

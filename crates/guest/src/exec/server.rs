@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 
 use micabox_wire::{
-    Error, Exec, MAX_DATA, OutputStream, Resume, StartFailed, StartFailure, ToGuest, ToHost,
+    Error, Exec, MAX_DATA, OutputStream, Restore, StartFailed, StartFailure, ToGuest, ToHost,
 };
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -240,8 +240,8 @@ impl Server {
         let id = match message {
             ToGuest::Boot(_) => return Err(Stop::Protocol("a second Boot".to_owned())),
             ToGuest::Shutdown => return Err(Stop::Shutdown),
-            ToGuest::Rest => return self.rest(),
-            ToGuest::GoOn { .. } | ToGuest::Resume(_) => {
+            ToGuest::Quiesce => return self.quiesce(),
+            ToGuest::Thaw { .. } | ToGuest::Restore(_) => {
                 return Err(Stop::Protocol("nobody rests".to_owned()));
             }
             ToGuest::Exec { id, spec } => {
@@ -278,16 +278,16 @@ impl Server {
     }
 
     /// Keeps quiet while the machine is copied, in the original and in every copy.
-    fn rest(&mut self) -> Result<(), Stop> {
-        self.channel.send(&ToHost::Resting);
+    fn quiesce(&mut self) -> Result<(), Stop> {
+        self.channel.send(&ToHost::Quiesced);
         self.channel.flush_all().map_err(|_| Stop::HostGone)?;
         match self.channel.wait_for_message() {
-            Ok(Some(ToGuest::GoOn {
+            Ok(Some(ToGuest::Thaw {
                 wall_clock,
                 entropy,
             })) => identity::renew(wall_clock, &entropy, &self.sandbox)
                 .map_err(|failed| Stop::Protocol(failed.to_string())),
-            Ok(Some(ToGuest::Resume(resume))) => self.resume(&resume),
+            Ok(Some(ToGuest::Restore(restore))) => self.restore(&restore),
             Ok(Some(_)) => Err(Stop::Protocol("a message while it rests".to_owned())),
             Ok(None) => Err(Stop::HostGone),
             Err(error) => Err(Stop::Protocol(error.to_string())),
@@ -295,17 +295,17 @@ impl Server {
     }
 
     /// This is a copy: all that it shares with the original is its past.
-    fn resume(&mut self, resume: &Resume) -> Result<(), Stop> {
-        if let Err(failed) = identity::assume(&resume.identity, &mut self.sandbox) {
+    fn restore(&mut self, restore: &Restore) -> Result<(), Stop> {
+        if let Err(failed) = identity::assume(&restore.identity, &mut self.sandbox) {
             self.channel.send(&ToHost::BootFailed(failed));
             self.channel.flush_all().map_err(|_| Stop::HostGone)?;
             return Err(Stop::Stillborn);
         }
-        self.channel.send(&ToHost::Resumed);
+        self.channel.send(&ToHost::Restored);
         for (id, mut command) in std::mem::take(&mut self.commands) {
-            match resume.adopt.filter(|adopt| adopt.id == id) {
-                Some(adopt) => {
-                    command.adopted(adopt.output_window, &mut self.channel);
+            match restore.reattach.filter(|reattach| reattach.id == id) {
+                Some(reattach) => {
+                    command.reattached(reattach.output_window, &mut self.channel);
                     self.commands.insert(id, command);
                 }
                 None => {
@@ -315,15 +315,15 @@ impl Server {
                 }
             }
         }
-        if let Some(adopt) = resume.adopt
-            && !self.commands.contains_key(&adopt.id)
+        if let Some(reattach) = restore.reattach
+            && !self.commands.contains_key(&reattach.id)
         {
             let failure = StartFailed {
                 reason: StartFailure::Other,
                 message: "the command that was to go on had ended".to_owned(),
                 errno: 0,
             };
-            let id = adopt.id;
+            let id = reattach.id;
             self.channel.send(&ToHost::StartFailed { id, failure });
         }
         Ok(())

@@ -243,7 +243,7 @@ impl RootDisk {
             false => file.try_lock_shared(),
         };
         match locked {
-            Ok(()) => Ok(Claim { file }),
+            Ok(()) => Ok(Claim::of(file)),
             Err(TryLockError::WouldBlock) => Err(self.failed(DiskProblem::Busy)),
             Err(TryLockError::Error(error)) => Err(self.unusable(error)),
         }
@@ -271,10 +271,39 @@ fn inspect(kind: LowerKind, file: File) -> Result<Inspected, DiskProblem> {
 #[derive(Debug)]
 pub(crate) struct Claim {
     file: File,
+    /// Another process has it.
+    is_handed_over: bool,
+}
+
+impl Claim {
+    fn of(file: File) -> Self {
+        Self {
+            file,
+            is_handed_over: false,
+        }
+    }
+
+    /// That of a creator that handed it over.
+    pub(crate) fn taken_over(file: File) -> Self {
+        Self::of(file)
+    }
+
+    /// The locked file, for a process that takes the claim over.
+    pub(crate) fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Leaves it to the process that has taken it over.
+    pub(crate) fn hand_over(mut self) {
+        self.is_handed_over = true;
+    }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
+        if self.is_handed_over {
+            return;
+        }
         // Closing is not enough: a child that another thread has made and that has not yet
         // executed its program holds the file as well.
         let _ = self.file.unlock();

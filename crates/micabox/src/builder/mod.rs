@@ -1,14 +1,13 @@
-//! A sandbox to be: what it shall have.
+//! Builder for a [`Sandbox`](crate::Sandbox).
 
 mod start;
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use micabox_image::Store;
 use micabox_image::store::Image;
-use micabox_vmm::{Backend, BackendChoice};
+use micabox_vmm::BackendChoice;
 use micabox_wire::Init;
 
 use crate::plan::{Root, Transport};
@@ -22,7 +21,7 @@ pub(crate) use start::random;
 /// that a guest does not touch costs the host nothing.
 pub const DEFAULT_MEMORY_MIB: u32 = 1024;
 
-/// A sandbox to be.
+/// Builder for a [`Sandbox`](crate::Sandbox).
 #[derive(Clone)]
 pub struct Builder<'a> {
     store: &'a Store,
@@ -53,7 +52,6 @@ pub struct Builder<'a> {
     require_limits: bool,
     boot_timeout: Option<Duration>,
     description: String,
-    backend: Option<Arc<dyn Backend>>,
     backend_choice: BackendChoice,
     guest: Option<GuestFiles>,
     cancel: Cancel,
@@ -107,7 +105,6 @@ impl<'a> Builder<'a> {
             require_limits: false,
             boot_timeout: None,
             description: String::new(),
-            backend: None,
             backend_choice: BackendChoice::default(),
             guest: None,
             cancel: Cancel::default(),
@@ -265,7 +262,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Has the first command of the snapshot's machine go on, as this sandbox's
-    /// ([`Sandbox::adopted`](crate::Sandbox::adopted)).
+    /// ([`Sandbox::adopted`](crate::Sandbox::reattach)).
     #[must_use]
     pub fn adopt(mut self) -> Self {
         self.adopts = true;
@@ -329,13 +326,6 @@ impl<'a> Builder<'a> {
     #[must_use]
     pub fn backend_choice(mut self, choice: BackendChoice) -> Self {
         self.backend_choice = choice;
-        self
-    }
-
-    /// The backend itself, for programs that have one already.
-    #[must_use]
-    pub fn backend(mut self, backend: Arc<dyn Backend>) -> Self {
-        self.backend = Some(backend);
         self
     }
 

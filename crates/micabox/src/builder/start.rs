@@ -1,27 +1,25 @@
 //! From what a sandbox shall have to one that is up: by a boot, or by going on from a machine
 //! that was saved.
 
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::process::Child;
 use std::time::{Duration, Instant};
 
-use micabox_vmm::{
-    Acceleration, Backend, Disk, DiskSource, Limits, Machine, MachineConfig, NetworkInterface,
-    Sockets,
-};
-use micabox_wire::{Boot, Identity};
+use micabox_owner::protocol::{Failure, Kind, Reply};
+use micabox_owner::{Client, Lost};
+use micabox_vmm::{Acceleration, Backend, Disk, DiskSource, Limits, Sockets};
 use oci_spec::image::Config;
 
 use super::{Builder, Origin};
-use crate::agent::Agent;
+use crate::base::Claim;
 use crate::name::is_valid;
-use crate::network::Connection;
+use crate::owner::{self, Job, Owner};
 use crate::plan::{Plan, ROOT_SERIAL};
-use crate::sandbox::{Guest, now};
+use crate::registrar::EXIT_NOT_STARTED;
+use crate::sandbox::{Created, now};
 use crate::snapshot::memory;
 use crate::state::{ID_LENGTH, ProcessId, Record, Registration, Sandboxes, Status};
 use crate::template::Template;
-use crate::timings::{Start, Up};
 use crate::{
     Base, Command, Error, GuestFiles, Network, Patch, RootDisk, Sandbox, SavedMachine, Spec, Upper,
     patch, signal_number, upper,
@@ -30,18 +28,10 @@ use crate::{
 /// Most virtual processors that a sandbox gets unasked.
 const MOST_CPUS: usize = 4;
 
-/// How long a guest may take to come up: by far more than it does, since all that
-/// happens is a later message when it hangs.
-const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
-const EMULATED_BOOT_TIMEOUT: Duration = Duration::from_secs(300);
-
 /// How long a machine has to itself before it becomes a template. Its kernel frees what the
 /// boot has left when it has time (RCU); otherwise every copy would, which is a fifth of the
 /// pages that one changes until its first output.
 const AFTER_BOOT: Duration = Duration::from_millis(100);
-
-/// Exit code on record of a sandbox that did not start; Docker's for its own failures.
-const EXIT_NOT_STARTED: i32 = 125;
 
 impl Builder<'_> {
     /// Starts the sandbox and waits until it is ready for commands.
@@ -53,10 +43,7 @@ impl Builder<'_> {
         if let Some(name) = self.name.as_deref().filter(|name| !is_valid(name)) {
             return Err(Error::BadName(name.to_owned()));
         }
-        let backend: Arc<dyn Backend> = match &self.backend {
-            Some(backend) => Arc::clone(backend),
-            None => Arc::from(micabox_vmm::choose(self.backend_choice)?),
-        };
+        let backend = micabox_vmm::choose(self.backend_choice)?;
         let guest = match &self.guest {
             Some(files) => files.clone(),
             None => GuestFiles::find()?,
@@ -144,19 +131,15 @@ impl Builder<'_> {
             self.store.lease(id, &image.manifest_digest)?;
         }
         drop(shared);
-        let started = plan
+        let prepared = plan
             .write_files(registration.path())
-            .and_then(|()| self.attach_upper(&mut plan, registration.path(), &backend.limits()))
-            .and_then(|()| self.boot_machine(backend, &plan, guest, &mut registration, begun));
-        match started {
-            Ok((guest, start)) => {
-                let config = self.base.config();
-                let stop_signal = self.stop_signal_for(&config);
-                let sandbox =
-                    Sandbox::new(guest, claim, stop_signal, registration, config, start, plan)?;
-                sandbox.announce(self.auto_remove)?;
-                Ok(sandbox)
-            }
+            .and_then(|()| self.attach_upper(&mut plan, registration.path(), &backend.limits()));
+        let started = prepared
+            .and_then(|()| self.start_owner(backend, &plan, guest, &registration, claim.as_ref()));
+        let planned = begun.elapsed();
+        let created = started.and_then(|owner| self.wait_for_owner(owner));
+        let (client, process) = match created {
+            Ok(created) => created,
             Err(error) => {
                 if self.resumed.is_some() {
                     let message = error.to_string();
@@ -168,9 +151,29 @@ impl Builder<'_> {
                         };
                     })?;
                 }
-                Err(error)
+                return Err(error);
             }
+        };
+        let (record, directory) = (
+            registration.record().clone(),
+            registration.path().to_owned(),
+        );
+        // They are the owner's now.
+        registration.hand_over();
+        if let Some(claim) = claim {
+            claim.hand_over();
         }
+        let config = self.base.config();
+        Sandbox::new(Created {
+            client,
+            process,
+            directory,
+            record,
+            stop_signal: self.stop_signal_for(&config),
+            config,
+            planned,
+            plan,
+        })
     }
 
     /// A root disk that is written to takes changes itself, from the sandbox alone.
@@ -282,85 +285,96 @@ impl Builder<'_> {
         Ok(plan.add_disk(disk, limits)?)
     }
 
-    fn boot_machine(
+    /// Starts the owner and has it start the machine.
+    fn start_owner(
         &self,
         backend: &dyn Backend,
         plan: &Plan,
         guest: GuestFiles,
-        registration: &mut Registration,
-        begun: Instant,
-    ) -> Result<(Guest, Start), Error> {
-        let planned = Instant::now();
-        let connection = self.network.start(backend.limits().frame_header)?;
-        let interface = connection.as_ref().map(|connection| &connection.interface);
-        let machine = self.start(backend, plan, guest, registration, interface)?;
-        let agent = match self.machine() {
-            Some(_) => Agent::of_copy(Arc::clone(&machine)),
-            None => Agent::start(Arc::clone(&machine)),
-        };
-        let agent = agent.map_err(|source| Error::System {
-            what: "listening to the agent",
-            source,
-        })?;
-        let timeout = self.boot_timeout.unwrap_or(match backend.acceleration() {
-            Acceleration::Kvm => BOOT_TIMEOUT,
-            Acceleration::Emulated { .. } => EMULATED_BOOT_TIMEOUT,
-        });
-        let deadline = Instant::now() + timeout;
-        let identity = self.identity(registration.record(), connection.as_ref())?;
-        let adopted = self.machine().filter(|_| self.adopts);
-        let adopted = adopted.and_then(|machine| machine.main);
-        let up = match self.machine() {
-            Some(_) => agent.resume(identity, adopted, deadline).map(Up::Resumed),
-            None => agent
-                .boot(self.boot(plan, identity), deadline)
-                .map(Up::Booted),
-        };
-        let up = up.map_err(|lost| match self.cancel.is_cancelled() {
-            true => Error::Cancelled,
-            false => Error::Boot(lost),
-        })?;
-        // The machine has it open; nobody else needs it.
-        let _ = std::fs::remove_file(upper::patches(registration.path()));
-        let start = Start { begun, planned, up };
-        let guest = Guest {
-            agent,
-            machine,
-            saves: self.saves(plan, backend),
-            adopted,
-            network: connection.map(|connection| connection.network),
-        };
-        Ok((guest, start))
-    }
-
-    fn start(
-        &self,
-        backend: &dyn Backend,
-        plan: &Plan,
-        guest: GuestFiles,
-        registration: &mut Registration,
-        interface: Option<&NetworkInterface>,
-    ) -> Result<Arc<dyn Machine>, Error> {
-        let record = registration.record();
-        let machine: Arc<dyn Machine> = Arc::from(backend.start(&MachineConfig {
-            name: format!("mica-{}", record.short_id()),
-            kernel: guest.kernel,
-            initrd: guest.initrd,
+        registration: &Registration,
+        claim: Option<&Claim>,
+    ) -> Result<Owner, Error> {
+        let machine = self.machine();
+        let directory = self.origin.as_ref().map(|origin| origin.directory.clone());
+        let main = machine
+            .filter(|_| self.adopts)
+            .and_then(|machine| machine.main);
+        let record = registration.record().clone();
+        let job = Job {
+            store: self.store.root().to_owned(),
+            disk: self.kept_file(registration.path()),
+            record,
+            auto_remove: self.auto_remove,
+            is_restart: self.resumed.is_some(),
+            is_kvm: backend.name() == "kvm",
+            guest,
             memory_mib: self.memory_mib.saturating_add(plan.pmem_overhead_mib()),
-            cpus: record.cpus,
-            nested_virtualization: self.nested_virtualization,
-            require_limits: self.require_limits,
             pmem: plan.pmem.clone(),
             disks: plan.disks.clone(),
-            network: interface.cloned(),
+            lowers: plan.lowers.clone(),
+            upper: self.upper_for_guest(),
+            init: self.init,
+            hostname: self.hostname.clone(),
+            network: self.network.clone(),
             vsock: self.sockets(),
-            cmdline_extra: guest.cmdline,
-            lifeline: Some(registration.lifeline()?),
-            resumed: self.saved_files()?,
-        })?);
-        self.cancel.watch(&machine);
-        registration.update(|record| record.machine = ProcessId::of(machine.pid()))?;
-        Ok(machine)
+            nested_virtualization: self.nested_virtualization,
+            require_limits: self.require_limits,
+            restore: directory
+                .filter(|_| machine.is_some())
+                .map(|directory| (directory, main)),
+            boot_timeout: self.boot_timeout,
+            stop_signal: self.stop_signal_for(&self.base.config()),
+            saves: self.saves(plan, backend),
+            has_claim: claim.is_some(),
+        };
+        let owner = owner::start(&job, registration.lock(), claim.map(Claim::file));
+        let owner = owner.map_err(|source| Error::System {
+            what: "starting the sandbox's owner",
+            source,
+        })?;
+        self.cancel.watch(&owner.connection);
+        Ok(owner)
+    }
+
+    /// Waits until the sandbox is ready for commands.
+    fn wait_for_owner(&self, owner: Owner) -> Result<(Client, Child), Error> {
+        let Owner {
+            connection,
+            mut process,
+        } = owner;
+        let lost = |_| Error::Boot(Lost::closed());
+        let mut client = Client::over(connection).map_err(lost)?;
+        let failure = match client.reply(0, None) {
+            Ok(Some(Reply::Up(_))) => return Ok((client, process)),
+            Ok(Some(Reply::Failed(failure))) => Some(failure),
+            _ => None,
+        };
+        // It has the sandbox's lock until it is gone.
+        client.end();
+        while let Ok(Some(_)) = client.receive(None) {}
+        let _ = process.wait();
+        if self.cancel.is_cancelled() {
+            return Err(Error::Cancelled);
+        }
+        Err(match failure {
+            Some(Failure {
+                lost: Some(lost), ..
+            }) => Error::Boot(*lost),
+            Some(failure) if failure.kind == Kind::Machine => {
+                Error::MachineNotStarted(failure.message)
+            }
+            Some(failure) => Error::NotStarted(failure.message),
+            None => Error::Boot(Lost::closed()),
+        })
+    }
+
+    /// The file with what the sandbox keeps.
+    fn kept_file(&self, directory: &Path) -> Option<PathBuf> {
+        match self.upper {
+            Upper::Tmpfs => None,
+            Upper::Disk { .. } => Some(upper::disk(directory)),
+            Upper::InPlace => self.base.disk().map(|disk| disk.path.clone()),
+        }
     }
 
     /// Who is at the sockets: those of a machine that had some can't be taken away.
@@ -394,15 +408,6 @@ impl Builder<'_> {
             machine: None,
             status: Status::Starting,
         })
-    }
-
-    /// The files of the machine to go on from.
-    fn saved_files(&self) -> Result<Option<micabox_vmm::Snapshot>, Error> {
-        let origin = self.origin.as_ref();
-        let origin = origin.filter(|origin| origin.machine.is_some());
-        origin
-            .map(|origin| memory::open(&origin.directory))
-            .transpose()
     }
 
     /// What a copy of this sandbox must have as well, or why there can be none.
@@ -451,43 +456,20 @@ impl Builder<'_> {
         }
     }
 
-    fn boot(&self, plan: &Plan, identity: Identity) -> Boot {
-        Boot {
-            lowers: plan.lowers.clone(),
-            upper: match self.upper {
-                Upper::Tmpfs => micabox_wire::Upper::Tmpfs {
-                    size_bytes: None,
-                    patches: (!self.patches.is_empty()).then(|| upper::PATCHES_SERIAL.into()),
-                },
-                Upper::Disk { .. } => micabox_wire::Upper::Disk {
-                    serial: upper::SERIAL.into(),
-                },
-                Upper::InPlace => micabox_wire::Upper::InPlace {
-                    serial: ROOT_SERIAL.into(),
-                },
+    /// Where changes go, for the guest.
+    fn upper_for_guest(&self) -> micabox_wire::Upper {
+        match self.upper {
+            Upper::Tmpfs => micabox_wire::Upper::Tmpfs {
+                size_bytes: None,
+                patches: (!self.patches.is_empty()).then(|| upper::PATCHES_SERIAL.into()),
             },
-            init: self.init,
-            identity,
+            Upper::Disk { .. } => micabox_wire::Upper::Disk {
+                serial: upper::SERIAL.into(),
+            },
+            Upper::InPlace => micabox_wire::Upper::InPlace {
+                serial: ROOT_SERIAL.into(),
+            },
         }
-    }
-
-    fn identity(
-        &self,
-        record: &Record,
-        connection: Option<&Connection>,
-    ) -> Result<Identity, Error> {
-        let hostname = self.hostname.as_deref();
-        Ok(Identity {
-            hostname: hostname.unwrap_or(record.short_id()).to_owned(),
-            machine_id: record.id.clone(),
-            // Without a network there is no name server either.
-            resolv_conf: connection
-                .map(|connection| connection.resolv_conf.clone())
-                .unwrap_or_default(),
-            network: connection.map(|connection| connection.boot),
-            wall_clock: now(),
-            entropy: random()?,
-        })
     }
 
     fn stop_signal_for(&self, config: &Config) -> i32 {

@@ -12,10 +12,10 @@ use sha2::{Digest, Sha256};
 
 use super::{DISK, Snapshot, failed, of};
 use crate::builder::random;
+use crate::freeze::{Problem, freeze};
 use crate::stamp::Stamp;
-use crate::state::control::{self, Answer, Request};
-use crate::state::{Found, Lock};
-use crate::upper::{self, data_runs};
+use crate::state::{Found, Lock, Record};
+use crate::upper::{self, copy, data_runs};
 use crate::{Error, Sandboxes, Spec, Upper};
 
 /// The machine's state, its memory, and what is to be known to have them go on.
@@ -66,7 +66,7 @@ pub(crate) fn open(directory: &Path) -> Result<micabox_vmm::Snapshot, Error> {
 }
 
 /// Makes them, to be filled.
-pub(crate) fn create(directory: &Path) -> Result<micabox_vmm::Snapshot, Error> {
+fn create(directory: &Path) -> Result<micabox_vmm::Snapshot, Error> {
     let (machine, memory) = (directory.join(MACHINE), directory.join(MEMORY));
     Ok(micabox_vmm::Snapshot::create(&machine, &memory)?)
 }
@@ -77,7 +77,7 @@ pub(crate) fn disk(directory: &Path) -> PathBuf {
 }
 
 /// Writes what is to be known of a machine beside it.
-pub(crate) fn describe(directory: &Path, machine: &SavedMachine) -> Result<(), Error> {
+fn describe(directory: &Path, machine: &SavedMachine) -> Result<(), Error> {
     let path = directory.join(DESCRIPTION);
     serde_json::to_vec_pretty(machine)
         .map_err(io::Error::from)
@@ -181,21 +181,51 @@ impl Drop for Passing {
     }
 }
 
-/// Has the sandbox's creator save its machine.
+/// Has the sandbox's owner save its machine, and copies its disk while that is frozen.
 fn ask(found: &Found, directory: &Path) -> Result<SavedMachine, Error> {
+    save(&found.record, &found.path, directory)
+}
+
+/// Saves the machine of a sandbox, whose state is in `own`, into a directory.
+pub(crate) fn save(record: &Record, own: &Path, directory: &Path) -> Result<SavedMachine, Error> {
     let problem = |why: String| Error::NotSaved {
-        name: found.record.name.clone(),
+        name: record.name.clone(),
         why,
     };
-    let request = Request::Save {
-        directory: directory.to_owned(),
+    let files = create(directory)?;
+    let frozen = freeze(own, Some(&files), PATIENCE);
+    let mut frozen = frozen.map_err(|error| match error {
+        Problem::Refused(why) => problem(why),
+        Problem::Ending(error) => problem(format!("its owner does not answer: {error}")),
+    })?;
+    let machine = SavedMachine {
+        memory_mib: record.memory_mib,
+        cpus: record.cpus,
+        upper: record.upper,
+        spec: serde_json::from_value(std::mem::take(&mut frozen.note))
+            .map_err(|error| problem(error.to_string()))?,
+        main: frozen.main,
+        memory: None,
     };
-    match control::ask(&found.path, &request, PATIENCE) {
-        Ok(Answer::Done) => {}
-        Ok(Answer::Failed(why) | Answer::Killed(why)) => return Err(problem(why)),
-        Err(error) => return Err(problem(format!("its creator does not answer: {error}"))),
+    let copying = |source| Error::System {
+        what: "copying its disk",
+        source,
+    };
+    let mut copy = None;
+    if record.upper.is_kept() {
+        let copied = copy_disk(own, directory, &mut || frozen.hold());
+        copy = Some(copied.map_err(copying)?);
     }
-    description(directory)
+    if !frozen.thaw() {
+        return Err(problem(
+            "it ran again before its disk was copied".to_owned(),
+        ));
+    }
+    if let Some(copy) = copy {
+        copy.sync_all().map_err(copying)?;
+    }
+    describe(directory, &machine)?;
+    Ok(machine)
 }
 
 /// What is to be known of the machine in a directory.
@@ -245,10 +275,13 @@ fn digest(path: &Path) -> io::Result<String> {
     Ok(digest.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Copies the disk of the sandbox in `from` to where it belongs in a snapshot. Nobody may
-/// write to it meanwhile.
-pub(crate) fn copy_disk(from: &Path, directory: &Path) -> io::Result<()> {
-    upper::copy(&upper::disk(from), &disk(directory))
+/// Copies the disk of the sandbox in `from`, whose machine is frozen, to where it belongs in a
+/// snapshot.
+fn copy_disk(from: &Path, directory: &Path, progress: &mut dyn FnMut()) -> io::Result<File> {
+    let source = File::open(upper::disk(from))?;
+    let target = copy::create(&disk(directory))?;
+    copy::fill(&source, &target, progress)?;
+    Ok(target)
 }
 
 #[cfg(test)]

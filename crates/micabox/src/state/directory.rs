@@ -66,6 +66,8 @@ pub(crate) struct Registration {
     path: PathBuf,
     record: Record,
     lock: Lock,
+    /// Another process is responsible for it.
+    is_handed_over: bool,
 }
 
 impl Sandboxes {
@@ -163,6 +165,7 @@ impl Sandboxes {
             path,
             record,
             lock,
+            is_handed_over: false,
         };
         match written {
             Ok(()) => Ok(registration),
@@ -190,6 +193,7 @@ impl Sandboxes {
             path,
             record,
             lock,
+            is_handed_over: false,
         })
     }
 
@@ -302,6 +306,29 @@ impl Sandboxes {
 }
 
 impl Registration {
+    /// That of a creator that handed it over.
+    pub(crate) fn taken_over(sandboxes: Sandboxes, record: Record, lock: Lock) -> Self {
+        let path = sandboxes.directory.join(&record.id);
+        Self {
+            sandboxes,
+            path,
+            record,
+            lock,
+            is_handed_over: false,
+        }
+    }
+
+    /// The lock, for the process that takes the registration over.
+    pub(crate) fn lock(&self) -> &File {
+        self.lock.file()
+    }
+
+    /// Leaves everything to the process that has taken it over.
+    pub(crate) fn hand_over(mut self) {
+        self.lock.outlive_us();
+        self.is_handed_over = true;
+    }
+
     pub(crate) fn record(&self) -> &Record {
         &self.record
     }
@@ -337,6 +364,9 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
+        if self.is_handed_over {
+            return;
+        }
         // Whoever looks at it from here on must not find half of it.
         let _names = self.sandboxes.lock();
         if self.record.auto_remove {

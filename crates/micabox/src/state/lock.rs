@@ -54,6 +54,16 @@ impl Lock {
         Self { file, outlives }
     }
 
+    /// The lock that another process held and handed over ([`Lock::file`], [`Lock::outlive_us`]).
+    pub(crate) fn taken_over(file: File) -> Self {
+        Self::of(file)
+    }
+
+    /// The locked file, for a process that takes the lock over.
+    pub(crate) fn file(&self) -> &File {
+        &self.file
+    }
+
     /// The locked file for another process, which then holds the lock as well.
     pub(crate) fn share(&self) -> io::Result<File> {
         self.file.try_clone()

@@ -1,27 +1,24 @@
-//! What is on disk about sandboxes, enough to find, stop and clean up those whose
-//! creator died.
+//! What is on disk about sandboxes, enough to find, stop and clean up those whose owner died.
 //!
 //! ```text
 //! sandboxes/<id>/state.json   the record
 //! sandboxes/<id>/state.spare  room for the next one, should the host's disk be full
-//! sandboxes/<id>/lock         locked (flock) for as long as the creator or its machine lives
-//! sandboxes/<id>/control      a socket on which the creator takes requests
+//! sandboxes/<id>/lock         locked (flock) for as long as the owner or its machine lives
+//! sandboxes/<id>/control      the owner's socket
 //! sandboxes/<id>/upper.ext4   the disk for changes, if it has one
 //! sandboxes/<id>/output.log   what it wrote while detached
 //! sandboxes/<id>/lease.json   keeps the store from removing the image
 //! locks/sandboxes             locked while a name is given or a directory comes or goes
 //! ```
 
-pub(crate) mod control;
 mod directory;
 mod lock;
-pub(crate) mod process;
 mod record;
 
 pub use directory::Sandboxes;
 pub(crate) use directory::{Found, ID_LENGTH, Registration};
 pub(crate) use lock::Lock;
-pub use process::ProcessId;
+pub use micabox_owner::process::ProcessId;
 pub use record::{ImageName, Record, Status};
 
 #[cfg(test)]

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::{Change, copy, disk, read_changes};
+use crate::freeze::{Frozen, Problem, freeze};
 use crate::jailed::{About, Changes, Layer, Notes, Stream, Unread};
-use crate::state::control::{self, Held};
 use crate::state::{Found, Sandboxes};
 use crate::{Base, Error};
 
@@ -118,10 +118,10 @@ impl Sandboxes {
         let original = disk(&self.find(id)?.path);
         let source = File::open(&original).map_err(copying(&original))?;
         for _ in 0..ATTEMPTS {
-            let mut held = self.hold_still(id)?;
-            let mut keep = || held.iter_mut().for_each(Held::keep);
+            let mut frozen = self.freeze(id)?;
+            let mut keep = || frozen.iter_mut().for_each(Frozen::hold);
             copy::fill(&source, to, &mut keep).map_err(copying(&original))?;
-            if held.is_none_or(Held::release) {
+            if frozen.is_none_or(Frozen::thaw) {
                 return Ok(());
             }
         }
@@ -129,10 +129,9 @@ impl Sandboxes {
         Err(copying(&original)(interrupted))
     }
 
-    /// Has the creator of a sandbox keep its machine from running until the result is
-    /// released or dropped, or this process is stopped or gone; none if the sandbox has ended
-    /// meanwhile.
-    fn hold_still(&self, id: &str) -> Result<Option<Held>, Error> {
+    /// Has the owner of a sandbox freeze its machine until the result is thawed or dropped, or
+    /// this process is stopped or gone; none if the sandbox has ended meanwhile.
+    fn freeze(&self, id: &str) -> Result<Option<Frozen>, Error> {
         let failed = |source| Error::System {
             what: "pausing the machine",
             source,
@@ -143,12 +142,12 @@ impl Sandboxes {
             if !found.record.status.is_live() {
                 return Ok(None);
             }
-            match control::hold(&found.path, PATIENCE) {
-                Ok(Ok(held)) => return Ok(Some(held)),
-                Ok(Err(why)) => return Err(failed(io::Error::other(why))),
-                // It has no ear yet, or is about to end.
-                Err(_) if Instant::now() < deadline => std::thread::sleep(POLL),
-                Err(error) => return Err(failed(error)),
+            match freeze(&found.path, None, PATIENCE) {
+                Ok(frozen) => return Ok(Some(frozen)),
+                Err(Problem::Refused(why)) => return Err(failed(io::Error::other(why))),
+                // It has no socket yet, or is about to end.
+                Err(Problem::Ending(_)) if Instant::now() < deadline => std::thread::sleep(POLL),
+                Err(Problem::Ending(error)) => return Err(failed(error)),
             }
         }
     }

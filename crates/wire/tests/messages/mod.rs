@@ -1,8 +1,8 @@
 //! Every message there is, with arbitrary contents.
 
 use micabox_wire::{
-    Adopt, Boot, BootFailed, BootTimings, Device, Exec, ExitStatus, Extent, Format, Hello,
-    Identity, Init, Lower, Network, OutputStream, Phase, Range, Resume, StartFailed, StartFailure,
+    Boot, BootFailed, BootTimings, Device, Exec, ExitStatus, Extent, Format, Hello, Identity, Init,
+    Lower, Network, OutputStream, Phase, Range, Reattach, Restore, StartFailed, StartFailure,
     ToGuest, ToHost, TtySize, Upper,
 };
 use proptest::collection::vec;
@@ -86,9 +86,11 @@ fn identity() -> impl Strategy<Value = Identity> {
         )
 }
 
-fn resume() -> impl Strategy<Value = Resume> {
-    let adopt = any::<(u32, u32)>().prop_map(|(id, output_window)| Adopt { id, output_window });
-    (identity(), option::of(adopt)).prop_map(|(identity, adopt)| Resume { identity, adopt })
+fn restore() -> impl Strategy<Value = Restore> {
+    let reattach =
+        any::<(u32, u32)>().prop_map(|(id, output_window)| Reattach { id, output_window });
+    (identity(), option::of(reattach))
+        .prop_map(|(identity, reattach)| Restore { identity, reattach })
 }
 
 fn network() -> impl Strategy<Value = Network> {
@@ -140,12 +142,12 @@ pub fn to_guest() -> impl Strategy<Value = ToGuest> {
             bytes
         }),
         Just(ToGuest::Shutdown),
-        Just(ToGuest::Rest),
-        any::<((i64, u32), [u8; 32])>().prop_map(|(wall_clock, entropy)| ToGuest::GoOn {
+        Just(ToGuest::Quiesce),
+        any::<((i64, u32), [u8; 32])>().prop_map(|(wall_clock, entropy)| ToGuest::Thaw {
             wall_clock,
             entropy,
         }),
-        resume().prop_map(|resume| ToGuest::Resume(Box::new(resume))),
+        restore().prop_map(|restore| ToGuest::Restore(Box::new(restore))),
     ]
 }
 
@@ -204,7 +206,7 @@ pub fn to_host() -> impl Strategy<Value = ToHost> {
         any::<(u32, u32)>().prop_map(|(id, bytes)| ToHost::StdinCredit { id, bytes }),
         any::<u32>().prop_map(|id| ToHost::StdinClosed { id }),
         option::of(text()).prop_map(|problem| ToHost::ShutdownDone { problem }),
-        Just(ToHost::Resting),
-        Just(ToHost::Resumed),
+        Just(ToHost::Quiesced),
+        Just(ToHost::Restored),
     ]
 }

@@ -1,8 +1,8 @@
 //! What waits to be sent to the guest.
 //!
-//! A guest may stop listening at any moment. So nobody but one thread ever waits
-//! for the socket, and what waits here is bounded: stdin by [`MAX_STDIN`], credit by
-//! adding it up a stream, everything else by what the caller asked for.
+//! A guest may stop listening at any moment. What waits here is bounded: stdin that is read from
+//! descriptors by [`MAX_STDIN`], that of frames by each command's window, credit by adding it up
+//! a stream, everything else by what clients ask for.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -12,25 +12,25 @@ use micabox_wire::{OutputStream, ToGuest};
 const MAX_STDIN: usize = 1 << 20;
 
 #[derive(Debug, Default)]
-pub(super) struct Outbox {
+pub(crate) struct Outbox {
     messages: VecDeque<ToGuest>,
     credits: BTreeMap<(u32, bool), u32>,
     stdin_bytes: usize,
-    /// Nothing is sent: the guest rests.
+    /// Nothing is sent: the guest is quiesced.
     held: bool,
-    /// What a resting guest waits for, before everything else.
+    /// What a quiesced guest waits for, before everything else.
     first: Option<ToGuest>,
 }
 
 impl Outbox {
-    pub(super) fn push(&mut self, message: ToGuest) {
+    pub(crate) fn push(&mut self, message: ToGuest) {
         if let ToGuest::Stdin { data, .. } = &message {
             self.stdin_bytes = self.stdin_bytes.saturating_add(data.len());
         }
         self.messages.push_back(message);
     }
 
-    pub(super) fn credit(&mut self, id: u32, stream: OutputStream, bytes: Option<u32>) {
+    pub(crate) fn credit(&mut self, id: u32, stream: OutputStream, bytes: Option<u32>) {
         if let Some(bytes) = bytes {
             let key = (id, stream == OutputStream::Stderr);
             let sum = self.credits.entry(key).or_default();
@@ -38,13 +38,19 @@ impl Outbox {
         }
     }
 
+    /// Whether there is something that may be sent now.
+    pub(crate) fn is_ready(&self) -> bool {
+        let is_empty = self.first.is_none() && self.credits.is_empty() && self.messages.is_empty();
+        !self.held && !is_empty
+    }
+
     /// How many bytes of stdin may be added.
-    pub(super) fn stdin_room(&self) -> usize {
+    pub(crate) fn stdin_room(&self) -> usize {
         MAX_STDIN.saturating_sub(self.stdin_bytes)
     }
 
     /// The next message to send; credit first, so that output flows while stdin waits.
-    pub(super) fn pop(&mut self) -> Option<ToGuest> {
+    pub(crate) fn pop(&mut self) -> Option<ToGuest> {
         if self.held {
             return None;
         }
@@ -52,28 +58,29 @@ impl Outbox {
             return Some(message);
         }
         if let Some(((id, is_stderr), bytes)) = self.credits.pop_first() {
-            let stream = match is_stderr {
-                true => OutputStream::Stderr,
-                false => OutputStream::Stdout,
+            let stream = if is_stderr {
+                OutputStream::Stderr
+            } else {
+                OutputStream::Stdout
             };
             return Some(ToGuest::Credit { id, stream, bytes });
         }
         let message = self.messages.pop_front();
-        self.held = matches!(message, Some(ToGuest::Rest));
+        self.held = matches!(message, Some(ToGuest::Quiesce));
         if let Some(ToGuest::Stdin { data, .. }) = &message {
             self.stdin_bytes = self.stdin_bytes.saturating_sub(data.len());
         }
         message
     }
 
-    /// What the guest waits for while it rests; then everything else.
-    pub(super) fn release(&mut self, message: ToGuest) {
+    /// Sends what a quiesced guest waits for, then everything else.
+    pub(crate) fn release(&mut self, message: ToGuest) {
         self.first = Some(message);
         self.held = false;
     }
 
     /// A command has ended: nothing about it need be sent any more.
-    pub(super) fn forget(&mut self, id: u32) {
+    pub(crate) fn forget(&mut self, id: u32) {
         self.credits.retain(|(owner, _), _| *owner != id);
         let mut freed = 0_usize;
         self.messages.retain(|message| match message {
@@ -117,22 +124,22 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_sent_to_a_guest_that_rests() {
+    fn nothing_is_sent_to_a_quiesced_guest() {
         let mut outbox = Outbox::default();
-        outbox.push(ToGuest::Rest);
+        outbox.push(ToGuest::Quiesce);
         outbox.push(ToGuest::CloseStdin { id: 1 });
         outbox.credit(1, OutputStream::Stdout, Some(10));
         // Credit first, as ever.
         assert!(matches!(outbox.pop(), Some(ToGuest::Credit { .. })));
-        assert_eq!(outbox.pop(), Some(ToGuest::Rest));
+        assert_eq!(outbox.pop(), Some(ToGuest::Quiesce));
         outbox.credit(1, OutputStream::Stdout, Some(10));
         assert_eq!(outbox.pop(), None);
-        let go_on = ToGuest::GoOn {
+        let thaw = ToGuest::Thaw {
             wall_clock: (1, 2),
             entropy: [3; 32],
         };
-        outbox.release(go_on.clone());
-        assert_eq!(outbox.pop(), Some(go_on));
+        outbox.release(thaw.clone());
+        assert_eq!(outbox.pop(), Some(thaw));
         assert!(matches!(outbox.pop(), Some(ToGuest::Credit { .. })));
         assert_eq!(outbox.pop(), Some(ToGuest::CloseStdin { id: 1 }));
     }

@@ -20,7 +20,7 @@ pub struct ProcessId {
 
 impl ProcessId {
     /// The running process with this number.
-    pub(crate) fn of(pid: u32) -> Option<Self> {
+    pub fn of(pid: u32) -> Option<Self> {
         Some(Self {
             pid,
             start_time: start_time(pid)?,
@@ -28,13 +28,13 @@ impl ProcessId {
     }
 
     /// The calling process.
-    pub(crate) fn own() -> Option<Self> {
+    pub fn own() -> Option<Self> {
         Self::of(std::process::id())
     }
 
     /// Kills it if it still runs. Nobody else is ever hit: the number is first
     /// pinned down and then checked.
-    pub(crate) fn kill(self) {
+    pub fn kill(self) {
         if let Some(handle) = self.open() {
             let _ = pidfd_send_signal(&handle, Signal::KILL);
         }
@@ -42,7 +42,7 @@ impl ProcessId {
 
     /// Kills it if it still runs, and waits until it is gone and has closed its files; false
     /// if that takes longer than `patience`.
-    pub(crate) fn end(self, patience: Duration) -> bool {
+    pub fn end(self, patience: Duration) -> bool {
         let Some(handle) = self.open() else {
             return true;
         };
@@ -53,12 +53,12 @@ impl ProcessId {
     }
 
     /// Whether it is gone, or is about to be: nothing of it runs any more.
-    pub(crate) fn has_ended(self) -> bool {
+    pub fn has_ended(self) -> bool {
         self.open().is_none() || matches!(state(self.pid), Some('Z' | 'X') | None)
     }
 
     /// Whether a signal has stopped it (`SIGSTOP`, Ctrl-Z).
-    pub(crate) fn is_stopped(self) -> bool {
+    pub fn is_stopped(self) -> bool {
         self.open().is_some() && matches!(state(self.pid), Some('T' | 't'))
     }
 
@@ -71,7 +71,7 @@ impl ProcessId {
 
 /// Processor time of a running process and its children, one of which may be the one that
 /// runs the machine, in clock ticks.
-pub(crate) fn processor_time(pid: u32) -> Option<u64> {
+pub fn processor_time(pid: u32) -> Option<u64> {
     let stat = stat(pid)?;
     let mut times = fields(&stat)?.skip(11).map(str::parse::<u64>);
     let (user, system) = (times.next()?.ok()?, times.next()?.ok()?);
@@ -79,8 +79,19 @@ pub(crate) fn processor_time(pid: u32) -> Option<u64> {
     Some(user.saturating_add(system) + children.sum::<u64>())
 }
 
+/// Bytes of anonymous memory of a process and its children, one of which may be the one that
+/// runs the machine.
+pub fn private_memory(pid: u32) -> Option<u64> {
+    const PAGE: u64 = 4096;
+    let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+    let mut fields = text.split(' ').skip(1).map(str::parse::<u64>);
+    let (resident, shared) = (fields.next()?.ok()?, fields.next()?.ok()?);
+    let children = children(pid).into_iter().filter_map(private_memory);
+    Some(resident.saturating_sub(shared) * PAGE + children.sum::<u64>())
+}
+
 /// Whether a thread of a process, or of a child of it, waits for the host's disk.
-pub(crate) fn waits_for_disk(pid: u32) -> bool {
+pub fn waits_for_disk(pid: u32) -> bool {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter();
     let mut threads = threads.flatten().flatten();
     threads.any(|thread| {
@@ -91,7 +102,7 @@ pub(crate) fn waits_for_disk(pid: u32) -> bool {
 }
 
 /// A process's children.
-pub(crate) fn children(pid: u32) -> Vec<u32> {
+pub fn children(pid: u32) -> Vec<u32> {
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
     let children = children.unwrap_or_default();
     let children = children.split_ascii_whitespace();

@@ -1,0 +1,291 @@
+//! The process that owns a sandbox: what its creator hands over, how it is started, and what it
+//! does before it serves clients.
+//!
+//! It is this program once more ([`KIND`]), in a session of its own. Its stdin is the creator's
+//! connection. First comes what it is to do, a [`Job`], with descriptors for locks that it takes
+//! over; then the two speak the owner's protocol.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use micabox_jail::Kind;
+use micabox_owner::protocol::{self, Failure, Reply, frame, preamble};
+use micabox_owner::{Launch, Outcome, Start, socket};
+use micabox_vmm::{
+    Acceleration, Backend, BackendChoice, Disk, Machine, MachineConfig, NetworkInterface,
+    PmemRegion, Sockets,
+};
+use micabox_wire::{Boot, Identity, Init, Lower, Upper};
+use serde::{Deserialize, Serialize};
+
+use crate::base::Claim;
+use crate::builder::random;
+use crate::error::chain;
+use crate::network::Connection;
+use crate::registrar::Registrar;
+use crate::sandbox::now;
+use crate::snapshot::memory;
+use crate::state::{Lock, ProcessId, Record, Registration, Sandboxes};
+use crate::{Error, GuestFiles, Network, Spec};
+
+/// How this program is told to own a sandbox.
+pub(crate) const KIND: Kind = Kind::new(NAME, work);
+
+const NAME: &str = "owner";
+
+/// Most bytes of a job: paths of a few hundred layers, and a command line.
+const MAX_JOB: u32 = 64 << 20;
+
+/// How long a guest may take to come up: by far more than it does, since all that
+/// happens is a later message when it hangs.
+const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
+const EMULATED_BOOT_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// A sandbox to start and to own.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Job {
+    /// The root of the store.
+    pub(crate) store: PathBuf,
+    pub(crate) record: Record,
+    /// Whether the record goes with the sandbox's end.
+    pub(crate) auto_remove: bool,
+    /// Whether it is started again.
+    pub(crate) is_restart: bool,
+    pub(crate) is_kvm: bool,
+    pub(crate) guest: GuestFiles,
+    /// RAM with what pmem regions cost, MiB.
+    pub(crate) memory_mib: u32,
+    pub(crate) pmem: Vec<PmemRegion>,
+    pub(crate) disks: Vec<Disk>,
+    pub(crate) lowers: Vec<Lower>,
+    pub(crate) upper: Upper,
+    pub(crate) init: Init,
+    pub(crate) hostname: Option<String>,
+    pub(crate) network: Network,
+    pub(crate) vsock: Option<Sockets>,
+    pub(crate) nested_virtualization: bool,
+    pub(crate) require_limits: bool,
+    /// The directory of the saved machine to go on from, and the agent's number for the command
+    /// that goes on with it.
+    pub(crate) restore: Option<(PathBuf, Option<u32>)>,
+    pub(crate) boot_timeout: Option<Duration>,
+    pub(crate) stop_signal: i32,
+    /// The disk that the guest must flush before it ends.
+    pub(crate) disk: Option<PathBuf>,
+    /// What a copy of the sandbox must have as well, or why there can be none.
+    pub(crate) saves: Result<Spec, String>,
+    /// Whether the lock of a root disk comes with the job.
+    pub(crate) has_claim: bool,
+}
+
+/// A sandbox's owner, as its creator sees it.
+#[derive(Debug)]
+pub(crate) struct Owner {
+    pub(crate) connection: UnixStream,
+    pub(crate) process: Child,
+}
+
+/// Starts the owner and gives it its job, with the locks of the sandbox and of its root disk.
+pub(crate) fn start(job: &Job, lock: &File, claim: Option<&File>) -> io::Result<Owner> {
+    let (ours, theirs) = UnixStream::pair()?;
+    let program = micabox_jail::program(NAME)?;
+    let process = Command::new(program)
+        .arg0("mica-owner")
+        .args(micabox_jail::plain_arguments(NAME, 0))
+        .stdin(Stdio::from(OwnedFd::from(theirs)))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()?;
+    let job = serde_json::to_vec(job)?;
+    let length = u32::try_from(job.len())
+        .ok()
+        .filter(|length| *length <= MAX_JOB);
+    let length = length.ok_or(io::ErrorKind::InvalidInput)?;
+    let locks: Vec<BorrowedFd<'_>> = [Some(lock), claim]
+        .into_iter()
+        .flatten()
+        .map(AsFd::as_fd)
+        .collect();
+    socket::send_all(&ours, &length.to_le_bytes(), &locks)?;
+    socket::send_all(&ours, &job, &[])?;
+    Ok(Owner {
+        connection: ours,
+        process,
+    })
+}
+
+/// The whole life of an owner; its exit code.
+fn work(descriptor: RawFd) -> i32 {
+    debug_assert_eq!(descriptor, 0);
+    // Signals of a terminal are for its clients.
+    let _ = rustix::process::setsid();
+    let own = || -> io::Result<()> {
+        let connection = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+        let null = File::open("/dev/null")?;
+        rustix::stdio::dup2_stdin(&null)?;
+        let (job, locks) = receive(&connection)?;
+        own(job, locks, connection)
+    };
+    match own() {
+        Ok(()) => 0,
+        // The creator sees its connection end.
+        Err(_) => 1,
+    }
+}
+
+/// The job that the creator sends, and the locks that come with it.
+fn receive(connection: &UnixStream) -> io::Result<(Job, Vec<OwnedFd>)> {
+    let mut length = [0; 4];
+    let mut locks = Vec::new();
+    socket::receive_all(connection, &mut length, &mut locks)?;
+    let length = u32::from_le_bytes(length);
+    if length > MAX_JOB {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut job = vec![0; length as usize];
+    socket::receive_all(connection, &mut job, &mut locks)?;
+    Ok((serde_json::from_slice(&job)?, locks))
+}
+
+/// Starts the sandbox and owns it to its end. That it did not start is told to the creator.
+fn own(job: Job, locks: Vec<OwnedFd>, creator: UnixStream) -> io::Result<()> {
+    let mut locks = locks.into_iter().map(File::from);
+    let missing = || io::Error::from(io::ErrorKind::InvalidData);
+    let lock = Lock::taken_over(locks.next().ok_or_else(missing)?);
+    let claim = job.has_claim.then(|| locks.next()).flatten();
+    let claim = claim.map(Claim::taken_over);
+    let sandboxes = Sandboxes::open(&job.store).map_err(io::Error::other)?;
+    let registration = Registration::taken_over(sandboxes, job.record.clone(), lock);
+    let directory = registration.path().to_owned();
+    let mut registrar = Registrar::new(registration, job.auto_remove, job.is_restart, claim);
+    match job.launch(&mut registrar) {
+        Ok((machine, connection, start, timeout)) => {
+            let saves = job
+                .saves
+                .map(|spec| serde_json::to_value(spec).unwrap_or_default());
+            micabox_owner::serve(Launch {
+                machine,
+                start,
+                timeout,
+                network: connection.map(|connection| Box::new(connection.network) as _),
+                disk: job.disk,
+                stop_signal: job.stop_signal,
+                saves,
+                directory,
+                creator,
+                registrar: Box::new(registrar),
+            })
+        }
+        Err(error) => {
+            let failure = Failure::new(failure_kind(&error), chain(&error));
+            micabox_owner::Registrar::ended(
+                &mut registrar,
+                &Outcome {
+                    code: None,
+                    failure: Some(&failure),
+                    is_abandoned: false,
+                    machine_is_gone: true,
+                },
+            );
+            drop(registrar);
+            let mut bytes = preamble().to_vec();
+            frame::encode(0, &Reply::Failed(failure), &mut bytes);
+            (&creator).write_all(&bytes)
+        }
+    }
+}
+
+fn failure_kind(error: &Error) -> protocol::Kind {
+    match error {
+        Error::Machine(_) => protocol::Kind::Machine,
+        _ => protocol::Kind::Invalid,
+    }
+}
+
+type Launched = (Arc<dyn Machine>, Option<Connection>, Start, Duration);
+
+impl Job {
+    /// Starts the network and the machine.
+    fn launch(&self, registrar: &mut Registrar) -> Result<Launched, Error> {
+        let choice = if self.is_kvm {
+            BackendChoice::Kvm
+        } else {
+            BackendChoice::Qemu
+        };
+        let backend = micabox_vmm::choose(choice)?;
+        let connection = self.network.start(backend.limits().frame_header)?;
+        let interface = connection.as_ref().map(|connection| &connection.interface);
+        let machine = self.machine(&*backend, registrar, interface)?;
+        let identity = self.identity(connection.as_ref())?;
+        let start = match &self.restore {
+            Some((_, main)) => Start::Restore {
+                identity: Box::new(identity),
+                main: *main,
+            },
+            None => Start::Boot(Box::new(Boot {
+                lowers: self.lowers.clone(),
+                upper: self.upper.clone(),
+                init: self.init,
+                identity,
+            })),
+        };
+        let timeout = self.boot_timeout.unwrap_or(match backend.acceleration() {
+            Acceleration::Kvm => BOOT_TIMEOUT,
+            Acceleration::Emulated { .. } => EMULATED_BOOT_TIMEOUT,
+        });
+        Ok((machine, connection, start, timeout))
+    }
+
+    fn machine(
+        &self,
+        backend: &dyn Backend,
+        registrar: &mut Registrar,
+        interface: Option<&NetworkInterface>,
+    ) -> Result<Arc<dyn Machine>, Error> {
+        let saved = self.restore.as_ref();
+        let machine: Arc<dyn Machine> = Arc::from(
+            backend.start(&MachineConfig {
+                name: format!("mica-{}", self.record.short_id()),
+                kernel: self.guest.kernel.clone(),
+                initrd: self.guest.initrd.clone(),
+                memory_mib: self.memory_mib,
+                cpus: self.record.cpus,
+                nested_virtualization: self.nested_virtualization,
+                require_limits: self.require_limits,
+                pmem: self.pmem.clone(),
+                disks: self.disks.clone(),
+                network: interface.cloned(),
+                vsock: self.vsock.clone(),
+                cmdline_extra: self.guest.cmdline.clone(),
+                lifeline: Some(registrar.lifeline()?),
+                resumed: saved
+                    .map(|(directory, _)| memory::open(directory))
+                    .transpose()?,
+            })?,
+        );
+        registrar.machine_started(ProcessId::own(), ProcessId::of(machine.pid()))?;
+        Ok(machine)
+    }
+
+    fn identity(&self, connection: Option<&Connection>) -> Result<Identity, Error> {
+        let hostname = self.hostname.as_deref();
+        Ok(Identity {
+            hostname: hostname.unwrap_or(self.record.short_id()).to_owned(),
+            machine_id: self.record.id.clone(),
+            // Without a network there is no name server either.
+            resolv_conf: connection
+                .map(|connection| connection.resolv_conf.clone())
+                .unwrap_or_default(),
+            network: connection.map(|connection| connection.boot),
+            wall_clock: now(),
+            entropy: random()?,
+        })
+    }
+}

@@ -1,0 +1,134 @@
+//! What an owner writes about its sandbox: its record and its log.
+
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+
+use micabox_owner::Outcome;
+use micabox_owner::protocol::{Kind, Stream};
+
+use crate::base::Claim;
+use crate::log::LogWriter;
+use crate::sandbox::now;
+use crate::state::{Registration, Status};
+use crate::{Error, LogStream, ProcessId, upper};
+
+/// Exit code on record of a sandbox that did not start; Docker's for its own failures.
+pub(crate) const EXIT_NOT_STARTED: i32 = 125;
+
+/// The record of a sandbox that an owner runs. Dropping it leaves a record of the end, or nothing
+/// if that is what the record says.
+#[derive(Debug)]
+pub(crate) struct Registrar {
+    registration: Registration,
+    /// Whether the record is to be forgotten when the sandbox has ended.
+    auto_remove: bool,
+    /// Whether the sandbox had a record before this start.
+    is_restart: bool,
+    is_running: bool,
+    log: Option<LogWriter>,
+    /// Given up after the machine is gone.
+    _root_disk: Option<Claim>,
+}
+
+impl Registrar {
+    pub(crate) fn new(
+        registration: Registration,
+        auto_remove: bool,
+        is_restart: bool,
+        root_disk: Option<Claim>,
+    ) -> Self {
+        Self {
+            registration,
+            auto_remove,
+            is_restart,
+            is_running: false,
+            log: None,
+            _root_disk: root_disk,
+        }
+    }
+
+    /// What a machine's process has open for as long as it may use the sandbox's disk.
+    pub(crate) fn lifeline(&self) -> Result<Arc<File>, Error> {
+        self.registration.lifeline()
+    }
+
+    /// Puts the sandbox's processes on record.
+    pub(crate) fn machine_started(
+        &mut self,
+        owner: Option<ProcessId>,
+        machine: Option<ProcessId>,
+    ) -> Result<(), Error> {
+        self.registration.update(|record| {
+            record.owner = owner;
+            record.machine = machine;
+        })
+    }
+
+    /// Puts an end on record, where that is remembered.
+    fn exited(&mut self, code: i32, error: Option<String>) {
+        let (at, auto_remove) = (now().0, self.auto_remove && self.is_running);
+        let status = Status::Exited { code, at, error };
+        if !auto_remove {
+            // Without room for it there is no better record to be had.
+            let _ = self.registration.update(|record| record.status = status);
+        }
+    }
+}
+
+impl micabox_owner::Registrar for Registrar {
+    fn running(&mut self) -> io::Result<()> {
+        // The machine has it open.
+        let _ = std::fs::remove_file(upper::patches(self.registration.path()));
+        self.is_running = true;
+        let auto_remove = self.auto_remove;
+        let updated = self.registration.update(|record| {
+            record.status = Status::Running { since: now().0 };
+            record.auto_remove = auto_remove;
+        });
+        updated.map_err(io::Error::other)
+    }
+
+    fn log(&mut self, stream: Stream, bytes: &[u8]) {
+        if self.log.is_none() {
+            self.log = LogWriter::open(self.registration.path()).ok();
+        }
+        let stream = match stream {
+            Stream::Stdout => LogStream::Stdout,
+            Stream::Stderr => LogStream::Stderr,
+        };
+        if let Some(log) = &self.log {
+            let _ = log.write(stream, bytes);
+        }
+    }
+
+    fn ended(&mut self, outcome: &Outcome<'_>) {
+        let failure = outcome.failure;
+        if !outcome.machine_is_gone {
+            // It has the disk still.
+            self.registration.outlive_us();
+        }
+        let killed = 128 + libc::SIGKILL;
+        if !self.is_running {
+            if self.is_restart {
+                let why = failure
+                    .map(|failure| format!("the sandbox did not start: {}", failure.message));
+                self.exited(EXIT_NOT_STARTED, why);
+            }
+            return;
+        }
+        // A record that says that it runs, without an owner, is of one that is dead.
+        if outcome.is_abandoned {
+            return;
+        }
+        let problem = failure.map(|failure| match failure.kind {
+            Kind::Lost => format!("the sandbox ended: {}", failure.message),
+            _ => failure.message.clone(),
+        });
+        match (outcome.code, problem) {
+            (Some(code), problem) => self.exited(code.into(), problem),
+            (None, Some(problem)) => self.exited(EXIT_NOT_STARTED, Some(problem)),
+            (None, None) => self.exited(killed, None),
+        }
+    }
+}

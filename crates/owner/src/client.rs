@@ -1,0 +1,174 @@
+//! A client's end of a connection to an owner.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
+
+use crate::protocol::frame::{self, Pipe};
+use crate::protocol::{Decoder, Frame, Reply, Request, preamble};
+use crate::socket;
+
+/// Bytes received at a time.
+const RECEIVE: usize = 64 << 10;
+
+/// A connection to the owner of a sandbox. Requests may be made from several threads' turns,
+/// but one at a time: it has no thread and no lock of its own.
+#[derive(Debug)]
+pub struct Client {
+    socket: UnixStream,
+    decoder: Decoder<Reply>,
+}
+
+impl Client {
+    /// Connects to the owner of the sandbox whose state is in `directory`.
+    ///
+    /// # Errors
+    /// Those of connect(2): [`io::ErrorKind::NotFound`] and
+    /// [`io::ErrorKind::ConnectionRefused`] where there is no owner.
+    pub fn connect(directory: &Path) -> io::Result<Self> {
+        Self::over(socket::connect(directory)?)
+    }
+
+    /// Speaks over a connection that is there already.
+    ///
+    /// # Errors
+    /// Those of send(2).
+    pub fn over(socket: UnixStream) -> io::Result<Self> {
+        let client = Self {
+            socket,
+            decoder: Decoder::default(),
+        };
+        client.send(&preamble(), &[])?;
+        Ok(client)
+    }
+
+    /// Makes a request, with descriptors where it takes some.
+    ///
+    /// # Errors
+    /// Those of send(2).
+    pub fn request(
+        &self,
+        number: u32,
+        request: &Request,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        frame::encode(number, request, &mut bytes);
+        self.send(&bytes, descriptors)
+    }
+
+    /// Sends bytes of a command's stdin: no more than were granted.
+    ///
+    /// # Errors
+    /// Those of send(2).
+    pub fn stdin(&self, number: u32, data: &[u8]) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        frame::encode_data(number, Pipe::Stdin, data, &mut bytes);
+        self.send(&bytes, &[])
+    }
+
+    /// Ends a command's stdin.
+    ///
+    /// # Errors
+    /// Those of send(2).
+    pub fn end_stdin(&self, number: u32) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        frame::encode_end(number, Pipe::Stdin, &mut bytes);
+        self.send(&bytes, &[])
+    }
+
+    /// The next frame. None when `deadline` passes first.
+    ///
+    /// # Errors
+    /// Those of recv(2); [`io::ErrorKind::UnexpectedEof`] when the owner has hung up;
+    /// [`io::ErrorKind::InvalidData`] if it breaks the protocol.
+    pub fn receive(&mut self, deadline: Option<Instant>) -> io::Result<Option<Frame<Reply>>> {
+        loop {
+            if let Some(frame) = self.try_receive()? {
+                return Ok(Some(frame));
+            }
+            if !wait(self.socket.as_fd(), deadline)? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// The next frame, if it is here.
+    ///
+    /// # Errors
+    /// As [`Client::receive`].
+    pub fn try_receive(&mut self) -> io::Result<Option<Frame<Reply>>> {
+        let mut buffer = vec![0; RECEIVE];
+        loop {
+            let frame = self.decoder.next_frame();
+            let frame = frame.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+            if frame.is_some() {
+                return Ok(frame);
+            }
+            let mut none = Vec::<OwnedFd>::new();
+            match socket::receive(&self.socket, &mut buffer, &mut none, RecvFlags::DONTWAIT) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => self.decoder.push(buffer.get(..count).unwrap_or_default()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// The next message about the request `number`; what else arrives is dropped. None when
+    /// `deadline` passes first.
+    ///
+    /// # Errors
+    /// As [`Client::receive`].
+    pub fn reply(&mut self, number: u32, deadline: Option<Instant>) -> io::Result<Option<Reply>> {
+        loop {
+            match self.receive(deadline)? {
+                None => return Ok(None),
+                Some(Frame::Message(of, reply)) if of == number => return Ok(Some(reply)),
+                Some(_) => {}
+            }
+        }
+    }
+
+    /// Has nothing more to ask: the owner sees the end of the connection, and may say its last.
+    pub fn end(&self) {
+        let _ = self.socket.shutdown(std::net::Shutdown::Write);
+    }
+
+    /// Hangs up, for all threads that wait for something.
+    pub fn hang_up(&self) {
+        let _ = self.socket.shutdown(std::net::Shutdown::Both);
+    }
+
+    fn send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        socket::send_all(&self.socket, bytes, descriptors)
+    }
+}
+
+impl AsFd for Client {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Waits for something to read; false when `deadline` passes first.
+pub fn wait(fd: BorrowedFd<'_>, deadline: Option<Instant>) -> io::Result<bool> {
+    loop {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+        let mut ready = [PollFd::new(&fd, PollFlags::IN)];
+        match poll(&mut ready, timeout.as_ref()) {
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+            Ok(0) if left == Some(Duration::ZERO) => return Ok(false),
+            Ok(0) => {}
+            Ok(_) => return Ok(true),
+        }
+    }
+}

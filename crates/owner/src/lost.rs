@@ -1,0 +1,119 @@
+//! Why a sandbox can't be talked to any more.
+
+use std::fmt;
+use std::time::Duration;
+
+use micabox_vmm::{Exit, Machine};
+use micabox_wire::BootFailed;
+use serde::{Deserialize, Serialize};
+
+/// Why there is no more talking to a sandbox.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lost {
+    /// The reason.
+    pub reason: LostReason,
+    /// The end of what the guest wrote to its console, when that may explain it.
+    pub console: String,
+}
+
+/// The reason of [`Lost`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LostReason {
+    /// The guest could not set itself up.
+    BootFailed(BootFailed),
+    /// The guest did not answer in time.
+    Silent,
+    /// The machine ended.
+    Machine(Exit),
+    /// The guest broke the protocol; its machine was killed.
+    Protocol(String),
+    /// The guest ended in order but could not save everything.
+    Unflushed(String),
+    /// The sandbox was ended from this side.
+    Closed,
+}
+
+impl Lost {
+    pub(crate) fn boot_failed(failure: &BootFailed) -> Self {
+        Self::without_console(LostReason::BootFailed(failure.clone()))
+    }
+
+    pub(crate) fn silent(machine: &dyn Machine) -> Self {
+        // It may have ended at the same moment, which says more.
+        match machine.wait(Duration::ZERO) {
+            Some(exit) => Self::machine(machine, exit),
+            None => Self {
+                reason: LostReason::Silent,
+                console: machine.console_tail(),
+            },
+        }
+    }
+
+    /// The guest did not save everything.
+    pub fn unflushed(problem: String) -> Self {
+        Self::without_console(LostReason::Unflushed(problem))
+    }
+
+    /// The sandbox was ended from this side.
+    pub fn closed() -> Self {
+        Self::without_console(LostReason::Closed)
+    }
+
+    fn without_console(reason: LostReason) -> Self {
+        Self {
+            reason,
+            console: String::new(),
+        }
+    }
+
+    /// The agent's stream has ended: because of `violation`, or else because the machine ends,
+    /// which gets `patience` to do so.
+    pub(crate) fn end_of_conversation(
+        machine: &dyn Machine,
+        violation: Option<String>,
+        patience: Duration,
+    ) -> Self {
+        if let Some(violation) = violation {
+            machine.kill();
+            return Self {
+                reason: LostReason::Protocol(violation),
+                console: machine.console_tail(),
+            };
+        }
+        if let Some(exit) = machine.wait(patience) {
+            return Self::machine(machine, exit);
+        }
+        machine.kill();
+        Self {
+            reason: LostReason::Protocol("the guest closed the agent's channel".into()),
+            console: machine.console_tail(),
+        }
+    }
+
+    fn machine(machine: &dyn Machine, exit: Exit) -> Self {
+        let console = match exit {
+            Exit::PoweredOff | Exit::Panicked { .. } | Exit::TripleFault => machine.console_tail(),
+            Exit::BadSnapshot { .. } | Exit::Failed { .. } | Exit::Killed { .. } => String::new(),
+        };
+        Self {
+            reason: LostReason::Machine(exit),
+            console,
+        }
+    }
+}
+
+impl fmt::Display for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.reason {
+            LostReason::BootFailed(failure) => failure.fmt(f),
+            LostReason::Silent => f.write_str("the guest did not answer in time"),
+            LostReason::Machine(exit) => exit.fmt(f),
+            LostReason::Protocol(what) => f.write_str(what),
+            LostReason::Unflushed(what) => write!(f, "not everything was written: {what}"),
+            LostReason::Closed => f.write_str("it was ended"),
+        }
+    }
+}
+
+impl std::error::Error for Lost {}

@@ -1,0 +1,241 @@
+//! Frames: a `u32` length of all that follows, little endian; a byte for the kind; a `u32`
+//! number, little endian; and what the frame carries.
+//!
+//! | kind | carries |
+//! |---|---|
+//! | 0 | a message in JSON |
+//! | 1 | bytes of a command's stdin |
+//! | 2 | bytes of its stdout, or of its terminal |
+//! | 3 | bytes of its stderr |
+//!
+//! A frame of a stream without bytes ends the stream.
+
+use std::marker::PhantomData;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::MAX_DATA;
+
+/// Most bytes of a message: the largest argument list and environment that Linux takes with its
+/// default limits (2 MiB), with room for what JSON adds.
+pub const MAX_MESSAGE: usize = 8 << 20;
+
+/// Bytes of the length, and of kind and number.
+const LENGTH: usize = 4;
+const HEAD: usize = 5;
+
+/// One frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Frame<M> {
+    /// A message about the request of this number.
+    Message(u32, M),
+    /// Bytes of a stream of the command of this number; none at its end.
+    Data(u32, Pipe, Vec<u8>),
+}
+
+/// Which of a command's streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pipe {
+    /// Descriptor 0.
+    Stdin = 1,
+    /// Descriptor 1, or the terminal.
+    Stdout = 2,
+    /// Descriptor 2.
+    Stderr = 3,
+}
+
+/// What can be wrong with the other side's bytes.
+#[derive(Debug, thiserror::Error)]
+pub enum FrameError {
+    /// It does not begin as an owner or a client of one does.
+    #[error("the other side does not speak the protocol of sandboxes")]
+    NotThis,
+    /// It speaks another version.
+    #[error(
+        "the other side speaks version {theirs} of the protocol, this one {}: use the same \
+         version of mica",
+        super::VERSION
+    )]
+    Version {
+        /// Theirs.
+        theirs: u32,
+    },
+    /// A frame is longer than any may be.
+    #[error("a frame of {0} bytes")]
+    TooLong(usize),
+    /// A frame that is none.
+    #[error("a malformed frame: {0}")]
+    Malformed(String),
+}
+
+/// Appends a message as one frame.
+pub fn encode(number: u32, message: &impl Serialize, out: &mut Vec<u8>) {
+    // Only maps with keys that are no strings fail, and no message has one.
+    let json = serde_json::to_vec(message).unwrap_or_default();
+    head(0, number, json.len(), out);
+    out.extend_from_slice(&json);
+}
+
+/// Appends bytes of a stream as frames.
+pub fn encode_data(number: u32, pipe: Pipe, bytes: &[u8], out: &mut Vec<u8>) {
+    for bytes in bytes.chunks(MAX_DATA) {
+        head(pipe as u8, number, bytes.len(), out);
+        out.extend_from_slice(bytes);
+    }
+}
+
+/// Appends the end of a stream.
+pub fn encode_end(number: u32, pipe: Pipe, out: &mut Vec<u8>) {
+    head(pipe as u8, number, 0, out);
+}
+
+fn head(kind: u8, number: u32, length: usize, out: &mut Vec<u8>) {
+    let length = u32::try_from(HEAD + length).unwrap_or(u32::MAX);
+    out.extend_from_slice(&length.to_le_bytes());
+    out.push(kind);
+    out.extend_from_slice(&number.to_le_bytes());
+}
+
+/// Takes a byte stream in pieces of any size and gives its frames.
+#[derive(Debug)]
+pub struct Decoder<M> {
+    buffer: Vec<u8>,
+    /// Bytes at the front of `buffer` that have been decoded.
+    consumed: usize,
+    greeted: bool,
+    message: PhantomData<fn() -> M>,
+}
+
+impl<M> Default for Decoder<M> {
+    fn default() -> Self {
+        Self {
+            buffer: Vec::new(),
+            consumed: 0,
+            greeted: false,
+            message: PhantomData,
+        }
+    }
+}
+
+impl<M: DeserializeOwned> Decoder<M> {
+    /// Takes the stream's next bytes.
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.buffer.drain(..self.consumed);
+        self.consumed = 0;
+        self.buffer.extend_from_slice(bytes);
+    }
+
+    /// The next whole frame, or None until more bytes are pushed. The preamble is checked first.
+    ///
+    /// # Errors
+    /// As [`FrameError`] says; the stream can't be followed after one.
+    pub fn next_frame(&mut self) -> Result<Option<Frame<M>>, FrameError> {
+        let pending = self.buffer.get(self.consumed..).unwrap_or_default();
+        if !self.greeted {
+            let Some(preamble) = pending.first_chunk() else {
+                return Ok(None);
+            };
+            super::check_preamble(preamble)?;
+            self.consumed += preamble.len();
+            self.greeted = true;
+            return self.next_frame();
+        }
+        let Some((length, rest)) = pending.split_first_chunk::<LENGTH>() else {
+            return Ok(None);
+        };
+        let length = u32::from_le_bytes(*length) as usize;
+        if length > HEAD + MAX_MESSAGE {
+            return Err(FrameError::TooLong(length));
+        }
+        let Some(frame) = rest.get(..length) else {
+            return Ok(None);
+        };
+        let malformed = |why: &str| FrameError::Malformed(why.to_owned());
+        let (&kind, frame) = frame.split_first().ok_or_else(|| malformed("no head"))?;
+        let (number, body) = frame
+            .split_first_chunk()
+            .ok_or_else(|| malformed("half a head"))?;
+        let number = u32::from_le_bytes(*number);
+        let pipe = match kind {
+            0 => None,
+            1 => Some(Pipe::Stdin),
+            2 => Some(Pipe::Stdout),
+            3 => Some(Pipe::Stderr),
+            _ => return Err(malformed("an unknown kind")),
+        };
+        let frame = match pipe {
+            None => {
+                let message = serde_json::from_slice(body);
+                let message = message.map_err(|error| malformed(&error.to_string()))?;
+                Frame::Message(number, message)
+            }
+            Some(_) if body.len() > MAX_DATA => return Err(FrameError::TooLong(body.len())),
+            Some(pipe) => Frame::Data(number, pipe, body.to_vec()),
+        };
+        self.consumed += LENGTH + length;
+        Ok(Some(frame))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::protocol::{Reply, Request, preamble};
+
+    #[test]
+    fn frames_come_out_as_they_went_in_whatever_the_pieces() {
+        let mut bytes = preamble().to_vec();
+        encode(7, &Request::Signal { signal: 15 }, &mut bytes);
+        encode_data(7, Pipe::Stdin, &vec![1; MAX_DATA + 1], &mut bytes);
+        encode_end(7, Pipe::Stdin, &mut bytes);
+        for size in [1, 3, 4096, bytes.len()] {
+            let mut decoder = Decoder::<Request>::default();
+            let mut frames = Vec::new();
+            for piece in bytes.chunks(size) {
+                decoder.push(piece);
+                while let Some(frame) = decoder.next_frame().unwrap() {
+                    frames.push(frame);
+                }
+            }
+            assert_eq!(
+                frames,
+                [
+                    Frame::Message(7, Request::Signal { signal: 15 }),
+                    Frame::Data(7, Pipe::Stdin, vec![1; MAX_DATA]),
+                    Frame::Data(7, Pipe::Stdin, vec![1]),
+                    Frame::Data(7, Pipe::Stdin, vec![]),
+                ]
+            );
+        }
+    }
+
+    #[test]
+    fn another_version_is_named() {
+        let mut decoder = Decoder::<Reply>::default();
+        let mut other = preamble();
+        other[8] = 9;
+        decoder.push(&other);
+        let error = decoder.next_frame().unwrap_err();
+        assert!(
+            matches!(error, FrameError::Version { theirs: 9 }),
+            "{error}"
+        );
+        let mut decoder = Decoder::<Reply>::default();
+        decoder.push(b"HTTP/1.1 400 Bad Request");
+        let error = decoder.next_frame().unwrap_err();
+        assert!(matches!(error, FrameError::NotThis), "{error}");
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_give_frames_or_an_error(bytes: Vec<u8>) {
+            let mut decoder = Decoder::<Request>::default();
+            decoder.push(&preamble());
+            decoder.push(&bytes);
+            while let Ok(Some(_)) = decoder.next_frame() {}
+        }
+    }
+}

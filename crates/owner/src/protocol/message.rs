@@ -1,0 +1,292 @@
+//! The messages, both ways.
+
+use std::path::PathBuf;
+
+use micabox_wire::{ExitStatus, Phase, StartFailed, TtySize};
+use serde::{Deserialize, Serialize};
+
+use super::Text;
+use crate::Lost;
+
+/// What a client asks for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Request {
+    /// Start a command. Answered by [`Reply::Started`], and by [`Reply::Exited`] when it has
+    /// ended. The number stands for the command until then.
+    Exec(Box<Exec>),
+    /// In a copy of a sandbox: go on with the original's first command, as if it had just been
+    /// started. Only what says where its streams go and how it ends is taken from `Exec`.
+    Reattach(Box<Exec>),
+    /// Send the command's process a signal: its number on Linux x86-64, 1 to 64.
+    Signal {
+        /// The number.
+        signal: i32,
+    },
+    /// The command's terminal has another size.
+    Resize(TtySize),
+    /// The client has handed on so many bytes of an output: as many more may be sent.
+    Credit {
+        /// The output.
+        stream: Stream,
+        /// Bytes.
+        bytes: u32,
+    },
+    /// Leave the command running: nothing more is sent about it, its stdin is closed and its
+    /// output dropped.
+    Release,
+    /// From the creator: the sandbox goes on without it. Answered by [`Reply::Detached`].
+    Detach,
+    /// End the sandbox: the stop signal for its first command, SIGKILL after so many
+    /// milliseconds, and an orderly shutdown. Answered by [`Reply::Stopped`] when it is over.
+    Stop {
+        /// Milliseconds between stop signal and SIGKILL.
+        grace: u64,
+    },
+    /// End the sandbox in order when its commands have ended, without a limit on the time that
+    /// its files need to be written. Answered as [`Request::Stop`].
+    End,
+    /// End the sandbox at once, as a power cut does. Answered as [`Request::Stop`].
+    Kill,
+    /// Keep the machine from running until [`Request::Thaw`]. Answered by [`Reply::Frozen`]; the
+    /// client repeats [`Request::Hold`] at least every ten seconds or the machine runs on.
+    Freeze {
+        /// Save the machine as well. Two files come with the request as descriptors: one for the
+        /// state, one for the memory, both empty.
+        #[serde(default)]
+        memory: bool,
+    },
+    /// The machine must stay frozen.
+    Hold,
+    /// The machine may run again. Answered by [`Reply::Thawed`] if it was frozen until now, by an
+    /// error otherwise.
+    Thaw,
+    /// Answered by [`Reply::Info`].
+    Info,
+}
+
+/// A command, where its streams go, and what ends with it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Exec {
+    /// Program and arguments. A program without a slash is looked for in PATH.
+    pub argv: Vec<Text>,
+    /// The environment, names and values. PATH, HOSTNAME, HOME and, on a terminal, TERM are
+    /// added if they are missing.
+    pub env: Vec<(Text, Text)>,
+    /// Working directory, absolute; made if missing. Empty means `/`.
+    pub workdir: Text,
+    /// `name`, `uid`, `name:group` and so on, looked up in the sandbox. Empty means root.
+    pub user: String,
+    /// A terminal of this size in place of pipes.
+    pub tty: Option<TtySize>,
+    /// Where stdin comes from.
+    pub stdin: Place,
+    /// Where stdout, or the terminal's output, goes.
+    pub stdout: Place,
+    /// Where stderr goes.
+    pub stderr: Place,
+    /// Bytes of stdout, and again of stderr, that may be sent before the client grants more:
+    /// for streams in frames. At most 1 MiB; 0 stands for 256 KiB.
+    pub window: u32,
+    /// The sandbox ends with this command, and its exit code is the sandbox's.
+    pub lifetime: bool,
+    /// Milliseconds after which the command gets the stop signal; 0 stands for none.
+    pub timeout: u64,
+    /// Milliseconds between stop signal and SIGKILL when the time is over.
+    pub grace: u64,
+    /// The command goes on when the connection ends.
+    pub detach: bool,
+    /// [`Reply::Exited`] comes with [`Info`].
+    pub measure: bool,
+}
+
+/// Where a stream comes from or goes to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Place {
+    /// `/dev/null`.
+    #[default]
+    Null,
+    /// Frames on this connection.
+    Frames,
+    /// A descriptor that comes with the request, in the order stdin, stdout, stderr.
+    Descriptor,
+    /// Open, and nothing ever comes; for stdin only.
+    Idle,
+    /// The sandbox's log; for outputs only.
+    Log,
+}
+
+/// One of a command's outputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stream {
+    /// Descriptor 1, or the terminal.
+    Stdout,
+    /// Descriptor 2.
+    Stderr,
+}
+
+/// What the owner says.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Reply {
+    /// To the creator, without a request: the sandbox is ready for commands.
+    Up(Up),
+    /// The command runs.
+    Started {
+        /// Its process ID inside the sandbox.
+        pid: u32,
+        /// Bytes of stdin that may be sent before more are granted; 0 if it has no stdin.
+        window: u32,
+    },
+    /// So many more bytes of stdin may be sent.
+    Credit {
+        /// Bytes.
+        bytes: u32,
+    },
+    /// Nothing reads the command's stdin any more. What is still sent is dropped.
+    StdinClosed,
+    /// The command has ended, and all that it wrote has been sent or written. The last message
+    /// about it.
+    Exited {
+        /// How.
+        status: ExitStatus,
+        /// What was measured, if that was asked for.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        info: Option<Info>,
+    },
+    /// The sandbox goes on without its creator.
+    Detached,
+    /// The sandbox is over.
+    Stopped {
+        /// Why its machine was killed, if the guest did not end in order; nothing was lost that
+        /// the sandbox keeps.
+        killed: Option<String>,
+    },
+    /// The machine is frozen.
+    Frozen {
+        /// The agent's number for the first command, if there was one; of a saved machine.
+        main: Option<u32>,
+        /// What the creator wants to be known of a saved machine.
+        #[serde(default)]
+        note: serde_json::Value,
+    },
+    /// The machine was frozen until now, and runs again.
+    Thawed,
+    /// What there is to know about the sandbox.
+    Info(Info),
+    /// To the creator, without a request: whether what the guest writes waits because the host's
+    /// disk is full.
+    Stalled {
+        /// It does.
+        stalled: bool,
+    },
+    /// To the creator, without a request: the sandbox is over. The last message.
+    Ended {
+        /// Its exit code, if a command had its lifetime.
+        code: Option<u8>,
+        /// What went wrong at the end.
+        failure: Option<Failure>,
+    },
+    /// The request failed.
+    Failed(Failure),
+}
+
+/// Why a request failed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Failure {
+    /// For programs.
+    pub kind: Kind,
+    /// For people.
+    pub message: String,
+    /// Why the command could not be started, if the kind is [`Kind::Start`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start: Option<Box<StartFailed>>,
+    /// What became of the sandbox, if the kind is [`Kind::Lost`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lost: Option<Box<Lost>>,
+}
+
+/// Kinds of failures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// The request makes no sense, or not now.
+    Invalid,
+    /// The machine could not be started.
+    Machine,
+    /// The command could not be started.
+    Start,
+    /// Arguments and environment are longer than Linux takes.
+    TooLong,
+    /// The sandbox is over, or is about to be.
+    Ending,
+    /// The machine can't be saved, or could not be frozen until the end.
+    NotFrozen,
+    /// The sandbox ended before the request was carried out.
+    Lost,
+}
+
+/// A sandbox that is ready for commands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Up {
+    /// The directory of the sandbox's state, where its socket is.
+    pub directory: PathBuf,
+}
+
+/// What is known of a running sandbox.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Info {
+    /// Whether what the guest writes waits because the host's disk is full.
+    pub stalled: bool,
+    /// Whether the sandbox is about to end.
+    pub ending: bool,
+    /// The signal that asks the first command to end.
+    pub stop_signal: i32,
+    /// Bytes of memory that the machine has for itself alone.
+    pub own_memory: Option<u64>,
+    /// Microseconds from the machine's start to the agent's first message; None in a copy.
+    pub hello: Option<u64>,
+    /// Microseconds of that which the guest's kernel took, by its own account.
+    pub kernel: u64,
+    /// Microseconds from the machine's start until the sandbox was ready.
+    pub ready: u64,
+    /// The agent's steps on the way.
+    pub phases: Vec<Phase>,
+    /// Microseconds from then until the first command ran.
+    pub exec: Option<u64>,
+    /// Microseconds from then until its first output.
+    pub first_output: Option<u64>,
+}
+
+impl Failure {
+    /// A failure of this kind.
+    pub fn new(kind: Kind, message: impl Into<String>) -> Self {
+        Self {
+            kind,
+            message: message.into(),
+            start: None,
+            lost: None,
+        }
+    }
+}
+
+impl From<Lost> for Failure {
+    fn from(lost: Lost) -> Self {
+        Self {
+            lost: Some(Box::new(lost.clone())),
+            ..Self::new(Kind::Lost, lost.to_string())
+        }
+    }
+}
+
+impl From<StartFailed> for Failure {
+    fn from(start: StartFailed) -> Self {
+        Self {
+            start: Some(Box::new(start.clone())),
+            ..Self::new(Kind::Start, start.message)
+        }
+    }
+}

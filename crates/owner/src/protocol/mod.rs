@@ -1,0 +1,51 @@
+//! What a client and the owner of a sandbox say to each other. `docs/protocol.md` describes it
+//! for clients in other languages.
+//!
+//! Each side begins with a preamble: eight bytes `MICAOWN\n` and the protocol's [`VERSION`] as a
+//! `u32`, little endian. Frames follow, both ways ([`frame`]): messages in JSON ([`message`]) and
+//! bytes of streams. A request carries a number of the client's choice; everything that answers
+//! it carries the same number.
+//!
+//! Each stream has a window: the receiver grants bytes, the sender sends no more than was
+//! granted. A stream that is not read stops only its own sender.
+
+pub mod frame;
+pub mod message;
+mod text;
+
+pub use frame::{Decoder, Frame, FrameError};
+pub use message::{Exec, Failure, Info, Kind, Place, Reply, Request, Stream, Up};
+pub use text::Text;
+
+/// The version of the protocol. Owner and client must have the same one.
+pub const VERSION: u32 = 1;
+
+/// Bytes of a preamble.
+pub const PREAMBLE: usize = 12;
+
+/// Most bytes of a stream in one frame.
+pub const MAX_DATA: usize = micabox_wire::MAX_DATA;
+
+const MAGIC: &[u8; 8] = b"MICAOWN\n";
+
+/// The preamble of this version.
+pub fn preamble() -> [u8; PREAMBLE] {
+    let mut bytes = [0; PREAMBLE];
+    let (magic, version) = bytes.split_at_mut(MAGIC.len());
+    magic.copy_from_slice(MAGIC);
+    version.copy_from_slice(&VERSION.to_le_bytes());
+    bytes
+}
+
+/// Checks the other side's preamble.
+///
+/// # Errors
+/// [`FrameError::NotThis`] or [`FrameError::Version`].
+pub fn check_preamble(bytes: &[u8; PREAMBLE]) -> Result<(), FrameError> {
+    let version = bytes.strip_prefix(MAGIC).ok_or(FrameError::NotThis)?;
+    let version = version.try_into().map_err(|_| FrameError::NotThis)?;
+    match u32::from_le_bytes(version) {
+        VERSION => Ok(()),
+        theirs => Err(FrameError::Version { theirs }),
+    }
+}

@@ -1,0 +1,130 @@
+//! The owner's end of a connection to a client.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use rustix::net::RecvFlags;
+
+use crate::protocol::frame::{self, Pipe};
+use crate::protocol::{Decoder, Frame, FrameError, Reply, Request, preamble};
+use crate::socket;
+
+/// Unsent bytes from which on nothing more is read from a client.
+const FULL: usize = 1 << 20;
+
+/// Unsent bytes with which a client is given up. Streams keep to windows that clients open, so
+/// only a client that asks and never reads gets there.
+const MOST: usize = 256 << 20;
+
+/// Most descriptors that wait for the request that they came with.
+const MOST_DESCRIPTORS: usize = 16;
+
+/// A connection's number, never used twice.
+pub(super) type ClientId = u64;
+
+/// A connection.
+#[derive(Debug)]
+pub(super) struct Client {
+    socket: UnixStream,
+    decoder: Decoder<Request>,
+    /// In the order in which they came.
+    pub(super) descriptors: VecDeque<OwnedFd>,
+    outgoing: Vec<u8>,
+    /// Bytes at the front of `outgoing` that are sent.
+    sent: usize,
+    /// The client's numbers for its commands, and the agent's.
+    pub(super) commands: BTreeMap<u32, u32>,
+    /// It has nothing more to ask, and still hears what is told.
+    pub(super) has_ended: bool,
+}
+
+impl Client {
+    pub(super) fn new(socket: UnixStream) -> io::Result<Self> {
+        socket.set_nonblocking(true)?;
+        Ok(Self {
+            socket,
+            decoder: Decoder::default(),
+            descriptors: VecDeque::new(),
+            outgoing: preamble().to_vec(),
+            sent: 0,
+            commands: BTreeMap::new(),
+            has_ended: false,
+        })
+    }
+
+    pub(super) fn reply(&mut self, number: u32, reply: &Reply) {
+        frame::encode(number, reply, &mut self.outgoing);
+    }
+
+    pub(super) fn data(&mut self, number: u32, pipe: Pipe, bytes: &[u8]) {
+        frame::encode_data(number, pipe, bytes, &mut self.outgoing);
+    }
+
+    fn unsent(&self) -> usize {
+        self.outgoing.len() - self.sent
+    }
+
+    pub(super) fn has_unsent(&self) -> bool {
+        self.unsent() > 0
+    }
+
+    /// Whether it is so far behind that its requests wait.
+    pub(super) fn is_full(&self) -> bool {
+        self.unsent() >= FULL
+    }
+
+    /// Sends what the socket takes now. A client that hears nothing any more may still have asked
+    /// for something.
+    ///
+    /// # Errors
+    /// The client is given up.
+    pub(super) fn flush(&mut self) -> io::Result<()> {
+        while self.has_unsent() {
+            let unsent = self.outgoing.get(self.sent..).unwrap_or_default();
+            match (&self.socket).write(unsent) {
+                Ok(count) => self.sent += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(_) => self.sent = self.outgoing.len(),
+            }
+        }
+        // The queue moves when most of it is gone: each byte is copied at most once.
+        if self.sent * 2 >= self.outgoing.len() {
+            self.outgoing.drain(..self.sent);
+            self.sent = 0;
+        }
+        if self.unsent() > MOST {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
+        Ok(())
+    }
+
+    /// Takes what has arrived; false at the end.
+    pub(super) fn receive(&mut self, buffer: &mut [u8]) -> bool {
+        match socket::receive(
+            &self.socket,
+            buffer,
+            &mut self.descriptors,
+            RecvFlags::DONTWAIT,
+        ) {
+            Ok(0) => false,
+            Ok(count) => {
+                self.decoder.push(buffer.get(..count).unwrap_or_default());
+                self.descriptors.len() <= MOST_DESCRIPTORS
+            }
+            Err(error) => error.kind() == io::ErrorKind::WouldBlock,
+        }
+    }
+
+    pub(super) fn next_frame(&mut self) -> Result<Option<Frame<Request>>, FrameError> {
+        self.decoder.next_frame()
+    }
+}
+
+impl AsFd for Client {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}

@@ -1,0 +1,293 @@
+//! A command in the guest, and where its streams go.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use micabox_wire::{ExitStatus, OutputStream, ReceiveWindow, SendWindow, StartFailed, WindowError};
+
+use super::client::ClientId;
+use crate::descriptor::Descriptor;
+use crate::protocol::{Exec, Stream};
+
+/// Bytes of one output that the guest may have under way or the owner may hold: enough to keep a
+/// fast writer busy, little enough for hundreds of commands.
+const WINDOW: u32 = 256 << 10;
+
+/// Most that a client may ask for.
+const MAX_WINDOW: u32 = 1 << 20;
+
+/// A command.
+#[derive(Debug)]
+pub(super) struct Command {
+    /// The client that started it, and its number for it.
+    pub(super) client: Option<(ClientId, u32)>,
+    /// The guest's answer to the request to start it: its PID, or why not.
+    pub(super) start: Option<Result<u32, StartFailed>>,
+    pub(super) started: Option<Instant>,
+    pub(super) first_output: Option<Instant>,
+    pub(super) exit: Option<ExitStatus>,
+    pub(super) stdin: Input,
+    /// What the guest takes of stdin.
+    pub(super) stdin_window: SendWindow,
+    pub(super) stdout: Output,
+    pub(super) stderr: Output,
+    pub(super) lifetime: bool,
+    pub(super) detach: bool,
+    pub(super) measure: bool,
+    /// How long it may run, and what it has after its stop signal.
+    pub(super) timeout: Option<Duration>,
+    pub(super) grace: Duration,
+    /// When it gets its stop signal, and then SIGKILL.
+    pub(super) deadline: Option<Instant>,
+}
+
+/// Where a command's streams come from and go to.
+#[derive(Debug)]
+pub(super) struct Streams {
+    pub(super) stdin: Input,
+    pub(super) stdout: Sink,
+    pub(super) stderr: Sink,
+}
+
+/// Where stdin comes from.
+#[derive(Debug)]
+pub(super) enum Input {
+    Closed,
+    /// Open, and nothing ever comes.
+    Idle,
+    Frames,
+    Descriptor(Descriptor),
+}
+
+/// Where an output goes.
+#[derive(Debug)]
+pub(super) enum Sink {
+    /// Until a client says where to.
+    Held,
+    Discard,
+    /// A descriptor that nothing reads any more.
+    Broken,
+    Frames,
+    Log,
+    Descriptor(Descriptor),
+}
+
+/// An output.
+#[derive(Debug)]
+pub(super) struct Output {
+    pub(super) sink: Sink,
+    /// What the descriptor does not take yet.
+    pending: VecDeque<u8>,
+    window: ReceiveWindow,
+}
+
+impl Command {
+    /// A command that no client has asked for yet: its output is held.
+    pub(super) fn unclaimed() -> Self {
+        Self {
+            client: None,
+            start: None,
+            started: None,
+            first_output: None,
+            exit: None,
+            stdin: Input::Closed,
+            stdin_window: SendWindow::new(0),
+            stdout: Output::new(Sink::Held, WINDOW),
+            stderr: Output::new(Sink::Held, WINDOW),
+            lifetime: false,
+            detach: false,
+            measure: false,
+            deadline: None,
+            grace: Duration::ZERO,
+            timeout: None,
+        }
+    }
+
+    /// A command that a client asks for.
+    pub(super) fn new(client: (ClientId, u32), exec: &Exec, streams: Streams) -> Self {
+        let window = output_window(exec);
+        let mut command = Self {
+            stdout: Output::new(Sink::Held, window),
+            stderr: Output::new(Sink::Held, window),
+            ..Self::unclaimed()
+        };
+        command.claim(client, exec, streams);
+        command
+    }
+
+    /// Gives the command to a client.
+    pub(super) fn claim(&mut self, client: (ClientId, u32), exec: &Exec, streams: Streams) {
+        self.client = Some(client);
+        self.stdin = streams.stdin;
+        self.stdout.sink = streams.stdout;
+        self.stderr.sink = streams.stderr;
+        self.lifetime = exec.lifetime;
+        self.detach = exec.detach;
+        self.measure = exec.measure;
+        self.timeout = (exec.timeout > 0).then(|| Duration::from_millis(exec.timeout));
+        self.grace = Duration::from_millis(exec.grace);
+    }
+
+    pub(super) fn runs(&self) -> bool {
+        self.started.is_some() && self.exit.is_none()
+    }
+
+    pub(super) fn output(&mut self, stream: OutputStream) -> &mut Output {
+        match stream {
+            OutputStream::Stdout => &mut self.stdout,
+            OutputStream::Stderr => &mut self.stderr,
+        }
+    }
+
+    /// Whether all that it wrote is where it belongs.
+    pub(super) fn is_written(&self) -> bool {
+        self.stdout.pending.is_empty() && self.stderr.pending.is_empty()
+    }
+
+    /// Drops what could not be written.
+    pub(super) fn drop_output(&mut self) {
+        self.stdout.discard();
+        self.stderr.discard();
+    }
+}
+
+/// Bytes that the guest may send before it gets more credit.
+pub(super) fn output_window(exec: &Exec) -> u32 {
+    match exec.window {
+        0 => WINDOW,
+        window => window.min(MAX_WINDOW),
+    }
+}
+
+impl From<Stream> for OutputStream {
+    fn from(stream: Stream) -> Self {
+        match stream {
+            Stream::Stdout => Self::Stdout,
+            Stream::Stderr => Self::Stderr,
+        }
+    }
+}
+
+impl Output {
+    fn new(sink: Sink, window: u32) -> Self {
+        Self {
+            sink,
+            pending: VecDeque::new(),
+            window: ReceiveWindow::new(window),
+        }
+    }
+
+    /// Bytes that the guest may send before it gets more credit.
+    pub(super) fn window_size(&self) -> u32 {
+        self.window.size()
+    }
+
+    /// Whether a descriptor has not taken everything yet.
+    pub(super) fn is_pending(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    /// Accounts for what the guest sent.
+    pub(super) fn received(&mut self, count: usize) -> Result<(), WindowError> {
+        self.window.received(count)
+    }
+
+    /// Accounts for bytes that are no longer held; credit for the guest, if it is time.
+    pub(super) fn handed_on(&mut self, count: usize) -> Option<u32> {
+        self.window.handed_on(count)
+    }
+
+    /// Writes to the descriptor what it takes of `data`, after what waits; the rest waits. The
+    /// number of bytes that were written.
+    ///
+    /// # Errors
+    /// Those of write(2): nothing will ever be written any more.
+    pub(super) fn write(&mut self, mut data: &[u8]) -> rustix::io::Result<usize> {
+        let descriptor = match &self.sink {
+            Sink::Descriptor(descriptor) => descriptor,
+            Sink::Held => {
+                self.pending.extend(data);
+                return Ok(0);
+            }
+            Sink::Broken => return Err(rustix::io::Errno::PIPE),
+            Sink::Discard | Sink::Frames | Sink::Log => return Ok(data.len()),
+        };
+        let mut written = 0;
+        while !self.pending.is_empty() {
+            let (front, _) = self.pending.as_slices();
+            let count = descriptor.write(front)?;
+            if count == 0 {
+                break;
+            }
+            self.pending.drain(..count);
+            written += count;
+        }
+        while self.pending.is_empty() && !data.is_empty() {
+            let count = descriptor.write(data)?;
+            if count == 0 {
+                break;
+            }
+            written += count;
+            data = data.get(count..).unwrap_or_default();
+        }
+        self.pending.extend(data);
+        Ok(written)
+    }
+
+    /// Takes what was held until now.
+    pub(super) fn take_held(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.pending).into()
+    }
+
+    /// Drops what is here and all that will come; credit for the guest, if it is time.
+    pub(super) fn discard(&mut self) -> Option<u32> {
+        self.sink = Sink::Discard;
+        self.pending.clear();
+        // What a client has and does not acknowledge any more counts as well.
+        self.window.handed_on(usize::MAX)
+    }
+}
+
+impl Input {
+    /// Reads as much as the guest takes; None at the end, nothing if there is nothing now.
+    pub(super) fn read(&mut self, buffer: &mut [u8]) -> Option<usize> {
+        match self {
+            Self::Descriptor(descriptor) => match descriptor.read(buffer) {
+                Ok(Some(0)) | Err(_) => None,
+                Ok(count) => Some(count.unwrap_or(0)),
+            },
+            Self::Closed | Self::Idle | Self::Frames => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    #[test]
+    fn what_a_descriptor_does_not_take_waits_in_order() {
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        let descriptor = Descriptor::new(writer.into(), crate::descriptor::Way::Out);
+        let mut output = Output::new(Sink::Descriptor(descriptor), 1 << 20);
+        let data: Vec<u8> = (0..200_000_u32).map(|number| number as u8).collect();
+        let mut written = 0;
+        for part in data.chunks(30_000) {
+            output.received(part.len()).unwrap();
+            written += output.write(part).unwrap();
+        }
+        assert!(output.is_pending());
+        let mut read = Vec::new();
+        let mut buffer = [0; 10_000];
+        while read.len() < data.len() {
+            let count = reader.read(&mut buffer).unwrap();
+            read.extend_from_slice(&buffer[..count]);
+            written += output.write(&[]).unwrap();
+        }
+        assert_eq!((read, written), (data.clone(), data.len()));
+        drop(reader);
+        output.write(b"x").unwrap_err();
+    }
+}

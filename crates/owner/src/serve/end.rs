@@ -1,0 +1,189 @@
+//! How a sandbox ends: the first command, the guest, the machine.
+//!
+//! A client that stops a sandbox says how long its first command has. Soon after that the guest
+//! must have ended, or be seen to work on it ([`Work`]).
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use super::client::ClientId;
+use super::work::{LAG, SHUTDOWN_TIMEOUT, Work};
+use crate::protocol::Failure;
+use crate::{Lost, LostReason};
+
+/// How long a guest may take to write what is still in its memory to its disk. A host whose disk
+/// is busy needs long for a guest's memory full; killing it would lose some.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// How often a guest is looked at that should end.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// How far the end has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    Running,
+    /// The first command has its stop signal.
+    Asked {
+        until: Instant,
+    },
+    /// The first command has SIGKILL.
+    Killed,
+    /// The guest was told to shut down.
+    ShuttingDown,
+    /// The machine is killed.
+    Dying,
+    Over,
+}
+
+/// The end of a sandbox.
+#[derive(Debug)]
+pub(super) struct End {
+    pub(super) phase: Phase,
+    /// Until when a guest that should end is waited for, if it is not seen to work.
+    patience: Option<Instant>,
+    /// What the guest is seen to do since it was told to do something.
+    work: Option<(Work, Instant)>,
+    next_look: Option<Instant>,
+    /// The guest has said that everything is saved.
+    pub(super) is_saved: bool,
+    /// The time of the first command was over.
+    pub(super) timed_out: bool,
+    /// The machine was killed because nothing reads the first command's output.
+    pub(super) is_unseen: bool,
+    /// A client wanted it to end at once.
+    pub(super) is_killed: bool,
+    /// The creator died.
+    pub(super) is_abandoned: bool,
+    /// What became of it, when it is known.
+    pub(super) result: Option<Result<Option<String>, Lost>>,
+    /// Exit code and problem of the command with the sandbox's lifetime.
+    pub(super) code: Option<u8>,
+    pub(super) failure: Option<Failure>,
+    /// Those who wait for it.
+    pub(super) waiting: Vec<(ClientId, u32)>,
+}
+
+/// What a look at the end finds to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    Wait,
+    /// Kill the first command.
+    Kill,
+    /// Kill the machine.
+    Die,
+}
+
+impl Default for End {
+    fn default() -> Self {
+        Self {
+            phase: Phase::Running,
+            patience: None,
+            work: None,
+            next_look: None,
+            is_saved: false,
+            timed_out: false,
+            is_unseen: false,
+            is_killed: false,
+            is_abandoned: false,
+            result: None,
+            code: None,
+            failure: None,
+            waiting: Vec::new(),
+        }
+    }
+}
+
+impl End {
+    /// Whether the sandbox is about to end.
+    pub(super) fn has_begun(&self) -> bool {
+        self.phase != Phase::Running
+    }
+
+    /// Bounds the time for the guest by a client's `grace`.
+    pub(super) fn bound(&mut self, grace: Duration) {
+        let now = Instant::now();
+        let until = now.checked_add(grace.saturating_add(LAG));
+        let until = until.unwrap_or(now + FLUSH_TIMEOUT);
+        self.patience = Some(self.patience.map_or(until, |end| end.min(until)));
+        if let Phase::Asked { until } = &mut self.phase {
+            *until = (*until).min(now.checked_add(grace).unwrap_or(*until));
+        }
+    }
+
+    /// The first command has its stop signal.
+    pub(super) fn ask(&mut self, grace: Duration) {
+        let now = Instant::now();
+        let until = now.checked_add(grace).unwrap_or(now + FLUSH_TIMEOUT);
+        self.phase = Phase::Asked { until };
+    }
+
+    /// The guest was told something that ends in `phase`.
+    pub(super) fn watch(&mut self, phase: Phase, pid: u32, disk: Option<&Path>) {
+        self.phase = phase;
+        self.work = Some((Work::new(pid, disk), Instant::now()));
+        self.next_look = Some(Instant::now() + LOOK);
+    }
+
+    /// When [`End::look`] is due.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        match self.phase {
+            Phase::Asked { until } => Some(until),
+            Phase::Killed | Phase::ShuttingDown => self.next_look,
+            Phase::Running | Phase::Dying | Phase::Over => None,
+        }
+    }
+
+    /// What is to be done now.
+    pub(super) fn look(&mut self, is_stalled: bool, keeps: bool) -> Step {
+        let now = Instant::now();
+        if self.deadline().is_none_or(|deadline| now < deadline) {
+            return Step::Wait;
+        }
+        if matches!(self.phase, Phase::Asked { .. }) {
+            return Step::Kill;
+        }
+        self.next_look = Some(now + LOOK);
+        let Some((work, begun)) = &mut self.work else {
+            return Step::Wait;
+        };
+        let most = if keeps {
+            FLUSH_TIMEOUT
+        } else {
+            SHUTDOWN_TIMEOUT
+        };
+        work.look();
+        let is_given_up = match self.patience {
+            Some(end) => now > end && (is_stalled || work.is_over(*begun)),
+            // A full disk is for its owner to see to.
+            None if is_stalled => {
+                *begun = now;
+                false
+            }
+            None => false,
+        };
+        if !is_given_up && begun.elapsed() <= most {
+            return Step::Wait;
+        }
+        let why = if is_stalled {
+            "the host's disk is full"
+        } else {
+            "the guest did not end when it was told to"
+        };
+        self.result = Some(Ok(Some(format!("{why}, and its machine was killed"))));
+        Step::Die
+    }
+
+    /// What became of the sandbox, now that its machine is gone.
+    pub(super) fn conclude(&self, keeps: bool) -> Result<Option<String>, Lost> {
+        let is_safe = !keeps || self.is_saved;
+        match self.result.clone().unwrap_or(Ok(None)) {
+            // It ended by itself meanwhile, or was ended.
+            Err(Lost {
+                reason: LostReason::Machine(_) | LostReason::Closed,
+                ..
+            }) if is_safe => Ok(None),
+            Ok(Some(why)) if !is_safe => Err(Lost::unflushed(why)),
+            result => result,
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! A machine that is frozen for as long as a client needs it, and perhaps saved.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use micabox_vmm::{Machine, Snapshot};
+
+use super::Event;
+use super::client::ClientId;
+use super::wake::Notifier;
+
+/// How long a client that has a machine frozen may say nothing: its process may be stopped.
+const SILENCE: Duration = Duration::from_secs(10);
+
+/// How long a guest may take to quiesce.
+const QUIESCE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What a client says of the machine that it has frozen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Beat {
+    Hold,
+    Thaw,
+}
+
+/// What becomes of a freeze.
+#[derive(Debug)]
+pub(super) enum Freeze {
+    /// The machine is frozen, and saved if that was asked for.
+    Frozen,
+    /// It runs again; whether it was frozen until the client no longer needed it, or why it could
+    /// not be frozen.
+    Over(Result<bool, String>),
+}
+
+/// A request to freeze.
+#[derive(Debug)]
+pub(super) struct Wish {
+    pub(super) client: ClientId,
+    pub(super) number: u32,
+    /// Where the machine is saved.
+    pub(super) memory: Option<Snapshot>,
+}
+
+/// The freeze under way and those that wait for it.
+#[derive(Debug, Default)]
+pub(super) struct Freezer {
+    current: Option<Current>,
+    waiting: VecDeque<Wish>,
+}
+
+#[derive(Debug)]
+struct Current {
+    wish: Wish,
+    beats: Option<Sender<Beat>>,
+    /// The client is gone, or the sandbox about to end.
+    is_abandoned: bool,
+    /// Until when the guest must be quiesced, as long as it isn't.
+    quiesce: Option<Instant>,
+}
+
+impl Current {
+    fn abandon(&mut self) {
+        self.beats = None;
+        self.is_abandoned = true;
+    }
+}
+
+impl Freezer {
+    /// Adds a request.
+    pub(super) fn push(&mut self, wish: Wish) {
+        self.waiting.push_back(wish);
+    }
+
+    /// Takes up the next request, if there is none under way: whether the guest is to be quiesced
+    /// for it first. Otherwise [`Freezer::freeze`] comes next.
+    pub(super) fn begin(&mut self) -> Option<bool> {
+        if self.current.is_some() {
+            return None;
+        }
+        let wish = self.waiting.pop_front()?;
+        let saves = wish.memory.is_some();
+        self.current = Some(Current {
+            wish,
+            beats: None,
+            is_abandoned: false,
+            quiesce: saves.then(|| Instant::now() + QUIESCE_TIMEOUT),
+        });
+        Some(saves)
+    }
+
+    /// Freezes the machine, in a thread: that waits for the machine's process.
+    pub(super) fn freeze(&mut self, machine: &Arc<dyn Machine>, notifier: &Notifier<Event>) {
+        let Some(current) = &mut self.current else {
+            return;
+        };
+        current.quiesce = None;
+        let (beats, inbox) = channel();
+        let (machine, memory) = (Arc::clone(machine), current.wish.memory.clone());
+        let thread_notifier = notifier.clone();
+        let thread = std::thread::Builder::new()
+            .name("freeze".into())
+            .spawn(move || {
+                let mut to_the_end = false;
+                let mut meanwhile = || {
+                    thread_notifier.notify(Event::Freeze(Freeze::Frozen));
+                    to_the_end = hold(&inbox);
+                };
+                let frozen = match memory {
+                    Some(memory) => machine.save(&memory, &mut meanwhile),
+                    None => machine.pause(&mut meanwhile),
+                };
+                let over = frozen
+                    .map(|()| to_the_end)
+                    .map_err(|error| error.to_string());
+                thread_notifier.notify(Event::Freeze(Freeze::Over(over)));
+            });
+        match thread {
+            Ok(_) => current.beats = Some(beats).filter(|_| !current.is_abandoned),
+            Err(error) => notifier.notify(Event::Freeze(Freeze::Over(Err(error.to_string())))),
+        }
+    }
+
+    /// The request under way.
+    pub(super) fn current(&self) -> Option<&Wish> {
+        self.current.as_ref().map(|current| &current.wish)
+    }
+
+    /// Whether the machine is being saved, the guest quiesced or about to be.
+    pub(super) fn saves(&self) -> bool {
+        self.current().is_some_and(|wish| wish.memory.is_some())
+    }
+
+    /// Until when the guest must be quiesced.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.current.as_ref()?.quiesce
+    }
+
+    /// The guest has quiesced, and nothing is frozen yet.
+    pub(super) fn is_quiescing(&self) -> bool {
+        self.deadline().is_some()
+    }
+
+    /// Passes on what the client says.
+    pub(super) fn beat(&self, client: ClientId, beat: Beat) {
+        if let Some(current) = &self.current
+            && current.wish.client == client
+            && let Some(beats) = &current.beats
+        {
+            // Without an ear the machine runs again, of which the client is about to hear.
+            let _ = beats.send(beat);
+        }
+    }
+
+    /// The request under way is over.
+    pub(super) fn end(&mut self) -> Option<Wish> {
+        self.current.take().map(|current| current.wish)
+    }
+
+    /// Forgets what a client wants.
+    pub(super) fn forget(&mut self, client: ClientId) {
+        self.waiting.retain(|wish| wish.client != client);
+        if let Some(current) = &mut self.current
+            && current.wish.client == client
+        {
+            current.abandon();
+        }
+    }
+
+    /// Has the machine run again: the sandbox is about to end. The requests that waited.
+    pub(super) fn give_up(&mut self) -> VecDeque<Wish> {
+        if let Some(current) = &mut self.current {
+            current.abandon();
+        }
+        std::mem::take(&mut self.waiting)
+    }
+}
+
+/// Returns when the machine need not be frozen any more: whether it was for as long as it was
+/// needed. It was not if the client was silent for too long, or is gone, or the sandbox ends.
+fn hold(beats: &Receiver<Beat>) -> bool {
+    loop {
+        match beats.recv_timeout(SILENCE) {
+            Ok(Beat::Hold) => {}
+            Ok(Beat::Thaw) => return true,
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return false,
+        }
+    }
+}

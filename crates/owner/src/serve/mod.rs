@@ -1,0 +1,529 @@
+//! The event loop: one thread, one poll(2) for the guest, the clients and the descriptors that
+//! they handed over. It waits for nothing else; what must be waited for, like a machine's end or
+//! a copy of its memory, has a thread for as long as it takes ([`wake`]).
+
+mod agent;
+mod client;
+mod command;
+mod end;
+mod freezer;
+mod requests;
+mod shutdown;
+mod wake;
+mod work;
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::io::{self, Read};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use micabox_vmm::Machine;
+use micabox_wire::{
+    Boot, Hello, Identity, MAX_DATA, OutputStream, Phase, Reattach, Restore, ToGuest,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use crate::Lost;
+use crate::guest::{Broken, Link};
+use crate::protocol::{Failure, Reply, Stream};
+use crate::socket::Listener;
+use client::{Client, ClientId};
+use command::{Command, Input, Sink};
+use end::End;
+use freezer::{Freeze, Freezer};
+use wake::{Inbox, Notifier};
+
+/// How often a sandbox with a disk is looked at, whether the host's is full.
+const STALL_LOOK: Duration = Duration::from_secs(1);
+
+/// How long clients may take to read the last that they are told.
+const LINGER: Duration = Duration::from_secs(10);
+
+/// How long the first command has after its stop signal when the owner is told to end.
+const SIGNAL_GRACE: Duration = Duration::from_secs(10);
+
+/// How long a machine may take to end once its agent's stream has.
+const END_OF_MACHINE: Duration = Duration::from_secs(10);
+
+/// A machine that has just been started, and all that its owner must know.
+pub struct Launch {
+    /// The machine.
+    pub machine: Arc<dyn Machine>,
+    /// How its guest comes up.
+    pub start: Start,
+    /// How long that may take.
+    pub timeout: Duration,
+    /// Runs the sandbox's network for as long as it is held; dropped after the machine, which
+    /// would otherwise see a link go down.
+    pub network: Option<Box<dyn Any + Send>>,
+    /// The file of the disk that the guest must flush before it ends, if there is one.
+    pub disk: Option<PathBuf>,
+    /// The signal that asks the first command to end.
+    pub stop_signal: i32,
+    /// What a client that saves the machine must know of it, or why it can't be saved.
+    pub saves: Result<serde_json::Value, String>,
+    /// The directory of the sandbox's state, for the socket.
+    pub directory: PathBuf,
+    /// The creator's connection. The sandbox ends with it, until it is detached.
+    pub creator: UnixStream,
+    /// Keeps the sandbox's record and log.
+    pub registrar: Box<dyn Registrar>,
+}
+
+/// How a guest comes up.
+pub enum Start {
+    /// Its kernel boots, and the agent sets this up.
+    Boot(Box<Boot>),
+    /// It is a copy of a machine that was saved.
+    Restore {
+        /// What it has of its own.
+        identity: Box<Identity>,
+        /// The original's command that goes on as the first one of the copy.
+        main: Option<u32>,
+    },
+}
+
+/// Keeps what is on disk about a sandbox.
+pub trait Registrar: Send {
+    /// Marks the sandbox as running. Called after the socket is bound: clients that see it may
+    /// connect at once.
+    ///
+    /// # Errors
+    /// Those of its file; the start fails.
+    fn running(&mut self) -> io::Result<()>;
+
+    /// Adds to the log what a command wrote. A full disk is no reason to end the command.
+    fn log(&mut self, stream: Stream, bytes: &[u8]);
+
+    /// Marks the sandbox as ended.
+    fn ended(&mut self, outcome: &Outcome<'_>);
+}
+
+/// How a sandbox ended.
+#[derive(Clone, Copy, Debug)]
+pub struct Outcome<'a> {
+    /// The exit code of the command that had its lifetime, if one had.
+    pub code: Option<u8>,
+    /// What went wrong.
+    pub failure: Option<&'a Failure>,
+    /// It ended because its creator died.
+    pub is_abandoned: bool,
+    /// Otherwise the machine still uses the sandbox's disk.
+    pub machine_is_gone: bool,
+}
+
+/// What threads tell the event loop.
+#[derive(Debug)]
+enum Event {
+    /// A freeze goes on.
+    Freeze(Freeze),
+    /// Why the agent's stream ended.
+    Lost(Lost),
+    /// Whether the machine is gone, or does not go.
+    Gone(bool),
+}
+
+/// What became ready.
+#[derive(Clone, Copy, Debug)]
+enum Source {
+    Link,
+    Listener,
+    Inbox,
+    /// A signal that ends processes.
+    Signal,
+    Client(ClientId),
+    Stdin(u32),
+    Output(u32, OutputStream),
+}
+
+/// When things happened to the first command.
+#[derive(Clone, Copy, Debug)]
+struct First {
+    id: u32,
+    started: Option<Instant>,
+    first_output: Option<Instant>,
+    has_ended: bool,
+}
+
+/// The owner of a sandbox.
+struct Owner {
+    // In the order in which they must go. Clients that see the end of their connection see that
+    // everything else is gone.
+    listener: Option<Listener>,
+    machine: Arc<dyn Machine>,
+    network: Option<Box<dyn Any + Send>>,
+    registrar: Box<dyn Registrar>,
+    clients: BTreeMap<ClientId, Client>,
+
+    link: Link,
+    /// The agent's stream is followed.
+    is_linked: bool,
+    begun: Instant,
+    /// What to set up when the agent says hello.
+    boot: Option<Box<Boot>>,
+    hello: Option<(Instant, Hello)>,
+    up: Option<(Instant, Vec<Phase>)>,
+    /// Until when the guest must be up.
+    up_deadline: Option<Instant>,
+    lost: Option<Lost>,
+
+    commands: BTreeMap<u32, Command>,
+    next_command: u32,
+    first: Option<First>,
+    /// The command that goes on in this copy, until a client claims it.
+    unclaimed: Option<u32>,
+
+    next_client: ClientId,
+    creator: ClientId,
+    is_detached: bool,
+    freezer: Freezer,
+    end: End,
+    is_stalled: bool,
+    next_stall_look: Option<Instant>,
+    notifier: Notifier<Event>,
+    inbox: Inbox<Event>,
+    /// Readable when a signal has asked this process to end.
+    signals: UnixStream,
+
+    disk: Option<PathBuf>,
+    stop_signal: i32,
+    saves: Result<serde_json::Value, String>,
+    directory: PathBuf,
+}
+
+/// Owns a sandbox until it is over and everything of it is gone but its record. The creator is
+/// told when it is ready ([`Reply::Up`]), or why it isn't.
+///
+/// # Errors
+/// Those of setting up descriptors; the machine is killed.
+pub fn serve(launch: Launch) -> io::Result<()> {
+    let mut owner = Owner::new(launch)?;
+    let mut buffer = vec![0; 2 * MAX_DATA];
+    while owner.end.phase != end::Phase::Over {
+        owner.turn(&mut buffer)?;
+    }
+    owner.linger();
+    Ok(())
+}
+
+/// Readable when a signal asks this process to end.
+fn catch_signals() -> io::Result<UnixStream> {
+    let (reader, writer) = UnixStream::pair()?;
+    reader.set_nonblocking(true)?;
+    for signal in [SIGTERM, SIGINT, SIGHUP] {
+        signal_hook::low_level::pipe::register(signal, writer.try_clone()?)?;
+    }
+    Ok(reader)
+}
+
+impl Owner {
+    fn new(launch: Launch) -> io::Result<Self> {
+        let (notifier, inbox) = wake::inbox()?;
+        let greets = matches!(launch.start, Start::Boot(_));
+        let mut link = Link::new(launch.machine.agent()?, greets)?;
+        let mut commands = BTreeMap::new();
+        let (mut boot, mut unclaimed) = (None, None);
+        match launch.start {
+            Start::Boot(message) => boot = Some(message),
+            Start::Restore { identity, main } => {
+                let restore = Restore {
+                    identity: *identity,
+                    reattach: main.map(|id| {
+                        let command = Command::unclaimed();
+                        let output_window = command.stdout.window_size();
+                        commands.insert(id, command);
+                        Reattach { id, output_window }
+                    }),
+                };
+                unclaimed = main;
+                link.outbox.push(ToGuest::Restore(Box::new(restore)));
+            }
+        }
+        let now = Instant::now();
+        Ok(Self {
+            listener: None,
+            clients: BTreeMap::from([(0, Client::new(launch.creator)?)]),
+            machine: launch.machine,
+            network: launch.network,
+            registrar: launch.registrar,
+            link,
+            is_linked: true,
+            begun: now,
+            boot,
+            hello: None,
+            up: None,
+            up_deadline: now.checked_add(launch.timeout),
+            lost: None,
+            commands,
+            next_command: 0,
+            first: unclaimed.map(|id| First {
+                id,
+                started: None,
+                first_output: None,
+                has_ended: false,
+            }),
+            unclaimed,
+            next_client: 1,
+            creator: 0,
+            is_detached: false,
+            freezer: Freezer::default(),
+            end: End::default(),
+            is_stalled: false,
+            next_stall_look: None,
+            notifier,
+            inbox,
+            signals: catch_signals()?,
+            disk: launch.disk,
+            stop_signal: launch.stop_signal,
+            saves: launch.saves,
+            directory: launch.directory,
+        })
+    }
+
+    /// Waits for something to do, and does it.
+    fn turn(&mut self, buffer: &mut [u8]) -> io::Result<()> {
+        for (source, ready) in self.wait()? {
+            match source {
+                Source::Link => self.read_link(ready, buffer),
+                Source::Listener => self.accept(),
+                Source::Inbox => {
+                    for event in self.inbox.take() {
+                        self.event(event);
+                    }
+                }
+                Source::Signal => {
+                    let _ = (&self.signals).read(&mut [0; 64]);
+                    self.begin_end(Some(SIGNAL_GRACE));
+                }
+                Source::Client(id) => self.read_client(id, ready, buffer),
+                Source::Stdin(id) => self.read_stdin(id, buffer),
+                Source::Output(id, stream) => self.write_output(id, stream, ready),
+            }
+        }
+        self.look_at_clocks();
+        self.link.flush();
+        let ids: Vec<_> = self.clients.keys().copied().collect();
+        for id in ids {
+            if self
+                .clients
+                .get_mut(&id)
+                .is_some_and(|client| client.flush().is_err())
+            {
+                self.client_gone(id);
+                self.clients.remove(&id);
+            }
+        }
+        Ok(())
+    }
+
+    /// What is ready, or nothing when a clock is.
+    fn wait(&self) -> io::Result<Vec<(Source, PollFlags)>> {
+        let mut sources = Vec::new();
+        let mut fds = Vec::new();
+        let mut add = |source, fd, events| {
+            sources.push(source);
+            fds.push(PollFd::from_borrowed_fd(fd, events));
+        };
+        if self.is_linked {
+            let mut events = PollFlags::IN;
+            events.set(PollFlags::OUT, self.link.has_unsent());
+            add(Source::Link, self.link.as_fd(), events);
+        }
+        add(Source::Inbox, self.inbox.as_fd(), PollFlags::IN);
+        add(Source::Signal, self.signals.as_fd(), PollFlags::IN);
+        if let Some(listener) = &self.listener {
+            add(Source::Listener, listener.socket.as_fd(), PollFlags::IN);
+        }
+        for (&id, client) in &self.clients {
+            let mut events = PollFlags::empty();
+            events.set(PollFlags::IN, !client.is_full() && !client.has_ended);
+            events.set(PollFlags::OUT, client.has_unsent());
+            add(Source::Client(id), client.as_fd(), events);
+        }
+        let has_room = self.link.outbox.stdin_room() > 0 && !self.freezer.saves();
+        for (&id, command) in &self.commands {
+            if let Input::Descriptor(descriptor) = &command.stdin
+                && command.runs()
+                && has_room
+                && command.stdin_window.available() > 0
+            {
+                add(Source::Stdin(id), descriptor.as_fd(), PollFlags::IN);
+            }
+            for (stream, output) in [
+                (OutputStream::Stdout, &command.stdout),
+                (OutputStream::Stderr, &command.stderr),
+            ] {
+                if let Sink::Descriptor(descriptor) = &output.sink {
+                    // Without a wish, poll(2) still tells that nothing reads it any more.
+                    let mut events = PollFlags::empty();
+                    events.set(PollFlags::OUT, output.is_pending());
+                    add(Source::Output(id, stream), descriptor.as_fd(), events);
+                }
+            }
+        }
+        let left = self
+            .deadline()
+            .map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(sources
+            .into_iter()
+            .zip(fds.iter().map(PollFd::revents))
+            .filter(|(_, ready)| !ready.is_empty())
+            .collect())
+    }
+
+    /// When the next clock is due.
+    fn deadline(&self) -> Option<Instant> {
+        let commands = self
+            .commands
+            .values()
+            .filter_map(|command| command.deadline);
+        let others = [
+            self.up_deadline,
+            self.end.deadline(),
+            self.freezer.deadline(),
+            self.next_stall_look,
+        ];
+        commands.chain(others.into_iter().flatten()).min()
+    }
+
+    fn look_at_clocks(&mut self) {
+        let now = Instant::now();
+        let is_due = |deadline: Option<Instant>| deadline.is_some_and(|deadline| deadline <= now);
+        if is_due(self.up_deadline) {
+            self.up_deadline = None;
+            self.lose(Lost::silent(&*self.machine));
+        }
+        if is_due(self.freezer.deadline()) {
+            self.freeze_over(Err("the guest did not answer in time".to_owned()));
+        }
+        if is_due(self.next_stall_look) {
+            self.next_stall_look = Some(now + STALL_LOOK);
+            self.look_for_stall();
+        }
+        let late = self.commands.iter();
+        let late = late.filter(|(_, command)| is_due(command.deadline));
+        let late: Vec<_> = late.map(|(&id, _)| id).collect();
+        for id in late {
+            self.time_is_over(id);
+        }
+        self.look_at_end();
+    }
+
+    fn look_for_stall(&mut self) {
+        let stalled = self.machine.is_stalled();
+        if stalled != self.is_stalled {
+            self.is_stalled = stalled;
+            self.tell(self.creator, 0, &Reply::Stalled { stalled });
+        }
+    }
+
+    fn read_link(&mut self, ready: PollFlags, buffer: &mut [u8]) {
+        if ready.intersects(PollFlags::OUT) {
+            self.link.flush();
+        }
+        if !ready.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) {
+            return;
+        }
+        let mut result = self.link.receive(buffer);
+        while result.is_ok() {
+            match self.link.next_message() {
+                Ok(Some(message)) => {
+                    if let Err(violation) = self.handle(message) {
+                        result = Err(Broken::Violation(violation));
+                    }
+                }
+                Ok(None) => return,
+                Err(broken) => result = Err(broken),
+            }
+        }
+        match result {
+            Err(Broken::Violation(why)) => {
+                self.is_linked = false;
+                let machine = &*self.machine;
+                self.lose(Lost::end_of_conversation(
+                    machine,
+                    Some(why),
+                    Duration::ZERO,
+                ));
+            }
+            Err(Broken::Ended) => {
+                self.is_linked = false;
+                // The machine's own end says more.
+                self.in_a_thread(|machine| {
+                    Event::Lost(Lost::end_of_conversation(machine, None, END_OF_MACHINE))
+                });
+            }
+            Ok(()) => {}
+        }
+    }
+
+    fn accept(&mut self) {
+        while let Some(listener) = &self.listener
+            && let Ok((socket, _)) = listener.socket.accept()
+        {
+            // Without descriptors the connection ends, and may be made again.
+            if let Ok(client) = Client::new(socket) {
+                self.clients.insert(self.next_client, client);
+                self.next_client += 1;
+            }
+        }
+    }
+
+    fn event(&mut self, event: Event) {
+        match event {
+            Event::Freeze(Freeze::Frozen) => self.frozen(),
+            Event::Freeze(Freeze::Over(over)) => self.freeze_over(over),
+            Event::Lost(lost) => self.lose(lost),
+            Event::Gone(is_gone) => self.conclude(is_gone),
+        }
+    }
+
+    /// Waits for the machine in a thread.
+    fn in_a_thread(&self, body: impl FnOnce(&dyn Machine) -> Event + Send + 'static) {
+        let (machine, notifier) = (Arc::clone(&self.machine), self.notifier.clone());
+        let thread = std::thread::Builder::new().name("machine-end".into());
+        let spawned = thread.spawn(move || notifier.notify(body(&*machine)));
+        if spawned.is_err() {
+            // Without a thread there is no time for it either.
+            self.machine.kill();
+            self.notifier.notify(Event::Gone(false));
+        }
+    }
+
+    /// Sends a client something, if it is there.
+    fn tell(&mut self, client: ClientId, number: u32, reply: &Reply) {
+        if let Some(client) = self.clients.get_mut(&client) {
+            client.reply(number, reply);
+        }
+    }
+
+    /// Sends clients what they have not read yet.
+    fn linger(&mut self) {
+        drop(self.listener.take());
+        let deadline = Instant::now() + LINGER;
+        loop {
+            self.clients.retain(|_, client| client.flush().is_ok());
+            let left = deadline.saturating_duration_since(Instant::now());
+            let unsent = self.clients.values().filter(|client| client.has_unsent());
+            let fds: Vec<_> = unsent.map(AsFd::as_fd).collect();
+            if fds.is_empty() || left.is_zero() {
+                return;
+            }
+            let fds = fds.into_iter();
+            let mut fds: Vec<_> = fds
+                .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::OUT))
+                .collect();
+            let _ = poll(&mut fds, Timespec::try_from(left).ok().as_ref());
+        }
+    }
+}

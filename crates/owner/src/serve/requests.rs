@@ -1,0 +1,428 @@
+//! What clients ask for.
+
+use std::os::fd::OwnedFd;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use micabox_vmm::Snapshot;
+use micabox_wire::{OutputStream, ToGuest, encode};
+use rustix::event::PollFlags;
+
+use super::Owner;
+use super::client::ClientId;
+use super::command::{self, Command, Input, Sink, Streams};
+use super::freezer::{Beat, Wish};
+use crate::descriptor::{Descriptor, Way};
+use crate::protocol::frame::Pipe;
+use crate::protocol::{Exec, Failure, Frame, Kind, Place, Reply, Request};
+
+impl Owner {
+    /// A connection has something to say, takes more, or ends.
+    pub(super) fn read_client(&mut self, id: ClientId, ready: PollFlags, buffer: &mut [u8]) {
+        let Some(client) = self.clients.get_mut(&id) else {
+            return;
+        };
+        if ready.intersects(PollFlags::OUT) && client.flush().is_err() {
+            return self.client_gone(id);
+        }
+        if client.has_ended {
+            // It can't be told any more either.
+            if ready.intersects(PollFlags::HUP | PollFlags::ERR) {
+                self.clients.remove(&id);
+            }
+            return;
+        }
+        if !ready.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) {
+            return;
+        }
+        let is_open = client.receive(buffer);
+        while let Some(client) = self.clients.get_mut(&id) {
+            match client.next_frame() {
+                Ok(Some(Frame::Message(number, request))) => self.request(id, number, request),
+                Ok(Some(Frame::Data(number, Pipe::Stdin, data))) => self.stdin(id, number, data),
+                Ok(None) => break,
+                // It makes no sense: there is no following it any more.
+                Ok(Some(Frame::Data(..))) | Err(_) => return self.client_gone(id),
+            }
+        }
+        if !is_open {
+            self.client_gone(id);
+        }
+    }
+
+    /// A client is gone, and with it what it did not detach.
+    pub(super) fn client_gone(&mut self, id: ClientId) {
+        let Some(client) = self.clients.get_mut(&id) else {
+            return;
+        };
+        let commands = std::mem::take(&mut client.commands);
+        // The creator hears the end of the sandbox, and that everything is gone by the end of its
+        // connection.
+        client.has_ended = true;
+        if id != self.creator {
+            self.clients.remove(&id);
+        }
+        self.freezer.forget(id);
+        self.end.waiting.retain(|(waiting, _)| *waiting != id);
+        for command in commands.into_values() {
+            let detach = self
+                .commands
+                .get(&command)
+                .is_some_and(|command| command.detach);
+            if !detach {
+                self.signal(command, libc::SIGKILL);
+            }
+            self.release(command, !detach);
+        }
+        if id == self.creator && !self.is_detached {
+            // As a power cut.
+            self.end.is_abandoned = !self.end.is_killed;
+            self.end.is_killed = true;
+            self.machine.kill();
+        }
+    }
+
+    fn request(&mut self, client: ClientId, number: u32, request: Request) {
+        let done = match request {
+            Request::Exec(exec) => self.exec(client, number, &exec),
+            Request::Reattach(exec) => self.reattach(client, number, &exec),
+            Request::Signal { signal } => self.on_command(client, number, |owner, id| {
+                owner.signal(id, signal);
+            }),
+            Request::Resize(size) => self.on_command(client, number, |owner, id| {
+                owner.link.outbox.push(ToGuest::Resize { id, size });
+            }),
+            Request::Credit { stream, bytes } => self.on_command(client, number, |owner, id| {
+                owner.credit(id, stream.into(), bytes);
+            }),
+            Request::Release => self.on_command(client, number, |owner, id| {
+                owner.release(id, true);
+            }),
+            Request::Detach if client == self.creator => {
+                self.is_detached = true;
+                self.tell(client, number, &Reply::Detached);
+                Ok(())
+            }
+            Request::Detach => Err(Failure::new(Kind::Invalid, "only the creator can detach")),
+            Request::Stop { grace } => {
+                self.end.waiting.push((client, number));
+                self.begin_end(Some(Duration::from_millis(grace)));
+                Ok(())
+            }
+            Request::End => {
+                self.end.waiting.push((client, number));
+                if self.end.is_killed || (self.disk.is_none() && self.network.is_none()) {
+                    self.die();
+                } else {
+                    self.begin_end(None);
+                }
+                Ok(())
+            }
+            Request::Kill => {
+                self.end.waiting.push((client, number));
+                self.end.is_killed = true;
+                self.machine.kill();
+                Ok(())
+            }
+            Request::Freeze { memory } => self.freeze(client, number, memory),
+            Request::Hold => {
+                self.freezer.beat(client, Beat::Hold);
+                Ok(())
+            }
+            Request::Thaw => {
+                self.freezer.beat(client, Beat::Thaw);
+                Ok(())
+            }
+            Request::Info => {
+                let info = self.info();
+                self.tell(client, number, &Reply::Info(info));
+                Ok(())
+            }
+        };
+        if let Err(failure) = done {
+            self.tell(client, number, &Reply::Failed(failure));
+        }
+    }
+
+    /// Does something to a client's command. One that has ended does not mind.
+    fn on_command(
+        &mut self,
+        client: ClientId,
+        number: u32,
+        act: impl FnOnce(&mut Self, u32),
+    ) -> Result<(), Failure> {
+        let client = self.clients.get(&client);
+        if let Some(&id) = client.and_then(|client| client.commands.get(&number)) {
+            act(self, id);
+        }
+        Ok(())
+    }
+
+    fn exec(&mut self, client: ClientId, number: u32, exec: &Exec) -> Result<(), Failure> {
+        let streams = self.streams(client, exec)?;
+        self.check_new(client, number)?;
+        if exec.argv.is_empty() {
+            return Err(Failure::new(Kind::Invalid, "no program to run"));
+        }
+        while self.commands.contains_key(&self.next_command) {
+            self.next_command = self.next_command.wrapping_add(1);
+        }
+        let id = self.next_command;
+        self.next_command = id.wrapping_add(1);
+        let spec = micabox_wire::Exec {
+            argv: exec.argv.iter().map(|text| text.0.clone()).collect(),
+            env: exec
+                .env
+                .iter()
+                .map(|(name, value)| (name.0.clone(), value.0.clone()))
+                .collect(),
+            cwd: exec.workdir.0.clone(),
+            user: exec.user.clone(),
+            tty: exec.tty,
+            stdin: !matches!(streams.stdin, Input::Closed),
+            output_window: command::output_window(exec),
+        };
+        let request = ToGuest::Exec {
+            id,
+            spec: Box::new(spec),
+        };
+        if encode(&request, &mut Vec::new()).is_err() {
+            let message = "arguments and environment are too long";
+            return Err(Failure::new(Kind::TooLong, message));
+        }
+        self.link.outbox.push(request);
+        self.commands
+            .insert(id, Command::new((client, number), exec, streams));
+        self.first.get_or_insert(super::First {
+            id,
+            started: None,
+            first_output: None,
+            has_ended: false,
+        });
+        if let Some(client) = self.clients.get_mut(&client) {
+            client.commands.insert(number, id);
+        }
+        Ok(())
+    }
+
+    fn reattach(&mut self, client: ClientId, number: u32, exec: &Exec) -> Result<(), Failure> {
+        let streams = self.streams(client, exec)?;
+        self.check_new(client, number)?;
+        let nothing = || Failure::new(Kind::Invalid, "nothing runs in the sandbox");
+        let id = self.unclaimed.take().ok_or_else(nothing)?;
+        let command = self.commands.get_mut(&id).ok_or_else(nothing)?;
+        let held = [
+            (OutputStream::Stdout, command.stdout.take_held()),
+            (OutputStream::Stderr, command.stderr.take_held()),
+        ];
+        command.claim((client, number), exec, streams);
+        if let Some(client) = self.clients.get_mut(&client) {
+            client.commands.insert(number, id);
+        }
+        self.started(id);
+        for (stream, held) in held {
+            self.pass_on(id, stream, &held);
+        }
+        self.complete(id);
+        Ok(())
+    }
+
+    /// Whether a client can have another command under this number.
+    fn check_new(&self, client: ClientId, number: u32) -> Result<(), Failure> {
+        let client = self.clients.get(&client);
+        if client.is_some_and(|client| client.commands.contains_key(&number)) {
+            let message = format!("request {number} is a command that runs");
+            return Err(Failure::new(Kind::Invalid, message));
+        }
+        if let Some(lost) = &self.lost {
+            return Err(lost.clone().into());
+        }
+        if self.end.has_begun() {
+            return Err(Failure::new(Kind::Ending, "the sandbox is about to end"));
+        }
+        if self.up.is_none() {
+            return Err(Failure::new(Kind::Invalid, "the sandbox is not ready yet"));
+        }
+        Ok(())
+    }
+
+    /// Where the streams of a command go, with the descriptors that came for them.
+    fn streams(&mut self, client: ClientId, exec: &Exec) -> Result<Streams, Failure> {
+        let missing = || Failure::new(Kind::Invalid, "a descriptor is missing");
+        let client = self.clients.get_mut(&client).ok_or_else(missing)?;
+        let mut next = || client.descriptors.pop_front().ok_or_else(missing);
+        let stdin = match exec.stdin {
+            Place::Null => Input::Closed,
+            Place::Frames => Input::Frames,
+            Place::Idle => Input::Idle,
+            Place::Descriptor => Input::Descriptor(Descriptor::new(next()?, Way::In)),
+            Place::Log => return Err(Failure::new(Kind::Invalid, "stdin can't come from the log")),
+        };
+        let mut sink = |place| -> Result<Sink, Failure> {
+            Ok(match place {
+                Place::Null | Place::Idle => Sink::Discard,
+                Place::Frames => Sink::Frames,
+                Place::Log => Sink::Log,
+                Place::Descriptor => Sink::Descriptor(Descriptor::new(next()?, Way::Out)),
+            })
+        };
+        Ok(Streams {
+            stdin,
+            stdout: sink(exec.stdout)?,
+            stderr: sink(exec.stderr)?,
+        })
+    }
+
+    /// Bytes of stdin in a frame; none at its end.
+    fn stdin(&mut self, client: ClientId, number: u32, data: Vec<u8>) {
+        let sender = self.clients.get(&client);
+        let Some(&id) = sender.and_then(|client| client.commands.get(&number)) else {
+            return;
+        };
+        let Some(command) = self.commands.get_mut(&id) else {
+            return;
+        };
+        if !matches!(command.stdin, Input::Frames) || !command.runs() {
+            return;
+        }
+        if data.is_empty() {
+            command.stdin = Input::Closed;
+            self.link.outbox.push(ToGuest::CloseStdin { id });
+        } else if command.stdin_window.take(data.len()).is_ok() {
+            self.link.outbox.push(ToGuest::Stdin { id, data });
+        } else {
+            self.client_gone(client);
+        }
+    }
+
+    fn credit(&mut self, id: u32, stream: OutputStream, bytes: u32) {
+        if let Some(command) = self.commands.get_mut(&id)
+            && matches!(command.output(stream).sink, Sink::Frames)
+        {
+            let credit = command.output(stream).handed_on(bytes as usize);
+            self.link.outbox.credit(id, stream, credit);
+        }
+    }
+
+    /// No client cares for a command any more; with `streams`, its descriptors are given up too.
+    fn release(&mut self, id: u32, streams: bool) {
+        let Some(command) = self.commands.get_mut(&id) else {
+            return;
+        };
+        if let Some((client, number)) = command.client.take()
+            && let Some(client) = self.clients.get_mut(&client)
+        {
+            client.commands.remove(&number);
+        }
+        if matches!(command.stdin, Input::Frames) || streams {
+            command.stdin = Input::Closed;
+            if command.runs() {
+                self.link.outbox.push(ToGuest::CloseStdin { id });
+            }
+        }
+        for stream in [OutputStream::Stdout, OutputStream::Stderr] {
+            let is_running = command.exit.is_none();
+            let output = command.output(stream);
+            if matches!(output.sink, Sink::Frames) || streams {
+                let credit = output.discard().filter(|_| is_running);
+                self.link.outbox.credit(id, stream, credit);
+            }
+        }
+        self.complete(id);
+    }
+
+    fn freeze(&mut self, client: ClientId, number: u32, memory: bool) -> Result<(), Failure> {
+        let memory = memory.then(|| self.snapshot(client)).transpose()?;
+        if self.end.has_begun() || self.lost.is_some() {
+            return Err(Failure::new(Kind::Ending, "the sandbox is about to end"));
+        }
+        if memory.is_some()
+            && let Err(why) = &self.saves
+        {
+            return Err(Failure::new(Kind::NotFrozen, why.clone()));
+        }
+        self.freezer.push(Wish {
+            client,
+            number,
+            memory,
+        });
+        self.next_freeze();
+        Ok(())
+    }
+
+    /// The files that came with a request, for a machine.
+    fn snapshot(&mut self, client: ClientId) -> Result<Snapshot, Failure> {
+        let missing = || Failure::new(Kind::Invalid, "two files are needed for the machine");
+        let client = self.clients.get_mut(&client).ok_or_else(missing)?;
+        let mut next = || {
+            let file: Option<OwnedFd> = client.descriptors.pop_front();
+            file.map(std::fs::File::from).ok_or_else(missing)
+        };
+        Ok(Snapshot::new(next()?, next()?))
+    }
+
+    fn next_freeze(&mut self) {
+        match self.freezer.begin() {
+            None => {}
+            Some(true) => self.link.outbox.push(ToGuest::Quiesce),
+            Some(false) => self.freezer.freeze(&self.machine, &self.notifier),
+        }
+    }
+
+    /// The machine is frozen.
+    pub(super) fn frozen(&mut self) {
+        let Some(wish) = self.freezer.current() else {
+            return;
+        };
+        let (client, number) = (wish.client, wish.number);
+        let note = match (&wish.memory, &self.saves) {
+            (Some(_), Ok(note)) => note.clone(),
+            _ => serde_json::Value::Null,
+        };
+        let main = self.first.map(|first| first.id);
+        self.tell(client, number, &Reply::Frozen { main, note });
+    }
+
+    /// The machine runs again, or never was frozen.
+    pub(super) fn freeze_over(&mut self, over: Result<bool, String>) {
+        let saved = self.freezer.saves();
+        let Some(wish) = self.freezer.end() else {
+            return;
+        };
+        if saved && self.is_linked {
+            let mut entropy = [0; 32];
+            match getrandom::fill(&mut entropy) {
+                Ok(()) => self.link.outbox.release(ToGuest::Thaw {
+                    wall_clock: wall_clock(),
+                    entropy,
+                }),
+                // A guest that draws what its copy draws must not go on.
+                Err(_) => self.machine.kill(),
+            }
+        }
+        let is_ending = self.lost.is_some() || self.end.has_begun() || self.end.is_killed;
+        let reply = match over {
+            Ok(true) => Reply::Thawed,
+            _ if is_ending => {
+                Reply::Failed(Failure::new(Kind::Ending, "the sandbox is about to end"))
+            }
+            Ok(false) => {
+                let message = "the machine ran again before it was to";
+                Reply::Failed(Failure::new(Kind::NotFrozen, message))
+            }
+            Err(why) => Reply::Failed(Failure::new(Kind::NotFrozen, why)),
+        };
+        self.tell(wish.client, wish.number, &reply);
+        self.next_freeze();
+    }
+}
+
+/// The time of day: seconds since 1970-01-01 UTC, and nanoseconds.
+fn wall_clock() -> (i64, u32) {
+    match SystemTime::now().duration_since(UNIX_EPOCH) {
+        Ok(since) => (
+            i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
+            since.subsec_nanos(),
+        ),
+        Err(_) => (0, 0),
+    }
+}

@@ -1,0 +1,296 @@
+//! From the wish that a sandbox ends to the end of its machine.
+
+use std::time::{Duration, Instant};
+
+use micabox_wire::ToGuest;
+
+use super::end::{Phase, Step};
+use super::freezer::Wish;
+use super::work::SHUTDOWN_TIMEOUT;
+use super::{Event, Outcome, Owner};
+use crate::Lost;
+use crate::protocol::{Failure, Info, Kind, Reply};
+
+/// Exit code when the time of the command is over, as coreutils' `timeout` has it.
+const EXIT_TIMEOUT: u8 = 124;
+
+impl Owner {
+    /// Ends the sandbox: the first command gets its stop signal and, after `grace`, SIGKILL.
+    pub(super) fn begin_end(&mut self, grace: Option<Duration>) {
+        if let Some(grace) = grace {
+            self.end.bound(grace);
+        }
+        if self.end.has_begun() {
+            return;
+        }
+        self.give_up_freezes();
+        match self
+            .first
+            .filter(|first| first.started.is_some() && !first.has_ended)
+        {
+            Some(first) => {
+                self.end.ask(grace.unwrap_or_default());
+                self.signal(first.id, self.stop_signal);
+            }
+            None => self.tell_guest_to_shut_down(),
+        }
+    }
+
+    /// The command with the sandbox's lifetime has ended, or could not start. The sandbox ends in
+    /// order if it has a disk, or a network that what it sent may not have left yet; at once if
+    /// there is nothing to lose.
+    pub(super) fn finish(&mut self) {
+        self.give_up_freezes();
+        if self.end.is_killed || (self.disk.is_none() && self.network.is_none()) {
+            self.die();
+        } else {
+            self.tell_guest_to_shut_down();
+        }
+    }
+
+    fn tell_guest_to_shut_down(&mut self) {
+        if matches!(
+            self.end.phase,
+            Phase::ShuttingDown | Phase::Dying | Phase::Over
+        ) {
+            return;
+        }
+        self.link.outbox.push(ToGuest::Shutdown);
+        let (pid, disk) = (self.machine.pid(), self.disk.as_deref());
+        self.end.watch(Phase::ShuttingDown, pid, disk);
+    }
+
+    /// The guest is down.
+    pub(super) fn shut_down(&mut self, problem: Option<String>) {
+        self.end.is_saved = problem.is_none();
+        self.end.result = Some(match problem {
+            None => Ok(None),
+            Some(problem) => Err(Lost::unflushed(problem)),
+        });
+        self.die();
+    }
+
+    pub(super) fn look_at_end(&mut self) {
+        if self.end.deadline().is_none() {
+            return;
+        }
+        match self
+            .end
+            .look(self.machine.is_stalled(), self.disk.is_some())
+        {
+            Step::Wait => {}
+            Step::Kill => self.kill_first(),
+            Step::Die => self.die(),
+        }
+    }
+
+    /// SIGKILL for the first command. If it is not gone then, the guest may be able to end all
+    /// the same.
+    fn kill_first(&mut self) {
+        if let Some(first) = self.first {
+            self.signal(first.id, libc::SIGKILL);
+        }
+        let (pid, disk) = (self.machine.pid(), self.disk.as_deref());
+        self.end.watch(Phase::Killed, pid, disk);
+    }
+
+    /// Nothing reads the output of the command with the sandbox's lifetime.
+    pub(super) fn unseen(&mut self, id: u32) {
+        if self.end.is_unseen || self.commands.get(&id).is_none_or(|command| !command.runs()) {
+            return;
+        }
+        self.end.is_unseen = true;
+        // Something may have to be saved: then only the command is killed.
+        if self.disk.is_some() {
+            self.end.bound(Duration::ZERO);
+            self.kill_first();
+        } else {
+            self.machine.kill();
+        }
+    }
+
+    /// A command has had its time.
+    pub(super) fn time_is_over(&mut self, id: u32) {
+        let Some(command) = self.commands.get_mut(&id) else {
+            return;
+        };
+        let (lifetime, grace) = (command.lifetime, command.grace);
+        let has_signal = command.timeout.take().is_none();
+        command.deadline = if has_signal || lifetime {
+            None
+        } else {
+            Instant::now().checked_add(grace)
+        };
+        if lifetime {
+            self.end.timed_out |= !self.end.has_begun();
+            self.begin_end(Some(grace));
+        } else if has_signal {
+            self.signal(id, libc::SIGKILL);
+        } else {
+            self.signal(id, self.stop_signal);
+        }
+    }
+
+    /// A command has ended, and what it wrote is perhaps where it belongs.
+    pub(super) fn complete(&mut self, id: u32) {
+        let Some(command) = self.commands.get_mut(&id) else {
+            return;
+        };
+        let Some(status) = command.exit else {
+            return;
+        };
+        if self.end.is_unseen || self.end.is_killed {
+            // What should take the rest of the output does not.
+            command.drop_output();
+        }
+        if !command.is_written() || self.unclaimed == Some(id) {
+            return;
+        }
+        let (lifetime, measure) = (command.lifetime, command.measure);
+        let client = command.client;
+        // Descriptors are closed before the client hears of the end.
+        self.commands.remove(&id);
+        if let Some((client, number)) = client {
+            let info = measure.then(|| self.info());
+            self.tell(client, number, &Reply::Exited { status, info });
+            if let Some(client) = self.clients.get_mut(&client) {
+                client.commands.remove(&number);
+            }
+        }
+        let is_asked = matches!(self.end.phase, Phase::Asked { .. });
+        if lifetime {
+            self.end.code = Some(match status.code() {
+                _ if self.end.is_unseen => exit_code(libc::SIGPIPE),
+                _ if self.end.timed_out && is_asked => EXIT_TIMEOUT,
+                code => u8::try_from(code).unwrap_or(u8::MAX),
+            });
+            self.finish();
+        } else if self.first.is_some_and(|first| first.id == id)
+            && matches!(self.end.phase, Phase::Asked { .. } | Phase::Killed)
+        {
+            self.tell_guest_to_shut_down();
+        }
+    }
+
+    /// There is no more talking to the guest.
+    pub(super) fn lose(&mut self, lost: Lost) {
+        if self.lost.is_some() || self.end.phase == Phase::Over {
+            return;
+        }
+        self.lost = Some(lost.clone());
+        self.up_deadline = None;
+        if self.up.is_none() {
+            let failure = Failure::from(lost.clone());
+            self.tell(self.creator, 0, &Reply::Failed(failure));
+        }
+        let had_begun = self.end.has_begun() || self.end.is_killed;
+        if self.commands.values().any(|command| command.lifetime) && self.end.code.is_none() {
+            if self.end.is_unseen {
+                self.end.code = Some(exit_code(libc::SIGPIPE));
+            } else if had_begun {
+                self.end.code = Some(exit_code(libc::SIGKILL));
+            } else {
+                self.end.failure = Some(lost.clone().into());
+            }
+        }
+        self.end.result.get_or_insert(Err(lost));
+        self.give_up_freezes();
+        self.die();
+    }
+
+    /// Kills the machine, and everything that still waits for it hears so.
+    pub(super) fn die(&mut self) {
+        if matches!(self.end.phase, Phase::Dying | Phase::Over) {
+            return;
+        }
+        self.end.phase = Phase::Dying;
+        self.is_linked = false;
+        self.next_stall_look = None;
+        let lost = self.lost.clone().unwrap_or_else(Lost::closed);
+        for command in std::mem::take(&mut self.commands).into_values() {
+            if let Some((client, number)) = command.client {
+                self.tell(client, number, &Reply::Failed(lost.clone().into()));
+            }
+        }
+        self.machine.kill();
+        self.in_a_thread(|machine| Event::Gone(machine.wait(SHUTDOWN_TIMEOUT).is_some()));
+    }
+
+    /// The machine is gone: what became of the sandbox is on record, and then told.
+    pub(super) fn conclude(&mut self, is_gone: bool) {
+        self.end.phase = Phase::Over;
+        if let Some(wish) = self.freezer.end() {
+            self.tell_of_end(&wish);
+        }
+        let result = self.end.conclude(self.disk.is_some());
+        let failure = self.end.failure.clone().or_else(|| {
+            // Files that were lost are worse news than how the command ended.
+            result.as_ref().err().map(|lost| lost.clone().into())
+        });
+        let ended = Outcome {
+            code: self.end.code,
+            failure: failure.as_ref(),
+            is_abandoned: self.end.is_abandoned,
+            machine_is_gone: is_gone,
+        };
+        self.registrar.ended(&ended);
+        let stopped = match &result {
+            Ok(killed) => Reply::Stopped {
+                killed: killed.clone(),
+            },
+            Err(lost) => Reply::Failed(lost.clone().into()),
+        };
+        for (client, number) in std::mem::take(&mut self.end.waiting) {
+            self.tell(client, number, &stopped);
+        }
+        let code = self.end.code;
+        self.tell(self.creator, 0, &Reply::Ended { code, failure });
+    }
+
+    fn give_up_freezes(&mut self) {
+        for wish in self.freezer.give_up() {
+            self.tell_of_end(&wish);
+        }
+    }
+
+    /// Tells a client that wanted the machine frozen that there is none any more.
+    fn tell_of_end(&mut self, wish: &Wish) {
+        let failure = Failure::new(Kind::Ending, "the sandbox is about to end");
+        self.tell(wish.client, wish.number, &Reply::Failed(failure));
+    }
+
+    pub(super) fn signal(&mut self, id: u32, signal: i32) {
+        if self.commands.get(&id).is_some_and(|command| command.runs()) {
+            self.link.outbox.push(ToGuest::Signal { id, signal });
+        }
+    }
+
+    /// What is known of the sandbox.
+    pub(super) fn info(&self) -> Info {
+        let micros = |from: Instant, to: Instant| {
+            u64::try_from(to.saturating_duration_since(from).as_micros()).unwrap_or(u64::MAX)
+        };
+        let hello = self.hello.as_ref();
+        let up = self.up.as_ref();
+        let started = self.first.and_then(|first| first.started);
+        let output = self.first.and_then(|first| first.first_output);
+        Info {
+            stalled: self.machine.is_stalled(),
+            ending: self.end.has_begun(),
+            stop_signal: self.stop_signal,
+            own_memory: crate::process::private_memory(self.machine.pid()),
+            hello: hello.map(|(at, _)| micros(self.begun, *at)),
+            kernel: hello.map_or(0, |(_, hello)| hello.init_uptime_us),
+            ready: up.map_or(0, |(at, _)| micros(self.begun, *at)),
+            phases: up.map(|(_, phases)| phases.clone()).unwrap_or_default(),
+            exec: up
+                .zip(started)
+                .map(|((up, _), started)| micros(*up, started)),
+            first_output: started.zip(output).map(|(from, to)| micros(from, to)),
+        }
+    }
+}
+
+fn exit_code(signal: i32) -> u8 {
+    u8::try_from(128 + signal).unwrap_or(u8::MAX)
+}

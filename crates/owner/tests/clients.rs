@@ -1,0 +1,397 @@
+//! Clients of an owner: streams in frames and over descriptors, ends, and freezes.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use micabox_owner::protocol::frame::Pipe;
+use micabox_owner::protocol::{Exec, Frame, Kind, Place, Reply, Request, Stream};
+use micabox_wire::{ExitStatus, MAX_DATA, OutputStream, ToGuest, ToHost};
+use support::{Fixture, framed, output, read_all, reply, start};
+
+/// The window of a command that asks for none.
+const WINDOW: u32 = 256 << 10;
+
+fn exited(code: i32) -> Reply {
+    Reply::Exited {
+        status: ExitStatus::Exited(code),
+        info: None,
+    }
+}
+
+fn end(fixture: &mut Fixture, id: u32, code: i32) {
+    let status = ExitStatus::Exited(code);
+    fixture.guest.say(ToHost::Exited { id, status });
+}
+
+#[test]
+fn output_and_exit_code_arrive_in_order() {
+    let mut fixture = Fixture::booted();
+    let mut client = fixture.connect();
+    let id = start(&mut client, &mut fixture.guest, framed(), 0);
+    fixture.guest.output(id, b"out");
+    fixture.guest.say(ToHost::Output {
+        id,
+        stream: OutputStream::Stderr,
+        data: b"err".to_vec(),
+    });
+    end(&mut fixture, id, 9);
+    assert_eq!(output(&mut client), b"out");
+    let next = client.receive(None).unwrap();
+    assert_eq!(next, Some(Frame::Data(1, Pipe::Stderr, b"err".to_vec())));
+    assert_eq!(reply(&mut client, 1), exited(9));
+    // Its number is free again.
+    start(&mut client, &mut fixture.guest, framed(), 0);
+}
+
+#[test]
+fn a_descriptor_is_written_to_by_the_owner_and_closed_before_the_end_is_told() {
+    let mut fixture = Fixture::booted();
+    let mut client = fixture.connect();
+    let (reader, writer) = std::io::pipe().unwrap();
+    let exec = Exec {
+        stdout: Place::Descriptor,
+        ..framed()
+    };
+    let request = Request::Exec(Box::new(exec));
+    client.request(1, &request, &[writer.as_fd()]).unwrap();
+    drop(writer);
+    let id = fixture.guest.start(0);
+    assert!(matches!(reply(&mut client, 1), Reply::Started { .. }));
+    // More than the pipe holds: its reader is slow, and stops nothing else.
+    let mut sent = 0;
+    while sent < WINDOW as usize {
+        fixture.guest.output(id, &[b'x'; MAX_DATA]);
+        sent += MAX_DATA;
+    }
+    end(&mut fixture, id, 0);
+    let mut other = fixture.connect();
+    let second = start(&mut other, &mut fixture.guest, framed(), 0);
+    fixture.guest.output(second, b"y");
+    assert_eq!(output(&mut other), b"y");
+    assert_eq!(read_all(reader).len(), sent);
+    assert_eq!(reply(&mut client, 1), exited(0));
+}
+
+#[test]
+fn a_reader_gives_credit_and_one_that_is_gone_does_too() {
+    let mut fixture = Fixture::booted();
+    let mut client = fixture.connect();
+    let id = start(&mut client, &mut fixture.guest, framed(), 0);
+    for _ in 0..WINDOW as usize / MAX_DATA {
+        fixture.guest.output(id, &[0; MAX_DATA]);
+    }
+    let credit = |bytes| ToGuest::Credit {
+        id,
+        stream: OutputStream::Stdout,
+        bytes,
+    };
+    let half = Request::Credit {
+        stream: Stream::Stdout,
+        bytes: WINDOW / 2,
+    };
+    client.request(1, &half, &[]).unwrap();
+    assert_eq!(fixture.guest.hear(), credit(WINDOW / 2));
+    client.request(1, &Request::Release, &[]).unwrap();
+    let mut heard = [fixture.guest.hear(), fixture.guest.hear()];
+    heard.sort_by_key(|message| matches!(message, ToGuest::Credit { .. }));
+    assert_eq!(heard, [ToGuest::CloseStdin { id }, credit(WINDOW / 2)]);
+}
+
+#[test]
+fn stdin_in_frames_keeps_to_its_window() {
+    let mut fixture = Fixture::booted();
+    let mut client = fixture.connect();
+    let id = start(&mut client, &mut fixture.guest, framed(), 10);
+    client.stdin(1, b"0123456789").unwrap();
+    let stdin = |data: &[u8]| ToGuest::Stdin {
+        id,
+        data: data.to_vec(),
+    };
+    assert_eq!(fixture.guest.hear(), stdin(b"0123456789"));
+    fixture.guest.say(ToHost::StdinCredit { id, bytes: 4 });
+    assert_eq!(reply(&mut client, 1), Reply::Credit { bytes: 4 });
+    client.stdin(1, b"more").unwrap();
+    client.end_stdin(1).unwrap();
+    assert_eq!(fixture.guest.hear(), stdin(b"more"));
+    assert_eq!(fixture.guest.hear(), ToGuest::CloseStdin { id });
+
+    // A client that sends more than it may is not listened to any more.
+    let mut greedy = fixture.connect();
+    let id = start(&mut greedy, &mut fixture.guest, framed(), 3);
+    greedy.stdin(1, b"four").unwrap();
+    assert_eq!(fixture.guest.hear(), ToGuest::Signal { id, signal: 9 });
+}
+
+#[test]
+fn stdin_from_a_descriptor_keeps_to_its_window_and_ends() {
+    let mut fixture = Fixture::booted();
+    let client = fixture.connect();
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let exec = Exec {
+        stdin: Place::Descriptor,
+        ..framed()
+    };
+    let request = Request::Exec(Box::new(exec));
+    client.request(1, &request, &[reader.as_fd()]).unwrap();
+    drop(reader);
+    let id = fixture.guest.start(10);
+    writer.write_all(&[b'x'; 25]).unwrap();
+    drop(writer);
+    let mut received = 0;
+    loop {
+        match fixture.guest.hear() {
+            ToGuest::Stdin { data, .. } => {
+                assert!(data.len() <= 10);
+                received += data.len();
+                let bytes = data.len() as u32;
+                fixture.guest.say(ToHost::StdinCredit { id, bytes });
+            }
+            ToGuest::CloseStdin { .. } => break,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(received, 25);
+}
+
+#[test]
+fn closed_stdin_is_a_broken_pipe() {
+    let mut fixture = Fixture::booted();
+    let client = fixture.connect();
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let exec = Exec {
+        stdin: Place::Descriptor,
+        ..framed()
+    };
+    let request = Request::Exec(Box::new(exec));
+    client.request(1, &request, &[reader.as_fd()]).unwrap();
+    drop(reader);
+    let id = fixture.guest.start(4);
+    fixture.guest.say(ToHost::StdinClosed { id });
+    let begun = Instant::now();
+    while writer.write_all(b"x").is_ok() {
+        assert!(begun.elapsed() < support::SOON);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_sandbox_ends_with_the_command_that_has_its_lifetime() {
+    let mut fixture = Fixture::booted_with(true);
+    let mut client = fixture.connect();
+    let exec = Exec {
+        lifetime: true,
+        ..framed()
+    };
+    let id = start(&mut client, &mut fixture.guest, exec, 0);
+    end(&mut fixture, id, 5);
+    assert_eq!(reply(&mut client, 1), exited(5));
+    let Fixture {
+        guest,
+        mut creator,
+        record,
+        owner,
+        ..
+    } = fixture;
+    guest.shut_down(None);
+    let ended = Reply::Ended {
+        code: Some(5),
+        failure: None,
+    };
+    assert_eq!(reply(&mut creator, 0), ended);
+    owner.join().unwrap().unwrap();
+    let record = record.lock().unwrap().clone();
+    assert_eq!(record, ["running", "ended Some(5) None false"]);
+}
+
+#[test]
+fn nothing_reads_the_output_any_more() {
+    let mut fixture = Fixture::booted();
+    let client = fixture.connect();
+    let (reader, writer) = std::io::pipe().unwrap();
+    let exec = Exec {
+        stdout: Place::Descriptor,
+        lifetime: true,
+        ..framed()
+    };
+    let request = Request::Exec(Box::new(exec));
+    client.request(1, &request, &[writer.as_fd()]).unwrap();
+    drop(writer);
+    fixture.guest.start(0);
+    drop(reader);
+    let ended = Reply::Ended {
+        code: Some(141),
+        failure: None,
+    };
+    assert_eq!(fixture.told(), ended);
+}
+
+#[test]
+fn a_client_that_dies_takes_with_it_what_it_did_not_detach() {
+    let mut fixture = Fixture::booted();
+    let mut client = fixture.connect();
+    let taken = start(&mut client, &mut fixture.guest, framed(), 0);
+    drop(client);
+    let killed = ToGuest::Signal {
+        id: taken,
+        signal: 9,
+    };
+    assert_eq!(fixture.guest.hear(), killed);
+    assert_eq!(fixture.guest.hear(), ToGuest::CloseStdin { id: taken });
+    let mut client = fixture.connect();
+    let exec = Exec {
+        stdout: Place::Log,
+        detach: true,
+        ..framed()
+    };
+    let left = start(&mut client, &mut fixture.guest, exec, 0);
+    drop(client);
+    while fixture.guest.hear() != (ToGuest::CloseStdin { id: left }) {}
+    fixture.guest.output(left, b"still here");
+    let client = fixture.connect();
+    client.request(1, &Request::Kill, &[]).unwrap();
+    let record = fixture.record_at_end();
+    assert!(
+        record.contains(&"Stdout: still here".to_owned()),
+        "{record:?}"
+    );
+}
+
+#[test]
+fn a_sandbox_ends_with_its_creator_unless_it_is_detached() {
+    let fixture = Fixture::booted();
+    fixture.creator.hang_up();
+    assert_eq!(fixture.record_at_end(), ["running", "ended None None true"]);
+
+    let mut fixture = Fixture::booted();
+    fixture.creator.request(3, &Request::Detach, &[]).unwrap();
+    assert_eq!(reply(&mut fixture.creator, 3), Reply::Detached);
+    fixture.creator.hang_up();
+    let mut client = fixture.connect();
+    start(&mut client, &mut fixture.guest, framed(), 0);
+    client.request(2, &Request::Kill, &[]).unwrap();
+    assert!(matches!(reply(&mut client, 2), Reply::Stopped { .. }));
+    assert_eq!(
+        fixture.record_at_end(),
+        ["running", "ended None None false"]
+    );
+}
+
+#[test]
+fn a_request_of_a_client_that_does_not_wait_is_carried_out() {
+    for _ in 0..20 {
+        let fixture = Fixture::booted();
+        fixture.connect().request(1, &Request::Kill, &[]).unwrap();
+        fixture.record_at_end();
+    }
+}
+
+#[test]
+fn time_is_over_for_a_command() {
+    let mut fixture = Fixture::booted();
+    let mut client = fixture.connect();
+    let exec = Exec {
+        lifetime: true,
+        timeout: 50,
+        grace: 60_000,
+        ..framed()
+    };
+    let id = start(&mut client, &mut fixture.guest, exec, 0);
+    assert_eq!(fixture.guest.hear(), ToGuest::Signal { id, signal: 15 });
+    let status = ExitStatus::Signaled(15);
+    fixture.guest.say(ToHost::Exited { id, status });
+    let ended = Reply::Ended {
+        code: Some(124),
+        failure: None,
+    };
+    assert_eq!(fixture.told(), ended);
+
+    // Of one that the sandbox does not end with, too.
+    let mut fixture = Fixture::booted();
+    let mut client = fixture.connect();
+    let exec = Exec {
+        timeout: 50,
+        grace: 50,
+        ..framed()
+    };
+    let id = start(&mut client, &mut fixture.guest, exec, 0);
+    assert_eq!(fixture.guest.hear(), ToGuest::Signal { id, signal: 15 });
+    assert_eq!(fixture.guest.hear(), ToGuest::Signal { id, signal: 9 });
+    end(&mut fixture, id, 0);
+    assert_eq!(reply(&mut client, 1), exited(0));
+}
+
+#[test]
+fn a_freeze_lasts_as_long_as_its_client_says_something() {
+    let fixture = Fixture::booted();
+    let mut freezing = fixture.connect();
+    let freeze = Request::Freeze { memory: false };
+    freezing.request(1, &freeze, &[]).unwrap();
+    assert!(matches!(reply(&mut freezing, 1), Reply::Frozen { .. }));
+    // A second one waits for the first, and a stop for neither.
+    let mut waiting = fixture.connect();
+    waiting.request(1, &freeze, &[]).unwrap();
+    freezing.request(1, &Request::Hold, &[]).unwrap();
+    freezing.request(1, &Request::Thaw, &[]).unwrap();
+    assert_eq!(reply(&mut freezing, 1), Reply::Thawed);
+    assert!(matches!(reply(&mut waiting, 1), Reply::Frozen { .. }));
+    // As if its process were killed.
+    drop(waiting);
+    let mut silent = fixture.connect();
+    silent.request(1, &freeze, &[]).unwrap();
+    assert!(matches!(reply(&mut silent, 1), Reply::Frozen { .. }));
+    let mut late = fixture.connect();
+    late.request(1, &freeze, &[]).unwrap();
+    let mut stopping = fixture.connect();
+    stopping.request(1, &Request::Kill, &[]).unwrap();
+    assert!(matches!(reply(&mut stopping, 1), Reply::Stopped { .. }));
+    for client in [&mut silent, &mut late] {
+        match reply(client, 1) {
+            Reply::Failed(failure) => assert_eq!(failure.kind, Kind::Ending),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(*fixture.guest.machine.frozen.lock().unwrap(), 3);
+}
+
+#[test]
+fn a_silent_client_does_not_keep_a_machine_frozen() {
+    let fixture = Fixture::booted();
+    let mut silent = fixture.connect();
+    let begun = Instant::now();
+    silent
+        .request(1, &Request::Freeze { memory: false }, &[])
+        .unwrap();
+    assert!(matches!(reply(&mut silent, 1), Reply::Frozen { .. }));
+    match reply(&mut silent, 1) {
+        Reply::Failed(failure) => assert_eq!(failure.kind, Kind::NotFrozen),
+        other => panic!("{other:?}"),
+    }
+    assert!(begun.elapsed() >= Duration::from_secs(10));
+}
+
+#[test]
+fn nonsense_ends_the_connection_and_nothing_else() {
+    let mut fixture = Fixture::booted();
+    let directory = std::fs::File::open(fixture.directory.path()).unwrap();
+    use std::os::fd::AsRawFd;
+    let path = format!("/proc/self/fd/{}/control", directory.as_raw_fd());
+    for nonsense in [
+        &b"GET / HTTP/1.1\r\n\r\n"[..],
+        b"MICAOWN\n\x09\0\0\0",
+        b"MICAOWN\n\x01\0\0\0\xff\xff\xff\xff",
+        b"MICAOWN\n\x01\0\0\0\x05\0\0\0\x09\0\0\0\0",
+        b"MICAOWN\n\x01\0\0\0\x07\0\0\0\0\0\0\0\0{}",
+    ] {
+        let mut stream = std::os::unix::net::UnixStream::connect(&path).unwrap();
+        stream.write_all(nonsense).unwrap();
+        let mut answer = Vec::new();
+        // With what it has not read, the connection is reset.
+        let _ = stream.read_to_end(&mut answer);
+        assert_eq!(answer.len(), 12, "{nonsense:?}");
+    }
+    let mut client = fixture.connect();
+    start(&mut client, &mut fixture.guest, framed(), 0);
+}

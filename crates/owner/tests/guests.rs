@@ -1,0 +1,319 @@
+//! Guests, good ones and bad ones, and what an owner makes of them.
+
+mod support;
+
+use std::io::Write;
+use std::time::Duration;
+
+use micabox_owner::protocol::{Exec, Failure, Kind, Reply, Request};
+use micabox_owner::{Lost, LostReason, Start};
+use micabox_vmm::Exit;
+use micabox_wire::{
+    BootFailed, ExitStatus, MAX_DATA, OutputStream, StartFailed, StartFailure, ToGuest, ToHost,
+    preamble, write_message,
+};
+use support::{Fixture, Guest, SOON, framed, hello, identity, output, reply, start};
+
+/// What the creator is told about a start that fails.
+fn boot_error(fixture: &mut Fixture) -> Lost {
+    match fixture.told() {
+        Reply::Failed(Failure {
+            kind: Kind::Lost,
+            lost: Some(lost),
+            ..
+        }) => *lost,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_failed_boot_step_is_told_in_the_guests_words() {
+    let mut fixture = Fixture::new();
+    fixture.greet();
+    fixture.guest.say(ToHost::BootFailed(BootFailed {
+        step: "mount EROFS".into(),
+        target: "layer 3".into(),
+        errno: 117,
+        detail: String::new(),
+    }));
+    let lost = boot_error(&mut fixture);
+    let text = lost.to_string();
+    assert!(text.starts_with("mount EROFS: layer 3: "), "{text}");
+}
+
+#[test]
+fn a_silent_guest_is_not_waited_for_for_ever() {
+    let start = Start::Restore {
+        identity: Box::new(identity()),
+        main: None,
+    };
+    let mut fixture = Fixture::starting(start, Duration::from_millis(10), false);
+    let lost = boot_error(&mut fixture);
+    assert_eq!(lost.reason, LostReason::Silent);
+    assert_eq!(lost.console, "last words");
+}
+
+#[test]
+fn an_agent_of_another_version_and_no_agent_are_told_apart() {
+    let mut fixture = Fixture::new();
+    let mut preamble = preamble::encode();
+    preamble[8] ^= 0x40;
+    fixture.guest.stream.write_all(&preamble).unwrap();
+    let lost = boot_error(&mut fixture);
+    assert!(lost.to_string().contains("version"), "{lost}");
+
+    let mut fixture = Fixture::new();
+    fixture.guest.stream.write_all(b"login: root\n").unwrap();
+    let lost = boot_error(&mut fixture);
+    assert!(lost.to_string().contains("mica-guest"), "{lost}");
+}
+
+#[test]
+fn a_machine_that_ends_during_boot_says_how() {
+    let mut fixture = Fixture::new();
+    fixture.guest.machine.end(Exit::Panicked {
+        message: "no init".into(),
+    });
+    let stream = &fixture.guest.stream;
+    stream.shutdown(std::net::Shutdown::Both).unwrap();
+    let lost = boot_error(&mut fixture);
+    assert!(lost.to_string().contains("no init"), "{lost}");
+    assert_eq!(lost.console, "last words");
+}
+
+#[test]
+fn a_command_that_can_not_start_is_an_error_and_forgotten() {
+    let mut fixture = Fixture::booted();
+    let mut client = fixture.connect();
+    for _ in 0..2 {
+        let request = Request::Exec(Box::new(framed()));
+        client.request(1, &request, &[]).unwrap();
+        let ToGuest::Exec { id, .. } = fixture.guest.hear() else {
+            panic!("no command");
+        };
+        fixture.guest.say(ToHost::StartFailed {
+            id,
+            failure: StartFailed {
+                reason: StartFailure::NotFound,
+                message: "nope: not found".into(),
+                errno: 2,
+            },
+        });
+        match reply(&mut client, 1) {
+            Reply::Failed(Failure {
+                kind: Kind::Start,
+                start: Some(start),
+                ..
+            }) => assert_eq!(start.exit_code(), 127),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+type Misbehaviour = Box<dyn Fn(&mut Guest, u32)>;
+
+#[test]
+fn breaking_the_protocol_ends_the_machine() {
+    let flood = |guest: &mut Guest, id| {
+        for _ in 0..=(256 << 10) / MAX_DATA {
+            let message = ToHost::Output {
+                id,
+                stream: OutputStream::Stdout,
+                data: vec![0; MAX_DATA],
+            };
+            // Cut off at some point.
+            let _ = write_message(&mut guest.stream, &message);
+        }
+    };
+    let bad: [(&str, Misbehaviour); 6] = [
+        ("more than its window", Box::new(flood)),
+        (
+            "an unknown command",
+            Box::new(|guest, id| guest.output(id + 1, b"x")),
+        ),
+        ("hello again", Box::new(|guest, _| guest.say(hello()))),
+        (
+            "started again",
+            Box::new(|guest, id| {
+                guest.say(ToHost::Started {
+                    id,
+                    pid: 1,
+                    stdin_window: 0,
+                });
+            }),
+        ),
+        (
+            "endless credit",
+            Box::new(|guest, id| {
+                for _ in 0..2 {
+                    let bytes = u32::MAX;
+                    let message = ToHost::StdinCredit { id, bytes };
+                    let _ = write_message(&mut guest.stream, &message);
+                }
+            }),
+        ),
+        (
+            "no message",
+            Box::new(|guest, _| guest.stream.write_all(&[1, 0, 0, 0, 0xff]).unwrap()),
+        ),
+    ];
+    for (what, misbehave) in bad {
+        let mut fixture = Fixture::booted();
+        let mut client = fixture.connect();
+        let id = start(&mut client, &mut fixture.guest, framed(), 1 << 30);
+        misbehave(&mut fixture.guest, id);
+        loop {
+            match reply(&mut client, 1) {
+                Reply::Failed(failure) => {
+                    let reason = failure.lost.unwrap().reason;
+                    assert!(
+                        matches!(reason, LostReason::Protocol(_)),
+                        "{what}: {reason:?}"
+                    );
+                    break;
+                }
+                Reply::Credit { .. } => {}
+                other => panic!("{what}: {other:?}"),
+            }
+        }
+        assert!(fixture.guest.machine.is_gone(), "{what}");
+    }
+}
+
+#[test]
+fn a_guest_that_stops_listening_blocks_only_stdin() {
+    let mut fixture = Fixture::booted();
+    let mut client = fixture.connect();
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let exec = Exec {
+        stdin: micabox_owner::protocol::Place::Descriptor,
+        ..framed()
+    };
+    let request = Request::Exec(Box::new(exec));
+    use std::os::fd::AsFd;
+    client.request(1, &request, &[reader.as_fd()]).unwrap();
+    drop(reader);
+    let id = fixture.guest.start(u32::MAX);
+    assert!(matches!(reply(&mut client, 1), Reply::Started { .. }));
+    let writing = std::thread::spawn(move || {
+        let chunk = vec![0; 1 << 20];
+        while writer.write_all(&chunk).is_ok() {}
+    });
+    // The guest reads nothing, and yet its output arrives and signals can be sent.
+    client
+        .request(1, &Request::Signal { signal: 15 }, &[])
+        .unwrap();
+    fixture.guest.output(id, b"x");
+    assert_eq!(output(&mut client), b"x");
+    assert!(!writing.is_finished());
+    fixture.creator.end();
+    writing.join().unwrap();
+    assert!(matches!(reply(&mut client, 1), Reply::Failed(_)));
+}
+
+#[test]
+fn an_endless_argument_list_is_refused() {
+    let fixture = Fixture::booted();
+    let mut client = fixture.connect();
+    let exec = Exec {
+        argv: vec!["x".repeat(5 << 20).as_str().into()],
+        ..framed()
+    };
+    let request = Request::Exec(Box::new(exec));
+    client.request(1, &request, &[]).unwrap();
+    match reply(&mut client, 1) {
+        Reply::Failed(failure) => assert_eq!(failure.kind, Kind::TooLong),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn shutting_down_tells_what_was_lost() {
+    let fixture = Fixture::booted_with(true);
+    let mut client = fixture.connect();
+    client.request(5, &Request::Stop { grace: 0 }, &[]).unwrap();
+    let Fixture {
+        guest,
+        creator: _creator,
+        ..
+    } = fixture;
+    guest.shut_down(Some("umount: busy"));
+    match reply(&mut client, 5) {
+        Reply::Failed(failure) => {
+            assert!(failure.message.contains("umount: busy"), "{failure:?}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_quiesced_guest_hears_nothing_but_that_it_may_go_on() {
+    let mut fixture = Fixture::booted();
+    let mut client = fixture.connect();
+    let id = start(&mut client, &mut fixture.guest, framed(), 1 << 20);
+    let mut saving = fixture.connect();
+    let files = [tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap()];
+    use std::os::fd::AsFd;
+    let request = Request::Freeze { memory: true };
+    saving
+        .request(1, &request, &[files[0].as_fd(), files[1].as_fd()])
+        .unwrap();
+    assert_eq!(fixture.guest.hear(), ToGuest::Quiesce);
+    fixture.guest.say(ToHost::Quiesced);
+    match reply(&mut saving, 1) {
+        Reply::Frozen { main, note } => {
+            assert_eq!((main, &note["a"]), (Some(id), &1.into()));
+        }
+        other => panic!("{other:?}"),
+    }
+    client
+        .request(1, &Request::Signal { signal: 10 }, &[])
+        .unwrap();
+    // The signal has arrived when the next request is answered.
+    client.request(2, &Request::Info, &[]).unwrap();
+    assert!(matches!(reply(&mut client, 2), Reply::Info(_)));
+    saving.request(1, &Request::Thaw, &[]).unwrap();
+    assert_eq!(reply(&mut saving, 1), Reply::Thawed);
+    let first = fixture.guest.hear();
+    assert!(matches!(first, ToGuest::Thaw { .. }), "{first:?}");
+    assert_eq!(fixture.guest.hear(), ToGuest::Signal { id, signal: 10 });
+    assert_eq!(files[1].metadata().unwrap().len(), 6);
+}
+
+#[test]
+fn a_copy_is_another_machine_with_a_command_that_goes_on() {
+    let restore = Start::Restore {
+        identity: Box::new(identity()),
+        main: Some(5),
+    };
+    let mut fixture = Fixture::starting(restore, SOON, false);
+    let ToGuest::Restore(restore) = fixture.guest.hear() else {
+        panic!("no copy");
+    };
+    assert_eq!(restore.identity, identity());
+    assert_eq!(restore.reattach.map(|reattach| reattach.id), Some(5));
+    fixture.guest.say(ToHost::Restored);
+    fixture.guest.say(ToHost::Started {
+        id: 5,
+        pid: 42,
+        stdin_window: 0,
+    });
+    // Nothing is lost of what it writes before a client asks for it.
+    fixture.guest.output(5, b"on");
+    assert!(matches!(fixture.told(), Reply::Up(_)));
+    let mut client = fixture.connect();
+    let request = Request::Reattach(Box::new(framed()));
+    client.request(1, &request, &[]).unwrap();
+    assert!(matches!(
+        reply(&mut client, 1),
+        Reply::Started { pid: 42, .. }
+    ));
+    assert_eq!(output(&mut client), b"on");
+    let status = ExitStatus::Exited(3);
+    fixture.guest.say(ToHost::Exited { id: 5, status });
+    assert_eq!(reply(&mut client, 1), Reply::Exited { status, info: None });
+    // There is one such command.
+    let request = Request::Reattach(Box::new(framed()));
+    client.request(2, &request, &[]).unwrap();
+    assert!(matches!(reply(&mut client, 2), Reply::Failed(_)));
+}

@@ -1,0 +1,331 @@
+//! An owner with a machine that is nothing but a socket, and a guest that the test plays.
+
+#![allow(dead_code, reason = "every test binary uses a part of it")]
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use micabox_owner::protocol::frame::Pipe;
+use micabox_owner::protocol::{Exec, Frame, Place, Reply, Request, Stream};
+use micabox_owner::{Client, Launch, Outcome, Registrar, Start, serve};
+use micabox_vmm::{Exit, Machine, Snapshot};
+use micabox_wire::{
+    Boot, BootTimings, Hello, Identity, Init, OutputStream, ToGuest, ToHost, Upper, preamble,
+    read_message, write_message,
+};
+
+/// Far longer than anything takes: only a hang ends it.
+pub const SOON: Duration = Duration::from_secs(30);
+
+/// A machine that is nothing but a socket: killed means closed.
+pub struct FakeMachine {
+    agent: UnixStream,
+    exit: Mutex<Option<Exit>>,
+    changed: Condvar,
+    /// How often it was frozen.
+    pub frozen: Mutex<u32>,
+}
+
+impl FakeMachine {
+    /// Ends by itself.
+    pub fn end(&self, exit: Exit) {
+        *self.exit.lock().unwrap() = Some(exit);
+        self.changed.notify_all();
+    }
+
+    pub fn is_gone(&self) -> bool {
+        self.exit.lock().unwrap().is_some()
+    }
+}
+
+impl Machine for FakeMachine {
+    fn agent(&self) -> io::Result<UnixStream> {
+        self.agent.try_clone()
+    }
+
+    fn pid(&self) -> u32 {
+        std::process::id()
+    }
+
+    fn save(&self, to: &Snapshot, meanwhile: &mut dyn FnMut()) -> Result<(), micabox_vmm::Error> {
+        (&*to.memory).write_all(b"memory").unwrap();
+        self.pause(meanwhile)
+    }
+
+    fn pause(&self, meanwhile: &mut dyn FnMut()) -> Result<(), micabox_vmm::Error> {
+        *self.frozen.lock().unwrap() += 1;
+        meanwhile();
+        Ok(())
+    }
+
+    fn is_stalled(&self) -> bool {
+        false
+    }
+
+    fn wait(&self, timeout: Duration) -> Option<Exit> {
+        let exit = self.exit.lock().unwrap();
+        let waited = self
+            .changed
+            .wait_timeout_while(exit, timeout, |exit| exit.is_none());
+        waited.unwrap().0.clone()
+    }
+
+    fn kill(&self) {
+        self.exit.lock().unwrap().get_or_insert(Exit::Killed {
+            signal: 9,
+            by_us: true,
+            message: String::new(),
+        });
+        self.changed.notify_all();
+        let _ = self.agent.shutdown(std::net::Shutdown::Both);
+    }
+
+    fn console_tail(&self) -> String {
+        "last words".into()
+    }
+}
+
+/// The guest's end of the stream.
+pub struct Guest {
+    pub stream: UnixStream,
+    pub machine: Arc<FakeMachine>,
+}
+
+impl Guest {
+    pub fn say(&mut self, message: ToHost) {
+        write_message(&mut self.stream, &message).unwrap();
+    }
+
+    pub fn hear(&mut self) -> ToGuest {
+        read_message(&mut self.stream).unwrap().unwrap()
+    }
+
+    /// The id of the next command that is asked for, which runs.
+    pub fn start(&mut self, stdin_window: u32) -> u32 {
+        let ToGuest::Exec { id, .. } = self.hear() else {
+            panic!("no command");
+        };
+        self.say(ToHost::Started {
+            id,
+            pid: 7,
+            stdin_window,
+        });
+        id
+    }
+
+    pub fn output(&mut self, id: u32, data: &[u8]) {
+        self.say(ToHost::Output {
+            id,
+            stream: OutputStream::Stdout,
+            data: data.to_vec(),
+        });
+    }
+
+    /// Ends when it is told to, as a guest does.
+    pub fn shut_down(mut self, problem: Option<&str>) {
+        while self.hear() != ToGuest::Shutdown {}
+        let problem = problem.map(str::to_owned);
+        self.say(ToHost::ShutdownDone { problem });
+        self.machine.end(Exit::PoweredOff);
+    }
+}
+
+/// What the owner put on record.
+pub type Record = Arc<Mutex<Vec<String>>>;
+
+struct Notes(Record);
+
+impl Registrar for Notes {
+    fn running(&mut self) -> io::Result<()> {
+        self.0.lock().unwrap().push("running".to_owned());
+        Ok(())
+    }
+
+    fn log(&mut self, stream: Stream, bytes: &[u8]) {
+        let text = String::from_utf8_lossy(bytes);
+        self.0.lock().unwrap().push(format!("{stream:?}: {text}"));
+    }
+
+    fn ended(&mut self, outcome: &Outcome<'_>) {
+        let failure = outcome.failure.map(|failure| failure.message.clone());
+        let (code, abandoned) = (outcome.code, outcome.is_abandoned);
+        let text = format!("ended {code:?} {failure:?} {abandoned}");
+        self.0.lock().unwrap().push(text);
+    }
+}
+
+/// An owner in a thread, its creator's connection, and its guest.
+pub struct Fixture {
+    pub creator: Client,
+    pub guest: Guest,
+    pub directory: tempfile::TempDir,
+    pub record: Record,
+    pub owner: JoinHandle<io::Result<()>>,
+}
+
+pub fn identity() -> Identity {
+    Identity {
+        hostname: "h".into(),
+        machine_id: "0".repeat(32),
+        resolv_conf: Vec::new(),
+        network: None,
+        wall_clock: (0, 0),
+        entropy: [0; 32],
+    }
+}
+
+fn boot() -> Start {
+    Start::Boot(Box::new(Boot {
+        lowers: Vec::new(),
+        upper: Upper::Tmpfs {
+            size_bytes: None,
+            patches: None,
+        },
+        init: Init::Reaper,
+        identity: identity(),
+    }))
+}
+
+impl Fixture {
+    /// With a guest that has said nothing yet.
+    pub fn new() -> Self {
+        Self::starting(boot(), SOON, false)
+    }
+
+    /// As [`Fixture::new`]; `keeps`: there is a disk that must be flushed.
+    pub fn starting(start: Start, timeout: Duration, keeps: bool) -> Self {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let machine = Arc::new(FakeMachine {
+            agent: ours,
+            exit: Mutex::new(None),
+            changed: Condvar::new(),
+            frozen: Mutex::new(0),
+        });
+        let (creator, owners) = UnixStream::pair().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let disk = keeps.then(|| directory.path().join("disk"));
+        if let Some(disk) = &disk {
+            std::fs::write(disk, "").unwrap();
+        }
+        let record = Record::default();
+        let launch = Launch {
+            machine: Arc::clone(&machine) as _,
+            start,
+            timeout,
+            network: None,
+            disk,
+            stop_signal: 15,
+            saves: Ok(serde_json::json!({ "a": 1 })),
+            directory: directory.path().to_owned(),
+            creator: owners,
+            registrar: Box::new(Notes(Arc::clone(&record))),
+        };
+        Self {
+            creator: Client::over(creator).unwrap(),
+            guest: Guest {
+                stream: theirs,
+                machine,
+            },
+            directory,
+            record,
+            owner: std::thread::spawn(move || serve(launch)),
+        }
+    }
+
+    /// With a guest that has booted.
+    pub fn booted() -> Self {
+        Self::booted_with(false)
+    }
+
+    pub fn booted_with(keeps: bool) -> Self {
+        let mut fixture = Self::starting(boot(), SOON, keeps);
+        fixture.greet();
+        assert!(matches!(fixture.guest.hear(), ToGuest::Boot(_)));
+        let booted = BootTimings { phases: Vec::new() };
+        fixture.guest.say(ToHost::Booted(booted));
+        let up = fixture.told();
+        assert!(matches!(up, Reply::Up(_)), "{up:?}");
+        fixture
+    }
+
+    pub fn greet(&mut self) {
+        self.guest.stream.write_all(&preamble::encode()).unwrap();
+        self.guest.say(hello());
+    }
+
+    /// What the creator is told next without a request.
+    pub fn told(&mut self) -> Reply {
+        reply(&mut self.creator, 0)
+    }
+
+    pub fn connect(&self) -> Client {
+        Client::connect(self.directory.path()).unwrap()
+    }
+
+    /// What the record says when the owner is gone.
+    pub fn record_at_end(self) -> Vec<String> {
+        self.owner.join().unwrap().unwrap();
+        assert!(!self.directory.path().join("control").exists());
+        let record = self.record.lock().unwrap();
+        record.clone()
+    }
+}
+
+pub fn hello() -> ToHost {
+    ToHost::Hello(Hello {
+        kernel: "6.12".into(),
+        init_uptime_us: 1,
+        memory_bytes: 1,
+        cpus: 1,
+    })
+}
+
+/// A command with its streams in frames.
+pub fn framed() -> Exec {
+    Exec {
+        argv: vec!["true".into()],
+        stdin: Place::Frames,
+        stdout: Place::Frames,
+        stderr: Place::Frames,
+        ..Exec::default()
+    }
+}
+
+/// Starts a command as request 1; the agent's number for it.
+pub fn start(client: &mut Client, guest: &mut Guest, exec: Exec, stdin_window: u32) -> u32 {
+    let request = Request::Exec(Box::new(exec));
+    client.request(1, &request, &[]).unwrap();
+    let id = guest.start(stdin_window);
+    let started = reply(client, 1);
+    assert!(
+        matches!(started, Reply::Started { pid: 7, .. }),
+        "{started:?}"
+    );
+    id
+}
+
+#[track_caller]
+pub fn reply(client: &mut Client, number: u32) -> Reply {
+    let deadline = Instant::now().checked_add(SOON);
+    client.reply(number, deadline).unwrap().expect("an answer")
+}
+
+/// The next bytes of a command's stdout.
+#[track_caller]
+pub fn output(client: &mut Client) -> Vec<u8> {
+    let deadline = Instant::now().checked_add(SOON);
+    match client.receive(deadline).unwrap() {
+        Some(Frame::Data(1, Pipe::Stdout, data)) => data,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Everything up to the end.
+pub fn read_all(mut reader: impl Read) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    reader.read_to_end(&mut bytes).unwrap();
+    bytes
+}
