@@ -213,7 +213,8 @@ def machine_processes(world):
             line = (entry / "cmdline").read_bytes()
         except OSError:
             continue
-        is_machine = b"qemu-system" in line.split(b"\0")[0] or b"--micabox-worker" in line
+        is_worker = b"--micabox-worker" in line and b"--micabox-worker\0owner" not in line
+        is_machine = b"qemu-system" in line.split(b"\0")[0] or is_worker
         if is_machine and descends(int(entry.name), {child.pid for child in world.children}):
             found.append(int(entry.name))
     return found
