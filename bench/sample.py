@@ -77,7 +77,7 @@ def observe_machine(image: str) -> plainvm.Machine:
     try:
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline and run.poll() is None:
-            for pid in children(run.pid):
+            for pid in descendants(run.pid):
                 if "qemu" in os.path.basename(os.readlink(f"/proc/{pid}/exe")):
                     return plainvm.Machine.observed(pid)
             time.sleep(0.05)
@@ -85,6 +85,11 @@ def observe_machine(image: str) -> plainvm.Machine:
     finally:
         run.terminate()
         run.wait()
+
+
+def descendants(pid: int) -> list[int]:
+    """The children of a process, and theirs."""
+    return [below for child in children(pid) for below in [child, *descendants(child)]]
 
 
 def children(pid: int) -> list[int]:
