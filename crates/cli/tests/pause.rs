@@ -85,7 +85,7 @@ fn who_says_nothing_pauses_a_sandbox_for_seconds_and_keeps_no_stop_waiting() {
     let sandbox = running(&home);
     // As a `mica diff` that Ctrl-Z has stopped.
     let begun = Instant::now();
-    Holding::new(&home, "it").wait_for_end();
+    assert_eq!(Holding::new(&home, "it").wait_for_end(), "not_frozen");
     assert!(
         begun.elapsed() < Duration::from_secs(30),
         "{:?}",
@@ -95,7 +95,7 @@ fn who_says_nothing_pauses_a_sandbox_for_seconds_and_keeps_no_stop_waiting() {
 
     let held = Holding::new(&home, "it");
     home.output(&["stop", "-t", "0", "it"]).ok();
-    held.wait_for_end();
+    assert_eq!(held.wait_for_end(), "ending");
     sandbox.wait();
     support::assert_clean(&home.directory_of("it").join("upper.ext4"));
 }
