@@ -87,4 +87,4 @@ pub use state::{ImageName, ProcessId, Record, Sandboxes, Status};
 pub use stop::{DEFAULT_GRACE, Stopped};
 pub use timings::Timings;
 pub use upper::{Change, ChangeKind, DEFAULT_DISK_SIZE, StillDisk, Upper};
-pub use worker::run_if_worker;
+pub use worker::{run_if_worker, worker_kinds};

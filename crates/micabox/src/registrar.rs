@@ -89,6 +89,11 @@ impl micabox_owner::Registrar for Registrar {
         updated.map_err(io::Error::other)
     }
 
+    fn detached(&mut self) -> io::Result<()> {
+        let updated = self.registration.update(|record| record.creator = None);
+        updated.map_err(io::Error::other)
+    }
+
     fn log(&mut self, stream: Stream, bytes: &[u8]) {
         if self.log.is_none() {
             self.log = LogWriter::open(self.registration.path()).ok();

@@ -13,10 +13,15 @@ const WORKERS: &[Kind] = &[
     crate::owner::KIND,
 ];
 
-/// Becomes a worker if this process was started as one, and then does not come back. Machines
-/// and parsers of what is foreign are processes of a program that calls this first of all;
-/// for others, of the `mica` beside them, on PATH or in `MICABOX_WORKER`.
+/// Becomes a worker or an owner if this process was started as one, and then does not come back.
+/// Owners, machines and parsers of foreign bytes are processes of a program that calls this first
+/// of all; for others, of the `mica` beside them, on PATH or in `MICABOX_WORKER`.
 pub fn run_if_worker() {
-    let kinds: Vec<Kind> = WORKERS.iter().chain(jailed::KINDS).copied().collect();
-    micabox_jail::run_if_worker(&kinds);
+    micabox_jail::run_if_worker(&worker_kinds());
+}
+
+/// What this program can be started as, for `micabox_jail::run_if_worker_before_main`.
+#[doc(hidden)]
+pub fn worker_kinds() -> Vec<Kind> {
+    WORKERS.iter().chain(jailed::KINDS).copied().collect()
 }

@@ -23,6 +23,8 @@ const RECEIVE: usize = 64 << 10;
 pub struct Client {
     socket: UnixStream,
     decoder: Decoder<Reply>,
+    /// Where bytes are received; empty until some are.
+    buffer: Vec<u8>,
 }
 
 impl Client {
@@ -43,6 +45,7 @@ impl Client {
         let client = Self {
             socket,
             decoder: Decoder::default(),
+            buffer: Vec::new(),
         };
         client.send(&preamble(), &[])?;
         Ok(client)
@@ -104,7 +107,7 @@ impl Client {
     /// # Errors
     /// As [`Client::receive`].
     pub fn try_receive(&mut self) -> io::Result<Option<Frame<Reply>>> {
-        let mut buffer = vec![0; RECEIVE];
+        self.buffer.resize(RECEIVE, 0);
         loop {
             let frame = self.decoder.next_frame();
             let frame = frame.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
@@ -112,9 +115,16 @@ impl Client {
                 return Ok(frame);
             }
             let mut none = Vec::<OwnedFd>::new();
-            match socket::receive(&self.socket, &mut buffer, &mut none, RecvFlags::DONTWAIT) {
+            match socket::receive(
+                &self.socket,
+                &mut self.buffer,
+                &mut none,
+                RecvFlags::DONTWAIT,
+            ) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(count) => self.decoder.push(buffer.get(..count).unwrap_or_default()),
+                Ok(count) => self
+                    .decoder
+                    .push(self.buffer.get(..count).unwrap_or_default()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
                 Err(error) => return Err(error),
             }

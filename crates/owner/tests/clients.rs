@@ -275,7 +275,7 @@ fn a_sandbox_ends_with_its_creator_unless_it_is_detached() {
     assert!(matches!(reply(&mut client, 2), Reply::Stopped { .. }));
     assert_eq!(
         fixture.record_at_end(),
-        ["running", "ended None None false"]
+        ["running", "detached", "ended None None false"]
     );
 }
 

@@ -317,3 +317,35 @@ fn a_copy_is_another_machine_with_a_command_that_goes_on() {
     client.request(2, &request, &[]).unwrap();
     assert!(matches!(reply(&mut client, 2), Reply::Failed(_)));
 }
+
+#[test]
+fn a_copy_whose_command_no_client_claims_is_stopped_in_order() {
+    let restore = Start::Restore {
+        identity: Box::new(identity()),
+        main: Some(5),
+    };
+    let mut fixture = Fixture::starting(restore, SOON, true);
+    assert!(matches!(fixture.guest.hear(), ToGuest::Restore(_)));
+    fixture.guest.say(ToHost::Restored);
+    fixture.guest.say(ToHost::Started {
+        id: 5,
+        pid: 42,
+        stdin_window: 0,
+    });
+    fixture.guest.output(5, b"unread");
+    assert!(matches!(fixture.told(), Reply::Up(_)));
+    let mut client = fixture.connect();
+    let stop = Request::Stop { grace: 30_000 };
+    client.request(1, &stop, &[]).unwrap();
+    let signal = ToGuest::Signal { id: 5, signal: 15 };
+    while fixture.guest.hear() != signal {}
+    let status = ExitStatus::Signaled(15);
+    fixture.guest.say(ToHost::Exited { id: 5, status });
+    let Fixture {
+        guest,
+        creator: _creator,
+        ..
+    } = fixture;
+    guest.shut_down(None);
+    assert_eq!(reply(&mut client, 1), Reply::Stopped { killed: None });
+}

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod docker_registry;
+pub mod image;
 mod shell;
 
 pub use docker_registry::DockerRegistry;

@@ -3,7 +3,6 @@
 #![allow(dead_code, reason = "every test binary uses a part of it")]
 
 pub mod dns;
-pub mod image;
 pub mod snapshot;
 
 use std::ffi::OsStr;
@@ -18,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use micabox_image::convert::Place;
 use micabox_image::{LoadOptions, Settings, Store, progress};
+pub use micabox_testing::image;
 
 /// Far longer than anything takes: only a hang ends it.
 pub const PATIENCE: Duration = Duration::from_secs(300);

@@ -242,6 +242,7 @@ impl Builder<'_> {
                 record.transport = plan.transport.to_string();
                 record.root = plan.root.to_string();
                 record.owner = ProcessId::own();
+                record.creator = ProcessId::own();
                 record.machine = None;
                 record.status = Status::Starting;
             }),
@@ -405,6 +406,7 @@ impl Builder<'_> {
             spec: self.spec(),
             auto_remove: true,
             owner: ProcessId::own(),
+            creator: ProcessId::own(),
             machine: None,
             status: Status::Starting,
         })

@@ -229,15 +229,10 @@ impl Sandboxes {
                 Err(error) => Err(error),
                 Ok(None) => {
                     drop(names);
-                    let Record {
-                        owner,
-                        machine,
-                        name,
-                        ..
-                    } = found.record;
-                    if owner.is_none_or(|owner| !owner.has_ended()) {
-                        return Err(Error::Running(name));
+                    if !found.record.is_without_owner() {
+                        return Err(Error::Running(found.record.name));
                     }
+                    let Record { machine, name, .. } = found.record;
                     if Instant::now() > deadline {
                         let after = LAST_MOMENT;
                         return Err(Error::Stuck { name, after });

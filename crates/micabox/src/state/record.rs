@@ -42,6 +42,10 @@ pub struct Record {
     pub auto_remove: bool,
     /// Who made it and serves requests about it.
     pub owner: Option<ProcessId>,
+    /// The process that made or started it, for as long as it ends with that: none once it is
+    /// detached.
+    #[serde(default)]
+    pub creator: Option<ProcessId>,
     /// Who runs its machine.
     pub machine: Option<ProcessId>,
     /// How it is.
@@ -126,9 +130,18 @@ impl Record {
         }
     }
 
-    /// Whether the process that made it is gone without a word, so that it ends about now.
+    /// Whether a process that the sandbox ends with is gone without a word, so that it ends about
+    /// now.
     pub fn is_orphaned(&self) -> bool {
-        self.status.is_live() && self.owner.is_some_and(ProcessId::has_ended)
+        self.status.is_live() && self.is_without_owner()
+    }
+
+    /// As [`Record::is_orphaned`], whatever is on record about its end.
+    pub(crate) fn is_without_owner(&self) -> bool {
+        [self.owner, self.creator]
+            .into_iter()
+            .flatten()
+            .any(ProcessId::has_ended)
     }
 
     /// The first 12 digits of the ID, enough for people.

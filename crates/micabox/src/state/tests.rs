@@ -24,6 +24,7 @@ fn record(id: &str) -> Record {
         spec: None,
         auto_remove: false,
         owner: None,
+        creator: None,
         machine: None,
         status: Status::Starting,
     }

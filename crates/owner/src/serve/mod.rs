@@ -97,6 +97,12 @@ pub trait Registrar: Send {
     /// Those of its file; the start fails.
     fn running(&mut self) -> io::Result<()>;
 
+    /// Marks the sandbox as one that goes on without its creator.
+    ///
+    /// # Errors
+    /// Those of its file; the creator hears of them.
+    fn detached(&mut self) -> io::Result<()>;
+
     /// Adds to the log what a command wrote. A full disk is no reason to end the command.
     fn log(&mut self, stream: Stream, bytes: &[u8]);
 

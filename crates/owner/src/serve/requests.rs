@@ -97,11 +97,14 @@ impl Owner {
             Request::Release => self.on_command(client, number, |owner, id| {
                 owner.release(id, true);
             }),
-            Request::Detach if client == self.creator => {
-                self.is_detached = true;
-                self.tell(client, number, &Reply::Detached);
-                Ok(())
-            }
+            Request::Detach if client == self.creator => self
+                .registrar
+                .detached()
+                .map(|()| {
+                    self.is_detached = true;
+                    self.tell(client, number, &Reply::Detached);
+                })
+                .map_err(|error| Failure::new(Kind::Invalid, error.to_string())),
             Request::Detach => Err(Failure::new(Kind::Invalid, "only the creator can detach")),
             Request::Stop { grace } => {
                 self.end.waiting.push((client, number));
@@ -304,7 +307,7 @@ impl Owner {
     }
 
     /// No client cares for a command any more; with `streams`, its descriptors are given up too.
-    fn release(&mut self, id: u32, streams: bool) {
+    pub(super) fn release(&mut self, id: u32, streams: bool) {
         let Some(command) = self.commands.get_mut(&id) else {
             return;
         };

@@ -24,6 +24,10 @@ impl Owner {
             return;
         }
         self.give_up_freezes();
+        // No client claims it any more.
+        if let Some(id) = self.unclaimed.take() {
+            self.release(id, true);
+        }
         match self
             .first
             .filter(|first| first.started.is_some() && !first.has_ended)

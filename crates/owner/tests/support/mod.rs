@@ -144,6 +144,11 @@ impl Registrar for Notes {
         Ok(())
     }
 
+    fn detached(&mut self) -> io::Result<()> {
+        self.0.lock().unwrap().push("detached".to_owned());
+        Ok(())
+    }
+
     fn log(&mut self, stream: Stream, bytes: &[u8]) {
         let text = String::from_utf8_lossy(bytes);
         self.0.lock().unwrap().push(format!("{stream:?}: {text}"));

@@ -1,5 +1,5 @@
-//! The image of the tests: a static busybox, and layers with something of everything
-//! that layers do to each other.
+//! The image of tests that run sandboxes: a static busybox, and layers with something of
+//! everything that layers do to each other.
 
 use std::fs::File;
 use std::path::Path;

@@ -1,0 +1,262 @@
+//! The SDK as a program uses it: this test is its own `mica`.
+
+use std::fs;
+use std::io::{Read, Seek, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use micabox::{
+    Builder, Command, Error, ExecOptions, ExitStatus, GuestFiles, Handle, Process, Sandbox,
+    Sandboxes, Status, Stdio,
+};
+use micabox_image::convert::Place;
+use micabox_image::store::Image;
+use micabox_image::{LoadOptions, Settings, Store, progress};
+use micabox_testing::image;
+
+micabox_jail::run_if_worker_before_main!(&micabox::worker_kinds());
+
+const KILL: i32 = 9;
+const TERM: i32 = 15;
+
+/// A store with the image `box`.
+struct Fixture {
+    _directory: tempfile::TempDir,
+    store: Store,
+    image: Image,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let archive = directory.path().join("box.tar");
+        image::write_archive(&archive, &image::layers(), &image::config());
+        let store = Store::open(&directory.path().join("store")).unwrap();
+        let options = LoadOptions {
+            platform: None,
+            settings: Arc::new(Settings {
+                conversion: Place::Here,
+                ..Settings::default()
+            }),
+        };
+        micabox_image::load(&store, &archive, None, &options, &progress::Silent).unwrap();
+        let image = store.image("box").unwrap();
+        Self {
+            _directory: directory,
+            store,
+            image,
+        }
+    }
+
+    fn builder(&self) -> Builder<'_> {
+        Sandbox::builder(&self.store, &self.image).guest(guest())
+    }
+
+    fn sandbox(&self) -> Sandbox {
+        self.builder().create().unwrap()
+    }
+
+    fn sandboxes(&self) -> Sandboxes {
+        Sandboxes::open(self.store.root()).unwrap()
+    }
+
+    fn is_empty(&self) -> bool {
+        let sandboxes = self.store.root().join("sandboxes");
+        fs::read_dir(sandboxes).unwrap().next().is_none()
+    }
+}
+
+/// The guest that `make guest` has built, beside the directory of this program's profile.
+fn guest() -> GuestFiles {
+    let program = std::env::current_exe().unwrap();
+    let profile = program.parent().and_then(Path::parent).unwrap();
+    GuestFiles::find_for(&profile.join("mica")).unwrap()
+}
+
+fn shell(script: &str) -> Command {
+    Command {
+        env: vec![("PATH".into(), "/bin".into())],
+        ..Command::new(["sh", "-c", script])
+    }
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn commands_have_pipes_and_exit_codes() {
+    let fixture = Fixture::new();
+    let sandbox = fixture.sandbox();
+    let finished = sandbox
+        .exec(&shell("echo out; echo err >&2; exit 3"))
+        .unwrap()
+        .finish()
+        .unwrap();
+    assert_eq!(finished.status, ExitStatus::Exited(3));
+    assert_eq!(finished.stdout, b"out\n");
+    assert_eq!(finished.stderr, b"err\n");
+
+    let mut command = shell("read line; echo got $line; cat >/dev/null");
+    command.stdin = true;
+    let mut process = sandbox.exec(&command).unwrap();
+    let mut stdin = process.stdin.take().unwrap();
+    stdin.write_all(b"this\n").unwrap();
+    let mut line = [0; 9];
+    process
+        .stdout
+        .as_mut()
+        .unwrap()
+        .read_exact(&mut line)
+        .unwrap();
+    assert_eq!(&line, b"got this\n");
+    assert_eq!(process.handle().wait_timeout(Duration::ZERO).unwrap(), None);
+    drop(stdin);
+    assert_eq!(process.wait().unwrap(), ExitStatus::Exited(0));
+
+    match sandbox.exec(&Command::new(["/nope"])) {
+        Err(Error::Start(failed)) => assert_eq!(failed.exit_code(), 127),
+        other => panic!("{other:?}"),
+    }
+    sandbox.end().unwrap();
+    drop(sandbox);
+    assert!(fixture.is_empty());
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn many_commands_run_at_once_and_each_ends_by_itself() {
+    let fixture = Fixture::new();
+    let sandbox = fixture.sandbox();
+    std::thread::scope(|scope| {
+        for number in 0..20 {
+            let sandbox = &sandbox;
+            scope.spawn(move || {
+                let script = format!("head -c 300000 /dev/zero; echo {number} >&2; exit {number}");
+                let finished = sandbox.exec(&shell(&script)).unwrap().finish().unwrap();
+                assert_eq!(finished.status, ExitStatus::Exited(number));
+                assert_eq!(finished.stdout.len(), 300_000);
+                assert_eq!(finished.stderr, format!("{number}\n").as_bytes());
+            });
+        }
+    });
+    // Several threads wait for one.
+    let process = sandbox.exec(&shell("exec sleep 1000")).unwrap();
+    std::thread::scope(|scope| {
+        let waiting: Vec<_> = (0..3)
+            .map(|_| {
+                let handle = process.handle();
+                scope.spawn(move || handle.wait().unwrap())
+            })
+            .collect();
+        process.handle().signal(TERM);
+        for thread in waiting {
+            assert_eq!(thread.join().unwrap(), ExitStatus::Signaled(TERM));
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn a_stream_can_be_any_descriptor() {
+    let fixture = Fixture::new();
+    let sandbox = fixture.sandbox();
+    let mut input = tempfile::tempfile().unwrap();
+    input.write_all(&b"line\n".repeat(100_000)).unwrap();
+    input.rewind().unwrap();
+    let mut output = tempfile::tempfile().unwrap();
+    let options = ExecOptions {
+        stdin: Stdio::Descriptor(input.into()),
+        stdout: Stdio::Descriptor(output.try_clone().unwrap().into()),
+        ..ExecOptions::default()
+    };
+    let mut command = shell("wc -l; echo end");
+    command.stdin = true;
+    let process = sandbox.exec_with(&command, options).unwrap();
+    assert_eq!(process.wait().unwrap(), ExitStatus::Exited(0));
+    let mut text = String::new();
+    output.rewind().unwrap();
+    output.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "100000\nend\n");
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn a_sandbox_goes_on_when_it_is_detached() {
+    let fixture = Fixture::new();
+    let sandbox = fixture.builder().name("it").keep_record().create().unwrap();
+    let options = ExecOptions {
+        stdout: Stdio::Log,
+        lifetime: true,
+        detach: true,
+        ..ExecOptions::default()
+    };
+    let script = "trap 'exit 7' TERM; echo ready; while :; do sleep 0.05; done";
+    drop(sandbox.exec_with(&shell(script), options).unwrap());
+    sandbox.detach().unwrap();
+    let sandboxes = fixture.sandboxes();
+    let mut log = loop {
+        if let Some(mut log) = sandboxes.log("it").unwrap()
+            && let Some(record) = log.next_record().unwrap()
+        {
+            assert_eq!(record.bytes, b"ready\n");
+            break log;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    assert!(log.is_live().unwrap());
+    let stopped = sandboxes.stop("it", Duration::from_secs(60)).unwrap();
+    assert_eq!(stopped.killed, None);
+    assert!(log.next_record().unwrap().is_none());
+    let status = sandboxes.get("it").unwrap().status;
+    assert!(
+        matches!(status, Status::Exited { code: 7, .. }),
+        "{status:?}"
+    );
+    sandboxes.remove("it").unwrap();
+    assert!(fixture.is_empty());
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn a_sandbox_that_ends_takes_its_commands_with_it() {
+    let fixture = Fixture::new();
+    let sandbox = fixture.sandbox();
+    let process = sandbox.exec(&shell("exec sleep 1000")).unwrap();
+    let handle = process.handle();
+    sandbox.kill();
+    assert!(matches!(handle.wait(), Err(Error::Lost(_))));
+    assert!(matches!(sandbox.exec(&shell("true")), Err(Error::Lost(_))));
+    assert!(sandbox.wait_until(None).unwrap().is_some());
+    drop(sandbox);
+    assert!(fixture.is_empty());
+
+    // One that is dropped, too.
+    let sandbox = fixture.sandbox();
+    let process = sandbox.exec(&shell("exec sleep 1000")).unwrap();
+    drop(sandbox);
+    assert!(process.wait().is_err());
+    assert!(fixture.is_empty());
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn a_killed_owner_is_an_error_that_says_so() {
+    let fixture = Fixture::new();
+    let sandbox = fixture.sandbox();
+    let owner = fixture.sandboxes().get(&sandbox.record().id).unwrap().owner;
+    let pid = owner.unwrap().pid.to_string();
+    let kill = std::process::Command::new("kill")
+        .args([&format!("-{KILL}"), &pid])
+        .status();
+    assert!(kill.unwrap().success());
+    let error = sandbox.wait_until(None).unwrap_err();
+    assert!(matches!(error, Error::OwnerGone), "{error}");
+}
+
+#[test]
+fn what_is_shared_between_threads_can_be() {
+    fn is_shared<T: Send + Sync>() {}
+    is_shared::<Sandbox>();
+    is_shared::<Sandboxes>();
+    is_shared::<Handle>();
+    is_shared::<Process>();
+}
