@@ -83,6 +83,10 @@ fn a_reader_gives_credit_and_one_that_is_gone_does_too() {
     for _ in 0..WINDOW as usize / MAX_DATA {
         fixture.guest.output(id, &[0; MAX_DATA]);
     }
+    let mut received = 0;
+    while received < WINDOW as usize {
+        received += output(&mut client).len();
+    }
     let credit = |bytes| ToGuest::Credit {
         id,
         stream: OutputStream::Stdout,
