@@ -379,7 +379,7 @@ impl Growth<'_> {
         })
     }
 
-    /// Writes the copies of a block of descriptors but for the first `skip`.
+    /// Writes the copies of a block of descriptors except the first `skip`.
     fn write_descriptors(
         &mut self,
         index: u64,
