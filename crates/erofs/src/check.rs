@@ -58,7 +58,7 @@ struct Seen {
     name: Box<[u8]>,
     /// The link count that the inode has on disk.
     nlink: u32,
-    /// The number of names found so far.
+    /// The link count found so far.
     counted: u32,
     kind: FileType,
 }

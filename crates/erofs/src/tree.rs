@@ -81,7 +81,7 @@ impl Kind {
         data: Data::Contiguous { block: 0 },
     };
 
-    /// A directory without entries.
+    /// Creates a directory without entries.
     pub fn directory() -> Self {
         Self::Directory(Directory::default())
     }
@@ -422,8 +422,8 @@ impl Tree {
         path
     }
 
-    /// Sets every link count to the number of names that can be reached from the root: what is
-    /// below an unlinked directory has counted its names until now.
+    /// Sets every link count from the entries that can be reached from the root: entries below an
+    /// unlinked directory have counted until now.
     pub(crate) fn count_links(&mut self) {
         let mut counts = vec![0u32; self.inodes.len()];
         let mut pending = vec![self.root()];

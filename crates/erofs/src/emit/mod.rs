@@ -99,12 +99,12 @@ impl<'t> Plan<'t> {
         Ok(plan)
     }
 
-    /// Number of inodes that are written.
+    /// Returns the number of inodes that are written.
     pub(crate) fn inodes(&self) -> u64 {
         self.placed.len() as u64
     }
 
-    /// Length of the metadata in blocks.
+    /// Returns the length of the metadata in blocks.
     pub(crate) fn blocks(&self) -> u64 {
         (self.inode_bytes + self.shared.size()).div_ceil(BLOCK_SIZE)
             + u64::from(self.content_blocks)

@@ -31,7 +31,7 @@ impl Places {
         }
     }
 
-    /// Length of the area.
+    /// Returns the length of the area in bytes.
     pub(super) fn end(&self) -> u64 {
         self.end
     }

@@ -44,7 +44,7 @@ pub struct Entry {
     pub what: What,
 }
 
-/// Plain metadata: root's, a fixed time, no attributes.
+/// Returns plain metadata: owned by root, a fixed time, no attributes.
 pub fn meta(mode: u16) -> Metadata {
     Metadata {
         mode,
@@ -92,7 +92,7 @@ pub fn link_to_lower(path: impl AsRef<[u8]>, target: impl AsRef<[u8]>) -> Entry 
     entry(path, meta(0o640), What::LinkToLower(target))
 }
 
-/// A directory that exists only for something inside.
+/// Returns a directory that exists only for something inside.
 pub fn implied(path: impl AsRef<[u8]>) -> Entry {
     entry(path, overlay::implied_directory(), What::Directory)
 }

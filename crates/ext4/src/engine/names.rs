@@ -359,7 +359,8 @@ impl<D: BlockDevice> Ext4<D> {
         self.drop_directory(parent, ino)
     }
 
-    /// Updates the link counts after an empty directory lost its name.
+    /// Updates the link counts after an empty directory lost its name, and frees the directory
+    /// unless it is held.
     pub(crate) fn drop_directory(&mut self, parent: Ino, ino: Ino) -> Result<()> {
         self.forget_name(ino, b"..");
         self.remove_subdirectory(parent)?;
