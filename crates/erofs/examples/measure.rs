@@ -1,4 +1,4 @@
-//! Measures what an inode costs: memory of the writer, bytes on disk, time of a merge.
+//! Measures the cost of an inode: memory of the writer, bytes on disk, time of a merge.
 //!
 //! ```text
 //! cargo run --release -p micabox-erofs --example measure -- write 100000
@@ -31,7 +31,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
 }
 
-/// Peak resident memory of this process in bytes.
+/// Returns the peak resident memory of this process in bytes.
 fn peak() -> io::Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -52,7 +52,7 @@ fn metadata(mode: u16, seconds: i64) -> Metadata {
     }
 }
 
-/// Adds directories of `in_each` files until there are `files`, as `node_modules` looks:
+/// Adds directories of `in_each` files until there are `files` in total, similar to `node_modules`:
 /// short directories, names of ten to thirty bytes, a time for each file.
 fn fill<W: io::Write + io::Seek>(
     writer: &mut Writer<W>,

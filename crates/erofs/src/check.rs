@@ -1,4 +1,4 @@
-//! Checks the structure of a whole image: what the reader would trip over and what it would
+//! Checks the structure of a whole image: finds what makes the reader fail and what the reader does
 //! not notice.
 
 use std::collections::{HashMap, HashSet};
@@ -9,17 +9,17 @@ use crate::reader::{Budget, Inode, Reader, SharedXattrs};
 use crate::source::ReadAt;
 use crate::{Error, Result, xattr};
 
-/// Findings to report; a thoroughly broken image would have millions.
+/// Maximum number of findings reported; a thoroughly broken image would have millions.
 const FINDINGS_MAX: usize = 100;
-/// Length from which on the start of a path is left out of a finding: Linux's `PATH_MAX`.
+/// Length in bytes above which a finding leaves out the start of a path: Linux's `PATH_MAX`.
 const PATH_MAX: usize = 4096;
 
-/// Something wrong with an image.
+/// A defect of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// The path at which it was found; `/` for the image as a whole.
+    /// Path of the defective entry; `/` for the image as a whole.
     pub path: Box<[u8]>,
-    /// What it is.
+    /// Description of the defect.
     pub problem: String,
 }
 
@@ -29,16 +29,16 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Checks an image and returns what is wrong with it: nothing for a sound one.
+/// Checks an image and returns its defects; empty for a sound image.
 ///
-/// Everything reachable is read except for the contents of files. An image with a device
-/// table is checked by itself; its devices are images of their own.
+/// Reads everything reachable except the contents of files. An image with a device table is checked
+/// by itself; its devices are images of their own.
 pub fn check<R: ReadAt>(image: &R) -> Vec<Finding> {
     check_within(image, u64::MAX)
 }
 
-/// The same for an image that is refused if it has more than `metadata` bytes of inodes,
-/// attributes and directories: the check holds on to what it knows of them.
+/// Does the same as [`check`], but refuses an image with more than `metadata` bytes of inodes,
+/// attributes and directories: the check keeps its knowledge of them in memory.
 pub fn check_within<R: ReadAt>(image: &R, metadata: u64) -> Vec<Finding> {
     match Reader::open(image) {
         Ok(reader) => Check::new(&reader, metadata).run(),
@@ -49,25 +49,25 @@ pub fn check_within<R: ReadAt>(image: &R, metadata: u64) -> Vec<Finding> {
     }
 }
 
-/// What is known of an inode while the walk goes on.
+/// What the walk knows of an inode.
 struct Seen {
     /// The directory of its first name; its own number for the root.
     parent: u64,
-    /// Its first name. Paths are put together when needed: those of a deep tree would take
-    /// the square of its depth.
+    /// Its first name. Paths are assembled when needed: storing those of a deep tree would take
+    /// memory quadratic in its depth.
     name: Box<[u8]>,
-    /// The link count that it claims.
+    /// The link count that the inode has on disk.
     nlink: u32,
-    /// The link count that was counted.
+    /// The link count found so far.
     counted: u32,
     kind: FileType,
 }
 
-/// Bytes of the image with one owner.
+/// A range of bytes of the image with one owner.
 struct Range {
     start: u64,
     end: u64,
-    /// `None` for what belongs to the image as a whole.
+    /// The inode that uses the range; `None` if the range belongs to the image as a whole.
     owner: Option<u64>,
     metadata: bool,
 }
@@ -78,7 +78,7 @@ struct Check<'r, R> {
     shared: SharedXattrs,
     seen: HashMap<u64, Seen>,
     ranges: Vec<Range>,
-    /// Directories that are still to be read.
+    /// Directories not read yet.
     pending: Vec<Inode>,
     findings: Vec<Finding>,
 }
@@ -129,11 +129,11 @@ impl<'r, R: ReadAt> Check<'r, R> {
         }
     }
 
-    /// The path of an entry.
+    /// Returns the path of an entry.
     fn path(&self, mut directory: u64, name: &[u8]) -> Box<[u8]> {
         let mut names = vec![name];
         let mut length = name.len();
-        // The root is its own parent, and not seen if it can't be read.
+        // The root is its own parent; it is missing from `seen` if it can't be read.
         while let Some(seen) = self.seen.get(&directory)
             && seen.parent != directory
         {
@@ -156,7 +156,7 @@ impl<'r, R: ReadAt> Check<'r, R> {
         path.into()
     }
 
-    /// The path of an inode's first name.
+    /// Returns the path of an inode's first name; of the image if `owner` is `None`.
     fn path_of(&self, owner: Option<u64>) -> Box<[u8]> {
         match owner.and_then(|nid| self.seen.get(&nid)) {
             Some(seen) => self.path(seen.parent, &seen.name),
@@ -164,7 +164,7 @@ impl<'r, R: ReadAt> Check<'r, R> {
         }
     }
 
-    /// Takes note of an entry and of the inode behind it.
+    /// Records an entry and its inode.
     fn visit(&mut self, nid: u64, kind: FileType, parent: u64, name: &[u8]) -> Result<()> {
         if let Some(seen) = self.seen.get_mut(&nid) {
             if seen.kind != kind {
@@ -211,7 +211,7 @@ impl<'r, R: ReadAt> Check<'r, R> {
         Ok(())
     }
 
-    /// Reads what belongs to an inode, apart from entries and file contents.
+    /// Reads what belongs to an inode, except for entries and file contents.
     fn contents(&mut self, inode: &Inode) -> Result<()> {
         let xattrs = self.reader.xattrs_with(inode, &mut self.shared)?;
         if xattr::check_set(xattrs.iter()).is_err() {
@@ -236,7 +236,7 @@ impl<'r, R: ReadAt> Check<'r, R> {
         );
         if has_extents {
             for extent in self.reader.extents(inode)? {
-                // What is inline was counted with the inode.
+                // Inline data was counted with the inode.
                 let Some(start) = extent.address.filter(|start| !metadata.contains(start)) else {
                     continue;
                 };
@@ -282,17 +282,18 @@ impl<'r, R: ReadAt> Check<'r, R> {
     }
 
     fn link_counts(&mut self) {
-        // The merge keeps the counts of the layers, some of whose names may be hidden.
+        // The merge keeps the link counts of the layers, some of whose names may be hidden.
         let merged = !self.reader.devices().is_empty();
         let mut wrong: Vec<(u64, String)> = self
             .seen
             .iter()
-            .filter(
-                |(_, seen)| match merged && seen.kind != FileType::Directory {
-                    true => seen.nlink < seen.counted,
-                    false => seen.nlink != seen.counted,
-                },
-            )
+            .filter(|(_, seen)| {
+                if merged && seen.kind != FileType::Directory {
+                    seen.nlink < seen.counted
+                } else {
+                    seen.nlink != seen.counted
+                }
+            })
             .map(|(&nid, seen)| {
                 let (claimed, counted) = (seen.nlink, seen.counted);
                 (
@@ -307,7 +308,7 @@ impl<'r, R: ReadAt> Check<'r, R> {
         }
     }
 
-    /// Metadata may overlap nothing. Files may share blocks.
+    /// Reports overlaps. Metadata may not overlap anything; files may share blocks.
     fn overlaps(&mut self) {
         let mut ranges = std::mem::take(&mut self.ranges);
         ranges.extend(self.reader.head_ranges().map(|head| Range {
@@ -317,7 +318,7 @@ impl<'r, R: ReadAt> Check<'r, R> {
             metadata: true,
         }));
         ranges.sort_unstable_by_key(|range| (range.start, range.end));
-        // The ranges that reach furthest so far, of metadata and of all.
+        // The ranges with the highest end so far: of metadata, and of all.
         let mut last: [Option<&Range>; 2] = [None, None];
         let mut reported = HashSet::new();
         for range in ranges.iter().filter(|range| range.start < range.end) {
@@ -331,7 +332,7 @@ impl<'r, R: ReadAt> Check<'r, R> {
                 };
                 self.find_of(range.owner, format!("it overlaps {other}"));
             }
-            // Data is compared with the metadata before it, metadata with everything.
+            // Data is compared with the metadata before it, metadata with all ranges.
             for (index, slot) in last.iter_mut().enumerate() {
                 let counts = index == 1 || range.metadata;
                 if counts && slot.is_none_or(|last| last.end < range.end) {

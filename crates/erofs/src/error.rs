@@ -1,17 +1,17 @@
-//! What can go wrong in this crate, by name.
+//! Errors of this crate.
 
 use std::io;
 
 use crate::xattr::XattrProblem;
 
-/// The result of everything here that can fail.
+/// Result of the fallible functions of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why an image can't be written, read or merged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The image being written could not be written: a full disk, most often.
+    /// Writing the image failed, most often because the disk is full.
     #[error("cannot write the EROFS image: {0}")]
     Output(#[source] io::Error),
 
@@ -22,9 +22,9 @@ pub enum Error {
     /// The reader that supplies a file's bytes ended early.
     #[error("the file's contents end after {got} of {expected} bytes")]
     ShortBody {
-        /// Bytes announced.
+        /// Number of bytes announced.
         expected: u64,
-        /// Bytes that came.
+        /// Number of bytes received.
         got: u64,
     },
 
@@ -42,7 +42,7 @@ pub enum Error {
         size: u64,
     },
 
-    /// A file is larger than a bounded number of the largest chunks.
+    /// A file is larger than the chunks that it may have, at their largest size.
     #[error("a file of {0} bytes is larger than the 2^57 bytes that can be stored")]
     FileTooLarge(u64),
 
@@ -54,23 +54,23 @@ pub enum Error {
     #[error("the image has more metadata than 2^32 - 1 inode slots of 32 bytes")]
     TooManyInodes,
 
-    /// A name that no directory can hold.
+    /// A name that is invalid in any directory.
     #[error("invalid file name \"{}\": {reason}", shown(name))]
     Name {
-        /// The name as it came.
+        /// The name as given.
         name: Box<[u8]>,
         /// What is wrong with it.
         reason: &'static str,
     },
 
-    /// An entry was put into something that is not a directory.
+    /// An entry was added to something that is not a directory.
     #[error("cannot add \"{}\": its parent is not a directory", shown(name))]
     NotADirectory {
         /// Name of the entry.
         name: Box<[u8]>,
     },
 
-    /// A directory has exactly one name.
+    /// A directory was given a second name.
     #[error("cannot add \"{}\": a directory can't have two names", shown(name))]
     DirectoryLinkedTwice {
         /// The second name.
@@ -81,11 +81,11 @@ pub enum Error {
     #[error("cannot read the EROFS image: {0}")]
     Read(#[source] io::Error),
 
-    /// There is no EROFS superblock.
+    /// The source has no EROFS superblock.
     #[error("not an EROFS image")]
     NotErofs,
 
-    /// The image uses a part of the format that this crate does not have.
+    /// The image uses a part of the format that this crate does not support.
     #[error("the EROFS image uses {0}, which is not supported")]
     Unsupported(&'static str),
 
@@ -102,18 +102,18 @@ pub enum Error {
         problem: &'static str,
     },
 
-    /// What is wrong with one layer of a stack.
+    /// A failure in one layer of a stack.
     #[error("layer {number} ({}): {source}", shown(tag))]
     Layer {
-        /// Counted from 1, the lowest.
+        /// Number of the layer, counted from 1, the lowest.
         number: usize,
-        /// What the layer is called.
+        /// Tag of the layer.
         tag: Box<[u8]>,
-        /// What is wrong.
+        /// The failure.
         source: Box<Error>,
     },
 
-    /// A hard link to a file of a lower layer that is not there.
+    /// The target of a hard link to a lower layer is missing or can't be linked to.
     #[error(
         "\"{}\" is a hard link to \"{}\", which {problem} in the layers below",
         shown(path),
@@ -122,26 +122,26 @@ pub enum Error {
     LinkTarget {
         /// The link's absolute path.
         path: Box<[u8]>,
-        /// The target as the link has it.
+        /// The target as the link stores it.
         target: Box<[u8]>,
         /// What is wrong with the target.
         problem: &'static str,
     },
 
-    /// An inode that the format can't express.
+    /// An inode that the format can't represent.
     #[error("cannot store \"{}\": {problem}", shown(path))]
     Inode {
         /// One path of the inode, absolute within the image.
         path: Box<[u8]>,
-        /// What does not fit.
+        /// What can't be stored.
         problem: InodeProblem,
     },
 }
 
-/// How much of a foreign name a message shows, in bytes.
+/// How many bytes of a foreign name a message shows.
 const SHOWN: usize = 400;
 
-/// A name for a message; of a long one the end, which tells paths apart.
+/// Formats a name for a message. A long name is cut to its end, which distinguishes paths.
 fn shown(name: &[u8]) -> String {
     match name.len().checked_sub(SHOWN) {
         None | Some(0) => name.escape_ascii().to_string(),
@@ -149,7 +149,7 @@ fn shown(name: &[u8]) -> String {
     }
 }
 
-/// What makes one inode impossible to store.
+/// The reason why an inode can't be stored.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InodeProblem {
@@ -161,7 +161,7 @@ pub enum InodeProblem {
     #[error("a symbolic link's target has {0} bytes; 1 to 4095 are possible")]
     SymlinkLength(usize),
 
-    /// A symbolic link's target is a C string to everyone who reads it.
+    /// All readers treat a symbolic link's target as a C string.
     #[error("a symbolic link's target contains a NUL byte")]
     SymlinkNul,
 

@@ -1,19 +1,19 @@
 //! The EROFS format in safe Rust: streaming writer, reader, merge, check.
 //!
-//! EROFS is Linux's read-only filesystem. This crate writes the uncompressed part of the
-//! format, reads it back without trusting a byte of it, merges a stack of layer images
-//! into one metadata-only image ("fsmeta") and checks images on disk. It knows nothing of
-//! OCI, archives or virtual machines, does no async and contains no `unsafe`.
+//! EROFS is Linux's read-only filesystem. This crate writes the uncompressed part of the format,
+//! reads it without trusting any byte, merges a stack of layer images into one metadata-only image
+//! ("fsmeta") and checks images on disk. It does not know about OCI, archives or virtual machines,
+//! is synchronous and contains no `unsafe`.
 //!
-//! * [`Writer`] takes file bodies first, one at a time, and writes all metadata at the end:
-//!   memory grows with the number of inodes, never with their size.
-//! * [`Tree`] is that metadata while it is in memory.
-//! * [`Reader`] gives a tree or an error for any bytes.
-//! * [`merge`] makes one image of several, and [`check`] looks for damage.
-//! * [`overlay`] names the markers with which a layer speaks to overlayfs.
+//! * [`Writer`] takes file bodies first, one at a time, and writes all metadata at the end: memory
+//!   grows with the number of inodes, not with their size.
+//! * [`Tree`] is the metadata while it is in memory.
+//! * [`Reader`] returns a tree or an error for any bytes.
+//! * [`merge`] makes one image from several, and [`check`] looks for damage.
+//! * [`overlay`] names the markers that a layer has for overlayfs.
 //!
-//! Images have 4 KiB blocks. Every regular file starts at a block boundary and nothing of
-//! it is packed into its inode, so that the kernel can map all of it with DAX.
+//! Images have 4 KiB blocks. Every regular file starts at a block boundary and no part of it is
+//! packed into its inode, so that the kernel can map all of it with DAX.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(

@@ -5,27 +5,27 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use crate::narrow::in_memory;
 use crate::{BLOCK_SIZE, Error, Result};
 
-/// Large enough that system calls don't show, small enough to stay in a core's cache.
+/// Large enough that system calls take no noticeable time, small enough for a core's cache.
 const BUFFER_BLOCKS: usize = 64;
 const BLOCK: usize = in_memory(BLOCK_SIZE);
 
-/// A stream of blocks into a fresh file. Blocks of zeros are skipped by seeking, which
-/// leaves a hole where the file can have one.
+/// A stream of blocks into a new file. Skips blocks of zeros by seeking, which leaves a hole where
+/// the file supports holes.
 pub(crate) struct Output<W> {
     inner: W,
-    /// Whole blocks; the first `filled` bytes are meant for `start` and on.
+    /// Whole blocks; the first `filled` bytes belong at `start`.
     buffer: Box<[u8]>,
     filled: usize,
     /// Position of the buffer in the image, in bytes; a multiple of the block size.
     start: u64,
-    /// Where `inner` stands.
+    /// Current position of `inner`.
     inner_at: u64,
-    /// End of what was really written.
+    /// End of the bytes that were really written.
     written_to: u64,
 }
 
 impl<W: Write + Seek> Output<W> {
-    /// `inner` must be empty and is written from position 0 on.
+    /// Starts a stream. `inner` must be empty and is written from position 0 on.
     pub(crate) fn new(inner: W) -> Self {
         Self {
             inner,
@@ -37,12 +37,12 @@ impl<W: Write + Seek> Output<W> {
         }
     }
 
-    /// The next byte's position in the image.
+    /// Returns the next byte's position in the image.
     pub(crate) fn position(&self) -> u64 {
         self.start + self.filled as u64
     }
 
-    /// The next byte's block, which must be a block's first byte.
+    /// Returns the next byte's block; that byte must be the first of its block.
     ///
     /// # Errors
     ///
@@ -87,12 +87,12 @@ impl<W: Write + Seek> Output<W> {
         self.zeros(self.position().next_multiple_of(BLOCK_SIZE) - self.position())
     }
 
-    /// Takes exactly `size` bytes from `reader`, straight into the buffer.
+    /// Copies exactly `size` bytes from `reader`, directly into the buffer.
     ///
     /// # Errors
     ///
-    /// [`Error::ShortBody`] and [`Error::Body`] besides those of writing. `total` and
-    /// `before` only serve the message: the file's size and what of it came earlier.
+    /// [`Error::ShortBody`] and [`Error::Body`] besides those of writing. `total` and `before` are
+    /// only used in the message: the file's size, and how much of it was read earlier.
     pub(crate) fn copy(
         &mut self,
         reader: &mut dyn Read,
@@ -121,13 +121,13 @@ impl<W: Write + Seek> Output<W> {
         Ok(())
     }
 
-    /// Ends the image at the next block boundary and makes the file that long; then puts
-    /// `head` at position `at`, which is what makes the image valid. Nothing is synced.
+    /// Ends the image at the next block boundary and extends the file to that length; then writes
+    /// `head` at position `at`, which makes the image valid. Nothing is synced.
     pub(crate) fn finish(mut self, at: u64, head: &[u8]) -> Result<W> {
         self.align()?;
         self.flush()?;
         if self.written_to < self.start {
-            // The image ends in zeros: without its last block the file would be short.
+            // The image ends in zeros: without its last block the file would be too short.
             self.write_inner(self.start - BLOCK_SIZE, 0, BLOCK, true)?;
         }
         self.inner
@@ -146,7 +146,7 @@ impl<W: Write + Seek> Output<W> {
         Ok(())
     }
 
-    /// Writes the buffer, which must hold whole blocks, except for the blocks of zeros.
+    /// Writes the buffer, which must hold whole blocks, without its blocks of zeros.
     fn flush(&mut self) -> Result<()> {
         debug_assert!(self.filled.is_multiple_of(BLOCK));
         let mut from = 0;

@@ -1,4 +1,4 @@
-//! Where a reader's bytes come from.
+//! Sources of a reader's bytes.
 
 use crate::narrow::in_memory;
 use std::cell::RefCell;
@@ -13,10 +13,10 @@ pub trait ReadAt {
     ///
     /// # Errors
     ///
-    /// [`io::ErrorKind::UnexpectedEof`] if the source ends before; otherwise the source's.
+    /// [`io::ErrorKind::UnexpectedEof`] if the source ends early; otherwise the source's.
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()>;
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     ///
     /// # Errors
     ///
@@ -75,9 +75,9 @@ impl<R: ReadAt + ?Sized> ReadAt for &R {
     }
 }
 
-/// Keeps what was read lately, in large pieces, for readers that ask for many small ones.
+/// Caches recently read data in large pieces, for readers with many small reads.
 ///
-/// The source must not change. Not for use by several threads; each takes its own.
+/// The source must not change. Not for use by several threads; each thread creates its own.
 #[derive(Debug)]
 pub struct Cached<R> {
     source: R,
@@ -85,17 +85,17 @@ pub struct Cached<R> {
     windows: RefCell<Windows>,
 }
 
-/// Bytes in one piece.
+/// Size of a piece in bytes.
 const WINDOW: u64 = 256 * 1024;
-/// Pieces to keep; 4 MiB in all.
+/// Maximum number of pieces kept; 4 MiB in all.
 const WINDOWS: usize = 16;
 
 #[derive(Debug, Default)]
 struct Windows {
-    /// Place in `kept` by number of the piece.
+    /// Index into `kept` by number of the piece.
     index: HashMap<u64, usize>,
     kept: Vec<(u64, Vec<u8>)>,
-    /// The place that is used again next.
+    /// Index of the piece that is replaced next.
     oldest: usize,
 }
 
@@ -104,7 +104,7 @@ impl<R: ReadAt> Cached<R> {
     ///
     /// # Errors
     ///
-    /// If the length of the source can't be found out.
+    /// Fails if the length of the source can't be determined.
     pub fn new(source: R) -> io::Result<Self> {
         Ok(Self {
             size: source.size()?,
@@ -113,7 +113,7 @@ impl<R: ReadAt> Cached<R> {
         })
     }
 
-    /// Copies from one piece; returns how many bytes that was.
+    /// Copies from one piece; returns the number of bytes copied.
     fn read_some(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         let number = offset / WINDOW;
         let mut windows = self.windows.borrow_mut();
@@ -175,8 +175,8 @@ impl<R: ReadAt> ReadAt for Cached<R> {
     }
 }
 
-/// Several sources one behind the other: the flat address space of an image and the devices
-/// in its table.
+/// Several sources one after the other: the flat address space of an image and the devices in its
+/// table.
 #[derive(Debug)]
 pub struct Concat<R> {
     parts: Vec<Part<R>>,
@@ -187,18 +187,18 @@ pub struct Concat<R> {
 struct Part<R> {
     source: R,
     start: u64,
-    /// Bytes that the source has.
+    /// Length of the source in bytes.
     length: u64,
-    /// Bytes that the part takes; what the source does not have reads as zeros.
+    /// Length of the part in bytes; what lies past the end of the source reads as zeros.
     padded: u64,
 }
 
 impl<R: ReadAt> Concat<R> {
-    /// Puts the sources together, each padded with zeros to a multiple of `align` bytes.
+    /// Concatenates the sources, each padded with zeros to a multiple of `align` bytes.
     ///
     /// # Errors
     ///
-    /// If the length of a source can't be found out, or all are too long together.
+    /// Fails if the length of a source can't be determined, or if the total is too large.
     pub fn new(sources: impl IntoIterator<Item = R>, align: u64) -> io::Result<Self> {
         let mut parts = Vec::new();
         let mut size = 0u64;

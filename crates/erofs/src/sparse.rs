@@ -1,30 +1,30 @@
-//! How a sparse file is cut into chunks.
+//! Divides a sparse file into chunks.
 
 use micabox_file::Segment;
 
 use crate::{BLOCK_SIZE, Error, Result};
 
-/// The format keeps the chunk size in five bits.
+/// The format stores the chunk size in five bits.
 pub(crate) const CHUNK_BITS_MAX: u8 = 31;
 
-/// Bytes that one chunk costs in the inode.
+/// Size in bytes of a chunk's entry in the inode.
 const CHUNK_ENTRY: u64 = 4;
 
-/// A file may always have this many chunks, and [`CHUNKS_PER_SEGMENT`] more for each of its
-/// segments. Without a bound, a small archive could claim a few crumbs in a file of
-/// exabytes, and listing the chunks would take all memory.
+/// Chunks that any file may have; each of its segments allows [`CHUNKS_PER_SEGMENT`] more. Without
+/// a limit, a small archive could claim a few bytes in a file of exabytes, and the list of chunks
+/// would take all memory.
 const CHUNKS_FREE: u64 = 16384;
 const CHUNKS_PER_SEGMENT: u64 = 64;
 
-/// The largest file, in bytes: what the free chunks cover at their largest.
+/// The largest file, in bytes: covered by the free chunks at their largest size.
 pub(crate) const FILE_SIZE_MAX: u64 = CHUNKS_FREE * (BLOCK_SIZE << CHUNK_BITS_MAX);
 
-/// Bytes in a chunk of 2^`bits` blocks.
+/// Returns the size in bytes of a chunk of 2^`bits` blocks.
 pub(crate) fn chunk_size(bits: u8) -> u64 {
     BLOCK_SIZE << bits
 }
 
-/// Whether the segments are in order, apart from each other and inside the file.
+/// Checks that the segments are in order, disjoint and inside the file.
 pub(crate) fn check_segments(size: u64, segments: &[Segment]) -> Result<()> {
     let mut end = 0;
     for segment in segments {
@@ -43,9 +43,9 @@ pub(crate) fn check_segments(size: u64, segments: &[Segment]) -> Result<()> {
     Ok(())
 }
 
-/// The chunk size for a file, as a power of two of blocks: the one that makes the image
-/// smallest. Small chunks take many entries; large ones include parts of holes, which cost
-/// no disk space but address space. The larger one wins a tie.
+/// Returns the chunk size for a file, as a power of two of blocks: the one that makes the image
+/// smallest. Small chunks take many entries; large ones include parts of holes, which cost address
+/// space but no disk space. The larger one wins a tie.
 pub(crate) fn choose_chunk_bits(size: u64, segments: &[Segment]) -> u8 {
     let most = CHUNKS_FREE + CHUNKS_PER_SEGMENT.saturating_mul(segments.len() as u64);
     let mut best = (u64::MAX, CHUNK_BITS_MAX);
@@ -67,7 +67,7 @@ pub(crate) fn choose_chunk_bits(size: u64, segments: &[Segment]) -> u8 {
     best.1
 }
 
-/// Bytes in all chunks that hold some data.
+/// Returns the size in bytes of all chunks that hold some data.
 fn allocated(size: u64, segments: &[Segment], bits: u8) -> u64 {
     let chunk = chunk_size(bits);
     let mut end = 0u64;

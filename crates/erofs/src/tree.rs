@@ -9,7 +9,7 @@ use micabox_file::Timestamp;
 use crate::xattr::Xattr;
 use crate::{Error, Result};
 
-/// What every kind of inode has.
+/// The metadata that every kind of inode has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Metadata {
     /// Permission, set-id and sticky bits (07777). Other bits are ignored.
@@ -20,19 +20,19 @@ pub struct Metadata {
     pub gid: u32,
     /// Modification time.
     pub mtime: Timestamp,
-    /// Extended attributes in any order, no name twice.
+    /// Extended attributes in any order, without duplicate names.
     pub xattrs: Vec<Xattr>,
 }
 
-/// Where a regular file's bytes lie.
+/// Position of a regular file's bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Data {
-    /// One after the other from this block on. Without meaning for an empty file.
+    /// Consecutive, from this block on. Without meaning for an empty file.
     Contiguous {
         /// Number of the first block.
         block: u32,
     },
-    /// In pieces of equal size, some of which may be holes.
+    /// In pieces of equal size; some may be holes.
     Chunked(Box<Chunks>),
 }
 
@@ -50,10 +50,10 @@ impl Chunks {
     pub const HOLE: u32 = u32::MAX;
 }
 
-/// What an inode is.
+/// The type of an inode, with what only this type has.
 #[derive(Debug, Clone)]
 pub enum Kind {
-    /// A directory and what it holds.
+    /// A directory and its entries.
     Directory(Directory),
     /// A regular file.
     File {
@@ -64,9 +64,9 @@ pub enum Kind {
     },
     /// A symbolic link and its target, 1 to 4095 bytes without NUL.
     Symlink(Box<[u8]>),
-    /// A character device; the number as [`crate::format::encode_device`] makes it.
+    /// A character device; the number is in the form of [`crate::format::encode_device`].
     CharDevice(u32),
-    /// A block device; the number as [`crate::format::encode_device`] makes it.
+    /// A block device; the number is in the form of [`crate::format::encode_device`].
     BlockDevice(u32),
     /// A named pipe.
     Fifo,
@@ -81,13 +81,13 @@ impl Kind {
         data: Data::Contiguous { block: 0 },
     };
 
-    /// A directory without entries.
+    /// Creates a directory without entries.
     pub fn directory() -> Self {
         Self::Directory(Directory::default())
     }
 }
 
-/// The entries of a directory; [`Tree`] is the way to change them.
+/// The entries of a directory; [`Tree`] has the functions that change them.
 #[derive(Debug, Clone, Default)]
 pub struct Directory {
     pub(crate) entries: BTreeMap<Box<[u8]>, InodeId>,
@@ -99,7 +99,7 @@ pub struct Directory {
 pub struct Inode {
     /// Owner, mode, time, attributes.
     pub meta: Metadata,
-    /// What it is.
+    /// Its type.
     pub kind: Kind,
     /// Number of names; for a directory 2 plus its subdirectories.
     pub nlink: u32,
@@ -112,7 +112,7 @@ impl Inode {
     }
 }
 
-/// Names an inode within its [`Tree`].
+/// Identifies an inode within its [`Tree`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct InodeId(pub(crate) u32);
 
@@ -122,20 +122,20 @@ impl InodeId {
     }
 }
 
-/// A directory tree in memory, about 250 bytes an inode including its name.
+/// A directory tree in memory; takes about 250 bytes per inode including its name.
 ///
-/// Inodes are added first and linked under a name after; an inode with several names is
-/// linked several times. Ids stay valid as long as the tree; an inode without a name left
-/// is not written.
+/// Inodes are added first and then linked under a name; an inode with several names is linked
+/// several times. IDs are valid as long as the tree; an inode that has no name any more is not
+/// written.
 #[derive(Debug, Clone)]
 pub struct Tree {
     inodes: Vec<Inode>,
-    /// Names and values of attributes, each once: many inodes have the same.
+    /// Names and values of attributes, stored once: many inodes have the same.
     strings: HashSet<Arc<[u8]>>,
 }
 
 impl Tree {
-    /// A tree of one empty directory.
+    /// Creates a tree of one empty directory.
     pub fn new(root: Metadata) -> Self {
         Self {
             inodes: vec![Inode {
@@ -147,23 +147,23 @@ impl Tree {
         }
     }
 
-    /// The root directory.
+    /// Returns the root directory.
     pub fn root(&self) -> InodeId {
         InodeId(0)
     }
 
-    /// Number of inodes ever added, the root included.
+    /// Returns the number of inodes ever added, including the root.
     pub fn len(&self) -> usize {
         self.inodes.len()
     }
 
-    /// Never: there is always a root.
+    /// Always false: a tree has a root.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// Adds an inode without a name. Its attributes share memory with equal ones of inodes
-    /// that were added before.
+    /// Adds an inode without a name. Its attributes share memory with equal ones of inodes added
+    /// earlier.
     ///
     /// # Panics
     ///
@@ -193,13 +193,13 @@ impl Tree {
     }
 
     /// Gives `inode` the name `name` in `directory`, and returns the inode that had the name
-    /// before. That one keeps its contents and may be linked elsewhere.
+    /// before. The previous inode keeps its contents and may be linked elsewhere.
     ///
     /// # Errors
     ///
-    /// [`Error::Name`] for a name that can't exist, [`Error::NotADirectory`] when `directory`
-    /// is none, [`Error::DirectoryLinkedTwice`] for a second name of a directory. Nothing has
-    /// changed then.
+    /// [`Error::Name`] for an invalid name, [`Error::NotADirectory`] if `directory` is not a
+    /// directory, [`Error::DirectoryLinkedTwice`] for a second name of a directory. The tree is
+    /// unchanged after an error.
     pub fn link(
         &mut self,
         directory: InodeId,
@@ -238,8 +238,8 @@ impl Tree {
         Ok(replaced)
     }
 
-    /// Takes the name away and returns the inode that had it. The inode keeps its contents
-    /// and may be linked again.
+    /// Removes a name and returns the inode that had it. The inode keeps its contents and may be
+    /// linked again.
     pub fn unlink(&mut self, directory: InodeId, name: &[u8]) -> Option<InodeId> {
         let Kind::Directory(d) = &mut self.inode_mut(directory).kind else {
             return None;
@@ -256,7 +256,7 @@ impl Tree {
         Some(inode)
     }
 
-    /// The inode with this name.
+    /// Returns the inode with this name.
     pub fn lookup(&self, directory: InodeId, name: &[u8]) -> Option<InodeId> {
         match &self.inode(directory).kind {
             Kind::Directory(d) => d.entries.get(name).copied(),
@@ -264,27 +264,27 @@ impl Tree {
         }
     }
 
-    /// The inode behind an id that this tree gave out.
+    /// Returns the inode with this ID.
     ///
     /// # Panics
     ///
-    /// If the id is another tree's.
+    /// If the ID belongs to another tree.
     pub fn inode(&self, id: InodeId) -> &Inode {
         &self.inodes[id.index()]
     }
 
-    /// The inode behind an id that this tree gave out, to change it. What a directory holds
-    /// is changed by [`Tree::link`] and [`Tree::unlink`] only.
+    /// Returns the inode with this ID, for changes. Only [`Tree::link`] and [`Tree::unlink`] change
+    /// a directory's entries.
     ///
     /// # Panics
     ///
-    /// If the id is another tree's.
+    /// If the ID belongs to another tree.
     pub fn inode_mut(&mut self, id: InodeId) -> &mut Inode {
         &mut self.inodes[id.index()]
     }
 
-    /// The directory that holds this one; none for the root, for an unlinked directory and
-    /// for anything that is not a directory.
+    /// Returns the directory that holds this one; `None` for the root, for an unlinked directory
+    /// and for inodes other than directories.
     pub fn parent(&self, directory: InodeId) -> Option<InodeId> {
         match &self.inode(directory).kind {
             Kind::Directory(d) => d.parent,
@@ -292,8 +292,8 @@ impl Tree {
         }
     }
 
-    /// What the directory holds, by name as raw bytes in ascending order, without `.` and
-    /// `..`. Nothing for anything that is not a directory.
+    /// Returns the entries of a directory, in ascending order of their names as raw bytes, without
+    /// `.` and `..`. Empty if the inode is not a directory.
     pub fn entries(&self, directory: InodeId) -> impl Iterator<Item = (&[u8], InodeId)> {
         let entries = match &self.inode(directory).kind {
             Kind::Directory(d) => Some(&d.entries),
@@ -305,8 +305,8 @@ impl Tree {
             .map(|(name, &inode)| (&**name, inode))
     }
 
-    /// Gives an empty directory its entries at once, in ascending order of their names.
-    /// Names must have been checked and directories must not be linked yet.
+    /// Gives an empty directory all its entries, in ascending order of their names. Names must have
+    /// been checked and directories must not be linked yet.
     pub(crate) fn fill(&mut self, directory: InodeId, entries: Vec<(Box<[u8]>, InodeId)>) {
         let mut subdirectories = 0u32;
         for &(_, id) in &entries {
@@ -325,7 +325,7 @@ impl Tree {
         }
     }
 
-    /// Takes all names out of a directory.
+    /// Removes all names from a directory.
     pub(crate) fn clear(&mut self, directory: InodeId) {
         let names: Vec<Box<[u8]>> = self.entries(directory).map(|(n, _)| n.into()).collect();
         for name in names {
@@ -333,7 +333,7 @@ impl Tree {
         }
     }
 
-    /// Takes a directory's entries away without unlinking them.
+    /// Takes a directory's entries out without unlinking them.
     pub(crate) fn take_entries(&mut self, directory: InodeId) -> BTreeMap<Box<[u8]>, InodeId> {
         match &mut self.inode_mut(directory).kind {
             Kind::Directory(d) => std::mem::take(&mut d.entries),
@@ -341,27 +341,27 @@ impl Tree {
         }
     }
 
-    /// Takes metadata and kind of an inode away, for good.
+    /// Takes the metadata and the kind out of an inode, for good.
     pub(crate) fn take(&mut self, id: InodeId) -> (Metadata, Kind) {
         let meta = self.take_metadata(id);
         let kind = std::mem::replace(&mut self.inode_mut(id).kind, Kind::Fifo);
         (meta, kind)
     }
 
-    /// Takes the metadata of an inode away, for good.
+    /// Takes the metadata out of an inode, for good.
     pub(crate) fn take_metadata(&mut self, id: InodeId) -> Metadata {
         let meta = &mut self.inode_mut(id).meta;
         let xattrs = std::mem::take(&mut meta.xattrs);
         Metadata { xattrs, ..*meta }
     }
 
-    /// All inodes ever added.
+    /// Returns the IDs of all inodes ever added.
     pub(crate) fn ids(&self) -> impl Iterator<Item = InodeId> + use<> {
         (0..saturate32(self.inodes.len())).map(InodeId)
     }
 
-    /// Sets the link counts of all that is not a directory, by inode: as given, but never
-    /// below the number of names.
+    /// Sets the link counts of all inodes except directories: as given by inode, but never below
+    /// the number of names.
     pub(crate) fn set_link_counts(&mut self, counts: &[u32]) {
         self.count_links();
         for (inode, &count) in self.inodes.iter_mut().zip(counts) {
@@ -371,7 +371,7 @@ impl Tree {
         }
     }
 
-    /// Which inodes are directories that can be reached from the root, by inode.
+    /// Returns, by inode, whether it is a directory that can be reached from the root.
     pub(crate) fn reachable_directories(&self) -> Vec<bool> {
         let mut reachable = vec![false; self.inodes.len()];
         let mut pending = vec![self.root()];
@@ -386,7 +386,7 @@ impl Tree {
         reachable
     }
 
-    /// One absolute path of an inode: for messages.
+    /// Returns one absolute path of an inode, for messages.
     pub(crate) fn path_of(&self, wanted: InodeId) -> Vec<u8> {
         let reachable = self.reachable_directories();
         let holds = |directory: &InodeId, id| self.entries(*directory).any(|(_, held)| held == id);
@@ -407,7 +407,7 @@ impl Tree {
             );
             id = parent;
             if names.len() > self.len() {
-                // Directories that hold each other, and no root.
+                // A cycle of directories without a root.
                 return b"(not linked)".to_vec();
             }
         }
@@ -422,8 +422,8 @@ impl Tree {
         path
     }
 
-    /// Sets every link count to what can be reached from the root: what was below an
-    /// unlinked directory still counted its names until now.
+    /// Sets every link count from the entries that can be reached from the root: entries below an
+    /// unlinked directory have counted until now.
     pub(crate) fn count_links(&mut self) {
         let mut counts = vec![0u32; self.inodes.len()];
         let mut pending = vec![self.root()];

@@ -1,4 +1,4 @@
-//! Writes an image in one pass: bodies as they come, then metadata, then the superblock.
+//! Writes an image in one pass: bodies as they arrive, then metadata, then the superblock.
 
 use std::io::{Read, Seek, Write};
 
@@ -9,7 +9,7 @@ use crate::tree::{Chunks, Data, Metadata, Tree};
 use crate::{BLOCK_SIZE, Error, Result};
 use crate::{Segment, sparse};
 
-/// What an image is besides its files.
+/// Properties of an image besides its files.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Identity of the filesystem, in the superblock.
@@ -32,9 +32,9 @@ pub struct Summary {
 
 /// A streaming writer for one image.
 ///
-/// Bodies go to `W` as they come and metadata stays in memory until [`Writer::finish`]. The
-/// superblock is written last: what an interrupted writer leaves behind is no filesystem.
-/// The same calls give the same bytes.
+/// Bodies are written to `W` as they arrive and metadata stays in memory until [`Writer::finish`].
+/// The superblock is written last: an interrupted writer leaves no valid filesystem. The same calls
+/// produce the same bytes.
 pub struct Writer<W> {
     output: Output<W>,
     tree: Tree,
@@ -42,8 +42,8 @@ pub struct Writer<W> {
 }
 
 impl<W: Write + Seek> Writer<W> {
-    /// Starts an image in `out`, which must be empty; it is written from position 0 on, and
-    /// blocks of zeros are skipped by seeking.
+    /// Starts an image in `out`, which must be empty. It is written from position 0 on, and blocks
+    /// of zeros are skipped by seeking.
     ///
     /// # Errors
     ///
@@ -58,16 +58,17 @@ impl<W: Write + Seek> Writer<W> {
         })
     }
 
-    /// Appends a file's contents: exactly `size` bytes from `reader`. More is left unread.
+    /// Appends a file's contents: exactly `size` bytes from `reader`. Further bytes are left
+    /// unread.
     ///
     /// # Errors
     ///
-    /// [`Error::ShortBody`] if `reader` ends early, [`Error::Body`] if it fails. The space of
-    /// what came is lost; the image can still be finished. [`Error::Output`] if writing fails,
-    /// after which nothing more can be done.
+    /// [`Error::ShortBody`] if `reader` ends early, [`Error::Body`] if it fails. The space of the
+    /// bytes received is lost; the image can still be finished. [`Error::Output`] if writing fails;
+    /// the writer is unusable then.
     pub fn body(&mut self, size: u64, reader: &mut dyn Read) -> Result<Data> {
         check_size(size)?;
-        // After a body that failed the output is anywhere.
+        // A body that failed leaves the output at an arbitrary position.
         self.output.align()?;
         let block = self.output.block()?;
         self.output.copy(reader, size, size, 0)?;
@@ -75,12 +76,12 @@ impl<W: Write + Seek> Writer<W> {
         Ok(Data::Contiguous { block })
     }
 
-    /// Appends the contents of a sparse file of `size` bytes. `segments` are its parts that
-    /// are not holes, ascending and disjoint; `reader` supplies their bytes back to back.
+    /// Appends the contents of a sparse file of `size` bytes. `segments` are its parts other than
+    /// holes, ascending and disjoint; `reader` supplies their bytes without gaps.
     ///
     /// # Errors
     ///
-    /// [`Error::Segment`] before anything is written; otherwise as for [`Writer::body`].
+    /// [`Error::Segment`] before anything is written; otherwise those of [`Writer::body`].
     pub fn sparse_body(
         &mut self,
         size: u64,
@@ -98,7 +99,7 @@ impl<W: Write + Seek> Writer<W> {
         let bits = sparse::choose_chunk_bits(size, segments);
         let chunk = sparse::chunk_size(bits);
         let mut blocks = Vec::new();
-        // The file's bytes up to here are dealt with, and so many came from `reader`.
+        // The file is complete up to `done` bytes; `read` bytes came from `reader`.
         let mut done = 0;
         let mut read = 0;
         let mut later = segments.iter().filter(|s| s.length > 0).copied();
@@ -135,7 +136,7 @@ impl<W: Write + Seek> Writer<W> {
         })))
     }
 
-    /// The metadata, to be filled and changed until [`Writer::finish`].
+    /// Returns the metadata, which may be changed until [`Writer::finish`].
     pub fn tree(&mut self) -> &mut Tree {
         &mut self.tree
     }
@@ -144,7 +145,7 @@ impl<W: Write + Seek> Writer<W> {
     ///
     /// # Errors
     ///
-    /// [`Error::Inode`] for what the format can't hold; otherwise those of writing.
+    /// [`Error::Inode`] for an inode that the format can't hold; otherwise those of writing.
     pub fn finish(mut self) -> Result<(W, Summary)> {
         self.tree.count_links();
         self.output.align()?;

@@ -13,11 +13,11 @@ pub struct Xattr {
     pub value: Arc<[u8]>,
 }
 
-/// Why an attribute, or an inode's set of them, can't be stored.
+/// The reason why an attribute, or an inode's set of attributes, can't be stored.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum XattrProblem {
-    /// EROFS numbers the namespaces it knows and has no number for this one.
+    /// EROFS numbers the namespaces that it supports; this one has no number.
     #[error(
         "extended attribute \"{}\" is in a namespace that EROFS can't hold; it holds user.*, \
          trusted.*, security.*, system.posix_acl_access and system.posix_acl_default",
@@ -29,7 +29,7 @@ pub enum XattrProblem {
     #[error("extended attribute \"{}\" has a name longer than 255 bytes", .0.escape_ascii())]
     NameLength(Arc<[u8]>),
 
-    /// A namespace alone, or a NUL byte.
+    /// A namespace without a name, or a NUL byte.
     #[error("extended attribute \"{}\" has an invalid name", .0.escape_ascii())]
     Name(Arc<[u8]>),
 
@@ -45,11 +45,11 @@ pub enum XattrProblem {
         length: usize,
     },
 
-    /// The same name twice on one inode.
+    /// Two attributes of an inode have the same name.
     #[error("extended attribute \"{}\" is given twice", .0.escape_ascii())]
     Duplicate(Arc<[u8]>),
 
-    /// Linux's `XATTR_LIST_MAX`: with more than this `listxattr(2)` can only fail.
+    /// Linux's `XATTR_LIST_MAX`: with more than this `listxattr(2)` always fails.
     #[error("the names of the extended attributes take {0} bytes together; 65536 is the most")]
     ListLength(usize),
 
@@ -62,11 +62,11 @@ pub enum XattrProblem {
 const NAME_MAX: usize = 255;
 /// Linux's `XATTR_LIST_MAX`: all names with a NUL each.
 const LIST_MAX: usize = 65536;
-/// What an inode can hold by itself: a header, and 4-byte units counted with 16 bits. Shared
-/// attributes count in full, so that a few bytes can't ask for any amount of memory.
+/// Maximum number of bytes of attributes in an inode: a header, and 4-byte units counted with 16
+/// bits. Shared attributes count in full, so that a few bytes can't demand any amount of memory.
 pub(crate) const SET_MAX: usize = format::XATTR_HEADER_SIZE + 4 * (u16::MAX as usize - 1);
 
-/// The namespaces by their number on disk. The ACLs' prefix is the whole name.
+/// The namespaces by their number on disk. For ACLs the prefix is the whole name.
 const NAMESPACES: [(u8, &[u8]); 5] = [
     (1, b"user."),
     (2, b"system.posix_acl_access"),
@@ -87,7 +87,7 @@ pub(crate) fn split_name(name: &[u8]) -> Option<(u8, &[u8])> {
     })
 }
 
-/// The namespace's prefix for its number on disk.
+/// Returns the namespace's prefix for its number on disk.
 pub(crate) fn prefix(index: u8) -> Option<&'static [u8]> {
     NAMESPACES
         .iter()
@@ -95,7 +95,7 @@ pub(crate) fn prefix(index: u8) -> Option<&'static [u8]> {
 }
 
 impl Xattr {
-    /// An attribute from its full name and value. Nothing is checked; see [`Xattr::check`].
+    /// Creates an attribute from its full name and value. Nothing is checked; see [`Xattr::check`].
     pub fn new(name: impl Into<Arc<[u8]>>, value: impl Into<Arc<[u8]>>) -> Self {
         Self {
             name: name.into(),
@@ -103,18 +103,18 @@ impl Xattr {
         }
     }
 
-    /// Bytes that it takes on disk.
+    /// Returns the size on disk in bytes.
     pub(crate) fn stored_size(&self) -> usize {
         let suffix = split_name(&self.name).map_or(self.name.len(), |(_, suffix)| suffix.len());
         format::xattr_entry_size(suffix, self.value.len())
     }
 
-    /// Whether the format and the kernel can hold this attribute.
+    /// Checks that the format and the kernel can hold this attribute.
     ///
     /// # Errors
     ///
-    /// Names what does not fit. The writer makes the same check when it finishes; a caller
-    /// that wants to leave out what can't be stored asks here first.
+    /// The property that can't be stored. The writer makes the same check when it finishes; a
+    /// caller that leaves out such attributes checks them first.
     pub fn check(&self) -> Result<(), XattrProblem> {
         let (index, suffix) =
             split_name(&self.name).ok_or_else(|| XattrProblem::Namespace(self.name.clone()))?;
@@ -134,7 +134,7 @@ impl Xattr {
     }
 }
 
-/// Whether these attributes can be stored on one inode.
+/// Checks that these attributes can be stored on one inode.
 pub(crate) fn check_set<'a>(
     xattrs: impl Iterator<Item = &'a Xattr> + Clone,
 ) -> Result<(), XattrProblem> {

@@ -1,4 +1,4 @@
-//! What can't be stored or merged is refused by name, with what to look for.
+//! Checks that what can't be stored or merged is rejected with an error that names it.
 
 mod support;
 
@@ -20,7 +20,7 @@ fn writer() -> MemoryWriter {
     Writer::new(Cursor::new(Vec::new()), options).unwrap()
 }
 
-/// The message of finishing an image with one such inode at `/dir/it`.
+/// Returns the error message of finishing an image with one such inode at `/dir/it`.
 fn refusal(meta: Metadata, kind: Kind) -> String {
     let mut writer = writer();
     let tree = writer.tree();
@@ -98,7 +98,7 @@ fn names_that_can_not_be_are_refused_and_nothing_changes() {
     let circle = tree.link(dir, b"root", root);
     assert!(matches!(circle, Err(Error::DirectoryLinkedTwice { .. })));
     assert_eq!(tree.inode(root).nlink, 3);
-    // The same name again is no change.
+    // Adding the same name again changes nothing.
     assert_eq!(tree.link(root, b"dir", dir).unwrap(), Some(dir));
     assert_eq!(tree.inode(root).nlink, 3);
 }
@@ -117,14 +117,14 @@ fn link_counts_follow_names() {
     assert_eq!(tree.unlink(root, b"b"), Some(dir));
     assert_eq!(tree.inode(root).nlink, 2);
     assert_eq!(tree.parent(dir), None);
-    // Unlinked, it may go elsewhere.
+    // An unlinked directory may be linked elsewhere.
     tree.link(root, b"c", dir).unwrap();
     assert_eq!(tree.lookup(root, b"c"), Some(dir));
     let names: Vec<(&[u8], InodeId)> = tree.entries(root).collect();
     assert_eq!(names, [(&b"a"[..], file), (&b"c"[..], dir)]);
 }
 
-/// A disk with room for so many bytes.
+/// A disk with room for a limited number of bytes.
 struct Full(Cursor<Vec<u8>>, u64);
 
 impl Write for Full {
@@ -162,7 +162,7 @@ fn failures_of_either_side_are_told_apart() {
             got: 4
         })
     ));
-    // The next body is where it belongs nevertheless.
+    // The next body is still stored correctly.
     let mut recovered = writer();
     assert!(recovered.body(10, &mut &b"four"[..]).is_err());
     let data = recovered.body(4, &mut &b"five"[..]).unwrap();
@@ -271,7 +271,7 @@ fn link_targets_are_found_behind_symbolic_links() {
         symlink("/lib", "usr/lib"),
         symlink("/absolute", "/lib/../lib/."),
     ];
-    // The last one is the upper layer's own.
+    // The last one exists only in the upper layer.
     for target in [
         "/usr/lib/so",
         "/lib/so",

@@ -1,4 +1,4 @@
-//! Images made to mislead: the reader, the check and the merge end with an error or a tree.
+//! Checks malicious images: the reader, the check and the merge return an error or a tree.
 
 #[path = "../../../fuzz/src/erofs.rs"]
 #[allow(missing_docs)]
@@ -9,7 +9,7 @@ use micabox_erofs::{BLOCK_SIZE, Error, Reader, check};
 use proptest::prelude::*;
 use support::spec::{self, Entry, directory, entry, file, hard_link, meta, symlink};
 
-/// One of everything that has a parser.
+/// Builds an image with one of everything that has a parser.
 fn sample() -> Vec<u8> {
     let mut entries = vec![
         directory("/"),
@@ -30,7 +30,7 @@ fn sample() -> Vec<u8> {
     spec::image(&entries)
 }
 
-/// Where an inode is.
+/// Returns the position of an inode.
 fn position(image: &[u8], path: &[u8]) -> usize {
     let reader = Reader::open(image).unwrap();
     let mut found = None;
@@ -56,7 +56,7 @@ fn replace(image: &mut [u8], old: &[u8], new: &[u8]) {
     image[at[0]..at[0] + old.len()].copy_from_slice(new);
 }
 
-/// The error of a walk; the check must have noticed as well.
+/// Returns the error of a walk; the check must report a problem as well.
 #[track_caller]
 fn walk_error(image: &[u8]) -> String {
     let findings = check::check(&image);
@@ -99,7 +99,7 @@ fn a_flipped_bit_in_the_superblock_is_noticed() {
     for bit in (1024 * 8)..(1024 + 128) * 8 {
         let mut broken = image.clone();
         broken[bit / 8] ^= 1 << (bit % 8);
-        // The bit that says there is a checksum is the one that can't be protected.
+        // The bit for the presence of a checksum is the only one that can't be protected.
         if bit != (1024 + 8) * 8 {
             assert!(!check::check(&broken).is_empty(), "bit {bit}");
         }
@@ -114,7 +114,7 @@ fn directories_in_a_circle_end() {
         directory("/a/b"),
         directory("/a/b/c"),
     ]);
-    // `c` becomes another entry for `a`: a circle.
+    // `c` becomes another entry for `a`: a cycle.
     let (a, c) = (position(&image, b"/a"), position(&image, b"/a/b/c"));
     let meta_block = u32::from_le_bytes(image[1064..1068].try_into().unwrap()) as usize;
     let nid = |at: usize| ((at - meta_block * 4096) / 32) as u64;
@@ -154,7 +154,7 @@ fn names_that_lead_elsewhere_are_refused() {
 
 #[test]
 fn directories_that_share_their_entries_are_no_bomb() {
-    // Each directory is made to have the blocks of the large one.
+    // Each directory gets the blocks of the large one.
     let mut entries = vec![directory("/"), directory("/large")];
     entries.extend((0..2000).map(|i| file(format!("/large/{i:0200}"), "")));
     entries.extend((0..20).map(|i| directory(format!("/{i}"))));
@@ -165,7 +165,7 @@ fn directories_that_share_their_entries_are_no_bomb() {
     let size = u32::from_le_bytes(sound[large + 8..large + 12].try_into().unwrap());
     for i in 0..20 {
         let at = position(&sound, format!("/{i}").as_bytes());
-        // Plain: without the tail, which is not there.
+        // Plain layout, without the tail, which does not exist.
         image[at] = 0;
         image[at + 8..at + 12].copy_from_slice(&(size / 4096 * 4096).to_le_bytes());
         image[at + 16..at + 20].copy_from_slice(&sound[large + 16..large + 20]);
@@ -237,7 +237,7 @@ fn features_of_newer_kernels_are_named() {
     }
 }
 
-/// Every byte of the metadata set to a few values, one at a time.
+/// Sets every byte of the metadata to a few values, one at a time.
 #[test]
 fn every_byte_of_metadata_may_lie() {
     let image = sample();
@@ -262,7 +262,7 @@ proptest! {
     #[test]
     fn arbitrary_bytes_are_survived(mut bytes in prop::collection::vec(any::<u8>(), 4096..20_000)) {
         exercise::image(&bytes);
-        // As an image, too: the rest of the superblock stays as it came.
+        // Also as an image: the rest of the superblock is unchanged.
         bytes[1024..1028].copy_from_slice(&[0xe2, 0xe1, 0xf5, 0xe0]);
         bytes[1036] = 12;
         bytes[1024 + 80..1024 + 84].copy_from_slice(&[4, 0, 0, 0]);
@@ -320,7 +320,7 @@ fn a_very_deep_tree_costs_no_more_than_a_wide_one() {
     let mut image = writer.finish().unwrap().0.into_inner();
     assert_eq!(check::check(&image), []);
 
-    // Errors at the bottom name the path, or as much of it as is of use.
+    // Errors at the bottom give the path, or a useful part of it.
     let layer = micabox_erofs::merge::Layer {
         image: &image,
         tag: b"deep",

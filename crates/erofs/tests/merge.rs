@@ -1,4 +1,4 @@
-//! The merge against a model of overlayfs's rules, without privileges.
+//! Checks the merge against a model of overlayfs's rules, without privileges.
 
 mod support;
 
@@ -49,8 +49,8 @@ fn check(layers: &[Vec<Entry>]) {
     check_fixup(layers, &images, &merge);
 }
 
-/// With the fixup on top, overlayfs shows the same of the stack, knowing nothing of the rules
-/// that only the merge knows.
+/// Checks that with the fixup on top, overlayfs shows the same for the stack, without the rules
+/// that only the merge has.
 fn check_fixup(layers: &[Vec<Entry>], images: &[Vec<u8>], merge: &Merge) {
     let (fixup, _) = merge.write_fixup(Cursor::new(Vec::new()), [8; 16]).unwrap();
     let mut stack: Vec<Snapshot> = images[merge.first_layer()..]

@@ -1,5 +1,5 @@
-//! The merge against the machine's overlayfs: fsmeta, over a device a layer and over one
-//! flat device, must look like the layers stacked, with the fixup on top.
+//! Checks the merge against the machine's overlayfs: fsmeta, over one device per layer and over one
+//! flat device, must look like the stacked layers with the fixup on top.
 
 mod support;
 
@@ -100,7 +100,7 @@ fn check(layers: &[Vec<Entry>]) {
     let expected = model::view(layers);
 
     let (fsmeta, flat) = images.write(false);
-    // erofs-utils 1.5 wants to see a device a slot, but finds plain inodes in the image only.
+    // erofs-utils 1.5 requires a device per slot, but finds plain inodes in the image only.
     tools::fsck(&flat, &images.devices());
     let by_device = Mount::erofs(&fsmeta, &images.devices());
     let merged = snapshot::of_directory(by_device.path());
@@ -116,7 +116,7 @@ fn check(layers: &[Vec<Entry>]) {
         Ignore::default(),
     );
 
-    // What a guest sees of each: through overlayfs, which takes the escaped names apart.
+    // The guest's view of each: through overlayfs, which decodes the escaped names.
     let over_fsmeta = Mount::overlay(&[by_flat.path()]);
     let merged = snapshot::of_directory(over_fsmeta.path());
     let mut lowers: Vec<Mount> = images.layers[images.merge.first_layer()..]
@@ -166,7 +166,7 @@ fn whiteouts_and_opaque_directories() {
         whiteout("/gone"),
         directory("/opaque").opaque(),
         file("/opaque/new", "new"),
-        // A whiteout next to the opaque marker, and one for a name of this layer's own.
+        // A whiteout next to the opaque marker, and one for a name in this layer.
         whiteout("/opaque/whiteout"),
         directory("/opaque/sub"),
         directory("/becomes a directory"),
@@ -223,7 +223,7 @@ fn hard_links_across_layers() {
         link_to_lower("/fifo too", "/fifo"),
         link_to_lower("/symlink too", "/target"),
         link_to_lower("/empty too", "/empty"),
-        // The target goes in the same layer.
+        // The same layer removes the target.
         link_to_lower("/survivor", "/doomed"),
         whiteout("/doomed"),
         // A second name of the link within its layer.

@@ -1,4 +1,4 @@
-//! The reader on images that `mkfs.erofs` made.
+//! Checks the reader on images made by `mkfs.erofs`.
 
 mod support;
 
@@ -9,7 +9,7 @@ use std::process::Command;
 use micabox_erofs::{Error, Reader, check};
 use support::snapshot::{self, Ignore, Snapshot, assert_same};
 
-/// A tree that an unprivileged user can make.
+/// Creates a tree, as far as an unprivileged user can.
 fn make_tree(root: &Path) {
     let write = |name: &str, bytes: &[u8]| std::fs::write(root.join(name), bytes).unwrap();
     write("empty", b"");
@@ -23,7 +23,7 @@ fn make_tree(root: &Path) {
             .collect::<Vec<_>>(),
     );
     write("+page.svelte", b"+");
-    // mkfs.erofs 1.5 refuses 255.
+    // mkfs.erofs 1.5 rejects 255 bytes.
     write(&"n".repeat(254), b"long name");
     std::fs::hard_link(root.join("small"), root.join("small too")).unwrap();
     symlink("small", root.join("link")).unwrap();
@@ -63,7 +63,7 @@ fn mkfs(image: &Path, root: &Path, options: &[&str]) {
     );
 }
 
-/// What mkfs was given. The reader must see exactly that.
+/// Returns the input of mkfs, and the tree that the reader must return for it.
 fn tree() -> (tempfile::TempDir, Snapshot) {
     let root = tempfile::tempdir().unwrap();
     make_tree(root.path());

@@ -1,4 +1,4 @@
-//! What the writer writes is what the reader, `fsck.erofs` and the kernel read.
+//! Checks that the reader, `fsck.erofs` and the kernel read what the writer writes.
 
 mod support;
 
@@ -34,7 +34,7 @@ fn check_mounted(entries: &[Entry]) {
     assert_same("kernel", &seen, &spec::expected(entries), Ignore::default());
 }
 
-/// One of everything, and the names that peers got wrong.
+/// Returns one entry of everything, and names that other implementations got wrong.
 fn zoo() -> Vec<Entry> {
     let mut entries = vec![
         directory("/").mode(0o1777).owner(1, 2).mtime(-1, 1),
@@ -80,7 +80,7 @@ fn zoo() -> Vec<Entry> {
     entries
 }
 
-/// Extended attributes of all namespaces; shared, unshared and empty ones.
+/// Returns extended attributes of all namespaces; shared, unshared and empty ones.
 fn xattr_zoo() -> Vec<Entry> {
     // Version 2, then user::rw-, user:1000:r--, group::r--, mask::r--, other::r--.
     let acl = |default: bool| {
@@ -114,7 +114,7 @@ fn xattr_zoo() -> Vec<Entry> {
         file("/empty value", "").xattr("user.empty", ""),
         file("/largest value", "").xattr("user.largest", vec![b'v'; 65535]),
         file("/longest name", "").xattr(&format!("user.{}", "n".repeat(250)), "x"),
-        // More than a block of attributes before something inline.
+        // More than a block of attributes before inline content.
         symlink("/link", vec![b't'; 3000]).xattr("trusted.big", vec![b'v'; 5000]),
         directory("/dir").xattr("user.big", vec![b'w'; 9000]),
         file("/dir/x", "x"),
@@ -168,7 +168,7 @@ fn sparse_zoo() -> Vec<Entry> {
 fn huge_directory(count: u32) -> Vec<Entry> {
     let mut entries = vec![directory("/"), directory("/huge")];
     for i in 0..count {
-        // Names of all lengths, in no order.
+        // Names of all lengths, in arbitrary order.
         let i = i.wrapping_mul(2_654_435_761);
         let name = format!("/huge/{i:08x}{}", "-".repeat((i % 240) as usize));
         entries.push(file(name, ""));
@@ -195,8 +195,8 @@ fn sparse_and_large_files() {
     check_image(&sparse_zoo());
 }
 
-/// A file of more than 4 GiB, with data on both sides of that, and data in the image behind
-/// more than 4 GiB of zeros that take no space.
+/// Writes a file of more than 4 GiB with data on both sides of that limit, and data in the image
+/// after more than 4 GiB of zeros that take no space.
 fn large_files() -> (tempfile::TempDir, std::path::PathBuf) {
     let directory = kernel::image_directory();
     let path = directory.path().join("image");
@@ -280,7 +280,7 @@ fn directories_of_every_size_around_a_block() {
     for size in (3900..4120).chain(8050..8220) {
         let dir = format!("/{size}");
         entries.push(directory(&dir));
-        // `.` and `..` take 27 bytes, every entry 12 and its name.
+        // `.` and `..` take 27 bytes, every other entry 12 and its name.
         let mut left = size - 27;
         let mut index = 0;
         while left > 12 + 16 {
@@ -326,7 +326,7 @@ fn a_later_entry_replaces_an_earlier_one() {
     for entry in &entries {
         spec::add(&mut writer, entry);
     }
-    // The directory goes, with one of the two names of its file; the other moves.
+    // Removes the directory with one of the two names of its file, and moves the other.
     let tree = writer.tree();
     let root = tree.root();
     let d = tree.lookup(root, b"d").unwrap();

@@ -1,14 +1,14 @@
-//! What can go wrong, by name.
+//! Errors of this crate.
 
 use alloc::boxed::Box;
 use core::fmt;
 
 use crate::device::DeviceError;
 
-/// The result of everything here that can fail.
+/// Result of the fallible functions of this crate.
 pub type Result<T, E = Error> = core::result::Result<T, E>;
 
-/// Why a filesystem can't be opened, or an operation on it did not happen.
+/// The reason why a filesystem can't be opened, or why an operation on it failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -16,51 +16,51 @@ pub enum Error {
     #[error("cannot access the filesystem's device: {0}")]
     Device(#[from] DeviceError),
 
-    /// There is no superblock.
+    /// The device has no superblock.
     #[error("not an ext4 filesystem")]
     NotExt4,
 
-    /// The filesystem can't be read at all.
+    /// The filesystem uses a feature that prevents reading.
     #[error("the filesystem uses {0}, which is not supported")]
     Unsupported(&'static str),
 
-    /// The filesystem can be read, but not written.
+    /// The filesystem uses a feature that prevents writing.
     #[error("the filesystem uses {0}, which is only supported for reading")]
     ReadOnlyFeature(&'static str),
 
-    /// The filesystem is marked as having errors, and was to be written to.
+    /// The filesystem is marked as having errors, and writing was requested.
     #[error("the filesystem is marked as having errors; let e2fsck repair it before writing to it")]
     MarkedDamaged,
 
     /// The filesystem contradicts itself or the format.
     #[error("corrupt ext4 filesystem: {place}: {problem}")]
     Corrupt {
-        /// Where.
+        /// The damaged part.
         place: Place,
-        /// What is wrong there.
+        /// Description of the damage.
         problem: &'static str,
     },
 
-    /// An operation that cannot be done, as POSIX would say.
+    /// An operation that fails with an error of POSIX.
     #[error("{0}")]
     Os(Errno),
 
-    /// An operation on a path.
+    /// An operation on a path failed.
     #[error("\"{}\": {source}", path.escape_ascii())]
     At {
-        /// The path as it was given.
+        /// The path as given.
         path: Box<[u8]>,
-        /// What is wrong.
+        /// The failure.
         source: Box<Error>,
     },
 
-    /// An earlier error left memory and disk apart, so nothing more is written.
+    /// An earlier error left memory and disk inconsistent, so nothing more is written.
     #[error("an earlier error stopped writing to this filesystem; open it again")]
     Stopped,
 }
 
 impl Error {
-    /// The nearest POSIX error number.
+    /// Returns the nearest POSIX error number.
     #[must_use]
     pub fn errno(&self) -> Errno {
         match self {
@@ -88,7 +88,7 @@ impl From<Errno> for Error {
     }
 }
 
-/// Where something is wrong.
+/// The part of a filesystem that an error concerns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Place {
@@ -117,7 +117,7 @@ impl fmt::Display for Place {
 }
 
 impl Place {
-    /// The error that this place is damaged.
+    /// Returns the error for damage at this place.
     #[must_use]
     pub fn corrupt(self, problem: &'static str) -> Error {
         Error::Corrupt {
@@ -129,7 +129,7 @@ impl Place {
 
 macro_rules! errno {
     ($($(#[$doc:meta])* $name:ident = $number:literal, $text:literal;)*) => {
-        /// POSIX's errors, with Linux's numbers.
+        /// The errors of POSIX, with Linux's numbers.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         #[repr(i32)]
@@ -191,7 +191,7 @@ errno! {
 }
 
 impl Errno {
-    /// Linux's number.
+    /// Returns Linux's error number.
     #[must_use]
     pub fn number(self) -> i32 {
         self as i32

@@ -1,13 +1,11 @@
 //! The ext4 format in safe Rust: make, read, write, journal, resize, check.
 //!
 //! ext4 without a kernel: no mount, no root, no `unsafe`. The core needs only `alloc` and a
-//! [`BlockDevice`]; with the feature `std`, which is on unless asked otherwise, a
-//! [`std::fs::File`] is one.
+//! [`BlockDevice`]; with the feature `std`, which is on by default, a [`std::fs::File`] is one.
 //!
-//! * [`Ext4`] is an open filesystem: everything POSIX has on files, names and attributes, by
-//!   inode number, with [`Ext4::resolve`] for paths. Changes stay in memory until
-//!   [`Ext4::sync`], and then are durable whatever happens, through the same journal that Linux
-//!   uses.
+//! * [`Ext4`] is an open filesystem: all operations of POSIX on files, names and attributes, by
+//!   inode number, with [`Ext4::resolve`] for paths. Changes stay in memory until [`Ext4::sync`]
+//!   makes them durable through the same journal that Linux uses.
 //! * [`format`] has the structures on disk.
 
 #![forbid(unsafe_code)]

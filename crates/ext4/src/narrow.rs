@@ -1,8 +1,8 @@
-//! Conversions to narrower integers, by what makes them right. Plain casts that may lose
-//! something do not pass clippy in this crate.
+//! Conversions to narrower integers, named by what makes them correct. Clippy rejects plain casts
+//! that may lose bits in this crate.
 
-/// A length or an index in memory. Where an address has fewer bits, what has none becomes the
-/// greatest, which no slice has.
+/// Converts a length or an index in memory. Where an address has fewer bits, a number that does not
+/// fit becomes the greatest one, which no slice has as its length.
 #[expect(clippy::cast_possible_truncation, reason = "compared before")]
 #[inline]
 pub(crate) const fn in_memory(number: u64) -> usize {
@@ -13,7 +13,7 @@ pub(crate) const fn in_memory(number: u64) -> usize {
     }
 }
 
-/// The lowest 8 bits of a field that is stored in parts.
+/// Returns the lowest 8 bits of a field that is stored in parts.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "the rest is stored elsewhere"
@@ -23,7 +23,7 @@ pub(crate) fn low8(number: impl Into<u64>) -> u8 {
     number.into() as u8
 }
 
-/// The lowest 16 bits, of a field that is stored in parts or of a checksum.
+/// Returns the lowest 16 bits of a field that is stored in parts, or of a checksum.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "the rest is stored elsewhere"
@@ -33,7 +33,7 @@ pub(crate) fn low16(number: impl Into<u64>) -> u16 {
     number.into() as u16
 }
 
-/// The lowest 32 bits of a field that is stored in parts.
+/// Returns the lowest 32 bits of a field that is stored in parts.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "the rest is stored elsewhere"
@@ -43,20 +43,21 @@ pub(crate) fn low32(number: u64) -> u32 {
     number as u32
 }
 
-/// A number that is bounded by a name, a list or a block, in 8 bits. A greater one, which there is
-/// not, would become the greatest.
+/// Converts a number that is bounded by a name, a list or a block to 8 bits. A greater number,
+/// which does not occur, would become the greatest.
 #[inline]
 pub(crate) fn saturate8(number: impl TryInto<u8>) -> u8 {
     number.try_into().unwrap_or(u8::MAX)
 }
 
-/// As [`saturate8`], in 16 bits.
+/// Does the same as [`saturate8`] with 16 bits.
 #[inline]
 pub(crate) fn saturate16(number: impl TryInto<u16>) -> u16 {
     number.try_into().unwrap_or(u16::MAX)
 }
 
-/// As [`saturate8`], in 32 bits: a block of a file, an inode, a group, or how many there are.
+/// Does the same as [`saturate8`] with 32 bits: for blocks of a file, inodes and groups, and their
+/// counts.
 #[inline]
 pub(crate) fn saturate32(number: impl TryInto<u32>) -> u32 {
     number.try_into().unwrap_or(u32::MAX)

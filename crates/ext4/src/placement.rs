@@ -1,25 +1,25 @@
-//! Where the format puts copies of the superblock and of group descriptors.
+//! Computes the positions of copies of the superblock and of group descriptors.
 
 use core::ops::Range;
 
 use crate::format::features::incompat;
 use crate::format::superblock::Superblock;
 
-/// Descriptors lie behind each copy of the superblock or, from `s_first_meta_bg` on (meta_bg),
-/// in the first, second and last group of those whose descriptors fill a block.
+/// Descriptors lie after each copy of the superblock or, from `s_first_meta_bg` on (meta_bg), in
+/// the first, second and last group of those whose descriptors fill a block.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Placement<'s> {
     superblock: &'s Superblock,
     block_size: u64,
-    /// Descriptors in a block.
+    /// Number of descriptors in a block.
     per_block: u64,
-    /// Blocks of descriptors behind each copy of the superblock.
+    /// Number of blocks of descriptors after each copy of the superblock.
     classic: u64,
 }
 
 impl<'s> Placement<'s> {
-    /// `block_size` and `descriptor_size` are the superblock's, checked: the one a multiple of
-    /// the other.
+    /// Computes the placement for a superblock. `block_size` and `descriptor_size` are the
+    /// superblock's, checked: the block size is a multiple of the descriptor size.
     pub(crate) fn new(
         superblock: &'s Superblock,
         block_size: usize,
@@ -27,9 +27,10 @@ impl<'s> Placement<'s> {
     ) -> Self {
         let per_block = (block_size / descriptor_size.max(1)).max(1) as u64;
         let all = superblock.groups().div_ceil(per_block);
-        let classic = match superblock.has_incompat(incompat::META_BG) {
-            true => u64::from(superblock.first_meta_bg).min(all),
-            false => all,
+        let classic = if superblock.has_incompat(incompat::META_BG) {
+            u64::from(superblock.first_meta_bg).min(all)
+        } else {
+            all
         };
         Self {
             superblock,
@@ -39,7 +40,8 @@ impl<'s> Placement<'s> {
         }
     }
 
-    /// Blocks at a group's start that hold superblock and descriptors, or room for them.
+    /// Returns the blocks at a group's start that hold superblock and descriptors, or room for
+    /// them.
     pub(crate) fn base(&self, group: u64) -> Range<u64> {
         let own = u64::from(self.superblock.has_backup(group));
         let count = if self.is_classic(group) {
@@ -53,7 +55,7 @@ impl<'s> Placement<'s> {
         start..start.saturating_add(count)
     }
 
-    /// Where the first copy of the `index`th block of descriptors lies.
+    /// Returns the position of the first copy of the `index`th block of descriptors.
     pub(crate) fn descriptor_block(&self, index: u64) -> u64 {
         if index < self.classic {
             return self.group_start(0) + 1 + index;
@@ -63,37 +65,46 @@ impl<'s> Placement<'s> {
             .saturating_add(u64::from(self.superblock.has_backup(group)))
     }
 
-    /// Where all copies of the `index`th block of descriptors lie, the first one first.
+    /// Returns the positions of all copies of the `index`th block of descriptors, the first copy
+    /// first.
     pub(crate) fn descriptor_copies(&self, index: u64) -> impl Iterator<Item = u64> {
         let this = *self;
         let groups = this.superblock.groups();
         let classic = index < this.classic;
-        let first = match classic {
-            true => 0,
-            false => index.saturating_mul(this.per_block),
+        let first = if classic {
+            0
+        } else {
+            index.saturating_mul(this.per_block)
         };
-        let last = match classic {
-            true => groups,
-            false => groups.min(first + this.per_block),
+        let last = if classic {
+            groups
+        } else {
+            groups.min(first + this.per_block)
         };
         (first..last)
-            .filter(move |&group| match classic {
-                true => this.superblock.has_backup(group) && this.is_classic(group),
-                false => group < first + 2 || group + 1 == first + this.per_block,
+            .filter(move |&group| {
+                if classic {
+                    this.superblock.has_backup(group) && this.is_classic(group)
+                } else {
+                    group < first + 2 || group + 1 == first + this.per_block
+                }
             })
-            .map(move |group| match classic {
-                true => this.group_start(group) + 1 + index,
-                false => this.group_start(group) + u64::from(this.superblock.has_backup(group)),
+            .map(move |group| {
+                if classic {
+                    this.group_start(group) + 1 + index
+                } else {
+                    this.group_start(group) + u64::from(this.superblock.has_backup(group))
+                }
             })
     }
 
-    /// Whether a group's descriptor is behind the copies of the superblock.
+    /// Whether a group's descriptor is after the copies of the superblock.
     fn is_classic(&self, group: u64) -> bool {
         !self.superblock.has_incompat(incompat::META_BG)
             || group < self.classic.saturating_mul(self.per_block)
     }
 
-    /// The first block of a group that can be the format's: with blocks of 1 KiB, block 0 is
+    /// Returns the first block of a group that the format may use: with blocks of 1 KiB, block 0 is
     /// the boot block.
     fn group_start(&self, group: u64) -> u64 {
         if group == 0 {

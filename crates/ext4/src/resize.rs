@@ -1,8 +1,8 @@
-//! Grows a filesystem that nobody uses.
+//! Grows a filesystem that is not in use.
 //!
-//! New groups are never written: flags say that their bitmaps and inode tables mean nothing yet
-//! (uninit_bg). Descriptors that the old table has no room for go to the groups that they
-//! describe (meta_bg), so nothing ever moves.
+//! Bitmaps and inode tables of new groups are not written, except the last block bitmap: flags mark
+//! them as uninitialized (uninit_bg). Descriptors that do not fit in the old table go to the groups
+//! that they describe (meta_bg), so nothing ever moves.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -19,29 +19,29 @@ use crate::narrow::{in_memory, saturate16, saturate32};
 use crate::placement::Placement;
 use crate::{BlockDevice, DeviceError};
 
-/// What a last, shorter group must offer beyond its metadata to be worth having, in blocks.
+/// Minimum number of blocks beyond its metadata for which a shorter last group is kept.
 const GROUP_REST_MIN: u64 = 50;
 
-/// Why a filesystem can't grow.
+/// The reason why a filesystem can't grow.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ResizeError {
-    /// It is larger already.
+    /// The filesystem is larger already.
     #[error("the filesystem has {have} bytes already; it can't become smaller")]
     Shrink {
-        /// Bytes that it has.
+        /// Its size in bytes.
         have: u64,
     },
-    /// It is not in a state to be changed.
+    /// The filesystem is not in a state to be changed.
     #[error("the filesystem {0}")]
     NotReady(&'static str),
-    /// Growing it needs what is not here.
+    /// Growing the filesystem needs a feature that this crate lacks.
     #[error("{0}; resize2fs can grow it")]
     Unsupported(&'static str),
-    /// More groups than can be numbered, or inodes than 2^32 - 1.
+    /// More groups than can be numbered, or more than 2^32 - 1 inodes.
     #[error("{0} bytes are more than this filesystem can have")]
     TooLarge(u64),
-    /// It can't be read, or contradicts itself.
+    /// The filesystem can't be read, or is inconsistent.
     #[error(transparent)]
     Filesystem(#[from] Error),
     /// The device failed.
@@ -49,29 +49,29 @@ pub enum ResizeError {
     Device(#[from] DeviceError),
 }
 
-/// What became of it.
+/// The properties of a filesystem that was resized.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Resized {
-    /// Bytes in a block.
+    /// Block size in bytes.
     pub block_size: u32,
-    /// Blocks before.
+    /// Number of blocks before.
     pub blocks_before: u64,
-    /// Blocks now.
+    /// Number of blocks now.
     pub blocks: u64,
-    /// Free blocks now.
+    /// Number of free blocks now.
     pub free_blocks: u64,
-    /// Inodes now.
+    /// Number of inodes now.
     pub inodes: u32,
 }
 
-/// Grows a filesystem to at most `size` bytes, which the device must have. Flushes.
+/// Grows a filesystem to at most `size` bytes. The device must have that size. Flushes the device.
 ///
-/// The superblock changes last. Cut off before, the old filesystem is still there, with at
-/// worst a remark of e2fsck's on the padding of one bitmap.
+/// The superblock changes last. If the operation is interrupted before, the old filesystem is
+/// intact; at worst e2fsck remarks on the padding of one bitmap.
 ///
 /// # Errors
 ///
-/// [`ResizeError`]; nothing was changed then, unless it is the device's.
+/// [`ResizeError`]; nothing was changed then, unless the device failed.
 pub fn grow(device: &mut dyn BlockDevice, size: u64) -> Result<Resized, ResizeError> {
     let mut raw = [0; Superblock::SIZE];
     device.read_at(SUPERBLOCK_OFFSET, &mut raw)?;
@@ -104,7 +104,7 @@ pub fn grow(device: &mut dyn BlockDevice, size: u64) -> Result<Resized, ResizeEr
     growth.write(&raw)
 }
 
-/// Whether a filesystem can be changed at all.
+/// Checks that a filesystem can be changed at all.
 fn ready(
     superblock: &Superblock,
     raw: &[u8; Superblock::SIZE],
@@ -131,14 +131,14 @@ fn ready(
     Ok(geometry)
 }
 
-/// The superblock of the larger filesystem, without its free counts.
+/// Returns the superblock of the larger filesystem, without its free counts.
 fn larger(old: &Superblock, geometry: &Geometry, blocks: u64) -> Option<Superblock> {
     let mut new = old.clone();
     let mut blocks = blocks;
     loop {
         new.set_blocks_count(blocks);
         if new.blocks_count() != blocks {
-            // Without 64bit there is no room for the number.
+            // Without 64bit the number does not fit.
             return None;
         }
         let groups = u32::try_from(new.groups()).ok()?;
@@ -171,7 +171,7 @@ fn larger(old: &Superblock, geometry: &Geometry, blocks: u64) -> Option<Superblo
     Some(new)
 }
 
-/// With sparse_super2, a filesystem that had too few groups for two backups gets them.
+/// Assigns backups to a filesystem with sparse_super2 that had too few groups for two backups.
 fn name_backups(new: &mut Superblock, old: &Superblock, before: u32, groups: u32) {
     new.backup_groups = old.backup_groups;
     if new.backup_groups[0] == 0 && before == 1 {
@@ -250,14 +250,14 @@ impl Growth<'_> {
         GroupDescriptor::decode(bytes.get(..length).unwrap_or_default())
     }
 
-    /// Blocks of a group of the larger filesystem.
+    /// Returns the number of blocks of a group of the larger filesystem.
     fn group_blocks(&self, group: u32) -> u64 {
         let start = self.geometry.group_start(group);
         let rest = self.new.blocks_count().saturating_sub(start);
         rest.min(self.geometry.blocks_per_group.into())
     }
 
-    /// The last group of old may get longer: the bitmap's padding becomes free blocks.
+    /// Extends the last group of the old filesystem: padding of its bitmap becomes free blocks.
     fn extend_last_group(&mut self) -> Result<(), ResizeError> {
         let group = self.geometry.groups - 1;
         let before = u64::from(self.geometry.group_blocks(group));
@@ -282,7 +282,7 @@ impl Growth<'_> {
         Ok(())
     }
 
-    /// Groups that are all free but for their own metadata.
+    /// Adds groups that are free except for their own metadata.
     fn add_groups(&mut self) -> Result<(), ResizeError> {
         let groups = saturate32(self.new.groups());
         for group in self.geometry.groups..groups {
@@ -305,7 +305,7 @@ impl Growth<'_> {
                 .device
                 .is_hole(table, length << self.geometry.block_bits)
             {
-                // No kernel need clear it behind a mount.
+                // The kernel need not clear the table after a mount.
                 descriptor.flags |= INODE_ZEROED;
             }
             if group + 1 < groups {
@@ -322,7 +322,7 @@ impl Growth<'_> {
         Ok(())
     }
 
-    /// The bitmap of the last group: metadata, free blocks, and padding behind the end.
+    /// Builds the block bitmap of the last group: metadata, free blocks, and padding after the end.
     fn last_bitmap(&self, taken: u64, blocks: u64) -> Vec<u8> {
         let mut bitmap = vec![0xff; self.geometry.block_size];
         clear(&mut bitmap, taken..blocks);
@@ -379,7 +379,7 @@ impl Growth<'_> {
         })
     }
 
-    /// Writes the copies of a block of descriptors but for the first `skip`.
+    /// Writes the copies of a block of descriptors except the first `skip`.
     fn write_descriptors(
         &mut self,
         index: u64,

@@ -1,5 +1,5 @@
-//! Small filesystems that pretend to hold much: what reads them ends, with little memory, and says
-//! which inode it is.
+//! Checks small filesystems that pretend to hold much: reading them ends, takes little memory, and
+//! the error names the inode.
 
 #[allow(dead_code, reason = "shared by several tests")]
 #[path = "support/e2fsprogs.rs"]
@@ -15,7 +15,7 @@ use micabox_ext4::format::fields;
 use micabox_ext4::format::inode::{RawInode, flags};
 use micabox_ext4::{Error, Ext4, Ino, Options, ROOT, Result, SetXattr};
 
-/// What `work` returns, unless it needs more memory than `most` bytes at a time.
+/// Returns the result of `work`, which must not use more than `most` bytes of memory at a time.
 #[track_caller]
 fn within<T>(most: u64, work: impl FnOnce() -> T) -> T {
     let mut result = None;
@@ -27,7 +27,7 @@ fn within<T>(most: u64, work: impl FnOnce() -> T) -> T {
 const BLOCK: usize = 4096;
 const SIZE: usize = 8 << 20;
 
-/// A filesystem with block maps and without checksums, and where its free blocks begin.
+/// A filesystem with block maps and without checksums, with the start of its free blocks.
 struct Bomb {
     image: Vec<u8>,
     free: usize,
@@ -63,7 +63,7 @@ impl Bomb {
         self.reader().resolve(path.as_bytes()).unwrap()
     }
 
-    /// A block at the end that nothing uses.
+    /// Writes an unused block at the end.
     fn block(&mut self, bytes: &[u8]) -> u32 {
         self.free -= 1;
         let at = self.free * BLOCK;
@@ -72,7 +72,7 @@ impl Bomb {
         self.free as u32
     }
 
-    /// A block of numbers of one block after the other.
+    /// Writes a block of block numbers.
     fn numbers(&mut self, numbers: impl Fn(usize) -> u32) -> u32 {
         let bytes: Vec<u8> = (0..BLOCK / 4)
             .flat_map(|index| numbers(index).to_le_bytes())
@@ -80,7 +80,7 @@ impl Bomb {
         self.block(&bytes)
     }
 
-    /// Gives an inode a block map in which all numbers lead to one leaf.
+    /// Gives an inode a block map in which all pointers lead to one leaf.
     fn map(&mut self, ino: Ino, size: u64, leaf: u32) {
         let doubly = self.numbers(|_| leaf);
         let triply = self.numbers(|_| doubly);
@@ -104,7 +104,7 @@ impl Bomb {
     }
 }
 
-/// Caches that do not count for much.
+/// Returns options with negligible caches.
 fn small() -> Options {
     Options {
         page_cache: 1 << 20,
@@ -113,7 +113,7 @@ fn small() -> Options {
     }
 }
 
-/// A block of entries for `ino` with short names.
+/// Returns a block of entries for `ino` with short names.
 fn entries(ino: Ino) -> Vec<u8> {
     let count = BLOCK / 12;
     let mut bytes = Vec::new();
@@ -150,7 +150,7 @@ fn a_directory_of_one_block_a_billion_times() {
     let (directory, file) = (bomb.ino("/d"), bomb.ino("/file"));
     let block = bomb.block(&entries(file));
     let leaf = bomb.numbers(|_| block);
-    // As large as can be, and as large as the filesystem.
+    // With the maximum size, and with the size of the filesystem.
     for size in [(BLOCK as u64) << 30, SIZE as u64] {
         bomb.map(directory, size, leaf);
         let mut filesystem = bomb.reader();
@@ -194,7 +194,7 @@ fn directories_that_share_their_blocks() {
     for &other in &all[1..] {
         assert_names(within(1 << 20, || filesystem.read_dir(other)), other);
     }
-    // Again, and it is still its own.
+    // A second read: the block still belongs to the same directory.
     filesystem.read_dir(all[0]).unwrap();
     let device = Memory::from(bomb.image);
     assert!(!within(64 << 20, || check(&device)).is_empty());
@@ -205,7 +205,7 @@ fn a_file_of_two_blocks_a_billion_times() {
     let mut bomb = Bomb::new(&["file"]);
     let file = bomb.ino("/file");
     let blocks = [bomb.block(b"one"), bomb.block(b"other")];
-    // No two in a row, so that each is a segment.
+    // No two consecutive blocks, so that each is a segment.
     let leaf = bomb.numbers(|index| blocks[index % 2] * (index as u32 % 3).min(1));
     bomb.map(file, (BLOCK as u64) << 30, leaf);
     let mut filesystem = bomb.reader();
@@ -214,7 +214,7 @@ fn a_file_of_two_blocks_a_billion_times() {
         micabox_overlay::export::export(&mut filesystem, ROOT, std::io::sink())
     });
     assert!(exported.is_err());
-    // Extents are to be made of it: that would be a list of all.
+    // Conversion to extents would make a list of all blocks.
     let device = Memory::from(bomb.image);
     let mut filesystem = Ext4::open(device, small()).unwrap();
     assert_names(within(8 << 20, || filesystem.truncate(file, 5)), file);
@@ -283,7 +283,7 @@ fn attributes_whose_values_are_the_same_bytes() {
         .step_by(65536)
         .find(|&at| bytes[at..at + 4] == [0, 0, 2, 0xEA])
         .unwrap();
-    // As many entries as there is room for, all with the one value.
+    // As many entries as fit, all with the same value.
     let entry: [u8; 20] = bytes[header + 32..header + 52].try_into().unwrap();
     for index in 0..250 {
         let at = header + 32 + index * 20;
@@ -294,7 +294,7 @@ fn attributes_whose_values_are_the_same_bytes() {
     assert!(matches!(names, Err(Error::Corrupt { .. })), "{names:?}");
 }
 
-/// All of the log is one block, which revokes a thousand others, and again.
+/// A log that consists of one block, which revokes a thousand others, repeatedly.
 #[test]
 fn a_log_that_lies_in_one_block() {
     let mut bomb = Bomb::new(&["file"]);
@@ -315,7 +315,7 @@ fn a_log_that_lies_in_one_block() {
     bomb.map(8, (BLOCK as u64) << 30, leaf);
     let at = bomb.inode_at(8);
     fields::put(&mut bomb.image[at..], 40, first);
-    // Its superblock: as long as the inode says, begun at its first block.
+    // The log's superblock: as long as the inode, started at its first block.
     fields::put_be(&mut bomb.image, log + 16, 1u32 << 30);
     fields::put_be(&mut bomb.image, log + 28, 1u32);
     bomb.image[1024 + 0x60] |= 4;

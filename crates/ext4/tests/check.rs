@@ -1,4 +1,4 @@
-//! The check before filesystems of which e2fsck says what is wrong with them.
+//! Compares the check with e2fsck's verdicts.
 
 #[allow(dead_code, reason = "shared by several tests")]
 #[path = "support/e2fsprogs.rs"]
@@ -23,14 +23,14 @@ fn told(findings: &[Finding]) -> String {
         .collect()
 }
 
-/// e2fsck only offers to pack these trees tighter; it finds nothing wrong.
+/// For these trees e2fsck only offers a tighter packing; it finds no errors.
 const ONLY_LOOSE: [&str; 3] = [
     "f_collapse_extent_tree",
     "f_compress_extent_tree_level",
     "f_quota_extent_opt",
 ];
 
-/// e2fsck does not end over these two: it relocates the same tables for ever.
+/// e2fsck loops on these two: it relocates the same tables endlessly.
 const ENDLESS: [&str; 2] = ["f_illitable_flexbg", "f_misstable"];
 
 #[test]
@@ -66,7 +66,7 @@ fn the_library_of_broken_filesystems() {
     assert!(broken > 150 && sound > 20);
 }
 
-/// Files of all kinds, a directory with an index, holes, long links, attributes.
+/// Creates files of all kinds, a directory with an index, holes, long links, attributes.
 fn populate(root: &Path) {
     fs::create_dir_all(root.join("a/b/c")).unwrap();
     fs::create_dir(root.join("many")).unwrap();
@@ -88,12 +88,12 @@ fn populate(root: &Path) {
         let value = vec![b'v'; size];
         let path = root.join("a/large");
         let flags = rustix::fs::XattrFlags::empty();
-        // The directory's filesystem may have none.
+        // The directory's filesystem may not support attributes.
         let _ = rustix::fs::setxattr(&path, name, &value, flags);
     }
 }
 
-/// What mke2fs makes by default, and what it makes when asked.
+/// Options of mke2fs: defaults, and optional features.
 const KINDS: [&str; 24] = [
     "-t ext4",
     "-t ext3",
@@ -134,7 +134,8 @@ fn make_with_mke2fs(kind: &str, mebibytes: u64, tree: &Path) -> tempfile::NamedT
     image
 }
 
-/// mke2fs forgets the quotas of the files that it copies; all else is sound.
+/// Checks that both verdicts agree and that the filesystem is sound, except for quotas: mke2fs
+/// omits those of the files that it copies.
 #[track_caller]
 fn agree(kind: &str, verdict: &e2fsprogs::Verdict, findings: &[Finding]) {
     assert!(
@@ -163,7 +164,7 @@ fn sound_filesystems_are_clean() {
 fn what_the_kernel_wrote_is_clean() {
     let empty = tempfile::tempdir().unwrap();
     let directory = tempfile::tempdir().unwrap();
-    // Kernels are built without quotas, for example.
+    // For example, kernels are built without quotas.
     let mut refused = Vec::new();
     for kind in KINDS.into_iter().filter(|kind| !kind.contains("65536")) {
         let image = make_with_mke2fs(kind, 200, empty.path());
@@ -190,7 +191,7 @@ fn what_the_kernel_wrote_is_clean() {
     assert!(refused.len() < 4);
 }
 
-/// A small generator of numbers: the same ones every time.
+/// A small generator of numbers; deterministic.
 struct Random(u64);
 
 impl Random {
@@ -203,7 +204,7 @@ impl Random {
     }
 }
 
-/// Damages metadata of sound filesystems at random: what e2fsck finds, the check finds.
+/// Damages metadata of sound filesystems at random: the check must find what e2fsck finds.
 #[test]
 fn damage_that_e2fsck_finds() {
     let tree = tempfile::tempdir().unwrap();
@@ -218,7 +219,7 @@ fn damage_that_e2fsck_finds() {
     ] {
         let image = make_with_mke2fs(kind, 32, tree.path());
         let sound = fs::read(image.path()).unwrap();
-        // Where there is anything.
+        // Only nonzero places.
         let places: Vec<usize> = (0..sound.len() / 1024)
             .filter(|&index| sound[index * 1024..][..1024].iter().any(|&byte| byte != 0))
             .collect();
@@ -242,8 +243,8 @@ fn damage_that_e2fsck_finds() {
     }
 }
 
-/// Checksums keep most damage from being looked at closely; here they are made right again by
-/// not having any, and whole fields become extreme.
+/// Checksums keep most damage from being examined further; here the filesystem has no checksums,
+/// and whole fields become extreme.
 #[test]
 fn extreme_numbers_neither_panic_nor_hang() {
     let tree = tempfile::tempdir().unwrap();
@@ -257,7 +258,7 @@ fn extreme_numbers_neither_panic_nor_hang() {
     for round in 0..150 {
         let mut device = sound.clone();
         for _ in 0..20 {
-            // Every other time the superblock alone.
+            // Every other round changes only the superblock.
             let place = match round % 2 {
                 0 => 1,
                 _ => places[random.below(places.len().min(900))],
@@ -266,7 +267,7 @@ fn extreme_numbers_neither_panic_nor_hang() {
             let value = [0, 1, 0xffff_ffff, 0x7fff_ffff, 0x8000_0000, 0xffff][random.below(6)];
             device[at..at + 4].copy_from_slice(&u32::to_le_bytes(value));
         }
-        // The magic number keeps the rest in the game.
+        // Without the magic number the check would not read anything else.
         device[1080..1082].copy_from_slice(&[0x53, 0xef]);
         check(&Memory::from(device));
     }

@@ -1,4 +1,4 @@
-//! Histories cut off at every write, with what was not flushed in any order, or lost, or torn.
+//! Cuts histories off at every write; unflushed writes are reordered, lost or torn.
 
 #[allow(dead_code, reason = "shared by several tests")]
 #[path = "support/e2fsprogs.rs"]
@@ -22,14 +22,14 @@ const SECTOR: usize = 512;
 const BLOCK: usize = 4096;
 const SUPERBLOCK: usize = 1024;
 
-/// What happened to a device.
+/// A request to a device.
 #[derive(Debug)]
 enum Event {
     Write(u64, Vec<u8>),
     Flush,
 }
 
-/// A device that remembers everything.
+/// A device that records all requests.
 #[derive(Debug)]
 struct Recorder {
     now: Memory,
@@ -56,19 +56,19 @@ impl BlockDevice for Recorder {
     }
 }
 
-/// What was known after an operation.
+/// The state after an operation.
 struct Moment {
-    /// Events by then.
+    /// Number of events by then.
     events: usize,
-    /// The names and types there were.
+    /// The names and types at that time.
     shape: String,
 }
 
-/// What a sync promised.
+/// The state that a sync made durable.
 struct Promise {
-    /// Events by the time it returned.
+    /// Number of events when the sync returned.
     events: usize,
-    /// Operations done then.
+    /// Number of operations completed by then.
     done: usize,
 }
 
@@ -137,7 +137,7 @@ impl History {
         history
     }
 
-    /// The device after a crash just before event `cut`.
+    /// Returns the device after a crash just before event `cut`.
     fn crash(&self, cut: usize, random: &mut Random, reorder: bool) -> Vec<u8> {
         let mut bytes = self.start.clone();
         let before = self.events.get(..cut).unwrap();
@@ -154,9 +154,9 @@ impl History {
                 bytes[at..at + data.len()].copy_from_slice(data);
                 continue;
             }
-            // Any sectors of what was not flushed, or all, or none.
+            // Any sectors of unflushed writes are lost, or all, or none.
             let fate = random.below(3);
-            // The superblock is taken to be written whole, as Linux takes it to be.
+            // The superblock is assumed to be written atomically, as Linux assumes.
             let sector = if at <= SUPERBLOCK { BLOCK } else { SECTOR };
             for (index, bytes_of) in data.chunks(sector).enumerate() {
                 if fate == 0 || (fate == 1 && random.below(2) == 0) {
@@ -169,9 +169,10 @@ impl History {
         bytes
     }
 
-    /// After a crash before event `cut`: consistent, and all there that was promised.
+    /// Checks the state after a crash before event `cut`: consistent, and with everything that a
+    /// sync made durable.
     fn examine(&self, cut: usize, bytes: Vec<u8>, when: &str) -> Vec<u8> {
-        // The journal must be enough by itself: in memory as on disk.
+        // The journal alone must suffice: in memory as on disk.
         let mut reader = Ext4::open_read_only(Memory::from(bytes.clone()), Options::default())
             .unwrap_or_else(|error| panic!("{when}: {error}"));
         let shape = model::shape(&mut reader);
@@ -193,7 +194,7 @@ impl History {
             .enumerate()
             .filter(|(number, moment)| {
                 *number >= promise.done
-                    // The operation that was under way may be there or not.
+                    // The operation that was in progress may be present or absent.
                     && self.moments.get(number.saturating_sub(1)).is_none_or(|before| before.events <= cut)
                     || *number == promise.done
                     || moment.events == cut
@@ -204,7 +205,7 @@ impl History {
             known.contains(shape.as_str()),
             "{when}: not a state that there was:\n{shape}"
         );
-        // What nothing touched since the sync is as it was then.
+        // Anything untouched since the sync is unchanged.
         let under_way = self.moments.partition_point(|moment| moment.events <= cut);
         let since = self.models.get(promise.done..).unwrap_or_default();
         let mut places = since[0].places(usize::MAX);
@@ -258,7 +259,7 @@ fn nothing_promised_is_lost() {
 
 #[test]
 fn logs_that_wrap_around() {
-    // Long enough for the log to be used several times over.
+    // Long enough to go through the log several times.
     for seed in 10..12 {
         crash_everywhere(&Image::new(16 << 20), seed, 3000, 61);
     }

@@ -1,4 +1,4 @@
-//! What the engine does, with e2fsck as judge.
+//! Tests the engine, checked with e2fsck.
 
 #[allow(dead_code, reason = "shared by several tests")]
 #[path = "support/e2fsprogs.rs"]
@@ -64,7 +64,7 @@ fn extents_split_and_merge() {
     let image = Image::new(64 << 20);
     let mut filesystem = image.open();
     let a = filesystem.create(ROOT, b"a", owner()).unwrap();
-    // Every other block: no two extents can be one.
+    // Every other block: no two extents can be joined.
     for block in 0..3000u64 {
         filesystem
             .write(a, block * 8192, &[block as u8; 4096])
@@ -143,7 +143,7 @@ fn names_and_links() {
     let mut buf = [0; 3];
     filesystem.read(held, 50_000, &mut buf).unwrap();
     assert_eq!(buf, [7; 3]);
-    // A crash now leaves an orphan, which the next to open ends.
+    // A crash at this point leaves an orphan, which the next open cleans up.
     drop(filesystem.abandon());
     let filesystem = image.open();
     filesystem.close().unwrap();
@@ -248,7 +248,7 @@ fn a_full_filesystem() {
     assert!(written > 8 << 20, "{written}");
     filesystem.sync().unwrap();
     filesystem.truncate(file, 0).unwrap();
-    // What was just freed may be used, after a commit that comes by itself.
+    // The blocks just freed may be used, after a commit that happens automatically.
     assert_eq!(
         filesystem
             .write(file, 0, &vec![4; written as usize / 2])
@@ -265,7 +265,7 @@ fn a_large_filesystem() {
     let mut filesystem = image.open();
     let free = filesystem.statistics().free_blocks;
     let file = filesystem.create(ROOT, b"file", owner()).unwrap();
-    // Every group it goes through has its own bitmap.
+    // Every group that the file extends through has its own bitmap.
     filesystem
         .fallocate(file, Fallocate::Allocate { keep_size: false }, 0, 200 << 30)
         .unwrap();

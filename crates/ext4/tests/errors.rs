@@ -1,5 +1,5 @@
-//! Filesystems that are marked as having errors: read, replayed, not written to, and the mark
-//! taken away by a check that finds nothing.
+//! Tests filesystems marked as having errors: they are read and replayed but not written, and a
+//! check without findings clears the mark.
 
 #[allow(dead_code, reason = "shared by several tests")]
 #[path = "support/e2fsprogs.rs"]
@@ -14,7 +14,7 @@ use micabox_ext4::device::{Memory, ReadOnly};
 use micabox_ext4::format::superblock::{STATE_ERROR, SUPERBLOCK_OFFSET, Superblock};
 use micabox_ext4::{BlockDevice, Error, Ext4, Options, ROOT};
 
-/// As for a copy, or for what must go on.
+/// Returns the options for a copy, or for a filesystem that must remain usable.
 fn despite() -> Options {
     Options {
         despite_errors: true,
@@ -31,7 +31,7 @@ fn change_superblock(device: &mut dyn BlockDevice, change: impl FnOnce(&mut Supe
     device.write_at(SUPERBLOCK_OFFSET, &bytes).unwrap();
 }
 
-/// A filesystem of which the log has all there is, and a file without names among it.
+/// Returns a filesystem whose contents are all in the log, including a file without names.
 fn crashed() -> Memory {
     let image = Image::new(16 << 20);
     let mut filesystem = image.open();
@@ -45,7 +45,7 @@ fn crashed() -> Memory {
     Memory::from(std::fs::read(image.path()).unwrap())
 }
 
-/// What a kernel leaves that could not write any more: its mark, past the log.
+/// Returns a filesystem that a kernel could no longer write: it has the mark, outside the log.
 fn marked() -> Memory {
     let mut device = crashed();
     change_superblock(&mut device, |superblock| {
@@ -98,7 +98,7 @@ fn who_asks_gets_the_journal_replayed_and_the_mark_stays() {
     let superblock = on_disk(&device);
     assert!(superblock.has_errors());
     assert_eq!(superblock.error_count, 3);
-    // As Linux: nobody trusts the list of orphans.
+    // As in Linux, the list of orphans is not trusted.
     assert_eq!(superblock.last_orphan, 0);
     let mut reader = Ext4::open_read_only(device, Options::default()).unwrap();
     assert_eq!(contents(&mut reader), b"contents");
@@ -129,7 +129,7 @@ fn a_check_without_findings_takes_the_mark_away() {
 
 #[test]
 fn a_check_with_findings_changes_nothing() {
-    // The orphan's inode and blocks are nobody's once the list was dropped.
+    // The orphan's inode and blocks have no owner once the list is dropped.
     let mut device = Ext4::open(marked(), despite()).unwrap().close().unwrap();
     let before = device.clone();
     assert!(!clear_errors(&mut device).unwrap().is_empty());

@@ -1,4 +1,4 @@
-//! Filesystems that mke2fs made and debugfs or mke2fs filled: read, then changed.
+//! Reads, then changes, filesystems that mke2fs made and debugfs or mke2fs filled.
 
 #[allow(dead_code, reason = "shared by several tests")]
 #[path = "support/e2fsprogs.rs"]
@@ -15,7 +15,7 @@ use std::path::Path;
 use engine::{Image, owner};
 use micabox_ext4::{BlockDevice, Ext4, FileKind, ROOT};
 
-/// What mke2fs can be asked for that changes where things are.
+/// Options of mke2fs that change the layout.
 const SHAPES: [&[&str]; 16] = [
     &["-t", "ext4"],
     &["-t", "ext4", "-b", "1024"],
@@ -35,14 +35,14 @@ const SHAPES: [&[&str]; 16] = [
     &["-t", "ext2"],
 ];
 
-/// These are only read.
+/// Whether the shape is only read.
 fn is_read_only(shape: &[&str]) -> bool {
     shape
         .iter()
         .any(|word| matches!(*word, "ext2" | "ext3" | "bigalloc" | "^extent,^64bit"))
 }
 
-/// A tree with something of everything a user may make.
+/// Creates a tree with one of everything that a user may create.
 fn plant(root: &Path) {
     fs::write(root.join("empty"), "").unwrap();
     fs::write(root.join("tiny"), "tiny").unwrap();
@@ -56,7 +56,7 @@ fn plant(root: &Path) {
             .write_all_at(&[at as u8 + 1; 9000], (at << 20) + 77)
             .unwrap();
     }
-    // mke2fs cuts a file that ends with a hole.
+    // mke2fs truncates a file that ends with a hole.
     sparse.write_all_at(b"end", (20 << 20) - 3).unwrap();
     symlink("tiny", root.join("fast")).unwrap();
     symlink("x".repeat(59), root.join("edge")).unwrap();
@@ -75,7 +75,7 @@ fn plant(root: &Path) {
     }
 }
 
-/// Everything below a directory of the host, by path, as text.
+/// Describes everything below a directory of the host, by path, as text.
 fn of_host(root: &Path) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     let mut rest = vec![root.to_owned()];
@@ -102,7 +102,7 @@ fn of_host(root: &Path) -> BTreeMap<String, String> {
     found
 }
 
-/// The same of a filesystem of ours.
+/// Describes everything in a filesystem opened with this crate, in the same way.
 fn of_ours<D: BlockDevice>(filesystem: &mut Ext4<D>) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     let mut rest = vec![(ROOT, String::new())];
@@ -147,7 +147,7 @@ fn of_ours<D: BlockDevice>(filesystem: &mut Ext4<D>) -> BTreeMap<String, String>
     found
 }
 
-/// Both are the same; says what is not.
+/// Panics with the differences unless both are equal.
 #[track_caller]
 fn assert_same(
     found: &BTreeMap<String, String>,

@@ -1,4 +1,4 @@
-//! Images that lie: whatever is in them, operations end with an answer or an error.
+//! Checks malicious images: whatever they contain, operations end with a result or an error.
 
 #[allow(dead_code, reason = "shared by several tests")]
 #[path = "support/e2fsprogs.rs"]
@@ -15,10 +15,10 @@ use micabox_ext4::device::Memory;
 use micabox_ext4::{BlockDevice, Ext4, Fallocate, FileKind, Ino, Options, ROOT, Rename, SetXattr};
 use model::{Model, Op, Random};
 
-/// More than any image here has; a directory in a circle has more.
+/// More entries than any image here has; a directory in a cycle has more.
 const PATIENCE: usize = 3000;
 
-/// Reads all there is to read.
+/// Reads everything that can be read.
 fn look_around<D: BlockDevice>(filesystem: &mut Ext4<D>) -> Vec<(Ino, Ino, Box<[u8]>)> {
     let mut found = Vec::new();
     let mut rest = vec![ROOT];
@@ -54,7 +54,7 @@ fn look_around<D: BlockDevice>(filesystem: &mut Ext4<D>) -> Vec<(Ino, Ino, Box<[
     found
 }
 
-/// Changes whatever can be changed.
+/// Changes everything that can be changed.
 fn stir<D: BlockDevice>(filesystem: &mut Ext4<D>) {
     let found = look_around(filesystem);
     for (number, (directory, ino, name)) in found.iter().enumerate() {
@@ -90,7 +90,7 @@ fn examine(bytes: &[u8]) {
     }
 }
 
-/// An image with some of everything, and without checksums, so that lies are believed.
+/// Returns an image with some of everything, and without checksums, so that damage is not rejected.
 fn victim(seed: u64, shape: &[&str], dirty: bool) -> Vec<u8> {
     let image = Image::mke2fs(8 << 20, shape);
     let mut filesystem = image.open();
@@ -161,7 +161,7 @@ fn lies_are_survived() {
     for (seed, (shape, dirty)) in shapes.into_iter().enumerate() {
         let original = victim(seed as u64, shape, dirty);
         let mut random = Random(seed as u64 + 50);
-        // Where there is something: lies elsewhere are read by nobody.
+        // Only nonzero places: damage elsewhere is never read.
         let used: Vec<usize> = original
             .chunks(64)
             .enumerate()
@@ -172,7 +172,7 @@ fn lies_are_survived() {
         for _ in 0..150 {
             let mut bytes = original.clone();
             for _ in 0..1 + random.below(12) {
-                // Early blocks are metadata: they get half of the lies.
+                // Early blocks are metadata: they get half of the damage.
                 let from = if random.below(2) == 0 {
                     used.len() as u64 / 8
                 } else {

@@ -1,4 +1,4 @@
-//! The kernel's ext4 and ours on the same images, in both directions.
+//! Compares the kernel's ext4 with this crate on the same images, in both directions.
 
 #[allow(dead_code, reason = "shared by several tests")]
 #[path = "support/e2fsprogs.rs"]
@@ -17,8 +17,8 @@ use kernel::{Mount, agrees};
 use micabox_ext4::{Errno, Ext4, Options};
 use model::{Model, Op, Random, assert_includes};
 
-/// Operations that mean the same with paths as with inodes: no symbolic link is on the way, and
-/// contents and attributes are a file's.
+/// Whether an operation means the same with paths as with inodes: no symbolic link is on the path,
+/// and contents and attributes are a file's.
 fn applies(model: &Model, op: &Op) -> bool {
     let paths = match op {
         Op::Create(path)
@@ -74,14 +74,14 @@ fn kernel_history(mount: &Mount, model: &mut Model, random: &mut Random, steps: 
             *model = before;
             continue;
         }
-        // Of two paths both may be wrong; which is told first differs.
+        // Both of two paths may be wrong; which error is reported first differs.
         let two = matches!(op, Op::Link(..) | Op::Rename(..));
         let same = agrees(found, expected) || (two && found.is_err() && expected.is_err());
         assert!(same, "{op:?}: {found:?}, and the model says {expected:?}");
     }
 }
 
-/// Shapes that both can write.
+/// Images of shapes that both can write.
 fn images() -> Vec<Image> {
     vec![
         Image::new(64 << 20),
@@ -159,7 +159,7 @@ fn we_replay_the_kernels_journal() {
         for round in 0..3 {
             kernel_history(&mount, &mut model, &mut random, 400);
             mount.sync();
-            // Nobody unmounted it: the last transactions are in the journal only.
+            // Not unmounted: the last transactions are only in the journal.
             std::fs::copy(image.path(), &cut).unwrap();
             let when = format!("{seed}, round {round}");
             let open = || {

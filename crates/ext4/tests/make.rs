@@ -1,4 +1,4 @@
-//! New filesystems before e2fsprogs and the kernel.
+//! Checks new filesystems with e2fsprogs and the kernel.
 
 #[allow(dead_code, reason = "shared by several tests")]
 #[path = "support/e2fsprogs.rs"]
@@ -43,7 +43,7 @@ fn e2fsck_has_nothing_to_say() {
         8 * MIB,
         100 * MIB,
         group,
-        // Too little for a second group, and just enough.
+        // Not enough for a second group, and just enough.
         group + 40 * block,
         group + 60 * block,
         512 * MIB,
@@ -119,7 +119,7 @@ fn journals_of_all_sizes() {
     for (size, journal) in [
         (64 * MIB, Journal::None),
         (64 * MIB, Journal::Bytes(4 * MIB)),
-        // More extents than fit into the inode.
+        // More extents than fit in the inode.
         (20 * GIB, Journal::Bytes(10 * GIB)),
     ] {
         let (image, summary) = make_file(
@@ -140,7 +140,7 @@ fn journals_of_all_sizes() {
 
 #[test]
 fn inodes_beyond_one_flex_group() {
-    // The tables of 16 groups take more than a group.
+    // The tables of 16 groups take more than one group.
     let inodes = Some(3 * GIB / 4096);
     let (image, _) = make_file(
         3 * GIB,
@@ -160,7 +160,7 @@ fn sixteen_tebibytes() {
     let mut file = File::create_new(&path).unwrap();
     file.set_len(16 * TIB).unwrap();
     make(&mut file, 16 * TIB, &options()).unwrap();
-    // Descriptors three times, and a bitmap for each flex group.
+    // Three copies of the descriptors, and a bitmap for each flex group.
     assert!(file.metadata().unwrap().blocks() * 512 < 64 * MIB);
     e2fsprogs::assert_clean(&path);
 }
@@ -175,7 +175,7 @@ fn the_same_options_give_the_same_bytes() {
     assert!(bytes() == bytes());
 }
 
-/// Counts what reaches it.
+/// Counts the requests to a device.
 #[derive(Default)]
 struct Counting {
     writes: u32,

@@ -1,6 +1,6 @@
-//! The check beside `e2fsck -fn` on filesystems in which one field of one structure was changed
-//! and all checksums made right again: what e2fsck faults is faulted, and what is faulted beyond
-//! that is one of the things that the check says that it faults.
+//! Compares the check with `e2fsck -fn` on filesystems in which one field of one structure was
+//! changed and all checksums were corrected: the check must report what e2fsck reports, and further
+//! findings must be among those that the check lists as beyond e2fsck.
 
 #[allow(dead_code, reason = "shared by several tests")]
 #[path = "support/e2fsprogs.rs"]
@@ -18,7 +18,7 @@ use micabox_ext4::check::{BEYOND_E2FSCK, Finding, check};
 use micabox_ext4::{Ext4, FileKind, Options, Owner, ROOT, SetXattr};
 use places::{Place, Places, What};
 
-/// What mke2fs is asked for. Small, so that thousands are looked at in a minute.
+/// Options of mke2fs. Small, so that thousands can be checked in a minute.
 const SHAPES: [&str; 8] = [
     "-t ext4 -b 1024 -N 128 -g 1024",
     "-t ext4 -b 1024 -N 128 -O ^has_journal,inline_data,ea_inode",
@@ -30,12 +30,12 @@ const SHAPES: [&str; 8] = [
     "-t ext4 -b 4096 -N 128 -I 128 -O ^has_journal,^flex_bg,^64bit,sparse_super2,^resize_inode",
 ];
 const SIZE: u64 = 4 << 20;
-/// Bytes that are compared and written at once.
+/// Number of bytes compared and written together.
 const PIECE: usize = 4096;
-/// Threads that make mutations, each with images of its own: each waits for e2fsck.
+/// Number of threads that make mutations, each with its own images: each waits for e2fsck.
 const WORKERS: u64 = 2;
 
-/// A small generator of numbers: the same ones every time.
+/// A small generator of numbers; deterministic.
 struct Random(u64);
 
 impl Random {
@@ -69,10 +69,10 @@ fn populate(root: &Path) {
     fs::hard_link(root.join("a/large"), root.join("a/b/linked")).unwrap();
 }
 
-/// What mke2fs does not make: an index, attributes, devices.
+/// Adds structures that mke2fs does not make: an index, attributes, devices.
 fn refine(path: &Path) {
     let device = OpenOptions::new().read(true).write(true).open(path);
-    // Some shapes are not written to.
+    // Some shapes can't be written.
     let Ok(mut filesystem) = Ext4::open(device.unwrap(), Options::default()) else {
         return;
     };
@@ -82,7 +82,7 @@ fn refine(path: &Path) {
         let name = format!("a_name_in_an_indexed_directory_{number}_{}", "x".repeat(30));
         let kind = [FileKind::Fifo, FileKind::CharDevice, FileKind::Socket][number % 3];
         let made = filesystem.mknod(many, name.as_bytes(), kind, (5, 1), owner);
-        // No more inodes.
+        // No inodes are left.
         if made.is_err() {
             break;
         }
@@ -99,7 +99,7 @@ fn refine(path: &Path) {
     drop(filesystem.close().unwrap());
 }
 
-/// An image, and what may be changed in it.
+/// An image, and the places in it that may be changed.
 struct Subject {
     file: tempfile::NamedTempFile,
     sound: Arc<Vec<u8>>,
@@ -118,7 +118,7 @@ impl Subject {
         e2fsprogs::run(command.arg(tree.path()).arg(file.path()));
         refine(file.path());
         if shape.contains("quota") {
-            // mke2fs forgets the quotas of the files that it copies.
+            // mke2fs omits the quotas of the files that it copies.
             let mut command = e2fsprogs::tool("e2fsck");
             let _ = command.arg("-fy").arg(file.path()).output().unwrap();
         }
@@ -138,7 +138,7 @@ impl Subject {
         }
     }
 
-    /// The same in another file.
+    /// Copies the subject to another file.
     fn copy(&self) -> Self {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().write_all_at(&self.sound, 0).unwrap();
@@ -150,7 +150,7 @@ impl Subject {
         }
     }
 
-    /// What the two say about the image after a change, which is undone again.
+    /// Returns both verdicts on the image after a change, which is undone afterwards.
     fn judge(
         &self,
         place: &Place,
@@ -179,7 +179,7 @@ impl Subject {
     }
 }
 
-/// A field's new value: extreme, near the old one, or any.
+/// Returns a field's new value: extreme, near the old one, or arbitrary.
 fn value(random: &mut Random, old: &[u8]) -> Vec<u8> {
     let mut number = [0; 8];
     number[..old.len()].copy_from_slice(old);
@@ -203,7 +203,7 @@ struct Row {
     both_fault: u32,
     both_pass: u32,
     missed: u32,
-    /// By what the check says of itself, and without.
+    /// Findings beyond e2fsck that the check lists, and those that it does not.
     beyond: u32,
     unexplained: u32,
 }
@@ -225,11 +225,11 @@ fn told(findings: &[Finding]) -> String {
         .collect()
 }
 
-/// How the two disagree.
+/// The disagreements between the check and e2fsck.
 #[derive(Debug, Default)]
 struct Outcome {
     table: BTreeMap<What, Row>,
-    /// How often the check faults more, and by what it says of itself.
+    /// How often the check reports more, by the reason that it lists.
     reasons: BTreeMap<&'static str, u32>,
 }
 
@@ -257,7 +257,7 @@ impl Outcome {
         findings: &[Finding],
     ) {
         let row = self.table.entry(what).or_default();
-        // What is told, and not counted as a fault, may be faulted.
+        // A remark that e2fsck does not count as an error may be a finding.
         let told_too = verdict.passed && !verdict.clean && !findings.is_empty();
         match (verdict.passed && !told_too, findings.is_empty()) {
             (true, true) => row.both_pass += 1,
@@ -288,7 +288,7 @@ impl Outcome {
     }
 }
 
-/// Makes `count` mutations.
+/// Makes `count` mutations and returns the disagreements.
 fn work(subjects: &[Subject], count: usize, seed: u64) -> Outcome {
     let mut random = Random(seed);
     let mut outcome = Outcome::default();
@@ -305,7 +305,7 @@ fn work(subjects: &[Subject], count: usize, seed: u64) -> Outcome {
         if new == old {
             continue;
         }
-        // Those that e2fsck never ends with say nothing.
+        // Images on which e2fsck loops have no verdict.
         let Some((verdict, findings)) = subject.judge(place, offset, &new) else {
             continue;
         };
@@ -319,7 +319,7 @@ fn work(subjects: &[Subject], count: usize, seed: u64) -> Outcome {
     outcome
 }
 
-/// Makes `count` mutations; says how the two disagree, in all.
+/// Makes `count` mutations; prints the disagreements in total.
 fn mutate(count: usize, seed: u64) {
     let subjects: Vec<Subject> = SHAPES.iter().map(|shape| Subject::new(shape)).collect();
     let share = count / WORKERS as usize;

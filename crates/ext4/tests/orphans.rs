@@ -1,4 +1,4 @@
-//! Inodes without names, of which a crash can leave any number.
+//! Tests inodes without names; a crash can leave any number of them.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use micabox_ext4::device::Memory;
 use micabox_ext4::make::{self, Journal};
 use micabox_ext4::{Ext4, Options, Owner, ROOT};
 
-/// A disk on which so many files were open that had been deleted.
+/// Returns a disk with this many open files that had been deleted.
 fn crashed(orphans: u32) -> Memory {
     // A group has 32,768 inodes.
     let size = (orphans as usize / 32_000 + 1) * (128 << 20);
@@ -37,13 +37,13 @@ fn crashed(orphans: u32) -> Memory {
     filesystem.abandon()
 }
 
-/// What this thread has had of processors, in nanoseconds: no clock, so others don't matter.
+/// Returns the processor time of this thread in nanoseconds; other threads do not affect it.
 fn spent() -> u64 {
     let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap();
     text.split(' ').next().unwrap().parse().unwrap()
 }
 
-/// Nanoseconds that cleaning up takes.
+/// Returns the time of the cleanup in nanoseconds.
 fn clean_up(orphans: u32) -> u64 {
     let device = crashed(orphans);
     let before = spent();
@@ -57,6 +57,6 @@ fn clean_up(orphans: u32) -> u64 {
 #[test]
 fn a_hundred_thousand_orphans_cost_no_more_each_than_a_few() {
     let (few, many) = (clean_up(4_000), clean_up(100_000));
-    // 25 times as many.
+    // The number of orphans is 25 times as large.
     assert!(many < few * 75, "{few} ns, {many} ns");
 }

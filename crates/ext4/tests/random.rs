@@ -1,4 +1,4 @@
-//! Random histories against a model in memory.
+//! Compares random histories with a model in memory.
 
 #[allow(dead_code, reason = "shared by several tests")]
 #[path = "support/e2fsprogs.rs"]
@@ -15,7 +15,7 @@ use micabox_ext4::make::Journal;
 use micabox_ext4::{Errno, Ext4, Options};
 use model::{Model, Op, Random};
 
-/// Caches so small that everything leaves them all the time.
+/// Returns options with caches so small that entries are evicted all the time.
 fn cramped() -> Options {
     Options {
         page_cache: 512 << 10,
@@ -41,7 +41,7 @@ fn history(image: &Image, seed: u64, steps: usize, options: &Options) {
         }
         assert_eq!(found, expected, "seed {seed}, step {step}: {op:?}");
         if random.below(200) == 0 {
-            // Whatever is only in memory is not lost by closing.
+            // Closing must not lose anything that is only in memory.
             filesystem.close().unwrap();
             filesystem = Ext4::open(image.device(), options.clone()).unwrap();
         }

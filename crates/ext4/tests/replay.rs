@@ -1,4 +1,4 @@
-//! What replaying a journal mends besides: as much as mounting would.
+//! Tests what else replaying a journal repairs, as a mount does.
 
 #[allow(dead_code, reason = "shared by several tests")]
 #[path = "support/e2fsprogs.rs"]
@@ -12,8 +12,8 @@ use engine::{Image, owner};
 use micabox_ext4::check::check;
 use micabox_ext4::{Ext4, Options, ROOT};
 
-/// Running kernels count free blocks and inodes in the groups only: the superblock has what there
-/// was when it was mounted, in its place and in the log. debugfs makes such a disk.
+/// Running kernels count free blocks and inodes only in the groups: the superblock has the counts
+/// of the time of the mount, in its place and in the log. debugfs makes such a disk.
 #[test]
 fn free_counts_are_those_of_the_groups_after_replay() {
     for shape in [
@@ -56,7 +56,7 @@ fn free_counts_are_those_of_the_groups_after_replay() {
     }
 }
 
-/// A filesystem that was unmounted stays as it is, to the byte.
+/// A filesystem that was unmounted stays unchanged, byte for byte.
 #[test]
 fn a_clean_filesystem_is_not_written_to() {
     let image = Image::mke2fs(24 << 20, &["-t", "ext4"]);

@@ -1,4 +1,4 @@
-//! Growing before e2fsprogs and the kernel.
+//! Checks growing with e2fsprogs and the kernel.
 
 #[allow(dead_code, reason = "shared by several tests")]
 #[path = "support/e2fsprogs.rs"]
@@ -46,11 +46,11 @@ fn every_step_is_sound() {
         8 * MIB,
         100 * MIB,
         128 * MIB,
-        // Too little for another group.
+        // Not enough for another group.
         128 * MIB + 40 * 4096,
         300 * MIB,
         2 * GIB + 4096,
-        // Descriptors need a second block, and then many more.
+        // Descriptors need a second block, then many more.
         8 * GIB + 500 * MIB,
         9 * GIB,
         40 * GIB,
@@ -99,7 +99,7 @@ fn what_mke2fs_made_grows_where_its_table_has_room() {
                 .args(kind.split(' '))
                 .arg(image.path()),
         );
-        // Another backup is more than reserved descriptor blocks allow.
+        // Another backup needs more than the reserved descriptor blocks.
         let more = match kind.contains("^resize_inode") {
             true => 100,
             false => 24,
@@ -119,7 +119,7 @@ fn what_mke2fs_made_grows_where_its_table_has_room() {
 fn nothing_shrinks() {
     let image = make_file(100 * MIB);
     let refused = grow_file(&image, 50 * MIB).unwrap_err();
-    // The device no longer holds it.
+    // The device is now smaller than the filesystem.
     assert!(matches!(refused, ResizeError::Filesystem(_)), "{refused}");
     image.as_file().set_len(100 * MIB).unwrap();
     let refused = grow(&mut image.reopen().unwrap(), 50 * MIB).unwrap_err();

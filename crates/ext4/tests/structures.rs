@@ -1,10 +1,10 @@
-//! The fuzz targets' work on mutated structures: neither panics nor hangs, and what the check
-//! calls clean can be read, changed, and is clean afterwards.
+//! Runs the fuzz targets on mutated structures: they neither panic nor hang, and a filesystem that
+//! the check accepts can be read and changed, and is accepted afterwards.
 
 #[path = "../../../fuzz/src/ext4.rs"]
 mod ext4;
 
-/// A small generator of numbers: the same ones every time.
+/// A small generator of numbers; deterministic.
 struct Random(u64);
 
 impl Random {
@@ -17,7 +17,7 @@ impl Random {
     }
 }
 
-/// Little-endian words of the kinds that structures are made of.
+/// Returns little-endian words of the kinds that structures consist of.
 fn bytes(random: &mut Random, most: usize) -> Vec<u8> {
     let length = random.below(most) + 1;
     let mut bytes = Vec::with_capacity(length);
@@ -56,7 +56,7 @@ fn arbitrary_structures() {
     }
 }
 
-/// Sound structures with a few fields changed get further than arbitrary bytes.
+/// Sound structures with a few changed fields get further than arbitrary bytes.
 #[test]
 fn damaged_structures() {
     let mut random = Random(1);
@@ -72,7 +72,7 @@ fn damaged_structures() {
             let mut damaged = sound.clone();
             for _ in 0..=random.below(4) {
                 let place = random.below(damaged.len());
-                // Behind the byte that says what is done.
+                // After the byte that selects the operation.
                 let word = 1 + (place & !3);
                 let value = [0, 1, u32::MAX, 1 << 31, 0xffff, 12, 4096][random.below(7)];
                 match damaged.get_mut(word..word + 4) {

@@ -1,4 +1,4 @@
-//! Kinds of files, and the bits of `st_mode` that say which.
+//! Kinds of files, and their bits in `st_mode`.
 
 /// Type of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -19,11 +19,11 @@ pub enum FileKind {
     Socket,
 }
 
-/// The bits of a mode that say the kind (`S_IFMT`, inode(7)).
+/// The bits of a mode that give the kind (`S_IFMT`, inode(7)).
 const MASK: u16 = 0o170_000;
 
 impl FileKind {
-    /// The kind in a mode as `stat(2)` has it. `None` for bits to which Linux gives no meaning.
+    /// Returns the kind in a mode of `stat(2)`. `None` for bits to which Linux gives no meaning.
     #[must_use]
     pub fn from_mode(mode: u16) -> Option<Self> {
         Some(match mode & MASK {
@@ -38,7 +38,7 @@ impl FileKind {
         })
     }
 
-    /// The bits of a mode for this kind, without permissions.
+    /// Returns the bits of a mode for this kind, without permissions.
     #[must_use]
     pub fn mode(self) -> u16 {
         match self {

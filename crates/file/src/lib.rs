@@ -1,6 +1,6 @@
-//! The words that filesystems and archives share: a file's kind, points in time, segments.
+//! Types that filesystems and archives share: a file's kind, points in time, segments.
 //!
-//! EROFS, ext4 and archives each have their own encoding of these; what they mean is here, once.
+//! EROFS, ext4 and archives each encode these differently; their meaning is defined here.
 
 #![forbid(unsafe_code)]
 #![no_std]

@@ -1,6 +1,6 @@
 //! Points in time.
 
-/// A point in time, as exact as Linux keeps it for files.
+/// A point in time, with the precision of Linux's file times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Timestamp {
     /// Seconds since 1970-01-01 UTC; negative before.
@@ -16,7 +16,7 @@ impl Timestamp {
         nanos: 0,
     };
 
-    /// The system's clock.
+    /// Returns the time of the system's clock.
     #[cfg(feature = "std")]
     #[must_use]
     pub fn now() -> Self {

@@ -1,14 +1,14 @@
-//! POSIX ACLs: their text form in archives (`SCHILY.acl.access`, as GNU tar, star and bsdtar
-//! write it), and the extended attribute that Linux keeps them in.
+//! POSIX ACLs: their text form in archives (`SCHILY.acl.access`, as written by GNU tar, star and
+//! bsdtar), and the extended attribute that stores them in Linux.
 
-/// Why a text is not an ACL.
+/// The reason why a text is not a usable ACL.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Problem {
-    /// An entry that is not of the form.
+    /// A malformed entry.
     Malformed,
-    /// A user or group by name, and no database here tells which that is.
+    /// A user or group given by name, whose ID can't be looked up.
     Name,
-    /// An entry is missing or there twice.
+    /// An entry is missing or duplicated.
     Incomplete,
 }
 
@@ -22,21 +22,21 @@ const OTHER: u16 = 0x20;
 const UNDEFINED_ID: u32 = u32::MAX;
 const VERSION: u32 = 2;
 
-/// The value of `system.posix_acl_access` or `…_default` for an ACL in text form: entries
-/// such as `user:1000:rw-` separated by commas or newlines, `#` starting a comment, an id
-/// possibly repeated as a fourth field. All integers of the value are little-endian.
+/// Returns the value of `system.posix_acl_access` or `…_default` for an ACL in text form: entries
+/// such as `user:1000:rw-` separated by commas or newlines, `#` starting a comment, an ID possibly
+/// repeated as a fourth field. All integers of the value are little-endian.
 ///
-/// None for an ACL that says no more than the permission bits.
+/// `None` for an ACL that is equivalent to the permission bits.
 pub(crate) fn from_text(text: &[u8]) -> Result<Option<Vec<u8>>, Problem> {
     let mut entries = Vec::new();
     for line in text.split(|&byte| byte == b',' || byte == b'\n') {
-        let line = line.split(|&byte| byte == b'#').next().unwrap_or_default();
-        let line = line.trim_ascii();
+        let before_comment = line.split(|&byte| byte == b'#').next().unwrap_or_default();
+        let line = before_comment.trim_ascii();
         if !line.is_empty() {
             entries.push(entry(line)?);
         }
     }
-    // The kernel wants them by tag and id.
+    // The kernel requires order by tag and ID.
     entries.sort_unstable();
     if entries
         .windows(2)
@@ -61,7 +61,7 @@ pub(crate) fn from_text(text: &[u8]) -> Result<Option<Vec<u8>>, Problem> {
     Ok(Some(value))
 }
 
-/// Tag, id and permissions of one entry.
+/// Returns the tag, ID and permissions of one entry.
 fn entry(line: &[u8]) -> Result<(u16, u32, u16), Problem> {
     let mut fields = line.split(|&byte| byte == b':').map(<[u8]>::trim_ascii);
     let tag = fields.next().unwrap_or_default();
@@ -89,7 +89,7 @@ fn entry(line: &[u8]) -> Result<(u16, u32, u16), Problem> {
             let number = |field: &[u8]| std::str::from_utf8(field).ok()?.parse().ok();
             let id = match id.and_then(number).or_else(|| number(name)) {
                 Some(id) => id,
-                // The one name whose number is the same everywhere.
+                // The only name with the same number on every system.
                 None if name == b"root" => 0,
                 None => return Err(Problem::Name),
             };
@@ -98,9 +98,9 @@ fn entry(line: &[u8]) -> Result<(u16, u32, u16), Problem> {
     }
 }
 
-/// `rwx`, each letter possibly a dash, as the kernel's bits.
+/// Parses `rwx`, each letter possibly a dash, into the kernel's bits.
 fn parse_permissions(text: &[u8]) -> Option<u16> {
-    // Effective rights may stand behind as a comment, which is gone by now.
+    // Effective rights may follow as a comment, which has been removed already.
     let mut bits = 0;
     for &letter in text {
         bits |= match letter {
@@ -114,8 +114,8 @@ fn parse_permissions(text: &[u8]) -> Option<u16> {
     (!text.is_empty()).then_some(bits)
 }
 
-/// An access control list as text, owners and groups by number. `None` if it is not in the form
-/// of `getxattr`.
+/// Formats an access control list as text, owners and groups by number. `None` if the value does
+/// not have the form of `getxattr(2)`.
 pub(crate) fn to_text(value: &[u8]) -> Option<String> {
     let (version, entries) = value.split_first_chunk::<4>()?;
     if u32::from_le_bytes(*version) != VERSION || !entries.len().is_multiple_of(8) {
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn text_of_every_archiver() {
-        // As `setfacl -m u:1000:rw,g:5:r` leaves it on a file of mode 640.
+        // As created by `setfacl -m u:1000:rw,g:5:r` on a file of mode 640.
         let expected = [
             &b"\x02\0\0\0"[..],
             b"\x01\0\x06\0\xff\xff\xff\xff",

@@ -4,25 +4,26 @@ use micabox_file::Segment;
 
 use crate::Error;
 
-/// Size of a block; everything in an archive is padded to it.
+/// Size of a block in bytes; everything in an archive is padded to a multiple.
 pub(super) const BLOCK: usize = 512;
 
-/// A header block whose checksum is right.
+/// A header block with a valid checksum.
 pub(super) struct Header<'a>(&'a [u8; BLOCK]);
 
-/// Which meaning the bytes after the link name have.
+/// The meaning of the bytes after the link name.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Dialect {
-    /// Nothing of it is used.
+    /// The bytes are unused.
     V7,
     Ustar,
-    /// ustar by its magic, but the prefix is shorter and times follow it.
+    /// ustar by its magic, but with a shorter prefix, followed by times.
     Star,
     Gnu,
 }
 
 impl<'a> Header<'a> {
-    /// Checks the checksum; sums of signed bytes, which old archivers made, count as well.
+    /// Parses a block after verifying its checksum. Sums of signed bytes, as old archivers made
+    /// them, are accepted.
     pub(super) fn parse(block: &'a [u8; BLOCK]) -> Result<Self, Error> {
         let mut unsigned = 0i64;
         let mut signed = 0i64;
@@ -41,7 +42,7 @@ impl<'a> Header<'a> {
         }
     }
 
-    /// A field by offset and length, both known to lie inside the block.
+    /// Returns a field by offset and length, both checked at compile time to lie inside the block.
     fn field<const OFFSET: usize, const LENGTH: usize>(&self) -> &'a [u8] {
         const { assert!(OFFSET + LENGTH <= BLOCK) };
         &self.0[OFFSET..OFFSET + LENGTH]
@@ -84,7 +85,7 @@ impl<'a> Header<'a> {
 
     pub(super) fn mode(&self) -> Result<u16, Error> {
         let mode = number(self.field::<100, 8>()).ok_or(Error::Number("mode"))?;
-        // Some archivers store the whole of `st_mode`; the type flag is what counts.
+        // Some archivers store the whole of `st_mode`; only the type flag determines the type.
         Ok((mode & 0o7777) as u16)
     }
 
@@ -106,7 +107,7 @@ impl<'a> Header<'a> {
         number(self.field::<136, 12>()).ok_or(Error::Number("modification time"))
     }
 
-    /// Major and minor number.
+    /// Returns the major and minor number.
     pub(super) fn device(&self) -> Result<(u32, u32), Error> {
         let part = |field| {
             number(field)
@@ -119,8 +120,8 @@ impl<'a> Header<'a> {
         }
     }
 
-    /// The four segments that fit into the header of an old GNU sparse file, whether
-    /// blocks with more of them follow, and the file's size with its holes.
+    /// Returns the four segments in the header of an old GNU sparse file, whether blocks with more
+    /// segments follow, and the file's size including holes.
     pub(super) fn sparse(&self) -> Result<(Vec<Segment>, bool, u64), Error> {
         let size = number(self.field::<483, 12>())
             .and_then(|size| u64::try_from(size).ok())
@@ -130,7 +131,7 @@ impl<'a> Header<'a> {
     }
 }
 
-/// Segments of 12 bytes offset and 12 bytes length each, up to the first empty one.
+/// Parses segments of 12 bytes offset and 12 bytes length each, up to the first empty one.
 pub(super) fn sparse_segments(fields: &[u8]) -> Result<Vec<Segment>, Error> {
     let mut segments = Vec::new();
     for pair in fields.chunks_exact(24) {
@@ -150,12 +151,12 @@ pub(super) fn sparse_segments(fields: &[u8]) -> Result<Vec<Segment>, Error> {
     Ok(segments)
 }
 
-/// Up to the first NUL.
+/// Returns the field up to the first NUL.
 pub(super) fn text(field: &[u8]) -> &[u8] {
     field.split(|&byte| byte == 0).next().unwrap_or_default()
 }
 
-/// A number in octal digits or, with the first bit set, in base 256, two's complement.
+/// Parses a number in octal digits or, with the first bit set, in base 256, two's complement.
 fn number(field: &[u8]) -> Option<i64> {
     match field {
         [first, rest @ ..] if first & 0x80 != 0 => {
@@ -170,7 +171,7 @@ fn number(field: &[u8]) -> Option<i64> {
     }
 }
 
-/// Octal digits between any number of spaces and NULs; nothing is zero.
+/// Parses octal digits surrounded by any number of spaces and NULs; no digits mean zero.
 fn octal(field: &[u8]) -> Option<i64> {
     let blank = |byte: &u8| matches!(byte, b' ' | 0);
     let from = field

@@ -1,5 +1,5 @@
-//! Tar archives as container images have them: one reader and one writer, everything that they
-//! can say.
+//! Tar archives as in container images: one reader and one writer for everything that such archives
+//! can express.
 //!
 //! * [`Reader`] walks an archive member by member: one pass, bounded memory, every dialect that
 //!   occurs in layers. [`Members`] does the same with extended attributes decoded.
@@ -7,12 +7,12 @@
 //!   and access control lists.
 //!
 //! The `tar` crate's reader is not used because it reads extension headers of any length into
-//! memory, knows no PAX sparse files, no fractional or negative times, and takes the size
-//! field of links and directories at face value where Go's `archive/tar`, and so Docker,
-//! containerd and Podman, ignores it. Its `Builder` loses nanoseconds, attributes and holes.
+//! memory, does not support PAX sparse files or fractional and negative times, and uses the size
+//! field of links and directories, which Go's `archive/tar`, and so Docker, containerd and Podman,
+//! ignores. Its `Builder` loses nanoseconds, attributes and holes.
 //!
 //! Sources of the rules: POSIX.1-2017 `pax`; the GNU tar manual, "Tar Internals"; Go's
-//! `archive/tar` where the two leave something open. `docs/oci.md` lists the decisions.
+//! `archive/tar` for cases that the two leave undefined. `docs/oci.md` lists the decisions.
 
 #![forbid(unsafe_code)]
 #![warn(clippy::missing_errors_doc)]

@@ -1,4 +1,4 @@
-//! What one member may cost.
+//! Limits on the resources of one member.
 
 /// Bounds on one member. Sizes are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

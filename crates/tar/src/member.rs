@@ -1,30 +1,30 @@
-//! What an archive says of a file.
+//! The description of a file in an archive.
 
 use micabox_file::{Segment, Timestamp};
 
-/// A member of an archive, all extensions applied. Its contents are apart from it: see
+/// A member of an archive, with all extensions applied. Its contents are separate: see
 /// [`crate::Reader::body`] and [`crate::Writer::add_file`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
-    /// Its path: any bytes but NUL. A reader gives it as it stands in the archive, possibly with
-    /// `..` or a leading slash. For a writer a directory's path has no slash at its end, and an
-    /// empty one is the archive's root.
+    /// Its path: any bytes but NUL. A reader returns it as stored in the archive, possibly with
+    /// `..` or a leading slash. For a writer a directory's path must not end in a slash, and an
+    /// empty path is the archive's root.
     pub path: Vec<u8>,
-    /// What it is.
+    /// Its type.
     pub kind: Kind,
     /// Permissions, owners, time, extended attributes.
     pub attributes: Attributes,
 }
 
-/// What a member is.
+/// The type of a member.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kind {
     /// A regular file.
     File {
         /// Length in bytes, holes included.
         size: u64,
-        /// The parts with contents, if there are holes: in order, disjoint, within the file.
-        /// The archive has their bytes one after the other.
+        /// The parts with contents, if there are holes: in order, disjoint, within the file. The
+        /// archive stores their bytes without gaps.
         segments: Option<Vec<Segment>>,
     },
     /// Another name for the member with this path.
@@ -42,7 +42,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// A file of this many bytes without holes.
+    /// Returns a file of this many bytes without holes.
     #[must_use]
     pub fn file(size: u64) -> Self {
         Self::File {
@@ -51,7 +51,7 @@ impl Kind {
         }
     }
 
-    /// The target of a hard or symbolic link; nothing for other members.
+    /// Returns the target of a hard or symbolic link; empty for other members.
     #[must_use]
     pub fn target(&self) -> &[u8] {
         match self {
@@ -61,7 +61,7 @@ impl Kind {
     }
 }
 
-/// What all kinds of members have.
+/// The attributes that all kinds of members have.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Attributes {
     /// Permission bits, 07777.
@@ -70,9 +70,9 @@ pub struct Attributes {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Last change of the contents.
+    /// Time of the last change of the contents.
     pub mtime: Timestamp,
-    /// Extended attributes by full name, no name twice, access control lists in the form of
-    /// `setxattr(2)`. Empty in a member that `Reader::next` gives.
+    /// Extended attributes by full name, without duplicates, access control lists in the form of
+    /// `setxattr(2)`. Empty in a member from `Reader::next_member`.
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }

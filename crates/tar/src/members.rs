@@ -1,30 +1,30 @@
-//! Archives member by member, extended attributes decoded.
+//! Reads archives member by member, with extended attributes decoded.
 
 use std::io::{BufRead, Read};
 
 use crate::{Limits, Member, Reader};
 
-/// Why an archive can't be read on.
+/// The failure that ended the reading of an archive.
 #[derive(Debug, thiserror::Error)]
 #[error("byte {offset} of the archive, \"{}\": {reason}", name.escape_ascii())]
 pub struct MembersError {
-    /// Where, in bytes from the archive's start.
+    /// Position in bytes from the archive's start.
     pub offset: u64,
-    /// The member that was read last.
+    /// Name of the member that was read last.
     pub name: Vec<u8>,
-    /// Why.
+    /// The cause.
     pub reason: String,
 }
 
-/// Reads an uncompressed archive from a stream, once, front to back, for programs that put its
-/// members elsewhere than into an image.
+/// Reads an uncompressed archive from a stream in one pass, for programs that store its members
+/// elsewhere than in an image.
 pub struct Members<R> {
     reader: Reader<R>,
     limits: Limits,
 }
 
 impl<R: BufRead> Members<R> {
-    /// Members of the archive in `input`.
+    /// Creates a reader of the archive in `input`.
     pub fn new(input: R, limits: Limits) -> Self {
         Self {
             reader: Reader::new(input, limits),
@@ -32,24 +32,24 @@ impl<R: BufRead> Members<R> {
         }
     }
 
-    /// The next member with its extended attributes; the unread rest of the contents of the one
-    /// before is skipped. `None` after the archive's end.
+    /// Returns the next member with its extended attributes, and skips the unread contents of the
+    /// previous one. `None` after the archive's end.
     ///
     /// # Errors
     ///
-    /// [`MembersError`]; the archive can't be read on.
+    /// [`MembersError`]; reading can't continue after it.
     pub fn next_member(&mut self) -> Result<Option<Member>, MembersError> {
-        let member = self.reader.next_member();
-        let Some(mut member) = member.map_err(|error| self.failure(error.to_string()))? else {
+        let next = self.reader.next_member();
+        let Some(mut member) = next.map_err(|error| self.failure(error.to_string()))? else {
             return Ok(None);
         };
-        let xattrs = self.reader.take_records().xattrs(self.limits.xattr_size);
-        let xattrs = xattrs.map_err(|problem| self.failure(problem.to_string()))?;
+        let decoded = self.reader.take_records().xattrs(self.limits.xattr_size);
+        let xattrs = decoded.map_err(|problem| self.failure(problem.to_string()))?;
         member.attributes.xattrs = xattrs.kept;
         Ok(Some(member))
     }
 
-    /// The stored bytes of the member that was read last, without holes.
+    /// Returns the stored bytes of the member that was read last, without holes.
     pub fn body(&mut self) -> impl Read {
         self.reader.body()
     }

@@ -1,5 +1,5 @@
-//! PAX extended header records: `<length> <key>=<value>\n`, the length in decimal and
-//! including itself.
+//! PAX extended header records: `<length> <key>=<value>\n`, the length in decimal and including
+//! itself.
 
 use std::ops::Range;
 
@@ -7,12 +7,12 @@ use micabox_file::Timestamp;
 
 use crate::Error;
 
-/// The records of one extended header, in their order: GNU's sparse format 0.0 repeats keys.
-/// Extended attributes are among them, not yet decoded: see [`Records::xattrs`].
+/// The records of one extended header, in their order: GNU's sparse format 0.0 repeats keys. They
+/// include extended attributes in encoded form: see [`Records::xattrs`].
 #[derive(Debug, Default, Clone)]
 pub struct Records {
     bytes: Vec<u8>,
-    /// Key and value within `bytes`.
+    /// Ranges of key and value within `bytes`.
     spans: Vec<(Range<usize>, Range<usize>)>,
 }
 
@@ -22,8 +22,11 @@ impl Records {
         let mut at = 0;
         while at < bytes.len() {
             let rest = &bytes[at..];
-            let space = rest.iter().take(20).position(|&byte| byte == b' ');
-            let space = space.ok_or(Error::Record)?;
+            let space = rest
+                .iter()
+                .take(20)
+                .position(|&byte| byte == b' ')
+                .ok_or(Error::Record)?;
             let length = decimal(&rest[..space])
                 .and_then(|length| usize::try_from(length).ok())
                 .filter(|length| (space + 1..=rest.len()).contains(length))
@@ -51,13 +54,13 @@ impl Records {
             .map(|(key, value)| (&self.bytes[key.clone()], &self.bytes[value.clone()]))
     }
 
-    /// The last value given for `key`. An empty one takes earlier ones back.
+    /// Returns the last value given for `key`. An empty value cancels earlier ones.
     pub(crate) fn get(&self, key: &[u8]) -> Option<&[u8]> {
         let (_, value) = self.iter().rev().find(|(k, _)| *k == key)?;
         (!value.is_empty()).then_some(value)
     }
 
-    /// A value that overrides a number of the header.
+    /// Returns a value that overrides a number of the header.
     pub(super) fn number(&self, key: &'static str) -> Result<Option<u64>, Error> {
         match self.get(key.as_bytes()) {
             None => Ok(None),
@@ -67,7 +70,7 @@ impl Records {
         }
     }
 
-    /// A value that overrides a time of the header.
+    /// Returns a value that overrides a time of the header.
     pub(super) fn time(&self, key: &'static str) -> Result<Option<Timestamp>, Error> {
         match self.get(key.as_bytes()) {
             None => Ok(None),
@@ -86,7 +89,7 @@ impl Records {
     }
 }
 
-/// Decimal digits, at least one.
+/// Parses decimal digits, at least one.
 pub(super) fn decimal(text: &[u8]) -> Option<u64> {
     if text.is_empty() {
         return None;
@@ -97,8 +100,8 @@ pub(super) fn decimal(text: &[u8]) -> Option<u64> {
     })
 }
 
-/// Seconds since 1970 with a fraction of any length, cut to nanoseconds: `-1.25` is a
-/// quarter before one second before.
+/// Parses seconds since 1970 with a fraction of any length, cut to nanoseconds: `-1.25` is 1.25
+/// seconds before 1970.
 fn time(text: &[u8]) -> Option<Timestamp> {
     let (negative, text) = match text {
         [b'-', rest @ ..] => (true, rest),
@@ -131,7 +134,7 @@ fn time(text: &[u8]) -> Option<Timestamp> {
     })
 }
 
-/// Adds a record of an extended header: its own length in decimal comes first.
+/// Adds a record of an extended header; it starts with its own length in decimal.
 pub(super) fn put(records: &mut Vec<u8>, key: &[u8], value: &[u8]) {
     let rest = key.len() + value.len() + 3; // blank, `=`, newline
     let mut length = rest;
@@ -144,7 +147,7 @@ pub(super) fn put(records: &mut Vec<u8>, key: &[u8], value: &[u8]) {
     }
 }
 
-/// Seconds as a decimal fraction, negative ones too.
+/// Formats seconds as a decimal fraction, including negative times.
 pub(super) fn seconds(time: Timestamp) -> String {
     let nanos = i128::from(time.seconds) * 1_000_000_000 + i128::from(time.nanos);
     let sign = if nanos < 0 { "-" } else { "" };

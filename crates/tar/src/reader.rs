@@ -1,4 +1,4 @@
-//! Walks an archive member by member.
+//! Reads an archive member by member.
 
 use std::io::{self, BufRead, Read};
 
@@ -8,29 +8,29 @@ use crate::header::{self, BLOCK, Header};
 use crate::sparse::{self, Described, checked};
 use crate::{Attributes, Error, Kind, Limit, Limits, Member, Records, pax};
 
-/// Reads an archive from a stream, once, front to back.
+/// Reads an archive from a stream in one pass.
 pub struct Reader<R> {
     input: R,
-    /// Bytes taken from `input`.
+    /// Number of bytes taken from `input`.
     offset: u64,
-    /// Bytes of the current member's contents that nobody has read yet.
+    /// Number of unread bytes of the current member's contents.
     contents: u64,
-    /// What follows them up to the next block.
+    /// Number of padding bytes between the contents and the next block.
     padding: u64,
-    /// The name in the last header, for messages.
+    /// The name in the last header, used in messages.
     name: Vec<u8>,
     /// The records of the current member alone.
     records: Records,
     limits: Limits,
 }
 
-/// What extension headers say about the member after them.
+/// The content of the extension headers before a member.
 #[derive(Default)]
 struct Extensions {
     records: Option<Records>,
     long_path: Option<Vec<u8>>,
     long_target: Option<Vec<u8>>,
-    /// Bytes that all of them took.
+    /// Total size in bytes.
     size: u64,
 }
 
@@ -41,7 +41,7 @@ impl Extensions {
 }
 
 impl<R: BufRead> Reader<R> {
-    /// Members of the uncompressed archive in `input`.
+    /// Creates a reader of the uncompressed archive in `input`.
     pub fn new(input: R, limits: Limits) -> Self {
         Self {
             input,
@@ -54,34 +54,34 @@ impl<R: BufRead> Reader<R> {
         }
     }
 
-    /// Where in the archive the reader stands, in bytes.
+    /// Returns the reader's position in the archive, in bytes.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// The name of the member that was read last, or whose header is to blame for an error.
+    /// Returns the name of the member that was read last, or whose header caused an error.
     pub fn name(&self) -> &[u8] {
         &self.name
     }
 
-    /// The stream behind the archive. Reading from it here would confuse the reader.
+    /// Returns the underlying stream. Reading from it directly would confuse the reader.
     pub fn input(&mut self) -> &mut R {
         &mut self.input
     }
 
-    /// The stream behind the archive, to read what follows its end.
+    /// Returns the underlying stream, to read what follows the archive's end.
     pub fn into_inner(self) -> R {
         self.input
     }
 
-    /// The next member, whose contents [`Self::body`] gives; the unread rest of the one
-    /// before is skipped. `None` after the archive's end.
+    /// Returns the next member, whose contents [`Self::body`] reads, and skips the unread contents
+    /// of the previous one. `None` after the archive's end.
     ///
-    /// Its extended attributes are in [`Self::take_records`], for whom they matter.
+    /// The member's extended attributes are in [`Self::take_records`].
     ///
     /// # Errors
     ///
-    /// [`Error`]; the archive can't be read on.
+    /// [`Error`]; reading can't continue after it.
     pub fn next_member(&mut self) -> Result<Option<Member>, Error> {
         self.skip(self.contents, "a file's contents")?;
         self.skip(self.padding, "a file's padding")?;
@@ -97,8 +97,8 @@ impl<R: BufRead> Reader<R> {
                         "a member: only its extended header is there",
                     ));
                 }
-                // Either end is fine: nothing more, or two blocks of zeros. Many archives
-                // were cut after the first of them.
+                // Both forms of the end are valid: the end of the input, or two blocks of zeros.
+                // Many archives were cut after the first of these blocks.
                 if more && self.read_block(&mut block)? && !is_zero(&block) {
                     return Err(Error::LoneZeroBlock);
                 }
@@ -128,12 +128,12 @@ impl<R: BufRead> Reader<R> {
         }
     }
 
-    /// The contents of the current member: the stored bytes, without holes.
+    /// Returns the contents of the current member: the stored bytes, without holes.
     pub fn body(&mut self) -> Body<'_, R> {
         Body(self)
     }
 
-    /// The records of the current member; none if they were taken already.
+    /// Returns the records of the current member; empty if they were already taken.
     pub fn take_records(&mut self) -> Records {
         std::mem::take(&mut self.records)
     }
@@ -142,16 +142,18 @@ impl<R: BufRead> Reader<R> {
         let records = extensions.records.unwrap_or_default();
         let record = |key: &[u8]| records.get(key).map(<[u8]>::to_vec);
 
-        // As in Go's archive/tar: GNU's long names beat PAX, and a sparse file's own name
-        // beats the made-up one that old readers are to see.
-        let path = extensions.long_path;
-        let path = path
+        // As in Go's archive/tar: GNU's long names take precedence over PAX, and a sparse file's
+        // own name over the artificial one that is meant for old readers.
+        let path = extensions
+            .long_path
             .or_else(|| record(b"GNU.sparse.name"))
-            .or_else(|| record(b"path"));
-        let path = path.unwrap_or_else(|| header.path());
+            .or_else(|| record(b"path"))
+            .unwrap_or_else(|| header.path());
         self.name.clone_from(&path);
-        let target = extensions.long_target.or_else(|| record(b"linkpath"));
-        let target = target.unwrap_or_else(|| header.target().to_vec());
+        let target = extensions
+            .long_target
+            .or_else(|| record(b"linkpath"))
+            .unwrap_or_else(|| header.target().to_vec());
         for (text, what) in [(&path, "name"), (&target, "link target")] {
             if text.contains(&0) {
                 return Err(Error::Nul(what));
@@ -161,10 +163,10 @@ impl<R: BufRead> Reader<R> {
             }
         }
 
-        // Some archivers give links the size of what they point to; nothing follows.
+        // Some archivers store the target's size in links, which have no contents.
         let kind = match header.typeflag() {
-            // Before POSIX there was no type for directories. A directory by its name alone
-            // may have contents that nothing reads.
+            // Before POSIX, directories had no type. A member that is a directory only by its name
+            // may have contents, which are ignored.
             0 | b'0' | b'7' if path.ends_with(b"/") => {
                 self.set_contents(stored_size(header, &records)?);
                 Kind::Directory
@@ -206,7 +208,7 @@ impl<R: BufRead> Reader<R> {
         })
     }
 
-    /// A regular file, sparse or not as its records say.
+    /// Describes a regular file; its records say whether it is sparse.
     fn file(&mut self, header: &Header<'_>, records: &Records) -> Result<Kind, Error> {
         let stored = stored_size(header, records)?;
         self.set_contents(stored);
@@ -224,8 +226,8 @@ impl<R: BufRead> Reader<R> {
         })
     }
 
-    /// Format 1.0: decimal numbers, a line each, the number of segments first, padded to a
-    /// whole block.
+    /// Reads a map of format 1.0: decimal numbers, one per line, the number of segments first,
+    /// padded to a whole block.
     fn sparse_map_in_data(&mut self) -> Result<Vec<Segment>, Error> {
         let most = self.limits.sparse_segments;
         let mut block = [0; BLOCK];
@@ -266,7 +268,7 @@ impl<R: BufRead> Reader<R> {
         Ok(segments)
     }
 
-    /// GNU's old sparse type: segments in the header and in blocks after it.
+    /// Describes a file of GNU's old sparse type: segments in the header and in blocks after it.
     fn old_sparse(&mut self, header: &Header<'_>, records: &Records) -> Result<Kind, Error> {
         if !header.is_gnu() {
             return Err(Error::Sparse("only GNU's own header format has one"));
@@ -296,7 +298,7 @@ impl<R: BufRead> Reader<R> {
         self.padding = padding(size);
     }
 
-    /// The whole contents of an extension header.
+    /// Reads the whole contents of an extension header.
     fn read_extension(
         &mut self,
         header: &Header<'_>,
@@ -307,7 +309,7 @@ impl<R: BufRead> Reader<R> {
         if extensions.size > self.limits.header_size {
             return Err(Error::Limit(Limit::HeaderSize));
         }
-        // Grows with what really comes, not with what the header promises.
+        // Grows with the received bytes, not with the size in the header.
         let mut bytes = Vec::new();
         while (bytes.len() as u64) < size {
             let available = self.fill("an extended header")?;
@@ -319,7 +321,7 @@ impl<R: BufRead> Reader<R> {
         Ok(bytes)
     }
 
-    /// Fills `block` from the current member's contents, which have as many bytes left.
+    /// Fills `block` from the current member's contents, which must have that many bytes left.
     fn read_contents(&mut self, block: &mut [u8; BLOCK]) -> Result<(), Error> {
         self.contents -= BLOCK as u64;
         if self.read_block(block)? {
@@ -329,7 +331,7 @@ impl<R: BufRead> Reader<R> {
         }
     }
 
-    /// Fills `block`; `false` if the input ended before its first byte.
+    /// Fills `block`; returns `false` if the input ended before its first byte.
     fn read_block(&mut self, block: &mut [u8; BLOCK]) -> Result<bool, Error> {
         let mut filled = 0;
         while filled < BLOCK {
@@ -357,7 +359,8 @@ impl<R: BufRead> Reader<R> {
         Ok(())
     }
 
-    /// Some bytes that come next; none is an error, `what` names what is missing.
+    /// Returns some of the next bytes. The end of the input is an error; `what` names what is
+    /// missing.
     fn fill(&mut self, what: &'static str) -> Result<&[u8], Error> {
         let available = self.fill_or_end()?;
         if available.is_empty() {
@@ -395,7 +398,7 @@ impl<R: BufRead> Read for Body<'_, R> {
     }
 }
 
-/// The size of a member's contents in the archive.
+/// Returns the size of a member's contents in the archive.
 fn stored_size(header: &Header<'_>, records: &Records) -> Result<u64, Error> {
     match records.number("size")? {
         Some(size) => Ok(size),
@@ -403,8 +406,8 @@ fn stored_size(header: &Header<'_>, records: &Records) -> Result<u64, Error> {
     }
 }
 
-/// An owner or group: the record's if there is one. -1 is nobody's: the kernel keeps it for
-/// "don't change".
+/// Returns the ID of an owner or group: the record's if there is one. -1 is invalid: the kernel
+/// reserves it for "don't change".
 fn id(
     record: Option<u64>,
     header: impl FnOnce() -> Result<i64, Error>,
@@ -417,7 +420,7 @@ fn id(
     id.filter(|&id| id != u32::MAX).ok_or(Error::Number(what))
 }
 
-/// From `size` bytes to the end of their last block.
+/// Returns the distance from `size` bytes to the end of their last block.
 fn padding(size: u64) -> u64 {
     size.wrapping_neg() % BLOCK as u64
 }

@@ -1,12 +1,12 @@
-//! The maps of sparse files, in the four encodings that GNU tar has had.
+//! Parses the maps of sparse files, in the four encodings of GNU tar.
 
 use micabox_file::Segment;
 
 use crate::pax::decimal;
 use crate::{Error, Limit, Records};
 
-/// Checks that the segments lie in order within `size` and hold just the `stored` bytes. None
-/// of those that it gives is empty.
+/// Checks that the segments lie in order within `size` and hold exactly `stored` bytes. Returns
+/// them without empty segments.
 pub(super) fn checked(
     mut segments: Vec<Segment>,
     size: u64,
@@ -30,7 +30,7 @@ pub(super) fn checked(
             "its parts are not as long as the stored data",
         ));
     }
-    // An empty segment only marks where the file ends.
+    // An empty segment only marks the end of the file.
     segments.retain(|segment| segment.length > 0);
     Ok(segments)
 }
@@ -38,11 +38,11 @@ pub(super) fn checked(
 pub(super) enum Described {
     /// Formats 0.0 and 0.1: the records are the map.
     Map { segments: Vec<Segment>, size: u64 },
-    /// Format 1.0: the map stands in front of the data.
+    /// Format 1.0: the map precedes the data.
     InData { size: u64 },
 }
 
-/// Finds out whether the records describe a sparse file; `most` bounds its segments.
+/// Returns whether and how the records describe a sparse file; `most` limits its segments.
 pub(super) fn described(records: &Records, most: u64) -> Result<Option<Described>, Error> {
     let number = |key: &'static str| -> Result<Option<u64>, Error> {
         match records.get(key.as_bytes()) {
@@ -70,7 +70,7 @@ pub(super) fn described(records: &Records, most: u64) -> Result<Option<Described
     } else {
         return Ok(None);
     };
-    // The manual has GNU.sparse.size, some versions of GNU tar wrote realsize.
+    // The manual has GNU.sparse.size; some versions of GNU tar wrote realsize.
     let size = match number("GNU.sparse.size")? {
         Some(size) => size,
         None => size("GNU.sparse.realsize")?,
@@ -78,7 +78,7 @@ pub(super) fn described(records: &Records, most: u64) -> Result<Option<Described
     Ok(Some(Described::Map { segments, size }))
 }
 
-/// Format 0.1: `offset,length,offset,length,…`
+/// Parses format 0.1: `offset,length,offset,length,…`
 fn parse_map(map: &[u8], most: u64) -> Result<Vec<Segment>, Error> {
     if map.is_empty() {
         return Ok(Vec::new());
@@ -89,7 +89,7 @@ fn parse_map(map: &[u8], most: u64) -> Result<Vec<Segment>, Error> {
     pair_up(numbers, most)
 }
 
-/// Format 0.0: the same two keys again and again.
+/// Parses format 0.0: the same two keys, repeated.
 fn parse_repeated(records: &Records, most: u64) -> Result<Vec<Segment>, Error> {
     let mut expected: &[u8] = b"GNU.sparse.offset";
     let mut numbers = Vec::new();

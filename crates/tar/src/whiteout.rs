@@ -1,10 +1,10 @@
-//! Names that say in a layer's archive what is gone (OCI image-spec, `layer.md`).
+//! Names that mark deleted files in a layer's archive (OCI image-spec, `layer.md`).
 
-/// What the name of something that is gone begins with.
+/// Prefix of a deleted file's name.
 pub const PREFIX: &[u8] = b".wh.";
-/// A file that hides everything that lower layers have in its directory.
+/// Name of a file that hides everything that lower layers have in its directory.
 pub const OPAQUE: &[u8] = b".wh..wh..opq";
-/// What the names of AUFS's own files begin with, which old images still carry.
+/// Prefix of AUFS's own files, which old images still contain.
 pub const AUFS: &[u8] = b".wh..wh.";
-/// Where AUFS kept the contents of hard links.
+/// Directory in which AUFS kept the contents of hard links.
 pub const AUFS_LINKS: &[u8] = b".wh..wh.plnk";

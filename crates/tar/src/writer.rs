@@ -1,10 +1,10 @@
 //! Writes archives in POSIX `pax` form.
 //!
 //! Sources: POSIX.1-2017 `pax`, and the GNU tar manual, "Storing Sparse Files", format 1.0.
-//! Extended attributes are in `SCHILY.xattr.` records, as star, GNU tar and Go have them. Those
-//! that such a record can't carry are in `LIBARCHIVE.xattr.` records, as libarchive has them
-//! (`archive_write_set_format_pax.c`): a record's key ends at the first `=`, and POSIX has an
-//! empty value take a record back, which some readers (Go's `archive/tar`) stick to.
+//! Extended attributes are in `SCHILY.xattr.` records, as in star, GNU tar and Go. Those that such
+//! a record can't represent are in `LIBARCHIVE.xattr.` records, as in libarchive
+//! (`archive_write_set_format_pax.c`): a record's key ends at the first `=`, and in POSIX an empty
+//! value cancels a record, a rule that some readers (Go's `archive/tar`) follow.
 
 use std::io::{self, Write};
 
@@ -13,29 +13,29 @@ use tar::{EntryType, Header};
 
 use crate::{Kind, Member, pax, xattr};
 
-/// Bytes of a block of an archive.
+/// Size in bytes of a block of an archive.
 const BLOCK: u64 = 512;
-/// Bytes of contents written at once.
+/// Number of bytes of contents written at a time.
 const PIECE: usize = 1 << 20;
-/// Bytes of a name and of a link's target in a header.
+/// Size in bytes of the fields for a name and a link's target in a header.
 const NAME_MAX: usize = 100;
-/// Largest numbers of an owner and of a size in a header.
+/// Largest owner ID and largest size that a header can hold.
 const OWNER_MAX: u32 = 0o7_777_777;
 const SIZE_MAX: u64 = 0o77_777_777_777;
 
-/// Writes an archive, member by member. The same members give the same bytes.
+/// Writes an archive, member by member. The same members produce the same bytes.
 #[derive(Debug)]
 pub struct Writer<W> {
     output: W,
 }
 
 impl<W: Write> Writer<W> {
-    /// An archive without members, which `output` gets in pieces of any size.
+    /// Starts an archive without members; it is written to `output` in pieces of any size.
     pub fn new(output: W) -> Self {
         Self { output }
     }
 
-    /// Adds a member without contents: any but a file of more than 0 bytes.
+    /// Adds a member without contents: any member except a file of more than 0 bytes.
     ///
     /// # Errors
     ///
@@ -44,11 +44,11 @@ impl<W: Write> Writer<W> {
         self.headers(member, &[], 0)
     }
 
-    /// Adds a file. `read` fills a buffer with its bytes from an offset on.
+    /// Adds a file. `read` fills a buffer with the file's bytes from an offset on.
     ///
     /// # Errors
     ///
-    /// Those of the output and of `read`; the archive is not whole then.
+    /// Those of the output and of `read`; the archive is incomplete then.
     pub fn add_file<E: From<io::Error>>(
         &mut self,
         member: &Member,
@@ -82,7 +82,7 @@ impl<W: Write> Writer<W> {
         Ok(self.pad(stored)?)
     }
 
-    /// Ends the archive, and gives back its output.
+    /// Ends the archive, and returns its output.
     ///
     /// # Errors
     ///
@@ -94,7 +94,8 @@ impl<W: Write> Writer<W> {
         Ok(self.output)
     }
 
-    /// Writes the headers of a member with `size` bytes of contents, and the map at their start.
+    /// Writes the headers of a member with `size` bytes of contents, and the map that starts the
+    /// contents.
     fn headers(&mut self, member: &Member, map: &[u8], size: u64) -> io::Result<()> {
         let (header, records) = headers(member, !map.is_empty(), size);
         if !records.is_empty() {
@@ -115,17 +116,17 @@ impl<W: Write> Writer<W> {
         self.output.write_all(map)
     }
 
-    /// Zeros from `size` bytes to the end of their last block.
+    /// Writes zeros from `size` bytes to the end of their last block.
     fn pad(&mut self, size: u64) -> io::Result<()> {
         let padding = (size.wrapping_neg() % BLOCK) as usize;
         self.output.write_all(&vec![0; padding])
     }
 }
 
-/// The map before a sparse file's contents: decimal numbers, one a line, in whole blocks.
+/// Formats the map before a sparse file's contents: decimal numbers, one per line, in whole blocks.
 fn sparse_map(segments: &[Segment], size: u64) -> Vec<u8> {
     let end = segments.last().map_or(0, Segment::end);
-    // An empty part marks the end behind a hole.
+    // An empty segment marks the end after a hole.
     let marker = (end < size).then_some(Segment {
         offset: size,
         length: 0,
@@ -140,7 +141,7 @@ fn sparse_map(segments: &[Segment], size: u64) -> Vec<u8> {
     map
 }
 
-/// A member's header, and the records for what that has no room for.
+/// Builds a member's header, and the records for what does not fit in the header.
 fn headers(member: &Member, is_sparse: bool, size: u64) -> (Header, Vec<u8>) {
     let (kind, end): (_, &[u8]) = match &member.kind {
         Kind::File { .. } => (EntryType::Regular, b""),
@@ -167,7 +168,7 @@ fn headers(member: &Member, is_sparse: bool, size: u64) -> (Header, Vec<u8>) {
             b"GNU.sparse.realsize",
             size.to_string().as_bytes(),
         );
-        // What programs that don't know the format are to unpack.
+        // The name for programs that don't know the format.
         path = [b"GNUSparseFile.0/", &*path].concat();
     }
     let mut header = Header::new_ustar();
@@ -200,7 +201,7 @@ fn headers(member: &Member, is_sparse: bool, size: u64) -> (Header, Vec<u8>) {
         );
     }
     if let Kind::CharDevice(major, minor) | Kind::BlockDevice(major, minor) = member.kind {
-        // Linux's numbers fit into the fields: 12 and 20 bits.
+        // Linux's numbers fit in the fields: 12 and 20 bits.
         let _ = header.set_device_major(major);
         let _ = header.set_device_minor(minor);
     }
@@ -218,7 +219,7 @@ fn headers(member: &Member, is_sparse: bool, size: u64) -> (Header, Vec<u8>) {
     (header, records)
 }
 
-/// As much of a name as there is room for.
+/// Copies as much of a name as fits.
 fn put_name(field: &mut [u8; NAME_MAX], name: &[u8]) {
     for (place, &byte) in field.iter_mut().zip(name) {
         *place = byte;

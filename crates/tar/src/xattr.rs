@@ -1,4 +1,4 @@
-//! Extended attributes and access control lists in an archive's records.
+//! Reads and writes extended attributes and access control lists in an archive's records.
 
 use std::collections::BTreeMap;
 
@@ -8,17 +8,17 @@ use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig};
 
 use crate::{Records, acl, pax, printable};
 
-/// Why a member's attributes can't be kept.
+/// The reason why a member's attributes can't be kept.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum XattrError {
-    /// A record that has both parts encoded has one of them wrong.
+    /// In a record whose name and value are both encoded, one of them is malformed.
     #[error("the extended header's `{0}` is not encoded as libarchive does it")]
     Encoding(String),
     /// Linux's `XATTR_NAME_MAX`.
     #[error("extended attribute \"{0}\" has a name longer than 255 bytes")]
     NameLength(String),
-    /// A namespace alone, or a NUL byte.
+    /// A namespace without a name, or a NUL byte.
     #[error("extended attribute \"{0}\" has an invalid name")]
     Name(String),
     /// Linux's `XATTR_SIZE_MAX`.
@@ -29,7 +29,7 @@ pub enum XattrError {
         /// Its value's length in bytes.
         length: usize,
     },
-    /// More than [`crate::Limits::xattr_size`].
+    /// The attributes exceed [`crate::Limits::xattr_size`].
     #[error("exceeds `xattr-size`")]
     TooLarge,
 }
@@ -39,22 +39,23 @@ pub enum XattrError {
 pub struct Xattrs {
     /// Full names and values, no name twice, in order of the names.
     pub kept: Vec<(Vec<u8>, Vec<u8>)>,
-    /// How many were left out.
+    /// How many attributes were left out.
     pub dropped: u64,
 }
 
 /// Linux's `XATTR_NAME_MAX`, prefix included.
 const NAME_MAX: usize = 255;
-/// Most bytes of a value: one less than Linux's `XATTR_SIZE_MAX`, which EROFS can't hold.
+/// Maximum length of a value in bytes: one less than Linux's `XATTR_SIZE_MAX`, which EROFS can't
+/// hold.
 const VALUE_MAX: usize = 65535;
-/// The namespaces that Linux has, besides the two names of access control lists.
+/// The namespaces of Linux, besides the two names of access control lists.
 const NAMESPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
-/// An access control list in `setxattr(2)`'s form.
+/// An access control list in the form of `setxattr(2)`.
 pub(crate) const ACL_ACCESS: &[u8] = b"system.posix_acl_access";
-/// The one that a directory hands down.
+/// The access control list that a directory passes on to new files in it.
 pub(crate) const ACL_DEFAULT: &[u8] = b"system.posix_acl_default";
 
-/// libarchive leaves the padding out; others who write its records don't.
+/// libarchive omits the padding; other writers of its records include it.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &base64::alphabet::STANDARD,
     GeneralPurposeConfig::new()
@@ -63,13 +64,13 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 );
 
 impl Records {
-    /// The attributes that the records give, of at most `most` bytes. Left out are those of
-    /// namespaces that Linux doesn't have (macOS's, mostly), access control lists that name
-    /// users instead of numbering them, and malformed ones.
+    /// Returns the attributes in the records, of at most `most` bytes. Left out are attributes of
+    /// namespaces that Linux doesn't have (mostly macOS's), access control lists that give users by
+    /// name instead of number, and malformed lists.
     ///
     /// `SCHILY.xattr.*` (GNU tar, star, Go) has the plain value, `LIBARCHIVE.xattr.*` (bsdtar,
     /// which writes both) the same encoded, `SCHILY.acl.*` an access control list as text. The
-    /// first beats the others.
+    /// first form takes precedence over the others.
     ///
     /// # Errors
     ///
@@ -97,8 +98,8 @@ impl Records {
             match acl::from_text(value) {
                 Ok(Some(value)) => found.set(name, &value)?,
                 Ok(None) => {}
-                // Docker and containerd leave every list of this kind out, GNU tar those that
-                // it can't make sense of.
+                // Docker and containerd leave out every list of this kind, GNU tar those that it
+                // can't interpret.
                 Err(_) => found.dropped += 1,
             }
         }
@@ -117,7 +118,7 @@ impl Records {
 struct Found {
     xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     dropped: u64,
-    /// Bytes of names and values so far.
+    /// Size in bytes of names and values so far.
     size: u64,
     most: u64,
 }
@@ -129,7 +130,7 @@ impl Found {
             return Err(XattrError::TooLarge);
         }
         if !is_known(name) {
-            // What Docker and containerd do where the kernel answers ENOTSUP.
+            // Same as Docker and containerd where the kernel returns ENOTSUP.
             self.dropped += 1;
             return Ok(());
         }
@@ -172,7 +173,7 @@ pub(crate) fn put(records: &mut Vec<u8>, name: &[u8], value: &[u8]) {
     if is_plain {
         pax::put(records, &[b"SCHILY.xattr.", name].concat(), value);
     }
-    // GNU tar takes access control lists as text only.
+    // GNU tar accepts access control lists only as text.
     let key: &[u8] = match name {
         ACL_ACCESS => b"SCHILY.acl.access",
         ACL_DEFAULT => b"SCHILY.acl.default",
@@ -183,7 +184,7 @@ pub(crate) fn put(records: &mut Vec<u8>, name: &[u8], value: &[u8]) {
     }
 }
 
-/// A name in printable ASCII without `=`, as libarchive's `url_encode` has it.
+/// Encodes a name in printable ASCII without `=`, like libarchive's `url_encode`.
 fn percent_encoded(name: &[u8]) -> Vec<u8> {
     let mut encoded = Vec::with_capacity(name.len());
     for &byte in name {
@@ -197,7 +198,7 @@ fn percent_encoded(name: &[u8]) -> Vec<u8> {
     encoded
 }
 
-/// Undoes `%2F`; everything else stands for itself.
+/// Decodes `%2F`; all other bytes stand for themselves.
 fn percent_decode(text: &[u8]) -> Option<Vec<u8>> {
     let mut decoded = Vec::with_capacity(text.len());
     let mut bytes = text.iter();

@@ -1,4 +1,4 @@
-//! What the writer says, the reader understands, and GNU tar too.
+//! Checks that the reader and GNU tar read what the writer writes.
 
 use std::fs;
 use std::io::Read;
@@ -135,7 +135,7 @@ fn gnu_tar_takes_every_member() {
         .output()
         .expect("GNU tar is there");
     assert!(listed.status.success());
-    // It says so of libarchive's records, which repeat what it can't read otherwise.
+    // GNU tar warns about libarchive's records, which repeat what it can't read in another form.
     let said = String::from_utf8_lossy(&listed.stderr);
     assert!(
         said.lines().all(|line| line.contains("LIBARCHIVE.xattr")),

@@ -1,8 +1,8 @@
 //! The contents of directories.
 //!
-//! A directory is a row of blocks. Each starts with its entries, followed by their names in
-//! the same order; the kernel searches it in two steps, block and entry, so entries must be
-//! sorted by name as raw bytes throughout: `.` and `..` too, and `!x` sorts before them.
+//! A directory is a sequence of blocks. Each starts with its entries, followed by their names in
+//! the same order. The kernel searches first for the block, then for the entry, so entries must be
+//! sorted by name as raw bytes throughout, `.` and `..` included: `!x` sorts before them.
 
 use crate::format::{self, DIRENT_SIZE, FileType};
 use crate::narrow::{in_memory, saturate16};
@@ -20,7 +20,7 @@ struct Packer {
 }
 
 impl Packer {
-    /// Adds an entry and tells whether it starts a new block.
+    /// Adds an entry and returns whether it starts a new block.
     fn add(&mut self, name: &[u8]) -> bool {
         let size = DIRENT_SIZE + name.len();
         let starts = self.used + size > BLOCK;
@@ -33,7 +33,7 @@ impl Packer {
     }
 }
 
-/// All names in a directory, `.` and `..` in their places.
+/// Returns all names in a directory, with `.` and `..` at their sorted positions.
 fn entries(tree: &Tree, directory: InodeId) -> impl Iterator<Item = (&[u8], InodeId)> {
     let parent = tree.parent(directory).unwrap_or(directory);
     let mut dots = [(&b"."[..], directory), (&b".."[..], parent)]
@@ -47,7 +47,8 @@ fn entries(tree: &Tree, directory: InodeId) -> impl Iterator<Item = (&[u8], Inod
     })
 }
 
-/// Length of a directory's contents in bytes: whole blocks and what is used of the last.
+/// Returns the length of a directory's contents in bytes: whole blocks plus the used part of the
+/// last.
 pub(super) fn size(tree: &Tree, directory: InodeId) -> u64 {
     let mut packer = Packer::default();
     for (name, _) in entries(tree, directory) {
@@ -56,7 +57,7 @@ pub(super) fn size(tree: &Tree, directory: InodeId) -> u64 {
     packer.full * BLOCK_SIZE + packer.used as u64
 }
 
-/// Makes the blocks one after the other; each is as long as it is used.
+/// Builds the blocks one by one; each has only its used length.
 pub(super) fn for_each_block(
     tree: &Tree,
     directory: InodeId,
@@ -78,7 +79,7 @@ pub(super) fn for_each_block(
     emit(&block)
 }
 
-/// The last block, as long as it is used.
+/// Builds the last block, with only its used length.
 pub(super) fn last_block(tree: &Tree, directory: InodeId, nids: &[u32]) -> Vec<u8> {
     let mut packer = Packer::default();
     let mut pending: Vec<(&[u8], InodeId)> = Vec::new();
@@ -95,7 +96,7 @@ pub(super) fn last_block(tree: &Tree, directory: InodeId, nids: &[u32]) -> Vec<u
 
 fn encode(tree: &Tree, nids: &[u32], entries: &[(&[u8], InodeId)], block: &mut Vec<u8>) {
     block.clear();
-    // Fits 16 bits: all of it is within a block.
+    // Fits in 16 bits: the offset is within a block.
     let mut name_offset = entries.len() * DIRENT_SIZE;
     for (name, id) in entries {
         let kind: FileType = super::file_type(tree.inode(*id));

@@ -1,4 +1,4 @@
-//! The superblock and, behind it, the table of devices.
+//! Encodes the superblock and the device table that follows it.
 
 use super::Written;
 use crate::BLOCK_SIZE;
@@ -10,12 +10,12 @@ use crate::narrow::{in_memory, saturate16};
 
 const DEVICE_TABLE: u64 = SUPERBLOCK_OFFSET + SUPERBLOCK_SIZE as u64;
 
-/// Blocks at the start of an image that the superblock and `devices` slots take.
+/// Returns how many blocks at the start of an image hold the superblock and `devices` slots.
 pub(crate) fn blocks(devices: usize) -> u64 {
     (DEVICE_TABLE + (devices * DEVICE_SLOT_SIZE) as u64).div_ceil(BLOCK_SIZE)
 }
 
-/// All bytes from [`SUPERBLOCK_OFFSET`] to the end of the head's last block.
+/// Encodes all bytes from [`SUPERBLOCK_OFFSET`] to the end of the head's last block.
 pub(crate) fn head(
     metadata: &Written,
     image_blocks: u32,

@@ -1,6 +1,6 @@
-//! Lays out and writes the metadata of an image: shared by the writer and the merge.
+//! Lays out and writes the metadata of an image; used by the writer and the merge.
 //!
-//! All of it is one run of blocks:
+//! The metadata is one run of blocks:
 //!
 //! ```text
 //! inodes, each with its attributes and its inline directory or symbolic link
@@ -8,8 +8,8 @@
 //! whole blocks of directories and symbolic links
 //! ```
 //!
-//! A first pass decides where everything goes, so that the second can write in order. An
-//! inode's number is its position, which is why nothing can be written before.
+//! The first pass decides every position, so that the second can write in order. An inode's number
+//! is its position, so nothing can be written before the first pass is complete.
 
 mod directory;
 mod head;
@@ -31,15 +31,16 @@ use crate::{BLOCK_SIZE, Error, Result};
 
 pub(crate) use self::head::{blocks as head_blocks, head};
 
-/// Stands for an inode without a place, and for content without blocks of its own.
+/// Marks an inode without a place, or content without blocks of its own.
 const NONE: u32 = u32::MAX;
 
-/// Where an inode and what belongs to it go.
+/// The position of an inode and of what belongs to it.
 struct Placed {
     id: InodeId,
-    /// First of the content's own blocks, counted from the first such block; or [`NONE`].
+    /// First of the content's own blocks, relative to the first content block of the image; or
+    /// [`NONE`].
     block: u32,
-    /// Bytes of a directory or a symbolic link; not used for others.
+    /// Bytes of a directory or a symbolic link; unused for other types.
     size: u64,
     /// How the content is laid out.
     layout: Layout,
@@ -61,7 +62,7 @@ pub(crate) struct Plan<'t> {
     chunked: bool,
 }
 
-/// What the superblock must say about metadata that was written.
+/// What the superblock records about the written metadata.
 pub(crate) struct Written {
     meta_block: u32,
     xattr_block: u32,
@@ -72,7 +73,7 @@ pub(crate) struct Written {
 }
 
 impl<'t> Plan<'t> {
-    /// Decides where everything goes, and checks that all of it can be stored.
+    /// Decides all positions, and checks that everything can be stored.
     pub(crate) fn new(tree: &'t Tree) -> Result<Self> {
         let order = order(tree);
         let build_time = most_common_time(tree, &order);
@@ -98,12 +99,12 @@ impl<'t> Plan<'t> {
         Ok(plan)
     }
 
-    /// Number of inodes that are written.
+    /// Returns the number of inodes that are written.
     pub(crate) fn inodes(&self) -> u64 {
         self.placed.len() as u64
     }
 
-    /// Length of the metadata in blocks.
+    /// Returns the length of the metadata in blocks.
     pub(crate) fn blocks(&self) -> u64 {
         (self.inode_bytes + self.shared.size()).div_ceil(BLOCK_SIZE)
             + u64::from(self.content_blocks)
@@ -190,8 +191,8 @@ impl<'t> Plan<'t> {
         }
     }
 
-    /// Writes the metadata at the output's current block. `data_base` is added to the block
-    /// numbers of all file data.
+    /// Writes the metadata at the output's current block. Adds `data_base` to the block numbers of
+    /// all file data.
     pub(crate) fn write<W: Write + Seek>(
         &self,
         output: &mut Output<W>,
@@ -204,7 +205,7 @@ impl<'t> Plan<'t> {
         }
         let start = output.position();
         let shared_at = start + self.inode_bytes;
-        // Shared attributes are found from a block's start on, in units of 4 bytes.
+        // Shared attributes are addressed from the start of a block, in units of 4 bytes.
         let xattr_block = saturate32(shared_at / BLOCK_SIZE);
         let shared_base = (shared_at % BLOCK_SIZE / 4) as u32;
         let content_block = saturate32(meta_end) - self.content_blocks;
@@ -236,7 +237,7 @@ impl<'t> Plan<'t> {
         })
     }
 
-    /// An inode and all that directly follows it.
+    /// Encodes an inode and everything that directly follows it.
     fn encode(
         &self,
         placed: &Placed,
@@ -310,8 +311,8 @@ impl<'t> Plan<'t> {
         }
     }
 
-    /// The blocks of directories and symbolic links that are not inline, in the order in
-    /// which they were reserved: that of the plan before it was sorted.
+    /// Writes the blocks of directories and symbolic links that are not inline, in the order in
+    /// which they were reserved: the order of the plan before it was sorted.
     fn write_content<W: Write + Seek>(&self, output: &mut Output<W>) -> Result<()> {
         let mut owners: Vec<&Placed> = self.placed.iter().filter(|p| p.block != NONE).collect();
         owners.sort_unstable_by_key(|p| p.block);
@@ -339,8 +340,8 @@ impl<'t> Plan<'t> {
     }
 }
 
-/// Reachable inodes in the order in which they are best read: the children of a directory
-/// side by side, and what is below the first of them before what is below the second.
+/// Returns the reachable inodes in the best order for reading: the children of a directory are
+/// adjacent, and the descendants of the first child precede those of the second.
 fn order(tree: &Tree) -> Vec<InodeId> {
     let mut seen = vec![false; tree.len()];
     let mut order = vec![tree.root()];
@@ -361,11 +362,11 @@ fn order(tree: &Tree) -> Vec<InodeId> {
     order
 }
 
-/// The time that makes most inodes compact. The earliest wins a tie.
+/// Returns the modification time that makes the most inodes compact. The earliest wins a tie.
 fn most_common_time(tree: &Tree, order: &[InodeId]) -> Timestamp {
     let mut counts: HashMap<Timestamp, u32> = HashMap::new();
     for inode in order.iter().map(|&id| tree.inode(id)) {
-        // The superblock's time is unsigned to everyone but the kernel.
+        // Only the kernel reads the superblock's time as signed.
         if is_small(inode) && inode.meta.mtime.seconds >= 0 {
             *counts.entry(inode.meta.mtime).or_default() += 1;
         }
@@ -376,11 +377,11 @@ fn most_common_time(tree: &Tree, order: &[InodeId]) -> Timestamp {
         .map_or(Timestamp::EPOCH, |(time, _)| time)
 }
 
-/// Whether everything but the time fits the compact form.
+/// Whether everything except the time fits the compact form.
 fn is_small(inode: &Inode) -> bool {
     let size = match &inode.kind {
         Kind::File { size, .. } => *size,
-        // Directories are far smaller than that: their blocks are counted with 32 bits.
+        // Directories are far below the limit: their blocks are counted with 32 bits.
         _ => 0,
     };
     format::fits_compact(size, inode.meta.uid, inode.meta.gid, inode.nlink)
@@ -398,7 +399,7 @@ fn file_type(inode: &Inode) -> FileType {
     }
 }
 
-/// Checks what is not checked with the attributes.
+/// Checks the fields of an inode other than its attributes.
 fn check(inode: &Inode) -> Result<(), InodeProblem> {
     if inode.meta.mtime.nanos >= 1_000_000_000 {
         return Err(InodeProblem::Nanoseconds(inode.meta.mtime.nanos));
@@ -414,7 +415,7 @@ fn check(inode: &Inode) -> Result<(), InodeProblem> {
     Ok(())
 }
 
-/// A failure that may still have to learn its path.
+/// A failure whose path may still be unknown.
 enum Failure {
     Inode(InodeProblem),
     Other(Error),

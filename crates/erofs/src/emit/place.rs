@@ -1,15 +1,15 @@
-//! Where in the inode area an inode goes.
+//! Chooses positions of inodes in the inode area.
 //!
-//! What is inline with an inode may not cross a block boundary, so inodes with something
-//! inline often leave a gap before it. Smaller inodes that come later fill the gaps.
+//! Inline content may not cross a block boundary, so inodes with inline content often leave a gap
+//! before them. Smaller inodes that follow fill the gaps.
 
 use crate::BLOCK_SIZE;
 use crate::format::INODE_SLOT;
 
-/// Gaps to remember: the larger ones of late are enough.
+/// Maximum number of gaps remembered: the larger recent ones suffice.
 const GAPS: usize = 16;
 
-/// The inode area as it fills up. Positions and lengths in bytes.
+/// The inode area while it is filled. Positions and lengths are in bytes.
 pub(super) struct Places {
     end: u64,
     gaps: Vec<Gap>,
@@ -22,8 +22,8 @@ struct Gap {
 }
 
 impl Places {
-    /// An empty area. Its head stays free, since 0 is no inode number for Linux and 1 is
-    /// one that some filesystems reserve.
+    /// Starts an empty area. Its head stays free: 0 is not a valid inode number in Linux, and some
+    /// filesystems reserve 1.
     pub(super) fn new() -> Self {
         Self {
             end: 2 * INODE_SLOT,
@@ -31,7 +31,7 @@ impl Places {
         }
     }
 
-    /// Length of the area.
+    /// Returns the length of the area in bytes.
     pub(super) fn end(&self) -> u64 {
         self.end
     }
@@ -47,8 +47,8 @@ impl Places {
         self.append(length)
     }
 
-    /// Places `fixed` bytes and a tail that has to lie in one block. `None` when that can't
-    /// be done anywhere.
+    /// Places `fixed` bytes and a tail that must lie within one block. `None` if that is impossible
+    /// at any position.
     pub(super) fn place_with_tail(&mut self, fixed: u64, tail: u64) -> Option<u64> {
         if fixed % BLOCK_SIZE + tail > BLOCK_SIZE {
             return None;

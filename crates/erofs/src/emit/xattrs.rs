@@ -1,4 +1,4 @@
-//! Extended attributes on disk: what several inodes have alike is stored once.
+//! Extended attributes on disk; attributes that several inodes have in common are stored once.
 
 use std::collections::HashMap;
 
@@ -15,9 +15,9 @@ const SHARED_MAX: usize = 255;
 pub(super) struct SharedXattrs<'t> {
     /// Positions in units of 4 bytes.
     positions: HashMap<&'t Xattr, u32>,
-    /// In the order of their positions.
+    /// In order of position.
     stored: Vec<&'t Xattr>,
-    /// In bytes.
+    /// Total size in bytes.
     size: u64,
 }
 
@@ -56,19 +56,19 @@ impl<'t> SharedXattrs<'t> {
         shared
     }
 
-    /// Bytes of all shared attributes together.
+    /// Returns the size of all shared attributes in bytes.
     pub(super) fn size(&self) -> u64 {
         self.size
     }
 
-    /// All shared attributes.
+    /// Encodes all shared attributes.
     pub(super) fn encode(&self, bytes: &mut Vec<u8>) {
         for xattr in &self.stored {
             encode_entry(xattr, bytes);
         }
     }
 
-    /// Bytes of attributes that follow this inode.
+    /// Returns the size in bytes of the attributes that follow an inode.
     pub(super) fn body_size(&self, inode: &Inode) -> Result<u64, InodeProblem> {
         let xattrs = &inode.meta.xattrs;
         if xattrs.is_empty() {
@@ -81,7 +81,8 @@ impl<'t> SharedXattrs<'t> {
         Ok(size as u64)
     }
 
-    /// The attributes that follow this inode. `base` is added to the numbers of shared ones.
+    /// Encodes the attributes that follow an inode. Adds `base` to the numbers of shared
+    /// attributes.
     pub(super) fn encode_body(&self, inode: &Inode, base: u32, bytes: &mut Vec<u8>) {
         let xattrs = &inode.meta.xattrs;
         if xattrs.is_empty() {
@@ -97,7 +98,8 @@ impl<'t> SharedXattrs<'t> {
         }
     }
 
-    /// Positions of the shared attributes, and the others; both in the order of their names.
+    /// Splits attributes into the positions of the shared ones, and the others; both in order of
+    /// name.
     fn split<'a>(&self, xattrs: &'a [Xattr]) -> (Vec<u32>, Vec<&'a Xattr>) {
         let mut sorted: Vec<&Xattr> = xattrs.iter().collect();
         sorted.sort_unstable();
@@ -113,7 +115,7 @@ impl<'t> SharedXattrs<'t> {
     }
 }
 
-/// The number and stored part of a name that was checked before.
+/// Returns the namespace number and the stored part of a name that has been checked.
 fn stored_name(xattr: &Xattr) -> (u8, &[u8]) {
     xattr::split_name(&xattr.name).unwrap_or((0, &xattr.name))
 }

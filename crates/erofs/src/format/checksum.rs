@@ -18,8 +18,8 @@ const CRC32C_TABLE: [u32; 256] = {
     table
 };
 
-/// The superblock's checksum: CRC-32C over its block from the superblock on, with a zero in
-/// place of the checksum, and without the final inversion that the CRC usually has.
+/// Computes the superblock's checksum: CRC-32C over the superblock's block from the superblock on,
+/// with the checksum field zeroed, and without the usual final inversion of the CRC.
 pub(crate) fn checksum(bytes: &[u8]) -> u32 {
     bytes.iter().fold(!0, |crc, &byte| {
         (crc >> 8) ^ CRC32C_TABLE[usize::from(low8(crc) ^ byte)]
@@ -32,7 +32,7 @@ mod tests {
 
     #[test]
     fn checksum_is_crc32c() {
-        // The check value of CRC-32C (iSCSI), inverted as the CRC usually is.
+        // The check value of CRC-32C (iSCSI), with the usual final inversion.
         assert_eq!(!checksum(b"123456789"), 0xe306_9283);
     }
 }

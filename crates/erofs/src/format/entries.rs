@@ -8,7 +8,7 @@ pub(crate) const DIRENT_SIZE: usize = 12;
 pub(crate) const XATTR_HEADER_SIZE: usize = 12;
 pub(crate) const XATTR_ENTRY_SIZE: usize = 4;
 
-/// A directory entry without its name.
+/// Encodes a directory entry without its name.
 pub(crate) fn encode_dirent(nid: u64, name_offset: u16, kind: FileType) -> [u8; DIRENT_SIZE] {
     Fields::new()
         .u64(nid)
@@ -17,26 +17,26 @@ pub(crate) fn encode_dirent(nid: u64, name_offset: u16, kind: FileType) -> [u8; 
         .done()
 }
 
-/// Inode number, offset of the name within the block, and type number.
+/// Returns the inode number, the offset of the name within the block, and the type number.
 pub(crate) fn decode_dirent(bytes: &[u8]) -> (u64, u16, u8) {
     let mut parse = Parse(bytes);
     (parse.u64(), parse.u16(), parse.u8())
 }
 
-/// Number of shared attributes.
+/// Returns the number of shared attributes.
 pub(crate) fn decode_xattr_header(bytes: &[u8]) -> u8 {
     let mut parse = Parse(bytes);
     let _name_filter = parse.u32();
     parse.u8()
 }
 
-/// Length of the stored name, namespace, length of the value.
+/// Returns the length of the stored name, the namespace, and the length of the value.
 pub(crate) fn decode_xattr_entry(bytes: &[u8]) -> (u8, u8, u16) {
     let mut parse = Parse(bytes);
     (parse.u8(), parse.u8(), parse.u16())
 }
 
-/// The head of an inode's attributes; the numbers of the shared ones follow.
+/// Encodes the header of an inode's attributes; the numbers of the shared ones follow.
 pub(crate) fn encode_xattr_header(shared: u8) -> [u8; XATTR_HEADER_SIZE] {
     Fields::new()
         .u32(0) // name filter, unused without its feature bit
@@ -44,7 +44,7 @@ pub(crate) fn encode_xattr_header(shared: u8) -> [u8; XATTR_HEADER_SIZE] {
         .done()
 }
 
-/// The head of one attribute; name without prefix, value and padding to 4 bytes follow.
+/// Encodes the header of one attribute; name without prefix, value and padding to 4 bytes follow.
 pub(crate) fn encode_xattr_entry(
     name_length: u8,
     namespace: u8,
@@ -57,7 +57,7 @@ pub(crate) fn encode_xattr_entry(
         .done()
 }
 
-/// An inode's field for attributes of `size` bytes, which is 0 or a header and more.
+/// Returns an inode's count field for `size` bytes of attributes: 0, or a header and more.
 pub(crate) fn xattr_count(size: usize) -> u16 {
     match size.checked_sub(XATTR_HEADER_SIZE) {
         None => 0,
@@ -65,7 +65,7 @@ pub(crate) fn xattr_count(size: usize) -> u16 {
     }
 }
 
-/// Bytes of attributes that an inode's field stands for.
+/// Returns the bytes of attributes that an inode's count field stands for.
 pub(crate) fn xattr_body_size(count: u16) -> usize {
     match count {
         0 => 0,
@@ -73,7 +73,7 @@ pub(crate) fn xattr_body_size(count: u16) -> usize {
     }
 }
 
-/// Bytes of one stored attribute.
+/// Returns the size in bytes of one stored attribute.
 pub(crate) fn xattr_entry_size(name_length: usize, value_length: usize) -> usize {
     (XATTR_ENTRY_SIZE + name_length + value_length).next_multiple_of(4)
 }

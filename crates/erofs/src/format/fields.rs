@@ -1,6 +1,6 @@
-//! Fixed-size structures as a row of fields.
+//! Fixed-size structures as a sequence of fields.
 
-/// Writes little-endian fields one after the other into a structure of `N` bytes.
+/// Writes consecutive little-endian fields into a structure of `N` bytes.
 pub(super) struct Fields<const N: usize> {
     bytes: [u8; N],
     at: usize,
@@ -41,8 +41,8 @@ impl<const N: usize> Fields<N> {
     }
 }
 
-/// Reads little-endian fields one after the other from a structure. Whoever decodes hands
-/// in all of it; fields past its end read as zero.
+/// Reads consecutive little-endian fields from a structure. The caller passes all of its bytes;
+/// fields past the end read as zero.
 pub(super) struct Parse<'a>(pub(super) &'a [u8]);
 
 impl Parse<'_> {

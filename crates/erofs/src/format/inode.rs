@@ -7,28 +7,28 @@ use micabox_file::Timestamp;
 /// Inodes start at multiples of this; an inode's number is its position in these units.
 pub(crate) const INODE_SLOT: u64 = 32;
 
-/// How an inode's bytes are found. The numbers between are those of compressed layouts.
+/// How an inode's bytes are found. The numbers in between are compressed layouts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Layout {
-    /// Whole blocks, one after the other.
+    /// Consecutive whole blocks.
     FlatPlain = 0,
-    /// The same, but the last, partial block follows the inode.
+    /// Like [`Self::FlatPlain`], but the last, partial block follows the inode.
     FlatInline = 2,
-    /// Equal pieces, each with its own address.
+    /// Chunks of equal size, each with its own address.
     ChunkBased = 4,
 }
 
-/// What an inode's first field says.
+/// The content of an inode's first field.
 pub(crate) enum InodeFormat {
-    /// Layout, and whether the inode has the long form.
+    /// Layout, and whether the inode has the extended form.
     Known(Layout, bool),
     /// Compressed data.
     Compressed,
-    /// Bits without a meaning here.
+    /// Bits that this crate does not know.
     Unknown,
 }
 
-/// Tells the form of an inode from its first two bytes.
+/// Decodes the form of an inode from its first two bytes.
 pub(crate) fn inode_format(bytes: &[u8]) -> InodeFormat {
     let format = Parse(bytes).u16();
     let extended = format & 1 != 0;
@@ -53,7 +53,7 @@ pub(crate) struct RawInode {
     pub size: u64,
     /// Start block, device number or chunk format.
     pub union: u32,
-    /// 32-bit inode number, for programs that ask with the old system calls.
+    /// 32-bit inode number, for programs that use the old system calls.
     pub ino: u32,
     pub uid: u32,
     pub gid: u32,
@@ -64,7 +64,7 @@ pub(crate) const COMPACT_SIZE: usize = 32;
 pub(crate) const EXTENDED_SIZE: usize = 64;
 
 impl RawInode {
-    /// Reads the short form; the time is the superblock's.
+    /// Decodes the compact form; the time is the superblock's.
     pub(crate) fn decode_compact(bytes: &[u8], layout: Layout, mtime: Timestamp) -> Self {
         let mut parse = Parse(bytes);
         let _format = parse.u16();
@@ -87,7 +87,7 @@ impl RawInode {
         }
     }
 
-    /// Reads the long form.
+    /// Decodes the extended form.
     pub(crate) fn decode_extended(bytes: &[u8], layout: Layout) -> Self {
         let mut parse = Parse(bytes);
         let _format = parse.u16();
@@ -117,7 +117,7 @@ impl RawInode {
         }
     }
 
-    /// The short form, for inodes with [`fits_compact`].
+    /// Encodes the compact form, for inodes that meet [`fits_compact`].
     pub(crate) fn encode_compact(&self) -> [u8; COMPACT_SIZE] {
         Fields::new()
             .u16((self.layout as u16) << 1)
@@ -133,7 +133,7 @@ impl RawInode {
             .done()
     }
 
-    /// The long form.
+    /// Encodes the extended form.
     pub(crate) fn encode_extended(&self) -> [u8; EXTENDED_SIZE] {
         Fields::new()
             .u16((self.layout as u16) << 1 | 1)
@@ -152,8 +152,8 @@ impl RawInode {
     }
 }
 
-/// Whether the short form holds an inode, its time apart: it has 16 bits for the owners and
-/// the link count, 32 for the size, and the time is the superblock's build time.
+/// Whether the compact form can hold an inode, apart from its time: owners and link count have 16
+/// bits, the size has 32, and the time is the superblock's build time.
 pub(crate) fn fits_compact(size: u64, uid: u32, gid: u32, nlink: u32) -> bool {
     size <= u64::from(u32::MAX) && uid.max(gid).max(nlink) <= u32::from(u16::MAX)
 }

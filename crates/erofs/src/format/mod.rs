@@ -25,14 +25,14 @@ pub fn encode_device(major: u32, minor: u32) -> Option<u32> {
         .then_some((minor & 0xff) | (major << 8) | ((minor & !0xff) << 12))
 }
 
-/// Major and minor number of an encoded device number.
+/// Returns the major and minor number of an encoded device number.
 pub fn decode_device(device: u32) -> (u32, u32) {
     (
         (device >> 8) & 0xfff,
         (device & 0xff) | ((device >> 12) & 0xf_ff00),
     )
 }
-/// The types of inodes, numbered as directory entries do.
+/// The types of inodes, numbered as in directory entries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FileType {
     /// A regular file.
@@ -62,19 +62,19 @@ impl FileType {
         Self::Symlink,
     ];
 
-    /// The type whose bits a mode has.
+    /// Returns the type in the bits of a mode.
     pub(crate) fn of_mode(mode: u16) -> Option<Self> {
         Self::ALL
             .into_iter()
             .find(|kind| kind.mode_bits() == mode & 0o170_000)
     }
 
-    /// The type by its number in a directory entry.
+    /// Returns the type with this number in directory entries.
     pub(crate) fn of_number(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|&kind| kind as u8 == number)
     }
 
-    /// The type bits of a mode (`S_IFMT`).
+    /// Returns the type bits of a mode (`S_IFMT`).
     pub fn mode_bits(self) -> u16 {
         match self {
             Self::Regular => 0o100_000,

@@ -1,13 +1,13 @@
-//! The superblock and the table of devices behind it.
+//! The superblock and the device table that follows it.
 
 use super::checksum;
 use super::fields::{Fields, Parse};
 use micabox_file::Timestamp;
 
-/// Where the superblock starts, in bytes.
+/// Position of the superblock in bytes.
 pub(crate) const SUPERBLOCK_OFFSET: u64 = 1024;
 pub(crate) const SUPERBLOCK_SIZE: usize = 128;
-/// One slot of the device table; the superblock counts its position in units of this.
+/// Size of a slot of the device table; the superblock gives the table's position in this unit.
 pub(crate) const DEVICE_SLOT_SIZE: usize = 128;
 
 const MAGIC: u32 = 0xe0f5_e1e2;
@@ -39,17 +39,17 @@ pub(crate) struct Superblock {
     pub device_table: u16,
 }
 
-/// What keeps a superblock from being read.
+/// Why a superblock can't be read.
 pub(crate) enum SuperblockProblem {
-    /// It is none.
+    /// The magic number is wrong.
     Magic,
-    /// Its checksum is wrong.
+    /// The checksum is wrong.
     Checksum,
-    /// It needs something that is not supported.
+    /// The image needs an unsupported feature.
     Unsupported(&'static str),
 }
 
-/// The features that an image can't be read without, as far as they have names.
+/// The incompatible features that have names.
 const INCOMPAT_NAMES: [(u32, &str); 9] = [
     (0x1, "zero padding"),
     (0x2, "compression"),
@@ -62,7 +62,7 @@ const INCOMPAT_NAMES: [(u32, &str); 9] = [
     (0x100, "metadata compression"),
 ];
 
-/// Features that are understood. Zero padding only concerns compressed data.
+/// Incompatible features that this crate supports. Zero padding only concerns compressed data.
 const INCOMPAT_KNOWN: u32 = 0x1 | INCOMPAT_CHUNKED | INCOMPAT_DEVICE_TABLE;
 
 impl Superblock {
@@ -131,7 +131,7 @@ impl Superblock {
         })
     }
 
-    /// The 128 bytes at [`SUPERBLOCK_OFFSET`], with `checksum` in its place.
+    /// Encodes the 128 bytes at [`SUPERBLOCK_OFFSET`], with `checksum` in its field.
     pub(crate) fn encode(&self, checksum: u32) -> [u8; SUPERBLOCK_SIZE] {
         Fields::new()
             .u32(MAGIC)

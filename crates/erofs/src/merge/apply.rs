@@ -1,4 +1,4 @@
-//! Puts one layer on what the layers below have become, as overlayfs would.
+//! Applies one layer to the merge of the layers below, as overlayfs would.
 
 use std::collections::HashSet;
 
@@ -11,25 +11,25 @@ use crate::tree::{Inode, InodeId, Kind, Metadata, Tree};
 /// The merge of the layers so far.
 pub(super) struct Merged {
     pub tree: Tree,
-    /// Link counts to write, by inode; unused for directories. A name that a higher layer
-    /// takes away does not lower them: overlayfs shows those of the layer's inode.
+    /// Link counts to write, by inode; unused for directories. A name that a higher layer hides
+    /// does not lower them: overlayfs shows the count of the layer's inode.
     nlinks: Vec<u32>,
-    /// What a plain stack of the layers would show differently: files, and directories
+    /// Inodes that a plain stack of the layers would show differently: files, and directories
     /// because of their attributes.
     pub corrected: HashSet<InodeId>,
-    /// Index of the lowest layer that can be seen.
+    /// Index of the lowest visible layer.
     pub first_layer: usize,
 }
 
-/// What an inode of a layer does to what lies below.
+/// The effect of a layer's inode on what lies below.
 enum Role {
     /// Hides it.
     Whiteout,
-    /// Joins it if that is a directory, too.
+    /// Joins what lies below if that is a directory, too.
     Directory { opaque: bool, implied: bool },
-    /// Replaces it, being another name of a file of a lower layer.
+    /// Replaces what lies below with another name of a file of a lower layer.
     LinkToLower,
-    /// Replaces it.
+    /// Replaces what lies below.
     Other,
 }
 
@@ -51,13 +51,13 @@ fn role(inode: &Inode) -> Role {
     }
 }
 
-/// Takes the markers away.
+/// Removes the markers.
 fn strip(meta: &mut Metadata) {
     meta.xattrs.retain(|x| !overlay::is_marker(&x.name));
 }
 
 impl Merged {
-    /// The merge of no layers: an empty directory.
+    /// Starts with the merge of no layers: an empty directory.
     pub(super) fn new() -> Self {
         let mut root = overlay::implied_directory();
         strip(&mut root);
@@ -69,11 +69,12 @@ impl Merged {
         }
     }
 
-    /// Puts the layer with this index on top.
+    /// Applies the layer with this index on top.
     pub(super) fn apply(&mut self, index: usize, mut layer: Loaded) -> Result<()> {
-        // What a link's target is, the layers below say; so before they change.
+        // The layers below determine the targets of links, so resolve links before the merge
+        // changes.
         let mut links = Links::resolve(&self.tree, &layer.tree);
-        // Merged inodes by the layer's.
+        // Merged inodes by the layer's inode.
         let mut merged: Vec<Option<InodeId>> = vec![None; layer.tree.len()];
 
         let (layer_root, root) = (layer.tree.root(), self.tree.root());
@@ -91,7 +92,8 @@ impl Merged {
                         self.tree.unlink(to, &name);
                     }
                     Role::LinkToLower => {
-                        // Hidden already, so that it is no other link's untouched target.
+                        // Hide the name now, so that it is not taken for another link's unchanged
+                        // target.
                         self.tree.unlink(to, &name);
                         links.add_name(id, to, name);
                     }
@@ -133,13 +135,13 @@ impl Merged {
         self.link_to_lower(&mut layer.tree, links)
     }
 
-    /// Sets the link counts, which changed with every name, to those to be written.
+    /// Replaces the link counts, which changed with every name, with those to be written.
     pub(super) fn settle_links(&mut self) {
         self.tree.set_link_counts(&self.nlinks);
     }
 
-    /// A directory on a directory: the upper one's attributes, unless it has none of its
-    /// own; the entries of both, unless it is opaque.
+    /// Merges a directory with a lower one: keeps the upper one's attributes, unless it is implied,
+    /// and the entries of both, unless the upper one is opaque.
     fn join(&mut self, layer: &mut Tree, upper: InodeId, lower: InodeId) {
         let Role::Directory { opaque, implied } = role(layer.inode(upper)) else {
             return;
@@ -166,8 +168,8 @@ impl Merged {
         self.tree.add(meta, kind)
     }
 
-    /// Makes the links that were put aside. As with a copy on a writable overlay, the link
-    /// and its target become one new inode; other names of the target keep the old one.
+    /// Creates the links that were put aside. As with a copy-up on a writable overlay, the link and
+    /// its target become one new inode; other names of the target keep the old one.
     fn link_to_lower(&mut self, layer: &mut Tree, links: Links) -> Result<()> {
         if links.is_empty() {
             return Ok(());
@@ -184,7 +186,7 @@ impl Merged {
             }
             let kind = target.kind.clone();
             if matches!(kind, Kind::Symlink(_)) {
-                // Linux knows no other mode of one, whatever the link's entry says.
+                // Linux knows no other mode of a symbolic link, whatever the link's entry has.
                 meta.mode = 0o777;
             }
             let mut names = group.names;

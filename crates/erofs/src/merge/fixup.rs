@@ -1,14 +1,14 @@
-//! The image that corrects what a stack of layers shows.
+//! Builds the image that corrects what a stack of layers shows.
 
 use std::collections::HashSet;
 
 use crate::tree::{InodeId, Kind, Tree};
 
-/// The part of a merged tree that overlayfs would show differently, with the directories on
-/// the way there. `None` if there is nothing to correct.
+/// Returns the part of a merged tree that overlayfs would show differently, with the directories
+/// above it. `None` if there is nothing to correct.
 ///
-/// It goes on top of the whole stack: only what is still visible matters there, its files
-/// hide those below, and its directories join theirs and lend them their attributes.
+/// The fixup goes on top of the whole stack: only what is still visible matters there, its files
+/// hide those below, and its directories join the lower ones and provide their attributes.
 pub(super) fn fixup(merged: &Tree, corrected: &HashSet<InodeId>) -> Option<Tree> {
     if corrected.is_empty() {
         return None;
@@ -46,7 +46,7 @@ pub(super) fn fixup(merged: &Tree, corrected: &HashSet<InodeId>) -> Option<Tree>
     Some(fixup)
 }
 
-/// Collects the corrected inodes that can be reached, and all directories above them.
+/// Collects the reachable corrected inodes, and all directories above them.
 fn mark(merged: &Tree, corrected: &HashSet<InodeId>, wanted: &mut HashSet<InodeId>) {
     let mut pending = vec![merged.root()];
     while let Some(directory) = pending.pop() {

@@ -5,35 +5,35 @@ use std::collections::{BTreeMap, HashMap};
 use crate::tree::{InodeId, Kind, Tree};
 use crate::{Error, Result, overlay};
 
-/// Symbolic links to follow on the way to one target, as Linux does.
+/// Maximum number of symbolic links followed on the way to one target, as in Linux.
 const SYMLINKS_MAX: usize = 40;
 
-/// A name: its directory, and the name in it.
+/// A name: the directory, and the name in it.
 pub(super) type Location = (InodeId, Box<[u8]>);
 
-/// The links of one layer: inodes with the marker that says where the file is.
+/// The links of one layer: inodes with the marker that gives the path of the file.
 pub(super) struct Links {
     links: BTreeMap<InodeId, Link>,
 }
 
 struct Link {
-    /// When a walk through the layer in the order of names comes across it last.
+    /// Position of the link's last name in a walk through the layer in order of names.
     rank: usize,
     target_path: Box<[u8]>,
-    /// What is there below this layer: where, and the inode.
+    /// The target below this layer: location and inode.
     target: Option<(Location, InodeId)>,
     /// The names of the link in the merged tree.
     names: Vec<Location>,
 }
 
-/// What becomes one inode: the links to one name of a lower layer.
+/// The links to one name of a lower layer; they become one inode.
 pub(super) struct Group {
-    /// The layer's inode that has the attributes: the last of the links, in the order of
-    /// a walk by names. An archive's links to one file agree in them.
+    /// The layer's inode that provides the attributes: the last of the links in a walk in order of
+    /// names. In an archive, all links to one file have the same attributes.
     pub marker: InodeId,
     /// Its rank.
     rank: usize,
-    /// Inode of the target before this layer.
+    /// Inode of the target before this layer is applied.
     pub target: InodeId,
     /// The target's name.
     pub location: Location,
@@ -42,7 +42,7 @@ pub(super) struct Group {
 }
 
 impl Links {
-    /// Finds a layer's links and looks up their targets in what lies below.
+    /// Finds a layer's links and looks up their targets in the layers below.
     pub(super) fn resolve(below: &Tree, layer: &Tree) -> Self {
         let mut links = BTreeMap::new();
         for id in layer.ids() {
@@ -85,19 +85,19 @@ impl Links {
         self.links.is_empty()
     }
 
-    /// Notes a name of a link.
+    /// Records a name of a link.
     pub(super) fn add_name(&mut self, link: InodeId, directory: InodeId, name: Box<[u8]>) {
         if let Some(link) = self.links.get_mut(&link) {
             link.names.push((directory, name));
         }
     }
 
-    /// The links by target. `merged` is the tree with the layer, but without its links: a
-    /// target that was not below may be found there, behind a symbolic link of the layer.
+    /// Groups the links by target. `merged` is the tree with the layer, but without its links: a
+    /// target that was not found below may be there, behind a symbolic link of the layer.
     ///
     /// # Errors
     ///
-    /// [`Error::LinkTarget`] for a target that is not there or can't be linked to.
+    /// [`Error::LinkTarget`] for a target that does not exist or can't be linked to.
     pub(super) fn into_groups(self, merged: &Tree) -> Result<Vec<Group>> {
         let mut groups: Vec<Group> = Vec::new();
         let mut by_location: HashMap<Location, usize> = HashMap::new();
@@ -146,7 +146,7 @@ impl Links {
     }
 }
 
-/// The path of a link's first name.
+/// Returns the path of a link's first name.
 fn first_path(merged: &Tree, names: &[Location]) -> Box<[u8]> {
     let Some((directory, name)) = names.first() else {
         return Box::default();
@@ -159,12 +159,11 @@ fn first_path(merged: &Tree, names: &[Location]) -> Box<[u8]> {
     path.into()
 }
 
-/// Finds an absolute path. Symbolic links on the way are followed within the tree, the last
-/// component is not.
+/// Finds an absolute path. Follows symbolic links within the tree, except in the last component.
 fn find(tree: &Tree, path: &[u8]) -> Option<(Location, InodeId)> {
     let mut directory = tree.root();
     let mut followed = 0;
-    // Components still to go, the next one last.
+    // Remaining components, the next one last.
     let mut rest: Vec<&[u8]> = components(path).rev().collect();
     while let Some(name) = rest.pop() {
         if name == b".." {

@@ -11,13 +11,13 @@ use crate::{Error, Result};
 
 /// A layer in memory.
 pub(super) struct Loaded {
-    /// Its tree, markers and all. File data is counted in the flat space.
+    /// Its tree, including markers. File data is addressed in the flat space.
     pub tree: Tree,
-    /// Link counts of what is not a directory, as the image has them, by inode.
+    /// Link counts of inodes other than directories, as in the image, by inode.
     pub nlinks: Vec<u32>,
     /// Length of the source in bytes.
     pub size: u64,
-    /// Length of the image in blocks, as its superblock has it.
+    /// Length of the image in blocks, from its superblock.
     pub blocks: u32,
 }
 
@@ -92,7 +92,7 @@ struct Loader<'r, R> {
     first_block: u32,
     budget: Budget,
     shared: SharedXattrs,
-    /// What has several names, by inode number.
+    /// Inodes with several names, by inode number.
     links: HashMap<u64, InodeId>,
     nlinks: Vec<u32>,
 }
@@ -136,7 +136,7 @@ impl<R: ReadAt> Loader<'_, R> {
         })
     }
 
-    /// Where a file's bytes are in the flat space.
+    /// Returns the position of a file's bytes in the flat space.
     fn data(&self, inode: &reader::Inode) -> Result<Data> {
         let shift = |block: u32| {
             block

@@ -1,21 +1,21 @@
-//! Merges a stack of layers into one image that has only metadata ("fsmeta") and points
-//! into the layers for every byte of every file.
+//! Merges a stack of layers into one image that has only metadata ("fsmeta") and refers to the
+//! layers for all file contents.
 //!
-//! The result is what overlayfs shows of the same layers, found out once. All images lie one
-//! behind the other in a flat space of blocks, each padded to the same alignment:
+//! The result is what overlayfs shows for the same layers, computed once. The images lie one after
+//! the other in a flat space of blocks, each padded to the same alignment:
 //!
 //! ```text
 //! | fsmeta | layer 0, the lowest | layer 1 | ...
 //! ```
 //!
-//! fsmeta's files are plain inodes in that space. Its device table says where in it each
-//! layer starts, so that Linux mounts it over one device with everything in it as well as
-//! over a device a layer (`device=`).
+//! fsmeta's files are plain inodes in that space. Its device table gives the position of each layer
+//! in the space, so that Linux mounts fsmeta over one device that holds everything as well as over
+//! one device per layer (`device=`).
 //!
-//! What a layer alone can't say to overlayfs is put right here: a hard link to a file of a
-//! lower layer, and the attributes of a directory that the layer only implies. For a stack
-//! of single layers the same corrections make a second small image, the fixup, which goes
-//! on top of the stack.
+//! The merge corrects what a layer alone can't express to overlayfs: a hard link to a file of a
+//! lower layer, and the attributes of a directory that the layer only implies. For a stack of
+//! single layers the same corrections make a second small image, the fixup, which goes on top of
+//! the stack.
 
 mod apply;
 mod fixup;
@@ -37,8 +37,8 @@ use crate::{BLOCK_SIZE, Error, Result};
 pub struct Layer<'a, R: ?Sized> {
     /// Its image, padded or not. No file may be packed into its inode.
     pub image: &'a R,
-    /// What its device is called in the table: at most 64 bytes, for a layer the hexadecimal
-    /// digits of its diff ID.
+    /// Tag of its device in the table: at most 64 bytes, for a layer the hexadecimal digits of its
+    /// diff ID.
     pub tag: &'a [u8],
 }
 
@@ -50,7 +50,7 @@ impl<R: ?Sized> Clone for Layer<'_, R> {
 
 impl<R: ?Sized> Copy for Layer<'_, R> {}
 
-/// What of the flat space a device takes.
+/// The part of the flat space that a device takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceExtent {
     /// Its first block.
@@ -59,13 +59,13 @@ pub struct DeviceExtent {
     pub blocks: u32,
 }
 
-/// An image with metadata only, as written.
+/// A written image that has only metadata.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Written {
     /// Length of the image in blocks.
     pub blocks: u32,
-    /// Its length in the flat space. The caller makes its file so long.
+    /// Its length in blocks in the flat space. The caller extends the file to this length.
     pub padded_blocks: u32,
     /// The layers in the flat space, the lowest first.
     pub devices: Vec<DeviceExtent>,
@@ -76,13 +76,13 @@ pub struct Written {
 /// A stack of layers, merged in memory.
 #[derive(Debug)]
 pub struct Merge {
-    /// File data is counted from the first block of the lowest layer.
+    /// File data is addressed from the first block of the lowest layer.
     tree: Tree,
-    /// The same without fsmeta in front; and what the layers' superblocks say of their
-    /// length.
+    /// The devices and their slots, at positions that do not include fsmeta yet. A slot has the
+    /// length from the layer's superblock.
     devices: Vec<DeviceExtent>,
     slots: Vec<DeviceSlot>,
-    /// In blocks.
+    /// Alignment of images in the flat space, in blocks.
     alignment: u32,
     first_layer: usize,
     fixup: Option<Tree>,
@@ -94,8 +94,9 @@ impl Merge {
     ///
     /// # Errors
     ///
-    /// [`Error::Layer`] with the cause: an image that is corrupt or can't be pointed into, or
-    /// a hard link to nothing. [`Error::ImageTooLarge`] when 2^32 blocks don't suffice.
+    /// [`Error::Layer`] with the cause: an image that is corrupt or whose files can't be referred
+    /// to, or a hard link whose target is missing. [`Error::ImageTooLarge`] when 2^32 blocks don't
+    /// suffice.
     pub fn of<R: ReadAt + ?Sized>(layers: &[Layer<'_, R>], alignment: u32) -> Result<Self> {
         let alignment = alignment.max(1);
         let mut devices: Vec<DeviceExtent> = Vec::new();
@@ -141,13 +142,13 @@ impl Merge {
         })
     }
 
-    /// Index of the lowest layer that can be seen at all: above 0 if a layer's root directory
-    /// is opaque. overlayfs ignores that marker on a root; a stack starts at this layer.
+    /// Returns the index of the lowest visible layer: above 0 if a layer's root directory is
+    /// opaque. overlayfs ignores that marker on a root, so a stack starts at this layer.
     pub fn first_layer(&self) -> usize {
         self.first_layer
     }
 
-    /// The merged tree. File data is counted from the first block of the lowest layer.
+    /// Returns the merged tree. File data is addressed from the first block of the lowest layer.
     pub fn tree(&self) -> &Tree {
         &self.tree
     }
@@ -167,8 +168,8 @@ impl Merge {
         self.write(&self.tree, out, uuid)
     }
 
-    /// Writes the fixup, in the same way as fsmeta and with itself in fsmeta's place in the
-    /// flat space. Without need for one it is an empty directory with the root's attributes.
+    /// Writes the fixup like fsmeta, with the fixup in fsmeta's place in the flat space. If no
+    /// fixup is needed, it is an empty directory with the root's attributes.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Where the bytes of inodes lie, and reading them.
+//! Locates and reads the bytes of inodes.
 
 use std::io;
 use std::ops::Range;
@@ -13,20 +13,20 @@ use crate::{BLOCK_SIZE, Error, Result};
 
 /// Chunk entries have 8 bytes and name a device.
 const CHUNK_INDEXES: u32 = 0x20;
-/// Bits of a chunk format with a meaning.
+/// Bits of a chunk format that have a meaning.
 const CHUNK_FORMAT: u32 = 0x3f;
-/// Chunk entries to read at once.
+/// Number of chunk entries read together.
 const ENTRIES: u64 = 512;
 
 /// A run of a file's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {
-    /// Where it starts in the file, in bytes.
+    /// Start in the file, in bytes.
     pub offset: u64,
     /// Its length in bytes.
     pub length: u64,
-    /// Where it starts in the image, in bytes; `None` for a hole. Addresses past the image
-    /// itself are in the address space shared by all devices.
+    /// Start in the image, in bytes; `None` for a hole. Addresses past the image itself are in the
+    /// address space shared by all devices.
     pub address: Option<u64>,
 }
 
@@ -36,14 +36,14 @@ struct ChunkList {
     bits: u8,
     /// Number of chunks.
     count: u64,
-    /// Where the list starts in the image.
+    /// Position of the list in the image, in bytes.
     at: u64,
-    /// Bytes of an entry.
+    /// Size of an entry in bytes.
     unit: u64,
 }
 
 impl<R: ReadAt> Reader<R> {
-    /// Checks that what an inode says about its bytes can be true.
+    /// Checks that an inode's description of its bytes is possible.
     pub(super) fn check_data(&self, inode: &Inode) -> Result<()> {
         if inode.size > i64::MAX as u64 {
             return Err(inode.corrupt("its size is negative"));
@@ -75,7 +75,7 @@ impl<R: ReadAt> Reader<R> {
         }
     }
 
-    /// Checks that a range lies in the image, or for a file in one of its devices.
+    /// Checks that a range lies in the image or, for a file, in one of its devices.
     fn check_range(&self, inode: &Inode, start: u64, length: u64) -> Result<()> {
         // No overflow: a 32-bit block number and a positive 63-bit length.
         let end = start + length;
@@ -86,7 +86,7 @@ impl<R: ReadAt> Reader<R> {
             && self.devices.iter().any(|device| {
                 let first = u64::from(device.first_block) * BLOCK_SIZE;
                 let device_end = first + u64::from(device.blocks) * BLOCK_SIZE;
-                // The last block may be cut off by the file's end only.
+                // A device's last block may only be cut off by the end of the file.
                 device.first_block > 0 && first <= start && end <= device_end
             });
         if !in_device {
@@ -119,8 +119,8 @@ impl<R: ReadAt> Reader<R> {
         })
     }
 
-    /// Calls `f` with every chunk's start block in the shared address space, from chunk
-    /// `first` on until it returns false. [`Chunks::HOLE`] stands for a hole.
+    /// Calls `f` with the number and the start block, in the shared address space, of every chunk
+    /// from `first` on, until `f` returns false. [`Chunks::HOLE`] stands for a hole.
     fn for_each_chunk(
         &self,
         inode: &Inode,
@@ -157,7 +157,7 @@ impl<R: ReadAt> Reader<R> {
         Ok(())
     }
 
-    /// The block's number in the address space that all devices share.
+    /// Returns the block's number in the address space that all devices share.
     fn flat_block(&self, inode: &Inode, device: u16, block: u32) -> Result<u32> {
         if block == Chunks::HOLE {
             return Ok(block);
@@ -175,8 +175,8 @@ impl<R: ReadAt> Reader<R> {
         }
     }
 
-    /// Where a regular file's bytes are, in the form that [`crate::Tree`] has. `None` if
-    /// some are packed into the inode.
+    /// Returns the position of a regular file's bytes in the form that [`crate::Tree`] has. `None`
+    /// if some are packed into the inode.
     pub(crate) fn data(&self, inode: &Inode) -> Result<Option<Data>> {
         if inode.size == 0 {
             return Ok(Some(Data::Contiguous { block: 0 }));
@@ -199,7 +199,7 @@ impl<R: ReadAt> Reader<R> {
         }
     }
 
-    /// Where an inode lies with its attributes and what follows them.
+    /// Returns the range of an inode with its attributes and what follows them.
     pub(crate) fn metadata_range(&self, inode: &Inode) -> Result<Range<u64>> {
         let start = u64::from(self.superblock.meta_block) * BLOCK_SIZE + inode.nid * INODE_SLOT;
         let body = match inode.kind {
@@ -214,7 +214,7 @@ impl<R: ReadAt> Reader<R> {
         Ok(start..inode.body_at() + body)
     }
 
-    /// Bytes of the image that only list where this inode's data is.
+    /// Returns how many bytes of the image only list the position of this inode's data.
     pub(crate) fn chunk_list_size(&self, inode: &Inode) -> Result<u64> {
         match (inode.kind, inode.layout) {
             (FileType::Regular, Layout::ChunkBased) => {
@@ -225,11 +225,12 @@ impl<R: ReadAt> Reader<R> {
         }
     }
 
-    /// The runs of a regular file's bytes, ascending and without gaps, as long as possible.
+    /// Returns the runs of a regular file's bytes, ascending and without gaps, each as long as
+    /// possible.
     ///
     /// # Errors
     ///
-    /// [`Error::CorruptInode`] if one of them lies outside the image and its devices.
+    /// [`Error::CorruptInode`] if a run lies outside the image and its devices.
     pub fn extents(&self, file: &Inode) -> Result<Vec<Extent>> {
         let mut extents: Vec<Extent> = Vec::new();
         let mut push = |extent: Extent| {
@@ -280,15 +281,15 @@ impl<R: ReadAt> Reader<R> {
         Ok(extents)
     }
 
-    /// Reads from a file's contents, a directory's blocks or a link's target, starting at
-    /// `offset` bytes. Returns how many bytes were read: less than `buf` has only at the end.
+    /// Reads from a file's contents, a directory's blocks or a link's target, starting at `offset`
+    /// bytes. Returns the number of bytes read, which is less than `buf` has only at the end.
     ///
     /// # Errors
     ///
     /// [`Error::Read`] if the bytes are on a device that is not part of the source.
     pub fn read(&self, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<usize> {
         let length = inode.size.saturating_sub(offset).min(buf.len() as u64);
-        // Fits, since the buffer has at least this length.
+        // Fits: the buffer has at least this length.
         let mut left = &mut buf[..in_memory(length)];
         let mut at = offset;
         while !left.is_empty() {
@@ -309,7 +310,7 @@ impl<R: ReadAt> Reader<R> {
         Ok(in_memory(length))
     }
 
-    /// The run that holds the byte at `offset`, which is inside the file.
+    /// Returns the run that holds the byte at `offset`, which is inside the file.
     fn extent_at(&self, inode: &Inode, offset: u64) -> Result<Extent> {
         if inode.layout != Layout::ChunkBased {
             let (whole, tail) = whole_and_tail(inode);
@@ -342,11 +343,11 @@ impl<R: ReadAt> Reader<R> {
         extent.ok_or_else(|| inode.corrupt("its chunk list is too short"))
     }
 
-    /// The target of a symbolic link, 1 to 4095 bytes without NUL.
+    /// Returns the target of a symbolic link, 1 to 4095 bytes without NUL.
     ///
     /// # Errors
     ///
-    /// [`Error::CorruptInode`], also for an inode that is no symbolic link.
+    /// [`Error::CorruptInode`], also if `link` is not a symbolic link.
     pub fn read_link(&self, link: &Inode) -> Result<Box<[u8]>> {
         if link.kind != FileType::Symlink {
             return Err(link.corrupt("it is used as a symbolic link and is none"));
@@ -361,7 +362,8 @@ impl<R: ReadAt> Reader<R> {
     }
 }
 
-/// Bytes of a flat inode that lie in blocks of their own, and bytes that follow it.
+/// Returns how many bytes of a flat inode lie in blocks of their own, and how many follow the
+/// inode.
 fn whole_and_tail(inode: &Inode) -> (u64, u64) {
     match inode.layout {
         Layout::FlatInline => {

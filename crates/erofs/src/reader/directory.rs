@@ -12,17 +12,18 @@ pub struct DirEntry {
     pub name: Box<[u8]>,
     /// Number of the inode.
     pub nid: u64,
-    /// Type of the inode, as the entry has it.
+    /// Type of the inode, as stored in the entry.
     pub kind: FileType,
 }
 
 impl<R: ReadAt> Reader<R> {
-    /// All entries of a directory, in ascending order of their names as raw bytes, without
+    /// Returns all entries of a directory, in ascending order of their names as raw bytes, without
     /// `.` and `..`.
     ///
     /// # Errors
     ///
-    /// [`crate::Error::CorruptInode`] for anything out of order, or if `directory` is none.
+    /// [`crate::Error::CorruptInode`] if anything is out of order, or if `directory` is not a
+    /// directory.
     pub fn read_dir(&self, directory: &Inode) -> Result<Vec<DirEntry>> {
         let mut entries = Vec::new();
         self.for_each_entry(directory, |name, nid, kind| {
@@ -36,11 +37,11 @@ impl<R: ReadAt> Reader<R> {
         Ok(entries)
     }
 
-    /// The entry with this name. `.` and `..` are not found.
+    /// Returns the entry with this name. `.` and `..` are not found.
     ///
     /// # Errors
     ///
-    /// As for [`Reader::read_dir`], as far as the search comes across it.
+    /// Those of [`Reader::read_dir`] for the blocks that the search reads.
     pub fn lookup(&self, directory: &Inode, name: &[u8]) -> Result<Option<DirEntry>> {
         check_is_directory(directory)?;
         if matches!(name, b"." | b"..") {
@@ -77,11 +78,11 @@ impl<R: ReadAt> Reader<R> {
         Ok(found)
     }
 
-    /// Calls `f` for each entry but `.` and `..`, without allocating for each.
+    /// Calls `f` for each entry except `.` and `..`, without allocating for each.
     ///
     /// # Errors
     ///
-    /// As for [`Reader::read_dir`], and those of `f`.
+    /// Those of [`Reader::read_dir`], and those of `f`.
     pub fn for_each_entry(
         &self,
         directory: &Inode,
@@ -93,7 +94,7 @@ impl<R: ReadAt> Reader<R> {
         })
     }
 
-    /// The same with `.` and `..`.
+    /// Does the same as [`Reader::for_each_entry`], including `.` and `..`.
     pub(crate) fn for_each_dirent(
         &self,
         directory: &Inode,
@@ -134,7 +135,7 @@ impl Block {
         }
     }
 
-    /// Number of entries in the block: the first name starts where they end.
+    /// Returns the number of entries in the block: the first name starts where the entries end.
     fn count(&self, directory: &Inode) -> Result<usize> {
         let entries = match self.bytes.get(..DIRENT_SIZE) {
             Some(first) => usize::from(format::decode_dirent(first).1),
@@ -146,7 +147,7 @@ impl Block {
         Ok(entries / DIRENT_SIZE)
     }
 
-    /// Entry `index` of `count`: name, inode number, type number.
+    /// Returns entry `index` of `count`: name, inode number, type number.
     fn entry(&self, directory: &Inode, index: usize, count: usize) -> Result<(&[u8], u64, u8)> {
         let at = index * DIRENT_SIZE;
         let dirent = self.bytes.get(at..).unwrap_or_default();
@@ -162,7 +163,7 @@ impl Block {
             Some(name) if from >= count * DIRENT_SIZE => name,
             _ => return Err(directory.corrupt("a directory entry's name lies outside its block")),
         };
-        // Zeros fill the block behind its last name.
+        // Zeros fill the block after its last name.
         let name = match name.iter().position(|&byte| byte == 0) {
             Some(end) if index + 1 == count => &name[..end],
             _ => name,
@@ -178,7 +179,8 @@ impl Block {
         Ok(self.entry(directory, 0, count)?.0)
     }
 
-    /// `previous` is the last name of the block before, and becomes that of this one.
+    /// Calls `f` for each entry. `previous` is the last name of the previous block, and becomes the
+    /// last name of this one.
     fn for_each(
         &self,
         directory: &Inode,

@@ -1,8 +1,7 @@
-//! Reads images without trusting a byte of them: any input gives a tree or an error.
+//! Reads images without trusting any byte: every input results in a tree or an error.
 //!
-//! Nothing is trusted twice, either: sizes, positions and counts are checked against the
-//! length of the image before anything is allocated or read, names must ascend, and walks
-//! meet every directory once.
+//! Sizes, positions and counts are checked against the length of the image before anything is
+//! allocated or read, names must ascend, and walks visit every directory once.
 
 mod data;
 mod directory;
@@ -30,7 +29,7 @@ pub(crate) use self::xattrs::SharedXattrs;
 #[derive(Debug)]
 pub struct Reader<R> {
     source: R,
-    /// Length of the source in bytes: with the devices behind it, if they are there.
+    /// Length of the source in bytes: including the devices after the image, if present.
     source_size: u64,
     /// Length of the image itself in bytes.
     size: u64,
@@ -41,21 +40,20 @@ pub struct Reader<R> {
 /// A device in the table of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
-    /// What it is called; for a layer the hexadecimal digits of its diff ID. NULs fill it.
+    /// Its tag, padded with NULs; for a layer the hexadecimal digits of its diff ID.
     pub tag: [u8; 64],
     /// Its length in blocks.
     pub blocks: u32,
-    /// Its first block in the address space that all devices share; 0 if it has no place
-    /// there.
+    /// Its first block in the address space that all devices share; 0 if it has no position there.
     pub first_block: u32,
 }
 
-/// An inode as it lies in an image.
+/// An inode as stored in an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Inode {
-    /// Its number, which is its position as well.
+    /// Its number, which also gives its position.
     pub nid: u64,
-    /// What it is.
+    /// Its type.
     pub kind: FileType,
     /// Permission, set-id and sticky bits.
     pub mode: u16,
@@ -67,22 +65,22 @@ pub struct Inode {
     pub nlink: u32,
     /// Modification time.
     pub mtime: Timestamp,
-    /// Length in bytes: of a file's contents, a link's target, a directory's entries. 0 for
-    /// all others.
+    /// Length in bytes of a file's contents, a link's target or a directory's entries; 0 for other
+    /// types.
     pub size: u64,
-    /// Device number as [`format::decode_device`] takes it apart; 0 unless a device.
+    /// Device number for [`format::decode_device`]; 0 unless the inode is a device.
     pub device: u32,
     layout: Layout,
     /// Start block or chunk format.
     union: u32,
-    /// Where the attributes start, in bytes.
+    /// Position of the attributes in bytes.
     xattrs_at: u64,
     /// Their length in bytes.
     xattrs_size: usize,
 }
 
 impl Inode {
-    /// Where what follows the attributes starts, in bytes.
+    /// Returns the position, in bytes, of what follows the attributes.
     fn body_at(&self) -> u64 {
         self.xattrs_at + self.xattrs_size as u64
     }
@@ -100,7 +98,7 @@ impl<R: ReadAt> Reader<R> {
     ///
     /// # Errors
     ///
-    /// [`Error::NotErofs`], [`Error::Unsupported`] naming what the image needs,
+    /// [`Error::NotErofs`], [`Error::Unsupported`] with the feature that the image needs,
     /// [`Error::Corrupt`], or [`Error::Read`].
     pub fn open(source: R) -> Result<Self> {
         let source_size = source.size().map_err(Error::Read)?;
@@ -158,7 +156,7 @@ impl<R: ReadAt> Reader<R> {
             .collect()
     }
 
-    /// Where the superblock and the device table lie, in bytes.
+    /// Returns the ranges of the superblock and the device table in bytes.
     pub(crate) fn head_ranges(&self) -> [Range<u64>; 2] {
         let table = u64::from(self.superblock.device_table) * DEVICE_SLOT_SIZE as u64;
         let table_size = (self.devices.len() * DEVICE_SLOT_SIZE) as u64;
@@ -168,32 +166,32 @@ impl<R: ReadAt> Reader<R> {
         ]
     }
 
-    /// The filesystem's identity.
+    /// Returns the filesystem's UUID.
     pub fn uuid(&self) -> [u8; 16] {
         self.superblock.uuid
     }
 
-    /// Length of the image in blocks, without padding.
+    /// Returns the length of the image in blocks, without padding.
     pub fn blocks(&self) -> u32 {
         self.superblock.blocks
     }
 
-    /// Number of inodes, as the superblock has it.
+    /// Returns the number of inodes from the superblock.
     pub fn inode_count(&self) -> u64 {
         self.superblock.inodes
     }
 
-    /// The devices, besides the image itself, that hold file data.
+    /// Returns the devices, besides the image itself, that hold file data.
     pub fn devices(&self) -> &[Device] {
         &self.devices
     }
 
-    /// Number of the root directory's inode.
+    /// Returns the number of the root directory's inode.
     pub fn root(&self) -> u64 {
         u64::from(self.superblock.root_nid)
     }
 
-    /// What this reader reads from.
+    /// Returns the source of this reader.
     pub fn source(&self) -> &R {
         &self.source
     }
@@ -202,7 +200,7 @@ impl<R: ReadAt> Reader<R> {
     ///
     /// # Errors
     ///
-    /// [`Error::CorruptInode`] if there is none with this number or it makes no sense,
+    /// [`Error::CorruptInode`] if no inode has this number or the inode is inconsistent,
     /// [`Error::Unsupported`] if its contents are compressed.
     pub fn inode(&self, nid: u64) -> Result<Inode> {
         let corrupt = |problem| Error::CorruptInode { nid, problem };
@@ -263,7 +261,7 @@ impl<R: ReadAt> Reader<R> {
         Ok(inode)
     }
 
-    /// Reads bytes of the image itself, inside of it as far as the caller could tell.
+    /// Reads bytes of the image itself; the caller has checked that they lie inside.
     fn fill(&self, buf: &mut [u8], at: u64) -> Result<()> {
         self.source.read_exact_at(buf, at).map_err(Error::Read)
     }

@@ -1,4 +1,4 @@
-//! Visits everything in an image, and bounds what visiting may cost.
+//! Visits everything in an image, and limits the cost of a visit.
 
 use std::collections::HashSet;
 
@@ -7,11 +7,11 @@ use crate::format::{COMPACT_SIZE, FileType};
 use crate::source::ReadAt;
 use crate::{Error, Result};
 
-/// Keeps an image from claiming more metadata than it has bytes.
+/// Prevents an image from claiming more metadata than it has bytes.
 ///
-/// Nothing in the format keeps inodes from overlapping, or directories from sharing blocks.
-/// An image of a megabyte could so pretend to hold gigabytes of names or attributes. An
-/// honest image's inodes are apart, and their sizes add up to less than the image's.
+/// The format does not keep inodes from overlapping, or directories from sharing blocks: an image
+/// of a megabyte could pretend to hold gigabytes of names or attributes. In an honest image inodes
+/// are disjoint, so their sizes add up to less than the size of the image.
 #[derive(Debug)]
 pub(crate) struct Budget {
     left: u64,
@@ -22,14 +22,14 @@ impl Budget {
         Self { left: reader.size }
     }
 
-    /// The same for a caller who wants no more than `bytes`.
+    /// Reduces the budget to `bytes` at most.
     pub(crate) fn at_most(self, bytes: u64) -> Self {
         Self {
             left: self.left.min(bytes),
         }
     }
 
-    /// Accounts for an inode, which must not have been accounted for before.
+    /// Accounts for an inode. The caller must account for each inode only once.
     pub(crate) fn take<R: ReadAt>(&mut self, reader: &Reader<R>, inode: &Inode) -> Result<()> {
         let body = match inode.kind {
             FileType::Directory | FileType::Symlink => inode.size,
@@ -46,13 +46,13 @@ impl Budget {
 }
 
 impl<R: ReadAt> Reader<R> {
-    /// Calls `f` with the path and the inode of everything in the image, the root first
-    /// (with the path `/`) and every directory before what is in it, in the order of names.
-    /// An inode with several names comes several times.
+    /// Calls `f` with the path and the inode of everything in the image: the root first (with the
+    /// path `/`), every directory before its contents, in order of names. An inode with several
+    /// names is visited several times.
     ///
     /// # Errors
     ///
-    /// What is corrupt, a directory that is met twice included, and the errors of `f`.
+    /// Those of corruption, including a directory that is reached twice, and the errors of `f`.
     pub fn walk(&self, mut f: impl FnMut(&[u8], &Inode) -> Result<()>) -> Result<()> {
         let mut budget = Budget::new(self);
         let mut seen = HashSet::new();
@@ -60,7 +60,7 @@ impl<R: ReadAt> Reader<R> {
         f(b"/", &root)?;
         seen.insert(root.nid);
         budget.take(self, &root)?;
-        // Entries still to visit, the next one last; each with its parent's path length.
+        // Entries still to visit, the next one last; each with the length of its parent's path.
         let mut pending = Vec::new();
         let mut path = Vec::new();
         let push_entries = |directory: &Inode, depth: usize, pending: &mut Vec<_>| {

@@ -8,27 +8,26 @@ use crate::source::ReadAt;
 use crate::xattr::{self, SET_MAX, Xattr};
 use crate::{BLOCK_SIZE, Result};
 
-/// Shared attributes that were read before, by their number: not to read them for every
-/// inode, and not to keep them for every inode.
+/// Shared attributes already read, by number: they need not be read, or kept, for every inode.
 pub(crate) type SharedXattrs = HashMap<u32, Xattr>;
 
 impl<R: ReadAt> Reader<R> {
-    /// The extended attributes of an inode, in the order of the image.
+    /// Returns the extended attributes of an inode, in the order of the image.
     ///
     /// # Errors
     ///
-    /// [`crate::Error::CorruptInode`] for attributes that lie outside the image or are more
-    /// than an inode can have.
+    /// [`crate::Error::CorruptInode`] for attributes that lie outside the image or are more than an
+    /// inode can have.
     pub fn xattrs(&self, inode: &Inode) -> Result<Vec<Xattr>> {
         self.xattrs_with(inode, &mut SharedXattrs::new())
     }
 
-    /// Bytes of the image that the attributes take behind their inode.
+    /// Returns how many bytes of the image the attributes after their inode take.
     pub(crate) fn xattrs_size(&self, inode: &Inode) -> u64 {
         inode.xattrs_size as u64
     }
 
-    /// The same, remembering shared attributes.
+    /// Does the same as [`Reader::xattrs`], and remembers shared attributes.
     pub(crate) fn xattrs_with(
         &self,
         inode: &Inode,
@@ -100,7 +99,7 @@ impl<R: ReadAt> Reader<R> {
     }
 }
 
-/// The first attribute in `bytes` and what follows it.
+/// Returns the first attribute in `bytes` and the bytes after it.
 fn parse(bytes: &[u8]) -> Option<(Xattr, &[u8])> {
     let (head, _) = bytes.split_at_checked(XATTR_ENTRY_SIZE)?;
     let (name, namespace, value) = format::decode_xattr_entry(head);

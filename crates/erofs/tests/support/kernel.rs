@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use rustix::mount::{MountFlags, UnmountFlags};
 
-/// A mount that ends with this value.
+/// A mount that is unmounted when this value is dropped.
 pub struct Mount {
     directory: tempfile::TempDir,
-    /// Something that is mounted as well.
+    /// Another directory that the mount uses.
     _other: Option<tempfile::TempDir>,
 }
 
@@ -37,7 +37,7 @@ impl Mount {
         }
     }
 
-    /// Mounts an EROFS image straight from its file, which must not lie on tmpfs.
+    /// Mounts an EROFS image directly from its file, which must not lie on tmpfs.
     pub fn erofs(image: &Path, devices: &[&Path]) -> Self {
         let mut options = Vec::new();
         for device in devices {
@@ -53,7 +53,7 @@ impl Mount {
     /// Stacks directories, the topmost first, without a writable layer.
     pub fn overlay(lowers: &[&Path]) -> Self {
         let mut options = b"lowerdir=".to_vec();
-        // overlayfs wants at least two.
+        // overlayfs requires at least two.
         let empty = tempfile::tempdir().unwrap();
         let mut lowers: Vec<&Path> = lowers.to_vec();
         if lowers.len() == 1 {
@@ -82,7 +82,7 @@ impl Drop for Mount {
     }
 }
 
-/// A directory for images: on disk, since the kernel does not mount them from tmpfs.
+/// Creates a directory for images: on disk, since the kernel does not mount them from tmpfs.
 pub fn image_directory() -> tempfile::TempDir {
     let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
     std::fs::create_dir_all(&target).unwrap();

@@ -1,8 +1,8 @@
-//! What several tests need. Other crates' tests include it by path.
+//! Support for several tests. Tests of other crates include it by path.
 //!
 //! * [`snapshot`] records a whole tree, from a mount or from an image, and compares two;
 //! * [`spec`] describes a tree to be written;
-//! * [`model`] says what a stack of layers must look like, and [`random`] makes stacks up;
+//! * [`model`] computes what a stack of layers must look like, and [`random`] generates stacks;
 //! * [`tools`] runs erofs-utils;
 //! * [`kernel`] mounts, as root.
 

@@ -1,5 +1,5 @@
-//! What a stack of layers must look like: overlayfs's rules written down once more, from the
-//! top of the stack and path by path, with none of the merge's ideas in it.
+//! Models what a stack of layers must look like: a second implementation of overlayfs's rules, from
+//! the top of the stack and path by path, independent of the merge's algorithm.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,7 @@ type Layer = BTreeMap<Vec<u8>, Item>;
 #[derive(Debug, Clone)]
 struct Item {
     entry: Entry,
-    /// What tells inodes apart: a layer's number and the path of the first name.
+    /// Identity of the inode: a layer's number and the path of the first name.
     inode: (usize, Vec<u8>),
     nlink: u32,
 }
@@ -28,7 +28,7 @@ enum Seen {
     Directory(Metadata, Vec<usize>),
 }
 
-/// What the layers, the lowest first, look like when stacked.
+/// Returns the view of the stacked layers, which are given lowest first.
 pub fn view(layers: &[Vec<Entry>]) -> Snapshot {
     let mut stack: Vec<Layer> = Vec::new();
     for (number, entries) in layers.iter().enumerate() {
@@ -38,7 +38,7 @@ pub fn view(layers: &[Vec<Entry>]) -> Snapshot {
     let mut seen = BTreeMap::new();
     look(&stack, b"/", &mut seen);
 
-    // Names of an inode that are visible; the first of them identifies it.
+    // Visible names of an inode; the first of them identifies it.
     let mut first_names: BTreeMap<(usize, Vec<u8>), Vec<u8>> = BTreeMap::new();
     for (path, what) in &seen {
         if let Seen::File(item) = what {
@@ -72,8 +72,8 @@ pub fn view(layers: &[Vec<Entry>]) -> Snapshot {
         .collect::<BTreeMap<Vec<u8>, Node>>()
 }
 
-/// What overlayfs shows of directory trees, the topmost first, that may hold its markers but
-/// none of ours. Link counts of directories are 1, as overlayfs has them for merged ones.
+/// Returns overlayfs's view of directory trees, the topmost first, that may have its markers but
+/// none of Micabox's. Link counts of directories are 1, as in overlayfs for merged ones.
 pub fn overlay(stack: &[Snapshot]) -> Snapshot {
     let mut result = Snapshot::new();
     let all: Vec<usize> = (0..stack.len()).collect();
@@ -129,7 +129,7 @@ fn overlay_directory(
     }
 }
 
-/// Paths of everything visible that is not a directory.
+/// Returns the paths of everything visible except directories.
 pub fn files(layers: &[Vec<Entry>]) -> Vec<Vec<u8>> {
     view(layers)
         .into_iter()
@@ -164,9 +164,9 @@ fn look(stack: &[Layer], path: &[u8], seen: &mut BTreeMap<Vec<u8>, Seen>) {
     }
 }
 
-/// What is visible at `path`.
+/// Returns what is visible at `path`.
 fn look_up(stack: &[Layer], path: &[u8]) -> Option<Seen> {
-    // Layers to search: those that take part in the parent directory.
+    // The layers to search: those that take part in the parent directory.
     let layers = if path == b"/" {
         (0..stack.len()).rev().collect()
     } else {
@@ -195,8 +195,8 @@ fn look_up(stack: &[Layer], path: &[u8]) -> Option<Seen> {
     if found.is_empty() {
         return None;
     }
-    // The attributes are the topmost directory's that has some of its own. An opaque
-    // directory without any still had the one below when its layer was made.
+    // The attributes are those of the topmost directory that has its own. An opaque directory
+    // without its own still had the one below when its layer was made.
     let mut candidates = found.clone();
     if let Some(&last) = found.last()
         && is_marked(&stack[last][path], overlay::OPAQUE)
@@ -225,8 +225,8 @@ fn parent_is_shared(stack: &[Layer], path: &[u8], layer: usize) -> bool {
     !is_marked(&stack[layer][parent], overlay::OPAQUE) && parent_is_shared(stack, parent, layer)
 }
 
-/// A layer with its links to lower layers made, as if someone had typed `ln` on a writable
-/// overlay of the layers below and then kept the upper directory.
+/// Returns a layer with its links to lower layers created, as if by `ln` on a writable overlay of
+/// the layers below, whose upper directory was then kept.
 fn with_links_made(below: &[Layer], number: usize, entries: &[Entry]) -> Layer {
     let mut layer = Layer::new();
     let mut links = Vec::new();
@@ -262,7 +262,7 @@ fn with_links_made(below: &[Layer], number: usize, entries: &[Entry]) -> Layer {
         }
     }
 
-    // The attributes are those of the link that comes last when all names are in order.
+    // The attributes are those of the link that is last when all names are in order.
     links.sort_by(|a, b| {
         let names = |path: &[u8]| {
             path.split(|&b| b == b'/')
@@ -278,7 +278,7 @@ fn with_links_made(below: &[Layer], number: usize, entries: &[Entry]) -> Layer {
         };
         by_target.entry(target.clone()).or_default().push(link);
     }
-    // Their names are taken: what lies below them is hidden.
+    // Their names are taken: anything below them is hidden.
     let mut hiding = layer.clone();
     for link in by_target.values().flatten() {
         let item = Item {
@@ -301,7 +301,7 @@ fn with_links_made(below: &[Layer], number: usize, entries: &[Entry]) -> Layer {
         let mut entry = original.entry.clone();
         entry.meta = links.last().unwrap().meta.clone();
         if matches!(entry.what, What::Symlink(_)) {
-            // Linux has no other mode for one (symlink(7)).
+            // Linux has no other mode for a symbolic link (symlink(7)).
             entry.meta.mode = 0o777;
         }
         for xattr in &original.entry.meta.xattrs {

@@ -1,4 +1,4 @@
-//! Random stacks of layers, full of collisions.
+//! Generates random stacks of layers with many collisions.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::spec::{self, Entry, What};
 
 const NAMES: [&str; 4] = ["+page.svelte", "a", "b", "c"];
 
-/// Something to do to a layer; what makes no sense there is left out.
+/// An operation on a layer; operations without effect there are skipped.
 #[derive(Debug, Clone)]
 pub struct Op {
     /// Names from a tiny alphabet, at most three deep.
@@ -29,13 +29,13 @@ enum Make {
     Symlink,
     Special,
     Whiteout,
-    /// A link to another file of the layer; which one.
+    /// A link to another file of the layer, given by its index.
     Link(u8),
-    /// A link to a file of the layers below; which one.
+    /// A link to a file of the layers below, given by its index.
     LinkToLower(u8),
 }
 
-/// Up to `layers` layers.
+/// Generates up to `layers` layers.
 pub fn stacks(layers: usize) -> impl Strategy<Value = Vec<Vec<Op>>> {
     prop::collection::vec(prop::collection::vec(op(), 0..14), 1..=layers)
 }
@@ -59,7 +59,7 @@ fn op() -> impl Strategy<Value = Op> {
     })
 }
 
-/// The stack with this number, the same on every run.
+/// Returns the stack with this number, the same in every run.
 pub fn numbered(number: u64, layers: usize) -> Vec<Vec<Entry>> {
     use proptest::strategy::ValueTree;
     use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
@@ -70,7 +70,7 @@ pub fn numbered(number: u64, layers: usize) -> Vec<Vec<Entry>> {
     self::layers(&stacks(layers).new_tree(&mut runner).unwrap().current())
 }
 
-/// Makes layers of the operations, the lowest first, each with parents before children.
+/// Builds layers from the operations, the lowest first, each with parents before children.
 pub fn layers(stack: &[Vec<Op>]) -> Vec<Vec<Entry>> {
     let mut layers: Vec<Vec<Entry>> = Vec::new();
     for ops in stack {
@@ -124,7 +124,7 @@ fn make(
                 0 => spec::implied(path),
                 _ => spec::directory(path),
             };
-            // Only overlayfs takes the root for what it is; see `Merge::first_layer`.
+            // Only overlayfs ignores the marker on the root; see `Merge::first_layer`.
             if *opaque && op.flavour.is_multiple_of(3) && path != b"/" {
                 directory.opaque()
             } else {
@@ -160,7 +160,7 @@ fn make(
         }
         Make::LinkToLower(index) => spec::link_to_lower(path, pick(lower_files, *index)?),
     };
-    // An implied directory has nothing of its own.
+    // An implied directory has no attributes of its own.
     let implied = entry.meta == spec::implied("/").meta || {
         let bare = entry.meta.xattrs.first();
         bare.is_some_and(|x| &*x.name == micabox_erofs::overlay::IMPLIED)
@@ -189,8 +189,8 @@ fn flavoured(entry: Entry, flavour: u8) -> Entry {
     entry
 }
 
-/// Drops entries below what is no directory and links to what is gone, and puts links after
-/// all else.
+/// Drops entries below anything that is not a directory and links to missing targets, and moves
+/// links to the end.
 fn settle(mut entries: BTreeMap<Vec<u8>, Entry>) -> Vec<Entry> {
     loop {
         let bad: Vec<Vec<u8>> = entries

@@ -1,4 +1,4 @@
-//! A whole tree by value: everything that a program on it could see.
+//! Records a whole tree by value: everything that a program could see of it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
@@ -12,7 +12,7 @@ use micabox_erofs::format::{self, FileType};
 use micabox_erofs::{ReadAt, Reader};
 use sha2::{Digest, Sha256};
 
-/// One name and everything behind it.
+/// One name and its inode.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
     pub kind: FileType,
@@ -215,8 +215,8 @@ pub fn of_image<R: ReadAt>(reader: &Reader<R>) -> Snapshot {
     snapshot
 }
 
-/// A hash of contents that leaves out zeros, so that huge holes cost little; the size is
-/// compared apart. Takes a file's pieces in ascending order, each from a block's start.
+/// A hash of contents that leaves out zeros, so that huge holes cost little; the size is compared
+/// separately. Takes a file's pieces in ascending order, each from the start of a block.
 #[derive(Default)]
 pub struct ContentHash(Sha256);
 
@@ -229,14 +229,14 @@ impl ContentHash {
             if block != &ZEROS[..block.len()] {
                 self.0
                     .update((offset + (index * BLOCK) as u64).to_le_bytes());
-                // Zeros at the end of a block count as a hole's.
+                // Zeros at the end of a block are treated like a hole.
                 let end = block.iter().rposition(|&byte| byte != 0).unwrap() + 1;
                 self.0.update(&block[..end]);
             }
         }
     }
 
-    /// Adds all that `read` gives, from `offset` to `end`.
+    /// Adds everything that `read` returns, from `offset` to `end`.
     pub fn add_range(
         &mut self,
         mut offset: u64,
@@ -263,10 +263,10 @@ impl ContentHash {
     }
 }
 
-/// What a comparison may overlook.
+/// Differences that a comparison ignores.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Ignore {
-    /// Link counts of directories of which one says 1: overlayfs does for merged ones.
+    /// Link counts of directories if one of them is 1: overlayfs shows 1 for merged ones.
     pub merged_directory_nlink: bool,
     /// Attributes of overlayfs's own, `trusted.overlay.` without a second `overlay.`.
     pub overlay_markers: bool,
@@ -309,7 +309,7 @@ pub fn assert_same(what: &str, left: &Snapshot, right: &Snapshot, ignore: Ignore
     assert!(report.is_empty(), "{what}: the trees differ\n{report}");
 }
 
-/// A path below a mount point for a path in a snapshot.
+/// Returns the path below a mount point for a path in a snapshot.
 pub fn real_path(mount: &Path, path: &[u8]) -> PathBuf {
     mount.join(std::ffi::OsStr::from_bytes(
         path.strip_prefix(b"/").unwrap(),

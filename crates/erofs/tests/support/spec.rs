@@ -1,4 +1,4 @@
-//! Descriptions of trees, to write them as images and to know what must come out.
+//! Descriptions of trees, to write them as images and to know the expected result.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{Cursor, Read, Seek, Write};
@@ -18,7 +18,7 @@ pub enum Content {
     Sparse(u64, Vec<(u64, Vec<u8>)>),
 }
 
-/// What an entry is.
+/// The type of an entry.
 #[derive(Debug, Clone)]
 pub enum What {
     Directory,
@@ -28,9 +28,9 @@ pub enum What {
     Block(u32, u32),
     Fifo,
     Socket,
-    /// Another name of the inode at this path, which comes earlier.
+    /// Another name of the inode at this path, whose entry comes first.
     HardLink(Vec<u8>),
-    /// Nothing is here, whatever lower layers say.
+    /// Hides the name in lower layers.
     Whiteout,
     /// Another name of the file at this path in a lower layer.
     LinkToLower(Vec<u8>),
@@ -44,7 +44,7 @@ pub struct Entry {
     pub what: What,
 }
 
-/// Plain metadata: root's, a fixed time, no attributes.
+/// Returns plain metadata: owned by root, a fixed time, no attributes.
 pub fn meta(mode: u16) -> Metadata {
     Metadata {
         mode,
@@ -92,13 +92,13 @@ pub fn link_to_lower(path: impl AsRef<[u8]>, target: impl AsRef<[u8]>) -> Entry 
     entry(path, meta(0o640), What::LinkToLower(target))
 }
 
-/// A directory that is only there for something inside.
+/// Returns a directory that exists only for something inside.
 pub fn implied(path: impl AsRef<[u8]>) -> Entry {
     entry(path, overlay::implied_directory(), What::Directory)
 }
 
 impl Entry {
-    /// Hides what lower layers have in this directory.
+    /// Hides everything that lower layers have in this directory.
     pub fn opaque(self) -> Self {
         self.xattr("trusted.overlay.opaque", "y")
     }
@@ -126,7 +126,7 @@ impl Entry {
     }
 }
 
-/// Directory and last name of an absolute path.
+/// Returns the directory and the last name of an absolute path.
 pub fn split(path: &[u8]) -> (&[u8], &[u8]) {
     let slash = path.iter().rposition(|&byte| byte == b'/').unwrap();
     (&path[..slash.max(1)], &path[slash + 1..])
@@ -151,7 +151,7 @@ pub fn write<W: Write + Seek>(out: W, uuid: [u8; 16], entries: &[Entry]) -> (W, 
     writer.finish().unwrap()
 }
 
-/// The same into memory.
+/// Writes the entries as an image in memory.
 pub fn image(entries: &[Entry]) -> Vec<u8> {
     write(Cursor::new(Vec::new()), [0x11; 16], entries)
         .0
@@ -223,7 +223,7 @@ pub fn add<W: Write + Seek>(writer: &mut Writer<W>, entry: &Entry) {
     tree.link(parent, name, inode).unwrap();
 }
 
-/// What must come out.
+/// Returns the expected snapshot of the entries.
 pub fn expected(entries: &[Entry]) -> Snapshot {
     let mut with_root = entries.to_vec();
     if entries.first().is_none_or(|first| first.path != b"/") {
@@ -271,7 +271,7 @@ pub fn expected(entries: &[Entry]) -> Snapshot {
         .collect()
 }
 
-/// What an entry looks like with so many names, or subdirectories if it is a directory.
+/// Returns the node of an entry with this many names, or subdirectories if it is a directory.
 pub fn node(entry: &Entry, names: u32, first_name: Vec<u8>, subdirectories: u32) -> Node {
     let (kind, size, device, content) = match &entry.what {
         What::Directory => (FileType::Directory, 0, (0, 0), Vec::new()),
@@ -315,7 +315,7 @@ pub fn node(entry: &Entry, names: u32, first_name: Vec<u8>, subdirectories: u32)
     }
 }
 
-/// Size and hash of contents.
+/// Returns the size and the hash of contents.
 fn hash(content: &Content) -> (u64, Vec<u8>) {
     let mut hash = ContentHash::default();
     let size = match content {

@@ -1,10 +1,10 @@
-//! erofs-utils as judges of images.
+//! Checks images with erofs-utils.
 
 use std::path::Path;
 use std::process::Command;
 
-/// Panics unless `fsck.erofs` accepts the image and can read every file's data in it.
-/// `devices` are those of its device table.
+/// Panics unless `fsck.erofs` accepts the image and can read every file's data in it. `devices` are
+/// the devices of its table.
 #[track_caller]
 pub fn fsck(image: &Path, devices: &[&Path]) {
     let mut command = Command::new("fsck.erofs");
@@ -12,7 +12,7 @@ pub fn fsck(image: &Path, devices: &[&Path]) {
     run(command, image, devices);
 }
 
-/// The same without reading data.
+/// Does the same as [`fsck`] without reading data.
 #[track_caller]
 pub fn fsck_metadata(image: &Path) {
     run(Command::new("fsck.erofs"), image, &[]);
@@ -29,7 +29,7 @@ fn run(mut command: Command, image: &Path, devices: &[&Path]) {
         .expect("fsck.erofs runs (Debian package erofs-utils)");
     let messages = [output.stdout, output.stderr].concat();
     let messages = String::from_utf8_lossy(&messages);
-    // It says "err: " about some problems and succeeds nevertheless.
+    // fsck.erofs prints "err: " for some problems but succeeds.
     assert!(
         output.status.success() && !messages.contains("<E>"),
         "{command:?}: {}\n{messages}",

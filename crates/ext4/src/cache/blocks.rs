@@ -1,4 +1,4 @@
-//! Metadata blocks: read once, checked once, changed in memory, written by commits.
+//! Caches metadata blocks: read once, checked once, changed in memory, written by commits.
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -10,7 +10,7 @@ use crate::engine::Io;
 use crate::error::{Place, Result};
 use crate::format::{directory, extent, fields, xattr};
 
-/// What a block is, as far as its checksum goes. Seeds are those of the inode.
+/// What a block is, as far as its checksum is concerned. Seeds are those of the inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// No checksum of its own: bitmaps, inode tables, descriptors, block maps.
@@ -33,14 +33,14 @@ pub(crate) fn is_index_node(block: &[u8]) -> bool {
 struct Buffer {
     data: Box<[u8]>,
     kind: Kind,
-    /// Changed by the running transaction.
+    /// The running transaction changed the block.
     dirty: bool,
-    /// Committed to the log and not yet in its place.
+    /// The block is committed to the log and not yet in place.
     logged: bool,
 }
 
-/// The cache of metadata blocks. Blocks that are changed or only in the log stay, whatever the
-/// bound says; whoever changes them commits in time.
+/// The cache of metadata blocks. Blocks that are changed or only in the log stay even above the
+/// bound; code that changes blocks commits in time.
 #[derive(Debug)]
 pub(crate) struct Blocks {
     buffers: Lru<u64, Buffer>,
@@ -64,12 +64,12 @@ impl Blocks {
         }
     }
 
-    /// Blocks changed by the running transaction.
+    /// Returns the number of blocks that the running transaction changed.
     pub(crate) fn dirty_count(&self) -> usize {
         self.dirty.len()
     }
 
-    /// Blocks that are in the log only.
+    /// Returns the number of blocks that are only in the log.
     pub(crate) fn logged_count(&self) -> usize {
         self.logged
     }
@@ -102,7 +102,7 @@ impl Blocks {
         self.buffers.insert(number, buffer)
     }
 
-    /// A block's bytes.
+    /// Returns a block's bytes.
     pub(crate) fn read<D: BlockDevice>(
         &mut self,
         io: &Io<D>,
@@ -117,7 +117,7 @@ impl Blocks {
         Ok(&buffer.data)
     }
 
-    /// A block's bytes, to be changed as part of the running transaction.
+    /// Returns a block's bytes for changes by the running transaction.
     pub(crate) fn write<D: BlockDevice>(
         &mut self,
         io: &Io<D>,
@@ -128,8 +128,8 @@ impl Blocks {
         self.changed(slot, number, kind)
     }
 
-    /// A block whose old bytes don't matter: zeros, to be filled as part of the running
-    /// transaction.
+    /// Returns a block of zeros, to be filled by the running transaction. The old contents are not
+    /// read.
     pub(crate) fn fresh(&mut self, number: u64, kind: Kind) -> Result<&mut [u8]> {
         let slot = match self.buffers.touch(&number) {
             Some(slot) => {
@@ -167,7 +167,7 @@ impl Blocks {
         Ok(&mut buffer.data)
     }
 
-    /// Drops a block that was freed. Says whether the log has a copy that must not be replayed.
+    /// Drops a freed block. Returns whether the log has a copy that must not be replayed.
     pub(crate) fn forget(&mut self, number: u64) -> bool {
         let Some(buffer) = self.buffers.remove(&number) else {
             return false;
@@ -179,7 +179,7 @@ impl Blocks {
         buffer.logged
     }
 
-    /// Puts checksums into all changed blocks; gives their numbers, ascending.
+    /// Writes checksums into all changed blocks; returns their numbers, ascending.
     pub(crate) fn seal(&mut self) -> &[u64] {
         self.dirty.sort_unstable();
         if let Some(filesystem_seed) = self.seed {
@@ -192,12 +192,12 @@ impl Blocks {
         &self.dirty
     }
 
-    /// The bytes of a block that is in the cache.
+    /// Returns the bytes of a cached block.
     pub(crate) fn cached(&self, number: u64) -> Option<&[u8]> {
         self.buffers.peek(&number).map(|buffer| &*buffer.data)
     }
 
-    /// The running transaction is in the log (`logged`), or in place.
+    /// Marks the running transaction as in the log (`logged`), or in place.
     pub(crate) fn committed(&mut self, logged: bool) {
         for number in core::mem::take(&mut self.dirty) {
             if let Some(buffer) = self.buffers.get(&number) {
@@ -208,7 +208,7 @@ impl Blocks {
         }
     }
 
-    /// Numbers of the blocks that are in the log only, ascending.
+    /// Returns the numbers of the blocks that are only in the log, ascending.
     pub(crate) fn logged(&self) -> Vec<u64> {
         let mut numbers: Vec<u64> = self
             .buffers
@@ -220,7 +220,7 @@ impl Blocks {
         numbers
     }
 
-    /// All blocks are in place.
+    /// Marks these blocks as in place.
     pub(crate) fn checkpointed(&mut self, numbers: &[u64]) {
         for number in numbers {
             if let Some(buffer) = self.buffers.get(number) {
@@ -231,7 +231,7 @@ impl Blocks {
         self.buffers.shrink(self.bound, |buffer| !buffer.dirty);
     }
 
-    /// Forgets everything, changed or not.
+    /// Drops all blocks, changed or not.
     pub(crate) fn clear(&mut self) {
         self.buffers.clear();
         self.dirty.clear();
@@ -239,7 +239,7 @@ impl Blocks {
     }
 }
 
-/// What a block starts with, as far as its kind tells, and its checksum.
+/// Checks a block's checksum, and its start where the kind of the block determines it.
 fn check(data: &[u8], number: u64, kind: Kind, seed: Option<u32>) -> Result<()> {
     let place = Place::Block(number);
     match kind {

@@ -1,9 +1,9 @@
-//! Values in slots, linked from the one used last to the one not used for longest.
+//! Values in slots, linked in order from most to least recently used.
 
 use crate::narrow::saturate32;
 use alloc::vec::Vec;
 
-/// No slot.
+/// Marks the absence of a slot.
 const NONE: u32 = u32::MAX;
 
 #[derive(Debug)]
@@ -13,7 +13,7 @@ struct Slot<T> {
     older: u32,
 }
 
-/// Values by slot number, in the order of their last use. All operations take constant time.
+/// Values by slot number, in order of last use. All operations take constant time.
 #[derive(Debug)]
 pub(crate) struct List<T> {
     slots: Vec<Slot<T>>,
@@ -69,7 +69,7 @@ impl<T> List<T> {
         self.slots.get_mut(slot as usize)?.value.as_mut()
     }
 
-    /// Makes a value the newest.
+    /// Makes a value the most recently used.
     pub(crate) fn touch(&mut self, slot: u32) {
         if self.newest != slot {
             self.unlink(slot);
@@ -84,12 +84,12 @@ impl<T> List<T> {
         Some(value)
     }
 
-    /// The value not used for longest.
+    /// Returns the least recently used slot.
     pub(crate) fn oldest(&self) -> Option<u32> {
         (self.oldest != NONE).then_some(self.oldest)
     }
 
-    /// The value used next after `slot`.
+    /// Returns the slot used next after `slot`.
     pub(crate) fn newer(&self, slot: u32) -> Option<u32> {
         self.slots
             .get(slot as usize)

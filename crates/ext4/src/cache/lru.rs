@@ -1,4 +1,4 @@
-//! A map that knows which of its values were not used for longest.
+//! A map that knows its least recently used values.
 
 use core::hash::{BuildHasher, Hash};
 
@@ -6,8 +6,8 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 
 use super::list::List;
 
-/// What finds a `K` without being one, such as a borrowed name for an owned one. Both must hash
-/// alike.
+/// A key that finds a `K` without being one, such as a borrowed name for an owned one. Both must
+/// have the same hash.
 pub(crate) trait Key<K>: Hash {
     fn is(&self, key: &K) -> bool;
 }
@@ -24,7 +24,7 @@ impl Key<u32> for u32 {
     }
 }
 
-/// A map in the order of last use.
+/// A map in order of last use.
 #[derive(Debug)]
 pub(crate) struct Lru<K, V> {
     hasher: DefaultHashBuilder,
@@ -57,26 +57,26 @@ impl<K: Hash + Key<K>, V> Lru<K, V> {
             .copied()
     }
 
-    /// The value of `key`, without counting as a use.
+    /// Returns the value of `key`, without counting as a use.
     pub(crate) fn peek(&self, key: &impl Key<K>) -> Option<&V> {
         self.list.get(self.slot(key)?).map(|(_, value)| value)
     }
 
-    /// The value of `key`, now the one used last.
+    /// Returns the value of `key`, and makes it the most recently used.
     pub(crate) fn get(&mut self, key: &impl Key<K>) -> Option<&mut V> {
         let slot = self.slot(key)?;
         self.list.touch(slot);
         self.list.get_mut(slot).map(|(_, value)| value)
     }
 
-    /// The slot of `key`, now the one used last; see [`Lru::at`].
+    /// Returns the slot of `key`, and makes it the most recently used; see [`Lru::at`].
     pub(crate) fn touch(&mut self, key: &impl Key<K>) -> Option<u32> {
         let slot = self.slot(key)?;
         self.list.touch(slot);
         Some(slot)
     }
 
-    /// The value in a slot.
+    /// Returns the value in a slot.
     pub(crate) fn at(&mut self, slot: u32) -> Option<&mut V> {
         self.list.get_mut(slot).map(|(_, value)| value)
     }
@@ -111,8 +111,8 @@ impl<K: Hash + Key<K>, V> Lru<K, V> {
         self.list.remove(slot).map(|(_, value)| value)
     }
 
-    /// Removes values that `may_go`, oldest first, until `keep` are left; those that may not
-    /// are passed over, at most as many as are removed and a few more.
+    /// Removes values that `may_go`, oldest first, until `keep` are left. Skips the others, and
+    /// visits at most twice the excess and a few more.
     pub(crate) fn shrink(&mut self, keep: usize, may_go: impl Fn(&V) -> bool) {
         let mut excess = self.len().saturating_sub(keep);
         let mut patience = excess.saturating_mul(2) + 64;
@@ -137,7 +137,7 @@ impl<K: Hash + Key<K>, V> Lru<K, V> {
         }
     }
 
-    /// All values, in no order.
+    /// Iterates over all values, in no particular order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
         self.table
             .iter()

@@ -1,8 +1,8 @@
-//! Buffers of one size, cut from large pieces of memory.
+//! Allocates buffers of one size from large pieces of memory.
 //!
-//! The first touch of fresh memory is dearer than writing a file into it, so pieces are as large
-//! as the processor's large pages, asked for as such, and kept for the next buffers. Who wants
-//! less in all gets smaller ones.
+//! The first touch of fresh memory costs more than writing a file into it, so pieces have the size
+//! of the processor's large pages, are requested as such, and are kept for the next buffers. A
+//! cache with a smaller bound gets smaller pieces.
 
 use crate::narrow::saturate32;
 use alloc::vec::Vec;
@@ -12,7 +12,7 @@ type Piece = memmap2::MmapMut;
 #[cfg(not(feature = "std"))]
 type Piece = alloc::boxed::Box<[u8]>;
 
-/// Most bytes of a piece.
+/// Maximum size of a piece in bytes.
 const PIECE: usize = 2 << 20;
 
 /// A source of buffers.
@@ -20,14 +20,15 @@ const PIECE: usize = 2 << 20;
 pub(crate) struct Memory {
     pieces: Vec<Piece>,
     free: Vec<u32>,
-    /// Bytes of a buffer; a power of two.
+    /// Size of a buffer in bytes; a power of two.
     size: usize,
-    /// Buffers in a piece.
+    /// Number of buffers in a piece.
     per_piece: usize,
 }
 
 impl Memory {
-    /// Buffers of `size` bytes, a power of two, which are to take some `bound` bytes in all.
+    /// Creates a source of buffers of `size` bytes, a power of two, for a cache of about `bound`
+    /// bytes in total.
     pub(crate) fn new(size: usize, bound: usize) -> Self {
         Self {
             pieces: Vec::new(),
@@ -37,7 +38,7 @@ impl Memory {
         }
     }
 
-    /// A buffer, whose bytes are anything; `None` if the system has no more memory.
+    /// Returns a buffer with arbitrary contents; `None` if the system has no more memory.
     pub(crate) fn take(&mut self) -> Option<u32> {
         if let Some(buffer) = self.free.pop() {
             return Some(buffer);
@@ -49,7 +50,7 @@ impl Memory {
         Some(first)
     }
 
-    /// Gives a buffer back.
+    /// Returns a buffer to the source.
     pub(crate) fn give(&mut self, buffer: u32) {
         self.free.push(buffer);
     }
@@ -62,7 +63,7 @@ impl Memory {
         )
     }
 
-    /// A buffer's bytes.
+    /// Returns a buffer's bytes.
     #[inline]
     pub(crate) fn get(&self, buffer: u32) -> &[u8] {
         let (piece, at) = self.place(buffer);
@@ -72,7 +73,7 @@ impl Memory {
             .unwrap_or_default()
     }
 
-    /// A buffer's bytes.
+    /// Returns a buffer's bytes for changes.
     #[inline]
     pub(crate) fn get_mut(&mut self, buffer: u32) -> &mut [u8] {
         let (piece, at) = self.place(buffer);
@@ -87,7 +88,7 @@ impl Memory {
 #[cfg(feature = "std")]
 fn new_piece(size: usize) -> Option<Piece> {
     let piece = memmap2::MmapMut::map_anon(size).ok()?;
-    // Small pages do as well, only slower.
+    // Small pages also work, only slower.
     #[cfg(target_os = "linux")]
     if size >= PIECE {
         let _ = piece.advise(memmap2::Advice::HugePage);

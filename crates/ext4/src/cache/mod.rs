@@ -1,4 +1,4 @@
-//! What is kept in memory, and what leaves it first.
+//! Caches, and the order in which they evict.
 
 mod blocks;
 mod list;

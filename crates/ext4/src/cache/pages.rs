@@ -1,4 +1,4 @@
-//! Contents of files: chunks of blocks, some of them not yet anywhere else.
+//! Caches contents of files: chunks of blocks, some of them not yet on the device.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -9,10 +9,10 @@ use super::memory::Memory;
 /// An inode's number and the number of a chunk within it.
 pub(crate) type ChunkKey = (u32, u32);
 
-/// Where a chunk's bytes are.
+/// Storage of a chunk's bytes.
 #[derive(Debug)]
 enum Bytes {
-    /// As many whole blocks as were needed.
+    /// As many whole blocks as needed so far.
     Few(Vec<u8>),
     /// A buffer for a whole chunk.
     All(u32),
@@ -24,15 +24,15 @@ impl Default for Bytes {
     }
 }
 
-/// A row of blocks of one file. Bit `n` of each mask is its `n`th block.
+/// Consecutive blocks of one file. Bit `n` of each mask is the `n`th block.
 #[derive(Debug, Default)]
 pub(crate) struct Chunk {
     bytes: Bytes,
-    /// The block's bytes are here.
+    /// The blocks whose bytes are here.
     pub(crate) valid: u64,
-    /// They are nowhere else.
+    /// The blocks whose bytes are nowhere else.
     pub(crate) dirty: u64,
-    /// The block has no place on the device yet; space is reserved for it.
+    /// The blocks without a place on the device; space is reserved for them.
     pub(crate) reserved: u64,
 }
 
@@ -44,12 +44,12 @@ pub(crate) struct Pages {
     dirty: BTreeSet<ChunkKey>,
     last: Option<(ChunkKey, u32)>,
     memory: Memory,
-    /// Bytes in a full chunk.
+    /// Size of a full chunk in bytes.
     chunk_size: usize,
     block_size: usize,
-    /// Bytes in all chunks.
+    /// Size of all chunks in bytes.
     bytes: usize,
-    /// Bytes that `bytes` may reach.
+    /// Upper bound of `bytes`.
     bound: usize,
 }
 
@@ -68,12 +68,12 @@ impl Pages {
         }
     }
 
-    /// Bytes in a full chunk.
+    /// Returns the size of a full chunk in bytes.
     pub(crate) fn chunk_size(&self) -> usize {
         self.chunk_size
     }
 
-    /// The slot of a chunk, now the one used last.
+    /// Returns the slot of a chunk, and makes it the most recently used.
     #[inline]
     pub(crate) fn find(&mut self, key: ChunkKey) -> Option<u32> {
         if let Some((last, slot)) = self.last
@@ -87,7 +87,7 @@ impl Pages {
         Some(slot)
     }
 
-    /// The slot of a chunk, made if there was none.
+    /// Returns the slot of a chunk, which is added if it is not cached.
     pub(crate) fn find_or_add(&mut self, key: ChunkKey) -> u32 {
         if let Some(slot) = self.find(key) {
             return slot;
@@ -98,13 +98,13 @@ impl Pages {
         slot
     }
 
-    /// The chunk in a slot.
+    /// Returns the chunk in a slot.
     #[inline]
     pub(crate) fn at(&mut self, slot: u32) -> Option<&mut Chunk> {
         self.list.get_mut(slot).map(|(_, chunk)| chunk)
     }
 
-    /// The bytes of the chunk in a slot, as far as it reaches.
+    /// Returns the bytes of the chunk in a slot, up to its current length.
     #[inline]
     pub(crate) fn bytes(&self, slot: u32) -> &[u8] {
         match self.list.get(slot).map(|(_, chunk)| &chunk.bytes) {
@@ -114,7 +114,7 @@ impl Pages {
         }
     }
 
-    /// The bytes of the chunk in a slot, as far as it reaches.
+    /// Returns the bytes of the chunk in a slot for changes, up to its current length.
     #[inline]
     pub(crate) fn bytes_mut(&mut self, slot: u32) -> &mut [u8] {
         match self.list.get_mut(slot).map(|(_, chunk)| &mut chunk.bytes) {
@@ -124,15 +124,15 @@ impl Pages {
         }
     }
 
-    /// The chunk of a key.
+    /// Returns the chunk of a key.
     pub(crate) fn peek(&self, key: ChunkKey) -> Option<&Chunk> {
         self.list
             .get(*self.index.get(&key)?)
             .map(|(_, chunk)| chunk)
     }
 
-    /// Makes sure that a chunk's buffer has at least `length` bytes. New ones are anything: a
-    /// block becomes valid when it is filled.
+    /// Extends a chunk's buffer to at least `length` bytes. New bytes are arbitrary: a block
+    /// becomes valid when it is filled.
     pub(crate) fn reach(&mut self, slot: u32, length: usize) {
         let Some((_, chunk)) = self.list.get_mut(slot) else {
             return;
@@ -162,7 +162,7 @@ impl Pages {
         }
     }
 
-    /// Blocks of a chunk were changed.
+    /// Marks blocks of a chunk as changed.
     pub(crate) fn mark_dirty(&mut self, key: ChunkKey, slot: u32, blocks: u64, reserved: u64) {
         if let Some((_, chunk)) = self.list.get_mut(slot) {
             if chunk.dirty == 0 {
@@ -174,12 +174,12 @@ impl Pages {
         }
     }
 
-    /// Keys of chunks with changed blocks, ascending.
+    /// Iterates over the keys of chunks with changed blocks, ascending.
     pub(crate) fn dirty(&self) -> impl Iterator<Item = ChunkKey> {
         self.dirty.iter().copied()
     }
 
-    /// Keys of a file's chunks with changed blocks, ascending.
+    /// Returns the keys of a file's chunks with changed blocks, ascending.
     pub(crate) fn dirty_of(&self, inode: u32) -> Vec<ChunkKey> {
         self.dirty
             .range((inode, 0)..=(inode, u32::MAX))
@@ -187,13 +187,13 @@ impl Pages {
             .collect()
     }
 
-    /// Bytes that chunks with changed blocks take, at most.
+    /// Returns an upper bound of the bytes in chunks with changed blocks.
     pub(crate) fn dirty_bytes(&self) -> usize {
-        // Small files have small chunks; the bound on all bytes holds for those.
+        // Small files have small chunks; the size of all chunks limits the result for those.
         (self.dirty.len() * self.chunk_size).min(self.bytes)
     }
 
-    /// A chunk's blocks are on the device.
+    /// Marks a chunk's blocks as written to the device.
     pub(crate) fn clean(&mut self, key: ChunkKey) {
         self.dirty.remove(&key);
         if let Some(&slot) = self.index.get(&key)
@@ -204,7 +204,7 @@ impl Pages {
         }
     }
 
-    /// Drops unchanged chunks, those not used for longest first, down to the bound.
+    /// Drops unchanged chunks, least recently used first, until the bound holds.
     pub(crate) fn shrink(&mut self) {
         let mut next = self.list.oldest();
         let mut patience = 256 + self.dirty.len();
@@ -222,17 +222,17 @@ impl Pages {
         }
     }
 
-    /// Whether more is kept than the bound allows.
+    /// Whether the cache holds more than the bound allows.
     pub(crate) fn is_over_bound(&self) -> bool {
         self.bytes > self.bound
     }
 
-    /// Bytes that may be kept.
+    /// Returns the number of bytes that the cache may hold.
     pub(crate) fn bound(&self) -> usize {
         self.bound
     }
 
-    /// Drops a chunk; gives the blocks of it for which space was reserved.
+    /// Drops a chunk; returns the number of its blocks with reserved space.
     pub(crate) fn remove(&mut self, key: ChunkKey) -> u32 {
         let Some(slot) = self.index.remove(&key) else {
             return 0;
@@ -252,7 +252,7 @@ impl Pages {
         chunk.reserved.count_ones()
     }
 
-    /// Keys of a file's chunks from number `from` on.
+    /// Returns the keys of a file's chunks from number `from` on.
     pub(crate) fn keys_from(&self, inode: u32, from: u32) -> Vec<ChunkKey> {
         self.index
             .range((inode, from)..=(inode, u32::MAX))
@@ -260,7 +260,8 @@ impl Pages {
             .collect()
     }
 
-    /// Forgets a chunk's blocks `blocks`; gives how many of them had space reserved.
+    /// Drops the blocks in the mask `blocks` of a chunk; returns how many of them had reserved
+    /// space.
     pub(crate) fn forget_blocks(&mut self, key: ChunkKey, blocks: u64) -> u32 {
         let Some(&slot) = self.index.get(&key) else {
             return 0;

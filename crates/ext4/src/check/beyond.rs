@@ -1,6 +1,6 @@
-//! Where this check is stricter than `e2fsck -fn`.
+//! Lists where this check is stricter than `e2fsck -fn`.
 
-/// What is faulted here although `e2fsck -fn` passes it: a part of the finding's text, and why.
+/// Findings that `e2fsck -fn` does not report: a part of the finding's text, and the reason.
 pub const BEYOND_E2FSCK: &[(&str, &str)] = &[
     (
         "marked as having errors",

@@ -1,4 +1,4 @@
-//! Which blocks are whose.
+//! Collects which blocks belong to which owner.
 
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -6,7 +6,7 @@ use core::ops::Range;
 /// Claims by the filesystem itself: superblock copies, descriptors, bitmaps, inode tables.
 pub(super) const FILESYSTEM: u32 = 0;
 
-/// A run of clusters that an inode, or the filesystem, says are its own.
+/// A run of clusters that an inode or the filesystem claims.
 #[derive(Debug, Clone, Copy)]
 struct Claim {
     start: u64,
@@ -14,7 +14,7 @@ struct Claim {
     owner: u32,
 }
 
-/// All claims. Memory grows with what the image says, not with how large it says it is.
+/// All claims. Memory grows with what the image contains, not with the size that it claims.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
     claims: Vec<Claim>,
@@ -29,7 +29,7 @@ pub(super) struct Conflict {
 }
 
 impl Claims {
-    /// Notes that clusters belong to `owner`. Neighbours in a row become one claim.
+    /// Records that clusters belong to `owner`. Adjacent runs become one claim.
     pub(super) fn add(&mut self, clusters: Range<u64>, owner: u32) {
         if clusters.start >= clusters.end {
             return;
@@ -48,13 +48,14 @@ impl Claims {
         });
     }
 
-    /// Sorts all claims: the runs in use, ascending and disjoint, and conflicts among them.
+    /// Sorts all claims: returns the runs in use, ascending and disjoint, and conflicts among
+    /// claims.
     pub(super) fn settle(mut self, conflicts_max: usize) -> (Vec<Range<u64>>, Vec<Conflict>) {
         self.claims
             .sort_unstable_by_key(|claim| (claim.start, claim.end, claim.owner));
         let mut used: Vec<Range<u64>> = Vec::new();
         let mut conflicts = Vec::new();
-        // The claim that reaches furthest so far.
+        // The claim with the highest end so far.
         let mut furthest: Option<Claim> = None;
         for claim in self.claims {
             if let Some(other) = furthest

@@ -1,4 +1,4 @@
-//! Pass 2: the entries of every directory.
+//! Pass 2: checks the entries of every directory.
 
 use alloc::vec::Vec;
 use core::mem;
@@ -16,13 +16,13 @@ use crate::format::fields;
 use crate::format::inode::flags;
 use crate::format::superblock::ROOT_INODE;
 
-/// Shortest name in an encrypted directory.
+/// Length in bytes of the shortest name in an encrypted directory.
 const ENCRYPTED_NAME_MIN: usize = 16;
 
 /// The names of the first two entries.
 const DOTS: [&[u8]; 2] = [b".", b".."];
 
-/// Looks at all directories.
+/// Checks all directories.
 pub(super) fn scan(state: &mut State) {
     let directories = mem::take(&mut state.directories);
     for directory in &directories {
@@ -44,9 +44,10 @@ fn scan_one(state: &mut State, directory: &Directory) {
     let volume = state.volume;
     let indexed =
         directory.flags & flags::INDEX != 0 && volume.superblock.has_compat(compat::DIR_INDEX);
-    let parts = match indexed {
-        true => htree::walk(state, directory),
-        false => HashMap::new(),
+    let parts = if indexed {
+        htree::walk(state, directory)
+    } else {
+        HashMap::new()
     };
     let mut next = 0;
     let mut block = buffer(volume);
@@ -65,7 +66,7 @@ fn scan_one(state: &mut State, directory: &Directory) {
             let logical = run.logical + index;
             let physical = run.physical + index;
             if state.is_fixed(physical) {
-                // It was told that the filesystem claims it, too.
+                // The conflict with the filesystem itself was reported before.
                 continue;
             }
             // Directories that share blocks could hold any number of names.
@@ -90,7 +91,7 @@ fn scan_one(state: &mut State, directory: &Directory) {
     }
 }
 
-/// A block of entries.
+/// Checks a block of entries.
 fn scan_block(
     state: &mut State,
     directory: &Directory,
@@ -156,7 +157,7 @@ fn scan_block(
         missing_dots(state, number, dots);
     }
     if let (Some(Part::Leaf { from, to, .. }), Some((least, most))) = (part, range) {
-        // An odd end says that the next block goes on with the same hash.
+        // An odd end means that the next block continues with the same hash.
         let limit = if to & 1 == 1 {
             to
         } else {
@@ -182,7 +183,7 @@ fn missing_dots(state: &mut State, number: u32, dots: [bool; 2]) {
     }
 }
 
-/// A directory in its inode: the parent's number, then entries, and more in an attribute.
+/// Checks an inline directory: the parent's number, then entries, and more entries in an attribute.
 fn inline(
     state: &mut State,
     directory: &Directory,
@@ -210,7 +211,7 @@ fn inline(
     }
 }
 
-/// An entry whose length makes sense.
+/// An entry with a valid length.
 struct Entry<'b> {
     inode: u32,
     length: usize,
@@ -241,7 +242,7 @@ impl<'b> Entry<'b> {
         })
     }
 
-    /// Whether it holds a block's checksum.
+    /// Whether the entry holds a block's checksum.
     fn is_tail(&self) -> bool {
         self.length == directory::TAIL_SIZE
             && self.file_type == directory::TAIL_FILE_TYPE
@@ -298,7 +299,7 @@ fn visit(
         problem("references an extended attribute inode");
     }
     let right = seen.kind.map_or(FileType::Unknown, Kind::file_type);
-    // Linux takes it from the inode, and e2fsck puts it in without a word.
+    // Linux takes the type from the inode, and e2fsck adds it without a message.
     let left_out = entry.file_type == 0;
     if types && !left_out && FileType::from_byte(entry.file_type) != right && seen.kind.is_some() {
         problem("has an incorrect filetype");
@@ -323,7 +324,7 @@ fn visit(
     count(state, child);
 }
 
-/// One more name for an inode.
+/// Counts one more name of an inode.
 fn count(state: &mut State, number: u32) {
     if let Some(seen) = state.seen.get_mut(&number) {
         seen.counted = seen.counted.saturating_add(1);

@@ -1,19 +1,19 @@
-//! What is wrong with a filesystem.
+//! The findings of a check.
 
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::fmt;
 
-/// Findings that are kept; a thoroughly broken image would have millions.
+/// Maximum number of findings kept; a thoroughly broken image would have millions.
 pub(super) const FINDINGS_MAX: usize = 500;
 
-/// Something wrong with a filesystem.
+/// A defect of a filesystem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// The inode at which it was found; `None` for the filesystem as a whole.
+    /// The defective inode; `None` for the filesystem as a whole.
     pub inode: Option<u32>,
-    /// What it is, in e2fsck's terms.
+    /// Description of the defect, in e2fsck's terms.
     pub problem: String,
 }
 
@@ -26,7 +26,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// What has been found so far.
+/// The findings so far.
 #[derive(Debug, Default)]
 pub(super) struct Findings {
     kept: Vec<Finding>,
@@ -34,22 +34,22 @@ pub(super) struct Findings {
 }
 
 impl Findings {
-    /// Notes a problem of the filesystem as a whole.
+    /// Records a problem of the filesystem as a whole.
     pub(super) fn add(&mut self, problem: impl fmt::Display) {
         self.note(None, &problem);
     }
 
-    /// Notes a problem of an inode.
+    /// Records a problem of an inode.
     pub(super) fn inode(&mut self, inode: u32, problem: impl fmt::Display) {
         self.note(Some(inode), &problem);
     }
 
-    /// Whether more problems would not be listed anyway.
+    /// Whether further problems will not be listed.
     pub(super) fn is_full(&self) -> bool {
         self.kept.len() >= FINDINGS_MAX
     }
 
-    /// Everything, and how much was left out.
+    /// Returns all findings, and the number of those left out.
     pub(super) fn finish(mut self) -> Vec<Finding> {
         if self.more > 0 {
             let problem = format!("{} more problems are not listed", self.more);

@@ -7,7 +7,7 @@ use super::claims::FILESYSTEM;
 use super::state::State;
 use crate::format::features::incompat;
 
-/// Claims them all, and reports those that lie on one another.
+/// Claims all of these blocks, and reports overlaps among them.
 pub(super) fn claim(state: &mut State) {
     let volume = state.volume;
     let mut all: Vec<(Range<u64>, &str, usize)> = Vec::new();
@@ -20,7 +20,7 @@ pub(super) fn claim(state: &mut State) {
         all.push((one(group.inode_bitmap()), "inode bitmap", number));
         all.push((table, "inode table", number));
     }
-    // Whatever comes before the first superblock is nobody's, too.
+    // Blocks before the first superblock do not belong to files, either.
     let before = volume.first_data_block..volume.base_blocks(0).start;
     all.push((before, "boot block", 0));
     if volume.has_incompat(incompat::MMP) && volume.is_data_block(volume.superblock.mmp_block) {
@@ -45,7 +45,7 @@ pub(super) fn claim(state: &mut State) {
     }
     let mut end = 0;
     for run in &runs {
-        // With bigalloc two of them may share a cluster.
+        // With bigalloc two runs may share a cluster.
         let clusters = state.clusters(run.clone());
         state
             .claims

@@ -1,4 +1,4 @@
-//! The hash trees of indexed directories.
+//! Checks the hash trees of indexed directories.
 
 use hashbrown::HashMap;
 
@@ -13,19 +13,19 @@ use crate::format::hash::{Version, hash};
 use crate::format::inode::flags;
 use crate::format::superblock::FLAG_UNSIGNED_HASH;
 
-/// Behind all hashes.
+/// A value above all hashes.
 const END: u32 = 0xffff_ffff;
 /// `hash_version` of names that are hashed with a key.
 const SIPHASH: u8 = 6;
 
-/// What a block of an indexed directory is.
+/// The role of a block in an indexed directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
     /// Block 0: `.`, `..` and the root.
     Root,
     /// An inner node.
     Node,
-    /// Entries with hashes from `from` to `to`, which belongs to the next.
+    /// Entries with hashes from `from` to `to`, exclusive.
     Leaf {
         from: u32,
         to: u32,
@@ -33,7 +33,7 @@ pub(super) enum Part {
     },
 }
 
-/// Walks the tree from its root. What it does not reach is no part of it.
+/// Walks the tree from its root. Blocks that it does not reach are not part of the tree.
 pub(super) fn walk(state: &mut State, directory: &Directory) -> HashMap<u64, Part> {
     let number = directory.number;
     let mut parts = HashMap::new();
@@ -69,7 +69,7 @@ pub(super) fn walk(state: &mut State, directory: &Directory) -> HashMap<u64, Par
         state.found.inode(number, problem);
         return parts;
     }
-    // Folding case needs tables that are not here.
+    // Case folding needs tables that this crate does not have.
     let version = version.filter(|_| directory.flags & flags::CASEFOLD == 0);
     parts.insert(0, Part::Root);
     let mut tree = Tree {
@@ -127,13 +127,13 @@ impl Tree<'_> {
                 state.found.inode(number, what);
             }
         }
-        let entries = node.get(offset..).unwrap_or_default();
-        let mut entries = entries
+        let bytes = node.get(offset..).unwrap_or_default();
+        let mut entries = bytes
             .chunks_exact(INDEX_ENTRY_SIZE)
             .take(count.into())
             .enumerate()
             .map(|(index, entry)| match index {
-                // Limit and count are in place of the first hash.
+                // Limit and count take the place of the first hash.
                 0 => (within.0, fields::get::<u32>(entry, 4)),
                 _ => (fields::get(entry, 0), fields::get(entry, 4)),
             })
@@ -148,7 +148,7 @@ impl Tree<'_> {
             }
             last = from;
             let to = entries.peek().map_or(within.1, |(hash, _)| *hash);
-            // The top bits are reserved.
+            // The upper bits are reserved.
             self.child(state, u64::from(child & 0x0fff_ffff), level, (from, to));
             if state.found.is_full() {
                 return;
@@ -191,7 +191,7 @@ impl Tree<'_> {
     }
 }
 
-/// Reads a directory's block by its number within the directory.
+/// Reads a directory's block, given its number within the directory.
 fn read(
     volume: &Volume,
     directory: &Directory,
@@ -212,7 +212,7 @@ fn read(
         })
 }
 
-/// The hash of a name in a leaf; `None` where it is not known.
+/// Returns the hash of a name in a leaf; `None` if it is unknown.
 pub(super) fn hash_of(
     volume: &Volume,
     directory: &Directory,
@@ -230,7 +230,7 @@ pub(super) fn hash_of(
     Some(hash(version, volume.superblock.hash_seed, name).0)
 }
 
-/// Widens a range of hashes.
+/// Extends a range of hashes to include `hash`.
 pub(super) fn extend(range: &mut Option<(u32, u32)>, hash: Option<u32>) {
     if let Some(hash) = hash {
         let (least, most) = range.unwrap_or((hash, hash));

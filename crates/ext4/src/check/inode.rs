@@ -1,4 +1,4 @@
-//! An inode's bytes, and what they mean without looking anywhere else.
+//! Decodes an inode's bytes, without reading anything else.
 
 use super::volume::Volume;
 use crate::format::checksum::inode_seed;
@@ -9,7 +9,7 @@ use crate::format::inode::{
     S_IFSOCK, flags,
 };
 
-/// What an inode is.
+/// The type of an inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Fifo,
@@ -22,7 +22,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// The type of a mode; `None` for none of them.
+    /// Returns the type in a mode; `None` if the mode has no valid type.
     pub(super) fn of(mode: u16) -> Option<Self> {
         Some(match mode & S_IFMT {
             S_IFIFO => Self::Fifo,
@@ -36,7 +36,7 @@ impl Kind {
         })
     }
 
-    /// The type that directory entries have for it.
+    /// Returns the type in directory entries.
     pub(super) fn file_type(self) -> FileType {
         match self {
             Self::Fifo => FileType::Fifo,
@@ -49,7 +49,7 @@ impl Kind {
         }
     }
 
-    /// The name that e2fsck has for an impossible one.
+    /// Returns e2fsck's name of an inode of this type that is malformed.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Fifo => "FIFO",
@@ -63,12 +63,12 @@ impl Kind {
     }
 }
 
-/// An inode as it lies in its table.
+/// An inode as stored in its table.
 #[derive(Debug, Clone)]
 pub(super) struct Inode<'b> {
     pub(super) number: u32,
     pub(super) raw: RawInode,
-    /// All its bytes.
+    /// All bytes of the inode.
     pub(super) bytes: &'b [u8],
 }
 
@@ -93,48 +93,49 @@ impl<'b> Inode<'b> {
         self.bytes.get(40..100).unwrap_or_default()
     }
 
-    /// Block of extended attributes, 0 for none.
+    /// Returns the block of extended attributes, 0 for none.
     pub(super) fn attribute_block(&self, volume: &Volume) -> u64 {
-        match volume.has_incompat(incompat::BIT64) {
-            true => self.raw.file_acl(),
-            false => self.raw.file_acl_lo.into(),
+        if volume.has_incompat(incompat::BIT64) {
+            self.raw.file_acl()
+        } else {
+            self.raw.file_acl_lo.into()
         }
     }
 
-    /// What it says to occupy, in units of 512 bytes.
+    /// Returns the occupied space according to the inode, in units of 512 bytes.
     pub(super) fn sectors(&self, volume: &Volume) -> u64 {
         if !volume.has_ro_compat(ro_compat::HUGE_FILE) {
             return self.raw.blocks_lo.into();
         }
-        match self.has(flags::HUGE_FILE) {
-            true => self
-                .raw
+        if self.has(flags::HUGE_FILE) {
+            self.raw
                 .blocks()
-                .saturating_mul(volume.block_size as u64 / 512),
-            false => self.raw.blocks(),
+                .saturating_mul(volume.block_size as u64 / 512)
+        } else {
+            self.raw.blocks()
         }
     }
 
-    /// Seed of the checksums of its blocks.
+    /// Returns the seed of the checksums of the inode's blocks.
     pub(super) fn seed(&self, volume: &Volume) -> u32 {
         inode_seed(volume.seed, self.number, self.raw.generation)
     }
 
-    /// Whether its own checksum is right.
+    /// Whether the inode's own checksum is correct.
     pub(super) fn is_sealed(&self, volume: &Volume) -> bool {
-        // An inode that nobody ever wrote has none.
+        // An inode that was never written has no checksum.
         inode::is_sealed(volume.seed, self.number, self.bytes)
             || self.bytes.iter().all(|&byte| byte == 0)
     }
 
-    /// Whether the fields beyond the first 128 bytes end where they can.
+    /// Whether the fields beyond the first 128 bytes have a valid end.
     pub(super) fn extra_size_fits(&self) -> bool {
         let extra = usize::from(self.raw.extra_isize);
         let room = self.bytes.len() - GOOD_OLD_SIZE.min(self.bytes.len());
         extra == 0 || (extra >= 4 && extra <= room && extra.is_multiple_of(4))
     }
 
-    /// Whether it is a symbolic link whose target is in `i_block`.
+    /// Whether the inode is a symbolic link whose target is in `i_block`.
     pub(super) fn is_fast_symlink(&self, volume: &Volume) -> bool {
         if self.kind() != Some(Kind::Symlink) || self.has(flags::EXTENTS | flags::INLINE_DATA) {
             return false;

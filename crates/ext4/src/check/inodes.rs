@@ -1,4 +1,4 @@
-//! Pass 1: every inode in use, its blocks and attributes.
+//! Pass 1: checks every inode in use, its blocks and attributes.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -17,14 +17,14 @@ use crate::format::inode::{flags, is_linux};
 use crate::format::superblock::{JOURNAL_INODE, ROOT_INODE};
 use crate::narrow::saturate32;
 
-/// Bytes of inode tables read at once.
+/// Number of bytes of inode tables read together.
 const CHUNK: usize = 64 << 10;
-/// Bytes of `i_block`.
+/// Size of `i_block` in bytes.
 const I_BLOCK: u64 = 60;
 /// The inode for a boot loader.
 const BOOT_LOADER: u32 = 5;
 
-/// Looks at all inodes.
+/// Checks all inodes.
 pub(super) fn scan(state: &mut State) {
     let volume = state.volume;
     let per_group = volume.inodes_per_group();
@@ -44,7 +44,7 @@ pub(super) fn scan(state: &mut State) {
     }
 }
 
-/// Looks at the first `count` inodes of a table.
+/// Checks the first `count` inodes of a table.
 fn table(state: &mut State, block: u64, first: u32, count: u32) {
     let volume = state.volume;
     let size = volume.inode_size;
@@ -146,8 +146,8 @@ fn inode(state: &mut State, inode: &Inode) {
     }
 }
 
-/// Times of deletion below this are no times, but numbers of inodes on the list of orphans; 0 if
-/// the filesystem's own times are as low.
+/// Returns the limit below which a time of deletion is not a time, but the number of an inode on
+/// the list of orphans; 0 if the filesystem's own times are as low.
 fn low_times(volume: &Volume) -> u32 {
     let superblock = &volume.superblock;
     let times = [
@@ -164,8 +164,8 @@ fn low_times(volume: &Volume) -> u32 {
 
 const NOT_A_DIRECTORY: &str = "has INDEX_FL flag set but is not a directory";
 
-/// An inode of the filesystem's own, in use or not: nothing names it, and it has the blocks that it
-/// says.
+/// Checks an inode of the filesystem's own, in use or not: no directory names it, and it has the
+/// blocks that it claims.
 fn reserved(state: &mut State, inode: &Inode, purpose: Purpose) {
     let number = inode.number;
     let kind = inode.kind();
@@ -173,7 +173,7 @@ fn reserved(state: &mut State, inode: &Inode, purpose: Purpose) {
     let empty = inode.raw.mode == 0;
     let wrong = match (purpose, number) {
         (Purpose::Own, _) => !regular,
-        // What a boot loader has is its own affair.
+        // The contents of a boot loader's inode are not checked.
         (_, BOOT_LOADER) => kind == Some(Kind::Directory),
         (_, RESIZE) => !empty && !regular,
         _ => !empty,
@@ -202,7 +202,7 @@ fn reserved(state: &mut State, inode: &Inode, purpose: Purpose) {
     special::remember(state, inode, &map);
 }
 
-/// Notes an inode in use, for its names to be counted.
+/// Records an inode in use, so that its names are counted.
 fn remember(state: &mut State, inode: &Inode) {
     let references = u64::from(inode.raw.ctime) << 32 | u64::from(inode.raw.version_lo);
     let seen = Seen {
@@ -215,7 +215,7 @@ fn remember(state: &mut State, inode: &Inode) {
     state.seen.insert(inode.number, seen);
 }
 
-/// What flags say of where the contents are.
+/// Checks the flags that describe the location of the contents.
 fn layout_flags(state: &mut State, inode: &Inode) {
     let superblock = &state.volume.superblock;
     let number = inode.number;
@@ -260,7 +260,7 @@ fn layout_flags(state: &mut State, inode: &Inode) {
     );
 }
 
-/// What flags and fields say, and what they can't.
+/// Checks flags and fields for impossible values.
 fn flags_and_fields(state: &mut State, inode: &Inode) {
     let superblock = &state.volume.superblock;
     let number = inode.number;
@@ -313,7 +313,7 @@ fn flags_and_fields(state: &mut State, inode: &Inode) {
         "has an extra size which is invalid",
     );
     problem(inode.raw.obsolete_fragment != 0, "i_faddr should be zero");
-    // Other systems have other things in these fields.
+    // Other systems use these fields for other data.
     let linux = is_linux(superblock.creator_os);
     problem(
         linux && inode.raw.blocks_hi != 0 && !superblock.has_ro_compat(ro_compat::HUGE_FILE),
@@ -340,7 +340,7 @@ fn flags_and_fields(state: &mut State, inode: &Inode) {
     );
 }
 
-/// Checks an inode's attributes. Returns how many blocks hold some.
+/// Checks an inode's attributes. Returns the number of blocks that hold some.
 fn attributes(state: &mut State, inode: &Inode, facts: &mut Facts) -> u64 {
     let volume = state.volume;
     let number = inode.number;
@@ -369,7 +369,7 @@ fn attributes(state: &mut State, inode: &Inode, facts: &mut Facts) -> u64 {
     blocks
 }
 
-/// Checks the block with an inode's attributes. Returns how many there are: one, or none.
+/// Checks the block with an inode's attributes. Returns the number of such blocks: one, or none.
 fn attributes_in_block(state: &mut State, inode: &Inode, facts: &mut Facts) -> u64 {
     let volume = state.volume;
     let number = inode.number;
@@ -394,7 +394,7 @@ fn attributes_in_block(state: &mut State, inode: &Inode, facts: &mut Facts) -> u
     blocks
 }
 
-/// Checks a block of attributes, once.
+/// Checks a block of attributes, only once.
 fn attribute_block(state: &mut State, inode: &Inode, block: u64, facts: &mut Facts) {
     if let Some(shared) = state.attribute_blocks.get_mut(&block) {
         shared.counted = shared.counted.saturating_add(1);
@@ -420,7 +420,7 @@ fn attribute_block(state: &mut State, inode: &Inode, block: u64, facts: &mut Fac
     state.claims.add(clusters, inode.number);
 }
 
-/// Checks and claims an inode's blocks, or what it has in their place.
+/// Checks and claims an inode's blocks, or its contents in their place.
 fn contents(state: &mut State, inode: &Inode, facts: &Facts, attribute_blocks: u64) -> Map {
     let volume = state.volume;
     let number = inode.number;
@@ -435,7 +435,7 @@ fn contents(state: &mut State, inode: &Inode, facts: &Facts, attribute_blocks: u
             inline_data(state, inode, facts);
         }
         Some(kind @ (Kind::CharDevice | Kind::BlockDevice | Kind::Fifo | Kind::Socket))
-            // The first words hold the device's number. Linux leaves things in the others.
+            // The first words hold the device's number. Linux leaves data in the others.
             if inode.has(flags::IMMUTABLE)
                 && (4..15).any(|index| word(inode.block(), index) != 0) =>
         {
@@ -448,7 +448,7 @@ fn contents(state: &mut State, inode: &Inode, facts: &Facts, attribute_blocks: u
         symlink(state, inode, &map);
     }
     if map.broken {
-        // Its numbers can't be right then.
+        // The inode's counts can't be correct then.
         return map;
     }
     let allocated: u64 = clusters_of(state, &map) + map.nodes.len() as u64 + attribute_blocks;
@@ -472,7 +472,7 @@ fn contents(state: &mut State, inode: &Inode, facts: &Facts, attribute_blocks: u
     map
 }
 
-/// Whether `i_blocks` is that of so many clusters.
+/// Checks that `i_blocks` matches a number of clusters.
 fn occupied(state: &mut State, inode: &Inode, clusters: u64) {
     let volume = state.volume;
     let unit = volume.block_size as u64 / 512 * volume.cluster_ratio;
@@ -483,7 +483,7 @@ fn occupied(state: &mut State, inode: &Inode, clusters: u64) {
     }
 }
 
-/// Clusters of a file's data.
+/// Returns the number of clusters of a file's data.
 fn clusters_of(state: &State, map: &Map) -> u64 {
     let mut last = None;
     let mut count = 0;
@@ -561,12 +561,12 @@ fn symlink(state: &mut State, inode: &Inode, map: &Map) {
     }
 }
 
-/// Length of a C string.
+/// Returns the length of a C string.
 fn length(bytes: &[u8]) -> u64 {
     bytes.iter().take_while(|&&byte| byte != 0).count() as u64
 }
 
-/// Whether `i_size` fits the blocks.
+/// Checks that `i_size` matches the blocks.
 fn size(state: &mut State, inode: &Inode, map: &Map, inline: bool) {
     let volume = state.volume;
     let block_size = volume.block_size as u64;
@@ -582,8 +582,8 @@ fn size(state: &mut State, inode: &Inode, map: &Map, inline: bool) {
             most * block_size
         }
         Some(Kind::Regular) if !inline => {
-            // One block too many is no reason for e2fsck to complain, and mke2fs makes such
-            // journals. Verity keeps its tree behind the data.
+            // e2fsck accepts one block too many, and mke2fs makes such journals. Verity stores its
+            // tree after the data.
             let least = map.written_end();
             let short = size < least.saturating_sub(1) * block_size && !inode.has(flags::VERITY);
             if !short && size <= size_max(volume, inode) {
@@ -603,7 +603,7 @@ fn size(state: &mut State, inode: &Inode, map: &Map, inline: bool) {
     state.found.inode(inode.number, what);
 }
 
-/// The largest size that a file's map has room for.
+/// Returns the largest size that a file's map can hold, in bytes.
 fn size_max(volume: &Volume, inode: &Inode) -> u64 {
     let block_size = volume.block_size as u64;
     if volume.has_incompat(incompat::EXTENTS) && inode.has(flags::EXTENTS) {

@@ -1,4 +1,4 @@
-//! The journal's superblock, and the lists of orphans.
+//! Checks the journal's superblock and the lists of orphans.
 
 use alloc::vec::Vec;
 
@@ -12,7 +12,7 @@ use crate::format::journal::{
 };
 use crate::format::orphan;
 
-/// The journal, as far as it can be checked without replaying it.
+/// Checks the journal, except for what requires replaying it.
 pub(super) fn check(state: &mut State) {
     let superblock = &state.volume.superblock;
     let recover = superblock.has_incompat(incompat::RECOVER);
@@ -120,7 +120,7 @@ fn superblock_of_journal(state: &State, recover: bool) -> Result<(), &'static st
     Ok(())
 }
 
-/// Inodes that were to be deleted or cut when the filesystem was last used.
+/// Checks inodes that were about to be deleted or truncated when the filesystem was last used.
 pub(super) fn orphans(state: &mut State) {
     let superblock = &state.volume.superblock;
     if superblock.last_orphan != 0 {

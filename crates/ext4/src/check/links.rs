@@ -1,5 +1,5 @@
-//! Passes 3 and 4: that every directory hangs from the root, and that every inode has as many
-//! names as it says.
+//! Passes 3 and 4: checks that every directory can be reached from the root, and that every inode
+//! has as many names as its link count.
 
 use hashbrown::HashSet;
 
@@ -10,7 +10,7 @@ use crate::format::features::{incompat, ro_compat};
 use crate::format::inode::flags;
 use crate::format::superblock::ROOT_INODE;
 
-/// Pass 3.
+/// Pass 3: checks that every directory can be reached from the root.
 pub(super) fn connectivity(state: &mut State) {
     let mut connected = HashSet::new();
     connected.insert(ROOT_INODE);
@@ -41,7 +41,7 @@ pub(super) fn connectivity(state: &mut State) {
     }
 }
 
-/// Pass 4.
+/// Pass 4: checks link counts.
 pub(super) fn counts(state: &mut State) {
     let superblock = &state.volume.superblock;
     let first = superblock.first_file_inode();
@@ -70,7 +70,8 @@ pub(super) fn counts(state: &mut State) {
             state.found.inode(number, "unattached inode");
             continue;
         }
-        // Once a directory had too many, they are counted no more, however few they are now.
+        // A directory that once had too many subdirectories does not count them any more, however
+        // few are left.
         let indexed = seen.flags & flags::INDEX != 0 && seen.counted > 1;
         let uncounted =
             directory && seen.links == 1 && (indexed || many && seen.counted > MAX_LINKS);

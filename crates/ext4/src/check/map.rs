@@ -1,4 +1,4 @@
-//! Where a file's blocks are: extent trees and indirect blocks, walked without trust.
+//! Finds a file's blocks: walks extent trees and indirect blocks without trusting them.
 
 use alloc::format;
 use alloc::string::String;
@@ -17,20 +17,20 @@ use crate::format::fields;
 use crate::format::inode::flags;
 use crate::narrow::in_memory;
 
-/// Direct pointers of `i_block`.
+/// Number of direct pointers in `i_block`.
 const DIRECT: usize = 12;
 /// A file's blocks have 32-bit numbers.
 const LOGICAL_END: u64 = 1 << 32;
-/// Bad blocks of one file that are told.
+/// Maximum number of bad blocks reported per file.
 const TOLD_MAX: u32 = 8;
 
-/// Blocks in a row.
+/// Consecutive blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Run {
     pub(super) logical: u64,
     pub(super) physical: u64,
     pub(super) length: u64,
-    /// Whether it holds data, and not just room for it.
+    /// Whether the blocks hold data; otherwise they are only allocated.
     pub(super) written: bool,
 }
 
@@ -41,12 +41,12 @@ pub(super) struct Map {
     pub(super) runs: Vec<Run>,
     /// Blocks of the tree itself.
     pub(super) nodes: Vec<u64>,
-    /// Whether something of it was left out because it made no sense.
+    /// Whether inconsistent parts were left out.
     pub(super) broken: bool,
 }
 
 impl Map {
-    /// Appends blocks, joining them to the last run.
+    /// Appends blocks, or joins them to the last run.
     fn push(&mut self, run: Run) {
         if let Some(last) = self.runs.last_mut()
             && last.logical + last.length == run.logical
@@ -59,35 +59,36 @@ impl Map {
         self.runs.push(run);
     }
 
-    /// The first logical block behind all runs.
+    /// Returns the first logical block after all runs.
     pub(super) fn end(&self) -> u64 {
         self.runs.last().map_or(0, |run| run.logical + run.length)
     }
 
-    /// The first logical block behind all runs that hold data.
+    /// Returns the first logical block after all runs that hold data.
     pub(super) fn written_end(&self) -> u64 {
         let written = self.runs.iter().rev().find(|run| run.written);
         written.map_or(0, |run| run.logical + run.length)
     }
 }
 
-/// What a walk needs at every node.
+/// The context that a walk needs at every node.
 pub(super) struct Walk<'v, 'd> {
     pub(super) volume: &'v Volume<'d>,
     pub(super) found: &'v mut Findings,
-    /// Blocks of trees that were walked already, of all files: one node has one parent.
+    /// Blocks of trees walked so far, of all files: a node has one parent.
     pub(super) visited: &'v mut HashSet<u64>,
     /// Blocks that belong to the filesystem itself.
     pub(super) fixed: &'v [Range<u64>],
 }
 
 impl Walk<'_, '_> {
-    /// The blocks of an inode that has blocks.
+    /// Returns the blocks of an inode that has blocks.
     pub(super) fn map(&mut self, inode: &Inode) -> Map {
         let mut map = Map::default();
-        match inode.has(flags::EXTENTS) {
-            true => self.extents(inode, &mut map),
-            false => self.indirect(inode, &mut map),
+        if inode.has(flags::EXTENTS) {
+            self.extents(inode, &mut map);
+        } else {
+            self.indirect(inode, &mut map);
         }
         map
     }
@@ -114,11 +115,11 @@ impl Walk<'_, '_> {
         self.node(inode, root, depth, (0, LOGICAL_END), map);
     }
 
-    /// One node of an extent tree that is to map `within`.
+    /// Walks one node of an extent tree that must map `within`.
     fn node(&mut self, inode: &Inode, node: &[u8], depth: u16, within: (u64, u64), map: &mut Map) {
         let count = usize::from(Header::decode(node).entries);
-        let entries = node.get(HEADER_SIZE..).unwrap_or_default();
-        let mut entries = entries.chunks_exact(ENTRY_SIZE).take(count).peekable();
+        let bytes = node.get(HEADER_SIZE..).unwrap_or_default();
+        let mut entries = bytes.chunks_exact(ENTRY_SIZE).take(count).peekable();
         let mut next = within.0;
         while let Some(entry) = entries.next() {
             let logical: u32 = fields::get(entry, 0);
@@ -129,7 +130,7 @@ impl Walk<'_, '_> {
                     _ => "has an invalid extent node",
                 };
                 self.broken(inode, map, format_args!("{what} (lblk {logical})"));
-                // Whatever follows would only be the same again.
+                // Further entries would only repeat the finding.
                 return;
             }
             if depth == 0 {
@@ -194,7 +195,7 @@ impl Walk<'_, '_> {
         self.node(inode, &node, depth, within, map);
     }
 
-    /// One extent. Returns the logical block behind it.
+    /// Checks one extent. Returns the logical block after it.
     fn leaf(&mut self, inode: &Inode, extent: &Extent, limit: u64, map: &mut Map) -> u64 {
         let (logical, length) = (u64::from(extent.logical), u64::from(extent.length));
         let physical = extent.physical;
@@ -216,7 +217,7 @@ impl Walk<'_, '_> {
         }
         let ratio = self.volume.cluster_ratio;
         let unaligned = physical % ratio != logical % ratio;
-        // A cluster of the file is in one cluster of the filesystem.
+        // A cluster of the file must lie in one cluster of the filesystem.
         let torn = map.runs.last().is_some_and(|last| {
             let (logical_end, physical_end) =
                 (last.logical + last.length, last.physical + last.length);
@@ -260,7 +261,7 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// A block of pointers, `level` levels above data.
+    /// Walks a block of pointers, `level` levels above data.
     fn pointers(
         &mut self,
         inode: &Inode,
@@ -320,7 +321,7 @@ impl Walk<'_, '_> {
         });
     }
 
-    /// Reads a block of a tree, once.
+    /// Reads a block of a tree, only once.
     fn tree_block(&mut self, inode: &Inode, block: u64, map: &mut Map) -> Option<Vec<u8>> {
         if !self.volume.is_data_block(block) {
             self.broken(inode, map, format_args!("has illegal tree block {block}"));
@@ -359,7 +360,7 @@ impl Walk<'_, '_> {
     }
 }
 
-/// Checks an extent node's header against where the node is.
+/// Checks an extent node's header for a node of `size` bytes.
 fn header(node: &[u8], size: usize) -> Result<(), String> {
     let header = Header::decode(node);
     let room = size / ENTRY_SIZE - 1;
@@ -367,7 +368,7 @@ fn header(node: &[u8], size: usize) -> Result<(), String> {
         return Err(format!("magic {:#x}", header.magic));
     }
     let max = usize::from(header.max);
-    // Without checksums, a node may leave the room for one to its entries, or not.
+    // Without checksums, a node may or may not reserve the room of one entry.
     if max == 0 || max > room || max + 2 < room {
         return Err(format!("room for {max} entries, not {room}"));
     }

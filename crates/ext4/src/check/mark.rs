@@ -1,4 +1,5 @@
-//! The mark that a kernel leaves on a filesystem in which it found errors, or could not write.
+//! Clears the mark that a kernel leaves on a filesystem in which it found errors, or which it could
+//! not write.
 
 use alloc::vec::Vec;
 
@@ -7,11 +8,11 @@ use crate::BlockDevice;
 use crate::error::Result;
 use crate::format::superblock::{SUPERBLOCK_OFFSET, Superblock};
 
-/// Takes the mark of errors from a filesystem in which nothing else is wrong, as `e2fsck -p` does
-/// after a full check. Returns what is wrong; if that is anything, nothing was changed.
+/// Removes the mark of errors from a filesystem that is otherwise sound, as `e2fsck -p` does after
+/// a full check. Returns the other defects; if there are any, nothing was changed.
 ///
 /// Open and close the filesystem with [`crate::Options::despite_errors`] first, so that its journal
-/// is in place.
+/// is replayed.
 ///
 /// # Errors
 ///

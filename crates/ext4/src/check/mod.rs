@@ -1,9 +1,9 @@
-//! Checks a whole filesystem, as e2fsck does: superblock and descriptors, then five passes
-//! over inodes, directories, their connections, link counts, and bitmaps.
+//! Checks a whole filesystem like e2fsck: superblock and descriptors, then five passes over inodes,
+//! directories, their connections, link counts, and bitmaps.
 //!
-//! It reads the structures by itself: what reading and writing files relies on is not relied
-//! on here. Nothing is trusted, nothing is changed, and memory grows with what the image holds
-//! and not with what it claims.
+//! The check decodes the structures itself: it does not use the code that reads and writes files.
+//! It trusts nothing, changes nothing, and its memory grows with what the image contains, not with
+//! what it claims.
 
 mod beyond;
 mod claims;
@@ -38,22 +38,22 @@ use volume::Volume;
 
 use crate::BlockDevice;
 
-/// Checks a filesystem and returns what is wrong with it: nothing for a sound one.
+/// Checks a filesystem and returns its defects; empty for a sound filesystem.
 ///
-/// A journal that needs recovery is a finding; replay it first.
+/// A journal that needs recovery is a finding; replay the journal first.
 ///
-/// What `e2fsck -fn` exits with an error for is found; what is found beyond that is in
-/// [`BEYOND_E2FSCK`].
+/// Everything for which `e2fsck -fn` exits with an error is found; [`BEYOND_E2FSCK`] lists findings
+/// beyond that.
 pub fn check(device: &dyn BlockDevice) -> Vec<Finding> {
     examine(device, Mark::Found)
 }
 
-/// What a kernel's mark of errors is.
+/// How the check treats a kernel's mark of errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mark {
-    /// Something wrong.
+    /// The mark is a finding.
     Found,
-    /// Nothing: the rest is asked for.
+    /// The mark is ignored.
     Forgiven,
 }
 

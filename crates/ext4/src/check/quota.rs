@@ -1,8 +1,8 @@
-//! Quota files against what the inodes use: `fs/quota/quota_tree.c` and `quotaio_v2.h`, and
+//! Compares quota files with what the inodes use: `fs/quota/quota_tree.c` and `quotaio_v2.h`, and
 //! Documentation/filesystems/quota.rst.
 //!
-//! A quota file is blocks of 1 KiB whatever the filesystem's are: a header, a tree of four
-//! levels indexed by the bytes of an ID, and leaves with entries.
+//! A quota file consists of blocks of 1 KiB, whatever the filesystem's block size: a header, a tree
+//! of four levels indexed by the bytes of an ID, and leaves with entries.
 
 use alloc::collections::BTreeMap;
 use alloc::vec;
@@ -22,32 +22,32 @@ use crate::format::inode::flags;
 /// Magic numbers of user, group and project files.
 const MAGIC: [u32; 3] = [0xd9c0_1f11, 0xd9c0_1927, 0xd9c0_3f14];
 const NAMES: [&str; 3] = ["user", "group", "project"];
-/// Bytes of a block of a quota file.
+/// Size of a quota file's block in bytes.
 const BLOCK: usize = 1024;
 /// Levels of pointers above the leaves.
 const LEVELS: u32 = 4;
-/// Words of the header that say how many blocks there are, and which is the first free one, and the
-/// first with a free entry.
+/// Words of the header: the number of blocks, the first free block, and the first block with a free
+/// entry.
 const BLOCKS: usize = 5;
 const FREE_BLOCK: usize = 6;
 const FREE_ENTRY: usize = 7;
 /// The largest file, in bytes.
 const SIZE_MAX: u64 = 1 << 31;
-/// Bytes before a leaf's entries, and of an entry.
+/// Size in bytes of a leaf's header, and of an entry.
 const LEAF_HEADER: usize = 16;
 const ENTRY: usize = 72;
 
 /// Bytes and inodes.
 type Used = (u64, u64);
 
-/// What users, groups and projects occupy.
+/// Space and inodes used by users, groups and projects.
 #[derive(Debug, Default)]
 pub(super) struct Usage {
     by_id: [BTreeMap<u32, Used>; 3],
 }
 
 impl Usage {
-    /// Counts an inode for its owners.
+    /// Adds an inode to the usage of its owners.
     pub(super) fn add(&mut self, volume: &Volume, inode: &Inode) {
         let superblock = &volume.superblock;
         let hidden = inode.number < superblock.first_file_inode()
@@ -69,7 +69,7 @@ impl Usage {
     }
 }
 
-/// Compares each quota file with what was counted.
+/// Compares each quota file with the counted usage.
 pub(super) fn compare(state: &mut State) {
     if !state.volume.has_ro_compat(ro_compat::QUOTA) {
         return;
@@ -119,12 +119,12 @@ pub(super) fn compare(state: &mut State) {
 struct File<'f, 'd> {
     volume: &'f Volume<'d>,
     runs: &'f [Run],
-    /// Bytes.
+    /// Size of the file in bytes.
     size: u64,
 }
 
 impl File<'_, '_> {
-    /// What the file says each ID uses. `None` if it is no quota file.
+    /// Returns the usage of each ID according to the file. `None` if it is not a quota file.
     fn entries(&self, magic: u32) -> Option<BTreeMap<u32, Used>> {
         let head = self.block(0)?;
         if word(&head, 0) != magic || word(&head, 1) > 1 {
@@ -145,7 +145,7 @@ impl File<'_, '_> {
         Some(found)
     }
 
-    /// A block of the tree, or of its leaves; all of them are below `end`.
+    /// Reads a block of the tree or of its leaves; block numbers must be below `end`.
     fn tree(
         &self,
         (block, end): (u32, u32),
@@ -178,7 +178,7 @@ impl File<'_, '_> {
         Some(())
     }
 
-    /// One of the file's blocks; zeros where it has none.
+    /// Reads one of the file's blocks; zeros for a hole.
     fn block(&self, number: u32) -> Option<Vec<u8>> {
         let mut bytes = vec![0; BLOCK];
         let offset = u64::from(number) * BLOCK as u64;

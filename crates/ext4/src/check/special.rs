@@ -1,4 +1,4 @@
-//! Inodes with a meaning of their own: bad blocks, growth, journal, quotas, orphans.
+//! Checks inodes with a special meaning: bad blocks, growth, journal, quotas, orphans.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -13,30 +13,30 @@ use crate::format::inode::flags;
 use crate::format::superblock::{JOURNAL_INODE, ROOT_INODE, Superblock};
 use crate::narrow::in_memory;
 
-/// The inode that holds bad blocks.
+/// Number of the inode that lists bad blocks.
 pub(super) const BAD_BLOCKS: u32 = 1;
-/// The inode that holds descriptor blocks to grow into.
+/// Number of the inode that holds descriptor blocks for growth.
 pub(super) const RESIZE: u32 = crate::format::superblock::RESIZE_INODE;
 /// Index of the doubly indirect block in `i_block`.
 const DOUBLY: usize = 13;
-/// The usual inodes of users' and groups' quotas.
+/// The usual numbers of the inodes of users' and groups' quotas.
 const QUOTA_INODES: [u32; 2] = [3, 4];
 
-/// What an inode is for.
+/// The purpose of an inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// Anything with a name.
+    /// A file, or anything else with a name.
     File,
-    /// Journal, quotas, orphans.
+    /// The journal, quotas or orphans.
     Own,
-    /// The same, of a feature that the filesystem does not use.
+    /// The same, but of a feature that the filesystem does not use.
     Unused,
-    /// Kept for something else.
+    /// Reserved for something else.
     Reserved,
 }
 
 impl Purpose {
-    /// By an inode's number.
+    /// Returns the purpose of an inode by its number.
     pub(super) fn of(volume: &Volume, number: u32) -> Self {
         let superblock = &volume.superblock;
         let own = |is_own| if is_own { Self::Own } else { Self::Unused };
@@ -55,13 +55,14 @@ impl Purpose {
     }
 }
 
-/// Inodes that are kept for quotas, whether the filesystem has any or not.
+/// Returns the numbers of inodes that are reserved for quotas, whether the filesystem uses quotas
+/// or not.
 pub(super) fn reserved_for_quota(volume: &Volume) -> [u32; 3] {
     let [user, group] = QUOTA_INODES;
     [user, group, volume.superblock.project_quota_inode]
 }
 
-/// An inode whose feature is not used holds nothing.
+/// Checks that an inode whose feature is not used is empty.
 pub(super) fn unused(state: &mut State, inode: &Inode) {
     let raw = &inode.raw;
     if raw.links_count != 0 || raw.blocks_lo != 0 || word(inode.block(), 0) != 0 {
@@ -71,7 +72,7 @@ pub(super) fn unused(state: &mut State, inode: &Inode) {
     }
 }
 
-/// The list of bad blocks: an inode without attributes.
+/// Checks the list of bad blocks: an inode without attributes.
 pub(super) fn bad_blocks(state: &mut State, inode: &Inode) {
     let raw = &inode.raw;
     let owned = raw.mode != 0 || raw.uid_lo != 0 || raw.gid_lo != 0 || raw.links_count != 0;
@@ -94,7 +95,7 @@ pub(super) fn bad_blocks(state: &mut State, inode: &Inode) {
     }
 }
 
-/// Remembers the blocks of files that have a check of their own.
+/// Records the blocks of files that are checked separately.
 pub(super) fn remember(state: &mut State, inode: &Inode, map: &Map) {
     let superblock = &state.volume.superblock;
     let number = inode.number;
@@ -121,7 +122,7 @@ pub(super) fn remember(state: &mut State, inode: &Inode, map: &Map) {
     }
 }
 
-/// Inodes of user, group and project quotas; 0 for none.
+/// Returns the inode numbers of user, group and project quotas; 0 for none.
 pub(super) fn quota_inodes(superblock: &Superblock) -> [u32; 3] {
     [
         superblock.user_quota_inode,
@@ -130,10 +131,10 @@ pub(super) fn quota_inodes(superblock: &Superblock) -> [u32; 3] {
     ]
 }
 
-/// The resize inode: its doubly indirect block lists the reserved descriptor blocks of the
-/// first group, and each of those lists its namesakes in the groups with backups. Returns all of
-/// them as nodes of a map, and the last one as its end; none where they are not what they must
-/// be, and could be any number of blocks.
+/// Checks the resize inode: its doubly indirect block lists the reserved descriptor blocks of the
+/// first group, and each of those lists the corresponding blocks in the groups with backups.
+/// Returns all of them as nodes of a map, and the last one as its end; `None` if they are not what
+/// they must be, so that their number is unbounded.
 pub(super) fn resize(state: &mut State, inode: &Inode) -> Option<Map> {
     let volume = state.volume;
     let superblock = &volume.superblock;
@@ -169,7 +170,7 @@ pub(super) fn resize(state: &mut State, inode: &Inode) -> Option<Map> {
     sound.then(|| listed(volume, doubly))
 }
 
-/// What the doubly indirect block and those that it lists have in them, all of them checked.
+/// Returns the blocks in the doubly indirect block and in those that it lists, all of them checked.
 fn listed(volume: &Volume, doubly: u64) -> Map {
     let per_block = volume.block_size as u64 / 4;
     let first = DOUBLY as u64 - 1 + per_block;
@@ -203,7 +204,7 @@ fn listed(volume: &Volume, doubly: u64) -> Map {
     map
 }
 
-/// Whether the doubly indirect block and the reserved ones say what they must.
+/// Whether the doubly indirect block and the reserved ones have the required contents.
 fn lists_reserved_blocks(state: &State, doubly: u64) -> Option<bool> {
     let volume = state.volume;
     let superblock = &volume.superblock;
@@ -228,7 +229,7 @@ fn lists_reserved_blocks(state: &State, doubly: u64) -> Option<bool> {
         if !holds(&block, &expected) {
             return Some(false);
         }
-        // A descriptor block's place in the list is its number.
+        // The number of a descriptor block determines its place in the list.
         let slot = own.checked_sub(base.start + 1)? % per_block;
         *list.get_mut(in_memory(slot))? = own;
     }
@@ -239,7 +240,7 @@ fn lists_reserved_blocks(state: &State, doubly: u64) -> Option<bool> {
     Some(true)
 }
 
-/// Whether a block holds these pointers and no other.
+/// Whether a block holds exactly these pointers.
 fn holds(block: &[u8], pointers: &[u64]) -> bool {
     pointers
         .iter()

@@ -1,4 +1,4 @@
-//! What one pass learns and a later one needs.
+//! Facts that one pass collects for a later one.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -18,17 +18,17 @@ use super::volume::Volume;
 pub(super) struct Seen {
     /// `None` if its mode has no known type.
     pub(super) kind: Option<Kind>,
-    /// Names that it claims to have.
+    /// Link count of the inode.
     pub(super) links: u16,
-    /// Names found so far.
+    /// Number of names found so far.
     pub(super) counted: u32,
     /// `i_flags`.
     pub(super) flags: u32,
-    /// References that a value's inode claims to have.
+    /// References according to an inode that holds an attribute's value.
     pub(super) references: u64,
 }
 
-/// A directory's blocks, or its bytes if it has none.
+/// A directory's blocks, or its bytes if it is inline.
 #[derive(Debug)]
 pub(super) struct Directory {
     pub(super) number: u32,
@@ -44,30 +44,30 @@ pub(super) struct Directory {
 /// An attribute block that inodes refer to.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Shared {
-    /// What the block says; none if it is corrupt.
+    /// Reference count in the block; `None` if the block is corrupt.
     pub(super) claimed: Option<u32>,
     pub(super) counted: u32,
 }
 
-/// Everything known so far.
+/// Everything collected so far.
 pub(super) struct State<'v, 'd> {
     pub(super) volume: &'v Volume<'d>,
     pub(super) found: &'v mut Findings,
     pub(super) claims: Claims,
     /// Blocks of the filesystem itself: ascending, disjoint.
     pub(super) fixed: Vec<Range<u64>>,
-    /// Blocks of trees and of directories that were walked already: each has one owner.
+    /// Blocks of trees and directories walked so far: each has one owner.
     pub(super) visited: HashSet<u64>,
     pub(super) seen: BTreeMap<u32, Seen>,
     pub(super) directories: Vec<Directory>,
     pub(super) attribute_blocks: BTreeMap<u64, Shared>,
-    /// Inodes that hold attributes' values, and how many attributes refer to each.
+    /// Inodes that hold attributes' values, with the number of attributes that refer to each.
     pub(super) value_inodes: BTreeMap<u32, u64>,
-    /// The directory that holds a directory's name.
+    /// The directory that holds a directory's name, by inode.
     pub(super) parents: HashMap<u32, u32>,
-    /// What a directory's `..` says.
+    /// The target of a directory's `..`, by inode.
     pub(super) dotdots: HashMap<u32, u32>,
-    /// The journal's blocks, if it is in here.
+    /// The journal's blocks, if the journal is in this filesystem.
     pub(super) journal: Option<(Vec<Run>, u64)>,
     pub(super) usage: Usage,
     /// Blocks of quota files by inode.
@@ -102,7 +102,7 @@ impl<'v, 'd> State<'v, 'd> {
         contains(&self.fixed, block)
     }
 
-    /// The clusters of blocks.
+    /// Returns the clusters of a range of blocks.
     pub(super) fn clusters(&self, blocks: Range<u64>) -> Range<u64> {
         let ratio = self.volume.cluster_ratio;
         blocks.start / ratio..blocks.end.div_ceil(ratio)

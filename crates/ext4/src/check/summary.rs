@@ -1,4 +1,4 @@
-//! Pass 5: bitmaps and counts against what was found to be in use.
+//! Pass 5: compares bitmaps and counts with what is in use.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -13,14 +13,14 @@ use crate::format::features::ro_compat;
 use crate::format::group::{BLOCK_UNINIT, GroupDescriptor, INODE_UNINIT, bitmap_checksum};
 use crate::narrow::{in_memory, low16, saturate32};
 
-/// Reports blocks with several owners, and compares everything that is counted.
+/// Reports blocks with several owners, and compares all counts.
 pub(super) fn compare(state: &mut State) {
     let claims = mem::take(&mut state.claims);
     let (used, conflicts) = claims.settle(FINDINGS_MAX);
     let shared = state.volume.has_ro_compat(ro_compat::SHARED_BLOCKS);
     for conflict in conflicts {
         let [one, other] = conflict.owners;
-        // Files may share data then, but never with the filesystem itself.
+        // Files may share data then, but not with the filesystem itself.
         if shared && one != FILESYSTEM && other != FILESYSTEM {
             continue;
         }
@@ -61,7 +61,7 @@ pub(super) fn compare(state: &mut State) {
     }
 }
 
-/// One group's blocks. Returns how many clusters are free.
+/// Compares one group's blocks. Returns the number of free clusters.
 fn blocks(state: &mut State, number: usize, used: &[Range<u64>]) -> u64 {
     let volume = state.volume;
     let Some(group) = volume.groups.get(number) else {
@@ -69,7 +69,7 @@ fn blocks(state: &mut State, number: usize, used: &[Range<u64>]) -> u64 {
     };
     let ratio = volume.cluster_ratio;
     let own = volume.group_blocks(number);
-    // Clusters are counted from the group's first block.
+    // The bitmap counts clusters from the group's first block.
     let first = own.start / ratio;
     let clusters = first..own.end.div_ceil(ratio);
     let count = clusters.end - clusters.start;
@@ -93,7 +93,7 @@ fn blocks(state: &mut State, number: usize, used: &[Range<u64>]) -> u64 {
         ));
     }
     if volume.superblock.has_group_checksums() && group.flags & BLOCK_UNINIT != 0 {
-        // A bitmap that nobody wrote stands for the group's own metadata.
+        // A bitmap that was never written stands for the group's own metadata.
         let mut own_metadata = vec![0; volume.block_size];
         let table = group.inode_table()..group.inode_table() + volume.table_blocks();
         let one = |block: u64| block..block + 1;
@@ -136,7 +136,7 @@ fn blocks(state: &mut State, number: usize, used: &[Range<u64>]) -> u64 {
     free
 }
 
-/// One group's inodes. Returns how many are free.
+/// Compares one group's inodes. Returns the number of free ones.
 fn inodes(state: &mut State, number: usize) -> u64 {
     let volume = state.volume;
     let Some(group) = volume.groups.get(number) else {
@@ -223,10 +223,11 @@ fn checksum_fits(
         return;
     }
     let right = bitmap_checksum(&volume.superblock, bitmap.get(..meant).unwrap_or(bitmap));
-    // Short descriptors have room for half of it.
-    let fits = match usize::from(volume.superblock.descriptor_bytes()) >= GroupDescriptor::SIZE {
-        true => right == whole,
-        false => low16(right) == low,
+    // Short descriptors have room for half of the checksum.
+    let fits = if usize::from(volume.superblock.descriptor_bytes()) >= GroupDescriptor::SIZE {
+        right == whole
+    } else {
+        low16(right) == low
     };
     if !fits {
         state.found.add(format_args!(
@@ -235,7 +236,7 @@ fn checksum_fits(
     }
 }
 
-/// Compares `count` bits, and that those behind them are all set.
+/// Compares `count` bits, and checks that all bits after them are set.
 fn differences(
     state: &mut State,
     what: &str,

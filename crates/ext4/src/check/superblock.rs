@@ -1,4 +1,4 @@
-//! What a superblock can get wrong without making the rest unreadable.
+//! Checks superblock fields whose errors do not make the rest unreadable.
 
 use super::finding::Findings;
 use super::special::quota_inodes;
@@ -6,7 +6,7 @@ use super::volume::Volume;
 use crate::format::features::{compat, incompat, ro_compat};
 use crate::format::inode::GOOD_OLD_SIZE;
 
-/// `mmp_magic`, and `mmp_seq` of a filesystem that nobody uses.
+/// `mmp_magic`, and `mmp_seq` of a filesystem that is not in use.
 const MMP_MAGIC: u32 = 0x004D_4D50;
 const MMP_CLEAN: u32 = 0xFF4D_4D50;
 
@@ -27,7 +27,7 @@ pub(super) fn check(volume: &Volume, found: &mut Findings) {
         }
     }
     for number in quota_inodes(superblock) {
-        // Those of other uses, and those that are not there.
+        // Numbers with another use, and numbers of nonexistent inodes.
         let taken = matches!(number, 1 | 2 | 5..=10) || number > superblock.inodes_count;
         if taken {
             found.add(format_args!("invalid quota inode {number}"));
@@ -35,9 +35,10 @@ pub(super) fn check(volume: &Volume, found: &mut Findings) {
     }
     let quota = superblock.has_ro_compat(ro_compat::QUOTA);
     let [user, group, _] = quota_inodes(superblock).map(|number| if quota { 0 } else { number });
-    let orphans = match superblock.has_compat(compat::ORPHAN_FILE) {
-        true => 0,
-        false => superblock.orphan_file_inode,
+    let orphans = if superblock.has_compat(compat::ORPHAN_FILE) {
+        0
+    } else {
+        superblock.orphan_file_inode
     };
     for number in [user, group, orphans] {
         if number >= superblock.first_file_inode() && number <= superblock.inodes_count {

@@ -1,4 +1,4 @@
-//! The filesystem as its superblock describes it, with everything in range.
+//! The filesystem that a superblock describes, with all numbers in range.
 
 use alloc::format;
 use alloc::string::String;
@@ -17,7 +17,7 @@ use crate::format::superblock::{
 use crate::narrow::saturate32;
 use crate::placement::Placement;
 
-/// Feature bits whose meaning this check knows. The rest is refused, as e2fsck does.
+/// Feature bits that this check knows. Others are rejected, as in e2fsck.
 const COMPAT_KNOWN: u32 = compat::DIR_PREALLOC
     | compat::IMAGIC_INODES
     | compat::HAS_JOURNAL
@@ -56,16 +56,16 @@ const RO_COMPAT_KNOWN: u32 = ro_compat::SPARSE_SUPER
     | ro_compat::VERITY
     | ro_compat::ORPHAN_PRESENT;
 
-/// `s_encoding` of UTF-8 12.1, the only one that there is.
+/// `s_encoding` of UTF-8 12.1, the only one that exists.
 const ENCODING_UTF8: u16 = 1;
 
-/// A filesystem whose numbers fit together and into the device.
+/// A filesystem whose numbers are consistent and fit the device.
 pub(super) struct Volume<'d> {
     device: &'d dyn BlockDevice,
     pub(super) superblock: Superblock,
     pub(super) groups: Vec<GroupDescriptor>,
     pub(super) block_size: usize,
-    /// Blocks of a cluster, 1 without bigalloc.
+    /// Number of blocks in a cluster, 1 without bigalloc.
     pub(super) cluster_ratio: u64,
     pub(super) blocks: u64,
     pub(super) first_data_block: u64,
@@ -78,8 +78,8 @@ pub(super) struct Volume<'d> {
 }
 
 impl<'d> Volume<'d> {
-    /// Reads superblock and descriptors. `None` if what they say can't be worked with, and
-    /// then at least one finding says why.
+    /// Reads superblock and descriptors. `None` if they are unusable; at least one finding gives
+    /// the reason then.
     pub(super) fn open(device: &'d dyn BlockDevice, found: &mut Findings) -> Option<Self> {
         let mut raw = [0; Superblock::SIZE];
         if device
@@ -128,14 +128,14 @@ impl<'d> Volume<'d> {
             .map_err(|problem| format!("block {block}: {problem}"))
     }
 
-    /// Reads bytes from anywhere.
+    /// Reads bytes at any offset.
     pub(super) fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), String> {
         self.device
             .read_at(offset, into)
             .map_err(|error| format!("error reading: {error}"))
     }
 
-    /// Whether bytes are nothing but a hole.
+    /// Whether a range is entirely a hole.
     pub(super) fn is_hole(&self, offset: u64, length: u64) -> bool {
         self.device.is_hole(offset, length)
     }
@@ -156,29 +156,30 @@ impl<'d> Volume<'d> {
         self.superblock.inodes_per_group
     }
 
-    /// Whether a block is one that files and their trees may use.
+    /// Whether files and their trees may use a block.
     pub(super) fn is_data_block(&self, block: u64) -> bool {
         block > 0 && (self.first_data_block..self.blocks).contains(&block)
     }
 
-    /// Blocks of a group.
+    /// Returns the blocks of a group.
     pub(super) fn group_blocks(&self, group: usize) -> Range<u64> {
         let start = self.first_data_block + group as u64 * self.blocks_per_group;
         start..self.blocks.min(start.saturating_add(self.blocks_per_group))
     }
 
-    /// Blocks of each inode table.
+    /// Returns the number of blocks of each inode table.
     pub(super) fn table_blocks(&self) -> u64 {
         let bytes = u64::from(self.inodes_per_group()) * self.inode_size as u64;
         bytes.div_ceil(self.block_size as u64)
     }
 
-    /// Where copies of superblock and descriptors are.
+    /// Returns the placement of copies of superblock and descriptors.
     pub(super) fn placement(&self) -> Placement<'_> {
         Placement::new(&self.superblock, self.block_size, self.descriptor_size)
     }
 
-    /// Blocks at a group's start that hold superblock and descriptors, or room for them.
+    /// Returns the blocks at a group's start that hold superblock and descriptors, or room for
+    /// them.
     pub(super) fn base_blocks(&self, group: u64) -> Range<u64> {
         let base = self.placement().base(group);
         base.start..base.end.min(self.blocks).max(base.start)
@@ -199,7 +200,7 @@ impl<'d> Volume<'d> {
                 if group >= count {
                     break;
                 }
-                // What a short descriptor does not have reads as zero.
+                // The fields that a short descriptor lacks read as zero.
                 let descriptor = GroupDescriptor::decode(bytes);
                 let right =
                     GroupDescriptor::checksum_of(&self.superblock, saturate32(group), bytes);
@@ -216,16 +217,17 @@ impl<'d> Volume<'d> {
         for (number, group) in self.groups.iter().enumerate() {
             usable &= self.check_group(number, group, found);
         }
-        // With tables that point anywhere, the rest would be a list of what follows from it.
+        // With invalid table positions, further findings would only be consequences.
         usable.then_some(())
     }
 
-    /// Whether a group's tables are where they can be.
+    /// Checks that a group's tables have valid positions.
     fn check_group(&self, number: usize, group: &GroupDescriptor, found: &mut Findings) -> bool {
-        // With flex_bg another group may hold them.
-        let allowed = match self.has_incompat(incompat::FLEX_BG) {
-            true => self.first_data_block..self.blocks,
-            false => self.group_blocks(number),
+        // With flex_bg the tables may lie in another group.
+        let allowed = if self.has_incompat(incompat::FLEX_BG) {
+            self.first_data_block..self.blocks
+        } else {
+            self.group_blocks(number)
         };
         let parts = [
             ("Block bitmap", group.block_bitmap(), 1),
@@ -263,7 +265,7 @@ impl<'d> Volume<'d> {
     }
 }
 
-/// The numbers of a superblock, if the rest of the filesystem can be read by them.
+/// Validates the numbers of a superblock that the rest of the check depends on.
 fn geometry(device: &dyn BlockDevice, superblock: Superblock) -> Result<Volume<'_>, String> {
     if superblock.magic != MAGIC {
         return Err("bad magic number in super-block".into());
@@ -337,10 +339,11 @@ fn geometry(device: &dyn BlockDevice, superblock: Superblock) -> Result<Volume<'
     }
     let descriptor_size = usize::from(superblock.descriptor_bytes());
     let stored = superblock.descriptor_size;
-    let wanted = match superblock.has_incompat(incompat::BIT64) {
-        true => stored.is_power_of_two() && (64..=1024).contains(&stored),
-        // Only e2fsck looks at it then.
-        false => stored == 0 || stored.is_power_of_two() && stored <= 1024,
+    let wanted = if superblock.has_incompat(incompat::BIT64) {
+        stored.is_power_of_two() && (64..=1024).contains(&stored)
+    } else {
+        // Only e2fsck reads the field then.
+        stored == 0 || stored.is_power_of_two() && stored <= 1024
     };
     if !wanted || descriptor_size > block_size {
         return Err(format!("block group descriptor size {stored} incorrect"));
@@ -398,12 +401,12 @@ fn known_features(superblock: &Superblock) -> Result<(), String> {
     Ok(())
 }
 
-/// Bytes from `at` on, as a row of words.
+/// Returns word `index` of bytes that are a sequence of words.
 pub(super) fn word(bytes: &[u8], index: usize) -> u32 {
     fields::get(bytes, index.saturating_mul(4))
 }
 
-/// A buffer of one block.
+/// Creates a buffer of one block.
 pub(super) fn buffer(volume: &Volume) -> Vec<u8> {
     vec![0; volume.block_size]
 }

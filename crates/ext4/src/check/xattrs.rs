@@ -1,4 +1,4 @@
-//! Extended attributes in inodes and in blocks of their own.
+//! Checks extended attributes in inodes and in blocks of their own.
 
 use alloc::format;
 use alloc::string::String;
@@ -16,22 +16,22 @@ use crate::format::xattr::{
 
 /// `e_name_index` of the encryption context, whose name is `c`.
 const INDEX_ENCRYPTION: u8 = 9;
-/// Largest value in an inode of its own.
+/// Size in bytes of the largest value in an inode of its own.
 const VALUE_INODE_MAX: u32 = 1 << 24;
 
-/// What the rest of the check wants to know of an inode's attributes.
+/// The facts of an inode's attributes that the rest of the check needs.
 #[derive(Debug, Default)]
 pub(super) struct Facts {
-    /// Inodes that hold values, and the values' lengths.
+    /// Inodes that hold values, with the lengths of the values.
     pub(super) value_inodes: Vec<(u32, u32)>,
-    /// The rest of an inode's inline data (`system.data`).
+    /// The second part of an inode's inline data (`system.data`).
     pub(super) inline_data: Option<Vec<u8>>,
     /// The encryption context.
     pub(super) encryption: Option<Vec<u8>>,
 }
 
 impl Facts {
-    /// Whether the encryption context has one of the forms that exist.
+    /// Whether the encryption context has a known form.
     pub(super) fn is_encryption_sound(&self) -> bool {
         self.encryption.as_ref().is_none_or(|value| {
             matches!((value.first(), value.len()), (Some(1), 28) | (Some(2), 40))
@@ -39,14 +39,14 @@ impl Facts {
     }
 }
 
-/// Where a list of entries lies.
+/// Location of a list of entries.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
     Inode,
     Block,
 }
 
-/// Checks the attributes in an inode's body.
+/// Checks the attributes in an inode.
 pub(super) fn in_inode(volume: &Volume, inode: &Inode, facts: &mut Facts) -> Result<(), String> {
     let start = GOOD_OLD_SIZE + usize::from(inode.raw.extra_isize);
     let body = inode.bytes.get(start..).unwrap_or_default();
@@ -61,7 +61,7 @@ pub(super) fn in_inode(volume: &Volume, inode: &Inode, facts: &mut Facts) -> Res
     entries(volume, area, 0, Place::Inode, facts).map(|_| ())
 }
 
-/// Checks a block of attributes, and returns how many inodes it says share it.
+/// Checks a block of attributes, and returns how many inodes share it according to its header.
 pub(super) fn in_block(
     volume: &Volume,
     number: u64,
@@ -79,7 +79,7 @@ pub(super) fn in_block(
         return Err("its checksum does not match".into());
     }
     let hash = entries(volume, block, Header::SIZE, Place::Block, facts)?;
-    // 0 says that the block is not to be shared.
+    // A hash of 0 means that the block must not be shared.
     if header.hash != 0 && hash.is_some_and(|hash| hash != header.hash) {
         return Err(format!(
             "the hash {:#x} of all its entries is invalid",
@@ -89,8 +89,8 @@ pub(super) fn in_block(
     Ok(header.references)
 }
 
-/// Walks the entries of `area` from `start` on; values lie in the same area. Returns the hash
-/// of all, if all could be hashed.
+/// Walks the entries of `area` from `start` on; values lie in the same area. Returns the combined
+/// hash, if every entry could be hashed.
 fn entries(
     volume: &Volume,
     area: &[u8],
@@ -128,9 +128,9 @@ fn entries(
             }
             let room = room_of(area, &entry, &mut taken)?;
             let value = room.get(..entry.value_size as usize).unwrap_or_default();
-            // Even of nothing: e2fsck then reads no attribute at all.
+            // Applies to empty values too: e2fsck then does not read any attribute.
             unreadable |= usize::from(entry.value_offset) > area.len();
-            // In inodes the hash may be left out.
+            // In inodes the hash is optional.
             let checked = place == Place::Block || entry.hash != 0;
             let fits = [
                 entry_hash(name, Value::Bytes(room)),
@@ -164,21 +164,22 @@ fn entries(
     if unreadable {
         facts.inline_data = None;
     }
-    // The end mark counts as taken, too.
+    // The end mark occupies space, too.
     taken.push((start, at + 4));
     taken.sort_unstable();
     let overlap = taken
         .iter()
         .zip(taken.iter().skip(1))
         .any(|(one, other)| one.1 > other.0);
-    match overlap {
-        true => Err("allocation collision".into()),
-        false => Ok(hash),
+    if overlap {
+        Err("allocation collision".into())
+    } else {
+        Ok(hash)
     }
 }
 
-/// The room of an entry's value, which becomes taken: as long as the value, rounded up to a
-/// multiple of four bytes.
+/// Marks the space of an entry's value as taken and returns it: the length of the value, rounded up
+/// to a multiple of four bytes.
 fn room_of<'a>(
     area: &'a [u8],
     entry: &Entry,

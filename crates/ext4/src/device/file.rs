@@ -1,4 +1,4 @@
-//! A file or block device as a device.
+//! Implements a device on a file or block device.
 
 use std::fs::File;
 use std::io::{IoSlice, Seek, SeekFrom};
@@ -7,11 +7,11 @@ use std::vec::Vec;
 
 use super::{BlockDevice, DeviceError};
 
-/// Buffers in one request; Linux takes no more.
+/// Maximum number of buffers in one request; Linux accepts no more.
 const MAX_BUFFERS: usize = 1024;
 
-/// A sparse file or a block device. Make the file as long as it is to be beforehand. Opened
-/// without write permission, its writes fail; wrap it in [`super::ReadOnly`] to say so early.
+/// A sparse file or a block device. The file must have its final length beforehand. Without write
+/// permission, writes fail; wrap the file in [`super::ReadOnly`] so that this is known early.
 impl BlockDevice for File {
     /// Moves the file's cursor. Works for block devices, whose metadata has no length.
     fn size(&self) -> Result<u64, DeviceError> {
@@ -34,7 +34,7 @@ impl BlockDevice for File {
             let mut done =
                 rustix::io::pwritev(&*self, &slices, offset).map_err(std::io::Error::from)?;
             if done < total {
-                // Rare enough to go on piece by piece.
+                // Short writes are rare, so the rest goes buffer by buffer.
                 let mut at = offset;
                 for buf in group {
                     let skip = done.min(buf.len());

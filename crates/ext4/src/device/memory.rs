@@ -5,24 +5,24 @@ use alloc::vec::Vec;
 
 use super::{BlockDevice, DeviceError, range};
 
-/// A device in memory, of a fixed size. Everything is durable at once.
+/// A device in memory, of a fixed size. Every write is durable immediately.
 #[derive(Debug, Clone, Default)]
 pub struct Memory(Vec<u8>);
 
 impl Memory {
-    /// A device of `size` zero bytes.
+    /// Creates a device of `size` zero bytes.
     #[must_use]
     pub fn new(size: usize) -> Self {
         Self(vec![0; size])
     }
 
-    /// The device's bytes.
+    /// Returns the device's bytes.
     #[must_use]
     pub fn into_bytes(self) -> Vec<u8> {
         self.0
     }
 
-    /// The device's bytes.
+    /// Returns the device's bytes.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.0

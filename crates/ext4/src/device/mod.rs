@@ -1,4 +1,4 @@
-//! What a filesystem lies on.
+//! The device that a filesystem lies on.
 
 #[cfg(feature = "std")]
 mod file;
@@ -10,10 +10,10 @@ pub use read_only::ReadOnly;
 
 /// Random access to bytes that can be made durable.
 ///
-/// What was written may reach durable storage in any order, or not at all, until
+/// Written bytes may reach durable storage in any order, or not at all, until
 /// [`BlockDevice::flush`] returns.
 pub trait BlockDevice {
-    /// Length in bytes.
+    /// Returns the length in bytes.
     ///
     /// # Errors
     ///
@@ -24,17 +24,17 @@ pub trait BlockDevice {
     ///
     /// # Errors
     ///
-    /// Those of the device; the range reaching past its end is one.
+    /// Those of the device; a range that reaches past its end is an error.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError>;
 
     /// Writes all of `buf` at `offset`, given in bytes.
     ///
     /// # Errors
     ///
-    /// Those of the device; the range reaching past its end is one.
+    /// Those of the device; a range that reaches past its end is an error.
     fn write_at(&mut self, offset: u64, buf: &[u8]) -> Result<(), DeviceError>;
 
-    /// Writes all of `bufs` one after the other from `offset` on, at best in one request.
+    /// Writes all of `bufs` one after the other from `offset` on, in one request if possible.
     ///
     /// # Errors
     ///
@@ -47,15 +47,15 @@ pub trait BlockDevice {
         Ok(())
     }
 
-    /// Returns once everything written is durable.
+    /// Returns when everything written is durable.
     ///
     /// # Errors
     ///
     /// Those of the device.
     fn flush(&mut self) -> Result<(), DeviceError>;
 
-    /// Whether the range reads as zeros for sure and costs no space, so that zeros need not be
-    /// written there. `false` if that is not known.
+    /// Whether the range is known to read as zeros without occupying space, so that zeros need not
+    /// be written there. `false` if unknown.
     fn is_hole(&self, offset: u64, length: u64) -> bool {
         let _ = (offset, length);
         false
@@ -97,11 +97,11 @@ impl<D: BlockDevice + ?Sized> BlockDevice for &mut D {
     }
 }
 
-/// Why a device did not do what it was asked to.
+/// Why a request to a device failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// The range is not all on the device.
+    /// The range is not entirely on the device.
     #[error("{length} bytes at {offset} reach past the device's end at {size}")]
     OutOfRange {
         /// Start in bytes.
@@ -112,22 +112,22 @@ pub enum DeviceError {
         size: u64,
     },
 
-    /// A write to a device that takes none.
+    /// A write to a read-only device.
     #[error("the device is read-only")]
     ReadOnly,
 
-    /// The operating system's word.
+    /// An error of the operating system.
     #[cfg(feature = "std")]
     #[error(transparent)]
     Io(#[from] std::io::Error),
 
-    /// Whatever else a device may say.
+    /// Any other error of a device.
     #[error("{0}")]
     Other(&'static str),
 }
 
-/// The part of a device of `size` bytes that `length` bytes at `offset` are, or the error for a
-/// range past its end.
+/// Returns the part of a device of `size` bytes that consists of `length` bytes at `offset`, or the
+/// error for a range past its end.
 fn range(offset: u64, length: usize, size: usize) -> Result<core::ops::Range<usize>, DeviceError> {
     usize::try_from(offset)
         .ok()

@@ -1,8 +1,8 @@
-//! A device that takes no writes.
+//! A device that rejects writes.
 
 use super::{BlockDevice, DeviceError};
 
-/// Whatever lies below, without its writes.
+/// Passes reads to the inner device and rejects writes.
 #[derive(Debug, Clone)]
 pub struct ReadOnly<D>(pub D);
 

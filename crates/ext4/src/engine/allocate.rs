@@ -1,4 +1,4 @@
-//! Blocks: found in long runs, given back when nobody can still want them.
+//! Allocates blocks in long runs, and frees them when no transaction can need the old contents.
 
 use super::bitmap::{Bits, BlockBitmap};
 use super::{Ext4, Ino};
@@ -9,11 +9,11 @@ use crate::format::features::incompat;
 use crate::format::group::{self, BLOCK_UNINIT};
 use crate::narrow::{low16, saturate32};
 
-/// A run at the goal that is shorter than what is wanted must have this length to be taken.
+/// Minimum length of a run at the goal that is taken although it is shorter than requested.
 const WORTHWHILE: u32 = 8;
 
 impl<D: BlockDevice> Ext4<D> {
-    /// Makes sure that a group's block bitmap is in memory.
+    /// Loads a group's block bitmap if it is not in memory.
     fn load_block_bitmap(&mut self, number: u32) -> Result<()> {
         let group = self.group(number)?;
         if group.blocks.is_some() {
@@ -48,7 +48,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// The bitmap of a group that has only its own metadata.
+    /// Returns the bitmap of a group that has only its own metadata.
     fn initial_block_bitmap(&self, number: u32) -> Bits {
         let length = self.geometry.group_blocks(number);
         let mut bits = Bits::zeros(length);
@@ -77,7 +77,7 @@ impl<D: BlockDevice> Ext4<D> {
         bits
     }
 
-    /// Blocks at a group's start for the superblock and group descriptors.
+    /// Returns the number of blocks at a group's start for the superblock and group descriptors.
     fn base_blocks(&self, number: u32) -> u64 {
         let per_block = (self.geometry.block_size / self.geometry.descriptor_size) as u64;
         let has_backup = self.superblock.has_backup(number.into());
@@ -99,25 +99,25 @@ impl<D: BlockDevice> Ext4<D> {
         1 + descriptors + u64::from(self.superblock.reserved_gdt_blocks)
     }
 
-    /// Where a file without blocks gets its first.
+    /// Returns the goal for the first block of a file.
     pub(crate) fn goal_of(&self, ino: Ino) -> u64 {
         let group = self.geometry.inode_group(ino).map_or(0, |(group, _)| group);
         let cursor = self.group(group).map_or(0, |group| group.cursor);
         self.geometry.group_start(group) + u64::from(cursor)
     }
 
-    /// Blocks that can be given out right now and are spoken for by nobody.
+    /// Returns the number of blocks that can be allocated now and are not reserved.
     pub(crate) fn available_blocks(&self) -> u64 {
         self.free_blocks
             .saturating_sub(self.transaction.freed_blocks)
             .saturating_sub(self.reserved)
     }
 
-    /// Takes a run of 1 to `want` blocks, near `goal` if possible.
+    /// Allocates a run of 1 to `want` blocks, near `goal` if possible.
     pub(crate) fn allocate_blocks(&mut self, goal: u64, want: u32) -> Result<(u64, u32)> {
         let (goal_group, goal_bit) = self.geometry.group_of(goal).unwrap_or((0, 0));
         let want = want.clamp(1, self.geometry.blocks_per_group);
-        // What goes on where the file ends, if that is worth it.
+        // Continue where the file ends, if the run is long enough.
         if self.group(goal_group)?.descriptor.free_blocks() != 0 {
             self.load_block_bitmap(goal_group)?;
             let run = self
@@ -179,7 +179,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok((self.geometry.group_start(number) + u64::from(bit), count))
     }
 
-    /// Gives back blocks. Nobody gets them before the running transaction is committed.
+    /// Frees blocks. They are not allocated again before the running transaction is committed.
     pub(crate) fn free_blocks(&mut self, first: u64, count: u64) -> Result<()> {
         let (mut first, mut count) = (first, count);
         self.directory_blocks.forget(first, count);
@@ -216,7 +216,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// Gives back a block of metadata, of which the log may have copies.
+    /// Frees a block of metadata, of which the log may have copies.
     pub(crate) fn free_metadata(&mut self, block: u64) -> Result<()> {
         if self.blocks.forget(block) {
             self.transaction.revoked.insert(block);
@@ -224,7 +224,7 @@ impl<D: BlockDevice> Ext4<D> {
         self.free_blocks(block, 1)
     }
 
-    /// What the transaction freed, that was just committed, may be given out again.
+    /// Allows reuse of the blocks freed by the transaction that was just committed.
     pub(crate) fn release_freed(&mut self) {
         for (number, bit, count) in core::mem::take(&mut self.transaction.freed) {
             if let Ok(group) = self.group_mut(number) {
@@ -238,7 +238,7 @@ impl<D: BlockDevice> Ext4<D> {
         self.transaction.freed_blocks = 0;
     }
 
-    /// Writes bitmaps and descriptors of changed groups to their blocks.
+    /// Writes bitmaps and descriptors of changed groups to their blocks in the cache.
     pub(crate) fn store_groups(&mut self) -> Result<()> {
         let per_block = saturate32(self.geometry.block_size / self.geometry.descriptor_size);
         let mut numbers = core::mem::take(&mut self.dirty_groups);
@@ -288,13 +288,13 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// The block with the `index`th block's worth of descriptors.
+    /// Returns the block with the `index`th block's worth of descriptors.
     pub(crate) fn descriptor_block(&self, index: u32) -> Result<u64> {
         super::open::descriptor_block(&self.geometry, &self.superblock, index)
     }
 }
 
-/// Descriptors of 32 bytes keep the low half of a bitmap's checksum only.
+/// Compares a bitmap's checksums. Descriptors of 32 bytes keep only the low half.
 pub(crate) fn same_checksum(computed: u32, stored: u32, descriptor_size: usize) -> bool {
     if descriptor_size < 64 {
         low16(computed) == low16(stored)

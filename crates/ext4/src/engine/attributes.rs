@@ -1,4 +1,4 @@
-//! Owners, permissions, times.
+//! Changes owners, permissions and times.
 
 use super::{Ext4, Ino};
 use crate::device::BlockDevice;
@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::format::inode::S_IFMT;
 use micabox_file::Timestamp;
 
-/// Attributes to change; those that are `None` stay.
+/// Attributes to change; `None` leaves an attribute unchanged.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SetAttributes {
     /// Permissions with set-uid, set-gid and sticky bit: the lower 12 bits.
@@ -19,17 +19,17 @@ pub struct SetAttributes {
     pub atime: Option<Timestamp>,
     /// Last change of the contents.
     pub mtime: Option<Timestamp>,
-    /// Last change of the inode; else that is now.
+    /// Last change of the inode; the current time if `None`.
     pub ctime: Option<Timestamp>,
 }
 
 impl<D: BlockDevice> Ext4<D> {
-    /// Changes attributes of an inode. Times outside of what an inode can hold (1901 to 2446;
-    /// to 2038 with inodes of 128 bytes) become the nearest it can.
+    /// Changes attributes of an inode. Times outside the range of an inode (1901 to 2446; to 2038
+    /// with inodes of 128 bytes) are replaced with the nearest possible one.
     ///
     /// # Errors
     ///
-    /// [`crate::Errno::Stale`] if it is not in use, and damage.
+    /// [`crate::Errno::Stale`] if the inode is not in use, and damage.
     pub fn set_attributes(&mut self, ino: Ino, set: &SetAttributes) -> Result<()> {
         self.begin()?;
         let encode = |time| self.geometry.encode_time(time);

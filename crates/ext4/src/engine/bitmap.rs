@@ -1,10 +1,10 @@
-//! Bitmaps of groups, a word at a time.
+//! Bitmaps of groups, processed by words.
 
 use crate::narrow::saturate32;
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// A row of bits; those past its length count as set.
+/// A sequence of bits; those past its length count as set.
 #[derive(Debug, Clone)]
 pub(crate) struct Bits {
     words: Vec<u64>,
@@ -12,7 +12,7 @@ pub(crate) struct Bits {
 }
 
 impl Bits {
-    /// As many zeros.
+    /// Creates a bitmap of `length` zeros.
     pub(crate) fn zeros(length: u32) -> Self {
         Self {
             words: vec![0; length.div_ceil(64) as usize],
@@ -20,7 +20,7 @@ impl Bits {
         }
     }
 
-    /// The first bits of a bitmap block.
+    /// Creates a bitmap from the first bits of a bitmap block.
     pub(crate) fn from_bytes(bytes: &[u8], length: u32) -> Self {
         let mut bits = Self::zeros(length);
         for (word, bytes) in bits.words.iter_mut().zip(bytes.chunks(8)) {
@@ -33,7 +33,7 @@ impl Bits {
         bits
     }
 
-    /// Writes the bits to a bitmap block, and ones behind them.
+    /// Writes the bits to a bitmap block, and sets all bits after them.
     pub(crate) fn put(&self, bytes: &mut [u8]) {
         bytes.fill(0xFF);
         let mut words = self.words.clone();
@@ -88,7 +88,7 @@ impl Bits {
         all
     }
 
-    /// The first bit from `from` on that is (`set`) or is not set.
+    /// Returns the first bit from `from` on that is set (`set`) or clear.
     fn next(&self, from: u32, set: bool) -> Option<u32> {
         let mut index = from as usize / 64;
         let flip = if set { 0 } else { u64::MAX };
@@ -105,7 +105,7 @@ impl Bits {
         self.next(from, false)
     }
 
-    /// Zeros in a row from `from` on, `most` at most.
+    /// Returns the number of consecutive zeros from `from` on, at most `most`.
     pub(crate) fn run(&self, from: u32, most: u32) -> u32 {
         if self.get(from) {
             return 0;
@@ -114,8 +114,8 @@ impl Bits {
         (end - from).min(most)
     }
 
-    /// The first run of `want` zeros from `from` on; if there is none, the longest there is, which
-    /// may be none.
+    /// Finds the first run of `want` zeros from `from` on; if none exists, the longest run, which
+    /// may be empty.
     pub(crate) fn find_run(&self, from: u32, want: u32) -> (u32, u32) {
         let (mut best, mut longest) = (0, 0);
         let mut at = from;
@@ -138,21 +138,21 @@ impl Bits {
     }
 }
 
-/// A group's blocks.
+/// The block bitmap of a group.
 #[derive(Debug)]
 pub(crate) struct BlockBitmap {
-    /// As the running transaction leaves it.
+    /// The blocks in use after the running transaction.
     pub(crate) used: Bits,
-    /// What must not be given out: `used`, and what the running transaction freed, because after
-    /// a crash its old owner may still have it.
+    /// The blocks that must not be allocated: `used`, and those that the running transaction freed,
+    /// because after a crash the old owner may still have them.
     pub(crate) busy: Bits,
 }
 
-/// A group's inodes.
+/// The inode bitmap of a group.
 #[derive(Debug)]
 pub(crate) struct InodeBitmap {
     pub(crate) used: Bits,
-    /// No lower one is free.
+    /// No lower inode is free.
     pub(crate) hint: u32,
 }
 

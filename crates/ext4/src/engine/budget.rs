@@ -1,8 +1,8 @@
-//! What reading may cost, so that a small filesystem can't pretend to hold much.
+//! Limits the cost of reading, so that a small filesystem can't pretend to hold much.
 //!
-//! Nothing in the format keeps a block map from naming one block a million times, two directories
-//! from having the same blocks, or a log from lying in one block. A sound file has each of its blocks
-//! once, so it has no more than the filesystem; a directory's blocks are its own.
+//! The format does not keep a block map from naming one block a million times, two directories from
+//! sharing blocks, or a log from lying in one block. A sound file has each of its blocks once, so
+//! it has at most as many as the filesystem; a directory's blocks belong to it alone.
 
 use alloc::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use super::map::Mapping;
 use super::{Ext4, Geometry, Ino};
 use crate::error::{Place, Result};
 
-/// What is left of the blocks that a file may have, and of the steps to find them.
+/// The remaining blocks that a file may have, and the remaining steps to find them.
 #[derive(Debug)]
 pub(crate) struct Budget {
     ino: Ino,
@@ -19,13 +19,13 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// For a walk over all blocks of a file.
+    /// Creates the budget of a walk over all blocks of a file.
     pub(crate) fn new(geometry: &Geometry, ino: Ino) -> Self {
         let blocks = geometry.blocks_count;
         Self {
             ino,
             blocks,
-            // A hole before each block, and one behind each block of a map.
+            // A hole before each block, and one after each block of a map.
             steps: blocks.saturating_mul(4).saturating_add(16),
         }
     }
@@ -47,12 +47,12 @@ impl Budget {
     }
 }
 
-/// Which directory has a block that was read, and as which of its blocks.
+/// The directory, and the logical block in it, of each directory block that was read.
 #[derive(Debug, Default)]
 pub(crate) struct DirectoryBlocks(BTreeMap<u64, (Ino, u32)>);
 
 impl DirectoryBlocks {
-    /// Notes that a directory has a block. Memory grows with blocks that were read.
+    /// Records that a directory has a block. Memory grows with the number of blocks read.
     pub(crate) fn claim(&mut self, block: u64, directory: Ino, logical: u32) -> Result<()> {
         let owner = self.0.entry(block).or_insert((directory, logical));
         if *owner != (directory, logical) {
@@ -66,7 +66,7 @@ impl DirectoryBlocks {
         Ok(())
     }
 
-    /// The blocks from `first` on belong to no directory any more.
+    /// Records that the `count` blocks from `first` on belong to no directory any more.
     pub(crate) fn forget(&mut self, first: u64, count: u64) {
         let end = first.saturating_add(count);
         while let Some((&block, _)) = self.0.range(first..end).next() {
@@ -76,7 +76,7 @@ impl DirectoryBlocks {
 }
 
 impl<D> Ext4<D> {
-    /// A budget for a file's blocks.
+    /// Returns a budget for a file's blocks.
     pub(crate) fn budget(&self, ino: Ino) -> Budget {
         Budget::new(&self.geometry, ino)
     }

@@ -1,9 +1,9 @@
-//! Transactions: what changed in memory goes to the log, then into place.
+//! Commits transactions: writes changes from memory to the log, then into place.
 //!
 //! Ordered mode: a transaction is committed after the contents of files that it refers to are on
-//! the device. Any number of operations share one; [`Ext4::sync`] or a full transaction ends it.
-//! Blocks that are in the log stay in memory until a checkpoint puts them in place, which happens
-//! between transactions when the log is half full.
+//! the device. Any number of operations share one transaction, which ends with [`Ext4::sync`] or
+//! when it is full. Blocks in the log stay in memory until a checkpoint writes them in place, which
+//! happens between transactions when the log is half full.
 //!
 //! Without a journal, a commit writes changed blocks in place.
 
@@ -21,29 +21,29 @@ use crate::format::journal::{self, Commit, Header, RevokeHeader, Tag};
 use crate::format::superblock::{self, Superblock};
 use crate::narrow::{low8, low32, saturate32};
 
-/// What a running transaction has besides changed blocks.
+/// The state of a running transaction besides changed blocks.
 #[derive(Debug, Default)]
 pub(crate) struct Transaction {
-    /// Blocks that it freed: group, first and number of blocks.
+    /// Freed blocks: group, first block and number of blocks.
     pub(crate) freed: Vec<(u32, u32, u32)>,
-    /// How many those are.
+    /// Total number of freed blocks.
     pub(crate) freed_blocks: u64,
     /// Blocks of which the log has copies that must not be replayed.
     pub(crate) revoked: BTreeSet<u64>,
-    /// The superblock changed in more than its counts.
+    /// Whether the superblock changed in more than its counts.
     pub(crate) superblock: bool,
 }
 
-/// Changed blocks of a filesystem without a journal to keep in memory.
+/// Maximum number of changed blocks kept in memory without a journal.
 const UNLOGGED_BOUND: usize = 2048;
 
 impl<D: BlockDevice> Ext4<D> {
-    /// Makes everything that was done durable: afterwards no crash takes it back.
+    /// Makes all previous operations durable: a crash can't undo them afterwards.
     ///
     /// # Errors
     ///
-    /// Those of the device. The filesystem then takes no more writes, and what is on the device
-    /// is what the last successful call left, or more.
+    /// Those of the device. The filesystem then accepts no more writes, and the device has at least
+    /// what the last successful call left.
     pub fn sync(&mut self) -> Result<()> {
         match self.access {
             Access::Read => return Ok(()),
@@ -55,7 +55,7 @@ impl<D: BlockDevice> Ext4<D> {
         self.stop_on(flushed)
     }
 
-    /// Whether the running transaction should end before it gets anything more.
+    /// Whether the running transaction should end before the next change.
     pub(crate) fn transaction_is_full(&self) -> bool {
         let bound = self
             .journal
@@ -65,7 +65,7 @@ impl<D: BlockDevice> Ext4<D> {
         self.blocks.dirty_count() + groups + self.transaction.revoked.len() / 256 >= bound
     }
 
-    /// Ends the running transaction, with the contents of files that go with it.
+    /// Ends the running transaction, including the contents of the files that it refers to.
     pub(crate) fn commit(&mut self) -> Result<()> {
         let result = self.commit_all();
         self.stop_on(result)
@@ -73,7 +73,7 @@ impl<D: BlockDevice> Ext4<D> {
 
     fn commit_all(&mut self) -> Result<()> {
         while !self.write_back_some()? {
-            // So many blocks were allocated that the transaction is full.
+            // The allocated blocks have filled the transaction.
             self.commit_metadata()?;
         }
         self.commit_metadata()
@@ -110,8 +110,8 @@ impl<D: BlockDevice> Ext4<D> {
         if crowded { self.checkpoint() } else { Ok(()) }
     }
 
-    /// Before the first commit: whoever opens the filesystem after a crash has to replay the log
-    /// or, if there is none, to check.
+    /// Marks the filesystem as in use, before the first commit: an opener must replay the log after
+    /// a crash or, without a log, check the filesystem.
     fn mark_in_use(&mut self) -> Result<()> {
         match &self.journal {
             Some(journal) if journal.marked => return Ok(()),
@@ -136,7 +136,7 @@ impl<D: BlockDevice> Ext4<D> {
             now.seal_into(place);
         }
         self.io.write_blocks(block, &[&bytes])?;
-        // A log that has something, and nobody who asks for it, would be thrown away.
+        // A log with transactions would be discarded if the filesystem did not request recovery.
         self.io.flush()?;
         if let Some(journal) = &mut self.journal {
             journal.superblock.start = journal.head;
@@ -166,7 +166,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// Writes the transaction to the log; it is committed when this returns.
+    /// Writes the transaction to the log; it is committed when this function returns.
     fn log(&mut self, numbers: &[u64]) -> Result<()> {
         let now = self.now();
         let Some(journal) = &mut self.journal else {
@@ -265,7 +265,8 @@ impl<D: BlockDevice> Ext4<D> {
             }
         }
         journal.append(&mut self.io, &slices)?;
-        // The commit block must not be there before what it commits and what that refers to.
+        // The commit block must not reach the device before the blocks that it commits and the
+        // contents that those refer to.
         self.io.flush()?;
         let mut block = vec![0; block_size];
         let mut commit = Commit {
@@ -287,7 +288,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// Puts what is in the log into place and empties the log. Not while a transaction runs.
+    /// Writes the blocks in the log into place and empties the log. Not while a transaction runs.
     pub(crate) fn checkpoint(&mut self) -> Result<()> {
         let result = self.checkpoint_all();
         self.stop_on(result)
@@ -304,15 +305,15 @@ impl<D: BlockDevice> Ext4<D> {
             journal.superblock.start = journal.head;
             journal.superblock.sequence = journal.sequence;
             journal.store_superblock(&mut self.io)?;
-            // Before the log's blocks are used again.
+            // The log's blocks may be reused only after this.
             self.io.flush()?;
             journal.used = 0;
         }
         Ok(())
     }
 
-    /// Writes blocks of the cache, given in ascending order, to the device; those that follow
-    /// each other with one request.
+    /// Writes blocks of the cache, given in ascending order, to the device; consecutive blocks in
+    /// one request.
     fn write_in_place(&mut self, numbers: &[u64]) -> Result<()> {
         let mut slices: Vec<&[u8]> = Vec::new();
         let mut first = 0;
@@ -332,7 +333,7 @@ impl<D: BlockDevice> Ext4<D> {
         self.io.write_blocks(first, &slices)
     }
 
-    /// Marks log and filesystem as not in need of anything. Everything is in place.
+    /// Marks log and filesystem as clean. All blocks must be in place.
     pub(crate) fn mark_clean(&mut self) -> Result<()> {
         let mut changed = false;
         if let Some(journal) = &mut self.journal
@@ -361,7 +362,7 @@ impl<D: BlockDevice> Ext4<D> {
     }
 }
 
-/// The blocks that list what was revoked.
+/// Builds the blocks that list revoked blocks.
 fn revoke_blocks(
     superblock: &journal::Superblock,
     header: Header,
@@ -429,7 +430,7 @@ mod tests {
             rounds += u32::from(head < last);
             last = head;
             if number % 50 == 0 {
-                // As after a crash.
+                // Opens a copy, as after a crash.
                 let copy = Memory::from(filesystem.device().bytes().to_vec());
                 let mut copy = Ext4::open(copy, Options::default()).unwrap();
                 assert_eq!(copy.read_dir(ROOT).unwrap().len(), number as usize + 2);

@@ -1,4 +1,4 @@
-//! Names in directories: found, added, removed.
+//! Finds, adds and removes names in directories.
 
 use super::{Ext4, Ino, Name, OwnedName};
 use crate::cache::Kind;
@@ -9,20 +9,20 @@ use crate::format::extent::Extent;
 use crate::format::fields;
 use crate::format::inode::flags;
 
-/// Where a name is.
+/// The location of a name.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Found {
     pub(crate) ino: Ino,
     /// The directory's block.
     pub(crate) block: u64,
     pub(crate) kind: Kind,
-    /// The entry's place in the block, and that of the entry before.
+    /// Offset in the block of the entry, and of the entry before it.
     pub(crate) offset: usize,
     pub(crate) before: Option<usize>,
 }
 
 impl<D: BlockDevice> Ext4<D> {
-    /// The inode that a directory has under a name; `.` and `..` are names too.
+    /// Returns the inode of a name in a directory; `.` and `..` are names too.
     ///
     /// # Errors
     ///
@@ -31,7 +31,7 @@ impl<D: BlockDevice> Ext4<D> {
         self.find(directory, name)?.ok_or(Errno::NotFound.into())
     }
 
-    /// The inode under a name, if there is one.
+    /// Returns the inode of a name, if the name exists.
     pub(crate) fn find(&mut self, directory: Ino, name: &[u8]) -> Result<Option<Ino>> {
         if let Some(&mut ino) = self.names.get(&Name { directory, name }) {
             return Ok(Some(ino));
@@ -86,7 +86,7 @@ impl<D: BlockDevice> Ext4<D> {
         self.names.remove(&Name { directory, name });
     }
 
-    /// Where a directory with blocks has a name.
+    /// Finds a name in a directory with blocks.
     pub(crate) fn find_entry(&mut self, directory: Ino, name: &[u8]) -> Result<Option<Found>> {
         if self.inode(directory)?.has(flags::INDEX) && name != b".." {
             return self.find_indexed(directory, name);
@@ -100,7 +100,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(None)
     }
 
-    /// Where a block has a name.
+    /// Finds a name in a block.
     pub(crate) fn find_in_block(
         &mut self,
         block: u64,
@@ -126,7 +126,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(None)
     }
 
-    /// Adds a name that the directory does not have.
+    /// Adds a name that the directory does not have yet.
     pub(crate) fn add_entry(
         &mut self,
         directory: Ino,
@@ -142,7 +142,7 @@ impl<D: BlockDevice> Ext4<D> {
                 self.add_indexed(directory, name, ino, file_type)?;
                 return self.touch_directory(directory, name, ino);
             }
-            // Without the feature nobody keeps the index up to date.
+            // Without the feature the index is not kept up to date.
             self.inode_mut(directory)?.raw.flags &= !flags::INDEX;
             self.restore_linear(directory)?;
         }
@@ -172,7 +172,7 @@ impl<D: BlockDevice> Ext4<D> {
         self.touch(directory)
     }
 
-    /// The contents changed just now.
+    /// Sets the time of the last change of the contents to the current time.
     pub(crate) fn touch(&mut self, ino: Ino) -> Result<()> {
         let (time, extra) = self.geometry.encode_time(self.now());
         let raw = &mut self.inode_mut(ino)?.raw;
@@ -181,7 +181,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// The inode changed just now.
+    /// Sets the time of the last change of the inode to the current time.
     pub(crate) fn touch_inode(&mut self, ino: Ino) -> Result<()> {
         let (time, extra) = self.geometry.encode_time(self.now());
         let raw = &mut self.inode_mut(ino)?.raw;
@@ -189,7 +189,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// Adds an entry to a block of entries, if there is room.
+    /// Adds an entry to a block of entries, if it fits.
     pub(crate) fn insert_entry(
         &mut self,
         number: u64,
@@ -312,7 +312,7 @@ impl<D: BlockDevice> Ext4<D> {
     }
 }
 
-/// Makes a block of entries empty: one free entry, and the one for the checksum.
+/// Clears a block of entries: leaves one free entry, and the one for the checksum.
 pub(crate) fn clear_entries(block: &mut [u8], room: usize, has_checksums: bool) {
     block.fill(0);
     directory::put_entry(block, 0, room, 0, 0, b"");
@@ -321,7 +321,7 @@ pub(crate) fn clear_entries(block: &mut [u8], room: usize, has_checksums: bool) 
     }
 }
 
-/// Whether a name can be one.
+/// Checks that a name is valid.
 pub(crate) fn check_name(name: &[u8]) -> Result<()> {
     if name.is_empty() {
         return Err(Errno::NotFound.into());

@@ -1,4 +1,4 @@
-//! Extent trees that grow, split, shrink and merge.
+//! Changes extent trees: inserts, splits, removes and merges.
 
 use alloc::vec::Vec;
 
@@ -13,12 +13,12 @@ use crate::format::extent::{
 use crate::format::fields;
 use crate::narrow::{saturate16, saturate32};
 
-/// A node on the way from the root to a leaf.
+/// A node on the path from the root to a leaf.
 #[derive(Debug, Clone, Copy)]
 struct Step {
     /// The node's block; `None` for the root, which is in the inode.
     block: Option<u64>,
-    /// The entry that leads on, or of the extent.
+    /// Index of the entry that leads to the next node, or of the extent.
     position: usize,
     entries: usize,
     max: usize,
@@ -63,7 +63,7 @@ fn remove_entries(node: &mut [u8], index: usize, count: usize) {
     }
 }
 
-/// The longest extent of a kind.
+/// Returns the maximum length of an extent, written or unwritten.
 fn longest(unwritten: bool) -> u32 {
     if unwritten {
         MAX_UNWRITTEN_LENGTH
@@ -72,7 +72,7 @@ fn longest(unwritten: bool) -> u32 {
     }
 }
 
-/// One extent for two, if the second goes on where the first ends.
+/// Joins two extents, if the second continues the first.
 fn joined(first: &Extent, second: &Extent) -> Option<Extent> {
     let length = first.length.checked_add(second.length)?;
     (first.unwritten == second.unwritten
@@ -83,7 +83,7 @@ fn joined(first: &Extent, second: &Extent) -> Option<Extent> {
 }
 
 impl<D: BlockDevice> Ext4<D> {
-    /// A node's bytes.
+    /// Returns a node's bytes.
     fn node(&mut self, ino: Ino, block: Option<u64>) -> Result<&[u8]> {
         let inode = self.inode(ino)?;
         let seed = inode.seed;
@@ -93,7 +93,7 @@ impl<D: BlockDevice> Ext4<D> {
         }
     }
 
-    /// A node's bytes, to be changed.
+    /// Returns a node's bytes for changes.
     fn node_mut(&mut self, ino: Ino, block: Option<u64>) -> Result<&mut [u8]> {
         let seed = self.inode(ino)?.seed;
         match block {
@@ -106,7 +106,7 @@ impl<D: BlockDevice> Ext4<D> {
         }
     }
 
-    /// The way from the root to the leaf that has, or would have, `logical`.
+    /// Returns the path from the root to the leaf that has, or would have, `logical`.
     fn path(&mut self, ino: Ino, logical: u32) -> Result<Vec<Step>> {
         let depth = check_root(ino, &self.inode(ino)?.raw.block)?;
         let mut path = Vec::with_capacity(usize::from(depth) + 1);
@@ -138,7 +138,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(path)
     }
 
-    /// Adds an extent for blocks that have none yet.
+    /// Adds an extent for blocks that are not mapped yet.
     pub(crate) fn insert_extent(&mut self, ino: Ino, new: Extent) -> Result<()> {
         self.inode_mut(ino)?.last_extent = None;
         loop {
@@ -171,7 +171,7 @@ impl<D: BlockDevice> Ext4<D> {
         }
     }
 
-    /// Makes a neighbour in the leaf longer instead of adding an entry.
+    /// Extends a neighbour in the leaf instead of adding an entry, if possible.
     fn try_join(&mut self, ino: Ino, path: &[Step], leaf: Step, new: Extent) -> Result<bool> {
         if leaf.entries == 0 {
             return Ok(false);
@@ -204,7 +204,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(true)
     }
 
-    /// After a leaf's first entry changed: the entries that lead there say where it starts.
+    /// Updates the keys on the path to a leaf after the leaf's first entry changed.
     fn correct_keys(&mut self, ino: Ino, path: &[Step]) -> Result<()> {
         let Some(leaf) = path.last() else {
             return Ok(());
@@ -241,7 +241,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(block)
     }
 
-    /// The tree is full: moves the root's entries to a node of their own below it.
+    /// Adds a level to a full tree: moves the root's entries to a new node below it.
     fn deepen(&mut self, ino: Ino) -> Result<()> {
         let goal = self.goal_of(ino);
         let block = self.new_node(ino, goal)?;
@@ -289,7 +289,7 @@ impl<D: BlockDevice> Ext4<D> {
         let is_leaf = parent + 2 == path.len();
         let node = self.node(ino, full.block)?.to_vec();
         let last: u32 = fields::get(entry(&node, full.entries.saturating_sub(1)), 0);
-        // Who appends will go on appending: leave what is there packed.
+        // The next inserts are likely appends: leave the existing node packed.
         let at = match (logical > last, is_leaf) {
             (true, true) => full.entries,
             (true, false) => full.entries - 1,
@@ -331,11 +331,11 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// Takes the blocks from `from` up to `to` (exclusive) out of the tree and gives them back.
-    /// Stops early, and says `false`, when the running transaction is full.
+    /// Removes the blocks from `from` up to `to` (exclusive) from the tree and frees them. Stops
+    /// early, and returns `false`, when the running transaction is full.
     pub(crate) fn remove_extents(&mut self, ino: Ino, from: u32, to: u64) -> Result<bool> {
         self.inode_mut(ino)?.last_extent = None;
-        // From the end, so that whatever is left is a file that was truncated a bit less.
+        // From the end, so that after an early stop the file is only truncated less.
         let mut to = to.min(1 << 32);
         while to > u64::from(from) {
             if self.transaction_is_full() {
@@ -389,7 +389,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(true)
     }
 
-    /// Takes an empty leaf out of the tree, and the nodes that become empty with it.
+    /// Removes an empty leaf from the tree, and the nodes that become empty with it.
     fn remove_node(&mut self, ino: Ino, path: &[Step]) -> Result<()> {
         for level in (1..path.len()).rev() {
             let (Some(step), Some(parent)) = (path.get(level), path.get(level - 1)) else {
@@ -408,15 +408,15 @@ impl<D: BlockDevice> Ext4<D> {
                 break;
             }
             if parent.block.is_none() {
-                // No leaf is left: the root is one again.
+                // No leaf remains: the root becomes a leaf again.
                 fields::put(node, 6, 0u16);
             }
         }
         Ok(())
     }
 
-    /// Joins the nodes on the way to `logical` with those beside them where all of both fits into
-    /// one, and takes levels away from a root with a single small child.
+    /// Merges the nodes on the path to `logical` with their neighbours where both fit into one, and
+    /// removes levels below a root with a single small child.
     fn merge_nodes(&mut self, ino: Ino, logical: u32) -> Result<()> {
         let depth = usize::from(check_root(ino, &self.inode(ino)?.raw.block)?);
         for level in (1..=depth).rev() {
@@ -503,7 +503,7 @@ impl<D: BlockDevice> Ext4<D> {
         }
     }
 
-    /// Blocks of an unwritten extent were written: says so in the tree.
+    /// Marks a part of an unwritten extent as written.
     pub(crate) fn mark_written(&mut self, ino: Ino, from: u32, count: u32) -> Result<()> {
         let (mut at, end) = (u64::from(from), u64::from(from) + u64::from(count));
         while at < end {

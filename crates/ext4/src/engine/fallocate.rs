@@ -1,23 +1,23 @@
-//! Space without contents, and holes.
+//! Allocates space without contents, and punches holes.
 
 use super::{Ext4, Ino};
 use crate::device::BlockDevice;
 use crate::error::{Errno, Result};
 use crate::narrow::{in_memory, saturate32};
 
-/// What to do with a range of a file.
+/// The operation on a range of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fallocate {
-    /// Gives it space, which reads as zeros where there was none. The file becomes as long as
-    /// the range reaches unless `keep_size`.
+    /// Allocates space, which reads as zeros where there was none. Extends the file to the end of
+    /// the range unless `keep_size`.
     Allocate {
         /// Leave the size alone.
         keep_size: bool,
     },
-    /// Takes its space and contents. The size stays.
+    /// Removes space and contents. The size stays.
     PunchHole,
-    /// Zeros, with space for what is to come. The file becomes as long as the range reaches
-    /// unless `keep_size`.
+    /// Zeros the range and keeps space allocated. Extends the file to the end of the range unless
+    /// `keep_size`.
     ZeroRange {
         /// Leave the size alone.
         keep_size: bool,
@@ -25,11 +25,11 @@ pub enum Fallocate {
 }
 
 impl<D: BlockDevice> Ext4<D> {
-    /// Allocates space for, or takes it from, `length` bytes at `offset` of a file.
+    /// Applies `mode` to `length` bytes at `offset` of a file.
     ///
     /// # Errors
     ///
-    /// [`Errno::Invalid`] for an empty range or what is no file, [`Errno::NoSpace`],
+    /// [`Errno::Invalid`] for an empty range or an inode that is not a file, [`Errno::NoSpace`],
     /// [`Errno::FileTooLarge`], [`Errno::IsADirectory`], [`Errno::NotPermitted`] for an immutable
     /// file, and damage.
     pub fn fallocate(&mut self, ino: Ino, mode: Fallocate, offset: u64, length: u64) -> Result<()> {
@@ -73,7 +73,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// Gives space to the blocks of a range that have none.
+    /// Allocates the unmapped blocks of a range.
     fn allocate_hole(&mut self, ino: Ino, offset: u64, end: u64) -> Result<()> {
         self.write_back_file(ino)?;
         let mut logical = offset >> self.geometry.block_bits;
@@ -106,7 +106,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// Takes the blocks wholly inside a range and zeros the bytes at its edges.
+    /// Removes the blocks entirely inside a range and zeros the bytes at its edges.
     fn punch(&mut self, ino: Ino, offset: u64, end: u64) -> Result<()> {
         self.write_back_file(ino)?;
         let block_size = self.geometry.block_size as u64;
@@ -117,7 +117,7 @@ impl<D: BlockDevice> Ext4<D> {
         }
         self.zero_bytes(ino, offset, first - offset)?;
         self.zero_bytes(ino, last, end - last)?;
-        // What was cached of the range is clean now, apart from the edges, which are outside.
+        // The cached part of the range is clean now, except the edges, which are outside.
         let chunk_size = self.pages.chunk_size() as u64;
         for key in self.pages.keys_from(ino, saturate32(first / chunk_size)) {
             let start = u64::from(key.1) * chunk_size;

@@ -1,4 +1,4 @@
-//! What of a filesystem never changes while it is open.
+//! The properties of a filesystem that never change while the filesystem is open.
 
 use crate::error::{Error, Place, Result};
 use crate::format::features::{self, Set, compat, incompat, ro_compat};
@@ -7,11 +7,11 @@ use crate::format::{directory, extent, hash, inode};
 use crate::narrow::{low32, saturate32};
 use micabox_file::Timestamp;
 
-/// Sizes and places that follow from the superblock.
+/// Sizes and positions that follow from the superblock.
 #[derive(Debug, Clone)]
 pub(crate) struct Geometry {
     pub(crate) block_size: usize,
-    /// Block size is 1 << this.
+    /// Binary logarithm of the block size.
     pub(crate) block_bits: u32,
     pub(crate) blocks_count: u64,
     pub(crate) first_data_block: u64,
@@ -31,11 +31,11 @@ pub(crate) struct Geometry {
     pub(crate) unsigned_hash: bool,
     pub(crate) hash_seed: [u32; 4],
     pub(crate) default_hash: u8,
-    /// Blocks in an allocation unit; 1 but for bigalloc.
+    /// Number of blocks in an allocation unit; 1 except with bigalloc.
     pub(crate) cluster_blocks: u32,
 }
 
-/// Without these nothing can be read.
+/// Incompatible features that this crate can read.
 const READABLE: u32 = incompat::FILETYPE
     | incompat::RECOVER
     | incompat::META_BG
@@ -48,7 +48,7 @@ const READABLE: u32 = incompat::FILETYPE
     | incompat::LARGEDIR
     | incompat::INLINE_DATA;
 
-/// These can be written.
+/// Features with which this crate can write.
 const WRITABLE: u32 = ro_compat::SPARSE_SUPER
     | ro_compat::LARGE_FILE
     | ro_compat::HUGE_FILE
@@ -59,7 +59,7 @@ const WRITABLE: u32 = ro_compat::SPARSE_SUPER
     | ro_compat::ORPHAN_PRESENT;
 
 impl Geometry {
-    /// Checks the superblock against itself and the device's size.
+    /// Checks the superblock for consistency, and against the device's size.
     pub(crate) fn new(superblock: &Superblock, device_size: u64) -> Result<Self> {
         let corrupt = |problem| Place::Superblock.corrupt(problem);
         if superblock.revision > superblock::DYNAMIC_REVISION {
@@ -155,7 +155,7 @@ impl Geometry {
         })
     }
 
-    /// Why the filesystem can't be written, if it can't.
+    /// Checks that the filesystem can be written; the error gives the reason if not.
     pub(crate) fn writable(superblock: &Superblock) -> Result<()> {
         let unknown = superblock.feature_ro_compat & !WRITABLE;
         if superblock.revision == superblock::DYNAMIC_REVISION && unknown != 0 {
@@ -181,7 +181,7 @@ impl Geometry {
         Ok(())
     }
 
-    /// The group a block is in, and its number within.
+    /// Returns the group of a block, and the block's index in the group.
     pub(crate) fn group_of(&self, block: u64) -> Option<(u32, u32)> {
         let block = block
             .checked_sub(self.first_data_block)
@@ -193,12 +193,12 @@ impl Geometry {
         Some((group, saturate32(block % per_group)))
     }
 
-    /// The first block of a group.
+    /// Returns the first block of a group.
     pub(crate) fn group_start(&self, group: u32) -> u64 {
         self.first_data_block + u64::from(group) * u64::from(self.blocks_per_group)
     }
 
-    /// Blocks in a group: fewer in the last.
+    /// Returns the number of blocks in a group: fewer in the last.
     pub(crate) fn group_blocks(&self, group: u32) -> u32 {
         let rest = self.blocks_count.saturating_sub(self.group_start(group));
         u32::try_from(rest).map_or(self.blocks_per_group, |rest| {
@@ -206,7 +206,7 @@ impl Geometry {
         })
     }
 
-    /// The group an inode is in, and its number within, from 0.
+    /// Returns the group of an inode, and the inode's index in the group, from 0.
     pub(crate) fn inode_group(&self, inode: u32) -> Option<(u32, u32)> {
         let index = inode
             .checked_sub(1)
@@ -214,12 +214,12 @@ impl Geometry {
         Some((index / self.inodes_per_group, index % self.inodes_per_group))
     }
 
-    /// Blocks of `size` bytes, rounded up.
+    /// Returns the number of blocks for `size` bytes, rounded up.
     pub(crate) fn blocks_for(&self, size: u64) -> u64 {
         size.div_ceil(self.block_size as u64)
     }
 
-    /// A time as an inode's two fields. Inodes of 128 bytes have only the first.
+    /// Encodes a time as an inode's two fields. Inodes of 128 bytes have only the first.
     pub(crate) fn encode_time(&self, time: Timestamp) -> (u32, u32) {
         if self.inode_size > inode::GOOD_OLD_SIZE {
             return inode::encode_time(time);
@@ -228,12 +228,12 @@ impl Geometry {
         (low32(seconds.cast_unsigned()), 0)
     }
 
-    /// The largest file: as many blocks as have numbers.
+    /// Returns the size in bytes of the largest file: limited by block numbers.
     pub(crate) fn max_file_size(&self) -> u64 {
         u64::from(extent::MAX_LOGICAL) << self.block_bits
     }
 
-    /// Bytes of a directory block that entries may use.
+    /// Returns the number of bytes of a directory block that entries may use.
     pub(crate) fn directory_room(&self) -> usize {
         if self.has_checksums {
             self.block_size - directory::TAIL_SIZE

@@ -1,4 +1,4 @@
-//! Accounts of blocks, and files that get blocks of a form that can be written.
+//! Accounts for blocks, and converts files to a form of blocks that can be written.
 
 use alloc::vec::Vec;
 
@@ -14,7 +14,7 @@ use crate::format::extent::{self, Extent, Header, MAX_LENGTH};
 use crate::format::fields;
 use crate::format::inode::{self, RawInode, flags};
 
-/// The root of an empty extent tree.
+/// Returns the root of an empty extent tree.
 pub(crate) fn empty_root() -> [u8; 60] {
     let mut block = RawInode::default().block;
     let header = Header {
@@ -27,7 +27,7 @@ pub(crate) fn empty_root() -> [u8; 60] {
 }
 
 impl<D: BlockDevice> Ext4<D> {
-    /// An inode has `count` more blocks.
+    /// Adds `count` blocks to an inode's block count.
     pub(crate) fn add_blocks(&mut self, ino: Ino, count: u64) -> Result<()> {
         let sectors = self.block_units(ino, count)?;
         let raw = &mut self.inode_mut(ino)?.raw;
@@ -35,7 +35,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// An inode has `count` fewer blocks.
+    /// Subtracts `count` blocks from an inode's block count.
     pub(crate) fn subtract_blocks(&mut self, ino: Ino, count: u64) -> Result<()> {
         let sectors = self.block_units(ino, count)?;
         let raw = &mut self.inode_mut(ino)?.raw;
@@ -49,7 +49,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(if in_blocks { count } else { count << bits })
     }
 
-    /// Before a file's blocks change: inline data and block maps become extents.
+    /// Converts inline data and block maps to extents; called before a file's blocks change.
     pub(crate) fn make_extents(&mut self, ino: Ino) -> Result<()> {
         let inode = self.inode(ino)?;
         if inode.has(flags::EXTENTS) {
@@ -65,7 +65,7 @@ impl<D: BlockDevice> Ext4<D> {
         self.convert_block_map(ino)
     }
 
-    /// Takes the inline data out of an inode, which then has no blocks.
+    /// Removes the inline data from an inode, which then has no blocks, and returns it.
     fn drop_inline_data(&mut self, ino: Ino) -> Result<Vec<u8>> {
         let data = self.inline_data(ino)?;
         let mut attributes = self.inode_attributes(ino)?;
@@ -77,7 +77,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(data)
     }
 
-    /// Gives a directory without blocks one.
+    /// Moves the entries of a directory without blocks to a new block.
     pub(crate) fn expand_inline_directory(&mut self, ino: Ino) -> Result<()> {
         let parent = self.inline_parent(ino)?;
         let mut names: Vec<(Ino, FileType, Vec<u8>)> = Vec::new();
@@ -107,14 +107,14 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// Makes extents of a block map.
+    /// Converts a block map to extents.
     fn convert_block_map(&mut self, ino: Ino) -> Result<()> {
         let size = self.inode(ino)?.raw.size();
         let end = self.geometry.blocks_for(size);
         let mut extents: Vec<Extent> = Vec::new();
         let mut logical = 0u64;
         let mut budget = self.budget(ino);
-        // Blocks past the size (preallocation did not exist then) are left to e2fsck.
+        // e2fsck handles blocks past the size (preallocation did not exist then).
         while let Ok(number) = u32::try_from(logical)
             && logical < end
         {
@@ -149,7 +149,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// Gives back the blocks that a block map itself takes.
+    /// Frees the blocks of a block map itself.
     fn free_map_blocks(&mut self, ino: Ino, pointer: u32, level: usize) -> Result<()> {
         if pointer == 0 {
             return Ok(());

@@ -16,20 +16,20 @@ use crate::format::hash::{self, Version};
 use crate::format::inode::flags;
 use crate::narrow::{saturate8, saturate16};
 
-/// A block of the index on the way to a leaf.
+/// A block of the index on the path to a leaf.
 #[derive(Debug, Clone, Copy)]
 struct Step {
     block: u64,
     kind: Kind,
-    /// Where limit, count and entries start.
+    /// Offset of limit, count and entries.
     at: usize,
-    /// The entry that leads on.
+    /// Index of the entry that leads to the next block.
     position: usize,
     count: usize,
     limit: usize,
 }
 
-/// Hash (for the first entry, 0) and block of an index entry.
+/// Returns the hash (0 for the first entry) and the block of an index entry.
 fn index_entry(block: &[u8], at: usize, position: usize) -> (u32, u32) {
     let offset = at + position * INDEX_ENTRY_SIZE;
     let hash = if position == 0 {
@@ -37,7 +37,7 @@ fn index_entry(block: &[u8], at: usize, position: usize) -> (u32, u32) {
     } else {
         fields::get(block, offset)
     };
-    // The upper bits were meant for something else once.
+    // The upper bits once had another purpose.
     (hash, fields::get::<u32>(block, offset + 4) & 0x0fff_ffff)
 }
 
@@ -70,7 +70,8 @@ impl<D: BlockDevice> Ext4<D> {
             .ok_or(Error::Unsupported("an unknown directory hash"))
     }
 
-    /// The way from an index's root to the leaf for a name's hash; the hash and its version.
+    /// Returns the path from an index's root to the leaf for a name's hash, the hash and its
+    /// version.
     fn index_path(&mut self, directory: Ino, name: &[u8]) -> Result<(Vec<Step>, u32, Version)> {
         let corrupt = |problem| Place::Inode(directory).corrupt(problem);
         let root = self.map_block(directory, 0)?;
@@ -121,7 +122,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok((path, hash, version))
     }
 
-    /// The leaf that a path leads to: number within the directory, block, kind.
+    /// Returns the leaf at the end of a path: number within the directory, block, kind.
     fn leaf_of(&mut self, directory: Ino, path: &[Step]) -> Result<(u32, u64, Kind)> {
         let step = path
             .last()
@@ -136,7 +137,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok((logical, block, kind))
     }
 
-    /// Where an indexed directory has a name.
+    /// Finds a name in an indexed directory.
     pub(crate) fn find_indexed(&mut self, directory: Ino, name: &[u8]) -> Result<Option<Found>> {
         let (mut path, hash, _) = self.index_path(directory, name)?;
         loop {
@@ -150,7 +151,7 @@ impl<D: BlockDevice> Ext4<D> {
         }
     }
 
-    /// Moves a path on to the next leaf, if names with the hash go on there.
+    /// Moves a path to the next leaf, if names with the hash continue there.
     fn next_leaf(&mut self, directory: Ino, path: &mut [Step], hash: u32) -> Result<bool> {
         let Some(level) = path.iter().rposition(|step| step.position + 1 < step.count) else {
             return Ok(false);
@@ -200,7 +201,7 @@ impl<D: BlockDevice> Ext4<D> {
             if self.insert_entry(block, kind, name, ino, file_type)? {
                 return Ok(());
             }
-            // No room in the leaf: split it, or first what has to lead to its other half.
+            // No room in the leaf: split it, or first the full index block above it.
             match path.iter().rposition(|step| step.count < step.limit) {
                 Some(last) if last + 1 == path.len() => {
                     self.split_leaf(directory, &path, block, kind, version, hash)?;
@@ -249,7 +250,7 @@ impl<D: BlockDevice> Ext4<D> {
         }
         let cut = cut.clamp(1, names.len().saturating_sub(1).max(1));
         let (Some((first, _)), Some((before, _))) = (names.get(cut), names.get(cut - 1)) else {
-            // A single name fills the block, so another name fits into an empty one.
+            // A single name fills the block; the new name gets an empty one.
             return self.split_single(
                 directory,
                 step,
@@ -257,7 +258,7 @@ impl<D: BlockDevice> Ext4<D> {
                 new_hash,
             );
         };
-        // Equal hashes on both sides: who looks has to go on.
+        // Equal hashes on both sides: bit 0 makes a search continue in the next leaf.
         let hash = if first == before { first | 1 } else { *first };
         let (logical, new_block, new_kind) = self.append_directory_block(directory)?;
         let room = self.geometry.directory_room();
@@ -273,7 +274,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// Puts an empty leaf behind or before one that a single name fills.
+    /// Adds an empty leaf after or before one that a single name fills.
     fn split_single(
         &mut self,
         directory: Ino,
@@ -343,7 +344,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// The whole index is full: moves the root's entries to a new block below it.
+    /// Adds a level to a full index: moves the root's entries to a new block below it.
     fn deepen_index(&mut self, directory: Ino, path: &[Step]) -> Result<()> {
         let Some(root) = path.first().copied() else {
             return Ok(());
@@ -367,7 +368,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// Makes an index for a directory of one block.
+    /// Builds an index for a directory of one block.
     pub(crate) fn make_index(&mut self, directory: Ino) -> Result<()> {
         let has_types = self.geometry.has_types;
         let has_checksums = self.geometry.has_checksums;
@@ -420,7 +421,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// Makes blocks of an index, which are no longer one, into blocks of entries.
+    /// Converts the blocks of a former index into blocks of entries.
     pub(crate) fn restore_linear(&mut self, directory: Ino) -> Result<()> {
         let has_checksums = self.geometry.has_checksums;
         let room = self.geometry.directory_room();
@@ -450,7 +451,7 @@ impl<D: BlockDevice> Ext4<D> {
     }
 }
 
-/// Writes entries to an empty block, one after the other; the last reaches to the end.
+/// Writes consecutive entries to an empty block; the last one extends to the end.
 pub(crate) fn pack<'a, 'b: 'a>(
     block: &mut [u8],
     room: usize,

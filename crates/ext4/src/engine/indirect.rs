@@ -1,6 +1,6 @@
-//! Block maps: files of ext2 and ext3, and of filesystems that were those once.
+//! Reads block maps: files of ext2 and ext3, and of filesystems converted from those.
 //!
-//! Twelve block numbers, then one block of numbers, one of blocks of numbers, and one of those.
+//! A map has twelve block numbers, then a block of numbers, a doubly and a triply indirect block.
 
 use super::map::Mapping;
 use super::{Ext4, Ino};
@@ -37,7 +37,7 @@ impl<D: BlockDevice> Ext4<D> {
         Err(Place::Inode(ino).corrupt("a block past the end of its block map"))
     }
 
-    /// From a block that covers `covered` blocks down to the numbers of the file's blocks.
+    /// Descends from a block that covers `covered` blocks to the numbers of the file's blocks.
     fn descend(
         &mut self,
         ino: Ino,
@@ -65,7 +65,7 @@ impl<D: BlockDevice> Ext4<D> {
                 .map(|bytes| fields::get::<u32>(bytes, 0));
             pointer = pointers.next().unwrap_or(0);
             if pointer == 0 {
-                // In one step, as many as there are.
+                // Skip the whole run of holes in one step.
                 let more = pointers.take_while(|&pointer| pointer == 0).count() as u64;
                 return Ok(hole((1 + more) * covered - within));
             }
@@ -77,7 +77,7 @@ impl<D: BlockDevice> Ext4<D> {
         self.run(ino, &numbers, in_memory(within))
     }
 
-    /// Numbers in a row from the one at `index` on.
+    /// Returns the run of consecutive numbers from the one at `index` on.
     fn run(&self, ino: Ino, numbers: &[u8], index: usize) -> Result<Mapping> {
         let mut numbers = numbers
             .chunks_exact(4)

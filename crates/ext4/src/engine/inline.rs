@@ -1,5 +1,5 @@
-//! Contents within the inode (feature inline_data): the first 60 bytes in `i_block`, the rest in
-//! the attribute `system.data`.
+//! Reads contents within the inode (feature inline_data): the first 60 bytes in `i_block`, the rest
+//! in the attribute `system.data`.
 
 use alloc::vec::Vec;
 
@@ -10,11 +10,11 @@ use crate::format::directory::{Entries, Entry};
 use crate::format::fields;
 use crate::format::inode::RawInode;
 
-/// Bytes of an inline directory before its entries: the parent's number.
+/// Number of bytes of an inline directory before its entries: the parent's inode number.
 const PARENT_SIZE: usize = 4;
 
 impl<D: BlockDevice> Ext4<D> {
-    /// All bytes of an inode with inline data.
+    /// Returns all bytes of an inode with inline data.
     pub(crate) fn inline_data(&mut self, ino: Ino) -> Result<Vec<u8>> {
         let raw = &self.inode(ino)?.raw;
         let size = raw.size();
@@ -30,7 +30,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(data)
     }
 
-    /// An inline directory's parent.
+    /// Returns an inline directory's parent.
     pub(crate) fn inline_parent(&mut self, ino: Ino) -> Result<Ino> {
         Ok(fields::get(&self.inode(ino)?.raw.block, 0))
     }

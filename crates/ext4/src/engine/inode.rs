@@ -1,4 +1,4 @@
-//! Inodes in memory: loaded once, written to their table by commits.
+//! Caches inodes: loaded once, written to their table by commits.
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -17,19 +17,20 @@ use crate::narrow::in_memory;
 #[derive(Debug)]
 pub(crate) struct Inode {
     pub(crate) raw: RawInode,
-    /// All bytes of the inode on disk; of the first [`RawInode::SIZE`], `raw` is the truth.
+    /// All bytes of the inode on disk; for the first [`RawInode::SIZE`] bytes, `raw` is
+    /// authoritative.
     pub(crate) bytes: Box<[u8]>,
-    /// Changed by the running transaction.
+    /// The running transaction changed the inode.
     pub(crate) dirty: bool,
-    /// Whoever holds it open.
+    /// Number of holders that keep the inode open.
     pub(crate) opens: u32,
-    /// Where the checksums of its blocks start.
+    /// Initial value of the checksums of its blocks.
     pub(crate) seed: u32,
-    /// The extent found last.
+    /// The extent that was found last.
     pub(crate) last_extent: Option<Extent>,
-    /// Where the last read ended: who goes on there reads ahead.
+    /// The end of the last read: a read that continues there reads ahead.
     pub(crate) read_end: u64,
-    /// The directory block to look at first for room.
+    /// The directory block in which the search for room starts.
     pub(crate) room_hint: u32,
 }
 
@@ -42,12 +43,12 @@ impl Inode {
         self.raw.flags & flag != 0
     }
 
-    /// Bytes of the on-disk inode that have a meaning, before attributes.
+    /// Returns the number of bytes of the on-disk inode that have a meaning, before attributes.
     pub(crate) fn known_size(&self) -> usize {
         known_size(&self.raw, self.bytes.len())
     }
 
-    /// Where attributes may start.
+    /// Returns the offset at which attributes may start.
     pub(crate) fn xattr_offset(&self) -> usize {
         inode::GOOD_OLD_SIZE + usize::from(self.raw.extra_isize)
     }
@@ -63,7 +64,7 @@ fn known_size(raw: &RawInode, inode_size: usize) -> usize {
 }
 
 impl<D: BlockDevice> Ext4<D> {
-    /// The block of the inode table that an inode is in, and the offset within.
+    /// Returns the block of the inode table with an inode, and the offset in the block.
     pub(crate) fn inode_place(&self, ino: Ino) -> Result<(u64, usize)> {
         let (group, index) = self.geometry.inode_group(ino).ok_or(Errno::Stale)?;
         let offset = u64::from(index) * self.geometry.inode_size as u64;
@@ -77,7 +78,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok((block, in_memory(offset % self.geometry.block_size as u64)))
     }
 
-    /// An inode that is in use.
+    /// Returns an inode that is in use.
     #[inline]
     pub(crate) fn inode(&mut self, ino: Ino) -> Result<&mut Inode> {
         let slot = match self.inodes.touch(&ino) {
@@ -144,12 +145,12 @@ impl<D: BlockDevice> Ext4<D> {
         )
     }
 
-    /// A new inode's bytes on disk: zeros.
+    /// Returns a new inode's bytes on disk: zeros.
     pub(crate) fn blank_inode_bytes(&self) -> Box<[u8]> {
         vec![0; self.geometry.inode_size].into_boxed_slice()
     }
 
-    /// An inode, to be changed as part of the running transaction.
+    /// Returns an inode for changes by the running transaction.
     #[inline]
     pub(crate) fn inode_mut(&mut self, ino: Ino) -> Result<&mut Inode> {
         let slot = match self.inodes.touch(&ino) {
@@ -157,7 +158,7 @@ impl<D: BlockDevice> Ext4<D> {
             None => self.load_inode(ino)?,
         };
         if self.inodes.at(slot).is_some_and(|inode| !inode.dirty) {
-            // The table's block joins the transaction now, so that its size is known.
+            // The table's block joins the transaction now, so that the transaction's size is known.
             let (block, _) = self.inode_place(ino)?;
             self.blocks.write(&self.io, block, Kind::Plain)?;
             self.dirty_inodes.push(ino);
@@ -175,7 +176,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// Writes an inode, if it changed, to its table's block.
+    /// Writes an inode to its table's block if it changed.
     pub(crate) fn store_inode(&mut self, ino: Ino) -> Result<()> {
         let (block, offset) = self.inode_place(ino)?;
         let Some(inode) = self.inodes.get(&ino).filter(|inode| inode.dirty) else {
@@ -198,7 +199,7 @@ impl<D: BlockDevice> Ext4<D> {
     }
 }
 
-/// Decodes what the inode has; fields past `i_extra_isize` are not its own.
+/// Decodes the fields that the inode has; those past `i_extra_isize` are not part of it.
 fn decode(bytes: &[u8]) -> RawInode {
     let raw = RawInode::decode(bytes.get(..inode::GOOD_OLD_SIZE + 2).unwrap_or(bytes));
     let known = known_size(&raw, bytes.len());

@@ -1,4 +1,4 @@
-//! Inodes: given out lowest first, so that tables fill from the front.
+//! Allocates inodes, lowest number first, so that tables fill from the front.
 
 use super::bitmap::{Bits, InodeBitmap};
 use super::{Ext4, Ino};
@@ -12,7 +12,7 @@ use crate::narrow::{low32, saturate16, saturate32};
 
 use super::allocate::same_checksum;
 
-/// What a new inode is to be.
+/// The properties of a new inode.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct NewInode {
     /// Type and permissions.
@@ -56,7 +56,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// Takes an inode near `parent` and makes it: no names yet, empty.
+    /// Allocates an inode near `parent` and initializes it: empty and without names.
     pub(crate) fn allocate_inode(&mut self, parent: Ino, new: NewInode) -> Result<Ino> {
         let home = self
             .geometry
@@ -127,7 +127,7 @@ impl<D: BlockDevice> Ext4<D> {
 
     fn make_inode(&mut self, ino: Ino, new: NewInode) -> Result<()> {
         self.generation = {
-            // xorshift: any number that differs from the last use's does.
+            // xorshift: any number that differs from that of the last use will do.
             let mut x = self.generation | 1;
             x ^= x << 13;
             x ^= x >> 17;
@@ -182,7 +182,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// Gives back an inode that has neither names nor blocks.
+    /// Frees an inode that has neither names nor blocks.
     pub(crate) fn free_inode(&mut self, ino: Ino) -> Result<()> {
         let now = self.now();
         let (number, index) = self.geometry.inode_group(ino).ok_or(Errno::Stale)?;
@@ -193,7 +193,7 @@ impl<D: BlockDevice> Ext4<D> {
         inode.raw.set_size(0);
         inode.raw.set_blocks(0);
         inode.raw.set_file_acl(0);
-        // Readers tell a deleted inode from an orphan by a time that is not an inode's number.
+        // Readers distinguish a deleted inode from an orphan by a time that is not an inode number.
         inode.raw.dtime = low32(now.seconds.cast_unsigned()).max(last.saturating_add(1));
         self.store_inode(ino)?;
         self.inodes.remove(&ino);

@@ -1,4 +1,4 @@
-//! Blocks on the device, as a replayed journal would have left them.
+//! Reads and writes blocks of the device, as a replayed journal would have left them.
 
 use alloc::collections::BTreeMap;
 
@@ -8,25 +8,25 @@ use crate::format::fields;
 use crate::format::journal;
 use crate::narrow::in_memory;
 
-/// Where the log has a newer copy of a block.
+/// The location of a newer copy of a block in the log.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Copy {
     /// The copy's block on the device.
     pub(crate) block: u64,
-    /// Its first four bytes are the log's magic number, and zeros in the copy.
+    /// The block starts with the log's magic number, for which the copy has zeros.
     pub(crate) escaped: bool,
 }
 
-/// A device, in blocks.
+/// A device that is accessed in blocks.
 #[derive(Debug)]
 pub(crate) struct Io<D> {
     pub(crate) device: D,
     pub(crate) block_size: usize,
     pub(crate) blocks_count: u64,
-    /// Copies in the log that are newer than their blocks: only while a filesystem whose journal
-    /// was not replayed is open for reading.
+    /// Copies in the log that are newer than their blocks: only if a filesystem whose journal was
+    /// not replayed is open for reading.
     pub(crate) overlay: BTreeMap<u64, Copy>,
-    /// Something was written since the last flush.
+    /// Whether something was written since the last flush.
     pub(crate) unflushed: bool,
 }
 
@@ -41,7 +41,7 @@ impl<D: BlockDevice> Io<D> {
         }
     }
 
-    /// Makes what was written durable.
+    /// Makes all written blocks durable.
     pub(crate) fn flush(&mut self) -> Result<()> {
         if self.unflushed {
             self.device.flush()?;

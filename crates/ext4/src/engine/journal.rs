@@ -1,4 +1,4 @@
-//! The log: where its blocks are, and which of them are in use.
+//! Manages the log: the positions of its blocks, and which of them are in use.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -10,7 +10,7 @@ use crate::format::features::incompat;
 use crate::format::journal::{self, Superblock};
 use crate::narrow::saturate32;
 
-/// Blocks of the log that lie in a row on the device.
+/// Blocks of the log that are consecutive on the device.
 #[derive(Debug, Clone, Copy)]
 struct Run {
     first: u32,
@@ -18,7 +18,7 @@ struct Run {
     count: u32,
 }
 
-/// Whether a block is in several runs.
+/// Whether runs overlap.
 fn shares_blocks(runs: &[Run]) -> bool {
     let mut places: Vec<(u64, u32)> = runs.iter().map(|run| (run.physical, run.count)).collect();
     places.sort_unstable();
@@ -33,13 +33,13 @@ fn shares_blocks(runs: &[Run]) -> bool {
 pub(crate) struct Journal {
     pub(crate) superblock: Superblock,
     runs: Vec<Run>,
-    /// Where the next transaction goes.
+    /// Position of the next transaction.
     pub(crate) head: u32,
-    /// Its number.
+    /// Sequence number of the next transaction.
     pub(crate) sequence: u32,
-    /// Blocks of transactions that are not all in place, from `superblock.start` on.
+    /// Number of blocks of transactions that are not all in place, from `superblock.start` on.
     pub(crate) used: u32,
-    /// Log and superblock on the device say that the log may have something to replay.
+    /// Whether log and superblock on the device state that the log may need replay.
     pub(crate) marked: bool,
 }
 
@@ -123,7 +123,7 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Where a block of the log is, and how many follow it in a row.
+    /// Returns the position of a block of the log, and the number of consecutive blocks from it on.
     pub(crate) fn physical(&self, block: u32) -> Result<(u64, u32)> {
         let index = self.runs.partition_point(|run| run.first <= block);
         index
@@ -136,12 +136,12 @@ impl Journal {
             .ok_or(Self::corrupt("a block past the log's end"))
     }
 
-    /// The block of the ring after `block`.
+    /// Returns the block of the ring after `block`.
     pub(crate) fn next(&self, block: u32) -> u32 {
         self.advance(block, 1)
     }
 
-    /// The block of the ring `count` after `block`; `count` is at most the ring's length.
+    /// Returns the block of the ring `count` after `block`; `count` is at most the ring's length.
     pub(crate) fn advance(&self, block: u32, count: u32) -> u32 {
         let next = u64::from(block) + u64::from(count);
         let end = u64::from(self.superblock.end());
@@ -152,12 +152,12 @@ impl Journal {
         }
     }
 
-    /// Blocks in the ring.
+    /// Returns the number of blocks in the ring.
     pub(crate) fn capacity(&self) -> u32 {
         self.superblock.end() - self.superblock.first
     }
 
-    /// Blocks that a transaction may change before it is committed.
+    /// Returns how many blocks a transaction may change before it is committed.
     pub(crate) fn transaction_bound(&self) -> usize {
         (self.capacity() / 4) as usize
     }
@@ -193,7 +193,7 @@ impl Journal {
 }
 
 impl<D: BlockDevice> Ext4<D> {
-    /// Makes the log ready for transactions. It is empty: replayed, or left clean.
+    /// Prepares the log for transactions. The log must be empty: replayed, or left clean.
     pub(crate) fn open_journal(&mut self) -> Result<()> {
         if !self
             .superblock
@@ -211,7 +211,7 @@ impl<D: BlockDevice> Ext4<D> {
         self.take_error_of(&journal, true)?;
         self.discard_log(&mut journal)?;
         let superblock = &mut journal.superblock;
-        // Written after the filesystem's superblock, which has it now.
+        // The log's superblock is written after the filesystem's, which has the error now.
         superblock.error = 0;
         superblock.feature_compat &= !journal::COMPAT_CHECKSUM;
         superblock.feature_incompat &=

@@ -1,4 +1,4 @@
-//! Where a file's blocks are.
+//! Finds a file's blocks.
 
 use super::{Ext4, Ino};
 use crate::cache::Kind;
@@ -8,14 +8,14 @@ use crate::format::extent::{self, ENTRY_SIZE, Extent, HEADER_SIZE, Header, Index
 use crate::format::fields;
 use crate::format::inode::flags;
 
-/// Blocks of a file that lie in a row, or are a hole.
+/// Blocks of a file that are consecutive on the device, or a hole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Mapping {
-    /// Blocks from the one asked for on; for a hole, at least so many.
+    /// Number of blocks from the requested one on; for a hole, at least that many.
     pub(crate) length: u32,
     /// The block on the device; `None` for a hole.
     pub(crate) physical: Option<u64>,
-    /// Allocated, but reads as zeros.
+    /// Whether the blocks are allocated, but read as zeros.
     pub(crate) unwritten: bool,
 }
 
@@ -28,26 +28,26 @@ impl Mapping {
         }
     }
 
-    /// Where the bytes are; `None` for what reads as zeros.
+    /// Returns the position of the bytes; `None` if they read as zeros.
     pub(crate) fn data(&self) -> Option<u64> {
         self.physical.filter(|_| !self.unwritten)
     }
 }
 
-/// An entry of a node; zeros past its end.
+/// Returns an entry of a node; zeros past the node's end.
 #[inline]
 pub(crate) fn entry(node: &[u8], index: usize) -> &[u8] {
     let at = HEADER_SIZE + index * ENTRY_SIZE;
     node.get(at..at + ENTRY_SIZE).unwrap_or_default()
 }
 
-/// Entries in use.
+/// Returns the number of entries in use.
 #[inline]
 pub(crate) fn entries(node: &[u8]) -> usize {
     fields::get::<u16>(node, 2).into()
 }
 
-/// The entry that covers `logical`: the last that does not start after it.
+/// Returns the index of the entry that covers `logical`: the last that does not start after it.
 #[inline]
 pub(crate) fn position(node: &[u8], logical: u32) -> Option<usize> {
     let (mut low, mut high) = (0, entries(node));
@@ -63,7 +63,7 @@ pub(crate) fn position(node: &[u8], logical: u32) -> Option<usize> {
 }
 
 impl<D: BlockDevice> Ext4<D> {
-    /// Where the blocks from `logical` on are. An inode with inline data has none.
+    /// Returns the position of the blocks from `logical` on. An inode with inline data has none.
     pub(crate) fn map(&mut self, ino: Ino, logical: u32) -> Result<Mapping> {
         let inode = self.inode(ino)?;
         if inode.has(flags::EXTENTS) {
@@ -88,7 +88,7 @@ impl<D: BlockDevice> Ext4<D> {
         let root = inode.raw.block;
         let mut depth = check_root(ino, &root)?;
         let mut node: &[u8] = &root;
-        // What comes after the part of the tree looked at.
+        // The logical block after the current part of the tree.
         let mut next = u32::MAX;
         while depth > 0 {
             let Some(position) = position(node, logical) else {
@@ -132,14 +132,14 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(Mapping::hole(next.saturating_sub(logical).max(1)))
     }
 
-    /// The block of a directory or of another file whose holes are damage.
+    /// Returns a block of a directory or of another file in which holes are damage.
     pub(crate) fn map_block(&mut self, ino: Ino, logical: u32) -> Result<u64> {
         self.map(ino, logical)?
             .data()
             .ok_or(Place::Inode(ino).corrupt("a block that must be there is a hole"))
     }
 
-    /// A byte offset's block number, for files as large as there are.
+    /// Returns a byte offset's block number, for files up to the maximum size.
     pub(crate) fn logical(&self, offset: u64) -> Result<u32> {
         u32::try_from(offset >> self.geometry.block_bits).map_err(|_| Errno::FileTooLarge.into())
     }
@@ -158,7 +158,7 @@ fn first(node: &[u8]) -> Option<u32> {
     (entries(node) > 0).then(|| fields::get(entry(node, 0), 0))
 }
 
-/// Checks the header of the root; gives the tree's depth.
+/// Checks the header of the root; returns the tree's depth.
 pub(crate) fn check_root(ino: Ino, root: &[u8]) -> Result<u16> {
     let header = Header::decode(root);
     if header.magic != extent::MAGIC

@@ -1,9 +1,9 @@
-//! The filesystem while it is open.
+//! The engine of an open filesystem.
 //!
-//! One struct, [`Ext4`], whose operations are spread over the modules here by subject. Data
-//! flows downwards: operations on names use directories, which use files' block maps, which use
-//! the allocator; all of them change blocks in the cache of metadata, and [`commit`] takes them
-//! from there to the log and into place.
+//! The operations of one struct, [`Ext4`], are spread over the modules here by subject. Data flows
+//! downwards: operations on names use directories, which use files' block maps, which use the
+//! allocator. All of them change blocks in the metadata cache, and [`commit`] writes those to the
+//! log and into place.
 
 mod allocate;
 mod attributes;
@@ -60,10 +60,10 @@ use crate::format::superblock::Superblock;
 use crate::narrow::saturate32;
 use micabox_file::Timestamp;
 
-/// An inode's number. The root directory's is 2.
+/// An inode's number. The root directory is inode 2.
 pub type Ino = u32;
 
-/// The root directory.
+/// The root directory's inode.
 pub const ROOT: Ino = crate::format::superblock::ROOT_INODE;
 
 /// A name in a directory, as a key.
@@ -92,26 +92,26 @@ impl Key<OwnedName> for Name<'_> {
     }
 }
 
-/// A group while the filesystem is open.
+/// A block group of an open filesystem.
 #[derive(Debug)]
 struct Group {
     descriptor: GroupDescriptor,
-    /// The descriptor differs from the one in the block cache.
+    /// Whether the descriptor differs from the one in the block cache.
     dirty: bool,
-    /// The block bitmap, once it was needed.
+    /// The block bitmap, once loaded.
     blocks: Option<bitmap::BlockBitmap>,
-    /// The inode bitmap, once it was needed.
+    /// The inode bitmap, once loaded.
     inodes: Option<bitmap::InodeBitmap>,
-    /// No run of free blocks is longer; a guess from above.
+    /// An upper bound of the length of the group's runs of free blocks.
     longest_run: u32,
-    /// Where to look first for blocks of files that have none.
+    /// Where the search starts for blocks of files that have none.
     cursor: u32,
 }
 
 /// An open ext4 filesystem.
 ///
-/// Whoever has it is root: permissions are kept, not enforced. One operation at a time; what it
-/// changes is in memory until [`Ext4::sync`], [`Ext4::close`] or a full cache.
+/// The caller acts as root: permissions are stored, not enforced. Operations run one at a time;
+/// their changes are in memory until [`Ext4::sync`], [`Ext4::close`] or a full cache.
 #[derive(Debug)]
 pub struct Ext4<D> {
     io: Io<D>,
@@ -133,7 +133,7 @@ pub struct Ext4<D> {
     directory_blocks: budget::DirectoryBlocks,
     free_blocks: u64,
     free_inodes: u32,
-    /// Blocks that changed pages will need.
+    /// Number of blocks that changed pages will need.
     reserved: u64,
     generation: u32,
     access: Access,
@@ -143,19 +143,19 @@ pub struct Ext4<D> {
 enum Access {
     Read,
     Write,
-    /// An error came between memory and disk.
+    /// An error left memory and disk inconsistent.
     Stopped,
 }
 
 impl<D> Ext4<D> {
-    /// The superblock, as far as it is not kept elsewhere while the filesystem is open: free
+    /// Returns the superblock, except for what is kept elsewhere while the filesystem is open: free
     /// counts and times are those of the last commit.
     #[must_use]
     pub fn superblock(&self) -> &Superblock {
         &self.superblock
     }
 
-    /// Bytes in a block.
+    /// Returns the block size in bytes.
     #[must_use]
     pub fn block_size(&self) -> u32 {
         saturate32(self.geometry.block_size)
@@ -189,7 +189,7 @@ impl<D> Ext4<D> {
         Ok(group)
     }
 
-    /// Remembers that an operation failed between two halves of a change.
+    /// Records that an operation failed in the middle of a change.
     fn stop_on<T>(&mut self, result: Result<T>) -> Result<T> {
         if let Err(error) = &result
             && self.access == Access::Write

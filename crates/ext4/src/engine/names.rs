@@ -1,4 +1,4 @@
-//! Making and removing names: files, directories, links, devices.
+//! Creates and removes names: files, directories, links, devices.
 
 use super::directory::{check_name, clear_entries};
 use super::inode_alloc::NewInode;
@@ -10,8 +10,8 @@ use crate::format::directory::{self, FileType, MAX_LINKS};
 use crate::format::features::ro_compat;
 use crate::format::inode::{self, RawInode, flags};
 
-/// Whom something new belongs to. Set-gid bits and default access control lists of the directory
-/// are not inherited; whoever acts for users does that.
+/// Ownership and permissions of a new inode. Set-gid bits and default access control lists of the
+/// directory are not inherited; a caller that acts for users applies them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Owner {
     /// Permissions with set-uid, set-gid and sticky bit: the lower 12 bits.
@@ -23,7 +23,7 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// Belongs to root.
+    /// Returns ownership by root.
     #[must_use]
     pub fn root(permissions: u16) -> Self {
         Self {
@@ -34,11 +34,11 @@ impl Owner {
     }
 }
 
-/// Blocks that a change of a directory may need: an index that splits at each level.
+/// Number of blocks that a change of a directory may need: an index that splits at each level.
 const DIRECTORY_BLOCKS: u64 = 8;
 
 impl<D: BlockDevice> Ext4<D> {
-    /// Makes an empty file.
+    /// Creates an empty file.
     ///
     /// # Errors
     ///
@@ -48,7 +48,7 @@ impl<D: BlockDevice> Ext4<D> {
         self.add_new(parent, name, FileKind::File, owner, |_, _| Ok(()))
     }
 
-    /// Makes a device, FIFO, socket or empty file. `device` is major and minor number.
+    /// Creates a device, FIFO, socket or empty file. `device` is the major and minor number.
     ///
     /// # Errors
     ///
@@ -76,12 +76,12 @@ impl<D: BlockDevice> Ext4<D> {
         })
     }
 
-    /// Makes a symbolic link.
+    /// Creates a symbolic link.
     ///
     /// # Errors
     ///
     /// Those of [`Ext4::create`], [`Errno::NotFound`] for an empty target and
-    /// [`Errno::NameTooLong`] for one that does not fit into a block.
+    /// [`Errno::NameTooLong`] for a target that does not fit in a block.
     pub fn symlink(
         &mut self,
         parent: Ino,
@@ -114,7 +114,7 @@ impl<D: BlockDevice> Ext4<D> {
         })
     }
 
-    /// Makes an empty directory.
+    /// Creates an empty directory.
     ///
     /// # Errors
     ///
@@ -147,7 +147,7 @@ impl<D: BlockDevice> Ext4<D> {
         )
     }
 
-    /// Adds a name for an inode that `finish` makes what it is to be.
+    /// Adds a name for a new inode, which `finish` completes.
     fn add_new(
         &mut self,
         parent: Ino,
@@ -171,7 +171,7 @@ impl<D: BlockDevice> Ext4<D> {
         let ino = self.allocate_inode(parent, new)?;
         let result = self.finish_new(parent, name, mode, ino, finish);
         if result.is_err() {
-            // Nobody knows it yet.
+            // No other operation knows the inode yet.
             let evicted = self.abandon_inode(ino);
             self.stop_on(evicted)?;
         }
@@ -202,7 +202,7 @@ impl<D: BlockDevice> Ext4<D> {
         self.evict(ino)
     }
 
-    /// Whether a directory can get a new name.
+    /// Checks that a directory can get a new name.
     fn check_new_name(&mut self, parent: Ino, name: &[u8]) -> Result<()> {
         check_name(name)?;
         let directory = self.directory_inode(parent)?;
@@ -218,7 +218,7 @@ impl<D: BlockDevice> Ext4<D> {
         }
     }
 
-    /// Whether a directory can have one more subdirectory.
+    /// Checks that a directory can have one more subdirectory.
     pub(crate) fn check_links(&mut self, parent: Ino) -> Result<()> {
         let links = u32::from(self.directory_inode(parent)?.raw.links_count);
         if links >= MAX_LINKS - 1 && !self.superblock.has_ro_compat(ro_compat::DIR_NLINK) {
@@ -227,7 +227,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// A directory has one more subdirectory; of too many the count is 1.
+    /// Counts one more subdirectory of a directory; a count that is too large becomes 1.
     pub(crate) fn add_subdirectory(&mut self, parent: Ino) -> Result<()> {
         let indexed = self.inode(parent)?.has(flags::INDEX);
         let raw = &mut self.inode_mut(parent)?.raw;
@@ -240,7 +240,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// A directory has one subdirectory less.
+    /// Counts one subdirectory less of a directory.
     pub(crate) fn remove_subdirectory(&mut self, parent: Ino) -> Result<()> {
         let raw = &mut self.inode_mut(parent)?.raw;
         if raw.links_count > 2 {
@@ -249,7 +249,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// Adds a name for a file that has one.
+    /// Adds a name for an existing file.
     ///
     /// # Errors
     ///
@@ -276,8 +276,8 @@ impl<D: BlockDevice> Ext4<D> {
         self.touch_inode(ino)
     }
 
-    /// Removes a name of anything but a directory. What has no other name, and is not held,
-    /// goes.
+    /// Removes a name of anything except a directory. The inode is freed if it has no other name
+    /// and is not held.
     ///
     /// # Errors
     ///
@@ -313,7 +313,8 @@ impl<D: BlockDevice> Ext4<D> {
         self.remove_entry(parent, name, found)
     }
 
-    /// An inode has one name less; without any, it goes as soon as nobody holds it.
+    /// Counts one name less of an inode; without names, the inode is freed as soon as it is not
+    /// held.
     pub(crate) fn drop_link(&mut self, ino: Ino) -> Result<()> {
         self.touch_inode(ino)?;
         let inode = self.inode_mut(ino)?;
@@ -358,7 +359,8 @@ impl<D: BlockDevice> Ext4<D> {
         self.drop_directory(parent, ino)
     }
 
-    /// An empty directory lost its name.
+    /// Updates the link counts after an empty directory lost its name, and frees the directory
+    /// unless it is held.
     pub(crate) fn drop_directory(&mut self, parent: Ino, ino: Ino) -> Result<()> {
         self.forget_name(ino, b"..");
         self.remove_subdirectory(parent)?;

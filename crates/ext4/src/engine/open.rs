@@ -1,4 +1,4 @@
-//! Opening and closing.
+//! Opens and closes filesystems.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -14,14 +14,14 @@ use crate::format::superblock::{self, SUPERBLOCK_OFFSET, Superblock};
 use crate::narrow::{in_memory, saturate32};
 
 impl<D: BlockDevice> Ext4<D> {
-    /// Opens a filesystem for reading and writing. A journal that was left behind is replayed to
-    /// the device, what was deleted while open is cleaned up, and the superblock's free counts
-    /// become those of all groups together, as when Linux mounts it.
+    /// Opens a filesystem for reading and writing. As when Linux mounts it, a journal that was left
+    /// behind is replayed to the device, inodes that were deleted while open are cleaned up, and
+    /// the superblock's free counts become the sums over all groups.
     ///
     /// # Errors
     ///
-    /// If there is no filesystem, it uses features that can't be written, is marked as having
-    /// errors (unless [`Options::despite_errors`]), or the device fails or takes no writes.
+    /// If there is no filesystem, it uses features that can't be written, it is marked as having
+    /// errors (unless [`Options::despite_errors`]), or the device fails or rejects writes.
     pub fn open(device: D, options: Options) -> Result<Self> {
         if device.is_read_only() {
             return Err(Errno::ReadOnly.into());
@@ -30,7 +30,7 @@ impl<D: BlockDevice> Ext4<D> {
         filesystem.open_journal()?;
         filesystem.refuse_errors()?;
         if filesystem.has_errors() {
-            // Linux does not trust the list then, either. The check finds whose blocks those were.
+            // Linux does not trust the list then, either. A check finds the owners of those blocks.
             filesystem.superblock.last_orphan = 0;
             filesystem.transaction.superblock = true;
         }
@@ -40,7 +40,7 @@ impl<D: BlockDevice> Ext4<D> {
     }
 
     /// Opens a filesystem for reading. Nothing is written; a journal that was left behind is
-    /// taken into account in memory.
+    /// applied in memory.
     ///
     /// # Errors
     ///
@@ -89,7 +89,7 @@ impl<D: BlockDevice> Ext4<D> {
         filesystem.load_groups(!dirty)?;
         if dirty {
             filesystem.replay(access == Access::Write)?;
-            // All of what was read so far may have been changed by the journal.
+            // The journal may have changed anything that was read so far.
             filesystem.blocks.clear();
             filesystem.inodes.clear();
             filesystem.reload_superblock()?;
@@ -108,7 +108,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// Before writing: whether that is asked for in spite of a mark.
+    /// Refuses writing to a filesystem marked as having errors, unless the options allow it.
     pub(crate) fn refuse_errors(&self) -> Result<()> {
         if self.has_errors() && !self.options.despite_errors {
             return Err(Error::MarkedDamaged);
@@ -116,8 +116,8 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// Running kernels keep free counts in the groups only, so after a crash the superblock's are
-    /// old.
+    /// Marks the superblock as changed if its free counts are stale: running kernels update only
+    /// those of the groups, so after a crash the superblock's are old.
     fn recount(&mut self) {
         if self.superblock.free_blocks() != self.free_blocks
             || self.superblock.free_inodes != self.free_inodes
@@ -127,14 +127,14 @@ impl<D: BlockDevice> Ext4<D> {
     }
 
     /// Whether the filesystem is marked as having errors: a kernel found some, or could not write,
-    /// and stopped. What there is can be read, but may not be whole; `e2fsck` repairs it, and
-    /// [`crate::check::clear_errors`] takes the mark away if nothing is wrong.
+    /// and stopped. The contents can be read, but may be incomplete; `e2fsck` repairs them, and
+    /// [`crate::check::clear_errors`] removes the mark if nothing is wrong.
     #[must_use]
     pub fn has_errors(&self) -> bool {
         self.superblock.has_errors()
     }
 
-    /// The block with the superblock, and the offset within.
+    /// Returns the block with the superblock, and the offset in the block.
     pub(crate) fn superblock_place(&self) -> (u64, usize) {
         let block_size = self.geometry.block_size as u64;
         (
@@ -143,7 +143,7 @@ impl<D: BlockDevice> Ext4<D> {
         )
     }
 
-    /// Reads the group descriptors; `verify` their checksums and places.
+    /// Reads the group descriptors; `verify` checks their checksums and positions.
     fn load_groups(&mut self, verify: bool) -> Result<()> {
         let size = self.geometry.descriptor_size;
         let per_block = saturate32(self.geometry.block_size / size);
@@ -209,8 +209,8 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// Makes everything durable, leaves the filesystem as after a clean unmount, and gives back
-    /// the device.
+    /// Makes everything durable, leaves the filesystem as after a clean unmount, and returns the
+    /// device.
     ///
     /// # Errors
     ///
@@ -224,17 +224,17 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(self.io.device)
     }
 
-    /// Gives back the device as it is, without what was not synced: what a crash would leave.
+    /// Returns the device without writing unsynced changes to it, as after a crash.
     pub fn abandon(self) -> D {
         self.io.device
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> &D {
         &self.io.device
     }
 
-    /// Before an operation that changes something: whether that is allowed, and room for it in
+    /// Prepares an operation that changes something: checks that this is allowed, and makes room in
     /// the running transaction and in the caches.
     pub(crate) fn begin(&mut self) -> Result<()> {
         match self.access {
@@ -278,8 +278,8 @@ fn decode_superblock(bytes: &[u8]) -> Result<Superblock> {
     Ok(superblock)
 }
 
-/// The block with the `index`th block's worth of group descriptors: after the superblock, or with
-/// meta_bg at the start of the groups that it describes.
+/// Returns the block with the `index`th block's worth of group descriptors: after the superblock,
+/// or with meta_bg at the start of the groups that they describe.
 pub(crate) fn descriptor_block(
     geometry: &Geometry,
     superblock: &Superblock,

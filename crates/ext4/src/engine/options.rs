@@ -1,26 +1,27 @@
-//! How a filesystem is opened.
+//! Options for opening a filesystem.
 
 use micabox_file::Timestamp;
 
-/// How a filesystem is opened. The defaults fit a program that has one filesystem open and some
-/// hundred megabytes of memory to spare.
+/// Options for opening a filesystem. The defaults fit a program that has one filesystem open and
+/// some hundred megabytes of memory to spare.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Bytes of files' contents to keep in memory, changed or not. Half of them may be changed
-    /// before they are written.
+    /// Maximum size in bytes of files' contents in memory, changed or not. Changes are written when
+    /// they reach half of it.
     pub page_cache: usize,
-    /// Bytes of metadata blocks to keep in memory. What the journal needs kept comes on top.
+    /// Maximum size in bytes of metadata blocks in memory. Blocks that the journal needs come on
+    /// top.
     pub block_cache: usize,
-    /// Inodes to keep in memory.
+    /// Maximum number of inodes in memory.
     pub inode_cache: usize,
-    /// Names to keep in memory.
+    /// Maximum number of names in memory.
     pub name_cache: usize,
-    /// Where the times of what is changed come from.
+    /// Clock for the times of changes.
     pub clock: fn() -> Timestamp,
-    /// Whether [`super::Ext4::open`] takes a filesystem that is marked as having errors
-    /// ([`super::Ext4::has_errors`]). Linux mounts it with a warning, replays its journal and drops
-    /// its list of orphans without a look at them; so does this crate. For copies, and for what
-    /// must go on as it would with Linux; the mark stays until a check removes it.
+    /// Whether [`super::Ext4::open`] accepts a filesystem that is marked as having errors
+    /// ([`super::Ext4::has_errors`]). Linux mounts such a filesystem with a warning, replays its
+    /// journal and drops its list of orphans unread; so does this crate. For copies, and for
+    /// filesystems that must remain usable as with Linux; the mark stays until a check removes it.
     pub despite_errors: bool,
 }
 

@@ -1,5 +1,5 @@
-//! The list of orphans in memory: any of them is found and taken out at once, however many there
-//! are.
+//! The list of orphans in memory: an orphan is found and removed in constant time, however many
+//! there are.
 
 use hashbrown::HashMap;
 
@@ -8,13 +8,13 @@ use super::Ino;
 /// The neighbours of an orphan; 0 for none.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Neighbours {
-    /// Added after it: its `i_dtime` is this one's number.
+    /// Added after this orphan: its `i_dtime` is this orphan's number.
     pub(crate) newer: Ino,
-    /// Added before it.
+    /// Added before this orphan.
     pub(crate) older: Ino,
 }
 
-/// A list of inodes, from the newest, which the superblock names, to the oldest.
+/// A list of inodes, from the newest, which the superblock refers to, to the oldest.
 #[derive(Debug, Default)]
 pub(crate) struct OrphanList {
     links: HashMap<Ino, Neighbours>,
@@ -23,7 +23,7 @@ pub(crate) struct OrphanList {
 }
 
 impl OrphanList {
-    /// The newest; 0 for none.
+    /// Returns the newest orphan; 0 for none.
     pub(crate) fn newest(&self) -> Ino {
         self.newest
     }
@@ -32,7 +32,7 @@ impl OrphanList {
         self.links.contains_key(&ino)
     }
 
-    /// Adds one as the newest, unless it is there. Returns the one before.
+    /// Adds an inode as the newest, unless it is in the list. Returns the previous newest.
     pub(crate) fn push(&mut self, ino: Ino) -> Ino {
         let older = self.newest;
         if self.insert(ino, Neighbours { newer: 0, older }) {
@@ -45,7 +45,7 @@ impl OrphanList {
         older
     }
 
-    /// Adds one as the oldest. Says whether it was not there yet.
+    /// Adds an inode as the oldest. Returns whether it was not in the list yet.
     pub(crate) fn push_oldest(&mut self, ino: Ino) -> bool {
         let newer = self.oldest;
         let is_new = self.insert(ino, Neighbours { newer, older: 0 });
@@ -59,7 +59,7 @@ impl OrphanList {
         is_new
     }
 
-    /// Takes one out. Returns the neighbours that it had; none if it was not there.
+    /// Removes an inode. Returns its former neighbours; `None` if it was not in the list.
     pub(crate) fn remove(&mut self, ino: Ino) -> Option<Neighbours> {
         let gone = self.links.remove(&ino)?;
         match self.links.get_mut(&gone.newer) {

@@ -1,7 +1,7 @@
-//! Inodes without names, or half truncated: what a crash must not lose sight of.
+//! Tracks inodes without names, or half truncated, so that a crash does not lose them.
 //!
-//! They form a list through `i_dtime`, whose head is in the superblock. Filesystems with
-//! orphan_file have theirs in a file; what is found there is cleaned up, and new ones go to the
+//! Orphans form a list through `i_dtime`, whose head is in the superblock. Filesystems with
+//! orphan_file have theirs in a file; orphans in that file are cleaned up, and new ones go to the
 //! list, which is valid as well.
 
 use alloc::vec::Vec;
@@ -14,22 +14,22 @@ use crate::format::features::{compat, ro_compat};
 use crate::format::{fields, orphan};
 
 impl<D: BlockDevice> Ext4<D> {
-    /// Keeps an inode from being freed while it has no names: what an open file does. As often
-    /// as this is called, [`Ext4::release`] must be.
+    /// Keeps an inode from being freed while it has no names, as an open file does. Every call must
+    /// be paired with a call of [`Ext4::release`].
     ///
     /// # Errors
     ///
-    /// [`Errno::Stale`] if it is not in use, and damage.
+    /// [`Errno::Stale`] if the inode is not in use, and damage.
     pub fn hold(&mut self, ino: Ino) -> Result<()> {
         self.inode(ino)?.opens += 1;
         Ok(())
     }
 
-    /// Undoes one [`Ext4::hold`]. An inode without names goes with the last.
+    /// Undoes one [`Ext4::hold`]. The last call frees an inode without names.
     ///
     /// # Errors
     ///
-    /// [`Errno::Invalid`] if nobody holds it, and damage.
+    /// [`Errno::Invalid`] if the inode is not held, and damage.
     pub fn release(&mut self, ino: Ino) -> Result<()> {
         let inode = self.inode(ino)?;
         inode.opens = inode.opens.checked_sub(1).ok_or(Errno::Invalid)?;
@@ -60,12 +60,12 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// Ends what was deleted or truncated when the filesystem was last written to.
+    /// Completes deletions and truncations that were pending when the filesystem was last written.
     pub(crate) fn clean_up_orphans(&mut self) -> Result<()> {
         let mut chain: Vec<Ino> = Vec::new();
         let mut next = self.superblock.last_orphan;
         while next != 0 {
-            // Known as an orphan, it may be loaded without names.
+            // An inode that is known as an orphan may be loaded without names.
             if !self.orphans.push_oldest(next) {
                 return Err(Place::Inode(next).corrupt("the list of orphans goes in circles"));
             }

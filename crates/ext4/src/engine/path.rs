@@ -1,4 +1,4 @@
-//! Paths.
+//! Resolves paths.
 
 use alloc::vec::Vec;
 
@@ -7,12 +7,12 @@ use crate::device::BlockDevice;
 use crate::error::{Errno, Result};
 use crate::format::inode;
 
-/// Symbolic links to follow on the way, as Linux does.
+/// Maximum number of symbolic links followed in a path, as in Linux.
 const MAX_SYMLINKS: u32 = 40;
 
 impl<D: BlockDevice> Ext4<D> {
-    /// The inode at a path, taken from the filesystem's root. Symbolic links are followed, the
-    /// last component's too; they can't lead out of the filesystem.
+    /// Returns the inode at a path from the filesystem's root. Follows symbolic links, including
+    /// the last component; they can't lead out of the filesystem.
     ///
     /// # Errors
     ///
@@ -22,7 +22,7 @@ impl<D: BlockDevice> Ext4<D> {
         self.walk(path, true).map_err(|error| error.at(path))
     }
 
-    /// The inode at a path; if that is a symbolic link, the link itself.
+    /// Returns the inode at a path; if it is a symbolic link, the link itself.
     ///
     /// # Errors
     ///
@@ -31,7 +31,7 @@ impl<D: BlockDevice> Ext4<D> {
         self.walk(path, false).map_err(|error| error.at(path))
     }
 
-    /// The directory that has, or would have, a path's last component, and that component.
+    /// Returns the directory that has, or would have, a path's last component, and that component.
     ///
     /// # Errors
     ///
@@ -56,7 +56,7 @@ impl<D: BlockDevice> Ext4<D> {
     fn walk(&mut self, path: &[u8], follow_last: bool) -> Result<Ino> {
         let mut at = ROOT;
         let mut symlinks = 0;
-        // What is still to be walked, the next part last.
+        // The remaining parts of the path, the next part last.
         let mut rest: Vec<Vec<u8>> = Vec::new();
         let mut current: &[u8] = path;
         let mut held;
@@ -103,7 +103,7 @@ impl<D: BlockDevice> Ext4<D> {
                 continue;
             }
             at = next;
-            // A slash at the end asks for a directory.
+            // A slash at the end requires a directory.
             if !after.is_empty() && !self.inode(at)?.is(inode::S_IFDIR) {
                 return Err(Errno::NotADirectory.into());
             }

@@ -1,4 +1,4 @@
-//! Reading files.
+//! Reads files.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -12,21 +12,21 @@ use crate::error::{Errno, Place, Result};
 use crate::format::inode::{self, RawInode, flags};
 use crate::narrow::in_memory;
 
-/// The longest symbolic link's target, by Linux's reckoning.
+/// Length limit of a symbolic link's target, as in Linux.
 const MAX_SYMLINK: u64 = 4096;
 
-/// Bits `from` to `to` (inclusive).
+/// Returns a mask of bits `from` to `to` (inclusive).
 pub(crate) fn mask(from: usize, to: usize) -> u64 {
     (u64::MAX >> (63 - to.min(63))) & (u64::MAX << from.min(63))
 }
 
 impl<D: BlockDevice> Ext4<D> {
-    /// Reads from byte `offset` of a file. Gives how many bytes that were: fewer than asked for
-    /// only at the file's end.
+    /// Reads from byte `offset` of a file. Returns the number of bytes read, which is less than the
+    /// length of `buf` only at the file's end.
     ///
     /// # Errors
     ///
-    /// [`Errno::IsADirectory`], [`Errno::Invalid`] for what is no file, and damage.
+    /// [`Errno::IsADirectory`], [`Errno::Invalid`] if the inode is not a file, and damage.
     pub fn read(&mut self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
         let inode = self.inode(ino)?;
         if !inode.is(inode::S_IFREG) {
@@ -41,7 +41,7 @@ impl<D: BlockDevice> Ext4<D> {
         self.read_data(ino, offset, buf)
     }
 
-    /// Reads the bytes of whatever has any.
+    /// Reads the contents of any inode that has some.
     fn read_data(&mut self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
         let inode = self.inode(ino)?;
         let size = inode.raw.size();
@@ -85,7 +85,7 @@ impl<D: BlockDevice> Ext4<D> {
         let bits = self.geometry.block_bits;
         let (first, last) = (within >> bits, (within + buf.len() - 1) >> bits);
         let needed = mask(first, last);
-        // Before, not after: what was just read is not to go.
+        // Shrink before the read, so that the new blocks are not dropped.
         if self.pages.is_over_bound() {
             self.pages.shrink();
         }
@@ -93,7 +93,7 @@ impl<D: BlockDevice> Ext4<D> {
         let valid = self.pages.at(slot).map_or(0, |chunk| chunk.valid);
         if valid & needed != needed {
             let chunk_size = self.pages.chunk_size();
-            // Who reads on gets the whole chunk, as far as the file goes.
+            // A sequential reader gets the whole chunk, up to the file's end.
             let start = u64::from(key.1) * chunk_size as u64;
             let end = in_memory((size - start).min(chunk_size as u64));
             let last = if goes_on { (end - 1) >> bits } else { last };
@@ -105,7 +105,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// Brings blocks `first` to `last` of a chunk into memory.
+    /// Loads blocks `first` to `last` of a chunk into memory.
     pub(crate) fn fill(
         &mut self,
         key: ChunkKey,
@@ -124,7 +124,7 @@ impl<D: BlockDevice> Ext4<D> {
                 at += 1;
                 continue;
             }
-            // As many as are missing in a row.
+            // The number of consecutive missing blocks.
             let missing = ((valid >> at).trailing_zeros() as usize).min(last + 1 - at);
             let logical = u32::try_from(base + at as u64).map_err(|_| Errno::FileTooLarge)?;
             let mapping = self.map(key.0, logical)?;
@@ -144,11 +144,11 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// The target of a symbolic link.
+    /// Returns the target of a symbolic link.
     ///
     /// # Errors
     ///
-    /// [`Errno::Invalid`] if it is none, and damage.
+    /// [`Errno::Invalid`] if the inode is not a symbolic link, and damage.
     pub fn read_link(&mut self, ino: Ino) -> Result<Vec<u8>> {
         let inode = self.inode(ino)?;
         if !inode.is(inode::S_IFLNK) {
@@ -174,12 +174,12 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(target)
     }
 
-    /// The parts of a file that are not holes, ascending. Space that was allocated and never
+    /// Returns the parts of a file that are not holes, ascending. Allocated space that was never
     /// written counts as a hole.
     ///
     /// # Errors
     ///
-    /// Damage, and no space for what was written and had none yet.
+    /// Damage, and missing space for written contents that had no place yet.
     pub fn segments(&mut self, ino: Ino) -> Result<Vec<Segment>> {
         self.write_back_file(ino)?;
         let inode = self.inode(ino)?;

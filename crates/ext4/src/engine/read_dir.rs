@@ -1,4 +1,4 @@
-//! Listing directories.
+//! Lists directories.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -16,16 +16,16 @@ use crate::format::inode::{self, flags};
 pub struct DirEntry {
     /// The inode.
     pub ino: Ino,
-    /// Its type, if the filesystem has it beside the name (feature filetype).
+    /// Its type, if the filesystem stores it with the name (feature filetype).
     pub kind: Option<FileKind>,
     /// The name.
     pub name: Box<[u8]>,
 }
 
 impl<D: BlockDevice> Ext4<D> {
-    /// All names in a directory but `.` and `..`, in no particular order. Memory grows with the
-    /// directory's blocks, each of which is its own: all directories together are no larger than
-    /// the filesystem.
+    /// Returns all names in a directory except `.` and `..`, in no particular order. Memory grows
+    /// with the directory's blocks. Directories do not share blocks, so all directories together
+    /// are no larger than the filesystem.
     ///
     /// # Errors
     ///
@@ -45,7 +45,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(entries)
     }
 
-    /// Calls `each` with every entry in use, until it says `false`.
+    /// Calls `each` with every entry in use, until it returns `false`.
     pub(crate) fn for_each_entry(
         &mut self,
         directory: Ino,
@@ -72,7 +72,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// A directory's inode.
+    /// Returns a directory's inode.
     pub(crate) fn directory_inode(&mut self, ino: Ino) -> Result<&mut super::inode::Inode> {
         let inode = self.inode(ino)?;
         if !inode.is(inode::S_IFDIR) {
@@ -84,8 +84,8 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(inode)
     }
 
-    /// The next block of a directory from `logical` on, which then is the one after; holes are
-    /// passed over.
+    /// Returns the next block of a directory from `logical` on, and sets `logical` to the block
+    /// after it. Skips holes.
     pub(crate) fn directory_block(
         &mut self,
         directory: Ino,
@@ -106,7 +106,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(None)
     }
 
-    /// Blocks of a directory.
+    /// Returns the number of blocks of a directory.
     pub(crate) fn directory_blocks(&mut self, directory: Ino) -> Result<u32> {
         let size = self.inode(directory)?.raw.size();
         u32::try_from(self.geometry.blocks_for(size))
@@ -115,7 +115,7 @@ impl<D: BlockDevice> Ext4<D> {
             .ok_or(Place::Inode(directory).corrupt("the directory is larger than the filesystem"))
     }
 
-    /// What a directory's block is to the cache.
+    /// Returns the cache's kind of a directory block.
     pub(crate) fn directory_kind(&mut self, directory: Ino, logical: u32) -> Result<Kind> {
         let inode = self.inode(directory)?;
         Ok(Kind::Directory {

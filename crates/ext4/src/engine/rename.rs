@@ -1,4 +1,4 @@
-//! Renaming.
+//! Renames files and directories.
 
 use super::{Ext4, Ino, ROOT};
 use crate::device::BlockDevice;
@@ -6,18 +6,18 @@ use crate::error::{Errno, Place, Result};
 use crate::format::directory::FileType;
 use crate::format::inode::{self, flags};
 
-/// What to do if the new name is taken.
+/// What to do if the new name exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rename {
-    /// Replace what is there.
+    /// Replace the existing file or directory.
     Replace,
-    /// [`Errno::Exists`].
+    /// Fail with [`Errno::Exists`].
     NoReplace,
-    /// Let the two change places.
+    /// Exchange the two.
     Exchange,
 }
 
-/// One side of a renaming.
+/// One side of a rename.
 #[derive(Debug, Clone, Copy)]
 struct Side<'a> {
     parent: Ino,
@@ -28,7 +28,7 @@ struct Side<'a> {
 }
 
 impl<D: BlockDevice> Ext4<D> {
-    /// Renames, in one step as far as crashes are concerned.
+    /// Renames a file or directory; atomic with respect to crashes.
     ///
     /// # Errors
     ///
@@ -93,10 +93,10 @@ impl<D: BlockDevice> Ext4<D> {
         }))
     }
 
-    /// Whether `directory` is `ancestor` or lies below it.
+    /// Returns whether `directory` is `ancestor` or lies below it.
     fn is_within(&mut self, directory: Ino, ancestor: Ino) -> Result<bool> {
         let mut at = directory;
-        // Deeper than there are inodes is a circle.
+        // More steps than inodes mean a cycle.
         for _ in 0..self.geometry.inodes_count {
             if at == ancestor {
                 return Ok(true);
@@ -184,7 +184,7 @@ impl<D: BlockDevice> Ext4<D> {
         self.replace_entry(side.parent, side.name, found, ino, file_type)
     }
 
-    /// A directory has another parent.
+    /// Changes the parent of a directory.
     fn set_parent(&mut self, directory: Ino, parent: Ino) -> Result<()> {
         if self.inode(directory)?.has(flags::INLINE_DATA) {
             self.forget_name(directory, b"..");
@@ -200,7 +200,7 @@ impl<D: BlockDevice> Ext4<D> {
             (raw.mtime, raw.mtime_extra)
         };
         self.replace_entry(directory, b"..", found, parent, FileType::Directory)?;
-        // Its contents did not change.
+        // The directory's contents did not change, so its time must not.
         let raw = &mut self.inode_mut(directory)?.raw;
         (raw.mtime, raw.mtime_extra) = mtime;
         Ok(())

@@ -1,4 +1,4 @@
-//! Replaying the log: on disk before writing, in memory for reading.
+//! Replays the log: to disk for writing, in memory for reading.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -16,33 +16,33 @@ use crate::format::journal::{self, Commit, Header, RevokeHeader, Tag};
 use crate::format::superblock::STATE_ERROR;
 use crate::narrow::low16;
 
-/// Blocks to put in place with one request.
+/// Maximum number of blocks written in place with one request.
 const BATCH: usize = 256;
 
-/// A copy that a transaction has of a block.
+/// A transaction's copy of a block.
 struct Logged {
     block: u64,
     copy: Copy,
     sequence: u32,
 }
 
-/// What the log says.
+/// The contents of the log.
 #[derive(Default)]
 struct Scan {
     logged: Vec<Logged>,
-    /// By block, the last transaction that revoked it.
+    /// The last transaction that revoked a block, by block.
     revoked: HashMap<u64, u32>,
-    /// The number after the last committed transaction's.
+    /// The sequence number after that of the last committed transaction.
     end: u32,
 }
 
-/// Whether transaction `a` came after `b`; numbers wrap around.
+/// Whether transaction `a` came after `b`; sequence numbers wrap around.
 fn is_after(a: u32, b: u32) -> bool {
     a.wrapping_sub(b).cast_signed() > 0
 }
 
 impl<D: BlockDevice> Ext4<D> {
-    /// Applies all committed transactions: to the device if `write`, else in memory.
+    /// Applies all committed transactions: to the device if `write`, otherwise in memory.
     pub(crate) fn replay(&mut self, write: bool) -> Result<()> {
         let mut journal = Journal::load(self)?;
         self.take_error_of(&journal, write)?;
@@ -67,15 +67,15 @@ impl<D: BlockDevice> Ext4<D> {
             journal.superblock.start = 0;
             journal.superblock.sequence = scan.end.wrapping_add(1).max(1);
             journal.store_superblock(&mut self.io)?;
-            // Only when the log is marked as empty does the filesystem stop to ask for it.
+            // The filesystem's recovery flag may be cleared only after the log is marked as empty.
             self.io.flush()?;
             self.clear_recover_flag()?;
         }
         Ok(())
     }
 
-    /// A log that nobody asks to be replayed: its transactions are void, and no later one may have
-    /// the number of any of them.
+    /// Discards a log whose replay the filesystem does not request: its transactions are void, and
+    /// no later transaction may have one of their numbers.
     pub(crate) fn discard_log(&mut self, journal: &mut Journal) -> Result<()> {
         if journal.superblock.start != 0 {
             let scan = Scan::run(journal, &self.io)?;
@@ -91,7 +91,7 @@ impl<D: BlockDevice> Ext4<D> {
         let overlay = core::mem::take(&mut self.io.overlay);
         let mut blocks: Vec<(u64, Copy)> = overlay.into_iter().collect();
         while !blocks.is_empty() {
-            // As many as follow each other, but not more than fit.
+            // As many consecutive blocks as fit in a request.
             let in_row = blocks
                 .iter()
                 .zip(blocks.iter().skip(1))
@@ -115,7 +115,7 @@ impl<D: BlockDevice> Ext4<D> {
         self.io.flush()
     }
 
-    /// The error that stopped the log is one of the filesystem's.
+    /// Transfers the error that stopped the log to the filesystem's state.
     pub(crate) fn take_error_of(&mut self, journal: &Journal, write: bool) -> Result<()> {
         if journal.superblock.error != 0 {
             self.superblock.state |= STATE_ERROR;
@@ -140,7 +140,7 @@ impl<D: BlockDevice> Ext4<D> {
         self.io.flush()
     }
 
-    /// Fast commits describe changes, not blocks. A log that ends with one is not understood.
+    /// Rejects a log that ends with a fast commit. Fast commits describe changes instead of blocks.
     fn refuse_fast_commits(&self, journal: &Journal, expected: u32) -> Result<()> {
         if !journal
             .superblock
@@ -237,12 +237,12 @@ impl Scan {
                         4
                     };
                     let end = (header.bytes as usize).min(block.len());
-                    let numbers = block.get(RevokeHeader::SIZE..end).unwrap_or_default();
-                    let numbers = numbers.chunks_exact(width).map(|number| match width {
+                    let revoked_bytes = block.get(RevokeHeader::SIZE..end).unwrap_or_default();
+                    let numbers = revoked_bytes.chunks_exact(width).map(|number| match width {
                         8 => fields::get_be::<u64>(number, 0),
                         _ => fields::get_be::<u32>(number, 0).into(),
                     });
-                    // Others are never asked for.
+                    // Other numbers are never looked up.
                     revoked.extend(numbers.filter(|&number| number < io.blocks_count));
                 }
                 journal::COMMIT
@@ -265,7 +265,7 @@ impl Scan {
                     transaction_checksum = !0;
                     scan.end = scan.end.wrapping_add(1);
                 }
-                // Whatever else there is was never committed.
+                // Anything else was never committed.
                 _ => break,
             }
         }
@@ -273,7 +273,7 @@ impl Scan {
     }
 }
 
-/// The tags of a descriptor block.
+/// Decodes the tags of a descriptor block.
 fn tags(superblock: &journal::Superblock, block: &[u8]) -> Vec<Tag> {
     let tail = if superblock.has_checksums() { 4 } else { 0 };
     let end = block.len().saturating_sub(tail);
@@ -316,7 +316,7 @@ fn commit_is_right(
         || commit.checksum[0] == transaction_checksum
 }
 
-/// The CRC-32 of version 1 checksums: most significant bit first, neither inverted.
+/// Computes the CRC-32 of version 1 checksums: most significant bit first, without inversions.
 fn crc32_be(seed: u32, bytes: &[u8]) -> u32 {
     const TABLE: [u32; 256] = {
         let mut table = [0; 256];

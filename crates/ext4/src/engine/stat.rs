@@ -1,4 +1,4 @@
-//! What an inode, and the filesystem, say of themselves.
+//! Reports the attributes of inodes and the statistics of the filesystem.
 
 use super::{Ext4, Ino};
 use crate::FileKind;
@@ -15,7 +15,7 @@ pub struct Stat {
     pub ino: Ino,
     /// Type and permissions.
     pub mode: u16,
-    /// Names; a directory's 1 stands for more subdirectories than are counted.
+    /// Number of names; for a directory, 1 means too many subdirectories to count.
     pub links: u32,
     /// Owner.
     pub uid: u32,
@@ -23,55 +23,55 @@ pub struct Stat {
     pub gid: u32,
     /// Size in bytes.
     pub size: u64,
-    /// Blocks of 512 bytes it has on the device.
+    /// Number of 512-byte blocks on the device.
     pub blocks: u64,
-    /// Major and minor number of a device; 0 for all else.
+    /// Major and minor number of a device; 0 for other types.
     pub device: (u32, u32),
-    /// Last access, as last set: reading does not change it.
+    /// Last access, as last set: reads do not change it.
     pub atime: Timestamp,
     /// Last change of the contents.
     pub mtime: Timestamp,
     /// Last change of the inode.
     pub ctime: Timestamp,
-    /// Creation, if the inode has it.
+    /// Creation, if the inode stores it.
     pub crtime: Timestamp,
-    /// `chattr`'s flags.
+    /// Flags of `chattr`.
     pub flags: u32,
-    /// Tells this use of the number from an earlier one.
+    /// Distinguishes this use of the inode number from earlier ones.
     pub generation: u32,
 }
 
 impl Stat {
-    /// The type; `None` for a mode that has none.
+    /// Returns the type; `None` if the mode has no valid type.
     #[must_use]
     pub fn kind(&self) -> Option<FileKind> {
         FileKind::from_mode(self.mode)
     }
 }
 
-/// How full a filesystem is.
+/// Space and inodes of a filesystem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Statistics {
-    /// Bytes in a block.
+    /// Block size in bytes.
     pub block_size: u32,
-    /// Blocks.
+    /// Number of blocks.
     pub blocks: u64,
-    /// Blocks that are neither used nor spoken for.
+    /// Number of blocks that are neither used nor reserved for unwritten contents.
     pub free_blocks: u64,
-    /// Of those, blocks only root may use.
+    /// Number of free blocks that only root may use.
     pub reserved_blocks: u64,
-    /// Inodes.
+    /// Number of inodes.
     pub inodes: u32,
-    /// Inodes not in use.
+    /// Number of inodes not in use.
     pub free_inodes: u32,
 }
 
 impl<D: BlockDevice> Ext4<D> {
-    /// An inode's attributes.
+    /// Returns an inode's attributes.
     ///
     /// # Errors
     ///
-    /// [`crate::Errno::Stale`] if it is not in use, and damage.
+    /// [`crate::Errno::Stale`] if the inode is not in use, and damage.
     pub fn stat(&mut self, ino: Ino) -> Result<Stat> {
         let block_bits = self.geometry.block_bits;
         let inode = self.inode(ino)?;
@@ -104,7 +104,7 @@ impl<D: BlockDevice> Ext4<D> {
         })
     }
 
-    /// How full the filesystem is.
+    /// Returns the space and inode statistics of the filesystem.
     pub fn statistics(&self) -> Statistics {
         let clusters = u64::from(self.geometry.cluster_blocks);
         Statistics {

@@ -1,4 +1,4 @@
-//! Sizes of files, and the end of inodes.
+//! Changes sizes of files, and frees inodes.
 
 use super::read::mask;
 use super::{Ext4, Ino};
@@ -8,12 +8,12 @@ use crate::format::inode::{self, flags};
 use crate::narrow::in_memory;
 
 impl<D: BlockDevice> Ext4<D> {
-    /// Makes a file as long as `size` bytes: cuts it, or adds a hole.
+    /// Sets the length of a file to `size` bytes: cuts it, or adds a hole.
     ///
     /// # Errors
     ///
-    /// [`Errno::FileTooLarge`], [`Errno::IsADirectory`], [`Errno::Invalid`] for what is no file,
-    /// [`Errno::NotPermitted`] for an immutable one, and damage.
+    /// [`Errno::FileTooLarge`], [`Errno::IsADirectory`], [`Errno::Invalid`] if the inode is not a
+    /// file, [`Errno::NotPermitted`] for an immutable file, and damage.
     pub fn truncate(&mut self, ino: Ino, size: u64) -> Result<()> {
         self.begin()?;
         self.writable_file(ino)?;
@@ -41,7 +41,7 @@ impl<D: BlockDevice> Ext4<D> {
         self.cut_blocks(ino, u32::try_from(from).map_err(|_| Errno::FileTooLarge)?)
     }
 
-    /// Drops the cached blocks of a file that lie wholly at or past `size`.
+    /// Drops the cached blocks of a file that lie entirely at or past `size`.
     pub(crate) fn forget_pages(&mut self, ino: Ino, size: u64) {
         let chunk_size = self.pages.chunk_size() as u64;
         let first = in_memory(self.geometry.blocks_for(size % chunk_size));
@@ -63,18 +63,20 @@ impl<D: BlockDevice> Ext4<D> {
         }
     }
 
-    /// Gives back all blocks from number `from` on. More than fits into one transaction is done
-    /// in several, with the inode among the orphans, so that a crash does not leave it half done.
+    /// Frees all blocks from number `from` on. If they do not fit in one transaction, several are
+    /// used, with the inode in the list of orphans, so that a crash does not leave the work half
+    /// done.
     pub(crate) fn cut_blocks(&mut self, ino: Ino, from: u32) -> Result<()> {
         self.remove_range(ino, from, 1 << 32)
     }
 
-    /// Gives back the blocks from `from` up to `to` (exclusive).
+    /// Frees the blocks from `from` up to `to` (exclusive).
     pub(crate) fn remove_range(&mut self, ino: Ino, from: u32, to: u64) -> Result<()> {
         if self.remove_extents(ino, from, to)? {
             return Ok(());
         }
-        // A range in the middle of a file may stay half punched: nothing refers to its end.
+        // A range in the middle of a file may stay partly punched: the file's size does not depend
+        // on it.
         let ends_file = to > u64::from(u32::MAX);
         let is_orphan = self.orphans.contains(ino);
         if ends_file && !is_orphan {
@@ -92,7 +94,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// Ends an inode that has no names and is not held open.
+    /// Frees an inode that has no names and is not held.
     pub(crate) fn evict(&mut self, ino: Ino) -> Result<()> {
         self.forget_pages(ino, 0);
         let inode = self.inode(ino)?;
@@ -113,7 +115,7 @@ impl<D: BlockDevice> Ext4<D> {
         self.free_inode(ino)
     }
 
-    /// A directory's blocks are metadata: no older copies of them must be replayed.
+    /// Revokes a directory's blocks: they are metadata, so older copies must not be replayed.
     fn revoke_directory(&mut self, ino: Ino) -> Result<()> {
         let mut logical = 0;
         while let Some((block, _)) = self.directory_block(ino, &mut logical)? {

@@ -1,4 +1,4 @@
-//! Writing files: into memory, with space reserved and found later.
+//! Writes files: into memory, with space that is reserved now and allocated later.
 
 use super::read::mask;
 use super::{Ext4, Ino};
@@ -7,18 +7,18 @@ use crate::error::{Errno, Result};
 use crate::format::inode::{self, flags};
 use crate::narrow::in_memory;
 
-/// Bytes to take in before looking whether the caches need room.
+/// Number of bytes to write before checking whether the caches need room.
 const PIECE: usize = 4 << 20;
 
 impl<D: BlockDevice> Ext4<D> {
-    /// Writes at byte `offset` of a file, which grows if need be; what is left out becomes a
-    /// hole. Gives how many bytes were written: all, or as many as there was space for.
+    /// Writes at byte `offset` of a file, which grows if necessary; skipped bytes become a hole.
+    /// Returns the number of bytes written: all, or as many as there was space for.
     ///
     /// # Errors
     ///
-    /// [`Errno::NoSpace`] if there is none at all, [`Errno::FileTooLarge`],
-    /// [`Errno::IsADirectory`], [`Errno::Invalid`] for what is no file,
-    /// [`Errno::NotPermitted`] for an immutable one, and damage.
+    /// [`Errno::NoSpace`] if there is no space for any byte, [`Errno::FileTooLarge`],
+    /// [`Errno::IsADirectory`], [`Errno::Invalid`] if the inode is not a file,
+    /// [`Errno::NotPermitted`] for an immutable file, and damage.
     pub fn write(&mut self, ino: Ino, offset: u64, buf: &[u8]) -> Result<usize> {
         self.begin()?;
         self.writable_file(ino)?;
@@ -57,7 +57,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(done)
     }
 
-    /// An inode that is a file whose contents may change.
+    /// Checks that an inode is a file whose contents may change.
     pub(crate) fn writable_file(&mut self, ino: Ino) -> Result<()> {
         let inode = self.inode(ino)?;
         if inode.is(inode::S_IFDIR) {
@@ -72,12 +72,13 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// Blocks that `count` blocks of contents may need, with their part of extent trees.
+    /// Returns the number of blocks that `count` blocks of contents may need, including extent
+    /// trees.
     fn with_metadata(&self, count: u64) -> u64 {
         count + (self.reserved + count) / 256 + 16
     }
 
-    /// If space is short, commits what freed some. Between operations only.
+    /// Commits if space is short and the transaction freed some. Only between operations.
     pub(crate) fn make_room(&mut self, count: u64) -> Result<()> {
         if self.available_blocks() < self.with_metadata(count) && self.transaction.freed_blocks > 0
         {
@@ -86,7 +87,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// Puts bytes into the cache of contents; the file becomes as long as they reach.
+    /// Copies bytes into the cache of contents; extends the file to the end of the bytes.
     pub(crate) fn write_pages(&mut self, ino: Ino, offset: u64, buf: &[u8]) -> Result<()> {
         let chunk_size = self.pages.chunk_size();
         let bits = self.geometry.block_bits;
@@ -107,7 +108,7 @@ impl<D: BlockDevice> Ext4<D> {
                 .at(slot)
                 .map_or((0, 0), |chunk| (chunk.valid, chunk.dirty));
             let reserved = self.reserve(ino, number, blocks & !dirty)?;
-            // Blocks that are written in part need the rest of their bytes.
+            // Partly written blocks need the rest of their bytes.
             let chunk_start = at - within as u64;
             let partial_first = !within.is_multiple_of(block_size);
             let partial_last = !(within + count).is_multiple_of(block_size);
@@ -146,8 +147,8 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// Finds out for which of a chunk's blocks, about to change, there is no place yet, and that
-    /// there is space for them.
+    /// Returns which of a chunk's `blocks`, which are about to change, have no place yet, after
+    /// checking that there is space for them.
     fn reserve(&mut self, ino: Ino, chunk: u32, blocks: u64) -> Result<u64> {
         let per_chunk = (self.pages.chunk_size() >> self.geometry.block_bits) as u64;
         let base = u64::from(chunk) * per_chunk;
@@ -173,15 +174,15 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(reserved)
     }
 
-    /// Writes zeros from a byte, the file's size, to the end of its block, so that nothing old
-    /// appears when the file grows past it.
+    /// Writes zeros from a byte, the file's size, to the end of its block, so that old data does
+    /// not appear when the file grows past it.
     pub(crate) fn zero_to_block_end(&mut self, ino: Ino, from: u64) -> Result<()> {
         let block_size = self.geometry.block_size as u64;
         let length = from.next_multiple_of(block_size) - from;
         self.zero_bytes(ino, from, length)
     }
 
-    /// Writes zeros to bytes within one block, unless it is a hole.
+    /// Zeros bytes within one block, unless the block is a hole.
     pub(crate) fn zero_bytes(&mut self, ino: Ino, from: u64, length: u64) -> Result<()> {
         if length == 0 {
             return Ok(());
@@ -199,7 +200,7 @@ impl<D: BlockDevice> Ext4<D> {
             .is_some_and(|chunk| chunk.dirty >> block & 1 != 0);
         let logical = self.logical(from)?;
         if !cached && self.map(ino, logical)?.data().is_none() {
-            // Reads as zeros already, but may have been read into memory before.
+            // The block reads as zeros already, but may be cached.
             self.pages.forget_blocks(key, 1 << block);
             return Ok(());
         }

@@ -1,5 +1,5 @@
-//! Contents of files go to the device: long extents are found for them, then they are written in
-//! ascending order and in large pieces.
+//! Writes contents of files to the device: allocates long extents, then writes in ascending order
+//! and in large pieces.
 
 use alloc::vec::Vec;
 
@@ -10,7 +10,7 @@ use crate::error::{Errno, Place, Result};
 use crate::format::extent::{Extent, MAX_LENGTH};
 use crate::narrow::saturate32;
 
-/// Bytes of a chunk that belong to a place on the device.
+/// Bytes of a chunk that are consecutive on the device.
 struct Piece {
     physical: u64,
     slot: u32,
@@ -19,7 +19,7 @@ struct Piece {
 }
 
 impl<D: BlockDevice> Ext4<D> {
-    /// Writes all changed contents; commits where the transaction becomes full on the way.
+    /// Writes all changed contents; commits whenever the transaction becomes full.
     pub(crate) fn write_back_pages(&mut self) -> Result<()> {
         loop {
             let result = self.write_back_some();
@@ -30,7 +30,8 @@ impl<D: BlockDevice> Ext4<D> {
         }
     }
 
-    /// Writes changed contents until the transaction is full; says whether that was all.
+    /// Writes changed contents until the transaction is full; returns whether everything was
+    /// written.
     pub(crate) fn write_back_some(&mut self) -> Result<bool> {
         let keys: Vec<ChunkKey> = self.pages.dirty().collect();
         let mut placed = 0;
@@ -56,7 +57,8 @@ impl<D: BlockDevice> Ext4<D> {
         (self.pages.chunk_size() >> self.geometry.block_bits) as u64
     }
 
-    /// Runs of a file's blocks, as first and number, that `which` says of its chunks.
+    /// Returns the runs of a file's blocks, as first block and count, in the masks that `which`
+    /// returns for its chunks.
     fn runs(
         &self,
         keys: &[ChunkKey],
@@ -83,7 +85,7 @@ impl<D: BlockDevice> Ext4<D> {
         runs
     }
 
-    /// Finds places for a file's changed blocks.
+    /// Allocates places for a file's changed blocks.
     fn place(&mut self, keys: &[ChunkKey]) -> Result<()> {
         let Some(&(ino, _)) = keys.first() else {
             return Ok(());
@@ -104,8 +106,8 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// Gives places to a run of blocks for which space was reserved. Those that have one already
-    /// got it from a call that failed later on.
+    /// Allocates a run of blocks for which space was reserved. Blocks that already have a place got
+    /// it from a call that failed later.
     fn place_hole(&mut self, ino: Ino, logical: u32, count: u32) -> Result<()> {
         let mut done = 0;
         while done < count {
@@ -120,7 +122,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// What is written in an unwritten extent becomes readable.
+    /// Marks the written blocks of unwritten extents as written.
     fn mark_mapped_written(&mut self, ino: Ino, logical: u32, count: u32) -> Result<()> {
         let mut done = 0;
         while done < count {
@@ -134,7 +136,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// Gives a hole blocks.
+    /// Allocates the blocks of a hole.
     pub(crate) fn allocate_range(
         &mut self,
         ino: Ino,
@@ -170,7 +172,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// Writes changed blocks of chunks, which all have places.
+    /// Writes changed blocks of chunks. All of the blocks must have places.
     fn write_chunks(&mut self, keys: &[ChunkKey]) -> Result<()> {
         let per_chunk = self.blocks_per_chunk();
         let bits = self.geometry.block_bits;

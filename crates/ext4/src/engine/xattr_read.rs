@@ -1,4 +1,4 @@
-//! Reading extended attributes.
+//! Reads extended attributes.
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -13,14 +13,14 @@ use crate::format::fields;
 use crate::format::inode::flags;
 use crate::format::{acl, xattr};
 
-/// The largest value, by Linux's reckoning.
+/// Size in bytes of the largest value, as in Linux.
 pub(crate) const MAX_VALUE: usize = 65536;
 
-/// Where an attribute's value is.
+/// The location of an attribute's value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Value {
     Here(Box<[u8]>),
-    /// In an inode of its own, with so many bytes.
+    /// In an inode of its own, with this size in bytes.
     Inode {
         ino: Ino,
         size: u32,
@@ -28,20 +28,20 @@ pub(crate) enum Value {
     },
 }
 
-/// An attribute as it is stored.
+/// An attribute as stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Attribute {
     pub(crate) index: u8,
-    /// Behind the prefix.
+    /// The name without its prefix.
     pub(crate) name: Box<[u8]>,
     pub(crate) value: Value,
 }
 
-/// The attributes of a row of entries; values lie in `values` at the offsets given.
+/// Parses a sequence of entries; values lie in `values` at the offsets of the entries.
 fn parse(entries: &[u8], values: &[u8], place: Place, found: &mut Vec<Attribute>) -> Result<()> {
     let corrupt = |problem| place.corrupt(problem);
     let mut at = 0;
-    // Values do not overlap, so all together have no more room than there is.
+    // Values do not overlap, so their total size is limited by the area.
     let mut room = values.len();
     loop {
         let rest = entries.get(at..).unwrap_or_default();
@@ -82,7 +82,7 @@ fn parse(entries: &[u8], values: &[u8], place: Place, found: &mut Vec<Attribute>
 }
 
 impl<D: BlockDevice> Ext4<D> {
-    /// The attributes in an inode.
+    /// Returns the attributes in an inode.
     pub(crate) fn inode_attributes(&mut self, ino: Ino) -> Result<Vec<Attribute>> {
         let inode = self.inode(ino)?;
         let body = inode.bytes.get(inode.xattr_offset()..).unwrap_or_default();
@@ -94,7 +94,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(found)
     }
 
-    /// The attributes in an inode's block.
+    /// Returns the attributes in an inode's block.
     pub(crate) fn block_attributes(&mut self, ino: Ino) -> Result<Vec<Attribute>> {
         let number = self.inode(ino)?.raw.file_acl();
         let mut found = Vec::new();
@@ -106,14 +106,14 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(found)
     }
 
-    /// All attributes: of the inode, then of its block.
+    /// Returns all attributes: those in the inode, then those in its block.
     pub(crate) fn attributes(&mut self, ino: Ino) -> Result<Vec<Attribute>> {
         let mut all = self.inode_attributes(ino)?;
         all.append(&mut self.block_attributes(ino)?);
         Ok(all)
     }
 
-    /// The value of `system.data`: the end of inline data.
+    /// Returns the value of `system.data`: the end of inline data.
     pub(crate) fn inline_attribute(&mut self, ino: Ino) -> Result<Box<[u8]>> {
         let found = self.inode_attributes(ino)?.into_iter().find(is_inline_data);
         match found.map(|attribute| attribute.value) {
@@ -122,7 +122,7 @@ impl<D: BlockDevice> Ext4<D> {
         }
     }
 
-    /// A value's bytes, as they are stored.
+    /// Returns a value's bytes, as stored.
     pub(crate) fn value_bytes(&mut self, value: &Value) -> Result<Vec<u8>> {
         match value {
             Value::Here(bytes) => Ok(bytes.to_vec()),
@@ -146,12 +146,13 @@ impl<D: BlockDevice> Ext4<D> {
         }
     }
 
-    /// The value of an extended attribute, given by its full name ("security.capability"). Access
-    /// control lists come in the form that `getxattr` gives.
+    /// Returns the value of an extended attribute by its full name ("security.capability"). Access
+    /// control lists are returned in the form of `getxattr(2)`.
     ///
     /// # Errors
     ///
-    /// [`Errno::NoAttribute`], [`Errno::NotSupported`] for a name of no known kind, and damage.
+    /// [`Errno::NoAttribute`], [`Errno::NotSupported`] for a name with an unknown prefix, and
+    /// damage.
     pub fn xattr(&mut self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         let (index, rest) = xattr::split_name(name).ok_or(Errno::NotSupported)?;
         let all = self.attributes(ino)?;
@@ -168,7 +169,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(bytes)
     }
 
-    /// The full names of all extended attributes.
+    /// Returns the full names of all extended attributes.
     ///
     /// # Errors
     ///
@@ -186,7 +187,7 @@ impl<D: BlockDevice> Ext4<D> {
     }
 }
 
-/// Whether an attribute is a part of a file's contents.
+/// Whether an attribute is part of a file's contents.
 pub(crate) fn is_inline_data(attribute: &Attribute) -> bool {
     attribute.index == xattr::INDEX_SYSTEM && *attribute.name == *b"data"
 }

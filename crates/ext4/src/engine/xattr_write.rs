@@ -1,7 +1,7 @@
-//! Changing extended attributes.
+//! Changes extended attributes.
 //!
-//! What fits is kept in the inode, the rest in one block, and, with ea_inode, values too large
-//! for that in inodes of their own.
+//! Attributes that fit are stored in the inode, the rest in one block, and, with ea_inode, values
+//! that are too large for the block in inodes of their own.
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -19,19 +19,19 @@ use crate::format::inode::{self, flags};
 use crate::format::{acl, xattr};
 use crate::narrow::{saturate8, saturate16, saturate32};
 
-/// What to do if an attribute is, or is not, there.
+/// What to do if an attribute exists or does not exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SetXattr {
     /// Create or replace.
     Any,
-    /// [`Errno::Exists`] if it is there.
+    /// Fail with [`Errno::Exists`] if the attribute exists.
     Create,
-    /// [`Errno::NoAttribute`] if it is not.
+    /// Fail with [`Errno::NoAttribute`] if the attribute does not exist.
     Replace,
 }
 
 impl Attribute {
-    /// Bytes of entry and value.
+    /// Returns the size of entry and value in bytes.
     fn size(&self) -> usize {
         xattr::entry_size(self.name.len()) + xattr::value_size(self.here().len())
     }
@@ -51,8 +51,8 @@ impl Attribute {
     }
 }
 
-/// Writes entries from `start` on and their values from the end down. Offsets of values count
-/// from `base`. In a block, entries have hashes.
+/// Writes entries from `start` on and their values from the end down. Offsets of values are
+/// relative to `base`. In a block, entries have hashes.
 fn put_attributes(
     bytes: &mut [u8],
     start: usize,
@@ -101,15 +101,16 @@ fn put_attributes(
 }
 
 impl<D: BlockDevice> Ext4<D> {
-    /// Sets an extended attribute, given by its full name ("user.comment"). Access control lists
-    /// are given in the form that `setxattr` takes.
+    /// Sets an extended attribute by its full name ("user.comment"). Access control lists have the
+    /// form of `setxattr(2)`.
     ///
     /// # Errors
     ///
-    /// [`Errno::NotSupported`] for a name of no known kind, [`Errno::Range`] for one that is too
-    /// long, [`Errno::TooBig`], [`Errno::NoSpace`] if inode and block have no room,
+    /// [`Errno::NotSupported`] for a name with an unknown prefix, [`Errno::Range`] for a name that
+    /// is too long, [`Errno::TooBig`], [`Errno::NoSpace`] if inode and block have no room,
     /// [`Errno::Invalid`] for a malformed access control list, [`Errno::NotPermitted`] for a
-    /// user's attribute of what is neither file nor directory, what `how` says, and damage.
+    /// `user.` attribute of an inode that is neither a file nor a directory, those of `how`, and
+    /// damage.
     pub fn set_xattr(&mut self, ino: Ino, name: &[u8], value: &[u8], how: SetXattr) -> Result<()> {
         self.begin()?;
         let (index, rest) = xattr::split_name(name).ok_or(Errno::NotSupported)?;
@@ -165,7 +166,7 @@ impl<D: BlockDevice> Ext4<D> {
         self.change_attributes(ino, all, Some(dropped))
     }
 
-    /// Users' attributes are for files and directories only.
+    /// Checks that `user.` attributes are only set on files and directories.
     fn check_user_attribute(&mut self, ino: Ino, index: u8) -> Result<()> {
         let inode = self.inode(ino)?;
         let takes_any = inode.is(inode::S_IFREG) || inode.is(inode::S_IFDIR);
@@ -194,7 +195,7 @@ impl<D: BlockDevice> Ext4<D> {
         self.touch_inode(ino)
     }
 
-    /// Lays out all attributes of an inode anew.
+    /// Stores all attributes of an inode with a new layout.
     fn store_attributes(&mut self, ino: Ino, mut all: Vec<Attribute>) -> Result<()> {
         let block_room = self.geometry.block_size - xattr::Header::SIZE - 4;
         let inode = self.inode(ino)?;
@@ -242,7 +243,7 @@ impl<D: BlockDevice> Ext4<D> {
         }
     }
 
-    /// Puts attributes, which fit, into an inode.
+    /// Stores attributes, which must fit, in an inode.
     pub(crate) fn store_inode_attributes(
         &mut self,
         ino: Ino,
@@ -262,7 +263,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// Puts attributes, which fit, into an inode's block.
+    /// Stores attributes, which must fit, in an inode's block.
     fn store_block_attributes(&mut self, ino: Ino, mut attributes: Vec<Attribute>) -> Result<()> {
         let old = self.inode(ino)?.raw.file_acl();
         let references = if old == 0 {
@@ -309,7 +310,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// An inode no longer uses its attribute block.
+    /// Releases an inode's reference to its attribute block.
     fn release_attribute_block(&mut self, ino: Ino) -> Result<()> {
         let number = self.inode(ino)?.raw.file_acl();
         if number == 0 {
@@ -327,7 +328,7 @@ impl<D: BlockDevice> Ext4<D> {
         Ok(())
     }
 
-    /// Puts a value into an inode of its own.
+    /// Stores a value in an inode of its own.
     fn store_value(&mut self, ino: Ino, name: &[u8], value: &[u8]) -> Result<Value> {
         let count = self.geometry.blocks_for(value.len() as u64);
         if self.available_blocks() < count + 16 {
@@ -348,7 +349,7 @@ impl<D: BlockDevice> Ext4<D> {
         raw.flags |= flags::EA_INODE;
         raw.links_count = 1;
         raw.atime = hash;
-        // References, in two halves.
+        // The reference count, in two halves.
         raw.ctime = 0;
         raw.version_lo = 1;
         self.write_pages(value_ino, 0, value)?;
@@ -360,7 +361,7 @@ impl<D: BlockDevice> Ext4<D> {
         })
     }
 
-    /// An attribute no longer uses the inode with its value.
+    /// Releases an attribute's reference to the inode with its value.
     fn release_value(&mut self, value: Ino) -> Result<()> {
         let raw = &mut self.inode_mut(value)?.raw;
         raw.version_lo = raw.version_lo.saturating_sub(1);
@@ -371,7 +372,7 @@ impl<D: BlockDevice> Ext4<D> {
         self.evict(value)
     }
 
-    /// Gives back what an inode's attributes take outside of it.
+    /// Frees the space that an inode's attributes take outside of the inode.
     pub(crate) fn drop_attributes(&mut self, ino: Ino) -> Result<()> {
         if self.inode(ino)?.has(flags::EA_INODE) {
             return Ok(());

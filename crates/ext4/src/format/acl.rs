@@ -1,6 +1,5 @@
-//! Access control lists: the form on disk (`fs/ext4/acl.h`) and the one that programs exchange
-//! with the kernel and with archives (`struct posix_acl_xattr_header`), which has more bytes
-//! for the same.
+//! Access control lists: converts between the form on disk (`fs/ext4/acl.h`) and the longer form
+//! that programs exchange with the kernel and with archives (`struct posix_acl_xattr_header`).
 
 use alloc::vec::Vec;
 
@@ -14,7 +13,8 @@ const TAG_USER: u16 = 0x02;
 const TAG_GROUP: u16 = 0x08;
 const NO_ID: u32 = u32::MAX;
 
-/// From the form of `getxattr` to the form on disk. `None` if it is not that form.
+/// Converts the form of `getxattr(2)` to the form on disk. `None` if `value` does not have that
+/// form.
 #[must_use]
 pub fn to_disk(value: &[u8]) -> Option<Vec<u8>> {
     let (version, entries) = value.split_first_chunk::<4>()?;
@@ -31,7 +31,8 @@ pub fn to_disk(value: &[u8]) -> Option<Vec<u8>> {
     Some(disk)
 }
 
-/// From the form on disk to the form of `getxattr`. `None` if it is not that form.
+/// Converts the form on disk to the form of `getxattr(2)`. `None` if `disk` does not have that
+/// form.
 #[must_use]
 pub fn from_disk(disk: &[u8]) -> Option<Vec<u8>> {
     let (version, mut entries) = disk.split_first_chunk::<4>()?;

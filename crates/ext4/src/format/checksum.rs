@@ -1,7 +1,7 @@
 //! The checksum of all metadata: CRC-32C without the usual inversions.
 //!
-//! The kernel's `ext4_chksum` and `jbd2_chksum`: the register goes in and comes out as it is,
-//! so that checksums chain.
+//! Equivalent to the kernel's `ext4_chksum` and `jbd2_chksum`: the register is passed in and
+//! returned unchanged, so that checksums can be chained.
 
 /// Continues the CRC-32C register `seed` over `bytes`. The first seed is `!0`.
 #[must_use]
@@ -36,8 +36,8 @@ pub fn crc32c(seed: u32, bytes: &[u8]) -> u32 {
     })
 }
 
-/// The CRC-16 (polynomial 0xA001, reflected) of group descriptors on filesystems that have
-/// `uninit_bg` and not `metadata_csum`: the kernel's `crc16`, first seed `!0`.
+/// Computes the CRC-16 (polynomial 0xA001, reflected) of group descriptors on filesystems that have
+/// `uninit_bg` but not `metadata_csum`: the kernel's `crc16`, first seed `!0`.
 #[must_use]
 pub fn crc16(seed: u16, bytes: &[u8]) -> u16 {
     bytes.iter().fold(seed, |crc, &byte| {
@@ -47,7 +47,7 @@ pub fn crc16(seed: u16, bytes: &[u8]) -> u16 {
     })
 }
 
-/// The seed of all that belongs to an inode: its blocks' checksums begin here.
+/// Returns the seed of an inode: the checksums of its blocks start with it.
 #[must_use]
 pub fn inode_seed(filesystem_seed: u32, inode: u32, generation: u32) -> u32 {
     let seed = crc32c(filesystem_seed, &inode.to_le_bytes());

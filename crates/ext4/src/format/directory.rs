@@ -1,13 +1,13 @@
 //! Directory blocks: `struct ext4_dir_entry_2`, `dx_root`, `dx_node` of `fs/ext4/namei.c`, and
 //! Documentation/filesystems/ext4/directory.rst.
 //!
-//! Entries follow each other without a gap to the end of their block. With metadata_csum, the
-//! last 12 bytes of a block are an entry without inode that holds the checksum.
+//! Entries fill their block without gaps. With metadata_csum, the last 12 bytes of a block are an
+//! entry without inode that holds the checksum.
 //!
-//! An indexed directory's first block is `.`, `..` (which seems to reach to the block's end),
+//! An indexed directory's first block has `.`, `..` (whose length covers the rest of the block),
 //! then the root of the index; inner nodes begin with an empty entry that covers them. Index
-//! entries are 8 bytes, a hash and a block within the directory; the first one's hash is taken
-//! up by limit and count.
+//! entries have 8 bytes, a hash and a block within the directory; limit and count take the place of
+//! the first entry's hash.
 
 use super::checksum::crc32c;
 use super::fields::{self, record};
@@ -16,33 +16,33 @@ use micabox_file::FileKind;
 use super::inode;
 use crate::narrow::{saturate8, saturate16};
 
-/// Bytes of an entry before its name.
+/// Size in bytes of an entry before its name.
 pub const ENTRY_HEADER: usize = 8;
-/// Longest name.
+/// Length of the longest name in bytes.
 pub const MAX_NAME: usize = 255;
-/// Bytes of the entry that holds a block's checksum.
+/// Size in bytes of the entry that holds a block's checksum.
 pub const TAIL_SIZE: usize = 12;
 /// `file_type` of the entry that holds a block's checksum.
 pub const TAIL_FILE_TYPE: u8 = 0xDE;
-/// Bytes of a link count that directories may reach; beyond, it is 1 for "many".
+/// Maximum link count of a directory; with more subdirectories it is 1 for "many".
 pub const MAX_LINKS: u32 = 65000;
 
-/// Where the index's root starts in block 0: behind `.` and `..`.
+/// Offset of the index's root in block 0: after `.` and `..`.
 pub const ROOT_INFO_OFFSET: usize = 24;
-/// Where limit, count and entries of the root start.
+/// Offset of limit, count and entries of the root.
 pub const ROOT_ENTRIES_OFFSET: usize = ROOT_INFO_OFFSET + RootInfo::SIZE;
-/// Where limit, count and entries of an inner node start.
+/// Offset of limit, count and entries of an inner node.
 pub const NODE_ENTRIES_OFFSET: usize = 8;
-/// Bytes of an index entry.
+/// Size in bytes of an index entry.
 pub const INDEX_ENTRY_SIZE: usize = 8;
-/// Bytes of the tail with a checksum of an index block.
+/// Size in bytes of the tail with the checksum of an index block.
 pub const INDEX_TAIL_SIZE: usize = 8;
 
 /// `file_type` of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum FileType {
-    /// Not said (or no feature `filetype`): the inode tells.
+    /// Not stored (or no feature `filetype`): the inode has the type.
     Unknown = 0,
     /// Regular file.
     Regular = 1,
@@ -61,7 +61,7 @@ pub enum FileType {
 }
 
 impl FileType {
-    /// From an entry's byte; what has no meaning is [`FileType::Unknown`].
+    /// Decodes an entry's byte; unknown values are [`FileType::Unknown`].
     #[must_use]
     pub fn from_byte(byte: u8) -> Self {
         match byte {
@@ -76,7 +76,7 @@ impl FileType {
         }
     }
 
-    /// From an inode's mode.
+    /// Returns the type in an inode's mode.
     #[must_use]
     pub fn from_mode(mode: u16) -> Self {
         match mode & inode::S_IFMT {
@@ -91,7 +91,7 @@ impl FileType {
         }
     }
 
-    /// The kind of file that it stands for.
+    /// Returns the corresponding kind of file.
     #[must_use]
     pub fn kind(self) -> Option<FileKind> {
         Some(match self {
@@ -107,13 +107,13 @@ impl FileType {
     }
 }
 
-/// Bytes that an entry with a name of `name_len` bytes needs: a multiple of 4.
+/// Returns the size in bytes of an entry with a name of `name_len` bytes: a multiple of 4.
 #[must_use]
 pub const fn entry_size(name_len: usize) -> usize {
     (ENTRY_HEADER + name_len + 3) & !3
 }
 
-/// The length of an entry as `rec_len` has it: with blocks of 64 KiB, 0 and 65535 stand for
+/// Decodes the length of an entry from `rec_len`: with blocks of 64 KiB, 0 and 65535 stand for
 /// 65536 and the two lowest bits are bits 16 and 17.
 #[must_use]
 pub fn decode_length(stored: u16, block_size: usize) -> usize {
@@ -126,7 +126,7 @@ pub fn decode_length(stored: u16, block_size: usize) -> usize {
     }
 }
 
-/// The inverse of [`decode_length`].
+/// Encodes the length of an entry: the inverse of [`decode_length`].
 #[must_use]
 pub fn encode_length(length: usize, block_size: usize) -> u16 {
     if block_size < 65536 || length < 65536 {
@@ -138,12 +138,12 @@ pub fn encode_length(length: usize, block_size: usize) -> u16 {
     }
 }
 
-/// An entry as it lies in a block.
+/// An entry as stored in a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry<'a> {
-    /// Where it starts in the block, in bytes.
+    /// Offset in the block in bytes.
     pub offset: usize,
-    /// Bytes to the next entry.
+    /// Number of bytes to the next entry.
     pub length: usize,
     /// Inode number; 0 for a free entry.
     pub inode: u32,
@@ -153,8 +153,8 @@ pub struct Entry<'a> {
     pub name: &'a [u8],
 }
 
-/// Walks the entries of a block. An entry that contradicts the format ends the walk with an
-/// `Err` that says what is wrong.
+/// Iterates over the entries of a block. An entry that violates the format ends the iteration with
+/// an `Err` that describes the problem.
 #[derive(Debug, Clone)]
 pub struct Entries<'a> {
     block: &'a [u8],
@@ -165,7 +165,7 @@ pub struct Entries<'a> {
 }
 
 impl<'a> Entries<'a> {
-    /// The entries of a whole block.
+    /// Creates an iterator over the entries of a whole block.
     #[must_use]
     pub fn new(block: &'a [u8], has_types: bool) -> Self {
         Self {
@@ -242,7 +242,7 @@ pub fn put_entry(
     }
 }
 
-/// Writes the entry for the checksum to the end of a block.
+/// Writes the checksum entry at the end of a block.
 pub fn put_tail(block: &mut [u8]) {
     let offset = block.len().saturating_sub(TAIL_SIZE);
     if let Some(tail) = block.get_mut(offset..) {
@@ -252,7 +252,7 @@ pub fn put_tail(block: &mut [u8]) {
     }
 }
 
-/// Whether a block ends with the entry for a checksum.
+/// Whether a block ends with a checksum entry.
 #[must_use]
 pub fn has_tail(block: &[u8]) -> bool {
     block.last_chunk::<TAIL_SIZE>().is_some_and(|tail| {
@@ -262,7 +262,7 @@ pub fn has_tail(block: &[u8]) -> bool {
     })
 }
 
-/// The checksum that belongs into a block's tail; `seed` is the directory's inode's.
+/// Computes the checksum for a block's tail; `seed` is that of the directory's inode.
 #[must_use]
 pub fn checksum_of(seed: u32, block: &[u8]) -> u32 {
     crc32c(
@@ -273,7 +273,7 @@ pub fn checksum_of(seed: u32, block: &[u8]) -> u32 {
     )
 }
 
-/// Puts the checksum into a block's tail; `seed` is the directory's inode's.
+/// Writes the checksum into a block's tail; `seed` is that of the directory's inode.
 pub fn seal(seed: u32, block: &mut [u8]) {
     let checksum = checksum_of(seed, block);
     let offset = block.len().saturating_sub(4);
@@ -285,27 +285,27 @@ record! {
     pub struct RootInfo[8, le] {
         /// Zero.
         0x00 reserved: u32,
-        /// [`super::hash::Version`] as a byte, without regard to signedness.
+        /// [`super::hash::Version`] as a byte, ignoring signedness.
         0x04 hash_version: u8,
-        /// Bytes of this structure, 8.
+        /// Size of this structure in bytes, 8.
         0x05 info_length: u8,
-        /// Levels of inner nodes: 0 to 2, with large_dir 3.
+        /// Levels of inner nodes: 0 to 2, with large_dir up to 3.
         0x06 indirect_levels: u8,
         /// Zero.
         0x07 unused_flags: u8,
     }
 }
 
-/// Entries for which an index block has room whose entries start at `entries_offset`.
+/// Returns how many entries fit in an index block whose entries start at `entries_offset`.
 #[must_use]
 pub fn index_limit(block_size: usize, entries_offset: usize, checksums: bool) -> u16 {
     let tail = if checksums { INDEX_TAIL_SIZE } else { 0 };
     saturate16(block_size.saturating_sub(entries_offset + tail) / INDEX_ENTRY_SIZE)
 }
 
-/// The checksum that belongs into an index block whose entries start at `entries_offset`
-/// (its tail is `dt_reserved`, 4 bytes, and `dt_checksum`, 4 bytes, after the room for
-/// entries); `seed` is the directory's inode's. `None` if limit or count cannot be.
+/// Computes the checksum of an index block whose entries start at `entries_offset` (its tail is
+/// `dt_reserved`, 4 bytes, and `dt_checksum`, 4 bytes, after the room for entries); `seed` is that
+/// of the directory's inode. `None` if limit or count is invalid.
 #[must_use]
 pub fn index_checksum_of(seed: u32, block: &[u8], entries_offset: usize) -> Option<u32> {
     let limit = usize::from(fields::get::<u16>(block, entries_offset));
@@ -324,14 +324,14 @@ pub fn index_checksum_of(seed: u32, block: &[u8], entries_offset: usize) -> Opti
     Some(crc32c(crc, &[0; 4]))
 }
 
-/// Where an index block keeps its checksum.
+/// Returns the offset of an index block's checksum.
 #[must_use]
 pub fn index_checksum_offset(block: &[u8], entries_offset: usize) -> usize {
     let limit = usize::from(fields::get::<u16>(block, entries_offset));
     entries_offset + limit * INDEX_ENTRY_SIZE + 4
 }
 
-/// Puts the checksum into an index block.
+/// Writes the checksum into an index block.
 pub fn seal_index(seed: u32, block: &mut [u8], entries_offset: usize) {
     if let Some(checksum) = index_checksum_of(seed, block, entries_offset) {
         let offset = index_checksum_offset(block, entries_offset);

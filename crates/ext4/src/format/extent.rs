@@ -1,8 +1,8 @@
 //! Extent tree nodes: `fs/ext4/ext4_extents.h`, and Documentation/filesystems/ext4/ifork.rst.
 //!
-//! A node is a header and entries of 12 bytes, sorted by logical block: extents in leaves
-//! (depth 0), references to nodes elsewhere. The root is `i_block`; other nodes are whole
-//! blocks with, under metadata_csum, a checksum right after the room for entries.
+//! A node is a header and entries of 12 bytes, sorted by logical block: extents in leaves (depth
+//! 0), references to other nodes otherwise. The root is `i_block`; other nodes are whole blocks
+//! with, under metadata_csum, a checksum directly after the room for entries.
 
 use super::checksum::crc32c;
 use super::fields::{self, record};
@@ -10,47 +10,47 @@ use crate::narrow::{low16, low32, saturate16};
 
 /// `magic` of a node's header.
 pub const MAGIC: u16 = 0xF30A;
-/// Bytes of a header.
+/// Size in bytes of a header.
 pub const HEADER_SIZE: usize = 12;
-/// Bytes of an entry of either kind.
+/// Size in bytes of an entry of either kind.
 pub const ENTRY_SIZE: usize = 12;
-/// Entries that fit into `i_block`.
+/// Number of entries that fit in `i_block`.
 pub const ROOT_ENTRIES: u16 = 4;
 /// The deepest tree that the kernel accepts.
 pub const MAX_DEPTH: u16 = 5;
-/// Blocks in the longest written extent.
+/// Number of blocks in the longest written extent.
 pub const MAX_LENGTH: u32 = 0x8000;
-/// Blocks in the longest unwritten extent.
+/// Number of blocks in the longest unwritten extent.
 pub const MAX_UNWRITTEN_LENGTH: u32 = 0x7FFF;
-/// Logical blocks end before this.
+/// Upper bound (exclusive) of logical blocks.
 pub const MAX_LOGICAL: u32 = u32::MAX;
 
 record! {
-    /// What a node starts with, little-endian.
+    /// The start of a node, little-endian.
     pub struct Header[12, le] {
         /// [`MAGIC`].
         0x00 magic: u16,
         /// Entries in use.
         0x02 entries: u16,
-        /// Entries there is room for.
+        /// Capacity in entries.
         0x04 max: u16,
-        /// 0 for a leaf, else one more than the nodes below.
+        /// 0 for a leaf, otherwise one more than the depth of the nodes below.
         0x06 depth: u16,
-        /// Used by nobody.
+        /// Unused.
         0x08 generation: u32,
     }
 }
 
-/// Blocks of a file that lie in a row: an entry of a leaf.
+/// Consecutive blocks of a file: an entry of a leaf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {
     /// First block within the file.
     pub logical: u32,
-    /// Blocks, 1 to [`MAX_LENGTH`].
+    /// Number of blocks, 1 to [`MAX_LENGTH`].
     pub length: u32,
     /// First block on the device, 48 bits.
     pub physical: u64,
-    /// Allocated, but reads as zeros.
+    /// Whether the blocks are allocated, but read as zeros.
     pub unwritten: bool,
 }
 
@@ -73,7 +73,7 @@ impl Extent {
         }
     }
 
-    /// The entry of a leaf.
+    /// Encodes an entry of a leaf.
     #[must_use]
     pub fn encode(&self) -> [u8; ENTRY_SIZE] {
         let mut bytes = [0; ENTRY_SIZE];
@@ -85,7 +85,7 @@ impl Extent {
         bytes
     }
 
-    /// The logical block after the last, which may be 2^32.
+    /// Returns the logical block after the last, which may be 2^32.
     #[must_use]
     pub fn end(&self) -> u64 {
         u64::from(self.logical) + u64::from(self.length)
@@ -112,7 +112,7 @@ impl Index {
         }
     }
 
-    /// The entry of an inner node.
+    /// Encodes an entry of an inner node.
     #[must_use]
     pub fn encode(&self) -> [u8; ENTRY_SIZE] {
         let mut bytes = [0; ENTRY_SIZE];
@@ -123,25 +123,25 @@ impl Index {
     }
 }
 
-/// Entries for which a block of `block_size` bytes has room beside header and checksum.
+/// Returns how many entries fit in a block of `block_size` bytes beside header and checksum.
 #[must_use]
 pub fn node_capacity(block_size: usize) -> u16 {
     saturate16(block_size.saturating_sub(HEADER_SIZE) / ENTRY_SIZE)
 }
 
-/// Where the checksum of a node block is: after the room for entries.
+/// Returns the offset of the checksum of a node block: after the room for entries.
 #[must_use]
 pub fn checksum_offset(node: &[u8]) -> usize {
     HEADER_SIZE + ENTRY_SIZE * usize::from(fields::get::<u16>(node, 4))
 }
 
-/// The checksum that belongs into the node block; `seed` is the inode's.
+/// Computes the checksum of a node block; `seed` is the inode's.
 #[must_use]
 pub fn checksum_of(seed: u32, node: &[u8]) -> u32 {
     crc32c(seed, node.get(..checksum_offset(node)).unwrap_or_default())
 }
 
-/// Puts the checksum into the node block; `seed` is the inode's.
+/// Writes the checksum into a node block; `seed` is the inode's.
 pub fn seal(seed: u32, node: &mut [u8]) {
     let checksum = checksum_of(seed, node);
     let offset = checksum_offset(node);

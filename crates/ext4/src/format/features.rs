@@ -1,6 +1,6 @@
-//! Feature bits, and what each is called.
+//! Feature bits and their names.
 
-/// `s_feature_compat`: may be ignored.
+/// `s_feature_compat`: an implementation may ignore unknown bits.
 pub mod compat {
     #![allow(missing_docs, reason = "the names are the field's")]
     pub const DIR_PREALLOC: u32 = 0x1;
@@ -18,7 +18,7 @@ pub mod compat {
     pub const ORPHAN_FILE: u32 = 0x1000;
 }
 
-/// `s_feature_ro_compat`: whoever does not know one must not write.
+/// `s_feature_ro_compat`: an implementation must not write if it does not know a bit.
 pub mod ro_compat {
     #![allow(missing_docs, reason = "the names are the field's")]
     pub const SPARSE_SUPER: u32 = 0x1;
@@ -41,7 +41,7 @@ pub mod ro_compat {
     pub const ORPHAN_PRESENT: u32 = 0x10000;
 }
 
-/// `s_feature_incompat`: whoever does not know one must not touch the filesystem.
+/// `s_feature_incompat`: an implementation must not use the filesystem if it does not know a bit.
 pub mod incompat {
     #![allow(missing_docs, reason = "the names are the field's")]
     pub const COMPRESSION: u32 = 0x1;
@@ -129,8 +129,8 @@ pub enum Set {
     Incompat,
 }
 
-/// What `mke2fs -O` and `dumpe2fs` call the lowest bit of `bits`; `None` for a bit without
-/// a name.
+/// Returns the name that `mke2fs -O` and `dumpe2fs` have for the lowest bit of `bits`; `None` for a
+/// bit without a name.
 #[must_use]
 pub fn name(set: Set, bits: u32) -> Option<&'static str> {
     let names: &[(u32, &str)] = match set {

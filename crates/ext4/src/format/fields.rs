@@ -1,14 +1,12 @@
-//! Fixed-size structures as rows of integer fields at byte offsets.
+//! Fixed-size structures as integer fields at byte offsets.
 
-/// A field's type: an unsigned integer, or bytes or words in a row.
+/// A field's type: an unsigned integer, or an array of bytes or words.
 pub trait Field: Sized {
-    /// Bytes the field occupies.
+    /// Size of the field in bytes.
     const SIZE: usize;
-    /// Decodes from the front of `bytes`, least significant byte first. What is missing
-    /// reads as zero.
+    /// Decodes from the start of `bytes`, least significant byte first. Missing bytes read as zero.
     fn get_le(bytes: &[u8]) -> Self;
-    /// Decodes from the front of `bytes`, most significant byte first. What is missing
-    /// reads as zero.
+    /// Decodes from the start of `bytes`, most significant byte first. Missing bytes read as zero.
     fn get_be(bytes: &[u8]) -> Self;
     /// Encodes, least significant byte first, to `bytes`, which has exactly [`Field::SIZE`].
     fn put_le(&self, bytes: &mut [u8]);
@@ -69,13 +67,13 @@ impl<T: Field + Copy, const N: usize> Field for [T; N] {
     }
 }
 
-/// Reads the field at `offset`; what lies past the end of `bytes` reads as zero.
+/// Reads the field at `offset`; bytes past the end of `bytes` read as zero.
 #[inline]
 pub fn get<T: Field>(bytes: &[u8], offset: usize) -> T {
     T::get_le(bytes.get(offset..).unwrap_or_default())
 }
 
-/// Reads the big-endian field at `offset`; what lies past the end of `bytes` reads as zero.
+/// Reads the big-endian field at `offset`; bytes past the end of `bytes` read as zero.
 #[inline]
 pub fn get_be<T: Field>(bytes: &[u8], offset: usize) -> T {
     T::get_be(bytes.get(offset..).unwrap_or_default())
@@ -99,8 +97,8 @@ pub fn put_be<T: Field>(bytes: &mut [u8], offset: usize, value: T) {
 
 /// Declares a structure on disk: its size, byte order (`le` or `be`) and fields by offset.
 ///
-/// `decode` takes any length (what is past the end reads as zero) and `encode_into` writes the
-/// fields that fit and leaves all other bytes as they are.
+/// `decode` accepts any length (fields past the end read as zero) and `encode_into` writes the
+/// fields that fit and leaves all other bytes unchanged.
 macro_rules! record {
     (
         $(#[$meta:meta])*
@@ -115,10 +113,10 @@ macro_rules! record {
         }
 
         impl $name {
-            /// Bytes on disk.
+            /// Size on disk in bytes.
             pub const SIZE: usize = $size;
 
-            /// Decodes; what is past the end of `bytes` reads as zero.
+            /// Decodes the structure; fields past the end of `bytes` read as zero.
             #[must_use]
             pub fn decode(bytes: &[u8]) -> Self {
                 if let Some(whole) = bytes.first_chunk() {
@@ -131,14 +129,14 @@ macro_rules! record {
                 Self::decode_whole(&whole)
             }
 
-            // Of a known length, so that nothing is left to compare.
+            // With a known length, the compiler removes all bounds checks.
             fn decode_whole(bytes: &[u8; $size]) -> Self {
                 Self {
                     $( $field: record!(@get $order, $type, bytes.get($offset..).unwrap_or_default()), )*
                 }
             }
 
-            /// Encodes the fields that fit into `bytes`; all other bytes stay as they are.
+            /// Encodes the fields that fit into `bytes`; all other bytes are unchanged.
             pub fn encode_into(&self, bytes: &mut [u8]) {
                 $(
                     let end = $offset + <$type as $crate::format::fields::Field>::SIZE;
@@ -148,7 +146,7 @@ macro_rules! record {
                 )*
             }
 
-            /// Encodes with zeros where there are no fields.
+            /// Encodes the structure with zeros where there are no fields.
             #[must_use]
             pub fn encode(&self) -> [u8; $size] {
                 let mut bytes = [0; $size];
@@ -158,7 +156,7 @@ macro_rules! record {
         }
 
         impl Default for $name {
-            /// All fields zero.
+            /// Returns a structure whose fields are all zero.
             fn default() -> Self {
                 Self::decode(&[])
             }

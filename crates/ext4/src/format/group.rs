@@ -9,14 +9,14 @@ use crate::narrow::low16;
 pub const INODE_UNINIT: u16 = 0x1;
 /// `flags`: the block bitmap is not written yet; only metadata of the group itself is in use.
 pub const BLOCK_UNINIT: u16 = 0x2;
-/// `flags`: the inode table is zeroed, as far as it was not used.
+/// `flags`: the unused part of the inode table is zeroed.
 pub const INODE_ZEROED: u16 = 0x4;
 
 const CHECKSUM_OFFSET: usize = 0x1E;
 
 record! {
-    /// A group's descriptor, little-endian: 32 bytes, or with 64bit `s_desc_size`, of which 64
-    /// have a meaning.
+    /// A group's descriptor, little-endian: 32 bytes, or with 64bit `s_desc_size` bytes, of which
+    /// the first 64 have a meaning.
     pub struct GroupDescriptor[64, le] {
         /// Block of the block bitmap, low half.
         0x00 block_bitmap_lo: u32,
@@ -108,8 +108,8 @@ impl GroupDescriptor {
             = inode_bitmap_checksum_lo + inode_bitmap_checksum_hi: u16;
     }
 
-    /// The checksum that belongs into the encoded descriptor `bytes` (all of them,
-    /// `s_desc_size`) of group `group`; 0 if the filesystem has none.
+    /// Computes the checksum of the encoded descriptor `bytes` (all `s_desc_size` of them) of group
+    /// `group`; 0 if the filesystem has no group checksums.
     #[must_use]
     pub fn checksum_of(superblock: &Superblock, group: u32, bytes: &[u8]) -> u16 {
         let head = bytes.get(..CHECKSUM_OFFSET).unwrap_or_default();
@@ -127,7 +127,7 @@ impl GroupDescriptor {
         }
     }
 
-    /// Encodes over the descriptor's `bytes` and puts the checksum in.
+    /// Encodes the descriptor over `bytes`, with its checksum.
     pub fn seal_into(&self, superblock: &Superblock, group: u32, bytes: &mut [u8]) {
         self.encode_into(bytes);
         let checksum = Self::checksum_of(superblock, group, bytes);
@@ -135,8 +135,8 @@ impl GroupDescriptor {
     }
 }
 
-/// The checksum of a bitmap, of which `bytes` are the part that has a meaning: clusters per
-/// group / 8 of the block bitmap, inodes per group / 8 of the inode bitmap.
+/// Computes the checksum of a bitmap; `bytes` is the part of the bitmap that has a meaning:
+/// clusters per group / 8 of the block bitmap, inodes per group / 8 of the inode bitmap.
 #[must_use]
 pub fn bitmap_checksum(superblock: &Superblock, bytes: &[u8]) -> u32 {
     crc32c(superblock.seed(), bytes)

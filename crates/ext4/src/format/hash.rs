@@ -3,14 +3,14 @@
 
 use crate::narrow::saturate32;
 
-/// Which hash an indexed directory uses: `hash_version` of its root, or the superblock's
-/// `s_def_hash_version`. The `Unsigned` ones are never stored: a superblock flag turns the
-/// others into them.
+/// The hash of an indexed directory: `hash_version` of its root, or the superblock's
+/// `s_def_hash_version`. The `Unsigned` versions are never stored: a superblock flag selects them
+/// in place of the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Version {
-    /// The first one.
+    /// The original hash.
     Legacy,
-    /// Half of an MD4: what all filesystems have used since 2002.
+    /// Half of an MD4: the default of all filesystems since 2002.
     HalfMd4,
     /// TEA.
     Tea,
@@ -23,8 +23,8 @@ pub enum Version {
 }
 
 impl Version {
-    /// From its number on disk; `unsigned` is the superblock's flag. `None` for what needs a
-    /// key (SipHash, 6) or is not known.
+    /// Decodes the number on disk; `unsigned` is the superblock's flag. `None` for a version that
+    /// needs a key (SipHash, 6) or is unknown.
     #[must_use]
     pub fn from_byte(byte: u8, unsigned: bool) -> Option<Self> {
         Some(match (byte, unsigned) {
@@ -46,13 +46,13 @@ impl Version {
     }
 }
 
-/// The end of the hash space, which no name may have.
+/// The end of the hash space, which must not be the hash of a name.
 const END: u32 = 0x7fff_ffff;
 
-/// The hash of a name, whose lowest bit is 0 (in an index it says that equal hashes go on from
-/// the block before), and the minor hash, which orders equal ones.
+/// Computes the hash of a name, whose lowest bit is 0 (in an index, a 1 there means that equal
+/// hashes continue from the block before), and the minor hash, which orders equal hashes.
 ///
-/// All zeros as `seed` stands for the default seed.
+/// An all-zero `seed` stands for the default seed.
 #[must_use]
 pub fn hash(version: Version, seed: [u32; 4], name: &[u8]) -> (u32, u32) {
     let unsigned = version.is_unsigned();
@@ -91,7 +91,7 @@ pub fn hash(version: Version, seed: [u32; 4], name: &[u8]) -> (u32, u32) {
     )
 }
 
-/// A character as C widens it.
+/// Widens a character as C does.
 #[inline]
 fn widen(byte: u8, unsigned: bool) -> u32 {
     if unsigned {
@@ -114,12 +114,12 @@ fn legacy(name: &[u8], unsigned: bool) -> u32 {
     hash0 << 1
 }
 
-/// The first `4 * N` bytes of `message` as words, the rest filled with the message's length.
+/// Returns the first `4 * N` bytes of `message` as words, padded with the message's length.
 #[inline]
 fn words<const N: usize>(message: &[u8], unsigned: bool) -> [u32; N] {
     let length = saturate32(message.len());
-    let pad = length | length << 8;
-    let pad = pad | pad << 16;
+    let half = length | length << 8;
+    let pad = half | half << 16;
     let mut words = [pad; N];
     for (word, bytes) in words.iter_mut().zip(message.chunks(4)) {
         for &byte in bytes {
@@ -146,9 +146,9 @@ fn tea(state: &mut [u32; 4], input: [u32; 4]) {
     state[1] = state[1].wrapping_add(b1);
 }
 
-/// MD4's three rounds with half of its steps each.
+/// Performs MD4's three rounds with half of the steps each.
 fn half_md4(state: &mut [u32; 4], x: [u32; 8]) {
-    /// One step: which words of the state, in the order of MD4's steps, is by rotation.
+    /// Performs one round: the rotation determines the order of the state's words in each step.
     fn round(
         s: &mut [u32; 4],
         f: impl Fn(u32, u32, u32) -> u32,

@@ -6,7 +6,7 @@ use super::superblock::OS_LINUX;
 use crate::Timestamp;
 use crate::narrow::{low16, low32};
 
-/// `i_mode`: the bits that tell the type.
+/// `i_mode`: the bits of the type.
 pub const S_IFMT: u16 = 0xF000;
 /// FIFO.
 pub const S_IFIFO: u16 = 0x1000;
@@ -56,9 +56,9 @@ pub mod flags {
     pub const CASEFOLD: u32 = 0x4000_0000;
 }
 
-/// Bytes of an inode that all revisions have.
+/// Size in bytes of an inode in the original revision.
 pub const GOOD_OLD_SIZE: usize = 128;
-/// `i_extra_isize` of this structure: all that is known.
+/// `i_extra_isize` of this structure: all known fields.
 pub const EXTRA_ISIZE: u16 = 32;
 const CHECKSUM_LO_OFFSET: usize = 0x7C;
 const CHECKSUM_HI_OFFSET: usize = 0x82;
@@ -66,7 +66,7 @@ const EXTRA_ISIZE_OFFSET: usize = 0x80;
 
 record! {
     /// An inode, little-endian, without the attributes that may follow within `s_inode_size`.
-    /// Fields from `checksum_hi` on are there as far as `extra_isize` says.
+    /// `extra_isize` determines how many of the fields from `checksum_hi` on exist.
     pub struct RawInode[160, le] {
         /// Type and permissions.
         0x00 mode: u16,
@@ -84,9 +84,9 @@ record! {
         0x14 dtime: u32,
         /// Group, low half.
         0x18 gid_lo: u16,
-        /// Names; 1 for a directory with more subdirectories than can be counted.
+        /// Number of names; 1 for a directory with too many subdirectories to count.
         0x1A links_count: u16,
-        /// Blocks of 512 bytes (with [`flags::HUGE_FILE`], of the filesystem), low half.
+        /// Number of 512-byte blocks (with [`flags::HUGE_FILE`], of filesystem blocks), low half.
         0x1C blocks_lo: u32,
         /// [`flags`].
         0x20 flags: u32,
@@ -94,7 +94,7 @@ record! {
         0x24 version_lo: u32,
         /// Extent tree, block map, device number, symbolic link's target or inline data.
         0x28 block: [u8; 60],
-        /// Tells this use of the inode number from an earlier one.
+        /// Distinguishes this use of the inode number from earlier ones.
         0x64 generation: u32,
         /// Block of extended attributes, low half.
         0x68 file_acl_lo: u32,
@@ -114,7 +114,7 @@ record! {
         0x7C checksum_lo: u16,
         /// Unused.
         0x7E reserved: u16,
-        /// Bytes after the first 128 that have a meaning.
+        /// Number of bytes after the first 128 that have a meaning.
         0x80 extra_isize: u16,
         /// Checksum, high half.
         0x82 checksum_hi: u16,
@@ -136,7 +136,7 @@ record! {
 }
 
 impl RawInode {
-    /// Size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
         u64::from(self.size_lo) | u64::from(self.size_hi) << 32
@@ -148,7 +148,7 @@ impl RawInode {
         self.size_hi = (size >> 32) as u32;
     }
 
-    /// The `i_blocks` field as stored, 48 bits.
+    /// Returns the `i_blocks` field as stored, 48 bits.
     #[must_use]
     pub fn blocks(&self) -> u64 {
         u64::from(self.blocks_lo) | u64::from(self.blocks_hi) << 32
@@ -160,7 +160,7 @@ impl RawInode {
         self.blocks_hi = low16(blocks >> 32);
     }
 
-    /// Owner.
+    /// Returns the owner.
     #[must_use]
     pub fn uid(&self) -> u32 {
         u32::from(self.uid_lo) | u32::from(self.uid_hi) << 16
@@ -172,7 +172,7 @@ impl RawInode {
         self.uid_hi = (uid >> 16) as u16;
     }
 
-    /// Group.
+    /// Returns the group.
     #[must_use]
     pub fn gid(&self) -> u32 {
         u32::from(self.gid_lo) | u32::from(self.gid_hi) << 16
@@ -184,7 +184,7 @@ impl RawInode {
         self.gid_hi = (gid >> 16) as u16;
     }
 
-    /// Block of extended attributes; 0 for none.
+    /// Returns the block of extended attributes; 0 for none.
     #[must_use]
     pub fn file_acl(&self) -> u64 {
         u64::from(self.file_acl_lo) | u64::from(self.file_acl_hi) << 32
@@ -197,8 +197,8 @@ impl RawInode {
     }
 }
 
-/// A time of an inode from its two fields: 34 bits of seconds, signed in the low 32, and
-/// nanoseconds. 1901 to 2446.
+/// Decodes a time of an inode from its two fields: 34 bits of seconds, signed in the low 32, and
+/// nanoseconds. The range is 1901 to 2446.
 #[must_use]
 pub fn decode_time(seconds: u32, extra: u32) -> Timestamp {
     Timestamp {
@@ -207,7 +207,7 @@ pub fn decode_time(seconds: u32, extra: u32) -> Timestamp {
     }
 }
 
-/// The two fields of a time. What lies outside 1901 to 2446 becomes the nearest that does not.
+/// Encodes a time as two fields. A time outside 1901 to 2446 becomes the nearest one inside.
 #[must_use]
 pub fn encode_time(time: Timestamp) -> (u32, u32) {
     const MIN: i64 = i32::MIN as i64;
@@ -218,7 +218,7 @@ pub fn encode_time(time: Timestamp) -> (u32, u32) {
     (low, (time.nanos << 2) | low32(epoch.cast_unsigned() & 3))
 }
 
-/// The checksum that belongs into the encoded inode `bytes` (all `s_inode_size` of them).
+/// Computes the checksum of the encoded inode `bytes` (all `s_inode_size` of them).
 #[must_use]
 pub fn checksum_of(filesystem_seed: u32, number: u32, bytes: &[u8]) -> u32 {
     let generation: u32 = fields::get(bytes, 0x64);
@@ -244,7 +244,7 @@ fn has_checksum_hi(bytes: &[u8]) -> bool {
     bytes.len() > GOOD_OLD_SIZE && fields::get::<u16>(bytes, EXTRA_ISIZE_OFFSET) >= 4
 }
 
-/// Puts the checksum into the encoded inode `bytes`.
+/// Writes the checksum into the encoded inode `bytes`.
 pub fn seal(filesystem_seed: u32, number: u32, bytes: &mut [u8]) {
     let checksum = checksum_of(filesystem_seed, number, bytes);
     fields::put(bytes, CHECKSUM_LO_OFFSET, low16(checksum));
@@ -253,7 +253,7 @@ pub fn seal(filesystem_seed: u32, number: u32, bytes: &mut [u8]) {
     }
 }
 
-/// Whether the checksum in the encoded inode `bytes` is right.
+/// Whether the checksum in the encoded inode `bytes` is correct.
 #[must_use]
 pub fn is_sealed(filesystem_seed: u32, number: u32, bytes: &[u8]) -> bool {
     let checksum = checksum_of(filesystem_seed, number, bytes);
@@ -262,8 +262,8 @@ pub fn is_sealed(filesystem_seed: u32, number: u32, bytes: &[u8]) -> bool {
             || fields::get::<u16>(bytes, CHECKSUM_HI_OFFSET) == (checksum >> 16) as u16)
 }
 
-/// A device number as the first eight bytes of `i_block`: the old 16-bit form in the first
-/// word where it fits, else the new 32-bit form in the second.
+/// Encodes a device number as the first eight bytes of `i_block`: the old 16-bit form in the first
+/// word if it fits, otherwise the new 32-bit form in the second.
 #[must_use]
 pub fn encode_device(major: u32, minor: u32) -> [u8; 8] {
     let mut bytes = [0; 8];
@@ -276,7 +276,7 @@ pub fn encode_device(major: u32, minor: u32) -> [u8; 8] {
     bytes
 }
 
-/// Major and minor number from `i_block`.
+/// Decodes the major and minor number from `i_block`.
 #[must_use]
 pub fn decode_device(block: &[u8]) -> (u32, u32) {
     match fields::get::<u32>(block, 0) {
@@ -288,7 +288,7 @@ pub fn decode_device(block: &[u8]) -> (u32, u32) {
     }
 }
 
-/// Whether `creator_os` gives the checksum's and the owner's high halves their meaning.
+/// Whether `creator_os` is Linux, where the high halves of checksum and owner have a meaning.
 #[must_use]
 pub fn is_linux(creator_os: u32) -> bool {
     creator_os == OS_LINUX

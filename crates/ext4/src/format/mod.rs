@@ -1,7 +1,7 @@
-//! The structures on disk, as the kernel's `fs/ext4` and `include/linux/jbd2.h` have them.
+//! The structures on disk, as in the kernel's `fs/ext4` and `include/linux/jbd2.h`.
 //!
-//! Little-endian but for the journal. Decoding is total: any bytes give a structure, and
-//! whoever uses a field checks it.
+//! All structures are little-endian, except those of the journal. Decoding is total: any bytes give
+//! a structure, and the code that uses a field checks it.
 
 pub mod acl;
 pub mod checksum;

@@ -1,12 +1,12 @@
-//! The superblock: `struct ext4_super_block` of the kernel's `fs/ext4/ext4.h`, and the
-//! kernel's Documentation/filesystems/ext4/super.rst.
+//! The superblock: `struct ext4_super_block` of the kernel's `fs/ext4/ext4.h`, and the kernel's
+//! Documentation/filesystems/ext4/super.rst.
 
 use super::checksum::crc32c;
 use super::features::{compat, incompat, ro_compat};
 use super::fields::{self, record};
 use crate::narrow::low32;
 
-/// Where the first superblock starts, in bytes.
+/// Position of the first superblock in bytes.
 pub const SUPERBLOCK_OFFSET: u64 = 1024;
 /// `s_magic`.
 pub const MAGIC: u16 = 0xEF53;
@@ -14,15 +14,15 @@ pub const MAGIC: u16 = 0xEF53;
 pub const STATE_VALID: u16 = 0x1;
 /// `s_state`: errors were found.
 pub const STATE_ERROR: u16 = 0x2;
-/// `s_state`: orphans are being dealt with.
+/// `s_state`: the cleanup of orphans is in progress.
 pub const STATE_ORPHANS: u16 = 0x4;
-/// `s_flags`: the directory hash takes names as signed characters.
+/// `s_flags`: the directory hash treats names as signed characters.
 pub const FLAG_SIGNED_HASH: u32 = 0x1;
-/// `s_flags`: the directory hash takes names as unsigned characters.
+/// `s_flags`: the directory hash treats names as unsigned characters.
 pub const FLAG_UNSIGNED_HASH: u32 = 0x2;
 /// `s_checksum_type`: CRC-32C.
 pub const CHECKSUM_CRC32C: u8 = 1;
-/// `s_rev_level`: inode size and feature words are there.
+/// `s_rev_level`: inode size and feature words exist.
 pub const DYNAMIC_REVISION: u32 = 1;
 /// `s_creator_os`.
 pub const OS_LINUX: u32 = 0;
@@ -34,27 +34,28 @@ pub const ROOT_INODE: u32 = 2;
 pub const RESIZE_INODE: u32 = 7;
 /// The journal's usual inode.
 pub const JOURNAL_INODE: u32 = 8;
-/// Bytes at the end that the checksum covers not: itself.
+/// End of the bytes that the checksum covers: it does not cover itself.
 const CHECKSUM_OFFSET: usize = 0x3FC;
-/// What records errors: `s_error_count` up to `s_mount_opts`, and high bits of times with the kinds.
+/// Fields that record errors: `s_error_count` up to `s_mount_opts`, and high bits of times with the
+/// kinds.
 const ERROR_FIELDS: [core::ops::Range<usize>; 2] = [0x194..0x200, 0x278..0x27C];
 
 record! {
-    /// The superblock, little-endian, 1024 bytes at [`SUPERBLOCK_OFFSET`] of the device and at
-    /// the head of every group that has a backup. Times are seconds of the Unix epoch, with
-    /// eight more high bits in the `_hi` fields.
+    /// The superblock, little-endian, 1024 bytes at [`SUPERBLOCK_OFFSET`] of the device and at the
+    /// start of every group that has a backup. Times are seconds of the Unix epoch, with eight more
+    /// high bits in the `_hi` fields.
     pub struct Superblock[1024, le] {
-        /// Inodes in all groups together.
+        /// Number of inodes in all groups.
         0x00 inodes_count: u32,
         /// Blocks, low half.
         0x04 blocks_count_lo: u32,
-        /// Blocks only root may use, low half.
+        /// Blocks that only root may use, low half.
         0x08 reserved_blocks_lo: u32,
         /// Free blocks (with bigalloc: clusters), low half.
         0x0C free_blocks_lo: u32,
         /// Free inodes.
         0x10 free_inodes: u32,
-        /// Block of group 0's start: 1 with 1 KiB blocks, else 0.
+        /// First block of group 0: 1 with 1 KiB blocks, otherwise 0.
         0x14 first_data_block: u32,
         /// Block size is 1024 << this.
         0x18 log_block_size: u32,
@@ -72,7 +73,7 @@ record! {
         0x30 write_time: u32,
         /// Mounts since the last check.
         0x34 mount_count: u16,
-        /// Mounts after which to check; 0xFFFF for never.
+        /// Number of mounts after which to check; 0xFFFF for never.
         0x36 max_mount_count: u16,
         /// [`MAGIC`].
         0x38 magic: u16,
@@ -90,15 +91,15 @@ record! {
         0x48 creator_os: u32,
         /// [`DYNAMIC_REVISION`].
         0x4C revision: u32,
-        /// User who may use reserved blocks.
+        /// User that may use reserved blocks.
         0x50 reserved_uid: u16,
-        /// Group who may use reserved blocks.
+        /// Group that may use reserved blocks.
         0x52 reserved_gid: u16,
         /// First inode for files.
         0x54 first_inode: u32,
         /// Bytes in an inode.
         0x58 inode_size: u16,
-        /// The group this copy is in.
+        /// The group of this copy.
         0x5A block_group: u16,
         /// [`compat`].
         0x5C feature_compat: u32,
@@ -110,7 +111,7 @@ record! {
         0x68 uuid: [u8; 16],
         /// Label, padded with zeros.
         0x78 label: [u8; 16],
-        /// Where it was mounted last.
+        /// Directory of the last mount.
         0x88 last_mounted: [u8; 64],
         /// Unused.
         0xC8 algorithm_bitmap: u32,
@@ -118,7 +119,7 @@ record! {
         0xCC prealloc_blocks: u8,
         /// Unused.
         0xCD prealloc_dir_blocks: u8,
-        /// Descriptor blocks to grow into, in each group with a backup.
+        /// Number of descriptor blocks reserved for growth, in each group with a backup.
         0xCE reserved_gdt_blocks: u16,
         /// UUID of an external journal.
         0xD0 journal_uuid: [u8; 16],
@@ -134,7 +135,7 @@ record! {
         0xFC default_hash: u8,
         /// 1: `journal_blocks` is the journal inode's copy.
         0xFD journal_backup_type: u8,
-        /// Bytes in a group descriptor with 64bit; else 32 are meant.
+        /// Size in bytes of a group descriptor with 64bit; without it, descriptors have 32 bytes.
         0xFE descriptor_size: u16,
         /// Default mount options.
         0x100 default_mount_options: u32,
@@ -146,13 +147,13 @@ record! {
         0x10C journal_blocks: [u32; 17],
         /// Blocks, high half.
         0x150 blocks_count_hi: u32,
-        /// Blocks only root may use, high half.
+        /// Blocks that only root may use, high half.
         0x154 reserved_blocks_hi: u32,
         /// Free blocks, high half.
         0x158 free_blocks_hi: u32,
-        /// Extra bytes that every inode has.
+        /// Number of extra bytes that every inode has.
         0x15C min_extra_isize: u16,
-        /// Extra bytes that new inodes get.
+        /// Number of extra bytes that new inodes get.
         0x15E want_extra_isize: u16,
         /// `FLAG_*`.
         0x160 flags: u32,
@@ -172,7 +173,7 @@ record! {
         0x176 encryption_level: u8,
         /// Zero.
         0x177 reserved_pad: u8,
-        /// KiB written ever.
+        /// Number of KiB ever written.
         0x178 kbytes_written: u64,
         /// Unused.
         0x180 snapshot_inode: u32,
@@ -182,9 +183,9 @@ record! {
         0x188 snapshot_reserved_blocks: u64,
         /// Unused.
         0x190 snapshot_list: u32,
-        /// Errors seen.
+        /// Number of errors.
         0x194 error_count: u32,
-        /// First error.
+        /// Time of the first error.
         0x198 first_error_time: u32,
         /// Inode of the first error.
         0x19C first_error_inode: u32,
@@ -194,7 +195,7 @@ record! {
         0x1A8 first_error_function: [u8; 32],
         /// Line of the first error.
         0x1C8 first_error_line: u32,
-        /// Last error.
+        /// Time of the last error.
         0x1CC last_error_time: u32,
         /// Inode of the last error.
         0x1D0 last_error_inode: u32,
@@ -210,7 +211,7 @@ record! {
         0x240 user_quota_inode: u32,
         /// Inode of group quotas.
         0x244 group_quota_inode: u32,
-        /// Clusters of metadata; 0 for not computed.
+        /// Number of clusters of metadata; 0 if not computed.
         0x248 overhead_clusters: u32,
         /// With sparse_super2: the groups with backups.
         0x24C backup_groups: [u32; 2],
@@ -246,7 +247,7 @@ record! {
         0x27E encoding_flags: u16,
         /// Inode of the orphan file.
         0x280 orphan_file_inode: u32,
-        /// CRC-32C of all that comes before.
+        /// CRC-32C of all preceding bytes.
         0x3FC checksum: u32,
     }
 }
@@ -270,21 +271,20 @@ impl Superblock {
         self.feature_incompat & bits == bits
     }
 
-    /// Whether an error was recorded: by the kernel that found it, in `state`.
+    /// Whether a kernel recorded an error in `state`.
     #[must_use]
     pub fn has_errors(&self) -> bool {
         self.state & STATE_ERROR != 0
     }
 
-    /// Takes over what `other` records of errors, and keeps its own mark. The journal may have an
-    /// older copy of the superblock, from before the error that stopped it.
+    /// Copies the records of errors from `other`, and keeps this superblock's own mark. The journal
+    /// may have an older copy of the superblock, from before the error that stopped it.
     pub fn keep_errors_of(&mut self, other: &Self) {
         self.state |= other.state & STATE_ERROR;
         self.set_error_fields(other);
     }
 
-    /// Takes the mark of errors and all that is recorded of them away, and says that the
-    /// filesystem is sound.
+    /// Clears the mark and the records of errors, and marks the filesystem as valid.
     pub fn clear_errors(&mut self) {
         self.state = self.state & !STATE_ERROR | STATE_VALID;
         self.set_error_fields(&Self::default());
@@ -306,13 +306,13 @@ impl Superblock {
         self.has_ro_compat(ro_compat::METADATA_CSUM)
     }
 
-    /// Whether group descriptors have a checksum of either kind, and with it `UNINIT` flags.
+    /// Whether group descriptors have a checksum of either kind, and therefore `UNINIT` flags.
     #[must_use]
     pub fn has_group_checksums(&self) -> bool {
         self.feature_ro_compat & (ro_compat::METADATA_CSUM | ro_compat::GDT_CSUM) != 0
     }
 
-    /// Blocks in all.
+    /// Returns the number of blocks.
     #[must_use]
     pub fn blocks_count(&self) -> u64 {
         self.joined(self.blocks_count_lo, self.blocks_count_hi)
@@ -323,7 +323,7 @@ impl Superblock {
         (self.blocks_count_lo, self.blocks_count_hi) = halves(count);
     }
 
-    /// Free blocks; with bigalloc, clusters.
+    /// Returns the number of free blocks; with bigalloc, of clusters.
     #[must_use]
     pub fn free_blocks(&self) -> u64 {
         self.joined(self.free_blocks_lo, self.free_blocks_hi)
@@ -334,7 +334,7 @@ impl Superblock {
         (self.free_blocks_lo, self.free_blocks_hi) = halves(count);
     }
 
-    /// Blocks that only root may use.
+    /// Returns the number of blocks that only root may use.
     #[must_use]
     pub fn reserved_blocks(&self) -> u64 {
         self.joined(self.reserved_blocks_lo, self.reserved_blocks_hi)
@@ -345,7 +345,7 @@ impl Superblock {
         (self.reserved_blocks_lo, self.reserved_blocks_hi) = halves(count);
     }
 
-    /// High halves count only with 64bit.
+    /// Joins two halves. High halves are only used with 64bit.
     fn joined(&self, low: u32, high: u32) -> u64 {
         if self.has_incompat(incompat::BIT64) {
             u64::from(low) | u64::from(high) << 32
@@ -354,13 +354,13 @@ impl Superblock {
         }
     }
 
-    /// Bytes in a block; `None` for what cannot be (the format has 1 KiB to 64 KiB).
+    /// Returns the block size in bytes; `None` for an invalid one (the format has 1 KiB to 64 KiB).
     #[must_use]
     pub fn block_size(&self) -> Option<u32> {
         (self.log_block_size <= 6).then(|| 1024 << self.log_block_size)
     }
 
-    /// Bytes in an inode.
+    /// Returns the size of an inode in bytes.
     #[must_use]
     pub fn inode_bytes(&self) -> u16 {
         if self.revision >= DYNAMIC_REVISION {
@@ -370,7 +370,7 @@ impl Superblock {
         }
     }
 
-    /// Bytes in a group descriptor.
+    /// Returns the size of a group descriptor in bytes.
     #[must_use]
     pub fn descriptor_bytes(&self) -> u16 {
         if self.has_incompat(incompat::BIT64) {
@@ -380,7 +380,7 @@ impl Superblock {
         }
     }
 
-    /// First inode for files.
+    /// Returns the first inode for files.
     #[must_use]
     pub fn first_file_inode(&self) -> u32 {
         if self.revision >= DYNAMIC_REVISION {
@@ -390,7 +390,7 @@ impl Superblock {
         }
     }
 
-    /// Groups in all; 0 if the superblock contradicts itself.
+    /// Returns the number of groups; 0 if the superblock is inconsistent.
     #[must_use]
     pub fn groups(&self) -> u64 {
         self.blocks_count()
@@ -400,7 +400,7 @@ impl Superblock {
             .unwrap_or(0)
     }
 
-    /// Where metadata checksums start: from the UUID, or as stored.
+    /// Returns the seed of metadata checksums: derived from the UUID, or as stored.
     #[must_use]
     pub fn seed(&self) -> u32 {
         if self.has_incompat(incompat::CSUM_SEED) {
@@ -410,8 +410,8 @@ impl Superblock {
         }
     }
 
-    /// Whether group `group` begins with a copy of the superblock and of the descriptors
-    /// (of the latter only where meta_bg does not place them).
+    /// Whether group `group` starts with a copy of the superblock and of the descriptors (of the
+    /// descriptors only where meta_bg does not place them elsewhere).
     #[must_use]
     pub fn has_backup(&self, group: u64) -> bool {
         if group == 0 {
@@ -435,13 +435,14 @@ impl Superblock {
         })
     }
 
-    /// The checksum that belongs at the end of the encoded superblock `bytes`.
+    /// Computes the checksum at the end of the encoded superblock `bytes`.
     #[must_use]
     pub fn checksum_of(bytes: &[u8; Self::SIZE]) -> u32 {
         crc32c(!0, bytes.get(..CHECKSUM_OFFSET).unwrap_or_default())
     }
 
-    /// Encodes over `bytes`, keeping what has no field, and with metadata_csum the checksum.
+    /// Encodes the superblock over `bytes`, with its checksum under metadata_csum. Bytes without a
+    /// field are unchanged.
     pub fn seal_into(&self, bytes: &mut [u8; Self::SIZE]) {
         self.encode_into(bytes);
         if self.has_checksums() {

@@ -1,34 +1,34 @@
 //! Extended attributes: `fs/ext4/xattr.h`, and Documentation/filesystems/ext4/attributes.rst
 //! and eainode.rst.
 //!
-//! Attributes lie in the inode, behind `i_extra_isize` (a magic number, then entries; value
-//! offsets count from the first entry), and in one block (a header, then entries; value offsets
-//! count from the block's start). Entries grow upwards and end with four zero bytes, values
-//! grow downwards from the end, both padded to 4. In a block, entries are sorted by name index,
-//! name length, name. With ea_inode, a large value is an inode of its own.
+//! Attributes lie in the inode, after `i_extra_isize` (a magic number, then entries; value offsets
+//! are relative to the first entry), and in one block (a header, then entries; value offsets are
+//! relative to the block's start). Entries grow upwards and end with four zero bytes, values grow
+//! downwards from the end, both padded to 4. In a block, entries are sorted by name index, name
+//! length and name. With ea_inode, a large value is an inode of its own.
 
 use super::checksum::crc32c;
 use super::fields::{self, record};
 
 /// Magic number of a block's header, and of attributes in an inode.
 pub const MAGIC: u32 = 0xEA02_0000;
-/// Bytes of an entry before its name.
+/// Size in bytes of an entry before its name.
 pub const ENTRY_HEADER: usize = 16;
-/// Bytes of the magic number before an inode's entries.
+/// Size in bytes of the magic number before an inode's entries.
 pub const INODE_HEADER: usize = 4;
-/// Longest name behind its prefix.
+/// Length in bytes of the longest name without its prefix.
 pub const MAX_NAME: usize = 255;
-/// Inodes that may share a block.
+/// Maximum number of inodes that share a block.
 pub const MAX_REFERENCES: u32 = 1024;
 
 record! {
-    /// What an attribute block starts with, little-endian.
+    /// The start of an attribute block, little-endian.
     pub struct Header[32, le] {
         /// [`MAGIC`].
         0x00 magic: u32,
-        /// Inodes that share the block.
+        /// Number of inodes that share the block.
         0x04 references: u32,
-        /// 1.
+        /// Number of blocks, 1.
         0x08 blocks: u32,
         /// Hash of all attributes; 0 if the block must not be shared.
         0x0C hash: u32,
@@ -38,33 +38,33 @@ record! {
 }
 
 record! {
-    /// An entry, little-endian, before its name.
+    /// An entry without its name, little-endian.
     pub struct Entry[16, le] {
-        /// Bytes of the name behind the prefix.
+        /// Length in bytes of the name without the prefix.
         0x00 name_len: u8,
         /// The prefix; see [`PREFIXES`].
         0x01 name_index: u8,
-        /// Where the value is.
+        /// Offset of the value.
         0x02 value_offset: u16,
         /// The inode that holds the value, or 0.
         0x04 value_inode: u32,
-        /// Bytes of the value.
+        /// Size of the value in bytes.
         0x08 value_size: u32,
         /// Hash of name and value.
         0x0C hash: u32,
     }
 }
 
-/// `e_name_index` of `user.`: of files and directories only.
+/// `e_name_index` of `user.`: only for files and directories.
 pub const INDEX_USER: u8 = 1;
-/// `e_name_index` of `system.posix_acl_access`, whose value is of [`super::acl`]'s form.
+/// `e_name_index` of `system.posix_acl_access`, whose value has the form of [`super::acl`].
 pub const INDEX_ACL_ACCESS: u8 = 2;
 /// `e_name_index` of `system.posix_acl_default`.
 pub const INDEX_ACL_DEFAULT: u8 = 3;
 /// `e_name_index` of `system.`; `system.data` is a file's inline data.
 pub const INDEX_SYSTEM: u8 = 7;
 
-/// Name indexes and the prefixes they stand for. Of two that fit a name, the first counts.
+/// Name indexes and their prefixes. If two match a name, the first one applies.
 pub const PREFIXES: [(u8, &[u8]); 8] = [
     (INDEX_USER, b"user."),
     (INDEX_ACL_ACCESS, b"system.posix_acl_access"),
@@ -76,17 +76,17 @@ pub const PREFIXES: [(u8, &[u8]); 8] = [
     (10, b"gnu."),
 ];
 
-/// Splits a full name into index and rest. `None` if there is no index for it.
+/// Splits a full name into index and rest. `None` if no prefix matches.
 #[must_use]
 pub fn split_name(name: &[u8]) -> Option<(u8, &[u8])> {
     PREFIXES.iter().find_map(|&(index, prefix)| {
         let rest = name.strip_prefix(prefix)?;
-        // A whole name as prefix has nothing behind it, the others something.
+        // A prefix that is a whole name must have an empty rest, the others a nonempty one.
         (prefix.ends_with(b".") != rest.is_empty()).then_some((index, rest))
     })
 }
 
-/// The prefix of an index.
+/// Returns the prefix of an index.
 #[must_use]
 pub fn prefix(index: u8) -> Option<&'static [u8]> {
     PREFIXES
@@ -95,26 +95,26 @@ pub fn prefix(index: u8) -> Option<&'static [u8]> {
         .map(|(_, prefix)| *prefix)
 }
 
-/// Bytes that an entry needs with its name.
+/// Returns the size in bytes of an entry with its name.
 #[must_use]
 pub const fn entry_size(name_len: usize) -> usize {
     (ENTRY_HEADER + name_len + 3) & !3
 }
 
-/// Bytes that a value needs.
+/// Returns the size in bytes of a stored value.
 #[must_use]
 pub const fn value_size(size: usize) -> usize {
     (size + 3) & !3
 }
 
-/// An entry's hash: of its name, and of its value as words, or, if the value is an inode, of
-/// that inode's hash (`value_hash`, its `i_atime`) as the only word.
+/// Computes an entry's hash from its name and from its value as words or, if the value is in an
+/// inode, from that inode's hash (`value_hash`, its `i_atime`) as the only word.
 #[must_use]
 pub fn entry_hash(name: &[u8], value: Value<'_>) -> u32 {
     entry_hash_of(name.iter().map(|&byte| u32::from(byte)), value)
 }
 
-/// The hash that kernels before 6.0 wrote on machines where characters are signed; readers
+/// Computes the hash that kernels before 6.0 wrote on machines with signed characters; readers
 /// accept it.
 #[must_use]
 pub fn entry_hash_signed(name: &[u8], value: Value<'_>) -> u32 {
@@ -139,31 +139,31 @@ fn entry_hash_of(name: impl Iterator<Item = u32>, value: Value<'_>) -> u32 {
     }
 }
 
-/// What an entry's hash is made of besides the name.
+/// The input of an entry's hash besides the name.
 #[derive(Debug, Clone, Copy)]
 pub enum Value<'a> {
     /// A value beside its entry.
     Bytes(&'a [u8]),
-    /// A value in an inode: the hash that inode has.
+    /// A value in an inode: the hash of that inode.
     Inode {
         /// [`value_hash`] of the value.
         hash: u32,
     },
 }
 
-/// The hash of a value in an inode of its own, kept in that inode's `i_atime`.
+/// Computes the hash of a value in an inode of its own, stored in that inode's `i_atime`.
 #[must_use]
 pub fn value_hash(filesystem_seed: u32, value: &[u8]) -> u32 {
     crc32c(filesystem_seed, value)
 }
 
-/// Continues a block's hash with an entry's; a block with an entry of hash 0 has 0.
+/// Continues a block's hash with an entry's; a block that has an entry with hash 0 has hash 0.
 #[must_use]
 pub fn block_hash(hash: u32, entry_hash: u32) -> u32 {
     hash.rotate_left(16) ^ entry_hash
 }
 
-/// The checksum that belongs into an attribute block's header.
+/// Computes the checksum for an attribute block's header.
 #[must_use]
 pub fn checksum_of(filesystem_seed: u32, number: u64, block: &[u8]) -> u32 {
     let crc = crc32c(filesystem_seed, &number.to_le_bytes());
@@ -172,7 +172,7 @@ pub fn checksum_of(filesystem_seed: u32, number: u64, block: &[u8]) -> u32 {
     crc32c(crc, block.get(0x14..).unwrap_or_default())
 }
 
-/// Puts the checksum into an attribute block's header.
+/// Writes the checksum into an attribute block's header.
 pub fn seal(filesystem_seed: u32, number: u64, block: &mut [u8]) {
     let checksum = checksum_of(filesystem_seed, number, block);
     fields::put(block, 0x10, checksum);

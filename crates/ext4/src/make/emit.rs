@@ -1,4 +1,4 @@
-//! A new filesystem's blocks, from its layout.
+//! Writes a new filesystem's blocks according to its layout.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -28,10 +28,10 @@ const BLOCK: usize = in_memory(BLOCK_SIZE);
 const LOST_FOUND_INODE: u32 = FIRST_INODE;
 /// Hash of indexed directories: half MD4.
 const HASH_HALF_MD4: u8 = 1;
-/// Mount with `user_xattr` and `acl`.
+/// Default mount options `user_xattr` and `acl`.
 const DEFAULT_MOUNT_OPTIONS: u32 = 0xC;
 
-/// Writes everything; returns the number of free blocks.
+/// Writes the whole filesystem; returns the number of free blocks.
 pub fn emit(
     layout: &Layout,
     options: &Options,
@@ -57,7 +57,7 @@ pub fn emit(
     emit_directories(layout, &superblock, device)?;
     let journal = emit_journal(layout, &inodes, device)?;
     if let Some(journal) = &journal {
-        // A copy for e2fsck, should the inode be lost.
+        // A copy for e2fsck in case the inode is lost.
         for (word, bytes) in superblock
             .journal_blocks
             .iter_mut()
@@ -79,7 +79,7 @@ pub fn emit(
     Ok(free)
 }
 
-/// One copy of superblock and descriptors, in one write.
+/// Writes one copy of superblock and descriptors, in one request.
 fn emit_superblock(
     superblock: &mut Superblock,
     group: u32,
@@ -165,12 +165,13 @@ fn superblock(layout: &Layout, options: &Options) -> Superblock {
     superblock
 }
 
-/// The directory hash's seed: of the UUID, so that the same options give the same bytes.
+/// Derives the directory hash's seed from the UUID, so that the same options produce the same
+/// bytes.
 fn hash_seed(uuid: [u8; 16]) -> [u32; 4] {
     core::array::from_fn(|word| crc32c(crc32c(!0, &uuid), &saturate32(word).to_le_bytes()))
 }
 
-/// A group's descriptor without the checksums of bitmaps.
+/// Builds a group's descriptor without the checksums of bitmaps.
 fn descriptor(layout: &Layout, group: u32) -> GroupDescriptor {
     let blocks = layout.group(group);
     let taken: u64 = layout
@@ -188,15 +189,15 @@ fn descriptor(layout: &Layout, group: u32) -> GroupDescriptor {
     let free_inodes = layout.inodes_per_group.saturating_sub(used_inodes);
     descriptor.set_free_inodes(free_inodes);
     descriptor.set_unused_inodes(free_inodes);
-    // The target reads as zeros: no kernel need clear the tables behind a mount.
+    // The target reads as zeros: the kernel need not clear the tables after a mount.
     descriptor.flags = INODE_ZEROED;
     if group == 0 {
         descriptor.set_directories(2);
     } else {
         descriptor.flags |= INODE_UNINIT;
     }
-    // A bitmap that was never written stands for superblock and descriptors alone; the last
-    // one must be there, as it tells where the filesystem ends.
+    // A bitmap that was never written stands for superblock and descriptors alone; the last one
+    // must be written, as it marks the end of the filesystem.
     let base = layout.base(group);
     if group != 0 && group + 1 != layout.groups && taken == base.end - base.start {
         descriptor.flags |= BLOCK_UNINIT;
@@ -204,7 +205,7 @@ fn descriptor(layout: &Layout, group: u32) -> GroupDescriptor {
     descriptor
 }
 
-/// Writes the bitmaps of a group that has any, and notes their checksums.
+/// Writes the bitmaps of a group that has any, and records their checksums.
 fn emit_bitmaps(
     layout: &Layout,
     superblock: &Superblock,
@@ -264,7 +265,7 @@ fn set_bits(bitmap: &mut [u8], bits: Range<u64>) {
     }
 }
 
-/// The root directory's block and, behind it, those of `lost+found`.
+/// Writes the root directory's block and, after it, those of `lost+found`.
 fn emit_directories(
     layout: &Layout,
     superblock: &Superblock,
@@ -307,8 +308,8 @@ fn emit_directories(
     Ok(device.write_at(layout.lost_found * BLOCK_SIZE, &lost_found)?)
 }
 
-/// The journal's superblock and, if it needs one, the block with its extents. Returns its
-/// inode.
+/// Writes the journal's superblock and, if needed, the block with its extents. Returns the
+/// journal's inode.
 fn emit_journal(
     layout: &Layout,
     inodes: &Inodes,
@@ -375,7 +376,7 @@ fn emit_journal(
     Ok(Some(inode))
 }
 
-/// `i_block` with a few extents.
+/// Builds an `i_block` with a few extents.
 fn root_of(extents: &[Extent]) -> [u8; 60] {
     let mut block = [0; 60];
     node_into(
@@ -407,7 +408,7 @@ fn node_into(
     }
 }
 
-/// Makes inodes that are as old as the filesystem.
+/// Creates inodes with the filesystem's creation time.
 struct Inodes {
     seed: u32,
     time: (u32, u32),
@@ -425,7 +426,7 @@ impl Inodes {
         }
     }
 
-    /// An inode of root's, with an extent tree and all its blocks allocated.
+    /// Creates an inode of root's, with an extent tree and all its blocks allocated.
     fn inode(&self, mode: u16, links_count: u16, size: u64) -> RawInode {
         let (seconds, extra) = self.time;
         let mut inode = RawInode {
@@ -448,7 +449,7 @@ impl Inodes {
         inode
     }
 
-    /// The first block of group 0's inode table.
+    /// Builds the first block of group 0's inode table.
     fn table(&self, layout: &Layout, journal: Option<RawInode>) -> Vec<u8> {
         let directory = |mode, links, first, blocks: u64| {
             let mut inode = self.inode(mode, links, blocks * BLOCK_SIZE);

@@ -1,4 +1,4 @@
-//! Where everything of a new filesystem goes, before a byte of it is written.
+//! Computes the positions in a new filesystem before anything is written.
 
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -6,24 +6,23 @@ use core::ops::Range;
 use super::{BLOCK_SIZE, BLOCKS_PER_GROUP, INODE_SIZE, MakeError, Options};
 use crate::format::extent::ROOT_ENTRIES;
 
-/// Groups whose bitmaps and inode tables lie together (flex_bg); a power of two.
+/// Number of groups whose bitmaps and inode tables are adjacent (flex_bg); a power of two.
 pub const GROUPS_PER_FLEX: u32 = 16;
-/// Bytes of a group descriptor (64bit).
+/// Size in bytes of a group descriptor (64bit).
 pub const DESCRIPTOR_SIZE: u64 = 64;
-/// Blocks of `lost+found`, made ahead so that e2fsck needs to allocate none.
+/// Number of blocks of `lost+found`, allocated in advance so that e2fsck need not allocate any.
 pub const LOST_FOUND_BLOCKS: u64 = 4;
-/// Inodes per group are a multiple of this: whole blocks of the table, whole bytes of the
-/// bitmap.
+/// Inodes per group are a multiple of this: whole blocks of the table, whole bytes of the bitmap.
 const INODE_STEP: u64 = BLOCK_SIZE / INODE_SIZE;
-/// Most inodes a group's bitmap has room for.
+/// Maximum number of inodes in a group's bitmap.
 const INODES_PER_GROUP_MAX: u64 = BLOCK_SIZE * 8;
-/// What a last, shorter group must offer beyond its metadata to be worth having.
+/// Minimum number of blocks beyond its metadata for which a shorter last group is kept.
 const GROUP_REST_MIN: u64 = 50;
-/// Fewest blocks that the journal's own format allows.
+/// Minimum number of blocks of a journal that the format allows.
 pub const JOURNAL_BLOCKS_MIN: u64 = 1024;
-/// Most blocks of a journal, as mke2fs has it.
+/// Maximum number of blocks of a journal, as in mke2fs.
 pub const JOURNAL_BLOCKS_MAX: u64 = 10_240_000;
-/// Longest initialised extent.
+/// Number of blocks in the longest initialised extent.
 pub const EXTENT_BLOCKS_MAX: u64 = 1 << 15;
 
 /// The tables of a group, as block numbers.
@@ -34,20 +33,20 @@ pub struct Tables {
     pub inode_table: u64,
 }
 
-/// A filesystem's geometry, and which blocks of it are taken.
+/// A filesystem's geometry, and its blocks in use.
 #[derive(Debug)]
 pub struct Layout {
-    /// Bytes that were asked for.
+    /// Requested size in bytes.
     size: u64,
-    /// Blocks of the filesystem.
+    /// Number of blocks of the filesystem.
     pub blocks: u64,
-    /// Block groups.
+    /// Number of block groups.
     pub groups: u32,
-    /// Blocks of the group descriptor table.
+    /// Number of blocks of the group descriptor table.
     pub descriptor_blocks: u64,
-    /// Inodes of each group.
+    /// Number of inodes of each group.
     pub inodes_per_group: u32,
-    /// Blocks of each inode table.
+    /// Number of blocks of each inode table.
     pub table_blocks: u64,
     /// Groups with a copy of superblock and descriptors (sparse_super2), 0 for none.
     pub backups: [u32; 2],
@@ -61,7 +60,7 @@ pub struct Layout {
     pub journal: Vec<Range<u64>>,
     /// The block with the journal's extents, if its inode has no room for them.
     pub journal_leaf: Option<u64>,
-    /// All taken blocks: ascending, disjoint.
+    /// All blocks in use: ascending, disjoint.
     pub taken: Vec<Range<u64>>,
 }
 
@@ -94,33 +93,35 @@ impl Layout {
         Ok(layout)
     }
 
-    /// The blocks of a group's copy of superblock and descriptors; empty if it has none.
+    /// Returns the blocks of a group's copy of superblock and descriptors; empty if it has none.
     pub fn base(&self, group: u32) -> Range<u64> {
         let start = u64::from(group) * BLOCKS_PER_GROUP;
-        match group == 0 || self.backups.contains(&group) {
-            true => start..start + 1 + self.descriptor_blocks,
-            false => start..start,
+        if group == 0 || self.backups.contains(&group) {
+            start..start + 1 + self.descriptor_blocks
+        } else {
+            start..start
         }
     }
 
-    /// The blocks of a group.
+    /// Returns the blocks of a group.
     pub fn group(&self, group: u32) -> Range<u64> {
         let start = u64::from(group) * BLOCKS_PER_GROUP;
         start..self.blocks.min(start + BLOCKS_PER_GROUP)
     }
 
-    /// All inodes.
+    /// Returns the number of inodes.
     pub fn inodes(&self) -> u64 {
         u64::from(self.groups) * u64::from(self.inodes_per_group)
     }
 
-    /// Blocks that no file will ever have: all that is taken but the two directories.
+    /// Returns the number of blocks that are never available to files: all in use except the two
+    /// directories.
     pub fn overhead(&self) -> u64 {
         let taken: u64 = self.taken.iter().map(|run| run.end - run.start).sum();
         taken - 1 - LOST_FOUND_BLOCKS
     }
 
-    /// Taken runs that touch `blocks`, cut to them.
+    /// Returns the runs in use that overlap `blocks`, cut to it.
     pub fn taken_in(&self, blocks: Range<u64>) -> impl Iterator<Item = Range<u64>> {
         let first = self.taken.partition_point(|run| run.end <= blocks.start);
         self.taken
@@ -130,11 +131,11 @@ impl Layout {
             .map(move |run| run.start.max(blocks.start)..run.end.min(blocks.end))
     }
 
-    /// Takes the next `count` blocks in a row that no superblock copy is in the way of.
+    /// Allocates the next `count` consecutive blocks that do not overlap a superblock copy.
     fn place(&mut self, cursor: &mut u64, count: u64) -> Result<u64, MakeError> {
         for group in [0, self.backups[0], self.backups[1]] {
             let base = self.base(group);
-            // Backups are visited in ascending order, so one look at each is enough.
+            // Backups are visited in ascending order, so one comparison with each is enough.
             if *cursor < base.end && base.start < *cursor + count {
                 *cursor = base.end;
             }
@@ -148,7 +149,7 @@ impl Layout {
         Ok(start)
     }
 
-    /// Places the tables of the groups of a flex group: each kind in a row.
+    /// Places the tables of the groups of a flex group: each kind is consecutive.
     fn place_tables(&mut self, groups: Range<u32>, cursor: u64) -> Result<u64, MakeError> {
         let mut at = cursor;
         let block_bitmaps = self.place_each(&groups, &mut at, 1)?;
@@ -174,7 +175,7 @@ impl Layout {
         groups.clone().map(|_| self.place(at, count)).collect()
     }
 
-    /// Puts the journal into the first gaps behind `lost+found`.
+    /// Places the journal in the first gaps after `lost+found`.
     fn place_journal(&mut self, count: u64) -> Result<(), MakeError> {
         let mut gaps = self.gaps(self.lost_found + LOST_FOUND_BLOCKS);
         let mut runs = Vec::new();
@@ -190,9 +191,10 @@ impl Layout {
                 missing -= length;
             }
             if missing == 0 && runs.len() > usize::from(ROOT_ENTRIES) {
-                leaf = match start < gap.end {
-                    true => Some(start),
-                    false => gaps.next().map(|gap| gap.start),
+                leaf = if start < gap.end {
+                    Some(start)
+                } else {
+                    gaps.next().map(|gap| gap.start)
                 };
                 if leaf.is_none() {
                     return Err(MakeError::TooSmall(self.size));
@@ -207,7 +209,7 @@ impl Layout {
         Ok(())
     }
 
-    /// What is free from a block on.
+    /// Returns the free ranges from a block on.
     fn gaps(&self, from: u64) -> impl Iterator<Item = Range<u64>> {
         let ends = self.taken.iter().map(|run| run.end);
         let starts = self.taken.iter().map(|run| run.start).skip(1);
@@ -216,7 +218,7 @@ impl Layout {
             .filter(|gap| gap.start < gap.end)
     }
 
-    /// Sorts the taken runs and joins neighbours.
+    /// Sorts the runs in use and joins adjacent ones.
     fn merge_taken(&mut self) {
         self.taken.sort_unstable_by_key(|run| run.start);
         self.taken.dedup_by(|next, run| {
@@ -229,7 +231,7 @@ impl Layout {
     }
 }
 
-/// Groups, inodes and backups for a number of blocks.
+/// Computes groups, inodes and backups for a size in bytes.
 fn geometry(size: u64, options: &Options) -> Result<Layout, MakeError> {
     let mut blocks = size / BLOCK_SIZE;
     loop {
@@ -265,10 +267,11 @@ fn geometry(size: u64, options: &Options) -> Result<Layout, MakeError> {
         };
         let last = layout.group(groups - 1);
         let base = layout.base(groups - 1);
-        // Its tables lie in the first group of its flex group, unless that is itself.
-        let tables = match (groups - 1).is_multiple_of(GROUPS_PER_FLEX) {
-            true => 2 + table_blocks,
-            false => 0,
+        // The group's tables lie in the first group of its flex group, unless it is that group.
+        let tables = if (groups - 1).is_multiple_of(GROUPS_PER_FLEX) {
+            2 + table_blocks
+        } else {
+            0
         };
         let needed = base.end - base.start + tables + GROUP_REST_MIN;
         if last.end - last.start >= needed {
@@ -281,7 +284,8 @@ fn geometry(size: u64, options: &Options) -> Result<Layout, MakeError> {
     }
 }
 
-/// As mke2fs has it: fewer inodes for each byte the larger the filesystem is.
+/// Returns the number of inodes per group. By default as in mke2fs: the larger the filesystem, the
+/// fewer inodes per byte.
 fn inodes_per_group(blocks: u64, groups: u32, options: &Options) -> Result<u64, MakeError> {
     const MIB: u64 = 1 << 20;
     let size = blocks * BLOCK_SIZE;
@@ -298,22 +302,23 @@ fn inodes_per_group(blocks: u64, groups: u32, options: &Options) -> Result<u64, 
     let per_group = wanted
         .div_ceil(u64::from(groups))
         .next_multiple_of(INODE_STEP);
-    // Asked for or not, a number has 32 bits.
+    // Inode numbers have 32 bits, in either case.
     if per_group > INODES_PER_GROUP_MAX || per_group * u64::from(groups) > u64::from(u32::MAX) {
         return Err(MakeError::TooManyInodes(wanted));
     }
     Ok(per_group)
 }
 
-/// The journal's length: as asked for, or as mke2fs chooses it.
+/// Returns the journal's length in blocks: as requested, or as chosen by mke2fs.
 fn journal_blocks(blocks: u64, options: &Options) -> Result<u64, MakeError> {
     match options.journal {
         super::Journal::None => Ok(0),
         super::Journal::Bytes(bytes) => {
             let wanted = bytes / BLOCK_SIZE;
-            match (JOURNAL_BLOCKS_MIN..=JOURNAL_BLOCKS_MAX).contains(&wanted) {
-                true => Ok(wanted),
-                false => Err(MakeError::JournalSize(bytes)),
+            if (JOURNAL_BLOCKS_MIN..=JOURNAL_BLOCKS_MAX).contains(&wanted) {
+                Ok(wanted)
+            } else {
+                Err(MakeError::JournalSize(bytes))
             }
         }
         super::Journal::Default => Ok(match blocks {

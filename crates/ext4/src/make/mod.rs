@@ -1,8 +1,8 @@
 //! Makes an empty filesystem.
 //!
-//! Only what must be written is: the target must read as zeros. Tables of groups without
-//! files are never touched (uninit_bg), and the superblock is copied to two groups
-//! (sparse_super2), so a filesystem of 8 GiB is a dozen writes. It grows by meta_bg.
+//! Writes only what is necessary: the target must read as zeros. Tables of groups without files are
+//! never touched (uninit_bg), and the superblock is copied to two groups (sparse_super2), so a
+//! filesystem of 8 GiB takes a dozen writes. It can grow by meta_bg.
 
 mod emit;
 mod layout;
@@ -11,16 +11,16 @@ use layout::Layout;
 
 use crate::{BlockDevice, DeviceError};
 
-/// Bytes of a block.
+/// Block size in bytes.
 const BLOCK_SIZE: u64 = 4096;
-/// Blocks of a group: what one block of bitmap tells.
+/// Number of blocks of a group: the bits of one block of bitmap.
 const BLOCKS_PER_GROUP: u64 = BLOCK_SIZE * 8;
-/// Bytes of an inode.
+/// Size of an inode in bytes.
 const INODE_SIZE: u64 = 256;
-/// Most groups whose descriptors fit into one group (256 TiB).
+/// Maximum number of groups: their descriptors fit into one group (256 TiB).
 const GROUPS_MAX: u32 = 1 << 21;
 
-/// What a new filesystem shall be like.
+/// Properties of a new filesystem.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// UUID; also the seed of all checksums and of the directory hash.
@@ -41,7 +41,7 @@ pub struct Options {
 /// A journal's size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Journal {
-    /// As mke2fs has it: 4 MiB to 1 GiB, none below 8 MiB of filesystem.
+    /// The size that mke2fs chooses: 4 MiB to 1 GiB, none below 8 MiB of filesystem.
     #[default]
     Default,
     /// This many bytes, at least 4 MiB.
@@ -50,17 +50,17 @@ pub enum Journal {
     None,
 }
 
-/// Why a filesystem can't be made.
+/// The reason why a filesystem can't be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MakeError {
     /// There is no room for the tables, the journal or a single file.
     #[error("{0} bytes are too small for a filesystem with these tables and this journal")]
     TooSmall(u64),
-    /// Beyond what one group can hold descriptors of.
+    /// The descriptors of all groups do not fit into one group.
     #[error("{0} bytes are beyond the 256 TiB that a filesystem can have here")]
     TooLarge(u64),
-    /// More than 32768 inodes in a group, or than 2^32 - 1 in all.
+    /// More than 32768 inodes in a group, or more than 2^32 - 1 in total.
     #[error("{0} inodes are more than the groups have room for (one for each block)")]
     TooManyInodes(u64),
     /// A journal of a size that the format does not allow.
@@ -71,16 +71,16 @@ pub enum MakeError {
     Device(#[from] DeviceError),
 }
 
-/// What was made.
+/// The properties of a filesystem that was made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Summary {
-    /// Blocks of 4 KiB.
+    /// Number of blocks of 4 KiB.
     pub blocks: u64,
-    /// Of these, free ones.
+    /// Number of free blocks.
     pub free_blocks: u64,
-    /// Inodes.
+    /// Number of inodes.
     pub inodes: u64,
-    /// Blocks of the journal.
+    /// Number of blocks of the journal.
     pub journal_blocks: u64,
 }
 

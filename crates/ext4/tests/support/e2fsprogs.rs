@@ -1,17 +1,17 @@
-//! e2fsprogs as judge of images.
+//! Checks images with e2fsprogs.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// What a program said, both streams.
+/// Returns the output of a program, both streams.
 fn text(output: &Output) -> String {
     let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
     text.push_str(&String::from_utf8_lossy(&output.stderr));
     text
 }
 
-/// One of e2fsprogs' programs, which Debian keeps out of a user's PATH.
+/// Returns one of e2fsprogs' programs, which Debian keeps out of a user's PATH.
 pub fn tool(name: &str) -> Command {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let program = std::env::split_paths(&path)
@@ -24,7 +24,7 @@ pub fn tool(name: &str) -> Command {
     command
 }
 
-/// Runs a command that must succeed.
+/// Runs a command that must succeed, and returns its output.
 #[track_caller]
 pub fn run(command: &mut Command) -> String {
     let output = command.output().expect("the program starts");
@@ -37,18 +37,18 @@ pub fn run(command: &mut Command) -> String {
     said
 }
 
-/// What `e2fsck -fn` thinks.
+/// The verdict of `e2fsck -fn`.
 #[derive(Debug)]
 pub struct Verdict {
     /// It exits with 0 and would change nothing.
     pub clean: bool,
-    /// It exits with 0: what it would change is no fault.
+    /// It exits with 0: changes that it would make are not errors.
     pub passed: bool,
-    /// All that it said.
+    /// Its output.
     pub text: String,
 }
 
-/// Runs `e2fsck -fn`. `None` if it had to be stopped: it loops over some broken images.
+/// Runs `e2fsck -fn`. `None` if it was stopped: it loops on some broken images.
 pub fn e2fsck(image: &Path) -> Option<Verdict> {
     let output = Command::new("timeout")
         .arg("20")
@@ -69,7 +69,7 @@ pub fn e2fsck(image: &Path) -> Option<Verdict> {
     }
 }
 
-/// Panics unless `e2fsck -fn` has nothing at all to say about an image.
+/// Panics if `e2fsck -fn` has any remark about an image.
 #[track_caller]
 pub fn assert_clean(image: &Path) {
     let verdict = e2fsck(image).expect("e2fsck ends");
@@ -83,7 +83,7 @@ pub fn assert_clean(image: &Path) {
     assert!(verdict.clean && remarks.is_empty(), "{}", verdict.text);
 }
 
-/// `dumpe2fs -h`: its lines as keys and values.
+/// Returns the lines of `dumpe2fs -h` as keys and values.
 #[track_caller]
 pub fn superblock(image: &Path) -> BTreeMap<String, String> {
     let said = run(tool("dumpe2fs").arg("-h").arg(image));
@@ -93,13 +93,13 @@ pub fn superblock(image: &Path) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// One debugfs request.
+/// Runs one debugfs request.
 #[track_caller]
 pub fn debugfs(image: &Path, request: &str) -> String {
     run(tool("debugfs").args(["-R", request]).arg(image))
 }
 
-/// e2fsprogs' own library of broken filesystems, by name.
+/// Returns e2fsprogs' own library of broken filesystems, by name.
 pub fn broken_images() -> BTreeMap<String, PathBuf> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/e2fsck-images");
     let output = Command::new(&script).output().expect("the script starts");

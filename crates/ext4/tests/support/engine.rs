@@ -1,4 +1,4 @@
-//! Filesystems to work on, each in a file of its own.
+//! Filesystems for tests, each in a file of its own.
 
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -9,12 +9,12 @@ use micabox_ext4::{Ext4, Options, Owner};
 
 use crate::e2fsprogs::{e2fsck, run, tool};
 
-/// A file with a filesystem, gone with this value.
+/// A file with a filesystem; deleted when this value is dropped.
 pub struct Image {
     directory: tempfile::TempDir,
 }
 
-/// Who makes files in tests.
+/// Returns the owner of files in tests.
 pub fn owner() -> Owner {
     Owner {
         permissions: 0o755,
@@ -24,17 +24,17 @@ pub fn owner() -> Owner {
 }
 
 impl Image {
-    /// A filesystem as this crate makes it.
+    /// Makes a filesystem with this crate.
     pub fn new(size: u64) -> Self {
         Self::with_journal(size, Journal::Default)
     }
 
-    /// A filesystem as this crate makes it.
+    /// Makes a filesystem with this crate, with this journal.
     pub fn with_journal(size: u64, journal: Journal) -> Self {
         Self::with_options(size, journal, None)
     }
 
-    /// A filesystem as this crate makes it.
+    /// Makes a filesystem with this crate, with this journal and number of inodes.
     pub fn with_options(size: u64, journal: Journal, inodes: Option<u64>) -> Self {
         let image = Self::empty(size);
         let options = make::Options {
@@ -49,7 +49,7 @@ impl Image {
         image
     }
 
-    /// A filesystem as mke2fs makes it.
+    /// Makes a filesystem with mke2fs.
     pub fn mke2fs(size: u64, arguments: &[&str]) -> Self {
         let image = Self::empty(size);
         run(tool("mke2fs")
@@ -59,7 +59,7 @@ impl Image {
         image
     }
 
-    /// A file of zeros.
+    /// Creates a file of zeros.
     pub fn empty(size: u64) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let image = Self { directory };
@@ -67,12 +67,12 @@ impl Image {
         image
     }
 
-    /// Where it is.
+    /// Returns the path of the file.
     pub fn path(&self) -> PathBuf {
         self.directory.path().join("image")
     }
 
-    /// The file, open for reading and writing.
+    /// Opens the file for reading and writing.
     pub fn device(&self) -> File {
         OpenOptions::new()
             .read(true)
@@ -81,29 +81,29 @@ impl Image {
             .unwrap()
     }
 
-    /// The filesystem, open for reading and writing.
+    /// Opens the filesystem for reading and writing.
     pub fn open(&self) -> Ext4<File> {
         Ext4::open(self.device(), Options::default()).unwrap()
     }
 
-    /// The filesystem, open for reading.
+    /// Opens the filesystem for reading.
     pub fn open_read_only(&self) -> Ext4<ReadOnly<File>> {
         Ext4::open_read_only(ReadOnly(self.device()), Options::default()).unwrap()
     }
 
-    /// e2fsck has nothing to say.
+    /// Panics if e2fsck has remarks.
     #[track_caller]
     pub fn check(&self) {
         check(&self.path());
     }
 
-    /// e2fsck has nothing to say about what the kernel wrote as well.
+    /// Panics if e2fsck has remarks about a filesystem that the kernel wrote to as well.
     #[track_caller]
     pub fn check_with_kernel(&self) {
         check_with_kernel(&self.path());
     }
 
-    /// e2fsck has nothing to say of a copy whose journal was replayed.
+    /// Panics if e2fsck has remarks about a copy whose journal was replayed.
     #[track_caller]
     pub fn check_live(&self, _filesystem: &Ext4<File>) {
         let copy = self.directory.path().join("copy");
@@ -123,15 +123,16 @@ impl Image {
     }
 }
 
-/// e2fsck has nothing to say, but that a tree of extents could have fewer nodes: after changes in
-/// its middle it could, the kernel's as well as ours.
+/// Panics if e2fsck has remarks, except that an extent tree could have fewer nodes: this can happen
+/// after changes in its middle, with the kernel as well as with this crate.
 #[track_caller]
 pub fn check(path: &Path) {
     no_remarks(path, &["could be narrower.  Optimize? no"]);
 }
 
-/// As [`check`], on a filesystem that the kernel wrote to as well: the kernel may leave a tree of
-/// extents a level deeper than needed, depending on when it writes back. We never do.
+/// Does the same as [`check`] on a filesystem that the kernel wrote to as well: depending on when
+/// it writes back, the kernel may leave an extent tree a level deeper than needed. This crate never
+/// does.
 #[track_caller]
 pub fn check_with_kernel(path: &Path) {
     no_remarks(
@@ -143,7 +144,7 @@ pub fn check_with_kernel(path: &Path) {
     );
 }
 
-/// Panics if e2fsck remarks on anything but its progress and lines with one of these ends.
+/// Panics if e2fsck has remarks except its progress and lines with one of these ends.
 #[track_caller]
 fn no_remarks(path: &Path, permitted: &[&str]) {
     let verdict = e2fsck(path).expect("e2fsck ends");

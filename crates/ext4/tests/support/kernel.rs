@@ -1,4 +1,4 @@
-//! The kernel's ext4 on a loop device.
+//! Mounts the kernel's ext4 on a loop device.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -14,7 +14,7 @@ use rustix::fs::{CWD, FallocateFlags, RenameFlags, XattrFlags};
 use crate::e2fsprogs::run;
 use crate::model::{Op, Outcome, summary};
 
-/// A mounted image; unmounted with this value.
+/// A mounted image; unmounted when this value is dropped.
 pub struct Mount {
     directory: tempfile::TempDir,
 }
@@ -44,7 +44,7 @@ impl Mount {
             .fold(self.path().to_owned(), |at, name| at.join(name))
     }
 
-    /// Does an operation.
+    /// Performs an operation.
     pub fn apply(&self, op: &Op) -> Result<(), i32> {
         self.attempt(op)
             .map_err(|error| error.raw_os_error().unwrap_or(0))
@@ -122,7 +122,7 @@ impl Mount {
         }
     }
 
-    /// Every inode, as [`crate::model::describe`] has them.
+    /// Describes every inode in the form of [`crate::model::describe`].
     pub fn describe(&self) -> BTreeMap<String, String> {
         let mut found = BTreeMap::new();
         let mut rest = vec![(String::new(), self.path().to_owned())];
@@ -177,7 +177,7 @@ fn xattrs(path: &Path) -> Vec<String> {
         .collect()
 }
 
-/// The same outcome as the model's.
+/// Whether an outcome is the same as the model's.
 pub fn agrees(found: Result<(), i32>, expected: Outcome) -> bool {
     found == expected.map_err(Errno::number)
 }

@@ -1,5 +1,5 @@
-//! Where an image's structures lie, and how each is sealed again after it was changed: as far as
-//! that follows from the format alone.
+//! Locates an image's structures, and seals each again after a change: only as far as the format
+//! alone determines it.
 
 use micabox_ext4::format::checksum::inode_seed;
 use micabox_ext4::format::features::{compat, incompat};
@@ -8,7 +8,7 @@ use micabox_ext4::format::inode::{self, RawInode, flags};
 use micabox_ext4::format::superblock::Superblock;
 use micabox_ext4::format::{directory, extent, fields, journal, orphan, xattr};
 
-/// What a structure is.
+/// The type of a structure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum What {
     Superblock,
@@ -47,13 +47,13 @@ enum Seal {
 #[derive(Debug, Clone, Copy)]
 pub struct Place {
     pub what: What,
-    /// Where it starts, and how many bytes have a meaning.
+    /// Its start, and the number of bytes with a meaning.
     pub at: usize,
     pub length: usize,
     seal: Seal,
 }
 
-/// The structures of an image with 1 to 4 KiB blocks and descriptors in one row.
+/// The structures of an image with 1 to 4 KiB blocks and contiguous descriptors.
 pub struct Places {
     superblock: Superblock,
     block_size: usize,
@@ -249,7 +249,7 @@ impl Places {
         }
     }
 
-    /// Makes checksums right again.
+    /// Corrects the checksums of a structure after a change.
     pub fn seal(&self, image: &mut [u8], place: &Place) {
         let checksums = self.superblock.has_checksums();
         let seed = self.superblock.seed();
@@ -271,7 +271,7 @@ impl Places {
                 inode::seal(seed, ino, &mut image[at..at + size]);
             }
             Seal::Extents(seed) if checksums => {
-                // Where the mutated header says that the checksum is.
+                // The position of the checksum according to the mutated header.
                 let node = &mut image[block];
                 if extent::checksum_offset(node) + 4 <= node.len() {
                     extent::seal(seed, node);

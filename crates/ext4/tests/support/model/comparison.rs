@@ -1,4 +1,4 @@
-//! What the engine has, in the words of the model.
+//! Describes the engine's state in the form of the model.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ fn paths<D: BlockDevice>(filesystem: &mut Ext4<D>) -> Vec<(String, Ino)> {
     found
 }
 
-/// Names and types of a filesystem, as [`Model::shape`](super::Model::shape) has them.
+/// Returns names and types of a filesystem in the form of [`Model::shape`](super::Model::shape).
 pub fn shape<D: BlockDevice>(filesystem: &mut Ext4<D>) -> String {
     let mut numbers = BTreeMap::new();
     paths(filesystem)
@@ -42,7 +42,8 @@ pub fn shape<D: BlockDevice>(filesystem: &mut Ext4<D>) -> String {
         .collect()
 }
 
-/// Every inode of a filesystem, as [`Model::unchanged`](super::Model::unchanged) has them.
+/// Returns every inode of a filesystem in the form of
+/// [`Model::unchanged`](super::Model::unchanged).
 pub fn describe<D: BlockDevice>(filesystem: &mut Ext4<D>) -> BTreeMap<String, String> {
     let all = paths(filesystem);
     all.into_iter()
@@ -84,7 +85,7 @@ pub fn describe<D: BlockDevice>(filesystem: &mut Ext4<D>) -> BTreeMap<String, St
         .collect()
 }
 
-/// Both say the same of whatever `expected` speaks of.
+/// Panics unless both agree on everything that `expected` contains.
 #[track_caller]
 pub fn assert_includes(
     found: &BTreeMap<String, String>,

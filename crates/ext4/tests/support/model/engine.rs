@@ -1,4 +1,4 @@
-//! The same operations on the engine.
+//! Performs the model's operations on the engine.
 
 use micabox_ext4::{
     BlockDevice, Errno, Ext4, Fallocate, Ino, Owner, ROOT, SetAttributes, SetXattr,
@@ -16,7 +16,7 @@ fn walk_to<D: BlockDevice>(filesystem: &mut Ext4<D>, path: &[String]) -> Result<
     Ok(at)
 }
 
-/// Does an operation on a filesystem.
+/// Performs an operation on a filesystem.
 pub fn apply<D: BlockDevice>(filesystem: &mut Ext4<D>, op: &Op) -> Outcome {
     let owner = Owner {
         permissions: 0o644,

@@ -1,4 +1,4 @@
-//! Random operations, and what they must lead to: a filesystem as a tree in memory.
+//! Random operations and their expected results: a filesystem as a tree in memory.
 
 #![allow(unused_imports, reason = "every test binary uses a part of it")]
 
@@ -14,10 +14,10 @@ pub use engine::apply;
 pub use operations::{Op, Path, Random};
 pub use tree::Model;
 
-/// What an operation comes to.
+/// The result of an operation.
 pub type Outcome = Result<(), Errno>;
 
-/// Bytes as runs.
+/// Formats bytes as runs.
 pub fn summary(bytes: &[u8]) -> String {
     bytes
         .chunk_by(|a, b| a == b)

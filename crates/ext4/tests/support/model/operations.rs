@@ -1,11 +1,11 @@
-//! What is done, at random.
+//! Generates random operations.
 
 use micabox_ext4::Rename;
 
 /// A path: names from the root on.
 pub type Path = Vec<String>;
 
-/// Something to do.
+/// An operation.
 #[derive(Debug, Clone)]
 pub enum Op {
     Create(Path),
@@ -31,7 +31,7 @@ pub enum Op {
     Sync,
 }
 
-/// A source of numbers that are the same every time.
+/// A deterministic source of numbers.
 #[derive(Debug, Clone)]
 pub struct Random(pub u64);
 
@@ -49,7 +49,8 @@ impl Random {
     }
 }
 
-/// A name: few, so that operations meet; sometimes long, so that directories grow.
+/// Returns a name: from a small set, so that operations collide; sometimes long, so that
+/// directories grow.
 fn name(random: &mut Random, directories: bool) -> String {
     match random.below(8) {
         0 | 1 if directories => format!("d{}", random.below(3)),
@@ -70,7 +71,7 @@ fn path(random: &mut Random) -> Path {
     path
 }
 
-/// Offsets and lengths: near the edges of blocks and chunks.
+/// Returns an offset or length: near the edges of blocks and chunks.
 fn offset(random: &mut Random) -> u64 {
     let edges = [0, 4096, 8192, 65536, 131_072, 300_000];
     let edge = edges[random.below(edges.len() as u64) as usize];
@@ -87,7 +88,7 @@ fn length(random: &mut Random) -> u64 {
 }
 
 impl Op {
-    /// Any operation.
+    /// Returns a random operation.
     pub fn random(random: &mut Random) -> Self {
         let target = path(random);
         match random.below(34) {

@@ -1,4 +1,4 @@
-//! What operations must lead to.
+//! Computes the expected results of operations.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -26,9 +26,9 @@ struct Node {
 /// A filesystem as a tree in memory.
 #[derive(Debug, Clone)]
 pub struct Model {
-    /// Shared with the copies of earlier moments.
+    /// Shared with the copies of earlier states.
     nodes: Vec<Rc<Node>>,
-    /// Operations done.
+    /// Number of operations done.
     pub done: usize,
 }
 
@@ -84,7 +84,7 @@ impl Model {
             .ok_or(Errno::NotFound)
     }
 
-    /// Whether a path leads through a symbolic link, which the kernel follows.
+    /// Whether a path contains a symbolic link, which the kernel follows.
     pub fn leads_through_link(&self, path: &Path) -> bool {
         (1..path.len()).any(|end| {
             self.find(&path[..end].to_vec())
@@ -92,7 +92,7 @@ impl Model {
         })
     }
 
-    /// Users' attributes are for files and directories.
+    /// Checks that users' attributes are only set on files and directories.
     fn check_xattrs(&self, node: usize) -> Outcome {
         match self.nodes[node].contents {
             Contents::Symlink(_) => Err(Errno::NotPermitted),
@@ -100,7 +100,7 @@ impl Model {
         }
     }
 
-    /// Whether there is a file at a path.
+    /// Whether a path is that of a file.
     pub fn is_file(&self, path: &Path) -> bool {
         self.find(path)
             .is_ok_and(|node| matches!(self.nodes[node].contents, Contents::File(_)))
@@ -193,7 +193,7 @@ impl Model {
         Ok(())
     }
 
-    /// Does an operation.
+    /// Performs an operation.
     pub fn apply(&mut self, op: &Op) -> Outcome {
         self.done += 1;
         match op {
@@ -302,8 +302,8 @@ impl Model {
         }
     }
 
-    /// All paths with a number that is the same for links to one inode, and the operation that
-    /// changed it last.
+    /// Returns all paths with a number that is the same for links to one inode, and the operation
+    /// that changed the inode last.
     fn walk(&self) -> Vec<(String, usize)> {
         let mut found = Vec::new();
         let mut rest = vec![(String::new(), 0)];
@@ -321,7 +321,7 @@ impl Model {
         found
     }
 
-    /// Names and types, as text.
+    /// Returns names and types, as text.
     pub fn shape(&self) -> String {
         let mut numbers = BTreeMap::new();
         self.walk()
@@ -339,13 +339,13 @@ impl Model {
             .collect()
     }
 
-    /// All paths to inodes that no operation after `since` changed, with a number for each.
+    /// Returns all paths to inodes that no operation after `since` changed, with a number for each.
     pub fn places(&self, since: usize) -> BTreeMap<String, usize> {
         let untouched = |(_, node): &(String, usize)| self.nodes[*node].changed <= since;
         self.walk().into_iter().filter(untouched).collect()
     }
 
-    /// What must be found of every inode that no operation after `since` changed.
+    /// Returns the expected description of every inode that no operation after `since` changed.
     pub fn unchanged(&self, since: usize) -> BTreeMap<String, String> {
         self.walk()
             .into_iter()
