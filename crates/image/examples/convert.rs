@@ -1,6 +1,5 @@
-//! Converts one layer blob into a store and says what it took:
-//! `convert [--here] STORE BLOB DIFF-ID [BLOB-DIGEST]`, in jail or in this process. The
-//! benchmarks run this.
+//! Converts one layer blob into a store and prints the cost: `convert [--here] STORE BLOB DIFF-ID
+//! [BLOB-DIGEST]`, in the jail or in this process. The benchmarks run this.
 
 use std::fs::File;
 use std::path::Path;

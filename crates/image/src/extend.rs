@@ -1,4 +1,4 @@
-//! A new image on top of another one: its layers and one more, which comes as an archive.
+//! Makes a new image on top of another one: its layers and one more, from an archive.
 
 use std::io::{self, Read, Seek, Write};
 
@@ -14,30 +14,29 @@ use micabox_oci::HashingWriter;
 
 const BUFFER: usize = 256 << 10;
 
-/// What the new image's config says other than its base's. What is `None` stays as it is
-/// there.
+/// Differences of the new image's config from its base's. Fields that are `None` stay unchanged.
 #[derive(Debug, Clone, Default)]
 pub struct Changes {
-    /// When the image was made, as RFC 3339 has it.
+    /// When the image was made, in RFC 3339.
     pub created: Option<String>,
-    /// Who made it.
+    /// Author of the image.
     pub author: Option<String>,
-    /// What made the layer: `created_by` in its history.
+    /// Command that made the layer: `created_by` in its history.
     pub created_by: Option<String>,
-    /// What to say of the layer: `comment` in its history.
+    /// Comment on the layer: `comment` in its history.
     pub comment: Option<String>,
-    /// How to run it: command, environment, user.
+    /// Runtime configuration: command, environment, user.
     pub config: Option<Config>,
 }
 
-/// Why there is no new image. A layer that was complete stays until it is pruned.
+/// Why no new image was made. A complete layer stays in the store until it is pruned.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExtendError {
-    /// Whoever supplies the archive failed.
+    /// The source of the archive failed.
     #[error("reading the new layer fails: {0}")]
     Read(#[source] io::Error),
-    /// The archive is no layer.
+    /// The archive is not a valid layer.
     #[error("the new {0}")]
     Layer(#[source] Box<convert::Error>),
     /// The base's documents can't be read.
@@ -48,18 +47,17 @@ pub enum ExtendError {
         /// What is wrong with it.
         source: Box<ManifestError>,
     },
-    /// The store.
+    /// The store failed.
     #[error(transparent)]
     Store(#[from] store::Error),
 }
 
-/// Makes an image of `base`'s layers with one more on top, and gives it the names in
-/// `references`.
+/// Makes an image of `base`'s layers with one more on top, and gives it the names in `references`.
 ///
-/// `archive` is the layer as OCI has it, uncompressed, with whiteouts for what is gone. It
-/// is kept on the disk for a moment, because a layer is made under its digest. The new
-/// manifest names the base's blobs as the base's does, and the new layer as uncompressed: a
-/// push or a save packs whatever has to be.
+/// `archive` is the layer in OCI's format, uncompressed, with whiteouts for deleted files. It is
+/// first copied to the disk, because a layer is made under its digest. The new manifest names the
+/// base's blobs as the base's manifest does, and the new layer as uncompressed: a push or a save
+/// packs the layers that need it.
 ///
 /// # Errors
 ///
@@ -89,7 +87,7 @@ pub fn extend(
     limits: &Limits,
     place: Place,
 ) -> Result<Image, ExtendError> {
-    // From here on prune leaves alone what we find and make.
+    // From here on `prune` removes nothing that we find and make.
     let _shared = store.shared()?;
     let image = base.manifest_digest;
     let unusable = |source| ExtendError::Base {
@@ -121,7 +119,7 @@ fn add_layer(
     let scratch = store.scratch()?;
     let path = scratch.path("archive");
     let mut out = HashingWriter::new(scratch.create("archive")?);
-    // One byte too many tells a layer that is too large from one that just fits.
+    // One byte more than allowed, to tell a layer that is too large from one that just fits.
     let mut archive = archive.take(limits.layer_size.saturating_add(1));
     let mut buffer = vec![0; BUFFER];
     loop {
@@ -150,7 +148,7 @@ fn add_layer(
     Ok(blob)
 }
 
-/// What `Config` knows of an image's `config`; Docker has more.
+/// Fields of an image's `config` that `Config` has; Docker has more.
 const CONFIG_FIELDS: [&str; 9] = [
     "Cmd",
     "Entrypoint",
@@ -163,7 +161,7 @@ const CONFIG_FIELDS: [&str; 9] = [
     "WorkingDir",
 ];
 
-/// The base's config with one layer more. Fields that we know nothing of stay.
+/// Returns the base's config with one more layer. Unknown fields stay.
 fn with_layer(
     base: &[u8],
     layer: &Descriptor,
@@ -191,7 +189,7 @@ fn with_layer(
     let layers = diff_ids.len();
     diff_ids.push(json!(layer.digest));
 
-    // A history is of use only if it tells of every layer.
+    // A history is useful only if it covers every layer.
     let mut history = match config.remove("history") {
         Some(Value::Array(history)) => history,
         _ => Vec::new(),

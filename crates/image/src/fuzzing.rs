@@ -1,4 +1,4 @@
-//! Doors for `fuzz/` to parsers of foreign bytes that no program has a reason to call.
+//! Entry points for `fuzz/` to parsers of foreign bytes that programs don't call directly.
 
 use std::io::{self, Read};
 
@@ -8,22 +8,22 @@ use crate::platform::Platform;
 use crate::recipe::Recipe;
 use crate::{Digest, Limits};
 
-/// A layer as a manifest and its config have it.
+/// A layer, from a manifest and its config.
 #[derive(Debug)]
 pub struct Layer {
     /// Digest of the blob, and its size in bytes.
     pub blob: (Digest, u64),
-    /// Digest of the archive.
+    /// Digest of the uncompressed archive.
     pub diff_id: Digest,
-    /// Where else the blob is said to be.
+    /// Other addresses of the blob.
     pub urls: Vec<String>,
 }
 
-/// Looks for an image as a pull does: `document` gives what a registry answers to one request
-/// after the other, with its type.
+/// Looks for an image as a pull does: `document` returns a registry's response and its type, one
+/// request after the other.
 ///
 /// # Errors
-/// What a pull would say.
+/// A pull's error.
 pub fn find(
     mut document: impl FnMut() -> (Vec<u8>, Option<String>),
     limits: &Limits,
@@ -40,12 +40,12 @@ pub fn find(
                 let config = manifest::parse_config(&document().0).map_err(text)?;
                 if search.image(&config) {
                     let layers = manifest::layers_of(&image, &config, limits).map_err(text)?;
-                    let layers = layers.into_iter().map(|layer| Layer {
+                    let layer = |layer: manifest::LayerSource| Layer {
                         blob: (layer.blob.digest, layer.blob.size),
                         diff_id: layer.diff_id,
                         urls: layer.urls,
-                    });
-                    return Ok(layers.collect());
+                    };
+                    return Ok(layers.into_iter().map(layer).collect());
                 }
             }
         }
@@ -54,10 +54,10 @@ pub fn find(
     }
 }
 
-/// The archive of `size` bytes that a recipe makes of an image.
+/// Rebuilds the archive of `size` bytes from a recipe and an image.
 ///
 /// # Errors
-/// What reading it would say.
+/// The reader's error.
 pub fn rebuild<'a>(recipe: &'a [u8], image: &'a [u8], size: u64) -> io::Result<impl Read + 'a> {
     Recipe::open(recipe, image, size)
 }

@@ -1,31 +1,31 @@
-//! UUIDs of the filesystem images we make. They follow from what an image holds, so that
-//! the guest tells devices apart by their superblocks, whatever their names and order.
+//! UUIDs of the filesystem images we make. They are derived from an image's contents, so that the
+//! guest identifies devices by their superblocks, whatever their names and order.
 
 use micabox_oci::{Digest, Hasher};
 
 /// The version of everything that is kept of a layer or an image besides its own bytes: the
-/// writer's layout, the markers, the merge, the recipe. Raised with any change to them, so that images
-/// and layers of different versions never meet.
+/// writer's layout, the markers, the merge, the recipe. Raised with any change to them, so that
+/// images and layers of different versions are never combined.
 pub const FORMAT: u32 = 3;
 
-/// The UUID of a layer's image.
+/// Returns the UUID of a layer's image.
 pub fn layer_uuid(diff_id: &Digest) -> [u8; 16] {
     uuid("layer", [diff_id])
 }
 
-/// The UUID of the merged image over these layers, bottom first.
+/// Returns the UUID of the merged image over these layers, bottom first.
 pub fn fsmeta_uuid<'a>(diff_ids: impl IntoIterator<Item = &'a Digest>) -> [u8; 16] {
     uuid("fsmeta", diff_ids)
 }
 
-/// The UUID of the fixup right above the last of these layers, bottom first.
+/// Returns the UUID of the fixup directly above the last of these layers, bottom first.
 pub fn fixup_uuid<'a>(diff_ids: impl IntoIterator<Item = &'a Digest>) -> [u8; 16] {
     uuid("fixup", diff_ids)
 }
 
 fn uuid<'a>(kind: &str, diff_ids: impl IntoIterator<Item = &'a Digest>) -> [u8; 16] {
     let mut hasher = Hasher::new();
-    // The label ends with a NUL and all digests have one length: no two lists look alike.
+    // The label ends with a NUL and all digests have the same length, so the input is unambiguous.
     hasher.update(format!("micabox {kind} {FORMAT}\0").as_bytes());
     for diff_id in diff_ids {
         hasher.update(diff_id.as_bytes());

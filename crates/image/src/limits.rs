@@ -1,30 +1,29 @@
-//! What a layer may cost before its import is refused.
+//! Limits on what a layer may cost; the import of a layer that exceeds one is refused.
 //!
-//! The defaults are meant never to be met by an image that somebody built for
-//! use: they bound what a hostile layer can take from the host. All of them are
-//! settings, and an error about one names it.
+//! The defaults are well above any image that is built for use: they limit what a hostile layer
+//! can take from the host. All of them are settings, and an error about one names it.
 
 use serde::{Deserialize, Serialize};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// Memory in bytes that an entry takes during the import whatever it is, measured with
-/// archives of a million empty files.
+/// Memory in bytes that any entry takes during the import, measured with archives of a million
+/// empty files.
 pub const ENTRY_MEMORY: u64 = 512;
 
-/// Bounds on one layer. Sizes are in bytes.
+/// Limits on one layer. Sizes are in bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Limits {
-    /// Uncompressed size of a layer's archive, and bytes of files in a layer that came as an
-    /// EROFS image, whose files may share theirs.
+    /// Uncompressed size of a layer's archive, and bytes of files in a layer that was an EROFS
+    /// image, whose files may share theirs.
     pub layer_size: u64,
-    /// Entries in a layer's archive, and directories made for entries whose parents have
-    /// none. Each takes a few hundred bytes of memory during the import.
+    /// Entries in a layer's archive, and directories that are made for entries without a parent.
+    /// Each takes a few hundred bytes of memory during the import.
     pub entries: u64,
-    /// Memory for all that a layer has besides its files' bytes: [`ENTRY_MEMORY`] for each
-    /// entry, and names, link targets, extended attributes and the parts of sparse files.
+    /// Memory for everything in a layer except its files' bytes: [`ENTRY_MEMORY`] for each entry,
+    /// and names, link targets, extended attributes and the parts of sparse files.
     pub metadata_size: u64,
     /// Length of an entry's path, and of a hard link's target.
     pub path_length: u64,
@@ -39,13 +38,12 @@ pub struct Limits {
     /// How many times larger than its blob a layer may become once it is larger than
     /// [`Self::compression_ratio_from`].
     pub compression_ratio: u64,
-    /// Uncompressed size from which on [`Self::compression_ratio`] counts.
+    /// Uncompressed size from which [`Self::compression_ratio`] applies.
     pub compression_ratio_from: u64,
-    /// Memory that a zstd frame may ask for to hold its window; 128 MiB is what
-    /// `zstd -d` grants without being asked.
+    /// Memory that a zstd frame may require for its window; 128 MiB is the default of `zstd -d`.
     pub zstd_window: u64,
-    /// Seconds for which the worker that converts it may neither read nor write, while there is
-    /// something to: then it is killed.
+    /// Seconds for which the worker that converts a layer may neither read nor write while it has
+    /// input: then it is killed.
     pub idle_timeout: u64,
 }
 
@@ -70,7 +68,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Those on one member of an archive.
+    /// Returns the limits on one member of an archive.
     #[must_use]
     pub fn member(&self) -> micabox_tar::Limits {
         micabox_tar::Limits {

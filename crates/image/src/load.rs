@@ -14,23 +14,23 @@ use crate::store::{self, Claim, Image};
 use crate::{Digest, Platform, Progress, Reference, Settings, Store};
 use micabox_oci::progress::{self, Event, LayerState, Phase};
 
-/// How to load.
+/// Options of a load.
 #[derive(Debug, Clone)]
 pub struct LoadOptions {
-    /// Which of a multi-platform image's variants; `None` means this machine's.
+    /// Which variant of a multi-platform image to load; `None` means this machine's.
     pub platform: Option<Platform>,
     /// Limits, and how many layers to convert at the same time.
     pub settings: Arc<Settings>,
 }
 
-/// Why images could not be loaded. Layers and images that were complete stay in the store.
+/// Why images could not be loaded. Complete layers and images stay in the store.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// The archive.
+    /// The archive can't be used.
     #[error(transparent)]
     Archive(#[from] ArchiveError),
-    /// A layer in it.
+    /// A layer in the archive can't be imported.
     #[error("cannot load {image}: {source}")]
     Layer {
         /// Name or manifest digest.
@@ -38,7 +38,7 @@ pub enum LoadError {
         /// What is wrong with it.
         source: Box<convert::Error>,
     },
-    /// One name for several images.
+    /// One name was given for several images.
     #[error(
         "cannot name the image {name}, since the archive holds {}: load it without a name",
         images.join(", ")
@@ -46,22 +46,22 @@ pub enum LoadError {
     Several {
         /// The name.
         name: Box<Reference>,
-        /// What is in the archive.
+        /// The images in the archive.
         images: Vec<String>,
     },
-    /// The store.
+    /// The store failed.
     #[error(transparent)]
     Store(#[from] store::Error),
 }
 
 /// Loads every image in the file or directory at `path`, each for one platform.
 ///
-/// An image gets the names that the archive has for it, or `name` if it is the only one.
-/// One without any can be had by its digest. `-` stands for the standard input.
+/// An image gets the names that the archive has for it, or `name` if it is the only one. An image
+/// without a name is available by its digest. `-` stands for the standard input.
 ///
 /// # Errors
 ///
-/// [`LoadError`]. Layers and images that were complete stay in the store.
+/// [`LoadError`]. Complete layers and images stay in the store.
 pub fn load(
     store: &Store,
     path: &Path,
@@ -90,7 +90,7 @@ pub fn load(
         }
     }
 
-    // From here on prune leaves alone what we find and make.
+    // From here on `prune` removes nothing that we find and make.
     let _shared = store.shared()?;
     let mut loaded = Vec::with_capacity(found.len());
     for image in &found {
@@ -105,8 +105,9 @@ pub fn load(
         progress.event(Event::Phase(Phase::Publishing));
         loaded.push(store.publish_image(&image.manifest, &image.config, &image.names)?);
         if image.names.is_empty() {
-            let tag = image.bare_tag.as_deref();
-            let tag = tag
+            let tag = image
+                .bare_tag
+                .as_deref()
                 .map(|tag| format!(", only the tag `{tag}`"))
                 .unwrap_or_default();
             progress.event(Event::Notice(&format!(
@@ -136,12 +137,13 @@ struct Conversion<'a> {
 }
 
 impl Conversion<'_> {
-    /// Brings every layer into the store, a few at a time.
+    /// Converts every missing layer, a few at a time.
     fn layers(&self) -> Result<(), LoadError> {
         let (mut diff_ids, mut seen) = (HashSet::new(), HashSet::new());
         let layers = &self.image.layers;
-        let sizes = layers.iter().filter(|layer| diff_ids.insert(layer.diff_id));
-        let sizes: Vec<_> = sizes
+        let sizes: Vec<_> = layers
+            .iter()
+            .filter(|layer| diff_ids.insert(layer.diff_id))
             .map(|layer| progress::Layer {
                 diff_id: layer.diff_id,
                 blob: layer.blob.clone(),
@@ -150,8 +152,7 @@ impl Conversion<'_> {
         self.progress.event(Event::Phase(Phase::Layers));
         self.progress.event(Event::Layers(&sizes));
         // Empty layers occur many times in one image.
-        let todo = layers.iter().filter(|layer| seen.insert(*layer));
-        let todo: Vec<&ArchivedLayer> = todo.collect();
+        let todo: Vec<&ArchivedLayer> = layers.iter().filter(|layer| seen.insert(*layer)).collect();
 
         let next = AtomicUsize::new(0);
         let failed = Mutex::new(None);
@@ -165,7 +166,7 @@ impl Conversion<'_> {
                     {
                         if let Err(error) = self.layer(layer, &stop) {
                             let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
-                            // Later ones follow from the first.
+                            // Later errors are consequences of the first.
                             failed.get_or_insert(error);
                             stop.store(true, Ordering::Relaxed);
                         }
@@ -199,7 +200,7 @@ impl Conversion<'_> {
             }
         };
         let Some(member) = member.map_err(error)? else {
-            // What is here is of that blob.
+            // The store's layer is from that blob.
             let state = LayerState::Present;
             self.progress.event(Event::Layer { diff_id, state });
             return Ok(());
@@ -230,7 +231,7 @@ impl Conversion<'_> {
                     LayerState::Done
                 })
             }
-            // An archive with wrong bytes is a bad one, needed or not.
+            // An archive with wrong bytes is refused, whether they are needed or not.
             Claim::Present(_) => convert::check_blob(source, &expect).map(|()| LayerState::Present),
         };
         let state = state.map_err(unusable)?;
@@ -239,7 +240,7 @@ impl Conversion<'_> {
     }
 }
 
-/// Tells how far a blob was read, and stops where another layer failed.
+/// Reports how much of a blob was read, and stops if another layer failed.
 struct Watched<'a> {
     contents: Box<dyn Read + Send>,
     diff_id: &'a Digest,

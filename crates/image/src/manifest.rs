@@ -1,7 +1,8 @@
-//! Manifests, indexes and image configurations as registries and archives really serve them.
+//! Manifests, indexes and image configurations as registries and archives serve them.
 //!
-//! OCI's and Docker's documents have the same shape. What Go programs write for an empty list
-//! (`null`, or nothing) is taken as one; a document that could be read in two ways is refused.
+//! OCI's and Docker's documents have the same structure. An empty list in the spelling of Go
+//! programs (`null`, or a missing field) is accepted; a document that could be read in two ways is
+//! refused.
 
 mod search;
 #[cfg(test)]
@@ -16,19 +17,19 @@ use crate::{Descriptor as Blob, Digest, Limits, printable};
 
 pub use search::Search;
 
-/// How many platforms an error lists.
+/// Most platforms that an error lists.
 const MAX_LISTED: usize = 20;
 
 /// Why a manifest or an image configuration can't be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ManifestError {
-    /// Not JSON, or JSON of another shape.
+    /// Not JSON, or JSON of another structure.
     #[error("the {document} is malformed: {message}")]
     Malformed {
         /// Manifest, index or config.
         document: &'static str,
-        /// Where and what.
+        /// The position and the problem.
         message: String,
     },
     /// Docker's first manifest format.
@@ -37,30 +38,30 @@ pub enum ManifestError {
          push the image again with a current tool"
     )]
     Schema1,
-    /// An image manifest and an index in one, which different tools would read differently.
+    /// An image manifest and an index at once, which different tools would read differently.
     #[error("the document claims to be both an image and an index of images")]
     Ambiguous,
     /// Neither an image nor an index.
     #[error("media type `{0}` is neither an image nor an index of images")]
     UnknownType(String),
-    /// Something else that registries hold: a chart, a signature, a module.
+    /// Another artifact that registries hold: a chart, a signature, a module.
     #[error("it is not a container image but an artifact of type `{0}`")]
     Artifact(String),
-    /// The index has nothing for this platform.
+    /// The index has no image for this platform.
     #[error(
         "there is no image for {wanted}, only for {}; choose with --platform",
         list(offered)
     )]
     NoPlatform {
-        /// What was asked for.
+        /// The requested platform.
         wanted: Platform,
-        /// What there is.
+        /// The available platforms.
         offered: Vec<Platform>,
     },
     /// An index without images.
     #[error("the index names no image")]
     NoImage,
-    /// Indexes within indexes, or very many of them.
+    /// Too many indexes within indexes, or too many documents.
     #[error("its indexes are nested too deeply or name too many documents")]
     TooDeep,
     /// A digest that can't be verified.
@@ -68,12 +69,12 @@ pub enum ManifestError {
     Digest {
         /// Manifest or config.
         document: &'static str,
-        /// What the digest is of.
+        /// The document that the digest is of.
         of: &'static str,
         /// What is wrong with it.
         source: micabox_oci::ParseError,
     },
-    /// The manifest and its config are not of one image.
+    /// The manifest and its config have different numbers of layers.
     #[error("the manifest has {layers} layers, its config {diff_ids}")]
     LayerCount {
         /// Layers in the manifest.
@@ -81,7 +82,7 @@ pub enum ManifestError {
         /// Layers in the config.
         diff_ids: usize,
     },
-    /// A layer whose blob alone is over the limit.
+    /// A layer whose blob alone exceeds the limit.
     #[error("layer {blob} is {size} bytes: more than limits.layer-size = {limit} allows")]
     LayerSize {
         /// The blob.
@@ -105,7 +106,7 @@ fn list(platforms: &[Platform]) -> String {
     names.join(", ")
 }
 
-/// What a manifest URL or an `index.json` can lead to.
+/// A document that a manifest URL or an `index.json` refers to.
 #[derive(Debug)]
 pub enum Document {
     /// An index of images.
@@ -115,8 +116,8 @@ pub enum Document {
 }
 
 impl Document {
-    /// Reads an index or a manifest. `content_type` is what the registry or the descriptor
-    /// says; a type in the document itself goes before it.
+    /// Parses an index or a manifest. `content_type` is the registry's or the descriptor's type; a
+    /// type in the document itself takes precedence.
     ///
     /// # Errors
     ///
@@ -131,7 +132,7 @@ impl Document {
         if !value.is_object() {
             return Err(malformed("it is not a JSON object".to_owned()));
         }
-        // Parameters such as a character set don't matter to JSON.
+        // Parameters such as a character set have no meaning for JSON.
         let content_type = content_type
             .and_then(|text| text.split(';').next())
             .map(str::trim);
@@ -148,7 +149,7 @@ impl Document {
             | "application/vnd.docker.distribution.manifest.list.v2+json" => true,
             "application/vnd.oci.image.manifest.v1+json"
             | "application/vnd.docker.distribution.manifest.v2+json" => false,
-            // A server that doesn't know says nothing, or this; the shape decides.
+            // The generic type, or none: the document's structure decides.
             "" | "application/json" | "application/octet-stream" | "text/plain" => {
                 !value["manifests"].is_null()
             }
@@ -169,8 +170,8 @@ impl Document {
     }
 }
 
-/// Reads an image configuration. Fields that OCI requires and some builders leave out are
-/// taken as what they mean: no layers, and this machine's platform.
+/// Parses an image configuration. Fields that OCI requires and some builders omit get their
+/// implied values: no layers, and this machine's platform.
 ///
 /// # Errors
 ///
@@ -217,7 +218,7 @@ fn from_value<T: DeserializeOwned>(
     })
 }
 
-/// The platform that an image says it is for.
+/// Returns the platform in an image's config.
 pub fn platform_of(config: &ImageConfiguration) -> Platform {
     Platform::new(
         &config.os().to_string(),
@@ -226,7 +227,7 @@ pub fn platform_of(config: &ImageConfiguration) -> Platform {
     )
 }
 
-/// The digest that a descriptor names.
+/// Returns the digest in a descriptor.
 ///
 /// # Errors
 ///
@@ -244,7 +245,7 @@ pub fn digest_of(
     })
 }
 
-/// The descriptor of an image's config, unless what the manifest is of isn't an image.
+/// Returns the descriptor of an image's config; an error if the manifest isn't an image's.
 ///
 /// # Errors
 ///
@@ -253,7 +254,7 @@ pub fn config_of(manifest: &ImageManifest) -> Result<&Descriptor, ManifestError>
     match manifest.config().media_type().to_string().as_str() {
         "application/vnd.oci.image.config.v1+json"
         | "application/vnd.docker.container.image.v1+json"
-        // Docker Hub has images of 2016 with these.
+        // Docker Hub has images from 2016 with these.
         | "application/octet-stream"
         | "" => Ok(manifest.config()),
         other => {
@@ -272,15 +273,16 @@ pub struct LayerSource {
     pub blob: Blob,
     /// Digest of the uncompressed archive.
     pub diff_id: Digest,
-    /// Where else the blob is, for layers that registries need not hold.
+    /// Other addresses of the blob, for layers that registries need not hold.
     pub urls: Vec<String>,
 }
 
-/// The layers of an image, bottom first.
+/// Returns the layers of an image, bottom first.
 ///
 /// # Errors
 ///
-/// [`ManifestError`]: the two disagree, a digest is bad, or a blob is over the limit.
+/// [`ManifestError`]: manifest and config disagree, a digest is invalid, or a blob exceeds the
+/// limit.
 pub fn layers_of(
     manifest: &ImageManifest,
     config: &ImageConfiguration,
@@ -304,8 +306,8 @@ pub fn layers_of(
             });
         }
         let media_type = descriptor.media_type().to_string();
-        // Only these may be elsewhere. For any other, an address in a manifest is just a way
-        // to make a machine call somebody.
+        // Only these layers may be elsewhere. For any other layer, a URL in a manifest would only
+        // be a way to make a machine send requests to others.
         let foreign = media_type.contains("nondistributable") || media_type.contains(".foreign.");
         layers.push(LayerSource {
             diff_id: diff_id.parse().map_err(|source| ManifestError::Digest {

@@ -1,7 +1,7 @@
-//! Platforms (`linux/arm64`, `linux/arm/v7`) and which of an index's entries suits one.
+//! Platforms (`linux/arm64`, `linux/arm/v7`), and the choice of the best entry of an index for one.
 //!
-//! Names are Go's, as the OCI image specification demands; the spellings that people and
-//! tools use beside them (`x86_64`, `aarch64`, `armhf`) are normalised as containerd does.
+//! Names are Go's, as the OCI image specification requires; other spellings in use (`x86_64`,
+//! `aarch64`, `armhf`) are normalised like in containerd.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::printable;
 
-/// Why a string is no platform.
+/// Why a string is not a platform.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{0}` is not a platform: expected OS/ARCH[/VARIANT], for example linux/amd64 or linux/arm/v7"
@@ -22,13 +22,13 @@ pub struct ParseError(String);
 pub struct Platform {
     os: String,
     architecture: String,
-    /// Empty where the architecture's baseline is meant.
+    /// Empty for the architecture's baseline.
     variant: String,
 }
 
 impl Platform {
-    /// A platform from the three fields of a descriptor or an image configuration,
-    /// normalised. `variant` may be empty.
+    /// Creates a platform from the three fields of a descriptor or an image configuration, and
+    /// normalises it. `variant` may be empty.
     pub fn new(os: &str, architecture: &str, variant: &str) -> Self {
         let architecture = architecture.to_ascii_lowercase();
         let mut variant = variant.to_ascii_lowercase();
@@ -53,35 +53,35 @@ impl Platform {
         }
     }
 
-    /// What a sandbox on this machine runs: Linux on the processor of the host.
+    /// Returns the platform of sandboxes on this machine: Linux on the host's processor.
     pub fn host() -> Self {
         let architecture = match std::env::consts::ARCH {
             "powerpc64" if cfg!(target_endian = "little") => "ppc64le",
             "powerpc64" => "ppc64",
             "loongarch64" => "loong64",
-            // Go and Rust agree on the rest, up to what `new` normalises.
+            // Go and Rust agree on the rest, apart from what `new` normalises.
             other => other,
         };
         Self::new("linux", architecture, "")
     }
 
-    /// The operating system: `linux`.
+    /// Returns the operating system: `linux`.
     pub fn os(&self) -> &str {
         &self.os
     }
 
-    /// The architecture in Go's spelling: `amd64`.
+    /// Returns the architecture in Go's spelling: `amd64`.
     pub fn architecture(&self) -> &str {
         &self.architecture
     }
 
-    /// The variant (`v7`), unless it is the architecture's baseline.
+    /// Returns the variant (`v7`), unless it is the architecture's baseline.
     pub fn variant(&self) -> Option<&str> {
         Some(self.variant.as_str()).filter(|variant| !variant.is_empty())
     }
 
-    /// Whether `self` runs an image made for `offered`, and how well: 0 is exactly what was
-    /// asked for, higher numbers are older variants. `None` if it doesn't.
+    /// Returns how well `self` runs an image made for `offered`: 0 is an exact match, higher
+    /// numbers are older variants. `None` if it can't.
     pub fn suits(&self, offered: &Platform) -> Option<u32> {
         if self.os != offered.os || self.architecture != offered.architecture {
             return None;
@@ -89,7 +89,7 @@ impl Platform {
         if self.variant == offered.variant {
             return Some(0);
         }
-        // A variant runs everything made for the ones before it.
+        // A variant runs everything made for earlier ones.
         let baseline = match self.architecture.as_str() {
             "amd64" => 1,
             "arm64" => 8,
@@ -106,9 +106,9 @@ impl Platform {
     }
 }
 
-/// The entry that suits `wanted` best; the first one of equals, as the index's order says.
+/// Returns the best entry for `wanted`; of equal ones the first, in the index's order.
 ///
-/// An entry without a platform suits nobody: the caller decides what it means.
+/// An entry without a platform is never returned: the caller decides what it means.
 pub fn best<'a, T>(
     wanted: &Platform,
     entries: impl IntoIterator<Item = (&'a Platform, T)>,
@@ -225,7 +225,7 @@ mod tests {
         assert_eq!(choose("linux/amd64", &amds).unwrap(), "linux/amd64");
         assert_eq!(choose("linux/amd64/v2", &amds).unwrap(), "linux/amd64");
         assert_eq!(choose("linux/amd64/v4", &amds).unwrap(), "linux/amd64/v3");
-        // Newer than asked for, another architecture, or a variant that isn't a number.
+        // Newer than requested, another architecture, or a variant that isn't a number.
         assert_eq!(choose("linux/amd64", &["linux/amd64/v2"]), None);
         assert_eq!(choose("linux/arm64", &arms), None);
         assert_eq!(choose("linux/arm64", &["linux/arm64/weird"]), None);

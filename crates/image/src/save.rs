@@ -1,5 +1,5 @@
-//! Saves images to an archive: an OCI layout that Docker takes too, or what older versions
-//! of `docker save` wrote.
+//! Saves images to an archive: an OCI layout that Docker accepts as well, or the format of older
+//! versions of `docker save`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,14 +18,14 @@ use crate::store::{self, Image, Layer};
 use crate::{Descriptor, Digest, Progress, Reference, Settings, Store};
 use micabox_oci::progress::{self, Event, LayerState, Phase};
 
-/// The shape of an archive.
+/// The format of an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ArchiveFormat {
-    /// An OCI layout in a tar archive, with Docker's `manifest.json` beside it: what
-    /// `docker save` writes since version 25.
+    /// An OCI layout in a tar archive, together with Docker's `manifest.json`: the format of
+    /// `docker save` since version 25.
     #[default]
     Oci,
-    /// What `docker save` wrote before. Its layers are not compressed.
+    /// The format of `docker save` before. Its layers are not compressed.
     Docker,
 }
 
@@ -38,7 +38,7 @@ impl fmt::Display for ArchiveFormat {
     }
 }
 
-/// A word that names no shape of archives.
+/// An unknown name of an archive format.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid archive format `{0}`: expected oci-archive or docker-archive")]
 pub struct UnknownFormat(String);
@@ -55,10 +55,10 @@ impl FromStr for ArchiveFormat {
     }
 }
 
-/// How to save.
+/// Options of a save.
 #[derive(Debug, Clone)]
 pub struct SaveOptions {
-    /// The archive's shape.
+    /// The archive's format.
     pub format: ArchiveFormat,
     /// How layers are compressed; `None` is the format's default.
     pub compression: Option<Compression>,
@@ -66,15 +66,15 @@ pub struct SaveOptions {
     pub settings: Arc<Settings>,
 }
 
-/// Why images could not be saved. What was written until then is no archive of images: the
-/// file that names them comes last.
+/// Why images could not be saved. The output until then is not an archive of images: the file that
+/// names them comes last.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SaveError {
-    /// The store, or what is in it.
+    /// The store, or an image in it, failed.
     #[error(transparent)]
     Store(#[from] store::Error),
-    /// A manifest in the store that can't be written anew.
+    /// A manifest in the store that can't be rewritten.
     #[error("cannot save {image}: {source}")]
     Manifest {
         /// Name or digest.
@@ -90,13 +90,13 @@ pub enum SaveError {
     Compressed,
 }
 
-/// Saves the images that `names` mean, each with the name that it was asked for by.
+/// Saves the images that `names` refer to, each with the requested name.
 ///
-/// The same images give the same bytes, whenever and wherever they are saved.
+/// The same images give the same bytes, at any time and on any machine.
 ///
 /// # Errors
 ///
-/// [`SaveError`]; what was written until then is no archive of images.
+/// [`SaveError`]; the output until then is not an archive of images.
 pub fn save(
     store: &Store,
     names: &[String],
@@ -110,7 +110,7 @@ pub fn save(
         (ArchiveFormat::Docker, None | Some(Compression::None)) => Compression::None,
         (ArchiveFormat::Docker, Some(_)) => return Err(SaveError::Compressed),
     };
-    // Until the end prune leaves alone what we found.
+    // Until the end `prune` removes nothing that we found.
     let _shared = store.shared()?;
     let images = find(store, names)?;
     let mut layers = Layers::of(store, &images, progress)?;
@@ -130,7 +130,7 @@ pub fn save(
     Ok(())
 }
 
-/// An image and the names it is to have.
+/// An image and its names in the archive.
 struct Saved {
     image: Image,
     names: Vec<Reference>,
@@ -146,7 +146,7 @@ impl Saved {
         }
     }
 
-    /// The names that are tags: Docker's formats have no others.
+    /// Returns the names that are tags: Docker's formats have no others.
     fn tags(&self) -> Vec<String> {
         let tagged = self.names.iter().filter(|name| name.tag().is_some());
         tagged.map(Reference::familiar).collect()
@@ -157,7 +157,7 @@ impl Saved {
     }
 }
 
-/// The images, each once, in the order in which they were asked for.
+/// Returns the images, each once, in the requested order.
 fn find(store: &Store, names: &[String]) -> Result<Vec<Saved>, SaveError> {
     let mut images: Vec<Saved> = Vec::new();
     for name in names {
@@ -200,7 +200,7 @@ impl<'a> Layers<'a> {
         let mut layers: Vec<Layer> = Vec::new();
         for layer in images.iter().flat_map(|image| &image.image.layers) {
             if layers.iter().all(|other| other.diff_id != layer.diff_id) {
-                // What can't be saved is known before anything is written.
+                // A layer that can't be saved is an error before anything is written.
                 store.archive(layer)?;
                 layers.push(layer.clone());
             }
@@ -221,7 +221,7 @@ impl<'a> Layers<'a> {
         })
     }
 
-    /// Packs them, a few at a time.
+    /// Packs the layers, a few at a time.
     fn pack(
         &mut self,
         scratch: &store::Scratch,
@@ -265,7 +265,7 @@ impl<'a> Layers<'a> {
         Ok(())
     }
 
-    /// The blob that a layer is in the archive.
+    /// Returns the descriptor of a layer's blob in the archive.
     fn blob(&self, layer: &Layer) -> Descriptor {
         match self.packed.get(&layer.diff_id) {
             Some(packed) => packed.blob.clone(),
@@ -273,7 +273,7 @@ impl<'a> Layers<'a> {
         }
     }
 
-    /// Writes every layer's blob to the archive, under the name that `called` gives it.
+    /// Writes every layer's blob to the archive, under the name that `called` returns.
     fn write(
         &mut self,
         archive: &mut ArchiveWriter<'_>,
@@ -330,7 +330,7 @@ fn pack_one(
     )
 }
 
-/// Tells how much of a layer is in the archive.
+/// Reports how much of a layer is in the archive.
 struct Watched<'a> {
     archive: store::LayerArchive,
     bytes: u64,
@@ -360,7 +360,7 @@ fn write_oci(
     archive.document("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#)?;
     archive.directory("blobs")?;
     archive.directory("blobs/sha256")?;
-    // What the documents say of the layers is known before these go away one by one.
+    // The documents need the layers' descriptors before the blobs are removed one by one.
     let mut documents = BTreeMap::new();
     let (mut index, mut items) = (Vec::new(), Vec::new());
     for image in images {
@@ -399,7 +399,7 @@ fn write_oci(
     )
 }
 
-/// What the index says of an image: once for each of its names, or once without.
+/// Returns an image's entries in the index: one for each of its names, or one without.
 fn entries(image: &Saved, manifest: &[u8], media_type: &str) -> Vec<Value> {
     let entry = json!({
         "mediaType": media_type, "digest": Digest::of(manifest), "size": manifest.len(),
@@ -409,7 +409,7 @@ fn entries(image: &Saved, manifest: &[u8], media_type: &str) -> Vec<Value> {
     }
     let named = |name: &Reference| {
         let mut entry = entry.clone();
-        // containerd and Docker read the first one, skopeo and Podman the second.
+        // containerd and Docker read the first annotation, skopeo and Podman the second.
         entry["annotations"] = json!({
             "io.containerd.image.name": name.to_string(),
             "org.opencontainers.image.ref.name": name.to_string(),
@@ -440,7 +440,7 @@ fn write_docker(
     archive.json("manifest.json", &json!(items))
 }
 
-/// An archive whose bytes depend on nothing but what is put into it.
+/// Writes an archive whose bytes depend only on its contents.
 struct ArchiveWriter<'a> {
     tar: Writer<&'a mut dyn Write>,
 }
@@ -454,7 +454,7 @@ impl<'a> ArchiveWriter<'a> {
 
     /// Adds a file; `contents` gives `size` bytes.
     fn file(&mut self, name: &str, size: u64, mut contents: impl Read) -> Result<(), SaveError> {
-        // An error may be the store's own, from where the contents come from.
+        // An error of the contents may be the store's own.
         let explain = |error: io::Error| match error.downcast::<store::Error>() {
             Ok(error) => SaveError::Store(error),
             Err(error) => SaveError::Write(error),
@@ -462,7 +462,7 @@ impl<'a> ArchiveWriter<'a> {
         let member = member(name, Kind::file(size), 0o644);
         let read = |_: u64, piece: &mut [u8]| contents.read_exact(piece);
         self.tar.add_file(&member, read).map_err(explain)?;
-        // A layer that was altered is noticed at its end.
+        // An altered layer is detected at its end.
         match contents.read(&mut [0]).map_err(explain)? {
             0 => Ok(()),
             _ => Err(SaveError::Write(io::Error::other(
@@ -489,7 +489,7 @@ impl<'a> ArchiveWriter<'a> {
     }
 }
 
-/// What belongs to root, and to no time.
+/// Returns a member that is owned by root and has no time.
 fn member(name: &str, kind: Kind, mode: u16) -> Member {
     Member {
         path: name.into(),

@@ -1,4 +1,4 @@
-//! What a conversion may cost, and where it runs.
+//! Settings of conversions: limits, parallelism, and where they run.
 
 use serde::{Deserialize, Deserializer, de};
 
@@ -8,9 +8,9 @@ use crate::convert::Place;
 /// How layers are converted and packed.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Settings {
-    /// How many layers of an image are worked on at the same time.
+    /// How many layers of an image are processed at the same time.
     pub parallel_layers: ParallelLayers,
-    /// Bounds on what a layer may cost.
+    /// Limits on what a layer may cost.
     pub limits: Limits,
     /// Where layers are converted.
     pub conversion: Place,
@@ -21,12 +21,12 @@ pub struct Settings {
 pub struct ParallelLayers(usize);
 
 impl ParallelLayers {
-    /// `count`, or the nearest number that is allowed.
+    /// Returns `count`, or the nearest number that is allowed.
     pub fn new(count: usize) -> Self {
         Self(count.clamp(1, 16))
     }
 
-    /// The number.
+    /// Returns the number.
     pub fn get(self) -> usize {
         self.0
     }

@@ -1,5 +1,5 @@
-//! The same archives, converted and mounted by the kernel on one side, extracted by GNU tar
-//! on the other: both trees must be the same in everything that a user could tell.
+//! Compares conversions, mounted by the kernel, with extractions by GNU tar: both trees must be
+//! the same in everything that a user could observe.
 
 mod layer;
 
@@ -15,7 +15,7 @@ use layer::tree::{self, Mounted, run};
 use layer::{check_structure, convert, store};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps};
 
-/// Converts and extracts `archive` and compares.
+/// Converts and extracts `archive`, and compares the trees.
 fn compare(archive: &Path) {
     let store = store();
     let layer = convert(&store, &fs::read(archive).unwrap()).unwrap();
@@ -25,7 +25,7 @@ fn compare(archive: &Path) {
 
     let extracted = store.directory.path().join("extracted");
     fs::create_dir(&extracted).unwrap();
-    // Without the delay, a directory whose entries don't follow it at once gets the time of
+    // Without the delay, a directory whose entries don't follow it immediately gets the time of
     // its extraction.
     run(Command::new("tar")
         .args([
@@ -41,7 +41,7 @@ fn compare(archive: &Path) {
     let mut theirs = tree::read(&extracted);
 
     for (path, node) in &mut ours {
-        // A directory that the archive doesn't mention has no attributes to compare.
+        // A directory that the archive doesn't contain has no attributes to compare.
         if node.xattrs.remove("trusted.overlay.implied").is_some() {
             *node = theirs[path].clone();
         }
@@ -65,8 +65,8 @@ fn compare(archive: &Path) {
     }
 }
 
-/// A tree with everything that Linux has, as far as the filesystem below the temporary
-/// directory can hold it.
+/// A tree with every kind of file and attribute in Linux, as far as the filesystem of the
+/// temporary directory supports them.
 fn tree_of_everything(root: &Path) {
     let write = |path: &str, contents: &[u8]| {
         let path = root.join(path);
@@ -168,7 +168,7 @@ fn tree_of_everything(root: &Path) {
             b"the same",
         );
     }
-    // Numbers that no host has a name for, as the archive would have the name.
+    // Numbers without a name on any host, because the archive would contain the name.
     fs::create_dir(root.join("acls")).unwrap();
     let file = write("acls/file", b"");
     run(Command::new("setfacl")
@@ -193,7 +193,7 @@ fn set_time(path: &Path, seconds: i64, nanos: i64) {
     rustix::fs::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW).unwrap();
 }
 
-/// A file with data in a few odd places.
+/// Writes a file with data at a few odd offsets.
 fn sparse_file(path: &Path, size: u64) {
     let file = File::create(path).unwrap();
     file.set_len(size).unwrap();
@@ -217,7 +217,7 @@ impl Made {
         self.directory.path().join("tree")
     }
 
-    /// Runs an archiver in the tree; `{}` among its arguments is the archive.
+    /// Runs an archiver in the tree; `{}` among its arguments is replaced by the archive's path.
     fn archive(&self, program: &str, arguments: &[&str]) -> PathBuf {
         let archive = self.directory.path().join("archive.tar");
         let arguments = arguments.iter().map(|&argument| match argument {
@@ -255,7 +255,7 @@ fn archives_of_gnu_tar_in_every_format() {
         &["--format=gnu", "-cf", "{}", "."][..],
         &["--format=gnu", "-S", "-cf", "{}", "."],
         &["--format=oldgnu", "-S", "-cf", "{}", "."],
-        // Names without `./`, parents after what is in them.
+        // Names without `./`, parents after their entries.
         &[
             "--format=gnu",
             "-cf",
@@ -293,8 +293,8 @@ fn archives_of_gnu_tar_in_every_format() {
 fn archives_of_bsdtar_in_every_format() {
     let made = Made::new();
     tree_of_everything(&made.tree());
-    // GNU tar reads neither ACLs with numbers in a fourth field nor libarchive's attributes
-    // on its own; both are in the archive beside the dialect that it reads.
+    // GNU tar by itself reads neither ACLs with numbers in a fourth field nor libarchive's
+    // attributes; the archive contains both beside the dialect that GNU tar reads.
     run(Command::new("setfacl")
         .args(["-R", "-b"])
         .arg(made.tree().join("acls")));
@@ -327,7 +327,7 @@ fn archives_of_python_in_every_format() {
 #[ignore = "needs root"]
 fn archives_that_no_archiver_would_make() {
     let archives = [
-        // Last wins.
+        // The last entry wins.
         Archive::new()
             .file("f", "old")
             .hard_link("g", "f")
@@ -364,7 +364,7 @@ fn archives_that_no_archiver_would_make() {
             .file("b//c", "")
             .file("./d/./e", "")
             .directory("f////"),
-        // Directories of before there was a type for them.
+        // Directories from before a type for them existed.
         Archive::new()
             .header(257, "\0\0\0\0\0\0\0\0")
             .member(0, b"v7/", b"", 0o755, b"")
@@ -401,7 +401,7 @@ fn a_file_of_more_than_8_gib_with_holes() {
     let layer = convert(&store, &fs::read(archive).unwrap()).unwrap();
     check_structure(&layer.path);
     let mounted = Mounted::erofs(&layer.path, &store.directory.path().join("mounted"));
-    // Hashing 9 GiB would take a while; what isn't a hole is little.
+    // Hashing 9 GiB would take long; only a small part isn't a hole.
     let (ours, theirs) = (mounted.path.join("large"), made.tree().join("large"));
     assert_eq!(
         fs::metadata(&ours).unwrap().len(),

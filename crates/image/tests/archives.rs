@@ -1,5 +1,5 @@
-//! Layers give back the archives that they were made from. That all archives of the other
-//! tests come back is asserted where those convert them; here is what else may go wrong.
+//! Layers give back the archives that they were made from. The other tests assert this for all
+//! archives that they convert; these tests are for what else may fail.
 
 mod layer;
 
@@ -12,7 +12,7 @@ use layer::{TestStore, archive_of, convert, fast_store, store};
 use micabox_image::store::{Error, FsckOptions, Layer, Repair};
 use proptest::prelude::*;
 
-/// Every way for bytes to be in an archive and not, or not in order, in the image.
+/// Every relation of an archive's bytes to the image: in it, not in it, and in another order.
 fn everything() -> Vec<u8> {
     let body = |seed: u8, length: usize| -> Vec<u8> {
         (0..length)
@@ -35,7 +35,7 @@ fn everything() -> Vec<u8> {
             "mostly-zeros",
             [vec![0; 65_536], vec![1], vec![0; 65_535]].concat(),
         )
-        // Bodies that no file has: ignored, of a directory, of a whiteout, of a device.
+        // Bodies without a file: ignored ones, a directory's, a whiteout's, a device's.
         .file(".wh..wh.aufs", body(11, 5000))
         .file(".wh.gone", body(13, 600))
         .file("directory/", body(17, 1000))
@@ -56,7 +56,7 @@ fn everything() -> Vec<u8> {
     bytes
 }
 
-/// A sparse file's map and its three parts, of which one crosses pieces of the image.
+/// A sparse file's map and its three parts; one of them crosses pieces of the image.
 fn sparse_body() -> Vec<u8> {
     let map = b"3\n512\n700\n1000000\n300001\n9999990\n10\n";
     let mut body = map.to_vec();
@@ -75,7 +75,7 @@ fn one_layer() -> (TestStore, Layer) {
     (store, layer)
 }
 
-/// The message with which reading an archive fails.
+/// Returns the message of a failed read of an archive.
 fn refusal(store: &TestStore, layer: &Layer) -> String {
     let read = store.archive(layer).map_err(io::Error::other);
     let copied = read.and_then(|mut archive| io::copy(&mut archive, &mut io::sink()));
@@ -172,7 +172,7 @@ fn a_recipe_that_is_gone_or_damaged_is_named_and_removed_with_its_layer() {
     }
 }
 
-/// Somebody who changes a recipe can change its record too.
+/// An attacker who changes a recipe can change its record, too.
 #[test]
 fn a_thorough_fsck_makes_the_archives_again() {
     let (store, layer) = one_layer();
@@ -200,7 +200,7 @@ fn a_thorough_fsck_makes_the_archives_again() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever is in a recipe, reading ends, and with no more bytes than the layer has.
+    /// Whatever a recipe contains, reading ends, with no more bytes than the layer has.
     #[test]
     fn damaged_recipes_end(
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..12),

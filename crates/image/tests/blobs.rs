@@ -1,5 +1,5 @@
-//! Blobs on their way to a layer: compressed in every way, damaged in every way, lying in
-//! every way, too large in every way.
+//! Blobs on their way to a layer: with every compression, every kind of damage, every false claim,
+//! and over every limit.
 
 mod layer;
 
@@ -32,7 +32,7 @@ fn convert_blob(store: &TestStore, blob: &[u8], expect: &Expect) -> Result<Layer
     Ok(layer)
 }
 
-/// The reason for which a blob is refused, once it is sure that nothing is left of it.
+/// Returns the reason for which a blob is refused, after checking that nothing is left of it.
 fn refusal(blob: impl Read + Send, expect: &Expect, limits: &Limits) -> Reason {
     let store = store();
     let error = convert_layer(&store, blob, expect, limits).unwrap_err();
@@ -114,7 +114,7 @@ fn both_digests_are_checked() {
         };
         let reason = refusal(&blob[..], &lie, &limits);
         let actual_id = Digest::of(&archive);
-        // Without compression the two digests are one.
+        // Without compression the two digests are the same.
         match reason {
             Reason::DiffId { expected, actual } => {
                 assert_eq!((expected, actual), (other, actual_id))
@@ -141,7 +141,7 @@ fn a_blob_shorter_than_declared_is_a_broken_transfer() {
 
 #[test]
 fn a_blob_longer_than_declared_is_left_at_once() {
-    /// Goes on for ever, and notes how far it was read.
+    /// An endless source that counts how far it was read.
     struct Endless(u64);
     impl Read for Endless {
         fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
@@ -167,13 +167,13 @@ fn damage_on_the_way_is_told_from_damage_at_the_origin() {
         let mut damaged = blob.clone();
         for at in [600, blob.len() / 2, blob.len() - 5] {
             damaged[at] ^= 0x10;
-            // On the way: the manifest's digest is another one.
+            // Damaged in transfer: the digest isn't the manifest's.
             let reason = refusal(&damaged[..], &expect(&blob, &archive), &Limits::default());
             assert!(
                 matches!(reason, Reason::BlobDigest { .. }),
                 "{at}: {reason}"
             );
-            // At the origin: the digest is right and the layer is still no good.
+            // Damaged at the origin: the digest is right, but the layer is invalid.
             let reason = refusal(
                 &damaged[..],
                 &expect(&damaged, &archive),
@@ -225,7 +225,7 @@ fn a_source_that_fails_is_named_as_the_cause() {
         assert!(error.is_transfer());
         assert!(error.to_string().contains("gone"), "{error}");
         assert_no_trace(&store);
-        // And nothing stands in the way of the next try.
+        // The next attempt succeeds.
         convert_blob(&store, &blob, &honest).unwrap();
     }
 }
@@ -251,7 +251,7 @@ fn bombs_are_refused() {
                 "{name}: {reason}"
             );
         }
-        // Not a bomb by the defaults, only a file of zeros that costs nothing.
+        // By the defaults this is not a bomb, only a file of zeros that costs nothing.
         let store = store();
         let layer = convert_blob(&store, &blob, &honest).unwrap();
         use std::os::unix::fs::MetadataExt;

@@ -27,8 +27,8 @@ fn base(store: &TestStore) -> Image {
     publish(store, &archives, "base")
 }
 
-/// A layer as a commit makes them: changed, new and removed files, an opaque directory, a
-/// hard link to a lower layer's file.
+/// A layer like a commit's: changed, new and removed files, an opaque directory, a hard link to a
+/// lower layer's file.
 fn changes() -> Vec<u8> {
     Archive::new()
         .directory("./")
@@ -56,7 +56,7 @@ fn extended(store: &TestStore, base: &Image, changes_to: &Changes) -> Image {
     .unwrap()
 }
 
-/// The paths of the merged image.
+/// Returns the paths of the merged image.
 fn paths(image: &Image) -> Vec<String> {
     let mut bytes = fs::read(&image.fsmeta).unwrap();
     for layer in &image.layers {
@@ -86,7 +86,7 @@ fn an_image_is_its_base_and_one_layer_more() {
         paths(&image),
         ["/", "/d", "/d/new", "/etc", "/etc/passwd", "/linked"]
     );
-    // Nothing of the base changed, and all is well to the last archive.
+    // The base is unchanged, and the store is sound up to the last archive.
     assert_eq!(store.image("base").unwrap().layers, base.layers);
     let thorough = FsckOptions {
         archives: true,
@@ -97,7 +97,7 @@ fn an_image_is_its_base_and_one_layer_more() {
     assert_eq!((report.leftovers, report.strangers.len()), (0, 0));
     assert!(archive_of(&store, &image.layers[2]) == changes());
 
-    // On top of that, again, as often as one likes; the same changes are the same layer.
+    // More layers can be added on top; the same changes are the same layer.
     let again = extended(&store, &image, &Changes::default());
     assert_eq!(again.layers.len(), 4);
     assert_eq!(again.layers[3], again.layers[2]);
@@ -127,10 +127,10 @@ fn the_config_is_the_bases_but_for_what_changed() {
     assert_eq!(is["created"], "2026-01-02T03:04:05Z");
     assert_eq!(is["author"], "somebody");
     assert_eq!(is["architecture"], was["architecture"]);
-    // The base tells no history of its two layers, so one of the third alone would be wrong.
+    // The base has no history of its two layers, so a history of only the third would be wrong.
     assert_eq!(is["history"], Value::Null);
 
-    // On top of an image without layers there is one to tell.
+    // On top of an image without layers there is a complete history.
     let empty = publish(&store, &[], "empty");
     let image = extended(&store, &empty, &changes);
     let is: Value = serde_json::from_slice(&store.config(&image.manifest_digest).unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! A disk that fills up, at every size at which it can.
+//! A disk that fills up, at every possible size.
 
 mod layer;
 
@@ -57,7 +57,7 @@ fn a_full_disk_is_a_clear_error_and_leaves_nothing() {
     assert!(failures > 30, "{failures}");
     assert!(store.fsck(false).unwrap().is_clean());
 
-    // What the conversion needed for a while is no room for the image.
+    // The image can't use the space of the conversion's temporary files.
     let used = rustix::fs::statvfs(&disk.path).unwrap();
     kilobytes = ((used.f_blocks - used.f_bfree) * used.f_frsize).div_ceil(1024) as usize;
     grow(kilobytes);
@@ -88,7 +88,7 @@ fn a_full_disk_is_a_clear_error_and_leaves_nothing() {
     store.image("image").unwrap();
 }
 
-/// As [`assert_no_trace`], but the layer's index entry may be what did not fit any more.
+/// Like [`assert_no_trace`], but the layer's index entry may be the file that did not fit.
 fn assert_unmarked(store: &Store) {
     match store.fsck(false).unwrap().layers {
         0 => assert_no_trace(store),

@@ -1,4 +1,4 @@
-//! Images in the store: published, found by name, described for QEMU.
+//! Images in the store: publication, lookup by name, descriptors for QEMU.
 
 mod layer;
 
@@ -31,7 +31,7 @@ fn two_layers() -> Vec<Vec<u8>> {
     ]
 }
 
-/// The files of an image in the order of its flat space.
+/// Returns the files of an image in the order of its flat address space.
 fn files(image: &Image) -> Vec<&Path> {
     let layers = image.layers.iter().map(|layer| layer.path.as_path());
     std::iter::once(image.fsmeta.as_path())
@@ -56,7 +56,7 @@ fn an_image_is_found_by_every_spelling_of_its_name() {
         assert_eq!(image.manifest_digest, published.manifest_digest, "{name}");
         assert_eq!(image.layers, published.layers);
     }
-    // No part of a name is a name.
+    // A part of a name is not a name.
     for name in [
         "debia",
         "ebian",
@@ -248,7 +248,7 @@ fn a_layer_of_another_format_counts_as_missing_and_is_replaced() {
     assert_eq!(store.layer(&layer.diff_id).unwrap(), None);
     assert!(matches!(store.image("image"), Err(Error::Unusable { .. })));
     convert(&store, &two_layers()[0]).unwrap();
-    // Made again it has the same bytes, so the image is whole again too.
+    // The layer that is made again has the same bytes, so the image is complete again, too.
     store.image("image").unwrap();
 }
 
@@ -291,7 +291,7 @@ fn qemu_reads_the_disk_as_the_files_one_after_the_other() {
     assert!(fs::read(raw).unwrap() == expected);
 }
 
-/// The VMDK as QEMU sees it, in one file.
+/// Converts the VMDK, as QEMU reads it, to one file.
 fn flat_disk(store: &TestStore, image: &Image) -> std::path::PathBuf {
     let raw = store.directory.path().join("disk.raw");
     run(Command::new("qemu-img")
@@ -346,7 +346,7 @@ fn the_kernel_mounts_the_flat_disk_and_shows_what_overlayfs_shows() {
     };
     let flat_tree = read(&flat.path);
 
-    // The fixup's files lie in the layers: it is mounted from such a disk as well.
+    // The fixup's files are in the layers: it is mounted from such a disk as well.
     let fixup = &image.fixup.as_ref().unwrap().path;
     let mut disk = fs::read(fixup).unwrap();
     image

@@ -1,5 +1,5 @@
-//! Conversion by a worker in jail: the same layers and errors as without, and what the worker
-//! can reach.
+//! Conversion by a worker in the jail: the same layers and errors as without, and the limits of
+//! what the worker can access.
 
 mod layer;
 
@@ -18,7 +18,7 @@ use micabox_image::{Digest, Limits, Store};
 
 micabox_jail::run_if_worker_before_main!(&[micabox_image::WORKER]);
 
-/// One test at a time: they look for their workers among this process's children.
+/// One test at a time: they search for their workers among this process's children.
 static ONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
@@ -29,7 +29,7 @@ fn zstd(bytes: &[u8]) -> Vec<u8> {
     zstd::encode_all(bytes, 3).unwrap()
 }
 
-/// An archive with much of what an archive can have.
+/// An archive with many of the possible entries.
 fn archive() -> Vec<u8> {
     let noise: Vec<u8> = (0..3_000_000u64)
         .map(|i| (i.wrapping_mul(i ^ 0x9e37) >> 7) as u8)
@@ -62,7 +62,7 @@ fn native(blob: &[u8], image: &[u8]) -> Expect {
     expect_typed(blob, image, "application/vnd.erofs.layer.v1")
 }
 
-/// Everything that is stored of a layer.
+/// Returns everything that is stored of a layer.
 fn stored(layer: &Layer) -> [Option<Vec<u8>>; 3] {
     ["erofs", "recipe", "json"].map(|kind| fs::read(layer.path.with_extension(kind)).ok())
 }
@@ -120,10 +120,10 @@ fn errors_are_the_same() {
     let claimed = |bytes: Vec<u8>| (expect(&bytes, &archive), bytes);
     let mut cases: Vec<(Expect, Vec<u8>, Limits)> = Vec::new();
     let mut add = |(expect, blob): (Expect, Vec<u8>)| cases.push((expect, blob, Limits::default()));
-    // Damaged on the way, in the middle, the header and the trailer.
+    // Damaged in transfer: in the middle, the header and the trailer.
     for at in [0, 20, blob.len() / 2, blob.len() - 1] {
         add((honest.clone(), altered(at)));
-        // Or by whoever made it.
+        // Or damaged at its origin.
         add(claimed(altered(at)));
     }
     add((honest.clone(), blob[..blob.len() - 5].to_vec()));
@@ -134,7 +134,7 @@ fn errors_are_the_same() {
     add((expect(&blob, b"another"), blob.clone()));
     add((expect(&archive, b"another"), archive.clone()));
     add((expect(b"another", &archive), archive.clone()));
-    // Archives that are none, and entries that can't be.
+    // Invalid archives, and impossible entries.
     for bytes in [
         b"no archive".repeat(1000),
         Archive::new()
@@ -186,7 +186,7 @@ fn errors_are_the_same() {
     assert!(refused > 25, "{refused} of {}", cases.len());
 }
 
-/// A blob of which some comes at once and the rest when it is let go.
+/// A blob of which one part is available immediately and the rest when it is released.
 struct Stalling {
     start: Vec<u8>,
     at: usize,
@@ -219,7 +219,7 @@ impl Read for Stalling {
     }
 }
 
-/// A process's status, by field.
+/// Returns a process's status, by field.
 fn field(pid: u32, name: &str) -> Option<String> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status
@@ -228,7 +228,7 @@ fn field(pid: u32, name: &str) -> Option<String> {
     Some(line?.trim().to_owned())
 }
 
-/// The process below this one that has a filter: the worker, once it is at work.
+/// Returns the descendant process with a seccomp filter: the worker, once it runs.
 fn worker() -> u32 {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
@@ -257,7 +257,7 @@ fn worker() -> u32 {
     }
 }
 
-/// Converts the archive in jail, and has `look` look at the worker while it waits for more.
+/// Converts the archive in the jail, and calls `look` on the worker while it waits for more bytes.
 fn while_it_runs(look: impl FnOnce(u32)) -> (TestStore, Result<Layer, Error>) {
     let archive = archive();
     let blob = gzip(&archive);
@@ -276,7 +276,7 @@ fn while_it_converts(
     let converted = thread::scope(|scope| {
         let conversion =
             scope.spawn(|| convert_layer_in(Place::Jail, &store, source, honest, limits));
-        // Dropped where `look` panics, which lets the conversion go.
+        // Dropped if `look` panics, which releases the conversion.
         let let_go = let_go;
         let worker = worker();
         look(worker);
@@ -314,7 +314,7 @@ fn the_converter_is_in_jail_while_it_runs() {
             assert!(Instant::now() < deadline, "{:?}", names());
         }
         assert_eq!(names(), ["layer.erofs", "layer.recipe", "socket:"]);
-        // The blob is in memory that is its caller's to change.
+        // The blob is in memory that only its caller may change.
         let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
         let shared: Vec<&str> = maps
             .lines()
@@ -360,7 +360,7 @@ fn a_converter_that_stops_is_given_up() {
         idle_timeout: 1,
         ..Limits::default()
     };
-    // While there is more to read, and when all that is left is to reply.
+    // While there is more to read, and when only the reply is left.
     for padding in [16 << 20, 0] {
         let mut archive = archive();
         archive.resize(archive.len() + padding, 0);
@@ -415,8 +415,8 @@ fn a_source_that_fails_ends_the_converter() {
     assert_no_trace(&store);
 }
 
-/// Puts `of`'s image and record in the place of the layer `under`, as a converter would have
-/// it that lied about the diff ID.
+/// Replaces the layer `under` by `of`'s image and record, like a converter that lied about the
+/// diff ID.
 fn forge(of: &Layer, under: &Layer) {
     fs::copy(&of.path, &under.path).unwrap();
     let mut record = of.record.clone();
@@ -445,7 +445,7 @@ fn a_layer_of_another_blob_is_taken_only_if_it_is_the_same() {
     let other = convert(&store, &gzip(&other), &other).unwrap();
     forge(&other, &layer);
     let forged = fs::read(&layer.path).unwrap();
-    // A third blob of the same archive doesn't get the forged layer, nor does it replace it.
+    // A third blob of the same archive neither gets the forged layer nor replaces it.
     let third = [gzip(&archive), gzip(b"")].concat();
     let error = convert(&store, &third, &archive).unwrap_err();
     assert!(

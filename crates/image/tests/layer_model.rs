@@ -1,5 +1,5 @@
-//! Random archives: against a model of the rules that is too simple to be wrong, and damaged
-//! ones against nothing but the demand that they be refused or give a sound image.
+//! Random archives are compared with a model of the rules that is too simple to be wrong; damaged
+//! ones must be refused or give a sound image.
 
 mod layer;
 
@@ -13,7 +13,7 @@ use micabox_image::Limits;
 use micabox_image::convert::convert_layer;
 use proptest::prelude::*;
 
-/// An entry of a random archive. Paths are of a few names, so that they meet often.
+/// An entry of a random archive. Paths consist of a few names, so that they collide often.
 #[derive(Debug, Clone)]
 enum Entry {
     File(String, u8),
@@ -38,20 +38,20 @@ fn entry() -> impl Strategy<Value = Entry> {
     ]
 }
 
-/// What a path is.
+/// Kind of file at a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Node {
     Directory {
         implied: bool,
     },
-    /// Contents, or the target of a hard link that isn't there.
+    /// Contents, or the target of a hard link that doesn't exist.
     File(usize),
 }
 
 #[derive(Default)]
 struct Model {
     nodes: BTreeMap<String, Node>,
-    /// By number: contents, or a target.
+    /// Contents or a link's target, by number.
     files: Vec<Result<u8, String>>,
     whiteouts: BTreeSet<String>,
     opaque: BTreeSet<String>,
@@ -67,7 +67,7 @@ fn below<'a>(path: &'a str, directory: &str) -> bool {
 }
 
 impl Model {
-    /// Makes the directories above a path; an error if something else is there.
+    /// Makes the directories above a path; an error if there is another file.
     fn parents(&mut self, path: &str) -> Result<(), ()> {
         let parent = parent(path);
         match self.nodes.get(parent) {
@@ -90,7 +90,7 @@ impl Model {
             (Node::Directory { .. }, Some(Node::Directory { .. }))
         );
         if !keeps {
-            // With a directory goes all that was in it, and what was said of it.
+            // With a directory, its entries and their whiteouts are removed.
             self.nodes.retain(|other, _| !below(other, path));
             self.whiteouts.retain(|other| !below(other, path));
             self.opaque
@@ -109,7 +109,7 @@ impl Model {
             Entry::Directory(path) => self.put(path, Node::Directory { implied: false }),
             Entry::Link(path, target) => {
                 self.parents(path)?;
-                // The way to the target must lead through directories, as far as it is there.
+                // The existing part of the target's path must consist of directories.
                 let mut way = String::new();
                 for name in parent(target).split('/').filter(|name| !name.is_empty()) {
                     way += if way.is_empty() { "" } else { "/" };
@@ -147,7 +147,7 @@ impl Model {
         }
     }
 
-    /// Where a chain of links ends.
+    /// Returns the end of a chain of links.
     fn resolve(&self, file: usize) -> Result<usize, ()> {
         let mut chain = vec![file];
         loop {
@@ -173,7 +173,7 @@ impl Model {
         }
     }
 
-    /// A line for everything in the layer.
+    /// Returns a line for every file in the layer.
     fn listing(mut self) -> Result<Vec<String>, ()> {
         let resolved: Vec<(String, usize)> = self
             .nodes
@@ -236,7 +236,7 @@ impl Model {
     }
 }
 
-/// The same lines for a converted layer.
+/// Returns the same lines for a converted layer.
 fn listing(layer: &OpenLayer) -> Vec<String> {
     let mut lines: Vec<_> = layer
         .paths()
@@ -353,7 +353,7 @@ proptest! {
     }
 }
 
-/// An archive with a bit of every dialect.
+/// An archive with a part of every dialect.
 fn everything() -> Vec<u8> {
     Archive::new()
         .directory("./")

@@ -1,4 +1,4 @@
-//! What archives mean: OCI's rules for layers, and the decisions of `docs/oci.md`.
+//! OCI's rules for layers, and the decisions of `docs/oci.md`.
 
 mod layer;
 
@@ -11,7 +11,7 @@ fn a_whiteout_hides_a_name_of_lower_layers() {
     let layer = layer(&Archive::new().whiteout("d/.wh.gone").finish());
     assert_eq!(layer.paths(), ["d/", "d/d", "c/d/gone"]);
     assert!(layer.is_whiteout("d/gone"));
-    // Or overlayfs would list it where nothing lies below.
+    // Otherwise overlayfs would list it where there are no lower files.
     assert!(layer.xattr("d", "trusted.overlay.origin").is_some());
 }
 
@@ -62,7 +62,7 @@ fn a_whiteout_and_whiteouts_below_it_are_one_whiteout_in_any_order() {
         let layer = layer(&archive.finish());
         assert_eq!(layer.paths(), ["d/", "c/d"]);
     }
-    // With something new below, it is a new directory.
+    // With a new entry below it, it is a new directory.
     let archive = Archive::new()
         .whiteout(".wh.d")
         .whiteout("d/.wh.a")
@@ -115,7 +115,7 @@ fn a_whiteout_may_hide_the_longest_name() {
     let archive = Archive::new().pax(&[("path", format!("d/.wh.{name}").as_bytes())]);
     let layer = layer(&archive.whiteout("x").finish());
     assert!(layer.is_whiteout(&format!("d/{name}")));
-    // As a directory's own name that would be too much.
+    // The same length is too much for a directory's own name.
     let archive = Archive::new().pax(&[("path", format!(".wh.{name}/x").as_bytes())]);
     assert!(refusal(&archive.file("x", "").finish()).contains("longer than 255 bytes"));
 }
@@ -516,12 +516,12 @@ fn a_device_whiteout_and_a_later_directory_of_its_name_are_the_directory() {
         assert_eq!(layer.paths(), ["d/", "d/c"]);
         assert!(!layer.is_opaque("c"));
     }
-    // One that its contents imply, too.
+    // Also a directory that its contents imply.
     let archive = Archive::new().device(b'3', "c", 0, 0).file("c/f", "");
     let implied = layer(&archive.finish());
     assert_eq!(implied.paths(), ["d/", "d/c", "f/c/f"]);
     assert!(!implied.is_opaque("c"));
-    // And the other way round.
+    // The other way round.
     let archive = Archive::new().directory("c/").device(b'3', "c", 0, 0);
     assert!(layer(&archive.finish()).is_whiteout("c"));
 }

@@ -1,4 +1,4 @@
-//! Layers that are all metadata: what they may take of the host's memory.
+//! Layers that consist of metadata: limits of the host's memory that they may take.
 
 mod layer;
 
@@ -62,7 +62,8 @@ fn implied_directories_are_limited_by_their_memory() {
 
 #[test]
 fn lists_of_pieces_are_limited() {
-    // Two crumbs in a file of a terabyte: a list of many thousand pieces for a kilobyte.
+    // Two bytes in a file of a terabyte: a kilobyte of archive makes a list of many thousand
+    // pieces.
     let size = (1u64 << 40).to_string();
     let last = format!("0,1,{},1", (1u64 << 40) - 1);
     let archive = (0..40).fold(Archive::new(), |archive, i| {

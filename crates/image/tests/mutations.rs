@@ -1,4 +1,4 @@
-//! The fuzz targets' work on mutated archives, blobs, documents and recipes.
+//! Runs the fuzz targets on mutated archives, blobs, documents and recipes.
 
 #[allow(missing_docs)]
 #[path = "../../../fuzz/src/archive.rs"]

@@ -1,4 +1,4 @@
-//! Layers that are EROFS images already.
+//! Layers that are EROFS images.
 
 mod layer;
 
@@ -12,7 +12,7 @@ use layer::{OpenLayer, assert_no_trace, check_structure, expect_typed, store};
 use micabox_image::Limits;
 use micabox_image::convert::{Expect, Reason, convert_layer};
 
-/// An image as `mkfs.erofs` makes it of a tree.
+/// Makes an image of a tree with `mkfs.erofs`.
 fn mkfs(tree: impl Fn(&Path), options: &[&str]) -> Vec<u8> {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path().join("tree");
@@ -62,7 +62,7 @@ fn an_image_of_mkfs_becomes_one_of_ours() {
         assert_eq!(layer.read("a/b/499"), b"499");
         assert_eq!(layer.inode("linked"), layer.inode("a/small"));
         assert_eq!(layer.inode("linked").nlink, 2);
-        // Nothing is packed into inodes any more: every byte can be mapped.
+        // No file is packed into inodes any more: every byte can be mapped.
         for path in ["a/small", "a/b/large"] {
             let extents = layer.reader.extents(&layer.inode(path)).unwrap();
             assert!(
@@ -77,7 +77,7 @@ fn an_image_of_mkfs_becomes_one_of_ours() {
 
 #[test]
 fn markers_of_overlayfs_are_kept_and_holes_stay_holes() {
-    // One of our own images is a layer too, with all that an archive may say.
+    // One of our own images is a valid layer, too, with everything that an archive may contain.
     let size = (8 << 20).to_string();
     let archive = Archive::new()
         .whiteout("d/.wh.gone")
@@ -95,7 +95,7 @@ fn markers_of_overlayfs_are_kept_and_holes_stay_holes() {
     let store = store();
     let expect = native(blob, blob, PLAIN);
     let layer = convert_layer(&store, &blob[..], &expect, &Limits::default()).unwrap();
-    // There never was an archive of it.
+    // The layer wasn't made from an archive.
     let error = store.archive(&layer).unwrap_err().to_string();
     assert!(error.contains("came as an EROFS image"), "{error}");
     let layer = OpenLayer::new(store, layer);
@@ -111,7 +111,7 @@ fn images_that_are_not_what_they_should_be_are_refused() {
     let compressed = mkfs(some_tree, &["-zlz4"]);
     let mut damaged = image.clone();
     damaged[1024] ^= 1;
-    // A link into a lower layer: the marker that only our own conversion may set.
+    // A link into a lower layer: a marker that only our own conversion may set.
     let links = layer::layer(&Archive::new().hard_link("a", "b").directory("./").finish());
     let cases = [
         (&compressed[..], "EROFS"),
@@ -145,7 +145,7 @@ fn images_that_are_not_what_they_should_be_are_refused() {
     assert_no_trace(&store);
 }
 
-/// An image of `files` files whose bytes are the same `blocks` blocks.
+/// Makes an image of `files` files that share the same `blocks` blocks.
 fn shared_blocks(files: usize, blocks: usize) -> Vec<u8> {
     const BLOCK: usize = 4096;
     let inode_blocks = (32 * (files + 1)).div_ceil(BLOCK);
@@ -204,7 +204,7 @@ fn shared_blocks(files: usize, blocks: usize) -> Vec<u8> {
     image
 }
 
-/// The setting that a conversion of `blob`, which holds `image`, exceeds.
+/// Returns the setting that a conversion of `blob`, which contains `image`, exceeds.
 #[track_caller]
 fn exceeded(blob: &[u8], image: &[u8], limits: &Limits) -> &'static str {
     let store = store();
@@ -231,7 +231,7 @@ fn files_that_share_their_blocks_count_in_full() {
         ..Limits::default()
     };
     assert_eq!(exceeded(&blob, &image, &ratio), "compression-ratio");
-    // Within the limits it is a layer like any other.
+    // Within the limits it is a normal layer.
     let store = store();
     let expect = native(&blob, &image, "application/vnd.erofs.layer.v1+zstd");
     let layer = convert_layer(&store, &blob[..], &expect, &Limits::default()).unwrap();
@@ -247,7 +247,7 @@ fn metadata_of_an_image_is_limited_before_it_is_read() {
         ..Limits::default()
     };
     assert_eq!(exceeded(&image, &image, &limits), "metadata-size");
-    // One that counts its inodes wrongly is as large as it is.
+    // An image with a wrong count of inodes is measured by its real size.
     let mut lie = image;
     lie[1040..1048].copy_from_slice(&3u64.to_le_bytes());
     lie[1032..1036].copy_from_slice(&0u32.to_le_bytes()); // no checksum is claimed
@@ -264,7 +264,7 @@ fn an_image_of_no_bytes_is_refused_though_an_archive_of_none_is_empty() {
     let error = convert_layer(&store, &b""[..], &empty, &Limits::default()).unwrap_err();
     assert!(matches!(error.reason, Reason::ForeignErofs(_)), "{error}");
     assert_no_trace(&store);
-    // Nor does the archive's layer pass for it.
+    // The archive's layer isn't used for it either.
     layer::convert(&store, b"").unwrap();
     let error = convert_layer(&store, &b""[..], &empty, &Limits::default()).unwrap_err();
     assert!(matches!(error.reason, Reason::Kind { .. }), "{error}");
@@ -272,7 +272,7 @@ fn an_image_of_no_bytes_is_refused_though_an_archive_of_none_is_empty() {
 
 #[test]
 fn an_image_that_came_as_an_archive_is_not_taken_for_its_layer() {
-    // It begins with zeros, which end an archive.
+    // The image begins with zeros, which end an archive.
     let image = mkfs(some_tree, &[]);
     let store = store();
     layer::convert(&store, &image).unwrap();

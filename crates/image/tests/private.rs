@@ -1,4 +1,4 @@
-//! A store is its owner's alone.
+//! A store is private to its owner.
 
 mod layer;
 
@@ -42,14 +42,14 @@ fn an_old_store_is_tightened_when_it_is_opened() {
     assert_eq!(opened.tightened(), Some(0o755));
     assert_eq!((mode(root), mode(&lock)), (0o700, 0o600));
     assert_eq!(Store::open(root).unwrap().tightened(), None);
-    // What its owner took away stays away.
+    // Permissions that its owner removed are not restored.
     set_mode(root, 0o550);
     assert_eq!(Store::open(root).unwrap().tightened(), Some(0o550));
     assert_eq!(mode(root), 0o500);
     set_mode(root, 0o700);
 }
 
-/// Whether user 65534 can run this.
+/// Returns whether user 65534 can run this.
 fn stranger_can(command: &[&str]) -> bool {
     let status = Command::new("setpriv")
         .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"])
@@ -79,10 +79,10 @@ fn another_user_can_neither_hold_a_lock_nor_read_a_layer() {
     for attempt in &attempts {
         assert!(!stranger_can(attempt), "{attempt:?}");
     }
-    // Beneath an open root a lock would still be its owner's.
+    // Below an open root a lock is still private to its owner.
     set_mode(store.root(), 0o755);
     assert!(!stranger_can(&attempts[0]));
-    // It is the modes that keep this user out, not something else.
+    // It is the modes that deny this user access.
     set_mode(&lock, 0o644);
     for attempt in &attempts {
         assert!(stranger_can(attempt), "{attempt:?}");

@@ -1,7 +1,7 @@
-//! Several processes and one store: killed at any moment, at work on the same layer,
-//! pruning beside each other.
+//! Several processes with one store: killed at any moment, working on the same layer, pruning at
+//! the same time.
 //!
-//! The other processes are this test binary again, told by the environment what to do.
+//! The other processes are this test binary again, directed by environment variables.
 
 mod layer;
 
@@ -21,7 +21,7 @@ const ACTION: &str = "MICABOX_TEST_ACTION";
 const STORE: &str = "MICABOX_TEST_STORE";
 const DIFF_ID: &str = "MICABOX_TEST_DIFF_ID";
 
-/// Where the parent puts the blob for its children: making it takes longer than converting.
+/// Where the parent puts the blob for its children: making it takes longer than converting it.
 fn blob_path(store: &Store) -> PathBuf {
     store.root().with_file_name("blob")
 }
@@ -45,7 +45,7 @@ fn archive() -> Vec<u8> {
     archive.whiteout("d1/.wh.x").finish()
 }
 
-/// What a child does; without being told so, this test does nothing.
+/// Runs in a child; without the environment variables, this test does nothing.
 #[test]
 fn child() {
     let Ok(action) = env::var(ACTION) else { return };
@@ -61,7 +61,7 @@ fn child() {
             };
             convert_layer(&store, &blob[..], &honest, &Limits::default()).unwrap();
         }
-        // Keeps the claim until it is told to go on, which for a killed one is never.
+        // Keeps the claim until the parent releases it, which for a killed child is never.
         "claim" => {
             let diff_id = env::var(DIFF_ID).unwrap().parse().unwrap();
             let claim = store.claim_layer(&diff_id, None).unwrap();
@@ -142,7 +142,7 @@ fn assert_clean(store: &TestStore) {
 
 #[test]
 fn killed_at_any_moment_a_conversion_leaves_a_sound_store() {
-    // A kill loses nothing that was written, so memory will do.
+    // A kill loses no written bytes, so a store in memory is sufficient.
     let store = fast_store();
     let diff_id = prepare(&store);
     let started = Instant::now();
@@ -161,7 +161,7 @@ fn killed_at_any_moment_a_conversion_leaves_a_sound_store() {
         process.kill();
 
         assert_clean(&store);
-        // Whoever opens the store next removes what was left.
+        // The next process that opens the store removes the leftovers.
         let reopened = Store::open(store.root()).unwrap();
         assert_eq!(
             std::fs::read_dir(store.root().join("tmp")).unwrap().count(),
@@ -181,7 +181,7 @@ fn two_processes_make_one_layer_once() {
     let diff_id = prepare(&store);
     let mut first = Process::start("claim", &store, &diff_id);
     first.wait_for("missing");
-    // The second one waits for the first, as all the others here do.
+    // The second process waits for the first, as all the others here do.
     let others: Vec<_> = (0..3)
         .map(|_| Process::start("convert", &store, &diff_id))
         .collect();
@@ -219,7 +219,7 @@ fn prune_waits_for_whoever_relies_on_the_store() {
     let diff_id = honest.diff_id;
     let layer = convert_layer(&store, &archive[..], &honest, &Limits::default()).unwrap();
     let prune = Process::start("prune", &store, &diff_id);
-    // It is about to prune, and the layer has no image yet: only the lock keeps it.
+    // A prune is about to run, and the layer has no image yet: only the lock keeps it.
     let mut another = Process::start("claim", &store, &diff_id);
     another.wait_for("present");
     another.succeed();
@@ -236,7 +236,7 @@ fn a_living_imports_files_are_nobodys_leftovers() {
     let diff_id = prepare(&store);
     let mut claim = Process::start("claim", &store, &diff_id);
     claim.wait_for("missing");
-    // An import in this process, half way: its source stops to look around.
+    // An import in this process, half done: its source stops to inspect the store.
     struct LookingAround<'a>(&'a [u8], &'a Store);
     impl Read for LookingAround<'_> {
         fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {

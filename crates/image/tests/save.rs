@@ -1,5 +1,5 @@
-//! Saving images: what comes out is what went in, to us, to skopeo and, as far as its
-//! format goes, to Docker.
+//! Saves images: the archives contain the same images, as read by us, by skopeo and, as far as its
+//! format allows, by Docker.
 
 #[allow(dead_code, reason = "the pull tests use more of it")]
 #[path = "load/image.rs"]
@@ -22,7 +22,7 @@ use micabox_image::{
     Compression, Digest, LoadOptions, SaveError, SaveOptions, Settings, load, save,
 };
 
-// What is converted here is converted by a worker.
+// Conversions run in a worker.
 micabox_jail::run_if_worker_before_main!(&[micabox_image::WORKER]);
 
 fn options(format: ArchiveFormat, compression: Option<Compression>) -> SaveOptions {
@@ -120,7 +120,7 @@ fn what_was_saved_loads_as_the_same_images() {
                 assert_eq!(was.record.checksum, is.record.checksum);
             }
         }
-        // From the copy it comes again as it was.
+        // The copy saves the same archive.
         assert!(archive == saved(&copy, &names, &options), "{options:?}");
     }
 }
@@ -169,7 +169,7 @@ fn through_skopeo(source: &str, directory: &Path) -> Vec<String> {
         .collect()
 }
 
-/// skopeo checks every digest on the way, diff IDs too where it has to compress anew.
+/// skopeo checks every digest, including diff IDs where it has to compress anew.
 #[test]
 fn skopeo_reads_every_shape() {
     let store = filled();
@@ -197,7 +197,7 @@ fn skopeo_reads_every_shape() {
         let found = through_skopeo(&source, &path(&number.to_string()));
         assert_eq!(found, expected, "{format} {compression:?} as {transport}");
     }
-    // One of several, by its name.
+    // One of several images, by its name.
     let archive = path("both.tar");
     let names = ["first:1", "registry.example/second"];
     let bytes = saved(&store, &names, &options(ArchiveFormat::Oci, None));
@@ -232,7 +232,7 @@ fn what_cannot_be_saved_is_named() {
     let (error, _) = refusal(&store, &["first:1"], &gzip);
     assert!(error.to_string().contains("never compressed"), "{error}");
 
-    // An altered layer: no archive, or one without the file that names its images.
+    // An altered layer: there is no archive, or one without the file that names its images.
     let layer = store.image("first:1").unwrap().layers[0].clone();
     let mut image = fs::read(&layer.path).unwrap();
     image[100_000] ^= 1;

@@ -1,4 +1,4 @@
-//! Care for the store: usage, prune, remove, leases, fsck and its repairs.
+//! Maintenance of the store: usage, prune, remove, leases, fsck and its repairs.
 
 mod layer;
 
@@ -12,7 +12,7 @@ use layer::{TestStore, convert, store};
 use micabox_image::Digest;
 use micabox_image::store::{Error, FsckReport, Image, PruneOptions, Repair};
 
-/// Layers that several images share: a base and a top of its own for each name.
+/// Layers that several images share: a common base, and a top layer for each name.
 fn layers(name: &str) -> Vec<Vec<u8>> {
     vec![
         Archive::new()
@@ -161,7 +161,7 @@ fn removing_the_last_name_removes_the_image_and_its_own_layers() {
     store.image("two").unwrap();
     assert!(matches!(store.remove("one"), Err(Error::NoImage { .. })));
 
-    // By digest all names go.
+    // By digest all names are removed.
     store
         .tag(&"alias".parse().unwrap(), &two.manifest_digest)
         .unwrap();
@@ -202,8 +202,8 @@ fn while_the_store_is_in_use_removing_takes_only_the_name() {
     );
 }
 
-/// Checks that fsck finds one thing without changing anything, that a repair removes it,
-/// and that everything is well once the image is imported again.
+/// Checks that fsck finds one problem without changing anything, that a repair removes it, and
+/// that the store is sound once the image is imported again.
 fn damage(what: &str, repair: Repair, harm: impl Fn(&Image, &Path)) -> FsckReport {
     let store = store();
     let victim = image(&store, "victim");
@@ -321,8 +321,8 @@ fn fsck_notices_records_that_are_damaged_or_of_another_format() {
 
 #[test]
 fn fsck_notices_a_structure_that_its_checksum_vouches_for() {
-    // Somebody who alters a layer can alter its record too; what the kernel would trip over
-    // is still found.
+    // An attacker who alters a layer can alter its record, too; structures that could crash the
+    // kernel are still found.
     let report = damage("a wrong structure", Repair::RemoveLayer, |image, root| {
         let layer = &image.layers[0];
         flip(&layer.path, 1024);

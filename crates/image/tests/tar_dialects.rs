@@ -1,4 +1,4 @@
-//! Archives as every archiver writes them.
+//! Archives in the dialects of all archivers.
 
 mod layer;
 
@@ -255,7 +255,7 @@ fn acls_that_name_users_are_left_out_and_counted() {
     let nonsense = Archive::new()
         .pax(&[("SCHILY.acl.access", b"user")])
         .file("f", "");
-    // As Docker, containerd and GNU tar do with what is no ACL.
+    // Like Docker, containerd and GNU tar with an invalid ACL.
     assert_eq!(
         self::layer(&nonsense.finish()).layer.record.dropped_xattrs,
         1
@@ -294,7 +294,7 @@ fn attributes_that_linux_has_no_namespace_for_are_left_out_and_counted() {
     assert_eq!(layer.xattr("f", "user.kept").as_deref(), Some(&b"y"[..]));
 }
 
-/// The file that all sparse dialects below describe: data at 1 MiB and at its end.
+/// Returns the file that all sparse dialects below describe: data at 1 MiB and at its end.
 fn sparse_contents() -> (Vec<u8>, Vec<u8>) {
     let data: Vec<u8> = (0..5000u32).map(|i| (i % 255 + 1) as u8).collect();
     let mut whole = vec![0; (2 << 20) + 1000];

@@ -1,13 +1,12 @@
-//! Blobs as manifests name them.
+//! Descriptors: how manifests name blobs.
 
 use serde::{Deserialize, Serialize};
 
 use crate::Digest;
 
-/// A blob: what it is, its digest, its size (OCI image specification, `descriptor.md`).
+/// A blob's media type, digest and size (OCI image specification, `descriptor.md`).
 ///
-/// The order of the fields is that of the JSON that is made of it: the same descriptors always
-/// give the same manifest.
+/// The fields are serialized in this order, so the same descriptors always give the same manifest.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Descriptor {

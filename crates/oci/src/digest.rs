@@ -16,7 +16,7 @@ pub enum ParseError {
     /// There is no colon between algorithm and value.
     #[error("`{0}` is not a digest: expected `sha256:` and 64 hexadecimal digits")]
     NoAlgorithm(String),
-    /// An algorithm that OCI registers but nobody publishes images with, or an unknown one.
+    /// An algorithm that OCI registers but no published image uses, or an unknown one.
     #[error("digest `{0}` uses an algorithm other than sha256, which cannot be verified here")]
     Algorithm(String),
     /// The value isn't 64 lower-case hexadecimal digits.
@@ -29,24 +29,24 @@ pub enum ParseError {
 pub struct Digest([u8; 32]);
 
 impl Digest {
-    /// The digest of `bytes`.
+    /// Returns the digest of `bytes`.
     pub fn of(bytes: &[u8]) -> Self {
         let mut hasher = Hasher::new();
         hasher.update(bytes);
         hasher.finish()
     }
 
-    /// The 32 raw bytes.
+    /// Returns the 32 raw bytes.
     pub fn as_bytes(&self) -> &[u8; 32] {
         &self.0
     }
 
-    /// 64 lower-case hexadecimal digits, without the algorithm.
+    /// Returns 64 lower-case hexadecimal digits, without the algorithm.
     pub fn hex(&self) -> String {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// The digest whose value is `hex`: 64 lower-case digits, without the algorithm.
+    /// Parses `hex`, 64 lower-case hexadecimal digits without the algorithm.
     ///
     /// # Errors
     ///
@@ -119,23 +119,23 @@ impl<'de> Deserialize<'de> for Digest {
 pub struct Hasher(sha2::Sha256);
 
 impl Hasher {
-    /// A hasher that has seen no bytes yet.
+    /// Creates a hasher that has seen no bytes yet.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes in the next bytes.
+    /// Adds the next bytes.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// The digest over everything taken in.
+    /// Returns the digest of all bytes added.
     pub fn finish(self) -> Digest {
         Digest(self.0.finalize().into())
     }
 }
 
-/// Hands bytes on to a writer, and takes their digest on the way.
+/// Passes bytes on to a writer and computes their digest.
 pub struct HashingWriter<W> {
     inner: W,
     hasher: Hasher,
@@ -143,7 +143,7 @@ pub struct HashingWriter<W> {
 }
 
 impl<W> HashingWriter<W> {
-    /// Nothing was written yet.
+    /// Wraps `inner`, with no bytes written yet.
     pub fn new(inner: W) -> Self {
         Self {
             inner,
@@ -152,7 +152,7 @@ impl<W> HashingWriter<W> {
         }
     }
 
-    /// The writer, and digest and number of the bytes that it took.
+    /// Returns the writer, and the digest and number of the bytes that it took.
     pub fn finish(self) -> (W, Digest, u64) {
         (self.inner, self.hasher.finish(), self.size)
     }

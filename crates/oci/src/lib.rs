@@ -1,10 +1,10 @@
-//! The words that the store of images and the registries' client share.
+//! Types that the image store and the registry client share.
 //!
-//! * [`Reference`] is an image's name, [`Digest`] the SHA-256 of something, [`Descriptor`] a blob
-//!   as a manifest names it.
-//! * [`Progress`] is told how a transfer goes on, whatever moves the layers.
+//! * [`Reference`] is an image's name, [`Digest`] a SHA-256, [`Descriptor`] a blob as a manifest
+//!   names it.
+//! * [`Progress`] receives the events of a transfer, in either direction.
 //!
-//! Nothing here does any input or output.
+//! This crate does no input or output.
 
 #![forbid(unsafe_code)]
 #![warn(clippy::missing_errors_doc)]
@@ -22,7 +22,8 @@ pub use reference::Reference;
 /// Largest manifest, index or image configuration, in bytes: what registries accept.
 pub const MAX_DOCUMENT: u64 = 4 << 20;
 
-/// Foreign text without what a terminal would obey, and not too much of it.
+/// Returns foreign text with its control characters, which a terminal would obey, replaced by
+/// spaces, and at most 300 characters of it.
 #[must_use]
 pub fn printable(text: &str) -> String {
     let clean = text.chars().map(|c| if c.is_control() { ' ' } else { c });

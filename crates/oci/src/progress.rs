@@ -1,39 +1,39 @@
-//! What a transfer of an image tells whoever watches it: a pull or a load, a push or a save.
+//! Events that a transfer of an image reports: a pull or a load, a push or a save.
 //!
-//! Events come from several threads at once, and often: an implementation should
-//! return quickly and do its drawing elsewhere.
+//! Events come from several threads at once, and often: an implementation should return quickly
+//! and draw elsewhere.
 
 use std::time::Duration;
 
 use crate::{Descriptor, Digest};
 
-/// Receives what happens during a transfer.
+/// Receives the events of a transfer.
 pub trait Progress: Send + Sync {
-    /// Takes note of `event`.
+    /// Handles `event`.
     fn event(&self, event: Event<'_>);
 }
 
-/// Something that happened.
+/// An event of a transfer.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
     /// The image as a whole enters a phase.
     Phase(Phase),
-    /// The layers are known, bottom first. Said once for each image that comes in, and once
-    /// for all that go out.
+    /// The layers are known, bottom first. Sent once for each image that is fetched or loaded, and
+    /// once for all images that are pushed or saved.
     Layers(&'a [Layer]),
-    /// One layer moves on.
+    /// The state of one layer changed.
     Layer {
-        /// Its diff ID, whichever way it goes.
+        /// Its diff ID, in either direction.
         diff_id: &'a Digest,
-        /// What became of it.
+        /// Its new state.
         state: LayerState<'a>,
     },
-    /// Something that a user should read though the work goes on, as one sentence.
+    /// One sentence for the user; the transfer goes on.
     Notice(&'a str),
 }
 
-/// What an image as a whole goes through, in this order.
+/// The phases of a transfer, in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
     /// Looking for the manifest.
@@ -42,28 +42,28 @@ pub enum Phase {
     Layers,
     /// Merging the layers' metadata and publishing the image; pushing its manifest.
     Publishing,
-    /// The image is where it was to go.
+    /// The image is at its destination.
     Done,
 }
 
-/// A layer that is to be moved.
+/// A layer to transfer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layer {
-    /// Names it in what follows.
+    /// Identifies the layer in later events.
     pub diff_id: Digest,
-    /// What is moved: the blob that comes in, or the archive of a layer that goes out, whose
-    /// blob is yet to be made.
+    /// What is transferred: the blob of a layer that is fetched or loaded, or the archive of a
+    /// layer that is pushed or saved, whose blob isn't made yet.
     pub blob: Descriptor,
 }
 
-/// What became of a layer.
+/// State of a layer in a transfer.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum LayerState<'a> {
-    /// Whoever should get it has it: nothing will be transferred.
+    /// The destination already has the layer: nothing will be transferred.
     Present,
-    /// The first `bytes` bytes of the blob have been handed to the conversion. Decreases only
-    /// where a pull starts over because what an earlier one had kept was damaged.
+    /// The first `bytes` bytes of the blob were passed to the conversion. Decreases only when a
+    /// pull starts over because the part that an earlier pull kept was damaged.
     Received {
         /// Bytes since the beginning of the blob.
         bytes: u64,
@@ -73,26 +73,25 @@ pub enum LayerState<'a> {
         /// Bytes since the beginning of the archive.
         bytes: u64,
     },
-    /// The first `bytes` bytes of the new blob were sent. Falls back when a transfer starts
-    /// again.
+    /// The first `bytes` bytes of the new blob were sent. Decreases when a transfer starts again.
     Sent {
         /// Bytes since the beginning of the blob.
         bytes: u64,
         /// Size of the blob in bytes.
         of: u64,
     },
-    /// The transfer broke off and goes on after a pause.
+    /// The transfer failed and continues after a pause.
     Retrying {
         /// What went wrong.
         reason: &'a str,
-        /// How long the pause is.
+        /// Length of the pause.
         pause: Duration,
     },
-    /// It is where it was to go, complete and verified.
+    /// The layer is at its destination, complete and verified.
     Done,
 }
 
-/// Watches nothing.
+/// Ignores all events.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Silent;
 

@@ -14,15 +14,15 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::{Digest, ParseError, printable};
 
-/// The registry that a reference without one means.
+/// The registry of a reference that names none.
 pub const DEFAULT_REGISTRY: &str = "docker.io";
 const DEFAULT_TAG: &str = "latest";
-/// What the default registry calls images that belong to no user.
+/// The namespace that the default registry gives to images that belong to no user.
 const DEFAULT_NAMESPACE: &str = "library";
 /// An older name of the default registry, still seen in references and configuration.
 const LEGACY_DEFAULT_REGISTRY: &str = "index.docker.io";
 
-/// What `sha256:…` would be as a name.
+/// Repository of `sha256:…` when parsed as a name.
 const DIGEST_LIKE: &str = "library/sha256";
 
 /// Longest `registry/repository`, in bytes.
@@ -30,59 +30,59 @@ const MAX_NAME: usize = 255;
 /// Longest tag, in bytes.
 const MAX_TAG: usize = 128;
 
-/// Why a string is no image reference.
+/// Why a string is not an image reference.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReferenceError {
-    /// Nothing at all, or nothing before the tag or digest.
+    /// The text, or the part before the tag or digest, is empty.
     #[error("`{0}` names no image: expected [REGISTRY/]REPOSITORY[:TAG][@DIGEST]")]
     Empty(String),
     /// Docker and OCI allow lower-case repositories only.
     #[error("`{0}` is not an image reference: a repository name is lower case")]
     UpperCase(String),
-    /// The part before the first slash is no host name.
+    /// The part before the first slash is not a host name.
     #[error(
         "`{reference}` is not an image reference: `{registry}` is not a registry's host[:port]"
     )]
     Registry {
-        /// What was parsed.
+        /// The text that was parsed.
         reference: String,
         /// The part that is wrong.
         registry: String,
     },
-    /// A component between slashes.
+    /// A component between slashes is invalid.
     #[error(
         "`{reference}` is not an image reference: `{component}` in the repository is not letters \
          and digits joined by `.`, `_`, `__` or dashes"
     )]
     Repository {
-        /// What was parsed.
+        /// The text that was parsed.
         reference: String,
         /// The part that is wrong.
         component: String,
     },
-    /// The part after the colon.
+    /// The tag is invalid.
     #[error(
         "`{reference}` is not an image reference: tag `{tag}` is not 1 to 128 letters, digits, \
          `_`, `.` or `-` with a letter, digit or `_` first"
     )]
     Tag {
-        /// What was parsed.
+        /// The text that was parsed.
         reference: String,
         /// The part that is wrong.
         tag: String,
     },
-    /// The part after the `@`.
+    /// The digest is invalid.
     #[error("`{reference}` is not an image reference: {source}")]
     Digest {
-        /// What was parsed.
+        /// The text that was parsed.
         reference: String,
         /// What is wrong with the digest.
         source: ParseError,
     },
-    /// 64 hexadecimal digits are an image's digest, so they can't be its name.
+    /// 64 hexadecimal digits are an image's digest, so they can't be a name.
     #[error("`{0}` is not an image reference: for an image by digest write REPOSITORY@sha256:{0}")]
     BareDigest(String),
-    /// Docker Hub's `library/sha256` can't be told from a digest once the defaults are left out.
+    /// Docker Hub's `library/sha256` can't be told from a digest when the defaults are left out.
     #[error(
         "`{0}` looks like a digest, not a name: for an image by digest write \
          REPOSITORY@sha256:DIGEST"
@@ -93,11 +93,10 @@ pub enum ReferenceError {
     TooLong(String),
 }
 
-/// Where an image is: a registry, a repository there, and a tag, a digest or both.
+/// Location of an image: a registry, a repository there, and a tag, a digest or both.
 ///
-/// A value always has a tag or a digest; with both, the digest decides and the tag is
-/// only a name. [`fmt::Display`] writes every part, [`Self::familiar`] leaves the
-/// defaults out as Docker does.
+/// A value always has a tag or a digest; with both, the digest decides and the tag is only a name.
+/// [`fmt::Display`] writes every part, [`Self::familiar`] leaves the defaults out as Docker does.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Reference {
     registry: String,
@@ -107,27 +106,27 @@ pub struct Reference {
 }
 
 impl Reference {
-    /// Host and, where given, port: `docker.io`, `localhost:5000`, `[::1]:5000`.
+    /// Returns the host and, if given, the port: `docker.io`, `localhost:5000`, `[::1]:5000`.
     pub fn registry(&self) -> &str {
         &self.registry
     }
 
-    /// The path within the registry: `library/python`.
+    /// Returns the path within the registry: `library/python`.
     pub fn repository(&self) -> &str {
         &self.repository
     }
 
-    /// The tag; `latest` when the text had neither tag nor digest.
+    /// Returns the tag; `latest` when the text had neither tag nor digest.
     pub fn tag(&self) -> Option<&str> {
         self.tag.as_deref()
     }
 
-    /// The digest of a manifest or an index.
+    /// Returns the digest of a manifest or an index.
     pub fn digest(&self) -> Option<&Digest> {
         self.digest.as_ref()
     }
 
-    /// The shortest spelling that means the same: `python:3.12-slim`.
+    /// Returns the shortest spelling with the same meaning: `python:3.12-slim`.
     pub fn familiar(&self) -> String {
         let whole = self.to_string();
         let Some(path) = whole
@@ -137,13 +136,13 @@ impl Reference {
             return whole;
         };
         let short = path.strip_prefix("library/").unwrap_or(path);
-        // A path may begin as a registry's name does, and would mean that one.
+        // A path may begin like a registry's name, and would then parse as that registry.
         let means_the_same = |text: &&str| text.parse().as_ref() == Ok(self);
         let found = [short, path].into_iter().find(means_the_same);
         found.unwrap_or(&whole).to_owned()
     }
 
-    /// The same repository, another digest and no tag.
+    /// Returns the same repository with another digest and no tag.
     pub fn with_digest(&self, digest: Digest) -> Self {
         Self {
             tag: None,
@@ -191,7 +190,7 @@ impl FromStr for Reference {
             return Err(ReferenceError::BareDigest(printable(text)));
         }
 
-        // A port's colon is followed by a slash somewhere, a tag's never.
+        // A slash follows a port's colon somewhere, a tag's never.
         let (name, tag) = match rest.rsplit_once(':') {
             Some((name, tag)) if !tag.contains('/') => (name, Some(tag)),
             _ => (rest, None),
@@ -269,8 +268,8 @@ impl<'de> Deserialize<'de> for Reference {
     }
 }
 
-/// Whether `registry` (host and perhaps port) is this machine, so that plain HTTP
-/// stays on it.
+/// Returns whether `registry` (host and optional port) is this machine, so that plain HTTP doesn't
+/// leave it.
 pub fn is_loopback(registry: &str) -> bool {
     let host = match registry.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or_default(),
@@ -281,15 +280,16 @@ pub fn is_loopback(registry: &str) -> bool {
         || host.parse::<Ipv6Addr>().is_ok_and(|ip| ip.is_loopback())
 }
 
-/// Docker's rule for what stands before the first slash: a registry if it couldn't be
-/// part of a repository name at the default one.
+/// Returns whether the part before the first slash is a registry, by Docker's rule: it is if it
+/// couldn't be part of a repository name at the default one.
 fn names_registry(first: &str) -> bool {
     first == "localhost"
         || first.contains(['.', ':'])
         || first.bytes().any(|byte| byte.is_ascii_uppercase())
 }
 
-/// `host[:port]`, the host being a name, an IPv4 address or an IPv6 one in brackets.
+/// Returns whether `text` is `host[:port]`, the host being a name, an IPv4 address or an IPv6
+/// address in brackets.
 fn is_registry(text: &str) -> bool {
     let (host, port) = if let Some(rest) = text.strip_prefix('[') {
         let Some((address, after)) = rest.split_once(']') else {
@@ -326,7 +326,8 @@ fn is_registry(text: &str) -> bool {
     port.is_none_or(port_is_number) && (text.starts_with('[') || host.split('.').all(label))
 }
 
-/// Lower-case letters and digits, joined by one `.`, one or two `_`, or any number of `-`.
+/// Returns whether `text` is lower-case letters and digits, joined by one `.`, one or two `_`, or
+/// any number of `-`.
 fn is_component(text: &str) -> bool {
     let word = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let edge = |byte: Option<&u8>| byte.is_some_and(|byte| word(*byte));

@@ -1,4 +1,4 @@
-//! References: the cases of Docker's own test tables, and what we refuse.
+//! References: the cases of Docker's own test tables, and references that we refuse.
 
 use proptest::prelude::*;
 
@@ -13,7 +13,7 @@ fn parse(text: &str) -> Reference {
 #[test]
 fn defaults_are_dockers() {
     let digest = format!("@sha256:{HEX}");
-    // (written, registry, repository, tag, full, familiar)
+    // (written, full, familiar)
     let table = [
         ("python", "docker.io/library/python:latest", "python:latest"),
         (
@@ -123,7 +123,7 @@ fn defaults_are_dockers() {
         ("localhost:5000/x", "localhost:5000/x"),
         ("localhost:5000/x:y", "localhost:5000/x:y"),
     ] {
-        // With a digest no tag is made up, and one that is there stays.
+        // With a digest no default tag is added, and a given tag stays.
         let reference = parse(&format!("{text}{digest}"));
         assert_eq!(reference.to_string(), format!("{full}{digest}"));
         assert_eq!(
@@ -217,7 +217,7 @@ fn everything_else_is_refused() {
         HEX.parse::<Reference>(),
         Err(ReferenceError::BareDigest(_))
     ));
-    // 63 digits are just a name.
+    // 63 digits are a valid name.
     assert!(HEX[1..].parse::<Reference>().is_ok());
 }
 
@@ -255,7 +255,7 @@ fn loopback_is_this_machine_only() {
 }
 
 proptest! {
-    /// Whatever parses means the same in each of its spellings.
+    /// Every reference that parses means the same in each of its spellings.
     #[test]
     fn spellings_agree(text in prop_oneof![
         any::<String>(),
@@ -285,7 +285,7 @@ fn what_looks_like_a_digest_is_no_name() {
     assert!("team/sha256:abc".parse::<Reference>().is_ok());
 }
 
-/// A path at the default registry may begin with what would be another one's name.
+/// A path at the default registry may begin like another registry's name.
 #[test]
 fn a_short_spelling_never_means_another_registry() {
     for (text, familiar) in [

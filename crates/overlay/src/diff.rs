@@ -1,4 +1,4 @@
-//! What an upper layer changes, as `docker diff` shows it.
+//! Lists what an upper layer changes, like `docker diff`.
 
 use std::fmt;
 
@@ -8,26 +8,26 @@ use serde::{Deserialize, Serialize};
 use crate::view::{View, ViewError};
 use crate::walk::{Scope, Walk};
 
-/// Most bytes of a path that are put together.
+/// Longest path that is assembled, in bytes.
 const PATH_MAX: usize = 256 << 20;
 
-/// One path that is not as the image has it.
+/// A path that differs from the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change<'p> {
-    /// In which way.
+    /// Kind of change.
     pub kind: ChangeKind,
-    /// Where: absolute, bytes as Linux has them.
+    /// The path: absolute, in Linux's bytes.
     pub path: &'p [u8],
 }
 
 /// How a path differs from the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ChangeKind {
-    /// The image has nothing there.
+    /// The image has no file at the path.
     Added,
-    /// It is another one, has other contents or attributes, or has changes below it.
+    /// It is another file, has other contents or attributes, or has changes below it.
     Changed,
-    /// It is gone, and all below it.
+    /// The file, and all below it, is deleted.
     Deleted,
 }
 
@@ -41,19 +41,19 @@ impl fmt::Display for ChangeKind {
     }
 }
 
-/// A change without its path: there may be thousands of directories in each other.
+/// A change without its path: directories may be nested thousands deep.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Step {
-    /// In which way.
+    /// Kind of change.
     pub kind: ChangeKind,
-    /// How many directories it is below the root. Each of them is a step before.
+    /// Number of directories between the root and it. Each of them is an earlier step.
     pub depth: u32,
     /// The last name of its path.
     pub name: Vec<u8>,
 }
 
-/// Calls `each` with everything in which the layers together differ from the lower one, each
-/// directory before what is in it, names in the order of their bytes.
+/// Calls `each` for every change of the lower layer's tree, each directory before its entries,
+/// names in the order of their bytes.
 ///
 /// # Errors
 /// [`ViewError`], and those of `each`.
@@ -85,17 +85,17 @@ pub fn diff<D: BlockDevice, E: From<ViewError>>(
     Ok(())
 }
 
-/// Puts the paths of steps together.
+/// Assembles the paths of steps.
 #[derive(Debug, Default)]
 pub struct Paths {
     path: Vec<u8>,
-    /// Where the path ends in each directory on the way.
+    /// Length of the path up to each directory in it.
     ends: Vec<usize>,
 }
 
 impl Paths {
-    /// The change that a step is; none if no directory on its way came before, or if its path
-    /// is longer than any that fits into memory.
+    /// Returns the change of a step; `None` if a directory on its path wasn't an earlier step, or
+    /// if the path is too long for memory.
     pub fn change(&mut self, step: &Step) -> Option<Change<'_>> {
         let depth = step.depth as usize;
         let end = match depth.checked_sub(1) {

@@ -1,5 +1,5 @@
-//! Writes a filesystem as a tar archive that leaves nothing out but sockets, for which archives
-//! have no word.
+//! Writes an ext4 filesystem as a tar archive. Only sockets are left out: the format has no type
+//! for them.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use micabox_ext4::{BlockDevice, DirEntry, Error, Ext4, FileKind, Ino, Place, Stat};
 use micabox_tar::{Attributes, Kind, Member, Writer};
 
-/// Why an export ended early.
+/// Why an export failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExportError {
@@ -16,7 +16,7 @@ pub enum ExportError {
     Filesystem {
         /// The path within the archive.
         path: Vec<u8>,
-        /// Why.
+        /// The filesystem's error.
         source: Error,
     },
     /// The archive can't be written.
@@ -24,19 +24,19 @@ pub enum ExportError {
     Output(#[from] io::Error),
 }
 
-/// What was exported.
+/// Totals of an export.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Exported {
     /// Members of the archive.
     pub members: u64,
-    /// Paths of sockets, which were left out: of the first [`Exported::SOCKETS`].
+    /// Paths of the first [`Exported::SOCKETS`] sockets, which were left out.
     pub sockets: Vec<Vec<u8>>,
-    /// How many sockets more there were.
+    /// Number of further sockets.
     pub more_sockets: u64,
 }
 
 impl Exported {
-    /// Most sockets that are named.
+    /// Most sockets whose paths are returned.
     pub const SOCKETS: usize = 100;
 
     fn socket(&mut self, path: &[u8]) {
@@ -48,11 +48,11 @@ impl Exported {
     }
 }
 
-/// Writes the tree below a directory, which becomes `./`, names in order of their bytes.
+/// Writes the tree below a directory, which becomes `./`. Names are in the order of their bytes.
 ///
 /// # Errors
 ///
-/// [`ExportError`]; the archive is not whole then.
+/// [`ExportError`]; the archive is incomplete then.
 pub fn export<D: BlockDevice, W: Write>(
     filesystem: &mut Ext4<D>,
     directory: Ino,
@@ -69,20 +69,21 @@ pub struct Exporter<W> {
     archive: Writer<W>,
     /// The first path of each inode with several names.
     links: HashMap<Ino, Vec<u8>>,
-    /// Bytes that may still be written. Files that share blocks, and paths, could be without
-    /// end: a sound filesystem's contents are no more than itself, and its paths are less.
+    /// Bytes of contents and paths that may still be written. In a damaged filesystem, files that
+    /// share blocks, and paths, could add up without end; in a sound one, the contents are no
+    /// larger than the filesystem, and the paths are smaller.
     left: u64,
     exported: Exported,
 }
 
-/// Longest path. Deeper trees can be made, a directory at a time, and their archives would grow
-/// with the square of their depth.
+/// Longest path, in bytes. Deeper trees can be made, a directory at a time, and their archives
+/// would grow with the square of their depth.
 const PATH_MAX: usize = 64 << 10;
-/// Bytes of such a path in a message.
+/// Bytes of such a path that a message shows.
 const PATH_SHOWN: usize = 100;
 
 impl<W: Write> Exporter<W> {
-    /// An archive without members, for what is in `filesystem`.
+    /// Starts an archive for files of `filesystem`.
     pub fn new<D: BlockDevice>(filesystem: &Ext4<D>, output: W) -> Self {
         let statistics = filesystem.statistics();
         let bytes = statistics.blocks * u64::from(statistics.block_size);
@@ -98,23 +99,23 @@ impl<W: Write> Exporter<W> {
     ///
     /// # Errors
     ///
-    /// Those of the output.
+    /// Errors of the output.
     pub fn finish(self) -> Result<Exported, ExportError> {
         self.archive.finish()?;
         Ok(self.exported)
     }
 
-    /// The archive, for members that are not from a filesystem.
+    /// Returns the archive, for members that are not from a filesystem.
     pub fn archive(&mut self) -> &mut Writer<W> {
         &mut self.archive
     }
 
-    /// Adds what an inode is as `name`, a directory with the tree below it; names in order
-    /// of their bytes; an empty name makes it the archive's root, `./`. See [`Exporter::add`].
+    /// Adds an inode as `name`, and the tree below it if it is a directory; names are in the order
+    /// of their bytes. An empty name makes it the archive's root, `./`. See [`Exporter::add`].
     ///
     /// # Errors
     ///
-    /// [`ExportError`]; the archive is not whole then.
+    /// [`ExportError`]; the archive is incomplete then.
     pub fn tree<D: BlockDevice>(
         &mut self,
         filesystem: &mut Ext4<D>,
@@ -122,8 +123,8 @@ impl<W: Write> Exporter<W> {
         name: &[u8],
         rename: impl Fn(&[u8]) -> Option<Vec<u8>>,
     ) -> Result<(), ExportError> {
-        // Directories: a damaged filesystem could have them in a circle, or one of them at the
-        // end of so many ways that no archive is long enough.
+        // Visited directories: in a damaged filesystem they could form a cycle, or one could have
+        // so many paths that the archive would not end.
         let mut visited = HashSet::new();
         let mut path = name.to_vec();
         let stat = filesystem
@@ -163,12 +164,12 @@ impl<W: Write> Exporter<W> {
         Ok(())
     }
 
-    /// Adds an inode as `path`, or notes that it is a socket. `rename` may give an extended
-    /// attribute another name, or an empty one that leaves it out.
+    /// Adds an inode as `path`; a socket is only recorded as left out. `rename` may return a new
+    /// name for an extended attribute, or an empty one to leave the attribute out.
     ///
     /// # Errors
     ///
-    /// [`ExportError`]; the archive is not whole then.
+    /// [`ExportError`]; the archive is incomplete then.
     pub fn add<D: BlockDevice>(
         &mut self,
         filesystem: &mut Ext4<D>,
@@ -228,7 +229,7 @@ impl<W: Write> Exporter<W> {
         Ok(self.archive.add(&member)?)
     }
 
-    /// Accounts for bytes that are to be written.
+    /// Counts bytes that are about to be written; an error if there are too many.
     fn take(&mut self, path: &[u8], ino: Ino, bytes: u64) -> Result<(), ExportError> {
         self.left = self.left.checked_sub(bytes).ok_or_else(|| {
             let problem = "files and paths so far add up to more than the filesystem";
@@ -267,7 +268,7 @@ impl<W: Write> Exporter<W> {
     }
 }
 
-/// A directory's names in order.
+/// Returns a directory's entries, sorted by name.
 fn names<D: BlockDevice>(
     filesystem: &mut Ext4<D>,
     path: &[u8],
@@ -282,7 +283,7 @@ fn names<D: BlockDevice>(
 
 type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// An inode's extended attributes under the names that they are to have, in order.
+/// Returns an inode's extended attributes under their new names, sorted.
 fn xattrs<D: BlockDevice>(
     filesystem: &mut Ext4<D>,
     ino: Ino,

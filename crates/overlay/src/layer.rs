@@ -1,6 +1,6 @@
-//! An upper layer as a layer of an OCI image.
+//! Writes an upper layer as a layer of an OCI image.
 //!
-//! overlayfs says what is gone by devices and attributes, an archive by names.
+//! overlayfs marks deletions with devices and attributes, an archive with names.
 
 use std::io::Write;
 
@@ -12,7 +12,7 @@ use crate::view::{Entry, View, ViewError};
 use crate::walk::{Scope, Step, Walk};
 use crate::words::{ESCAPED_PREFIX, archive as marks, is_marker, unescape_xattr_name};
 
-/// Why there is no layer.
+/// Why a layer can't be written.
 #[derive(Debug, thiserror::Error)]
 pub enum LayerError {
     /// The layers can't be read.
@@ -21,24 +21,24 @@ pub enum LayerError {
     /// The archive can't be written.
     #[error(transparent)]
     Export(#[from] ExportError),
-    /// The name of the file at this path would be a mark in an archive.
+    /// The name of the file at this path would be a whiteout in an archive.
     #[error(
         "{}: cannot be in a layer: `.wh.` marks what is gone there",
         printable(_0)
     )]
     Marker(Vec<u8>),
-    /// The directory at this path was there before: the disk is damaged.
+    /// The directory at this path has another name as well: the disk is damaged.
     #[error("{}: a directory with several names", printable(_0))]
     Again(Vec<u8>),
 }
 
-/// A path as errors have it.
+/// Formats a path for errors.
 fn printable(path: &[u8]) -> String {
     format!("/{}", path.escape_ascii())
 }
 
-/// Writes the changes as an uncompressed archive. The lower layer says what a socket hides,
-/// which no archive can hold.
+/// Writes the changes as an uncompressed archive. Sockets, which archives can't hold, are left
+/// out; one that hides a file of the lower layer becomes a whiteout.
 ///
 /// # Errors
 /// [`LayerError`].
@@ -65,7 +65,7 @@ fn add<D: BlockDevice, W: Write>(
     step: &Step,
 ) -> Result<(), LayerError> {
     let slot = &step.slot;
-    // Only below, and hidden: the directory says so.
+    // Only in the lower layer, and hidden: the directory is marked as opaque.
     let Some(stat) = &slot.upper else {
         return Ok(());
     };
@@ -96,7 +96,7 @@ fn add<D: BlockDevice, W: Write>(
     Ok(())
 }
 
-/// An empty file that only its name matters of.
+/// Adds an empty file that marks a deletion by its name.
 fn marker<W: Write>(
     archive: &mut Writer<W>,
     path: &[u8],
@@ -116,13 +116,12 @@ fn marker<W: Write>(
         .map_err(|error| ExportError::from(error).into())
 }
 
-/// Leaves out what overlayfs noted for itself, and gives back what it keeps for an overlay
-/// inside the sandbox under another name.
+/// Removes overlayfs's own attributes, and restores the names of those that it escaped for an
+/// overlay inside the sandbox.
 fn renamed(name: &[u8]) -> Option<Vec<u8>> {
-    match is_marker(name) {
-        true => Some(Vec::new()),
-        false => name
-            .starts_with(ESCAPED_PREFIX)
-            .then(|| unescape_xattr_name(name).into()),
+    if is_marker(name) {
+        return Some(Vec::new());
     }
+    name.starts_with(ESCAPED_PREFIX)
+        .then(|| unescape_xattr_name(name).into())
 }

@@ -1,21 +1,21 @@
-//! What a sandbox sees and changed: overlayfs's view of an upper layer over a lower one, without
-//! a kernel.
+//! Reads and writes a sandbox's changes: overlayfs's view of an upper layer over a lower one,
+//! without a kernel.
 //!
 //! The upper layer is the directory `/root` of an ext4 filesystem, the lower one an EROFS image or
-//! another ext4 filesystem. Source of the rules: Linux,
-//! `Documentation/filesystems/overlayfs.rst`; a test holds this crate against the kernel.
+//! another ext4 filesystem. Source of the rules: Linux, `Documentation/filesystems/overlayfs.rst`;
+//! a test compares this crate with the kernel.
 //!
 //! | module | what it does |
 //! |---|---|
-//! | [`words`] | the names that overlayfs and OCI layers mark with |
+//! | [`words`] | names with which overlayfs and OCI layers mark deletions |
 //! | [`lower`] | reads the lower layer |
 //! | [`view`] | looks up names and paths in both |
-//! | [`walk`] | visits every name at which the upper layer says something |
+//! | [`walk`] | visits every visible or every changed name |
 //! | [`diff`], [`layer`] | the changes as a list, as a layer of an OCI image |
 //! | [`export`] | an ext4 filesystem, or some of its inodes, as an archive |
-//! | [`pack`] | what is seen at a path, as an archive |
-//! | [`edit`], [`patch`], [`unpack`] | writes the upper layer as overlayfs would |
-//! | [`host`] | files of the host's as archives, and archives as files of the host's |
+//! | [`pack`] | the visible files at a path, as an archive |
+//! | [`edit`], [`patch`], [`unpack`] | write the upper layer as overlayfs would |
+//! | [`host`] | host files as archives, and archives as host files |
 
 #![forbid(unsafe_code)]
 

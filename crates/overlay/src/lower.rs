@@ -1,4 +1,4 @@
-//! The lower layer: the files below a sandbox's changes.
+//! Reads the lower layer: the files below a sandbox's changes.
 
 use std::fs::File;
 
@@ -18,15 +18,15 @@ pub enum Lower {
     Erofs(Reader<Concat<File>>),
     /// An ext4 filesystem.
     Ext4(Box<Ext4<ReadOnly<File>>>),
-    /// No files at all.
+    /// An empty tree.
     Nothing,
 }
 
-/// Something in it.
+/// A file of the tree.
 #[derive(Clone, Debug)]
 pub struct Node {
     at: At,
-    /// What it is.
+    /// Kind of file.
     pub kind: FileKind,
     /// Permission, set-id and sticky bits.
     pub permissions: u16,
@@ -34,13 +34,13 @@ pub struct Node {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// When its contents were changed last.
+    /// Last change of the contents.
     pub mtime: Timestamp,
     /// Major and minor number of a device.
     pub device: (u32, u32),
-    /// Bytes, of a regular file.
+    /// Size of a regular file in bytes.
     pub size: u64,
-    /// A number that all names of a file have in common, if it has more than one.
+    /// A number that all names of the file share, if it has more than one.
     pub linked: Option<u64>,
 }
 
@@ -50,38 +50,38 @@ enum At {
     Ext4(Ino),
 }
 
-/// Why it can't be read.
+/// Why the lower layer can't be read.
 #[derive(Debug, thiserror::Error)]
 pub enum LowerError {
-    /// An EROFS image.
+    /// The EROFS image can't be read.
     #[error(transparent)]
     Erofs(#[from] micabox_erofs::Error),
-    /// An ext4 filesystem.
+    /// The ext4 filesystem can't be read.
     #[error(transparent)]
     Ext4(#[from] micabox_ext4::Error),
-    /// It has no file.
+    /// No file was given.
     #[error("there is no file to read it from")]
     NoFile,
 }
 
 type Result<T> = std::result::Result<T, LowerError>;
 
-/// How to read what is below.
+/// Kind of lower layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LowerKind {
-    /// An image: metadata, then layers, as they lie.
+    /// An image: metadata, then layers, one after the other.
     Erofs,
     /// An ext4 filesystem.
     Ext4,
 }
 
 impl Node {
-    /// Whether overlayfs takes it for nothing.
+    /// Returns whether overlayfs treats the file as a whiteout.
     pub(crate) fn is_whiteout(&self) -> bool {
         self.kind == FileKind::CharDevice && self.device == WHITEOUT_DEVICE
     }
 
-    /// A number that nothing else in the tree has.
+    /// Returns the file's inode number, unique in the tree.
     pub fn number(&self) -> u64 {
         match &self.at {
             At::Erofs(inode) => inode.nid,
@@ -91,7 +91,7 @@ impl Node {
 }
 
 impl Lower {
-    /// Reads what is in `files`: an image's metadata, then its layers, each file padded to whole
+    /// Opens the tree in `files`: an image's metadata, then its layers, each file padded to whole
     /// blocks; or one ext4 filesystem.
     ///
     /// # Errors
@@ -99,7 +99,7 @@ impl Lower {
     pub fn open(kind: LowerKind, files: Vec<File>) -> Result<Self> {
         Ok(match kind {
             LowerKind::Erofs => {
-                // They are padded as they lie.
+                // Each file is padded to whole blocks, as on the device.
                 let source = Concat::new(files, BLOCK_SIZE).map_err(micabox_erofs::Error::Read)?;
                 Self::Erofs(Reader::open(source)?)
             }
@@ -113,7 +113,7 @@ impl Lower {
 }
 
 impl Lower {
-    /// The root directory.
+    /// Returns the root directory.
     ///
     /// # Errors
     /// [`LowerError`].
@@ -125,7 +125,7 @@ impl Lower {
         }
     }
 
-    /// What a directory has at a name.
+    /// Returns a directory's entry with a name.
     ///
     /// # Errors
     /// [`LowerError`].
@@ -144,7 +144,7 @@ impl Lower {
         }
     }
 
-    /// The names in a directory, without `.` and `..`.
+    /// Returns the names in a directory, without `.` and `..`.
     ///
     /// # Errors
     /// [`LowerError`].
@@ -162,7 +162,7 @@ impl Lower {
         })
     }
 
-    /// Reads from a file: how many bytes, 0 at its end.
+    /// Reads from a file. Returns the number of bytes, 0 at its end.
     ///
     /// # Errors
     /// [`LowerError`].
@@ -174,7 +174,7 @@ impl Lower {
         })
     }
 
-    /// The parts of a file that are no holes, ascending.
+    /// Returns the parts of a file that are not holes, ascending.
     ///
     /// # Errors
     /// [`LowerError`].
@@ -194,7 +194,7 @@ impl Lower {
         })
     }
 
-    /// The target of a symbolic link.
+    /// Returns the target of a symbolic link.
     ///
     /// # Errors
     /// [`LowerError`].
@@ -206,7 +206,7 @@ impl Lower {
         })
     }
 
-    /// Names and values of extended attributes.
+    /// Returns names and values of extended attributes.
     ///
     /// # Errors
     /// [`LowerError`].
@@ -249,7 +249,7 @@ fn ext4_node(filesystem: &mut Ext4<ReadOnly<File>>, ino: Ino) -> Result<Node> {
     let stat = filesystem.stat(ino)?;
     Ok(Node {
         at: At::Ext4(ino),
-        // Only a damaged one has none; it is read as nothing.
+        // Only an inode on a damaged disk has no kind; it is treated like a FIFO, without contents.
         kind: stat.kind().unwrap_or(FileKind::Fifo),
         permissions: stat.mode & 0o7777,
         uid: stat.uid,

@@ -1,4 +1,4 @@
-//! What is seen at a path, as an archive.
+//! Writes the visible files at a path as an archive.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -9,16 +9,16 @@ use micabox_tar::{Attributes, Kind, Member, Writer};
 use crate::view::{Entry, Found, View, ViewError};
 use crate::walk::{Scope, Walk};
 
-/// Why an archive can't be made.
+/// Why packing failed.
 #[derive(Debug, thiserror::Error)]
 pub enum PackError {
     /// The layers can't be read.
     #[error(transparent)]
     View(#[from] ViewError),
-    /// The disk is damaged.
+    /// The disk is damaged: a directory has several names.
     #[error("a directory has several names")]
     Again,
-    /// The disk is damaged.
+    /// The disk is damaged: a file is shorter than its size.
     #[error("a file is shorter than its size")]
     Short,
     /// The archive can't be written.
@@ -28,9 +28,9 @@ pub enum PackError {
 
 type Result<T> = std::result::Result<T, PackError>;
 
-/// Writes what is at a path as an archive, its members below `name`, or below nothing if that is
-/// empty: files, directories and links, names in the order of their bytes. Devices, FIFOs and
-/// sockets are left out.
+/// Writes the files at a path as an archive, with the members below `name`, or at the top if
+/// `name` is empty: files, directories and links, names in the order of their bytes. Devices,
+/// FIFOs and sockets are left out.
 ///
 /// # Errors
 /// [`PackError`].
@@ -65,10 +65,10 @@ pub fn pack<D: BlockDevice>(
     Ok(())
 }
 
-/// An archive that is being made.
+/// An archive that is being written.
 struct Packing<W: Write> {
     archive: Writer<W>,
-    /// The first names of files that have several.
+    /// First names of files that have several.
     linked: HashMap<(bool, u64), Vec<u8>>,
 }
 
@@ -101,9 +101,10 @@ impl<W: Write> Packing<W> {
                 };
                 let member = member(path, entry, kind);
                 self.archive.add_file(&member, |offset, piece| {
-                    match view.read(entry, offset, piece)? == piece.len() {
-                        true => Ok(()),
-                        false => Err(PackError::Short),
+                    if view.read(entry, offset, piece)? == piece.len() {
+                        Ok(())
+                    } else {
+                        Err(PackError::Short)
                     }
                 })
             }

@@ -1,4 +1,4 @@
-//! Changes of an upper layer, one after the other.
+//! Patches: changes of an upper layer before the sandbox starts.
 
 use std::fs::File;
 
@@ -8,45 +8,45 @@ use serde::{Deserialize, Serialize};
 use crate::edit::{Attributes, Edit, Problem};
 use crate::unpack::unpack;
 
-/// A change. Paths are absolute; symbolic links on the way are followed as in the sandbox,
-/// directories on the way are made if they are missing.
+/// A change. Paths are absolute; symbolic links in them are followed as in the sandbox, and
+/// missing parent directories are made.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Patch {
-    /// Removes whatever is there, with everything below it.
+    /// Removes a file or directory, with everything below it.
     Remove(Vec<u8>),
-    /// Makes a directory, if there is none.
+    /// Makes a directory, if it is missing.
     Directory(Vec<u8>),
-    /// Unpacks the archive in a file below a directory.
+    /// Unpacks an archive below a directory.
     Archive(Vec<u8>),
     /// Writes a copy of a file, owned by root.
     File {
-        /// Its own name.
+        /// The file's own name.
         name: Vec<u8>,
         /// Permission bits.
         mode: u16,
-        /// In the sandbox; a directory, or a path that ends with a slash, gets the file
-        /// under its own name.
+        /// Path in the sandbox. If it is a directory, or ends with a slash, the file is written
+        /// there under its own name.
         to: Vec<u8>,
     },
     /// Makes a symbolic link.
     Symlink {
-        /// What it says.
+        /// The link's target.
         target: Vec<u8>,
-        /// Where it is.
+        /// The link's path.
         path: Vec<u8>,
     },
 }
 
 impl Patch {
-    /// Whether it comes with a file.
+    /// Returns whether the patch comes with a file.
     pub fn has_file(&self) -> bool {
         matches!(self, Self::Archive(_) | Self::File { .. })
     }
 
-    /// Carries it out. `file` is the one that it comes with.
+    /// Applies the patch. `file` is the file that comes with it.
     ///
     /// # Errors
-    /// [`Problem`]; half of it may be done then.
+    /// [`Problem`]; the patch may be partly applied then.
     pub fn apply<D: BlockDevice>(
         &self,
         edit: &mut Edit<D>,
@@ -71,7 +71,7 @@ impl Patch {
                     to.extend_from_slice(name);
                 }
                 let attributes = Attributes::root(*mode);
-                // To its end, wherever that is: some have more than they say.
+                // Read to its end: some files are longer than their size says.
                 let parts = [Segment::whole(u64::MAX)];
                 let written = edit.file(&to, &attributes, 0, &parts, &mut file()?);
                 written.map(drop)

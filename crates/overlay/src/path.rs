@@ -1,23 +1,24 @@
-//! Paths, name by name, with symbolic links followed as Linux follows them.
+//! Resolves paths, name by name, with symbolic links followed as by Linux.
 
-/// As many symbolic links as Linux follows.
+/// Most symbolic links in a path, as in Linux.
 const LINKS: usize = 40;
 
-/// More symbolic links are on a path than Linux follows.
+/// A path has more symbolic links than Linux follows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Loop;
 
-/// A path that is being followed, through places of type `P`.
+/// A path that is being resolved, through directories of type `P`.
 pub(crate) struct Way<P> {
     /// Names that are still to be looked up, the next one last.
     names: Vec<Vec<u8>>,
-    /// Where the way leads so far, above all the place where it is now. The root is never left.
+    /// The root, and the directories below it on the way, the current one last. `..` never leaves
+    /// the root.
     places: (P, Vec<P>),
     links: usize,
 }
 
 impl<P: Clone> Way<P> {
-    /// A way from `root` along `path`.
+    /// Starts at `root` with `path`.
     pub(crate) fn new(root: P, path: &[u8]) -> Self {
         Self {
             names: names(path).collect(),
@@ -26,12 +27,12 @@ impl<P: Clone> Way<P> {
         }
     }
 
-    /// Where the way is.
+    /// Returns the current directory.
     pub(crate) fn place(&self) -> &P {
         self.places.1.last().unwrap_or(&self.places.0)
     }
 
-    /// The next name to look up in [`Way::place`]; none at the end. `..` leads back by itself.
+    /// Returns the next name to look up in [`Way::place`]; `None` at the end. Handles `..` itself.
     pub(crate) fn next(&mut self) -> Option<Vec<u8>> {
         loop {
             let name = self.names.pop()?;
@@ -43,18 +44,18 @@ impl<P: Clone> Way<P> {
         }
     }
 
-    /// Whether the name looked up last was the path's last one, which may be anything; all
+    /// Returns whether the name looked up last is the path's last one, which may be any file; all
     /// others must be directories.
     pub(crate) fn is_last(&self) -> bool {
         self.names.is_empty()
     }
 
-    /// That name is a directory.
+    /// Enters the directory at the last name.
     pub(crate) fn enter(&mut self, place: P) {
         self.places.1.push(place);
     }
 
-    /// That name is a symbolic link, which leads to `target`.
+    /// Follows the symbolic link at the last name, which leads to `target`.
     pub(crate) fn follow(&mut self, target: &[u8]) -> Result<(), Loop> {
         self.links += 1;
         if self.links > LINKS {
@@ -68,7 +69,7 @@ impl<P: Clone> Way<P> {
     }
 }
 
-/// The names in a path, the last one first. At the end `.` stays, also for a slash: what is
+/// Returns the names in a path, last one first. A `.` or slash at the end yields `.`: the name
 /// before it must be a directory.
 fn names(path: &[u8]) -> impl Iterator<Item = Vec<u8>> {
     let mut names = path.rsplit(|byte| *byte == b'/');
@@ -80,7 +81,7 @@ fn names(path: &[u8]) -> impl Iterator<Item = Vec<u8>> {
     [end].into_iter().chain(rest).map(<[u8]>::to_vec)
 }
 
-/// The path of a parent and the last name; `None` for a path that ends in no name.
+/// Splits a path into its parent and its last name; `None` if it ends without a name.
 pub(crate) fn parent_and_name(path: &[u8]) -> Option<(&[u8], &[u8])> {
     let end = path.iter().rposition(|byte| *byte != b'/')? + 1;
     let path = path.get(..end)?;

@@ -1,4 +1,4 @@
-//! Archives into an upper layer or a filesystem.
+//! Unpacks archives into an upper layer or a filesystem.
 
 use std::io::{BufReader, Read};
 
@@ -7,13 +7,13 @@ use micabox_tar::{Kind, Limits, Member, Members, MembersError};
 
 use crate::edit::{Attributes, Edit, Problem};
 
-/// Bytes of an archive read at once.
+/// Bytes of an archive that are read at a time.
 const BUFFER: usize = 1 << 20;
 
-/// Why an archive was not unpacked, or not all of it.
+/// Why unpacking failed; a part may be unpacked then.
 #[derive(Debug, thiserror::Error)]
 pub enum UnpackError {
-    /// It can't be read on.
+    /// The archive can't be read any further.
     #[error(transparent)]
     Archive(#[from] MembersError),
     /// A member can't be written.
@@ -21,12 +21,12 @@ pub enum UnpackError {
     Member {
         /// Its path in the archive.
         path: Vec<u8>,
-        /// Why.
+        /// The problem.
         problem: Problem,
     },
 }
 
-/// How much was unpacked.
+/// Totals of what was unpacked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Unpacked {
     /// Members.
@@ -35,9 +35,9 @@ pub struct Unpacked {
     pub bytes: u64,
 }
 
-/// Unpacks an uncompressed archive. `place` says where the member at a path goes. Symbolic links
-/// on the way are followed as a process with that root would; `..` in a member's path is refused.
-/// Of two members with one path, the later counts.
+/// Unpacks an uncompressed archive. `place` maps a member's path to its destination. Symbolic
+/// links in paths are followed as by a process with that root; `..` in a member's path is refused.
+/// Of two members with the same path, the later one wins.
 ///
 /// # Errors
 /// [`UnpackError`]; what came before stays.
@@ -60,7 +60,7 @@ pub fn unpack<D: BlockDevice>(
     Ok(unpacked)
 }
 
-/// Adds a member, and returns how many bytes of contents it has.
+/// Adds a member, and returns the number of bytes of its contents.
 fn add<D: BlockDevice>(
     edit: &mut Edit<D>,
     place: &impl Fn(&[u8]) -> Vec<u8>,
@@ -86,10 +86,10 @@ fn add<D: BlockDevice>(
     Ok(0)
 }
 
-/// A path without `..`.
+/// Returns the path; an error if it contains `..`.
 fn plain(path: &[u8]) -> Result<&[u8], Problem> {
-    match path.split(|byte| *byte == b'/').any(|name| name == b"..") {
-        true => Err("`..` could lead out of the filesystem".into()),
-        false => Ok(path),
+    if path.split(|byte| *byte == b'/').any(|name| name == b"..") {
+        return Err("`..` could lead out of the filesystem".into());
     }
+    Ok(path)
 }

@@ -1,4 +1,4 @@
-//! Both layers at once: what they have at a name, and where a path leads.
+//! The merged view of both layers: looks up names and paths.
 
 use std::fs::File;
 
@@ -12,11 +12,11 @@ use crate::lower::{Lower, LowerError, Node};
 use crate::path::{Loop, Way};
 use crate::words::{self, OPAQUE};
 
-/// A disk with an upper layer that is only read. Its journal is replayed in memory.
+/// A disk with an upper layer, opened read-only. Its journal is replayed in memory.
 pub type Disk = Ext4<ReadOnly<File>>;
 
-/// Opens a disk that no machine writes to, for reading: the file stays as it is. One that is
-/// marked as having errors can be read as well.
+/// Opens a disk read-only; no machine may be writing to it. The file doesn't change. Disks that
+/// are marked as having errors can be read as well.
 ///
 /// # Errors
 /// Those of [`Ext4::open_read_only`].
@@ -30,70 +30,70 @@ pub struct View<D> {
     pub(crate) lower: Lower,
 }
 
-/// Something that is seen.
+/// A visible file.
 #[derive(Clone, Debug)]
 pub enum Entry {
-    /// Of the upper layer.
+    /// In the upper layer.
     Upper(Stat),
-    /// Of the lower layer.
+    /// In the lower layer.
     Below(Node),
 }
 
-/// What both layers have at a name.
+/// The entries of both layers at a name.
 #[derive(Clone, Debug)]
 pub struct Slot {
-    /// What the upper layer has, which may be a whiteout.
+    /// The upper layer's entry, which may be a whiteout.
     pub upper: Option<Stat>,
-    /// What the lower layer has, seen or not.
+    /// The lower layer's entry, visible or not.
     pub below: Option<Node>,
-    /// Nothing of the lower layer is seen in this directory.
+    /// Whether all of the lower layer is hidden in the parent directory.
     pub hidden: bool,
-    /// It is a directory of the upper layer that hides all of the lower layer in it.
+    /// Whether the entry is an opaque directory of the upper layer.
     pub opaque: bool,
 }
 
-/// A directory that is seen: of one layer, or of both.
+/// A visible directory: of one layer, or of both.
 #[derive(Clone, Debug)]
 pub struct Directory {
     pub(crate) upper: Option<Ino>,
     pub(crate) below: Option<Node>,
-    /// Nothing of `below` is seen.
+    /// Whether all of `below` is hidden.
     pub(crate) hidden: bool,
 }
 
-/// A path's end.
+/// Result of resolving a path.
 #[derive(Clone, Debug)]
 pub enum Found {
     /// A directory.
     Directory(Directory),
-    /// Anything else.
+    /// Not a directory.
     Other(Entry),
 }
 
-/// What a path leads to.
+/// Kind of file that a path leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PathKind {
-    /// Nothing.
+    /// There is no file.
     Nothing,
     /// A directory.
     Directory,
-    /// Something else.
+    /// Not a directory.
     Other,
 }
 
 /// Why the layers can't be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ViewError {
-    /// The upper layer's disk.
+    /// The upper layer's disk can't be read.
     #[error(transparent)]
     Upper(#[from] micabox_ext4::Error),
-    /// The lower layer.
+    /// The lower layer can't be read.
     #[error(transparent)]
     Lower(#[from] LowerError),
-    /// A path leads to nothing.
+    /// No file exists at a path.
     #[error("there is no such file or directory")]
     Nothing,
-    /// A path leads through something else than directories.
+    /// A path leads through a file that isn't a directory.
     #[error("something on the way is no directory")]
     NotDirectory,
     /// A path leads through more symbolic links than Linux follows.
@@ -113,7 +113,7 @@ pub(crate) type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 type Result<T, E = ViewError> = std::result::Result<T, E>;
 
 impl Entry {
-    /// What it is; only a damaged disk has inodes of no kind.
+    /// Returns the kind of file; `None` only for an inode on a damaged disk.
     pub fn kind(&self) -> Option<FileKind> {
         match self {
             Self::Upper(stat) => stat.kind(),
@@ -121,7 +121,7 @@ impl Entry {
         }
     }
 
-    /// Permissions and owner.
+    /// Returns permissions and owner.
     pub fn owner(&self) -> Owner {
         let (permissions, uid, gid) = match self {
             Self::Upper(stat) => (stat.mode & 0o7777, stat.uid, stat.gid),
@@ -134,7 +134,7 @@ impl Entry {
         }
     }
 
-    /// When its contents were changed last.
+    /// Returns the time of the last change of the contents.
     pub fn mtime(&self) -> Timestamp {
         match self {
             Self::Upper(stat) => stat.mtime,
@@ -142,7 +142,7 @@ impl Entry {
         }
     }
 
-    /// Bytes of a regular file.
+    /// Returns the size of a regular file in bytes.
     pub fn size(&self) -> u64 {
         match self {
             Self::Upper(stat) => stat.size,
@@ -150,7 +150,7 @@ impl Entry {
         }
     }
 
-    /// Major and minor number of a device.
+    /// Returns the major and minor number of a device.
     pub fn device(&self) -> (u32, u32) {
         match self {
             Self::Upper(stat) => stat.device,
@@ -158,7 +158,7 @@ impl Entry {
         }
     }
 
-    /// What all names of the same file have in common, if it has more than one.
+    /// Returns an identifier that all names of the file share, if it has more than one.
     pub fn linked(&self) -> Option<(bool, u64)> {
         match self {
             Self::Upper(stat) => (stat.links > 1).then_some((true, stat.ino.into())),
@@ -168,12 +168,12 @@ impl Entry {
 }
 
 impl Slot {
-    /// Whether the upper layer says that there is nothing.
+    /// Returns whether the upper layer's entry is a whiteout.
     pub fn is_whiteout(&self) -> bool {
         self.upper.as_ref().is_some_and(words::is_whiteout)
     }
 
-    /// What is seen at the name.
+    /// Returns the visible entry.
     pub fn seen(&self) -> Option<Entry> {
         match &self.upper {
             Some(_) if self.is_whiteout() => None,
@@ -183,7 +183,7 @@ impl Slot {
         }
     }
 
-    /// The directory that is seen at the name, if it is one.
+    /// Returns the visible directory, if the entry is one.
     pub fn directory(&self) -> Option<Directory> {
         let is_directory = |node: &&Node| node.kind == FileKind::Directory;
         let below = self.below.as_ref().filter(is_directory).cloned();
@@ -204,12 +204,12 @@ impl Slot {
 }
 
 impl Directory {
-    /// Whether the upper layer has it.
+    /// Returns whether the directory is in the upper layer.
     pub fn is_upper(&self) -> bool {
         self.upper.is_some()
     }
 
-    /// What no other directory has.
+    /// Returns an identifier that no other directory has.
     pub(crate) fn identity(&self) -> (Option<Ino>, Option<u64>) {
         let below = self.below.as_ref().map(Node::number);
         (self.upper, below.filter(|_| self.upper.is_none()))
@@ -217,13 +217,13 @@ impl Directory {
 }
 
 impl<D: BlockDevice> View<D> {
-    /// The upper layer in the directory `/root` of `upper` over `lower`.
+    /// Combines the upper layer in the directory `/root` of `upper` with `lower`.
     pub fn new(upper: Ext4<D>, lower: Lower) -> Self {
         Self { upper, lower }
     }
 
-    /// The root. It has no upper layer in a sandbox that never came up. Linux ignores a mark of
-    /// an opaque directory there.
+    /// Returns the root. It has no upper layer if the sandbox never started. Like Linux, ignores
+    /// an opaque mark on it.
     ///
     /// # Errors
     /// [`ViewError`].
@@ -235,7 +235,7 @@ impl<D: BlockDevice> View<D> {
         })
     }
 
-    /// The attributes of a directory.
+    /// Returns the attributes of a directory.
     ///
     /// # Errors
     /// [`ViewError`].
@@ -247,7 +247,7 @@ impl<D: BlockDevice> View<D> {
         }
     }
 
-    /// What both layers have at a name in a directory.
+    /// Returns the entries of both layers at a name in a directory.
     ///
     /// # Errors
     /// [`ViewError`].
@@ -259,7 +259,7 @@ impl<D: BlockDevice> View<D> {
         self.slot_of(directory, name, upper)
     }
 
-    /// [`View::slot`], where the upper layer's inode is known.
+    /// [`View::slot`] for a known inode of the upper layer.
     pub(crate) fn slot_of(
         &mut self,
         directory: &Directory,
@@ -294,7 +294,7 @@ impl<D: BlockDevice> View<D> {
         }
     }
 
-    /// Whether nothing of the layer below is seen in a directory of the upper layer.
+    /// Returns whether a directory of the upper layer is opaque.
     fn is_opaque(&mut self, directory: Ino) -> Result<bool> {
         match self.upper.xattr(directory, OPAQUE) {
             Ok(value) => Ok(value == words::YES),
@@ -303,8 +303,8 @@ impl<D: BlockDevice> View<D> {
         }
     }
 
-    /// What is at a path, with symbolic links on the way followed as in the sandbox; one at its
-    /// end only if `follow`, or if the path ends as a directory's.
+    /// Resolves a path. Symbolic links before its end are followed as in the sandbox; one at its
+    /// end is followed only if `follow`, or if the path ends with a slash, `.` or `..`.
     ///
     /// # Errors
     /// [`ViewError`].
@@ -328,7 +328,7 @@ impl<D: BlockDevice> View<D> {
         Ok(Found::Directory(way.place().clone()))
     }
 
-    /// What a path leads to, all symbolic links followed.
+    /// Returns the kind of file at a path, with all symbolic links followed.
     ///
     /// # Errors
     /// [`ViewError`].
@@ -341,7 +341,7 @@ impl<D: BlockDevice> View<D> {
         }
     }
 
-    /// Reads from a file: how many bytes, 0 at its end.
+    /// Reads from a file. Returns the number of bytes, 0 at its end.
     ///
     /// # Errors
     /// [`ViewError`].
@@ -352,7 +352,7 @@ impl<D: BlockDevice> View<D> {
         })
     }
 
-    /// The parts of a file that are no holes, ascending.
+    /// Returns the parts of a file that are not holes, ascending.
     ///
     /// # Errors
     /// [`ViewError`].
@@ -363,7 +363,7 @@ impl<D: BlockDevice> View<D> {
         })
     }
 
-    /// The target of a symbolic link.
+    /// Returns the target of a symbolic link.
     ///
     /// # Errors
     /// [`ViewError`].
@@ -374,7 +374,7 @@ impl<D: BlockDevice> View<D> {
         })
     }
 
-    /// Names and values of extended attributes, overlayfs's own included.
+    /// Returns names and values of extended attributes, including overlayfs's own.
     ///
     /// # Errors
     /// [`ViewError`].
@@ -386,7 +386,7 @@ impl<D: BlockDevice> View<D> {
     }
 }
 
-/// Names and values of an ext4 inode's extended attributes.
+/// Returns names and values of an ext4 inode's extended attributes.
 pub(crate) fn xattrs<D: BlockDevice>(
     filesystem: &mut Ext4<D>,
     ino: Ino,

@@ -1,4 +1,4 @@
-//! A walk over both layers, name by name.
+//! Walks both layers, name by name.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -9,46 +9,46 @@ use crate::view::{Directory, Slot, View, ViewError};
 /// The names that a walk visits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// Those at which the upper layer says something: it has something there, or its directory
-    /// hides what is below.
+    /// Changes: names with an entry in the upper layer, or in a directory of it that hides the
+    /// lower layer.
     Changes,
-    /// Those at which something is seen.
+    /// Visible names.
     Seen,
 }
 
-/// A name on a walk.
+/// A step of a walk.
 #[derive(Clone, Debug)]
 pub struct Step {
-    /// What the layers have there.
+    /// The layers' entries at the name.
     pub slot: Slot,
-    /// It is a directory that was there before under another name, as only damage explains.
-    /// The walk does not go into it.
+    /// Whether it is a directory that was visited under another name, which only damage explains.
+    /// The walk does not enter it.
     pub again: bool,
 }
 
-/// A directory that is being gone through.
+/// A directory that is being walked.
 struct Level {
     /// Length of its path, with a slash at the end.
     path: usize,
     directory: Directory,
-    /// Names to go through, the last one first, with the upper layer's inodes.
+    /// Names that are still to be visited, the next one last, with the upper layer's inodes.
     names: Vec<(Box<[u8]>, Option<Ino>)>,
 }
 
-/// A walk over all that is in a directory, each directory before what is in it, names in the
-/// order of their bytes. It holds one path and the names of the directories on it, however many
-/// there are, and a number for each directory.
+/// A walk over a directory's tree, each directory before its entries, names in the order of their
+/// bytes. Memory: one path, the names in the directories on it, and an identifier of each visited
+/// directory.
 pub struct Walk {
     scope: Scope,
     visited: HashSet<(Option<Ino>, Option<u64>)>,
     path: Vec<u8>,
     levels: Vec<Level>,
-    /// The directory that the last step led to, whose names come next.
+    /// The directory of the last step, whose entries come next.
     next: Option<Directory>,
 }
 
 impl Walk {
-    /// A walk over what is in `directory`, whose path is `path`.
+    /// Starts a walk over the entries of `directory`, whose path is `path`.
     pub fn new(scope: Scope, directory: Directory, path: &[u8]) -> Self {
         Self {
             scope,
@@ -59,20 +59,20 @@ impl Walk {
         }
     }
 
-    /// The path of the last step, below the one that the walk began with.
+    /// Returns the path of the last step, which begins with the starting directory's path.
     pub fn path(&self) -> &[u8] {
         &self.path
     }
 
-    /// The last name of that path, and how many directories are between it and the one that the
-    /// walk began with.
+    /// Returns the last name of that path, and the number of directories between the starting
+    /// directory and it.
     pub fn name(&self) -> (&[u8], usize) {
         let start = self.levels.last().map_or(0, |level| level.path);
         let name = self.path.get(start..).unwrap_or_default();
         (name, self.levels.len().saturating_sub(1))
     }
 
-    /// The next step.
+    /// Returns the next step; `None` at the end.
     ///
     /// # Errors
     /// [`ViewError`].

@@ -1,4 +1,4 @@
-//! The words in which layers say what is gone: overlayfs's attributes and devices, OCI's names.
+//! Marks of deletion in layers: overlayfs's attributes and devices, OCI's names.
 
 use micabox_ext4::{FileKind, Stat};
 
@@ -11,13 +11,13 @@ pub use micabox_tar::whiteout as archive;
 /// The directory of an upper layer on its disk.
 pub const ROOT: &[u8] = b"root";
 
-/// Value of [`OPAQUE`] on a directory that hides what is below.
+/// Value of [`OPAQUE`] on an opaque directory.
 pub const YES: &[u8] = b"y";
 
 /// Major and minor number of the character device that is a whiteout.
 pub const WHITEOUT_DEVICE: (u32, u32) = (0, 0);
 
-/// Whether an inode stands for "nothing here": a character device with the number 0, 0.
+/// Returns whether an inode is a whiteout: a character device with the number 0, 0.
 pub fn is_whiteout(stat: &Stat) -> bool {
     stat.kind() == Some(FileKind::CharDevice) && stat.device == WHITEOUT_DEVICE
 }

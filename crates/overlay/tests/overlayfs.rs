@@ -1,5 +1,5 @@
-//! This crate against the kernel's overlayfs, without a machine: what the kernel wrote is read as
-//! the kernel reads it, and what is written here is read by the kernel as it was meant.
+//! Compares this crate with the kernel's overlayfs, without a machine: this crate reads what the
+//! kernel wrote, and the kernel reads what this crate wrote.
 
 mod support;
 
@@ -44,7 +44,7 @@ fn a_view_shows_what_the_kernel_shows() {
     }
 }
 
-/// Paths to look up: what is there, and what is around it.
+/// Returns paths to look up: existing ones, and some around them.
 fn paths(tree: &Tree) -> Vec<Vec<u8>> {
     let ends: [&[u8]; 5] = [b"", b"/", b"/..", b"/d0", b"/../../../x0/."];
     let all = tree.keys();
@@ -94,7 +94,7 @@ fn a_diff_names_what_differs() {
         let added = only(&merged, &lower);
         let added: BTreeSet<&[u8]> = added.iter().map(|path| &**path).collect();
         assert_eq!(of(ChangeKind::Added), added, "{seed}: added");
-        // What was in a directory that is gone is gone with it.
+        // The entries of a deleted directory are deleted with it.
         let gone = only(&lower, &merged);
         let gone = gone.iter().map(|path| &**path);
         let gone = gone.filter(|path| is_directory(&merged, parent(path)));
@@ -102,9 +102,9 @@ fn a_diff_names_what_differs() {
         let changed = of(ChangeKind::Changed);
         for (path, node) in &merged {
             let below = lower.get(path);
-            // Links are not counted as changes of what they lead to.
+            // A link isn't changed when its target is.
             let same = below.is_none_or(|below| {
-                // overlayfs has its own way with its own attributes.
+                // overlayfs treats its own attributes specially.
                 let xattrs = |node: &tree::Node| {
                     let mut xattrs = node.xattrs.clone();
                     xattrs.retain(|name, _| !name.starts_with(PREFIX));
@@ -130,7 +130,7 @@ fn a_layer_on_the_lower_one_is_the_same_tree() {
     for seed in 20..23 {
         let case = Case::new(KINDS[seed % 2], seed as u64, 150);
         let mut expected = tree::of_directory(case.mount(&case.disk).path());
-        // No archive can hold them.
+        // Archives can't hold sockets.
         let lower = tree::of_directory(case.mount_lower().path());
         expected.retain(|path, node| {
             let same = |below: &tree::Node| (below.kind, below.mtime) == (node.kind, node.mtime);
@@ -166,7 +166,7 @@ fn edits_are_what_the_kernel_would_have_done() {
         run(Command::new("e2fsck").arg("-fn").arg(&ours));
         let mut found = tree::of_directory(case.mount(&ours).path());
         let is_archived = |path: &[u8]| path.windows(12).any(|part| part == b"from archive");
-        // What is made in a directory is no change of it, as long as it is the same one.
+        // New entries must not change a directory's mtime, as long as the directory is the same.
         for (path, node) in &found {
             let absolute = [b"/", &**path].concat();
             let is_removed = patches.iter().any(|patch| match patch {
@@ -181,7 +181,7 @@ fn edits_are_what_the_kernel_would_have_done() {
                 assert_eq!(node.mtime, before.mtime, "{seed}: {}", path.escape_ascii());
             }
         }
-        // What is new is of now, but for an archive's.
+        // New files have the time of their creation, except those from an archive.
         for tree in [&mut expected, &mut found] {
             for (path, node) in tree.iter_mut() {
                 let before = before.get(path).map(|before| before.mtime);

@@ -23,17 +23,18 @@ use micabox_oci::printable;
 const CLIENT_ID: &str = "micabox";
 /// Largest answer of a token server, in bytes.
 const MAX_TOKEN: u64 = 1 << 20;
-/// How long a credential helper may take; its user may have to type a pass phrase.
+/// Time limit of a credential helper; its user may have to type a pass phrase.
 const HELPER_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Something to ask of a registry, as often as it takes.
+/// A request to a registry, which can be sent repeatedly.
 pub(crate) struct Request<'a> {
     pub method: Method,
     pub url: &'a Url,
     pub headers: HeaderMap,
-    /// What is sent.
+    /// The request's body.
     pub body: Option<&'a Outgoing>,
-    /// The registry's own address. If it said to go on elsewhere, our credentials don't.
+    /// The registry's own address. Our credentials are not sent to an upload address elsewhere
+    /// that it names.
     pub home: &'a Url,
 }
 
@@ -60,12 +61,12 @@ impl Request<'_> {
     }
 }
 
-/// Who we are to one registry, for one repository.
+/// Logs in to one registry, for one repository.
 pub(crate) struct Authenticator {
     registry: String,
     repository: String,
-    /// What is asked for of a token server, if it isn't what the registry says: a push
-    /// needs more than its first request.
+    /// Scopes to request of a token server in place of those in the challenge: a push needs more
+    /// than its first request does.
     scopes: Vec<String>,
     credentials: Credentials,
     state: Mutex<State>,
@@ -73,9 +74,9 @@ pub(crate) struct Authenticator {
 
 #[derive(Default)]
 struct State {
-    /// What the registry accepted last, or has yet to.
+    /// The authorization that the registry accepted last, or a new one that wasn't used yet.
     authorization: Option<HeaderValue>,
-    /// What the credentials' files said, once they were asked.
+    /// The result of the credentials' lookup, once it was done.
     credential: Option<Result<Option<Credential>, CredentialError>>,
 }
 
@@ -90,18 +91,18 @@ impl Authenticator {
         }
     }
 
-    /// The same for pushing to the repository, and for mounting blobs of others.
+    /// Extends the scope to pushing to the repository, and mounting blobs of others.
     pub(crate) fn for_push<'a>(mut self, others: impl IntoIterator<Item = &'a str>) -> Self {
         self.scopes = vec![format!("repository:{}:pull,push", self.repository)];
-        let others = others.into_iter();
-        let others = others.map(|repository| format!("repository:{repository}:pull"));
-        self.scopes.extend(others);
+        let scope = |repository| format!("repository:{repository}:pull");
+        self.scopes.extend(others.into_iter().map(scope));
         self
     }
 
-    /// Sends a request to the registry, and logs in if that is what it wants.
+    /// Sends a request to the registry, and logs in if the registry requires it.
     ///
-    /// Nothing is sent before it asks: a challenge says which token server and scope to use.
+    /// No credentials are sent before the registry's challenge: it names the token server and the
+    /// scope.
     pub(crate) async fn send(&self, http: &Http, request: &Request<'_>) -> Result<Answer, Reason> {
         let authorization = self.state.lock().await.authorization.clone();
         let answer = request.send(http, authorization.as_ref()).await?;
@@ -109,13 +110,13 @@ impl Authenticator {
             return Ok(answer);
         }
         if let Some(host) = answer.elsewhere() {
-            // Our credentials are for the registry: nobody else may name a place to send them.
+            // Our credentials are for the registry: no other host may name a place to send them.
             return Err(Reason::Redirect(format!(
                 "it leads to {host}, which wants a login"
             )));
         }
-        // Another request may have logged in while ours was on its way; then it holds the
-        // lock, and its authorization is newer than ours.
+        // Another request may have logged in while this one was under way: it holds the lock until
+        // then, and its authorization is newer.
         let mut state = self.state.lock().await;
         if state.authorization == authorization {
             let challenges = Challenge::all(answer.headers());
@@ -126,7 +127,7 @@ impl Authenticator {
         let answer = request.send(http, authorization.as_ref()).await?;
         if answer.status().as_u16() == 401 {
             let mut state = self.state.lock().await;
-            // Tokens expire. The next one to ask starts afresh.
+            // Tokens expire. The next request starts afresh.
             if state.authorization == authorization {
                 state.authorization = None;
             }
@@ -146,7 +147,7 @@ impl Authenticator {
         }
         let credential = match &state.credential {
             Some(Ok(credential)) => credential.as_ref(),
-            // Public images can be had without; only where they can't, this matters.
+            // Public images need no credentials; this failure matters only where one is refused.
             Some(Err(_)) | None => None,
         };
         let find = |scheme| challenges.iter().find(|challenge| challenge.is(scheme));
@@ -167,8 +168,8 @@ impl Authenticator {
         Err(Reason::Unauthorized(Unauthorized::Scheme(schemes)))
     }
 
-    /// Asks the files, on a thread of its own: a helper may take its time, and nothing waits
-    /// for it once the timeout is over.
+    /// Looks up the credentials, on a thread of its own: a helper may take long, and after the
+    /// timeout nothing waits for it.
     async fn look_up(&self) -> Result<Option<Credential>, CredentialError> {
         let (sender, receiver) = oneshot::channel();
         let credentials = self.credentials.clone();
@@ -203,7 +204,7 @@ impl Authenticator {
             (scopes, _) => scopes.iter().map(String::as_str).collect(),
         };
         let service = challenge.get("service");
-        // A form has one field for all of them, an address a parameter for each.
+        // A form has one field for all scopes, a URL one parameter for each.
         let all_scopes = scopes.join(" ");
 
         let mut pairs: Vec<(&str, &str)> = Vec::new();
@@ -246,7 +247,7 @@ impl Authenticator {
         }
         #[derive(Deserialize)]
         struct Token {
-            // One field is the distribution project's, the other OAuth2's; some send both.
+            // One field is the distribution project's, the other OAuth2's; some servers send both.
             token: Option<String>,
             access_token: Option<String>,
         }
@@ -259,7 +260,7 @@ impl Authenticator {
         secret(format!("Bearer {token}"))
     }
 
-    /// Why it was all in vain.
+    /// Returns why the registry refuses the request after the login.
     fn refused(&self, state: &State) -> Unauthorized {
         match &state.credential {
             Some(Ok(Some(credential))) => Unauthorized::Refused {
@@ -297,7 +298,7 @@ fn secret(text: String) -> Result<HeaderValue, Reason> {
     Ok(value)
 }
 
-/// One of the ways that a registry offers to log in.
+/// One way of logging in that a registry offers.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Challenge {
     pub(crate) scheme: String,
@@ -305,7 +306,7 @@ pub(crate) struct Challenge {
 }
 
 impl Challenge {
-    /// What the headers of a 401 offer. What can't be understood is left out.
+    /// Parses the challenges in the headers of a 401. Malformed ones are left out.
     pub(crate) fn all(headers: &HeaderMap) -> Vec<Self> {
         let values = headers.get_all(WWW_AUTHENTICATE).into_iter();
         values
@@ -360,7 +361,7 @@ mod tests {
         assert_eq!(found[0].get("Service"), Some("registry \"a\""));
         assert_eq!(found[0].get("scope"), Some("repository:a/b:pull,push"));
         assert_eq!(found[1].get("scope"), None);
-        // Two in one header.
+        // Two challenges in one header.
         assert_eq!(
             challenges(&["Basic realm=\"x\", Bearer realm=\"y\""]).len(),
             2

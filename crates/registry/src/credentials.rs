@@ -1,6 +1,6 @@
-//! Credentials from where `docker login`, `podman login` and `skopeo login` leave them.
+//! Looks up credentials where `docker login`, `podman login` and `skopeo login` store them.
 //!
-//! Asked in this order, the first that knows the registry wins:
+//! The files are read in this order, and the first that has the registry wins:
 //! 1. `$REGISTRY_AUTH_FILE`, if set;
 //! 2. `config.json` in `$DOCKER_CONFIG`, else in `~/.docker`: credential helpers for single
 //!    registries, entries with a password or an identity token, the credential store;
@@ -16,14 +16,14 @@ use docker_credential::{CredentialRetrievalError, DockerCredential};
 
 use micabox_oci::reference::DEFAULT_REGISTRY;
 
-/// What Docker files the default registry's credentials under.
+/// The key under which Docker stores the default registry's credentials.
 const DEFAULT_REGISTRY_KEY: &str = "https://index.docker.io/v1/";
-/// A configuration file larger than this isn't one.
+/// Largest configuration file that is read, in bytes.
 const MAX_FILE: u64 = 4 << 20;
-/// Bytes of a helper's complaint that an error repeats.
+/// Bytes of a helper's error message that an error repeats.
 const MAX_COMPLAINT: usize = 300;
 
-/// Something that proves to a registry who asks.
+/// Credentials for a registry.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Credential {
     /// A user name and a password, or a token in place of one.
@@ -39,7 +39,7 @@ pub enum Credential {
 
 impl fmt::Debug for Credential {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // No secret ends up in a log by accident.
+        // Keeps secrets out of logs.
         match self {
             Self::Password { username, .. } => write!(f, "Password({username})"),
             Self::IdentityToken(_) => f.write_str("IdentityToken"),
@@ -47,26 +47,26 @@ impl fmt::Debug for Credential {
     }
 }
 
-/// Why credentials that seem to be configured could not be had.
+/// Why configured credentials could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("cannot get the credentials for {registry} from {}: {problem}", file.display())]
 pub struct CredentialError {
     /// The registry.
     pub registry: String,
-    /// The file that says where they are.
+    /// The file that configures them.
     pub file: PathBuf,
     /// What went wrong.
     pub problem: String,
 }
 
-/// Where credentials are looked for.
+/// The files to look up credentials in.
 #[derive(Debug, Clone, Default)]
 pub struct Credentials {
     files: Vec<PathBuf>,
 }
 
 impl Credentials {
-    /// The files of whoever runs this process.
+    /// Uses the files of the user that runs this process.
     pub fn from_environment() -> Self {
         let variable = |name| {
             env::var_os(name)
@@ -85,26 +85,26 @@ impl Credentials {
         }
     }
 
-    /// Files in Docker's format, in the order in which to ask them.
+    /// Uses files in Docker's format, in this order.
     pub fn from_files(files: impl IntoIterator<Item = PathBuf>) -> Self {
         Self {
             files: files.into_iter().collect(),
         }
     }
 
-    /// Anonymous everywhere.
+    /// Has no credentials for any registry.
     pub fn none() -> Self {
         Self::default()
     }
 
-    /// What to show `registry` for `repository`; `None` if nothing is configured for it.
+    /// Returns the credentials for `repository` at `registry`; `None` if none are configured.
     ///
-    /// May run a credential helper, which may take as long as its user does: not for an
+    /// May run a credential helper, which may wait for its user: don't call this in an
     /// asynchronous task.
     ///
     /// # Errors
     ///
-    /// [`CredentialError`]: something is configured, and can't be had.
+    /// [`CredentialError`]: credentials are configured, but can't be read.
     pub fn lookup(
         &self,
         registry: &str,
@@ -138,11 +138,11 @@ impl Credentials {
     }
 }
 
-/// The names under which a file may hold the credentials, most specific first.
+/// Returns the names under which a file may hold the credentials, most specific first.
 ///
-/// Docker's are by registry, those of the containers tools may be by repository or a parent
-/// of it too; the latter only count where `file` has them, so that no helper is run for
-/// every part of a path.
+/// Docker stores credentials by registry; the containers tools also by repository or a parent of
+/// it. The latter names are returned only if `file` has them, so that no helper runs for every
+/// part of a path.
 fn keys(registry: &str, repository: &str, file: &[u8]) -> Vec<String> {
     let file: serde_json::Value = serde_json::from_slice(file).unwrap_or_default();
     let has = |key: &str| {
@@ -186,12 +186,12 @@ fn read(file: &Path) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(text).filter(|text| !text.trim_ascii().is_empty()))
 }
 
-/// Whether a failure only says that there are no credentials.
+/// Returns whether a failure only means that there are no credentials.
 fn knows_nothing(failure: &CredentialRetrievalError) -> bool {
     match failure {
         CredentialRetrievalError::NoCredentialConfigured => true,
-        // The sentence that Docker's helper protocol fixes for this; on either stream, since
-        // not every helper follows it to the letter.
+        // The sentence that Docker's helper protocol prescribes; on either stream, since not every
+        // helper follows the protocol exactly.
         CredentialRetrievalError::HelperFailure { stdout, stderr, .. } => [stdout, stderr]
             .iter()
             .any(|text| text.contains("credentials not found")),
@@ -206,12 +206,12 @@ fn describe(failure: &CredentialRetrievalError) -> String {
             stdout,
             stderr,
         } => {
-            let complaint = if stderr.trim().is_empty() {
+            let output = if stderr.trim().is_empty() {
                 stdout
             } else {
                 stderr
             };
-            let complaint: String = complaint
+            let complaint: String = output
                 .trim()
                 .chars()
                 .filter(|c| !c.is_control())

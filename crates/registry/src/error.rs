@@ -1,19 +1,19 @@
-//! What can go wrong between a registry and us, and whether asking again may help.
+//! Errors of requests to a registry, and whether a retry may help.
 
 use std::time::Duration;
 
 use crate::credentials::CredentialError;
 use micabox_oci::Digest;
 
-/// Why something could not be had from a registry.
+/// Why a transfer from or to a registry failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("cannot {direction} {host}: {reason}", direction = direction.of(what))]
 pub struct RegistryError {
-    /// What was to be done.
+    /// Direction of the transfer.
     pub direction: Direction,
-    /// What was asked for: a reference, or a blob's digest.
+    /// What was requested: a reference, or a blob's digest.
     pub what: String,
-    /// Who was asked: a registry or a mirror.
+    /// The host that was asked: a registry or a mirror.
     pub host: String,
     /// What went wrong.
     #[source]
@@ -31,7 +31,7 @@ impl RegistryError {
     }
 }
 
-/// Which way something was to go.
+/// Direction of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     /// From the registry to us.
@@ -53,21 +53,21 @@ impl Direction {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Reason {
-    /// No connection: no such host, nobody listening, no network.
+    /// No connection: unknown host, no listener, no network.
     #[error("cannot connect to {host}: {problem}")]
     Connect {
         /// The registry, its token server, or where it redirects to.
         host: String,
-        /// What the system said.
+        /// The system's error message.
         problem: String,
     },
-    /// A connection, but no trust.
+    /// TLS failed, for example because of an untrusted certificate.
     #[error("no secure connection: {0}")]
     Tls(String),
-    /// The other side went silent.
+    /// The peer sent nothing for too long.
     #[error("nothing arrived for {} seconds", .0.as_secs_f32())]
     Stalled(Duration),
-    /// The other side hung up.
+    /// The peer closed the connection.
     #[error("the connection broke: {0}")]
     Broken(String),
     /// 401: credentials are missing or wrong.
@@ -82,7 +82,7 @@ pub enum Reason {
     /// 404 for a blob.
     #[error("it lacks this part of the image, which its manifest names")]
     NoBlob,
-    /// 404 for a repository that is to get something.
+    /// 404 for a repository to push to.
     #[error("it has no such repository, and makes none{}", colon(.0))]
     NoRepository(String),
     /// 413.
@@ -94,22 +94,22 @@ pub enum Reason {
     /// 429.
     #[error("it limits how often it may be asked{}: wait, or log in for a higher limit", wants(.0))]
     RateLimited(Option<Duration>),
-    /// 5xx, or another answer that says: later.
+    /// 5xx, or another response that asks for a later attempt.
     #[error("it answers {status}{}", colon(message))]
     Server {
         /// The HTTP status.
         status: u16,
-        /// What it says about it.
+        /// The response's message.
         message: String,
-        /// How long it wants us to wait.
+        /// The pause that the registry asks for.
         retry_after: Option<Duration>,
     },
-    /// An answer that no registry should give.
+    /// A response that no registry should send.
     #[error("it answers {status}{}", colon(message))]
     Unexpected {
         /// The HTTP status.
         status: u16,
-        /// What it says about it.
+        /// The response's message.
         message: String,
     },
     /// A redirect that can't be followed.
@@ -118,10 +118,10 @@ pub enum Reason {
     /// The token server's answer is unusable.
     #[error("its token server {0}")]
     Token(String),
-    /// A document that is too large to be one.
+    /// A document larger than the limit.
     #[error("the answer is larger than {0} bytes")]
     TooLarge(u64),
-    /// A blob that isn't as long as the manifest says.
+    /// A blob whose length isn't the one in the manifest.
     #[error("it is {actual} bytes long, but the manifest says {declared}")]
     Size {
         /// Bytes, according to the manifest.
@@ -129,49 +129,49 @@ pub enum Reason {
         /// Bytes, according to the registry.
         actual: u64,
     },
-    /// Something else than what was asked for.
+    /// Contents with another digest than the requested one.
     #[error("its digest is {actual} instead of {expected}: it was damaged or replaced")]
     Digest {
-        /// What was asked for.
+        /// The requested digest.
         expected: Digest,
-        /// What came.
+        /// The digest of what was received.
         actual: Digest,
     },
     /// The settings for this registry can't be applied.
     #[error("{0}")]
     Settings(String),
-    /// The last of several attempts.
+    /// Every attempt failed.
     #[error("{last} (gave up after {attempts} attempts)")]
     GaveUp {
-        /// How many there were.
+        /// Number of attempts.
         attempts: u32,
-        /// How the last one ended.
+        /// Why the last one failed.
         last: Box<Reason>,
     },
 }
 
-/// Why a registry doesn't let us in, in the order in which to look for the cause.
+/// Why a registry refuses access, in the order in which to look for the cause.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unauthorized {
-    /// Nobody logged in.
+    /// No credentials are configured.
     #[error("there is no such image, or it wants a login: `docker login {0}`, then try again")]
     Anonymous(String),
-    /// Nobody logged in, and nobody may push without.
+    /// No credentials are configured, and a push requires some.
     #[error("it wants a login: `docker login {0}`, then try again")]
     AnonymousPush(String),
-    /// Somebody did, but that isn't enough.
+    /// The registry refuses the configured credentials.
     #[error("it refuses the credentials{}: `docker login {registry}` again, or check that they \
              give access to this repository", user.as_deref().map(|user| format!(" of `{user}`")).unwrap_or_default())]
     Refused {
         /// Where to log in.
         registry: String,
-        /// Whose credentials, if that is known.
+        /// User of the credentials, if known.
         user: Option<String>,
     },
-    /// There seem to be credentials.
+    /// Credentials are configured, but can't be read.
     #[error("it wants a login. {0}")]
     Unavailable(CredentialError),
-    /// The registry asks in a way we don't know.
+    /// The registry requires an authentication scheme that we don't support.
     #[error("it wants a kind of login that isn't known: {0}")]
     Scheme(String),
 }
@@ -190,7 +190,7 @@ fn wants(pause: &Option<Duration>) -> String {
 }
 
 impl Reason {
-    /// Whether the same question may be answered differently in a moment.
+    /// Returns whether a retry of the same request may succeed.
     pub(crate) fn is_passing(&self) -> bool {
         matches!(
             self,
@@ -202,8 +202,8 @@ impl Reason {
         )
     }
 
-    /// Whether another registry with the same image may be asked instead. Not after it sent
-    /// something: whoever serves altered bytes should be noticed, not worked around.
+    /// Returns whether another registry with the same image may be asked instead. Not after this
+    /// one sent contents: a host that serves altered bytes should be noticed, not worked around.
     pub(crate) fn allows_fallback(&self) -> bool {
         match self {
             Self::GaveUp { last, .. } => last.allows_fallback(),
@@ -216,7 +216,7 @@ impl Reason {
         }
     }
 
-    /// Whether it says that the host as such is of no use at the moment.
+    /// Returns whether the host as a whole is unusable at the moment.
     pub(crate) fn is_outage(&self) -> bool {
         match self {
             Self::GaveUp { last, .. } => last.is_outage(),
@@ -225,7 +225,7 @@ impl Reason {
         }
     }
 
-    /// How long the registry wants us to wait.
+    /// Returns the pause that the registry asks for.
     pub(crate) fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::RateLimited(pause) => *pause,

@@ -1,4 +1,4 @@
-//! Doors for `fuzz/` to the headers of registries' answers.
+//! Entry points for `fuzz/` to the parsers of registries' response headers.
 
 use std::time::Duration;
 
@@ -7,23 +7,23 @@ use reqwest::header::{HeaderMap, HeaderName, HeaderValue, RETRY_AFTER, WWW_AUTHE
 use crate::auth::Challenge;
 use crate::{retry, transfer};
 
-/// Ways to log in as `WWW-Authenticate` offers them: scheme, realm, service and scope.
+/// Parses `WWW-Authenticate` into its challenges: scheme, realm, service and scope.
 pub fn challenges(value: &[u8]) -> Vec<[Option<String>; 4]> {
-    let found = Challenge::all(&headers(WWW_AUTHENTICATE, value));
-    let found = found.iter().map(|challenge| {
+    let fields = |challenge: &Challenge| {
         let get = |name| challenge.get(name).map(str::to_owned);
         let scheme = Some(challenge.scheme.clone());
         [scheme, get("realm"), get("service"), get("scope")]
-    });
-    found.collect()
+    };
+    let found = Challenge::all(&headers(WWW_AUTHENTICATE, value));
+    found.iter().map(fields).collect()
 }
 
-/// The first byte and the length in all, as `Content-Range` has them.
+/// Parses `Content-Range` into the first byte and the total length.
 pub fn content_range(value: &str) -> Option<(u64, Option<u64>)> {
     transfer::content_range(value)
 }
 
-/// The pause that `Retry-After` asks for.
+/// Parses `Retry-After` into the requested pause.
 pub fn retry_after(value: &[u8]) -> Option<Duration> {
     retry::retry_after(&headers(RETRY_AFTER, value))
 }

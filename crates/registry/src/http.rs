@@ -1,4 +1,4 @@
-//! HTTP for one registry: trust, timeouts, and redirects that keep secrets at home.
+//! HTTP client for one registry: trust, timeouts, and redirects that don't leak secrets.
 
 use std::error::Error;
 use std::io;
@@ -26,27 +26,27 @@ use micabox_oci::reference::is_loopback;
 
 const USER_AGENT: &str = concat!("micabox/", env!("CARGO_PKG_VERSION"));
 const MAX_REDIRECTS: usize = 8;
-/// Bytes of an error's body that are looked at for a message.
+/// Bytes of an error's body that are searched for a message.
 const MAX_COMPLAINT: u64 = 16 << 10;
 
-/// Speaks HTTP for one registry: to it, its token server, and wherever it redirects to.
+/// HTTP client for one registry, its token server, and the hosts that it redirects to.
 pub(crate) struct Http {
-    /// Follows `HTTP_PROXY` and its relatives.
+    /// Uses `HTTP_PROXY` and its relatives.
     outside: Client,
-    /// Doesn't: nobody's proxy can reach our loopback interface.
+    /// Doesn't use them: no proxy can reach our loopback interface.
     loopback: Client,
     transfer: Transfer,
     settings: Arc<Settings>,
-    /// The registry as references name it.
+    /// The registry's name, as in references.
     registry: String,
     /// Its host and port in an HTTP URL, where the default port is left out.
     authority: Option<String>,
-    /// Whether plain HTTP is all right for the registry itself.
+    /// Whether plain HTTP is allowed for the registry itself.
     plain: bool,
 }
 
 impl Http {
-    /// `plain`: whether plain HTTP is all right for `registry` itself.
+    /// Creates the client. `plain`: whether plain HTTP is allowed for `registry` itself.
     pub(crate) fn new(
         settings: &Arc<Settings>,
         registry: &str,
@@ -78,13 +78,13 @@ impl Http {
         })
     }
 
-    /// Timeouts and retries.
+    /// Returns timeouts and retries.
     pub(crate) fn transfer(&self) -> &Transfer {
         &self.transfer
     }
 
-    /// Gets or heads `url`, through redirects. `authorization` goes to the host of `url` and
-    /// to no other.
+    /// Sends a GET or HEAD of `url`, and follows redirects. `authorization` is sent to the origin
+    /// of `url` and to no other.
     pub(crate) async fn get(
         &self,
         method: &Method,
@@ -94,8 +94,7 @@ impl Http {
     ) -> Result<Answer, Reason> {
         let mut at = url.clone();
         for _ in 0..=MAX_REDIRECTS {
-            let request = self.request(method.clone(), &at)?;
-            let mut request = request.headers(headers.clone());
+            let mut request = self.request(method.clone(), &at)?.headers(headers.clone());
             if let Some(secret) = authorization.filter(|_| at.origin() == url.origin()) {
                 request = request.header(AUTHORIZATION, secret);
             }
@@ -128,8 +127,10 @@ impl Http {
         authorization: Option<&HeaderValue>,
         body: &Outgoing,
     ) -> Result<Answer, Reason> {
-        let request = self.request(method.clone(), url)?;
-        let mut request = request.headers(headers.clone()).body(body.body());
+        let mut request = self
+            .request(method.clone(), url)?
+            .headers(headers.clone())
+            .body(body.body());
         if let Some(secret) = authorization {
             request = request.header(AUTHORIZATION, secret);
         }
@@ -173,15 +174,17 @@ impl Http {
                 )));
             }
         }
-        let client = match is_loopback(&host) {
-            true => &self.loopback,
-            false => &self.outside,
+        let client = if is_loopback(&host) {
+            &self.loopback
+        } else {
+            &self.outside
         };
         Ok(client.request(method, url.clone()))
     }
 
-    /// Whether plain HTTP to `host` is all right: it was asked for, or this machine talks to
-    /// itself. A registry elsewhere has no business on our loopback interface.
+    /// Returns whether plain HTTP to `host` is allowed: by the settings, or because both the
+    /// registry and `host` are loopback addresses. A registry elsewhere must not redirect to our
+    /// loopback interface.
     fn allows_plain(&self, host: &str) -> bool {
         if self.authority.as_deref() == Some(host) {
             return self.plain;
@@ -193,7 +196,7 @@ impl Http {
     }
 
     async fn send(&self, request: reqwest::RequestBuilder) -> Result<Answer, Reason> {
-        // The connection has its own timeout, the answer's head is one wait like any other.
+        // The connection has its own timeout; the response's head is one wait like any other.
         let limit = self.transfer.connect_timeout + self.transfer.idle_timeout;
         match timeout(limit, request.send()).await {
             Err(_) => Err(Reason::Stalled(self.transfer.idle_timeout)),
@@ -238,10 +241,10 @@ impl Http {
     }
 }
 
-/// An answer whose head has arrived.
+/// A response whose head has arrived.
 #[derive(Debug)]
 pub(crate) struct Answer {
-    /// The host that it came from, if a redirect led to another one.
+    /// The host that sent it, if a redirect led to another one.
     elsewhere: Option<String>,
     response: reqwest::Response,
     idle_timeout: Duration,
@@ -252,12 +255,12 @@ impl Answer {
         self.response.status()
     }
 
-    /// The host that it came from, if a redirect led to another one.
+    /// Returns the host that sent the response, if a redirect led to another one.
     pub(crate) fn elsewhere(&self) -> Option<&str> {
         self.elsewhere.as_deref()
     }
 
-    /// Takes note that it came from `url`, which is another host.
+    /// Notes that the response is from `url`, at another host.
     pub(crate) fn came_from(&mut self, url: &Url) {
         self.elsewhere = self.elsewhere.take().or_else(|| authority(url));
     }
@@ -266,17 +269,17 @@ impl Answer {
         self.response.headers()
     }
 
-    /// A header's value, if it is there and text.
+    /// Returns a header's value, if the header is present and text.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers().get(name)?.to_str().ok()
     }
 
-    /// How many bytes of body it promises.
+    /// Returns `Content-Length`, in bytes.
     pub(crate) fn content_length(&self) -> Option<u64> {
         self.header("content-length")?.trim().parse().ok()
     }
 
-    /// The next bytes of the body; `None` at its end.
+    /// Returns the next bytes of the body; `None` at its end.
     pub(crate) async fn chunk(&mut self) -> Result<Option<Bytes>, Reason> {
         match timeout(self.idle_timeout, self.response.chunk()).await {
             Err(_) => Err(Reason::Stalled(self.idle_timeout)),
@@ -285,7 +288,7 @@ impl Answer {
         }
     }
 
-    /// The whole body, unless it is longer than `limit` bytes.
+    /// Returns the whole body; an error if it is longer than `limit` bytes.
     pub(crate) async fn body(&mut self, limit: u64) -> Result<Vec<u8>, Reason> {
         if self.content_length().is_some_and(|length| length > limit) {
             return Err(Reason::TooLarge(limit));
@@ -300,7 +303,8 @@ impl Answer {
         Ok(body)
     }
 
-    /// What a status that wasn't hoped for means. `missing` is what a 404 says.
+    /// Turns a response with an unexpected status into an error. `missing` makes the error of a
+    /// 404.
     pub(crate) async fn refusal(mut self, missing: fn(String) -> Reason) -> Reason {
         let retry_after = retry::retry_after(self.headers());
         let status = self.status();
@@ -319,7 +323,7 @@ impl Answer {
         }
     }
 
-    /// The message in an error's body, as the distribution specification formats them.
+    /// Returns the message in an error's body, in the distribution specification's format.
     async fn complaint(&mut self) -> String {
         let body = self.body(MAX_COMPLAINT).await.unwrap_or_default();
         let body: Value = serde_json::from_slice(&body).unwrap_or_default();
@@ -337,7 +341,8 @@ fn is_redirect(answer: &Answer) -> bool {
     matches!(answer.status().as_u16(), 301 | 302 | 303 | 307 | 308)
 }
 
-/// Trusts the system's certificate authorities and those in `files`.
+/// Creates a TLS configuration that trusts the system's certificate authorities and those in
+/// `files`.
 fn trust(files: &[PathBuf]) -> Result<ClientConfig, String> {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(system_roots().iter().cloned());
@@ -371,14 +376,14 @@ fn trust(files: &[PathBuf]) -> Result<ClientConfig, String> {
     Ok(config)
 }
 
-/// The system's certificate authorities, read once. Those that can't be read are passed
-/// over: what is missing shows when a certificate isn't trusted.
+/// Returns the system's certificate authorities, read once. Unreadable ones are skipped: a missing
+/// one shows when a certificate isn't trusted.
 fn system_roots() -> &'static [CertificateDer<'static>] {
     static ROOTS: OnceLock<Vec<CertificateDer<'static>>> = OnceLock::new();
     ROOTS.get_or_init(|| rustls_native_certs::load_native_certs().certs)
 }
 
-/// The innermost error, which is the one that says something.
+/// Returns the message of the innermost error, the most specific one.
 fn root_cause(error: &dyn Error) -> String {
     let mut cause = error;
     while let Some(source) = cause.source() {
@@ -387,7 +392,7 @@ fn root_cause(error: &dyn Error) -> String {
     printable(&cause.to_string())
 }
 
-/// The first error of type `T` behind `error`.
+/// Returns the first error of type `T` in the chain of `error`'s sources.
 fn find_cause<'a, T: Error + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a T> {
     let mut next = Some(error);
     while let Some(error) = next {

@@ -1,9 +1,9 @@
-//! Asks registries for manifests and blobs, and gives them some: the
-//! [distribution specification][spec].
+//! Client for registries: fetches and pushes manifests and blobs by the [distribution
+//! specification][spec].
 //!
-//! One image may be had from several places: its registry's mirrors, in the order of the
-//! settings, and the registry itself. What is asked for is the same everywhere, and whatever
-//! comes is verified against its digest.
+//! An image may be available from several places: its registry's mirrors, in the order of the
+//! settings, and the registry itself. All get the same requests, and everything they send is
+//! verified against its digest.
 //!
 //! [spec]: https://github.com/opencontainers/distribution-spec/blob/main/spec.md
 
@@ -44,16 +44,16 @@ use http::{Answer, Http};
 use retry::Attempts;
 use transfer::{Incoming, Interrupted};
 
-/// The media types to ask a registry for.
+/// The media types of manifests that we accept.
 const MANIFESTS: &str = "application/vnd.oci.image.index.v1+json, \
     application/vnd.oci.image.manifest.v1+json, \
     application/vnd.docker.distribution.manifest.list.v2+json, \
     application/vnd.docker.distribution.manifest.v2+json";
 
-/// Where the default registry really listens.
+/// The host that serves the default registry.
 const DEFAULT_REGISTRY_HOST: &str = "registry-1.docker.io";
 
-/// One repository, and all places that may have it.
+/// A repository, and all places that may have it.
 pub struct Repository {
     name: String,
     /// Mirrors first. There is at least one, the registry itself, which comes last.
@@ -62,17 +62,18 @@ pub struct Repository {
     progress: Arc<dyn Progress>,
 }
 
-/// One place that may have a repository.
+/// A place that may have a repository: a mirror or the registry itself.
 pub(crate) struct Source {
     /// `host[:port]`, as references, credentials and settings name it.
     host: String,
-    /// Ends in the repository's name and a slash.
+    /// URL that ends in the repository's name and a slash.
     base: Url,
     http: Http,
     auth: Authenticator,
-    /// Which registry it mirrors, for one that mirrors several: containerd's convention.
+    /// The registry that a mirror mirrors, sent as `ns` for mirrors of several registries:
+    /// containerd's convention. `None` for the registry itself.
     mirror_of: Option<String>,
-    /// It failed so that asking it again would only cost time.
+    /// Whether it failed in a way that makes further requests a waste of time.
     is_out: AtomicBool,
 }
 
@@ -118,7 +119,7 @@ impl Source {
 
     fn url(&self, kind: &str, what: &str) -> Result<Url, Reason> {
         let path = format!("{kind}/{what}");
-        // Tags and digests have no character that means something in a URL.
+        // Tags and digests have no character with a meaning in a URL.
         let mut url = self
             .base
             .join(&path)
@@ -130,18 +131,18 @@ impl Source {
     }
 }
 
-/// A manifest or an index, verified if it was asked for by digest.
+/// A manifest or an index, verified if it was requested by digest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fetched {
-    /// What it is, at most [`MAX_DOCUMENT`] bytes.
+    /// The document, at most [`MAX_DOCUMENT`] bytes.
     pub bytes: Vec<u8>,
-    /// Of the bytes.
+    /// Digest of the bytes.
     pub digest: Digest,
-    /// What the registry says it is.
+    /// The registry's `Content-Type`.
     pub media_type: Option<String>,
 }
 
-/// A document to ask for.
+/// A document to request.
 enum Ask<'a> {
     Tag(&'a str),
     Manifest(&'a Digest),
@@ -150,7 +151,7 @@ enum Ask<'a> {
 }
 
 impl Repository {
-    /// Nothing is sent yet. Only settings that can't be applied make this fail.
+    /// Creates a client. Sends nothing yet; fails only on settings that can't be applied.
     ///
     /// # Errors
     ///
@@ -183,11 +184,11 @@ impl Repository {
         })
     }
 
-    /// The manifest or index that `reference` names.
+    /// Fetches the manifest or index that `reference` names.
     ///
     /// # Errors
     ///
-    /// [`RegistryError`]: no source has it as it should be.
+    /// [`RegistryError`]: no source has a valid one.
     pub async fn named(&self, reference: &Reference) -> Result<Fetched, RegistryError> {
         let ask = match (reference.digest(), reference.tag()) {
             (Some(digest), _) => Ask::Manifest(digest),
@@ -197,22 +198,22 @@ impl Repository {
             .await
     }
 
-    /// The manifest or index with this digest.
+    /// Fetches the manifest or index with this digest.
     ///
     /// # Errors
     ///
-    /// [`RegistryError`]: no source has it as it should be.
+    /// [`RegistryError`]: no source has a valid one.
     pub async fn manifest(&self, digest: &Digest) -> Result<Fetched, RegistryError> {
         let what = format!("{}@{digest}", self.name);
         self.document(&what, &Ask::Manifest(digest), MAX_DOCUMENT)
             .await
     }
 
-    /// The blob with this digest, which must be of `size` bytes and fit into memory.
+    /// Fetches the blob with this digest, which must be of `size` bytes and fit into memory.
     ///
     /// # Errors
     ///
-    /// [`RegistryError`]: no source has it as it should be.
+    /// [`RegistryError`]: no source has a valid one.
     pub async fn blob(&self, digest: &Digest, size: u64) -> Result<Vec<u8>, RegistryError> {
         let what = format!("the config {digest}");
         if size > MAX_DOCUMENT {
@@ -225,14 +226,15 @@ impl Repository {
         Ok(fetched.bytes)
     }
 
-    /// Streams a layer's blob, which may also be at `urls`, into `sender`. Its length is checked, its digest is not: that
-    /// is for whoever reads the other end.
+    /// Streams a layer's blob, which may also be at `urls`, into `sender`. The length is checked;
+    /// the digest isn't, that is up to the reader.
     ///
-    /// Says who sent the end of it; `None` if the other end hung up before.
+    /// Returns the source that sent the end of the blob; `None` if that was one of `urls`, or if
+    /// the reader was dropped before the end.
     ///
     /// # Errors
     ///
-    /// [`RegistryError`]: no source has it as it should be.
+    /// [`RegistryError`]: no source has a valid one.
     pub async fn stream(
         &self,
         diff_id: &Digest,
@@ -291,7 +293,7 @@ impl Repository {
         Err(error.unwrap_or_else(|| RegistryError::new(&what, &self.name, Reason::NoBlob)))
     }
 
-    /// Streams a layer from an address in its manifest: over TLS, and without credentials.
+    /// Streams a layer from a URL in its manifest: over TLS, and without credentials.
     async fn stream_foreign(
         &self,
         url: &str,
@@ -337,12 +339,12 @@ impl Repository {
             };
             self.failed(source, what, reason, is_last)?;
         }
-        // There is a last source, and its failure is an error.
+        // Unreachable: there is a last source, and its failure is an error.
         let reason = Reason::Settings("there is nobody to ask".to_owned());
         Err(RegistryError::new(what, &self.name, reason))
     }
 
-    /// The sources worth asking, and of each whether it is the last.
+    /// Returns the sources worth asking, each with whether it is the last.
     fn sources(&self) -> impl Iterator<Item = (&Source, bool)> {
         let last = self.sources.len() - 1;
         self.sources
@@ -352,7 +354,7 @@ impl Repository {
             .filter(|(source, is_last)| *is_last || !source.is_out.load(Ordering::Relaxed))
     }
 
-    /// Takes note that a source failed: an error, unless the next one may be asked.
+    /// Records a source's failure: an error, unless the next source may be asked.
     fn failed(
         &self,
         source: &Source,
@@ -365,7 +367,7 @@ impl Repository {
         if is_last || !allows_fallback {
             return Err(error);
         }
-        // Once is enough: all layers of an image come to the same conclusion.
+        // One notice is enough: all layers of an image find the same outage.
         if !is_outage || !source.is_out.swap(true, Ordering::Relaxed) {
             let text = format!("passing over mirror {}: {error}", source.host);
             self.progress.event(Event::Notice(&text));
@@ -398,7 +400,7 @@ async fn document_from(source: &Source, ask: &Ask<'_>, limit: u64) -> Result<Fet
     let (media_type, claimed) = (header("content-type"), header("docker-content-digest"));
     let bytes = answer.body(limit).await?;
     let digest = Digest::of(&bytes);
-    // Without a digest of our own, the registry must at least agree with itself.
+    // Without a requested digest, the registry must at least agree with itself.
     let expected = expected.or_else(|| claimed.and_then(|claimed| claimed.parse().ok()));
     match expected {
         Some(expected) if expected != digest => Err(Reason::Digest {

@@ -1,4 +1,4 @@
-//! What is sent to a registry: bytes in memory, or part of a file, as often as needed.
+//! Bodies of requests to a registry: bytes in memory, or part of a file, sent as often as needed.
 
 use std::fs::File;
 use std::io;
@@ -12,25 +12,24 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 
-/// How much is read at a time.
+/// Bytes that are read at a time.
 const PIECE: u64 = 128 << 10;
-/// How often the idle timeout has to pass until an answer is given up: the connection may
-/// have to be made first.
+/// How many idle timeouts to wait for a response: the connection may have to be made first.
 const ANSWER: u32 = 2;
-/// The same where the registry may have to do something with a whole blob.
+/// The same where the registry may have to process a whole blob.
 const LONG_ANSWER: u32 = 10;
 
-/// The body of requests.
+/// The body of one or more requests.
 pub(crate) struct Outgoing {
     content: Content,
-    /// Counts the bytes that were taken, over all requests with this body.
+    /// Counts the bytes that the HTTP client took, over all requests with this body.
     taken: Arc<AtomicU64>,
     watch: Watch,
-    /// How often the idle timeout may pass before the answer.
+    /// How many idle timeouts may pass before the response.
     answer: u32,
 }
 
-/// Is told how many bytes of a body were taken from its beginning.
+/// Called with the number of bytes of a body that were taken so far.
 pub(crate) type Watch = Arc<dyn Fn(u64) + Send + Sync>;
 
 enum Content {
@@ -52,7 +51,7 @@ impl Outgoing {
         }
     }
 
-    /// Nothing, whose answer may take a while.
+    /// Creates an empty body of a request whose response may take long.
     pub(crate) fn finish() -> Self {
         Self {
             answer: LONG_ANSWER,
@@ -73,7 +72,7 @@ impl Outgoing {
         }
     }
 
-    /// The body of one request.
+    /// Returns the body for one request.
     pub(crate) fn body(&self) -> reqwest::Body {
         match &self.content {
             Content::Bytes(bytes) => bytes.clone().into(),
@@ -92,7 +91,8 @@ impl Outgoing {
         }
     }
 
-    /// Returns once nothing was taken for `idle`, or no answer came for a while longer.
+    /// Returns once no bytes were taken for `idle`, or, after the last byte, no response came for
+    /// `answer` times `idle`.
     pub(crate) async fn stalled(&self, idle: Duration) {
         let mut quiet = 0;
         let mut before = 0;
@@ -108,7 +108,7 @@ impl Outgoing {
         }
     }
 
-    /// How many bytes have to be taken one after the other.
+    /// Returns how many bytes must be taken in sequence; `None` for bytes in memory.
     fn length(&self) -> Option<u64> {
         match &self.content {
             Content::Bytes(_) => None,
@@ -117,8 +117,8 @@ impl Outgoing {
     }
 }
 
-/// Part of a file on its way. Reading it blocks for as long as the page cache takes: the
-/// file was written a moment ago.
+/// Part of a file that is being sent. Reads block, but only for the page cache: the file was
+/// written a moment ago.
 struct PartBody {
     file: Arc<File>,
     at: u64,

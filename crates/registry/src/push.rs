@@ -1,9 +1,9 @@
-//! Gives a registry blobs and manifests: the pushing half of the distribution specification.
+//! Pushes blobs and manifests to a registry: the pushing half of the distribution specification.
 //!
-//! A blob goes up the way that Docker sends it, which every registry knows: one PATCH with
-//! all of it, and a PUT that names its digest. After a break the registry is asked how far it
-//! got, and goes on from there if it can say so. Where a proxy refuses bodies of that size,
-//! it goes up in smaller pieces.
+//! A blob is sent as Docker sends it, which every registry supports: one PATCH with all of it, and
+//! a PUT with its digest. After a failure the registry is asked how many bytes it has, and the
+//! transfer continues from there if the registry can say so. Where a proxy refuses bodies of that
+//! size, the blob is sent in smaller pieces.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -22,10 +22,10 @@ use crate::{Credentials, Settings};
 use micabox_oci::progress::{Event, LayerState, Progress};
 use micabox_oci::{Descriptor, Digest, Reference};
 
-/// Size of the pieces of a blob that can't be sent as a whole, in bytes. Registries that put
-/// blobs together from pieces want at least 5 MiB.
+/// Size of the pieces of a blob that can't be sent as a whole, in bytes. Registries that assemble
+/// blobs from pieces require at least 5 MiB.
 const PIECE: u64 = 16 << 20;
-/// Getting this much further makes up for earlier failures, as when pulling.
+/// Bytes of progress that reset the count of failures, as in a pull.
 const PROGRESS: u64 = 1 << 20;
 
 /// A repository to push to.
@@ -34,11 +34,11 @@ pub struct Destination {
     progress: Arc<dyn Progress>,
 }
 
-/// What became of a blob that was to be taken from another repository.
+/// Result of mounting a blob from another repository.
 pub enum Mounted {
-    /// It is there.
+    /// The repository has the blob.
     Yes,
-    /// It has to be sent, for example to this address.
+    /// The blob must be sent, to this upload address if there is one.
     No(Option<Url>),
 }
 
@@ -46,23 +46,23 @@ pub enum Mounted {
 struct Outbound<'a> {
     file: &'a Arc<File>,
     blob: &'a Descriptor,
-    /// The diff ID under which the progress knows it, if it does.
+    /// The diff ID that identifies it in progress events, if it is a layer's.
     diff_id: Option<&'a Digest>,
 }
 
-/// How far a blob got.
+/// State of a blob's upload.
 struct Session {
-    /// Where the next bytes go.
+    /// Address for the next bytes.
     url: Option<Url>,
     /// How many bytes the registry has.
     at: u64,
-    /// Most bytes that one request may have.
+    /// Largest body of one request, in bytes.
     most: Option<u64>,
 }
 
 impl Destination {
-    /// Nothing is sent yet. Blobs may be mounted from `others`, repositories of the same
-    /// registry.
+    /// Creates a client. Sends nothing yet. Blobs may be mounted from `others`, repositories of
+    /// the same registry.
     ///
     /// # Errors
     ///
@@ -76,13 +76,14 @@ impl Destination {
     ) -> Result<Self, RegistryError> {
         let (registry, repository) = (reference.registry(), reference.repository());
         let plain = settings.plain_http(registry);
-        let source = Source::new(settings, credentials, registry, repository, plain);
-        let mut source = source.map_err(|reason| RegistryError {
+        let error = |reason| RegistryError {
             direction: Direction::Push,
             what: reference.to_string(),
             host: registry.to_owned(),
             reason: Box::new(reason),
-        })?;
+        };
+        let mut source =
+            Source::new(settings, credentials, registry, repository, plain).map_err(error)?;
         source.auth = source.auth.for_push(others);
         Ok(Self {
             source,
@@ -90,11 +91,11 @@ impl Destination {
         })
     }
 
-    /// Whether the repository has the blob already.
+    /// Returns whether the repository already has the blob.
     ///
     /// # Errors
     ///
-    /// [`RegistryError`], once asking again is of no use.
+    /// [`RegistryError`], once retrying is of no use.
     pub async fn has(&self, blob: &Descriptor) -> Result<bool, RegistryError> {
         let what = format!("blob {}", blob.digest);
         let mut attempts = self.attempts();
@@ -120,8 +121,8 @@ impl Destination {
         }
     }
 
-    /// Takes a blob over from another repository of the registry. That is a favour, so
-    /// nothing that goes wrong is an error.
+    /// Mounts a blob from another repository of the registry. This only saves a transfer, so no
+    /// failure is an error.
     pub async fn mount(&self, digest: &Digest, from: &str) -> Mounted {
         let Ok(mut url) = self.source.url("blobs", "uploads/") else {
             return Mounted::No(None);
@@ -142,12 +143,12 @@ impl Destination {
         }
     }
 
-    /// Sends the blob in `file`, to `url` if a mount said so. `diff_id` is the layer's that the
-    /// blob is of, if it is of one.
+    /// Sends the blob in `file`, to `url` if a mount returned one. `diff_id` is the diff ID of the
+    /// blob's layer, if it is a layer's.
     ///
     /// # Errors
     ///
-    /// [`RegistryError`]; the registry doesn't have it.
+    /// [`RegistryError`]; the registry doesn't have the blob.
     pub async fn upload(
         &self,
         blob: &Descriptor,
@@ -208,11 +209,11 @@ impl Destination {
         }
     }
 
-    /// Gives the image a name. Everything that the manifest names must be there.
+    /// Puts a manifest under a tag. All blobs that the manifest names must be in the repository.
     ///
     /// # Errors
     ///
-    /// [`RegistryError`], once asking again is of no use.
+    /// [`RegistryError`], once retrying is of no use.
     pub async fn put_manifest(
         &self,
         tag: &str,
@@ -248,7 +249,7 @@ impl Destination {
         }
     }
 
-    /// Sends what is missing of a blob.
+    /// Sends the missing part of a blob.
     async fn attempt(&self, blob: &Outbound<'_>, session: &mut Session) -> Result<(), Reason> {
         let mut url = match session.url.take() {
             Some(url) => url,
@@ -257,7 +258,7 @@ impl Destination {
         while session.at < blob.blob.size {
             let (start, left) = (session.at, blob.blob.size - session.at);
             let length = session.most.map_or(left, |most| most.min(left));
-            // Kept for the question how far it got.
+            // Kept so that `resume` can ask how many bytes arrived.
             session.url = Some(url.clone());
             let mut headers = HeaderMap::new();
             headers.insert(
@@ -294,19 +295,19 @@ impl Destination {
         end.query_pairs_mut()
             .append_pair("digest", &blob.blob.digest.to_string());
         let finish = Outgoing::finish();
-        let answer = self
+        let sent = self
             .send(Method::PUT, &end, HeaderMap::new(), Some(&finish))
             .await;
-        // Whatever is wrong with it, the next attempt starts afresh.
+        // After any failure here, the next attempt starts afresh.
         session.at = 0;
-        let answer = answer?;
+        let answer = sent?;
         match answer.status().as_u16() {
             200..=204 => Ok(()),
             _ => Err(answer.refusal(forgotten).await),
         }
     }
 
-    /// Asks for an address to send a blob to.
+    /// Requests an upload address for a blob.
     async fn start(&self) -> Result<Url, Reason> {
         let url = self.source.url("blobs", "uploads/")?;
         let empty = Outgoing::bytes("");
@@ -319,7 +320,8 @@ impl Destination {
         }
     }
 
-    /// Finds out how far a blob got whose transfer broke. What isn't sure begins again.
+    /// Asks how much of a blob arrived before a failure. If that isn't certain, the upload starts
+    /// again.
     async fn resume(&self, blob: &Outbound<'_>, session: &mut Session) {
         session.at = 0;
         let Some(url) = session.url.take() else {
@@ -354,11 +356,12 @@ impl Destination {
         self.source.auth.send(&self.source.http, &request).await
     }
 
-    /// Where an answer says to go on.
+    /// Returns the address at which a response asks to continue.
     fn location(&self, from: &Url, answer: &Answer) -> Result<Url, Reason> {
-        let location = answer.header("location");
-        let location = location.and_then(|location| from.join(location).ok());
-        location.ok_or_else(|| Reason::Redirect("it doesn't say where to".to_owned()))
+        answer
+            .header("location")
+            .and_then(|location| from.join(location).ok())
+            .ok_or_else(|| Reason::Redirect("it doesn't say where to".to_owned()))
     }
 
     fn watch(&self, blob: &Outbound<'_>, start: u64) -> Watch {
@@ -380,7 +383,7 @@ impl Destination {
         Attempts::new(self.source.http.transfer(), false)
     }
 
-    /// Waits until something may be tried again, if there is hope.
+    /// Waits until the next attempt; an error if there should be none.
     async fn wait(
         &self,
         attempts: &mut Attempts<'_>,
@@ -406,7 +409,7 @@ impl Destination {
     }
 }
 
-/// A 404 in the middle of a transfer, which may be begun again.
+/// A 404 in the middle of a transfer, which may be started again.
 fn forgotten(message: String) -> Reason {
     let mut problem = "it forgot the transfer".to_owned();
     if !message.is_empty() {
@@ -415,11 +418,11 @@ fn forgotten(message: String) -> Reason {
     Reason::Broken(problem)
 }
 
-/// How many bytes of a blob the registry says it has: `0-99` are 100.
+/// Returns how many bytes of a blob the registry reports to have: `0-99` are 100.
 fn received(answer: &Answer) -> Option<u64> {
     let range = answer.header("range")?;
-    let last = range.strip_prefix("bytes=").unwrap_or(range);
-    let (first, last) = last.split_once('-')?;
+    let range = range.strip_prefix("bytes=").unwrap_or(range);
+    let (first, last) = range.split_once('-')?;
     let last: u64 = last.trim().parse().ok()?;
     (first.trim() == "0").then(|| last.saturating_add(1))
 }

@@ -1,4 +1,4 @@
-//! When to ask again, and after which pause.
+//! Decides whether to retry a request, and after which pause.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, SystemTime};
@@ -8,14 +8,14 @@ use reqwest::header::{HeaderMap, RETRY_AFTER};
 use crate::Transfer;
 use crate::error::Reason;
 
-/// Attempts where nobody answers at all: a wrong name shouldn't take long to tell.
+/// Attempts where no connection is made: a wrong name should fail fast.
 const CONNECT_ATTEMPTS: u32 = 3;
-/// Attempts at a mirror, since there is somebody else to ask.
+/// Attempts at a mirror, since there is another place to ask.
 const MIRROR_ATTEMPTS: u32 = 2;
-/// The longest pause that we choose ourselves.
+/// Longest pause without a registry's request for one.
 const LONGEST_BACKOFF: Duration = Duration::from_secs(10);
 
-/// Counts the attempts at one thing.
+/// Counts the attempts at one request.
 pub(crate) struct Attempts<'a> {
     transfer: &'a Transfer,
     limit: u32,
@@ -24,9 +24,10 @@ pub(crate) struct Attempts<'a> {
 
 impl<'a> Attempts<'a> {
     pub(crate) fn new(transfer: &'a Transfer, mirror: bool) -> Self {
-        let limit = match mirror {
-            true => transfer.attempts.min(MIRROR_ATTEMPTS),
-            false => transfer.attempts,
+        let limit = if mirror {
+            transfer.attempts.min(MIRROR_ATTEMPTS)
+        } else {
+            transfer.attempts
         };
         Self {
             transfer,
@@ -35,13 +36,13 @@ impl<'a> Attempts<'a> {
         }
     }
 
-    /// Forgets earlier failures, since it got further.
+    /// Forgets earlier failures, because the transfer got further.
     pub(crate) fn progressed(&mut self) {
         self.failed = 0;
     }
 
-    /// Takes note of a failure: the pause before the next attempt, or the error if there
-    /// should be none.
+    /// Counts a failure. Returns the pause before the next attempt, or the error if there should
+    /// be none.
     pub(crate) fn failed(&mut self, reason: Reason) -> Result<Duration, Reason> {
         self.failed += 1;
         if !reason.is_passing() {
@@ -67,14 +68,14 @@ impl<'a> Attempts<'a> {
     }
 }
 
-/// A pause of three quarters to all of `pause`, so that clients that were cut off together
-/// don't come back together.
+/// Returns a random pause of three quarters to all of `pause`, so that clients that lost their
+/// connections together don't come back together.
 fn spread(pause: Duration) -> Duration {
     let random = RandomState::new().hash_one(0u8) % 1024;
     pause.mul_f64(0.75 + random as f64 / 4096.0)
 }
 
-/// The pause that an answer asks for, in seconds or until a date.
+/// Returns the pause that `Retry-After` asks for, in seconds or until a date.
 pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
     match text.parse() {

@@ -8,23 +8,23 @@ use micabox_oci::reference::is_loopback;
 use serde::{Deserialize, Deserializer, de};
 use url::Url;
 
-/// How registries are reached.
+/// Settings for reaching registries.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Settings {
     /// Timeouts and retries.
     pub transfer: Transfer,
-    /// What single registries need, by `host[:port]`.
+    /// Settings of single registries, by `host[:port]`.
     pub registry: BTreeMap<String, Registry>,
 }
 
 impl Settings {
-    /// What the settings say about `registry` (`host[:port]`).
+    /// Returns the settings of `registry` (`host[:port]`).
     #[must_use]
     pub fn registry(&self, registry: &str) -> Registry {
         self.registry.get(registry).cloned().unwrap_or_default()
     }
 
-    /// Whether to speak plain HTTP to `registry`.
+    /// Returns whether to use plain HTTP for `registry`.
     #[must_use]
     pub fn plain_http(&self, registry: &str) -> bool {
         self.registry
@@ -34,17 +34,17 @@ impl Settings {
     }
 }
 
-/// Timeouts and retries of everything asked of a registry.
+/// Timeouts and retries of all requests to a registry.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Transfer {
-    /// For a connection to stand.
+    /// Time limit for making a connection.
     #[serde(deserialize_with = "seconds")]
     pub connect_timeout: Duration,
-    /// For the next byte of an answer to arrive.
+    /// Time limit for the next byte of a response.
     #[serde(deserialize_with = "seconds")]
     pub idle_timeout: Duration,
-    /// How often one thing is asked of one registry without getting any further.
+    /// Attempts at one request to one registry without any progress.
     #[serde(deserialize_with = "attempts")]
     pub attempts: u32,
     /// Longest pause that a registry may ask for.
@@ -67,7 +67,7 @@ impl Default for Transfer {
     }
 }
 
-/// What one registry needs.
+/// Settings of one registry.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Registry {
@@ -75,7 +75,7 @@ pub struct Registry {
     pub mirrors: Vec<Mirror>,
     /// PEM files with certificate authorities to trust beside the system's.
     pub ca: Vec<PathBuf>,
-    /// Whether to speak plain HTTP; `None` means only to loopback addresses.
+    /// Whether to use plain HTTP; `None` means only to loopback addresses.
     pub plain_http: Option<bool>,
 }
 
@@ -84,9 +84,9 @@ pub struct Registry {
 pub struct Mirror {
     /// `host[:port]`, which also names its credentials and its own table in the settings.
     pub registry: String,
-    /// What stands in front of the repository's name there; empty or ending in a slash.
+    /// Prefix of the repository's name there; empty or ending in a slash.
     pub prefix: String,
-    /// Whether its URL says `http:`.
+    /// Whether its URL's scheme is `http`.
     pub plain_http: bool,
 }
 
@@ -117,7 +117,7 @@ impl<'de> Deserialize<'de> for Mirror {
     }
 }
 
-/// `host[:port]` of a URL, as references and credentials write it.
+/// Returns `host[:port]` of a URL, as in references and credentials.
 pub(crate) fn authority(url: &Url) -> Option<String> {
     let host = url.host_str().filter(|host| !host.is_empty())?;
     Some(match url.port() {
@@ -127,7 +127,7 @@ pub(crate) fn authority(url: &Url) -> Option<String> {
 }
 
 fn seconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-    // A day is longer than anybody waits and short of every overflow.
+    // A day is longer than any sensible timeout and short of every overflow.
     match u64::deserialize(deserializer)? {
         seconds @ 1..=86_400 => Ok(Duration::from_secs(seconds)),
         seconds => Err(de::Error::custom(format!(

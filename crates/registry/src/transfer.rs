@@ -1,9 +1,9 @@
-//! A blob's bytes as one stream, however often the connection breaks.
+//! Streams a blob's bytes, across any number of broken connections.
 //!
-//! Whoever consumes the stream hashes it and converts it as it comes, so nothing can be
-//! taken back: after a break it goes on with the byte that comes next. Most registries send
-//! just that when asked for a range; from one that starts again from the beginning (as the
-//! specification allows), what was consumed already is passed over.
+//! The reader hashes and converts the bytes as they come, so none can be taken back: after a
+//! failure the stream continues with the next byte. Most registries send just the rest when asked
+//! for a range; from one that starts again from the beginning (as the specification allows), the
+//! bytes that the reader already has are skipped.
 
 use std::io::{self, Read};
 
@@ -19,14 +19,14 @@ use crate::retry::Attempts;
 use micabox_oci::Digest;
 use micabox_oci::progress::{Event, LayerState, Progress};
 
-/// Pieces between the socket and whoever consumes them, each up to some hundred KiB. When
-/// they are all full, the socket isn't read: the registry waits.
+/// Pieces between the socket and the reader, each up to some hundred KiB. When all are full, the
+/// socket isn't read: the registry waits.
 const PIECES: usize = 8;
-/// Getting this much further makes up for earlier failures. Not one byte, or a registry
-/// could keep us for as long as it likes.
+/// Bytes of progress that reset the count of failures. Not one byte, or a registry could keep a
+/// transfer going without end.
 const PROGRESS: u64 = 1 << 20;
 
-/// What a sender and a [`BlobReader`] share.
+/// Creates a connected sender and [`BlobReader`].
 #[must_use]
 pub fn channel() -> (BlobSender, BlobReader) {
     let (sender, receiver) = mpsc::channel(PIECES);
@@ -40,25 +40,25 @@ pub fn channel() -> (BlobSender, BlobReader) {
 
 enum Piece {
     Bytes(Bytes),
-    /// Tells the end from a sender that gave up.
+    /// The end of the blob, as opposed to a sender that gave up.
     End,
 }
 
 impl BlobSender {
-    /// Says that the other end has the blob's first `bytes` bytes from elsewhere.
+    /// Skips the blob's first `bytes` bytes, which the reader has from elsewhere.
     pub fn skip(&mut self, bytes: u64) {
         self.offset = bytes;
     }
 }
 
-/// The end of the stream that is fed from the network.
+/// The sending end of a blob's stream, fed from the network.
 pub struct BlobSender {
     sender: mpsc::Sender<Piece>,
-    /// How many of the blob's bytes the other end has.
+    /// How many of the blob's bytes the reader has.
     offset: u64,
 }
 
-/// The end of the stream that a conversion reads, on a thread that may block.
+/// The reading end of a blob's stream, for a conversion on a thread that may block.
 pub struct BlobReader {
     receiver: mpsc::Receiver<Piece>,
     current: Bytes,
@@ -71,7 +71,7 @@ impl Read for BlobReader {
             match self.receiver.blocking_recv() {
                 Some(Piece::Bytes(bytes)) => self.current = bytes,
                 Some(Piece::End) => self.finished = true,
-                // Why is known at the other end.
+                // The sender knows the reason.
                 None => return Err(io::Error::other("the transfer was given up")),
             }
         }
@@ -84,9 +84,9 @@ impl Read for BlobReader {
 /// Why a transfer ended early.
 #[derive(Debug)]
 pub(crate) enum Interrupted {
-    /// Nobody reads on.
+    /// The reader was dropped.
     HungUp,
-    /// The network or the registry.
+    /// The network or the registry failed.
     Failed(Reason),
 }
 
@@ -96,24 +96,24 @@ impl From<Reason> for Interrupted {
     }
 }
 
-/// A blob and where it goes.
+/// A blob that is being fetched, and its destination.
 pub(crate) struct Incoming<'a> {
-    /// Names the layer in the progress.
+    /// Identifies the layer in progress events.
     pub diff_id: &'a Digest,
-    /// Of the blob in bytes.
+    /// Size of the blob in bytes.
     pub size: u64,
     pub sender: &'a mut BlobSender,
     pub progress: &'a dyn Progress,
 }
 
 impl Incoming<'_> {
-    /// Tells the reader that it has everything.
+    /// Sends the end of the blob to the reader.
     pub(crate) async fn finish(&mut self) {
-        // If nobody reads any more, nobody needs to know.
+        // A reader that was dropped needs no end.
         let _ = self.sender.sender.send(Piece::End).await;
     }
 
-    /// Sends what is missing of the blob from `source`, in as many attempts as it takes.
+    /// Sends the missing part of the blob from `source`, with retries.
     pub(crate) async fn run(&mut self, source: &Source, url: &Url) -> Result<(), Interrupted> {
         let transfer = source.http.transfer();
         let mut attempts = Attempts::new(transfer, source.is_mirror());
@@ -144,18 +144,18 @@ impl Incoming<'_> {
         ranges: &mut bool,
     ) -> Result<(), Interrupted> {
         if self.size > 0 && self.sender.offset == self.size {
-            // It broke off after the last byte, or all of it was kept.
+            // The connection broke after the last byte, or all of the blob was kept.
             return Ok(());
         }
         let mut answer = self.open(source, url, *ranges).await?;
         let mut first = self.first_byte(&answer)?;
         if first.is_none() && matches!(answer.status().as_u16(), 206 | 416) {
-            // It has its own idea of ranges: without them.
+            // The registry's ranges are unusable: request the whole blob.
             *ranges = false;
             answer = self.open(source, url, false).await?;
             first = self.first_byte(&answer)?;
         }
-        // The offset within the blob of the byte that comes next.
+        // The offset within the blob of the next byte.
         let Some(mut at) = first else {
             return Err(answer.refusal(|_| Reason::NoBlob).await.into());
         };
@@ -169,16 +169,15 @@ impl Incoming<'_> {
             piece.advance(seen as usize);
             self.send(piece).await?;
         }
-        match at == self.size {
-            true => Ok(()),
-            false => Err(Reason::Broken(format!(
-                "it ended after {at} of {} bytes",
-                self.size
-            )))?,
+        if at == self.size {
+            Ok(())
+        } else {
+            let problem = format!("it ended after {at} of {} bytes", self.size);
+            Err(Reason::Broken(problem).into())
         }
     }
 
-    /// Where in the blob an answer's body begins, if there it can be of use.
+    /// Returns where in the blob a response's body begins; `None` if the response is unusable.
     fn first_byte(&self, answer: &Answer) -> Result<Option<u64>, Reason> {
         match answer.status().as_u16() {
             200 => {
@@ -223,12 +222,13 @@ impl Incoming<'_> {
     }
 
     fn check_size(&self, actual: u64) -> Result<(), Reason> {
-        match actual == self.size {
-            true => Ok(()),
-            false => Err(Reason::Size {
+        if actual == self.size {
+            Ok(())
+        } else {
+            Err(Reason::Size {
                 declared: self.size,
                 actual,
-            }),
+            })
         }
     }
 
@@ -238,7 +238,7 @@ impl Incoming<'_> {
     }
 }
 
-/// The first byte and the total, if known, of `bytes 7-11/12`.
+/// Parses `bytes 7-11/12` into the first byte and the total, if known.
 pub(crate) fn content_range(text: &str) -> Option<(u64, Option<u64>)> {
     let (range, total) = text.trim().strip_prefix("bytes ")?.split_once('/')?;
     let (first, _) = range.split_once('-')?;

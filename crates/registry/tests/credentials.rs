@@ -1,4 +1,4 @@
-//! Credentials as `docker login` leaves them.
+//! Credentials as `docker login` stores them.
 
 use std::env;
 use std::fs;
@@ -60,12 +60,12 @@ fn entries_are_found_under_every_name_they_may_have() {
         assert_eq!(lookup(&auths(key), "localhost:5000", "a/b"), user, "{key}");
         assert_eq!(lookup(&auths(key), "localhost:5001", "a/b"), None, "{key}");
     }
-    // Another repository's credentials are not ours.
+    // Another repository's credentials don't apply.
     assert_eq!(
         lookup(&auths("localhost:5000/a/b"), "localhost:5000", "a/bc"),
         None
     );
-    // The most specific entry wins.
+    // The most specific entry takes precedence.
     let both = format!(
         r#"{{"auths": {{"q.io": {{"auth": "{AUTH}"}}, "q.io/o": {{"username": "o", "password": "p"}}}}}}"#
     );
@@ -123,7 +123,7 @@ fn damage_is_an_error_that_names_the_file_and_no_secret() {
     assert!(debug.contains("user") && !debug.contains("hunter2"));
 }
 
-/// Helpers are found through `PATH`, which only a process of its own can change safely.
+/// Helpers are found through `PATH`, which only a separate process can change safely.
 #[test]
 fn helpers_are_run() {
     if let Some(files) = env::var_os("TEST_HELPERS_IN") {
@@ -180,7 +180,7 @@ fn in_a_process_with_helpers(directory: &Path) {
         lookup(store, "docker.io").unwrap(),
         Some(password("for https://index.docker.io/v1/", "s"))
     );
-    // A registry's own helper goes before the store.
+    // A registry's own helper takes precedence over the store.
     let helpers = r#"{"credsStore": "good", "credHelpers": {"q.io": "token"}}"#;
     assert_eq!(
         lookup(helpers, "q.io").unwrap(),

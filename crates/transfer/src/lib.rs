@@ -1,8 +1,8 @@
 //! Moves images between registries and the store.
 //!
-//! This is where the two meet: `micabox-registry` knows no store, `micabox-image` no network. A
-//! program that makes images from archives only doesn't need this crate, nor the asynchronous
-//! runtime below it.
+//! This crate connects the two: `micabox-registry` doesn't know the store, `micabox-image` doesn't
+//! know the network. A program that makes images from archives only needs neither this crate nor
+//! the asynchronous runtime below it.
 
 #![forbid(unsafe_code)]
 #![warn(clippy::missing_errors_doc)]

@@ -1,5 +1,5 @@
 //! Pulls an image: finds its manifest, streams the layers that the store lacks through the
-//! conversion, and publishes.
+//! conversion, and publishes the image.
 
 use std::collections::HashSet;
 use std::io;
@@ -18,21 +18,21 @@ use micabox_registry::{self as registry, Credentials, Fetched, RegistryError, Re
 
 use crate::{PullPolicy, Settings};
 
-/// How to pull.
+/// Options of a pull.
 #[derive(Debug, Clone)]
 pub struct PullOptions {
-    /// Whether to ask the registry if the store has the image.
+    /// When to contact the registry if the store already has the image.
     pub policy: PullPolicy,
-    /// Which of a multi-platform image's variants; `None` means this machine's.
+    /// Which variant of a multi-platform image to pull; `None` means this machine's.
     pub platform: Option<Platform>,
     /// Registries, timeouts, limits.
     pub settings: Arc<Settings>,
-    /// Who we are.
+    /// Registry credentials.
     pub credentials: Credentials,
 }
 
 impl PullOptions {
-    /// Options as the settings have them, with the credentials of whoever runs this process.
+    /// Takes the options from the settings, with the credentials of this process's user.
     pub fn new(settings: Arc<Settings>) -> Self {
         Self {
             policy: settings.pull_policy,
@@ -43,15 +43,14 @@ impl PullOptions {
     }
 }
 
-/// Why an image could not be pulled. Layers that were complete stay in the store, so that
-/// the next attempt goes on from there.
+/// Why a pull failed. Complete layers stay in the store, so the next attempt continues from there.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PullError {
-    /// The registry, or the way to it.
+    /// The registry, or the connection to it, failed.
     #[error(transparent)]
     Registry(#[from] RegistryError),
-    /// What the registry has under that name can't be used.
+    /// The registry's image under that name can't be used.
     #[error("cannot use {reference}: {source}")]
     Manifest {
         /// The image.
@@ -64,12 +63,12 @@ pub enum PullError {
     Layer {
         /// The image.
         reference: Box<Reference>,
-        /// Which registry or mirror sent it, if all of it came.
+        /// The registry or mirror that sent it, if the whole blob arrived.
         from: Option<String>,
         /// What is wrong with it.
         source: Box<convert::Error>,
     },
-    /// The store.
+    /// The store failed.
     #[error(transparent)]
     Store(#[from] store::Error),
     /// The pull policy is `never`.
@@ -83,16 +82,16 @@ pub enum PullError {
         /// The platform.
         platform: Box<Platform>,
     },
-    /// The system has no threads for us.
+    /// The system refuses to start threads.
     #[error("cannot start the threads that a pull needs: {0}")]
     Threads(#[source] io::Error),
 }
 
-/// [`pull`], for callers outside of any asynchronous runtime: this blocks.
+/// Runs [`pull`] and blocks until it ends, for callers outside of any asynchronous runtime.
 ///
 /// # Errors
 ///
-/// [`PullError`]. Layers that were complete stay in the store.
+/// [`PullError`]. Complete layers stay in the store.
 pub fn pull_blocking(
     store: &Store,
     reference: &Reference,
@@ -100,26 +99,26 @@ pub fn pull_blocking(
     progress: Arc<dyn Progress>,
 ) -> Result<Image, PullError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        // They decrypt and move bytes; the work is done on threads of its own.
+        // They only decrypt and move bytes; conversions run on threads of their own.
         .worker_threads(2)
         .thread_name("mica-pull")
         .enable_all()
         .build()
         .map_err(PullError::Threads)?;
     let image = runtime.block_on(pull(store, reference, options, progress));
-    // A failed pull doesn't wait for a thread that waits for another process.
+    // Without waiting for threads: one may be waiting for another process.
     runtime.shutdown_background();
     image
 }
 
 /// Makes sure that the store has the image, and returns it.
 ///
-/// Layers that the store has already are not fetched. Dropping the future cancels the pull;
-/// conversions that are under way notice at the next byte they want.
+/// Layers that the store already has are not fetched. Dropping the future cancels the pull;
+/// running conversions notice when they read the next byte.
 ///
 /// # Errors
 ///
-/// [`PullError`]. Layers that were complete stay in the store.
+/// [`PullError`]. Complete layers stay in the store.
 pub async fn pull(
     store: &Store,
     reference: &Reference,
@@ -156,14 +155,14 @@ struct Pull<'a> {
     progress: Arc<dyn Progress>,
 }
 
-/// What a name leads to.
+/// Result of resolving a name.
 enum Found {
-    /// An image that the store has already.
+    /// The manifest's digest of an image that the store already has.
     Stored(Digest),
     New(Box<NewImage>),
 }
 
-/// An image as its registry describes it.
+/// An image that the store lacks, with the registry's documents.
 struct NewImage {
     manifest_bytes: Vec<u8>,
     manifest: Box<ImageManifest>,
@@ -172,13 +171,13 @@ struct NewImage {
 }
 
 impl Pull<'_> {
-    /// The image, if the store has it under this name and for this platform.
+    /// Returns the image, if the store has it under this name and for this platform.
     async fn present(&self) -> Result<Option<Image>, PullError> {
         let (store, name) = (self.store.clone(), self.reference.to_string());
         let found = blocking(move || store.image(&name)).await;
         Ok(match found {
             Ok(image) => self.suits(&image.config).then_some(image),
-            // One that lost a layer is as good as none: pulling it again repairs it.
+            // An image that lost a layer counts as missing: pulling it again repairs it.
             Err(store::Error::NoImage { .. } | store::Error::Unusable { .. }) => None,
             Err(error) => return Err(error.into()),
         })
@@ -191,7 +190,7 @@ impl Pull<'_> {
 
     async fn run(&self) -> Result<Image, PullError> {
         self.phase(Phase::Resolving);
-        // From here on prune leaves alone what we find.
+        // From here on `prune` removes nothing that this pull finds in the store.
         let store = self.store.clone();
         let _shared = blocking(move || {
             let shared = store.shared()?;
@@ -226,27 +225,27 @@ impl Pull<'_> {
         Ok(image)
     }
 
-    /// Gives an image that the store has the name by which it was asked for.
+    /// Gives an image in the store the requested name.
     async fn tagged(&self, digest: Digest) -> Result<Image, PullError> {
         let (store, reference) = (self.store.clone(), self.reference.clone());
         let image = blocking(move || {
             store.tag(&reference, &digest)?;
             store.image(&reference.to_string())
-        });
-        let image = image.await?;
+        })
+        .await?;
         self.phase(Phase::Done);
         Ok(image)
     }
 
-    /// The config of an image that the store has.
+    /// Returns the config of an image that the store has.
     async fn stored(&self, digest: Digest) -> Option<ImageConfiguration> {
         let store = self.store.clone();
         let image = blocking(move || store.image_by_digest(&digest));
-        // Whatever is wrong with it, making it anew is the remedy.
+        // Any failure here is repaired by fetching the image anew.
         image.await.ok().map(|image| image.config)
     }
 
-    /// Follows indexes until there is an image for the platform.
+    /// Follows indexes to an image for the platform.
     async fn find(&self, repository: &Repository) -> Result<Found, PullError> {
         let unusable = |source| self.unusable(source);
         let mut search = Search::new(self.platform.clone());
@@ -286,7 +285,7 @@ impl Pull<'_> {
         }
     }
 
-    /// Brings every layer into the store, a few at a time.
+    /// Fetches and converts every missing layer, a few at a time.
     async fn fetch(
         &self,
         repository: Arc<Repository>,
@@ -333,7 +332,7 @@ impl Pull<'_> {
                 && outcome.is_ok()
             {
                 outcome = Err(error);
-                // The others end soon, and leave the store tidy.
+                // The other tasks end soon, and clean up in the store.
                 cancel.send_replace(true);
             }
         }
@@ -352,7 +351,7 @@ impl Pull<'_> {
     }
 }
 
-/// One layer on its way into the store.
+/// A layer that is being fetched.
 struct LayerTask {
     store: Store,
     repository: Arc<Repository>,
@@ -363,10 +362,10 @@ struct LayerTask {
     layer: LayerSource,
 }
 
-/// How one attempt at a layer ended.
+/// Result of one attempt at a layer.
 enum Attempt {
     Ended(Result<(), PullError>),
-    /// What was kept of an earlier pull is not what it should be. It is gone now.
+    /// The part of the blob that an earlier pull kept is damaged. It is removed now.
     KeptWasBad,
 }
 
@@ -375,7 +374,7 @@ impl LayerTask {
         loop {
             match self.attempt().await {
                 Attempt::Ended(outcome) => return outcome,
-                // Can't happen again: now there is nothing kept.
+                // Can't happen again: now there is no kept part.
                 Attempt::KeptWasBad => {}
             }
         }
@@ -389,11 +388,11 @@ impl LayerTask {
         let (mut sender, reader) = registry::channel();
         let (claimed, claim) = oneshot::channel();
         let mut conversion = self.convert(reader, claimed);
-        // Only with the right to make the layer in hand is the registry asked for it.
+        // The registry is asked for the layer only once this process has the right to make it.
         let kept = tokio::select! {
             biased;
             claimed = claim => claimed.ok(),
-            // Nobody waits for whoever is making it meanwhile.
+            // A cancelled pull doesn't wait for another process that is making the layer.
             _ = cancelled.wait_for(|cancelled| *cancelled) => return Attempt::Ended(Ok(())),
         };
         let Some(kept) = kept else {
@@ -402,7 +401,8 @@ impl LayerTask {
         sender.skip(kept);
         let mut from = None;
         let early = tokio::select! {
-            // What ended the transfer is looked at before what that led to.
+            // The transfer's result is checked before the conversion's, which may be its
+            // consequence.
             biased;
             sent = self.stream(sender) => match sent {
                 Ok(host) => {
@@ -423,7 +423,7 @@ impl LayerTask {
         }
     }
 
-    /// Streams the blob from wherever it is to be had.
+    /// Streams the blob from the first source that has it.
     async fn stream(&self, sender: registry::BlobSender) -> Result<Option<&str>, RegistryError> {
         let LayerSource {
             blob,
@@ -433,8 +433,8 @@ impl LayerTask {
         self.repository.stream(diff_id, blob, urls, sender).await
     }
 
-    /// Starts the conversion on a thread of its own; it says when it wants the blob, and from
-    /// which byte on.
+    /// Starts the conversion on a thread of its own. `claimed` receives the first byte of the blob
+    /// that the conversion needs, once the layer is claimed.
     fn convert(
         &self,
         reader: registry::BlobReader,
@@ -475,7 +475,8 @@ impl LayerTask {
         )
     }
 
-    /// What a conversion came to. The first `kept` bytes of the blob were an earlier pull's.
+    /// Turns a conversion's result into an attempt's. The first `kept` bytes of the blob are an
+    /// earlier pull's.
     fn converted(
         &self,
         from: Option<String>,
@@ -489,7 +490,7 @@ impl LayerTask {
                 Ok(())
             }
             Err(ConvertError::Store(error)) => Err(error.into()),
-            // Whatever is wrong with the bytes, it may be the disk that got them wrong.
+            // The kept bytes may have been damaged on disk.
             Err(ConvertError::Layer(source)) if kept > 0 && source.is_about_bytes() => {
                 return Attempt::KeptWasBad;
             }
@@ -510,12 +511,12 @@ enum ConvertError {
     Layer(#[from] convert::Error),
 }
 
-/// Runs what waits for disks and locks.
+/// Runs work that blocks on disks and locks.
 pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     joined(spawn_blocking(work).await)
 }
 
-/// What a task returned. One that panicked does so here too.
+/// Returns a task's result. Resumes the task's panic if it panicked.
 pub(crate) fn joined<T>(ended: Result<T, JoinError>) -> T {
     match ended {
         Ok(value) => value,

@@ -1,5 +1,5 @@
-//! Pushes an image: makes its layers' blobs where the registry doesn't have them, sends
-//! them, and the manifest last.
+//! Pushes an image: makes the blobs of layers that the registry lacks, sends them, and the
+//! manifest last.
 
 use std::io;
 use std::sync::Arc;
@@ -18,19 +18,19 @@ use micabox_registry::{Credentials, Destination, Mounted, RegistryError};
 use crate::Settings;
 use crate::pull::{blocking, joined};
 
-/// How to push.
+/// Options of a push.
 #[derive(Debug, Clone)]
 pub struct PushOptions {
-    /// How layers are compressed that the registry doesn't have as they were.
+    /// Compression of layers whose original blobs the registry doesn't have.
     pub compression: Compression,
     /// Registries, timeouts, how many layers at the same time.
     pub settings: Arc<Settings>,
-    /// Who we are.
+    /// Registry credentials.
     pub credentials: Credentials,
 }
 
 impl PushOptions {
-    /// The defaults, with the credentials of whoever runs this process.
+    /// Returns the defaults, with the credentials of this process's user.
     pub fn new(settings: Arc<Settings>) -> Self {
         Self {
             compression: Compression::default(),
@@ -40,31 +40,32 @@ impl PushOptions {
     }
 }
 
-/// What was pushed.
+/// Result of a push.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pushed {
-    /// Where it is.
+    /// The pushed name.
     pub reference: Reference,
-    /// Its manifest there. It differs from the one in the store if layers were packed anew.
+    /// Digest of the pushed manifest. It differs from the one in the store if layers were packed
+    /// anew.
     pub manifest_digest: Digest,
     /// Number of layers.
     pub layers: usize,
-    /// How many of them the registry had already, or took from another repository of its own.
+    /// Number of layers that the registry already had, or mounted from another of its repositories.
     pub present: usize,
 }
 
-/// Why an image could not be pushed. Blobs that arrived stay in the registry, so that the
-/// next attempt goes on from there; the manifest comes last, so nobody sees half an image.
+/// Why a push failed. Blobs that arrived stay in the registry, so the next attempt continues from
+/// there; the manifest comes last, so no client sees half an image.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PushError {
-    /// The registry, or the way to it.
+    /// The registry, or the connection to it, failed.
     #[error(transparent)]
     Registry(#[from] RegistryError),
-    /// The store, or what is in it.
+    /// The store, or an image in it, failed.
     #[error(transparent)]
     Store(#[from] store::Error),
-    /// The image's manifest can't be written anew.
+    /// The image's manifest can't be rewritten.
     #[error("cannot push {image}: {source}")]
     Manifest {
         /// Manifest digest.
@@ -72,18 +73,18 @@ pub enum PushError {
         /// What is wrong with it.
         source: Box<ManifestError>,
     },
-    /// The store's image has no name to push it by.
+    /// The image has no name in the store to push it by.
     #[error("say where to push `{0}` to: it was asked for by its digest")]
     NoDestination(String),
-    /// What a registry keeps under a digest is nobody's choice.
+    /// The destination has a digest, which only the pushed manifest can determine.
     #[error("cannot push to {0}: a destination has a tag and no digest")]
     Digest(Box<Reference>),
-    /// The system has no threads for us.
+    /// The system refuses to start threads.
     #[error("cannot start the threads that a push needs: {0}")]
     Threads(#[source] io::Error),
 }
 
-/// [`push`], for callers outside of any asynchronous runtime: this blocks.
+/// Runs [`push`] and blocks until it ends, for callers outside of any asynchronous runtime.
 ///
 /// # Errors
 ///
@@ -104,10 +105,10 @@ pub fn push_blocking(
     runtime.block_on(push(store, name, destination, options, progress))
 }
 
-/// Pushes the image that `name` means to `destination`, or to where its name says.
+/// Pushes the image that `name` refers to, to `destination` or, by default, to its own reference.
 ///
-/// A layer that the registry has as it was pulled is not made again; where that is true of
-/// all layers, so is the manifest. Dropping the future cancels the push.
+/// A layer whose original blob the registry has is not packed again; if that is true of all
+/// layers, the manifest is the original as well. Dropping the future cancels the push.
 ///
 /// # Errors
 ///
@@ -170,17 +171,17 @@ pub async fn push(
     })
 }
 
-/// An image and all that the store knows of it.
+/// An image with the store's data about it.
 struct Found {
     name: String,
     image: Image,
-    /// Its layers as the manifest in the store has them.
+    /// The layers, as the manifest in the store describes them.
     sources: Vec<LayerSource>,
     manifest: Vec<u8>,
     config: Vec<u8>,
-    /// All its names.
+    /// All names of the image.
     references: Vec<Reference>,
-    /// Keeps prune away.
+    /// Keeps `prune` from removing the image.
     _shared: store::Lock,
 }
 
@@ -213,7 +214,7 @@ impl Found {
         })
     }
 
-    /// Other repositories of the registry that have, or had, the image.
+    /// Returns other repositories of the registry that have, or had, the image.
     fn repositories_beside(&self, destination: &Reference) -> Vec<String> {
         let mut others: Vec<_> = self
             .references
@@ -228,7 +229,7 @@ impl Found {
     }
 }
 
-/// Ends the packing of layers when the push ends, however it does.
+/// Stops the packing of layers when the push ends, also if it is cancelled.
 struct StopOnDrop(Arc<AtomicBool>);
 
 impl Drop for StopOnDrop {
@@ -248,8 +249,8 @@ struct Push {
 }
 
 impl Push {
-    /// Brings every layer to the registry, a few at a time: their blobs there, and how many
-    /// of them had not to be sent.
+    /// Brings every layer to the registry, a few at a time. Returns their blobs there, and how
+    /// many of them were there already or mounted.
     async fn layers(
         self: &Arc<Self>,
         found: &Found,
@@ -299,14 +300,15 @@ impl Push {
         Ok((all.into_iter().map(|(blob, _)| blob).collect(), present))
     }
 
-    /// One layer's blob in the registry, and whether it needed no sending.
+    /// Brings one layer to the registry. Returns its blob there, and whether the blob was there
+    /// already or mounted.
     async fn layer(
         &self,
         layer: &Layer,
         source: &LayerSource,
     ) -> Result<(Descriptor, bool), PushError> {
         let mut address = None;
-        // Only a blob that was unpacked here is known to be this layer.
+        // Only a blob that this store has unpacked is known to be this layer.
         let original = &source.blob;
         let (store, blob) = (self.store.clone(), original.digest);
         let known = blocking(move || store.diff_id_of_blob(&blob)).await?;
@@ -338,7 +340,7 @@ impl Push {
         Ok((blob, false))
     }
 
-    /// Makes a layer's blob, in a file that goes away with it.
+    /// Packs a layer's blob into an unnamed file.
     async fn pack(&self, layer: &Layer) -> Result<Packed, PushError> {
         let (store, layer, compression) = (self.store.clone(), layer.clone(), self.compression);
         let (progress, stop) = (Arc::clone(&self.progress), Arc::clone(&self.stop));
@@ -353,7 +355,7 @@ impl Push {
         match joined(packing.await) {
             Ok(packed) => Ok(packed),
             Err(PackError::Store(error)) => Err(error.into()),
-            // Nobody waits for it any more.
+            // The push was cancelled: no task reads this result.
             Err(PackError::Stopped) => Err(PushError::Threads(io::ErrorKind::Interrupted.into())),
         }
     }

@@ -1,7 +1,7 @@
 //! The settings file: mirrors, private certificate authorities, pull policy, limits.
 //!
-//! `config.example.toml` beside this crate's manifest explains every setting. A setting that
-//! isn't known is an error, so that a typing mistake doesn't silently change nothing.
+//! `config.example.toml` beside this crate's manifest explains every setting. An unknown setting
+//! is an error, so that a typing mistake isn't silently ignored.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -15,31 +15,32 @@ use micabox_oci::Reference;
 use micabox_registry::{Registry, Transfer};
 use serde::Deserialize;
 
-/// Names the settings file, instead of the XDG configuration directory.
+/// Environment variable with the path of the settings file, in place of the one in the XDG
+/// configuration directory.
 pub const FILE_VARIABLE: &str = "MICABOX_CONFIG";
 
-/// Why settings could not be read. Nothing is pulled with half of them.
+/// Why settings could not be read. Partial settings are never used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The file is there but unreadable, or `MICABOX_CONFIG` names one that isn't there.
+    /// The file is unreadable, or `MICABOX_CONFIG` names a missing one.
     #[error("cannot read the settings file {}: {source}", path.display())]
     Read {
         /// The settings file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// Not TOML, an unknown setting or a value that makes no sense.
+    /// The file is not TOML, or has an unknown setting or an invalid value.
     #[error("the settings file {} is wrong: {message}", path.display())]
     Invalid {
         /// The settings file.
         path: PathBuf,
-        /// Where and what.
+        /// The position in the file and the problem.
         message: String,
     },
 }
 
-/// When the registry is asked for an image.
+/// When to ask the registry for an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PullPolicy {
@@ -48,7 +49,7 @@ pub enum PullPolicy {
     /// If the store has no image under the reference.
     #[default]
     Missing,
-    /// Not at all.
+    /// Never.
     Never,
 }
 
@@ -56,29 +57,29 @@ pub enum PullPolicy {
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Settings {
-    /// When the registry is asked for an image.
+    /// When to ask the registry for an image.
     pub pull_policy: PullPolicy,
     /// How many layers of an image are fetched and converted at the same time.
     pub parallel_layers: ParallelLayers,
     /// Timeouts and retries.
     pub transfer: Transfer,
-    /// Bounds on what a layer may cost.
+    /// Limits on what a layer may cost.
     pub limits: Limits,
-    /// What single registries need, by `host[:port]`.
+    /// Settings of single registries, by `host[:port]`.
     pub registry: BTreeMap<String, Registry>,
-    /// Where layers are converted. Not in the file: a program chooses, and `mica` has no other
-    /// way than in jail.
+    /// Where layers are converted. Not in the file: it is the program's choice, and `mica` always
+    /// converts in the jail.
     #[serde(skip)]
     pub conversion: Place,
 }
 
 impl Settings {
-    /// The settings of whoever runs this process: from `$MICABOX_CONFIG`, else from
+    /// Loads the settings of this process's user: from `$MICABOX_CONFIG`, else from
     /// `micabox/config.toml` in the XDG configuration directory, else the defaults.
     ///
     /// # Errors
     ///
-    /// [`ConfigError`]. A file that isn't there is one only if `$MICABOX_CONFIG` names it.
+    /// [`ConfigError`]. A missing file is an error only if `$MICABOX_CONFIG` names it.
     pub fn load() -> Result<Self, ConfigError> {
         let variable = |name| env::var_os(name).filter(|value| !value.is_empty());
         if let Some(path) = variable(FILE_VARIABLE) {
@@ -86,7 +87,7 @@ impl Settings {
         }
         let directory = variable("XDG_CONFIG_HOME")
             .map(PathBuf::from)
-            // The specification says to ignore relative ones.
+            // The XDG specification requires relative paths to be ignored.
             .filter(|path| path.is_absolute())
             .or_else(|| variable("HOME").map(|home| Path::new(&home).join(".config")));
         let Some(directory) = directory else {
@@ -105,7 +106,7 @@ impl Settings {
         }
     }
 
-    /// The settings in the file at `path`.
+    /// Reads the settings in the file at `path`.
     ///
     /// # Errors
     ///
@@ -123,11 +124,11 @@ impl Settings {
         })
     }
 
-    /// Settings from TOML; relative paths in it are relative to `directory`.
+    /// Parses settings from TOML. Relative paths in them are relative to `directory`.
     fn parse(text: &str, directory: &Path) -> Result<Self, String> {
         let mut settings: Self = toml::from_str(text).map_err(|error| error.to_string())?;
         for (name, registry) in &mut settings.registry {
-            // The one check that knows what a registry may be called is a reference's.
+            // Only the parser of references knows the valid names of registries.
             let named = format!("{name}/x").parse::<Reference>();
             if !named.is_ok_and(|reference| reference.registry() == name) {
                 return Err(format!(
@@ -142,7 +143,7 @@ impl Settings {
         Ok(settings)
     }
 
-    /// What a conversion is told of them.
+    /// Returns the settings that conversions need.
     #[must_use]
     pub fn for_images(&self) -> micabox_image::Settings {
         micabox_image::Settings {
@@ -152,7 +153,7 @@ impl Settings {
         }
     }
 
-    /// What the registries' client is told of them.
+    /// Returns the settings that the registry client needs.
     #[must_use]
     pub fn for_registries(&self) -> micabox_registry::Settings {
         micabox_registry::Settings {

@@ -1,4 +1,4 @@
-//! An OCI layout, or an unpacked `docker save` archive, as a directory.
+//! Reads an OCI layout, or an unpacked `docker save` archive, from a directory.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -9,13 +9,12 @@ use rustix::io::Errno;
 use super::{Member, Problem};
 use crate::printable;
 
-/// A directory whose files are opened by the kernel's rule that a path stays beneath it
-/// (`RESOLVE_BENEATH`): a symbolic link may lead from one file of it to another, as some
-/// tools make layouts whose blobs are shared, but to nothing outside.
+/// A directory whose files are opened with the kernel's rule that a path stays beneath it
+/// (`RESOLVE_BENEATH`): a symbolic link may lead from one file of it to another, as some tools
+/// make layouts whose blobs are shared, but not outside.
 ///
-/// One that led out could have files of this machine read that whoever made the directory
-/// couldn't read: not blobs, whose digests are checked, but what an error about a document
-/// may quote.
+/// A link that leads outside could disclose files of this machine that the directory's author
+/// can't read: not as blobs, whose digests are checked, but in an error that quotes a document.
 #[derive(Debug)]
 pub(super) struct Directory {
     root: File,
@@ -34,7 +33,7 @@ impl Directory {
             name: printable(name),
             source,
         };
-        // Non-blocking, or a FIFO would keep us waiting for a writer.
+        // Non-blocking, or a FIFO would make us wait for a writer.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
         let opened = match openat2(&self.root, name, flags, Mode::empty(), beneath) {
@@ -60,7 +59,7 @@ impl Directory {
         }))
     }
 
-    /// Whether there is a symbolic link of this name, wherever it leads.
+    /// Returns whether there is a symbolic link with this name, whatever its target.
     fn is_link(&self, name: &str) -> bool {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         openat2(

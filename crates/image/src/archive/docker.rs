@@ -1,6 +1,6 @@
-//! What `docker save` writes: `manifest.json` lists images, each with its config, its names
-//! and one uncompressed archive for every layer. Up to version 24 that is all there is, and
-//! the archives of layers that occur twice are symbolic links.
+//! Reads archives of `docker save`: `manifest.json` lists images, each with its config, its names
+//! and one uncompressed archive for every layer. Up to version 24 there is no more, and the
+//! archives of layers that occur twice are symbolic links.
 
 use std::io::{self, Read};
 
@@ -16,7 +16,7 @@ use micabox_oci::Hasher;
 
 /// The list of images.
 pub(super) const MANIFEST: &str = "manifest.json";
-/// The list of images before there was [`MANIFEST`].
+/// The list of images before [`MANIFEST`] existed.
 pub(super) const REPOSITORIES: &str = "repositories";
 
 /// An image in `manifest.json`.
@@ -55,7 +55,7 @@ pub(super) fn images(
     Ok(images)
 }
 
-/// Gives images of a layout the names that `manifest.json`, if there is one, has for them.
+/// Adds the names in `manifest.json`, if there is one, to the images of a layout.
 pub(super) fn add_names(archive: &Archive, images: &mut [ArchivedImage]) -> Result<(), Problem> {
     if archive.member(MANIFEST)?.is_none() {
         return Ok(());
@@ -156,8 +156,8 @@ fn layers(
     Ok(layers)
 }
 
-/// What a descriptor of a layer's file says. Docker's own are uncompressed, so that their
-/// digest is the diff ID; other tools' may not be, and have to be hashed.
+/// Returns the descriptor of a layer's file. Docker's own are uncompressed, so that their digest
+/// is the diff ID; other tools' may be compressed, and must be hashed.
 fn blob(archive: &Archive, name: &str, diff_id: Digest) -> Result<Descriptor, Problem> {
     let member = archive.require(name)?;
     let read = |source| Problem::Read {
@@ -173,7 +173,7 @@ fn blob(archive: &Archive, name: &str, diff_id: Digest) -> Result<Descriptor, Pr
     let media_type = match Compression::detect(&head) {
         Ok(Compression::Gzip) => "application/vnd.oci.image.layer.v1.tar+gzip",
         Ok(Compression::Zstd) => "application/vnd.oci.image.layer.v1.tar+zstd",
-        // Whoever converts it says what is wrong with another compression.
+        // The conversion reports any other compression.
         Ok(Compression::None) | Err(_) => {
             let media_type = "application/vnd.oci.image.layer.v1.tar";
             return Ok(descriptor(media_type, diff_id, member.size));
@@ -193,8 +193,8 @@ fn blob(archive: &Archive, name: &str, diff_id: Digest) -> Result<Descriptor, Pr
     Ok(descriptor(media_type, hasher.finish(), member.size))
 }
 
-/// The manifest that such an image would have had. The order of the fields is fixed: the
-/// same archive always gives the same digest.
+/// The manifest that such an image would have had. The order of the fields is fixed: the same
+/// archive always gives the same digest.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Manifest<'a> {

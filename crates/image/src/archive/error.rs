@@ -1,4 +1,4 @@
-//! What can be wrong with a file that should hold images.
+//! Errors of files that should contain images.
 
 use std::io;
 use std::path::PathBuf;
@@ -12,33 +12,33 @@ use crate::manifest::ManifestError;
 pub struct ArchiveError {
     /// The archive or directory.
     pub path: PathBuf,
-    /// What is wrong with it.
+    /// The problem.
     #[source]
     pub problem: Box<Problem>,
 }
 
-/// What is wrong.
+/// Problem of an archive.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Problem {
-    /// It isn't there or can't be read at all.
+    /// It doesn't exist or can't be opened.
     #[error("{0}")]
     Open(#[source] io::Error),
-    /// It could be opened, but not read to the end.
+    /// It was opened, but can't be read to the end.
     #[error("reading `{name}` fails: {source}")]
     Read {
         /// The file in the archive.
         name: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// Making a seekable copy failed.
     #[error("copying it to the store's disk fails: {0}; an uncompressed file needs no copy")]
     Copy(#[source] io::Error),
-    /// It is compressed in a way that we can't undo.
+    /// It is compressed with an unsupported algorithm.
     #[error("it is compressed with {0}: decompress it first")]
     Compression(&'static str),
-    /// Its zstd frames want too much memory.
+    /// Its zstd frames require too much memory.
     #[error(
         "its zstd data exceeds the limit `zstd-window` of {limit}, which can be raised in the \
          settings"
@@ -47,7 +47,7 @@ pub enum Problem {
         /// The setting's value in bytes.
         limit: u64,
     },
-    /// It becomes too large.
+    /// It becomes too large when decompressed.
     #[error("decompressed it is larger than limits.{setting} = {limit} allows")]
     Bomb {
         /// The setting.
@@ -55,41 +55,41 @@ pub enum Problem {
         /// Its value.
         limit: u64,
     },
-    /// It is no tar archive, or a broken one.
+    /// It is not a tar archive, or a damaged one.
     #[error(
         "it is not a readable tar archive: at byte {offset}{}: {problem}",
         near(name)
     )]
     Tar {
-        /// How far it could be read.
+        /// The offset at which reading stopped.
         offset: u64,
         /// The last file whose name could be read.
         name: String,
-        /// What is wrong there.
+        /// The problem there.
         problem: String,
     },
-    /// There is nothing in it that we know.
+    /// It has no known format.
     #[error(
         "it holds no image: neither an OCI layout (oci-layout, index.json) nor what `docker save` \
          writes (manifest.json)"
     )]
     NoImage,
-    /// A format of skopeo's and Podman's for their own use.
+    /// A format that skopeo and Podman use internally.
     #[error(
         "it is a directory of skopeo's `dir:` transport, which is neither an OCI layout nor an \
          archive: `skopeo copy dir:DIRECTORY oci:LAYOUT` makes one"
     )]
     SkopeoDirectory,
-    /// From before Docker 1.10.
+    /// A format from before Docker 1.10.
     #[error("it was written by a Docker older than 1.10: load it into a newer one and save again")]
     TooOld,
-    /// A file that another one names.
+    /// A missing file that another one refers to.
     #[error("`{name}` is missing in it")]
     Missing {
         /// The file in the archive.
         name: String,
     },
-    /// A file that isn't a plain one.
+    /// A file that isn't a regular one.
     #[error("`{name}` in it is not a regular file, or a link that leads nowhere or out of it")]
     NotAFile {
         /// The file in the archive.
@@ -104,44 +104,44 @@ pub enum Problem {
         /// The file in the directory.
         name: String,
     },
-    /// A document that is too large to be one.
+    /// A document larger than the limit.
     #[error("`{name}` in it is larger than {limit} bytes")]
     TooLarge {
         /// The file in the archive.
         name: String,
-        /// In bytes.
+        /// The limit in bytes.
         limit: u64,
     },
-    /// A document of another shape.
+    /// A document of another structure.
     #[error("`{name}` in it is malformed: {problem}")]
     Malformed {
         /// The file in the archive.
         name: String,
-        /// Where and what.
+        /// The position and the problem.
         problem: String,
     },
-    /// A file with other contents than its name says.
+    /// A file whose contents don't match the digest in its name.
     #[error("`{name}` in it is damaged: its digest is {actual}")]
     Digest {
         /// The file in the archive.
         name: String,
-        /// What its contents hash to.
+        /// Digest of its contents.
         actual: Digest,
     },
-    /// A blob of another length than its descriptor says.
+    /// A blob whose length isn't the one in its descriptor.
     #[error("`{name}` in it is {actual} bytes long instead of {declared}")]
     Size {
         /// The file in the archive.
         name: String,
-        /// According to the descriptor, in bytes.
+        /// Size in the descriptor, in bytes.
         declared: u64,
-        /// In bytes.
+        /// Actual size in bytes.
         actual: u64,
     },
     /// A manifest or config that can't be used.
     #[error("{image}: {source}")]
     Manifest {
-        /// Which image.
+        /// The image.
         image: String,
         /// What is wrong with it.
         source: ManifestError,

@@ -1,5 +1,5 @@
-//! OCI image layouts: [`index.json`][spec] names manifests, and every blob lies under its
-//! digest. `docker save` writes one too since version 25.
+//! Reads OCI image layouts: [`index.json`][spec] names manifests, and every blob is in a file
+//! named by its digest. `docker save` writes a layout as well since version 25.
 //!
 //! [spec]: https://github.com/opencontainers/image-spec/blob/main/image-layout.md
 
@@ -14,7 +14,7 @@ use crate::{Digest, Limits, Platform, Reference};
 
 /// The file that makes a directory a layout.
 pub(super) const MARKER: &str = "oci-layout";
-/// The file that says what is in it.
+/// The file that lists the images.
 pub(super) const INDEX: &str = "index.json";
 
 /// containerd's and Docker's annotation with an image's full name.
@@ -22,8 +22,8 @@ const FULL_NAME: &str = "io.containerd.image.name";
 /// OCI's annotation, which may be a full name or just a tag.
 const REF_NAME: &str = "org.opencontainers.image.ref.name";
 
-/// Entries of `index.json` that are one image: the same one for several platforms, or a
-/// single entry.
+/// Entries of `index.json` that are one image: the same one for several platforms, or a single
+/// entry.
 #[derive(Default)]
 struct Group {
     name: Option<Reference>,
@@ -31,7 +31,7 @@ struct Group {
     entries: Vec<Descriptor>,
 }
 
-/// The images that the index names, possibly none.
+/// Returns the images that the index names, possibly none.
 pub(super) fn images(
     archive: &Archive,
     wanted: &Platform,
@@ -68,7 +68,7 @@ pub(super) fn images(
     Ok(images)
 }
 
-/// An error for a layout without images.
+/// Turns an empty list of images into an error.
 pub(super) fn or_no_image(images: Vec<ArchivedImage>) -> Result<Vec<ArchivedImage>, Problem> {
     if images.is_empty() {
         return Err(index_error(ManifestError::NoImage));
@@ -88,8 +88,8 @@ fn groups(entries: &[Descriptor]) -> Vec<Group> {
     let mut named: HashMap<(Option<String>, Option<String>), usize> = HashMap::new();
     for entry in entries {
         let (name, bare_tag) = name(entry);
-        // Unnamed entries are variants of one image if they are for platforms; if they
-        // don't say, nothing says that they belong together.
+        // Unnamed entries are variants of one image if they have platforms; otherwise there is no
+        // evidence that they belong together.
         let is_variant = name.is_some() || bare_tag.is_some() || entry.platform().is_some();
         let key = (name.as_ref().map(Reference::to_string), bare_tag.clone());
         let group = match is_variant.then(|| *named.entry(key).or_insert(groups.len())) {
@@ -107,7 +107,7 @@ fn groups(entries: &[Descriptor]) -> Vec<Group> {
             group.entries.push(entry.clone());
         }
     }
-    // Attestations beside an image carry its annotations at times, but are never one.
+    // Attestations may have the annotations of the image that they belong to, but are never images.
     groups.retain(|group| {
         let is_image = |entry: &Descriptor| {
             let platform = entry.platform().as_ref().map(Platform::from);
@@ -118,7 +118,7 @@ fn groups(entries: &[Descriptor]) -> Vec<Group> {
     groups
 }
 
-/// An entry's name, or a tag if there is nothing but that.
+/// Returns an entry's name, or its tag if it has only that.
 fn name(entry: &Descriptor) -> (Option<Reference>, Option<String>) {
     let annotations = entry.annotations().as_ref();
     let annotation = |key| {
@@ -197,7 +197,7 @@ fn blob_name(digest: &Digest) -> String {
     format!("blobs/sha256/{}", digest.hex())
 }
 
-/// What keeps a document from being read.
+/// Why a document can't be read.
 enum Unread {
     Problem(Problem),
     Manifest(ManifestError),
@@ -215,7 +215,7 @@ impl Unread {
     }
 }
 
-/// A document that is what its descriptor says.
+/// Returns a document, after checking it against its descriptor.
 fn verified(
     archive: &Archive,
     descriptor: &Descriptor,
@@ -225,8 +225,9 @@ fn verified(
     let name = blob_name(&expected);
     let bytes = archive.document(&name).map_err(Unread::Problem)?;
     let actual = Digest::of(&bytes);
-    match actual == expected {
-        true => Ok(bytes),
-        false => Err(Unread::Problem(Problem::Digest { name, actual })),
+    if actual == expected {
+        Ok(bytes)
+    } else {
+        Err(Unread::Problem(Problem::Digest { name, actual }))
     }
 }

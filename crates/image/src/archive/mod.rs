@@ -1,8 +1,8 @@
-//! Images in files: OCI layouts, as a directory or in a tar archive, and what `docker save`
-//! writes, in its old shape and in the one with an OCI layout inside.
+//! Images in files: OCI layouts, as a directory or in a tar archive, and archives of `docker
+//! save`, in the old format and in the one with an OCI layout inside.
 //!
-//! Nothing is unpacked. A directory is read through a file descriptor of it, an archive
-//! through an index of its members, and a name that leads out of either leads nowhere.
+//! Nothing is unpacked. A directory is read through its file descriptor, an archive through an
+//! index of its members; a name that leads outside never leads to a file.
 
 mod directory;
 mod docker;
@@ -23,7 +23,7 @@ use directory::Directory;
 use micabox_oci::MAX_DOCUMENT;
 use tarball::Tarball;
 
-/// A file that holds images.
+/// A file that contains images.
 #[derive(Debug)]
 pub(crate) struct Archive {
     path: PathBuf,
@@ -38,7 +38,7 @@ enum Members {
 
 /// A file in an archive.
 pub(crate) struct Member {
-    /// In bytes.
+    /// Size in bytes.
     pub size: u64,
     pub contents: Box<dyn Read + Send>,
 }
@@ -46,9 +46,9 @@ pub(crate) struct Member {
 /// An image in an archive.
 #[derive(Debug)]
 pub(crate) struct ArchivedImage {
-    /// What it is called.
+    /// Its names.
     pub names: Vec<Reference>,
-    /// A tag without a repository, which is no name by itself.
+    /// A tag without a repository, which is not a name by itself.
     pub bare_tag: Option<String>,
     pub manifest: Vec<u8>,
     pub config: Vec<u8>,
@@ -59,15 +59,15 @@ pub(crate) struct ArchivedImage {
 /// A layer in an archive.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct ArchivedLayer {
-    /// The name of the file that holds the blob.
+    /// Name of the file with the blob.
     pub name: String,
     pub blob: Descriptor,
     pub diff_id: Digest,
 }
 
 impl Archive {
-    /// Opens a directory or an archive, which may be compressed as a whole, or a pipe. What
-    /// can't be read back and forth is copied to an unnamed file in `tmp` first.
+    /// Opens a directory, or an archive, which may be compressed as a whole, or a pipe. Input that
+    /// is not seekable is first copied to an unnamed file in `tmp`.
     pub(crate) fn open(path: &Path, tmp: &Path, limits: &Limits) -> Result<Self, ArchiveError> {
         let members = open(path, tmp, limits).map_err(|problem| ArchiveError {
             path: path.to_owned(),
@@ -79,7 +79,7 @@ impl Archive {
         })
     }
 
-    /// All images in it, each for the platform that suits `wanted` best.
+    /// Returns all images, each for the platform that suits `wanted` best.
     pub(crate) fn images(
         &self,
         wanted: &Platform,
@@ -92,8 +92,8 @@ impl Archive {
     fn find(&self, wanted: &Platform, limits: &Limits) -> Result<Vec<ArchivedImage>, Problem> {
         if self.member(layout::MARKER)?.is_some() && self.member(layout::INDEX)?.is_some() {
             let images = layout::images(self, wanted, limits)?;
-            // Docker 25.0.0 and 25.0.1 write an index without entries for an image that is
-            // saved by its ID (moby#47210), and the whole image beside it.
+            // Docker 25.0.0 and 25.0.1 write an index without entries for an image that is saved
+            // by its ID (moby#47210), and the whole image beside it.
             if !images.is_empty() || self.member(docker::MANIFEST)?.is_none() {
                 return layout::or_no_image(images);
             }
@@ -111,7 +111,7 @@ impl Archive {
         })
     }
 
-    /// Whether it is what skopeo's and Podman's `dir:` transport writes.
+    /// Returns whether this is the output of skopeo's and Podman's `dir:` transport.
     fn is_skopeo_directory(&self) -> Result<bool, Problem> {
         const VERSION: &str = "version";
         const START: &[u8] = b"Directory Transport Version:";
@@ -130,7 +130,7 @@ impl Archive {
         Ok(start == START)
     }
 
-    /// A file by its name, which ends in nothing if it leads out of the archive.
+    /// Returns a file by its name; `None` if there is none. A name never leads outside.
     pub(crate) fn member(&self, name: &str) -> Result<Option<Member>, Problem> {
         match &self.members {
             Members::Directory(directory) => directory.member(name),
@@ -138,14 +138,14 @@ impl Archive {
         }
     }
 
-    /// The same for a file that must be there.
+    /// Returns a file by its name; an error if it is missing.
     pub(crate) fn require(&self, name: &str) -> Result<Member, Problem> {
         self.member(name)?.ok_or_else(|| Problem::Missing {
             name: crate::printable(name),
         })
     }
 
-    /// The whole of a small file.
+    /// Returns the contents of a small file.
     fn document(&self, name: &str) -> Result<Vec<u8>, Problem> {
         let member = self.require(name)?;
         if member.size > MAX_DOCUMENT {

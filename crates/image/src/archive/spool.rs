@@ -1,5 +1,5 @@
-//! Makes an archive seekable: what is compressed or comes through a pipe is copied to an
-//! unnamed file first, which is gone with its last descriptor whatever happens.
+//! Makes an archive seekable: a compressed archive or a pipe is copied to an unnamed file first,
+//! which disappears with its last descriptor, also on a crash.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
@@ -14,7 +14,7 @@ use crate::convert::decompress::{
 
 const BUFFER: usize = 256 << 10;
 
-/// `file` itself if it can be read back and forth and isn't compressed, else a copy in `tmp`.
+/// Returns `file` itself if it is seekable and isn't compressed, else a copy in `tmp`.
 pub(super) fn seekable(
     mut file: File,
     is_regular: bool,
@@ -30,13 +30,13 @@ pub(super) fn seekable(
         let mut start = (&mut file).take(MAGIC_LENGTH as u64);
         start.read_to_end(&mut head).map_err(Problem::Open)?;
     }
-    let compression = Compression::detect(&head);
-    let compression = compression.map_err(|Unsupported(name)| Problem::Compression(name))?;
+    let compression =
+        Compression::detect(&head).map_err(|Unsupported(name)| Problem::Compression(name))?;
     if is_regular && compression == Compression::None {
         return Ok(file);
     }
 
-    // A regular file is still at its beginning; of a pipe the head is in memory.
+    // A regular file is still at its beginning; a pipe's head is in memory.
     let start = if is_regular { Vec::new() } else { head };
     let packed = Counter {
         inner: io::Cursor::new(start).chain(file),
@@ -80,7 +80,7 @@ pub(super) fn seekable(
     Ok(copy)
 }
 
-/// Copies all of `from`. `read` says how many bytes of the archive that took so far.
+/// Copies all of `from`. `read` returns how many bytes of the archive were read so far.
 fn bounded_copy<R: Read>(
     from: &mut R,
     read: impl Fn(&R) -> u64,

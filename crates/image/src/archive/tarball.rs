@@ -1,4 +1,4 @@
-//! A tar archive as a set of files, read where they lie.
+//! A tar archive as a set of files, read in place.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -12,16 +12,15 @@ use super::{Member, Problem};
 use crate::Limits;
 use crate::printable;
 
-/// More members than any archive of images has: a few for each layer.
+/// Most members of an archive: more than any archive of images has, with a few for each layer.
 const MAX_MEMBERS: usize = 1 << 18;
-/// Bytes of all their names and link targets together.
+/// Most bytes of all names and link targets together.
 const MAX_NAMES: usize = 64 << 20;
-/// Links to links.
+/// Most links to links.
 const MAX_LINKS: usize = 8;
 const BLOCK: u64 = 512;
 
-/// An indexed archive. Where one name occurs twice the later member counts, as it would
-/// after unpacking.
+/// An indexed archive. Of several members with one name the last one counts, as after unpacking.
 #[derive(Debug)]
 pub(super) struct Tarball {
     file: Arc<File>,
@@ -34,9 +33,9 @@ enum Place {
         offset: u64,
         size: u64,
     },
-    /// A name from the archive's root.
+    /// Target as a name from the archive's root.
     Link(String),
-    /// A directory, a device, a link that leads out of the archive.
+    /// A directory, a device, or a link that leads out of the archive.
     Other,
 }
 
@@ -47,8 +46,8 @@ impl Tarball {
         let mut members = HashMap::new();
         let (mut at, mut names) = (0, 0);
         loop {
-            // A reader for each member, placed behind the contents of the one before: these
-            // are seeked over and not read.
+            // A reader for each member, placed after the contents of the one before: the contents
+            // are skipped, not read.
             let section = Section::new(&file, at, length);
             let mut reader = Reader::new(BufReader::with_capacity(4096, section), limits.member());
             let entry = reader.next_member();
@@ -84,7 +83,7 @@ impl Tarball {
                     &entry.path,
                 ));
             }
-            // What has no name within the archive can't be referred to either.
+            // A member without a name within the archive can't be referred to either.
             let Some(name) = utf8(&entry.path).and_then(|name| resolve("", name)) else {
                 continue;
             };
@@ -138,8 +137,8 @@ fn utf8(bytes: &[u8]) -> Option<&str> {
     std::str::from_utf8(bytes).ok()
 }
 
-/// `path`, seen from the directory `from`, as a name from the archive's root; `None` if it
-/// leads out of the archive.
+/// Returns `path`, relative to the directory `from`, as a name from the archive's root; `None` if
+/// it leads out of the archive.
 fn resolve(from: &str, path: &str) -> Option<String> {
     if path.starts_with('/') {
         return None;
@@ -157,7 +156,7 @@ fn resolve(from: &str, path: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
-/// Part of a file, with a position of its own: any number of them read side by side.
+/// Part of a file, with its own position: any number of them can be read in parallel.
 struct Section {
     file: Arc<File>,
     at: u64,

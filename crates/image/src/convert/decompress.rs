@@ -1,14 +1,14 @@
-//! Takes a layer blob's compression off: gzip with any number of members, zstd with any
-//! number of frames, or none.
+//! Decompresses a layer's blob: gzip with any number of members, zstd with any number of frames,
+//! or none.
 //!
-//! Nothing here reads or allocates by itself beyond the decoders' windows: bytes in, bytes
-//! out, and the caller owns both buffers.
+//! Apart from the decoders' windows, nothing here reads or allocates: the caller owns the buffers
+//! for input and output.
 
 use flate2::{Decompress, FlushDecompress, Status};
 use zstd::stream::raw::{Decoder as ZstdDecoder, InBuffer, Operation, OutBuffer};
 use zstd::zstd_safe::DParameter;
 
-/// How a blob is compressed, told by its first bytes.
+/// Compression of a blob, detected from its first bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Compression {
     None,
@@ -16,15 +16,15 @@ pub(crate) enum Compression {
     Zstd,
 }
 
-/// A compression that no layer may have, though archives do.
+/// A compression that layers may not have, though other archives do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Unsupported(pub &'static str);
 
-/// How many of a blob's first bytes [`Compression::detect`] wants to see.
+/// How many of a blob's first bytes [`Compression::detect`] needs.
 pub(crate) const MAGIC_LENGTH: usize = 6;
 
 impl Compression {
-    /// Tells the compression by `head`, the blob's first [`MAGIC_LENGTH`] bytes or all of a
+    /// Detects the compression from `head`, the blob's first [`MAGIC_LENGTH`] bytes or all of a
     /// shorter one.
     pub(crate) fn detect(head: &[u8]) -> Result<Self, Unsupported> {
         match head {
@@ -40,7 +40,7 @@ impl Compression {
     }
 }
 
-/// What is wrong with compressed data.
+/// Why compressed data is invalid.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error("the gzip data is corrupt: {0}")]
@@ -57,10 +57,10 @@ pub(crate) enum Error {
     ZstdTruncated,
 }
 
-/// What one step did.
+/// Result of one step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Step {
-    /// Bytes of the input that are done with.
+    /// Bytes of the input that were consumed.
     pub consumed: usize,
     /// Bytes of the output that were filled.
     pub produced: usize,
@@ -73,8 +73,8 @@ pub(crate) enum Decoder {
 }
 
 impl Decoder {
-    /// Decodes as much of `input` as fits into `output`. A step that neither consumes nor
-    /// produces anything wants more input.
+    /// Decodes as much of `input` as fits into `output`. A step that neither consumes nor produces
+    /// anything needs more input.
     pub(crate) fn step(&mut self, input: &[u8], output: &mut [u8]) -> Result<Step, Error> {
         match self {
             Self::Gzip(gzip) => gzip.step(input, output),
@@ -82,7 +82,7 @@ impl Decoder {
         }
     }
 
-    /// Whether the blob may end here.
+    /// Checks that the blob may end here.
     pub(crate) fn finish(&self) -> Result<(), Error> {
         match self {
             Self::Gzip(gzip) => gzip.finish(),
@@ -91,11 +91,11 @@ impl Decoder {
     }
 }
 
-/// Gzip: members one after the other (eStargz, pigz and bgzip make many), and zeros after
-/// the last one, which gzip(1) ignores as a tape's padding.
+/// Gzip: a sequence of members (eStargz, pigz and bgzip make many), and zeros after the last one,
+/// which gzip(1) ignores as a tape's padding.
 pub(crate) struct Gzip {
     member: Option<Decompress>,
-    /// Members that are complete.
+    /// Number of complete members.
     members: u64,
     padding: bool,
 }
@@ -112,7 +112,7 @@ impl Gzip {
     fn step(&mut self, input: &[u8], output: &mut [u8]) -> Result<Step, Error> {
         let Some(&first) = input.first() else {
             return match &self.member {
-                // What didn't fit into the last output may still be inside.
+                // Bytes that didn't fit into the last output may still be inside.
                 Some(_) => self.inflate(input, output),
                 None => Ok(Step {
                     consumed: 0,
@@ -123,15 +123,15 @@ impl Gzip {
         if self.member.is_none() {
             if self.padding || (first == 0 && self.members > 0) {
                 self.padding = true;
-                return match input.iter().all(|&byte| byte == 0) {
-                    true => Ok(Step {
-                        consumed: input.len(),
-                        produced: 0,
-                    }),
-                    false => Err(Error::GzipTrailer {
+                if input.iter().any(|&byte| byte != 0) {
+                    return Err(Error::GzipTrailer {
                         members: self.members,
-                    }),
-                };
+                    });
+                }
+                return Ok(Step {
+                    consumed: input.len(),
+                    produced: 0,
+                });
             }
             if first != 0x1f {
                 return Err(Error::GzipTrailer {
@@ -172,28 +172,28 @@ impl Gzip {
     }
 }
 
-/// The largest window that takes no more than `window` bytes, as zstd wants it said: a power
-/// of two from 10 to 31, which is what the format can express.
+/// Returns the largest window of at most `window` bytes, as zstd's parameter: a power of two from
+/// 10 to 31, the range of the format.
 pub(crate) fn window_log(window: u64) -> u32 {
     window.max(1).ilog2().clamp(10, 31)
 }
 
-/// Whether zstd refused a frame because of its window. The crate passes on the library's
-/// words only, so they are compared with those for the code.
+/// Returns whether zstd refused a frame because of its window. The crate passes on only the
+/// library's message, so the message is compared with the one for the code.
 pub(crate) fn is_window_too_large(error: &std::io::Error) -> bool {
     /// `ZSTD_error_frameParameter_windowTooLarge` of `zstd_errors.h`.
     const CODE: usize = 16;
     error.to_string() == zstd::zstd_safe::get_error_name(CODE.wrapping_neg())
 }
 
-/// Zstandard: frames one after the other, skippable ones (zstd:chunked has them) included.
+/// Zstandard: a sequence of frames, including skippable ones (zstd:chunked has them).
 pub(crate) struct Zstd {
     decoder: ZstdDecoder<'static>,
     inside_frame: bool,
 }
 
 impl Zstd {
-    /// A decoder that refuses frames whose window takes more than `window` bytes.
+    /// Creates a decoder that refuses frames whose window takes more than `window` bytes.
     pub(crate) fn new(window: u64) -> std::io::Result<Self> {
         let mut decoder = ZstdDecoder::new()?;
         decoder.set_parameter(DParameter::WindowLogMax(window_log(window)))?;
@@ -230,10 +230,10 @@ impl Zstd {
     }
 
     fn finish(&self) -> Result<(), Error> {
-        match self.inside_frame {
-            false => Ok(()),
-            true => Err(Error::ZstdTruncated),
+        if self.inside_frame {
+            return Err(Error::ZstdTruncated);
         }
+        Ok(())
     }
 }
 

@@ -1,23 +1,24 @@
-//! Why a layer can't be imported.
+//! Errors of a layer's import.
 
 use std::io;
 
 use crate::store;
 use micabox_oci::Digest;
 
-/// Why a layer can't be imported. Nothing of it is in the store then.
+/// Why a layer can't be imported. The store has no part of the layer then.
 #[derive(Debug, thiserror::Error)]
 #[error("layer {layer}: {reason}")]
 pub struct Error {
     /// The blob's digest, or the diff ID where the blob has none.
     pub layer: Digest,
-    /// What is wrong.
+    /// The problem.
     #[source]
     pub reason: Reason,
 }
 
 impl Error {
-    /// Whether fetching the blob again may help: it failed, ended early or came damaged.
+    /// Returns whether fetching the blob again may help: the source failed, or the blob ended
+    /// early or is damaged.
     pub fn is_transfer(&self) -> bool {
         matches!(
             self.reason,
@@ -30,13 +31,14 @@ impl Error {
 }
 
 impl Error {
-    /// Whether the blob just stopped coming, so that another attempt may go on from there.
+    /// Returns whether the source or the worker failed, so that another attempt may continue from
+    /// there.
     #[must_use]
     pub fn is_interrupted(&self) -> bool {
         matches!(self.reason, Reason::Source(_) | Reason::Worker(_))
     }
 
-    /// Whether something is wrong with the blob's bytes, and not with the host.
+    /// Returns whether the blob's bytes are invalid, as opposed to a failure of the host.
     #[must_use]
     pub fn is_about_bytes(&self) -> bool {
         !matches!(
@@ -50,97 +52,98 @@ impl Error {
     }
 }
 
-/// What is wrong with a layer, or with its import.
+/// Problem of a layer, or of its import.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Reason {
-    /// Whoever supplies the blob failed.
+    /// The source of the blob failed.
     #[error("reading the blob failed: {0}")]
     Source(#[source] io::Error),
 
-    /// The blob goes on after its end.
+    /// The blob is longer than declared.
     #[error("the blob is longer than the {declared} bytes that the manifest declares")]
     TooLong {
         /// The manifest's size in bytes.
         declared: u64,
     },
 
-    /// The blob ends before its end.
+    /// The blob is shorter than declared.
     #[error("the blob ends after {got} of the {declared} bytes that the manifest declares")]
     TooShort {
         /// The manifest's size in bytes.
         declared: u64,
-        /// Bytes that came.
+        /// Bytes that arrived.
         got: u64,
     },
 
     /// The blob is not the one that the manifest names.
     #[error("the blob's digest is {actual}: it was damaged or replaced on its way here")]
     BlobDigest {
-        /// What its bytes hash to.
+        /// Digest of its bytes.
         actual: Digest,
     },
 
-    /// The blob is the right one, but the image's two descriptions of it disagree.
+    /// The blob is the right one, but the config's diff ID is not the digest of its uncompressed
+    /// bytes.
     #[error("uncompressed it has the diff ID {actual}, but the image's config says {expected}")]
     DiffId {
-        /// What the config says.
+        /// The config's diff ID.
         expected: Digest,
-        /// What its uncompressed bytes hash to.
+        /// Digest of the uncompressed bytes.
         actual: Digest,
     },
 
-    /// Not a kind of layer that holds files in a way we can read.
+    /// The media type is not one of a layer with files, or not one that can be read.
     #[error("media type `{media_type}`: {problem}")]
     MediaType {
-        /// As the manifest has it.
+        /// The manifest's media type.
         media_type: String,
-        /// What speaks against it.
+        /// Why it is refused.
         problem: &'static str,
     },
 
-    /// The store has a layer of other bytes' meaning under the same diff ID: an EROFS image
-    /// begins as an empty archive does.
+    /// The store has a layer of the other kind under the same diff ID: an EROFS image begins like
+    /// an empty archive.
     #[error(
         "media type `{media_type}`: the store has the layer {diff_id} of the other kind, archive \
          or EROFS image; remove the images that have it first"
     )]
     Kind {
-        /// As the manifest has it.
+        /// The manifest's media type.
         media_type: String,
         /// The layer.
         diff_id: Digest,
     },
 
-    /// Compressed with something that OCI has no media type for.
+    /// Compressed with an algorithm that OCI has no media type for.
     #[error("it is compressed with {0}; layers are plain tar, gzip or zstd")]
     Compression(&'static str),
 
-    /// The blob is right, but whoever made it compressed it wrongly.
+    /// The blob is the declared one, but its compressed data is invalid.
     #[error("{0}")]
     Compressed(String),
 
-    /// The uncompressed bytes are no tar archive.
+    /// The uncompressed bytes are not a tar archive.
     #[error("the archive is damaged at byte {offset}{}: {problem}", after(.entry))]
     Archive {
-        /// Where in the uncompressed layer reading stopped.
+        /// Offset in the uncompressed layer at which reading stopped.
         offset: u64,
         /// The entry that was being read, or the one before.
         entry: Option<String>,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
 
-    /// One entry can't be had in a filesystem.
+    /// An entry can't exist in a filesystem.
     #[error("entry `{entry}`: {problem}")]
     Entry {
         /// Its name in the archive.
         entry: String,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
 
-    /// A setting forbids it.
+    /// The layer exceeds a limit of the settings.
     #[error(
         "{}exceeds the limit `{setting}` of {limit}, which can be raised in the settings",
         .entry.as_ref().map(|entry| format!("entry `{entry}` ")).unwrap_or_default()
@@ -150,7 +153,7 @@ pub enum Reason {
         setting: &'static str,
         /// Its value.
         limit: u64,
-        /// The entry that went too far, if one did.
+        /// The entry that exceeded the limit, if one did.
         entry: Option<String>,
     },
 
@@ -162,22 +165,22 @@ pub enum Reason {
     #[error("writing its EROFS image failed: {0}")]
     Write(#[source] io::Error),
 
-    /// The layer is more than the format can hold.
+    /// The layer exceeds a limit of EROFS.
     #[error("its EROFS image can't be made: {0}")]
     Erofs(String),
 
-    /// The process that was to convert it did not.
+    /// The process that converts the layer failed.
     #[error("the worker process that converts it failed: {0}")]
     Worker(String),
 
-    /// The store could not take it.
+    /// The store failed.
     #[error(transparent)]
     Store(#[from] store::Error),
 }
 
 impl Reason {
-    /// Whether damage to the blob could look like this, so that its digest should have the
-    /// last word.
+    /// Returns whether damage to the blob could have this effect, so that a wrong digest is the
+    /// better explanation.
     pub(super) fn may_be_damage(&self) -> bool {
         matches!(
             self,

@@ -1,4 +1,4 @@
-//! Doors for `fuzz/` to what turns blobs into layers, without a store and in this process.
+//! Entry points for `fuzz/` to the conversion of blobs, without a store and in this process.
 
 use std::fs::File;
 use std::io::{BufReader, Read};
@@ -11,10 +11,10 @@ use crate::Limits;
 use crate::store::ChecksummedFile;
 use micabox_oci::Digest;
 
-/// Takes a blob's compression off.
+/// Decompresses a layer's blob.
 ///
 /// # Errors
-/// What an import would say of the blob.
+/// The import's error for the blob.
 pub fn inflate(blob: impl Read + Send, limits: &Limits) -> Result<Vec<u8>, String> {
     let mut all = Vec::new();
     let blob = BufReader::with_capacity(pipeline::READ, blob);
@@ -24,24 +24,24 @@ pub fn inflate(blob: impl Read + Send, limits: &Limits) -> Result<Vec<u8>, Strin
         bytes.read_to_end(&mut all).map_err(Reason::Source)
     });
     match read {
-        // The last thing that is looked at: all of the blob is there.
+        // The diff ID is checked last: the blob is complete.
         Err(Reason::DiffId { .. }) | Ok(_) => Ok(all),
         Err(reason) => Err(reason.to_string()),
     }
 }
 
-/// Makes a layer's image and recipe of an uncompressed archive. Both files must be empty.
+/// Converts an uncompressed archive to a layer's image and recipe. Both files must be empty.
 ///
 /// # Errors
-/// What an import would say of the archive.
+/// The import's error for the archive.
 pub fn archive(bytes: &[u8], limits: &Limits, image: File, recipe: File) -> Result<(), String> {
     layer(bytes, LayerKind::Archive, limits, image, recipe)
 }
 
-/// Makes a layer's image of an EROFS image from elsewhere. Both files must be empty.
+/// Converts a foreign EROFS image to a layer's image. Both files must be empty.
 ///
 /// # Errors
-/// What an import would say of the image.
+/// The import's error for the image.
 pub fn erofs(bytes: &[u8], limits: &Limits, spool: File, image: File) -> Result<(), String> {
     layer(bytes, LayerKind::Erofs, limits, image, spool)
 }

@@ -1,11 +1,10 @@
-//! Conversion by a worker process in jail.
+//! Converts layers in a worker process in the jail.
 //!
-//! The caller reads the blob into memory that the worker sees and can't change ([`Feed`]), and
-//! hashes it there; the worker gets that and the files to write, and answers with what there is
-//! to know of the layer. So a worker in foreign hands can't pass off other bytes as the blob. It
-//! can lie about what it made of them, the diff ID included, which is why a layer is taken for
-//! another blob's only after that was converted to the very same image
-//! ([`crate::store::Store::claim_layer`]).
+//! The caller reads the blob into memory that the worker can read but not change ([`Feed`]), and
+//! hashes it there. The worker receives that memory and the files to write, and replies with the
+//! layer's metadata. So a compromised worker can't pass off other bytes as the blob. It can lie
+//! about the result, including the diff ID, which is why a layer is used for another blob only
+//! after that blob was converted to exactly the same image ([`crate::store::Store::claim_layer`]).
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -27,8 +26,8 @@ use micabox_oci::Digest;
 /// Where layers are converted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Place {
-    /// In a process of its own, in jail: what reads the blob can open nothing, and has limits
-    /// of memory and of what it writes. The program must call
+    /// In a separate process, in the jail: the process that reads the blob can open no files, and
+    /// its memory and its writes are limited. The program must call
     /// [`micabox_jail::run_if_worker`] with [`WORKER`], or have `mica` beside it.
     #[default]
     Jail,
@@ -39,14 +38,14 @@ pub enum Place {
 /// The kind of worker that converts layers.
 pub const WORKER: Kind = Kind::parser::<Task>();
 
-/// Memory of a conversion that no setting is about: buffers, and 64 MiB that the allocator
-/// reserves for each of its threads.
+/// Memory of a conversion apart from the settings' limits: buffers, and 64 MiB that the allocator
+/// reserves for each thread.
 const FIXED_MEMORY: u64 = 512 << 20;
-/// What an image has beside files and metadata: padding of blocks and inodes.
+/// Bytes of an image apart from files and metadata: padding of blocks and inodes.
 const SLACK: u64 = 1 << 30;
 
-/// What a worker is asked for. Its files are the blob's two, the image, and the recipe, or the
-/// file into which an EROFS image is unpacked.
+/// A request to a worker. Its files are the blob's two, the image, and the recipe or the file into
+/// which an EROFS image is unpacked.
 #[derive(Serialize, Deserialize)]
 struct Task {
     diff_id: Digest,
@@ -77,7 +76,7 @@ impl Call for Task {
     }
 }
 
-/// Has a worker write `image`, and the recipe into `second`.
+/// Makes a worker write `image`, and the recipe into `second`.
 pub(super) fn convert(
     source: impl Read,
     expected: Expected<'_>,
@@ -95,7 +94,7 @@ pub(super) fn convert(
     let copy = |file: &File| file.try_clone().map(OwnedFd::from).map_err(Reason::Write);
     let files = vec![memory, signals, copy(image)?, copy(second)?];
     let worker = Worker::start(&task, files, &jail_limits(limits)).map_err(reason)?;
-    // Where the source fails, the worker is dropped and thereby killed.
+    // If the source fails, the worker is dropped and thereby killed.
     let mut patience = Patience::new([image, second], limits.idle_timeout);
     let passed = pipeline::pass(source, expected, &mut feed, |got| patience.lasts(got))?;
     let answer = worker.wait_while(|| patience.lasts(0));
@@ -106,13 +105,12 @@ pub(super) fn convert(
             limits.idle_timeout
         )));
     }
-    let answer = answer.map_err(reason);
-    let answer = match (passed, answer) {
+    let answer = match (passed, answer.map_err(reason)) {
         (_, Err(worker @ Reason::Worker(_))) => return Err(worker),
         (None, Ok(_)) => return Err(Reason::Worker("it replied before the blob's end".into())),
         (None, Err(refusal)) => return Err(refusal),
         (Some(passed), answer) => {
-            // Limits don't depend on how the blob goes on.
+            // Exceeded limits are independent of the rest of the blob.
             if let Err(limit @ (Reason::Limit { .. } | Reason::Write(_))) = answer {
                 return Err(limit);
             }
@@ -124,17 +122,17 @@ pub(super) fn convert(
     Ok(answer)
 }
 
-/// How long to wait for a worker that may be in foreign hands: as long as it gets on, which
-/// shows in what it reads and in the files it writes.
+/// Limits the wait for a worker that may be compromised: it must make progress, in the bytes it
+/// reads or in the files it writes.
 struct Patience<'a> {
     files: [&'a File; 2],
-    /// Blob bytes that it was given, and the files.
+    /// Blob bytes that the worker was given, and the state of its files.
     seen: (u64, [Option<Written>; 2]),
     idle: u64,
     limit: u64,
 }
 
-/// Length and time of a file that grows.
+/// Length and mtime of a file.
 type Written = (u64, SystemTime);
 
 impl<'a> Patience<'a> {
@@ -143,13 +141,13 @@ impl<'a> Patience<'a> {
             files,
             seen: (0, [None; 2]),
             idle: 0,
-            // What was not asked for once was not waited for.
+            // At least one check must pass before the wait is over.
             limit: limit.max(1),
         }
     }
 
-    /// Whether to wait on, asked once a second of waiting. Time in which this process stood
-    /// still as well doesn't count.
+    /// Returns whether to keep waiting. Called once per second of waiting, so time in which this
+    /// process was stopped as well doesn't count.
     fn lasts(&mut self, given: u64) -> bool {
         if self.is_over() {
             return false;
@@ -159,10 +157,7 @@ impl<'a> Patience<'a> {
             Some((state.len(), state.modified().ok()?))
         };
         let now = (given, self.files.map(state));
-        self.idle = match self.seen == now {
-            true => self.idle + 1,
-            false => 0,
-        };
+        self.idle = if self.seen == now { self.idle + 1 } else { 0 };
         self.seen = now;
         !self.is_over()
     }
@@ -179,7 +174,7 @@ fn jail_limits(limits: &Limits) -> micabox_jail::Limits {
             .saturating_mul(2)
             .saturating_add(limits.zstd_window)
             .saturating_add(FIXED_MEMORY),
-        // Blocks that hold a part of a hole count in a file's length, though not on the disk.
+        // A file's length includes blocks that are partly a hole, though the disk usage doesn't.
         file_size: limits
             .layer_size
             .saturating_mul(2)
@@ -189,7 +184,7 @@ fn jail_limits(limits: &Limits) -> micabox_jail::Limits {
     }
 }
 
-/// Checks what can be checked of an answer without doing the work again.
+/// Checks what can be checked of a reply without repeating the work.
 fn check(converted: &Converted, kind: LayerKind, recipe: &File) -> Result<(), Reason> {
     let length = recipe.metadata().map_err(Reason::Write)?.len();
     let is_whole = match (&converted.recipe, kind) {
@@ -203,7 +198,7 @@ fn check(converted: &Converted, kind: LayerKind, recipe: &File) -> Result<(), Re
     Ok(())
 }
 
-/// Why a worker made no layer: [`Reason`] on its way out of the jail.
+/// Why a worker made no layer: a [`Reason`] that can leave the jail.
 #[derive(Debug, Serialize, Deserialize, thiserror::Error)]
 enum Refusal {
     #[error("{1}")]
@@ -328,7 +323,7 @@ const SETTINGS: [&str; 11] = [
     "zstd-window",
 ];
 
-/// One of our own words, in place of the worker's.
+/// Replaces the worker's string by an equal one of ours, or by `unknown`.
 fn known(word: &str, words: &[&'static str]) -> &'static str {
     words
         .iter()
@@ -344,7 +339,7 @@ fn io_error(code: Option<i32>, text: &str) -> io::Error {
     }
 }
 
-/// A worker's words, as foreign as what it read.
+/// Limits and cleans a worker's text, which is as foreign as the blob.
 fn bounded(text: &str) -> String {
     const MOST: usize = 2000;
     let clean = text.chars().map(|c| if c.is_control() { ' ' } else { c });

@@ -1,4 +1,4 @@
-//! What a layer is, by the media type that its manifest gives it.
+//! Kinds of layers, by the media type in the manifest.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,7 +6,7 @@ use micabox_tar::printable;
 
 use super::error::Reason;
 
-/// Layers that we can make a filesystem of.
+/// Kinds of layers that we can convert.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum LayerKind {
     /// A tar archive.
@@ -15,7 +15,7 @@ pub(super) enum LayerKind {
     Erofs,
 }
 
-/// Types of tar archives, without what they say of the compression.
+/// Media types of tar archives, without the suffix for the compression.
 const ARCHIVES: [&str; 4] = [
     "application/vnd.oci.image.layer.v1.tar",
     "application/vnd.oci.image.layer.nondistributable.v1.tar",
@@ -23,15 +23,15 @@ const ARCHIVES: [&str; 4] = [
     "application/vnd.docker.image.rootfs.foreign.diff.tar",
 ];
 
-/// containerd's type for EROFS images, and the draft EROFS image specification's.
+/// containerd's media type for EROFS images, and the draft EROFS image specification's.
 const EROFS: [&str; 2] = ["application/vnd.erofs.layer.v1", "application/vnd.erofs"];
 
 impl LayerKind {
-    /// Tells what a layer is. Without a type, as in archives of `docker save`, it is an
-    /// archive.
+    /// Returns the kind of a layer. Without a media type, as in archives of `docker save`, the
+    /// layer is an archive.
     ///
-    /// What the type says of the compression isn't used: like Docker and containerd we go
-    /// by the blob's first bytes, since layers exist whose type is wrong about it.
+    /// The compression in the media type isn't used: like Docker and containerd we detect it from
+    /// the blob's first bytes, since layers with a wrong type exist.
     pub(super) fn of(media_type: Option<&str>) -> Result<Self, Reason> {
         let Some(full) = media_type else {
             return Ok(Self::Archive);

@@ -1,8 +1,8 @@
-//! Converts a layer blob to the layer's filesystem image, in one pass.
+//! Converts a layer's blob to the layer's filesystem image, in one pass.
 //!
-//! blob → SHA-256 → inflate → SHA-256 → tar entries → EROFS: the steps run side by side,
-//! memory grows with the number of entries and not with their size, and nothing is published
-//! before both digests are right. No entry is ever unpacked on the host.
+//! blob → SHA-256 → inflate → SHA-256 → tar entries → EROFS: the steps run in parallel, memory
+//! grows with the number of entries and not with their size, and nothing is published before both
+//! digests are verified. No entry is ever unpacked on the host.
 
 pub(crate) mod decompress;
 mod error;
@@ -36,13 +36,13 @@ use micabox_tar::{self as tar, printable};
 use source::Expected;
 use tree::{Finished, LayerTree};
 
-/// What a layer's blob must turn out to be.
+/// The expected digests of a layer.
 #[derive(Debug, Clone)]
 pub struct Expect {
-    /// The blob as the manifest has it. None where there is no manifest, as in old `docker save`
-    /// archives: the diff ID says it all.
+    /// The blob as the manifest describes it. `None` without a manifest, as in old `docker save`
+    /// archives: the diff ID is sufficient.
     pub blob: Option<Descriptor>,
-    /// Digest of the uncompressed layer as the image's config has it.
+    /// Digest of the uncompressed layer, from the image's config.
     pub diff_id: Digest,
 }
 
@@ -55,7 +55,7 @@ impl Expect {
         self.blob.as_ref().map(|blob| &*blob.media_type)
     }
 
-    /// The digest by which people know the layer.
+    /// Returns the digest that identifies the layer in messages.
     fn layer(&self) -> Digest {
         self.digest().unwrap_or(self.diff_id)
     }
@@ -68,13 +68,13 @@ impl Expect {
     }
 }
 
-/// Makes a layer from its blob in this process, unless the store has it: then `source` isn't
-/// read. If another process or thread is making it, waits and takes theirs. See
+/// Converts a layer's blob in this process, unless the store has the layer: then `source` isn't
+/// read. If another process or thread is converting it, waits and uses its result. See
 /// [`convert_layer_in`].
 ///
 /// # Errors
 ///
-/// [`Error`]; the store is as it was.
+/// [`Error`]; the store is unchanged.
 pub fn convert_layer(
     store: &Store,
     source: impl Read + Send,
@@ -84,14 +84,14 @@ pub fn convert_layer(
     convert_layer_in(Place::Here, store, source, expect, limits)
 }
 
-/// The same where the caller wants it done.
+/// Converts a layer's blob like [`convert_layer`], in the given place.
 ///
-/// Blocks; async callers give it a thread. An error of `source` ends it, so that is the way
-/// to cancel.
+/// Blocks; async callers must use a thread for it. An error of `source` ends the conversion: this
+/// is how to cancel it.
 ///
 /// # Errors
 ///
-/// [`Error`]; the store is as it was.
+/// [`Error`]; the store is unchanged.
 pub fn convert_layer_in(
     place: Place,
     store: &Store,
@@ -111,13 +111,13 @@ pub fn convert_layer_in(
     }
 }
 
-/// Checks that a layer in the store is of the kind that a manifest says.
+/// Checks that a layer in the store is of the kind in the manifest.
 ///
-/// An EROFS image begins with zeros, so it is an archive as well: an empty one.
+/// An EROFS image begins with zeros, so it is also a valid archive: an empty one.
 ///
 /// # Errors
 ///
-/// [`Reason::Kind`], or that the manifest's media type is unknown.
+/// [`Reason::Kind`], or the error of an unknown media type.
 pub fn check_kind(layer: &Layer, expect: &Expect) -> Result<(), Error> {
     let kind = LayerKind::of(expect.media_type()).map_err(|r| expect.error(r))?;
     let is_archive = layer.record.recipe.is_some();
@@ -135,12 +135,12 @@ pub(crate) fn check_blob(source: impl Read, expect: &Expect) -> Result<(), Error
     source::read(source, Expected::all(expect)).map_err(|reason| expect.error(reason))
 }
 
-/// [`convert_layer_in`] for a caller that has asked [`Store::claim_layer`] already, before it
+/// Converts like [`convert_layer_in`], for a caller that called [`Store::claim_layer`] before it
 /// opened the source. `expect.diff_id` must be the claim's.
 ///
 /// # Errors
 ///
-/// [`Error`]; the store is as it was.
+/// [`Error`]; the store is unchanged.
 pub fn convert_claimed(
     claim: LayerClaim,
     source: impl Read + Send,
@@ -191,24 +191,24 @@ fn convert(
     Ok(claim.publish(scratch, image, recipe, expect.digest(), record)?)
 }
 
-/// What there is to know of a layer whose image is written, but not published.
+/// A layer whose image is written, but not published.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Converted {
-    /// Length of the image.
+    /// Length of the image in blocks.
     blocks: u64,
-    /// Of the image.
+    /// Checksum of the image.
     checksum: Checksum,
     inodes: u64,
     uncompressed_size: u64,
     entries: u64,
     /// Attributes and ACLs that were left out.
     dropped_xattrs: u64,
-    /// How to make the archive again, if it was one.
+    /// How to rebuild the archive, if the blob was one.
     recipe: Option<RecipeRecord>,
 }
 
-/// Writes a layer's image to `out`, and its recipe to `second`; an EROFS image is unpacked
-/// there first.
+/// Writes a layer's image to `out`, and its recipe to `second`; a foreign EROFS image is first
+/// unpacked there.
 fn make(
     source: impl BufRead + Send,
     expected: Expected<'_>,
@@ -259,12 +259,12 @@ fn make(
     })
 }
 
-/// A layer's image, all but finished.
+/// A layer's image before it is finished.
 struct Made {
     finished: Finished<ChecksummedFile>,
     uncompressed_size: u64,
     entries: u64,
-    /// How to make the archive again, if it was one.
+    /// How to rebuild the archive, if the blob was one.
     recipe: Option<recipe::Written>,
 }
 
@@ -297,7 +297,7 @@ fn from_archive(
             Err(error) => return Err(archive_reason(&archive, error, limits)),
         }
     }
-    // What follows the archive's end is no part of the tree, but it is of the diff ID.
+    // Bytes after the archive's end are not part of the tree, but of the diff ID.
     let mut uncompressed_size = archive.offset();
     let mut bytes = archive.into_inner();
     loop {
@@ -351,7 +351,7 @@ fn archive_reason<R: BufRead>(
     }
 }
 
-/// A full disk is the store's affair, wherever it showed.
+/// Turns a full disk into an error of the store, wherever it occurred.
 fn full_disk(claim: &LayerClaim, reason: Reason) -> Reason {
     use std::io::ErrorKind::{QuotaExceeded, StorageFull};
     match reason {

@@ -1,9 +1,9 @@
-//! Layers that are EROFS images already: containerd's `application/vnd.erofs.layer.v1` and
-//! the draft EROFS image specification's `application/vnd.erofs`, plain or with `+zstd`.
+//! Converts layers that are EROFS images: containerd's `application/vnd.erofs.layer.v1` and the
+//! draft EROFS image specification's `application/vnd.erofs`, plain or with `+zstd`.
 //!
-//! Such an image may be laid out in ways that our promises exclude (file ends packed into
-//! inodes, compression, foreign UUIDs), so it is not stored as it came: its tree is copied
-//! into one of our own. That takes its bytes in a file, as its metadata may lie anywhere.
+//! Such an image may have a layout that our guarantees exclude (file ends packed into inodes,
+//! compression, foreign UUIDs), so its tree is copied into an image of our own. This requires its
+//! bytes in a file, as its metadata may be anywhere.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
@@ -24,8 +24,8 @@ use super::xattr;
 use crate::store::ChecksummedFile;
 use crate::{ENTRY_MEMORY, Limits};
 
-/// Memory that checking an image takes for each byte of its metadata, at most: a number of
-/// four bytes in a list of pieces becomes a range.
+/// Most memory that checking an image takes for each byte of its metadata: a four-byte number in a
+/// list of pieces becomes a range.
 const CHECK_MEMORY: u64 = 8;
 
 /// Writes the uncompressed image to a file, and returns its length.
@@ -43,8 +43,8 @@ pub(super) fn spool(bytes: &mut dyn BufRead, to: &mut File) -> Result<u64, Reaso
     }
 }
 
-/// Copies an image whose digests were found right, out of a blob of `blob_size` bytes.
-/// Returns the number of its names too.
+/// Copies an image whose digests were verified, from a blob of `blob_size` bytes. Also returns the
+/// number of its names.
 pub(super) fn copy(
     image: File,
     blob_size: u64,
@@ -55,7 +55,7 @@ pub(super) fn copy(
     let unusable =
         |error: ErofsError| Reason::ForeignErofs(printable(error.to_string().as_bytes()));
     let image = Cached::new(image).map_err(Reason::Write)?;
-    // The check holds an image to this number.
+    // The check limits an image to this number.
     let inodes = Reader::open(&image).map_err(unusable)?.inode_count();
     if inodes > limits.entries {
         return exceeded("entries", limits.entries, None);
@@ -116,13 +116,13 @@ pub(super) fn copy(
 struct Copy<'a> {
     reader: &'a Reader<Cached<File>>,
     writer: Writer<ChecksummedFile>,
-    /// Copies by number of the original, for hard links.
+    /// New inodes by the original's numbers, for hard links.
     inodes: HashMap<u64, InodeId>,
     directories: HashMap<Box<[u8]>, InodeId>,
     count: u64,
     /// Memory for names and inodes, as [`Limits::metadata_size`] counts it.
     metadata: u64,
-    /// Bytes of files so far, in whole blocks. What files of the original share is not
+    /// Bytes of files so far, in whole blocks. Blocks that files of the original share are not
     /// shared in the copy.
     written: u64,
     blob_size: u64,
@@ -158,7 +158,7 @@ impl Copy<'_> {
         if inode.kind == FileType::Directory {
             self.directories.insert(path.into(), copied);
         }
-        // The walk names every directory before what is in it.
+        // The walk visits every directory before its entries.
         let directory = self.directories.get(parent).copied().unwrap_or(root);
         self.writer
             .tree()
@@ -167,7 +167,7 @@ impl Copy<'_> {
         Ok(())
     }
 
-    /// Accounts for memory that lasts until the copy is finished.
+    /// Counts memory that is held until the copy is finished.
     fn charge(&mut self, path: &[u8], bytes: u64) -> Result<(), Reason> {
         self.metadata = self.metadata.saturating_add(bytes);
         if self.metadata > self.limits.metadata_size {
@@ -176,7 +176,7 @@ impl Copy<'_> {
         Ok(())
     }
 
-    /// Accounts for the bytes of a file before they are copied.
+    /// Counts the bytes of a file before they are copied.
     fn charge_body(&mut self, path: &[u8], segments: &[Segment]) -> Result<(), Reason> {
         for segment in segments {
             let blocks = segment.length.next_multiple_of(BLOCK_SIZE);
@@ -254,7 +254,7 @@ impl Copy<'_> {
 struct Body<'a> {
     reader: &'a Reader<Cached<File>>,
     inode: &'a Inode,
-    /// What is still to be read, the first one from `at` on.
+    /// Extents that are still to be read, the first one from `at` on.
     data: VecDeque<Extent>,
     at: u64,
 }
@@ -270,8 +270,10 @@ impl Read for Body<'_> {
             }
             let most = left.min(buffer.len() as u64) as usize;
             let offset = extent.offset + self.at;
-            let count = self.reader.read(self.inode, offset, &mut buffer[..most]);
-            let count = count.map_err(io::Error::other)?;
+            let count = self
+                .reader
+                .read(self.inode, offset, &mut buffer[..most])
+                .map_err(io::Error::other)?;
             self.at += count as u64;
             return Ok(count);
         }
@@ -283,8 +285,8 @@ fn metadata(reader: &Reader<Cached<File>>, path: &[u8], inode: &Inode) -> Result
     let xattrs = reader
         .xattrs(inode)
         .map_err(|error| of_entry(path, &error))?;
-    // Markers are meant in such a layer, but those that lend contents or paths from lower
-    // layers have no counterpart in OCI, and nothing makes layers with them.
+    // overlayfs's markers are valid in such a layer. Those that take contents or paths from lower
+    // layers have no counterpart in OCI, and no tool makes layers with them.
     let foreign = xattrs.iter().find(|xattr| {
         let known = [overlay::OPAQUE, overlay::ORIGIN, overlay::XWHITEOUT];
         overlay::is_marker(&xattr.name) && !known.contains(&&*xattr.name)
@@ -322,7 +324,7 @@ fn exceeded<T>(setting: &'static str, limit: u64, path: Option<&[u8]>) -> Result
     })
 }
 
-/// A path's directory and last name; none for the root.
+/// Splits a path into its directory and last name; `None` for the root.
 fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
     let slash = path.iter().rposition(|&byte| byte == b'/')?;
     let (parent, name) = (&path[..slash], &path[slash + 1..]);

@@ -1,11 +1,11 @@
-//! Names in an archive as paths inside the layer.
+//! Turns names in an archive into paths inside the layer.
 
 use micabox_tar::whiteout;
 
 /// Linux's `NAME_MAX`.
 const NAME_MAX: usize = 255;
 
-/// Why a name can't be a path inside the layer.
+/// Why a name is not a valid path inside the layer.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Problem {
     #[error("its `..` lead out of the layer")]
@@ -16,9 +16,9 @@ pub(super) enum Problem {
     TooDeep,
 }
 
-/// The components of `path`, cleaned as text only, the way Go's `filepath.Clean` does it for
-/// Docker and containerd: `a/../b` is `b` whatever `a` is, `//` and `.` mean nothing, and
-/// an absolute path starts at the layer's root, which is its own parent.
+/// Returns the components of `path`, cleaned as text only, like Go's `filepath.Clean` in Docker
+/// and containerd: `a/../b` is `b` whatever `a` is, `//` and `.` have no effect, and an absolute
+/// path starts at the layer's root, which is its own parent.
 pub(super) fn components(path: &[u8], most: u64) -> Result<Vec<&[u8]>, Problem> {
     let absolute = path.starts_with(b"/");
     let mut components = Vec::new();
@@ -33,13 +33,13 @@ pub(super) fn components(path: &[u8], most: u64) -> Result<Vec<&[u8]>, Problem> 
             _ => components.push(component),
         }
     }
-    match components.len() as u64 > most {
-        true => Err(Problem::TooDeep),
-        false => Ok(components),
+    if components.len() as u64 > most {
+        return Err(Problem::TooDeep);
     }
+    Ok(components)
 }
 
-/// A whiteout's prefix doesn't count: the name behind it is what some lower layer has.
+/// Returns the length of a name without a whiteout's prefix: the rest is the name in a lower layer.
 fn name_length(component: &[u8]) -> usize {
     component
         .strip_prefix(whiteout::PREFIX)

@@ -1,10 +1,10 @@
-//! From a blob to its verified uncompressed bytes, three things at a time: one thread reads,
-//! hashes and inflates the blob, one hashes what comes out, and the caller's consumes it.
+//! Turns a blob into its verified uncompressed bytes, on three threads: one reads, hashes and
+//! inflates the blob, one hashes the result, and the caller's consumes it.
 //!
-//! A fixed set of buffers goes round: the inflating thread fills one, the hashing thread
-//! passes it on, the consumer hands it back. So memory is bounded, nothing is allocated or
-//! copied on the way, and the slowest of the three sets the pace. A blob that isn't compressed and
-//! that another process hashes is consumed where it is.
+//! A fixed set of buffers circulates: the inflating thread fills a buffer, the hashing thread
+//! passes it on, the consumer returns it. So memory is bounded, nothing is allocated or copied on
+//! the way, and the slowest thread sets the pace. A blob that isn't compressed and that another
+//! process hashes is consumed in place.
 
 use std::io::{self, BufRead, Read};
 use std::panic;
@@ -19,21 +19,21 @@ use super::source::{Blob, Expected, Source, Tally};
 use crate::Limits;
 use micabox_oci::{Digest, Hasher};
 
-/// Large enough that passing a buffer on costs nothing, small enough to stay in the cache.
+/// Large enough that passing a buffer on costs nothing, small enough for the cache.
 pub(super) const BUFFER: usize = 512 << 10;
-/// Two for each thread: one to work on, one to wait.
+/// Two for each thread: one in use, one waiting.
 const BUFFERS: usize = 6;
 
-/// Bytes of a blob that are read at once, into no buffer of the reader where the larger ones
-/// here take them.
+/// Bytes of a blob that are read at a time: so many that the reader doesn't copy them through a
+/// buffer of its own.
 pub(super) const READ: usize = BUFFER / 2;
 
-/// Runs `consume` on the uncompressed bytes of the blob in `source`. Returns the blob's size
-/// in bytes too.
+/// Runs `consume` on the uncompressed bytes of the blob in `source`. Also returns the blob's size
+/// in bytes.
 ///
-/// Both digests and the size are checked over the blob to its very end, whatever `consume`
-/// leaves unread. If `consume` fails in a way that damage explains, a wrong digest is the
-/// error instead of what it led to.
+/// Both digests and the size are checked over the whole blob, whatever `consume` leaves unread. If
+/// `consume` fails in a way that damage explains, a wrong digest is reported in place of that
+/// failure.
 pub(super) fn run<S: BufRead + Send, T>(
     mut source: S,
     expected: Expected<'_>,
@@ -53,7 +53,7 @@ pub(super) fn run<S: BufRead + Send, T>(
     let (full, full_buffers) = channel();
     let (hashed, hashed_buffers) = channel();
     for _ in 0..BUFFERS {
-        // Can't fail: the receiver is right here.
+        // Can't fail: the receiver exists.
         let _ = free.send(Buffer {
             bytes: vec![0; BUFFER].into(),
             filled: 0,
@@ -79,7 +79,7 @@ pub(super) fn run<S: BufRead + Send, T>(
         };
         let consumed = consume(&mut uncompressed);
         match &consumed {
-            // Nothing that follows could change this; hanging up ends the threads.
+            // The rest of the blob can't change this error; dropping the channels ends the threads.
             Err(reason) if !reason.may_be_damage() => {}
             _ => while uncompressed.next_buffer() {},
         }
@@ -98,7 +98,7 @@ pub(super) fn run<S: BufRead + Send, T>(
             (Ok(blob), consumed) => (blob, consumed),
         };
         let (blob, consumed) = blob;
-        // Without compression there is one stream and one digest of it.
+        // Without compression there is one stream with one digest.
         let actual = blob.digest.unwrap_or(diff_id);
         if expected.is_other(actual) {
             return Err(Reason::BlobDigest { actual });
@@ -113,7 +113,7 @@ pub(super) fn run<S: BufRead + Send, T>(
     })
 }
 
-/// [`run`] for a blob that isn't compressed and that is hashed elsewhere.
+/// Does the work of [`run`] for a blob that isn't compressed and that another process hashes.
 fn run_plain<S: BufRead, T>(
     source: Source<'_, S>,
     limits: &Limits,
@@ -126,7 +126,7 @@ fn run_plain<S: BufRead, T>(
     };
     let consumed = consume(&mut plain);
     if !matches!(&consumed, Err(reason) if !reason.may_be_damage()) {
-        // Its errors are in `stopped`.
+        // Read errors are in `stopped`.
         while let Ok(count @ 1..) = plain.fill_buf().map(<[u8]>::len) {
             plain.consume(count);
         }
@@ -137,7 +137,8 @@ fn run_plain<S: BufRead, T>(
     }
 }
 
-/// Bytes as they are in the blob. Ends early, without an error, where `stopped` is why.
+/// The uncompressed blob's bytes, in place. After an error they end early, and `stopped` has the
+/// reason.
 struct Plain<'a, S> {
     source: Source<'a, S>,
     limits: &'a Limits,
@@ -173,14 +174,14 @@ impl<S: BufRead> Read for Plain<'_, S> {
     }
 }
 
-/// A blob that was passed on to its end.
+/// A blob that was passed on completely.
 pub(super) struct Passed {
     digest: Digest,
     plain: bool,
 }
 
 impl Passed {
-    /// Checks what can be told without uncompressing.
+    /// Checks what can be checked without decompressing.
     pub(super) fn check(&self, expected: Expected<'_>) -> Result<(), Reason> {
         let actual = self.digest;
         if expected.is_other(actual) {
@@ -196,8 +197,8 @@ impl Passed {
     }
 }
 
-/// Gives the blob in `source` to a worker and hashes it. `None` if the worker doesn't want all
-/// of it, or if `go_on` says so, which is asked once a second while there is no room.
+/// Passes the blob in `source` to a worker and hashes it. Returns `None` if the worker closes its
+/// end early, or if `go_on` returns false; `go_on` is called once a second while there is no room.
 pub(super) fn pass(
     mut source: impl Read,
     expected: Expected<'_>,
@@ -243,9 +244,9 @@ struct Buffer {
     filled: usize,
 }
 
-/// Why the inflating thread did not get to the blob's end.
+/// Why the inflating thread did not reach the blob's end.
 enum Stopped {
-    /// The consumer gave up.
+    /// The consumer stopped reading.
     HungUp,
     Because(Reason),
 }
@@ -256,7 +257,7 @@ impl From<Reason> for Stopped {
     }
 }
 
-/// Fills buffers with what the blob holds uncompressed.
+/// Fills buffers with the uncompressed bytes of the blob.
 fn inflate<S: BufRead>(
     mut source: Source<'_, S>,
     compression: Compression,
@@ -302,14 +303,14 @@ fn inflate<S: BufRead>(
     Ok(source.tally.finish())
 }
 
-/// What [`inflate`] does with a blob that isn't compressed.
+/// Does the work of [`inflate`] for a blob that isn't compressed.
 fn pass_on<S: BufRead>(
     mut source: Source<'_, S>,
     limits: &Limits,
     free: &Receiver<Buffer>,
     full: &Sender<Buffer>,
 ) -> Result<Blob, Stopped> {
-    // The uncompressed bytes are the same, and are hashed.
+    // The uncompressed bytes are the same, and are hashed by the other thread.
     source.tally.hasher = None;
     loop {
         let mut buffer = free.recv().map_err(|_| Stopped::HungUp)?;
@@ -323,7 +324,7 @@ fn pass_on<S: BufRead>(
     }
 }
 
-/// Whether so many bytes may come out of so many.
+/// Checks the sizes against the limits on a layer's size and compression ratio.
 pub(super) fn check_size(
     uncompressed: u64,
     compressed: u64,
@@ -347,7 +348,7 @@ pub(super) fn check_size(
     Ok(())
 }
 
-/// Hashes what passes by.
+/// Hashes the buffers that pass through.
 fn hash(full: &Receiver<Buffer>, hashed: &Sender<Buffer>) -> Digest {
     let mut hasher = Hasher::new();
     for buffer in full {
@@ -359,8 +360,8 @@ fn hash(full: &Receiver<Buffer>, hashed: &Sender<Buffer>) -> Digest {
     hasher.finish()
 }
 
-/// The uncompressed bytes. Ends early, without an error, if the blob can't be read to its
-/// end: [`run`] knows why.
+/// The uncompressed bytes. If the blob can't be read to its end, they end early without an error:
+/// [`run`] has the reason.
 struct Uncompressed {
     buffers: Receiver<Buffer>,
     free: Sender<Buffer>,
@@ -369,10 +370,10 @@ struct Uncompressed {
 }
 
 impl Uncompressed {
-    /// Gives the current buffer back and waits for the next one.
+    /// Returns the current buffer and waits for the next one.
     fn next_buffer(&mut self) -> bool {
         if let Some(buffer) = self.current.take() {
-            // Nobody takes it any more once the blob has ended.
+            // The receiver is gone once the blob has ended.
             let _ = self.free.send(buffer);
         }
         self.at = 0;

@@ -1,4 +1,4 @@
-//! A blob as it comes in: counted, hashed, and never longer than declared.
+//! Reads a blob: counts and hashes it, and checks that it is not longer than declared.
 
 use std::io::{self, BufRead, Read};
 
@@ -8,17 +8,17 @@ use super::{Expect, decompress};
 use crate::Limits;
 use micabox_oci::{Digest, Hasher};
 
-/// What a blob must turn out to be, and how much of it is checked.
+/// The expected blob, and which checks are done here.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Expected<'a> {
     pub what: &'a Expect,
-    /// The process that feeds the blob hashes it, and so knows the diff ID of one that isn't
-    /// compressed.
+    /// Whether the process that feeds the blob hashes it. That process also knows the diff ID of a
+    /// blob that isn't compressed.
     pub hashed_by_caller: bool,
 }
 
 impl<'a> Expected<'a> {
-    /// All of it is checked here.
+    /// Expects `what`, with all checks done here.
     pub fn all(what: &'a Expect) -> Self {
         Self {
             what,
@@ -26,12 +26,12 @@ impl<'a> Expected<'a> {
         }
     }
 
-    /// Size of the blob in bytes, if it is known.
+    /// Returns the size of the blob in bytes, if it is known.
     fn size(self) -> Option<u64> {
         self.what.blob.as_ref().map(|blob| blob.size)
     }
 
-    /// Whether a blob with this digest is another one.
+    /// Returns whether `actual` is the digest of another blob.
     pub fn is_other(self, actual: Digest) -> bool {
         self.what
             .digest()
@@ -41,18 +41,18 @@ impl<'a> Expected<'a> {
 
 /// A blob that was read to its end.
 pub(super) struct Blob {
-    /// None if it is that of the uncompressed bytes.
+    /// `None` if it is the digest of the uncompressed bytes.
     pub digest: Option<Digest>,
-    /// In bytes.
+    /// Size in bytes.
     pub size: u64,
 }
 
-/// What came of a blob: hashed, counted, and never longer than declared.
+/// The bytes of a blob so far: counted, hashed, and never more than declared.
 pub(super) struct Tally<'a> {
     expected: Expected<'a>,
     /// Bytes so far.
     pub got: u64,
-    /// None if others hash it.
+    /// `None` if another thread or process hashes the blob.
     pub hasher: Option<Hasher>,
 }
 
@@ -65,7 +65,7 @@ impl<'a> Tally<'a> {
         }
     }
 
-    /// Counts bytes; none are the blob's end.
+    /// Counts bytes; no bytes mean the blob's end.
     fn add(&mut self, bytes: &[u8]) -> Result<(), Reason> {
         self.got += bytes.len() as u64;
         match self.expected.size() {
@@ -84,7 +84,7 @@ impl<'a> Tally<'a> {
         Ok(())
     }
 
-    /// Reads some bytes; 0 is the blob's end, where its length is right.
+    /// Reads some bytes. Returns 0 at the blob's end, after its length was checked.
     pub fn read(&mut self, source: &mut impl Read, buffer: &mut [u8]) -> Result<usize, Reason> {
         let count = loop {
             match source.read(buffer) {
@@ -117,10 +117,10 @@ impl<'a> Tally<'a> {
     }
 }
 
-/// A blob whose bytes are looked at where they are.
+/// A blob whose bytes are read in place.
 pub(super) struct Source<'a, S> {
     pub inner: S,
-    /// Bytes of the buffer, all of which were counted.
+    /// Bytes in the buffer; all of them were counted.
     ahead: usize,
     pub tally: Tally<'a>,
 }
@@ -134,8 +134,8 @@ impl<'a, S: BufRead> Source<'a, S> {
         }
     }
 
-    /// Sees to it that the buffer has some bytes; it has none at the blob's end, where its
-    /// length is right.
+    /// Makes sure that the buffer has some bytes; at the blob's end, after its length was checked,
+    /// it has none.
     pub fn fill(&mut self) -> Result<(), Reason> {
         while self.ahead == 0 {
             match self.inner.fill_buf() {
@@ -154,7 +154,7 @@ impl<'a, S: BufRead> Source<'a, S> {
     pub fn buffer(&mut self) -> &[u8] {
         match self.ahead {
             0 => &[],
-            // It has them already, which is no occasion for an error.
+            // The bytes are already in the buffer, so there is no error.
             _ => self.inner.fill_buf().unwrap_or_default(),
         }
     }
@@ -165,8 +165,8 @@ impl<'a, S: BufRead> Source<'a, S> {
         self.inner.consume(count);
     }
 
-    /// Compressed data made no sense: damage on the way, which the digest over the rest of
-    /// it tells, or done when the blob was compressed.
+    /// Returns the error for invalid compressed data. The digest over the rest of the blob tells
+    /// whether the blob was damaged in transfer or compressed wrongly.
     pub fn blame(mut self, error: &decompress::Error, limits: &Limits) -> Reason {
         loop {
             self.consume(self.ahead);
@@ -189,7 +189,7 @@ impl<'a, S: BufRead> Source<'a, S> {
     }
 }
 
-/// Reads the blob in `source` to its end, and checks its size and digest only.
+/// Reads the blob in `source` to its end, and checks only its size and digest.
 pub(super) fn read(mut source: impl Read, expected: Expected<'_>) -> Result<(), Reason> {
     let mut tally = Tally::new(expected);
     let mut buffer = vec![0; BUFFER];

@@ -1,6 +1,7 @@
 //! Builds one layer's filesystem from an archive's entries, by OCI's rules.
 //!
-//! `docs/oci.md` says what an ambiguous archive means and who else decides it so.
+//! `docs/oci.md` says how ambiguous archives are read, and which other engines read them the same
+//! way.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::{Read, Seek, Write};
@@ -16,42 +17,42 @@ use super::path::{self, components};
 use super::xattr;
 use crate::{ENTRY_MEMORY, Limits};
 
-/// Symbolic links on the way to an entry; as many as Linux follows.
+/// Most symbolic links in an entry's path, as in Linux.
 const SYMLINKS_MAX: u32 = 40;
-/// What Linux gives every symbolic link, whatever an archive says.
+/// The permissions of every symbolic link in Linux, whatever an archive says.
 pub(super) const SYMLINK_MODE: u16 = 0o777;
 /// Linux's `PATH_MAX` without the final NUL.
 const SYMLINK_TARGET_MAX: usize = 4095;
 
-/// One layer on its way from an archive to an image.
+/// One layer, between its archive and its image.
 pub(super) struct LayerTree<W> {
     writer: Writer<W>,
     limits: Limits,
-    /// Entries and implied directories.
+    /// Number of entries and implied directories.
     count: u64,
     /// Memory for them, as [`Limits::metadata_size`] counts it.
     metadata: u64,
-    /// Names hidden in lower layers, if nothing of this layer has them at the end.
+    /// Names to hide in lower layers, unless an entry of this layer has them at the end.
     whiteouts: Vec<(InodeId, Box<[u8]>)>,
-    /// The same for devices 0/0, each until a later entry takes its name.
+    /// The same for devices 0/0; a later entry with the same name removes one.
     device_whiteouts: BTreeSet<(InodeId, Box<[u8]>)>,
     opaque: BTreeSet<InodeId>,
     links: PendingLinks,
     /// AUFS's link contents by name.
     aufs_links: HashMap<Box<[u8]>, InodeId>,
-    /// The directory of the last entry: archives come directory by directory.
+    /// The parent directory of the last entry: archives list files directory by directory.
     recent: Option<(Vec<Vec<u8>>, InodeId)>,
     dropped_xattrs: u64,
 }
 
-/// A member of the archive with its records, which have its extended attributes.
+/// A member of the archive with its records, which contain its extended attributes.
 #[derive(Clone, Copy)]
 struct Entry<'a> {
     member: &'a Member,
     records: &'a Records,
 }
 
-/// Hard links whose target isn't there: it comes later, or a lower layer has it.
+/// Hard links whose target is missing so far: it comes later, or is in a lower layer.
 #[derive(Default)]
 struct PendingLinks {
     /// Directory, name and the inode that stands in for the target.
@@ -60,7 +61,7 @@ struct PendingLinks {
     targets: HashMap<InodeId, Box<[u8]>>,
 }
 
-/// What a finished layer is.
+/// A finished layer.
 pub(super) struct Finished<W> {
     pub out: W,
     pub summary: Summary,
@@ -100,9 +101,9 @@ enum Problem {
 }
 
 impl<W: Write + Seek> LayerTree<W> {
-    /// An empty layer in `out`.
+    /// Starts an empty layer in `out`.
     pub(super) fn new(out: W, uuid: [u8; 16], limits: &Limits) -> Result<Self, Reason> {
-        // Until the archive has an entry for it, the root is as implied as any parent.
+        // Until the archive has an entry for it, the root is implied, like a missing parent.
         let options = Options {
             uuid,
             root: overlay::implied_directory(),
@@ -122,13 +123,13 @@ impl<W: Write + Seek> LayerTree<W> {
         })
     }
 
-    /// Number of entries and implied directories so far.
+    /// Returns the number of entries and implied directories so far.
     pub(super) fn count(&self) -> u64 {
         self.count
     }
 
-    /// Takes the archive's next entry; `body` gives a file's stored bytes. Says where they
-    /// are now, if they were needed.
+    /// Adds the archive's next entry; `body` reads a file's stored bytes. Returns where they are
+    /// now, if they were stored.
     pub(super) fn add(
         &mut self,
         member: &Member,
@@ -145,7 +146,8 @@ impl<W: Write + Seek> LayerTree<W> {
         }
     }
 
-    /// Resolves what needed the whole archive, and writes the image's metadata.
+    /// Resolves hard links and whiteouts, which need the whole archive, and writes the image's
+    /// metadata.
     pub(super) fn finish(mut self) -> Result<Finished<W>, Reason> {
         self.resolve_links()?;
         let mut whiteouts = std::mem::take(&mut self.whiteouts);
@@ -165,12 +167,12 @@ impl<W: Write + Seek> LayerTree<W> {
         })
     }
 
-    /// Whether a name of lower layers is to be hidden by a whiteout: not if this layer has
-    /// something there itself. A directory is made opaque instead.
+    /// Returns whether a whiteout must hide a name in lower layers: not if this layer has an entry
+    /// there. A directory there is made opaque instead.
     fn is_wanted(&mut self, directory: InodeId, name: &[u8]) -> bool {
         match self.writer.tree().lookup(directory, name) {
-            // Some archivers write a whiteout for a directory and for everything that was in
-            // it. A directory that only whiteouts imply is nothing that this layer has.
+            // Some archivers write whiteouts for a directory and for all its entries. A directory
+            // that exists only because of whiteouts is not an entry of this layer.
             Some(inode) if self.is_only_implied(inode) => {
                 self.writer.tree().unlink(directory, name);
                 true
@@ -185,7 +187,7 @@ impl<W: Write + Seek> LayerTree<W> {
         }
     }
 
-    /// Whether no entry of the archive is here or anywhere below.
+    /// Returns whether neither this inode nor any below it is from an entry of the archive.
     fn is_only_implied(&mut self, inode: InodeId) -> bool {
         let tree = self.writer.tree();
         let mut pending = vec![inode];
@@ -199,7 +201,7 @@ impl<W: Write + Seek> LayerTree<W> {
         true
     }
 
-    /// Says which inode is new, if one is that has a body.
+    /// Returns the new inode, if there is one and it has a body.
     fn try_add(
         &mut self,
         entry: Entry<'_>,
@@ -220,7 +222,7 @@ impl<W: Write + Seek> LayerTree<W> {
             return Ok(None);
         }
         let directory = self.directory(parents)?;
-        // Whatever type a whiteout's entry has, its name is all that counts.
+        // A whiteout's name decides; its type has no meaning.
         if name == whiteout::OPAQUE {
             self.opaque.insert(directory);
             return Ok(None);
@@ -238,7 +240,7 @@ impl<W: Write + Seek> LayerTree<W> {
         match kind {
             Type::Directory => self.add_directory(directory, name, entry)?,
             Type::HardLink(_) => self.add_hard_link(directory, name, entry)?,
-            // overlayfs's own whiteout, which every engine over overlayfs takes as such.
+            // overlayfs's own whiteout; every engine over overlayfs treats it as one.
             Type::CharDevice(0, 0) => {
                 self.unlink(directory, name);
                 self.device_whiteouts.insert((directory, name.into()));
@@ -277,8 +279,8 @@ impl<W: Write + Seek> LayerTree<W> {
         }
     }
 
-    /// A second entry for a directory, or the first one after entries inside: its contents
-    /// stay, its attributes are the newer ones.
+    /// Updates a directory from its second entry, or from its first one after entries inside: its
+    /// contents stay, its attributes become the newer ones.
     fn update_directory(&mut self, inode: InodeId, entry: Entry<'_>) -> Result<(), Problem> {
         let mut metadata = self.metadata(entry)?;
         let old = &mut self.writer.tree().inode_mut(inode).meta;
@@ -324,31 +326,31 @@ impl<W: Write + Seek> LayerTree<W> {
         }
     }
 
-    /// Gives hard links the targets that came after them. Those whose target never came
-    /// stay what they are: links into a lower layer.
+    /// Resolves hard links whose targets came after them. Those whose target never came remain
+    /// links into a lower layer.
     fn resolve_links(&mut self) -> Result<(), Reason> {
         let links = std::mem::take(&mut self.links);
         let mut resolved = HashMap::new();
         for (directory, name, stand_in) in &links.names {
             let replaced = self.writer.tree().lookup(*directory, name) != Some(*stand_in);
             if replaced || !self.is_in_layer(*directory) {
-                continue; // Something else has the name by now, or a directory above it.
+                continue; // Another entry has the name by now, or replaced a directory above it.
             }
             self.resolve_link(&links, *stand_in, &mut resolved)
-                .and_then(
-                    |inode| match self.writer.tree().inode(inode).is_directory() {
-                        true => Err(Problem::LinkToDirectory(printable(
-                            &links.targets[stand_in],
-                        ))),
-                        false => self.link(*directory, name, inode),
-                    },
-                )
+                .and_then(|inode| {
+                    if self.writer.tree().inode(inode).is_directory() {
+                        let target = printable(&links.targets[stand_in]);
+                        Err(Problem::LinkToDirectory(target))
+                    } else {
+                        self.link(*directory, name, inode)
+                    }
+                })
                 .map_err(|problem| self.reason(name, problem))?;
         }
         Ok(())
     }
 
-    /// Whether a directory is still part of the tree.
+    /// Returns whether a directory is still part of the tree.
     fn is_in_layer(&mut self, mut directory: InodeId) -> bool {
         let tree = self.writer.tree();
         while let Some(parent) = tree.parent(directory) {
@@ -357,7 +359,7 @@ impl<W: Write + Seek> LayerTree<W> {
         directory == tree.root()
     }
 
-    /// The inode at the end of a chain of links to links. `resolved` remembers the end of
+    /// Returns the inode at the end of a chain of links to links. `resolved` caches the end of
     /// every chain, so that following all of them takes time in proportion to their number.
     fn resolve_link(
         &mut self,
@@ -378,7 +380,7 @@ impl<W: Write + Seek> LayerTree<W> {
                 break;
             };
             if let Some(&place) = places.get(&next) {
-                // A ring: a lower layer has the file that its first link meant.
+                // A cycle: a lower layer has the file that its first link refers to.
                 end = chain[place..].iter().copied().min().unwrap_or(next);
                 break;
             }
@@ -390,7 +392,7 @@ impl<W: Write + Seek> LayerTree<W> {
         Ok(end)
     }
 
-    /// An inode for an entry, without a name yet.
+    /// Makes an inode for an entry, without a name yet.
     fn new_inode(&mut self, entry: Entry<'_>, body: &mut dyn Read) -> Result<InodeId, Problem> {
         let metadata = self.metadata(entry)?;
         let kind = match &entry.member.kind {
@@ -412,7 +414,7 @@ impl<W: Write + Seek> LayerTree<W> {
             Type::BlockDevice(major, minor) => Kind::BlockDevice(device(*major, *minor)?),
             Type::Fifo => Kind::Fifo,
             Type::Directory => Kind::directory(),
-            // Has no inode of its own; see `add_hard_link`.
+            // A hard link has no inode of its own; see `add_hard_link`.
             Type::HardLink(_) => Kind::EMPTY_FILE,
         };
         Ok(self.writer.tree().add(metadata, kind))
@@ -435,7 +437,7 @@ impl<W: Write + Seek> LayerTree<W> {
         })
     }
 
-    /// Gives `inode` a name; what had it before, with all that is in it, is gone.
+    /// Gives `inode` a name, and removes what had the name before, with everything below it.
     fn link(&mut self, directory: InodeId, name: &[u8], inode: InodeId) -> Result<(), Problem> {
         if self.writer.tree().link(directory, name, inode)?.is_some() {
             self.recent = None;
@@ -451,7 +453,7 @@ impl<W: Write + Seek> LayerTree<W> {
         self.recent = None;
     }
 
-    /// Accounts for an entry with so many bytes of names.
+    /// Counts an entry with `names` bytes of names.
     fn count_one(&mut self, names: usize) -> Result<(), Problem> {
         self.count += 1;
         if self.count > self.limits.entries {
@@ -460,7 +462,7 @@ impl<W: Write + Seek> LayerTree<W> {
         self.charge(ENTRY_MEMORY + names as u64)
     }
 
-    /// Accounts for memory that lasts until the layer is finished.
+    /// Counts memory that is held until the layer is finished.
     fn charge(&mut self, bytes: u64) -> Result<(), Problem> {
         self.metadata = self.metadata.saturating_add(bytes);
         if self.metadata > self.limits.metadata_size {
@@ -469,7 +471,7 @@ impl<W: Write + Seek> LayerTree<W> {
         Ok(())
     }
 
-    /// The directory with this path, made with implied directories where it is missing.
+    /// Returns the directory with this path; missing directories are implied.
     fn directory(&mut self, path: &[&[u8]]) -> Result<InodeId, Problem> {
         if let Some((recent, inode)) = &self.recent
             && recent.iter().map(Vec::as_slice).eq(path.iter().copied())
@@ -490,7 +492,7 @@ impl<W: Write + Seek> LayerTree<W> {
         Ok(inode)
     }
 
-    /// What `path` names, without following its last component.
+    /// Looks up `path`, without following its last component.
     fn find(&mut self, path: &[&[u8]]) -> Result<Found, Problem> {
         let Some((&name, parents)) = path.split_last() else {
             return Ok(Found::Inode(self.writer.tree().root()));
@@ -501,7 +503,7 @@ impl<W: Write + Seek> LayerTree<W> {
         {
             return Ok(Found::Inode(inode));
         }
-        // The rest can't lead through this layer's links, so it is text only.
+        // The rest can't go through this layer's links, so it is only text.
         walk.ahead.insert(0, name.into());
         for name in walk.ahead.into_iter().rev() {
             match &*name {
@@ -514,9 +516,9 @@ impl<W: Write + Seek> LayerTree<W> {
         Ok(Found::Missing(names.collect::<Vec<_>>().concat().into()))
     }
 
-    /// Follows `path` from the root, through symbolic links, never out of the layer: `..` in
-    /// a link's target stops at the root, and an absolute target starts there. `missing` may
-    /// make what isn't there; where it does not, the walk ends.
+    /// Follows `path` from the root, through symbolic links, without leaving the layer: `..` in a
+    /// link's target stops at the root, and an absolute target starts there. `missing` may make a
+    /// missing directory; if it doesn't, the walk ends.
     fn walk(
         &mut self,
         path: &[&[u8]],
@@ -570,7 +572,7 @@ impl<W: Write + Seek> LayerTree<W> {
         Ok(walk)
     }
 
-    /// The error that names the entry.
+    /// Returns the error with the entry's name.
     fn reason(&self, name: &[u8], problem: Problem) -> Reason {
         let entry = printable(name);
         let limit = |setting, limit| Reason::Limit {
@@ -599,23 +601,23 @@ impl<W: Write + Seek> LayerTree<W> {
     }
 }
 
-/// What a path leads to.
+/// Result of a path's lookup.
 enum Found {
     Inode(InodeId),
-    /// Not in this layer; the absolute path where a lower one would have it.
+    /// Not in this layer; the absolute path at which a lower layer would have it.
     Missing(Box<[u8]>),
 }
 
-/// How far a walk came.
+/// State of a walk.
 struct Walk {
     directory: InodeId,
     /// The names from the root to `directory`.
     names: Vec<Box<[u8]>>,
-    /// What is left of the path, the next name last.
+    /// The rest of the path, the next name last.
     ahead: Vec<Box<[u8]>>,
 }
 
-/// Memory that a file's list of pieces takes.
+/// Returns the memory that a file's list of pieces takes.
 pub(super) fn data_memory(data: &Data) -> u64 {
     match data {
         Data::Contiguous { .. } => 0,

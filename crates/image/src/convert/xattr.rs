@@ -1,4 +1,4 @@
-//! Extended attributes of an archive's members as a layer keeps them.
+//! Converts the extended attributes of an archive's members to a layer's.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +14,8 @@ pub(super) enum Problem {
     Xattr(#[from] XattrProblem),
 }
 
-/// The attributes that `records` give, and how many were left out. An archive's own
-/// `trusted.overlay.*` is escaped, so that it can't pass for a marker of ours.
+/// Returns the attributes in `records`, and how many were left out. An archive's own
+/// `trusted.overlay.*` attributes are escaped, so that they can't pass for our markers.
 pub(super) fn from_records(records: &Records, most: u64) -> Result<(Vec<Xattr>, u64), Problem> {
     let xattrs = records.xattrs(most)?;
     let mut kept = Vec::with_capacity(xattrs.kept.len());
@@ -24,25 +24,25 @@ pub(super) fn from_records(records: &Records, most: u64) -> Result<(Vec<Xattr>, 
         xattr.check()?;
         kept.push(xattr);
     }
-    // Their order is a part of the image.
+    // Their order is part of the image.
     kept.sort_unstable();
     Ok((kept, xattrs.dropped))
 }
 
-/// What a directory has after `newer` were set on it too: the newer value of each.
+/// Merges a directory's attributes with newer ones; the newer value wins.
 pub(super) fn union(older: Vec<Xattr>, newer: Vec<Xattr>) -> Vec<Xattr> {
-    let both = older
+    let both: BTreeMap<_, _> = older
         .into_iter()
         .chain(newer)
-        .map(|xattr| (xattr.name, xattr.value));
-    let both: BTreeMap<_, _> = both.collect();
+        .map(|xattr| (xattr.name, xattr.value))
+        .collect();
     both.into_iter()
         .map(|(name, value)| Xattr { name, value })
         .collect()
 }
 
-/// Memory that attributes take until the layer is finished: the bytes once in the tree and,
-/// with those of shared ones, once more while they are encoded.
+/// Returns the memory that attributes take until the layer is finished: the bytes once in the
+/// tree, and those of shared attributes once more while they are encoded.
 pub(super) fn memory(xattrs: &[Xattr]) -> u64 {
     const EACH: u64 = 128;
     let bytes = |xattr: &Xattr| 2 * (xattr.name.len() + xattr.value.len()) as u64;

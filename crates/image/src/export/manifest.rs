@@ -1,4 +1,4 @@
-//! Manifests for images whose layers were packed anew.
+//! Rewrites manifests for images whose layers were packed anew.
 
 use serde_json::{Map, Value, json};
 
@@ -9,16 +9,16 @@ use crate::{Descriptor, Digest};
 pub(crate) const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG_TYPE: &str = "application/vnd.oci.image.config.v1+json";
 
-/// The manifest of an image with these blobs for layers, bottom first: the bytes and their
+/// Returns the manifest of an image with these blobs for layers, bottom first: the bytes and their
 /// media type.
 ///
-/// That is `original`, byte for byte, if it names the same blobs. Otherwise it is OCI's,
-/// also for an image whose own was Docker's (the config is one to both); annotations of the
-/// image stay, those of its layers were about other blobs.
+/// The manifest is `original`, byte for byte, if that names the same blobs. Otherwise it is OCI's,
+/// even if the image's own was Docker's (the config is valid for both); annotations of the image
+/// stay, those of its layers are dropped with the old blobs.
 ///
 /// # Errors
 ///
-/// [`ManifestError`]: `original` is no manifest of an image.
+/// [`ManifestError`]: `original` is not an image's manifest.
 pub fn rewrite(
     original: &[u8],
     config: &[u8],
@@ -49,7 +49,7 @@ pub fn rewrite(
     Ok((write(fields, config, layers)?, MANIFEST_TYPE.to_owned()))
 }
 
-/// A manifest of an image with this config and these layers, and nothing else.
+/// Returns a minimal manifest of an image with this config and these layers.
 pub(crate) fn fresh(config: &[u8], layers: &[Descriptor]) -> Result<Vec<u8>, ManifestError> {
     write(Map::new(), config, layers)
 }
@@ -75,7 +75,7 @@ fn write(
     })
 }
 
-/// An image's config as its manifest names it.
+/// Returns the descriptor of an image's config.
 #[must_use]
 pub fn config_descriptor(config: &[u8]) -> Descriptor {
     Descriptor {
@@ -85,7 +85,7 @@ pub fn config_descriptor(config: &[u8]) -> Descriptor {
     }
 }
 
-/// What OCI calls a layer's type.
+/// Returns OCI's name of a layer's media type.
 fn oci_type(media_type: &str) -> &str {
     match media_type {
         "application/vnd.docker.image.rootfs.diff.tar.gzip"

@@ -1,9 +1,8 @@
-//! Images on their way out of the store: layers packed anew, and manifests that say so.
+//! Exports images from the store: packs layers anew, and rewrites manifests accordingly.
 //!
-//! The store keeps no blobs, so a layer's archive is made again from its image and its
-//! recipe, and compressed anew. Archive and diff ID stay the same, and so do the config and
-//! what an image is; the blob's digest changes with the compression, and with it the
-//! manifest's.
+//! The store keeps no blobs, so a layer's archive is rebuilt from its image and its recipe, and
+//! compressed anew. Archive and diff ID stay the same, and so do the config and the image; the
+//! blob's digest changes with the compression, and with it the manifest's.
 
 mod manifest;
 mod pack;
@@ -16,20 +15,20 @@ pub use pack::{PackError, Packed, pack_layer};
 use std::fmt;
 use std::str::FromStr;
 
-/// How layers are compressed on their way out.
+/// Compression of exported layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Compression {
-    /// What every registry and every engine takes.
+    /// Supported by every registry and every engine.
     #[default]
     Gzip,
-    /// Smaller and faster, for engines younger than 2021.
+    /// Smaller and faster, for engines since 2021.
     Zstd,
-    /// Not at all.
+    /// No compression.
     None,
 }
 
 impl Compression {
-    /// The media type of a layer that is compressed like this.
+    /// Returns the media type of a layer with this compression.
     #[must_use]
     pub fn media_type(self) -> &'static str {
         match self {
@@ -50,7 +49,7 @@ impl fmt::Display for Compression {
     }
 }
 
-/// A word that names no compression.
+/// An unknown name of a compression.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid compression `{0}`: expected gzip, zstd or none")]
 pub struct UnknownCompression(String);

@@ -13,35 +13,35 @@ use crate::store::{self, Layer, LayerArchive, Store};
 use micabox_oci::HashingWriter;
 
 const BUFFER: usize = 256 << 10;
-/// zstd's own default.
+/// zstd's default.
 const ZSTD_LEVEL: i32 = 3;
 
-/// A blob that was made.
+/// A finished blob.
 #[derive(Debug)]
 pub struct Packed {
     /// Its bytes, from the beginning.
     pub file: File,
-    /// What a manifest says of it.
+    /// Its descriptor.
     pub blob: Descriptor,
 }
 
 /// Why a blob could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum PackError {
-    /// The store, or its disk.
+    /// The store, or its disk, failed.
     #[error(transparent)]
     Store(#[from] store::Error),
-    /// Whoever watches wants it to end.
+    /// `watch` returned false.
     #[error("stopped")]
     Stopped,
 }
 
-/// Packs a layer of the store into a file that goes away with its descriptor. `watch` is told how
-/// many bytes of the archive are done, and says whether to go on.
+/// Packs a layer of the store into an unnamed file. `watch` is called with the number of bytes of
+/// the archive that are packed, and returns whether to continue.
 ///
 /// # Errors
 ///
-/// [`PackError::Stopped`] if `watch` said so.
+/// [`PackError::Stopped`] if `watch` returned false.
 pub fn pack_layer(
     store: &Store,
     layer: &Layer,
@@ -49,7 +49,7 @@ pub fn pack_layer(
     watch: &mut dyn FnMut(u64) -> bool,
 ) -> Result<Packed, PackError> {
     let mut archive = store.archive(layer)?;
-    // The file stays while it is open.
+    // The file exists as long as it is open.
     let scratch = store.scratch()?;
     let file = scratch.create("blob")?;
     pack(
@@ -61,10 +61,10 @@ pub fn pack_layer(
     )
 }
 
-/// Packs `archive` into `file`, which is empty and lies at `path`. `watch` is told how many
-/// bytes of the archive are done, and says whether to go on.
+/// Packs `archive` into `file`, which is empty and at `path`. `watch` is called with the number of
+/// bytes of the archive that are packed, and returns whether to continue.
 ///
-/// What comes out has the layer's diff ID: that was checked.
+/// The packed archive's digest was checked: it is the layer's diff ID.
 pub(crate) fn pack(
     archive: &mut LayerArchive,
     compression: Compression,

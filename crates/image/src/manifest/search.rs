@@ -1,4 +1,4 @@
-//! Which of an index's images is the right one.
+//! Searches an index for a platform's image.
 
 use std::collections::VecDeque;
 
@@ -7,28 +7,28 @@ use oci_spec::image::{Descriptor, ImageConfiguration, ImageIndex};
 use super::{ManifestError, platform_of};
 use crate::platform::{self, Platform};
 
-/// How many indexes may be inside each other.
+/// Most indexes nested in each other.
 const MAX_DEPTH: usize = 4;
-/// How many documents are read to find one image.
+/// Most documents that are read to find one image.
 const MAX_DOCUMENTS: usize = 64;
 
 /// The search for one platform's image in an index, and in the indexes within it.
 ///
-/// Whoever searches reads the documents: `next` says which, [`Self::index`] and
-/// [`Self::image`] take what was found.
+/// The caller reads the documents: `next_document` returns the next descriptor, [`Self::index`]
+/// and [`Self::image`] take what was read.
 pub struct Search {
     wanted: Platform,
     queue: VecDeque<(Descriptor, usize)>,
-    /// Documents handed out so far.
+    /// Number of descriptors returned so far.
     documents: usize,
-    /// Depth of the document handed out last, and whether an index vouched for its platform.
+    /// Depth of the document returned last, and whether an index specifies its platform.
     depth: usize,
     vouched: bool,
     offered: Vec<Platform>,
 }
 
 impl Search {
-    /// Nothing was looked at yet.
+    /// Starts a search.
     #[must_use]
     pub fn new(wanted: Platform) -> Self {
         Self {
@@ -41,7 +41,7 @@ impl Search {
         }
     }
 
-    /// Takes in an index: the one that `next` handed out, or the first.
+    /// Adds the entries of an index: the one that `next_document` returned, or the first.
     ///
     /// # Errors
     ///
@@ -50,7 +50,7 @@ impl Search {
         self.entries(index.manifests())
     }
 
-    /// Takes in descriptors that are alternatives to each other.
+    /// Adds descriptors that are alternatives to each other.
     ///
     /// # Errors
     ///
@@ -73,7 +73,7 @@ impl Search {
                 .iter()
                 .map(|(offered, entry)| (offered, *entry)),
         );
-        // Attestations call themselves unknown/unknown, and nobody asks for that.
+        // Attestations have the platform unknown/unknown, which no caller requests.
         self.offered.extend(
             with_platform
                 .iter()
@@ -81,16 +81,17 @@ impl Search {
                 .filter(|platform| platform.os() != "unknown")
                 .cloned(),
         );
-        // One that says nothing of its platform may be an index or say it in its config.
+        // An entry without a platform may be an index, or its config may specify the platform.
         let candidates: Vec<&Descriptor> = best.into_iter().chain(without).collect();
-        // Depth first: what an index names comes before the index's neighbours.
+        // Depth first: the entries of an index come before the index's neighbours.
         for entry in candidates.into_iter().rev() {
             self.queue.push_front((entry.clone(), self.depth + 1));
         }
         Ok(())
     }
 
-    /// The document to read next. Without one left, the search has failed and this says why.
+    /// Returns the document to read next. If there is none left, the search has failed, and the
+    /// error is the reason.
     ///
     /// # Errors
     ///
@@ -117,8 +118,8 @@ impl Search {
         Ok(descriptor)
     }
 
-    /// Takes in an image's platform, and says whether it is the one looked for. The word of
-    /// the index goes before the config's, which builders get wrong.
+    /// Takes an image's config, and returns whether the image is for the wanted platform. The
+    /// index takes precedence over the config, in which builders make mistakes.
     pub fn image(&mut self, config: &ImageConfiguration) -> bool {
         if self.vouched {
             return true;
@@ -150,7 +151,7 @@ mod tests {
             .enumerate()
             .map(|(size, platform)| {
                 let mut entry = descriptor();
-                // Tells the entries apart.
+                // Makes the entries distinguishable.
                 entry["size"] = json!(size);
                 if let Some(platform) = platform {
                     let (os, rest) = platform.split_once('/').unwrap();

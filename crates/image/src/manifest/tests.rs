@@ -1,4 +1,4 @@
-//! Documents as registries serve them, and as they should not.
+//! Documents as registries serve them, and damaged ones.
 
 use proptest::prelude::*;
 
@@ -47,7 +47,7 @@ fn a_document_is_what_its_type_says_or_else_its_shape() {
             Ok(Document::Manifest(_))
         ));
     }
-    // What the document says of itself goes before what the server says of it.
+    // The document's own type takes precedence over the server's.
     let mut own = index.clone();
     own["mediaType"] = json!("application/vnd.docker.distribution.manifest.list.v2+json");
     assert!(matches!(document(own, docker), Ok(Document::Index(_))));

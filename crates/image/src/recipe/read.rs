@@ -1,4 +1,4 @@
-//! Follows a recipe.
+//! Rebuilds an archive from a recipe.
 
 use std::io::{self, BufRead, BufReader, Read};
 
@@ -7,23 +7,23 @@ use zstd::stream::read::Decoder;
 
 use super::{END, IMAGE, LITERAL, MAGIC, WINDOW_LOG, ZEROS};
 
-/// An archive as a recipe and an image give it, to be read once from front to back.
+/// An archive that is rebuilt from a recipe and an image, to be read once from front to back.
 ///
-/// Any bytes may be in both: reading ends with an error or gives some bytes, never more than
-/// were announced.
+/// Both may contain any bytes: reading ends with an error or returns some bytes, never more than
+/// the announced size.
 pub(crate) struct Recipe<R: BufRead, I> {
     steps: BufReader<Decoder<'static, R>>,
     image: I,
     /// Length of the image in bytes.
     image_size: u64,
     step: Step,
-    /// Where the last bytes of the image end that a step was about.
+    /// End of the last bytes of the image that a step referred to.
     image_end: u64,
-    /// How many bytes may still come.
+    /// Bytes that may still come.
     left: u64,
 }
 
-/// What is left of the current step.
+/// The rest of the current step.
 enum Step {
     Literal(u64),
     Zeros(u64),
@@ -36,7 +36,7 @@ fn invalid(problem: &'static str) -> io::Error {
 }
 
 impl<R: BufRead, I: ReadAt> Recipe<R, I> {
-    /// Reads the beginning of the recipe in `steps`. The archive has `size` bytes.
+    /// Opens the recipe in `steps` and checks its beginning. The archive has `size` bytes.
     pub fn open(steps: R, image: I, size: u64) -> io::Result<Self> {
         let mut decoder = Decoder::with_buffer(steps)?;
         decoder.window_log_max(WINDOW_LOG)?;
@@ -66,7 +66,7 @@ impl<R: BufRead, I: ReadAt> Recipe<R, I> {
         }
         let length = self.number()?;
         if length == 0 {
-            // Or a few bytes could keep us busy for ever.
+            // Otherwise a few bytes could make the reader loop for very long.
             return Err(invalid("it has a step without bytes"));
         }
         self.left = self
@@ -101,7 +101,7 @@ impl<R: BufRead, I: ReadAt> Recipe<R, I> {
         Ok(byte[0])
     }
 
-    /// A number as LEB128.
+    /// Reads a LEB128 number.
     fn number(&mut self) -> io::Result<u64> {
         let mut number = 0;
         for shift in (0..64).step_by(7) {

@@ -9,31 +9,31 @@ use zstd::stream::write::Encoder;
 use super::{END, IMAGE, LITERAL, MAGIC, WINDOW_LOG, ZEROS};
 use micabox_oci::{Digest, HashingWriter};
 
-/// The fastest of zstd's ordinary levels. Headers shrink to a twentieth even so.
+/// The fastest of zstd's ordinary levels. Even so, headers shrink to a twentieth.
 const LEVEL: i32 = 1;
-/// Bytes that are gathered before they become steps, and bytes of steps that are gathered
-/// before they are compressed.
+/// Bytes that are collected before they become steps, and bytes of steps that are collected before
+/// they are compressed.
 const BUFFER: usize = 32 << 10;
-/// Zeros are looked for in pieces of this many bytes, those of a `u128`.
+/// Zeros are searched in pieces of this many bytes, those of a `u128`.
 const PIECE: usize = 16;
 
-/// Hands an archive on to whoever reads it, and records it on the way.
+/// Passes an archive on to its reader, and records it.
 ///
-/// Everything that is consumed goes into the recipe, except between [`Self::begin_body`] and
-/// [`Self::end_body`]: that is in the image, and the latter says where.
+/// All bytes that are consumed go into the recipe, except between [`Self::begin_body`] and
+/// [`Self::end_body`]: those are in the image, at the position given to the latter.
 pub(crate) struct Recorder<R> {
     input: R,
     steps: Steps,
     /// Bytes of the current body so far.
     body: Option<u64>,
-    /// Consuming can't fail, so an error waits here for the next chance to be told.
+    /// Consuming can't fail, so an error is kept until it can be returned.
     failed: Option<io::Error>,
 }
 
-/// What there is to know of a recipe that is complete in its file, but not synced.
+/// A recipe that is complete in its file, but not synced.
 #[derive(Debug)]
 pub(crate) struct Written {
-    /// Of the file's bytes.
+    /// Digest of the file.
     pub digest: Digest,
     /// Length of the file in bytes.
     pub size: u64,
@@ -50,17 +50,18 @@ impl<R: BufRead> Recorder<R> {
         })
     }
 
-    /// From here on what is consumed goes into the image.
+    /// Starts a body: from here on, consumed bytes go into the image.
     pub fn begin_body(&mut self) {
         self.body = Some(0);
     }
 
-    /// What was consumed since [`Self::begin_body`] lies at `stored`, if it was anything:
-    /// the body of a file of `size` bytes, of which the archive holds the parts in `sparse`.
+    /// Ends a body: the bytes that were consumed since [`Self::begin_body`], if any, are at
+    /// `stored`. They are the body of a file of `size` bytes, of which the archive contains the
+    /// parts in `sparse`.
     ///
     /// # Errors
     ///
-    /// Those of writing the recipe, earlier ones too.
+    /// Errors of writing the recipe, including earlier ones.
     pub fn end_body(
         &mut self,
         stored: Option<&Data>,
@@ -85,16 +86,17 @@ impl<R: BufRead> Recorder<R> {
                 }
             }
         }
-        match recorded == consumed {
-            true => Ok(()),
-            // No such layer may get into the store: it could not be had back.
-            false => Err(io::Error::other(format!(
+        if recorded == consumed {
+            Ok(())
+        } else {
+            // The store must not get such a layer: its archive could not be rebuilt.
+            Err(io::Error::other(format!(
                 "{consumed} bytes of a file went into the image, {recorded} can be found there"
-            ))),
+            )))
         }
     }
 
-    /// Ends the recipe where the archive does.
+    /// Ends the recipe at the end of the archive.
     pub fn finish(self) -> io::Result<Written> {
         match self.failed {
             Some(error) => Err(error),
@@ -103,7 +105,7 @@ impl<R: BufRead> Recorder<R> {
     }
 }
 
-/// Tells `at` where the pieces of one part of a sparse file are: offset and length in bytes.
+/// Calls `at` with the offset and length in bytes of each piece of one part of a sparse file.
 fn in_chunks(
     chunks: &Chunks,
     segment: &Segment,
@@ -135,7 +137,7 @@ impl<R: BufRead> BufRead for Recorder<R> {
         match &mut self.body {
             Some(body) => *body += count as u64,
             None if self.failed.is_none() => {
-                // What is consumed was filled before: this waits for nothing.
+                // Consumed bytes were buffered before: this doesn't block.
                 let recorded = self.input.fill_buf().and_then(|bytes| {
                     let bytes = bytes.get(..count).unwrap_or(bytes);
                     self.steps.literal(bytes)
@@ -157,16 +159,16 @@ impl<R: BufRead> Read for Recorder<R> {
     }
 }
 
-/// Writes steps, as few as may be.
+/// Writes as few steps as possible.
 struct Steps {
     out: Encoder<'static, HashingWriter<File>>,
-    /// Steps that `out` doesn't have yet: it takes many small writes for much work.
+    /// Steps that `out` doesn't have yet: many small writes are expensive.
     pending: Vec<u8>,
     /// Bytes to be written as they are, or as zeros.
     literal: Vec<u8>,
     /// Bytes of the image that come after them: offset and length.
     image: Option<(u64, u64)>,
-    /// Where the last bytes of the image ended that a step was written about.
+    /// End of the last bytes of the image that a step referred to.
     image_end: u64,
 }
 
@@ -208,8 +210,8 @@ impl Steps {
         Ok(())
     }
 
-    /// Writes what was gathered. Most of a header is zeros, and what follows a body too:
-    /// as a step of their own they cost the compressor nothing.
+    /// Writes the collected bytes. Most of a header is zeros, and so is what follows a body: as
+    /// separate steps, zeros cost the compressor nothing.
     fn end_literal(&mut self) -> io::Result<()> {
         let mut bytes = &self.literal[..];
         while !bytes.is_empty() {
@@ -242,7 +244,7 @@ impl Steps {
         Ok(())
     }
 
-    /// Hands steps to the compressor once there are `enough` bytes of them.
+    /// Passes steps to the compressor once there are `enough` bytes of them.
     fn write_pending(&mut self, enough: usize) -> io::Result<()> {
         if self.pending.len() >= enough {
             self.out.write_all(&self.pending)?;
@@ -261,7 +263,7 @@ impl Steps {
     }
 }
 
-/// How many bytes at the beginning are zeros, in whole pieces, or all of them.
+/// Returns how many bytes at the beginning are zeros, in whole pieces, or all of them.
 fn leading_zeros(bytes: &[u8]) -> usize {
     let (pieces, rest) = bytes.as_chunks::<PIECE>();
     match pieces.iter().position(|piece| !is_zero(piece)) {
@@ -271,7 +273,7 @@ fn leading_zeros(bytes: &[u8]) -> usize {
     }
 }
 
-/// How many bytes there are before the first piece of zeros.
+/// Returns how many bytes there are before the first piece of zeros.
 fn leading_data(bytes: &[u8]) -> usize {
     let (pieces, _) = bytes.as_chunks::<PIECE>();
     let zeros = pieces.iter().position(is_zero);
@@ -287,7 +289,7 @@ fn step(steps: &mut Vec<u8>, kind: u8, length: u64) {
     number(steps, length);
 }
 
-/// LEB128: seven bits a byte, the lowest first; the eighth says that there are more.
+/// Writes LEB128: seven bits a byte, the lowest first; the eighth means that more follow.
 fn number(steps: &mut Vec<u8>, mut number: u64) {
     while number > 0x7f {
         steps.push((number & 0x7f) as u8 | 0x80);

@@ -1,4 +1,4 @@
-//! What is in the store and what holds what: the common ground of usage, prune and fsck.
+//! Lists the store's contents and their references, for usage, prune and fsck.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,19 +13,19 @@ use super::images::ImageRecord;
 use micabox_oci::Digest;
 use micabox_oci::reference::Reference;
 
-/// Everything in the store. Only what was read under the store's lock stays true.
+/// All contents of the store. Stays correct only while the store's lock is held.
 pub(super) struct Census {
     pub images: BTreeMap<Digest, ImageEntry>,
     pub layers: BTreeMap<Digest, LayerEntry>,
-    /// Names that mean no image that is here, or whose file can't be read.
+    /// Names without an image in the store, or whose file can't be read.
     pub dangling_tags: Vec<DanglingTag>,
-    /// Leases that can't be read, by sandbox: nobody knows what they hold.
+    /// Leases that can't be read, by sandbox: the images that they hold are unknown.
     pub unreadable_leases: Vec<(String, Error)>,
-    /// Leases of images that aren't here, by sandbox.
+    /// Leases of images that are missing, by sandbox.
     pub broken_leases: Vec<(String, Digest)>,
-    /// Blobs whose layer isn't here.
+    /// Records of blobs whose layer is missing.
     pub stray_blobs: Vec<PathBuf>,
-    /// Files and directories of names that the store doesn't use.
+    /// Files and directories with names that the store doesn't use.
     pub strangers: Vec<PathBuf>,
 }
 
@@ -40,12 +40,12 @@ pub(super) struct ImageEntry {
 }
 
 impl ImageEntry {
-    /// Whether anybody could still ask for it.
+    /// Returns whether the image has a name or a sandbox.
     pub fn is_held(&self) -> bool {
         !self.references.is_empty() || !self.sandboxes.is_empty()
     }
 
-    /// Its layers, each once.
+    /// Returns its layers, without repetitions.
     pub fn layers(&self) -> BTreeSet<Digest> {
         let record = self.record.as_ref().ok();
         record
@@ -77,7 +77,7 @@ impl LayerEntry {
 /// A name without an image.
 pub(super) struct DanglingTag {
     pub path: PathBuf,
-    /// The name and what it should mean, or why it can't be read.
+    /// The name and its missing image, or why it can't be read.
     pub tag: Result<(Reference, Digest)>,
 }
 
@@ -204,7 +204,7 @@ impl Census {
     }
 }
 
-/// The files two levels down: `<xx>/<digest>.<suffix>`.
+/// Returns the files two levels down: `<xx>/<digest>.<suffix>`.
 fn sharded_files(directory: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for shard in durable::list(directory)? {
@@ -222,11 +222,12 @@ fn sharded_files(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Disk space of a file, or of a directory and all in it, in bytes: holes take none.
+/// Returns the disk space of a file, or of a directory with its contents, in bytes: holes take
+/// none.
 pub(super) fn disk_usage(path: &Path) -> Result<u64> {
     let metadata = match fs::symlink_metadata(path) {
         Ok(metadata) => metadata,
-        // Somebody removed it meanwhile.
+        // Removed meanwhile.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
         Err(error) => return Err(error).context("look at", path),
     };

@@ -1,11 +1,11 @@
-//! The checksum by which `fsck` tells that a stored image still has the bytes it was
+//! Checksums of stored images: `fsck` uses them to check that an image still has the bytes it was
 //! written with.
 //!
-//! It is BLAKE3 over three things: the digest of all blocks that aren't zeros, the digest of
-//! where they are (pairs of first block and number of blocks, 64 bits each, little-endian),
+//! A checksum is BLAKE3 over three parts: the digest of all blocks that aren't zeros, the digest
+//! of their positions (pairs of first block and number of blocks, 64 bits each, little-endian),
 //! and the head. Blocks of zeros cost nothing, as a few kilobytes of archive can describe
-//! terabytes of them; and the head comes last, as the superblock and the device table in it
-//! are written last, so that the checksum can be taken while writing.
+//! terabytes of them; and the head comes last, as the superblock and the device table in it are
+//! written last, so that the checksum can be computed while writing.
 
 use std::fmt;
 use std::fs::File;
@@ -29,7 +29,7 @@ const HEAD: usize = 256 << 10;
 pub struct Checksum(blake3::Hash);
 
 impl Checksum {
-    /// Reads the first `length` bytes of a stored image, which are all but its padding.
+    /// Computes the checksum of the first `length` bytes of a stored image: all but its padding.
     /// Moves the file's cursor.
     pub(crate) fn of_file(file: &File, length: u64) -> io::Result<Self> {
         let mut hasher = Hasher::new();
@@ -46,13 +46,13 @@ impl Checksum {
     }
 }
 
-/// Where a file has its next byte that isn't in a hole, from `at` on.
+/// Returns the offset of the next byte that isn't in a hole, from `at` on.
 fn next_data(file: &File, at: u64) -> io::Result<u64> {
     match rustix::fs::seek(file, Find::Data(at)) {
         Ok(data) => Ok(data),
-        // Nothing but a hole up to the end.
+        // Only a hole up to the end.
         Err(rustix::io::Errno::NXIO) => Ok(file.metadata()?.len()),
-        // Not every filesystem knows about holes.
+        // Not every filesystem supports holes.
         Err(rustix::io::Errno::INVAL | rustix::io::Errno::OPNOTSUPP) => Ok(at),
         Err(error) => Err(error.into()),
     }
@@ -88,11 +88,11 @@ impl<'de> Deserialize<'de> for Checksum {
     }
 }
 
-/// Takes a checksum over whole blocks that come in order, except for the head.
+/// Computes a checksum over whole blocks that come in order, except for the head.
 struct Hasher {
     blocks: blake3::Hasher,
     runs: blake3::Hasher,
-    /// The run of blocks that aren't zeros which may still grow: first block and end.
+    /// The last run of blocks that aren't zeros, which may still grow: first block and end.
     run: Range<u64>,
     head: Box<[u8]>,
 }
@@ -107,7 +107,7 @@ impl Hasher {
         }
     }
 
-    /// Takes in what is at `at`, in bytes. What is left out in between is zeros.
+    /// Adds `bytes` at offset `at`. Skipped bytes are zeros.
     fn write(&mut self, at: u64, bytes: &[u8]) -> io::Result<()> {
         let head = (HEAD as u64).saturating_sub(at).min(bytes.len() as u64) as usize;
         let (head, rest) = bytes.split_at(head);
@@ -161,7 +161,7 @@ impl Hasher {
     }
 }
 
-/// Length in bytes of the whole blocks at the beginning of `bytes` that are as wanted.
+/// Returns the length in bytes of the whole blocks at the start of `bytes` that satisfy `wanted`.
 fn leading_blocks(bytes: &[u8], wanted: impl Fn(&[u8]) -> bool) -> usize {
     bytes
         .chunks(BLOCK)
@@ -171,11 +171,11 @@ fn leading_blocks(bytes: &[u8], wanted: impl Fn(&[u8]) -> bool) -> usize {
 }
 
 fn is_zero(block: &[u8]) -> bool {
-    // Almost every block differs early.
+    // Almost every block differs in its first byte.
     block.first() == Some(&0) && block.iter().all(|&byte| byte == 0)
 }
 
-/// A file that an image is written to, and its checksum on the way.
+/// A file that an image is written to, with a checksum that is computed meanwhile.
 pub(crate) struct ChecksummedFile {
     file: File,
     at: u64,
@@ -184,7 +184,7 @@ pub(crate) struct ChecksummedFile {
 }
 
 impl ChecksummedFile {
-    /// `file` must be empty.
+    /// Wraps `file`, which must be empty.
     pub fn new(file: File) -> Self {
         Self {
             file,
@@ -194,11 +194,11 @@ impl ChecksummedFile {
         }
     }
 
-    /// The file, which ends with the last byte written and isn't synced, and its checksum.
+    /// Returns the file, which ends with the last byte written and isn't synced, and its checksum.
     ///
     /// # Errors
     ///
-    /// What went wrong on the disk so far.
+    /// Any error of the disk so far.
     pub fn finish(mut self) -> io::Result<(File, Checksum)> {
         self.writeback.finish()?;
         Ok((self.file, self.hasher.finish()))
@@ -207,7 +207,7 @@ impl ChecksummedFile {
 
 impl Write for ChecksummedFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // All of it, or a full disk would cut a block in two before it says so.
+        // All of it, or a full disk would split a block before the error.
         self.file.write_all(bytes)?;
         self.hasher.write(self.at, bytes)?;
         self.at += bytes.len() as u64;

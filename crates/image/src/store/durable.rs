@@ -1,4 +1,4 @@
-//! Publication that survives a crash: write, fsync, rename, fsync the directory.
+//! Publishes files so that they survive a crash: write, fsync, rename, fsync the directory.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -18,7 +18,7 @@ pub(crate) fn write(scratch: &Scratch, name: &str, bytes: &[u8]) -> Result<()> {
     file.sync_all().context("sync", &path)
 }
 
-/// [`write`]s a value as JSON that a person can read.
+/// [`write`]s a value as readable JSON.
 pub(crate) fn write_json(scratch: &Scratch, name: &str, value: &impl Serialize) -> Result<()> {
     let mut json = serde_json::to_vec_pretty(value)
         .map_err(io::Error::from)
@@ -27,27 +27,27 @@ pub(crate) fn write_json(scratch: &Scratch, name: &str, value: &impl Serialize) 
     write(scratch, name, &json)
 }
 
-/// Writes a JSON file that wasn't there or replaces it, at once and for good.
+/// Writes or replaces a JSON file, atomically and durably.
 pub(crate) fn publish_json(tmp: &Path, to: &Path, value: &impl Serialize) -> Result<()> {
     let scratch = Scratch::new(tmp)?;
     write_json(&scratch, "json", value)?;
     publish(&scratch.path("json"), to)
 }
 
-/// Renames what is synced already to its place, making directories on the way.
+/// Renames a synced file or directory to its place, making missing parents.
 pub(crate) fn publish(from: &Path, to: &Path) -> Result<()> {
     place(from, to)?;
     sync_directory(parent(to)?)
 }
 
-/// Renames what is synced already to its place, where it stays only once the directory is
+/// Renames a synced file or directory to its place. The rename is durable once the directory is
 /// synced.
 pub(crate) fn place(from: &Path, to: &Path) -> Result<()> {
     create_directories(parent(to)?)?;
     fs::rename(from, to).context("publish", to)
 }
 
-/// Makes a directory and those above it, so that they are there after a crash.
+/// Makes a directory and its missing parents, durably.
 pub(crate) fn create_directories(directory: &Path) -> Result<()> {
     match fs::create_dir(directory) {
         Ok(()) => sync_directory(parent(directory)?),
@@ -60,14 +60,14 @@ pub(crate) fn create_directories(directory: &Path) -> Result<()> {
     }
 }
 
-/// Makes additions, renames and removals in a directory last.
+/// Makes additions, renames and removals in a directory durable.
 pub(crate) fn sync_directory(directory: &Path) -> Result<()> {
     File::open(directory)
         .and_then(|file| file.sync_all())
         .context("sync", directory)
 }
 
-/// Removes a file for good; one that isn't there is no error.
+/// Removes a file durably; a missing file is not an error.
 pub(crate) fn remove_file(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
         Ok(()) => sync_directory(parent(path)?),
@@ -76,7 +76,7 @@ pub(crate) fn remove_file(path: &Path) -> Result<()> {
     }
 }
 
-/// Reads a JSON file; `None` if there is none.
+/// Reads a JSON file; `None` if it doesn't exist.
 pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
     let Some(bytes) = read(path)? else {
         return Ok(None);
@@ -89,7 +89,7 @@ pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
         })
 }
 
-/// Reads a file; `None` if there is none.
+/// Reads a file; `None` if it doesn't exist.
 pub(crate) fn read(path: &Path) -> Result<Option<Vec<u8>>> {
     match fs::read(path) {
         Ok(bytes) => Ok(Some(bytes)),
@@ -98,7 +98,7 @@ pub(crate) fn read(path: &Path) -> Result<Option<Vec<u8>>> {
     }
 }
 
-/// Whether a path leads nowhere, be it because a file is in the way.
+/// Returns whether a path doesn't exist, including a path through a file.
 fn is_missing(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -106,7 +106,7 @@ fn is_missing(error: &io::Error) -> bool {
     )
 }
 
-/// The names in a directory, sorted; none if it isn't there.
+/// Returns the names in a directory, sorted; none if it doesn't exist.
 pub(crate) fn list(directory: &Path) -> Result<Vec<String>> {
     let entries = match fs::read_dir(directory) {
         Ok(entries) => entries,
@@ -115,7 +115,7 @@ pub(crate) fn list(directory: &Path) -> Result<Vec<String>> {
     };
     let mut names = Vec::new();
     for entry in entries {
-        // Nothing of ours has a name that isn't ASCII.
+        // All names of ours are ASCII.
         if let Ok(name) = entry.context("list", directory)?.file_name().into_string() {
             names.push(name);
         }

@@ -1,58 +1,58 @@
-//! What can go wrong in the store, by name.
+//! Errors of the store.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use micabox_oci::Digest;
 
-/// Why the store could not do something.
+/// Why an operation of the store failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// No directory to keep images in.
+    /// There is no directory for the store.
     #[error("cannot tell where to keep images: set MICABOX_HOME, XDG_DATA_HOME or HOME")]
     NoHome,
 
-    /// The disk is full or a quota is used up.
+    /// The disk is full or a quota is exhausted.
     #[error("no space left for `{}`: free some, or see `mica store prune`", .path.display())]
     Full {
-        /// What was being written.
+        /// The path that was being written.
         path: PathBuf,
     },
 
-    /// The operating system said no.
+    /// An operation of the system failed.
     #[error("cannot {action} `{}`: {source}", .path.display())]
     Io {
-        /// What was attempted, as a verb.
+        /// The operation, as a verb.
         action: &'static str,
-        /// On what.
+        /// The path.
         path: PathBuf,
-        /// The reason.
+        /// The system's error.
         source: io::Error,
     },
 
-    /// There is no such image.
+    /// The image is not in the store.
     #[error("no image `{name}` in the store: `mica pull` or `mica load` it first")]
     NoImage {
-        /// As it was asked for.
+        /// The requested name.
         name: String,
     },
 
-    /// The beginning of a digest fits more than one image.
+    /// The beginning of a digest matches more than one image.
     #[error("`{name}` is the beginning of more than one image's digest: give more of it")]
     Ambiguous {
-        /// As it was asked for.
+        /// The requested name.
         name: String,
     },
 
-    /// An image's files contradict each other, or a layer is gone or was replaced.
+    /// An image's files contradict each other, or a layer is missing or was replaced.
     #[error(
         "image {image} is not usable: {problem}; pull or load it again, or see `mica store fsck`"
     )]
     Unusable {
         /// Manifest digest.
         image: Digest,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
 
@@ -63,7 +63,7 @@ pub enum Error {
         diff_id: Digest,
     },
 
-    /// Two blobs that claim one diff ID, and hold different layers.
+    /// Two blobs have one diff ID, but contain different layers.
     #[error(
         "layer {diff_id} in the store is another one than this blob holds, and one of them is a \
          forgery: remove the images that have it, and `mica store prune` before another attempt"
@@ -73,7 +73,7 @@ pub enum Error {
         diff_id: Digest,
     },
 
-    /// A layer whose archive can't be made again.
+    /// A layer whose archive can't be rebuilt.
     #[error(
         "layer {diff_id} came as an EROFS image, not as an archive: it can be run, but neither \
          saved nor pushed; copy its image from where it came from"
@@ -83,21 +83,21 @@ pub enum Error {
         diff_id: Digest,
     },
 
-    /// A file of the store doesn't hold what it should.
+    /// A file of the store is damaged.
     #[error("`{}` is damaged: {problem}; see `mica store fsck`", .path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
 
-    /// A manifest or config that no image can have.
+    /// An invalid manifest or config.
     #[error("{what} is invalid: {problem}")]
     Invalid {
-        /// Which document.
+        /// The document.
         what: &'static str,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
 
@@ -111,7 +111,7 @@ pub enum Error {
         source: micabox_erofs::Error,
     },
 
-    /// A sandbox runs on the image.
+    /// A sandbox uses the image.
     #[error("image {image} is in use by sandbox `{sandbox}`: remove that one first")]
     InUse {
         /// Manifest digest.
@@ -121,10 +121,10 @@ pub enum Error {
     },
 }
 
-/// The result of everything in the store that can fail.
+/// The result of a store operation.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Names what failed, and on what.
+/// Adds the operation and the path to an error.
 pub(crate) trait Context<T> {
     /// `action` is a verb that goes between "cannot" and the path.
     fn context(self, action: &'static str, path: &Path) -> Result<T>;

@@ -1,4 +1,4 @@
-//! Checks everything in the store against what it should be, and removes what is not.
+//! Checks everything in the store, and removes what is damaged.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -20,59 +20,59 @@ use super::scratch::Leftover;
 use crate::identity;
 use micabox_oci::{Digest, HashingWriter};
 
-/// How many structural problems of one image are told.
+/// How many structural problems of one image are reported.
 const PROBLEMS_MAX: usize = 10;
 
-/// What [`Store::fsck`] found.
+/// Result of [`Store::fsck`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct FsckReport {
-    /// Layers that were read whole.
+    /// Layers that were checked.
     pub layers: usize,
     /// Images that were checked.
     pub images: usize,
     /// Bytes that were hashed.
     pub bytes: u64,
-    /// What is wrong.
+    /// The problems.
     pub findings: Vec<Finding>,
-    /// What killed imports left behind: harmless, invisible, and removed by whatever runs
-    /// next. Removed here if asked to repair.
+    /// Leftovers of killed imports: harmless, invisible, and removed by a later command. Removed
+    /// here if a repair was requested.
     pub leftovers: usize,
-    /// Files that aren't the store's, relative to its root. They are left alone.
+    /// Files that don't belong to the store, relative to its root. They are left alone.
     pub strangers: Vec<PathBuf>,
 }
 
 impl FsckReport {
-    /// Whether nothing is wrong, or nothing any more.
+    /// Returns whether there are no problems, or all were repaired.
     pub fn is_clean(&self) -> bool {
         self.findings.iter().all(|finding| finding.repaired)
     }
 }
 
-/// Something wrong.
+/// A problem.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// The file or directory, relative to the store's root.
     pub path: PathBuf,
-    /// What is wrong with it.
+    /// The problem.
     pub problem: String,
-    /// What a repair does, or did.
+    /// How a repair fixes it.
     pub repair: Repair,
-    /// Whether it was done.
+    /// Whether it was repaired.
     pub repaired: bool,
 }
 
-/// How something wrong is put right. Nothing is ever mended in place: what is bad goes, and
-/// the next pull or load brings it again.
+/// How a problem is repaired. Nothing is ever modified in place: damaged files are removed, and
+/// the next pull or load replaces them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Repair {
-    /// Removes the layer; images that have it go too.
+    /// Removes the layer; images that have it are removed, too.
     RemoveLayer,
-    /// Removes the image and its names.
+    /// Removes the image, its names and its leases.
     RemoveImage,
     /// Removes the name.
     RemoveName,
-    /// Removes the sandbox's hold on an image.
+    /// Removes the sandbox's lease of an image.
     RemoveLease,
 }
 
@@ -87,23 +87,22 @@ impl std::fmt::Display for Repair {
     }
 }
 
-/// How to check.
+/// Options of a check.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FsckOptions {
-    /// Remove what is bad, and wait for that until nothing else uses the store. Without,
-    /// nothing is changed.
+    /// Remove damaged files, after waiting until nothing else uses the store. Otherwise nothing is
+    /// changed.
     pub repair: bool,
-    /// Make every layer's archive again and hash it: takes as long as importing them took.
+    /// Rebuild and hash every layer's archive: takes as long as the import took.
     pub archives: bool,
 }
 
 impl Store {
-    /// [`Store::fsck_with`] all but `archives`.
+    /// Runs [`Store::fsck_with`] without `archives`.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] where the store itself can't be listed or locked. What is damaged is in the
-    /// report.
+    /// [`Error::Io`] if the store itself can't be listed or locked. Damage is in the report.
     pub fn fsck(&self, repair: bool) -> Result<FsckReport> {
         self.fsck_with(&FsckOptions {
             repair,
@@ -111,18 +110,18 @@ impl Store {
         })
     }
 
-    /// Reads everything: hashes every layer and its recipe and checks its structure, every
+    /// Checks the whole store: hashes every layer and its recipe, and checks its structure, every
     /// image's documents, merged metadata and layers, every name and lease.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] where the store itself can't be listed or locked. What is damaged is in the
-    /// report.
+    /// [`Error::Io`] if the store itself can't be listed or locked. Damage is in the report.
     pub fn fsck_with(&self, options: &FsckOptions) -> Result<FsckReport> {
         let repair = options.repair;
-        let _lock = match repair {
-            true => self.exclusive()?,
-            false => self.shared()?,
+        let _lock = if repair {
+            self.exclusive()?
+        } else {
+            self.shared()?
         };
         let census = Census::take(self)?;
         let mut fsck = Fsck {
@@ -175,8 +174,10 @@ impl Fsck<'_> {
                 format!("sandbox `{sandbox}` runs on image {image}, which isn't here"),
             )
         });
-        let unreadable = census.unreadable_leases.iter();
-        let unreadable = unreadable.map(|(sandbox, error)| (sandbox, error.to_string()));
+        let unreadable = census
+            .unreadable_leases
+            .iter()
+            .map(|(sandbox, error)| (sandbox, error.to_string()));
         for (sandbox, problem) in broken.chain(unreadable) {
             let path = self.store.lease_path(sandbox)?;
             self.finding(&path, problem, Repair::RemoveLease, |_| {
@@ -200,14 +201,14 @@ impl Fsck<'_> {
     fn layer(&mut self, diff_id: &Digest, layer: &LayerEntry) -> Result<()> {
         let (problem, path) = match (&layer.image, &layer.record) {
             (_, None) => {
-                // Published halfway, or removed halfway: without a record it isn't there.
+                // A layer without a record, partly published or partly removed, doesn't exist.
                 self.report.leftovers += 1;
-                return match self.repair {
-                    true => layer
+                if self.repair {
+                    layer
                         .files()
-                        .try_for_each(|file| durable::remove_file(file)),
-                    false => Ok(()),
-                };
+                        .try_for_each(|file| durable::remove_file(file))?;
+                }
+                return Ok(());
             }
             (None, Some(record)) => ("its image is missing".to_owned(), record),
             (Some(image), Some(record)) => {
@@ -244,7 +245,7 @@ impl Fsck<'_> {
         self.recipe(diff_id, record.recipe.as_ref())
     }
 
-    /// Checks how a layer's archive is made again, or even makes it.
+    /// Checks a layer's recipe, and rebuilds the archive from it if `archives` is set.
     fn recipe(&mut self, diff_id: &Digest, record: Option<&RecipeRecord>) -> Found {
         let Some(record) = record else {
             return Ok(());
@@ -265,14 +266,17 @@ impl Fsck<'_> {
         if !self.archives {
             return Ok(());
         }
-        let layer = self.store.layer(diff_id).map_err(|e| e.to_string())?;
-        let layer = layer.ok_or("it was removed meanwhile")?;
+        let layer = self
+            .store
+            .layer(diff_id)
+            .map_err(|e| e.to_string())?
+            .ok_or("it was removed meanwhile")?;
         let mut archive = self.store.archive(&layer).map_err(|e| e.to_string())?;
         self.report.bytes += io::copy(&mut archive, &mut io::sink()).map_err(|e| e.to_string())?;
         Ok(())
     }
 
-    /// Checks one of the filesystem images that we write.
+    /// Checks a filesystem image of the store.
     fn image_file(&mut self, path: &Path, record: &FileRecord, uuid: [u8; 16]) -> Found {
         let as_text = |error: Error| error.to_string();
         let file = File::open(path).context("open", path).map_err(as_text)?;
@@ -374,7 +378,7 @@ impl Fsck<'_> {
         }
     }
 
-    /// Notes a finding, and repairs it if asked to.
+    /// Records a problem, and repairs it if that was requested.
     fn finding(
         &mut self,
         path: &Path,
@@ -402,15 +406,16 @@ impl Fsck<'_> {
     }
 }
 
-/// Nothing, or what is wrong.
+/// `Ok`, or the problem.
 type Found = std::result::Result<(), String>;
 
 fn check_format(format: u32) -> Found {
-    match format == identity::FORMAT {
-        true => Ok(()),
-        false => Err(format!(
+    if format == identity::FORMAT {
+        Ok(())
+    } else {
+        Err(format!(
             "it was made in format {format}; this version of Micabox has {}",
             identity::FORMAT
-        )),
+        ))
     }
 }

@@ -1,4 +1,4 @@
-//! Images: made whole in `tmp`, visible by one rename.
+//! Images: assembled in `tmp`, published by one rename.
 
 use std::fs;
 use std::io;
@@ -34,7 +34,7 @@ pub(super) const VMDK: &str = "disk.vmdk";
 /// An image in the store, ready to boot.
 #[derive(Debug, Clone)]
 pub struct Image {
-    /// The name it was asked for by, if it was a name.
+    /// The requested name, if it was a reference.
     pub reference: Option<Reference>,
     /// Digest of the manifest, which names the image.
     pub manifest_digest: Digest,
@@ -48,19 +48,18 @@ pub struct Image {
     pub fsmeta: PathBuf,
     /// Length of `fsmeta` in blocks of 4 KiB, with its padding.
     pub fsmeta_blocks: u64,
-    /// Index of the lowest layer of a stack: what lies below can't be seen, because this
-    /// layer's root directory is opaque, which overlayfs itself would not notice. Almost
-    /// always 0.
+    /// Index of the lowest visible layer of a stack: this layer's root directory is opaque, so it
+    /// hides the layers below, which overlayfs itself would not notice. Almost always 0.
     pub first_layer: usize,
-    /// What belongs on top of the layers where they are stacked instead of merged.
+    /// The fixup that belongs on top of the layers if they are stacked instead of merged.
     pub fixup: Option<Fixup>,
-    /// VMDK descriptor of the disk `[fsmeta | layer | layer | …]`. To be opened read-only.
+    /// VMDK descriptor of the disk `[fsmeta | layer | layer | …]`, which must be opened read-only.
     pub vmdk: PathBuf,
 }
 
-/// A small image for the top of a stack: it corrects what single layers can't say, because
-/// it depends on the layers below. Its device table is that of fsmeta: the files in it point
-/// into the layers.
+/// A small image for the top of a stack: it has the entries that depend on several layers, which
+/// no single layer can contain. Its device table is that of fsmeta: the files in it point into the
+/// layers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fixup {
     /// The file.
@@ -78,9 +77,9 @@ pub struct ImageSummary {
     pub manifest_digest: Digest,
     /// Digest of the config.
     pub config_digest: Digest,
-    /// Operating system, architecture and variant as the config has them.
+    /// Operating system, architecture and variant, from the config.
     pub platform: String,
-    /// When the image was built, as RFC 3339 has it, if its config says so.
+    /// When the image was built, in RFC 3339, if the config has it.
     pub created: Option<String>,
     /// Number of layers.
     pub layers: usize,
@@ -88,10 +87,10 @@ pub struct ImageSummary {
     pub size: u64,
 }
 
-/// What is known of an image: the JSON file in its directory.
+/// Metadata of an image: the JSON file in its directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ImageRecord {
-    /// The [`identity::FORMAT`] that it was made with.
+    /// The [`identity::FORMAT`] of the image's files.
     pub format: u32,
     pub manifest: Digest,
     pub config: Digest,
@@ -104,15 +103,15 @@ pub(crate) struct ImageRecord {
     pub first_layer: usize,
 }
 
-/// A layer as an image was made over it.
+/// A layer at the time the image was made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LayerUse {
     pub diff_id: Digest,
-    /// Block numbers in fsmeta hold only for a layer with these bytes.
+    /// Block numbers in fsmeta are valid only for a layer with these bytes.
     pub checksum: Checksum,
 }
 
-/// An image file of ours beside a record.
+/// The record of an image file that the store wrote.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FileRecord {
     /// Length in blocks without padding.
@@ -121,17 +120,18 @@ pub(crate) struct FileRecord {
 }
 
 impl Store {
-    /// The image that `name` means: a reference, a manifest digest or the beginning of one.
+    /// Returns the image that `name` refers to: a reference, a manifest digest or the beginning of
+    /// one.
     ///
     /// # Errors
     ///
-    /// [`Error::NoImage`] and [`Error::Ambiguous`]; [`Error::Unusable`] if something of it
-    /// is missing or was made by another version.
+    /// [`Error::NoImage`] and [`Error::Ambiguous`]; [`Error::Unusable`] if a part of the image is
+    /// missing or was made by another version.
     pub fn image(&self, name: &str) -> Result<Image> {
         self.load(self.resolve(name)?)
     }
 
-    /// The image with this manifest digest.
+    /// Returns the image with this manifest digest.
     ///
     /// # Errors
     ///
@@ -178,12 +178,11 @@ impl Store {
         })
     }
 
-    /// All images, by manifest digest; those that can't be used included, as they take
-    /// space too.
+    /// Returns all images, by manifest digest, including unusable ones, as they take space, too.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] where the store can't be listed.
+    /// [`Error::Io`] if the store can't be listed.
     pub fn images(&self) -> Result<Vec<ImageSummary>> {
         let tags: Vec<_> = self
             .tag_files()?
@@ -223,11 +222,11 @@ impl Store {
         Ok(images)
     }
 
-    /// The manifest's bytes as they were pulled.
+    /// Returns the manifest's bytes as they were pulled.
     ///
     /// # Errors
     ///
-    /// [`Error::NoImage`], and those of the disk.
+    /// [`Error::NoImage`], and errors of the disk.
     pub fn manifest(&self, image: &Digest) -> Result<Vec<u8>> {
         let path = self.layout.image(image).join(MANIFEST);
         durable::read(&path)?.ok_or_else(|| Error::NoImage {
@@ -235,11 +234,11 @@ impl Store {
         })
     }
 
-    /// The config's bytes as they were pulled.
+    /// Returns the config's bytes as they were pulled.
     ///
     /// # Errors
     ///
-    /// [`Error::NoImage`], and those of the disk.
+    /// [`Error::NoImage`], and errors of the disk.
     pub fn config(&self, image: &Digest) -> Result<Vec<u8>> {
         let path = self.layout.image(image).join(CONFIG);
         durable::read(&path)?.ok_or_else(|| Error::NoImage {
@@ -247,16 +246,16 @@ impl Store {
         })
     }
 
-    /// Makes an image from layers that are in the store, and gives it names.
+    /// Publishes an image of layers in the store, and gives it names.
     ///
-    /// `manifest` and `config` are the documents' bytes: their digests are the image's and
-    /// its config's, and the config's diff IDs are its layers. The caller holds
+    /// `manifest` and `config` are the documents' bytes: their digests are the image's and its
+    /// config's, and the config's diff IDs are its layers. The caller must have held
     /// [`Store::shared`] since before it looked for the first layer.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if the documents don't belong together, [`Error::NoLayer`] if a
-    /// layer is missing.
+    /// [`Error::Invalid`] if the documents don't belong together, [`Error::NoLayer`] if a layer is
+    /// missing.
     pub fn publish_image(
         &self,
         manifest: &[u8],
@@ -309,12 +308,12 @@ impl Store {
         })
     }
 
-    /// What an image's directory says of it, whether or not it can be used.
+    /// Returns the record in an image's directory, whether or not the image is usable.
     pub(crate) fn image_record(&self, manifest: &Digest) -> Result<Option<ImageRecord>> {
         durable::read_json(&self.layout.image(manifest).join(RECORD))
     }
 
-    /// The layers of an image as it was made over them, or why it can't be used.
+    /// Returns the layers that an image was made of, or why it is unusable.
     pub(crate) fn usable_layers(&self, record: &ImageRecord) -> Result<Vec<Layer>, String> {
         if record.format != identity::FORMAT {
             return Err(format!(
@@ -359,7 +358,7 @@ impl Store {
     }
 }
 
-/// What a new image is described by.
+/// The documents of a new image.
 struct Documents<'a> {
     manifest: &'a [u8],
     digest: Digest,
@@ -378,14 +377,15 @@ impl From<&Layer> for LayerUse {
     }
 }
 
-/// Makes a scratch directory the one at `to`, in place of an unusable one.
+/// Renames a scratch directory to `to`, in place of an unusable one.
 fn put(scratch: Scratch, to: &Path) -> Result<()> {
     let directory = to.parent().unwrap_or(to);
     durable::create_directories(directory)?;
     let from = scratch.directory();
     match fs::rename(from, to) {
         Err(error) if is_occupied(&error) => {
-            // The old one goes where the new one was, and with the scratch it is removed.
+            // The old directory takes the new one's place, and is removed with the scratch
+            // directory.
             use rustix::fs::{CWD, RenameFlags, renameat_with};
             renameat_with(CWD, from, CWD, to, RenameFlags::EXCHANGE)
                 .map_err(io::Error::from)
@@ -403,7 +403,8 @@ fn is_occupied(error: &io::Error) -> bool {
     )
 }
 
-/// The disk `[fsmeta | layer | …]`, relative to the image's directory.
+/// Returns the VMDK descriptor of the disk `[fsmeta | layer | …]`, with paths relative to the
+/// image's directory.
 pub(super) fn descriptor(fsmeta: &FileRecord, layers: &[Layer]) -> Result<String> {
     let paths: Vec<_> = layers
         .iter()

@@ -1,4 +1,4 @@
-//! A layer as the archive that it was made from.
+//! Rebuilds the archive that a layer was made from.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -9,26 +9,26 @@ use super::layers::Layer;
 use crate::recipe::Recipe;
 use micabox_oci::{Digest, Hasher};
 
-/// The uncompressed archive of a layer, to be read once. Reads of a few hundred kilobytes
-/// are the fastest.
+/// The uncompressed archive of a layer, to be read once. Reads of a few hundred kilobytes are the
+/// fastest.
 ///
-/// Its digest is checked on the way: the end of it is either right or an error, which holds
-/// an [`Error`]. Until then nothing that was made from it should count.
+/// Its digest is checked while it is read: a wrong one is an error at the end, which contains an
+/// [`Error`]. Results of reading must not be used before that.
 pub struct LayerArchive {
     recipe: Recipe<BufReader<File>, File>,
     layer: Layer,
-    /// Where the recipe is, for errors.
+    /// To find the recipe's path for errors.
     store: Store,
     hasher: Option<Hasher>,
 }
 
 impl Store {
-    /// A layer's archive.
+    /// Opens a layer's archive.
     ///
     /// # Errors
     ///
-    /// [`Error::NoArchive`] if the layer never was one, [`Error::Damaged`] if what is needed
-    /// to make it again is gone.
+    /// [`Error::NoArchive`] if the layer wasn't made from one, [`Error::Damaged`] if its recipe is
+    /// missing or invalid, [`Error::Io`] if a file can't be opened.
     pub fn archive(&self, layer: &Layer) -> Result<LayerArchive> {
         let diff_id = layer.diff_id;
         if layer.record.recipe.is_none() {
@@ -59,17 +59,17 @@ impl Store {
 }
 
 impl LayerArchive {
-    /// Length of the archive in bytes.
+    /// Returns the length of the archive in bytes.
     pub fn size(&self) -> u64 {
         self.layer.record.uncompressed_size
     }
 
-    /// Digest of the archive: what is true of its bytes once all of them are read.
+    /// Returns the digest of the archive, which is checked once all bytes are read.
     pub fn diff_id(&self) -> &Digest {
         &self.layer.diff_id
     }
 
-    /// The store's own error in one that reading gave.
+    /// Extracts the store's error from an error of a read.
     pub(crate) fn explain(&self, error: io::Error) -> Error {
         error
             .downcast::<Error>()

@@ -1,4 +1,4 @@
-//! Layers: found, claimed for making, published.
+//! Layers: lookup, claims and publication.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -17,13 +17,13 @@ use micabox_oci::{Descriptor, Digest};
 use crate::Compression;
 use crate::identity;
 
-/// Every image file is padded with a hole to a multiple of this: virtio-pmem's rule.
+/// Image files are padded with a hole to a multiple of this many bytes: virtio-pmem's rule.
 pub const PADDING: u64 = 2 << 20;
 
-/// What is known of a layer besides its bytes: the JSON file beside it.
+/// Metadata of a layer: the JSON file beside it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerRecord {
-    /// The [`identity::FORMAT`] that it was made with.
+    /// The [`identity::FORMAT`] of the layer's image.
     pub format: u32,
     /// Digest of the uncompressed archive.
     pub diff_id: Digest,
@@ -35,18 +35,17 @@ pub struct LayerRecord {
     pub inodes: u64,
     /// Size of the uncompressed layer in bytes.
     pub uncompressed_size: u64,
-    /// Number of the archive's entries and of directories that they implied.
+    /// Number of the archive's entries and of directories that they imply.
     pub entries: u64,
     /// Extended attributes and ACLs that were left out: see `docs/oci.md`.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub dropped_xattrs: u64,
-    /// The file from which the archive can be made again; a layer that came as an EROFS
-    /// image has none.
+    /// The file from which the archive can be rebuilt; `None` for a layer that was an EROFS image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recipe: Option<RecipeRecord>,
 }
 
-/// The file beside a layer from which its archive can be made again.
+/// The file beside a layer from which its archive can be rebuilt.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecipeRecord {
     /// Length in bytes.
@@ -60,8 +59,8 @@ fn is_zero(number: &u64) -> bool {
 }
 
 impl LayerRecord {
-    /// Whether two conversions came to the same. Recipes may be compressed otherwise by
-    /// another version of zstd.
+    /// Returns whether two conversions have the same result. Recipes may differ in compression, by
+    /// zstd's version.
     fn is_of_same_layer(&self, other: &Self) -> bool {
         let with = |recipe: &Option<RecipeRecord>| Self {
             recipe: recipe.clone(),
@@ -70,7 +69,7 @@ impl LayerRecord {
         with(&other.recipe) == *other && self.recipe.is_some() == other.recipe.is_some()
     }
 
-    /// What a user should know of how the layer was converted, as one sentence.
+    /// Returns one sentence for the user about the conversion, if there is something to know.
     #[must_use]
     pub fn notice(&self) -> Option<String> {
         (self.dropped_xattrs > 0).then(|| {
@@ -82,13 +81,13 @@ impl LayerRecord {
         })
     }
 
-    /// Length of the image in blocks with its padding.
+    /// Returns the length of the image in blocks, with its padding.
     pub fn padded_blocks(&self) -> u64 {
         padded_blocks(self.blocks)
     }
 }
 
-/// The length in blocks of an image file with its padding.
+/// Returns the length in blocks of an image file with its padding.
 pub(crate) fn padded_blocks(blocks: u64) -> u64 {
     blocks.saturating_mul(BLOCK_SIZE).next_multiple_of(PADDING) / BLOCK_SIZE
 }
@@ -102,12 +101,12 @@ pub struct Layer {
     pub path: PathBuf,
     /// Length of the image in blocks of 4 KiB, with its padding.
     pub blocks: u64,
-    /// What else is known of it.
+    /// Its other metadata.
     pub record: LayerRecord,
 }
 
 impl Layer {
-    /// Its archive, as a manifest would name it.
+    /// Returns the descriptor of its uncompressed archive.
     #[must_use]
     pub fn uncompressed(&self) -> Descriptor {
         Descriptor {
@@ -118,21 +117,21 @@ impl Layer {
     }
 }
 
-/// Which layer a blob turned out to hold.
+/// The layer that a blob contains.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BlobRecord {
     pub diff_id: Digest,
 }
 
 impl Store {
-    /// The layer with this diff ID, if the store has it in the current format.
+    /// Returns the layer with this diff ID, if the store has it in the current format.
     ///
     /// # Errors
     ///
     /// None at present: a layer whose record can't be read counts as missing.
     pub fn layer(&self, diff_id: &Digest) -> Result<Option<Layer>> {
         let record = durable::read_json::<LayerRecord>(&self.layout.layer_record(diff_id));
-        // A damaged record is as good as none: making the layer again replaces it.
+        // A damaged record counts as missing: making the layer again replaces it.
         let Ok(Some(record)) = record else {
             return Ok(None);
         };
@@ -150,8 +149,8 @@ impl Store {
         Ok(usable.then_some(layer))
     }
 
-    /// The diff ID of the layer in this blob, if it was converted here before. The layer
-    /// itself may be gone since.
+    /// Returns the diff ID of the layer in this blob, if the blob was converted here. The layer
+    /// itself may have been removed.
     ///
     /// # Errors
     ///
@@ -162,16 +161,16 @@ impl Store {
         Ok(record.map(|record| record.diff_id))
     }
 
-    /// The layer that was made of this blob, or else the right to make it. Waits while another
-    /// process or thread makes it.
+    /// Returns the layer that was made from this blob, or else the right to make it. Waits while
+    /// another process or thread makes it.
     ///
-    /// A layer that was made of another blob is no answer: it has the diff ID that a converter
-    /// claimed, which that blob may have taken over. [`LayerClaim::publish`] compares the two.
-    /// Without a digest of the blob any layer is taken.
+    /// A layer that was made from another blob is not returned: its diff ID is what a converter
+    /// claimed, which that blob may have compromised. [`LayerClaim::publish`] compares the two.
+    /// Without a digest of the blob any layer with the diff ID is returned.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] for a lock that can't be taken.
+    /// [`Error::Io`] if a lock can't be taken.
     pub fn claim_layer(&self, diff_id: &Digest, blob: Option<&Digest>) -> Result<Claim> {
         let is_of_blob = || match blob {
             Some(blob) => Ok(self.diff_id_of_blob(blob)? == Some(*diff_id)),
@@ -197,21 +196,21 @@ impl Store {
     }
 }
 
-/// What [`Store::claim_layer`] found.
+/// Result of [`Store::claim_layer`].
 #[derive(Debug)]
 pub enum Claim {
-    /// Nothing to do.
+    /// The layer exists.
     Present(Layer),
-    /// To be made by whoever holds this.
+    /// The owner of the claim must make the layer.
     Missing(LayerClaim),
 }
 
-/// The right to make a layer, given up when dropped.
+/// The exclusive right to make a layer, given up when dropped.
 #[derive(Debug)]
 pub struct LayerClaim {
     store: Store,
     diff_id: Digest,
-    /// The layer of that diff ID which another blob was converted to.
+    /// The layer with that diff ID that another blob was converted to.
     present: Option<Layer>,
     _lock: Lock,
     // Prune removes lock files, so it must not run while one is held.
@@ -219,31 +218,30 @@ pub struct LayerClaim {
 }
 
 impl LayerClaim {
-    /// The layer to make.
+    /// Returns the diff ID of the layer to make.
     pub fn diff_id(&self) -> &Digest {
         &self.diff_id
     }
 
-    /// The store to make it in.
+    /// Returns the store to make the layer in.
     pub fn store(&self) -> &Store {
         &self.store
     }
 
-    /// Starts the layer's image: its file, and the place for this and whatever else is
-    /// needed until it is published.
+    /// Starts the layer's image. Returns its file, and the scratch directory for it and all other
+    /// files until the layer is published.
     pub(crate) fn start(&self) -> Result<(Scratch, File)> {
         let scratch = Scratch::new(&self.store.layout.tmp())?;
         let file = scratch.create(IMAGE)?;
         Ok((scratch, file))
     }
 
-    /// Makes a finished image visible, and with it its recipe, which lies in the scratch
-    /// directory as [`RECIPE`], and which blob it was in. A layer that is there already is never
-    /// replaced.
+    /// Publishes a finished image, its recipe, which is in the scratch directory as [`RECIPE`],
+    /// and the record of its blob. An existing layer is never replaced.
     ///
     /// # Errors
     ///
-    /// [`Error::OtherLayer`] if it is another one than the new.
+    /// [`Error::OtherLayer`] if an existing layer differs from the new one.
     pub(crate) fn publish(
         &self,
         scratch: Scratch,
@@ -271,9 +269,9 @@ impl LayerClaim {
             durable::place(&scratch.path(RECIPE), &layout.recipe(&self.diff_id))?;
         }
         let path = layout.layer(&self.diff_id);
-        // Syncs the directory, which the recipe is in too.
+        // Syncs the directory, which the recipe is in, too.
         durable::publish(&scratch.path(IMAGE), &path)?;
-        // Only with its record does the layer count as there.
+        // The layer exists only once its record does.
         durable::publish(&scratch.path(RECORD), &layout.layer_record(&self.diff_id))?;
         drop(scratch);
         self.note_blob(blob)?;
@@ -285,7 +283,7 @@ impl LayerClaim {
         })
     }
 
-    /// Remembers that the layer was made of this blob.
+    /// Records that the layer was made from this blob.
     fn note_blob(&self, blob: Option<Digest>) -> Result<()> {
         let Some(blob) = blob else {
             return Ok(());
@@ -302,7 +300,7 @@ const IMAGE: &str = "layer.erofs";
 pub(crate) const RECIPE: &str = "layer.recipe";
 const RECORD: &str = "layer.json";
 
-/// Gives an image its full length and puts it on the disk.
+/// Gives an image its full length and syncs it.
 pub(crate) fn pad_and_sync(file: &File, blocks: u64, scratch: &Scratch) -> Result<()> {
     file.set_len(blocks * BLOCK_SIZE)
         .and_then(|()| file.sync_all())

@@ -1,4 +1,4 @@
-//! Where everything in the store lies. All names are relative to its root, so that a store
+//! Paths of all files in the store. The files refer to each other relative to the root, so a store
 //! can be moved or mounted elsewhere.
 
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ pub(crate) struct Layout {
     pub root: PathBuf,
 }
 
-/// The directories right below the root.
+/// The directories directly below the root.
 pub(crate) const DIRECTORIES: [&str; 8] = [
     "layers",
     "blobs",
@@ -24,33 +24,33 @@ pub(crate) const DIRECTORIES: [&str; 8] = [
 ];
 
 impl Layout {
-    /// A layer's filesystem image. containerd 2.4 reads the same layout as one of its
-    /// `layer_content_caches`.
+    /// Returns the path of a layer's filesystem image. containerd 2.4 reads the same layout as one
+    /// of its `layer_content_caches`.
     pub fn layer(&self, diff_id: &Digest) -> PathBuf {
         self.sharded("layers", diff_id, ".erofs")
     }
 
-    /// How to make a layer's archive again.
+    /// Returns the path of a layer's recipe.
     pub fn recipe(&self, diff_id: &Digest) -> PathBuf {
         self.sharded("layers", diff_id, ".recipe")
     }
 
-    /// What is known of a layer besides its bytes.
+    /// Returns the path of a layer's metadata.
     pub fn layer_record(&self, diff_id: &Digest) -> PathBuf {
         self.sharded("layers", diff_id, ".json")
     }
 
-    /// Which layer a blob holds.
+    /// Returns the path of the record of a blob's layer.
     pub fn blob(&self, blob: &Digest) -> PathBuf {
         self.sharded("blobs", blob, ".json")
     }
 
-    /// The directory of an image.
+    /// Returns the directory of an image.
     pub fn image(&self, manifest: &Digest) -> PathBuf {
         self.images().join(manifest.hex())
     }
 
-    /// Machines to go on from, a directory each, which nobody needs.
+    /// Returns the directory of templates, one directory each. All of them may be removed.
     pub fn templates(&self) -> PathBuf {
         self.root.join("templates")
     }
@@ -83,17 +83,18 @@ impl Layout {
         self.root.join("locks")
     }
 
-    /// Held shared by whoever relies on what is in the store, exclusively by who removes.
+    /// Returns the lock that is held shared to keep the store's contents, and exclusively to
+    /// remove some.
     pub fn store_lock(&self) -> PathBuf {
         self.locks().join("store")
     }
 
-    /// Held by who makes the layer.
+    /// Returns the lock that is held while a layer is made.
     pub fn layer_lock(&self, diff_id: &Digest) -> PathBuf {
         self.locks().join(format!("layer-{}", diff_id.hex()))
     }
 
-    /// Held by who makes the image.
+    /// Returns the lock that is held while an image is made.
     pub fn image_lock(&self, manifest: &Digest) -> PathBuf {
         self.locks().join(format!("image-{}", manifest.hex()))
     }
@@ -108,8 +109,8 @@ impl Layout {
     }
 }
 
-/// The way from an image's directory to a layer, for files that must survive a move of the
-/// store.
+/// Returns the relative path from an image's directory to a layer, for files that must survive a
+/// move of the store.
 pub(crate) fn layer_from_image(diff_id: &Digest) -> PathBuf {
     let hex = diff_id.hex();
     Path::new("../../../layers/sha256")

@@ -1,4 +1,4 @@
-//! Leases: which image a sandbox runs on, so that prune leaves it alone.
+//! Leases: the images that sandboxes use, which prune must not remove.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -9,7 +9,7 @@ use super::durable;
 use super::error::{Error, Result};
 use micabox_oci::Digest;
 
-/// The file in a sandbox's directory.
+/// Name of the file in a sandbox's directory.
 const FILE: &str = "lease.json";
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -17,20 +17,20 @@ struct LeaseRecord {
     manifest: Digest,
 }
 
-/// A sandbox's directory and the image that it holds.
+/// A sandbox and the image that it holds.
 pub(crate) struct Lease {
     pub sandbox: String,
-    /// None if the sandbox has taken none, or not yet.
+    /// `None` if the sandbox has no lease, or not yet.
     pub manifest: Result<Option<Digest>>,
 }
 
 impl Store {
-    /// Keeps an image for a sandbox until the sandbox's directory is removed, which is up to
-    /// whoever runs it. The directory is made if it isn't there.
+    /// Keeps an image for a sandbox until the sandbox's directory is removed, by the sandbox's
+    /// owner. Makes the directory if it is missing.
     ///
     /// # Errors
     ///
-    /// Those of [`Store::image_by_digest`]; an invalid sandbox id; those of the disk.
+    /// Errors of [`Store::image_by_digest`]; an invalid sandbox id; errors of the disk.
     pub fn lease(&self, sandbox: &str, manifest: &Digest) -> Result<()> {
         let _shared = self.shared()?;
         self.image_by_digest(manifest)?;
@@ -44,7 +44,7 @@ impl Store {
         )
     }
 
-    /// The leases of all sandboxes, by sandbox.
+    /// Returns the leases of all sandboxes, by sandbox.
     pub(crate) fn leases(&self) -> Result<Vec<Lease>> {
         let sandboxes = durable::list(&self.layout.sandboxes())?;
         sandboxes
@@ -60,7 +60,7 @@ impl Store {
             .collect()
     }
 
-    /// The file that says which image a sandbox holds.
+    /// Returns the path of a sandbox's lease.
     pub(crate) fn lease_path(&self, sandbox: &str) -> Result<PathBuf> {
         let mut components = Path::new(sandbox).components();
         match (components.next(), components.next()) {

@@ -1,7 +1,8 @@
-//! Locks between processes: `flock(2)` on files that stay.
+//! Locks between processes: `flock(2)` on files that are not removed.
 //!
-//! A lock goes away with its holder, however that dies. Lock files are never removed while
-//! somebody may wait on one: only prune removes them, which nothing runs beside.
+//! A lock is released when its holder dies, however that happens. A lock file that a process may
+//! be waiting on is never removed: only prune removes lock files, and no other process runs beside
+//! it.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::os::unix::fs::OpenOptionsExt;
@@ -15,7 +16,7 @@ pub struct Lock {
     file: File,
 }
 
-/// How a lock is wanted.
+/// Shared or exclusive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     Shared,
@@ -34,7 +35,7 @@ impl Lock {
         Ok(Self { file })
     }
 
-    /// Takes the lock unless somebody has it.
+    /// Takes the lock; `None` if it is held.
     pub(crate) fn try_take(path: &Path, mode: Mode) -> Result<Option<Self>> {
         let file = open(path)?;
         let taken = match mode {
@@ -51,20 +52,20 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Closing is not enough: a child that another thread has made and that has not yet
+        // Closing is not enough: a child that another thread has forked and that has not yet
         // executed its program holds the file as well.
         let _ = self.file.unlock();
     }
 }
 
 fn open(path: &Path) -> Result<File> {
-    // Write access, because NFS turns an exclusive flock into a record lock that wants it.
+    // Write access, because NFS turns an exclusive flock into a record lock, which requires it.
     let open = || {
         OpenOptions::new()
             .create(true)
             .truncate(false)
             .write(true)
-            // Whoever may open it may lock it.
+            // A process that may open the file may lock it, so only the owner may.
             .mode(0o600)
             .open(path)
     };
@@ -75,7 +76,7 @@ fn open(path: &Path) -> Result<File> {
             }
             open()
         }
-        // A lock holds on it as well.
+        // flock works on files that are open for reading, too.
         Err(error) if error.kind() == std::io::ErrorKind::ReadOnlyFilesystem => File::open(path),
         opened => opened,
     }

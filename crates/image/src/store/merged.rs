@@ -1,4 +1,4 @@
-//! Makes an image's own files: its layers' metadata merged, and the correction for a stack.
+//! Makes an image's own files: the merged metadata of its layers, and the fixup for a stack.
 
 use std::fs::File;
 
@@ -13,7 +13,7 @@ use super::scratch::Scratch;
 use crate::identity;
 use micabox_oci::Digest;
 
-/// What was made.
+/// The files that were made.
 pub(super) struct Made {
     pub fsmeta: FileRecord,
     pub fixup: Option<FileRecord>,
@@ -62,11 +62,12 @@ pub(super) fn make(scratch: &Scratch, image: &Digest, layers: &[Layer]) -> Resul
     let fsmeta = write(FSMETA, &|out| {
         merge.write_fsmeta(out, identity::fsmeta_uuid(diff_ids()))
     })?;
-    let fixup = match merge.needs_fixup() {
-        false => None,
-        true => Some(write(FIXUP, &|out| {
+    let fixup = if merge.needs_fixup() {
+        Some(write(FIXUP, &|out| {
             merge.write_fixup(out, identity::fixup_uuid(diff_ids()))
-        })?),
+        })?)
+    } else {
+        None
     };
     Ok(Made {
         fsmeta,

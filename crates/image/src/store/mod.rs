@@ -1,20 +1,20 @@
-//! The store: layers, images and references as plain files, shared by any number of
-//! processes through file locks.
+//! The store: layers, images and references as plain files, shared by any number of processes
+//! through file locks.
 //!
 //! ```text
 //! layers/sha256/<xx>/<diff ID>.erofs   a layer (containerd's layer_content_caches layout)
-//! layers/sha256/<xx>/<diff ID>.recipe  how to make its archive again
-//! layers/sha256/<xx>/<diff ID>.json    what is known of it; without this it isn't there
-//! blobs/sha256/<xx>/<blob>.json        which layer a blob holds
+//! layers/sha256/<xx>/<diff ID>.recipe  from which its archive is rebuilt
+//! layers/sha256/<xx>/<diff ID>.json    its metadata; a layer without it doesn't exist
+//! blobs/sha256/<xx>/<blob>.json        the layer that a blob contains
 //! images/sha256/<manifest>/            manifest.json, config.json, image.json, fsmeta.erofs,
 //!                                      fixup.erofs, disk.vmdk
-//! refs/<reference>                     which image a name means
-//! sandboxes/<id>/lease.json            which image a sandbox runs on
-//! locks/, tmp/                         what is being made; starts of blobs (<blob>.blob)
+//! refs/<reference>                     the image that a name refers to
+//! sandboxes/<id>/lease.json            the image that a sandbox uses
+//! locks/, tmp/                         unfinished files; starts of blobs (<blob>.blob)
 //! ```
 //!
-//! Whatever becomes visible is complete and on the disk: it is made in `tmp`, synced, renamed
-//! to its place, and the directory is synced. Images and layers never change afterwards.
+//! Every published file is complete and on the disk: it is made in `tmp`, synced, renamed to its
+//! place, and the directory is synced. Images and layers never change afterwards.
 
 mod census;
 mod checksum;
@@ -63,30 +63,30 @@ use micabox_oci::Digest;
 use micabox_oci::reference::Reference;
 use scratch::Leftover;
 
-/// What a name turned out to mean.
+/// Result of resolving a name.
 pub(crate) struct ImageName {
     pub reference: Option<Reference>,
     pub manifest: Digest,
 }
 
-/// A store. Cheap to clone; clones and other processes may use one at the same time.
+/// A store. Cheap to clone; clones and other processes may use one store at the same time.
 #[derive(Debug, Clone)]
 pub struct Store {
     layout: Layout,
-    /// The mode that its root had until it was opened, if others could get at it.
+    /// The former mode of its root, if other users had access to it before it was opened.
     tightened: Option<u32>,
 }
 
 impl Store {
-    /// Opens the store at `root`, which is made if it isn't there, and removes what killed
-    /// processes left in it. A store is its owner's alone: one of this user's that others can
-    /// get at is changed, see [`Self::tightened`].
+    /// Opens the store at `root`, makes it if it is missing, and removes leftovers of killed
+    /// processes. A store is private to its owner: the access of other users to a store of this
+    /// user is removed, see [`Self::tightened`].
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] or [`Error::Full`] for directories that can't be made.
+    /// [`Error::Io`] or [`Error::Full`] if directories can't be made.
     pub fn open(root: &Path) -> Result<Self> {
-        // Relative paths would mean something else after a change of directory.
+        // Relative paths would change their meaning with the current directory.
         let root = std::path::absolute(root).context("resolve", root)?;
         let layout = Layout { root };
         let tightened = private::make_root(&layout)?;
@@ -95,13 +95,13 @@ impl Store {
         }
         let store = Self { layout, tightened };
         for leftover in Leftover::find(&store.layout.tmp()) {
-            // Litter that can't be removed harms nothing that this process wants to do.
+            // A leftover that can't be removed is harmless.
             let _ = leftover.remove();
         }
         Ok(store)
     }
 
-    /// `$MICABOX_HOME`, or `micabox` in the user's data directory as XDG defines it.
+    /// Returns `$MICABOX_HOME`, or `micabox` in the user's data directory by the XDG specification.
     ///
     /// # Errors
     ///
@@ -115,7 +115,7 @@ impl Store {
         if let Some(home) = env::var_os("MICABOX_HOME").filter(|home| !home.is_empty()) {
             return Ok(home.into());
         }
-        // The specification wants relative paths ignored.
+        // The XDG specification requires relative paths to be ignored.
         if let Some(data) = absolute("XDG_DATA_HOME") {
             return Ok(data.join("micabox"));
         }
@@ -125,32 +125,32 @@ impl Store {
         }
     }
 
-    /// The mode of the root until [`Self::open`] took everybody but the owner out of it; `None`
-    /// if nothing had to be changed.
+    /// Returns the mode of the root before [`Self::open`] removed other users' access; `None` if
+    /// nothing had to be changed.
     pub fn tightened(&self) -> Option<u32> {
         self.tightened
     }
 
-    /// Where the store is; absolute.
+    /// Returns the store's root, an absolute path.
     pub fn root(&self) -> &Path {
         &self.layout.root
     }
 
-    /// Where sandboxes keep their state, a directory each.
+    /// Returns the directory with the sandboxes' directories.
     pub fn sandboxes(&self) -> PathBuf {
         self.layout.sandboxes()
     }
 
-    /// A directory for what is made on the way to somewhere else; gone when dropped.
+    /// Makes a directory for unfinished files, which is removed on drop.
     pub(crate) fn scratch(&self) -> Result<Scratch> {
         Scratch::new(&self.layout.tmp())
     }
 
-    /// A file with these bytes that has no name.
+    /// Makes a file with these bytes and without a name.
     ///
     /// # Errors
     ///
-    /// Those of the disk.
+    /// Errors of the disk.
     pub fn unnamed(&self, bytes: &[u8]) -> Result<std::fs::File> {
         use std::io::Write;
         let scratch = self.scratch()?;
@@ -160,14 +160,14 @@ impl Store {
         Ok(file)
     }
 
-    /// Keeps prune away while the lock is held: from finding out what is there until an
-    /// image is published or a sandbox has its lease. Waits while prune runs.
+    /// Keeps prune from running while the lock is held: from looking up what exists until an image
+    /// is published or a sandbox has its lease. Waits while prune runs.
     ///
     /// A thread that holds this must not prune.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] for a lock that can't be taken.
+    /// [`Error::Io`] if the lock can't be taken.
     pub fn shared(&self) -> Result<Lock> {
         Lock::wait(&self.layout.store_lock(), Mode::Shared)
     }

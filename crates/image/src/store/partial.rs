@@ -1,9 +1,9 @@
-//! The first bytes of blobs whose pull was killed or given up, so that the next one asks the
-//! network for the rest only.
+//! Keeps the first bytes of blobs whose pull was killed or given up, so that the next pull fetches
+//! only the rest.
 //!
-//! Each is a file in `tmp`, named by the blob's digest and locked while a pull works with
-//! it. Nothing vouches for the bytes in it but the blob's digest, which is computed over them
-//! and what follows: a pull that finds it wrong starts over without them.
+//! Each is a file in `tmp`, named by the blob's digest and locked while a pull uses it. Its bytes
+//! are not trusted: the blob's digest is computed over them and the rest, and a pull that finds it
+//! wrong starts over without them.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
@@ -17,11 +17,11 @@ use super::error::Result;
 use micabox_oci::Digest;
 
 const SUFFIX: &str = ".blob";
-/// Blobs smaller than this many bytes are fetched again sooner than kept.
+/// Smaller blobs, in bytes, are not kept but fetched again.
 const WORTH_KEEPING: u64 = 4 << 20;
-/// What was not asked for again for so long is not going to be.
+/// Starts of blobs that were unused for this long are removed.
 const KEPT_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
-/// So many are kept, the newest of them.
+/// Most starts of blobs that are kept; the oldest are removed first.
 const MOST: usize = 32;
 
 /// The start of a blob on the disk, for one pull at a time.
@@ -29,14 +29,14 @@ const MOST: usize = 32;
 pub struct Partial {
     file: File,
     path: PathBuf,
-    /// Bytes in the file, which are the blob's first.
+    /// Bytes in the file, which are the blob's first ones.
     length: u64,
 }
 
 impl Store {
-    /// What there is of the start of a blob of `size` bytes, possibly nothing yet. `None` if it isn't worth
-    /// keeping, if another pull has it, or if the disk doesn't want to: then the pull goes
-    /// without.
+    /// Opens the kept start of a blob of `size` bytes, which may be empty. `None` if the blob
+    /// isn't worth keeping, if another pull uses its start, or if the disk fails: then the pull
+    /// goes on without it.
     pub fn partial(&self, blob: &Digest, size: u64) -> Option<Partial> {
         if size < WORTH_KEEPING {
             return None;
@@ -48,18 +48,18 @@ impl Store {
         file.try_lock().ok()?;
         let mut length = file.metadata().ok()?.len();
         if length > size {
-            // Never this blob's.
+            // Too long to be the start of this blob.
             file.set_len(0).ok()?;
             length = 0;
         }
         Some(Partial { file, path, length })
     }
 
-    /// Removes starts of blobs that are too old or too many. The caller has the shared lock.
+    /// Removes starts of blobs that are too old or too many. The caller must hold the shared lock.
     ///
     /// # Errors
     ///
-    /// Those of the store's directory.
+    /// Errors of the store's directory.
     pub fn drop_old_partials(&self) -> Result<()> {
         let now = SystemTime::now();
         let mut kept: Vec<(SystemTime, PathBuf)> = Vec::new();
@@ -78,7 +78,7 @@ impl Store {
         Ok(())
     }
 
-    /// The files with starts of blobs.
+    /// Returns the files with starts of blobs.
     pub(super) fn partials(&self) -> Result<Vec<PathBuf>> {
         let tmp = self.layout.tmp();
         let names = durable::list(&tmp)?;
@@ -87,19 +87,19 @@ impl Store {
     }
 }
 
-/// Removes one that no pull works with.
+/// Removes a file that no pull uses.
 fn remove_idle(path: &Path) {
     if let Ok(file) = OpenOptions::new().write(true).open(path)
         && file.try_lock().is_ok()
     {
-        // What can't be removed is litter, and harms nothing.
+        // A file that can't be removed is harmless.
         let _ = fs::remove_file(path);
         let _ = file.unlock();
     }
 }
 
 impl Partial {
-    /// How many of the blob's first bytes are here.
+    /// Returns how many of the blob's first bytes were kept.
     pub fn length(&self) -> u64 {
         self.length
     }
@@ -125,17 +125,17 @@ impl Drop for Partial {
     }
 }
 
-/// A blob: what is kept of it, and then what comes, which is kept too.
+/// Reads a blob: first the kept bytes, then the rest, which is kept as well.
 pub struct Keeping<R> {
     partial: Option<Partial>,
-    /// Bytes that were kept from before, and how many of them were read again.
+    /// Bytes that were kept before, and how many of them were read so far.
     kept: u64,
     again: u64,
     rest: R,
 }
 
 impl<R> Keeping<R> {
-    /// `rest` is what follows the bytes in `partial`.
+    /// Starts with `partial`; `rest` is the blob's bytes after it.
     pub fn new(partial: Option<Partial>, rest: R) -> Self {
         Self {
             kept: partial.as_ref().map_or(0, Partial::length),
@@ -145,7 +145,7 @@ impl<R> Keeping<R> {
         }
     }
 
-    /// Ends it: what is kept stays only if another pull may go on from there.
+    /// Ends the blob. Its start stays only if `keep`: another pull may continue from there then.
     pub fn end(self, keep: bool) {
         if let Some(partial) = &self.partial
             && !keep
@@ -173,7 +173,7 @@ impl<R: Read> Read for Keeping<R> {
         if let Some(partial) = &mut self.partial
             && partial.append(&buffer[..count]).is_err()
         {
-            // A disk that is full has no room for a convenience.
+            // On a full disk the start of a blob is dispensable.
             partial.remove();
             self.partial = None;
         }

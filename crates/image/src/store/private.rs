@@ -1,5 +1,5 @@
-//! Keeps a store its owner's alone: images may be private, and whoever may open a lock can
-//! hold it for as long as they like.
+//! Makes a store private to its owner: images may be private, and a process that may open a lock
+//! can hold it for as long as it likes.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
@@ -12,12 +12,12 @@ use super::layout::Layout;
 
 const DIRECTORY: u32 = 0o700;
 const LOCK: u32 = 0o600;
-/// The bits of everybody but the owner.
+/// The permission bits of group and others.
 const OTHERS: u32 = 0o077;
 
-/// Makes the store's root for its owner alone. One that is there and belongs to this user
-/// is made so, with its locks; then its mode up to now is returned. Another user's is left as
-/// it is.
+/// Makes the store's root private to its owner. If it exists and belongs to this user, removes
+/// other users' access to it and to its locks, and returns the former mode. Another user's root is
+/// left unchanged.
 pub(super) fn make_root(layout: &Layout) -> Result<Option<u32>> {
     let root = &layout.root;
     let parent = root.parent().unwrap_or(root);
@@ -37,7 +37,7 @@ pub(super) fn make_root(layout: &Layout) -> Result<Option<u32>> {
         return Ok(None);
     }
     match set_mode(root, mode & !OTHERS) {
-        // On such a disk nothing changes, and no lock can be made either.
+        // On a read-only disk nothing changes, and no lock can be made either.
         Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::ReadOnlyFilesystem => {
             return Ok(None);
         }
@@ -52,7 +52,7 @@ pub(super) fn make_root(layout: &Layout) -> Result<Option<u32>> {
 
 fn set_mode(path: &Path, mode: u32) -> Result<()> {
     match fs::set_permissions(path, Permissions::from_mode(mode)) {
-        // Another process removed it meanwhile.
+        // Removed by another process meanwhile.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         result => result.context("make private", path),
     }

@@ -1,4 +1,4 @@
-//! Removes what nobody can ask for any more.
+//! Removes everything in the store that is not in use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -15,12 +15,12 @@ use super::scratch::{Leftover, Scratch};
 use micabox_oci::Digest;
 use micabox_oci::reference::Reference;
 
-/// What to prune.
+/// Options of a prune.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PruneOptions {
-    /// Images that have names too, unless a sandbox runs on them.
+    /// Also remove images with names, unless a sandbox uses them.
     pub all: bool,
-    /// Only say what would go.
+    /// Only report what would be removed.
     pub dry_run: bool,
 }
 
@@ -33,33 +33,34 @@ pub struct Pruned {
     pub images: Vec<Digest>,
     /// Diff IDs of layers.
     pub layers: Vec<Digest>,
-    /// Machines that others would go on from: the next one like each boots again.
+    /// Templates: the next sandbox of each kind boots again.
     pub templates: usize,
-    /// What killed or failed imports left behind: directories, and starts of blobs from which
-    /// the next pull would go on.
+    /// Leftovers of killed or failed imports: directories, and starts of blobs from which the next
+    /// pull would continue.
     pub leftovers: usize,
     /// Bytes of disk space freed.
     pub size: u64,
 }
 
-/// What became of an image after [`Store::remove`].
+/// Result of [`Store::remove`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Removed {
-    /// Names that were taken away.
+    /// Names that were removed.
     pub references: Vec<Reference>,
-    /// What went with the last name; `None` while the image has other names, or while
-    /// something else uses the store: prune frees the space then.
+    /// What was removed with the last name; `None` while the image has other names, or while
+    /// another process uses the store: prune frees the space then.
     pub pruned: Option<Pruned>,
 }
 
-/// What a census finds to remove.
+/// What to remove, according to a census.
 pub(super) struct Plan<'a> {
     images: BTreeMap<Digest, &'a ImageEntry>,
     layers: BTreeMap<Digest, &'a LayerEntry>,
 }
 
 impl<'a> Plan<'a> {
-    /// What nobody holds. With leases that can't be read, nothing: they may be of anything.
+    /// Plans to remove everything that is not in use. With leases that can't be read, plans to
+    /// remove nothing: they may hold any image.
     pub fn new(census: &'a Census, options: &PruneOptions) -> Self {
         let mut plan = Self {
             images: BTreeMap::new(),
@@ -71,9 +72,12 @@ impl<'a> Plan<'a> {
         plan.images = census
             .images
             .iter()
-            .filter(|(_, image)| match options.all {
-                true => image.sandboxes.is_empty(),
-                false => !image.is_held(),
+            .filter(|(_, image)| {
+                if options.all {
+                    image.sandboxes.is_empty()
+                } else {
+                    !image.is_held()
+                }
             })
             .map(|(digest, image)| (*digest, image))
             .collect();
@@ -81,7 +85,7 @@ impl<'a> Plan<'a> {
         plan
     }
 
-    /// One image, and the layers that only it has.
+    /// Plans to remove one image, and the layers that only this image has.
     fn of_image(census: &'a Census, digest: &Digest) -> Self {
         let mut plan = Self {
             images: BTreeMap::new(),
@@ -95,7 +99,7 @@ impl<'a> Plan<'a> {
         plan
     }
 
-    /// Adds the layers that no image has but those of the plan.
+    /// Adds the layers that only images of the plan have.
     fn add_layers(&mut self, census: &'a Census, candidate: impl Fn(&Digest) -> bool) {
         let images: BTreeSet<_> = self.images.keys().copied().collect();
         self.layers = census
@@ -106,7 +110,7 @@ impl<'a> Plan<'a> {
             .collect();
     }
 
-    /// Disk space of it in bytes.
+    /// Returns the disk space of the plan's files in bytes.
     pub fn size(&self) -> u64 {
         let images: u64 = self.images.values().map(|image| image.bytes).sum();
         images + self.layers.values().map(|layer| layer.bytes).sum::<u64>()
@@ -127,8 +131,8 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Removes it. Killed anywhere on the way, it leaves names without an image, or layers
-    /// without one, but never an image without its layers.
+    /// Removes the plan's files. If it is killed at any point, there may be names without an
+    /// image, or layers without one, but never an image without its layers.
     fn carry_out(&self, store: &Store) -> Result<()> {
         for image in self.images.values() {
             for reference in &image.references {
@@ -137,7 +141,7 @@ impl<'a> Plan<'a> {
             remove_directory(store, &image.path)?;
         }
         for layer in self.layers.values() {
-            // The record first: without it, the layer isn't there.
+            // The record first: without it, the layer doesn't exist.
             for file in layer.files() {
                 durable::remove_file(file)?;
             }
@@ -146,7 +150,7 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// Removes an image's directory at once, as far as anybody can see.
+/// Removes an image's directory atomically, as seen by other processes.
 pub(super) fn remove_directory(store: &Store, path: &Path) -> Result<()> {
     let scratch = Scratch::new(&store.layout.tmp())?;
     fs::rename(path, scratch.path("removed")).context("remove", path)?;
@@ -154,12 +158,12 @@ pub(super) fn remove_directory(store: &Store, path: &Path) -> Result<()> {
 }
 
 impl Store {
-    /// Removes images that have no name and no sandbox, layers that no image has, all
-    /// templates, and what killed processes left. Waits until nothing else uses the store.
+    /// Removes images without a name and a sandbox, layers without an image, all templates, and
+    /// leftovers of killed processes. Waits until no other process uses the store.
     ///
     /// # Errors
     ///
-    /// A sandbox's lease that can't be read: it may hold anything, so nothing is removed.
+    /// A sandbox's lease can't be read: it may hold any image, so nothing is removed.
     pub fn prune(&self, options: &PruneOptions) -> Result<Pruned> {
         let _exclusive = self.exclusive()?;
         let mut census = Census::take(self)?;
@@ -197,7 +201,7 @@ impl Store {
         for partial in &partials {
             durable::remove_file(partial)?;
         }
-        // What the plan removed has made more of these than the census saw.
+        // The plan's removals have left more stray blobs than the census saw.
         let census = Census::take(self)?;
         for blob in &census.stray_blobs {
             durable::remove_file(blob)?;
@@ -206,19 +210,19 @@ impl Store {
         Ok(pruned)
     }
 
-    /// The machines that others go on from, and what is left of such.
+    /// Returns the templates, including partial ones.
     fn templates(&self) -> Result<Vec<PathBuf>> {
         let directory = self.layout.templates();
         let names = durable::list(&directory)?;
         Ok(names.into_iter().map(|name| directory.join(name)).collect())
     }
 
-    /// Takes away the name, or all names if `name` is a digest; with the last one goes the
-    /// image, and layers that no other image has.
+    /// Removes the name, or all names if `name` is a digest. With the last name the image is
+    /// removed, and layers that no other image has.
     ///
     /// # Errors
     ///
-    /// [`Error::InUse`] if the last name of an image is to go that a sandbox runs on.
+    /// [`Error::InUse`] if a sandbox uses the image whose last name would be removed.
     pub fn remove(&self, name: &str) -> Result<Removed> {
         let named = self.resolve(name)?;
         let Some(_exclusive) = Lock::try_take(&self.layout.store_lock(), Mode::Exclusive)? else {
@@ -226,7 +230,7 @@ impl Store {
         };
         let census = Census::take(self)?;
         let Some(image) = census.images.get(&named.manifest) else {
-            // A name of an image that is gone.
+            // A name of an image that is missing.
             return match named.reference {
                 Some(reference) => {
                     self.untag(&reference)?;
@@ -273,8 +277,8 @@ impl Store {
         })
     }
 
-    /// What can be done while others use the store: names only, as they hold nothing back
-    /// from anybody who has found their image already.
+    /// Does the part of [`Store::remove`] that is safe while other processes use the store:
+    /// removes only names, since a process that has found the image no longer needs them.
     fn remove_names_only(&self, named: super::ImageName) -> Result<Removed> {
         let _shared = self.shared()?;
         let census = Census::take(self)?;
@@ -305,13 +309,13 @@ impl Store {
         })
     }
 
-    /// Waits until nobody else uses the store, and keeps everybody out.
+    /// Waits until no other process uses the store, and locks all others out.
     pub(super) fn exclusive(&self) -> Result<Lock> {
         Lock::wait(&self.layout.store_lock(), Mode::Exclusive)
     }
 
-    /// Removes the locks of single layers and images, which only holders of the shared lock
-    /// wait on. The caller has the exclusive one.
+    /// Removes the locks of single layers and images, which only holders of the shared lock wait
+    /// on. The caller must hold the exclusive one.
     fn remove_idle_locks(&self) -> Result<()> {
         let locks = self.layout.locks();
         for name in durable::list(&locks)? {

@@ -1,4 +1,4 @@
-//! Names of images: a small file each, so that a name is looked up whole or not at all.
+//! Names of images: a small file each, so that reads and writes of a name are atomic.
 
 use std::path::PathBuf;
 
@@ -10,10 +10,10 @@ use super::{ImageName, Store};
 use micabox_oci::Digest;
 use micabox_oci::reference::Reference;
 
-/// Longest file name that a reference is stored under as it is; Linux allows 255.
+/// Longest file name, in bytes, for an unshortened reference; Linux allows 255.
 const NAME_MAX: usize = 180;
 
-/// Which image a name means.
+/// The image that a name refers to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Tag {
     pub reference: Reference,
@@ -21,21 +21,21 @@ pub(crate) struct Tag {
     pub manifest: Digest,
 }
 
-/// A file in `refs` and what it says.
+/// A file in `refs` and its contents.
 pub(crate) struct TagFile {
     pub path: PathBuf,
     pub tag: Result<Tag>,
 }
 
 impl Store {
-    /// Makes `reference` mean the image, whatever it meant before.
+    /// Makes `reference` a name of the image, and of no other one.
     ///
     /// # Errors
     ///
-    /// Those of [`Store::image_by_digest`], and those of the disk.
+    /// Errors of [`Store::image_by_digest`], and of the disk.
     pub fn tag(&self, reference: &Reference, manifest: &Digest) -> Result<()> {
         let _shared = self.shared()?;
-        // The image must be there, and nothing can remove it while we hold the lock.
+        // The image must exist, and can't be removed while we hold the lock.
         self.image_by_digest(manifest)?;
         self.write_tag(reference, manifest)
     }
@@ -49,11 +49,11 @@ impl Store {
         durable::publish_json(&self.layout.tmp(), &path, &tag)
     }
 
-    /// Takes a name away; its image stays. Says which image that was.
+    /// Removes a name; its image stays. Returns the image's manifest digest.
     ///
     /// # Errors
     ///
-    /// [`Error::NoImage`], [`Error::Damaged`], and those of the disk.
+    /// [`Error::NoImage`], [`Error::Damaged`], and errors of the disk.
     pub fn untag(&self, reference: &Reference) -> Result<Digest> {
         let Some(tag) = self.read_tag(reference)? else {
             return Err(Error::NoImage {
@@ -64,7 +64,7 @@ impl Store {
         Ok(tag.manifest)
     }
 
-    /// The image that a name means.
+    /// Returns the image that a name refers to.
     pub(crate) fn read_tag(&self, reference: &Reference) -> Result<Option<Tag>> {
         let path = self.tag_path(reference);
         match durable::read_json::<Tag>(&path)? {
@@ -76,7 +76,7 @@ impl Store {
         }
     }
 
-    /// All names, sorted; those that can't be read included.
+    /// Returns all names, sorted, including unreadable ones.
     pub(crate) fn tag_files(&self) -> Result<Vec<TagFile>> {
         let refs = self.layout.refs();
         let names = durable::list(&refs)?;
@@ -84,15 +84,19 @@ impl Store {
             .into_iter()
             .map(|name| refs.join(name))
             .filter_map(|path| {
-                // None if somebody took it away meanwhile.
-                let tag = durable::read_json::<Tag>(&path).transpose()?;
-                let tag = tag.and_then(|tag| match self.tag_path(&tag.reference) == path {
-                    true => Ok(tag),
-                    false => Err(Error::Damaged {
-                        path: path.clone(),
-                        problem: format!("it is about `{}`", tag.reference),
-                    }),
-                });
+                // `None` if the name was removed meanwhile.
+                let tag = durable::read_json::<Tag>(&path)
+                    .transpose()?
+                    .and_then(|tag| {
+                        if self.tag_path(&tag.reference) == path {
+                            Ok(tag)
+                        } else {
+                            Err(Error::Damaged {
+                                path: path.clone(),
+                                problem: format!("it is about `{}`", tag.reference),
+                            })
+                        }
+                    });
                 Some(TagFile { path, tag })
             })
             .collect())
@@ -102,8 +106,7 @@ impl Store {
         self.layout.refs().join(file_name(&reference.to_string()))
     }
 
-    /// What a user may have meant, in Docker's order: a digest, a name, or the beginning of
-    /// a digest.
+    /// Resolves a user's text, in Docker's order: a digest, a name, or the beginning of a digest.
     pub(crate) fn resolve(&self, name: &str) -> Result<ImageName> {
         if let Ok(digest) = name.parse::<Digest>() {
             return Ok(ImageName {
@@ -143,12 +146,12 @@ impl Store {
     }
 }
 
-/// Short, but long enough not to be a name that somebody meant.
+/// Returns whether `name` may be the beginning of a digest: long enough not to be meant as a name.
 fn is_short_digest(name: &str) -> bool {
     (6..=64).contains(&name.len()) && name.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// A reference as a file name: percent-encoded, and shortened to its digest if it is long.
+/// Returns a reference as a file name: percent-encoded, and shortened to its digest if it is long.
 fn file_name(reference: &str) -> String {
     let mut name = String::with_capacity(reference.len());
     for byte in reference.bytes() {
@@ -161,7 +164,7 @@ fn file_name(reference: &str) -> String {
     }
     if name.len() > NAME_MAX {
         name.truncate(NAME_MAX - 65);
-        // A tilde is never left unencoded, so no reference has this name itself.
+        // A tilde is always percent-encoded, so no reference has this name itself.
         name.push('~');
         name.push_str(&Digest::of(reference.as_bytes()).hex());
     }

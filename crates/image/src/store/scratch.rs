@@ -1,5 +1,4 @@
-//! Where things are made before they are published, and what becomes of it when their
-//! maker is killed.
+//! Scratch directories for unfinished files, and their removal after their process was killed.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
@@ -10,9 +9,10 @@ use super::error::{Context, Result};
 
 const LOCK_SUFFIX: &str = ".lock";
 
-/// A directory of one's own in the store's `tmp`, removed when dropped.
+/// A directory in the store's `tmp` for one process, removed when dropped.
 ///
-/// Beside it lies a locked file: whoever finds that unlocked knows the maker is gone.
+/// A locked file beside it shows that the process is alive: if the file is unlocked, the process
+/// is gone.
 #[derive(Debug)]
 pub(crate) struct Scratch {
     directory: PathBuf,
@@ -33,7 +33,7 @@ impl Scratch {
                 .context("create a file in", tmp)?;
             let (lock, lock_path) = named.into_parts();
             lock.lock().context("lock", &lock_path)?;
-            // Between its creation and its lock somebody may have taken it for a leftover.
+            // Before the file was locked, another process may have removed it as a leftover.
             if !is_at(&lock, &lock_path) {
                 continue;
             }
@@ -49,12 +49,12 @@ impl Scratch {
         }
     }
 
-    /// The path of a file in it, which does not exist yet.
+    /// Returns the path of a new file in the directory.
     pub fn path(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }
 
-    /// The directory itself.
+    /// Returns the directory itself.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
@@ -70,12 +70,12 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What can't be removed now is a leftover, and somebody else's to remove.
+        // What can't be removed now is a leftover, for a later process to remove.
         let _ = remove(&self.directory, &self.lock_path);
     }
 }
 
-/// Removes the directory first: what has no lock file belongs to nobody.
+/// Removes the directory first: a directory without a lock file is never removed.
 fn remove(directory: &Path, lock_path: &Path) -> io::Result<()> {
     match fs::remove_dir_all(directory) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -94,8 +94,8 @@ fn is_at(file: &File, path: &Path) -> bool {
     }
 }
 
-/// What killed processes left behind in `tmp`: directories, with the lock that keeps
-/// everyone else away from them while this lives.
+/// A leftover of a killed process in `tmp`: a directory, with the lock that keeps other processes
+/// away from it while this value lives.
 pub(crate) struct Leftover {
     pub directory: PathBuf,
     lock_path: PathBuf,
@@ -103,7 +103,8 @@ pub(crate) struct Leftover {
 }
 
 impl Leftover {
-    /// Those whose maker is gone. What can't be read is skipped: it is only litter.
+    /// Finds the directories whose processes are gone. Unreadable ones are skipped: they are
+    /// harmless.
     pub fn find(tmp: &Path) -> Vec<Self> {
         let entries = fs::read_dir(tmp).into_iter().flatten().flatten();
         entries
@@ -126,7 +127,7 @@ impl Leftover {
         }
     }
 
-    /// Removes it.
+    /// Removes the directory and its lock.
     pub fn remove(self) -> Result<()> {
         remove(&self.directory, &self.lock_path).context("remove", &self.directory)
     }
@@ -134,8 +135,8 @@ impl Leftover {
 
 impl Drop for Leftover {
     fn drop(&mut self) {
-        // As a lock's: a child that is just being started may hold the file as well, and
-        // whoever looks next would take it for a maker that lives.
+        // As with other locks: a child that is just being started may hold the file as well, and
+        // the next process would take it for a live owner.
         let _ = self.lock.unlock();
     }
 }
@@ -181,7 +182,7 @@ mod tests {
         fs::write(tmp.path().join("alone.lock"), "").unwrap();
         let leftovers = Leftover::find(tmp.path());
         assert_eq!(leftovers.len(), 2);
-        // While one process cleans up, another one keeps its hands off.
+        // While one process cleans up, another one skips the same leftovers.
         assert!(Leftover::find(tmp.path()).is_empty());
         leftovers
             .into_iter()

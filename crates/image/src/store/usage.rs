@@ -1,4 +1,4 @@
-//! What takes how much space.
+//! Computes the store's use of disk space.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use super::prune::{Plan, PruneOptions};
 use micabox_oci::Digest;
 use micabox_oci::reference::Reference;
 
-/// The store's use of disk space. All sizes in bytes of disk, so that holes don't count.
+/// The store's use of disk space. All sizes are in bytes on disk, so that holes don't count.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Usage {
     /// Every image.
@@ -25,11 +25,11 @@ pub struct Usage {
     pub shared_size: u64,
     /// Space of the images' own files: merged metadata and documents.
     pub metadata_size: u64,
-    /// Space of machines that others go on from instead of booting.
+    /// Space of templates.
     pub templates_size: u64,
-    /// Space of imports that are under way or were killed.
+    /// Space of imports that are running or were killed.
     pub temporary_size: u64,
-    /// All of it.
+    /// Space of the whole store.
     pub total_size: u64,
     /// What [`Store::prune`] would free.
     pub reclaimable_size: u64,
@@ -42,22 +42,22 @@ pub struct ImageUsage {
     pub manifest_digest: Digest,
     /// Its names, sorted.
     pub references: Vec<Reference>,
-    /// Ids of the sandboxes that run on it.
+    /// Ids of the sandboxes that use it.
     pub sandboxes: Vec<String>,
     /// Its layers and its own files.
     pub size: u64,
-    /// The part of it that other images need too.
+    /// The part of `size` that other images need, too.
     pub shared_size: u64,
-    /// What removing it alone would free.
+    /// The space that removing only this image would free.
     pub unique_size: u64,
 }
 
 impl Store {
-    /// Finds out what takes how much space.
+    /// Computes the use of disk space.
     ///
     /// # Errors
     ///
-    /// [`super::Error::Io`] where the store can't be listed or locked.
+    /// [`super::Error::Io`] if the store can't be listed or locked.
     pub fn usage(&self) -> Result<Usage> {
         let _shared = self.shared()?;
         let census = Census::take(self)?;
@@ -113,7 +113,7 @@ impl Store {
     }
 }
 
-/// Disk space of what is in a directory: the directory itself is always there.
+/// Returns the disk space of a directory's contents, without the directory, which always exists.
 fn contents_usage(directory: &Path) -> Result<u64> {
     let names = durable::list(directory)?;
     let sizes = names.iter().map(|name| disk_usage(&directory.join(name)));

@@ -1,7 +1,7 @@
-//! VMDK descriptors: how QEMU takes several files as one disk.
+//! VMDK descriptors, with which QEMU reads several files as one disk.
 //!
-//! Source: VMware's "Virtual Disk Format 5.0", and QEMU's `block/vmdk.c` for what it really
-//! reads: paths are relative to the descriptor, have no escapes, and end at a quote.
+//! Source: VMware's "Virtual Disk Format 5.0", and QEMU's `block/vmdk.c` for what QEMU accepts:
+//! paths are relative to the descriptor, have no escapes, and end at a quote.
 
 use std::path::Path;
 
@@ -20,10 +20,10 @@ pub struct Extent<'a> {
     pub length: u64,
 }
 
-/// A descriptor of the disk that consists of `extents`, one after the other.
+/// Returns a descriptor of the disk that consists of `extents`, one after the other.
 ///
-/// The access word is `RW` although nobody may write, because QEMU ignores extents with
-/// another one: open the disk with `readonly=on`.
+/// The access word is `RW` although the disk must not be written to, because QEMU ignores extents
+/// with another one: open the disk with `readonly=on`.
 ///
 /// # Errors
 ///
@@ -47,7 +47,7 @@ pub fn descriptor(extents: &[Extent<'_>]) -> Result<String> {
         }
         sectors += extent.length / SECTOR;
     }
-    // A geometry is required, and none of its numbers matters to a virtio disk.
+    // A geometry is required, but its numbers don't matter to a virtio disk.
     let cylinders = sectors.div_ceil(16 * 63).clamp(1, 65535);
     Ok(format!(
         "# Disk DescriptorFile\n\
@@ -72,7 +72,7 @@ fn checked_path(path: &Path) -> Result<&str> {
     let text = path
         .to_str()
         .ok_or_else(|| invalid(format!("`{}` is not UTF-8", path.display())))?;
-    // QEMU takes what stands before a colon for a protocol.
+    // QEMU takes the text before a colon for a protocol.
     let unsafe_start = text
         .split('/')
         .next()

@@ -1,18 +1,18 @@
-//! Puts a large file on the disk while it is still being written, so that the final fsync
-//! has little left to wait for.
+//! Writes a large file back to the disk while it is still being written, so that the final fsync
+//! is short.
 
 use std::fs::File;
 use std::io;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::{Builder, JoinHandle};
 
-/// How much is written before the disk gets to work on it. Small files never see a thread.
+/// Bytes between two writebacks. Small files never start a thread.
 const STEP: u64 = 32 << 20;
 
-/// The writer of one file, as far as the disk is concerned.
+/// Starts writebacks of one file.
 #[derive(Default)]
 pub(super) struct Writeback {
-    /// Bytes since the last step.
+    /// Bytes since the last writeback.
     pending: u64,
     thread: Option<Thread>,
 }
@@ -23,7 +23,7 @@ struct Thread {
 }
 
 impl Writeback {
-    /// Takes note of `count` bytes written to `file`.
+    /// Counts `count` bytes written to `file`.
     pub fn written(&mut self, file: &File, count: u64) -> io::Result<()> {
         self.pending += count;
         if self.pending < STEP {
@@ -34,7 +34,7 @@ impl Writeback {
             Some(thread) => thread,
             None => self.thread.insert(Thread::start(file.try_clone()?)?),
         };
-        // A disk that still has to do takes the new bytes along.
+        // A writeback that hasn't started yet includes the new bytes.
         let _ = thread.wake.try_send(());
         Ok(())
     }
@@ -43,7 +43,7 @@ impl Writeback {
     ///
     /// # Errors
     ///
-    /// What the disk said: the kernel tells an error once, so a later sync would succeed.
+    /// Any error of the disk: the kernel reports an error once, so a later sync would succeed.
     pub fn finish(&mut self) -> io::Result<()> {
         let Some(Thread { wake, handle }) = self.thread.take() else {
             return Ok(());

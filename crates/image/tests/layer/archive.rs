@@ -1,10 +1,10 @@
-//! Archives made byte by byte, as no archiver would make them.
+//! Archives made byte by byte, in ways that no archiver makes them.
 
 use std::collections::BTreeMap;
 
 pub const BLOCK: usize = 512;
 
-/// An archive in the making. Every method adds one member, with what was set by
+/// An archive that is being built. Every method adds one member, with the values set by
 /// [`Archive::pax`] and [`Archive::header`] for it.
 #[derive(Default, Clone)]
 pub struct Archive {
@@ -44,12 +44,12 @@ impl Archive {
             .member(kind, path.as_bytes(), b"", 0o600, b"")
     }
 
-    /// Whiteouts are empty files with a special name.
+    /// Adds a whiteout: an empty file with a special name.
     pub fn whiteout(self, path: &str) -> Self {
         self.file(path, "")
     }
 
-    /// An extended header for the next member.
+    /// Adds an extended header for the next member.
     pub fn pax(self, records: &[(&str, &[u8])]) -> Self {
         let mut contents = Vec::new();
         for (key, value) in records {
@@ -58,7 +58,7 @@ impl Archive {
         self.member(b'x', b"PaxHeaders/x", b"", 0o644, &contents)
     }
 
-    /// GNU's header for a name or link target longer than 100 bytes.
+    /// Adds GNU's header for a name or link target longer than 100 bytes.
     pub fn gnu_long(self, kind: u8, text: &[u8]) -> Self {
         self.member(kind, b"././@LongLink", b"", 0, &[text, b"\0"].concat())
     }
@@ -69,7 +69,7 @@ impl Archive {
         self
     }
 
-    /// A member of any type. The header's size is that of the contents.
+    /// Adds a member of any type. The header's size is that of the contents.
     pub fn member(
         mut self,
         kind: u8,
@@ -101,7 +101,7 @@ impl Archive {
         self.blocks(contents)
     }
 
-    /// Bytes as they are, padded to a block.
+    /// Adds bytes as they are, padded to a block.
     pub fn blocks(mut self, bytes: &[u8]) -> Self {
         self.bytes.extend(bytes);
         self.bytes
@@ -109,7 +109,7 @@ impl Archive {
         self
     }
 
-    /// The archive without its end.
+    /// Returns the archive without its end.
     pub fn unfinished(self) -> Vec<u8> {
         self.bytes
     }
@@ -119,7 +119,7 @@ impl Archive {
     }
 }
 
-/// A PAX record, its length included in itself.
+/// Returns a PAX record, with its length, which includes itself.
 pub fn record(key: &[u8], value: &[u8]) -> Vec<u8> {
     let rest = [b" ", key, b"=", value, b"\n"].concat();
     let mut length = rest.len();

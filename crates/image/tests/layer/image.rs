@@ -17,7 +17,7 @@ pub fn publish(store: &TestStore, archives: &[Vec<u8>], name: &str) -> Image {
         .unwrap()
 }
 
-/// Manifest and config for these layers.
+/// Returns the manifest and config of these layers.
 pub fn documents(archives: &[Vec<u8>]) -> (Vec<u8>, Vec<u8>) {
     let diff_ids: Vec<_> = archives.iter().map(|a| Digest::of(a)).collect();
     let config = serde_json::json!({

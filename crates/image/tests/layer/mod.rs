@@ -1,4 +1,4 @@
-//! What the tests of layers share: archives made byte by byte, and a store to put them in.
+//! Shared code of the tests of layers: archives made byte by byte, and a store for them.
 
 #![allow(dead_code)] // Each test binary uses its own part of this.
 
@@ -16,7 +16,7 @@ use micabox_image::convert::{self, Expect, convert_layer};
 use micabox_image::store::Layer;
 use micabox_image::{Descriptor, Digest, Limits, Store};
 
-/// A store in a directory that goes away with it.
+/// A store in a directory that is removed on drop.
 pub struct TestStore {
     pub store: Store,
     pub directory: tempfile::TempDir,
@@ -34,7 +34,7 @@ pub fn store() -> TestStore {
     store_in(tempfile::tempdir().unwrap())
 }
 
-/// A store in memory where there is such a place, for tests that make very many.
+/// Makes a store in memory where possible, for tests that make very many.
 pub fn fast_store() -> TestStore {
     let in_memory = tempfile::tempdir_in("/dev/shm");
     store_in(in_memory.unwrap_or_else(|_| tempfile::tempdir().unwrap()))
@@ -45,12 +45,12 @@ fn store_in(directory: tempfile::TempDir) -> TestStore {
     TestStore { store, directory }
 }
 
-/// What an honest manifest says of an uncompressed archive.
+/// Returns a correct manifest's description of an uncompressed archive.
 pub fn expect(blob: &[u8], archive: &[u8]) -> Expect {
     expect_typed(blob, archive, "application/vnd.oci.image.layer.v1.tar")
 }
 
-/// The same for a layer of another type.
+/// The same for a layer of another media type.
 pub fn expect_typed(blob: &[u8], archive: &[u8], media_type: &str) -> Expect {
     Expect {
         blob: Some(Descriptor {
@@ -74,7 +74,7 @@ pub fn convert(store: &Store, archive: &[u8]) -> Result<Layer, convert::Error> {
     Ok(layer)
 }
 
-/// The archive that a layer gives back, with the digest that it should have.
+/// Returns the archive that a layer gives back, after checking its digest.
 pub fn archive_of(store: &Store, layer: &Layer) -> Vec<u8> {
     let mut archive = Vec::new();
     let mut source = store.archive(layer).unwrap();
@@ -91,7 +91,7 @@ pub fn layer(archive: &[u8]) -> OpenLayer {
     OpenLayer::new(store, layer)
 }
 
-/// The message with which an archive is refused.
+/// Returns the message with which an archive is refused.
 pub fn refusal(archive: &[u8]) -> String {
     let store = store();
     let message = convert(&store, archive).unwrap_err().to_string();
@@ -99,7 +99,7 @@ pub fn refusal(archive: &[u8]) -> String {
     message
 }
 
-/// Asserts that a failed import left nothing at all.
+/// Asserts that a failed import left no files.
 pub fn assert_no_trace(store: &Store) {
     for directory in ["layers", "blobs", "images", "refs", "tmp"] {
         let files = files_below(&store.root().join(directory));
@@ -154,7 +154,7 @@ pub fn gzip(data: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// A converted layer to look into.
+/// A converted layer that is open for reading.
 pub struct OpenLayer {
     pub reader: Reader<Vec<u8>>,
     pub layer: Layer,
@@ -171,7 +171,7 @@ impl OpenLayer {
         }
     }
 
-    /// The inode with this path, not following symbolic links.
+    /// Returns the inode with this path, without following symbolic links.
     pub fn find(&self, path: &str) -> Option<Inode> {
         let mut inode = self.reader.inode(self.reader.root()).unwrap();
         for name in path.split('/').filter(|name| !name.is_empty()) {
@@ -185,7 +185,7 @@ impl OpenLayer {
         self.find(path).unwrap_or_else(|| panic!("no {path}"))
     }
 
-    /// A file's contents.
+    /// Returns a file's contents.
     pub fn read(&self, path: &str) -> Vec<u8> {
         let inode = self.inode(path);
         assert_eq!(inode.kind, FileType::Regular, "{path}");
@@ -195,7 +195,7 @@ impl OpenLayer {
         contents
     }
 
-    /// An attribute's value.
+    /// Returns an attribute's value.
     pub fn xattr(&self, path: &str, name: &str) -> Option<Vec<u8>> {
         let xattrs = self.reader.xattrs(&self.inode(path)).unwrap();
         let xattr = xattrs
@@ -217,14 +217,14 @@ impl OpenLayer {
         self.xattr(path, "trusted.overlay.implied").is_some()
     }
 
-    /// Where a hard link into a lower layer points.
+    /// Returns the target of a hard link into a lower layer.
     pub fn lower_target(&self, path: &str) -> Option<String> {
         self.xattr(path, "trusted.overlay.metacopy")?;
         let target = self.xattr(path, "trusted.overlay.redirect")?;
         Some(String::from_utf8(target).unwrap())
     }
 
-    /// Every path with a letter for its type, sorted: `f/a/b`. Names that aren't UTF-8 are
+    /// Returns every path with a letter for its type, sorted: `f/a/b`. Names that aren't UTF-8 are
     /// escaped.
     pub fn paths(&self) -> Vec<String> {
         let mut paths = Vec::new();

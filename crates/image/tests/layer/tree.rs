@@ -1,4 +1,4 @@
-//! A directory tree as the kernel shows it, to be compared with another one.
+//! Reads a directory tree from the kernel, to compare it with another one.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,7 +10,7 @@ use std::process::Command;
 
 use micabox_image::Digest;
 
-/// Everything about a file that a user could tell.
+/// Everything about a file that a user could observe.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Node {
     pub kind: char,
@@ -44,7 +44,7 @@ impl fmt::Debug for Node {
     }
 }
 
-/// Every file below `root` by its path.
+/// Returns every file below `root` by its path.
 pub fn read(root: &Path) -> BTreeMap<Vec<u8>, Node> {
     let mut nodes = BTreeMap::new();
     let mut pending = vec![root.to_owned()];
@@ -95,7 +95,7 @@ fn node(path: &Path) -> Node {
         mode: metadata.mode() & 0o7777,
         owner: (metadata.uid(), metadata.gid()),
         mtime: (metadata.mtime(), metadata.mtime_nsec()),
-        // A directory's depends on the filesystem.
+        // A directory's size depends on the filesystem.
         size: if kind == 'd' { 0 } else { metadata.size() },
         links: metadata.nlink(),
         device: if matches!(kind, 'c' | 'b') {
@@ -124,7 +124,7 @@ fn xattrs(path: &Path) -> BTreeMap<String, Vec<u8>> {
         .collect()
 }
 
-/// A filesystem image mounted by the machine's kernel, until it is dropped.
+/// A filesystem image mounted by the host's kernel, until it is dropped.
 pub struct Mounted {
     pub path: PathBuf,
 }

@@ -1,4 +1,4 @@
-//! Files that are to become a layout or an archive.
+//! Files for a layout or an archive.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::image::{TestImage, TestLayer, index};
 use crate::layer::archive::Archive;
 
-/// Something that has a name in a bundle.
+/// A file in a bundle.
 #[derive(Clone)]
 pub enum File {
     Bytes(Vec<u8>),
@@ -61,12 +61,12 @@ impl Bundle {
         archive.finish()
     }
 
-    /// As an archive in `directory`.
+    /// Writes the bundle as an archive in `directory`.
     pub fn write_archive(&self, directory: &Path) -> PathBuf {
         write(directory, self.archive())
     }
 
-    /// As a directory in `directory`.
+    /// Writes the bundle as a directory in `directory`.
     pub fn write_directory(&self, directory: &Path) -> PathBuf {
         let root = directory.join("unpacked");
         for (name, file) in &self.0 {
@@ -82,14 +82,14 @@ impl Bundle {
     }
 }
 
-/// `bytes` as a file in `directory`.
+/// Writes `bytes` to a file in `directory`.
 pub fn write(directory: &Path, bytes: impl AsRef<[u8]>) -> PathBuf {
     let path = directory.join("images.tar");
     fs::write(&path, bytes).unwrap();
     path
 }
 
-/// A layout whose `index.json` has these entries, with these images' blobs.
+/// Makes a layout whose `index.json` has these entries, with these images' blobs.
 pub fn layout(entries: &[Value], images: &[&TestImage]) -> Bundle {
     let mut bundle = Bundle::new()
         .with("oci-layout", r#"{"imageLayoutVersion":"1.0.0"}"#)
@@ -107,7 +107,7 @@ pub fn blob(digest: &Digest) -> String {
     format!("blobs/sha256/{}", digest.hex())
 }
 
-/// An image's entry in an `index.json`, with an annotation.
+/// Returns an image's entry in an `index.json`, with an annotation.
 pub fn named(image: &TestImage, annotation: &str, value: &str) -> Value {
     let mut entry = image.entry(None);
     entry["annotations"] = json!({annotation: value});
@@ -117,7 +117,7 @@ pub fn named(image: &TestImage, annotation: &str, value: &str) -> Value {
 pub const FULL_NAME: &str = "io.containerd.image.name";
 pub const REF_NAME: &str = "org.opencontainers.image.ref.name";
 
-/// A layer that isn't compressed, as Docker saves them.
+/// Makes an uncompressed layer, as saved by Docker.
 pub fn plain_layer(name: &str) -> TestLayer {
     let blob = Archive::new().directory("./").file(name, name).finish();
     TestLayer {
@@ -127,7 +127,7 @@ pub fn plain_layer(name: &str) -> TestLayer {
     }
 }
 
-/// What Docker wrote up to version 24. A layer that occurs twice is a link.
+/// Makes an archive of Docker up to version 24. A layer that occurs twice is a link.
 pub fn docker_save(images: &[(&TestImage, &[&str])]) -> Bundle {
     let mut bundle = Bundle::new();
     let mut items = Vec::new();

@@ -1,4 +1,4 @@
-//! Archives that lie, break off or reach out.
+//! Archives that lie, end early or refer to files outside.
 
 use std::fs;
 use std::path::Path;
@@ -24,7 +24,7 @@ fn oci() -> (TestImage, Bundle) {
     (image, bundle)
 }
 
-/// Asserts that an archive of the bundle, and a directory of it, are refused in these words.
+/// Asserts that an archive of the bundle, and a directory of it, are refused with this message.
 fn assert_refused(bundle: &Bundle, part: &str) {
     let directory = tempfile::tempdir().unwrap();
     for path in [
@@ -40,7 +40,7 @@ fn assert_refused(bundle: &Bundle, part: &str) {
 fn names_do_not_lead_out() {
     let directory = tempfile::tempdir().unwrap();
     let (image, bundle) = docker();
-    // The very bytes, in a file outside.
+    // The exact bytes, in a file outside.
     let outside = directory.path().join("outside.tar");
     fs::write(&outside, &image.layers[0].blob).unwrap();
     let outside = outside.to_str().unwrap();
@@ -91,7 +91,7 @@ fn names_do_not_lead_out() {
             }
         }
     }
-    // Directories on the way, too.
+    // Also a directory in the path.
     let (_, bundle) = oci();
     let path = bundle.write_directory(directory.path());
     fs::rename(path.join("blobs"), directory.path().join("blobs")).unwrap();
@@ -353,7 +353,7 @@ fn a_blob_is_checked_though_its_layer_is_here_already() {
     };
     let message = refusal(&changed(&|layer| layer["mediaType"] = json!("text/plain")));
     assert!(message.contains("media type `text/plain`"), "{message}");
-    // Another blob, which isn't of that diff ID.
+    // Another blob, with another diff ID.
     let other = TestImage::new(vec![crate::image::TestLayer::noise(77, 100)]);
     let lie = changed(&|layer| {
         layer["digest"] = json!(other.layers[0].digest());
@@ -424,8 +424,8 @@ fn a_window_that_is_too_large_names_its_setting() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Whatever is in an archive, loading ends in an image or an error, and an error leaves
-    /// nothing but whole layers behind.
+    /// Whatever an archive contains, loading ends in an image or an error, and an error leaves
+    /// only complete layers behind.
     #[test]
     fn damaged_archives_are_refused_or_harmless(
         shape in 0..2,

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::layer::archive::Archive;
 use crate::layer::gzip;
 
-/// A layer's blob and what is true of it.
+/// A layer's blob and its properties.
 #[derive(Clone)]
 pub struct TestLayer {
     pub blob: Vec<u8>,
@@ -23,7 +23,7 @@ impl TestLayer {
         }
     }
 
-    /// A layer with one file of `size` bytes that don't compress, different for each `seed`.
+    /// Makes a layer with one file of `size` incompressible bytes, different for each `seed`.
     pub fn noise(seed: u64, size: usize) -> Self {
         let name = format!("noise-{seed}");
         Self::gzip(
@@ -39,7 +39,7 @@ impl TestLayer {
     }
 }
 
-/// `size` bytes of xorshift's output.
+/// Returns `size` bytes of xorshift's output.
 pub fn noise(seed: u64, size: usize) -> Vec<u8> {
     let mut state = seed + 1;
     let mut bytes = Vec::with_capacity(size + 8);
@@ -101,7 +101,7 @@ impl TestImage {
         Self::new(vec![TestLayer::noise(1, 5000), TestLayer::noise(2, 7000)])
     }
 
-    /// An image whose one layer takes a while.
+    /// An image whose only layer takes long to convert.
     pub fn large() -> Self {
         Self::new(vec![TestLayer::noise(3, 3 << 20)])
     }
@@ -110,7 +110,7 @@ impl TestImage {
         Digest::of(&self.manifest)
     }
 
-    /// Replaces something in the manifest, whatever the consequences.
+    /// Edits the manifest, valid or not.
     pub fn edit_manifest(&mut self, edit: impl FnOnce(&mut Value)) {
         let mut manifest = serde_json::from_slice(&self.manifest).unwrap();
         edit(&mut manifest);
@@ -124,7 +124,7 @@ impl TestImage {
             .map(|bytes| (Digest::of(&bytes), bytes))
     }
 
-    /// What an index says of it.
+    /// Returns its entry in an index.
     pub fn entry(&self, platform: Option<&str>) -> Value {
         let mut entry = json!({
             "mediaType": "application/vnd.oci.image.manifest.v1+json",
@@ -140,7 +140,7 @@ impl TestImage {
     }
 }
 
-/// An index of these entries.
+/// Returns an index of these entries.
 pub fn index(entries: &[Value]) -> Vec<u8> {
     let index = json!({
         "schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json",

@@ -1,5 +1,4 @@
-//! Loading images from layouts and archives: every shape that tools write, and what nobody
-//! should.
+//! Loads images from layouts and archives: every format that tools write, and invalid ones.
 
 #[allow(dead_code, reason = "the pull tests use more of it")]
 mod image;
@@ -21,10 +20,10 @@ use micabox_image::{LoadError, LoadOptions, Progress, Reference, Settings, load}
 use image::TestImage;
 use layer::{TestStore, store};
 
-// What is converted here is converted by a worker.
+// Conversions run in a worker.
 micabox_jail::run_if_worker_before_main!(&[micabox_image::WORKER]);
 
-/// Remembers the notices.
+/// Records the notices.
 #[derive(Default)]
 struct Notices(Mutex<Vec<String>>);
 
@@ -36,7 +35,7 @@ impl Progress for Notices {
     }
 }
 
-/// A store, and how to load into it.
+/// A store, and options for loading into it.
 struct Loader {
     store: TestStore,
     options: LoadOptions,
@@ -78,13 +77,13 @@ impl Loader {
         )
     }
 
-    /// Loads what must be loadable.
+    /// Loads an archive that must be valid.
     fn load(&self, path: &Path, name: Option<&str>) -> Vec<Image> {
         self.try_load(path, name)
             .unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// The message with which loading fails, after which nothing is left behind.
+    /// Returns the message of a failed load, and asserts that the load left no files behind.
     fn refusal(&self, path: &Path) -> String {
         let error = self
             .try_load(path, None)
@@ -101,7 +100,7 @@ impl Loader {
     }
 }
 
-/// Asserts that a loaded image is this one, whatever its manifest looks like now.
+/// Asserts that a loaded image is this one, even if its manifest differs.
 fn assert_is(loaded: &Image, image: &TestImage) {
     let diff_ids: Vec<_> = loaded.layers.iter().map(|layer| layer.diff_id).collect();
     let expected: Vec<_> = image.layers.iter().map(|layer| layer.diff_id).collect();

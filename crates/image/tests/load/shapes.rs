@@ -1,4 +1,4 @@
-//! The shapes that archives and layouts come in.
+//! The formats of archives and layouts.
 
 use std::io::Write;
 use std::thread;
@@ -17,7 +17,7 @@ fn small() -> TestImage {
     TestImage::small()
 }
 
-/// An image as `docker save` has it inside, with the first layer once more at the end.
+/// An image as in `docker save`, with the first layer once more at the end.
 fn docker_image() -> TestImage {
     TestImage::new(vec![plain_layer("a"), plain_layer("b"), plain_layer("a")])
 }
@@ -32,7 +32,7 @@ fn a_layout_is_a_directory_or_an_archive_compressed_or_not() {
     for path in [
         bundle.write_directory(directory.path()),
         write(directory.path(), &archive),
-        // Two members, as parallel compressors write them.
+        // Two members, like parallel compressors write.
         write(
             &directory.path().join("unpacked"),
             [gzip(&archive[..1000]), gzip(&archive[1000..])].concat(),
@@ -111,7 +111,7 @@ fn names_come_from_annotations() {
             }
         }
     }
-    // Docker's annotation is the full one; the other then is just the tag.
+    // Docker's annotation is the full one; the other one is only the tag then.
     let mut entry = named(&image, FULL_NAME, "docker.io/library/x:1");
     entry["annotations"][REF_NAME] = json!("1");
     let directory = tempfile::tempdir().unwrap();
@@ -360,7 +360,7 @@ fn later_members_replace_earlier_ones() {
     );
 }
 
-/// What Docker 25.0.0 and 25.0.1 write for an image that is saved by its ID: moby#47210.
+/// The output of Docker 25.0.0 and 25.0.1 for an image that is saved by its ID: moby#47210.
 #[test]
 fn an_index_without_entries_beside_a_whole_manifest_is_dockers() {
     let image = docker_image();
@@ -384,7 +384,7 @@ fn an_index_without_entries_beside_a_whole_manifest_is_dockers() {
             assert_eq!(loaded.len(), 1);
             assert_is(&loaded[0], &image);
         }
-        // Without the other there is none.
+        // Without `manifest.json` there is no image.
         let bundle = bundle.without("manifest.json");
         let message = Loader::new().refusal(&bundle.write_archive(directory.path()));
         assert!(message.contains("names no image"), "{message}");
@@ -397,7 +397,7 @@ fn links_within_a_layouts_directory_are_followed() {
     let bundle = layout(&[named(&image, REF_NAME, "localhost/x:1")], &[&image]);
     let directory = tempfile::tempdir().unwrap();
     let path = bundle.write_directory(directory.path());
-    // As tools make layouts that share their blobs.
+    // Like tools that make layouts with shared blobs.
     std::fs::create_dir(path.join("pool")).unwrap();
     for (digest, _) in image.blobs() {
         let name = path.join(blob(&digest));
@@ -407,7 +407,7 @@ fn links_within_a_layouts_directory_are_followed() {
     let loader = Loader::new();
     let loaded = loader.load(&path, None);
     assert_is(&loaded[0], &image);
-    // Bazel's lead elsewhere.
+    // Bazel's links lead outside.
     let outside = directory.path().join("outside");
     std::fs::rename(path.join("pool"), &outside).unwrap();
     std::os::unix::fs::symlink(&outside, path.join("pool")).unwrap();

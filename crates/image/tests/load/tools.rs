@@ -1,4 +1,4 @@
-//! What skopeo and umoci write.
+//! Archives and layouts of skopeo and umoci.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,20 +1,20 @@
-//! What something new is like.
+//! Attributes of new files.
 
 use micabox_ext4::{Owner, Timestamp};
 
-/// What something new is like.
+/// Attributes of a new file, directory, link or device.
 #[derive(Clone, Debug)]
 pub struct Attributes {
-    /// Permissions, but for symbolic links, and owner.
+    /// Permissions, except of symbolic links, and owner.
     pub owner: Owner,
-    /// Last change of the contents; otherwise now.
+    /// Modification time; `None` means now.
     pub mtime: Option<Timestamp>,
-    /// Names and values.
+    /// Names and values of extended attributes.
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 impl Attributes {
-    /// Root's, and new.
+    /// Attributes of a new file owned by root.
     pub fn root(permissions: u16) -> Self {
         Self {
             owner: Owner::root(permissions),

@@ -1,4 +1,4 @@
-//! Writes: an upper layer as overlayfs would write it, or a filesystem by itself.
+//! Edits an upper layer, with the results that overlayfs would write, or a filesystem by itself.
 
 mod attributes;
 mod problem;
@@ -19,26 +19,28 @@ use crate::words::{self, OPAQUE, WHITEOUT_DEVICE, is_marker};
 pub use attributes::Attributes;
 pub use problem::Problem;
 
-/// Bytes of a file that are copied at once.
+/// Bytes of a file that are copied at a time.
 const PIECE: usize = 1 << 20;
 
-/// Most paths of directories that are remembered.
+/// Most directories whose paths are cached.
 const KNOWN_MAX: usize = 4096;
 
 type Result<T> = std::result::Result<T, Problem>;
 
-/// What is written to.
+/// What is edited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// An upper layer, before anything else sees it. Directories that are there keep their time,
-    /// nothing replaces them, and new ones are made where links lead.
+    /// An upper layer that no guest has mounted yet. Existing directories keep their mtime and are
+    /// never replaced, and directories that are missing at the target of a symbolic link are made
+    /// there.
     Layer,
-    /// A filesystem by itself, as by an unpacker: empty directories give way, links and files
-    /// give way to directories, and a directory that nothing describes is of 1970.
+    /// A filesystem by itself, with an unpacker's rules: empty directories are replaced, links and
+    /// files are replaced by directories, and a directory that no member describes has the mtime
+    /// 1970-01-01.
     Filesystem,
 }
 
-/// A directory that is written to.
+/// A directory that is being written to.
 #[derive(Clone, Debug)]
 pub struct Place {
     ino: Ino,
@@ -56,20 +58,20 @@ impl Place {
     }
 }
 
-/// An upper layer or a filesystem that is being changed.
+/// An upper layer or a filesystem that is being edited.
 pub struct Edit<D> {
     view: View<D>,
     kind: Kind,
     root: Place,
-    /// Times that directories had before something was changed in them, or are to have.
+    /// The mtimes that directories get at the end: those from before the edit, or those set by it.
     mtimes: BTreeMap<Ino, Timestamp>,
-    /// Directories by path; members of archives come in bunches.
+    /// Directories by path. A cache, since an archive's members often share a directory.
     known: HashMap<Vec<u8>, Place>,
 }
 
 impl<D: BlockDevice> Edit<D> {
-    /// Opens the upper layer on `disk`, in the directory `/root` there, which is made if it
-    /// is missing, over `lower`.
+    /// Opens the upper layer on `disk`, in the directory `/root` there, over `lower`. Makes the
+    /// directory if it is missing.
     ///
     /// # Errors
     /// [`Problem`].
@@ -93,7 +95,7 @@ impl<D: BlockDevice> Edit<D> {
         Ok(edit)
     }
 
-    /// Changes `filesystem` itself.
+    /// Edits `filesystem` itself.
     pub fn filesystem(filesystem: Ext4<D>) -> Self {
         let root = Place::new(micabox_ext4::ROOT, None);
         Self::new(
@@ -113,7 +115,7 @@ impl<D: BlockDevice> Edit<D> {
         }
     }
 
-    /// Writes everything to the disk.
+    /// Sets the directories' mtimes and writes everything to the disk.
     ///
     /// # Errors
     /// [`Problem`].
@@ -121,7 +123,7 @@ impl<D: BlockDevice> Edit<D> {
         for (ino, mtime) in std::mem::take(&mut self.mtimes) {
             let times = self.times(Some(mtime));
             match self.view.upper.set_attributes(ino, &times) {
-                // Removed since.
+                // Removed meanwhile.
                 Err(error) if error.errno() == Errno::Stale => {}
                 result => result?,
             }
@@ -130,7 +132,7 @@ impl<D: BlockDevice> Edit<D> {
         Ok(())
     }
 
-    /// The directory at `path`, brought up from the lower layer or made if need be.
+    /// Returns the directory at `path`. Copies it up from the lower layer or makes it if necessary.
     ///
     /// # Errors
     /// [`Problem`].
@@ -161,7 +163,7 @@ impl<D: BlockDevice> Edit<D> {
         Ok(way.place().clone())
     }
 
-    /// Makes a directory at `path`, or takes the one that is there, and gives it attributes.
+    /// Makes a directory at `path`, or uses the existing one, and sets its attributes.
     ///
     /// # Errors
     /// [`Problem`].
@@ -187,7 +189,8 @@ impl<D: BlockDevice> Edit<D> {
         Ok(())
     }
 
-    /// Whether there is a directory at `path` itself, no symbolic link to one.
+    /// Returns whether there is a directory at `path`; a symbolic link to one doesn't count.
+    /// Missing parents of `path` are made.
     ///
     /// # Errors
     /// [`Problem`].
@@ -199,9 +202,9 @@ impl<D: BlockDevice> Edit<D> {
         Ok(self.view.slot(&place.seen, name)?.directory().is_some())
     }
 
-    /// Makes a file of `size` bytes or more in place of what is there. `contents` gives its
-    /// parts, one after the other; the rest are holes.
-    /// Returns how many bytes those were.
+    /// Makes a file of at least `size` bytes, in place of what is at `path`. `contents` is the
+    /// contents of `parts`, one after the other; the rest are holes. Returns the number of bytes
+    /// read from `contents`.
     ///
     /// # Errors
     /// [`Problem`].
@@ -231,7 +234,7 @@ impl<D: BlockDevice> Edit<D> {
         Ok(bytes)
     }
 
-    /// Makes a symbolic link in place of what is there.
+    /// Makes a symbolic link, in place of what is at `path`.
     ///
     /// # Errors
     /// [`Problem`].
@@ -242,7 +245,7 @@ impl<D: BlockDevice> Edit<D> {
         self.set(ino, attributes, FileKind::Symlink)
     }
 
-    /// Makes a device or FIFO in place of what is there.
+    /// Makes a device or FIFO, in place of what is at `path`.
     ///
     /// # Errors
     /// [`Problem`].
@@ -266,7 +269,7 @@ impl<D: BlockDevice> Edit<D> {
         self.set(ino, attributes, kind)
     }
 
-    /// Gives a file that was written before another name.
+    /// Makes `path` a hard link to the file at `target`, which must be in the upper layer.
     ///
     /// # Errors
     /// [`Problem`].
@@ -288,7 +291,7 @@ impl<D: BlockDevice> Edit<D> {
         Ok(self.view.upper.link(ino, place.ino, name)?)
     }
 
-    /// Removes what is at `path`, with everything below it.
+    /// Removes the file or directory at `path`, with everything below it.
     ///
     /// # Errors
     /// [`Problem`].
@@ -316,7 +319,7 @@ impl<D: BlockDevice> Edit<D> {
         if stat.kind() != Some(FileKind::Directory) {
             return Ok(self.view.upper.unlink(parent, name)?);
         }
-        // Directories first, so that each is empty when its turn comes from behind.
+        // Parents before children; removed in reverse, so that each directory is empty by then.
         let mut order = vec![(parent, name.to_vec(), stat.ino)];
         let mut at = 0;
         while let Some((_, _, directory)) = order.get(at).cloned() {
@@ -336,7 +339,7 @@ impl<D: BlockDevice> Edit<D> {
         Ok(())
     }
 
-    /// A place where there is nothing in the way any more, and the name there.
+    /// Makes room at `path`. Returns the parent directory and the name there.
     fn clear<'a>(&mut self, path: &'a [u8]) -> Result<(Place, &'a [u8])> {
         let (parent, name) = parent_and_name(path).ok_or("there is a directory")?;
         let place = self.directory(parent)?;
@@ -349,7 +352,7 @@ impl<D: BlockDevice> Edit<D> {
         Ok((place, name))
     }
 
-    /// Removes what the upper layer has at a name; a directory must be empty.
+    /// Removes the upper layer's entry at a name; a directory must be empty.
     fn give_way(&mut self, place: &Place, name: &[u8], slot: &Slot) -> Result<()> {
         let Some(stat) = &slot.upper else {
             return Ok(());
@@ -370,7 +373,8 @@ impl<D: BlockDevice> Edit<D> {
         Ok(())
     }
 
-    /// The upper layer's directory at a name, where a directory is seen.
+    /// Returns the upper layer's directory at a name where a directory is visible; copies it up if
+    /// necessary.
     fn bring_up(&mut self, place: &Place, name: &[u8], seen: Directory) -> Result<Place> {
         match (seen.upper, seen.below.clone()) {
             (Some(ino), _) => Ok(Place { ino, seen }),
@@ -379,7 +383,7 @@ impl<D: BlockDevice> Edit<D> {
         }
     }
 
-    /// Makes a directory of the lower layer one of the upper layer, as it is.
+    /// Copies a directory, without its entries, from the lower layer to the upper one.
     fn copy_up(&mut self, place: &Place, name: &[u8], below: Node) -> Result<Place> {
         self.keep_mtime(place.ino)?;
         let ino = self.view.upper.mkdir(place.ino, name, Owner::root(0o755))?;
@@ -396,7 +400,7 @@ impl<D: BlockDevice> Edit<D> {
                 gid: below.gid,
             },
             mtime: Some(below.mtime),
-            // overlayfs's own are about the layer they are in.
+            // overlayfs's own attributes describe the layer they are in.
             xattrs: xattrs.filter(|(name, _)| !is_marker(name)).collect(),
         };
         self.set(ino, &attributes, FileKind::Directory)?;
@@ -405,7 +409,7 @@ impl<D: BlockDevice> Edit<D> {
         Ok(())
     }
 
-    /// Makes a directory where there is none; what the lower layer had there stays gone.
+    /// Makes a directory where none is visible; what a whiteout hid there stays hidden.
     fn new_directory(&mut self, place: &Place, name: &[u8], slot: &Slot) -> Result<Place> {
         self.keep_mtime(place.ino)?;
         if slot.is_whiteout() {
@@ -431,9 +435,9 @@ impl<D: BlockDevice> Edit<D> {
             uid,
             gid,
         } = attributes.owner;
-        // Last: the others change times, and an owner takes set-uid bits away.
+        // Last: other calls change times, and a change of owner clears set-uid bits.
         let set = SetAttributes {
-            // Those of a link have no meaning, but 0777.
+            // A symbolic link's permissions have no effect; they stay 0777.
             permissions: (kind != FileKind::Symlink).then_some(permissions),
             uid: Some(uid),
             gid: Some(gid),
@@ -450,8 +454,8 @@ impl<D: BlockDevice> Edit<D> {
         }
     }
 
-    /// What is changed in a directory of the lower layer before anything else sees it is no
-    /// change of the sandbox's.
+    /// Makes the directory keep its mtime: an edit before the guest runs isn't a change by the
+    /// sandbox.
     fn keep_mtime(&mut self, directory: Ino) -> Result<()> {
         if self.kind == Kind::Layer {
             let mtime = self.view.upper.stat(directory)?.mtime;
@@ -461,7 +465,7 @@ impl<D: BlockDevice> Edit<D> {
     }
 }
 
-/// Writes all that `contents` gives into a file, and returns how many bytes that was.
+/// Writes all of `contents` into a file, and returns the number of bytes.
 fn write<D: BlockDevice>(
     upper: &mut Ext4<D>,
     ino: Ino,

@@ -6,7 +6,7 @@ use crate::lower::LowerError;
 use crate::path::Loop;
 use crate::view::ViewError;
 
-/// Why something can't be done, in words.
+/// Why an edit failed, as text.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Problem(String);

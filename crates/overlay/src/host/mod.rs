@@ -1,4 +1,4 @@
-//! Files of the host's as archives, and archives as files of the host's.
+//! Packs host files into archives, and unpacks archives into host files.
 
 pub mod pack;
 mod place;

@@ -1,4 +1,4 @@
-//! Files of the host's as an archive.
+//! Packs host files into an archive.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -10,44 +10,45 @@ use std::path::{Path, PathBuf};
 
 use micabox_tar::{Attributes, Kind, Member, Timestamp, Writer};
 
-/// Bytes that go into the pipe at once.
+/// Bytes that are written to the pipe at a time.
 const BUFFER: usize = 256 << 10;
 
-/// What is done about devices and FIFOs, and about sockets, of which archives have none.
+/// How to treat devices, FIFOs and sockets. Archives can't hold sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Special {
-    /// They are packed; sockets are left out.
+    /// Devices and FIFOs are packed; sockets are left out.
     Packed,
-    /// None are copied.
+    /// Any of them is an error.
     Refused,
 }
 
-/// How files are packed.
+/// Options of packing.
 #[derive(Clone, Copy, Debug)]
 pub struct Packing {
-    /// A symbolic link at the top is followed.
+    /// Whether a symbolic link at the top is followed.
     pub follow: bool,
-    /// Owners are kept; otherwise they are root.
+    /// Whether owners are kept; otherwise root owns everything.
     pub owners: bool,
-    /// What is done about devices, FIFOs and sockets.
+    /// How to treat devices, FIFOs and sockets.
     pub special: Special,
 }
 
 impl Packing {
-    /// Writes what is at `from` as an archive whose members are below `name`, or below nothing
-    /// if that is empty.
+    /// Writes the files at `from` as an archive, with the members below `name`, or at the top if
+    /// `name` is empty.
     ///
     /// # Errors
-    /// Those of the host's files, with their paths, and of `to`.
+    /// Errors of the host's files, with their paths, and of `to`.
     pub fn pack(self, from: &Path, name: &[u8], to: impl Write) -> io::Result<()> {
         let mut archive = Archive {
             writer: Writer::new(BufWriter::with_capacity(BUFFER, to)),
             packing: self,
             linked: HashMap::new(),
         };
-        let metadata = match self.follow {
-            true => fs::metadata(from)?,
-            false => fs::symlink_metadata(from)?,
+        let metadata = if self.follow {
+            fs::metadata(from)?
+        } else {
+            fs::symlink_metadata(from)?
         };
         let name = PathBuf::from(OsStr::from_bytes(name));
         let mut left = vec![(from.to_owned(), name, metadata)];
@@ -62,9 +63,10 @@ impl Packing {
             if name != Path::new("") {
                 archive.one(&path, &name, &metadata).map_err(at)?;
             }
-            let entries = fs::read_dir(&path).map_err(at)?;
-            let mut entries = entries.collect::<io::Result<Vec<_>>>().map_err(at)?;
-            // The last one is taken first.
+            let mut entries = fs::read_dir(&path)
+                .and_then(|entries| entries.collect::<io::Result<Vec<_>>>())
+                .map_err(at)?;
+            // The last one is popped first.
             entries.sort_by_key(|entry| std::cmp::Reverse(entry.file_name()));
             for entry in entries {
                 let metadata = entry.metadata().map_err(at)?;
@@ -103,7 +105,7 @@ impl<W: Write> Archive<W> {
         }
         if metadata.is_file() {
             let file = File::open(path)?;
-            // It may be longer or shorter by now; the archive can't say so any more.
+            // The file's size may still change; the size in the archive can't.
             let kind = Kind::file(file.metadata()?.len());
             let member = member(name, metadata, owners, kind);
             let fill = |offset, piece: &mut [u8]| fill(&file, offset, piece);
@@ -129,9 +131,10 @@ impl<W: Write> Archive<W> {
 }
 
 fn member(name: &Path, metadata: &Metadata, owners: bool, kind: Kind) -> Member {
-    let (uid, gid) = match owners {
-        true => (metadata.uid(), metadata.gid()),
-        false => (0, 0),
+    let (uid, gid) = if owners {
+        (metadata.uid(), metadata.gid())
+    } else {
+        (0, 0)
     };
     Member {
         path: name.as_os_str().as_bytes().to_vec(),
@@ -149,7 +152,7 @@ fn member(name: &Path, metadata: &Metadata, owners: bool, kind: Kind) -> Member 
     }
 }
 
-/// Reads from a file, and zeros where it ends.
+/// Reads from a file; zeros after its end.
 fn fill(file: &File, offset: u64, piece: &mut [u8]) -> io::Result<()> {
     let mut done = 0;
     while let Some(rest) = piece.get_mut(done..).filter(|rest| !rest.is_empty()) {

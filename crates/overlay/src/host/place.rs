@@ -1,21 +1,21 @@
-//! Where what is copied goes: Docker's rules.
+//! Computes the destination of a copy: Docker's rules.
 
 use crate::view::PathKind;
 
-/// A place for what is copied.
+/// The destination of a copy.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The directory that it is in; `.` if a relative path says none.
+    /// The parent directory; `.` if a relative path names none.
     pub parent: Vec<u8>,
-    /// Its name there. Empty: what is in a directory goes into the parent.
+    /// The name in the parent. Empty: the directory's contents go into the parent.
     pub name: Vec<u8>,
 }
 
-/// Where something called `named` goes that is copied to `to`, which leads to `kind`.
-/// `contents`: not the directory, but what is in it.
+/// Returns the destination of a file called `named` that is copied to `to`, which leads to `kind`.
+/// `contents`: the directory's contents are copied, not the directory itself.
 ///
 /// # Errors
-/// Why it can't be copied there.
+/// Why the copy is impossible.
 pub fn place(
     is_directory: bool,
     contents: bool,
@@ -43,7 +43,7 @@ pub fn place(
     }
 }
 
-/// A path's last name and what is before it.
+/// Splits a path into parent and last name.
 fn split(path: &[u8]) -> Place {
     let end = path
         .iter()

@@ -1,4 +1,4 @@
-//! An archive out of a sandbox or a disk, which is not trusted, as files of the host's.
+//! Unpacks an archive from a sandbox or a disk, which is not trusted, into host files.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, FileTimes, Permissions};
@@ -13,44 +13,44 @@ use rustix::fs::{AtFlags, CWD, Gid, Timespec, Timestamps, Uid};
 
 use super::WholeFile;
 
-/// What the archive calls what is copied.
+/// Name of the top in the archive.
 pub const ROOT: &[u8] = b"root";
 
-/// Bytes of the archive read, and of contents written, at once.
+/// Bytes of the archive, and of contents, that are copied at a time.
 const PIECE: usize = 256 << 10;
 
-/// Why nothing, or not everything, was unpacked.
+/// Why unpacking failed; a part may be unpacked then.
 #[derive(Debug, thiserror::Error)]
 pub enum Problem {
-    /// The archive ends early or makes no sense.
+    /// The archive ends early or is malformed.
     #[error(transparent)]
     Archive(#[from] MembersError),
-    /// It makes sense, but not as one of ours.
+    /// The archive is valid, but not one of ours.
     #[error("{0}")]
     Foreign(&'static str),
-    /// It can't be where it was to be.
+    /// The destination is invalid.
     #[error("{0}")]
     Place(String),
-    /// The host refused.
+    /// The host's filesystem failed.
     #[error("writing {}", path.display())]
     Host {
-        /// A file of the host's.
+        /// The host's file.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
 }
 
 type Result<T> = std::result::Result<T, Problem>;
 
-/// What was left out.
+/// Files that were left out.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Unpacked {
-    /// The first device or FIFO, where it would be on the host.
+    /// Host path of the first device or FIFO.
     pub special: Option<PathBuf>,
 }
 
-/// A directory whose attributes are set when everything is in it.
+/// A directory whose attributes are set once all its entries are written.
 struct Open {
     path: PathBuf,
     mode: u32,
@@ -58,13 +58,13 @@ struct Open {
     owner: Option<(u32, u32)>,
 }
 
-/// Unpacks an archive whose only top is called [`ROOT`]. `place` says where that goes, once it
-/// is known whether it is a directory. No identity is gained by what is unpacked: there are no
-/// set-id bits, and no owners but the caller unless `owners`. Nothing is written through a
-/// symbolic link, nor outside of that place. Holes stay holes. Devices and FIFOs are left out.
+/// Unpacks an archive whose only top is called [`ROOT`]. `place` returns the destination, given
+/// whether the top is a directory. Unpacked files grant no privileges: they have no set-id bits,
+/// and no owner but the caller unless `owners`. Nothing is written through a symbolic link, nor
+/// outside of the destination. Holes stay holes. Devices and FIFOs are left out.
 ///
 /// # Errors
-/// [`Problem`]; half of it may be done then.
+/// [`Problem`]; a part may be unpacked then.
 pub fn unpack(
     from: impl Read,
     owners: bool,
@@ -89,7 +89,7 @@ pub fn unpack(
             }
             let root = place(is_directory).map_err(Problem::Place)?;
             unpacking.root = root;
-            // Merged into one that is there, which keeps its attributes.
+            // Merged into the existing directory, which keeps its attributes.
             if is_directory && unpacking.root.is_dir() {
                 continue;
             }
@@ -106,7 +106,7 @@ pub fn unpack(
 struct Unpacking {
     root: PathBuf,
     owners: bool,
-    /// Directories on the way to the last member, each in the one before.
+    /// Directories that contain the last member, outermost first.
     open: Vec<Open>,
     buffer: Vec<u8>,
     unpacked: Unpacked,
@@ -132,7 +132,7 @@ impl Unpacking {
                     }
                     result => result.map_err(failed)?,
                 }
-                // Until everything is in it.
+                // Writable until all its entries are written.
                 fs::set_permissions(&at, Permissions::from_mode(mode | 0o700)).map_err(failed)?;
                 self.open.push(Open {
                     mode: u32::from(attributes.mode) & 0o1777,
@@ -177,7 +177,7 @@ impl Unpacking {
                     fs::hard_link(target, &at).map_err(failed)?;
                 }
             }
-            // They have no business here.
+            // Devices and FIFOs of a sandbox have no use on the host.
             Kind::CharDevice(..) | Kind::BlockDevice(..) | Kind::Fifo => {
                 self.unpacked.special.get_or_insert(at);
             }
@@ -185,7 +185,7 @@ impl Unpacking {
         Ok(())
     }
 
-    /// Writes a file's contents, its holes as holes.
+    /// Writes a file's contents, with its holes.
     fn contents(
         &mut self,
         size: u64,
@@ -207,15 +207,17 @@ impl Unpacking {
         file.set_len(size)
     }
 
-    /// Where a member is on the host.
+    /// Returns a member's path on the host.
     fn at(&self, path: &Path) -> PathBuf {
-        match path == Path::new("") {
-            true => self.root.clone(),
-            false => self.root.join(path),
+        if path == Path::new("") {
+            self.root.clone()
+        } else {
+            self.root.join(path)
         }
     }
 
-    /// Gives directories their attributes that `next` is not in, or all of them.
+    /// Closes the open directories that don't contain `next`, or all of them: sets their
+    /// attributes.
     fn leave(&mut self, next: &Path, all: bool) -> Result<()> {
         while let Some(last) = self
             .open
@@ -238,7 +240,7 @@ impl Open {
     }
 }
 
-/// A member's path below [`ROOT`].
+/// Returns a member's path below [`ROOT`].
 fn below(path: &[u8]) -> Result<PathBuf> {
     let is_plain = |part: &Component<'_>| matches!(part, Component::Normal(_));
     let mut parts = Path::new(OsStr::from_bytes(path)).components();
@@ -250,7 +252,7 @@ fn below(path: &[u8]) -> Result<PathBuf> {
     Ok(parts.collect())
 }
 
-/// Fails unless all directories on the way from `root` are directories themselves.
+/// Fails unless every parent of `path` below `root` is a directory and not a link.
 fn check_parents(root: &Path, path: &Path) -> Result<()> {
     let mut at = root.to_owned();
     let parts = path.parent().into_iter().flat_map(Path::components);
@@ -264,7 +266,7 @@ fn check_parents(root: &Path, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Removes what a link is to replace, unless that is a directory.
+/// Removes the file that a link replaces; fails on a directory.
 fn replace(at: &Path) -> Result<()> {
     match fs::remove_file(at) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(host(at, error)),
@@ -283,7 +285,7 @@ fn chown(path: &Path, uid: u32, gid: u32) -> io::Result<()> {
     )?)
 }
 
-/// Of a symbolic link itself.
+/// Sets the times of a symbolic link itself.
 fn set_link_times(path: &Path, mtime: Timestamp) -> io::Result<()> {
     let moment = Timespec {
         tv_sec: mtime.seconds,
@@ -303,11 +305,12 @@ fn set_link_times(path: &Path, mtime: Timestamp) -> io::Result<()> {
 
 fn times(Timestamp { seconds, nanos }: Timestamp) -> FileTimes {
     let whole = Duration::from_secs(seconds.unsigned_abs());
-    let moment: Option<SystemTime> = match seconds < 0 {
-        true => UNIX_EPOCH.checked_sub(whole),
-        false => UNIX_EPOCH.checked_add(whole),
+    let second: Option<SystemTime> = if seconds < 0 {
+        UNIX_EPOCH.checked_sub(whole)
+    } else {
+        UNIX_EPOCH.checked_add(whole)
     };
-    let moment = moment.and_then(|moment| moment.checked_add(Duration::from_nanos(nanos.into())));
+    let moment = second.and_then(|second| second.checked_add(Duration::from_nanos(nanos.into())));
     FileTimes::new().set_modified(moment.unwrap_or(UNIX_EPOCH))
 }
 
@@ -324,7 +327,7 @@ mod tests {
 
     use super::*;
 
-    /// An archive of members: type, path, and contents or a link's target.
+    /// Builds an archive of members: type, path, and contents or a link's target.
     fn archive(members: &[(EntryType, &str, &str)]) -> Vec<u8> {
         let mut builder = tar::Builder::new(Vec::new());
         for (kind, path, text) in members {
@@ -336,7 +339,7 @@ mod tests {
             header.set_gid(1);
             let is_file = *kind == EntryType::Regular;
             header.set_size(if is_file { text.len() as u64 } else { 0 });
-            // As they are: a library would refuse some.
+            // Written byte by byte: a library would refuse some paths.
             header.as_old_mut().name[..path.len()].copy_from_slice(path.as_bytes());
             if !is_file {
                 header.as_old_mut().linkname[..text.len()].copy_from_slice(text.as_bytes());
@@ -390,7 +393,7 @@ mod tests {
             assert!(!directory.path().join("new").exists());
             let _ = fs::remove_dir_all(&place);
         }
-        // What is in order, over a link that is in the way.
+        // Valid members, over an existing link.
         let members = [
             top,
             (Symlink, "root/file", secret),

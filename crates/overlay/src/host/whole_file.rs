@@ -1,4 +1,4 @@
-//! Files that have their names only when they are whole.
+//! Files that appear under their names only when complete.
 
 use std::fs::{self, File};
 use std::io;
@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::io::Errno;
 
-/// A file without a name, where the filesystem has such: whatever ends this process leaves
-/// nothing behind.
+/// A file without a name, where the filesystem supports it: however this process ends, nothing is
+/// left behind.
 pub struct WholeFile {
     kind: Kind,
     directory: PathBuf,
@@ -21,17 +21,17 @@ enum Kind {
 }
 
 impl WholeFile {
-    /// A file that is to be `path`.
+    /// Creates a file that will be published as `path`.
     ///
     /// # Errors
-    /// Those of its directory.
+    /// Errors of the directory.
     pub fn create(path: &Path) -> io::Result<Self> {
         let directory = match path.parent() {
             Some(parent) if parent != Path::new("") => parent.to_owned(),
             _ => PathBuf::from("."),
         };
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-        // As `docker save` has it: what is in an image or a snapshot may be secret.
+        // As in `docker save`: images and snapshots may contain secrets.
         let mode = Mode::RUSR | Mode::WUSR;
         let kind = match rustix::fs::open(&directory, flags, mode) {
             Ok(file) => Kind::Unnamed(file.into()),
@@ -43,7 +43,7 @@ impl WholeFile {
         Ok(Self { kind, directory })
     }
 
-    /// The file to write to.
+    /// Returns the file to write to.
     pub fn file(&self) -> &File {
         match &self.kind {
             Kind::Unnamed(file) => file,
@@ -51,10 +51,10 @@ impl WholeFile {
         }
     }
 
-    /// Gives it its name, in place of what has it.
+    /// Gives the file its name, and replaces the file that has it.
     ///
     /// # Errors
-    /// Those of its directory.
+    /// Errors of the directory.
     pub fn publish(self, path: &Path) -> io::Result<()> {
         let file = match self.kind {
             Kind::Unnamed(file) => file,
@@ -68,7 +68,7 @@ impl WholeFile {
             rustix::fs::linkat(CWD, from, CWD, name, AtFlags::SYMLINK_FOLLOW)
         };
         match link(path) {
-            // A link replaces nothing, but a renaming does.
+            // A link can't replace a file, but a rename can.
             Err(Errno::EXIST) => {
                 let name = format!(".mica-{}.part", std::process::id());
                 let beside = self.directory.join(name);

@@ -1,4 +1,4 @@
-//! A lower and an upper layer that the kernel made.
+//! A lower and an upper layer that the kernel wrote.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// Random layers; the upper one has a history of `steps`.
+    /// Makes random layers; the upper one has a history of `steps`.
     pub fn new(kind: LowerKind, seed: u64, steps: usize) -> Self {
         // On disk, since the kernel does not mount images from tmpfs.
         let target = env!("CARGO_TARGET_TMPDIR");
@@ -62,7 +62,7 @@ impl Case {
         case
     }
 
-    /// The lower layer, mounted by the kernel.
+    /// Mounts the lower layer with the kernel.
     pub fn mount_lower(&self) -> Mount {
         match self.kind {
             LowerKind::Erofs => Mount::erofs(&self.lower),
@@ -70,17 +70,17 @@ impl Case {
         }
     }
 
-    /// Both layers, mounted by the kernel, the upper one on `disk`.
+    /// Mounts both layers with the kernel, the upper one on `disk`.
     pub fn mount(&self, disk: &Path) -> Mount {
         Mount::overlay(self.mount_lower(), Mount::ext4(disk, "rw"))
     }
 
-    /// The lower layer as we read it.
+    /// Opens the lower layer with this crate.
     pub fn lower(&self) -> Lower {
         Lower::open(self.kind, vec![File::open(&self.lower).unwrap()]).unwrap()
     }
 
-    /// Both layers as we read them.
+    /// Opens both layers with this crate.
     pub fn view(&self) -> View<ReadOnly<File>> {
         let disk = view::open(File::open(&self.disk).unwrap()).unwrap();
         View::new(disk, self.lower())
@@ -105,7 +105,7 @@ fn empty(directory: &Path, name: &str) -> PathBuf {
     path
 }
 
-/// The EROFS image that our conversion makes of a layer's archive.
+/// Converts a layer's archive to an EROFS image.
 pub fn convert(directory: &Path, archive: &Path) -> PathBuf {
     let store = Store::open(&directory.join("store")).unwrap();
     let expect = Expect {

@@ -1,4 +1,4 @@
-//! Random edits, done by us and by the kernel.
+//! Random edits, made by this crate and by the kernel.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -17,7 +17,7 @@ use super::mounts::{Mount, run};
 use super::tree::{Tree, of_directory};
 use micabox_ext4::FileKind;
 
-/// Does random edits with `edit` and below `mount`. Returns those that were done.
+/// Makes random edits with `edit` and below `mount`. Returns the edits that succeeded.
 pub fn make(
     edit: &mut Edit<File>,
     mount: &Mount,
@@ -44,7 +44,7 @@ pub fn make(
                 kind == FileKind::Directory
             }))),
         };
-        // Something that the kernel's side says no to is not done by us.
+        // Edits that the kernel's side refuses are skipped.
         if !by_kernel(mount, &patch, archive) {
             continue;
         }
@@ -64,7 +64,7 @@ fn absolute(path: &[u8]) -> Vec<u8> {
     [b"/", path].concat()
 }
 
-/// The path of something in the tree; the root's if there is nothing of that kind.
+/// Returns the path of a random file of some kind in the tree; the root's if there is none.
 fn any<'t>(tree: &'t Tree, random: &mut Random, of: impl Fn(FileKind) -> bool) -> &'t [u8] {
     let all = tree.iter().filter(|(_, node)| of(node.kind));
     let all: Vec<_> = all.map(|(path, _)| path.as_slice()).collect();
@@ -72,7 +72,7 @@ fn any<'t>(tree: &'t Tree, random: &mut Random, of: impl Fn(FileKind) -> bool) -
         .unwrap_or(&&b""[..])
 }
 
-/// A path below a directory, or what may lead to one.
+/// Returns a path below a directory, or below a link that may lead to one.
 fn new_path(tree: &Tree, random: &mut Random, between: &str) -> Vec<u8> {
     let of = |kind| matches!(kind, FileKind::Directory | FileKind::Symlink);
     let directory = any(tree, random, of).escape_ascii().to_string();
@@ -90,14 +90,14 @@ fn content() -> File {
     file
 }
 
-/// What is at a path, with symbolic links followed as with the mount as root.
+/// Opens a path, with symbolic links followed as with the mount as root.
 pub fn open(mount: &Path, path: &[u8], flags: OFlags) -> rustix::io::Result<OwnedFd> {
     let flags = flags | OFlags::PATH | OFlags::CLOEXEC;
     let root = rustix::fs::open(mount, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     rustix::fs::openat2(root, path, flags, Mode::empty(), ResolveFlags::IN_ROOT)
 }
 
-/// Does the same with system calls; returns whether it could be done.
+/// Makes the edit with system calls. Returns whether it succeeded.
 fn by_kernel(mount: &Mount, patch: &Patch, archive: &Path) -> bool {
     let split = |path: &[u8]| {
         let slash = path.iter().rposition(|byte| *byte == b'/').unwrap();
@@ -120,8 +120,8 @@ fn by_kernel(mount: &Mount, patch: &Patch, archive: &Path) -> bool {
             true
         }
         Patch::Directory(path) => {
-            // Only a whole directory to begin with: a link that leads nowhere is another thing
-            // for `mkdir -p`.
+            // Only a whole directory to begin with: a dangling link is treated differently by
+            // `mkdir -p`.
             let (above, last) = split(path);
             let above = above.strip_suffix(b"new/deep/").unwrap();
             let Ok(mut at) = open(mount.path(), above, OFlags::DIRECTORY) else {
@@ -182,7 +182,7 @@ fn by_kernel(mount: &Mount, patch: &Patch, archive: &Path) -> bool {
     }
 }
 
-/// Makes something new root's, also in a directory that hands its group down.
+/// Gives a new file to root, also in a directory whose group is inherited.
 fn be_root(directory: &OwnedFd, name: &[u8], mode: Option<u16>) {
     let flags = AtFlags::SYMLINK_NOFOLLOW;
     let (uid, gid) = (Some(Uid::ROOT), Some(Gid::ROOT));
@@ -193,7 +193,7 @@ fn be_root(directory: &OwnedFd, name: &[u8], mode: Option<u16>) {
     }
 }
 
-/// An archive with one of everything, below a name that nothing else has.
+/// Makes an archive with one file of each kind, below a name that no other file has.
 pub fn archive(directory: &Path) -> std::path::PathBuf {
     let from = directory.join("packed");
     let all = from.join("from archive/sub");

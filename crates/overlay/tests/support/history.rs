@@ -1,4 +1,4 @@
-//! Random histories, made by the kernel.
+//! Random histories of filesystem operations, made by the kernel.
 
 use std::ffi::CString;
 use std::fs;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, XattrFlags};
 
-/// A generator of numbers (splitmix64).
+/// A random number generator (splitmix64).
 pub struct Random(pub u64);
 
 impl Random {
@@ -26,10 +26,10 @@ impl Random {
     }
 }
 
-/// Few names, so that operations meet.
+/// Few names, so that operations collide.
 pub const NAMES: [&str; 8] = ["d0", "d1", "d2", "f0", "f1", "f2", "x0", "x1"];
 
-/// What symbolic links lead to: something near, far, outside of the root, missing, or a circle.
+/// Targets of symbolic links: near, far, outside of the root, missing, or cyclic.
 pub const TARGETS: [&str; 8] = [
     "d0",
     "../d1/f0",
@@ -50,7 +50,7 @@ fn path(random: &mut Random, root: &Path) -> PathBuf {
     path.join(random.of(&NAMES))
 }
 
-/// Does `steps` operations below `root`. Those that the kernel refuses are not done.
+/// Does `steps` operations below `root`. Those that the kernel refuses are skipped.
 pub fn make(root: &Path, random: &mut Random, steps: usize) {
     for _ in 0..steps {
         let at = path(random, root);

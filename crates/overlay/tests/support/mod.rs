@@ -1,4 +1,4 @@
-//! What the tests against the kernel's overlayfs share.
+//! Shared code of the tests against the kernel's overlayfs.
 
 pub mod case;
 pub mod edits;

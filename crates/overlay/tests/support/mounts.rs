@@ -1,4 +1,4 @@
-//! Mounts with the machine's kernel, as root.
+//! Mounts of the host's kernel, made as root.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use rustix::mount::{MountFlags, UnmountFlags};
 
-/// A mount that ends with this value.
+/// A mount that is unmounted on drop.
 pub struct Mount {
     directory: tempfile::TempDir,
-    /// What it is on top of.
+    /// Mounts below this one.
     _below: Vec<Mount>,
 }
 
 impl Mount {
-    /// An ext4 filesystem in a file. `options`: `rw` or `ro`.
+    /// Mounts an ext4 filesystem in a file. `options`: `rw` or `ro`.
     pub fn ext4(image: &Path, options: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let mut command = Command::new("mount");
@@ -26,12 +26,12 @@ impl Mount {
         }
     }
 
-    /// An EROFS image, straight from its file.
+    /// Mounts an EROFS image, directly from its file.
     pub fn erofs(image: &Path) -> Self {
         Self::new("erofs", image, MountFlags::RDONLY, "", Vec::new())
     }
 
-    /// An upper layer on a disk over a lower one, as in a sandbox.
+    /// Mounts an upper layer on a disk over a lower layer, as in a sandbox.
     pub fn overlay(lower: Self, disk: Self) -> Self {
         let at = |name| disk.path().join(name);
         for directory in [at("root"), at("work")] {
@@ -53,7 +53,7 @@ impl Mount {
         )
     }
 
-    /// Read-only layers, the topmost first.
+    /// Mounts read-only layers, the topmost first.
     pub fn stack(layers: Vec<Self>) -> Self {
         let paths = layers
             .iter()
@@ -98,7 +98,7 @@ impl Drop for Mount {
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        // So that a failing test that still has a file open leaves nothing.
+        // Even a failing test that still has a file open leaves no mount behind.
         let _ = rustix::mount::unmount(path, UnmountFlags::DETACH);
         assert!(std::thread::panicking(), "the mount is in use");
     }

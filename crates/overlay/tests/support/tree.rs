@@ -12,7 +12,7 @@ use micabox_overlay::view::{Entry, View};
 use micabox_overlay::walk::{Scope, Walk};
 use micabox_overlay::words::{ESCAPED_PREFIX, is_marker, unescape_xattr_name};
 
-/// One name and everything behind it.
+/// A file at a path, with its attributes and contents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
     pub kind: FileKind,
@@ -21,16 +21,16 @@ pub struct Node {
     pub mtime: (i64, u32),
     pub device: (u32, u32),
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// A file's contents, a link's target.
+    /// A file's contents, or a link's target.
     pub content: Vec<u8>,
-    /// The first path of the same inode; a directory's own.
+    /// The first path of the same inode; for a directory, its own path.
     pub first_name: Vec<u8>,
 }
 
-/// Nodes by path without a slash at its start; the root's is empty.
+/// Nodes by path without a leading slash; the root's path is empty.
 pub type Tree = BTreeMap<Vec<u8>, Node>;
 
-/// As the kernel shows it.
+/// Reads the tree that the kernel shows.
 pub fn of_directory(root: &Path) -> Tree {
     let mut tree = Tree::new();
     let mut inodes = HashMap::new();
@@ -86,7 +86,7 @@ pub fn of_directory(root: &Path) -> Tree {
     tree
 }
 
-/// As our view shows it.
+/// Reads the tree that this crate's view shows.
 pub fn of_view<D: BlockDevice>(view: &mut View<D>) -> Tree {
     let mut tree = Tree::new();
     let mut inodes: HashMap<_, Vec<Vec<u8>>> = HashMap::new();
@@ -116,7 +116,7 @@ fn node_of<D: BlockDevice>(view: &mut View<D>, path: &[u8], entry: &Entry) -> No
     let content = match kind {
         FileKind::File => {
             let mut content = vec![0; entry.size() as usize];
-            // Holes read as zeros, and are no part of the segments.
+            // Holes read as zeros, and are not part of the segments.
             for segment in view.segments(entry).unwrap() {
                 let range = segment.offset as usize..content.len().min(segment.end() as usize);
                 let piece = &mut content[range];
@@ -133,7 +133,7 @@ fn node_of<D: BlockDevice>(view: &mut View<D>, path: &[u8], entry: &Entry) -> No
     Node {
         kind,
         mode: match kind {
-            // Whatever a foreign image says.
+            // Whatever the image has: Linux ignores a link's permissions.
             FileKind::Symlink => 0o777,
             _ => owner.permissions.into(),
         },
@@ -163,7 +163,7 @@ fn name_links(tree: &mut Tree, inodes: impl Iterator<Item = Vec<Vec<u8>>>) {
     }
 }
 
-/// A path of something in a directory.
+/// Joins a directory's path and a name.
 pub fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
     match directory {
         b"" => name.to_vec(),
@@ -171,7 +171,7 @@ pub fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
     }
 }
 
-/// The directory of a path.
+/// Returns the parent of a path.
 pub fn parent(path: &[u8]) -> &[u8] {
     let slash = path.iter().rposition(|byte| *byte == b'/');
     &path[..slash.unwrap_or(0)]

@@ -13,8 +13,8 @@ use crate::layer::archive::Archive;
 use crate::server::{End, Registry, Reply};
 use crate::{Puller, assert_has};
 
-/// Pulls `image` from a registry whose first answer for its layer is spoiled by `fault`, and
-/// asserts that it arrives nonetheless. Returns what was asked for to get the layer.
+/// Pulls `image` from a registry whose first response for its layer is spoiled by `fault`, and
+/// asserts that the image arrives nonetheless. Returns the requests for the layer.
 fn survives(
     registry: &Registry,
     image: &TestImage,
@@ -106,7 +106,7 @@ fn a_range_of_another_blob_is_found_out() {
     registry.blob_fault(&image, 1, |_, reply| {
         let total = reply.body.len();
         let range = format!("bytes {CUT}-{}/{total}", total - 1);
-        // Right in every respect but its bytes.
+        // Valid in every respect but its bytes.
         Reply::new(206, &reply.body[..total - CUT]).header("content-range", range)
     });
     let message = Puller::new().refusal(&registry.reference("x:1"));
@@ -118,7 +118,7 @@ fn no_progress_means_giving_up() {
     let image = TestImage::large();
     let registry = Registry::with(&image);
     registry.ignore_ranges();
-    // The same first bytes for ever: a new connection each time, but nothing new.
+    // The same first bytes each time: a new connection, but no progress.
     registry.blob_fault(&image, usize::MAX, |_, reply| reply.cut(CUT, End::Close));
     let puller = Puller::new();
     let message = puller.refusal(&registry.reference("x:1"));
@@ -134,7 +134,7 @@ fn no_progress_means_giving_up() {
 fn progress_earns_new_attempts() {
     let image = TestImage::new(vec![TestLayer::noise(3, 12 << 20)]);
     let registry = Registry::with(&image);
-    // More breaks than attempts, but each gets a good deal further.
+    // More failures than attempts, but with progress between them.
     registry.blob_fault(&image, 10, |request, reply| {
         let start = request.range_start().unwrap_or(0);
         let total = reply.body.len();
@@ -483,7 +483,7 @@ fn one_layers_failure_ends_the_others() {
             .contains(&fails.to_string())
             .then(|| Reply::error(404, ""))
     });
-    // The stalled layer isn't waited for.
+    // The pull doesn't wait for the stalled layer.
     let puller = Puller::new().edit_settings(|settings| {
         settings.transfer.idle_timeout = Duration::from_secs(86_400);
     });
@@ -493,7 +493,7 @@ fn one_layers_failure_ends_the_others() {
 
 #[test]
 fn a_bad_archive_ends_the_transfer() {
-    // The blob is what the manifest says, but no archive.
+    // The blob is the manifest's, but not an archive.
     let mut layer = TestLayer::gzip(&[0xff; 4 << 20]);
     layer.media_type = "application/vnd.oci.image.layer.v1.tar+gzip";
     let registry = Registry::with(&TestImage::new(vec![layer]));
@@ -535,7 +535,7 @@ fn a_layer_may_be_elsewhere_but_only_over_tls() {
     let mut layer = TestLayer::gzip(&archive);
     layer.media_type = "application/vnd.oci.image.layer.nondistributable.v1.tar+gzip";
     let image = TestImage::new(vec![layer]);
-    // A registry that holds it though it need not.
+    // A registry that holds the blob though it need not.
     let registry = Registry::with(&image);
     let puller = Puller::new();
     puller.assert_has(&puller.pull(&registry.reference("x:1")), &image);

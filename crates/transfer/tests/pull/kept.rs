@@ -1,4 +1,4 @@
-//! A pull that was killed goes on where it was: in another process, from the bytes on disk.
+//! A pull that was killed continues from the bytes on disk, in another process.
 
 use std::env;
 use std::fs;
@@ -32,7 +32,7 @@ fn image() -> TestImage {
     TestImage::new(vec![TestLayer::noise(5, 12 * MIB)])
 }
 
-/// Not a test: what the others run as a process of its own.
+/// Not a test: the other tests run this in a separate process.
 #[test]
 fn another_process() {
     if let (Some(root), Ok(reference)) = (env::var_os(STORE), env::var(REFERENCE)) {
@@ -40,7 +40,7 @@ fn another_process() {
     }
 }
 
-/// Pulls in a process of its own, and kills it when it has some `bytes` of the blob.
+/// Pulls in a separate process, and kills it when it has `bytes` bytes of the blob.
 fn kill_at(root: &Path, reference: &str, bytes: usize) -> PathBuf {
     let mut process: Child = Command::new(env::current_exe().unwrap())
         .args(["--exact", "kept::another_process"])
@@ -64,7 +64,7 @@ fn kill_at(root: &Path, reference: &str, bytes: usize) -> PathBuf {
     kept
 }
 
-/// The start of a blob in the store.
+/// Returns the kept start of a blob in the store.
 fn partial(root: &Path) -> Option<PathBuf> {
     let files = fs::read_dir(root.join("tmp")).ok()?.flatten();
     let mut paths = files.map(|file| file.path());
@@ -74,8 +74,8 @@ fn partial(root: &Path) -> Option<PathBuf> {
     })
 }
 
-/// A registry that goes silent in the middle of the first answer, and where a pull that got
-/// so far was killed.
+/// Returns a registry that goes silent in the middle of the first response, and a store in which a
+/// pull that got that far was killed.
 fn killed(image: &TestImage) -> (Registry, Puller, PathBuf) {
     let registry = Registry::with(image);
     registry.blob_fault(image, 1, |_, reply| reply.cut(9 * MIB, End::Stall));
@@ -98,7 +98,7 @@ fn a_killed_pull_asks_for_the_rest_only() {
         .collect();
     assert_eq!(ranges, [None, Some(length)]);
     assert!(!kept.exists());
-    // What else the killed one left goes when the store is opened.
+    // The killed pull's other files are removed when the store is opened.
     let report = Store::open(puller.store.root())
         .unwrap()
         .fsck(false)
@@ -153,7 +153,8 @@ fn prune_removes_what_was_kept() {
     assert!(!kept.exists());
 }
 
-/// Passes connections on to `to`, not faster than `pause` a piece, and counts what comes back.
+/// Forwards connections to `to`, one piece per `pause` at most, and counts the bytes that come
+/// back.
 fn counting(to: String, pause: Duration) -> (String, Arc<AtomicU64>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -183,7 +184,7 @@ fn counting(to: String, pause: Duration) -> (String, Arc<AtomicU64>) {
     (address, count)
 }
 
-/// The count once it stays: a connection's last piece may be on its way.
+/// Returns the count once it stops changing: a connection's last piece may be under way.
 fn settled(count: &AtomicU64) -> u64 {
     loop {
         let before = count.load(Ordering::Relaxed);
@@ -215,7 +216,7 @@ fn a_real_registry_serves_only_what_is_missing() {
     served.store(0, Ordering::Relaxed);
     assert_has(&store, &pull(&store, &reference), &image);
     let again = served.load(Ordering::Relaxed);
-    // The rest, the documents and headers.
+    // The rest of the blob, the documents and headers.
     assert!(
         (size - length..size - length + 20_000).contains(&again),
         "{again} bytes were served of {size}, {length} were kept"

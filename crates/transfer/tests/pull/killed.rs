@@ -1,5 +1,4 @@
-//! kill -9 in the middle of a pull, at any moment: what is left is a sound store, and the
-//! same pull succeeds.
+//! kill -9 at any moment of a pull leaves a sound store, in which the same pull succeeds.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -24,7 +23,7 @@ const REFERENCE: &str = "TEST_PULL_REFERENCE";
 pub fn pull(store: &Store, reference: &str) -> micabox_image::store::Image {
     let mut settings = settings();
     if env::var_os(STORE).is_none() {
-        // Hundreds of workers would take their time, and are tested elsewhere.
+        // Hundreds of workers would take long, and are tested elsewhere.
         settings.conversion = Place::Here;
     }
     let mut options = PullOptions::new(Arc::new(settings));
@@ -33,7 +32,7 @@ pub fn pull(store: &Store, reference: &str) -> micabox_image::store::Image {
     pull_blocking(store, &reference, &options, Arc::new(Silent)).unwrap()
 }
 
-/// Pulls in a process of its own: this test again, told what to do by its environment.
+/// Pulls in a separate process: this test again, directed by environment variables.
 fn pulling(root: &Path, reference: &str) -> Child {
     Command::new(env::current_exe().unwrap())
         .args(["--exact", "killed::a_killed_pull_leaves_a_sound_store"])
@@ -60,7 +59,7 @@ fn a_killed_pull_leaves_a_sound_store() {
     let registry = Registry::with(&image);
     let reference = registry.reference("x:1").to_string();
 
-    // How long an undisturbed one takes, so that the kills fall all over it.
+    // Duration of an undisturbed pull, so that the kills are spread over all of it.
     let directory = tempfile::tempdir().unwrap();
     let started = Instant::now();
     assert!(
@@ -81,13 +80,13 @@ fn a_killed_pull_leaves_a_sound_store() {
         let status = process.wait().unwrap();
         interrupted += u32::from(!status.success());
 
-        // As the next command of whoever saw it die.
+        // The next command after the kill.
         let store = Store::open(&root).unwrap();
         let report = store.fsck(false).unwrap();
         assert!(report.is_clean(), "round {round}: {report:?}");
         assert_has(&store, &pull(&store, &reference), &image);
-        // A worker that was just being started may have held the killed one's locks a moment
-        // longer: what they were of goes with the command after that.
+        // A worker that was just being started may have held the killed process's locks a moment
+        // longer: the next command removes the files under those locks.
         let report = Store::open(&root).unwrap().fsck(false).unwrap();
         assert!(report.is_clean(), "round {round}: {report:?}");
         let litter = report.leftovers + report.strangers.len();
@@ -96,7 +95,7 @@ fn a_killed_pull_leaves_a_sound_store() {
     assert!(interrupted > 0, "no pull was interrupted");
 }
 
-/// A moment within a pull: evenly spread, so that none is left out.
+/// Returns a moment within a pull. Rounds are evenly spread, so that no part is left out.
 fn moment(round: u32, whole: Duration) -> Duration {
     whole.mul_f64(f64::from(round) / f64::from(ROUNDS))
 }

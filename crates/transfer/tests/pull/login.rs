@@ -1,4 +1,4 @@
-//! Registries that want to know who asks, and secrets that stay where they belong.
+//! Registries that require a login, and secrets that must not leave them.
 
 use std::fs;
 
@@ -37,8 +37,8 @@ fn wants_basic(registry: &Registry) {
     });
 }
 
-/// Makes `registry` want tokens from `/token`, each good for `uses` requests. `issue` looks
-/// at a request for one.
+/// Makes `registry` require tokens from `/token`, each valid for `uses` requests. `issue` checks a
+/// request for a token.
 fn wants_tokens(
     registry: &Registry,
     uses: usize,
@@ -51,7 +51,7 @@ fn wants_tokens(
             return Some(issue(request).unwrap_or_else(|| {
                 issued += 1;
                 left = uses;
-                // Which of the two names it has depends on the way it was asked for.
+                // The field's name depends on the request's method.
                 let field = if request.method == "POST" {
                     "access_token"
                 } else {
@@ -136,7 +136,7 @@ fn tokens_are_fetched_anonymously_or_with_a_password() {
         let basic = format!("Basic {AUTH}");
         let sent = tokens[0].header("authorization");
         assert_eq!(sent, password.then_some(basic.as_str()));
-        // The password goes to the token server only.
+        // The password is sent to the token server only.
         let others = requests.iter().filter(|request| request.path() != "/token");
         assert!(
             others
@@ -165,7 +165,7 @@ fn an_identity_token_is_exchanged() {
     let (_directory, known) = credentials(&registry, entry);
     let puller = Puller::new().credentials(known);
     puller.assert_has(&puller.pull(&registry.reference("x:1")), &image);
-    // Not in a place that servers log.
+    // Not in the URL, which servers log.
     let mut requests = registry.requests().into_iter();
     assert!(requests.all(|request| !request.target.contains("fresh")));
 }

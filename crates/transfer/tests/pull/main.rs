@@ -1,4 +1,4 @@
-//! Pulling from registries: well-behaved ones, broken ones and hostile ones.
+//! Pulls from well-behaved, broken and hostile registries.
 
 #[path = "../../../image/tests/layer/mod.rs"]
 mod layer;
@@ -28,15 +28,15 @@ use micabox_transfer::{PullPolicy, Settings};
 use image::TestImage;
 use layer::{TestStore, store};
 
-// What is converted here is converted by a worker.
+// Conversions run in a worker.
 micabox_jail::run_if_worker_before_main!(&[micabox_image::WORKER]);
 
-/// Remembers what it was told.
+/// Records events.
 #[derive(Default)]
 struct Recorder {
     notices: Mutex<Vec<String>>,
     retries: Mutex<Vec<String>>,
-    /// Diff ID and bytes of each report.
+    /// Diff ID and bytes of each event.
     received: Mutex<Vec<(String, u64)>>,
     present: Mutex<usize>,
 }
@@ -63,7 +63,7 @@ impl Progress for Recorder {
     }
 }
 
-/// A store, and how to pull into it.
+/// A store, and options for pulling into it.
 struct Puller {
     store: TestStore,
     options: PullOptions,
@@ -121,13 +121,13 @@ impl Puller {
         pull_blocking(&self.store, reference, &self.options, self.progress.clone())
     }
 
-    /// Pulls what must be there.
+    /// Pulls an image that must be there.
     fn pull(&self, reference: &Reference) -> Image {
         self.try_pull(reference)
             .unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// The message with which a pull fails, after which nothing is left behind.
+    /// Returns the message of a pull's failure, and asserts that the pull left no files behind.
     fn refusal(&self, reference: &Reference) -> String {
         let error = self
             .try_pull(reference)

@@ -1,4 +1,4 @@
-//! Mirrors: asked first, passed over when they fail, and never covered up for.
+//! Mirrors: asked first, skipped when they fail, and never trusted with altered bytes.
 
 use micabox_registry::{Mirror, Registry as RegistrySettings};
 
@@ -43,7 +43,7 @@ fn a_mirror_that_has_the_image_is_all_that_is_asked() {
             .iter()
             .all(|request| request.target.contains(&namespace))
     );
-    // Only the place is another, not the name.
+    // The image has another source, but the same name.
     assert!(
         puller
             .store

@@ -1,4 +1,4 @@
-//! Registries that do what they should: names, platforms, policies, and what isn't fetched.
+//! Registries without faults: names, platforms, policies, and what isn't fetched.
 
 use std::thread;
 
@@ -30,7 +30,7 @@ fn a_tag_a_digest_or_both_name_it() {
     let image = TestImage::small();
     let registry = Registry::with(&image);
     let digest = image.digest();
-    // The digest decides where there are both, even if the tag is not there.
+    // A digest takes precedence over a tag, even if the tag doesn't exist.
     for rest in [
         "x:1".to_owned(),
         format!("x@{digest}"),
@@ -67,7 +67,7 @@ fn policies_say_when_the_registry_is_asked() {
     let puller = puller.policy(PullPolicy::Always);
     assert_has(&puller.store, &puller.pull(&reference), &new);
 
-    // Nothing new: the manifest is all that is asked for.
+    // Nothing new: only the manifest is requested.
     let before = registry.requests().len();
     assert_has(&puller.store, &puller.pull(&reference), &new);
     let asked = registry.requests().split_off(before);
@@ -135,7 +135,7 @@ fn an_index_leads_to_the_platform() {
         amd.entry(Some("linux/amd64")),
     ];
     registry.put_manifest("x", "multi", index(&entries));
-    // An index inside one, and entries that leave it to the config.
+    // An index inside an index, and entries that leave the platform to the config.
     let nested = json!({
         "mediaType": "application/vnd.oci.image.index.v1+json",
         "digest": micabox_image::Digest::of(&index(&entries)), "size": index(&entries).len(),
@@ -155,13 +155,13 @@ fn an_index_leads_to_the_platform() {
         }
         assert!(!message.contains("unknown"), "{message}");
     }
-    // Asking for another platform is asking for another image.
+    // Another platform means another image.
     let reference = registry.reference("x:multi");
     let puller = Puller::new().platform("linux/arm64");
     assert_has(&puller.store, &puller.pull(&reference), &arm);
     let puller = puller.platform("linux/amd64");
     assert_has(&puller.store, &puller.pull(&reference), &amd);
-    // So is it without an index.
+    // Also without an index.
     let message = Puller::new()
         .platform("linux/amd64")
         .refusal(&registry.reference("x:1"));
@@ -172,7 +172,7 @@ fn an_index_leads_to_the_platform() {
 fn layers_come_side_by_side_but_only_so_many() {
     let image = TestImage::new((0..6).map(|seed| TestLayer::noise(seed, 1000)).collect());
     let registry = Registry::with(&image);
-    // No layer is answered before two were asked for, and the third must wait for one.
+    // No layer is served before two were requested, and the third must wait for one.
     registry.gather(2);
     let puller = Puller::new().edit_settings(|settings| {
         settings.parallel_layers = ParallelLayers::new(2);

@@ -1,5 +1,5 @@
-//! Pushing: to registries that take it, and to those that don't, fail or want to know who
-//! asks. `real.rs` has the real one.
+//! Pushes to registries that accept them, refuse them, fail or require a login. `real.rs` has the
+//! real registry.
 
 use std::fs;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::image::{TestImage, TestLayer};
 use crate::server::{Registry, Reply};
 use crate::uploads::accept;
 
-/// A store with an image to push, and how to push it.
+/// A store with an image, and options for pushing it.
 pub struct Pusher {
     pub puller: Puller,
     pub options: PushOptions,
@@ -23,7 +23,7 @@ pub struct Pusher {
 }
 
 impl Pusher {
-    /// The image comes from a registry that is gone.
+    /// Takes an image from a registry that is gone.
     pub fn with(image: TestImage) -> Self {
         let puller = Puller::new();
         let registry = Registry::with(&image);
@@ -71,7 +71,7 @@ impl Pusher {
         self.try_push(to).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// The message with which a push fails.
+    /// Returns the message of a push's failure.
     pub fn refusal(&self, to: &Reference) -> String {
         let error = self.try_push(to).expect_err("the push should have failed");
         let litter = fs::read_dir(self.puller.store.root().join("tmp")).unwrap();
@@ -153,7 +153,7 @@ fn a_broken_transfer_goes_on_where_it_was_or_begins_again() {
             .iter()
             .filter(|request| request.method == "PATCH")
             .collect();
-        // One broke, one for the rest or for all of it, one for the config.
+        // One failed, one for the rest or for all of the blob, one for the config.
         assert_eq!(patches.len(), 3);
         let range = patches[1].header("content-range");
         assert_eq!(range.is_some(), !forgetful);
@@ -203,7 +203,7 @@ fn refusals_are_told_apart_and_nothing_is_published() {
     for method in ["HEAD", "POST", "PATCH", "PUT"] {
         for (status, part) in starts {
             if (method, status) == ("HEAD", 404) {
-                continue; // That is how a registry says that it lacks a blob.
+                continue; // A registry reports a missing blob with this status.
             }
             let registry = Registry::new();
             registry.rule(move |request| {
@@ -214,9 +214,9 @@ fn refusals_are_told_apart_and_nothing_is_published() {
             let uploads = accept(&registry);
             let message = pusher.refusal(&registry.reference("team:1"));
             let part = match (method, status) {
-                // No body says why.
+                // The response has no body with a reason.
                 ("HEAD", _) => part.split(':').next().unwrap(),
-                // In the middle of a transfer the repository was there a moment ago.
+                // In the middle of a transfer the repository existed a moment ago.
                 ("PATCH" | "PUT", 404) => "forgot the transfer: go away",
                 _ => part,
             };
@@ -279,7 +279,7 @@ fn a_registry_that_stalls_is_given_up() {
     }
 }
 
-/// A login that is for pulling and pushing, and for what may be mounted.
+/// A login is for pulling and pushing, and for the repositories to mount from.
 #[test]
 fn tokens_are_asked_for_with_all_that_a_push_needs() {
     let pusher = Pusher::small();
@@ -342,7 +342,7 @@ fn blobs_may_go_elsewhere_without_credentials() {
             _ => None,
         }
     });
-    // Nothing there knows of transfer 7.
+    // That host doesn't know transfer 7.
     let message = pusher.refusal(&registry.reference("team:1"));
     assert!(message.contains("forgot the transfer"), "{message}");
     let requests = elsewhere.requests();

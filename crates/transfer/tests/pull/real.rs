@@ -84,7 +84,7 @@ fn what_skopeo_pushes_is_pulled() {
     }
 }
 
-/// TLS by a private authority, and a password: what a company's registry looks like.
+/// TLS by a private authority, and a password, as in a company's registry.
 #[test]
 fn a_private_authority_and_a_password() {
     let directory = tempfile::tempdir().unwrap();
@@ -198,7 +198,7 @@ fn a_private_authority_and_a_password() {
     let pulled = puller.pull(&reference);
     assert_has(&puller.store, &pulled, &image);
 
-    // And with the password back, under another name: as the blobs are there, unchanged.
+    // With the password restored, under another name: the blobs are there, unchanged.
     let to = named(&registry, "copy:1");
     let mut pusher = Pusher::small();
     pusher.options.settings = puller.options.settings.clone();
@@ -208,7 +208,7 @@ fn a_private_authority_and_a_password() {
     assert_eq!(puller.pull(&to).layers.len(), 3);
 }
 
-/// Copies what a registry has to a layout, which skopeo checks on the way.
+/// Copies an image from a registry to a layout; skopeo checks the image.
 fn copied(reference: &Reference, directory: &Path, options: &[&str]) -> serde_json::Value {
     let layout = format!("oci:{}:x", directory.display());
     let skopeo = |arguments: &[&str]| {
@@ -224,7 +224,7 @@ fn copied(reference: &Reference, directory: &Path, options: &[&str]) -> serde_js
     serde_json::from_slice(&config).unwrap()
 }
 
-/// Pushed by us, taken by the real registry, pulled back by us and by skopeo.
+/// A pushed image is accepted by the real registry, and pulled back by us and by skopeo.
 #[test]
 fn what_is_pushed_is_pulled_back() {
     let directory = tempfile::tempdir().unwrap();
@@ -260,7 +260,7 @@ fn what_is_pushed_is_pulled_back() {
         let diff_ids: Vec<_> = was.layers.iter().map(|layer| layer.diff_id).collect();
         assert_eq!(config["rootfs"]["diff_ids"], serde_json::json!(diff_ids));
 
-        // Again, and as what was pulled back: nothing is left to send, nothing changes.
+        // Again, and with the pulled image: no blob needs to be sent, nothing changes.
         assert_eq!(pusher.push(&to).present, 3);
         let back = Pusher {
             name: to.to_string(),

@@ -14,11 +14,11 @@ use crate::image::TestImage;
 #[derive(Debug, Clone)]
 pub struct Request {
     pub method: String,
-    /// With the query.
+    /// Path with the query.
     pub target: String,
     headers: Vec<(String, String)>,
     pub body: Vec<u8>,
-    /// The connection broke within the body, and nobody gets an answer.
+    /// The connection failed within the body; no response is sent.
     pub broken: bool,
 }
 
@@ -40,32 +40,32 @@ impl Request {
         self.path().contains("/manifests/")
     }
 
-    /// The first byte that is asked for, if it isn't all of them.
+    /// Returns the first byte of the requested range, if there is one.
     pub fn range_start(&self) -> Option<usize> {
         let range = self.header("range")?.strip_prefix("bytes=")?;
         Some(range.strip_suffix('-')?.parse().unwrap())
     }
 }
 
-/// What happens after the bytes of a body that are sent.
+/// What happens after the last byte that is sent of a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
     Close,
     /// Nothing, until the client gives up.
     Stall,
-    /// The same before anything is sent.
+    /// The same, before any byte of the response.
     Silent,
-    /// The body goes on for as long as the client reads.
+    /// The body continues for as long as the client reads.
     Endless,
 }
 
-/// An answer.
+/// A response.
 #[derive(Debug, Clone)]
 pub struct Reply {
     pub status: u16,
     pub headers: Vec<(&'static str, String)>,
     pub body: Vec<u8>,
-    /// The Content-Length, if there is to be one.
+    /// The Content-Length, if there is one.
     pub length: Option<usize>,
     pub end: End,
 }
@@ -82,7 +82,7 @@ impl Reply {
         }
     }
 
-    /// An error as registries report them.
+    /// An error in the registries' format.
     pub fn error(status: u16, message: &str) -> Self {
         let body = serde_json::json!({"errors": [{"code": "TEST", "message": message}]});
         Self::new(status, body.to_string())
@@ -97,7 +97,7 @@ impl Reply {
         Self::new(307, "").header("location", to)
     }
 
-    /// Sends no more than `count` bytes of the body it promises.
+    /// Sends no more than `count` bytes of the body that the header promises.
     pub fn cut(mut self, count: usize, end: End) -> Self {
         self.body.truncate(count);
         self.end = end;
@@ -117,15 +117,15 @@ struct State {
     contents: HashMap<String, (String, Vec<u8>)>,
     rules: Vec<Rule>,
     requests: Vec<Request>,
-    /// Configs, which are no layers though they are blobs.
+    /// Configs: blobs that aren't layers.
     configs: Vec<String>,
-    /// Layers that are being answered, and the most there ever were.
+    /// Layers that are being served, and the highest number so far.
     active: usize,
     peak: usize,
-    /// Answer layers only once so many were asked for at the same time.
+    /// Serves layers only once this many were requested at the same time.
     gather: usize,
     ignores_ranges: bool,
-    /// After how many bytes of their bodies the next PATCH requests break.
+    /// Numbers of body bytes after which the next PATCH requests fail.
     breaks: Vec<usize>,
 }
 
@@ -159,7 +159,7 @@ impl Registry {
         registry
     }
 
-    /// A registry with one image, as `x:1`.
+    /// Creates a registry with one image, as `x:1`.
     pub fn with(image: &TestImage) -> Self {
         let registry = Self::new();
         registry.push("x", "1", image);
@@ -199,7 +199,7 @@ impl Registry {
     pub fn put_manifest(&self, repository: &str, tag: &str, manifest: Vec<u8>) {
         let json: serde_json::Value = serde_json::from_slice(&manifest).unwrap_or_default();
         let media_type = json["mediaType"].as_str();
-        // Not everything that a document says of itself can be said in a header.
+        // Not every media type in a document fits into a header.
         let media_type = media_type.filter(|text| !text.contains(char::is_control));
         let media_type = media_type.unwrap_or("application/json").to_owned();
         let digest = Digest::of(&manifest);
@@ -214,13 +214,12 @@ impl Registry {
         self.state().contents.insert(path.to_owned(), contents);
     }
 
-    /// Answers a request with what `rule` says, if it says something. Earlier rules go first.
+    /// Replies to requests with `rule`'s result, if it has one. Earlier rules take precedence.
     pub fn rule(&self, rule: impl FnMut(&Request) -> Option<Reply> + Send + 'static) {
         self.state().rules.push(Box::new(rule));
     }
 
-    /// Applies `fault` to what would be answered to the first `count` requests for blobs
-    /// other than configs.
+    /// Applies `fault` to the responses to the first `count` requests for blobs other than configs.
     pub fn blob_fault(
         &self,
         image: &TestImage,
@@ -305,7 +304,7 @@ fn serve(mut stream: TcpStream, shared: &Shared) -> Option<()> {
 fn read(stream: &mut TcpStream, shared: &Shared) -> Option<Request> {
     let mut reader = BufReader::new(stream);
     if reader.fill_buf().ok()?.first() == Some(&0x16) {
-        // The beginning of TLS. Go's server answers so, too.
+        // The beginning of TLS. Go's server replies like this, too.
         let _ = reader
             .get_mut()
             .write_all(b"HTTP/1.0 400 Bad Request\r\n\r\n");
@@ -345,7 +344,7 @@ fn read(stream: &mut TcpStream, shared: &Shared) -> Option<Request> {
     Some(request)
 }
 
-/// What an honest registry answers.
+/// Returns a correct registry's response.
 fn stored(state: &State, request: &Request) -> Reply {
     let Some((media_type, bytes)) = state.contents.get(request.path()) else {
         return Reply::error(404, "not here");
@@ -383,7 +382,7 @@ fn write(stream: &mut TcpStream, request: &Request, reply: &Reply) {
     } else {
         &reply.body
     };
-    // A client that hangs up is part of many tests.
+    // Many tests have a client that closes the connection.
     let sent = stream
         .write_all(head.as_bytes())
         .and_then(|()| stream.write_all(body));

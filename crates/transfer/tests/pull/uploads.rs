@@ -1,4 +1,4 @@
-//! The half of a registry that takes blobs and manifests, strict about what it takes.
+//! The half of a registry that accepts blobs and manifests, with strict checks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::server::{Registry, Reply, Request};
 
-/// What was pushed to a registry, by repository.
+/// Everything pushed to a registry, by repository.
 #[derive(Default)]
 pub struct Uploads {
     blobs: BTreeSet<(String, String)>,
@@ -16,13 +16,13 @@ pub struct Uploads {
     pub manifests: BTreeMap<(String, String), (String, Vec<u8>)>,
     sessions: BTreeMap<String, Vec<u8>>,
     next: usize,
-    /// Largest body that is taken.
+    /// Largest accepted body, in bytes.
     pub limit: Option<usize>,
-    /// Whether broken transfers are forgotten.
+    /// Whether failed transfers are forgotten.
     pub forgetful: bool,
 }
 
-/// Makes `registry` take what is pushed.
+/// Makes `registry` accept pushes.
 pub fn accept(registry: &Registry) -> Arc<Mutex<Uploads>> {
     let uploads = Arc::new(Mutex::new(Uploads::default()));
     let shared = Arc::clone(&uploads);
@@ -122,7 +122,7 @@ impl Uploads {
     }
 }
 
-/// A parameter of the request's address, as it stands there.
+/// Returns a parameter of the request's URL, undecoded.
 fn query(request: &Request, name: &str) -> Option<String> {
     let (_, query) = request.target.split_once('?')?;
     let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
