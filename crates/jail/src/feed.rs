@@ -1,8 +1,8 @@
-//! A stream of bytes from a caller to its worker, through memory that both see.
+//! A stream of bytes from a caller to its worker through shared memory.
 //!
-//! The caller fills one part of the memory after the other and the worker reads each where it
-//! is: nothing is copied, and what goes through the kernel is a few bytes a part. Only the
-//! caller's own mapping can change the memory, so it may trust what it put there.
+//! The caller fills one part of the memory after another, and the worker reads each part in place:
+//! nothing is copied, and only a few bytes a part go through the kernel. Only the caller's mapping
+//! can change the memory, so the caller may trust what it put there.
 
 #![allow(unsafe_code)]
 
@@ -17,21 +17,22 @@ use std::time::Duration;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-/// Bytes of a part: enough that passing it on costs nothing, few enough for a cache.
+/// Bytes of a part: large enough that passing it on costs nothing, small enough for a cache.
 const PART: usize = 512 << 10;
-/// One to fill, one to read, and two that wait for the slower end.
+/// Number of parts: one to fill, one to read, and two that wait for the slower end.
 const PARTS: usize = 4;
 
-/// How often a caller that waits is asked whether to go on.
+/// Interval at which a waiting caller is asked whether to continue.
 pub(crate) const TICK: Duration = Duration::from_secs(1);
 
 /// The caller's end.
 #[derive(Debug)]
 pub struct Feed {
     memory: Memory,
-    /// Lengths of parts go out, and a byte comes back for each that was read.
+    /// Carries the length of each sent part to the worker, and a byte back for each part that was
+    /// read.
     signals: UnixStream,
-    /// Parts that were handed over, and how many of them were read.
+    /// Numbers of parts handed over and of parts read.
     sent: usize,
     read: usize,
 }
@@ -43,40 +44,40 @@ pub struct Fed {
     signals: File,
     /// Number of the current part.
     part: usize,
-    /// Where it goes on in the memory, and how many bytes are left.
+    /// Offset of the unread bytes in the memory, and how many are left in the part.
     at: usize,
     left: usize,
 }
 
-/// Why there is no room for another part.
+/// Reasons why there is no room for another part.
 #[derive(Debug, thiserror::Error)]
 pub enum NoRoom {
-    /// The worker wants no more, or is gone.
+    /// The worker closed its end or is gone.
     #[error("it takes no more")]
     Closed,
-    /// The caller waits no longer.
+    /// The caller gave up waiting.
     #[error("it took too long")]
     GivenUp,
-    /// The system has an error.
+    /// A system call failed.
     #[error("{0}")]
     Failed(io::Error),
 }
 
 impl Feed {
-    /// A feed, and what the worker makes its end of.
+    /// Creates a feed, and the files from which the worker makes its end ([`Fed::new`]).
     ///
     /// # Errors
-    /// If the system has no memory or descriptors to give.
+    /// If the system is out of memory or descriptors.
     pub fn new() -> io::Result<(Self, [OwnedFd; 2])> {
         let file = memfd_create("feed", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, (PART * PARTS) as u64)?;
         let memory = Memory::map(&file, ProtFlags::READ | ProtFlags::WRITE)?;
-        // From here on nothing but that mapping can write, and no access is beyond the end.
+        // From here on only that mapping can write, and no access is beyond the file's end.
         let seals = SealFlags::GROW | SealFlags::SHRINK | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
         fcntl_add_seals(&file, seals)?;
         let (signals, worker) = UnixStream::pair()?;
         signals.set_read_timeout(Some(TICK))?;
-        // Full only for a worker that says that it read what it was not told of yet.
+        // Full only if the worker acknowledges parts that it was not sent yet.
         signals.set_write_timeout(Some(TICK))?;
         let feed = Self {
             memory,
@@ -87,29 +88,31 @@ impl Feed {
         Ok((feed, [file, worker.into()]))
     }
 
-    /// The next part, once the worker has read what was in it. While it has not, `go_on` is
-    /// asked once a second.
+    /// Returns the next part to fill, once the worker has read its previous contents. While it
+    /// waits, it calls `go_on` once a second.
     ///
     /// # Errors
     /// [`NoRoom`].
     pub fn room(&mut self, mut go_on: impl FnMut() -> bool) -> Result<&mut [u8], NoRoom> {
         while self.sent - self.read == PARTS {
-            // As many as there are parts to be read: more would be a lie, and wait here.
+            // At most as many acknowledgements as there are unread parts: any more would be false,
+            // and stay in the socket.
             let mut bytes = [0; PARTS];
             match self.signals.read(&mut bytes) {
                 Ok(0) => return Err(NoRoom::Closed),
                 Ok(count) => self.read += count,
-                Err(error) if is_tick(&error) => match go_on() {
-                    true => {}
-                    false => return Err(NoRoom::GivenUp),
-                },
+                Err(error) if is_tick(&error) => {
+                    if !go_on() {
+                        return Err(NoRoom::GivenUp);
+                    }
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(closed(error)),
             }
         }
         let number = self.sent % PARTS;
-        // SAFETY: within the mapping, which is writable, lives as long as `self`, which the
-        // slice borrows, and is no one else's to write to.
+        // SAFETY: the part is within the mapping, which is writable and lives as long as `self`,
+        // which the slice borrows; no other code writes to it.
         Ok(unsafe {
             std::slice::from_raw_parts_mut(self.memory.0.add(number * PART).as_ptr(), PART)
         })
@@ -126,9 +129,9 @@ impl Feed {
         Ok(())
     }
 
-    /// Says that this is all.
+    /// Ends the stream.
     pub fn end(&self) {
-        // A worker that is gone needs no telling.
+        // Fails only if the worker is gone, which needs no end of stream.
         let _ = self.signals.shutdown(Shutdown::Write);
     }
 }
@@ -148,10 +151,10 @@ fn closed(error: io::Error) -> NoRoom {
 }
 
 impl Fed {
-    /// The worker's end of a feed, of the files that [`Feed::new`] gave.
+    /// Creates the worker's end of a feed from the files that [`Feed::new`] returned.
     ///
     /// # Errors
-    /// If they are others.
+    /// If `files` are not those of a feed.
     pub fn new(files: [OwnedFd; 2]) -> io::Result<Self> {
         let [file, signals] = files;
         Ok(Self {
@@ -176,8 +179,8 @@ impl BufRead for Fed {
             self.at = self.part % PARTS * PART;
             self.part += usize::from(self.left > 0);
         }
-        // SAFETY: within the mapping, which lives as long as `self`, which the slice borrows. The
-        // caller, whom a worker trusts, changes no part that wasn't given back.
+        // SAFETY: the bytes are within the mapping, which lives as long as `self`, which the slice
+        // borrows. The caller, which a worker trusts, changes no part that wasn't given back.
         Ok(unsafe { std::slice::from_raw_parts(self.memory.0.add(self.at).as_ptr(), self.left) })
     }
 
@@ -186,7 +189,7 @@ impl BufRead for Fed {
         self.at += count;
         self.left -= count;
         if count > 0 && self.left == 0 {
-            // A caller that is gone is noticed by the next read.
+            // The next read notices a caller that is gone.
             let _ = self.signals.write_all(&[0]);
         }
     }
@@ -200,16 +203,16 @@ impl Read for Fed {
     }
 }
 
-/// All parts.
+/// The mapping with all parts.
 #[derive(Debug)]
 struct Memory(NonNull<u8>);
 
-// SAFETY: it is memory of this process, like a box.
+// SAFETY: the mapping belongs to this value alone, as a box's memory does.
 unsafe impl Send for Memory {}
 
 impl Memory {
     fn map(file: &OwnedFd, protection: ProtFlags) -> io::Result<Self> {
-        // SAFETY: a new mapping, where the kernel likes.
+        // SAFETY: a new mapping at an address of the kernel's choice.
         let start = unsafe {
             mmap(
                 ptr::null_mut(),
@@ -228,7 +231,8 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: it was mapped so, and nothing that borrows it is left. It can't fail.
+        // SAFETY: the mapping has this address and length, and nothing borrows it any more. It
+        // can't fail.
         let _ = unsafe { munmap(self.0.as_ptr().cast(), PART * PARTS) };
     }
 }
@@ -274,7 +278,7 @@ mod tests {
         refused(file.write_all(b"x"));
         let mapped = Memory::map(&file.try_clone().unwrap().into(), ProtFlags::READ).unwrap();
         let start = mapped.0.as_ptr().cast();
-        // SAFETY: asks for more than the memory's seals give.
+        // SAFETY: requests an access that the memory's seals don't allow.
         let changed = unsafe {
             rustix::mm::mprotect(
                 start,

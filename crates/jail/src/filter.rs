@@ -1,9 +1,10 @@
-//! A list of system calls as a program for the kernel (`linux/filter.h`, `linux/seccomp.h`).
+//! Compiles a list of system calls to a program for the kernel (`linux/filter.h`,
+//! `linux/seccomp.h`).
 //!
-//! It finds a call by bisection. The kernel runs a new filter once for every call that there
-//! is, to learn which of them are always allowed. A program of [`seccompiler`] compares with
-//! one call of the list after the other; that costs three times as much, and every thread of
-//! every machine pays it.
+//! The program finds a call by bisection. The kernel runs a new filter once for every existing
+//! call, to learn which of them are always allowed. A program of [`seccompiler`] compares with one
+//! call of the list after another, which costs three times as much, and every thread of every
+//! machine pays it.
 
 use std::io;
 
@@ -13,22 +14,22 @@ use libc::{
 };
 use seccompiler::{BpfProgram, sock_filter};
 
-/// `AUDIT_ARCH_X86_64` or `AUDIT_ARCH_AARCH64` (`linux/audit.h`). Elsewhere numbers mean other
-/// calls.
+/// `AUDIT_ARCH_X86_64` or `AUDIT_ARCH_AARCH64` (`linux/audit.h`). On other architectures the
+/// numbers mean other calls.
 const ARCHITECTURE: u32 = if cfg!(target_arch = "aarch64") {
     0xc000_00b7
 } else {
     0xc000_003e
 };
 
-/// Where `struct seccomp_data` has the call's number and its architecture.
+/// Offsets of the call's number and of its architecture in `struct seccomp_data`.
 const NUMBER_AT: u32 = 0;
 const ARCHITECTURE_AT: u32 = 4;
 
 /// Fails a call as an old kernel does.
 const UNKNOWN: u32 = SECCOMP_RET_ERRNO | libc::ENOSYS.unsigned_abs();
 
-/// Where it has the lower half of an argument.
+/// Returns the offset of an argument's lower half in `struct seccomp_data`.
 const fn argument_at(index: u32) -> u32 {
     16 + 8 * index
 }
@@ -40,18 +41,18 @@ pub(super) struct Call {
     pub(super) verdict: Verdict,
 }
 
-/// What becomes of it.
+/// What the filter does with a call.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Verdict {
-    /// It is made.
+    /// The call is allowed.
     Allowed,
-    /// It is made if one of these holds, and traps otherwise.
+    /// The call is allowed if one of these holds, and traps otherwise.
     If(Vec<Test>),
-    /// It is as in a kernel that doesn't have it (`ENOSYS`).
+    /// The call fails with `ENOSYS`, as in a kernel that doesn't have it.
     Unknown,
 }
 
-/// That the lower half of an argument is `value` where `mask` has ones.
+/// Tests that the lower half of an argument is `value` where `mask` has ones.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Test {
     pub(super) argument: u32,
@@ -59,7 +60,7 @@ pub(super) struct Test {
     pub(super) value: u32,
 }
 
-/// Answers for the ends of a search.
+/// The return instructions that a search ends at.
 #[derive(Clone, Copy)]
 struct Ends {
     allow: Target,
@@ -67,10 +68,11 @@ struct Ends {
     trap: Target,
 }
 
-/// The program that has `calls` judged so, each of them once, and traps all others.
+/// Returns the program that applies each call's verdict, and traps all calls that are not in
+/// `calls`. Each call must be in it once.
 ///
 /// # Errors
-/// If there are more than a jump can pass over.
+/// If there are more calls than a jump can pass over.
 pub(super) fn program(mut calls: Vec<Call>) -> io::Result<BpfProgram> {
     calls.sort();
     let mut program = Backwards::default();
@@ -88,11 +90,11 @@ pub(super) fn program(mut calls: Vec<Call>) -> io::Result<BpfProgram> {
     Ok(program.0)
 }
 
-/// Instructions, the last one first: whoever jumps knows how far it is.
+/// Instructions, the last one first, so that a jump's target is known when the jump is added.
 #[derive(Default)]
 struct Backwards(BpfProgram);
 
-/// An instruction that is there already.
+/// The position of an instruction that was already added.
 #[derive(Clone, Copy)]
 struct Target(usize);
 
@@ -101,7 +103,7 @@ impl Backwards {
         self.push(code, k, 0, 0)
     }
 
-    /// Compares what was loaded with `k`.
+    /// Adds a comparison of the loaded value with `k`.
     fn jump(&mut self, comparison: u32, k: u32, yes: Target, no: Target) -> io::Result<Target> {
         let distance = |target: Target| {
             let between = self.0.len() - 1 - target.0;
@@ -117,7 +119,8 @@ impl Backwards {
         Target(self.0.len() - 1)
     }
 
-    /// Where the number that was loaded is looked for in `calls`, which are in order.
+    /// Adds the search for the loaded number in `calls`, which are in order; returns its first
+    /// instruction.
     fn bisect(&mut self, calls: &[Call], ends: Ends) -> io::Result<Target> {
         match calls {
             [] => Ok(ends.trap),
@@ -139,7 +142,7 @@ impl Backwards {
         }
     }
 
-    /// Where the arguments are tested.
+    /// Adds the tests of the arguments; returns their first instruction.
     fn test(&mut self, tests: &[Test], ends: Ends) -> io::Result<Target> {
         let mut otherwise = ends.trap;
         for test in tests.iter().rev() {
@@ -162,7 +165,7 @@ mod tests {
 
     use super::*;
 
-    /// What the kernel would do about a call, by the few instructions that there are.
+    /// Returns the kernel's verdict on a call, by interpreting the few instructions in use.
     fn verdict(program: &[sock_filter], data: &[u32; 16]) -> u32 {
         let (mut at, mut loaded) = (0, 0);
         loop {
@@ -184,7 +187,7 @@ mod tests {
         }
     }
 
-    /// The same as seccompiler has it.
+    /// Returns seccompiler's program for the same calls.
     fn oracle(calls: &[Call]) -> BpfProgram {
         let rule = |test: &Test| {
             let comparison = SeccompCmpOp::MaskedEq(test.mask.into());

@@ -1,4 +1,4 @@
-//! Whom jailed processes are to the host: each worker that root starts gets a user of its own.
+//! Host users of jailed processes: each worker that root starts gets a user of its own.
 
 use std::io;
 use std::os::linux::net::SocketAddrExt;
@@ -6,14 +6,14 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 use rustix::process::geteuid;
 
-/// The first of the users, in a range that systemd's list of users (`UIDS-GIDS.md`) calls
-/// unused, and their number.
+/// The first of the users, in a range that systemd's list of users (`UIDS-GIDS.md`) marks unused,
+/// and their number.
 const FIRST: u32 = 0x7000_0000;
 const COUNT: u32 = 1 << 16;
 
-/// A user that no other worker on this host is while this lives, as long as their owners
-/// share a network namespace: a name of an abstract socket says that it is taken, and goes
-/// with the owner however that ends.
+/// A user that no other worker on this host has while the claim lives, as long as their owners
+/// share a network namespace. The name of an abstract socket marks the user as taken; the kernel
+/// frees it when the owner ends in any way.
 #[derive(Debug)]
 pub struct Claim {
     uid: u32,
@@ -21,15 +21,16 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// A user for a worker of root's; None for the worker of a user, who stays the same.
+    /// Claims a user for a worker that root starts; None if a user starts it, since the worker
+    /// keeps that identity.
     ///
     /// # Errors
-    /// If all are taken.
+    /// If all users are taken.
     pub fn new() -> io::Result<Option<Self>> {
         if !geteuid().is_root() {
             return Ok(None);
         }
-        // Neighbours begin in different places.
+        // Processes with neighbouring IDs begin in different places.
         let begin = std::process::id().wrapping_mul(64);
         for number in 0..COUNT {
             let uid = FIRST + begin.wrapping_add(number) % COUNT;
@@ -43,7 +44,7 @@ impl Claim {
         Err(io::Error::other("all users for workers are taken"))
     }
 
-    /// Its number, which is its group's as well.
+    /// The user's number, which is also its group's.
     pub fn uid(&self) -> u32 {
         self.uid
     }
@@ -65,7 +66,7 @@ mod tests {
         users.dedup();
         assert_eq!(users.len(), 100);
         assert!(users.iter().all(|uid| (FIRST..FIRST + COUNT).contains(uid)));
-        // A user is free again with its claim.
+        // Dropping a claim frees its user.
         drop(claims);
         assert!(users.contains(&Claim::new().unwrap().unwrap().uid()));
     }

@@ -1,10 +1,10 @@
-//! Processes in jail: whatever reads hostile input runs in one, and opens nothing.
+//! Jailed processes: all code that reads hostile input runs in one, and opens nothing.
 //!
-//! A worker is the program once more, as a process of its own ([`run_if_worker`], which the
-//! program calls first of all). It is given open descriptors, enters the jail ([`enter`]), gives
-//! up the system calls that it won't make ([`Filter`]), and only then looks at its input. A
-//! virtual machine is one kind of worker, with a process of its own for as long as it runs. The
-//! other kind is a *parser*, which is called ([`Call`]):
+//! A worker is the same program in a process of its own ([`run_if_worker`], which the program must
+//! call first). It is given open descriptors, enters the jail ([`enter`]), gives up the system
+//! calls that it won't make ([`Filter`]), and only then reads its input. A virtual machine is one
+//! kind of worker, with a process for as long as it runs. The other kind is a *parser*, which
+//! answers one call ([`Call`]):
 //!
 //! ```no_run
 //! use std::{fs::File, io::Read, os::fd::OwnedFd};
@@ -36,11 +36,10 @@
 //! let bytes = worker.wait().unwrap(); // or `CallError`: its own, its death, no start
 //! ```
 //!
-//! Dropping a [`Worker`] kills it. It never outlives the process that started it, and the
-//! user's Ctrl-C does not reach it. It can't ask how many processors there are, or read a
-//! variable of the environment: such things are in the request. A pipe among its files ends
-//! for the other side when the worker drops it. A long stream goes to it through memory that
-//! both see ([`Feed`]).
+//! Dropping a [`Worker`] kills it. A worker never outlives the process that started it, and the
+//! user's Ctrl-C does not reach it. It can't query the number of processors or read environment
+//! variables: such values must be in the request. A pipe among its files ends for the other side
+//! when the worker drops it. A long stream goes to a worker through shared memory ([`Feed`]).
 
 #![warn(unsafe_code)]
 

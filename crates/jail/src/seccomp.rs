@@ -1,7 +1,7 @@
-//! The system calls that a thread makes, and no others.
+//! Seccomp filters: a thread may make the listed system calls and no others.
 //!
-//! A call that isn't listed ends the process, and its number is said in stderr: it is
-//! either a mistake in a list or an attacker's.
+//! A call that isn't listed ends the process, which first writes the call's number to stderr: such
+//! a call is either a mistake in a list or an attacker's.
 
 #![allow(unsafe_code)]
 
@@ -10,15 +10,15 @@ use std::io;
 use crate::filter::{self, Call, Test, Verdict};
 use crate::walls::{Error, step};
 
-/// The system calls that a thread may make from some moment on.
+/// The system calls that a thread may make once the filter is installed.
 #[derive(Clone, Debug)]
 pub struct Filter {
     calls: Vec<Call>,
 }
 
 impl Filter {
-    /// Allows `calls` with all arguments; and memory, though none with new code in it, and
-    /// questions about descriptors.
+    /// Allows `calls` with all arguments, and the calls to manage memory, except for new executable
+    /// code, and to query descriptors.
     pub fn allowing(calls: impl IntoIterator<Item = libc::c_long>) -> Self {
         let calls = calls.into_iter().map(|number| Call {
             number: number as u32, // below 1,000
@@ -31,7 +31,7 @@ impl Filter {
         };
         let filter = no_code(filter, libc::SYS_mmap);
         let filter = no_code(filter, libc::SYS_mprotect);
-        // The standard library looks whether what it closes was open.
+        // The standard library checks that a descriptor that it closes was open.
         let looks = [libc::F_GETFD, libc::F_GETFL].map(libc::c_int::unsigned_abs);
         filter.allow_if(libc::SYS_fcntl, 1, u32::MAX, &looks)
     }
@@ -45,8 +45,8 @@ impl Filter {
         });
     }
 
-    /// Allows a call as well if the lower half of an argument, counted from 0, has one of
-    /// these values where `mask` has ones.
+    /// Also allows a call if the lower half of an argument, counted from 0, has one of these values
+    /// where `mask` has ones.
     #[must_use]
     pub fn allow_if(
         mut self,
@@ -64,7 +64,7 @@ impl Filter {
         let known = self.calls.iter_mut().find(|call| call.number == number);
         match known.map(|call| &mut call.verdict) {
             Some(Verdict::If(all)) => all.extend(tests),
-            // It is allowed whatever its arguments are, or is to be unknown.
+            // The call is already allowed with all arguments, or must fail as unknown.
             Some(_) => {}
             None => self.calls.push(Call {
                 number,
@@ -74,7 +74,7 @@ impl Filter {
         self
     }
 
-    /// Allows threads, and no processes or namespaces.
+    /// Allows starting threads, but no processes or namespaces.
     #[must_use]
     pub fn with_threads(mut self) -> Self {
         let number = |value: libc::c_int| value.cast_unsigned();
@@ -101,13 +101,13 @@ impl Filter {
         self.allow_if(libc::SYS_clone, 0, threads | namespaces, &[threads])
             // A thread's name.
             .allow_if(libc::SYS_prctl, 0, u32::MAX, &[number(libc::PR_SET_NAME)])
-            // The flags of `clone3` are in memory, where a filter can't look: `clone` is taken
-            // where the kernel doesn't have it.
+            // The flags of `clone3` are in memory, where a filter can't read them: without
+            // `clone3`, libraries use `clone`.
             .without(&[libc::SYS_clone3])
     }
 
-    /// Has these calls fail as if the kernel didn't have them, for a library that takes
-    /// others then.
+    /// Makes these calls fail as if the kernel didn't have them (`ENOSYS`), for a library that then
+    /// uses others.
     #[must_use]
     pub fn without(mut self, calls: &[libc::c_long]) -> Self {
         let calls = calls.iter().map(|number| Call {
@@ -118,7 +118,7 @@ impl Filter {
         self
     }
 
-    /// Restricts the calling thread, and those that it starts from now on, for good.
+    /// Restricts the calling thread, and the threads that it starts from now on, for good.
     ///
     /// # Errors
     /// [`Error::Step`] where the kernel has no seccomp filters.
@@ -130,19 +130,19 @@ impl Filter {
     }
 }
 
-/// The exit code of a process that made another system call: what a shell says of SIGSYS.
+/// The exit code of a process that made a call that isn't allowed: a shell's code for SIGSYS.
 pub const CAUGHT: i32 = 128 + libc::SIGSYS;
 
-/// What handles a signal.
+/// A signal handler.
 pub(crate) type Handler = extern "C" fn(libc::c_int, *const libc::siginfo_t, *const libc::c_void);
 
-/// Has `handler`, which may make system calls and nothing else, handle a signal.
+/// Installs `handler`, which may make system calls and nothing else, for a signal.
 pub(crate) fn on_signal(signal: libc::c_int, handler: Handler) -> io::Result<()> {
     // SAFETY: plain data, valid when zero: an empty mask.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = handler as libc::sighandler_t;
     action.sa_flags = libc::SA_SIGINFO;
-    // SAFETY: the handler makes nothing but calls that a handler may make.
+    // SAFETY: the handler makes only calls that a signal handler may make.
     match unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -154,7 +154,7 @@ extern "C" fn caught(
     info: *const libc::siginfo_t,
     _context: *const libc::c_void,
 ) {
-    /// Where `siginfo_t` has the number of the call (`_sigsys._syscall`), in integers.
+    /// Index of the call's number (`_sigsys._syscall`) in `siginfo_t`, in integers.
     const CALL: usize = 6;
     // SAFETY: the kernel passes a whole structure of 128 bytes, aligned for integers.
     let call = unsafe { info.cast::<libc::c_int>().add(CALL).read() };
@@ -172,6 +172,6 @@ extern "C" fn caught(
         // SAFETY: writes bytes that live.
         unsafe { libc::write(libc::STDERR_FILENO, part.as_ptr().cast(), part.len()) };
     }
-    // SAFETY: ends the process at once, as a handler may.
+    // SAFETY: ends the process immediately, as a signal handler may.
     unsafe { libc::_exit(CAUGHT) };
 }

@@ -1,7 +1,7 @@
-//! What a jailed process or its guest says, kept within bounds.
+//! Bounded output of a jailed process or its guest.
 //!
-//! Either can write for ever. Its owner never stores all of that, and it never waits for its
-//! owner: the pipe is always drained, and only the last part is kept.
+//! Either can write without end. Its owner never stores all of the output, and the writer never
+//! waits for its owner: a thread always drains the pipe, and keeps only the last part.
 
 use std::collections::VecDeque;
 use std::io::Read;
@@ -21,7 +21,7 @@ struct Ring {
 }
 
 impl Tail {
-    /// Keeps `capacity` bytes.
+    /// Creates a tail that keeps the last `capacity` bytes.
     pub fn new(capacity: usize) -> Self {
         Self {
             ring: Arc::new(Mutex::new(Ring {
@@ -31,7 +31,7 @@ impl Tail {
         }
     }
 
-    /// Drains `source` to its end in a thread of its own.
+    /// Drains `source` to its end in a new thread.
     pub fn drain(&self, mut source: impl Read + Send + 'static) -> JoinHandle<()> {
         let tail = self.clone();
         std::thread::spawn(move || {
@@ -54,8 +54,8 @@ impl Tail {
         ring.bytes.drain(..surplus);
     }
 
-    /// The kept part as text for a terminal: control characters other than line
-    /// feeds and tabs are dropped, so that what is jailed can't drive the user's terminal.
+    /// Returns the kept part as text for a terminal. Control characters other than line feeds and
+    /// tabs are dropped, so that jailed code can't drive the user's terminal.
     pub fn text(&self) -> String {
         let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         let bytes: Vec<u8> = ring.bytes.iter().copied().collect();

@@ -1,4 +1,4 @@
-//! This program once more, as a worker.
+//! Runs this program as a worker.
 
 #![allow(unsafe_code)]
 
@@ -12,17 +12,17 @@ use crate::Claim;
 use crate::call::{Call, PROBE, serve};
 use crate::walls::identity::assign;
 
-/// The argument that makes a program a worker; its kind follows, the number of a descriptor,
-/// and that of the user who it is to become, if root starts it.
+/// The argument that makes a program a worker. The kind of worker, the number of a descriptor and,
+/// if root starts it, the number of the worker's user follow.
 const ARGUMENT: &str = "--micabox-worker";
 
-/// Names a program that calls [`run_if_worker`], in place of this one.
+/// Environment variable that names a program that calls [`run_if_worker`], in place of this one.
 const VARIABLE: &str = "MICABOX_WORKER";
 
-/// The program of ours that does, with all kinds.
+/// Our program that has all kinds of workers.
 const PROGRAM: &str = "mica";
 
-/// Why there is none, for a user.
+/// The message for a user if no program was found.
 pub const NO_PROGRAM: &str = "workers are processes of the program mica, which is \
      neither beside this program nor on PATH (install it, or name it in MICABOX_WORKER)";
 
@@ -37,8 +37,8 @@ pub struct Kind {
 }
 
 impl Kind {
-    /// A worker that does `work`, which is given the descriptor that describes it, enters the
-    /// jail by itself and returns the exit code.
+    /// A worker that runs `work`, which gets the number of the descriptor that describes it, must
+    /// enter the jail itself, and returns the exit code.
     pub const fn new(name: &'static str, work: fn(RawFd) -> i32) -> Self {
         Self { name, work }
     }
@@ -49,8 +49,8 @@ impl Kind {
     }
 }
 
-/// Becomes a worker of one of these kinds if this process was started as one, and then does
-/// not come back. To be called first of all, in a process with one thread.
+/// Becomes a worker of one of these kinds if this process was started as one; then it does not
+/// return. Must be called first, while the process has one thread.
 pub fn run_if_worker(kinds: &[Kind]) {
     let names = kinds.iter().chain([&PROBE]).map(|kind| kind.name);
     CAPABLE
@@ -63,7 +63,7 @@ pub fn run_if_worker(kinds: &[Kind]) {
     }
     std::panic::set_hook(Box::new(|panic| {
         eprintln!("internal error, please report it: {panic}");
-        // All of the process, whichever thread it is.
+        // Ends the process, whichever thread panics.
         std::process::exit(1);
     }));
     let name = arguments.next();
@@ -85,7 +85,7 @@ pub fn run_if_worker(kinds: &[Kind]) {
     std::process::exit((kind.work)(descriptor));
 }
 
-/// Has a test program with the standard harness be its own worker:
+/// Makes a test program with the standard harness its own worker:
 /// `run_if_worker_before_main!(&[KIND, ...]);`, once, at the top of a file in `tests/`.
 #[macro_export]
 macro_rules! run_if_worker_before_main {
@@ -94,7 +94,7 @@ macro_rules! run_if_worker_before_main {
             extern "C" fn run_if_worker() {
                 $crate::run_if_worker($kinds);
             }
-            // The harness reads the command line and starts threads.
+            // Runs before the harness, which reads the command line and starts threads.
             #[used]
             #[unsafe(link_section = ".init_array")]
             static BEFORE_MAIN: extern "C" fn() = run_if_worker;
@@ -102,7 +102,7 @@ macro_rules! run_if_worker_before_main {
     };
 }
 
-/// The command line of a worker that a descriptor describes and a claim gives a user to.
+/// Returns the command line of a worker that `description` describes and `claim` gives a user.
 pub fn arguments(kind: &str, description: &OwnedFd, claim: Option<&Claim>) -> Vec<OsString> {
     let descriptor = description.as_raw_fd().to_string();
     let user = claim.map(|claim| claim.uid().to_string().into());
@@ -110,23 +110,23 @@ pub fn arguments(kind: &str, description: &OwnedFd, claim: Option<&Claim>) -> Ve
     arguments.into_iter().chain(user).collect()
 }
 
-/// The command line of a process of this kind that is no worker in a jail.
+/// Returns the command line of a process of this kind that is not a jailed worker.
 pub fn plain_arguments(kind: &str, descriptor: RawFd) -> [OsString; 3] {
     let descriptor = descriptor.to_string();
     [ARGUMENT.into(), kind.into(), descriptor.into()]
 }
 
-/// The program that workers of a kind are.
+/// Returns the program that workers of a kind run.
 ///
 /// # Errors
-/// [`NO_PROGRAM`] says why there is none.
+/// [`NO_PROGRAM`] if there is none.
 pub fn program(kind: &str) -> io::Result<PathBuf> {
     if let Some(named) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
         return Ok(named.into());
     }
     let capable = CAPABLE.lock().unwrap_or_else(PoisonError::into_inner);
     if capable.contains(&kind) {
-        // The file that this process runs, even if another one has its name by now.
+        // The file that this process runs, even if its name has come to mean another file.
         return Ok("/proc/self/exe".into());
     }
     let beside = std::env::current_exe()?.with_file_name(PROGRAM);
@@ -138,10 +138,10 @@ pub fn program(kind: &str) -> io::Result<PathBuf> {
         .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, NO_PROGRAM))
 }
 
-/// In a worker: takes a descriptor that it was given.
+/// Takes ownership of a descriptor that this worker inherited.
 ///
 /// # Safety
-/// It is taken once, and was inherited: nothing else in this process owns it.
+/// The descriptor was inherited and is taken once: no other code in this process owns it.
 ///
 /// # Errors
 /// If it is not open.
@@ -150,6 +150,6 @@ pub unsafe fn take(descriptor: RawFd) -> io::Result<OwnedFd> {
     if unsafe { libc::fcntl(descriptor, libc::F_SETFD, libc::FD_CLOEXEC) } == -1 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: it is open, and the caller vouches for the rest.
+    // SAFETY: the descriptor is open, and the caller guarantees the rest.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }

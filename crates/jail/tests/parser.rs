@@ -1,4 +1,4 @@
-//! Calls of parsers: what comes back, and what a parser that was taken over can reach.
+//! Tests the calls of parsers: what they return, and what a parser that was taken over can reach.
 //!
 //! This program is its own worker. The worker makes each attempt from inside.
 

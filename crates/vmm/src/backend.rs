@@ -1,4 +1,4 @@
-//! What a backend promises.
+//! The interface of a backend and of the machines that it runs.
 
 use std::fmt;
 use std::os::unix::net::UnixStream;
@@ -8,28 +8,28 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, MachineConfig, Snapshot};
 
-/// Something that runs machines.
+/// A way to run machines.
 pub trait Backend: Send + Sync {
-    /// A word for it: `qemu`.
+    /// Returns the backend's name, one word: `qemu`.
     fn name(&self) -> &'static str;
 
-    /// How guest code is executed.
+    /// Returns how guest code is executed.
     fn acceleration(&self) -> &Acceleration;
 
-    /// One line for a user: the backend, how it executes guest code and, when that
-    /// is slow, why.
+    /// Returns one line for a user: the backend, how it executes guest code and, when that is slow,
+    /// why.
     fn describe(&self) -> String;
 
-    /// What its machines can have.
+    /// Returns what its machines can have.
     fn limits(&self) -> Limits;
 
-    /// Starts a machine. It runs when this returns; whether its kernel boots shows
-    /// on the agent's stream.
+    /// Starts a machine, which runs when this returns. Whether its kernel boots shows on the
+    /// agent's stream.
     ///
     /// The machine does not outlive this process, however this process ends.
     ///
     /// # Errors
-    /// As [`Error`] says; nothing is left behind.
+    /// [`Error`]; nothing is left behind.
     fn start(&self, config: &MachineConfig) -> Result<Box<dyn Machine>, Error>;
 }
 
@@ -40,7 +40,7 @@ pub enum Acceleration {
     Kvm,
     /// By an emulator: correct, and some ten times slower.
     Emulated {
-        /// Why not by KVM.
+        /// Why KVM is not used.
         why: String,
     },
 }
@@ -48,23 +48,23 @@ pub enum Acceleration {
 /// What a backend's machines can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// How many files one pmem region can be made of.
+    /// How many files one pmem region can consist of.
     pub files_per_region: FilesPerRegion,
-    /// Most pmem regions and disks of one machine together.
+    /// Maximum number of pmem regions and disks of one machine together.
     pub max_devices: usize,
-    /// Up to how many pmem regions a boot is no slower than with one disk. A hint.
+    /// Number of pmem regions up to which a boot is not slower than with one disk. A hint.
     pub cheap_regions: usize,
     /// Whether the files of a region must be readable by everyone, because the machine's process
-    /// opens them itself and is nobody.
+    /// opens them itself as an unprivileged user.
     pub public_regions: bool,
-    /// Whether they can be saved, and others go on from there.
+    /// Whether machines can be saved, and others restored from the snapshot.
     pub snapshots: bool,
-    /// Whether frames for a machine come behind a virtio-net header, as
-    /// [`NetworkInterface`](crate::NetworkInterface) says.
+    /// Whether frames for a machine come behind a virtio-net header, as described at
+    /// [`NetworkInterface`](crate::NetworkInterface).
     pub frame_header: bool,
 }
 
-/// How many files one pmem region can be made of.
+/// How many files one pmem region can consist of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FilesPerRegion {
     /// Every file is a device of its own.
@@ -75,41 +75,40 @@ pub enum FilesPerRegion {
 
 /// A running machine. Dropping it kills it and waits until it is gone.
 pub trait Machine: Send + Sync {
-    /// The byte stream to the agent. It ends when the machine does.
+    /// Returns the byte stream to the agent. The stream ends when the machine does.
     ///
     /// # Errors
-    /// None but the operating system's on duplicating a descriptor.
+    /// Only the operating system's, if it can't duplicate a descriptor.
     fn agent(&self) -> std::io::Result<UnixStream>;
 
-    /// The process that runs it.
+    /// Returns the ID of the process that runs the machine.
     fn pid(&self) -> u32;
 
-    /// Has the machine stand still, writes it into `to`, which is empty, does `meanwhile`,
-    /// and has it go on.
+    /// Pauses the machine, writes it into `to`, which must be empty, runs `meanwhile`, and resumes
+    /// the machine.
     ///
     /// # Errors
-    /// [`Error::NoSnapshots`] or [`Error::Save`]; the machine goes on, unless it is gone.
+    /// [`Error::NoSnapshots`] or [`Error::Save`]; the machine runs on, unless it has ended.
     fn save(&self, to: &Snapshot, meanwhile: &mut dyn FnMut()) -> Result<(), Error>;
 
-    /// Pauses the machine, does `meanwhile`, and has it go on: no processor runs, and nothing
-    /// is written to its disks from the beginning of `meanwhile` to its end. One at a time:
-    /// a second pause, or [`Machine::save`], waits for the first.
+    /// Pauses the machine, runs `meanwhile`, and resumes the machine. While `meanwhile` runs, no
+    /// virtual processor runs, and nothing is written to the machine's disks. A second pause, or
+    /// [`Machine::save`], waits for the first to end.
     ///
     /// # Errors
-    /// [`Error::Pause`]; then `meanwhile` was not done.
+    /// [`Error::Pause`]; then `meanwhile` did not run.
     fn pause(&self, meanwhile: &mut dyn FnMut()) -> Result<(), Error>;
 
-    /// Whether something that the guest writes waits for room on the host's disk.
+    /// Returns whether a write of the guest waits for room on the host's disk.
     fn is_stalled(&self) -> bool;
 
-    /// Waits for the machine's end, for at most `timeout`; None if it still runs.
+    /// Waits for the machine's end, for at most `timeout`. Returns None if it still runs.
     fn wait(&self, timeout: Duration) -> Option<Exit>;
 
-    /// Ends the machine at once, as pulling the plug does. [`Machine::wait`] tells
-    /// when it is gone.
+    /// Kills the machine, as pulling the plug does. [`Machine::wait`] returns when it is gone.
     fn kill(&self);
 
-    /// The last part of what the guest wrote to its console.
+    /// Returns the last part of the guest's console output.
     fn console_tail(&self) -> String;
 }
 
@@ -121,33 +120,32 @@ pub enum Exit {
     PoweredOff,
     /// The guest's kernel gave up.
     Panicked {
-        /// Its own words.
+        /// The kernel's reason.
         message: String,
     },
-    /// A processor of the guest shut down because it could not handle an exception, nor
-    /// the failure to: its kernel is broken beyond saying so.
+    /// A virtual processor shut down because it could not handle an exception, nor the failure to
+    /// handle it: the guest's kernel is too broken to report it.
     TripleFault,
-    /// It was to go on from a [`Snapshot`] that is damaged, or was made by another version
-    /// or on another processor.
+    /// The machine could not be restored: the [`Snapshot`] is damaged, or was made by another
+    /// version or on another processor.
     BadSnapshot {
-        /// What is wrong with it.
+        /// The reason.
         message: String,
     },
-    /// The process that runs it ended on its own with an error: a bad argument, a
-    /// missing file, no memory.
+    /// The machine's process failed: a bad argument, a missing file, no memory.
     Failed {
-        /// Its exit code.
+        /// The process's exit code.
         code: i32,
-        /// What it wrote to stderr, bounded.
+        /// What the process wrote to stderr, bounded.
         message: String,
     },
-    /// A signal ended the process that runs it.
+    /// A signal ended the machine's process.
     Killed {
         /// The signal's number.
         signal: i32,
-        /// Whether it was [`Machine::kill`]'s.
+        /// Whether [`Machine::kill`] sent it.
         by_us: bool,
-        /// What it wrote to stderr, bounded.
+        /// What the process wrote to stderr, bounded.
         message: String,
     },
 }

@@ -1,4 +1,4 @@
-//! What a machine is made of.
+//! A machine's configuration, checked before a backend starts it.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -18,7 +18,7 @@ const MAX_SERIAL: usize = 20;
 /// A machine, independent of the backend that runs it.
 #[derive(Clone, Debug)]
 pub struct MachineConfig {
-    /// Shown by `ps` and by the backend's own messages; letters, digits, `-`.
+    /// The name that `ps` and the backend's messages show; letters, digits, `-`.
     pub name: String,
     /// An uncompressed ELF kernel with a PVH entry (`vmlinux`).
     pub kernel: PathBuf,
@@ -28,11 +28,11 @@ pub struct MachineConfig {
     pub memory_mib: u32,
     /// Virtual processors, at least 1.
     pub cpus: u8,
-    /// Whether the guest may run virtual machines itself, and count what its processors do.
-    /// Both are large parts of the host's kernel to show to a guest that may be hostile. Such
-    /// a machine can't be saved.
+    /// Whether the guest may run virtual machines itself, and use performance counters. Both expose
+    /// large parts of the host's kernel to a guest that may be hostile. Such a machine can't be
+    /// saved.
     pub nested_virtualization: bool,
-    /// Whether it must not start without a control group that limits its process.
+    /// Whether the machine must not start without a control group that limits its process.
     pub require_limits: bool,
     /// Read-only persistent-memory regions.
     pub pmem: Vec<PmemRegion>,
@@ -40,41 +40,42 @@ pub struct MachineConfig {
     pub disks: Vec<Disk>,
     /// A network interface.
     pub network: Option<NetworkInterface>,
-    /// Sockets between its programs and the host's (virtio-vsock), where the backend has them.
+    /// Sockets between the guest's programs and the host's (virtio-vsock), where the backend has
+    /// them.
     pub vsock: Option<Sockets>,
-    /// Words for the end of the kernel command line.
+    /// Words to append to the kernel command line.
     pub cmdline_extra: Vec<String>,
-    /// A file that the machine's process has open until nothing of it runs any more, whatever
-    /// becomes of its owner: a lock (`flock`) of it lasts as long.
+    /// A file that the machine's process keeps open until all of it has ended, even if its owner
+    /// ends first: a lock (`flock`) on the file lasts as long.
     pub lifeline: Option<Arc<File>>,
-    /// A machine to go on from in place of a boot, if the backend
-    /// [can](crate::Limits::snapshots). All else must be as that machine had it, but for
-    /// the network interface's link and address, who is at its sockets, and what is in the
-    /// disks' files. Kernel and initrd are not used.
+    /// A saved machine to restore in place of a boot, if the backend
+    /// [can](crate::Limits::snapshots). The rest of the configuration must be the saved machine's,
+    /// except for the network interface's link and address, the host's end of its sockets, and the
+    /// contents of the disks' files. Kernel and initrd are not used.
     pub resumed: Option<Snapshot>,
 }
 
-/// Who of the host's is at the other end of a guest's sockets.
+/// The host's end of a guest's sockets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Sockets {
-    /// Whoever connects to this path, and whoever listens at `PATH_PORT`.
+    /// Programs that connect to this path, and programs that listen at `PATH_PORT`.
     At(PathBuf),
-    /// Nobody: for a copy of a machine that had sockets.
+    /// No programs: for a copy of a machine that had sockets.
     Nowhere,
 }
 
 /// A virtio network device.
 #[derive(Clone, Debug)]
 pub struct NetworkInterface {
-    /// Where its frames go and come from: a socket that keeps them apart
-    /// (`SOCK_SEQPACKET`), with an ethernet header each. Where the backend's limits say so
-    /// (`frame_header`), frames for the machine have 12 bytes before that, which the driver gets
-    /// as they are (`struct virtio_net_hdr_v1`: one buffer, checksums left to the guest or not,
-    /// no segmentation); frames from it have nothing else around them.
+    /// The socket for frames, which must preserve message boundaries (`SOCK_SEQPACKET`). Each frame
+    /// begins with an ethernet header. Where the backend's limits require it (`frame_header`),
+    /// frames for the machine have 12 bytes before that, which the driver gets unchanged (`struct
+    /// virtio_net_hdr_v1`: one buffer, checksums left to the guest or not, no segmentation). Frames
+    /// from the machine have no such header.
     pub link: Arc<OwnedFd>,
-    /// Its ethernet address, in the order of transmission.
+    /// The interface's ethernet address, in the order of transmission.
     pub address: [u8; 6],
-    /// Bytes of the largest IP packet, at least 1280.
+    /// Size in bytes of the largest IP packet, at least 1280.
     pub mtu: u16,
 }
 
@@ -102,26 +103,27 @@ pub struct Disk {
     pub source: DiskSource,
     /// Whether the guest may only read it. Only a single file can be written to.
     pub read_only: bool,
-    /// How the guest recognises it; 1 to 20 printable ASCII characters.
+    /// The serial number, by which the guest recognises the disk; 1 to 20 printable ASCII
+    /// characters.
     pub serial: String,
 }
 
 /// Where a [`Disk`]'s bytes are.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DiskSource {
-    /// In this file as they are.
+    /// In one file, without a format.
     Raw(PathBuf),
-    /// In several files, one after the other; read-only.
+    /// In several files, one after another; read-only.
     Files {
         /// The files.
         files: Vec<PmemFile>,
-        /// A VMDK descriptor that lists the same, for backends that want one.
+        /// A VMDK descriptor that lists the same files, for backends that need one.
         vmdk: PathBuf,
     },
 }
 
 impl PmemRegion {
-    /// Bytes of address space that the region takes.
+    /// Returns the bytes of address space that the region takes.
     pub fn size(&self) -> u64 {
         self.files
             .iter()
@@ -130,24 +132,25 @@ impl PmemRegion {
 }
 
 impl MachineConfig {
-    /// Bytes of RAM.
+    /// Returns the bytes of RAM.
     pub(crate) fn memory(&self) -> u64 {
         u64::from(self.memory_mib) << 20
     }
 
-    /// Bytes of address space that the machine's memory takes in its process.
+    /// Returns the bytes of address space that the machine's memory takes in its process.
     pub(crate) fn address_space(&self) -> u64 {
         self.pmem.iter().fold(self.memory(), |sum, region| {
             sum.saturating_add(region.size())
         })
     }
 
-    /// Bytes of RAM.
+    /// Returns the bytes of RAM.
     pub(crate) fn ram(&self) -> u64 {
         u64::from(self.memory_mib) << 20
     }
 
-    /// Bytes of the largest file that the machine may write to; 0 if there is none.
+    /// Returns the length in bytes of the largest file that the machine may write to; 0 if there is
+    /// none.
     pub(crate) fn largest_written_file(&self) -> u64 {
         let written = self.disks.iter().filter(|disk| !disk.read_only);
         let lengths = written.map(|disk| match &disk.source {
@@ -157,10 +160,10 @@ impl MachineConfig {
         lengths.max().unwrap_or_default()
     }
 
-    /// A descriptor of the network interface's link for the machine's process.
+    /// Duplicates the descriptor of the network interface's link for the machine's process.
     ///
     /// # Errors
-    /// [`Error::System`] if there are no more descriptors.
+    /// [`Error::System`] if no descriptors are left.
     pub(crate) fn link(&self) -> Result<Option<OwnedFd>, Error> {
         let interface = self.network.as_ref();
         let link = interface.map(|interface| interface.link.try_clone());
@@ -170,22 +173,25 @@ impl MachineConfig {
         })
     }
 
-    /// A descriptor of the lifeline for the machine's process.
+    /// Duplicates the descriptor of the lifeline for the machine's process.
     ///
     /// # Errors
-    /// [`Error::System`] if there are no more descriptors.
+    /// [`Error::System`] if no descriptors are left.
     pub(crate) fn lifeline(&self) -> Result<Option<OwnedFd>, Error> {
-        let lifeline = self.lifeline.as_ref().map(|file| file.try_clone());
-        let lifeline = lifeline.transpose().map_err(|source| Error::System {
-            what: "sharing a lock",
-            source,
-        })?;
+        let lifeline = self
+            .lifeline
+            .as_ref()
+            .map(|file| file.try_clone())
+            .transpose()
+            .map_err(|source| Error::System {
+                what: "sharing a lock",
+                source,
+            })?;
         Ok(lifeline.map(OwnedFd::from))
     }
 
-    /// Checks what every backend relies on, and that the files exist with the
-    /// lengths given, so that a missing layer is reported by name before anything
-    /// starts.
+    /// Checks what every backend relies on, and that the files exist with the given lengths, so
+    /// that a missing layer is reported by name before anything starts.
     ///
     /// # Errors
     /// [`Error::Config`] or [`Error::File`].
@@ -257,7 +263,7 @@ fn check_length(file: &PmemFile) -> Result<(), Error> {
     })
 }
 
-/// The length of a regular file that can be opened for reading.
+/// Returns the length of a regular file that can be opened for reading.
 fn length(path: &std::path::Path) -> Result<u64, Error> {
     let failed = |why: String| Error::File {
         path: path.to_owned(),

@@ -1,6 +1,6 @@
-//! What a guest's kernel says when it panics.
+//! Finds a kernel panic's reason in a guest's console output.
 
-/// The kernel's reason for a panic, if `console` shows one.
+/// Returns the kernel's reason for a panic, if `console` shows one.
 pub(crate) fn panic_message(console: &str) -> Option<String> {
     const MARK: &str = "Kernel panic - not syncing: ";
     let at = console.rfind(MARK)?;

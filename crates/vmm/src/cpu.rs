@@ -1,9 +1,10 @@
-//! What the host's processor can do, as its kernel sees it.
+//! Features of the host's processor, as its kernel reports them.
 
 use std::fs::File;
 use std::io::Read;
 
-/// One processor's part of `/proc/cpuinfo` has some 2 KiB; a big host has hundreds.
+/// Bytes of `/proc/cpuinfo` that hold the first processor: one takes some 2 KiB, and a big host has
+/// hundreds.
 const FIRST_PROCESSOR: u64 = 16 << 10;
 
 /// The first processor's flags.
@@ -11,7 +12,7 @@ const FIRST_PROCESSOR: u64 = 16 << 10;
 pub(crate) struct Flags(Vec<String>);
 
 impl Flags {
-    /// Reads them; none where the kernel does not show any.
+    /// Reads the flags; none where the kernel does not show any.
     pub(crate) fn read() -> Self {
         let mut text = Vec::new();
         if let Ok(file) = File::open("/proc/cpuinfo") {
@@ -29,12 +30,12 @@ impl Flags {
         Self(flags.split_ascii_whitespace().map(str::to_owned).collect())
     }
 
-    /// Whether it can run virtual machines.
+    /// Returns whether the processor can run virtual machines.
     pub(crate) fn virtualise(&self) -> bool {
         self.has("vmx") || self.has("svm")
     }
 
-    /// Whether its time stamp counter counts evenly whatever else it does.
+    /// Returns whether the time stamp counter's rate is constant in all power states.
     pub(crate) fn count_evenly(&self) -> bool {
         self.has("constant_tsc") && self.has("nonstop_tsc")
     }

@@ -1,12 +1,12 @@
-//! Why a machine does not start.
+//! Why a machine can't be started, saved or paused.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Why a machine does not start.
+/// Why a machine can't be started, saved or paused.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is no QEMU for this architecture.
+    /// QEMU for this architecture is not installed.
     #[error("{binary} is not installed: install it ({install}) or name it in MICABOX_QEMU")]
     NoQemu {
         /// The program that was looked for.
@@ -20,10 +20,10 @@ pub enum Error {
         /// Why.
         why: String,
     },
-    /// The configuration asks for something that no backend has.
+    /// The configuration requests something that no backend has.
     #[error("this machine can't be built: {0}")]
     Config(String),
-    /// A file of the machine is missing, unreadable or not what it should be.
+    /// A file of the machine is missing, unreadable or invalid.
     #[error("{}: {why}", path.display())]
     File {
         /// The file.
@@ -31,12 +31,12 @@ pub enum Error {
         /// What is wrong with it.
         why: String,
     },
-    /// The configuration asks for more than this backend has.
+    /// The configuration requests more than this backend has.
     #[error("{backend} {what}")]
     Unsupported {
         /// The backend's name.
         backend: &'static str,
-        /// What it can't do, continuing the sentence.
+        /// What the backend can't do, continuing the sentence.
         what: String,
     },
     /// The backend's process could not be started.
@@ -59,7 +59,7 @@ pub enum Error {
     /// A running machine could not be paused.
     #[error("pausing the machine: {0}")]
     Pause(String),
-    /// The machine's process can't be limited as was asked for.
+    /// The machine's process can't be limited as required.
     #[error("the machine can't be limited in memory, processor time and tasks: {why}")]
     NoLimits {
         /// Why.

@@ -1,11 +1,11 @@
-//! Files of a machine, which its owner opens.
+//! Opens a machine's files, in the owner's process.
 
 use std::fs::File;
 use std::path::Path;
 
 use crate::Error;
 
-/// Opens a file, of `length` bytes if that is known already; and its length.
+/// Opens a file, which must have `length` bytes if that is given. Returns the file and its length.
 pub(crate) fn open(
     path: &Path,
     length: Option<u64>,
@@ -15,10 +15,13 @@ pub(crate) fn open(
         path: path.to_owned(),
         why,
     };
-    let file = File::options().read(true).write(!read_only).open(path);
-    let file = file.map_err(|error| failed(error.to_string()))?;
-    let actual = file.metadata().map_err(|error| failed(error.to_string()))?;
-    let actual = actual.len();
+    let file = File::options()
+        .read(true)
+        .write(!read_only)
+        .open(path)
+        .map_err(|error| failed(error.to_string()))?;
+    let metadata = file.metadata().map_err(|error| failed(error.to_string()))?;
+    let actual = metadata.len();
     if let Some(length) = length.filter(|length| *length != actual) {
         return Err(failed(format!(
             "it has {actual} bytes and should have {length}"

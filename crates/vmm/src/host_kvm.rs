@@ -1,4 +1,4 @@
-//! The host's KVM, and whether it works.
+//! Finds out whether the host's KVM works.
 //!
 //! `/dev/kvm` alone proves little: inside some virtual machines it exists without
 //! hardware virtualisation behind it, and an ordinary kernel started on it hangs or
@@ -9,16 +9,16 @@ use std::os::fd::OwnedFd;
 
 use crate::cpu::Flags;
 
-/// Where KVM is asked for.
+/// The device of KVM.
 const DEVICE: &str = "/dev/kvm";
 
 /// The only version of KVM's stable interface.
 const API_VERSION: i32 = 12;
 
-/// Whether KVM works here, and why not.
+/// Checks that KVM works here.
 ///
 /// # Errors
-/// The reason in a few words, with what to do where something can be done.
+/// Why KVM does not work, in a few words, with a remedy where there is one.
 pub(crate) fn probe(flags: &Flags) -> Result<(), String> {
     if let Err(error) = open() {
         return Err(match error.kind() {
@@ -50,7 +50,7 @@ pub(crate) fn probe(flags: &Flags) -> Result<(), String> {
     let machine = kvm
         .create_vm()
         .map_err(|error| format!("{DEVICE} creates no virtual machine: {error}"))?;
-    // Removing it takes the kernel tens of milliseconds, in which it waits for others.
+    // The kernel takes tens of milliseconds to remove a machine, waiting for other processors.
     std::thread::spawn(move || drop(machine));
     Ok(())
 }

@@ -1,14 +1,13 @@
-//! Virtual machines: what a machine is made of, and the backends that run it.
+//! Virtual machines: their configuration, and the backends that run them.
 //!
-//! A [`MachineConfig`] says what a machine has: a kernel, RAM, read-only pmem
-//! regions, read-only disks. A [`Backend`] turns it into a running [`Machine`] with
-//! one byte stream to whatever runs inside. Nothing in a configuration belongs to
-//! one backend, and nothing above this crate knows which one runs.
+//! A [`MachineConfig`] lists what a machine has: a kernel, RAM, read-only pmem regions, disks. A
+//! [`Backend`] turns it into a running [`Machine`] with one byte stream to the agent inside. A
+//! configuration has nothing that is specific to one backend, and code above this crate does not
+//! depend on which one runs.
 //!
-//! The guest is hostile. Whatever it sends, its console included, is bounded here.
+//! The guest is hostile. All that it sends, including its console output, is bounded here.
 //!
-//! There are two backends: [`kvm`], our own, where KVM truly works, and [`qemu`], which
-//! runs everywhere.
+//! There are two backends: [`kvm`], our own, where KVM works, and [`qemu`], which runs everywhere.
 
 #![warn(unsafe_code)]
 
@@ -37,11 +36,11 @@ pub use kvm::{Kvm, WORKER};
 pub use qemu::{QEMU_WORKER, Qemu};
 pub use snapshot::Snapshot;
 
-/// Where machines' processes are limited by control groups, and in what: `memory`, `cpu`,
-/// `pids`.
+/// Returns the directory of the control groups that limit machines' processes, and the controllers
+/// in use: `memory`, `cpu`, `pids`.
 ///
 /// # Errors
-/// Why they are not, continuing a sentence.
+/// Why control groups are not available, continuing a sentence.
 pub fn control_groups() -> Result<(PathBuf, Vec<&'static str>), String> {
     let place = micabox_jail::Place::find()?;
     Ok((place.directory().to_owned(), place.controllers))
@@ -50,30 +49,30 @@ pub fn control_groups() -> Result<(PathBuf, Vec<&'static str>), String> {
 /// Name of the virtio-serial port that carries the byte stream to the guest's agent.
 pub const AGENT_PORT: &str = "micabox.agent.0";
 
-/// The backend that somebody wants.
+/// Which backend to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BackendChoice {
     /// The best one here.
     #[default]
     Auto,
-    /// Our own on KVM, or an error that says why not.
+    /// Our own on KVM, or an error with the reason.
     Kvm,
     /// [`Qemu`].
     Qemu,
 }
 
-/// The best backend for this machine: ours where KVM works, QEMU elsewhere.
+/// Returns the best backend for this host: ours where KVM works, QEMU elsewhere.
 ///
 /// # Errors
-/// [`Error::NoQemu`] when there is none, with what to install.
+/// [`Error::NoQemu`], with what to install.
 pub fn probe() -> Result<Box<dyn Backend>, Error> {
     choose(BackendChoice::Auto)
 }
 
-/// The backend that `choice` asks for.
+/// Returns the backend that `choice` names.
 ///
 /// # Errors
-/// [`Error::NoKvm`] or [`Error::NoQemu`], with what to do.
+/// [`Error::NoKvm`] or [`Error::NoQemu`], with a remedy.
 pub fn choose(choice: BackendChoice) -> Result<Box<dyn Backend>, Error> {
     match choice {
         BackendChoice::Kvm => own().map_err(|why| Error::NoKvm { why }),

@@ -1,4 +1,4 @@
-//! A machine apart from what runs it: its state and its memory, in two files.
+//! A snapshot of a machine: its state and its memory, in two files.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -10,13 +10,13 @@ use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create};
 
 use crate::Error;
 
-/// A machine as it was at one moment, from which any number of others can go on
-/// ([`MachineConfig::resumed`](crate::MachineConfig::resumed)). They share the memory as
-/// long as they don't write to it; the files must not change.
+/// A machine at one moment, from which any number of others can be restored
+/// ([`MachineConfig::resumed`](crate::MachineConfig::resumed)). They share the memory until they
+/// write to it; the files must not change.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
-    /// Processors, interrupt controllers, clocks and devices. Of this program's version
-    /// only.
+    /// Processors, interrupt controllers, clocks and devices. Only this version of the program can
+    /// read it.
     pub state: Arc<File>,
     /// RAM, in the order of its addresses and without the hole below 4 GiB; pages of
     /// zeros are holes.
@@ -24,7 +24,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// The one in these files, which are open for reading and writing.
+    /// Returns the snapshot in these files, which must be open for reading and writing.
     pub fn new(state: File, memory: File) -> Self {
         Self {
             state: Arc::new(state),
@@ -32,7 +32,7 @@ impl Snapshot {
         }
     }
 
-    /// An empty one in memory, gone with the last process that uses it.
+    /// Creates an empty snapshot in memory, which ends with the last process that uses it.
     ///
     /// # Errors
     /// [`Error::System`].
@@ -50,7 +50,7 @@ impl Snapshot {
         })
     }
 
-    /// An empty one in new files that only their owner reads.
+    /// Creates an empty snapshot in new files that only their owner can read.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -66,7 +66,7 @@ impl Snapshot {
         })
     }
 
-    /// The one in these files.
+    /// Opens the snapshot in these files.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -78,8 +78,8 @@ impl Snapshot {
         })
     }
 
-    /// The same files, for reading only: for machines, none of which may change what the
-    /// others go on from.
+    /// Opens the same files for reading only: a machine must not change what others are restored
+    /// from.
     pub(crate) fn reopen(&self) -> io::Result<(File, File)> {
         use std::os::fd::AsRawFd;
         let again = |file: &File| -> io::Result<File> {

@@ -1,4 +1,4 @@
-//! Machines that really boot, under QEMU: with KVM where it works, emulated elsewhere.
+//! Boots machines under QEMU: with KVM where it works, emulated elsewhere.
 
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use micabox_vmm::{Backend, Exit, MachineConfig, PmemFile, PmemRegion, Qemu};
 
-/// Far longer than any boot takes: only a hang ends it.
+/// Timeout far above the duration of a boot: only a hang reaches it.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The first bytes that the agent sends.
@@ -41,7 +41,7 @@ fn config() -> MachineConfig {
 // QEMU is started by a worker.
 micabox_jail::run_if_worker_before_main!(&[micabox_vmm::QEMU_WORKER]);
 
-/// A file that QEMU can open itself, which is not root.
+/// Creates a file that QEMU, which is not root, can open itself.
 fn file_for_everyone() -> tempfile::NamedTempFile {
     let file = tempfile::NamedTempFile::new().unwrap();
     let everyone = std::fs::Permissions::from_mode(0o644);
@@ -130,7 +130,7 @@ fn what_qemu_refuses_is_told_in_its_words() {
     }
 }
 
-/// What the kernel says of QEMU's process, and what its process sees.
+/// Checks the kernel's status of QEMU's process, and what the process sees.
 #[test]
 #[ignore = "needs a built guest"]
 fn qemu_is_in_jail() {
@@ -143,7 +143,7 @@ fn qemu_is_in_jail() {
             size: 2 << 20,
         }],
     });
-    // Nobody else may open it: it is handed over.
+    // Other users may not open it: it is passed as a descriptor.
     let disk = tempfile::NamedTempFile::new().unwrap();
     disk.as_file().set_len(1 << 20).unwrap();
     machine_config.disks.push(micabox_vmm::Disk {
@@ -151,7 +151,7 @@ fn qemu_is_in_jail() {
         read_only: false,
         serial: "x".into(),
     });
-    // SAFETY: this test changes nothing that others read.
+    // SAFETY: no other test reads this variable.
     unsafe { std::env::set_var("MICABOX_TEST_SECRET", "secret") };
     let machine = Qemu::probe().unwrap().start(&machine_config).unwrap();
     let mut agent = machine.agent().unwrap();
@@ -213,7 +213,7 @@ fn qemu_is_in_jail() {
         let flags = line.split(' ').nth(3).unwrap();
         assert!(flags.split(',').any(|flag| flag == "ro"), "{line}");
     }
-    // Another machine is another user.
+    // Each machine has a user of its own.
     let other = Qemu::probe().unwrap().start(&config()).unwrap();
     let owner = |pid: u32| {
         std::thread::sleep(Duration::from_millis(500));

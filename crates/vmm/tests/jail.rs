@@ -1,7 +1,7 @@
-//! What a process in jail can still reach, found out by trying from inside.
+//! Tests what a jailed process can still reach, by attempts from inside.
 //!
-//! This program starts itself once for each attempt. The process enters the jail, tries,
-//! and says what came of it: with its exit code, or the system call filter does.
+//! This program starts itself once for each attempt. The process enters the jail, makes the attempt
+//! and reports the outcome by its exit code, unless the seccomp filter ends it.
 
 #[cfg(target_arch = "x86_64")]
 #[path = "jail/attempts.rs"]

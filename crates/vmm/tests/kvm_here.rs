@@ -1,5 +1,5 @@
-//! Whether the tests beside this one run where they should: on a KVM that executes
-//! ordinary code. `scripts/test-kvm` runs them.
+//! Checks that the tests beside this one run on a KVM that executes ordinary code.
+//! `scripts/test-kvm` runs them.
 
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::{Kvm, VcpuExit};

@@ -1,7 +1,7 @@
-//! Machines of our own monitor, on a KVM that runs ordinary kernels.
+//! Tests machines of our own monitor, on a KVM that runs ordinary kernels.
 //!
-//! The program is its own worker, and in some of the machines their only program, so it has
-//! no harness but the one in `main`.
+//! The program is its own worker, and in some of the machines the only program, so it has no
+//! harness except the one in `main`.
 
 #[path = "kvm_machines/mod.rs"]
 mod machines;

@@ -1,4 +1,4 @@
-//! A call of a parser: a request and open files in, a reply out, by a worker in between.
+//! Calls of parsers: a worker gets a request and open files, and returns a reply.
 
 mod owner;
 mod serve;
@@ -14,40 +14,40 @@ use crate::{Kind, Walls};
 pub use owner::Worker;
 pub(crate) use serve::serve;
 
-/// What a kind of parser is asked, and how it answers. Requests and replies travel in the
-/// format of `postcard`: any bytes, but no `serde_json::Value` and no untagged enum.
+/// A request to a kind of parser, and how the parser answers it. Requests and replies are encoded
+/// with `postcard`: any bytes, but no `serde_json::Value` and no untagged enum.
 pub trait Call: Serialize + DeserializeOwned {
     /// Its name on the worker's command line.
     const KIND: &'static str;
-    /// What it answers.
+    /// The reply.
     type Reply: Serialize + DeserializeOwned + 'static;
-    /// Why it does not.
+    /// The error in place of a reply.
     type Error: Serialize + DeserializeOwned + fmt::Debug + fmt::Display + 'static;
 
-    /// Answers, in the worker. `files` are those that the caller gave, in their order.
+    /// Computes the reply, in the worker. `files` are the caller's, in the same order.
     ///
     /// # Errors
-    /// The call's own, for the caller.
+    /// The call's own error, which the caller gets.
     fn run(self, files: Vec<OwnedFd>) -> Result<Self::Reply, Self::Error>;
 }
 
-/// What a worker may use.
+/// Limits on a worker.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Bytes of address space beyond what any worker needs: what it allocates and maps, and
-    /// 2 MiB for the stack of each thread.
+    /// Bytes of address space beyond what every worker needs: what it allocates and maps, and 2 MiB
+    /// for the stack of each thread.
     pub memory: u64,
-    /// The longest that a file may become which it writes to, in bytes. It gets an error
-    /// (`EFBIG`) at that length.
+    /// The maximum length in bytes of a file that the worker writes to. At that length its writes
+    /// fail (`EFBIG`).
     pub file_size: u64,
     /// Seconds of processor time, of all its threads together.
     pub processor_seconds: Option<u64>,
-    /// Bytes of its reply.
+    /// Maximum bytes of the reply.
     pub reply: u64,
 }
 
 impl Default for Limits {
-    /// 256 MiB of memory, no writing, all the time it likes, a reply of 1 MiB.
+    /// 256 MiB of memory, no writing, unlimited time, a reply of 1 MiB.
     fn default() -> Self {
         Self {
             memory: 256 << 20,
@@ -64,15 +64,15 @@ pub enum CallError<E: fmt::Debug + fmt::Display> {
     /// The worker's own error.
     #[error("{0}")]
     Refused(E),
-    /// It ended without a reply, or with nonsense for one.
+    /// The worker ended without a reply, or with an invalid one.
     #[error("the worker that parses ({kind}) {death}")]
     Died {
         /// The kind of worker.
         kind: &'static str,
-        /// How.
+        /// How it ended.
         death: Death,
     },
-    /// It was not started.
+    /// The worker could not be started.
     #[error("starting a worker ({kind})")]
     Start {
         /// The kind of worker.
@@ -82,24 +82,24 @@ pub enum CallError<E: fmt::Debug + fmt::Display> {
     },
 }
 
-/// How a worker ended that gave no reply. Texts are what it said, for a terminal.
+/// How a worker without a reply ended. Texts are what it wrote to stderr, cleaned for a terminal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Death {
-    /// It gave up, mostly for want of memory: the text tells.
+    /// It aborted, mostly because it ran out of memory; the text has the reason.
     Aborted(String),
     /// It used up its processor time.
     OutOfTime,
-    /// Its caller waited no longer.
+    /// The caller gave up waiting.
     GivenUp,
-    /// It made a system call that no parser makes.
+    /// It made a system call that parsers must not make.
     ForbiddenCall(String),
-    /// A mistake of ours.
+    /// It panicked: a bug in this program.
     Panicked(String),
     /// A signal ended it; SIGKILL is the kernel's when the host is out of memory.
     Signal(i32),
-    /// It did not get into jail, or left without a reply.
+    /// It could not enter the jail, or exited without a reply.
     Exited(i32, String),
-    /// What it replied is too long, or can't be read.
+    /// The reply is too long or can't be decoded.
     BadReply,
 }
 
@@ -119,14 +119,14 @@ impl fmt::Display for Death {
     }
 }
 
-/// Descriptors of a worker, beside its files in their order.
+/// A worker's descriptors: of its reply, and of its files in order.
 #[derive(Debug, Serialize, Deserialize)]
 struct Given {
     reply: RawFd,
     files: Vec<RawFd>,
 }
 
-/// Asks a worker about its jail.
+/// Request for the walls of a worker's jail.
 #[derive(Serialize, Deserialize)]
 struct Probe;
 
@@ -140,13 +140,13 @@ impl Call for Probe {
     }
 }
 
-/// Every program of ours can be this one.
+/// The worker for [`Probe`], which every program that runs workers has.
 pub(crate) const PROBE: Kind = Kind::parser::<Probe>();
 
-/// Starts a worker to see what jail a parser gets on this host.
+/// Starts a worker to find out which jail a parser gets on this host.
 ///
 /// # Errors
-/// Why there is no worker at all.
+/// Why a worker could not be started.
 pub fn probe() -> Result<Walls, String> {
     let worker = Worker::start(&Probe, Vec::new(), &Limits::default());
     worker.and_then(Worker::wait).map_err(|error| match error {

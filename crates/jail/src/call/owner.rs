@@ -22,21 +22,21 @@ use crate::{
     Spawned, Tail, arguments, program,
 };
 
-/// Address space of any worker: the program, its libraries, stacks and what an allocator
+/// Bytes of address space of every worker: the program, its libraries, stacks and what an allocator
 /// reserves for its four arenas.
 const OWN_ADDRESS_SPACE: u64 = 512 << 20;
 
-/// Bytes of a worker's messages kept.
+/// Bytes of a worker's messages to keep.
 const MESSAGES: usize = 4 << 10;
 
-/// How long a process may take to go that has closed its reply: it is the kernel's time, but
-/// a worker in foreign hands may just stay.
+/// How long a process may take to end after it closed its reply. Ending is up to the kernel, but a
+/// worker that was taken over may stay.
 const PATIENCE: Timespec = Timespec {
     tv_sec: 5,
     tv_nsec: 0,
 };
 
-/// A parser at work. Dropping it kills it.
+/// A running parser. Dropping it kills it.
 #[derive(Debug)]
 pub struct Worker<C: Call> {
     handle: Handle,
@@ -48,7 +48,7 @@ pub struct Worker<C: Call> {
 /// A process's handle, shared with the thread that reaps it.
 type Handle = std::sync::Arc<OwnedFd>;
 
-/// What a worker left.
+/// How a worker ended.
 enum Ended {
     Replied(Vec<u8>),
     TooLong,
@@ -56,7 +56,7 @@ enum Ended {
 }
 
 impl<C: Call> Worker<C> {
-    /// Starts a worker, which gets `files` in this order, and is left nothing else.
+    /// Starts a worker, which gets `files` in this order and no other descriptors.
     ///
     /// # Errors
     /// [`CallError::Start`].
@@ -82,7 +82,7 @@ impl<C: Call> Worker<C> {
             address_space: limits.memory.saturating_add(OWN_ADDRESS_SPACE),
             file_size: limits.file_size,
             processor_seconds: limits.processor_seconds,
-            // To read its own program, and to become nobody in its jail.
+            // To read its own program, and to change its user in its jail.
             capabilities: &[CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID],
         };
         let claim = Claim::new().map_err(failed)?;
@@ -93,8 +93,8 @@ impl<C: Call> Worker<C> {
         let most = limits.reply;
         let (started, start) = sync_channel(1);
         let (end, ended) = sync_channel(1);
-        // The kernel kills the child when the thread that forked it ends, so that thread
-        // must live as long as the child, whatever threads our caller has.
+        // The kernel kills the child when the thread that forked it ends, so that thread must live
+        // as long as the child, even if the caller's thread ends.
         let watcher = std::thread::Builder::new()
             .name(format!("{kind} worker"))
             .spawn(move || {
@@ -121,7 +121,7 @@ impl<C: Call> Worker<C> {
         })
     }
 
-    /// Waits for its reply. What it wrote to files is in them then.
+    /// Waits for the reply. By then, everything that the worker wrote to its files is there.
     ///
     /// # Errors
     /// [`CallError`].
@@ -129,10 +129,10 @@ impl<C: Call> Worker<C> {
         self.wait_while(|| true)
     }
 
-    /// [`Worker::wait`] for a caller that is asked once a second whether to `go_on`.
+    /// As [`Worker::wait`], but calls `go_on` once a second and stops waiting if it returns false.
     ///
     /// # Errors
-    /// [`CallError`]; [`Death::GivenUp`] if it is not to.
+    /// [`CallError`]; [`Death::GivenUp`] if `go_on` returned false.
     pub fn wait_while(
         mut self,
         mut go_on: impl FnMut() -> bool,
@@ -149,7 +149,7 @@ impl<C: Call> Worker<C> {
                 ended => break ended,
             }
         };
-        // It is on its way out, and there is nothing to wait for.
+        // The worker is about to end, so there is no need to wait for its thread.
         self.watcher = None;
         let death = match ended {
             Ok(Ended::Replied(bytes)) => {
@@ -173,14 +173,14 @@ impl<C: Call> Worker<C> {
 impl<C: Call> Drop for Worker<C> {
     fn drop(&mut self) {
         if let Some(watcher) = self.watcher.take() {
-            // It may have ended a moment ago, which is as good.
+            // Fails only if the worker has already ended.
             let _ = pidfd_send_signal(&*self.handle, Signal::KILL);
             let _ = watcher.join();
         }
     }
 }
 
-/// Numbers of its descriptors, and the request.
+/// Writes the numbers of the worker's descriptors and the request to a new file.
 fn describe<C: Call>(given: &Given, request: &C) -> io::Result<OwnedFd> {
     let encode = |result: postcard::Result<Vec<u8>>| result.map_err(io::Error::other);
     let mut file = File::from(memfd_create("request", MemfdFlags::CLOEXEC)?);
@@ -190,7 +190,7 @@ fn describe<C: Call>(given: &Given, request: &C) -> io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// Sees a worker to its end.
+/// Watches a worker until it ends.
 fn watch(
     spawned: Spawned,
     reply: File,
@@ -216,7 +216,7 @@ fn watch(
         Err(_) => None,
     };
     if let Some(ended) = replied {
-        // Whatever else it does is of no use.
+        // The worker has nothing more to do.
         kill();
         let _ = end.send(ended);
         let _ = child.wait();
@@ -232,7 +232,8 @@ fn watch(
     let _ = end.send(Ended::Died(status, tail.text().trim().to_owned()));
 }
 
-/// A length of eight bytes, little endian, and as many bytes. None if they are too many.
+/// Receives a length of eight bytes, little endian, and as many bytes. Returns None if they are
+/// more than `most`.
 fn receive(mut stream: File, most: u64) -> io::Result<Option<Vec<u8>>> {
     let mut length = [0; 8];
     stream.read_exact(&mut length)?;
@@ -242,9 +243,10 @@ fn receive(mut stream: File, most: u64) -> io::Result<Option<Vec<u8>>> {
     }
     let mut bytes = Vec::new();
     (&mut stream).take(length).read_to_end(&mut bytes)?;
-    match bytes.len() as u64 == length {
-        true => Ok(Some(bytes)),
-        false => Err(io::ErrorKind::UnexpectedEof.into()),
+    if bytes.len() as u64 == length {
+        Ok(Some(bytes))
+    } else {
+        Err(io::ErrorKind::UnexpectedEof.into())
     }
 }
 

@@ -27,11 +27,11 @@ pub(super) fn walls() -> Option<Walls> {
     WALLS.get().cloned()
 }
 
-/// Answers the call that a descriptor describes; the exit code.
+/// Serves the call that `descriptor` describes; returns the exit code.
 pub(crate) fn serve<C: Call>(descriptor: RawFd) -> i32 {
     std::panic::set_hook(Box::new(|panic| {
         eprintln!("internal error, please report it: {panic}");
-        // All of the process, whichever thread it is.
+        // Ends the process, whichever thread panics.
         std::process::exit(PANICKED);
     }));
     match enter().and_then(|()| answer::<C>(descriptor)) {
@@ -48,7 +48,7 @@ fn enter() -> Result<(), String> {
     last_words().map_err(|error| format!("handling signals: {error}"))?;
     let walls = enter_what_there_is().map_err(|error| error.to_string())?;
     if walls.namespaces.is_ok() {
-        // Elsewhere the user's other processes would count as well.
+        // Without a namespace, the user's other processes would count too.
         limit(libc::RLIMIT_NPROC, MAX_THREADS, 0)
             .map_err(|error| format!("limiting threads: {error}"))?;
     }
@@ -57,7 +57,7 @@ fn enter() -> Result<(), String> {
 }
 
 fn answer<C: Call>(descriptor: RawFd) -> Result<(), String> {
-    // SAFETY: whoever started the worker names each of its descriptors once.
+    // SAFETY: the worker's owner names each of its descriptors once.
     #[allow(unsafe_code)]
     let own = |descriptor| unsafe { take(descriptor) };
     let request = || -> io::Result<_> {
@@ -80,8 +80,8 @@ fn answer<C: Call>(descriptor: RawFd) -> Result<(), String> {
     sent.map_err(|error| format!("replying: {error}"))
 }
 
-/// The allocator may reserve address space for as many threads. Left alone, glibc's asks the
-/// host's files how many processors there are.
+/// Limits the number of the allocator's arenas, for each of which it reserves address space. By
+/// default, glibc reads the number of processors from the host's files.
 #[cfg(target_env = "gnu")]
 #[allow(unsafe_code)]
 fn bound_arenas() {
@@ -93,8 +93,8 @@ fn bound_arenas() {
 #[cfg(not(target_env = "gnu"))]
 fn bound_arenas() {}
 
-/// Has the process say by its exit code what ended it: it is process 1 of its namespace,
-/// which has no default for signals. A file that is too long is an error of the write.
+/// Makes the process's exit code show which signal ended it: process 1 of a namespace has no
+/// default action for signals. A file that is too long becomes an error of the write.
 #[allow(unsafe_code)]
 fn last_words() -> io::Result<()> {
     // SAFETY: numbers.
@@ -105,11 +105,11 @@ fn last_words() -> io::Result<()> {
 
 #[allow(unsafe_code)]
 extern "C" fn exit(signal: libc::c_int, _: *const libc::siginfo_t, _: *const libc::c_void) {
-    // SAFETY: ends the process at once, as a handler may.
+    // SAFETY: ends the process immediately, as a signal handler may.
     unsafe { libc::_exit(128 + signal) };
 }
 
-/// Bytes in and out of what is open, memory, locks, time, the end.
+/// Calls to read and write open files, manage memory, lock, query time, and exit.
 const CALLS: [libc::c_long; 34] = [
     libc::SYS_brk,
     libc::SYS_clock_gettime,
@@ -147,11 +147,11 @@ const CALLS: [libc::c_long; 34] = [
     libc::SYS_write,
 ];
 
-/// Of an open file; by a path there is nothing to find.
+/// Queries of an open file, and writes. A query by path would find nothing.
 const MORE: [libc::c_long; 3] = [libc::SYS_newfstatat, libc::SYS_statx, libc::SYS_writev];
 
-/// What libraries try first, and do otherwise where the kernel has none of it: copies through
-/// pipes are more of the kernel than they are worth.
+/// Calls that libraries try first and replace where the kernel doesn't have them: copies through
+/// pipes expose more of the kernel than they are worth.
 const UNKNOWN: [libc::c_long; 2] = [libc::SYS_sendfile, libc::SYS_splice];
 
 fn filter() -> Filter {
@@ -159,7 +159,7 @@ fn filter() -> Filter {
     Filter::allowing(CALLS.into_iter().chain(MORE))
         .with_threads()
         .allow_if(libc::SYS_fcntl, 1, u32::MAX, &descriptors)
-        // To abort itself.
+        // Lets the process abort itself.
         .allow_if(libc::SYS_tgkill, 0, u32::MAX, &[std::process::id()])
         .without(&UNKNOWN)
 }

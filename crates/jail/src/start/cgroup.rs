@@ -1,8 +1,8 @@
-//! A control group (version 2) for jailed processes, where one can be had: limits that
-//! hold whatever becomes of a process.
+//! A control group (version 2) for jailed processes, where one is available: limits that hold
+//! whatever the processes do.
 //!
-//! It is made below this process's own group if that is the root of what we see, otherwise
-//! beside it: a group that has processes of its own can't give controllers to others.
+//! The group is made below this process's own group if that is the visible root, otherwise beside
+//! it: a group with processes of its own can't enable controllers for children.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -12,54 +12,54 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{Access, access};
 
-/// What groups of ours are called: this, the process that made it, a number.
+/// Prefix of our groups' names; the process that made the group and a number follow.
 const PREFIX: &str = "micabox-";
 
-/// The controllers that we want. Without the first one there is no point.
+/// The controllers to use. Without the first one a group is of no use.
 const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
 
-/// Microseconds that shares of the processors are counted over, the kernel's default.
+/// The period over which processor time is counted, in microseconds: the kernel's default.
 const PERIOD: u64 = 100_000;
 
-/// How long killed processes may take to go.
+/// How long killed processes may take to end.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What the processes of a group may use together.
 #[derive(Clone, Copy, Debug)]
 pub struct Quota {
-    /// Bytes of memory, page cache included, of which the kernel takes back what it can.
+    /// Bytes of memory, including page cache, which the kernel reclaims as far as it can.
     pub memory: u64,
-    /// Whole processors' worth of time.
+    /// Processor time, in whole processors.
     pub cpus: u64,
     /// Processes and threads.
     pub tasks: u64,
 }
 
-/// A group. Dropping it kills what is left in it and removes it.
+/// A group. Dropping it kills its processes and removes it.
 #[derive(Debug)]
 pub struct Cgroup {
     directory: PathBuf,
-    /// The directory.
+    /// The open directory.
     pub(super) handle: File,
     /// A process that writes to it becomes a member.
     members: File,
-    /// Controllers that its place doesn't have.
+    /// Controllers that its parent doesn't have.
     missing: Vec<&'static str>,
 }
 
-/// Where groups can be made.
+/// The parent directory of new groups.
 #[derive(Debug)]
 pub struct Place {
     directory: PathBuf,
-    /// Those of [`CONTROLLERS`] that there are.
+    /// Those of [`CONTROLLERS`] that are available.
     pub controllers: Vec<&'static str>,
 }
 
 impl Place {
-    /// Finds the place, and has it hand controllers down.
+    /// Finds the parent directory, and enables the controllers for its children.
     ///
     /// # Errors
-    /// Why there is none.
+    /// Why none is available.
     pub fn find() -> Result<Self, String> {
         let (root, own) = own_group()?;
         let parent = own.parent().filter(|_| own != root);
@@ -85,7 +85,7 @@ impl Place {
         };
         for controller in CONTROLLERS {
             if !enabled().contains(&controller) {
-                // It shows afterwards.
+                // The list of enabled controllers shows whether it worked.
                 let _ = fs::write(&control, format!("+{controller}"));
             }
         }
@@ -99,12 +99,12 @@ impl Place {
         }
     }
 
-    /// Where it is, for people.
+    /// The directory, to show to users.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// Removes the groups of processes that were killed before they could.
+    /// Removes groups whose owners were killed before they could.
     fn sweep(&self) {
         let entries = fs::read_dir(&self.directory)
             .into_iter()
@@ -112,10 +112,12 @@ impl Place {
             .flatten();
         for entry in entries {
             let name = entry.file_name();
-            let owner = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
-            let owner = owner.and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
+            let owner = name
+                .to_str()
+                .and_then(|name| name.strip_prefix(PREFIX))
+                .and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
             if owner.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
-                // One that has members stays.
+                // A group with members stays.
                 let _ = fs::remove_dir(entry.path());
             }
         }
@@ -123,10 +125,10 @@ impl Place {
 }
 
 impl Cgroup {
-    /// A group with these limits.
+    /// Creates a group with these limits.
     ///
     /// # Errors
-    /// Why there can be none.
+    /// Why none can be created.
     pub fn create(limits: &Quota) -> Result<Self, String> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let place = Place::find()?;
@@ -147,7 +149,7 @@ impl Cgroup {
             match *controller {
                 "memory" => {
                     set("memory.max", limits.memory.to_string())?;
-                    // Half a machine is none.
+                    // A machine that has lost some of its processes is of no use.
                     set("memory.oom.group", "1".to_owned())?;
                 }
                 "cpu" => {
@@ -171,19 +173,19 @@ impl Cgroup {
         })
     }
 
-    /// What it does not limit, of `memory`, `cpu` and `pids`.
+    /// The resources that the group does not limit, of `memory`, `cpu` and `pids`.
     pub fn missing(&self) -> &[&'static str] {
         &self.missing
     }
 
-    /// Whether a process is in it.
+    /// Returns whether a process is in the group.
     pub fn has(&self, pid: u32) -> bool {
         let members = fs::read_to_string(self.directory.join("cgroup.procs"));
         let pid = pid.to_string();
         members.is_ok_and(|members| members.lines().any(|member| member == pid))
     }
 
-    /// Moves the calling process into it: a system call, and nothing else.
+    /// Moves the calling process into the group. Makes one system call, and nothing else.
     pub(super) fn join(&self) -> io::Result<()> {
         (&self.members).write_all(b"0")
     }
@@ -191,12 +193,12 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // The jailed process goes a moment after its keeper.
+        // The jailed process ends a moment after its keeper.
         let _ = fs::write(self.directory.join("cgroup.kill"), "1");
         let deadline = Instant::now() + PATIENCE;
         while let Err(error) = fs::remove_dir(&self.directory) {
             if error.kind() != io::ErrorKind::ResourceBusy || Instant::now() > deadline {
-                // The next group's start removes it.
+                // The creation of the next group removes it.
                 break;
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -204,7 +206,7 @@ impl Drop for Cgroup {
     }
 }
 
-/// The root of version 2 as far as we see it, and our own group in it.
+/// Returns the visible root of version 2, and this process's group in it.
 fn own_group() -> Result<(PathBuf, PathBuf), String> {
     let read = |path| fs::read_to_string(path).map_err(|error| format!("{path}: {error}"));
     let mounts = read("/proc/self/mountinfo")?;
@@ -218,12 +220,15 @@ fn own_group() -> Result<(PathBuf, PathBuf), String> {
         })
         .ok_or("no cgroup2 file system is mounted")?;
     let groups = read("/proc/self/cgroup")?;
-    let own = groups.lines().find_map(|line| line.strip_prefix("0::"));
-    let own = own.ok_or("this process is in no group of version 2")?;
-    let own = Path::new(own).strip_prefix(root);
-    let own = own.map_err(|_| "this process's group is out of sight")?;
+    let path = groups
+        .lines()
+        .find_map(|line| line.strip_prefix("0::"))
+        .ok_or("this process is in no group of version 2")?;
+    let below_root = Path::new(path)
+        .strip_prefix(root)
+        .map_err(|_| "this process's group is out of sight")?;
     let mount = PathBuf::from(mount);
-    // Without a trailing slash, which `join` of nothing would leave.
-    let own = mount.components().chain(own.components()).collect();
+    // Without a trailing slash, which `join` with an empty path would add.
+    let own = mount.components().chain(below_root.components()).collect();
     Ok((mount, own))
 }

@@ -1,8 +1,8 @@
 //! A child process that is in its control group from its first instruction on.
 //!
-//! `std::process::Command` can't do that, and to move a process that exists has the kernel
-//! wait for all of the host's processors (a grace period of RCU), which takes longer than all
-//! the rest of a machine's start.
+//! `std::process::Command` can't do that, and moving a running process makes the kernel wait for
+//! all of the host's processors (an RCU grace period), which takes longer than the rest of a
+//! machine's start.
 
 #![allow(unsafe_code)]
 
@@ -24,7 +24,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_
 use super::cgroup::Cgroup;
 use super::confine::{Confinement, check};
 
-/// `clone3` knows control groups since Linux 5.7 (`linux/sched.h`, as `CloneArguments`).
+/// `clone3` supports control groups since Linux 5.7 (`linux/sched.h`, as `CloneArguments`).
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
 /// `struct clone_args`, 64 bits each.
@@ -44,10 +44,10 @@ struct CloneArguments {
     cgroup: u64,
 }
 
-/// Exit code of a child that could not become the program; the parent knows why.
+/// Exit code of a child that could not execute the program; the parent gets the reason on a pipe.
 const NO_PROGRAM: libc::c_int = 127;
 
-/// What to execute.
+/// A program to execute.
 #[derive(Debug)]
 pub struct Program {
     path: CString,
@@ -56,15 +56,15 @@ pub struct Program {
     _words: Vec<CString>,
 }
 
-// SAFETY: the pointers are to strings that it owns and never changes.
+// SAFETY: the pointers are to strings that the value owns and never changes.
 unsafe impl Send for Program {}
 
 impl Program {
-    /// The program at `path`, which sees `name` as its own. Its environment is empty: the
-    /// caller's may hold passwords.
+    /// The program at `path`, with `name` as its `argv[0]` in place of the path. Its environment is
+    /// empty: the caller's may hold passwords.
     ///
     /// # Errors
-    /// If there is a zero byte in one of them.
+    /// If a string contains a zero byte.
     pub fn new(path: &Path, name: Option<&str>, arguments: Vec<OsString>) -> io::Result<Self> {
         let word = |text: &OsStr| CString::new(text.as_bytes()).map_err(io::Error::from);
         let name = name.map_or(path.as_os_str(), OsStr::new);
@@ -87,20 +87,20 @@ pub struct Child {
     pid: Pid,
 }
 
-/// What there is of a new child.
+/// Handles of a new child.
 #[derive(Debug)]
 pub struct Spawned {
-    /// To wait for.
+    /// The child, to wait for.
     pub child: Child,
-    /// Names it whatever becomes of its number.
+    /// Refers to the process even after its number is reused.
     pub handle: OwnedFd,
-    /// What it says.
+    /// The read end of the child's stderr.
     pub stderr: File,
 }
 
 impl Child {
-    /// Starts `program` in `cgroup`, with nothing for its stdin and stdout, in a process
-    /// group of its own: the user's Ctrl-C goes to us, who end it in order.
+    /// Starts `program` in `cgroup`, with `/dev/null` as stdin and stdout, in a process group of
+    /// its own: the user's Ctrl-C goes to the parent, which ends the child in order.
     ///
     /// The kernel kills it when the calling thread ends.
     ///
@@ -119,7 +119,7 @@ impl Child {
         let Some(pid) = fork(cgroup)? else {
             let error = become_program(program, confinement, parent, streams);
             let code = error.raw_os_error().unwrap_or(libc::EINVAL).to_ne_bytes();
-            // SAFETY: writes bytes that live; then there is no child any more.
+            // SAFETY: writes bytes that live, then ends the child.
             unsafe {
                 libc::write(failure_child.as_raw_fd(), code.as_ptr().cast(), code.len());
                 libc::_exit(NO_PROGRAM)
@@ -128,7 +128,7 @@ impl Child {
         drop(failure_child);
         let child = Self { pid };
         let mut code = [0; 4];
-        // It ends without a word when the program begins.
+        // The pipe closes without data when the child executes the program.
         let spawned = match File::from(failure).read(&mut code) {
             Ok(4) => Err(io::Error::from_raw_os_error(i32::from_ne_bytes(code))),
             Ok(_) => pidfd_open(pid, PidfdFlags::empty()).map_err(io::Error::from),
@@ -148,12 +148,12 @@ impl Child {
         }
     }
 
-    /// Its number.
+    /// The process ID.
     pub fn id(&self) -> u32 {
         self.pid.as_raw_nonzero().get().unsigned_abs()
     }
 
-    /// Waits for its end; once.
+    /// Waits for the process to end. Can be called once.
     ///
     /// # Errors
     /// If it was waited for before.
@@ -168,8 +168,7 @@ impl Child {
     }
 }
 
-/// Forks, into `cgroup` if that can be. None in the child, which may do nothing but system
-/// calls.
+/// Forks, into `cgroup` if possible. Returns None in the child, which may only make system calls.
 fn fork(cgroup: Option<&Cgroup>) -> io::Result<Option<Pid>> {
     if let Some(cgroup) = cgroup {
         let mut arguments = CloneArguments {
@@ -179,20 +178,20 @@ fn fork(cgroup: Option<&Cgroup>) -> io::Result<Option<Pid>> {
             ..CloneArguments::default()
         };
         let size = size_of::<CloneArguments>();
-        // SAFETY: a structure that lives, and its size. As it shares no memory, the child
-        // goes on from here on a copy of this stack, as after fork.
+        // SAFETY: a structure that lives, and its size. The child shares no memory, so it continues
+        // on a copy of this stack, as after fork.
         match unsafe { libc::syscall(libc::SYS_clone3, &raw mut arguments, size) } {
-            // Too old a kernel, or somebody's filter.
+            // The kernel is too old, or a seccomp filter refuses the call.
             -1 => {}
             pid => return Ok(Pid::from_raw(pid as libc::pid_t)),
         }
     }
-    // SAFETY: the child makes nothing but system calls.
+    // SAFETY: the child only makes system calls.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         0 => {
             if let Some(cgroup) = cgroup {
-                // Where that is refused after all, it is as if there were none.
+                // If this fails, the child runs without a group.
                 let _ = cgroup.join();
             }
             Ok(None)
@@ -201,7 +200,7 @@ fn fork(cgroup: Option<&Cgroup>) -> io::Result<Option<Pid>> {
     }
 }
 
-/// Executes the program in the child; why not.
+/// Executes the program in the child; returns the error if that fails.
 fn become_program(
     program: &Program,
     confinement: &Confinement,
@@ -215,7 +214,7 @@ fn become_program(
                 check(libc::dup2(stream, number))?;
             }
             check(libc::setpgid(0, 0))?;
-            // As they are for a program that a shell starts.
+            // Signal settings as a shell leaves them for a program.
             let mut none = std::mem::zeroed();
             libc::sigemptyset(&raw mut none);
             check(libc::sigprocmask(

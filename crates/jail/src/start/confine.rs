@@ -1,51 +1,50 @@
-//! What a process may do from its first instruction on, before it confines
-//! itself further.
+//! Limits on a process from its first instruction on, before it confines itself further.
 //!
-//! All of it happens in the child between fork and exec. A function here makes
-//! nothing but system calls: in a program with threads, a lock (the allocator's, for
-//! one) may be held for ever in the child.
+//! All of this happens in the child between fork and exec. A function here makes only system calls:
+//! in a program with threads, a lock (the allocator's, for one) may be held for ever in the child.
 
 #![allow(unsafe_code)]
 
 use std::io;
 use std::os::fd::RawFd;
 
-/// What is decided before the fork.
+/// The limits, decided before the fork.
 #[derive(Clone, Debug)]
 pub struct Confinement {
     /// Descriptors to inherit beside 0, 1 and 2.
     pub keep: Vec<RawFd>,
-    /// Most bytes of address space.
+    /// Maximum bytes of address space.
     pub address_space: u64,
-    /// Most bytes of a file that it writes to.
+    /// Maximum length in bytes of a file that the process writes to.
     pub file_size: u64,
-    /// Seconds of processor time after which it gets SIGXCPU; a second more, and it is killed.
+    /// Seconds of processor time after which the process gets SIGXCPU; one second later it is
+    /// killed.
     pub processor_seconds: Option<u64>,
-    /// Of root's capabilities, those that are left.
+    /// The capabilities that root keeps.
     pub capabilities: &'static [libc::c_ulong],
 }
 
-/// To read files whoever they belong to, as root could. Numbers of `linux/capability.h`.
+/// Read files regardless of their permissions, as root can. Numbers of `linux/capability.h`.
 pub const CAP_DAC_READ_SEARCH: libc::c_ulong = 2;
-/// To become another group.
+/// Change the group.
 pub const CAP_SETGID: libc::c_ulong = 6;
-/// To become another user.
+/// Change the user.
 pub const CAP_SETUID: libc::c_ulong = 7;
-/// To mount things, among others.
+/// Mount file systems, among others.
 pub const CAP_SYS_ADMIN: libc::c_ulong = 21;
 
-/// More descriptors than a machine has extents and devices.
+/// Maximum number of descriptors: more than a machine has extents and devices.
 const MAX_FILES: u64 = 16 << 10;
 
 impl Confinement {
     /// Confines the calling process, a child of `parent`, and everything it executes.
     pub(super) fn enter(&self, parent: libc::pid_t) -> io::Result<()> {
         die_with(parent)?;
-        // Privileges can only become fewer from here on: no setuid program, and none
-        // of root's powers but those it is left if this is root.
+        // Privileges can only decrease from here on: no setuid program and, if this is root, only
+        // the capabilities that it keeps.
         set_no_new_privs()?;
         drop_capabilities(self.capabilities)?;
-        // A disk full of core files, or of anything else, is not its to make.
+        // The process must not fill a disk with core files or other output.
         limit(libc::RLIMIT_CORE, 0, 0)?;
         limit(libc::RLIMIT_FSIZE, self.file_size, 0)?;
         limit(libc::RLIMIT_NOFILE, MAX_FILES, 0)?;
@@ -53,7 +52,7 @@ impl Confinement {
         if let Some(seconds) = self.processor_seconds {
             limit(libc::RLIMIT_CPU, seconds, 1)?;
         }
-        // The caller's other descriptors are not for it, even if one was not marked
+        // The child does not inherit the caller's other descriptors, even one that was not marked
         // close-on-exec.
         close_on_exec_from(3)?;
         for fd in &self.keep {
@@ -63,12 +62,12 @@ impl Confinement {
     }
 }
 
-/// Has the kernel kill this process when the thread that forked it ends.
+/// Makes the kernel kill this process when the thread that forked it ends.
 fn die_with(parent: libc::pid_t) -> io::Result<()> {
     // SAFETY: takes an integer; getppid has no precondition.
     unsafe {
         check(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL))?;
-        // It may have ended before the request.
+        // The parent may have ended before the request.
         if libc::getppid() != parent {
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
@@ -81,10 +80,10 @@ fn set_no_new_privs() -> io::Result<()> {
     check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })
 }
 
-/// Drops all capabilities but some. A process without CAP_SETPCAP has no capabilities to
-/// speak of, and the kernel says EPERM.
+/// Drops all capabilities except `left`. A process without CAP_SETPCAP has no relevant
+/// capabilities, and the kernel returns EPERM.
 fn drop_capabilities(left: &[libc::c_ulong]) -> io::Result<()> {
-    // The kernel answers EINVAL to the first number that it has no capability for.
+    // The kernel returns EINVAL for the first number that is not a capability.
     for capability in 0..64 {
         if left.contains(&capability) {
             continue;
@@ -101,7 +100,7 @@ fn drop_capabilities(left: &[libc::c_ulong]) -> io::Result<()> {
     Ok(())
 }
 
-/// Lowers a limit to at most `value`; the hard one to `beyond` more.
+/// Lowers the soft limit to at most `value`, and the hard limit to at most `beyond` more.
 pub(crate) fn limit(
     resource: libc::__rlimit_resource_t,
     value: u64,
@@ -129,7 +128,7 @@ fn close_on_exec_from(first: RawFd) -> io::Result<()> {
         )
     });
     match result {
-        // Linux before 5.11 knows no such flag.
+        // Linux before 5.11 doesn't have the flag.
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EINVAL)) => Ok(()),
         result => result,
     }

@@ -1,4 +1,4 @@
-//! A process's start, and what it is kept from since its first instruction.
+//! Starts processes, and confines them from their first instruction on.
 
 pub(crate) mod cgroup;
 pub(crate) mod child;

@@ -1,4 +1,4 @@
-//! Whom the jailed process is to the host.
+//! The jailed process's identity on the host.
 
 use std::sync::OnceLock;
 
@@ -8,25 +8,25 @@ use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
 use super::{Error, step};
 
-/// `nobody` and `nogroup`, who own nothing on any system: who a jailed process is inside.
+/// `nobody` and `nogroup`, which own nothing on any system: a jailed process's identity inside.
 pub(super) const NOBODY: u32 = 65534;
 
-/// Who this worker is to be, if root started it.
+/// The user that this worker must become, if root started it.
 static USER: OnceLock<u32> = OnceLock::new();
 
-/// Says who this process is to become.
+/// Sets the user that this process must become.
 pub(crate) fn assign(uid: u32) {
     let _ = USER.set(uid);
 }
 
-/// Whether this process is a user to the host, though it may be root in a namespace of its own
-/// that has no other user. Asked while there is a /proc.
+/// Returns whether this process runs as a user of the host, even if it is root in a namespace of
+/// its own that has no other user. Needs a mounted /proc.
 pub(super) fn is_user() -> bool {
     !geteuid().is_root()
         || std::fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| is_mapped(&map))
 }
 
-/// Whether root is another user outside, by a map of users (user_namespaces(7)).
+/// Returns whether root is a different user outside, by a map of users (user_namespaces(7)).
 fn is_mapped(map: &str) -> bool {
     map.lines().any(|line| {
         let mut numbers = line.split_whitespace();
@@ -34,8 +34,9 @@ fn is_mapped(map: &str) -> bool {
     })
 }
 
-/// Gives up root's identity, and its groups with it but for one. A user keeps its own, which
-/// is the least that it has; root of a user's namespace does if there is no other in it.
+/// Gives up root's identity and its groups, except for `group`. A process of a user keeps its
+/// identity, which already has the fewest privileges; so does root of a user's namespace that has
+/// no other user.
 pub(super) fn become_nobody(group: Option<u32>, is_user: bool) -> Result<(), Error> {
     if !geteuid().is_root() {
         return Ok(());
@@ -52,7 +53,7 @@ fn leave_root(group: Option<u32>) -> Result<(), Error> {
     set_thread_groups(&groups).map_err(step("leaving root's groups"))?;
     let own = USER.get().copied().unwrap_or(NOBODY);
     let number = match become_user(own) {
-        // This root is one of a container that has fewer users.
+        // Root of a container with fewer users.
         Err(Errno::INVAL) => become_user(NOBODY),
         result => result,
     };

@@ -1,5 +1,5 @@
-//! No path at all, should one be found after all, or none but some: Landlock, where the kernel
-//! has it.
+//! Landlock, where the kernel has it: denies all paths, even one that could still be found, or all
+//! but some.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -11,17 +11,17 @@ use landlock::{
 
 use super::{Error, step};
 
-/// Forbids every use of a path, every TCP port, and signals and abstract sockets beyond
-/// the jail; as much of it as this kernel knows. Whether it knows any.
+/// Forbids every use of a path, every TCP port, and signals and abstract sockets beyond the jail,
+/// as far as this kernel supports that. Returns whether the kernel has Landlock at all.
 pub(super) fn forbid_all() -> Result<bool, Error> {
-    // No rule allows anything.
+    // An empty list of rules allows nothing.
     forbid_all_but(Vec::new())
 }
 
-/// What may be done with what is at a path, or below it.
+/// The access that is allowed to a path and everything below it.
 pub(super) type Rule = (OwnedFd, BitFlags<AccessFs>);
 
-/// As [`forbid_all`], but for some paths.
+/// As [`forbid_all`], except for some paths.
 pub(super) fn forbid_all_but(allowed: Vec<Rule>) -> Result<bool, Error> {
     let abi = ABI::V6;
     Ruleset::default()

@@ -1,10 +1,10 @@
 //! The walls around a process that a hostile guest or file may have taken over.
 //!
-//! Whatever it needs it has open already. So it gets nothing else: an identity that owns
-//! nothing ([`identity`]), namespaces with nobody else in them ([`namespaces`]), a root
-//! directory without a file ([`root`]), no capability, no path that Landlock would let it
-//! open ([`landlock`]), and for each thread the few system calls that it makes
-//! ([`crate::Filter`]). Each holds without the others; `docs/threat-model.md` says what is left.
+//! The process already has open everything that it needs. So it gets nothing else: an identity that
+//! owns nothing ([`identity`]), namespaces without any other process ([`namespaces`]), a root
+//! directory without a file ([`root`]), no capability, no path that Landlock would let it open
+//! ([`landlock`]), and for each thread the few system calls that it makes ([`crate::Filter`]). Each
+//! wall holds without the others; `docs/threat-model.md` describes what is left.
 
 pub(crate) mod identity;
 mod landlock;
@@ -20,10 +20,10 @@ use serde::{Deserialize, Serialize};
 
 pub use view::{View, enter_for_program};
 
-/// Why a process is not in jail. It must not go on.
+/// Why a process could not be jailed. The process must not continue.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The host has no namespaces for us.
+    /// The host refuses the namespaces.
     #[error(
         "this host refuses the namespaces that a process is jailed in ({source}): \
          allow user namespaces (sysctl user.max_user_namespaces, \
@@ -31,20 +31,20 @@ pub enum Error {
          container its seccomp profile)"
     )]
     Namespaces {
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// A step that works wherever namespaces do.
     #[error("jailing a process: {what}: {source}")]
     Step {
-        /// What was tried.
+        /// What the step does.
         what: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
 
-/// Makes an error of what the kernel said about a step.
+/// Converts the kernel's error about a step.
 pub(crate) fn step<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Error {
     move |source| Error::Step {
         what,
@@ -52,7 +52,7 @@ pub(crate) fn step<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> 
     }
 }
 
-/// What a jail has on this host, beside what it has on all.
+/// The walls that a jail has on this host, beside those that it has on every host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Walls {
     /// Namespaces and an empty root, or why not.
@@ -61,19 +61,20 @@ pub struct Walls {
     pub landlock: bool,
 }
 
-/// Puts the calling process, which must have one thread only, into jail for good.
+/// Puts the calling process, which must have one thread only, into the jail for good.
 ///
-/// The jailed process is a child: only a child can be in another process namespace. The
-/// caller's process stays outside, holds no descriptors, waits, and ends as the child does;
-/// if it is killed, so is the child.
+/// The jailed process is a child: only a child can be in another process namespace. The caller's
+/// process stays outside, holds no descriptors, waits, and ends as the child does; if it is killed,
+/// so is the child.
 ///
 /// # Errors
-/// [`Error`], in whichever process it happened.
+/// [`Error`], in the process where it happened.
 pub fn enter() -> Result<(), Error> {
     enter_with(|| ())
 }
 
-/// As [`enter`], with a `last_look` at the host's files by the jailed process, as nobody.
+/// As [`enter`], but the jailed process first takes a `last_look` at the host's files, after it has
+/// given up root's identity.
 ///
 /// # Errors
 /// As [`enter`].
@@ -86,10 +87,11 @@ pub fn enter_with<T>(last_look: impl FnOnce() -> T) -> Result<T, Error> {
     Ok(seen)
 }
 
-/// As [`enter`]; where the host refuses namespaces, the process goes on within the other walls.
+/// As [`enter`], but where the host refuses namespaces, the process continues within the other
+/// walls. Returns which walls it has.
 ///
 /// # Errors
-/// [`Error::Step`], in whichever process it happened.
+/// [`Error::Step`], in the process where it happened.
 pub fn enter_what_there_is() -> Result<Walls, Error> {
     let owner = namespaces::Owner::now();
     identity::become_nobody(None, identity::is_user())?;
@@ -111,14 +113,14 @@ pub fn enter_what_there_is() -> Result<Walls, Error> {
     })
 }
 
-/// What needs no namespace; whether the kernel has Landlock.
+/// Raises the walls that need no namespace. Returns whether the kernel has Landlock.
 fn close() -> Result<bool, Error> {
     close_but(landlock::forbid_all)
 }
 
 fn close_but(paths: impl FnOnce() -> Result<bool, Error>) -> Result<bool, Error> {
     set_capabilities(None, no_capabilities()).map_err(step("dropping all capabilities"))?;
-    // Nobody of the same identity may look into it either.
+    // Processes of the same identity must not look into this one either.
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(step("becoming opaque"))?;
     paths()
 }

@@ -1,4 +1,4 @@
-//! Namespaces with nobody else in them, and the process that stays outside.
+//! Namespaces without any other process, and the keeper, which stays outside.
 
 #![allow(unsafe_code)]
 
@@ -18,8 +18,7 @@ use rustix::thread::{UnshareFlags, unshare_unsafe};
 use super::identity::NOBODY;
 use super::{Error, step};
 
-/// Moves the calling process's future into new namespaces: returns in a child that is
-/// process 1 of its own.
+/// Enters new namespaces. Returns in a child, which is process 1 of its namespace.
 pub(super) fn enter() -> Result<(), Error> {
     let owner = Owner::now();
     let (uid, gid) = (getuid().as_raw(), getgid().as_raw());
@@ -30,7 +29,7 @@ pub(super) fn enter() -> Result<(), Error> {
 
     owner.die_with()?;
     let keeper = pidfd_open(getpid(), PidfdFlags::empty()).map_err(step("naming its keeper"))?;
-    // SAFETY: the process has one thread, so that the child finds everything as it was.
+    // SAFETY: the process has one thread, so that no lock is held in the child.
     match unsafe { libc::fork() } {
         -1 => Err(step("starting the jailed process")(
             io::Error::last_os_error(),
@@ -48,8 +47,8 @@ impl Owner {
         Self(getppid())
     }
 
-    /// Has the kernel kill this process when the owner ends, which a change of identity had
-    /// it forget.
+    /// Makes the kernel kill this process when the owner ends. A change of identity clears this
+    /// setting, so it must come after that.
     pub(super) fn die_with(&self) -> Result<(), Error> {
         let tying = "tying it to its parent";
         set_parent_process_death_signal(Some(Signal::KILL)).map_err(step(tying))?;
@@ -60,7 +59,7 @@ impl Owner {
     }
 }
 
-/// Namespaces that need no path, the user's first of all.
+/// Namespaces that need no path, the user namespace first.
 const WITHOUT_PATHS: UnshareFlags = UnshareFlags::NEWUSER
     .union(UnshareFlags::NEWNET)
     .union(UnshareFlags::NEWIPC)
@@ -68,11 +67,11 @@ const WITHOUT_PATHS: UnshareFlags = UnshareFlags::NEWUSER
     .union(UnshareFlags::NEWCGROUP);
 
 fn unshare(namespaces: UnshareFlags) -> io::Result<()> {
-    // SAFETY: the table of descriptors stays shared with nobody, as before.
+    // SAFETY: no other thread shares the table of descriptors, before or after.
     Ok(unsafe { unshare_unsafe(namespaces) }?)
 }
 
-/// This process's directory in /proc, to be used when there is no such path any more.
+/// Opens this process's directory in /proc, for use when that path no longer exists.
 pub(super) fn own_directory() -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     Ok(rustix::fs::open("/proc/self", flags, Mode::empty())?)
@@ -83,22 +82,23 @@ pub(super) fn enter_mounts() -> io::Result<()> {
     unshare(UnshareFlags::NEWNS)
 }
 
-/// Moves this process into namespaces of its own, but for the processes', so that it stays
-/// the child that its owner started; and for the mounts', `with_mounts` apart.
+/// Moves this process into namespaces of its own, except for a process namespace, so that it stays
+/// the child that its owner started; and with a mount namespace only if `with_mounts`.
 pub(super) fn enter_in_place(own: &OwnedFd, with_mounts: bool) -> Result<(), Error> {
     let (uid, gid) = (getuid().as_raw(), getgid().as_raw());
     let refused = |source| Error::Namespaces { source };
-    let mounts = match with_mounts {
-        true => UnshareFlags::NEWNS,
-        false => UnshareFlags::empty(),
+    let mounts = if with_mounts {
+        UnshareFlags::NEWNS
+    } else {
+        UnshareFlags::empty()
     };
     unshare(mounts | WITHOUT_PATHS).map_err(refused)?;
     map_identity(own, uid, gid).map_err(refused)
 }
 
-/// The only user and group that exist inside are nobody, who is the caller outside.
+/// Maps `nobody` as the only user and group inside to the caller's outside.
 fn map_identity(own: &OwnedFd, uid: u32, gid: u32) -> io::Result<()> {
-    // A process that changed its identity doesn't own its own files below /proc.
+    // A process that changed its identity doesn't own its files below /proc.
     set_dumpable_behavior(DumpableBehavior::Dumpable)?;
     let write = |name: &str, text: String| {
         let flags = OFlags::WRONLY | OFlags::CLOEXEC;
@@ -110,10 +110,11 @@ fn map_identity(own: &OwnedFd, uid: u32, gid: u32) -> io::Result<()> {
     write("uid_map", format!("{NOBODY} {uid} 1"))
 }
 
-/// Has the kernel kill this process when its keeper ends.
+/// Makes the kernel kill this process when its keeper ends.
 fn die_with(keeper: &OwnedFd) -> Result<(), Error> {
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(step("tying it to its keeper"))?;
-    // It may have ended before the request, and its number says nothing in here.
+    // The keeper may have ended before the request, and its process ID means nothing inside this
+    // namespace.
     let mut ended = [PollFd::from_borrowed_fd(keeper.as_fd(), PollFlags::IN)];
     let count = poll(&mut ended, Some(&Timespec::default())).map_err(step("asking for it"))?;
     if count > 0 {
@@ -124,8 +125,9 @@ fn die_with(keeper: &OwnedFd) -> Result<(), Error> {
 
 /// Waits for the child and ends as it did.
 fn keep(child: libc::pid_t) -> Result<Infallible, Error> {
-    // What the child alone uses must end with it: its channels, its memory's files.
-    // SAFETY: nothing in this process uses a descriptor any more.
+    // Descriptors that only the child uses must close when it ends: its channels, its memory's
+    // files.
+    // SAFETY: no code in this process uses a descriptor any more.
     unsafe { libc::close_range(0, libc::c_uint::MAX, 0) };
     loop {
         match waitpid(Pid::from_raw(child), WaitOptions::empty()) {
@@ -138,12 +140,12 @@ fn keep(child: libc::pid_t) -> Result<Infallible, Error> {
 
 fn end_as(status: WaitStatus) -> ! {
     if let Some(signal) = status.terminating_signal() {
-        // SAFETY: calls with numbers; whoever waits for this process sees the same end.
+        // SAFETY: calls with numbers; this process's parent sees the same end.
         unsafe {
             libc::signal(signal, libc::SIG_DFL);
             libc::raise(signal);
         }
     }
-    // SAFETY: ends the process without running what belongs to the child.
+    // SAFETY: ends the process without running exit handlers, which are the child's.
     unsafe { libc::_exit(status.exit_status().unwrap_or(1)) }
 }

@@ -1,4 +1,4 @@
-//! A root directory with nothing in it, or with little.
+//! An empty or nearly empty root directory.
 
 #![allow(unsafe_code)]
 
@@ -21,16 +21,16 @@ use super::{Error, View, step};
 /// A directory that every Linux system has, to mount the new root on.
 const PLACE: &str = "/proc";
 
-/// Replaces the root of this mount namespace by an empty file system that nothing can be
-/// written to. No other file system is left.
+/// Replaces the root of this mount namespace by an empty read-only file system. No other file
+/// system is left.
 pub(super) fn make_empty() -> Result<(), Error> {
     mount_root(c"mode=555,size=4k,nr_inodes=1")?;
     move_there()
 }
 
-/// Replaces it by one that has what `view` shows, at the same paths, and its files at those of
-/// their descriptors below `/proc/self/fd`. Every mount is read-only; a device behind one can
-/// still be written to.
+/// Replaces the root by one that has the paths of `view`, at the same places, and its files at the
+/// paths of their descriptors below `/proc/self/fd`. Every mount is read-only; a device behind one
+/// can still be written to.
 pub(super) fn make_of(view: &View) -> Result<(), Error> {
     mount_root(c"mode=755,size=1m")?;
     fill(view).map_err(step("filling its root"))?;
@@ -52,7 +52,7 @@ fn mount_root(options: &std::ffi::CStr) -> Result<(), Error> {
 
 fn move_there() -> Result<(), Error> {
     chdir(PLACE).map_err(step("entering its empty root"))?;
-    // The old root comes to lie on the new one, and goes.
+    // The old root is stacked on the new one, and then detached.
     pivot_root(".", ".").map_err(step("changing the root"))?;
     unmount(".", UnmountFlags::DETACH).map_err(step("leaving the old root"))?;
     mount_remount("/", FLAGS | MountFlags::RDONLY, "").map_err(step("sealing its root"))?;
@@ -67,7 +67,7 @@ fn fill(view: &View) -> io::Result<()> {
     for path in &view.paths {
         let target = inside(path);
         let Ok(meta) = path.symlink_metadata() else {
-            continue; // Not every system has it.
+            continue; // not on every system
         };
         if let Some(parent) = target.parent() {
             fs::create_dir_all(parent)?;
@@ -96,7 +96,7 @@ fn fill(view: &View) -> io::Result<()> {
     Ok(())
 }
 
-/// Something to mount on.
+/// Creates a mount point.
 fn make_point(target: &Path, is_directory: bool) -> io::Result<()> {
     if is_directory {
         return fs::create_dir_all(target);
@@ -105,7 +105,7 @@ fn make_point(target: &Path, is_directory: bool) -> io::Result<()> {
     File::create(target).map(drop)
 }
 
-/// Mounts what is at `path` on `target`, read-only, without set-id programs and with `flags`.
+/// Mounts `path` on `target`, read-only, without set-id programs and with `flags`.
 fn show(path: &Path, target: &Path, flags: u64) -> io::Result<()> {
     let failed = |error: rustix::io::Errno| {
         let error = io::Error::from(error);
@@ -125,14 +125,14 @@ struct Attributes {
     user_namespace: u64,
 }
 
-/// Sets a mount and all below it read-only and nosuid, with more `flags` (`MOUNT_ATTR_*`).
+/// Makes a mount and all mounts below it read-only and nosuid, with more `flags` (`MOUNT_ATTR_*`).
 fn make_read_only(target: &Path, flags: u64) -> io::Result<()> {
     let path = CString::new(target.as_os_str().as_bytes())?;
     let attributes = Attributes {
         set: libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | flags,
         ..Attributes::default()
     };
-    // SAFETY: a path and a structure that live, and its size.
+    // SAFETY: a path and a structure that live, and the structure's size.
     let result = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
@@ -146,18 +146,18 @@ fn make_read_only(target: &Path, flags: u64) -> io::Result<()> {
     match result {
         0 => Ok(()),
         _ => match io::Error::last_os_error() {
-            // Linux before 5.12: its identity and Landlock are between it and writing.
+            // Linux before 5.12: the process's identity and Landlock still prevent writes.
             error if error.raw_os_error() == Some(libc::ENOSYS) => Ok(()),
             error => Err(error),
         },
     }
 }
 
-/// Whether a path leads to the file that is open.
+/// Returns whether `path` leads to the open file.
 fn is_same(path: &Path, descriptor: RawFd) -> io::Result<bool> {
-    // SAFETY: the caller of `enter_for_program` says that it is open.
-    let open = unsafe { std::os::fd::BorrowedFd::borrow_raw(descriptor) };
-    let open = rustix::fs::fstat(open)?;
+    // SAFETY: the caller of `enter_for_program` guarantees that it is open.
+    let borrowed = unsafe { std::os::fd::BorrowedFd::borrow_raw(descriptor) };
+    let open = rustix::fs::fstat(borrowed)?;
     let there = fs::symlink_metadata(path)?;
     Ok((there.dev(), there.ino()) == (open.st_dev, open.st_ino))
 }

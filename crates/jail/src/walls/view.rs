@@ -1,4 +1,4 @@
-//! The jail of a program that is not ours: it opens files itself, and sees those that it must.
+//! The jail for a third-party program, which opens files itself and sees only those that it needs.
 
 #![allow(unsafe_code)]
 
@@ -15,29 +15,29 @@ use super::landlock::{Rule, forbid_all_but};
 use super::namespaces::{Owner, enter_in_place, enter_mounts, own_directory};
 use super::{Error, Walls, close_but, identity, root, step};
 
-/// What a program sees of the host's files.
+/// The part of the host's files that a program sees.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct View {
-    /// Directories and files for reading and executing. Those that there are not are left out.
+    /// Directories and files to read and execute. Paths that don't exist are left out.
     pub paths: Vec<PathBuf>,
-    /// Files for reading, which are open as well: at [`View::file_path`].
+    /// Files to read, which are also open: they appear at [`View::file_path`].
     pub files: Vec<(PathBuf, RawFd)>,
-    /// Devices, for reading and writing.
+    /// Devices to read and write.
     pub devices: Vec<PathBuf>,
-    /// The group to have, if root starts it: that of the devices.
+    /// The group that the process joins if root starts it: the devices' group.
     pub group: Option<u32>,
 }
 
 impl View {
-    /// Where the program finds a file, whatever walls this host has.
+    /// Returns the path where the program finds a file, with any set of walls.
     pub fn file_path(descriptor: RawFd) -> PathBuf {
         format!("/proc/self/fd/{descriptor}").into()
     }
 }
 
-/// Puts the calling process, which must have one thread only, into a jail with a view, where it
-/// may execute a program. It stays the process that its owner started, and so is in the owner's
-/// process namespace. Where the host refuses namespaces, it goes on within the other walls.
+/// Puts the calling process, which must have one thread only, into a jail with a view, where it may
+/// execute a program. The process stays its owner's child, and so is in the owner's process
+/// namespace. Where the host refuses namespaces, the process continues within the other walls.
 ///
 /// # Errors
 /// [`Error::Step`].
@@ -46,8 +46,8 @@ pub fn enter_for_program(view: &View) -> Result<Walls, Error> {
     let own = own_directory().map_err(step("finding itself"))?;
     let is_root = geteuid().is_root();
     let is_user = identity::is_user();
-    // Root finds all paths, and has its mounts before it is nobody. Others have mounts where
-    // they have a user namespace.
+    // Root can reach all paths, so its mounts are made before it gives up that identity. Other
+    // users can mount only in a user namespace.
     let is_mounted = is_root && enter_mounts().is_ok();
     if is_mounted {
         root::make_of(view)?;
@@ -71,24 +71,27 @@ pub fn enter_for_program(view: &View) -> Result<Walls, Error> {
     })
 }
 
-/// Of what there is.
+/// Returns rules for the paths that exist.
 fn rules(view: &View) -> Result<Vec<Rule>, Error> {
     let read = AccessFs::ReadFile;
     let execute = read | AccessFs::Execute;
     let mut rules = Vec::new();
     for path in &view.paths {
         if let Some(found) = find(path)? {
-            let access = match path.is_dir() {
-                true => execute | AccessFs::ReadDir,
-                false => execute,
+            let access = if path.is_dir() {
+                execute | AccessFs::ReadDir
+            } else {
+                execute
             };
             rules.push((found, access));
         }
     }
     for (_, descriptor) in &view.files {
-        // SAFETY: the caller says that it is open.
-        let file = unsafe { BorrowedFd::borrow_raw(*descriptor) };
-        let file = file.try_clone_to_owned().map_err(step("sharing a file"))?;
+        // SAFETY: the caller guarantees that it is open.
+        let borrowed = unsafe { BorrowedFd::borrow_raw(*descriptor) };
+        let file = borrowed
+            .try_clone_to_owned()
+            .map_err(step("sharing a file"))?;
         rules.push((file, BitFlags::from(read)));
     }
     for path in &view.devices {

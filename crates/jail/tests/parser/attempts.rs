@@ -1,5 +1,5 @@
-//! What a parser can reach: attempts by raw system calls, as code that came in with a file
-//! would make them.
+//! Tests what a parser can reach: attempts by raw system calls, as code in a hostile file would
+//! make them.
 
 use std::ffi::CStr;
 use std::net::TcpListener;
@@ -9,7 +9,7 @@ use libtest_mimic::{Failed, Trial};
 use micabox_jail::{Call, CallError, Death, Limits, Worker};
 use serde::{Deserialize, Serialize};
 
-/// An attempt, by its place in [`ATTEMPTS`].
+/// An attempt, by its index in [`ATTEMPTS`].
 #[derive(Serialize, Deserialize)]
 pub struct Attempt {
     index: usize,
@@ -32,7 +32,7 @@ impl Call for Attempt {
 enum Outcome {
     /// The call was made.
     Made,
-    /// It was made and has this error.
+    /// The call was made and failed with this error.
     Fails(i32),
     /// The filter ended the process.
     Caught,
@@ -266,7 +266,7 @@ const ANONYMOUS: libc::c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
 /// A system call's result, or its negated error.
 fn call<const N: usize>(number: libc::c_long, arguments: [i64; N]) -> i64 {
     let argument = |index: usize| arguments.get(index).copied().unwrap_or_default();
-    // SAFETY: the calls above that are made get numbers, and pointers to what lives; others
+    // SAFETY: the calls above that are made get numbers, and pointers to memory that lives; others
     // end the process.
     let result = unsafe {
         libc::syscall(
@@ -285,7 +285,7 @@ fn call<const N: usize>(number: libc::c_long, arguments: [i64; N]) -> i64 {
     }
 }
 
-/// Memory of the worker that may be written to, and is zero.
+/// Returns the address of writable, zeroed memory of the worker.
 fn room() -> i64 {
     Box::leak(Box::new([0_u8; 4096])).as_mut_ptr() as i64
 }

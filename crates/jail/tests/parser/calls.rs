@@ -1,4 +1,4 @@
-//! What comes of a call: a reply, an error of the worker's own, or its end.
+//! Tests what a call returns: a reply, an error of the worker's own, or its end.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Seek, Write};
@@ -27,13 +27,13 @@ pub enum Task {
     /// Writes until there is an error.
     Fill,
     Spin,
-    /// Says a byte to its file, and waits.
+    /// Writes a byte to its file, and waits.
     Wait,
     /// Starts threads that wait for each other.
     Threads(usize),
     /// Replies with as many bytes.
     Long(usize),
-    /// Says what number its process has.
+    /// Replies with its process ID.
     Identify,
 }
 
@@ -84,7 +84,7 @@ impl Call for Task {
                     };
                     let threads: Result<Vec<_>, _> = (0..count).map(start).collect();
                     let Ok(threads) = threads else {
-                        // Those that there are wait for ever.
+                        // The threads that were started wait for ever.
                         std::process::exit(7);
                     };
                     threads
@@ -236,7 +236,7 @@ fn it_is_the_first_process_and_has_no_environment() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Processes whose parent or grandparent is `ancestor`.
+/// Returns the processes whose parent or grandparent is `ancestor`.
 fn descendants(ancestor: u32) -> Vec<u32> {
     let parent = |pid: u32| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -256,7 +256,7 @@ fn descendants(ancestor: u32) -> Vec<u32> {
     pids.filter(below).collect()
 }
 
-/// What the kernel says of a process: identity, capabilities, filters.
+/// Checks the kernel's status of a process: identity, capabilities, filters.
 fn a_worker_has_no_identity_and_no_powers() -> Result<(), Failed> {
     let (mut ours, theirs) = std::os::unix::net::UnixStream::pair()?;
     let worker = Worker::start(&Task::Wait, vec![theirs.into()], &Limits::default())?;
@@ -303,7 +303,7 @@ fn a_dropped_worker_is_gone() -> Result<(), Failed> {
     Ok(())
 }
 
-/// If this process was started to be killed.
+/// Runs as the owner if this process was started to be killed.
 pub fn run_if_owner() {
     let mut arguments = std::env::args().skip(1);
     if arguments.next().as_deref() != Some(OWNER) {

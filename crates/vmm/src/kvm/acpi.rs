@@ -1,9 +1,9 @@
-//! The ACPI tables: what the kernel learns of processors, interrupts, devices and the
-//! power switch.
+//! The ACPI tables, which describe processors, interrupts, devices and the power switch to the
+//! kernel.
 //!
-//! Hardware-reduced ACPI: no legacy timer or interrupt controller, no power button, just
-//! registers to end the machine ([`power`]). The tables lie below 1 MiB, one after the
-//! other, the pointer to them first.
+//! Hardware-reduced ACPI: no legacy timer or interrupt controller, no power button, only registers
+//! to end the machine ([`power`]). The tables lie below 1 MiB, one after another, after the pointer
+//! to them.
 
 use acpi_tables::aml::{
     Device, EISAName, IO, Interrupt, Memory32Fixed, Method, Name, Notify, Package, Path,
@@ -35,11 +35,11 @@ const NO_CMOS_CLOCK: u16 = 1 << 5;
 /// Every table begins at a multiple of this.
 const ALIGNMENT: usize = 16;
 
-/// The tables for `cpus` processors and virtio devices with these interrupts, in the
-/// order of their registers. They belong at [`layout::ACPI`], where they fit: the bytes,
-/// of which the first are the root pointer.
+/// Returns the tables for `cpus` processors and virtio devices with these interrupts, in the order
+/// of their registers. The bytes begin with the root pointer, belong at [`layout::ACPI`], and fit
+/// there.
 pub(crate) fn tables(cpus: u8, interrupts: &[u32]) -> Vec<u8> {
-    // The pointer is written last, when it is known where the table of tables is.
+    // The pointer is written last, when the address of the table of tables is known.
     let mut bytes = vec![0; Rsdp::len().next_multiple_of(ALIGNMENT)];
     let dsdt = append(&mut bytes, &dsdt(interrupts));
     let fadt = append(&mut bytes, &fadt(dsdt));
@@ -56,7 +56,7 @@ pub(crate) fn tables(cpus: u8, interrupts: &[u32]) -> Vec<u8> {
     bytes
 }
 
-/// Appends a table; its address.
+/// Appends a table; returns its address.
 fn append(bytes: &mut Vec<u8>, table: &dyn Aml) -> u64 {
     let address = layout::ACPI.start + bytes.len() as u64;
     table.to_aml_bytes(bytes);
@@ -97,7 +97,7 @@ fn madt(cpus: u8) -> impl Aml {
     madt
 }
 
-/// The devices that nothing else announces.
+/// Returns the table of devices that are not otherwise discoverable.
 fn dsdt(interrupts: &[u32]) -> impl Aml {
     let mut devices = Vec::new();
     serial(&mut devices);
@@ -132,7 +132,7 @@ fn serial(sink: &mut Vec<u8>) {
     .to_aml_bytes(sink);
 }
 
-/// The machine's generation, and the event that announces another one.
+/// Adds the device of the machine's generation ID, and the event that announces a change of it.
 fn generation(sink: &mut Vec<u8>) {
     // Below 4 GiB, as the layout has it.
     let (low, high) = (layout::GENERATION as u32, 0_u8);
@@ -156,7 +156,7 @@ fn generation(sink: &mut Vec<u8>) {
                 Path::new("_CRS"),
                 &ResourceTemplate::new(vec![&edge(generation::INTERRUPT)]),
             ),
-            // The only event that there is.
+            // The only event.
             &Method::new(
                 Path::new("_EVT"),
                 1,
@@ -168,7 +168,7 @@ fn generation(sink: &mut Vec<u8>) {
     .to_aml_bytes(sink);
 }
 
-/// A virtio-mmio device, known to Linux by `LNRO0005`.
+/// Adds a virtio-mmio device, which Linux recognises by `LNRO0005`.
 fn virtio(index: u32, interrupt: u32, sink: &mut Vec<u8>) {
     // Below 4 GiB, as the layout has it.
     let address = layout::VIRTIO + u64::from(index) * layout::VIRTIO_SIZE;
@@ -191,7 +191,7 @@ fn edge(number: u32) -> Interrupt {
     Interrupt::new(true, true, false, false, number)
 }
 
-/// A table that is bytes already.
+/// A table that is already encoded.
 struct Bytes(Vec<u8>);
 
 impl Aml for Bytes {

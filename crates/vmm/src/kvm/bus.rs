@@ -1,4 +1,4 @@
-//! What a processor reaches beyond memory: ports and device registers.
+//! The bus: ports and device registers that a processor reaches beside memory.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -10,7 +10,7 @@ use super::memory::layout;
 use super::virtio::Interrupt;
 use super::virtio::mmio::Transport;
 
-/// Registers in memory. Whatever has none reads as 0 and ignores writes.
+/// Registers in memory. Offsets without a register read as 0 and ignore writes.
 pub(crate) trait Mmio {
     fn read(&mut self, offset: u64, data: &mut [u8]);
     fn write(&mut self, offset: u64, data: &[u8]);
@@ -26,8 +26,8 @@ pub(crate) struct Bus {
 
 /// A virtio device on the bus.
 pub(crate) struct Attached {
-    /// Apart from the device: a processor that handles an interrupt does not wait for
-    /// whatever the device is busy with.
+    /// Outside the device's lock: a processor that handles an interrupt does not wait for the
+    /// device.
     interrupt: Interrupt,
     pub(super) transport: Arc<Mutex<Transport>>,
 }
@@ -64,11 +64,11 @@ const INTERRUPT_STATUS: u64 = VIRTIO_MMIO_INTERRUPT_STATUS as u64;
 const INTERRUPT_ACK: u64 = VIRTIO_MMIO_INTERRUPT_ACK as u64;
 
 impl Bus {
-    /// A processor reads from a port: bytes from one after the other where `data` is one
-    /// access, all from the same where it repeats one. Devices here have byte registers,
-    /// so only the second occurs to them.
+    /// Reads from a port for a processor. `data` can be one access, to consecutive ports, or
+    /// repeated accesses to the same port. Devices here have byte registers, so only the second
+    /// occurs on them.
     pub(crate) fn read_port(&self, port: u16, data: &mut [u8]) {
-        // What a PC's bus reads as where nothing is.
+        // A PC's bus reads as all ones where there is no device.
         data.fill(0xff);
         for byte in data {
             *byte = match port {
@@ -82,7 +82,7 @@ impl Bus {
         }
     }
 
-    /// A processor writes to a port, as in [`Bus::read_port`]. Some writes end the
+    /// Writes to a port for a processor, with data as in [`Bus::read_port`]. Some writes end the
     /// machine.
     pub(crate) fn write_port(&self, port: u16, data: &[u8]) -> Option<Ending> {
         for byte in data {
@@ -101,7 +101,7 @@ impl Bus {
         None
     }
 
-    /// A processor reads at an address without memory.
+    /// Reads at an address without memory for a processor.
     pub(crate) fn read_memory(&self, address: u64, data: &mut [u8]) {
         match self.virtio(address) {
             Some((device, offset)) => device.read(offset, data),
@@ -109,8 +109,8 @@ impl Bus {
         }
     }
 
-    /// A processor writes at an address without memory, or to a read-only region: the
-    /// guest's own business, and without effect.
+    /// Writes for a processor at an address without memory, or in a read-only region. Only writes
+    /// to device registers have an effect.
     pub(crate) fn write_memory(&self, address: u64, data: &[u8]) {
         if let Some((device, offset)) = self.virtio(address) {
             device.write(offset, data);
@@ -125,7 +125,7 @@ impl Bus {
     }
 }
 
-/// A panic ends the process, so that no lock is ever left by one.
+/// Locks a mutex. A panic ends the process, so no lock is ever poisoned.
 pub(super) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

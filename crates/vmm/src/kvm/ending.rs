@@ -1,5 +1,5 @@
-//! How a worker ends, and how its parent learns of it: the exit code is the kind, stderr
-//! the words.
+//! How a worker ends, and how it reports that to its parent: the exit code is the kind, stderr the
+//! message.
 
 use crate::Exit;
 
@@ -12,19 +12,19 @@ pub(crate) enum Ending {
     /// A processor of the guest shut down: it could not even handle the failure to handle
     /// an exception.
     TripleFault,
-    /// What the machine was to go on from can't be used.
+    /// The snapshot to restore can't be used.
     BadSnapshot(String),
-    /// Something failed on our side of the machine.
+    /// The worker failed.
     Failed(String),
 }
 
-/// Not one that a shell or a Rust panic uses.
+/// Exit codes that neither a shell nor a Rust panic uses.
 const TRIPLE_FAULT: i32 = 33;
 const BAD_SNAPSHOT: i32 = 34;
 const FAILED: i32 = 1;
 
 impl Ending {
-    /// Says it in stderr; the exit code that says it.
+    /// Writes the message to stderr; returns the exit code.
     pub(crate) fn report(self) -> i32 {
         match self {
             Self::PoweredOff => 0,
@@ -41,7 +41,7 @@ impl Ending {
     }
 }
 
-/// What a worker's exit code and words mean to its parent.
+/// Returns what a worker's exit code and message mean.
 pub(crate) fn exit(code: i32, message: String) -> Exit {
     match code {
         TRIPLE_FAULT => Exit::TripleFault,

@@ -1,20 +1,20 @@
-//! The machine's generation: a number that no other machine has, so that a kernel notices
-//! that it runs in a copy of the machine that it started in, and draws new random numbers
-//! (Microsoft's "Virtual Machine Generation ID").
+//! The machine's generation ID (Microsoft's "Virtual Machine Generation ID"): a number unique to a
+//! machine, by which a kernel notices that it runs in a copy of its machine, and draws new random
+//! numbers.
 
 use rustix::rand::{GetRandomFlags, getrandom};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::memory::{GuestMemory, layout};
 
-/// The input of the interrupt controller by which a change is announced: one that no
-/// device of a PC's has here.
+/// The input of the interrupt controller that announces a change: one that no device of a PC uses
+/// here.
 pub(crate) const INTERRUPT: u32 = 3;
 
-/// Gives the machine another number.
+/// Gives the machine a new number.
 pub(crate) fn renew(memory: &GuestMemory) -> std::io::Result<()> {
     let mut number = [0_u8; 16];
-    // Whole, as it always is up to 256 bytes.
+    // Always complete, as reads of up to 256 bytes are.
     getrandom(&mut number, GetRandomFlags::empty())?;
     memory
         .ram()

@@ -1,7 +1,7 @@
-//! What a machine's worker is given: descriptors and one description of them.
+//! The handover to a machine's worker: descriptors and one description of them.
 //!
-//! The parent opens everything, so that the worker opens nothing: a path that the worker
-//! gets is there to be shown in a message.
+//! The parent opens everything, so that the worker opens nothing: a path in the description is only
+//! for messages.
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -21,7 +21,7 @@ use crate::{DiskSource, Error, MachineConfig};
 pub(super) struct Handover {
     pub(super) memory_mib: u32,
     pub(super) cpus: u8,
-    /// Whether its processors virtualise.
+    /// Whether the guest may run virtual machines.
     pub(super) is_host: bool,
     pub(super) kvm: RawFd,
     pub(super) start: Start,
@@ -37,13 +37,13 @@ pub(super) struct Handover {
 /// How the machine begins.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Start {
-    /// With a kernel.
+    /// By booting a kernel.
     Boot {
         kernel: RawFd,
         initrd: RawFd,
         command_line: String,
     },
-    /// Where another one was saved.
+    /// By restoring a saved machine.
     Resume { state: RawFd, memory: RawFd },
 }
 
@@ -51,7 +51,7 @@ pub(super) enum Start {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct SharedFile {
     pub(super) descriptor: RawFd,
-    /// Bytes of it that the machine has.
+    /// Bytes of the file that the machine uses.
     pub(super) length: u64,
     pub(super) name: String,
 }
@@ -79,14 +79,14 @@ pub(super) struct SharedVsock {
     pub(super) owner: RawFd,
 }
 
-/// The words of the command line that every machine of ours has: messages from critical ones
-/// on (that there is no PCI is an error to the kernel, and each letter costs two exits), a reset
-/// at once after a panic, and no looking for PCI. All else is in the ACPI tables.
+/// The words of every machine's command line: log messages of level critical and above (the kernel
+/// reports the lack of PCI as an error, and each letter costs two exits), an immediate reset after
+/// a panic, and no search for PCI. The ACPI tables describe the rest.
 const COMMAND_LINE: &str = "console=ttyS0 loglevel=3 panic=-1 pci=off";
 
 impl Handover {
-    /// Opens what `config` names. The descriptors go to the worker with their numbers;
-    /// the first holds the description.
+    /// Opens what `config` names. The worker inherits the descriptors under the same numbers; the
+    /// first holds the description.
     pub(super) fn prepare(
         config: &MachineConfig,
         kvm: OwnedFd,
@@ -96,9 +96,11 @@ impl Handover {
         let mut opened = Opened(vec![kvm]);
         let start = opened.start(config)?;
         let regions = config.pmem.iter().map(|region| {
-            let files = region.files.iter();
-            let files = files.map(|file| opened.open(&file.path, Some(file.size), true));
-            files.collect::<Result<Vec<_>, _>>()
+            region
+                .files
+                .iter()
+                .map(|file| opened.open(&file.path, Some(file.size), true))
+                .collect::<Result<Vec<_>, _>>()
         });
         let regions = regions.collect::<Result<Vec<_>, _>>()?;
         let disks = config.disks.iter().map(|disk| {
@@ -116,16 +118,19 @@ impl Handover {
             })
         });
         let disks = disks.collect::<Result<Vec<_>, Error>>()?;
-        let network = config.network.as_ref().zip(config.link()?);
-        let network = network.map(|(interface, link)| {
-            let descriptor = link.as_raw_fd();
-            opened.0.push(link);
-            SharedLink {
-                descriptor,
-                address: interface.address,
-                mtu: interface.mtu,
-            }
-        });
+        let network = config
+            .network
+            .as_ref()
+            .zip(config.link()?)
+            .map(|(interface, link)| {
+                let descriptor = link.as_raw_fd();
+                opened.0.push(link);
+                SharedLink {
+                    descriptor,
+                    address: interface.address,
+                    mtu: interface.mtu,
+                }
+            });
         let vsock = vsock.map(|inside| {
             let shared = SharedVsock {
                 listener: inside.listener.as_raw_fd(),
@@ -163,7 +168,7 @@ impl Handover {
         Ok(file.into())
     }
 
-    /// In the worker: reads the description that `descriptor` holds.
+    /// Reads the description that `descriptor` holds, in the worker.
     pub(super) fn read(descriptor: RawFd) -> std::io::Result<Self> {
         let mut text = Vec::new();
         File::from(own(descriptor)?).read_to_end(&mut text)?;
@@ -171,21 +176,21 @@ impl Handover {
     }
 }
 
-/// In the worker: takes a descriptor that it was given.
+/// Takes ownership of an inherited descriptor, in the worker.
 #[allow(unsafe_code)]
 pub(super) fn own(descriptor: RawFd) -> std::io::Result<OwnedFd> {
     // SAFETY: the parent named it in one place of the description only.
     unsafe { micabox_jail::take(descriptor) }
 }
 
-/// Files that were opened, to be kept open until the worker has them.
+/// Opened files, which stay open until the worker has them.
 struct Opened(Vec<OwnedFd>);
 
 impl Opened {
     fn start(&mut self, config: &MachineConfig) -> Result<Start, Error> {
         let Some(snapshot) = &config.resumed else {
-            let words = std::iter::once(COMMAND_LINE);
-            let words = words.chain(config.cmdline_extra.iter().map(String::as_str));
+            let words = std::iter::once(COMMAND_LINE)
+                .chain(config.cmdline_extra.iter().map(String::as_str));
             return Ok(Start::Boot {
                 kernel: self.open(&config.kernel, None, true)?.descriptor,
                 initrd: self.open(&config.initrd, None, true)?.descriptor,
@@ -204,7 +209,7 @@ impl Opened {
         Ok(Start::Resume { state, memory })
     }
 
-    /// Opens a file, of `length` bytes if that is known already.
+    /// Opens a file, which must have `length` bytes if that is given.
     fn open(
         &mut self,
         path: &Path,

@@ -1,16 +1,16 @@
-//! Machines on KVM, by a virtual machine monitor of our own.
+//! Runs machines on KVM, with a virtual machine monitor of our own.
 //!
-//! It is small because it is for one purpose: a sandbox of Linux on x86-64, with the
-//! devices that it needs and no others, no firmware and no buses to look for devices on.
-//! All files of an image are one pmem region.
+//! The monitor is small because it has one purpose: a sandbox of Linux on x86-64, with the devices
+//! that it needs and no others, no firmware and no buses to search for devices. All files of an
+//! image are one pmem region.
 //!
-//! The machine runs in a process of its own ([`worker`]), which is this program again. It
-//! gets everything that it ever needs as open descriptors ([`handover`]). In it, every
-//! virtual processor has a thread ([`vcpu`]), and one more serves all devices
-//! ([`virtio`]).
+//! The machine runs in a process of its own ([`worker`]), which is this program again. The process
+//! gets all that it ever needs as open descriptors ([`handover`]). In it, every virtual processor
+//! has a thread ([`vcpu`]), and one more serves all devices ([`virtio`]) except slow ones, which
+//! have a thread each.
 //!
-//! ACPI names the devices and the ways to end the machine ([`acpi`]); the kernel is told
-//! of nothing else, and not to look for PCI.
+//! ACPI describes the devices and the ways to end the machine ([`acpi`]). The kernel gets no other
+//! description, and its command line disables the search for PCI.
 
 mod acpi;
 mod boot;
@@ -41,71 +41,72 @@ use vsock::{Inside, Outside};
 
 pub use worker::{Thread, WORKER};
 
-/// Doors for `fuzz/` to what a hostile guest, or a file that pretends to be a saved machine,
-/// gets to.
+/// Entry points for `fuzz/` into the code that reads a hostile guest's data, or a file that claims
+/// to be a saved machine.
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing {
     use super::virtio::{hostile, vsock};
 
     pub use super::saved::fuzzing::{sample, saved};
 
-    /// A driver that does what `script` says to a device of some kind.
+    /// Runs `script` as a driver of a device of some kind.
     pub fn drive(kind: u8, script: &[u8]) {
         hostile::drive(kind, script);
     }
 
-    /// The same to a device that goes on from a state, whose length is the first two bytes.
+    /// As [`drive`], with a device that is restored from a state, whose length is the first two
+    /// bytes.
     pub fn resume(kind: u8, script: &[u8]) {
         hostile::resume(kind, script);
     }
 
-    /// A device of each kind and the state that a driver has made of it, as [`resume`] has them.
+    /// Returns an input of [`resume`] for each kind of device, with a state that a driver produced.
     pub fn states() -> Vec<Vec<u8>> {
         hostile::states()
     }
 
-    /// A guest that sends packets to sockets, and its host.
+    /// Runs `script` as a guest that sends packets to sockets, and its host.
     pub fn talk(script: &[u8]) {
         vsock::hostile::talk(script);
     }
 
-    /// Conversations to start from.
+    /// Returns scripts for [`talk`] to start from.
     pub fn conversations() -> Vec<(&'static str, Vec<u8>)> {
         vsock::hostile::seeds()
     }
 }
 
-/// Inputs of the interrupt controller that virtio devices get, one each: those above what
-/// a PC's own devices have.
+/// Inputs of the interrupt controller for virtio devices, one each: those above the inputs of a
+/// PC's own devices.
 const INTERRUPTS: Range<u32> = 5..24;
 
 /// Devices that every machine has or may have: the agent's channel, the random number
 /// generator, the balloon, the network interface and sockets.
 const OWN_DEVICES: usize = 5;
 
-/// Address space of a worker beyond the guest's memory: the program, its threads' stacks
+/// Bytes of address space of a worker beyond the guest's memory: the program, its threads' stacks
 /// and an allocator's arena each.
 const OWN_ADDRESS_SPACE: u64 = 2 << 30;
 
-/// Memory of a worker beyond the guest's, and of the page cache behind its disks and layers,
-/// which the kernel takes back when it must.
+/// Bytes of memory of a worker beyond the guest's. Includes page cache behind its disks and layers,
+/// which the kernel reclaims when it must.
 const OWN_MEMORY: u64 = 256 << 20;
 
-/// The worker, its keeper and their threads, those of processors and disks apart; and some to
+/// Tasks: the worker, its keeper and their threads, except those of processors and disks; and some
 /// spare.
 const OWN_TASKS: u64 = 8;
 
-/// Our virtual machine monitor on this machine's KVM.
+/// Our virtual machine monitor, on the host's KVM.
 #[derive(Clone, Debug)]
 pub struct Kvm {
     acceleration: Acceleration,
 }
 
 impl Kvm {
-    /// Finds out whether KVM works, and whether there is a program to be the workers.
+    /// Checks that KVM works, and that there is a program for the workers.
     ///
     /// # Errors
-    /// Why not, with what to do where something can be done.
+    /// Why not, with a remedy where there is one.
     pub fn probe() -> Result<Self, String> {
         host_kvm::probe(&Flags::read())?;
         jail::program(worker::NAME).map_err(|error| error.to_string())?;
@@ -162,25 +163,27 @@ impl Backend for Kvm {
             what: "finding a user for the machine",
             source,
         })?;
-        let description = files.first().into_iter();
-        let arguments = description.flat_map(|file| arguments(worker::NAME, file, claim.as_ref()));
-        let arguments = arguments.collect();
+        let arguments = files
+            .first()
+            .into_iter()
+            .flat_map(|file| arguments(worker::NAME, file, claim.as_ref()))
+            .collect();
         let launch = Launch {
             program,
             name: Some(config.name.clone()),
             arguments,
             address_space: config.address_space().saturating_add(OWN_ADDRESS_SPACE),
-            // What it saves of itself is its RAM.
+            // The largest file of a snapshot is the RAM.
             file_size: config.largest_written_file().max(config.ram()),
             saves: config.ram(),
             monitored: false,
-            // To read its own program, and to become nobody in its jail.
+            // To read its own program, and to change its user in its jail.
             capabilities: &[CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID],
             files,
             failure: ending::exit,
             quota: Quota {
                 memory: config.memory().saturating_add(OWN_MEMORY),
-                // One more for devices.
+                // One more for the devices' thread.
                 cpus: u64::from(config.cpus) + 1,
                 tasks: u64::from(config.cpus) + config.disks.len() as u64 + OWN_TASKS,
             },

@@ -1,4 +1,4 @@
-//! A saved machine's state, as it lies in a file.
+//! The file format of a saved machine's state.
 //!
 //! | bytes | what |
 //! |---|---|
@@ -7,8 +7,9 @@
 //! | 32 | SHA-256 of the rest |
 //! | | the state, in postcard's format |
 //!
-//! There is one version a program: what is in a state depends on nearly all of it, and a
-//! machine can be started anew. The file may be anybody's, and is read in jail.
+//! Each version of the program reads only its own format: a state depends on nearly all of the
+//! program, and a machine can be started anew. The file may come from anywhere, and is read in the
+//! jail.
 
 use std::fs::File;
 use std::io;
@@ -25,18 +26,18 @@ use super::worker::Controllers;
 
 const MAGIC: &[u8; 16] = b"micabox machine\n";
 
-/// To be raised with every change to what is saved, to the layout of the machine or to the
-/// order of its devices.
+/// Must be raised with every change to what is saved, to the layout of the machine or to the order
+/// of its devices.
 const VERSION: u32 = 1;
 
-/// Most bytes of a file: some 20 KiB a processor.
+/// Maximum bytes of a file; a processor takes some 20 KiB.
 const MAX_LENGTH: u64 = 16 << 20;
 
-/// All of a machine but its memory and what is behind its devices.
+/// The state of a machine, except for its memory and what is behind its devices.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Saved {
     pub(super) memory_mib: u32,
-    /// What the first processor says that it can do.
+    /// The first processor's CPUID.
     pub(super) features: Vec<kvm_cpuid_entry2>,
     /// In the order of their numbers.
     pub(super) processors: Vec<vcpu::State>,
@@ -47,7 +48,7 @@ pub(super) struct Saved {
     pub(super) devices: Vec<Device>,
 }
 
-/// Why a machine can't go on from a file, for a user: with what to do.
+/// Why a machine can't be restored from a file, for a user: with a remedy.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
     #[error("reading it: {0}")]
@@ -71,7 +72,7 @@ pub(super) enum Error {
 }
 
 impl Saved {
-    /// Writes it into an empty file.
+    /// Writes the state into an empty file.
     pub(super) fn write(&self, file: &File) -> io::Result<()> {
         let state = postcard::to_allocvec(self).map_err(io::Error::other)?;
         let mut bytes = MAGIC.to_vec();
@@ -81,7 +82,7 @@ impl Saved {
         file.write_all_at(&bytes, 0)
     }
 
-    /// Reads it. Others may be reading the same file.
+    /// Reads a state. Other processes may read the same file at the same time.
     pub(super) fn read(file: &File) -> Result<Self, Error> {
         const HEAD: usize = MAGIC.len() + 4;
         let length = file.metadata()?.len();
@@ -111,7 +112,7 @@ impl Saved {
         postcard::from_bytes(state).map_err(|_| Error::Damaged)
     }
 
-    /// Whether a processor that can do `features` can go on.
+    /// Checks that the state can continue on a processor with these `features`.
     pub(super) fn check_processor(&self, features: &CpuId) -> Result<(), Error> {
         let here = features.as_slice();
         let differs = |(saved, here): &(&kvm_cpuid_entry2, &kvm_cpuid_entry2)| saved != here;
@@ -123,12 +124,12 @@ impl Saved {
     }
 }
 
-/// A door for `fuzz/`.
+/// Entry point for `fuzz/`.
 #[cfg(feature = "fuzzing")]
 pub(super) mod fuzzing {
     use super::*;
 
-    /// A machine without processors and devices.
+    /// Returns the state of a machine without processors and devices.
     pub fn sample() -> Vec<u8> {
         let saved = Saved {
             memory_mib: 128,
@@ -142,8 +143,8 @@ pub(super) mod fuzzing {
         postcard::to_allocvec(&saved).expect("into memory")
     }
 
-    /// Reads a state that has the head and the digest of a file of ours. What is written of
-    /// it again is read as the same.
+    /// Reads a state with a correct head and digest, and checks that the state is the same when it
+    /// is written and read again.
     pub fn saved(state: &[u8]) {
         let file = || {
             let flags = rustix::fs::MemfdFlags::CLOEXEC;

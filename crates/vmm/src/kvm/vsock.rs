@@ -1,10 +1,9 @@
-//! The outside of a machine's sockets: what has paths, and so is no business of the
-//! worker's.
+//! The host's side of a machine's sockets, as far as it needs paths, which the worker does not
+//! have.
 //!
-//! The worker gets the listener that clients of the guest's connect to. When the guest
-//! wants to reach a program of the host's, the worker sends a port number, and a thread
-//! here connects to that program's path and sends the stream back. The number is all that a
-//! worker can choose.
+//! The worker gets the listener that clients of the guest connect to. When the guest connects to a
+//! program on the host, the worker sends the port number, and a thread here connects to that
+//! program's path and sends the stream back. The worker can choose only the number.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -21,21 +20,21 @@ use rustix::net::{
 
 use crate::Error;
 
-/// Clients that may wait for the worker.
+/// Maximum number of clients that wait for the worker.
 const BACKLOG: i32 = 64;
 
-/// The longest path of a Unix socket, its final zero included (`sun_path`), and what a
-/// port adds to one.
+/// The maximum length of a Unix socket's path, including its final zero (`sun_path`), and of what a
+/// port adds to a path.
 const LONGEST_PATH: usize = 108;
 const LONGEST_PORT: usize = "_4294967295".len();
 
-/// A path that leads to a guest, until this is dropped.
+/// A path that leads to a guest. Dropping it removes the path.
 #[derive(Debug)]
 pub(super) struct Outside {
     path: PathBuf,
 }
 
-/// What the worker gets. None of it blocks.
+/// The descriptors for the worker. None of them blocks.
 #[derive(Debug)]
 pub(super) struct Inside {
     pub(super) listener: OwnedFd,
@@ -43,7 +42,7 @@ pub(super) struct Inside {
 }
 
 impl Outside {
-    /// Listens at `path`, and serves the worker for as long as it lives.
+    /// Listens at `path`, and serves the worker as long as it lives.
     pub(super) fn open(path: &Path) -> Result<(Self, Inside), Error> {
         let failed = |why: String| Error::File {
             path: path.to_owned(),
@@ -65,7 +64,7 @@ impl Outside {
                 error => format!("listening: {error}"),
             })
         })?;
-        // From here on the path is ours to remove.
+        // From here on the path must be removed.
         let outside = Self {
             path: path.to_owned(),
         };
@@ -81,10 +80,10 @@ impl Outside {
 }
 
 impl Inside {
-    /// Nobody comes, and nobody is found.
+    /// Returns descriptors by which no client connects and no program is found.
     pub(super) fn nowhere() -> Result<Self, Error> {
         let made = || {
-            // It is bound to no path, and the owner is gone.
+            // The listener is not bound to a path, and the owner's end is closed.
             let (listener, (_, owner)) = (stream()?, pair()?);
             Ok(Self { listener, owner })
         };
@@ -101,12 +100,12 @@ impl Drop for Outside {
     }
 }
 
-/// A listener at `path`. A socket that is there already is replaced if nobody listens any
-/// more: its owner was killed.
+/// Creates a listener at `path`. Replaces an existing socket that has no listener any more: its
+/// owner was killed.
 fn listener(path: &Path) -> Result<OwnedFd, Errno> {
     let address = SocketAddrUnix::new(path)?;
     let listener = stream()?;
-    // Whatever else is there is somebody's, although it refuses connections too.
+    // Any other kind of file belongs to another program, although it refuses connections too.
     let is_socket = || {
         let metadata = std::fs::symlink_metadata(path);
         metadata.is_ok_and(|metadata| metadata.file_type().is_socket())
@@ -129,7 +128,7 @@ fn stream() -> Result<OwnedFd, Errno> {
     socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
 }
 
-/// Our end, which waits, and the worker's, which does not.
+/// Returns the owner's end, which blocks, and the worker's, which does not.
 fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
     let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
     let (ours, owner) = socketpair(AddressFamily::UNIX, kind, flags, None)?;
@@ -137,14 +136,14 @@ fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
     Ok((ours, owner))
 }
 
-/// Answers the worker until it is gone.
+/// Serves the worker's requests until it is gone.
 fn serve(worker: &OwnedFd, prefix: &[u8]) {
     loop {
         let mut port = [0; 4];
         match recv(worker, &mut port, RecvFlags::empty()) {
             Ok((4, _)) => {}
             Err(Errno::INTR) => continue,
-            // The end; or a worker that is not itself any more.
+            // The worker has ended, or breaks the protocol because a guest took it over.
             Ok(_) | Err(_) => return,
         }
         let stream = reach(prefix, u32::from_le_bytes(port)).ok();
@@ -154,7 +153,7 @@ fn serve(worker: &OwnedFd, prefix: &[u8]) {
     }
 }
 
-/// Connects to whoever listens at the path of `port`, without waiting for anybody.
+/// Connects to the program that listens at the path of `port`, without blocking.
 fn reach(prefix: &[u8], port: u32) -> Result<OwnedFd, Errno> {
     let path = [prefix, format!("_{port}").as_bytes()].concat();
     let address = SocketAddrUnix::new(path.as_slice())?;
@@ -194,13 +193,13 @@ mod tests {
         let error = Outside::open(&path).unwrap_err().to_string();
         assert!(error.contains("exists already"), "{error}");
         drop(inside);
-        // The owner was killed: the path is left.
+        // As when the owner is killed: the path is left.
         std::mem::forget(outside);
         let (outside, _inside) = Outside::open(&path).unwrap();
         UnixStream::connect(&path).unwrap();
         drop(outside);
         assert!(!path.exists());
-        // What is no socket is somebody's file.
+        // A file that is not a socket belongs to another program.
         std::fs::write(&path, "mine").unwrap();
         assert!(Outside::open(&path).is_err());
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "mine");

@@ -1,7 +1,7 @@
-//! Requests to a machine's process: to pause the machine, and to save it.
+//! Requests to a machine's process to pause or save the machine.
 //!
-//! The process that runs the machine opens nothing, so the files to write come with the
-//! request. It may be in a hostile guest's hands: its answers are bounded.
+//! The machine's process opens nothing, so the files to write come with the request. A hostile
+//! guest may have taken it over, so its answers are bounded.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -14,32 +14,32 @@ use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use crate::{Error, Snapshot};
 
-/// Far longer than writing a machine's memory takes, or a flush of its disks.
+/// Timeout of an answer: far longer than writing a machine's memory takes, or a flush of its disks.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// Most bytes of an answer.
+/// Maximum bytes of an answer.
 const MAX_ANSWER: usize = 1024;
 
-/// What is asked for, a byte each.
+/// A request, one byte each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Request {
-    /// Stand still, until [`Request::GoOn`] or the end of the channel.
+    /// Pause the machine until [`Request::GoOn`] or the end of the channel.
     Pause = b'p',
-    /// Stand still; the file for the state comes with it.
+    /// Pause the machine; the file for the state comes with the request.
     State = b's',
-    /// Write both; the file for the memory comes with it.
+    /// Write state and memory; the file for the memory comes with the request.
     Memory = b'm',
-    /// Go on.
+    /// Resume the machine.
     GoOn = b'g',
 }
 
-/// What became of [`Request::Pause`] or [`Request::Memory`]: nothing, or what went wrong.
+/// The result of [`Request::Pause`] or [`Request::Memory`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Answer(pub(crate) Result<(), String>);
 
 impl Request {
-    /// Waits for the next request; None when nobody will make one any more.
+    /// Waits for the next request. Returns None at the end of the channel.
     pub(crate) fn receive(stream: &UnixStream) -> io::Result<Option<(Self, Option<File>)>> {
         let mut byte = [0];
         let (count, file) = stream.recv_with_fd(&mut byte).map_err(from_errno)?;
@@ -67,8 +67,8 @@ impl Request {
 }
 
 impl Answer {
-    /// Says it: a length of two bytes, little endian, and as many of text; none if all went
-    /// well.
+    /// Sends the answer: the text's length in two bytes, little endian, and the error's text, which
+    /// is empty on success.
     pub(crate) fn send(self, mut stream: &UnixStream) -> io::Result<()> {
         let text = self.0.err().unwrap_or_default().into_bytes();
         let text = text.get(..MAX_ANSWER).unwrap_or(&text);
@@ -76,20 +76,21 @@ impl Answer {
         stream.write_all(&[&length.to_le_bytes(), text].concat())
     }
 
-    /// Waits for it until `deadline`.
+    /// Waits for the answer until `deadline`.
     fn receive(stream: &UnixStream, deadline: Instant) -> io::Result<Self> {
         let mut length = [0; 2];
         read(stream, &mut length, deadline)?;
         let mut text = vec![0; usize::from(u16::from_le_bytes(length)).min(MAX_ANSWER)];
         read(stream, &mut text, deadline)?;
-        Ok(Self(match text.is_empty() {
-            true => Ok(()),
-            false => Err(String::from_utf8_lossy(&text).escape_debug().to_string()),
+        Ok(Self(if text.is_empty() {
+            Ok(())
+        } else {
+            Err(String::from_utf8_lossy(&text).escape_debug().to_string())
         }))
     }
 }
 
-/// Fills `bytes`, however small the pieces are that they come in.
+/// Fills `bytes`, from any number of reads.
 fn read(mut stream: &UnixStream, mut bytes: &mut [u8], deadline: Instant) -> io::Result<()> {
     while !bytes.is_empty() {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -116,11 +117,11 @@ fn from_errno(error: vmm_sys_util::errno::Error) -> io::Error {
     io::Error::from_raw_os_error(error.errno())
 }
 
-/// Our end.
+/// The owner's end of the channel.
 #[derive(Debug)]
 pub(super) struct Control {
-    /// One request at a time; none any more once one was not answered as it should be, because
-    /// its answer may come later.
+    /// Allows one request at a time. None after a request failed, because its answer may still come
+    /// later.
     stream: Mutex<Option<UnixStream>>,
     /// Bytes of the machine's RAM; 0 if no requests are taken.
     ram: u64,
@@ -134,12 +135,12 @@ impl Control {
         }
     }
 
-    /// Whether the process takes requests.
+    /// Returns whether the process takes requests.
     pub(super) fn is_served(&self) -> bool {
         self.ram > 0
     }
 
-    /// Keeps others from making requests.
+    /// Blocks other requests while the guard lives.
     pub(super) fn lock(&self) -> MutexGuard<'_, Option<UnixStream>> {
         self.stream.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -166,14 +167,13 @@ impl Control {
             Request::State.send(stream, Some(&to.state))?;
             Request::Memory.send(stream, Some(&to.memory))
         };
-        // The process could not make it that long.
+        // The process's seccomp filter does not allow `ftruncate`.
         let sized = to.memory.set_len(self.ram);
         sized.map_err(|error| Error::Save(error.to_string()))?;
         self.ask(patience, save, meanwhile).map_err(Error::Save)
     }
 
-    /// Makes a request after which the machine stands still, does `meanwhile`, and has it go
-    /// on.
+    /// Sends a request that pauses the machine, runs `meanwhile`, and resumes the machine.
     fn ask(
         &self,
         patience: Duration,
@@ -194,7 +194,7 @@ impl Control {
             Ok(done)
         };
         ask().unwrap_or_else(|error| {
-            // The machine goes on when its process sees the end of the stream.
+            // The machine resumes when its process sees the end of the stream.
             *guard = None;
             Err(error.to_string())
         })
@@ -212,7 +212,7 @@ mod tests {
         saved.map_err(|error| error.to_string())
     }
 
-    /// Takes one request, as a worker does.
+    /// Receives one request to save, as a worker does.
     fn take(stream: &UnixStream) {
         for expected in [Request::State, Request::Memory] {
             let (request, file) = Request::receive(stream).unwrap().unwrap();
@@ -245,7 +245,7 @@ mod tests {
     fn an_answer_has_one_deadline_and_there_is_no_save_after_it() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let control = Control::new(ours, 4096);
-        // Each byte in time, and never the last.
+        // Sends each byte in time, and never the last one.
         let worker = spawn(move || {
             take(&theirs);
             (&theirs).write_all(&1000_u16.to_le_bytes()).unwrap();
@@ -257,7 +257,7 @@ mod tests {
         let error = save(&control, Duration::from_millis(200)).unwrap_err();
         assert!(error.contains("does not answer"), "{error}");
         assert!(begin.elapsed() < Duration::from_secs(10));
-        // The other side saw the end, and late answers are answers to nothing.
+        // The worker saw the end of the stream, so late answers can't be taken for others.
         worker.join().unwrap();
         let error = save(&control, Duration::from_secs(1)).unwrap_err();
         assert!(error.contains("an earlier request"), "{error}");

@@ -1,4 +1,4 @@
-//! A machine's process: started, watched, ended. The same for every backend.
+//! A machine's process: starts, watches and ends it. The same for every backend.
 
 mod control;
 mod monitor;
@@ -26,54 +26,54 @@ use control::Control;
 pub(crate) use control::{Answer, Request};
 use stopped::Stopped;
 
-/// Bytes of console kept: the kernel's last words with a stack trace.
+/// Bytes of console output to keep: enough for the kernel's last messages with a stack trace.
 const CONSOLE_TAIL: usize = 16 << 10;
 
-/// Bytes of QEMU's own messages kept.
+/// Bytes of QEMU's own messages to keep.
 const STDERR_TAIL: usize = 4 << 10;
 
-/// What a worker says on stderr when the host's disk is full and a write of the guest's has to
-/// wait, and when there is room again.
+/// Messages on a worker's stderr when the host's disk is full and a write of the guest must wait,
+/// and when there is room again.
 pub(crate) const FULL: &str = "the host's disk is full: the guest's writes wait";
 pub(crate) const ROOM: &str = "there is room on the host's disk again";
 
-/// What a backend wants started.
+/// A process that a backend starts.
 #[derive(Debug)]
 pub(crate) struct Launch {
     pub(crate) program: PathBuf,
-    /// What `ps` shows in place of the program's path.
+    /// The name that `ps` shows in place of the program's path.
     pub(crate) name: Option<String>,
     pub(crate) arguments: Vec<OsString>,
-    /// Descriptors that it inherits under their numbers, the channels' apart.
+    /// Descriptors that the process inherits under the same numbers, except for the channels.
     pub(crate) files: Vec<OwnedFd>,
-    /// Most bytes of address space.
+    /// Maximum bytes of address space.
     pub(crate) address_space: u64,
-    /// Most bytes of a file that it writes to: 0 if it writes none.
+    /// Maximum length in bytes of a file that the process writes to; 0 if it writes none.
     pub(crate) file_size: u64,
-    /// Of root's capabilities, those that it is left.
+    /// The capabilities that root keeps.
     pub(crate) capabilities: &'static [libc::c_ulong],
-    /// Bytes of the machine's RAM; 0 if it takes no requests to save it.
+    /// Bytes of the machine's RAM; 0 if the process takes no requests to save it.
     pub(crate) saves: u64,
-    /// Whether QEMU's monitor is at its end of the channel for requests.
+    /// Whether the process's end of the channel for requests is QEMU's monitor.
     pub(crate) monitored: bool,
-    /// What an exit code means, if it is not 0.
+    /// Converts an exit code other than 0.
     pub(crate) failure: fn(code: i32, message: String) -> Exit,
-    /// What it may use, where a control group can be had.
+    /// Limits of the process's control group, where one is available.
     pub(crate) quota: Quota,
-    /// Whether there must be one.
+    /// Whether the control group is required.
     pub(crate) require_limits: bool,
-    /// Whom it becomes.
+    /// The user that the process becomes.
     pub(crate) claim: Option<Claim>,
-    /// Something to be dropped when it is gone.
+    /// A value to drop when the process is gone.
     pub(crate) attached: Option<Box<dyn Attached>>,
 }
 
-/// What a machine has outside of its process.
+/// A part of a machine outside of its process.
 pub(crate) trait Attached: std::fmt::Debug + Send + Sync {}
 
 impl<T: std::fmt::Debug + Send + Sync> Attached for T {}
 
-/// The byte streams between a machine's process and us.
+/// The byte streams between a machine's process and its owner.
 #[derive(Debug)]
 pub(crate) struct Channels {
     agent: (UnixStream, UnixStream),
@@ -120,13 +120,13 @@ pub(crate) struct Process {
     console: Tail,
     stderr: Tail,
     control: Control,
-    /// What its monitor says, if it has one.
+    /// Whether the monitor reported that the host's disk is full, if there is a monitor.
     is_full: Arc<AtomicBool>,
     fate: Arc<Fate>,
     watcher: Option<JoinHandle<()>>,
 }
 
-/// What became of the process.
+/// The state that the process's watcher sets.
 #[derive(Debug, Default)]
 struct Fate {
     state: Mutex<State>,
@@ -146,7 +146,7 @@ impl Fate {
 }
 
 impl Process {
-    /// Starts it with its ends of `channels`.
+    /// Starts the process with its ends of `channels`.
     pub(crate) fn start(launch: Launch, channels: Channels) -> Result<Self, Error> {
         let system = |what| move |source| Error::System { what, source };
         let descriptors = channels.descriptors();
@@ -168,7 +168,7 @@ impl Process {
         let cgroup = match Cgroup::create(&launch.quota) {
             Ok(group) => Some(group),
             Err(why) if launch.require_limits => return Err(Error::NoLimits { why }),
-            // `mica doctor` says why.
+            // `mica doctor` shows the reason.
             Err(_) => None,
         };
         let missing = cgroup.as_ref().map_or(&[][..], Cgroup::missing);
@@ -193,15 +193,15 @@ impl Process {
             path: launch.program.clone(),
             source,
         };
-        let program = Program::new(&launch.program, launch.name.as_deref(), launch.arguments);
-        let program = program.map_err(failed)?;
+        let program = Program::new(&launch.program, launch.name.as_deref(), launch.arguments)
+            .map_err(failed)?;
 
         let fate = Arc::new(Fate::default());
         let console_tail = Tail::new(CONSOLE_TAIL);
         let stderr_tail = Tail::new(STDERR_TAIL);
         let (started, start) = mpsc::sync_channel(1);
-        // The kernel kills the child when the thread that forked it ends, so that
-        // thread must live as long as the child, whatever threads our caller has.
+        // The kernel kills the child when the thread that forked it ends, so that thread must live
+        // as long as the child, even if the caller's thread ends.
         let watcher = std::thread::Builder::new()
             .name("machine".into())
             .spawn({
@@ -235,7 +235,8 @@ impl Process {
                     for thread in drained {
                         let _ = thread.join();
                     }
-                    // Before anybody hears of the end, who may end this process then.
+                    // Dropped before the end is published, because the waiting thread may then end
+                    // this process.
                     drop((attached, cgroup));
                     let mut state = fate.lock();
                     let message = stderr_tail.text().trim().to_owned();
@@ -277,7 +278,7 @@ impl Process {
     }
 }
 
-/// How a process ended and what is left of it.
+/// How a process ended, and its last output.
 struct Ended {
     status: io::Result<ExitStatus>,
     console: String,
@@ -324,8 +325,8 @@ impl Machine for Process {
             return self.control.pause(meanwhile);
         }
         let _one_at_a_time = self.control.lock();
-        let stopped = Stopped::new(&self.handle, self.pid);
-        let stopped = stopped.map_err(|error| Error::Pause(error.to_string()))?;
+        let stopped = Stopped::new(&self.handle, self.pid)
+            .map_err(|error| Error::Pause(error.to_string()))?;
         meanwhile();
         drop(stopped);
         Ok(())
@@ -363,7 +364,7 @@ impl Machine for Process {
         let mut state = self.fate.lock();
         if state.exit.is_none() {
             state.killed = true;
-            // It may have ended a moment ago, which is as good.
+            // Fails only if the process has already ended.
             let _ = pidfd_send_signal(&self.handle, Signal::KILL);
         }
     }
@@ -414,7 +415,7 @@ mod tests {
         }
     }
 
-    /// Runs a script in a machine's place; `$agent` and `$console` are its channels.
+    /// Runs a script in place of a machine; `$agent` and `$console` are its channels.
     fn run(script: &str) -> Process {
         let channels = Channels::new().unwrap();
         let Descriptors { agent, console, .. } = channels.descriptors();
@@ -479,7 +480,7 @@ mod tests {
 
     #[test]
     fn the_child_has_its_channels_and_nothing_else() {
-        // A descriptor that somebody forgot to mark close-on-exec.
+        // A descriptor that is wrongly not close-on-exec.
         let (leak, _other) = UnixStream::pair().unwrap();
         rustix::io::fcntl_setfd(&leak, rustix::io::FdFlags::empty()).unwrap();
         let process = run("exec >&$agent; echo $agent $console; ls /proc/$$/fd; \
@@ -493,7 +494,7 @@ mod tests {
         let mut open: Vec<&str> = rest
             .lines()
             .take_while(|line| line.bytes().all(|byte| byte.is_ascii_digit()))
-            // Where bash keeps the script's own channels.
+            // Bash keeps a descriptor of its own there.
             .filter(|fd| *fd != "255")
             .collect();
         expected.sort_unstable();
@@ -506,7 +507,8 @@ mod tests {
         }
     }
 
-    /// As [`micabox_jail::Place::find`] says, which the doctor shows.
+    /// Limits are available if [`micabox_jail::Place::find`] returns a place, which `mica doctor`
+    /// shows.
     #[test]
     fn limits_that_are_required_are_there_or_it_does_not_start() {
         let mut launch = launch("/bin/true", Vec::new());

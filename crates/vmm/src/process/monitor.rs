@@ -1,9 +1,9 @@
-//! QEMU's monitor (QMP, `docs/interop/qmp-spec`), for one thing: a machine that QEMU has stopped
-//! because the host's disk is full goes on.
+//! A client of QEMU's monitor (QMP, `docs/interop/qmp-spec`) with one purpose: to resume a machine
+//! that QEMU stopped because the host's disk is full.
 //!
-//! QEMU stops all of the machine and keeps the request (`werror=enospc`); told to go on, it
-//! tries again, and stops again if there is still no room. What it says may be a hostile
-//! guest's, and is bounded.
+//! QEMU stops the whole machine and keeps the request (`werror=enospc`). When it is told to
+//! continue, it retries the request, and stops again if there is still no room. A hostile guest may
+//! control QEMU's messages, so they are bounded.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -13,18 +13,18 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-/// Most bytes of a message.
+/// Maximum bytes of a message.
 const MAX_LINE: u64 = 64 << 10;
 
-/// How long the machine stands still until it tries again.
+/// How long the machine stays stopped before a retry.
 const WAIT: Duration = Duration::from_millis(500);
 
-/// A machine that has gone on for so long has found room.
+/// A machine that has run for this long since a retry has found room.
 const RELIEF: Duration = Duration::from_secs(2);
 
-/// Serves the monitor to its end; `is_full` is whether the host's disk is.
+/// Serves the monitor until it closes; sets `is_full` to whether the host's disk is full.
 pub(super) fn serve(stream: &UnixStream, is_full: &AtomicBool) {
-    // Its end is the machine's, of which others hear.
+    // It ends with the machine, which the process's watcher reports.
     let _ = serve_until_it_ends(stream, is_full);
     is_full.store(false, Ordering::Relaxed);
 }
@@ -37,7 +37,8 @@ fn serve_until_it_ends(stream: &UnixStream, is_full: &AtomicBool) -> io::Result<
         match reader.by_ref().take(left).read_until(b'\n', &mut line) {
             Ok(0) => return Ok(()),
             Ok(_) if line.ends_with(b"\n") => {}
-            // Cut off; the next turn says by what.
+            // The message is cut off, by the limit or by the end of the stream: the next read
+            // returns 0.
             Ok(_) => continue,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 is_full.store(false, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! A process that is stopped (`SIGSTOP`): how a machine is paused whose process takes no
-//! requests and is the only one that writes to its disks.
+//! Stops a process (`SIGSTOP`): this pauses a machine whose process takes no requests and is the
+//! only one that writes to its disks.
 
 use std::fs;
 use std::io;
@@ -8,22 +8,22 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, pidfd_send_signal};
 
-/// How long it may take to stop: a thread may be in the middle of a write.
+/// How long the process may take to stop: a thread may be in the middle of a write.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How often it is looked at.
+/// How often its state is checked.
 const POLL: Duration = Duration::from_millis(1);
 
 /// A process that is stopped until this is dropped.
 pub(super) struct Stopped<'a>(&'a OwnedFd);
 
 impl<'a> Stopped<'a> {
-    /// Stops the process that `handle` and `pid` name, which its parent has not waited for
-    /// yet, and waits until all of its threads are stopped.
+    /// Stops the process that `handle` and `pid` refer to, which its parent must not have waited
+    /// for yet, and waits until all of its threads are stopped.
     pub(super) fn new(handle: &'a OwnedFd, pid: u32) -> io::Result<Self> {
         let stopped = Self(handle);
         match pidfd_send_signal(handle, Signal::STOP) {
-            // Gone: nothing is stiller.
+            // The process is gone, so it can't run.
             Err(rustix::io::Errno::SRCH) => return Ok(stopped),
             result => result?,
         }
@@ -44,15 +44,15 @@ impl Drop for Stopped<'_> {
     }
 }
 
-/// Whether no thread of a process does anything; also if it is gone.
+/// Returns whether all threads of a process are stopped; also true if the process is gone.
 fn is_stopped(pid: u32) -> bool {
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else {
         return true;
     };
     threads.flatten().all(|thread| {
-        let stat = fs::read(thread.path().join("stat")).unwrap_or_default();
-        let stat = String::from_utf8_lossy(&stat);
-        // The name, in parentheses, may have any character in it.
+        let bytes = fs::read(thread.path().join("stat")).unwrap_or_default();
+        let stat = String::from_utf8_lossy(&bytes);
+        // The name, in parentheses, may contain any character.
         let state = stat
             .rsplit_once(')')
             .and_then(|(_, rest)| rest.trim_start().chars().next());

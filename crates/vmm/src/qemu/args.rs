@@ -1,4 +1,4 @@
-//! The command line that makes QEMU the machine we want.
+//! Builds QEMU's command line for a machine.
 
 use std::ffi::OsString;
 use std::os::fd::RawFd;
@@ -12,18 +12,18 @@ use crate::config::PMEM_ALIGNMENT;
 use crate::process::Descriptors;
 use crate::{AGENT_PORT, Disk, DiskSource, Error, MachineConfig, NetworkInterface, PmemRegion};
 
-/// PCI functions that every machine uses or may: the agent's, the entropy device and the
+/// PCI functions that every machine uses or may use: the agent's, the entropy device and the
 /// network interface.
 pub(super) const OWN_DEVICES: usize = 3;
 
-/// Up to how many pmem devices a boot is about as fast as with a disk.
+/// Number of pmem devices up to which a boot is about as fast as with a disk.
 pub(super) const CHEAP_REGIONS: usize = 16;
 
-/// The emulator's buffer for translated code, MiB. QEMU's default is 1 GiB, and a
-/// busy guest fills it.
+/// The emulator's buffer for translated code, in MiB. QEMU's default is 1 GiB, and a busy guest
+/// fills it.
 const CODE_BUFFER_MIB: u32 = 256;
 
-/// What QEMU itself is kept from, by its seccomp filter.
+/// What QEMU's seccomp filter denies to QEMU itself.
 const SECCOMP: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
 
 /// What executes the guest's instructions.
@@ -33,12 +33,12 @@ pub(super) enum Processor {
     Host,
     /// QEMU's emulator.
     Emulated {
-        /// Frequency of the time stamp counter, if it counts evenly.
+        /// Frequency of the time stamp counter in kHz, if it counts evenly.
         tsc_khz: Option<u32>,
     },
 }
 
-/// The arguments, the program's name apart; `link` is the number that the network
+/// Returns the arguments, without the program's name. `link` is the number that the network
 /// interface's descriptor has in the child.
 pub(super) fn build(
     config: &MachineConfig,
@@ -123,7 +123,7 @@ pub(super) fn build(
     Ok(arguments.0)
 }
 
-/// A model of processor, which virtualises only if that is asked for.
+/// Returns a processor model, with virtualisation only if the configuration has it.
 fn cpu(model: &str, config: &MachineConfig) -> String {
     match (config.nested_virtualization, cfg!(target_arch = "x86_64")) {
         (false, true) => format!("{model},vmx=off,svm=off,pmu=off"),
@@ -131,7 +131,7 @@ fn cpu(model: &str, config: &MachineConfig) -> String {
     }
 }
 
-/// RAM, and address space for the pmem regions above it.
+/// Returns the size of RAM, and of the address space for the pmem regions above it.
 fn memory(config: &MachineConfig) -> String {
     let mut text = format!("size={}M", config.memory_mib);
     if !config.pmem.is_empty() {
@@ -146,18 +146,18 @@ fn memory(config: &MachineConfig) -> String {
     text
 }
 
-/// What the kernel is told; `kernel/README.md` has each word's effect.
+/// Returns the kernel's command line; `kernel/README.md` explains each word.
 fn command_line(config: &MachineConfig, processor: Processor) -> String {
     let mut words = vec!["console=ttyS0", "quiet", "panic=-1", "reboot=t"];
     let frequency;
     if let Processor::Emulated { tsc_khz } = processor {
-        // Calibrating clocks, patching its own code and interpreting ACPI is what an
-        // emulated kernel is slowest at.
+        // An emulated kernel is slowest at calibrating clocks, patching its own code and
+        // interpreting ACPI.
         words.push("no_timer_check");
         if config.cpus == 1 {
             words.extend(["noreplace-smp", "nolapic_timer"]);
         }
-        // Without ACPI's timer nothing else would tell the kernel how fast it counts.
+        // Without ACPI's timer the kernel could not measure the counter's frequency.
         if let Some(khz) = tsc_khz {
             frequency = format!("tsc_early_khz={khz}");
             words.extend(["tsc=reliable", &frequency, "acpi=off"]);
@@ -201,11 +201,8 @@ fn block(
         DiskSource::Files { .. } => "vmdk",
     };
     let node = format!("disk{index}");
-    // What the guest deletes leaves a hole in the file.
-    let discard = match disk.read_only {
-        true => "ignore",
-        false => "unmap",
-    };
+    // Discarded blocks become holes in the file.
+    let discard = if disk.read_only { "ignore" } else { "unmap" };
     arguments.json(
         "-blockdev",
         &json!({"driver": driver, "node-name": node, "read-only": disk.read_only,
@@ -215,9 +212,9 @@ fn block(
     );
     arguments.device(
         functions,
-        // Writes are done when the host's page cache has them, and durable after the guest's
-        // flush. An error is the guest's to know, but for a full disk of the host's: that stops
-        // the machine, and its monitor has it try again.
+        // Writes are complete when the host's page cache has them, and durable after the guest's
+        // flush. Errors are reported to the guest, except for a full disk of the host: QEMU then
+        // stops the machine, and the monitor's client makes it retry.
         json!({"driver": "virtio-blk-pci", "drive": node, "serial": disk.serial,
                "write-cache": "on", "werror": "enospc", "rerror": "report"}),
     )
@@ -231,14 +228,14 @@ fn network(
 ) -> Result<(), Error> {
     let [a, b, c, d, e, f] = interface.address;
     let address = format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}");
-    // One frame a message, whatever kind of socket it is.
+    // One frame a message, for any kind of socket.
     arguments.pair(
         "-netdev",
         &format!("dgram,id=link,local.type=fd,local.str={link}"),
     );
     arguments.device(
         functions,
-        // No ROM to boot from: it is 250 KiB for the firmware to look at.
+        // No boot ROM: it would be 250 KiB for the firmware to scan.
         json!({"driver": "virtio-net-pci", "netdev": "link", "mac": address,
                "host_mtu": interface.mtu, "romfile": ""}),
     )
@@ -262,12 +259,12 @@ impl Arguments {
         self.0.push(path.into());
     }
 
-    /// JSON needs no escaping of commas, which QEMU's own syntax does.
+    /// Adds an option in JSON, which needs no escaping of commas, unlike QEMU's own syntax.
     fn json(&mut self, name: &str, value: &Value) {
         self.pair(name, &value.to_string());
     }
 
-    /// A virtio device at the next PCI address.
+    /// Adds a virtio device at the next PCI address.
     fn device(&mut self, functions: &mut Functions, mut device: Value) -> Result<(), Error> {
         let address = functions.next().ok_or_else(|| Error::Unsupported {
             backend: "QEMU",
@@ -276,7 +273,7 @@ impl Arguments {
         if let Some(fields) = device.as_object_mut() {
             fields.insert("addr".into(), address.to_string().into());
             fields.insert("multifunction".into(), true.into());
-            // Only the modern interface: no I/O ports, of which there are too few.
+            // Only the modern interface, which needs no I/O ports: there are too few.
             fields.insert("disable-legacy".into(), "on".into());
         }
         self.json("-device", &device);
@@ -333,7 +330,7 @@ mod tests {
         }
     }
 
-    /// As if they had been opened.
+    /// Returns descriptor numbers as if the files had been opened.
     fn files(config: &MachineConfig) -> Files {
         let numbers: Vec<RawFd> = (30..).take(config.disks.len()).collect();
         Files {
@@ -357,7 +354,7 @@ mod tests {
             .collect()
     }
 
-    /// All values of one option.
+    /// Returns all values of one option.
     fn values<'a>(arguments: &'a [String], name: &str) -> Vec<&'a str> {
         arguments
             .windows(2)
@@ -372,7 +369,7 @@ mod tests {
         for flag in ["-no-user-config", "-nodefaults", "-no-reboot"] {
             assert!(arguments.iter().any(|argument| argument == flag));
         }
-        // A monitor that only its owner reaches.
+        // One monitor, which only the owner reaches.
         let monitors = |argument: &&String| argument.contains("-mon") || argument.contains("qmp");
         assert_eq!(arguments.iter().filter(monitors).count(), 1);
         assert_eq!(values(&arguments, "-mon"), ["chardev=monitor,mode=control"]);

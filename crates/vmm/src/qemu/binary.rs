@@ -1,4 +1,4 @@
-//! Where QEMU is.
+//! Finds QEMU's program.
 
 use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt;
@@ -7,20 +7,20 @@ use std::process::Command;
 
 use crate::Error;
 
-/// Names the program to use in place of the one on PATH.
+/// Environment variable that names the program to use in place of the one on PATH.
 const VARIABLE: &str = "MICABOX_QEMU";
 
-/// QEMU for the architecture of this program, which is the guest's too.
+/// QEMU's program for the architecture of this program, which is the guest's too.
 const NAME: &str = if cfg!(target_arch = "aarch64") {
     "qemu-system-aarch64"
 } else {
     "qemu-system-x86_64"
 };
 
-/// Where Red Hat's distributions have theirs.
+/// The program's place on Red Hat's distributions.
 const RED_HAT: &str = "/usr/libexec/qemu-kvm";
 
-/// The program.
+/// Returns the program's path.
 pub(super) fn find() -> Result<PathBuf, Error> {
     let named = std::env::var_os(VARIABLE).filter(|value| !value.is_empty());
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -46,7 +46,7 @@ fn is_program(path: &Path) -> bool {
         .is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
 }
 
-/// The command that installs QEMU on this distribution.
+/// Returns the command that installs QEMU on this distribution.
 pub fn install_command() -> &'static str {
     let release = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
     install_command_for(&release)
@@ -76,11 +76,11 @@ fn install_command_for(os_release: &str) -> &'static str {
     }
 }
 
-/// The first line that `program --version` prints. Starting QEMU takes tens of
+/// Returns the first line that `program --version` prints. Starting QEMU takes tens of
 /// milliseconds, so this is for diagnosis, not for every start.
 ///
 /// # Errors
-/// Why it could not be had.
+/// Why the program could not print it.
 pub fn version(program: &Path) -> Result<String, String> {
     let output = Command::new(program)
         .arg("--version")

@@ -1,8 +1,7 @@
-//! How fast the host's time stamp counter counts.
+//! Measures the frequency of the host's time stamp counter.
 //!
-//! QEMU's emulator hands the host's counter through. A guest's kernel that is told its
-//! frequency need not measure it against emulated timers, which takes long and, on a
-//! busy host, fails.
+//! QEMU's emulator passes the host's counter through. A guest's kernel that knows its frequency
+//! need not measure it against emulated timers, which takes long and, on a busy host, fails.
 
 #![allow(unsafe_code)]
 
@@ -10,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::cpu::Flags;
 
-/// Two readings closer to each other than this say too little.
+/// The minimum time between two readings; closer ones are too inaccurate.
 const LEAST: Duration = Duration::from_millis(10);
 
 /// A reading of the counter and of the clock.
@@ -21,13 +20,13 @@ pub(super) struct Reading {
 }
 
 impl Reading {
-    /// Reads both; None where the counter does not count evenly.
+    /// Reads counter and clock; None where the counter does not count evenly.
     pub(super) fn now(flags: &Flags) -> Option<Self> {
         flags.count_evenly().then(Self::read)?
     }
 
-    /// Of a few tries the one that took least: between the counter and the clock of the
-    /// others this thread may have had to wait.
+    /// Returns the fastest of a few tries: the thread may be interrupted between reading the
+    /// counter and the clock.
     fn read() -> Option<Self> {
         const TRIES: usize = 5;
         let tries = (0..TRIES).filter_map(|_| {
@@ -41,8 +40,8 @@ impl Reading {
         best.map(|(_, reading)| reading)
     }
 
-    /// The counter's frequency in kHz, by another reading now. Sleeps if this one is
-    /// too young.
+    /// Returns the counter's frequency in kHz, from this reading and another one now. Sleeps first
+    /// if this one is too recent.
     pub(super) fn frequency_khz(&self) -> Option<u32> {
         std::thread::sleep(LEAST.saturating_sub(self.at.elapsed()));
         let later = Self::read()?;
@@ -52,7 +51,7 @@ impl Reading {
 }
 
 fn frequency_khz(ticks: u64, nanos: u128) -> Option<u32> {
-    /// What no processor has is a mistake.
+    /// Frequencies in kHz that processors have; any other is a measuring error.
     const PLAUSIBLE: std::ops::Range<u32> = 100_000..20_000_000;
     // Ticks a nanosecond, times a million, are ticks a millisecond.
     let khz = u128::from(ticks)

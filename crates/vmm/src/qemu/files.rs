@@ -1,5 +1,5 @@
-//! What QEMU is given of the host's files: open descriptors, and paths to those that it will
-//! only open itself.
+//! The host's files that QEMU gets: open descriptors, and paths to the files that it must open
+//! itself.
 
 use std::fs::File;
 use std::io::{Seek, Write};
@@ -17,16 +17,16 @@ use crate::{DiskSource, Error, MachineConfig, PmemFile};
 /// Files of a machine.
 #[derive(Debug, Default)]
 pub(super) struct Files {
-    /// All that the process inherits of them.
+    /// Descriptors that the process inherits.
     pub(super) open: Vec<OwnedFd>,
-    /// Those that it opens again: their paths here.
+    /// The host's paths and the descriptors of files that QEMU opens again.
     pub(super) paths: Vec<(PathBuf, RawFd)>,
     pub(super) kernel: PathBuf,
     pub(super) initrd: PathBuf,
     pub(super) regions: Vec<PathBuf>,
-    /// A disk's file, or the descriptor of its files.
+    /// For each disk, the number of its file, or of the VMDK descriptor of its files.
     pub(super) disks: Vec<RawFd>,
-    /// Descriptors that it may use by number.
+    /// Descriptors that QEMU may use by number.
     pub(super) shared: Vec<RawFd>,
 }
 
@@ -55,7 +55,7 @@ impl Files {
         Ok(files)
     }
 
-    /// Opens a file for reading that QEMU opens again; where it finds it.
+    /// Opens a file for reading that QEMU opens again; returns the path where QEMU finds it.
     fn again(&mut self, path: &Path, length: Option<u64>) -> Result<PathBuf, Error> {
         let failed = |why: String| Error::File {
             path: path.to_owned(),
@@ -68,14 +68,15 @@ impl Files {
                        disk, use `--transport blk`";
             return Err(failed(why.to_owned()));
         }
-        let place = path.canonicalize();
-        let place = place.map_err(|error| failed(error.to_string()))?;
+        let place = path
+            .canonicalize()
+            .map_err(|error| failed(error.to_string()))?;
         let number = self.keep(file.into());
         self.paths.push((place, number));
         Ok(View::file_path(number))
     }
 
-    /// Has QEMU use a file by its number.
+    /// Shares a file with QEMU by number.
     fn share(&mut self, file: File) -> RawFd {
         let number = self.keep(file.into());
         self.shared.push(number);
@@ -88,7 +89,7 @@ impl Files {
         number
     }
 
-    /// The VMDK descriptor at `path`, with numbers in the place of its parts' paths.
+    /// Copies the VMDK descriptor at `path`, with numbers in place of its parts' paths.
     fn descriptor(&mut self, parts: &[PmemFile], path: &Path) -> Result<RawFd, Error> {
         let failed = |why: String| Error::File {
             path: path.to_owned(),
@@ -112,23 +113,26 @@ impl Files {
             what: "describing a disk to QEMU",
             source,
         })?;
-        // Opened for reading and writing, as QEMU wants it for reading: by another number.
-        let reading = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()));
-        let reading = reading.map_err(|source| Error::System {
-            what: "describing a disk to QEMU",
-            source,
-        })?;
+        // The memfd is open for reading and writing. QEMU opens it for reading only, and needs a
+        // descriptor with that access mode.
+        let reading =
+            File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).map_err(|source| {
+                Error::System {
+                    what: "describing a disk to QEMU",
+                    source,
+                }
+            })?;
         Ok(self.share(reading))
     }
 }
 
-/// Where QEMU finds what it is given by number.
+/// Returns the path at which QEMU finds a shared descriptor.
 pub(super) fn shared_path(number: RawFd) -> String {
     format!("/dev/fdset/{number}")
 }
 
-/// A VMDK descriptor's text with other paths. Extents of one file follow each other, and the
-/// first of them begins at its first sector.
+/// Replaces the paths in a VMDK descriptor's text. Extents of one file follow each other, and the
+/// first of them begins at the file's first sector.
 fn by_numbers(text: &str, numbers: &[RawFd]) -> Option<String> {
     let mut numbers = numbers.iter();
     let mut current = None;

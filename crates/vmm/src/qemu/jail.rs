@@ -1,8 +1,7 @@
-//! QEMU's jail: it sees itself, its libraries and its data, what its machine is made of, and
-//! nothing else of the host's.
+//! QEMU's jail, in which QEMU sees its program, libraries and data, and the parts of its machine,
+//! and no other files of the host.
 //!
-//! A worker of ours enters the jail and becomes QEMU, which keeps its own filter of system
-//! calls (`-sandbox`).
+//! A worker enters the jail and executes QEMU, which adds its own seccomp filter (`-sandbox`).
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -20,10 +19,10 @@ use serde::{Deserialize, Serialize};
 /// The kind of worker that becomes QEMU.
 pub const QEMU_WORKER: Kind = Kind::new(NAME, become_qemu);
 
-/// What it is called on a command line.
+/// The worker's name on a command line.
 pub(super) const NAME: &str = "qemu";
 
-/// Where systems have programs, their libraries and their data: all of it is read by everyone.
+/// Where systems keep programs, their libraries and their data: everyone may read all of it.
 const SYSTEM: [&str; 10] = [
     "/bin",
     "/sbin",
@@ -37,12 +36,12 @@ const SYSTEM: [&str; 10] = [
     "/etc/alternatives",
 ];
 
-/// What QEMU tries locks of files on, before it says that there are none.
+/// A file on which QEMU tests whether file locks work.
 const NULL: &str = "/dev/null";
 
 const KVM: &str = "/dev/kvm";
 
-/// What a worker is to become.
+/// The QEMU that a worker executes.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Start {
     program: PathBuf,
@@ -51,7 +50,7 @@ pub(super) struct Start {
 }
 
 impl Start {
-    /// `files` are what QEMU opens again.
+    /// `files` are the files that QEMU opens again.
     pub(super) fn new(
         program: &Path,
         arguments: Vec<OsString>,
@@ -80,7 +79,7 @@ impl Start {
         })
     }
 
-    /// In a file, for a worker.
+    /// Writes it to a file, for a worker.
     pub(super) fn write(&self) -> io::Result<OwnedFd> {
         let mut file = File::from(memfd_create("qemu", MemfdFlags::CLOEXEC)?);
         file.write_all(&serde_json::to_vec(self)?)?;
@@ -89,22 +88,25 @@ impl Start {
     }
 }
 
-/// What belongs to a program that lies in no usual place: all that was installed with it, if it
-/// looks installed.
+/// Returns what to show for a program outside the usual places: the whole installation prefix if
+/// the program looks installed, otherwise the program.
 fn prefix(program: &Path) -> PathBuf {
-    let directory = program.parent().filter(|path| path.ends_with("bin"));
-    let prefix = directory.and_then(Path::parent);
-    let prefix = prefix.filter(|path| path.parent().is_some());
-    prefix.unwrap_or(program).to_owned()
+    program
+        .parent()
+        .filter(|path| path.ends_with("bin"))
+        .and_then(Path::parent)
+        .filter(|path| path.parent().is_some())
+        .unwrap_or(program)
+        .to_owned()
 }
 
-/// The group that may use KVM, if one may.
+/// Returns the group that may use KVM, if one may.
 fn group() -> Option<u32> {
     let meta = std::fs::metadata(KVM).ok()?;
     (meta.mode() & 0o060 == 0o060).then(|| meta.gid())
 }
 
-/// Why QEMU can't use the host's KVM, though we can.
+/// Returns why QEMU can't use the host's KVM, although this process can.
 pub(super) fn no_kvm() -> Option<String> {
     let meta = std::fs::metadata(KVM).ok()?;
     let is_shared = meta.mode() & 0o006 == 0o006 || group().is_some();
@@ -113,7 +115,7 @@ pub(super) fn no_kvm() -> Option<String> {
     })
 }
 
-/// In the worker. The code of an end that came before QEMU.
+/// Runs in the worker: enters the jail and executes QEMU. Returns an exit code only if that fails.
 fn become_qemu(descriptor: RawFd) -> i32 {
     let why = match start(descriptor) {
         Ok(never) => match never {},
@@ -125,7 +127,7 @@ fn become_qemu(descriptor: RawFd) -> i32 {
 
 fn start(descriptor: RawFd) -> Result<std::convert::Infallible, String> {
     let read = || -> io::Result<Start> {
-        // SAFETY: the owner named it to this worker, once.
+        // SAFETY: the owner gave it to this worker, once.
         #[allow(unsafe_code)]
         let mut file = File::from(unsafe { take(descriptor) }?);
         let mut text = Vec::new();
@@ -148,7 +150,7 @@ mod tests {
         let prefix = |path| prefix(Path::new(path)).display().to_string();
         assert_eq!(prefix("/opt/qemu/bin/qemu"), "/opt/qemu");
         assert_eq!(prefix("/tmp/x/qemu"), "/tmp/x/qemu");
-        // Never everything.
+        // Never the root directory.
         assert_eq!(prefix("/bin/qemu"), "/bin/qemu");
         assert_eq!(prefix("/qemu"), "/qemu");
     }

@@ -1,9 +1,9 @@
-//! Machines as QEMU processes.
+//! Runs machines as QEMU processes.
 //!
-//! One process a machine, started with nothing of the user's configuration, no default device
-//! and no network, under QEMU's own seccomp filter and in a jail ([`jail`]).
-//! The agent's byte stream and QEMU's monitor are ends of socket pairs that the process
-//! inherits, so there is no path anywhere that another program could connect to.
+//! Each machine is one process, started without the user's configuration, default devices or
+//! network, under QEMU's own seccomp filter and in a jail ([`jail`]). The agent's byte stream and
+//! QEMU's monitor are ends of socket pairs that the process inherits, so no path exists that
+//! another program could connect to.
 
 mod args;
 mod binary;
@@ -30,28 +30,28 @@ use files::Files;
 pub use jail::QEMU_WORKER;
 use jail::Start;
 
-/// Address space beyond RAM and pmem: QEMU, its libraries, the emulator's code
-/// buffer, a stack and an allocator's arena a thread.
+/// Bytes of address space beyond RAM and pmem: QEMU, its libraries, the emulator's code buffer, and
+/// a stack and an allocator's arena for each thread.
 const OWN_ADDRESS_SPACE: u64 = 4 << 30;
 
-/// QEMU's memory beyond the guest's, translated code included, and what the page cache
-/// behind its disks is to have at least.
+/// Bytes of QEMU's memory beyond the guest's: translated code, and a minimum of page cache behind
+/// its disks.
 const OWN_MEMORY: u64 = 1 << 30;
 
-/// QEMU's threads, processors' apart: it has up to 64 that wait for files.
+/// QEMU's threads, except those of processors: it has up to 64 that wait for files.
 const OWN_TASKS: u64 = 96;
 
-/// QEMU on this machine.
+/// QEMU on this host.
 #[derive(Clone, Debug)]
 pub struct Qemu {
     program: PathBuf,
     acceleration: Acceleration,
-    /// The counter when this was made, to measure it when a machine starts.
+    /// The counter's reading at creation, to compute its frequency when a machine starts.
     counter: Option<Reading>,
 }
 
 impl Qemu {
-    /// Looks for QEMU and finds out whether KVM works.
+    /// Finds QEMU, and finds out whether KVM works.
     ///
     /// # Errors
     /// [`Error::NoQemu`] with what to install.
@@ -73,7 +73,7 @@ impl Qemu {
         })
     }
 
-    /// The program that runs the machines.
+    /// Returns the path of the program that runs the machines.
     pub fn program(&self) -> &std::path::Path {
         &self.program
     }
@@ -99,7 +99,8 @@ impl Backend for Qemu {
             cheap_regions: args::CHEAP_REGIONS,
             public_regions: rustix::process::geteuid().is_root(),
             snapshots: false,
-            // Its sockets have none, so the guest checks every byte that comes.
+            // QEMU's sockets have no such header, so the guest verifies the checksums of what it
+            // receives.
             frame_header: false,
         }
     }
@@ -144,7 +145,7 @@ impl Backend for Qemu {
                 .collect(),
             address_space: config.address_space().saturating_add(OWN_ADDRESS_SPACE),
             file_size: config.largest_written_file(),
-            // To become another user, in a root of its own.
+            // To change to another user, in a root of its own.
             capabilities: &[CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID, CAP_SYS_ADMIN],
             saves: 0,
             monitored: true,

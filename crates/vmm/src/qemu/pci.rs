@@ -1,7 +1,7 @@
-//! Addresses on the machine's one PCI bus.
+//! Assigns addresses on the machine's one PCI bus.
 //!
-//! Explicit addresses keep a machine the same whatever QEMU's version, and eight
-//! functions a slot make room for far more devices than there are slots.
+//! Explicit addresses keep a machine the same with any version of QEMU, and eight functions a slot
+//! make room for far more devices than there are slots.
 
 use std::fmt;
 
@@ -13,14 +13,14 @@ pub(super) struct Address {
 }
 
 impl fmt::Display for Address {
-    /// As QEMU's `addr` property has it: `slot.function`, hexadecimal.
+    /// Formats the address for QEMU's `addr` property: `slot.function`, hexadecimal.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:x}.{:x}", self.slot, self.function)
     }
 }
 
-/// Hands out free addresses, densely: a guest looks at functions 1 to 7 of a slot
-/// only if there is a function 0.
+/// Allocates addresses, densely: a guest looks at functions 1 to 7 of a slot only if there is a
+/// function 0.
 #[derive(Debug, Default)]
 pub(super) struct Functions {
     used: u8,
@@ -32,10 +32,10 @@ const SLOTS: u8 = 32;
 const FUNCTIONS: u8 = 8;
 
 impl Functions {
-    /// How many devices there is room for.
+    /// The maximum number of devices.
     pub(super) const COUNT: usize = (SLOTS - FIRST_SLOT) as usize * FUNCTIONS as usize;
 
-    /// The next address; None when the bus is full.
+    /// Returns the next address; None when the bus is full.
     pub(super) fn next(&mut self) -> Option<Address> {
         let address = Address {
             slot: FIRST_SLOT + self.used / FUNCTIONS,

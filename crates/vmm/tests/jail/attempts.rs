@@ -1,4 +1,4 @@
-//! The attempts, each by raw system calls, as code that came in from outside would.
+//! The attempts, each by raw system calls, as hostile code would make them.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -14,12 +14,12 @@ use micabox_vmm::kvm::Thread;
 /// The first argument of a process that makes an attempt.
 const ATTEMPT: &str = "--attempt";
 
-/// It worked.
+/// Exit code of an attempt that worked.
 const REACHED: i32 = 0;
-/// The process is not in jail at all.
+/// Exit code of a process that could not be jailed.
 const NO_JAIL: i32 = 99;
 
-/// What may come of an attempt.
+/// The outcome of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Reached,
@@ -31,27 +31,27 @@ use Outcome::{Caught, Reached, Refused};
 /// Something to reach.
 struct Attempt {
     name: &'static str,
-    /// Makes the system calls; the last one's result. Gets what the parent passes on.
+    /// Makes the system calls; returns the last one's result. Gets what the parent passes on.
     make: fn(&Target) -> i64,
-    /// What comes of it in the jail, were there no filter; first where the kernel has a
-    /// Landlock of today.
+    /// The outcomes in the jail without a filter; the first is that of a kernel with a recent
+    /// Landlock.
     walls: &'static [Outcome],
-    /// What comes of it with the filter of the thread that may do most.
+    /// The outcome with the filter of the thread that may do most.
     filter: Outcome,
 }
 
 impl Attempt {
-    /// What comes of it before there are threads, when a saved machine's state is read.
+    /// Returns the outcome before there are threads, while a saved machine's state is read.
     fn building(&self) -> Outcome {
         match self.name {
-            // Which makes the machine.
+            // This thread creates the machine.
             "ask_kvm_for_another_machine" => Refused(libc::ENOTTY),
             _ => self.filter,
         }
     }
 }
 
-/// Things of the host that attempts aim at.
+/// Parts of the host that attempts aim at.
 struct Target {
     pid: libc::pid_t,
     port: u16,
@@ -180,7 +180,7 @@ const ATTEMPTS: &[Attempt] = &[
         name: "become_nobody_in_a_new_user_namespace",
         // SAFETY: a number.
         make: |_| unsafe { syscall(libc::SYS_unshare, &[libc::CLONE_NEWUSER.into()]) },
-        // It would be root over nothing: the walls are older.
+        // The new namespace has no power over the walls, which were made before.
         walls: &[Reached],
         filter: Caught,
     },
@@ -203,7 +203,7 @@ const ATTEMPTS: &[Attempt] = &[
     },
     Attempt {
         name: "make_an_io_uring",
-        // SAFETY: a null pointer, which is refused if the call is not.
+        // SAFETY: a null pointer, which the kernel refuses if it allows the call.
         make: |_| unsafe { syscall(libc::SYS_io_uring_setup, &[1, 0]) },
         walls: &[Refused(libc::EFAULT)],
         filter: Caught,
@@ -217,13 +217,13 @@ const ATTEMPTS: &[Attempt] = &[
     },
 ];
 
-/// A system call's result, or its negated error.
+/// Makes a system call; returns its result, or its negated error.
 ///
 /// # Safety
-/// As of the call.
+/// The call's own requirements.
 unsafe fn syscall(number: libc::c_long, arguments: &[i64]) -> i64 {
     let argument = |index: usize| arguments.get(index).copied().unwrap_or_default();
-    // SAFETY: as our caller says.
+    // SAFETY: as the caller guarantees.
     let result = unsafe {
         libc::syscall(
             number,
@@ -273,7 +273,7 @@ fn socket(family: libc::c_int, kind: libc::c_int) -> i64 {
     unsafe { syscall(libc::SYS_socket, &[family.into(), kind.into(), 0]) }
 }
 
-/// An address of IPv4, as `sockaddr_in` has it.
+/// Encodes an IPv4 address as `sockaddr_in`.
 fn address(host: [u8; 4], port: u16) -> [u8; 16] {
     let mut bytes = [0; 16];
     bytes[..2].copy_from_slice(&2_u16.to_ne_bytes());
@@ -305,7 +305,7 @@ fn send_datagram(_: &Target) -> i64 {
     unsafe { syscall(libc::SYS_sendto, &arguments) }
 }
 
-/// In a process of its own: enters the jail and tries.
+/// Enters the jail and makes an attempt, in a process of its own.
 fn attempt(mut arguments: impl Iterator<Item = String>) -> i32 {
     let mut next = || arguments.next().unwrap();
     let name = next();
@@ -337,7 +337,7 @@ fn attempt(mut arguments: impl Iterator<Item = String>) -> i32 {
     }
 }
 
-/// What comes of an attempt.
+/// Returns the outcome of an attempt.
 fn outcome(attempt: &Attempt, filter: Option<Thread>) -> Result<Outcome, Failed> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let (mut ours, theirs) = UnixStream::pair()?;
@@ -367,7 +367,7 @@ fn outcome(attempt: &Attempt, filter: Option<Thread>) -> Result<Outcome, Failed>
     }
 }
 
-/// A jailed process dies with whoever started it, though another process is in between.
+/// A jailed process dies with its owner, although the keeper is in between.
 fn the_jailed_die_with_their_keeper() -> Result<(), Failed> {
     let (mut ours, theirs) = UnixStream::pair()?;
     rustix::io::fcntl_setfd(&theirs, rustix::io::FdFlags::empty())?;
@@ -379,7 +379,7 @@ fn the_jailed_die_with_their_keeper() -> Result<(), Failed> {
     ours.read_exact(&mut byte)?;
     child.kill()?;
     child.wait()?;
-    // The end of the stream: nobody has the other end any more.
+    // The end of the stream: no process has the other end any more.
     assert_eq!(ours.read(&mut byte)?, 0);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! How machines end: each way is told from the others.
+//! Tests how machines end: each way is distinguished from the others.
 
 use std::os::unix::net::UnixStream;
 
@@ -29,7 +29,7 @@ fn end(machine: &dyn Machine) -> Result<Exit, Failed> {
     Ok(machine.wait(PATIENCE).ok_or_else(console)?)
 }
 
-/// Closes the agent's channel, which has it end the machine by a reset.
+/// Closes the agent's channel, so that the agent ends the machine by a reset.
 fn hang_up(machine: &dyn Machine) -> Result<(), Failed> {
     let agent: UnixStream = machine.agent()?;
     Ok(agent.shutdown(std::net::Shutdown::Both)?)
@@ -105,7 +105,7 @@ fn truncated() -> Result<(), Failed> {
     let other = start(&with(&[&shared]))?;
     greeting(&*other)?;
     let machine = start(&with(&[&doomed, &shared]))?;
-    // The kernel looks at the start of every new disk.
+    // The kernel reads the start of every new disk.
     doomed.as_file().set_len(0)?;
     match end(&*machine)? {
         Exit::Failed { message, .. } => {

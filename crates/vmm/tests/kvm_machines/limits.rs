@@ -1,5 +1,5 @@
-//! The control group of a machine's processes, as root with version 2 of them: what the
-//! nested machine's root has, and a real host's may have.
+//! Tests the control group of a machine's processes, as root with control groups of version 2: the
+//! nested machine's root has them, and a real host's may.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,14 +16,14 @@ pub fn tests() -> Vec<Trial> {
     ]
 }
 
-/// The directory of a process's group.
+/// Returns the directory of a process's group.
 fn group(pid: u32) -> Result<PathBuf, Failed> {
     let text = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
     let path = text.lines().find_map(|line| line.strip_prefix("0::/"));
     Ok(Path::new("/sys/fs/cgroup").join(path.ok_or("no group of version 2")?))
 }
 
-/// Whether there can be a group at all; not everybody's KVM comes with one.
+/// Returns where groups can be made; not every host with KVM has one.
 fn place() -> Option<PathBuf> {
     match micabox_vmm::control_groups() {
         Ok((directory, controllers)) => {
@@ -59,8 +59,8 @@ fn limited() -> Result<(), Failed> {
     assert_eq!(read("memory.oom.group")?, "1");
     assert_eq!(read("cpu.max")?, "300000 100000");
     assert_eq!(read("pids.max")?, "10");
-    // The worker is in it with its keeper (and with threads of KVM's own), and what the guest
-    // uses is counted there.
+    // The worker and its keeper are in the group (and threads of KVM's own), and the guest's memory
+    // is counted there.
     assert!(read("cgroup.procs")?.lines().count() >= 2);
     assert!(read("memory.current")?.parse::<u64>()? > 16 << 20);
     drop(machine);
@@ -72,8 +72,8 @@ fn swept() -> Result<(), Failed> {
     let Some(place) = place() else {
         return Ok(());
     };
-    // As a killed owner leaves them: nobody has such a number (`PID_MAX_LIMIT`). One that
-    // somebody else made is none of ours.
+    // A group that a killed owner left: no process has such a number (`PID_MAX_LIMIT`). A group of
+    // another program must stay.
     let left = place.join("micabox-4194305-0");
     let other = place.join("micabox-other");
     for group in [&left, &other] {

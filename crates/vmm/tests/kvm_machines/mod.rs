@@ -13,7 +13,7 @@ use std::time::Duration;
 use libtest_mimic::{Failed, Trial};
 use micabox_vmm::{Backend, Exit, Kvm, Machine, MachineConfig};
 
-/// Far longer than any boot takes: only a hang ends it.
+/// Timeout far above the duration of a boot: only a hang reaches it.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The first bytes that the agent sends.
@@ -70,7 +70,7 @@ fn boots(kernel: &str, cpus: u8) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Waits until the agent is there.
+/// Waits for the agent's first bytes.
 fn greeting(machine: &dyn Machine) -> Result<(), Failed> {
     let mut agent = machine.agent()?;
     agent.set_read_timeout(Some(PATIENCE))?;

@@ -1,4 +1,4 @@
-//! What a guest's processors say that they can do.
+//! Tests the CPUID of a guest's processors.
 
 use std::time::Instant;
 
@@ -15,7 +15,7 @@ pub fn tests() -> Vec<Trial> {
     ]
 }
 
-/// Says ECX of leaves 1 and 0x8000_0001 and EAX of leaf 0xa: eight letters each, `a` for 0.
+/// Prints ECX of leaves 1 and 0x8000_0001 and EAX of leaf 0xa: eight letters each, `a` for 0.
 fn code() -> Vec<u8> {
     const TO_EBX_FROM_ECX: [u8; 2] = [0x89, 0xcb];
     const TO_EBX_FROM_EAX: [u8; 2] = [0x89, 0xc3];
@@ -70,7 +70,7 @@ fn masked() -> Result<(), Failed> {
         "{extended:#x}"
     );
     assert_eq!(counters, 0);
-    // All else is as it was: a hypervisor, and 64 bits.
+    // Other bits are unchanged: a hypervisor, and 64 bits.
     assert_ne!(features & 1 << 31, 0);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Machines that are saved, and others that go on from there.
+//! Tests machines that are saved, and others that are restored from them.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -30,7 +30,7 @@ pub fn tests() -> Vec<Trial> {
     ]
 }
 
-/// A kernel that counts in memory and says each number: eight letters, `a` for 0.
+/// Creates a kernel that counts in memory and prints each number: eight letters, `a` for 0.
 fn counter() -> NamedTempFile {
     #[rustfmt::skip]
     const COUNT: [u8; 9] = [
@@ -42,7 +42,7 @@ fn counter() -> NamedTempFile {
     kernel(&[&COUNT[..], &SAY_EBX, &AGAIN].concat())
 }
 
-/// Says EBX: eight letters, `a` for 0, and a line feed. Takes EAX, ECX and EDX.
+/// Prints EBX: eight letters, `a` for 0, and a line feed. Changes EAX, ECX and EDX.
 #[rustfmt::skip]
 pub const SAY_EBX: [u8; 24] = [
     0xb9, 0x08, 0x00, 0x00, 0x00, //       mov ecx, 8
@@ -57,7 +57,7 @@ pub const SAY_EBX: [u8; 24] = [
     0xee,                         //       out dx, al
 ];
 
-/// A kernel that consists of this code, for 32 bits.
+/// Creates a kernel that consists of this 32-bit code.
 pub fn kernel(code: &[u8]) -> NamedTempFile {
     const ENTRY: u64 = 0x20_0000;
     let note_at = 64 + 2 * 56;
@@ -93,7 +93,7 @@ pub fn kernel(code: &[u8]) -> NamedTempFile {
     kernel
 }
 
-/// A machine that counts, what it is made of, and its kernel's file.
+/// Starts a machine that counts; returns it, its configuration and its kernel's file.
 fn counting() -> Result<(Box<dyn Machine>, MachineConfig, NamedTempFile), Failed> {
     let kernel = counter();
     let config = MachineConfig {
@@ -109,7 +109,7 @@ fn start(config: &MachineConfig) -> Result<Box<dyn Machine>, Failed> {
     Ok(Kvm::probe()?.start(config)?)
 }
 
-/// The machine that goes on from `snapshot`.
+/// Restores a machine from `snapshot`.
 fn resume(config: &MachineConfig, snapshot: &Snapshot) -> Result<Box<dyn Machine>, Failed> {
     start(&MachineConfig {
         resumed: Some(snapshot.clone()),
@@ -125,8 +125,8 @@ fn save(machine: &dyn Machine) -> Result<Snapshot, Failed> {
     Ok(snapshot)
 }
 
-/// The numbers in what a counter says, the first line apart, of which the beginning may
-/// have been said by the machine that it is a copy of.
+/// Returns the numbers in a counter's output, without the first line, whose beginning the original
+/// may have printed.
 fn numbers(machine: &dyn Machine) -> Vec<u32> {
     let text = machine.console_tail();
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
@@ -137,7 +137,7 @@ fn numbers(machine: &dyn Machine) -> Vec<u32> {
     whole.lines().skip(1).map(number).collect()
 }
 
-/// Waits until a counter has said more numbers than one.
+/// Waits until a counter has printed more than one number.
 fn counts(machine: &dyn Machine) -> Result<Vec<u32>, Failed> {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -159,7 +159,7 @@ fn paused() -> Result<(), Failed> {
     for _ in 0..8 {
         let mut is_still = false;
         machine.pause(&mut || {
-            // What it said before may still be on its way.
+            // Earlier output may still be on its way.
             std::thread::sleep(Duration::from_millis(50));
             let said = machine.console_tail();
             std::thread::sleep(Duration::from_millis(50));
@@ -172,7 +172,7 @@ fn paused() -> Result<(), Failed> {
             assert!(Instant::now() < deadline, "it does not go on");
         }
     }
-    // A pause is none of a save's business, nor the other way round.
+    // A pause does not affect a later save, nor the other way round.
     let snapshot = save(&*machine)?;
     machine.pause(&mut || ())?;
     counts(&*resume(&config, &snapshot)?)?;
@@ -196,19 +196,19 @@ fn count_on() -> Result<(), Failed> {
     for pair in numbers.windows(2) {
         assert_eq!(pair[1], pair[0] + 1);
     }
-    // However far that one has come, the next begins at the same number.
+    // However far the original has come, the next copy begins at the same number.
     let others = (1..COPIES).map(|_| resume(&config, &snapshot));
     let others = others.collect::<Result<Vec<_>, _>>()?;
     for other in &others {
         let all = || other.console_tail();
         counts(&**other)?;
-        // The tail is bounded, so what it began with may be gone from it already.
+        // The tail is bounded, so the first numbers may be gone from it already.
         let text = all();
         if text.len() < 8 << 10 {
             assert_eq!(numbers_from(&text), begin);
         }
     }
-    // The original goes on as well.
+    // The original continues too.
     let before = counts(&*original)?;
     let after = original.console_tail();
     assert!(before.last() > Some(&begin) || after.len() > 8);
@@ -234,7 +234,7 @@ fn copies_of_copies() -> Result<(), Failed> {
     Ok(())
 }
 
-/// An agent's answer to a description of a sandbox that none can be made of: it lives.
+/// Sends the agent an invalid description of a sandbox, and checks that it answers, so it lives.
 fn speaks(machine: &dyn Machine) -> Result<(), Failed> {
     let mut agent = machine.agent()?;
     agent.set_read_timeout(Some(PATIENCE))?;
@@ -267,7 +267,7 @@ fn speaks(machine: &dyn Machine) -> Result<(), Failed> {
     }
 }
 
-/// Boots to the agent's greeting, which is taken.
+/// Boots a machine and reads the agent's greeting.
 fn booted(config: &MachineConfig) -> Result<Box<dyn Machine>, Failed> {
     let machine = start(config)?;
     let mut agent = machine.agent()?;
@@ -316,7 +316,7 @@ fn killed_original() -> Result<(), Failed> {
     speaks(&*again)
 }
 
-/// A copy of a file, in a file that can be changed.
+/// Copies a file to a new one, and changes it.
 fn changed(file: &File, change: impl FnOnce(&File)) -> Result<std::sync::Arc<File>, Failed> {
     let mut bytes = Vec::new();
     let mut reader = file.try_clone()?;
@@ -359,7 +359,8 @@ fn altered() -> Result<(), Failed> {
     counts(&*resume(&config, &good)?).map(drop)
 }
 
-/// A state that takes long to read, and is of no use: its process is filtered meanwhile.
+/// Restores from an invalid state that takes long to read, and checks that its process has a filter
+/// meanwhile.
 fn filtered() -> Result<(), Failed> {
     const LONGEST: u64 = 16 << 20;
     let (original, config, _kernel) = counting()?;
@@ -379,7 +380,7 @@ fn filtered() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Whether a process has a filter, or a child of its.
+/// Returns whether a process or one of its children has a filter.
 fn has_filter(pid: u32) -> bool {
     let children = std::fs::read_dir("/proc").unwrap().filter_map(|entry| {
         let status = std::fs::read_to_string(entry.ok()?.path().join("status")).ok()?;

@@ -1,5 +1,5 @@
-//! Sockets between a guest's programs and the host's (virtio-vsock), with the guest's own
-//! driver: this program is the guest's only one, too.
+//! Tests sockets between a guest's programs and the host's (virtio-vsock), with the guest's own
+//! driver: this program is also the guest's only one.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -18,16 +18,16 @@ use super::{PATIENCE, config};
 /// The host's address.
 const HOST: u32 = 2;
 
-/// Ports of the guest's: what comes goes back; a digest of what comes; as much as is asked
-/// for; a call to a port of the host's.
+/// Ports of the guest: returns what it receives; returns a digest of what it receives; sends as
+/// many bytes as requested; calls a port of the host.
 const ECHO: u32 = 5001;
 const DIGEST: u32 = 5002;
 const SOURCE: u32 = 5003;
 const CALL: u32 = 5004;
-/// Where nobody listens, on either side.
+/// A port without a listener on either side.
 const NOBODY: u32 = 9999;
 
-/// Ports of the host's: the guest is up; the guest has been asked to call.
+/// Ports of the host: the guest is up; the guest was asked to call.
 const READY: u32 = 6000;
 const CALLED: u32 = 6001;
 
@@ -40,7 +40,7 @@ pub fn tests() -> Vec<Trial> {
     ]
 }
 
-/// Bytes that differ by place and `seed`.
+/// Returns bytes that differ by position and `seed`.
 fn bytes(seed: u8, length: usize) -> Vec<u8> {
     let byte = |at: usize| (at.wrapping_mul(31) >> 3) as u8 ^ (at >> 16) as u8 ^ seed;
     (0..length).map(byte).collect()
@@ -69,7 +69,8 @@ fn both_ways() -> Result<(), Failed> {
     })?;
     let _up = accept(&ready, &*machine)?;
 
-    // Eight at once, each with more than any buffer takes, and an end on one side first.
+    // Eight connections at once, each with more data than any buffer holds, and one side ends
+    // first.
     let echoes: Vec<_> = (1..=8)
         .map(|seed| {
             let path = path.clone();
@@ -80,7 +81,7 @@ fn both_ways() -> Result<(), Failed> {
         echo.join().map_err(|_| "an echo panicked")??;
     }
 
-    // Much, one way and the other.
+    // Much data, one way and the other.
     let data = bytes(0, 8 * MIB);
     let mut client = connect(&path, DIGEST)?;
     client.write_all(&data)?;
@@ -96,7 +97,7 @@ fn both_ways() -> Result<(), Failed> {
         received.len()
     );
 
-    // Nobody listens: the stream ends without a word.
+    // No program listens: the stream ends without data.
     let mut client = UnixStream::connect(&path)?;
     client.write_all(format!("CONNECT {NOBODY}\n").as_bytes())?;
     assert_eq!(io::read_to_string(client)?, "");
@@ -105,7 +106,7 @@ fn both_ways() -> Result<(), Failed> {
     let answer = io::read_to_string(client)?;
     assert!(answer.contains("reset"), "{answer}");
 
-    // The guest calls, and each side says something.
+    // The guest calls, and each side sends data.
     let mut client = connect(&path, CALL)?;
     client.write_all(&CALLED.to_le_bytes())?;
     let mut from_guest = accept(&called, &*machine)?;
@@ -114,7 +115,7 @@ fn both_ways() -> Result<(), Failed> {
     assert_eq!(io::read_to_string(from_guest)?, "hello");
     assert_eq!(io::read_to_string(client)?, "heard welcome");
 
-    // Those who leave in the middle leave nothing behind.
+    // Clients that leave in the middle leave nothing behind.
     for _ in 0..20 {
         connect(&path, ECHO)?.write_all(&bytes(9, 1000))?;
     }
@@ -155,15 +156,15 @@ fn copies() -> Result<(), Failed> {
         })?)
     };
 
-    // The guest calls anew, since it was told that its call is over.
+    // The guest calls again, since it was told that its call is over.
     let second_machine = copy(Sockets::At(path("second")))?;
     let _up = accept(&second, &*second_machine)?;
     echo(&path("second"), &bytes(1, MIB))?;
-    // With nobody to call it gives up.
+    // With no program to call, the guest gives up.
     let third = copy(Sockets::Nowhere)?;
     assert_eq!(third.wait(PATIENCE), Some(Exit::PoweredOff));
 
-    // All that was the original's is still its.
+    // The original's connections still work.
     client.write_all(b"behind")?;
     client.read_exact(&mut back)?;
     assert_eq!(&back, b"behind");
@@ -171,7 +172,7 @@ fn copies() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Waits for somebody, but not longer than the machine lives.
+/// Accepts a connection; waits no longer than the machine lives.
 fn accept(listener: &UnixListener, machine: &dyn Machine) -> Result<UnixStream, Failed> {
     listener.set_nonblocking(true)?;
     let deadline = Instant::now() + PATIENCE;
@@ -192,7 +193,7 @@ fn accept(listener: &UnixListener, machine: &dyn Machine) -> Result<UnixStream, 
     }
 }
 
-/// A connection to a port of the guest's.
+/// Connects to a port of the guest.
 fn connect(path: &Path, port: u32) -> io::Result<UnixStream> {
     let mut stream = UnixStream::connect(path)?;
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -235,7 +236,7 @@ fn echo(path: &Path, data: &[u8]) -> io::Result<()> {
     }
 }
 
-/// An initrd with this program as its first, and the libraries that it has loaded.
+/// Returns an initrd with this program as its `init`, and the libraries that it has loaded.
 fn this_program() -> io::Result<Vec<u8>> {
     const FILE: u32 = 0o100_755;
     const DIRECTORY: u32 = 0o040_755;
@@ -276,7 +277,7 @@ fn this_program() -> io::Result<Vec<u8>> {
     Ok(archive)
 }
 
-/// A member of a `newc` archive.
+/// Appends a member of a `newc` archive.
 fn member(archive: &mut Vec<u8>, name: &str, mode: u32, device: (u32, u32), data: &[u8]) {
     let (length, name_length) = (data.len() as u32, name.len() as u32 + 1);
     let inode = archive.len() as u32 + 1;
@@ -306,7 +307,7 @@ fn member(archive: &mut Vec<u8>, name: &str, mode: u32, device: (u32, u32), data
     }
 }
 
-/// Process 1 of the guest: serves until the host has seen enough.
+/// Runs as process 1 of the guest: serves until the host has seen enough.
 pub fn guest() -> ! {
     for (port, serve) in [
         (ECHO, serve_echo as fn(File) -> io::Result<()>),
@@ -317,19 +318,19 @@ pub fn guest() -> ! {
         let listener = listen(port).unwrap();
         std::thread::spawn(move || {
             loop {
-                // SAFETY: a descriptor and null pointers, which mean that nobody asks who.
+                // SAFETY: a descriptor and null pointers, which mean that no address is requested.
                 let stream = unsafe {
                     let null = std::ptr::null_mut();
                     libc::accept(listener.as_raw_fd(), null, null.cast())
                 };
                 // SAFETY: it is open and new.
                 let stream = unsafe { File::from_raw_fd(stream) };
-                // Who leaves early is none of our business.
+                // A client may leave early.
                 std::thread::spawn(move || serve(stream));
             }
         });
     }
-    // In a copy the call is broken off, and another one is due.
+    // In a copy the call breaks off, and another one is needed.
     while let Ok(mut up) = call(READY)
         && up.read(&mut [0]).is_err()
     {}

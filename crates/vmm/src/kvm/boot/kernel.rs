@@ -1,4 +1,4 @@
-//! A kernel's file in the guest's memory.
+//! Loads a kernel's file into the guest's memory.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -13,14 +13,14 @@ use crate::kvm::memory::layout;
 
 const ELF_MAGIC: [u8; 4] = *b"\x7fELF";
 
-/// A bzImage's magic number and where it is.
+/// A bzImage's magic number and its offset.
 const BZIMAGE_MAGIC: [u8; 4] = *b"HdrS";
 const BZIMAGE_MAGIC_AT: u64 = 0x202;
 
 /// `boot_flag` of a kernel's header.
 const BOOT_FLAG: u16 = 0xaa55;
 
-/// `XLF_KERNEL_64`: there is a 64-bit entry, this far behind the start.
+/// `XLF_KERNEL_64`: the kernel has a 64-bit entry; and that entry's offset from its start.
 const HAS_64_BIT_ENTRY: u16 = 1;
 const OFFSET_OF_64_BIT_ENTRY: u64 = 0x200;
 
@@ -28,9 +28,10 @@ const OFFSET_OF_64_BIT_ENTRY: u64 = 0x200;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kernel {
     pub(crate) entry: Entry,
-    /// The first address behind everything that it needs to begin.
+    /// The first address behind all memory that the kernel needs to begin.
     pub(crate) end: u64,
-    /// A bzImage's own description, to be handed back to it, or what an ELF kernel has of one.
+    /// A bzImage's header, which is passed back to the kernel, or as much of one as an ELF kernel
+    /// needs.
     pub(super) header: Option<setup_header>,
 }
 
@@ -53,8 +54,8 @@ impl Kernel {
     fn load_elf(ram: &GuestMemoryMmap, file: &mut File) -> Result<Self, Error> {
         let start = GuestAddress(layout::HIGH_RAM);
         let loaded = Elf::load(ram, None, file, Some(start))?;
-        // Linux has a 64-bit entry of its own beside PVH's, at which it would look for Xen in
-        // 256 places, each of them an exit.
+        // Linux has a 64-bit entry beside PVH's. At PVH's entry it would look for Xen in 256
+        // places, each of which costs an exit.
         let own = loaded.kernel_load.raw_value();
         let (entry, header) = match loaded.pvh_boot_cap {
             PvhBootCapability::PvhEntryPresent(pvh) if pvh.raw_value() == own => {
@@ -83,7 +84,7 @@ impl Kernel {
         if header.xloadflags & HAS_64_BIT_ENTRY == 0 {
             return Err(Error::No64BitEntry);
         }
-        // It moves itself to where it prefers to be and needs this much there.
+        // The kernel moves itself to its preferred address and needs this much memory there.
         let preferred = header.pref_address;
         let unpacked = preferred.saturating_add(u64::from(header.init_size));
         Ok(Self {

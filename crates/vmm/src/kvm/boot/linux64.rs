@@ -1,4 +1,5 @@
-//! The 64-bit start of a bzImage: `boot_params`, a descriptor table and page tables.
+//! Writes the structures for a kernel's 64-bit start: `boot_params`, a descriptor table and page
+//! tables.
 
 use linux_loader::bootparam::{boot_e820_entry, boot_params, setup_header};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
@@ -6,18 +7,18 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use super::{Error, Initrd, memory_map};
 use crate::kvm::memory::layout;
 
-/// `type_of_loader`: one without a number of its own.
+/// `type_of_loader` of a loader without an assigned number.
 const UNKNOWN_LOADER: u8 = 0xff;
 
-/// Null, null, 64-bit code, data: the selectors that the boot protocol asks for.
+/// Null, null, 64-bit code, data: the selectors that the boot protocol requires.
 const DESCRIPTORS: [u64; 4] = [0, 0, 0x00af_9b00_0000_ffff, 0x00cf_9300_0000_ffff];
 
-/// Page table entries: present and writable; a page of 1 GiB needs a processor that can,
-/// one of 2 MiB does not.
+/// Page table entries: present and writable. A page of 1 GiB needs support by the processor, one of
+/// 2 MiB does not.
 const TABLE: u64 = 0x03;
 const LARGE_PAGE: u64 = 0x83;
 
-/// Tells the kernel of its memory, initrd, command line and the ACPI tables.
+/// Writes the description of memory, initrd, command line and ACPI tables for the kernel.
 pub(super) fn write(
     ram: &GuestMemoryMmap,
     ram_size: u64,

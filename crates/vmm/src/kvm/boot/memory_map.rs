@@ -1,8 +1,8 @@
-//! What the kernel is told of the machine's memory.
+//! The memory map that the kernel gets.
 
 use crate::kvm::memory::layout;
 
-/// A piece of the map.
+/// An entry of the map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
     pub(super) start: u64,
@@ -14,7 +14,8 @@ pub(super) struct Piece {
 const RAM: u32 = 1;
 const RESERVED: u32 = 2;
 
-/// The map of `ram_size` bytes of RAM. pmem is not on it: its devices announce it.
+/// Returns the map of `ram_size` bytes of RAM. It does not contain pmem, which its devices
+/// announce.
 pub(super) fn pieces(ram_size: u64) -> Vec<Piece> {
     let piece = |range: std::ops::Range<u64>, kind| Piece {
         start: range.start,

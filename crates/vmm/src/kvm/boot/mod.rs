@@ -1,5 +1,5 @@
-//! From files to a guest that can begin: kernel, initrd, command line and the structures
-//! that tell the kernel of them.
+//! Prepares a guest's boot: loads kernel, initrd and command line, and writes the structures that
+//! describe them to the kernel.
 
 mod kernel;
 mod linux64;
@@ -15,17 +15,17 @@ pub(crate) use kernel::Kernel;
 
 use super::memory::layout;
 
-/// Where and how the first processor begins.
+/// The first processor's entry point and mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Entry {
     /// At the PVH entry of an ELF kernel that has no other, in 32-bit mode.
     Pvh {
-        /// Of the first instruction.
+        /// Address of the first instruction.
         address: u64,
     },
     /// At the 64-bit entry of Linux.
     Linux64 {
-        /// Of the first instruction.
+        /// Address of the first instruction.
         address: u64,
     },
 }
@@ -37,7 +37,7 @@ pub(crate) struct Initrd {
     size: u64,
 }
 
-/// Why a guest can't begin.
+/// Why a guest can't be booted.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error("the kernel is neither an ELF file nor a bzImage")]
@@ -58,7 +58,7 @@ pub(crate) enum Error {
     Write(#[from] vm_memory::GuestMemoryError),
 }
 
-/// Puts everything in place; `acpi` are the tables.
+/// Writes all that the guest needs to its memory; `acpi` are the tables.
 pub(crate) fn prepare(
     ram: &GuestMemoryMmap,
     ram_size: u64,
@@ -81,8 +81,8 @@ pub(crate) fn prepare(
     Ok(kernel.entry)
 }
 
-/// Loads the initrd as high as every kernel takes it, so that what follows the kernel in
-/// memory is free for it.
+/// Loads the initrd as high as every kernel accepts it, so that the memory behind the kernel is
+/// free for the kernel.
 fn load_initrd(
     ram: &GuestMemoryMmap,
     ram_size: u64,
@@ -96,8 +96,8 @@ fn load_initrd(
     file.rewind()?;
     let end = ram_size.min(HIGHEST);
     let address = end.checked_sub(size).map(|start| start / PAGE * PAGE);
-    // A kernel unpacks itself beside where it was loaded and needs room for what its
-    // file does not hold.
+    // A kernel unpacks itself next to its load address and needs room beyond the contents of its
+    // file.
     let Some(address) = address.filter(|address| *address >= kernel_end) else {
         return Err(Error::NoRoom { size: ram_size });
     };

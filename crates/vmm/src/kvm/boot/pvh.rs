@@ -1,4 +1,5 @@
-//! The PVH start of an ELF kernel: `hvm_start_info` and what it points to.
+//! Writes the structures for the PVH start of an ELF kernel: `hvm_start_info` and what it points
+//! to.
 
 use linux_loader::configurator::pvh::PvhBootConfigurator;
 use linux_loader::configurator::{BootConfigurator, BootParams};
@@ -13,7 +14,7 @@ use crate::kvm::memory::layout;
 /// `XEN_HVM_START_MAGIC_VALUE`.
 const MAGIC: u32 = 0x336e_c578;
 
-/// Tells the kernel of its memory, initrd, command line and the ACPI tables.
+/// Writes the description of memory, initrd, command line and ACPI tables for the kernel.
 pub(super) fn write(ram: &GuestMemoryMmap, ram_size: u64, initrd: Initrd) -> Result<(), Error> {
     let map: Vec<hvm_memmap_table_entry> = memory_map::pieces(ram_size)
         .iter()

@@ -1,10 +1,10 @@
 //! The clock chip: registers that read as 0.
 //!
-//! ACPI says that there is none, and the guest's time comes from elsewhere. A kernel that
-//! looks all the same must not see all bits set: that is a clock that is being updated,
-//! for ever.
+//! The ACPI tables declare that there is no clock chip, and the guest's time comes from elsewhere.
+//! A kernel that reads the chip anyway must not see all bits set: that would be a clock whose
+//! update never ends.
 
-/// The chip.
+/// The clock chip.
 #[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Cmos {
     index: u8,
@@ -18,7 +18,7 @@ impl Cmos {
     const REGISTER_D: u8 = 0x0d;
     const VALID: u8 = 0x80;
 
-    /// Selects a register. The uppermost bit masks interrupts that nobody makes.
+    /// Selects a register. The uppermost bit masks non-maskable interrupts, which never occur here.
     pub(crate) fn select(&mut self, index: u8) {
         self.index = index & 0x7f;
     }

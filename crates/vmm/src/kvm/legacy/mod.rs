@@ -1,5 +1,5 @@
-//! What is left of a PC: a serial port, a clock chip that knows nothing and ways to turn
-//! the machine off.
+//! The remaining devices of a PC: a serial port, a clock chip without a clock, and ways to turn the
+//! machine off.
 
 mod cmos;
 pub(crate) mod power;

@@ -8,10 +8,10 @@ use vm_superio::Trigger;
 use vm_superio::serial::{NoEvents, Serial as Chip, SerialState};
 use vmm_sys_util::eventfd::EventFd;
 
-/// Bytes held back at most: one write to the host a line instead of one a byte.
+/// Maximum bytes held back: this makes one write to the host a line instead of one a byte.
 const LINE: usize = 256;
 
-/// The port. Nothing can be typed into it.
+/// The port. It has no input.
 pub(crate) struct Serial(Chip<Interrupt, NoEvents, Lines>);
 
 impl Serial {
@@ -19,8 +19,8 @@ impl Serial {
     pub(crate) const LAST_PORT: u16 = 0x3ff;
     pub(crate) const INTERRUPT: u32 = 4;
 
-    /// What is written goes to `console`, which somebody must read. With the registers as
-    /// they were in a machine that this is a copy of.
+    /// Creates the port. Its output goes to `console`, which must be read. In a copy of a machine,
+    /// `saved` has the port's registers.
     pub(crate) fn new(
         interrupt: EventFd,
         console: UnixStream,
@@ -45,17 +45,17 @@ impl Serial {
     }
 
     pub(crate) fn write(&mut self, offset: u16, value: u8) {
-        // It fails when nobody reads the console any more: no reason to stop the guest.
+        // It fails when the console's reader is gone, which must not stop the guest.
         let _ = self.0.write(offset as u8, value);
     }
 
-    /// Hands on what is held back.
+    /// Writes the bytes held back to the console.
     pub(crate) fn flush(&mut self) {
         let _ = self.0.writer_mut().hand_on();
     }
 }
 
-/// The port's registers. Nothing was ever typed, so nothing waits to be read.
+/// The port's registers. There is no input, so none waits to be read.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct State {
     divisor: [u8; 2],

@@ -1,8 +1,8 @@
-//! RAM into a file: what isn't zero, in the order of its addresses.
+//! Copies the guest's RAM to a file, without pages that are zero.
 //!
-//! Most of a guest's RAM was never touched, and looking at a page makes the kernel provide
-//! one. So the kernel is asked which pages there are (`/proc/self/pagemap`, of which
-//! `Documentation/admin-guide/mm/pagemap.rst` says what the bits mean).
+//! Most of a guest's RAM was never touched, and reading a page makes the kernel provide one. So the
+//! kernel's page map shows which pages exist (`/proc/self/pagemap`, whose bits
+//! `Documentation/admin-guide/mm/pagemap.rst` describes).
 
 #![allow(unsafe_code)]
 
@@ -17,16 +17,16 @@ use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestReg
 
 const PAGE: usize = 4096;
 
-/// Pages that are looked at together.
+/// Number of pages that are processed together.
 const BATCH: usize = 512;
 
-/// An entry of the page map: the page is in memory, is swapped out, is the file's own.
+/// Bits of a page map entry: the page is in memory, is swapped out, belongs to a file.
 const PRESENT: u64 = 1 << 63;
 const SWAPPED: u64 = 1 << 62;
 const OF_FILE: u64 = 1 << 61;
 
-/// Writes `ram` to `to`, which is as long and has nothing but a hole. Nobody may write to
-/// the RAM meanwhile. `pages` is the page map of this process, if there is one.
+/// Writes `ram` to `to`, which must have the same length and be one hole. The RAM must not change
+/// meanwhile. `pages` is the page map of this process, if available.
 pub(crate) fn write(ram: &GuestMemoryMmap, pages: Option<&File>, to: &File) -> io::Result<()> {
     let mut offset = 0;
     for region in ram.iter() {
@@ -60,11 +60,8 @@ fn write_region(
             .any(|run| run.start < bytes + (batch.len() * PAGE) as u64 && run.end > bytes);
         let mut run = 0..0;
         for (index, entry) in batch.iter().enumerate() {
-            // What lies in the file that this RAM began as may be in memory or not.
-            let exists = match in_base {
-                true => true,
-                false => entry & (PRESENT | SWAPPED) != 0 && entry & OF_FILE == 0,
-            };
+            // Pages that the base file has data for may or may not be in memory.
+            let exists = in_base || (entry & (PRESENT | SWAPPED) != 0 && entry & OF_FILE == 0);
             if exists && !is_zero(page(region, first + index)) {
                 if run.end != index {
                     write_run(region, first, &run, to, offset)?;
@@ -90,7 +87,7 @@ fn write_run(
         return Ok(());
     }
     let start = (first + run.start) * PAGE;
-    // SAFETY: the pages lie within the region, which stays mapped, and nobody writes to it.
+    // SAFETY: the pages lie within the region, which stays mapped and does not change.
     let bytes =
         unsafe { std::slice::from_raw_parts(region.as_ptr().byte_add(start), run.len() * PAGE) };
     to.write_all_at(bytes, offset + start as u64)
@@ -102,7 +99,7 @@ fn page(region: &GuestRegionMmap, index: usize) -> &[u8] {
 }
 
 fn is_zero(page: &[u8]) -> bool {
-    // A page that has something has it soon, as a rule; the rest is compared whole.
+    // A page that isn't zero usually differs near its start; others are compared whole.
     const ZEROS: [u8; PAGE] = [0; PAGE];
     page == ZEROS
 }
@@ -118,7 +115,7 @@ fn look_up(pages: &File, start: usize, batch: &mut [u64]) -> io::Result<()> {
     Ok(())
 }
 
-/// Where the file that a region began as has data, in bytes from the region's start.
+/// Returns where a region's base file has data, in bytes from the region's start.
 fn base_runs(region: &GuestRegionMmap) -> io::Result<Vec<Range<u64>>> {
     let Some(base) = region.file_offset() else {
         return Ok(Vec::new());
@@ -173,7 +170,7 @@ mod tests {
             put(&first, 0, 1);
             put(&first, 5 << 20, 2);
             put(&first, SIZE - 1, 3);
-            // Touched and zero.
+            // A page that was touched and is zero.
             put(&first, 9 << 20, 0);
             let file = saved(&first, with_map);
             assert!(

@@ -1,4 +1,4 @@
-//! Where things are in the guest's physical address space.
+//! The layout of the guest's physical address space.
 //!
 //! ```text
 //! 0x0000_0000   RAM: boot structures below 0x9fc00, the kernel from 1 MiB on
@@ -20,33 +20,33 @@ pub(crate) const MEMORY_MAP: u64 = 0x6200;
 pub(crate) const ZERO_PAGE: u64 = 0x7000;
 /// Three pages of page tables of the 64-bit entry.
 pub(crate) const PAGE_TABLES: u64 = 0x9000;
-/// Where the kernel's command line may be.
+/// The range for the kernel's command line.
 pub(crate) const COMMAND_LINE: Range<u64> = 0x2_0000..0x2_1000;
 /// End of the RAM that a PC's BIOS would leave.
 pub(crate) const LOW_RAM_END: u64 = 0x9_fc00;
-/// Where the ACPI tables may be; the kernel is told to leave it alone.
+/// The range for the ACPI tables, which the memory map reserves.
 pub(crate) const ACPI: Range<u64> = 0xe_0000..0x10_0000;
-/// Where the ACPI tables end and the page of the machine's generation begins.
+/// The end of the ACPI tables, where the page of the machine's generation ID begins.
 pub(crate) const GENERATION: u64 = ACPI.end - 0x1000;
-/// Where RAM that nothing is special about begins.
+/// The start of ordinary RAM.
 pub(crate) const HIGH_RAM: u64 = 0x10_0000;
 
-/// Addresses below 4 GiB that are no RAM.
+/// Addresses below 4 GiB that are not RAM.
 pub(crate) const HOLE: Range<u64> = 0xc000_0000..0x1_0000_0000;
 /// virtio-mmio devices, [`VIRTIO_SIZE`] bytes each.
 pub(crate) const VIRTIO: u64 = 0xd000_0000;
 pub(crate) const VIRTIO_SIZE: u64 = 0x1000;
 pub(crate) const IO_APIC: u32 = 0xfec0_0000;
 pub(crate) const LOCAL_APIC: u32 = 0xfee0_0000;
-/// A page and three that KVM needs on Intel's processors.
+/// One page and three pages that KVM needs on Intel's processors.
 pub(crate) const KVM_IDENTITY_MAP: u64 = 0xfffb_c000;
 pub(crate) const KVM_TSS: usize = 0xfffb_d000;
 
-/// Alignment of a pmem region: far more than the kernel wants, so that a region shares
-/// none of its memory sections with RAM or another region.
+/// Alignment of a pmem region: far more than the kernel requires, so that a region shares none of
+/// its memory sections with RAM or another region.
 const PMEM_ALIGNMENT: u64 = 1 << 30;
 
-/// Where `size` bytes of RAM are, one or two ranges.
+/// Returns the ranges of `size` bytes of RAM, one or two.
 pub(crate) fn ram(size: u64) -> Vec<Range<u64>> {
     let low = 0..size.min(HOLE.start);
     let high = HOLE.end..HOLE.end.saturating_add(size - low.end);
@@ -56,8 +56,8 @@ pub(crate) fn ram(size: u64) -> Vec<Range<u64>> {
         .collect()
 }
 
-/// Where regions of `sizes` bytes go with `ram` bytes of RAM; None if there is no room
-/// below `limit`, the processor's first address that is too big.
+/// Returns the ranges of pmem regions of `sizes` bytes, with `ram_size` bytes of RAM. None if they
+/// don't fit below `limit`, the first address that the processor can't use.
 pub(crate) fn pmem(ram_size: u64, sizes: &[u64], limit: u64) -> Option<Vec<Range<u64>>> {
     let ram_end = ram(ram_size).last()?.end;
     let mut next = ram_end.max(HOLE.end);

@@ -1,9 +1,9 @@
-//! The guest's memory: RAM that both sides write, pmem that both only read.
+//! The guest's memory: RAM, which guest and devices write, and pmem, which both only read.
 //!
-//! A driver may name any address of either as a buffer. Devices read from both, since a
-//! program that maps a file of its image may write it to a disk or a socket. They write
-//! to RAM only: pmem is host files, mapped read-only, and a store to them would end the
-//! worker. The type keeps the two apart, so that no device has to remember.
+//! A driver may use any address of either as a buffer. Devices read from both, since a program that
+//! maps a file of its image may write it to a disk or a socket. They write to RAM only: pmem is
+//! host files, mapped read-only, and a store to them would end the worker. The type keeps the two
+//! apart, so that the devices need not.
 
 pub(crate) mod copy;
 pub(crate) mod layout;
@@ -22,7 +22,7 @@ use vm_memory::{
 
 use ram::Room;
 
-/// A piece of guest memory as the worker sees it.
+/// A piece of guest memory as it is mapped in the worker.
 pub(crate) type Slice<'a> = VolatileSlice<'a, BS<'a, ()>>;
 
 /// The guest's memory; clones are the same memory.
@@ -30,11 +30,11 @@ pub(crate) type Slice<'a> = VolatileSlice<'a, BS<'a, ()>>;
 pub(crate) struct GuestMemory {
     ram: GuestMemoryMmap,
     all: GuestMemoryMmap,
-    /// What RAM is in, unless it is in a file.
+    /// The mappings of RAM, unless it is a file's.
     _rooms: Arc<[Room]>,
 }
 
-/// Why there is no such memory.
+/// Why the memory can't be provided.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error("no {} MiB of memory for the guest: {source}", size >> 20)]
@@ -51,7 +51,7 @@ pub(crate) enum Error {
 }
 
 impl GuestMemory {
-    /// `size` bytes of RAM, zeroed and not yet there.
+    /// Creates `size` bytes of RAM, zeroed and not yet allocated.
     pub(crate) fn new(size: u64) -> Result<Self, Error> {
         let (mut rooms, mut regions) = (Vec::new(), Vec::new());
         for range in layout::ram(size) {
@@ -71,8 +71,8 @@ impl GuestMemory {
         })
     }
 
-    /// `size` bytes of RAM that begin as what `file` has in them: writes stay here, and
-    /// everything that isn't written to is shared.
+    /// Creates `size` bytes of RAM that begin with the contents of `file`. Writes stay private, and
+    /// pages that aren't written to are shared.
     pub(crate) fn resumed(size: u64, file: File) -> Result<Self, Error> {
         const FLAGS: i32 = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
         let file = Arc::new(file);
@@ -110,12 +110,12 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// What both sides write.
+    /// Returns the RAM, which guest and devices write.
     pub(crate) fn ram(&self) -> &GuestMemoryMmap {
         &self.ram
     }
 
-    /// Adds what a device may read at `address` to `slices`; false if some of it is no
+    /// Adds the memory that a device may read at `address` to `slices`; false if some of it is not
     /// memory.
     pub(crate) fn readable<'a>(
         &'a self,
@@ -126,7 +126,7 @@ impl GuestMemory {
         extend(&self.all, address, length, slices)
     }
 
-    /// Adds what a device may write at `address` to `slices`; false if some of it is no
+    /// Adds the memory that a device may write at `address` to `slices`; false if some of it is not
     /// RAM.
     pub(crate) fn writable<'a>(
         &'a self,
@@ -137,7 +137,7 @@ impl GuestMemory {
         extend(&self.ram, address, length, slices)
     }
 
-    /// The regions that were added.
+    /// Returns the regions that were added.
     pub(crate) fn regions(&self) -> impl Iterator<Item = &GuestRegionMmap> {
         let is_ram = |region: &GuestRegionMmap| self.ram.find_region(region.start_addr()).is_some();
         self.all.iter().filter(move |region| !is_ram(region))

@@ -1,7 +1,7 @@
-//! RAM in large pages, where the host gives them.
+//! Reserves RAM in large pages, where the host provides them.
 //!
-//! Every page that a guest touches for the first time is an exit, and one of 2 MiB is one
-//! instead of 512. Hosts differ in whether they hand out large pages unasked.
+//! Every page that a guest touches for the first time is an exit, and one of 2 MiB replaces 512.
+//! Not all hosts use large pages unless requested.
 
 #![allow(unsafe_code)]
 
@@ -9,11 +9,11 @@ use std::io;
 
 use vm_memory::mmap::{MmapRegion, MmapRegionError};
 
-/// A large page. Guest and host must agree on where one begins.
+/// Bytes of a large page. It must begin at a multiple of this in the guest and in the host.
 const LARGE: usize = 2 << 20;
 
-/// Address space with some RAM in it; unmapped when dropped, before which nobody must use
-/// that RAM any more.
+/// Address space that contains RAM. It is unmapped when dropped; the RAM must not be used after
+/// that.
 #[derive(Debug)]
 pub(super) struct Room {
     start: usize,
@@ -21,7 +21,8 @@ pub(super) struct Room {
 }
 
 impl Room {
-    /// `size` bytes, zeroed and not yet there, and the room that they are in.
+    /// Reserves `size` bytes of RAM, zeroed and not yet allocated; returns also the room that
+    /// contains it.
     pub(super) fn reserve(size: u64) -> Result<(Self, MmapRegion), MmapRegionError> {
         const FLAGS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         const PROTECTION: i32 = libc::PROT_READ | libc::PROT_WRITE;
@@ -40,8 +41,8 @@ impl Room {
             size: all,
         };
         let start = base.wrapping_byte_add(room.start.next_multiple_of(LARGE) - room.start);
-        // SAFETY: less than a large page into the mapping, which is as much longer. A kernel
-        // without large pages says so, and has small ones.
+        // SAFETY: the start is less than a large page into the mapping, which is one large page
+        // longer. A kernel without large pages returns an error, and uses small ones.
         unsafe { libc::madvise(start, pages, libc::MADV_HUGEPAGE) };
         // SAFETY: as above, and it stays until the room is dropped.
         let region = unsafe { MmapRegion::build_raw(start.cast(), size, PROTECTION, FLAGS)? };
@@ -51,7 +52,7 @@ impl Room {
 
 impl Drop for Room {
     fn drop(&mut self) {
-        // SAFETY: a mapping of ours that nobody uses any more.
+        // SAFETY: the mapping belongs to this value, and is not used any more.
         unsafe { libc::munmap(self.start as *mut libc::c_void, self.size) };
     }
 }

@@ -1,4 +1,4 @@
-//! Files mapped back to back: what one pmem region is made of.
+//! Maps files back to back, as one pmem region.
 
 #![allow(unsafe_code)]
 
@@ -13,7 +13,7 @@ use vm_memory::mmap::{MmapRegion, MmapRegionError};
 pub(crate) struct Mapping {
     /// Open for reading.
     pub(crate) file: File,
-    /// Bytes of it that are mapped, a multiple of the page size.
+    /// Bytes of the file that are mapped, a multiple of the page size.
     pub(crate) length: u64,
 }
 
@@ -30,8 +30,8 @@ pub(crate) enum Error {
 
 /// Maps the files one after the other, shared and read-only.
 ///
-/// All of the range is reserved first and every file replaces its part of the
-/// reservation, so that nothing else can come to lie in between.
+/// The whole range is reserved first, and every file replaces its part of the reservation, so that
+/// no other mapping can end up in between.
 pub(crate) fn map(files: &[Mapping]) -> Result<MmapRegion, Error> {
     const FLAGS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
 
@@ -70,8 +70,8 @@ pub(crate) fn map(files: &[Mapping]) -> Result<MmapRegion, Error> {
         }
         offset = offset.saturating_add(length);
     }
-    // SAFETY: `base` and `size` are those of the mappings above. They stay as long as the
-    // process, because nobody unmaps them.
+    // SAFETY: `base` and `size` are those of the mappings above. They stay as long as the process,
+    // because they are never unmapped.
     Ok(unsafe { MmapRegion::build_raw(base.cast(), size, libc::PROT_READ, libc::MAP_SHARED)? })
 }
 

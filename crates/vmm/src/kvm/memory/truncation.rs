@@ -1,8 +1,9 @@
-//! Files that shrink while they are mapped.
+//! Handles files that shrink while they are mapped.
 //!
-//! Nobody may change a layer, but somebody can. A page behind a file's new end is not
-//! there: a processor of the guest that reads it stops with EFAULT, a device gets SIGBUS,
-//! or EFAULT where it has the kernel read it. All end the machine, with the file's name.
+//! Layers must not change, but a process on the host can truncate one. A page behind a file's new
+//! end does not exist: a virtual processor that reads it stops with EFAULT, a device gets SIGBUS,
+//! or EFAULT where a system call reads the page for it. All of these end the machine, with the
+//! file's name in the message.
 
 #![allow(unsafe_code)]
 
@@ -13,10 +14,10 @@ use std::sync::OnceLock;
 /// A mapped file.
 #[derive(Debug)]
 pub(crate) struct Mapped {
-    /// Addresses in this process.
+    /// Start address in this process.
     pub(crate) start: usize,
     pub(crate) length: u64,
-    /// Where in the file its part begins.
+    /// Offset of the mapped part in the file.
     pub(crate) offset: u64,
     pub(crate) file: OwnedFd,
     pub(crate) name: String,
@@ -24,8 +25,8 @@ pub(crate) struct Mapped {
 
 static FILES: OnceLock<Vec<Mapped>> = OnceLock::new();
 
-/// Ends the process with a message when one of `files` turns out to be truncated. Once
-/// in a process.
+/// Makes the process end with a message when one of `files` turns out to be truncated. Can be
+/// called once in a process.
 pub(crate) fn watch(files: Vec<Mapped>) -> io::Result<()> {
     let _ = FILES.set(files);
     let handler: extern "C" fn(libc::c_int, *const libc::siginfo_t, *const libc::c_void) =
@@ -34,14 +35,14 @@ pub(crate) fn watch(files: Vec<Mapped>) -> io::Result<()> {
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = handler as libc::sighandler_t;
     action.sa_flags = libc::SA_SIGINFO;
-    // SAFETY: the handler makes nothing but calls that a handler may make.
+    // SAFETY: the handler makes only calls that a signal handler may make.
     match unsafe { libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut()) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// Why memory that a processor used is not there.
+/// Returns why memory that a processor used does not exist.
 pub(crate) fn reason() -> String {
     let files = FILES.get().map(Vec::as_slice).unwrap_or_default();
     let truncated = files.iter().find(|file| {
@@ -56,7 +57,7 @@ pub(crate) fn reason() -> String {
     }
 }
 
-/// Ends the process because memory that a device used is not there.
+/// Ends the process because memory that a device used does not exist.
 pub(crate) fn end_machine() -> ! {
     eprintln!("{}", reason());
     std::process::exit(FAILED)
@@ -85,7 +86,7 @@ extern "C" fn on_bus_error(
         // SAFETY: writes bytes that live.
         unsafe { libc::write(libc::STDERR_FILENO, part.as_ptr().cast(), part.len()) };
     }
-    // SAFETY: ends the process at once, as a handler may.
+    // SAFETY: ends the process immediately, as a signal handler may.
     unsafe { libc::_exit(FAILED) };
 }
 
@@ -97,15 +98,15 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::process::Command;
 
-    /// Set in a process that is to be ended.
+    /// Set in the process that the test expects to end.
     const DOOMED: &str = "MICABOX_TEST_DOOMED";
 
-    /// A guest may have a device read from a mapped file: the console, here. The file is gone
-    /// when the device does.
+    /// A guest may make a device read from a mapped file: the console, here. The file is truncated
+    /// before the device reads it.
     #[test]
     fn a_device_that_reads_what_is_gone_ends_the_machine_by_name() {
-        /// The port's bytes, which the kernel reads, and messages from the driver, which the
-        /// device reads.
+        /// The port's transmit queue, which the kernel reads, and the queue of control messages
+        /// from the driver, which the device reads.
         const QUEUES: [&str; 2] = ["1", "3"];
         let Some(queue) = std::env::var_os(DOOMED) else {
             let name = std::thread::current().name().unwrap_or_default().to_owned();
@@ -136,7 +137,7 @@ mod tests {
         let queue = queue.to_str().unwrap().parse().unwrap();
         driver.add(queue, &[(PMEM, 8, READ)]);
         driver.run(queue);
-        // The device has read it, and nothing happened: a failure.
+        // The device has read it without an error: the test fails.
         std::process::exit(0);
     }
 }

@@ -1,30 +1,29 @@
-//! What a guest's processor says that it can do: what KVM supports here, with the
-//! machine's own topology.
+//! CPUID of a guest's processors: what KVM supports on this host, with the machine's own topology.
 
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 
-/// What KVM would have us add: it emulates the timer whatever the processor has, and
-/// the guest must know that it is one.
+/// Bits that KVM leaves to the monitor: KVM emulates the timer on any processor, and the guest must
+/// know that it runs under a hypervisor.
 const LEAF_1_ECX: u32 = 1 << 24 /* TSC-deadline timer */ | 1 << 31 /* hypervisor */;
 
 /// Leaf 0xb: a level's kind, in ECX.
 const THREADS: u32 = 1 << 8;
 const CORES: u32 = 2 << 8;
 
-/// Leaf 1: Intel's virtualisation, in ECX. Leaf 0x8000_0001: AMD's, in ECX.
+/// Leaf 1, ECX: Intel's virtualisation. Leaf 0x8000_0001, ECX: AMD's.
 const VMX: u32 = 1 << 5;
 const SVM: u32 = 1 << 2;
 
-/// Leaf 0x8000_0001, ECX: AMD's performance counters, of the core, of the north bridge and of
-/// the last cache. Leaf 1, ECX: what says how Intel's are used.
+/// Leaf 0x8000_0001, ECX: AMD's performance counters, of the core, of the north bridge and of the
+/// last cache. Leaf 1, ECX: the capabilities of Intel's.
 const AMD_COUNTERS: u32 = 1 << 23 | 1 << 24 | 1 << 28;
 const PDCM: u32 = 1 << 15;
 
 /// Leaf 7, EDX: records of branches (architectural LBR, leaf 0x1c).
 const ARCH_LBR: u32 = 1 << 19;
 
-/// What KVM has of virtual machines in a machine, and of its performance counters, each a large
-/// part of the host's kernel that few guests need. Without it the guest's kernel uses neither.
+/// Hides nested virtualisation and performance counters, each a large part of the host's kernel
+/// that few guests need. The guest's kernel then uses neither.
 ///
 /// Source: Intel's SDM, volume 2, CPUID; AMD's APM, volume 3, appendix E.
 fn mask(entry: &mut kvm_cpuid_entry2) {
@@ -40,13 +39,14 @@ fn mask(entry: &mut kvm_cpuid_entry2) {
     }
 }
 
-/// `supported` by KVM, for processor `id` of `count` in one package, a thread a core; without
-/// virtualisation and performance counters, unless the machine is to run virtual machines itself
-/// (`is_host`).
+/// Returns the CPUID of processor `id` of `count` in one package, a thread a core, from what KVM
+/// has as `supported`. Without virtualisation and performance counters, unless the machine may run
+/// virtual machines itself (`is_host`).
 pub(crate) fn of_processor(supported: &CpuId, id: u8, count: u8, is_host: bool) -> Option<CpuId> {
-    let entries = supported.as_slice().iter();
-    // Intel's topology is made anew: how many levels KVM reports depends on the host.
-    let mut entries: Vec<kvm_cpuid_entry2> = entries
+    // Intel's topology is replaced: the number of levels that KVM reports depends on the host.
+    let mut entries: Vec<kvm_cpuid_entry2> = supported
+        .as_slice()
+        .iter()
         .filter(|entry| !matches!(entry.function, 0xb | 0x1f))
         .copied()
         .collect();
@@ -60,7 +60,7 @@ pub(crate) fn of_processor(supported: &CpuId, id: u8, count: u8, is_host: bool) 
     CpuId::from_entries(&entries).ok()
 }
 
-/// Bits of an APIC ID that number `count` cores.
+/// Returns how many bits of an APIC ID number `count` cores.
 fn core_bits(count: u8) -> u32 {
     u32::from(count).next_power_of_two().trailing_zeros()
 }
@@ -79,7 +79,7 @@ fn adapt(entry: &mut kvm_cpuid_entry2, id: u8, count: u8) {
                 _ => entry.edx | several,
             };
         }
-        // Caches: those of a core are its own, the last level is everybody's.
+        // Caches: a core does not share its own, and all cores share the last level.
         4 => {
             let shared = if entry.eax >> 5 & 7 >= 3 { last } else { 0 };
             entry.eax = entry.eax & 0x3fff | shared << 14 | last << 26;
@@ -113,7 +113,7 @@ fn topology(id: u8, count: u8) -> [kvm_cpuid_entry2; 2] {
     ]
 }
 
-/// The first physical address that the guest's processors can't name.
+/// Returns the first physical address that the guest's processors can't use.
 pub(crate) fn address_limit(supported: &CpuId) -> u64 {
     let entries = supported.as_slice().iter();
     let bits = entries
@@ -155,7 +155,7 @@ mod tests {
         let supported = CpuId::from_entries(&leaves.map(full)).unwrap();
         let masked = of_processor(&supported, 0, 1, false).unwrap();
         let whole = of_processor(&supported, 0, 1, true).unwrap();
-        // Bits by their numbers, of which all others stay.
+        // All bits except those with these numbers.
         let without = |bits: &[u32]| bits.iter().fold(u32::MAX, |all, bit| all & !(1 << bit));
         assert_eq!(find(&masked, 1, 0).ecx, without(&[5, 15]));
         assert_eq!(find(&masked, 7, 0).edx, without(&[19]));

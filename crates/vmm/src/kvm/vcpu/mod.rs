@@ -10,7 +10,7 @@ pub(crate) use pause::Pause;
 pub(crate) use run::run;
 pub(crate) use state::State;
 
-/// What KVM refused to say of a processor, or to make of it.
+/// An error of KVM about a processor.
 #[derive(Debug, thiserror::Error)]
 #[error("a processor: {what}: {source}")]
 pub(crate) struct Error {

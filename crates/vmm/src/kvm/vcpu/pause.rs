@@ -1,4 +1,4 @@
-//! Processors that stand still while their machine is paused or saved.
+//! Pauses virtual processors while their machine is paused or saved.
 
 #![allow(unsafe_code)]
 
@@ -15,16 +15,16 @@ use kvm_ioctls::VcpuFd;
 use super::{Error, State};
 use crate::kvm::bus::lock;
 
-/// How often a processor is told to come out that has not. It is told again because the
-/// first time may have been just before it went in.
+/// Interval at which a processor that still runs is signalled again: the first signal may have
+/// arrived just before it entered the guest.
 const REPEAT: Duration = Duration::from_millis(1);
 
-/// How long processors may take.
+/// How long processors may take to stop.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Whether processors are to stand still, and the states of those that do.
+/// Whether processors must pause, and the states of those that did.
 pub(crate) struct Pause {
-    /// The same as in `state`, for a look without the lock.
+    /// The same as in `state`, to read without the lock.
     wanted: AtomicBool,
     state: Mutex<Processors>,
     changed: Condvar,
@@ -34,9 +34,9 @@ pub(crate) struct Pause {
 
 struct Processors {
     wanted: bool,
-    /// By number: whether it stands still.
+    /// Whether each processor is paused, by number.
     still: Vec<bool>,
-    /// Of those that do, by number.
+    /// The states of paused processors, by number.
     saved: BTreeMap<usize, Result<State, String>>,
 }
 
@@ -49,7 +49,7 @@ impl Processors {
 }
 
 impl Pause {
-    /// For `count` processors, all of which run.
+    /// Creates the pause of `count` processors, all of which run.
     pub(crate) fn new(count: usize, model_registers: Vec<u32>) -> Self {
         Self {
             wanted: AtomicBool::new(false),
@@ -63,12 +63,13 @@ impl Pause {
         }
     }
 
-    /// On a processor's thread: whether it is to [`Pause::rest`].
+    /// Returns whether the processor must pause ([`Pause::rest`]). Called on its thread.
     pub(super) fn is_wanted(&self) -> bool {
         self.wanted.load(Ordering::Acquire)
     }
 
-    /// On a processor's thread: stands still until the others may go on.
+    /// Saves the processor's state and waits until the processor may continue. Called on its
+    /// thread.
     pub(super) fn rest(&self, index: usize, vcpu: &VcpuFd) {
         let saved =
             State::of(vcpu, &self.model_registers).map_err(|error: Error| error.to_string());
@@ -85,13 +86,15 @@ impl Pause {
         state.set(index, false);
         self.changed.notify_all();
         drop(state);
-        // Time has passed that the guest's watchdogs are not to count. A guest without
-        // KVM's clock has none of it to be told.
+        // Tells the guest's watchdogs not to count the time that has passed. Fails in a guest
+        // without KVM's clock.
         let _ = vcpu.kvmclock_ctrl();
     }
 
-    /// Has all processors stand still; their states, or why one can't be saved. Fails if they
-    /// don't stop.
+    /// Pauses all processors. Returns their states, or why one can't be saved.
+    ///
+    /// # Errors
+    /// If they don't stop.
     pub(crate) fn stop(
         &self,
         threads: &[JoinHandle<()>],
@@ -116,13 +119,14 @@ impl Pause {
         Ok(std::mem::take(&mut state.saved).into_values().collect())
     }
 
-    /// Has them go on.
+    /// Resumes the processors.
     pub(crate) fn go_on(&self) {
         let mut state = lock(&self.state);
         state.wanted = false;
         self.wanted.store(false, Ordering::Release);
         self.changed.notify_all();
-        // Whoever stops them again must not take this time's states for the next one's.
+        // Waits until all have left the pause, so that the next [`Pause::stop`] does not take the
+        // states of this one.
         while state.still.iter().any(|still| *still) {
             state = self
                 .changed
@@ -137,7 +141,8 @@ fn signal() -> libc::c_int {
     libc::SIGRTMIN()
 }
 
-/// Has the signal interrupt system calls and do nothing else. Before there are processors.
+/// Makes the signal interrupt system calls and do nothing else. Must be called before processors
+/// run.
 pub(crate) fn catch_signal() -> io::Result<()> {
     extern "C" fn nothing(_signal: libc::c_int) {}
     let handler: extern "C" fn(libc::c_int) = nothing;

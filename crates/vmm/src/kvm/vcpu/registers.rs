@@ -1,4 +1,4 @@
-//! The state in which a processor begins.
+//! Sets the initial state of processors.
 
 use kvm_bindings::{
     Msrs, kvm_fpu, kvm_lapic_state, kvm_msr_entry, kvm_regs, kvm_segment, kvm_sregs,
@@ -16,7 +16,8 @@ const CR0_PAGING: u64 = 1 << 31;
 const CR4_PHYSICAL_ADDRESS_EXTENSION: u64 = 1 << 5;
 const EFER_LONG_MODE: u64 = 1 << 8 | 1 << 10;
 
-/// Sets every processor's beginnings; the rest starts when the first tells it to.
+/// Sets the initial state that all processors have, and with `entry` that of the first processor,
+/// which starts the others.
 pub(crate) fn set_up(vcpu: &VcpuFd, entry: Option<&Entry>) -> Result<()> {
     vcpu.set_msrs(&msrs()?)?;
     vcpu.set_fpu(&kvm_fpu {
@@ -55,7 +56,8 @@ pub(crate) fn set_up(vcpu: &VcpuFd, entry: Option<&Entry>) -> Result<()> {
     vcpu.set_regs(&regs)
 }
 
-/// Memory is cached unless somebody says otherwise, and string instructions are fast.
+/// Returns the initial model-specific registers: memory is cached by default, and string
+/// instructions are fast.
 fn msrs() -> Result<Msrs> {
     const MISC_ENABLE: u32 = 0x1a0;
     const MTRR_DEFAULT_TYPE: u32 = 0x2ff;
@@ -74,8 +76,8 @@ fn msrs() -> Result<Msrs> {
     .map_err(|_| kvm_ioctls::Error::new(libc::ENOMEM))
 }
 
-/// Local interrupts as a PC's BIOS leaves them: pin 0 passes the old interrupt
-/// controller's on, pin 1 is the non-maskable interrupt.
+/// Sets local interrupts as a PC's BIOS does: pin 0 passes on the interrupts of the legacy
+/// controller, pin 1 is the non-maskable interrupt.
 fn set_local_vectors(lapic: &mut kvm_lapic_state) {
     const PINS: [(usize, u32); 2] = [(0x350, 7 << 8), (0x360, 4 << 8)];
     for (offset, mode) in PINS {
@@ -86,7 +88,7 @@ fn set_local_vectors(lapic: &mut kvm_lapic_state) {
     }
 }
 
-/// A flat segment of all 4 GiB.
+/// Returns a flat segment of all 4 GiB.
 fn flat(selector: u16, kind: u8) -> kvm_segment {
     kvm_segment {
         base: 0,
@@ -104,7 +106,7 @@ fn flat(selector: u16, kind: u8) -> kvm_segment {
 const CODE: u8 = 11;
 const DATA: u8 = 3;
 
-/// 32-bit protected mode without paging, as PVH demands.
+/// Sets 32-bit protected mode without paging, as PVH requires.
 fn protected_mode(sregs: &mut kvm_sregs) {
     sregs.cs = flat(0x10, CODE);
     set_data(sregs);
@@ -113,7 +115,7 @@ fn protected_mode(sregs: &mut kvm_sregs) {
     sregs.efer = 0;
 }
 
-/// 64-bit mode with the low 4 GiB mapped one to one, as Linux's boot protocol demands.
+/// Sets 64-bit mode with the low 4 GiB mapped one to one, as Linux's boot protocol requires.
 fn long_mode(sregs: &mut kvm_sregs) {
     sregs.cs = kvm_segment {
         db: 0,
@@ -137,7 +139,7 @@ fn set_data(sregs: &mut kvm_sregs) {
     sregs.fs = data;
     sregs.gs = data;
     sregs.ss = data;
-    // A busy 32-bit task state segment: hardware wants some.
+    // A busy 32-bit task state segment: the hardware requires one.
     sregs.tr = kvm_segment {
         limit: 0x67,
         type_: 11,

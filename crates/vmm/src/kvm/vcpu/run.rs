@@ -1,4 +1,4 @@
-//! A processor's life.
+//! Runs a virtual processor.
 
 use kvm_ioctls::{VcpuExit, VcpuFd};
 
@@ -6,10 +6,10 @@ use super::Pause;
 use crate::kvm::bus::Bus;
 use crate::kvm::ending::Ending;
 
-/// Runs guest code until the machine ends, as processor `index`, standing still whenever
-/// `pause` says so.
+/// Runs guest code as processor `index` until the machine ends, and pauses whenever `pause`
+/// requires it.
 ///
-/// `on_fault` says why guest memory that the guest used may not be there.
+/// `on_fault` returns why guest memory that the guest used may not exist.
 pub(crate) fn run(
     mut vcpu: VcpuFd,
     index: usize,
@@ -18,8 +18,8 @@ pub(crate) fn run(
     on_fault: impl Fn() -> String,
 ) -> Ending {
     loop {
-        // An access to a device is over only when KVM has been entered again. With this it
-        // comes back then, before any other instruction.
+        // An access to a device is complete only when KVM has been entered again. With this flag
+        // KVM then returns before any other instruction.
         let is_wanted = pause.is_wanted();
         vcpu.set_kvm_immediate_exit(is_wanted.into());
         match vcpu.run() {
@@ -32,11 +32,11 @@ pub(crate) fn run(
             Ok(VcpuExit::MmioRead(address, data)) => bus.read_memory(address, data),
             Ok(VcpuExit::MmioWrite(address, data)) => bus.write_memory(address, data),
             Ok(VcpuExit::Shutdown) => return Ending::TripleFault,
-            // KVM handles HLT itself; some versions come back from it all the same.
+            // KVM handles HLT itself; some versions return from it anyway.
             Ok(VcpuExit::Hlt | VcpuExit::Intr) => {}
             Ok(exit) => {
                 let what = match exit {
-                    // What KVM could not emulate; the guest's code decides what that is.
+                    // KVM could not emulate an instruction, which the guest's code chooses.
                     VcpuExit::InternalError => "KVM gave up on an instruction".to_owned(),
                     VcpuExit::FailEntry(reason, _) => {
                         format!("the processor refused to run it (reason {reason:#x})")

@@ -1,4 +1,4 @@
-//! All that a processor remembers, to be given to another one.
+//! The whole state of a processor, to restore it in another one.
 
 #![allow(unsafe_code)]
 
@@ -27,16 +27,16 @@ pub(crate) struct State {
     tsc_khz: u32,
 }
 
-/// `IA32_TSC_DEADLINE`: arms the timer, which counts by the counter and the local
-/// interrupt controller, so that comes last.
+/// `IA32_TSC_DEADLINE`: arms the timer. It depends on the counter and the local interrupt
+/// controller, so it is restored last.
 const TSC_DEADLINE: u32 = 0x6e0;
 
-/// How far the frequency of another time stamp counter may be off and still be the same:
-/// as far as kernels measure it differently, in parts of a million.
+/// Tolerance, in parts of a million, within which the frequency of another time stamp counter
+/// counts as the same: kernels measure it that differently.
 const TSC_TOLERANCE: u64 = 250;
 
-/// Bits that say that the guest runs virtual machines, whose state is in the processor
-/// as well: `EFER.SVME` of AMD's, `CR4.VMXE` of Intel's.
+/// Bits that show that the guest runs virtual machines, whose state is in the processor too:
+/// `EFER.SVME` of AMD's, `CR4.VMXE` of Intel's.
 const EFER_SVME: u64 = 1 << 12;
 const CR4_VMXE: u64 = 1 << 13;
 
@@ -45,10 +45,10 @@ fn ioctl(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> Error {
 }
 
 impl State {
-    /// Asks the processor, which must be out of the guest with nothing pending.
-    /// `indices` are the model-specific registers that KVM has at all.
+    /// Reads the state of a processor, which must be out of the guest with nothing pending.
+    /// `indices` are the model-specific registers that KVM supports.
     pub(crate) fn of(vcpu: &VcpuFd, indices: &[u32]) -> Result<Self, Error> {
-        // First: it settles what other processors want of this one.
+        // First: it completes what other processors requested of this one.
         let running = vcpu
             .get_mp_state()
             .map_err(ioctl("asking whether it runs"))?;
@@ -81,7 +81,7 @@ impl State {
         })
     }
 
-    /// Has a new processor, which knows its features already, go on from here.
+    /// Restores the state in a new processor, which must already have its CPUID.
     pub(crate) fn give_to(&self, vcpu: &VcpuFd) -> Result<(), Error> {
         self.give_frequency(vcpu)?;
         vcpu.set_mp_state(self.running)
@@ -90,8 +90,8 @@ impl State {
             .map_err(ioctl("setting registers"))?;
         vcpu.set_sregs(&self.system)
             .map_err(ioctl("setting system registers"))?;
-        // SAFETY: KVM reads 4096 bytes as long as no feature beyond them is enabled for
-        // guests of this process, and nobody enables one.
+        // SAFETY: KVM reads 4096 bytes as long as no feature beyond them is enabled for guests of
+        // this process, and none is ever enabled.
         unsafe { vcpu.set_xsave(&self.vectors) }.map_err(ioctl("setting vector registers"))?;
         vcpu.set_xcrs(&self.vector_control)
             .map_err(ioctl("setting vector control"))?;
@@ -107,7 +107,7 @@ impl State {
             .map_err(ioctl("setting events"))
     }
 
-    /// The guest has measured its counter once and for all.
+    /// Sets the counter's frequency, which the guest measured only once.
     fn give_frequency(&self, vcpu: &VcpuFd) -> Result<(), Error> {
         let (wanted, here) = (
             u64::from(self.tsc_khz),
@@ -122,8 +122,8 @@ impl State {
     }
 }
 
-/// Reads what can be read. KVM stops at the first one that can't: there are some in its
-/// list that this processor does not have.
+/// Reads the registers that can be read. KVM stops at the first one that can't: its list contains
+/// some that this processor does not have.
 fn read_model(vcpu: &VcpuFd, indices: &[u32]) -> Result<Vec<kvm_msr_entry>, Error> {
     let mut found = Vec::with_capacity(indices.len());
     let mut rest = indices;
@@ -145,8 +145,8 @@ fn read_model(vcpu: &VcpuFd, indices: &[u32]) -> Result<Vec<kvm_msr_entry>, Erro
     Ok(found)
 }
 
-/// Writes all of them. Some can be read and not be written, which is no harm where they
-/// are as they should be.
+/// Writes all registers. Some can be read but not written, which does no harm if they already have
+/// the right value.
 fn write_model<'a>(
     vcpu: &VcpuFd,
     entries: impl Iterator<Item = &'a kvm_msr_entry>,

@@ -1,4 +1,4 @@
-//! A chain of buffers: what a driver hands to a device in one go.
+//! A chain of buffers: one request of a driver to a device.
 
 #![allow(unsafe_code)]
 
@@ -12,20 +12,20 @@ use vm_memory::{GuestMemoryMmap, VolatileSlice};
 use super::Violation;
 use crate::kvm::memory::{GuestMemory, Slice, truncation};
 
-/// Most pieces of memory that the kernel takes in one call (`UIO_MAXIOV`). No driver
-/// makes a chain longer than its queue.
+/// Maximum pieces of memory that the kernel accepts in one call (`UIO_MAXIOV`). Drivers don't make
+/// chains longer than their queues.
 const MAX_PIECES: usize = 1024;
 
-/// A chain: first what the device reads, then what it writes.
+/// A chain: buffers that the device reads, then buffers that it writes.
 #[derive(Debug)]
 pub(crate) struct Chain<'m> {
-    /// Names the chain when it is given back.
+    /// Identifies the chain when it is completed.
     pub(crate) head: u16,
     pub(crate) readable: Buffers<'m>,
     pub(crate) writable: Buffers<'m>,
 }
 
-/// Guest memory in pieces, as if it were one.
+/// Guest memory in pieces, used as one buffer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Buffers<'m> {
     pieces: Vec<Slice<'m>>,
@@ -78,12 +78,12 @@ impl<'m> From<Vec<Slice<'m>>> for Buffers<'m> {
 }
 
 impl<'m> Buffers<'m> {
-    /// Bytes.
+    /// Returns the length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.length
     }
 
-    /// Takes the first `count` bytes off, or all that there are.
+    /// Removes and returns the first `count` bytes, or all if there are fewer.
     pub(crate) fn take(&mut self, count: usize) -> Buffers<'m> {
         let mut taken = Buffers::default();
         let mut rest = Vec::with_capacity(self.pieces.len());
@@ -107,7 +107,7 @@ impl<'m> Buffers<'m> {
         taken
     }
 
-    /// Takes the last `count` bytes off, or all that there are.
+    /// Removes and returns the last `count` bytes, or all if there are fewer.
     pub(crate) fn take_back(&mut self, count: usize) -> Buffers<'m> {
         let first = self.take(self.length.saturating_sub(count));
         std::mem::replace(self, first)
@@ -118,7 +118,7 @@ impl<'m> Buffers<'m> {
         self.pieces.push(piece);
     }
 
-    /// Copies to `bytes` from the start; how many were copied.
+    /// Copies to `bytes` from the start; returns how many bytes were copied.
     pub(crate) fn copy_to(&self, bytes: &mut [u8]) -> usize {
         let mut done = 0;
         for piece in &self.pieces {
@@ -130,7 +130,7 @@ impl<'m> Buffers<'m> {
         done
     }
 
-    /// Copies `bytes` in from the start; how many fitted.
+    /// Copies from `bytes` to the start; returns how many bytes fitted.
     pub(crate) fn copy_from(&self, bytes: &[u8]) -> usize {
         let mut done = 0;
         for piece in &self.pieces {
@@ -143,17 +143,18 @@ impl<'m> Buffers<'m> {
         done
     }
 
-    /// A fixed number of bytes from the start; None if there are fewer.
+    /// Reads a fixed number of bytes from the start; None if there are fewer.
     pub(crate) fn read<const N: usize>(&self) -> Option<[u8; N]> {
         let mut bytes = [0; N];
         (self.copy_to(&mut bytes) == N).then_some(bytes)
     }
 
-    /// Reads from `file` at `offset`. Less than all only at the end of the file.
+    /// Reads from `file` at `offset`. Returns less than the full length only at the end of the
+    /// file.
     pub(crate) fn read_at(&self, file: &File, offset: u64) -> io::Result<usize> {
         self.whole(offset, |vectors, offset| {
-            // SAFETY: the vectors describe guest memory that `self` borrows. Whatever it
-            // holds is valid.
+            // SAFETY: the vectors describe guest memory that `self` borrows. Any contents are
+            // valid.
             unsafe { libc::preadv(file.as_raw_fd(), vectors.as_ptr(), count(vectors), offset) }
         })
     }
@@ -170,21 +171,21 @@ impl<'m> Buffers<'m> {
         Ok(())
     }
 
-    /// Reads what a stream has now; 0 at its end.
+    /// Reads the bytes that a stream has now. Returns their number, 0 at the stream's end.
     pub(crate) fn receive(&self, stream: RawFd) -> io::Result<usize> {
         let vectors = self.vectors(0);
         // SAFETY: as in `read_at`.
         bytes(unsafe { libc::readv(stream, vectors.as_ptr(), count(&vectors)) })
     }
 
-    /// Writes what a stream takes now, `skip` bytes left out.
+    /// Writes as many bytes as a stream accepts now, without the first `skip`.
     pub(crate) fn send(&self, stream: RawFd, skip: usize) -> io::Result<usize> {
         let vectors = self.vectors(skip);
         // SAFETY: as in `write_at`.
         bytes(unsafe { libc::writev(stream, vectors.as_ptr(), count(&vectors)) })
     }
 
-    /// Calls `transfer` until all is done or it does nothing more.
+    /// Calls `transfer` until all bytes are done or it returns 0.
     fn whole(
         &self,
         offset: u64,
@@ -206,7 +207,7 @@ impl<'m> Buffers<'m> {
         Ok(done)
     }
 
-    /// The memory from `skip` on, for the kernel.
+    /// Returns the memory from `skip` on, for a system call.
     fn vectors(&self, skip: usize) -> Vec<libc::iovec> {
         let mut skip = skip;
         let mut vectors = Vec::with_capacity(self.pieces.len());
@@ -241,8 +242,8 @@ fn count(vectors: &[libc::iovec]) -> libc::c_int {
     libc::c_int::try_from(vectors.len()).unwrap_or(libc::c_int::MAX)
 }
 
-/// What a transfer came to. Memory of the guest's that is not there is a file's that somebody
-/// truncated: the machine's end.
+/// Converts the result of a transfer. Guest memory that does not exist belongs to a truncated file,
+/// which ends the machine.
 fn bytes(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| {
         let error = io::Error::last_os_error();

@@ -1,4 +1,4 @@
-//! What a device is to the transport.
+//! The interface between devices and the transport.
 
 use std::os::fd::RawFd;
 use std::time::Duration;
@@ -8,60 +8,61 @@ use vmm_sys_util::epoll::EventSet;
 use super::{Interrupt, Queue};
 use crate::kvm::memory::GuestMemory;
 
-/// A virtio device apart from its registers and queues.
+/// A virtio device, without its registers and queues.
 ///
-/// All calls come from the thread that serves the device, but for [`Device::config`],
-/// [`Device::write_config`], [`Device::finish`], [`Device::reset`] and those about a queue that
-/// the driver waits for ([`Device::is_awaited`]), which are a processor's; none at the same time
-/// as another.
+/// All calls come from the thread that serves the device, except for [`Device::config`],
+/// [`Device::write_config`], [`Device::finish`], [`Device::reset`] and those about a queue that the
+/// driver waits for ([`Device::is_awaited`]), which a processor's thread makes. No two calls run at
+/// the same time.
 pub(crate) trait Device: Send {
-    /// The device ID, specification section 5.
+    /// Returns the device ID, specification section 5.
     fn id(&self) -> u32;
 
-    /// Features on offer, beyond those that belong to queues and transport.
+    /// Returns the features on offer, beyond those of queues and transport.
     fn features(&self) -> u64 {
         0
     }
 
-    /// Those of them without which a driver can't be served.
+    /// Returns the features without which a driver can't be served.
     fn required_features(&self) -> u64 {
         0
     }
 
-    /// The greatest size of each queue; a power of two each.
+    /// Returns the maximum size of each queue; a power of two each.
     fn queue_sizes(&self) -> &[u16];
 
-    /// The configuration space.
+    /// Returns the configuration space.
     fn config(&self) -> &[u8] {
         &[]
     }
 
-    /// Whether it takes as long over a request as a disk of the host's does. Such a device
-    /// has a thread of its own, so that nothing else waits for it.
+    /// Returns whether a request may take as long as one to a disk of the host. Such a device has a
+    /// thread of its own, so that no other device waits for it.
     fn is_slow(&self) -> bool {
         false
     }
 
-    /// How long to wait before its queues are looked at again, if it could not go on with what
-    /// is in them; said once. For slow devices only.
+    /// Returns, once, how long to wait before its queues are processed again, if it could not
+    /// continue with their contents. For slow devices only.
     fn stalled(&mut self) -> Option<Duration> {
         None
     }
 
-    /// Whether a processor stands still until the device has taken what the driver has put
-    /// into queue `index`. Then it does so itself, and waits for no thread.
+    /// Returns whether a virtual processor waits until the device has taken what the driver put
+    /// into queue `index`. The processor's thread then processes the queue itself, and waits for no
+    /// other thread.
     fn is_awaited(&self, _index: usize) -> bool {
         false
     }
 
-    /// The driver writes to the configuration space.
+    /// Handles the driver's write to the configuration space.
     fn write_config(&mut self, _offset: u64, _data: &[u8]) {}
 
-    /// The driver is ready and has accepted these features.
+    /// Handles that the driver is ready and has accepted these features.
     fn activate(&mut self, _features: u64) {}
 
-    /// The driver is about to reset the device; what it has put into queues may still be
-    /// looked at, if that takes no system call that a processor's thread does not make.
+    /// Called before the driver resets the device. May still process the queues, if that takes only
+    /// system calls that a processor's thread may make.
     fn finish(&mut self, _active: &mut Active) -> Result<(), Violation> {
         Ok(())
     }
@@ -69,34 +70,34 @@ pub(crate) trait Device: Send {
     /// Forgets the driver.
     fn reset(&mut self) {}
 
-    /// The driver has put something into queue `index`.
+    /// Processes queue `index`, to which the driver has added a chain.
     fn queue(&mut self, index: usize, active: &mut Active) -> Result<(), Violation>;
 
-    /// A descriptor of the host's to wait for. Unless `EDGE_TRIGGERED` is among them,
+    /// Returns a descriptor of the host to wait for. Unless `EDGE_TRIGGERED` is among the events,
     /// [`Device::host`] is called for as long as an event holds.
     fn source(&self) -> Option<(RawFd, EventSet)> {
         None
     }
 
-    /// What the device remembers beside its queues, in words of its own.
+    /// Returns the device's state beside its queues, in a format of its own.
     fn save(&self) -> Vec<u8> {
         Vec::new()
     }
 
-    /// Goes on from what [`Device::save`] said of the machine that this is a copy of, with
-    /// the same driver. Comes after [`Device::activate`].
+    /// Restores what [`Device::save`] returned in the saved machine, with the same driver. Called
+    /// after [`Device::activate`].
     fn resume(&mut self, _saved: &[u8]) -> Result<(), postcard::Error> {
         Ok(())
     }
 
-    /// What [`Device::source`] waits for has happened. Not called without a driver;
-    /// [`Device::activate`]'s return is followed by a call, so that nothing is missed.
+    /// Handles an event of [`Device::source`]. Not called without a driver. A call follows the
+    /// return of [`Device::activate`], so that no event is missed.
     fn host(&mut self, _active: &mut Active) -> Result<(), Violation> {
         Ok(())
     }
 }
 
-/// What a device has while a driver drives it.
+/// A device's queues and memory while a driver uses it.
 #[derive(Debug)]
 pub(crate) struct Active {
     pub(crate) queues: Queues,
@@ -105,7 +106,7 @@ pub(crate) struct Active {
 }
 
 impl Active {
-    /// Tells the driver about used buffers of a queue, if it wants to know.
+    /// Notifies the driver of a queue's used buffers, if it requested that.
     pub(crate) fn notify(&mut self, index: usize) -> Result<(), Violation> {
         if self.queues.get(index)?.needs_notification(&self.memory)? {
             self.interrupt.used();
@@ -114,7 +115,7 @@ impl Active {
     }
 }
 
-/// The queues, of which a driver makes ready what it likes.
+/// The queues; a driver need not make all of them ready.
 #[derive(Debug)]
 pub(crate) struct Queues(pub(super) Vec<Option<Queue>>);
 
@@ -124,7 +125,7 @@ impl Queues {
         queue.ok_or(Violation::NoSuchQueue)
     }
 
-    /// Whether the driver has made queue `index` ready.
+    /// Returns whether the driver has made queue `index` ready.
     pub(crate) fn has(&self, index: usize) -> bool {
         self.0.get(index).is_some_and(Option::is_some)
     }

@@ -1,5 +1,5 @@
-//! A driver for tests: it does to a device, through its registers and queues, what a
-//! guest's would, and whatever else a test wants done.
+//! A driver for tests, which uses a device through its registers and queues as a guest does, or in
+//! any way that a test requires.
 
 #![allow(unsafe_code)]
 
@@ -20,7 +20,7 @@ pub(crate) const WRITE: u16 = 2;
 const NEXT: u16 = 1;
 
 const MEMORY: u64 = 16 << 20;
-/// Where there is a page of pmem.
+/// Address of a page of pmem.
 pub(crate) const PMEM: u64 = 0x1_0000_0000;
 const PAGE: u64 = 4096;
 
@@ -41,27 +41,27 @@ pub(crate) struct Driver {
     pub(crate) transport: Arc<Mutex<Transport>>,
     events: EventManager<Arc<Mutex<Transport>>>,
     pub(crate) memory: GuestMemory,
-    /// What is behind the page of pmem.
+    /// The file behind the page of pmem.
     pub(crate) pmem: std::fs::File,
     rings: Vec<Rings>,
     next_buffer: u64,
 }
 
-/// A machine's regions stay mapped as long as its process. There are more drivers in one,
-/// when they are fuzzed, than it can have mappings.
+/// Unmaps the regions. A machine's regions stay mapped as long as its process, but a fuzzer creates
+/// more drivers in one process than it can have mappings.
 impl Drop for Driver {
     fn drop(&mut self) {
         for region in self.memory.regions() {
             let length = usize::try_from(region.len()).unwrap_or_default();
-            // SAFETY: the mapping is this driver's own, and without it nobody drives the
-            // device to look there.
+            // SAFETY: the mapping belongs to this driver, and without it no driver makes the device
+            // read there.
             unsafe { libc::munmap(region.as_ptr().cast(), length) };
         }
     }
 }
 
 impl Driver {
-    /// Finds the device, accepts all features and makes all queues ready.
+    /// Initialises the device, accepts all features and makes all queues ready.
     pub(crate) fn new(device: Box<dyn Device>) -> Self {
         let mut driver = Self::without_queues(device);
         let mut next = PAGE;
@@ -112,7 +112,7 @@ impl Driver {
         driver
     }
 
-    /// Puts `device` in the place of the driver's, to go on from `state`.
+    /// Replaces the driver's device by `device`, restored from `state`.
     pub(crate) fn replace(
         &mut self,
         device: Box<dyn Device>,
@@ -126,7 +126,7 @@ impl Driver {
         Ok(())
     }
 
-    /// A device that nobody has looked for yet.
+    /// Creates a driver that has not initialised its device.
     pub(crate) fn without_queues(device: Box<dyn Device>) -> Self {
         let mut memory = GuestMemory::new(MEMORY).unwrap();
         let file = rustix::fs::memfd_create("pmem", rustix::fs::MemfdFlags::CLOEXEC);
@@ -165,12 +165,12 @@ impl Driver {
         bytes
     }
 
-    /// Whether the device has stopped because of what the driver did.
+    /// Returns whether the device has stopped because of a violation by the driver.
     pub(crate) fn is_stopped(&self) -> bool {
         self.register(0x70) & 64 != 0
     }
 
-    /// A new buffer in RAM.
+    /// Allocates a buffer in RAM.
     pub(crate) fn buffer(&mut self, bytes: &[u8]) -> u64 {
         let address = self.next_buffer;
         self.memory
@@ -199,7 +199,7 @@ impl Driver {
         self.memory.ram().read_obj(GuestAddress(address)).unwrap()
     }
 
-    /// Makes a chain of `(address, length, READ or WRITE)` available; its head.
+    /// Makes a chain of `(address, length, READ or WRITE)` available; returns its head.
     pub(crate) fn add(&mut self, queue: usize, chain: &[(u64, u32, u16)]) -> u16 {
         let rings = &mut self.rings[queue];
         let head = rings.next_descriptor;
@@ -224,7 +224,7 @@ impl Driver {
         head
     }
 
-    /// Notifies the device of a queue and has it work.
+    /// Notifies the device of a queue and makes it process the queue.
     pub(crate) fn run(&mut self, queue: usize) {
         let queue = queue as u32;
         let event = lock(&self.transport)
@@ -237,12 +237,12 @@ impl Driver {
         self.host();
     }
 
-    /// Has the device work on whatever it knows of.
+    /// Makes the device process all pending events.
     pub(crate) fn host(&mut self) {
         while self.events.run_with_timeout(0).unwrap() > 0 {}
     }
 
-    /// What the device has given back since the last call: heads and bytes written.
+    /// Returns the chains that the device completed since the last call: heads and bytes written.
     pub(crate) fn used(&mut self, queue: usize) -> Vec<(u16, u32)> {
         let (used, size, seen) = {
             let rings = &self.rings[queue];

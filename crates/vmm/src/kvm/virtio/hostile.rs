@@ -1,7 +1,7 @@
-//! Drivers that want to do harm: arbitrary bytes in rings, descriptors and registers.
+//! Hostile drivers: arbitrary bytes in rings, descriptors and registers.
 //!
-//! Whatever they do, the device stays within its bounds and can be used again after a
-//! reset. Fuzzing and a test beside it feed this.
+//! Whatever a driver does, the device stays within its bounds and can be used again after a reset.
+//! Fuzzing and the tests below use this.
 
 use std::os::unix::net::UnixStream;
 
@@ -25,17 +25,17 @@ use crate::kvm::bus::{Mmio, lock};
 /// Kinds of devices.
 pub(crate) const KINDS: u8 = 7;
 
-/// Memory that holds the rings and descriptors of [`Driver`], from its start.
+/// Start of the memory that holds the rings and descriptors of [`Driver`].
 const RINGS: u64 = 0x1000;
 
-/// A driver's actions, one a few bytes of `script`, on a device of a kind.
+/// Runs a driver's actions, a few bytes of `script` each, on a device of a kind.
 pub(crate) fn drive(kind: u8, script: &[u8]) {
-    // The other ends of streams; they read nothing.
+    // The other ends of streams, which read nothing.
     let (device, _host) = device(kind % KINDS);
     run(Driver::new(device), script);
 }
 
-/// The same, if a device of the kind goes on from the state that begins `script`, behind its
+/// As [`drive`], with a device that is restored from the state that begins `script`, after its
 /// length. A saved machine may come from anywhere.
 pub(crate) fn resume(kind: u8, script: &[u8]) {
     let Some((length, rest)) = script.split_first_chunk::<2>() else {
@@ -50,7 +50,7 @@ pub(crate) fn resume(kind: u8, script: &[u8]) {
     let (copy, _host) = device(kind % KINDS);
     let mut driver = Driver::new(original);
     if driver.replace(copy, state).is_ok() {
-        // What it goes on from is what a copy of it would.
+        // A restored device can be saved again.
         let saved = lock(&driver.transport).save();
         postcard::to_allocvec(&saved).unwrap();
         driver.host();
@@ -58,7 +58,7 @@ pub(crate) fn resume(kind: u8, script: &[u8]) {
     }
 }
 
-/// States as [`resume`] has them, the kind in front: one of each device.
+/// Returns inputs for [`resume`], preceded by the kind: one for each device.
 pub(crate) fn states() -> Vec<Vec<u8>> {
     let state = |kind| {
         let (device, _host) = device(kind);
@@ -75,7 +75,7 @@ fn run(mut driver: Driver, script: &[u8]) {
     let mut script = Script(script);
     while let Some(action) = script.byte() {
         match action % 8 {
-            // Anything, where the rings and what they point to are.
+            // Writes arbitrary bytes to the rings and the memory that they point to.
             0..=3 => {
                 let at = RINGS + u64::from(script.short()) % 0x1_4000;
                 let length = usize::from(action >> 3);
@@ -99,7 +99,7 @@ fn run(mut driver: Driver, script: &[u8]) {
             _ => driver.host(),
         }
     }
-    // Stopped or not, the next driver finds it as the first one did.
+    // Stopped or not, the next driver finds the device in its initial state.
     driver.write(0x70, 0);
     assert_eq!(driver.register(0x70), 0);
     assert!(!driver.is_stopped());
@@ -135,13 +135,13 @@ fn device(kind: u8) -> (Box<dyn Device>, Vec<UnixStream>) {
     }
 }
 
-/// Sockets with three clients, who want ports 0 to 2 and of whom one leaves, and an owner who
-/// is gone.
+/// Creates a socket device with three clients, which request ports 0 to 2 and of which one leaves,
+/// and an owner that is gone.
 fn vsock() -> (Vsock, Vec<UnixStream>) {
     let flags = SocketFlags::NONBLOCK;
     let socket = || socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
     let listener = socket();
-    // A name of the kernel's choice.
+    // The kernel chooses a name.
     bind(&listener, &SocketAddrUnix::new_unnamed()).unwrap();
     listen(&listener, 8).unwrap();
     let address = getsockname(&listener).unwrap();
@@ -157,7 +157,7 @@ fn vsock() -> (Vsock, Vec<UnixStream>) {
     (Vsock::new(listener, owner).unwrap(), clients)
 }
 
-/// Bytes that are taken from the front; zeroes when there are no more.
+/// Bytes that are read from the front; zeroes after the end.
 struct Script<'a>(&'a [u8]);
 
 impl<'a> Script<'a> {
@@ -186,7 +186,7 @@ impl<'a> Script<'a> {
 mod tests {
     use super::*;
 
-    /// Numbers that look random and are the same every time.
+    /// Returns pseudo-random bytes, the same for each seed.
     fn noise(seed: u64, length: usize) -> Vec<u8> {
         let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         let next = || {
@@ -198,7 +198,7 @@ mod tests {
         std::iter::repeat_with(next).take(length).collect()
     }
 
-    /// A byte of a sound state changed, at a time.
+    /// Changes one byte of a valid state at a time.
     #[test]
     fn no_state_does_harm() {
         for sound in states() {
@@ -223,20 +223,20 @@ mod tests {
         }
     }
 
-    /// Rings at their own places, so that chains are followed: descriptors, the available
-    /// ring and its index are noise, the rest is as a driver has it.
+    /// Puts rings at their own places, so that chains are followed: descriptors, the available ring
+    /// and its index are noise, the rest is as a driver has it.
     #[test]
     fn no_chain_does_harm() {
         for seed in 0..600 {
             let kind = (seed % u64::from(KINDS)) as u8;
             let mut script = Vec::new();
-            // Pages 2, 5, 8... have descriptors, those behind them available rings.
+            // Pages 2, 5, 8... have descriptors, the pages behind them available rings.
             for page in 0..12_u16 {
                 for part in 0..8_u16 {
                     script.push(31 << 3);
                     script.extend((0x1000 + page * 0x1000 + part * 31).to_le_bytes());
                     let mut bytes = noise(seed * 100 + u64::from(page * 8 + part), 31);
-                    // Small numbers are what addresses, lengths and indices are made of.
+                    // Addresses, lengths and indices are small numbers.
                     for (at, byte) in bytes.iter_mut().enumerate() {
                         if at % 16 > 2 && at % 3 != 0 {
                             *byte = 0;

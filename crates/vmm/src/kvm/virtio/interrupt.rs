@@ -9,11 +9,10 @@ use vmm_sys_util::eventfd::EventFd;
 const USED_BUFFER: u32 = 1;
 const CONFIG_CHANGE: u32 = 2;
 
-/// The line and the status register behind it; clones are the same interrupt.
+/// The line and the status register behind it; clones share the interrupt.
 ///
-/// The line is edge-triggered: the driver reads the status, acknowledges it and then
-/// looks at the queues, so that whatever comes later sets the status again and makes
-/// another edge.
+/// The line is edge-triggered: the driver reads the status, acknowledges it and then processes the
+/// queues, so that a later event sets the status again and makes another edge.
 #[derive(Clone, Debug)]
 pub(crate) struct Interrupt {
     status: Arc<AtomicU32>,
@@ -28,12 +27,12 @@ impl Interrupt {
         }
     }
 
-    /// Some buffer has been used.
+    /// Signals a used buffer.
     pub(crate) fn used(&self) {
         self.raise(USED_BUFFER);
     }
 
-    /// The configuration or the device's status has changed.
+    /// Signals a change of the configuration or the device's status.
     pub(crate) fn config_changed(&self) {
         self.raise(CONFIG_CHANGE);
     }
@@ -42,8 +41,8 @@ impl Interrupt {
         self.status.load(Ordering::SeqCst)
     }
 
-    /// Sets a status that a copied machine's driver has yet to see. Whether its line was
-    /// raised already nobody can tell, so it is raised again.
+    /// Sets a status that a copied machine's driver has not seen yet. It is unknown whether the
+    /// line was already raised, so it is raised again.
     pub(super) fn resume(&self, status: u32) {
         if status != 0 {
             self.raise(status);
@@ -54,14 +53,14 @@ impl Interrupt {
         self.status.fetch_and(!bits, Ordering::SeqCst);
     }
 
-    /// What raises the line, for KVM.
+    /// Returns the event that raises the line, for KVM.
     pub(crate) fn line(&self) -> &EventFd {
         &self.line
     }
 
     fn raise(&self, bits: u32) {
         self.status.fetch_or(bits, Ordering::SeqCst);
-        // It fails only when the counter is full, which means that it is raised.
+        // It fails only when the counter is full, which means that the line is raised.
         let _ = self.line.write(1);
     }
 }

@@ -1,4 +1,4 @@
-//! The MMIO transport: a device's registers (specification section 4.2).
+//! The MMIO transport: the registers of a device (specification section 4.2).
 
 use std::time::Duration;
 
@@ -24,14 +24,14 @@ const MAGIC: u32 = 0x7472_6976;
 /// The only version that is not legacy.
 const VERSION: u32 = 2;
 
-/// Ours to choose: "MICA", little endian.
+/// A vendor of our choice: "MICA", little endian.
 const VENDOR: u32 = u32::from_le_bytes(*b"MICA");
 
-/// What every device offers.
+/// Features that every device offers.
 const COMMON_FEATURES: u64 =
     1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_EVENT_IDX | 1 << VIRTIO_RING_F_INDIRECT_DESC;
 
-/// The event of [`Device::source`]; others are queues' numbers.
+/// The event of [`Device::source`]; other events are queues' numbers.
 const HOST: u32 = u32::MAX;
 
 /// A device behind its registers.
@@ -42,7 +42,7 @@ pub(crate) struct Transport {
     /// Written by KVM when the driver notifies a queue.
     pub(super) notifications: Vec<EventFd>,
     pub(super) registers: Registers,
-    /// Queues as far as the driver has set them up.
+    /// Queues, as far as the driver has set them up.
     pub(super) queues: Vec<virtio_queue::Queue>,
     pub(super) active: Option<Active>,
 }
@@ -57,18 +57,21 @@ pub(super) struct Registers {
 }
 
 impl Transport {
-    /// Registers for `device`.
+    /// Creates the registers for `device`.
     ///
     /// # Errors
-    /// When the host is out of descriptors.
+    /// If the host is out of descriptors.
     pub(crate) fn new(device: Box<dyn Device>, memory: GuestMemory) -> std::io::Result<Self> {
         let sizes = device.queue_sizes();
-        let queues = sizes.iter().map(|size| virtio_queue::Queue::new(*size));
-        let queues = queues
+        let queues = sizes
+            .iter()
+            .map(|size| virtio_queue::Queue::new(*size))
             .collect::<Result<Vec<_>, _>>()
             .map_err(std::io::Error::other)?;
-        let notifications = sizes.iter().map(|_| EventFd::new(libc::EFD_NONBLOCK));
-        let notifications = notifications.collect::<Result<_, _>>()?;
+        let notifications = sizes
+            .iter()
+            .map(|_| EventFd::new(libc::EFD_NONBLOCK))
+            .collect::<Result<_, _>>()?;
         Ok(Self {
             device,
             memory,
@@ -80,8 +83,8 @@ impl Transport {
         })
     }
 
-    /// What KVM writes when the driver notifies a queue, and the queue; without those that a
-    /// processor sees to itself.
+    /// Returns the queues and the events that KVM writes when the driver notifies them, without
+    /// queues that a processor's thread processes itself.
     pub(crate) fn notifications(&self) -> impl Iterator<Item = (&EventFd, u32)> {
         let all = self.notifications.iter().zip(0..);
         all.filter(|(_, queue)| !self.device.is_awaited(*queue as usize))
@@ -125,7 +128,8 @@ impl Transport {
             | register::VIRTIO_MMIO_SHM_LEN_HIGH
             | register::VIRTIO_MMIO_SHM_BASE_LOW
             | register::VIRTIO_MMIO_SHM_BASE_HIGH => u32::MAX,
-            // The configuration's generation, for one: no configuration ever changes.
+            // Other registers read as 0, for example the configuration's generation, since
+            // configurations don't change.
             _ => 0,
         }
     }
@@ -155,7 +159,7 @@ impl Transport {
     }
 
     fn set_up_queue(&mut self, offset: u32, value: u32) {
-        // Once the driver has said that it is ready, queues are what they are.
+        // After the driver has set DRIVER_OK, queues can't be changed.
         if self.active.is_some() {
             return;
         }
@@ -192,7 +196,7 @@ impl Transport {
             self.reset();
             return;
         }
-        // A driver can only add to what it has said, and our own bit is not its to clear.
+        // A driver can only set bits of the status, and can't clear the device's own bit.
         let mut status = self.registers.status | value & !VIRTIO_CONFIG_S_NEEDS_RESET;
         let features = self.registers.driver_features;
         let required = 1 << VIRTIO_F_VERSION_1 | self.device.required_features();
@@ -211,9 +215,12 @@ impl Transport {
     fn activate(&mut self) {
         let features = self.registers.driver_features;
         let event_index = features >> VIRTIO_RING_F_EVENT_IDX & 1 == 1;
-        let queues = self.queues.iter().map(|queue| match queue.ready() {
-            true => Queue::new(queue.state(), event_index, &self.memory).map(Some),
-            false => Ok(None),
+        let queues = self.queues.iter().map(|queue| {
+            if queue.ready() {
+                Queue::new(queue.state(), event_index, &self.memory).map(Some)
+            } else {
+                Ok(None)
+            }
         });
         match queues.collect::<Result<_, _>>() {
             Ok(queues) => {
@@ -229,7 +236,7 @@ impl Transport {
         }
     }
 
-    /// Has everything looked at that was there before.
+    /// Makes the device process all that is already pending.
     pub(crate) fn look_at_everything(&self) {
         for notification in &self.notifications {
             let _ = notification.write(1);
@@ -247,7 +254,7 @@ impl Transport {
         }
     }
 
-    /// The driver has broken the protocol: nothing happens until it resets the device.
+    /// Stops the device after a violation of the protocol, until the driver resets it.
     fn stop(&mut self, violation: Violation) {
         self.active = None;
         self.registers.status |= VIRTIO_CONFIG_S_NEEDS_RESET;
@@ -269,11 +276,14 @@ impl Transport {
         }
     }
 
-    /// The driver has notified queue `index`.
+    /// Handles the driver's notification of queue `index`.
     fn queue_notified(&mut self, index: usize) {
-        self.with_active(|device, active| match active.queues.has(index) {
-            true => device.queue(index, active),
-            false => Ok(()),
+        self.with_active(|device, active| {
+            if active.queues.has(index) {
+                device.queue(index, active)
+            } else {
+                Ok(())
+            }
         });
     }
 }
@@ -283,8 +293,9 @@ impl Mmio for Transport {
         data.fill(0);
         match offset.checked_sub(u64::from(register::VIRTIO_MMIO_CONFIG)) {
             Some(offset) => {
-                let config = usize::try_from(offset).ok();
-                let config = config.and_then(|offset| self.device.config().get(offset..));
+                let config = usize::try_from(offset)
+                    .ok()
+                    .and_then(|offset| self.device.config().get(offset..));
                 for (to, from) in data.iter_mut().zip(config.unwrap_or_default()) {
                     *to = *from;
                 }
@@ -339,7 +350,7 @@ impl MutEventSubscriber for Transport {
     }
 }
 
-/// The low or high half of a 64-bit register.
+/// Returns the low or high half of a 64-bit register.
 fn half(value: u64, select: u32) -> u32 {
     let value = match select {
         0 => value,

@@ -1,9 +1,9 @@
-//! Virtio devices, as the Virtio 1.2 specification has them, over MMIO.
+//! Virtio devices according to the Virtio 1.2 specification, over MMIO.
 //!
-//! The transport ([`mmio`]) is apart from the devices, of which each has a folder, and
-//! queues ([`queue`], [`chain`]) are apart from what devices remember. Everything that
-//! arrives through them is a guest's, who may be hostile: a device does what the driver
-//! asks within the driver's own memory, or stops ([`Violation`]) until it is reset.
+//! The transport ([`mmio`]) is separate from the devices, each of which has a folder, and queues
+//! ([`queue`], [`chain`]) are separate from devices' state. All data that arrives through them
+//! comes from a guest, which may be hostile: a device serves the driver's requests within the
+//! driver's own memory, or stops ([`Violation`]) until it is reset.
 
 pub(crate) mod balloon;
 pub(crate) mod blk;

@@ -1,4 +1,4 @@
-//! A queue that a driver has made ready.
+//! Queues that a driver has made ready.
 
 use virtio_queue::{DescriptorChain, QueueOwnedT, QueueState, QueueT};
 use vm_memory::GuestMemoryMmap;
@@ -6,34 +6,34 @@ use vm_memory::GuestMemoryMmap;
 use super::{Chain, Violation};
 use crate::kvm::memory::GuestMemory;
 
-/// A ready queue. Its rings lie in RAM: their addresses were looked at when the driver
-/// made it ready, and every access looks again.
+/// A ready queue. Its rings lie in RAM: their addresses were checked when the driver made it ready,
+/// and every access checks again.
 #[derive(Debug)]
 pub(crate) struct Queue(virtio_queue::Queue);
 
 impl Queue {
-    /// The queue that a driver has set up in this way, if there can be one.
+    /// Creates the queue that a driver has set up, if its state is valid.
     pub(super) fn new(
         state: QueueState,
         event_index: bool,
         memory: &GuestMemory,
     ) -> Result<Self, Violation> {
-        let queue = virtio_queue::Queue::try_from(state);
-        let mut queue = queue.map_err(|_| Violation::BadQueue)?;
+        let mut queue = virtio_queue::Queue::try_from(state).map_err(|_| Violation::BadQueue)?;
         queue.set_event_idx(event_index);
-        match queue.is_valid(memory.ram()) {
-            true => Ok(Self(queue)),
-            false => Err(Violation::BadQueue),
+        if queue.is_valid(memory.ram()) {
+            Ok(Self(queue))
+        } else {
+            Err(Violation::BadQueue)
         }
     }
 
-    /// Where it is, for another one.
+    /// Returns the queue's state, for a copy.
     pub(super) fn state(&self) -> QueueState {
         self.0.state()
     }
 
-    /// The next chain that the driver has put in. When there is none the driver is asked
-    /// to notify us of the next one.
+    /// Removes and returns the next chain that the driver has added. If there is none, requests a
+    /// notification of the next one from the driver.
     pub(crate) fn pop<'m>(
         &mut self,
         memory: &'m GuestMemory,
@@ -60,12 +60,12 @@ impl Queue {
         Ok(chains.next())
     }
 
-    /// Takes the last [`Queue::pop`] back: its chain is the next one again.
+    /// Undoes the last [`Queue::pop`]: its chain is the next one again.
     pub(crate) fn undo_pop(&mut self) {
         self.0.go_to_previous_position();
     }
 
-    /// Gives a chain back with `written` bytes in its writable part.
+    /// Completes a chain with `written` bytes in its writable part.
     pub(crate) fn complete(
         &mut self,
         memory: &GuestMemory,

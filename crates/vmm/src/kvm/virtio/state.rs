@@ -1,4 +1,4 @@
-//! What a driver has made of a device, apart from both: for a copy of the machine.
+//! A device's state as its driver has set it up, to be restored in a copy of the machine.
 
 use serde::{Deserialize, Serialize};
 use virtio_queue::QueueState;
@@ -6,16 +6,16 @@ use virtio_queue::QueueState;
 use super::mmio::{Registers, Transport};
 use super::{Active, Queue, Queues};
 
-/// A device behind its registers, at one moment.
+/// A device and its registers at one moment.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct State {
-    /// The device ID, to be sure.
+    /// The device ID, to check that the device is of the same kind.
     kind: u32,
     registers: Registers,
     interrupt: u32,
-    /// As the driver has set them up.
+    /// The queues as the driver has set them up.
     queues: Vec<Ring>,
-    /// As far as they have come, while a driver drives the device.
+    /// The queues' current positions, while a driver uses the device.
     active: Option<Vec<Option<Ring>>>,
     /// [`Device::save`](super::Device::save).
     device: Vec<u8>,
@@ -73,7 +73,7 @@ impl From<Ring> for QueueState {
 }
 
 impl Transport {
-    /// All of it. No processor runs, and the device has nothing in hand.
+    /// Returns the whole state. No processor may run, and the device must have no request at work.
     pub(crate) fn save(&self) -> State {
         let rings = |active: &Active| {
             let queues = active.queues.0.iter();
@@ -95,7 +95,7 @@ impl Transport {
         }
     }
 
-    /// Goes on from there. The interrupt controllers do so before.
+    /// Restores the state. The interrupt controllers must be restored before.
     pub(crate) fn resume(&mut self, state: State) -> Result<(), Mismatch> {
         let is_ours = state.kind == self.device.id()
             && state.queues.len() == self.queues.len()

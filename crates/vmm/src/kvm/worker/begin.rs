@@ -1,4 +1,4 @@
-//! The beginning of a machine: a kernel's, or where another machine was saved.
+//! Begins a machine: boots a kernel, or restores a saved machine.
 
 use std::fs::File;
 
@@ -24,7 +24,7 @@ pub(super) enum Begin {
     },
     Resume {
         saved: Box<Saved>,
-        /// Until it is mapped.
+        /// The memory's file, until it is mapped.
         memory: Option<File>,
     },
 }
@@ -63,7 +63,7 @@ impl Begin {
         }
     }
 
-    /// The machine's RAM; once.
+    /// Creates the machine's RAM. Can be called once.
     pub(super) fn memory(&mut self, size: u64) -> Result<GuestMemory, Error> {
         let file = match self {
             Self::Boot { .. } => None,
@@ -89,7 +89,8 @@ impl Begin {
         }
     }
 
-    /// Makes the processors, which can do `features`, and has everything begin.
+    /// Creates the processors with these `features` as CPUID, and sets or restores the machine's
+    /// initial state.
     pub(super) fn processors(
         self,
         vm: &VmFd,
@@ -130,8 +131,8 @@ impl Begin {
     }
 }
 
-/// Has everything go on from where it was: processors, then what they have interrupts from,
-/// then what raises them.
+/// Restores the machine's state: processors first, then the interrupt controllers, then the devices
+/// that raise interrupts.
 fn resume(
     saved: Saved,
     vm: &VmFd,
@@ -162,7 +163,7 @@ fn resume(
             .resume(state)
             .map_err(|error| refused(&error))?;
     }
-    // It is another machine from here on, and its kernel is to notice.
+    // From here on it is a different machine, which its kernel must notice.
     generation::renew(memory).map_err(system("numbering the machine"))?;
     for level in [true, false] {
         vm.set_irq_line(generation::INTERRUPT, level)

@@ -1,4 +1,4 @@
-//! What of the machine's interrupts and clocks is in the kernel.
+//! The machine's interrupt controllers and clocks in the kernel.
 
 use kvm_bindings::{
     KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_PIT_SPEAKER_DUMMY,
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::machine::{Error, kvm};
 use crate::kvm::memory::layout;
 
-/// The interrupt controllers, the old timer and the clock, at one moment.
+/// The state of the interrupt controllers, the legacy timer and the clock at one moment.
 #[derive(Default, Serialize, Deserialize)]
 pub(crate) struct Controllers {
     chips: Vec<kvm_irqchip>,
@@ -25,7 +25,7 @@ const CHIPS: [u32; 3] = [
 ];
 
 impl Controllers {
-    /// Makes them, before there are processors.
+    /// Creates the controllers. Must be called before processors are created.
     pub(super) fn create(vm: &VmFd) -> Result<(), Error> {
         vm.set_identity_map_address(layout::KVM_IDENTITY_MAP)
             .map_err(kvm("setting the identity map's address"))?;
@@ -40,7 +40,7 @@ impl Controllers {
         .map_err(kvm("creating a timer"))
     }
 
-    /// Asks for their state. No processor runs.
+    /// Reads their state. No processor may run.
     pub(super) fn of(vm: &VmFd) -> Result<Self, Error> {
         let chips = CHIPS.map(|chip_id| {
             let mut chip = kvm_irqchip {
@@ -58,15 +58,15 @@ impl Controllers {
         })
     }
 
-    /// Has new ones go on from here, once there are processors.
+    /// Restores the state in new controllers, after the processors are created.
     pub(super) fn give_to(&self, vm: &VmFd) -> Result<(), Error> {
         for chip in &self.chips {
             vm.set_irqchip(chip)
                 .map_err(kvm("setting an interrupt controller"))?;
         }
         vm.set_pit2(&self.timer).map_err(kvm("setting the timer"))?;
-        // The guest's uptime goes on from where it was. How far it is from the host's is not
-        // to be looked at.
+        // The guest's uptime continues at the saved value. Its relation to the host's clock is not
+        // used.
         let clock = kvm_clock_data {
             clock: self.clock.clock,
             ..Default::default()

@@ -1,4 +1,4 @@
-//! The system calls that each kind of thread makes, and no others.
+//! Seccomp filters: the system calls that each kind of thread may make.
 
 use std::collections::BTreeSet;
 
@@ -8,11 +8,11 @@ use kvm_bindings::{
 };
 use micabox_jail::{Error, Filter};
 
-/// What a thread does.
+/// The kinds of threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Thread {
-    /// Makes the machine, of a saved one's state where there is one, and starts the others:
-    /// what it can't do they can't either.
+    /// Creates the machine, from a saved machine's state if there is one, and starts the other
+    /// threads. What this thread may not do, they may not either.
     Builder,
     /// Runs a virtual processor.
     Processor,
@@ -22,8 +22,8 @@ pub enum Thread {
     Devices,
 }
 
-/// What a processor's thread asks of KVM (`linux/kvm.h`): to run, and what it has to save
-/// of the processor; to say of its clock that time has passed.
+/// KVM requests of a processor's thread (`linux/kvm.h`): to run, to save the processor's state, and
+/// to tell the guest's clock that time has passed.
 const PROCESSOR_REQUESTS: [u32; 12] = [
     request(0, 0, 0x80),
     read::<kvm_regs>(0x81),
@@ -36,17 +36,18 @@ const PROCESSOR_REQUESTS: [u32; 12] = [
     request(0, 0, 0xa3), // Get the frequency of the time stamp counter.
     read::<kvm_xsave>(0xa4),
     read::<kvm_xcrs>(0xa6),
-    request(0, 0, 0xad), // The guest stood still.
+    request(0, 0, 0xad), // The guest was paused.
 ];
 
-/// What the devices' thread asks of it: what is to be saved of the machine.
+/// KVM requests of the devices' thread: to save the machine's state.
 const DEVICES_REQUESTS: [u32; 3] = [
     change::<kvm_irqchip>(0x62),
     read::<kvm_clock_data>(0x7c),
     read::<kvm_pit_state2>(0x9f),
 ];
 
-/// `_IOC` of `asm-generic/ioctl.h`: direction, size of the argument, KVM's number.
+/// Encodes a request as `_IOC` of `asm-generic/ioctl.h`: direction, size of the argument, KVM's
+/// number.
 const fn request(direction: u32, size: usize, number: u32) -> u32 {
     const KVM: u32 = 0xae;
     direction << 30 | (size as u32) << 16 | KVM << 8 | number
@@ -60,7 +61,7 @@ const fn change<T>(number: u32) -> u32 {
     request(3, size_of::<T>(), number)
 }
 
-/// Memory, locks, time, the end; and bytes in and out of what is open.
+/// Calls of all threads: to manage memory, lock, query time, exit, and read and write open files.
 const ALL: [libc::c_long; 31] = [
     libc::SYS_brk,
     libc::SYS_clock_gettime,
@@ -95,7 +96,7 @@ const ALL: [libc::c_long; 31] = [
     libc::SYS_writev,
 ];
 
-/// Waiting for the guest, and what it asks of a disk.
+/// Calls of a disk's thread: to wait for the guest, and to serve requests to a disk.
 const DISK: [libc::c_long; 6] = [
     libc::SYS_epoll_pwait,
     libc::SYS_epoll_wait,
@@ -105,8 +106,9 @@ const DISK: [libc::c_long; 6] = [
     libc::SYS_pwritev,
 ];
 
-/// Waiting for several things at once, connections that come and go, a snapshot's files;
-/// signals to the processors' threads, as nobody else is in their namespace.
+/// Calls of the devices' thread: to wait for several events, accept and close connections, and
+/// write a snapshot's files; to signal the processors' threads, since no other process is in their
+/// namespace.
 const DEVICES: [libc::c_long; 9] = [
     libc::SYS_accept4,
     libc::SYS_epoll_ctl,
@@ -119,7 +121,7 @@ const DEVICES: [libc::c_long; 9] = [
     libc::SYS_tgkill,
 ];
 
-/// Events, an interrupt's line and a filter for each thread.
+/// Calls of the builder: to create events and interrupt lines, and to install each thread's filter.
 const BUILDER: [libc::c_long; 4] = [
     libc::SYS_epoll_create1,
     libc::SYS_eventfd2,
@@ -147,7 +149,8 @@ impl Thread {
         filter.restrict()
     }
 
-    /// All that any thread does, all requests to KVM, and what makes them.
+    /// Returns the filter of the builder: all calls of any thread, all requests to KVM, and the
+    /// calls that create the machine.
     fn builder() -> Filter {
         let number = libc::c_int::cast_unsigned;
         let lists = [&ALL[..], &DISK, &DEVICES, &BUILDER];

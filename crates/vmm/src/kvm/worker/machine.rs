@@ -1,4 +1,4 @@
-//! A machine, from its description to its end.
+//! Builds a machine from its description, and runs it to its end.
 
 #![allow(unsafe_code)]
 
@@ -39,7 +39,7 @@ use crate::kvm::virtio::rng::Rng;
 use crate::kvm::virtio::vsock::Vsock;
 use crate::kvm::{INTERRUPTS, acpi, saved};
 
-/// Why there is no machine.
+/// Why a machine can't be built.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
     #[error("{what}: {source}")]
@@ -85,9 +85,9 @@ pub(super) fn system(what: &'static str) -> impl Fn(io::Error) -> Error {
     move |source| Error::System { what, source }
 }
 
-/// A machine that could run.
+/// A machine that is ready to run.
 pub(super) struct Machine {
-    /// Keeps the machine in the kernel.
+    /// Also holds the VM's descriptor, which keeps the machine in the kernel.
     saver: Saver,
     vcpus: Vec<VcpuFd>,
     bus: Arc<Bus>,
@@ -97,7 +97,7 @@ impl Machine {
     pub(super) fn build(handover: Handover, pages: Option<File>) -> Result<Self, Error> {
         let take = |descriptor| own(descriptor).map_err(system("taking a descriptor"));
         let device = take(handover.kvm)?;
-        // SAFETY: an open /dev/kvm, owned by nobody else from here on.
+        // SAFETY: an open /dev/kvm, which has no other owner from here on.
         let kvm_device = unsafe { Kvm::from_raw_fd(device.into_raw_fd()) };
         let supported = kvm_device
             .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
@@ -204,7 +204,7 @@ impl Machine {
             };
             threads.spawn(Thread::Disk, format!("disk{index}"), run)?;
         }
-        // All others are served by this thread.
+        // This thread serves all other devices.
         let mut events = Loop::new()?;
         for device in quick {
             events.add(device);
@@ -218,7 +218,7 @@ impl Machine {
     }
 }
 
-/// Maps all pmem, of which the files are to be watched; where the regions are.
+/// Maps all pmem and adds its files to the watched ones. Returns the regions' addresses.
 fn map_regions(
     memory: &mut GuestMemory,
     ram_size: u64,
@@ -261,7 +261,7 @@ fn map_regions(
     Ok(ranges)
 }
 
-/// What of RAM is a file's.
+/// Returns the parts of RAM that map a file.
 fn watched_ram(memory: &GuestMemory) -> Result<Vec<Mapped>, Error> {
     let of_files = memory.ram().iter().filter_map(|region| {
         let part = region.file_offset()?;
@@ -278,7 +278,7 @@ fn watched_ram(memory: &GuestMemory) -> Result<Vec<Mapped>, Error> {
         .map_err(system("watching the snapshot"))
 }
 
-/// Gives the memory to the machine: RAM, and each pmem region as one read-only slot.
+/// Adds the memory to the machine: RAM, and each pmem region as one read-only slot.
 fn add_slots(vm: &VmFd, memory: &GuestMemory) -> Result<(), Error> {
     let slot = |region: &GuestRegionMmap, flags| {
         let address = region.start_addr().raw_value();
@@ -356,7 +356,7 @@ fn serial(
     Serial::new(interrupt, console.into(), saved).map_err(system("connecting the console"))
 }
 
-/// What each processor says that it can do.
+/// Returns the CPUID of each processor.
 fn features(supported: &CpuId, count: u8, is_host: bool) -> Result<Vec<CpuId>, Error> {
     let all = (0..count).map(|id| cpuid::of_processor(supported, id, count, is_host));
     all.collect::<Option<_>>().ok_or(Error::Kvm {

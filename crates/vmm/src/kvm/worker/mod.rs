@@ -1,9 +1,9 @@
-//! A machine's own process.
+//! The worker: a machine's own process.
 //!
-//! The program that wants a machine starts itself again as a worker. It does nothing
-//! before it is in [`jail`] and behind a filter of system calls, where it reads the [`Handover`]
-//! and a saved machine's state, and it opens nothing. Before the guest's first instruction every
-//! thread gives up the system calls that it won't make.
+//! The program that starts a machine executes itself again as a worker. The worker opens nothing,
+//! and first enters the [`jail`] and installs a seccomp filter. Then it reads the [`Handover`] and
+//! a saved machine's state. Before the guest's first instruction every thread gives up the system
+//! calls that it won't make.
 
 mod begin;
 mod controllers;
@@ -26,11 +26,11 @@ use machine::Machine;
 /// The kind of worker that runs a machine.
 pub const WORKER: Kind = Kind::new(NAME, |descriptor| work(descriptor).report());
 
-/// What it is called on a command line.
+/// The worker's name on a command line.
 pub(super) const NAME: &str = "machine";
 
 fn work(descriptor: RawFd) -> Ending {
-    // It can't be had later, and tells what of the guest's memory there is to save.
+    // The page map can't be opened later. It shows which pages of the guest's memory must be saved.
     let pages = match enter_with(|| File::open("/proc/self/pagemap").ok()) {
         Ok(pages) => pages,
         Err(error @ jail::Error::Namespaces { .. }) => {

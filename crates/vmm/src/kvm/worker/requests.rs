@@ -1,5 +1,4 @@
-//! What the machine's owner asks of its worker while it runs: to pause the machine, or to save
-//! it.
+//! Serves the owner's requests to a running machine: to pause it, or to save it.
 
 use std::fs::File;
 use std::io;
@@ -20,13 +19,12 @@ use crate::kvm::vcpu::{self, Pause};
 use crate::kvm::virtio::mmio::Transport;
 use crate::process::{Answer, Request};
 
-/// Pauses and saves the machine. It is one of those whom the devices' thread serves, so that of its
-/// devices none has anything in hand meanwhile; it waits until those that have a thread of
-/// their own haven't either.
+/// Pauses and saves the machine. The devices' thread runs it, so that none of that thread's devices
+/// is at work meanwhile; it waits until devices with a thread of their own aren't either.
 pub(super) struct Saver {
     pub(super) requests: UnixStream,
     pub(super) pause: Arc<Pause>,
-    /// Their threads.
+    /// The processors' threads.
     pub(super) processors: Vec<JoinHandle<()>>,
     pub(super) vm: VmFd,
     pub(super) memory: GuestMemory,
@@ -34,15 +32,15 @@ pub(super) struct Saver {
     /// This process's page map.
     pub(super) pages: Option<File>,
     pub(super) memory_mib: u32,
-    /// It may run virtual machines, whose state KVM has and we don't save.
+    /// Whether the guest may run virtual machines, whose state is in KVM and is not saved.
     pub(super) is_host: bool,
-    /// What the first processor says that it can do.
+    /// The first processor's CPUID.
     pub(super) features: Vec<kvm_cpuid_entry2>,
 }
 
 impl Saver {
-    /// Takes a request, and is done when the machine may go on. False when there will be no
-    /// more.
+    /// Serves one request, and returns when the machine may resume. False at the end of the
+    /// channel.
     fn serve(&self) -> io::Result<bool> {
         let files = match Request::receive(&self.requests)? {
             Some((Request::Pause, None)) => None,
@@ -54,20 +52,24 @@ impl Saver {
             Some(_) => return Err(io::ErrorKind::InvalidData.into()),
         };
         let processors = self.pause.stop(&self.processors);
-        // Whoever serves one of them has done what there was to do, and can't go on with
-        // what comes in while it is ours: not before the end of this moment.
-        let devices = self.bus.virtio.iter();
-        let devices: Vec<_> = devices.map(|device| lock(&device.transport)).collect();
+        // A thread that serves a device has finished its work when its lock is free, and can't
+        // begin new work while the lock is held, until the pause ends.
+        let devices: Vec<_> = self
+            .bus
+            .virtio
+            .iter()
+            .map(|device| lock(&device.transport))
+            .collect();
         let done = processors.and_then(|processors| match &files {
             Some((state, memory)) => {
                 let processors = processors.into_iter().collect::<Result<_, _>>()?;
                 self.save(processors, &devices, state, memory)
             }
-            // What can't be saved can stand still.
+            // A machine that can't be saved can be paused.
             None => Ok(()),
         });
-        // Whatever belongs to the same moment is being copied until the next request, or until
-        // the owner gave up.
+        // The owner copies what belongs to the same moment until it sends the next request, or
+        // gives up.
         let sent = Answer(done).send(&self.requests);
         let next = sent.and_then(|()| Request::receive(&self.requests));
         drop(devices);

@@ -1,5 +1,5 @@
-//! The worker's threads: one a processor, one a slow device, and the first one for all other
-//! devices.
+//! The worker's threads: one for each processor, one for each slow device, and the first one for
+//! all other devices.
 
 use std::io;
 use std::sync::{Arc, Barrier, Mutex, OnceLock};
@@ -15,7 +15,7 @@ use crate::kvm::bus::lock;
 use crate::kvm::ending::Ending;
 use crate::kvm::virtio::mmio::Transport;
 
-/// Waits for events, and calls those who want to know.
+/// Waits for events, and calls their subscribers.
 pub(super) struct Loop(EventManager<Arc<Mutex<Subscriber>>>);
 
 type Subscriber = dyn MutEventSubscriber + Send;
@@ -29,11 +29,11 @@ impl Loop {
         self.0.add_subscriber(subscriber);
     }
 
-    /// Goes round until the machine ends and something happens here.
+    /// Handles events until the machine has ended.
     pub(super) fn run(&mut self, end: &End) -> Result<Ending, Error> {
         loop {
             if let Some(ending) = end.ending.get() {
-                // A guest's last words may have come while something else was seen to.
+                // The guest's last output may have arrived while other events were handled.
                 self.turn(0)?;
                 return Ok(ending.clone());
             }
@@ -41,7 +41,7 @@ impl Loop {
         }
     }
 
-    /// As [`Loop::run`], for one slow device: nothing of it is held while it waits for the host,
+    /// As [`Loop::run`], for one slow device. The device is not locked while it waits for the host,
     /// so that its machine can be paused, saved and ended.
     pub(super) fn run_slow(
         &mut self,
@@ -61,7 +61,8 @@ impl Loop {
         }
     }
 
-    /// Sees to all that has happened, after `timeout` milliseconds at most; -1 is for ever.
+    /// Handles all pending events; waits for one for at most `timeout` milliseconds, or without
+    /// limit if it is -1.
     fn turn(&mut self, timeout: i32) -> Result<(), Error> {
         match self.0.run_with_timeout(timeout) {
             Err(event_manager::Error::Epoll(error)) if error.errno() == libc::EINTR => Ok(()),
@@ -74,21 +75,21 @@ fn events(error: event_manager::Error) -> Error {
     system("waiting for events")(io::Error::other(error.to_string()))
 }
 
-/// Threads that begin together.
+/// Threads that start their work together.
 pub(super) struct Threads {
-    /// Nobody runs guest code before everybody is restricted.
+    /// No vCPU enters the guest until every thread has its seccomp filter.
     restricted: Arc<Barrier>,
 }
 
 impl Threads {
-    /// For `count` threads, this one among them.
+    /// Creates the group of `count` threads, including the calling one.
     pub(super) fn new(count: usize) -> Self {
         Self {
             restricted: Arc::new(Barrier::new(count)),
         }
     }
 
-    /// Starts one, which restricts itself and waits for the others before it does `work`.
+    /// Starts a thread, which restricts itself and waits for the others before it does `work`.
     pub(super) fn spawn(
         &self,
         kind: Thread,
@@ -109,7 +110,7 @@ impl Threads {
             .map_err(system("starting a thread"))
     }
 
-    /// Makes the calling thread the last of them.
+    /// Restricts the calling thread and waits for the others.
     pub(super) fn join(self, kind: Thread) -> Result<(), micabox_jail::Error> {
         kind.restrict()?;
         self.restricted.wait();
@@ -156,7 +157,7 @@ impl MutEventSubscriber for Waker {
 mod tests {
     use super::*;
 
-    /// Takes what somebody writes.
+    /// Counts what is written to its event.
     struct Listener {
         event: EventFd,
         heard: u64,

@@ -1,5 +1,5 @@
-//! The memory balloon (specification section 5.5), for free page reporting: the guest
-//! names free memory on its own, and the host takes it until the guest touches it again.
+//! The memory balloon (specification section 5.5), for free page reporting: the guest reports free
+//! memory on its own, and the host reclaims it until the guest touches it again.
 
 #![allow(unsafe_code)]
 
@@ -12,21 +12,21 @@ use crate::kvm::virtio::{Active, Device, Violation};
 /// `VIRTIO_BALLOON_F_PAGE_REPORTING`.
 const PAGE_REPORTING: u64 = 1 << 5;
 
-/// Inflation comes first, deflation second. Reporting comes behind those that were
-/// negotiated, which is how drivers count it.
+/// Inflation comes first, deflation second. Reporting follows the queues that were negotiated, as
+/// drivers count them.
 const INFLATE: usize = 0;
 const DEFLATE: usize = 1;
 const QUEUE_SIZES: [u16; 3] = [32, 32, 32];
 
 const PAGE: usize = 4096;
 
-/// Page numbers that one request to inflate may have; the driver sends 256.
+/// Maximum page numbers in one request to inflate; the driver sends 256.
 const MOST_PAGES: usize = 1024;
 
-/// The device. The host never asks for the balloon to grow.
+/// The device. The host never requests the balloon to grow.
 #[derive(Debug, Default)]
 pub(crate) struct Balloon {
-    /// Pages wanted and, as the driver writes it, pages given; little endian.
+    /// Number of requested pages and, as the driver writes it, of given pages; little endian.
     config: [u8; 8],
 }
 
@@ -77,7 +77,7 @@ impl Device for Balloon {
                     for number in numbers.as_chunks().0 {
                         let address = u64::from(u32::from_le_bytes(*number)) * PAGE as u64;
                         let mut page = Vec::new();
-                        // A page that does not exist is no page that anybody keeps.
+                        // A page that does not exist needs no release.
                         if active
                             .memory
                             .writable(GuestAddress(address), PAGE, &mut page)
@@ -86,7 +86,7 @@ impl Device for Balloon {
                         }
                     }
                 }
-                // A page is there again as soon as it is touched.
+                // A page exists again as soon as it is touched.
                 DEFLATE => {}
                 _reporting => give_back(&chain.writable),
             }
@@ -96,15 +96,15 @@ impl Device for Balloon {
     }
 }
 
-/// Gives whole pages back to the host. They read as zeroes from now on, or in a copied
-/// machine as what they were when it was copied.
+/// Returns whole pages to the host. They then read as zeroes or, in a copied machine, as their
+/// contents at the time of the copy.
 fn give_back(memory: &Buffers<'_>) {
     memory.for_each_piece(|start, length| {
         let skip = start.align_offset(PAGE);
         let length = length.saturating_sub(skip) / PAGE * PAGE;
         if length > 0 {
-            // SAFETY: the piece is RAM of the guest's, a private mapping that lives as long as
-            // the worker, and nothing in it is the worker's own.
+            // SAFETY: the piece is the guest's RAM, a private mapping that lives as long as the
+            // worker and contains no data of the worker.
             unsafe {
                 libc::madvise(start.wrapping_add(skip).cast(), length, libc::MADV_DONTNEED);
             }

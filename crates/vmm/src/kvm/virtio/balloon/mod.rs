@@ -1,4 +1,4 @@
-//! virtio-balloon: memory that the guest does not need goes back to the host.
+//! virtio-balloon: returns memory that the guest does not need to the host.
 
 mod device;
 

@@ -13,14 +13,13 @@ use crate::process::{FULL, ROOM};
 const QUEUE_SIZE: u16 = 128;
 const QUEUE_SIZES: [u16; 1] = [QUEUE_SIZE];
 
-/// Bytes of the configuration space up to the last field that we have.
+/// Bytes of the configuration space up to the last field in use.
 const CONFIG: usize = 60;
 
-/// The smallest transfer that costs no other to be read first: the host's page.
+/// The smallest write that does not require reading first: the host's page.
 const BLOCK: u32 = 4096;
 
-/// How long a request waits at first, and at most, until it is tried again that found the
-/// host's disk full.
+/// How long a request that found the host's disk full waits before a retry, at first and at most.
 const FIRST_WAIT: Duration = Duration::from_millis(50);
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
@@ -37,8 +36,8 @@ pub(crate) struct Blk {
 }
 
 impl Blk {
-    /// A disk that shows `storage`. The guest sees whole sectors of it, and at most 20
-    /// bytes of `serial`.
+    /// Creates a disk with the contents of `storage`. The guest sees whole sectors of it, and at
+    /// most 20 bytes of `serial`.
     pub(crate) fn new(storage: Storage, serial: &str) -> Self {
         let mut config = [0; CONFIG];
         let mut set = |at: usize, bytes: &[u8]| {
@@ -53,8 +52,8 @@ impl Blk {
         // Physical block: 2^3 sectors; the topology's best transfer sizes, in sectors.
         set(24, &[3, 0]);
         set(26, &((BLOCK / SECTOR as u32) as u16).to_le_bytes());
-        // Discard: most sectors, most ranges, alignment; zeroes: the same without the
-        // last, and that they may give space back.
+        // Discard: maximum sectors, maximum ranges, alignment. Write zeroes: the same without
+        // alignment, and that it may free space.
         set(36, &MOST_ERASED.to_le_bytes());
         set(40, &MOST_RANGES.to_le_bytes());
         set(44, &(BLOCK / SECTOR as u32).to_le_bytes());
@@ -70,7 +69,7 @@ impl Blk {
         }
     }
 
-    /// A request has found the host's disk full, or has not.
+    /// Records whether a request found the host's disk full.
     fn note(&mut self, is_full: bool) {
         self.is_stalled = is_full;
         match (is_full, self.wait) {
@@ -97,14 +96,13 @@ impl Device for Blk {
         let always = 1 << blk::VIRTIO_BLK_F_SEG_MAX
             | 1 << blk::VIRTIO_BLK_F_BLK_SIZE
             | 1 << blk::VIRTIO_BLK_F_TOPOLOGY;
-        match self.storage.is_read_only() {
-            true => always | 1 << blk::VIRTIO_BLK_F_RO,
-            false => {
-                always
-                    | 1 << blk::VIRTIO_BLK_F_FLUSH
-                    | 1 << blk::VIRTIO_BLK_F_DISCARD
-                    | 1 << blk::VIRTIO_BLK_F_WRITE_ZEROES
-            }
+        if self.storage.is_read_only() {
+            always | 1 << blk::VIRTIO_BLK_F_RO
+        } else {
+            always
+                | 1 << blk::VIRTIO_BLK_F_FLUSH
+                | 1 << blk::VIRTIO_BLK_F_DISCARD
+                | 1 << blk::VIRTIO_BLK_F_WRITE_ZEROES
         }
     }
 
@@ -136,7 +134,7 @@ impl Device for Blk {
             let served = serve(chain, &self.storage, &self.serial)?;
             self.note(served == Err(NoSpace));
             let Ok(written) = served else {
-                // All that is behind it waits as well, as for a disk that takes its time.
+                // Requests behind it wait too, as for a slow disk.
                 active.queues.get(index)?.undo_pop();
                 return Ok(());
             };

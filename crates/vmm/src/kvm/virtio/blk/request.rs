@@ -1,4 +1,4 @@
-//! A request to a disk (specification section 5.2.6).
+//! Serves requests to a disk (specification section 5.2.6).
 
 use std::io;
 
@@ -7,26 +7,26 @@ use virtio_bindings::virtio_blk as blk;
 use super::storage::Storage;
 use crate::kvm::virtio::{Chain, Violation};
 
-/// Bytes of a sector, the unit of everything here.
+/// Bytes of a sector, the unit of requests.
 pub(super) const SECTOR: u64 = 512;
 
 /// Bytes of a header: type, reserved, sector.
 const HEADER: usize = 16;
 
-/// Bytes of a range to erase: sector, sectors, flags.
+/// Bytes of a range to erase: sector, number of sectors, flags.
 const RANGE: usize = 16;
 
-/// Most sectors of one request to erase, which the driver is told: 1 GiB.
+/// Maximum sectors of one request to erase, as the configuration space announces: 1 GiB.
 pub(super) const MOST_ERASED: u32 = 1 << 21;
 
-/// Most ranges of such a request, which the driver is told as well.
+/// Maximum ranges of such a request, as the configuration space announces.
 pub(super) const MOST_RANGES: u32 = 1;
 
-/// Most bytes that one request moves, far above what a driver asks for at once: what a
-/// machine's save waits for is bounded.
+/// Maximum bytes that one request moves, far above a driver's requests: it bounds how long a
+/// machine's save waits.
 const MOST_MOVED: u64 = 1 << 30;
 
-/// What became of a request.
+/// The status of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Status {
@@ -35,12 +35,12 @@ enum Status {
     Unknown = blk::VIRTIO_BLK_S_UNSUPP as u8,
 }
 
-/// The host's disk is full, so that the request can't be served now. It may be served again
-/// from its beginning.
+/// The host's disk is full, so that the request can't be served now. It may be retried from its
+/// beginning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NoSpace;
 
-/// Does what a chain asks for; the bytes written to it.
+/// Serves a chain's request; returns the bytes written to the chain.
 pub(super) fn serve(
     mut chain: Chain<'_>,
     storage: &Storage,
@@ -57,7 +57,8 @@ pub(super) fn serve(
     let (status, written) = match kind {
         blk::VIRTIO_BLK_T_IN => (read(offset, chain, storage), room),
         blk::VIRTIO_BLK_T_OUT => (write(offset, chain, storage), 0),
-        // An error of a flush is one of writes that are over: the next flush would not have it.
+        // A flush that fails for lack of room is not retried: its error is of writes that are
+        // complete, and the next flush would not report it.
         blk::VIRTIO_BLK_T_FLUSH => (Ok(status(storage.flush())), 0),
         blk::VIRTIO_BLK_T_GET_ID => (Ok(Status::Done), identify(&chain, serial)),
         blk::VIRTIO_BLK_T_DISCARD | blk::VIRTIO_BLK_T_WRITE_ZEROES => (erase(chain, storage), 0),
@@ -86,7 +87,7 @@ fn status(result: io::Result<()>) -> Status {
     }
 }
 
-/// As [`status`], of something that may need room on the host's disk.
+/// As [`status`], for a request that may need room on the host's disk.
 fn status_with_room(result: io::Result<()>) -> Result<Status, NoSpace> {
     use io::ErrorKind::{QuotaExceeded, StorageFull};
     match result {
@@ -95,8 +96,8 @@ fn status_with_room(result: io::Result<()>) -> Result<Status, NoSpace> {
     }
 }
 
-/// Where a transfer of `length` bytes begins, if it is of whole sectors on the disk, and not
-/// of too many.
+/// Returns the offset of a transfer of `length` bytes, if it is of whole sectors on the disk and
+/// not too long.
 fn place(offset: Option<u64>, length: usize, storage: &Storage) -> Option<u64> {
     let length = Some(length as u64).filter(|length| *length <= MOST_MOVED)?;
     offset.filter(|offset| length.is_multiple_of(SECTOR) && storage.contains(*offset, length))
@@ -126,8 +127,9 @@ fn identify(chain: &Chain<'_>, serial: &[u8]) -> usize {
     chain.writable.copy_from(&id)
 }
 
-/// Discarded sectors read as zeroes too: the same for both kinds. A request has one range, as
-/// the configuration says: more would take a guest as long as it likes.
+/// Erases sectors. Discarded sectors read as zeroes too, so both kinds of request are the same. A
+/// request has one range, as the configuration announces: with more, a guest could make it take any
+/// time.
 fn erase(chain: Chain<'_>, storage: &Storage) -> Result<Status, NoSpace> {
     if storage.is_read_only() || chain.readable.len() != RANGE * MOST_RANGES as usize {
         return Ok(Status::Failed);
@@ -138,9 +140,11 @@ fn erase(chain: Chain<'_>, storage: &Storage) -> Result<Status, NoSpace> {
     let (low, high, rest) = fields(range);
     let sector = u64::from(low) | u64::from(high) << 32;
     let length = (rest & 0xffff_ffff) * SECTOR;
-    let offset = sector.checked_mul(SECTOR);
-    let offset = offset.filter(|offset| storage.contains(*offset, length));
-    match offset.filter(|_| length <= u64::from(MOST_ERASED) * SECTOR) {
+    let offset = sector
+        .checked_mul(SECTOR)
+        .filter(|offset| storage.contains(*offset, length))
+        .filter(|_| length <= u64::from(MOST_ERASED) * SECTOR);
+    match offset {
         Some(offset) => status_with_room(storage.erase(offset, length)),
         None => Ok(Status::Failed),
     }

@@ -1,4 +1,4 @@
-//! What is behind a disk: files one after the other, straight from where they lie.
+//! The storage of a disk: files one after another, read and written in place.
 
 #![allow(unsafe_code)]
 
@@ -12,9 +12,9 @@ use crate::kvm::virtio::chain::Buffers;
 #[derive(Debug)]
 pub(crate) struct Piece {
     pub(crate) file: File,
-    /// Bytes of it, a multiple of 512.
+    /// Bytes of the file that belong to the disk, a multiple of 512.
     pub(crate) length: u64,
-    /// What it is called, for messages.
+    /// The file's name, for messages.
     pub(crate) name: String,
 }
 
@@ -45,7 +45,7 @@ impl Storage {
         }
     }
 
-    /// Bytes.
+    /// Returns the disk's length in bytes.
     pub(super) fn len(&self) -> u64 {
         self.length
     }
@@ -54,7 +54,7 @@ impl Storage {
         self.read_only
     }
 
-    /// Whether `length` bytes at `offset` are all on the disk.
+    /// Returns whether `length` bytes at `offset` are all on the disk.
     pub(super) fn contains(&self, offset: u64, length: u64) -> bool {
         offset
             .checked_add(length)
@@ -82,7 +82,7 @@ impl Storage {
         })
     }
 
-    /// Returns when what was written is on the host's disk.
+    /// Flushes writes; returns when they are on the host's disk.
     pub(super) fn flush(&self) -> io::Result<()> {
         if self.read_only {
             return Ok(());
@@ -92,13 +92,14 @@ impl Storage {
             .try_for_each(|(_, piece)| piece.file.sync_data())
     }
 
-    /// Makes `length` bytes at `offset` read as zeroes and gives their space back.
+    /// Makes `length` bytes at `offset` read as zeroes and frees their space.
     pub(super) fn erase(&self, offset: u64, length: u64) -> io::Result<()> {
         const MODE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         for (start, piece) in &self.pieces {
             let from = offset.max(*start);
-            let end = offset.saturating_add(length);
-            let end = end.min(start.saturating_add(piece.length));
+            let end = offset
+                .saturating_add(length)
+                .min(start.saturating_add(piece.length));
             let number = |value: u64| libc::off_t::try_from(value).map_err(io::Error::other);
             if from < end {
                 let (at, count) = (number(from - start)?, number(end - from)?);

@@ -1,4 +1,4 @@
-//! Control messages: how ports come to be (specification section 5.3.6.2).
+//! Control messages, which set up ports (specification section 5.3.6.2).
 
 use std::collections::VecDeque;
 
@@ -15,11 +15,11 @@ const PORT_NAME: u16 = 7;
 /// Bytes of a message without a name: port, event, value.
 pub(super) const LENGTH: usize = 8;
 
-/// Most messages that wait for the driver. It causes three in all; one that repeats
-/// itself has to take them first.
+/// Maximum messages that wait for the driver. A driver causes three in all; one that repeats its
+/// requests must take the answers first.
 const MAX_WAITING: usize = 16;
 
-/// The conversation about the only port.
+/// The exchange of messages about the only port.
 #[derive(Debug)]
 pub(super) struct Control {
     name: &'static str,
@@ -38,7 +38,7 @@ impl Control {
         self.waiting.clear();
     }
 
-    /// What the driver says.
+    /// Handles a message from the driver.
     pub(super) fn hear(&mut self, message: [u8; LENGTH]) {
         let [a, b, c, d, e, f, g, h] = message;
         let port = u32::from_le_bytes([a, b, c, d]);
@@ -48,12 +48,12 @@ impl Control {
                 self.say(PORT_NAME, 1, self.name);
                 self.say(PORT_OPEN, 1, "");
             }
-            // It opens and closes the port as it likes; our end is always open.
+            // The driver may open and close the port at any time; the host's end is always open.
             _ => {}
         }
     }
 
-    /// The host's end is closed.
+    /// Reports to the driver that the host's end is closed.
     pub(super) fn close(&mut self) {
         self.say(PORT_OPEN, 0, "");
     }
@@ -68,18 +68,18 @@ impl Control {
         }
     }
 
-    /// Messages that wait for the driver.
+    /// Returns the messages that wait for the driver.
     pub(super) fn waiting(&self) -> &VecDeque<Vec<u8>> {
         &self.waiting
     }
 
-    /// Has these wait instead, as many of them as ever do.
+    /// Replaces the waiting messages, keeping at most the maximum.
     pub(super) fn resume(&mut self, waiting: VecDeque<Vec<u8>>) {
         self.waiting = waiting;
         self.waiting.truncate(MAX_WAITING);
     }
 
-    /// The next message for the driver.
+    /// Removes and returns the next message for the driver.
     pub(super) fn next(&mut self) -> Option<Vec<u8>> {
         self.waiting.pop_front()
     }

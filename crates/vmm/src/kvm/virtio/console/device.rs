@@ -1,5 +1,5 @@
-//! The console device (specification section 5.3) with one port, which is no terminal
-//! but a stream with a name.
+//! The console device (specification section 5.3) with one port, which is not a terminal but a
+//! stream with a name.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -13,10 +13,10 @@ use super::control::{Control, LENGTH};
 use super::state::State;
 use crate::kvm::virtio::{Active, Device, Violation};
 
-/// `VIRTIO_CONSOLE_F_MULTIPORT`: ports have names, and come and go by messages.
+/// `VIRTIO_CONSOLE_F_MULTIPORT`: messages add, name and remove ports.
 const MULTIPORT: u64 = 1 << 1;
 
-/// The port's queues and those of control messages; each pair as the driver sees it.
+/// The port's queues and those of control messages; each pair from the driver's view.
 const RECEIVE: usize = 0;
 const TRANSMIT: usize = 1;
 const CONTROL_RECEIVE: usize = 2;
@@ -26,23 +26,23 @@ const QUEUE_SIZES: [u16; 4] = [128, 128, 32, 32];
 /// Columns, rows, number of ports, emergency write.
 const CONFIG: [u8; 12] = [0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
 
-/// The device. Either side waits for the other: what the host does not take stays in the
-/// driver's queue, what the driver has no room for stays in the socket.
+/// The device. Either side waits for the other: data that the host does not take stays in the
+/// driver's queue, data that the driver has no room for stays in the socket.
 #[derive(Debug)]
 pub(crate) struct Console {
     stream: UnixStream,
     pub(super) control: Control,
-    /// Bytes of the next chain to transmit that the host has taken already.
+    /// Bytes of the next chain to transmit that the host has already taken.
     pub(super) sent: usize,
     /// The host has closed its end.
     closed: bool,
 }
 
 impl Console {
-    /// A port called `name` that carries `stream`.
+    /// Creates a device with a port called `name` that carries `stream`.
     ///
     /// # Errors
-    /// When the stream can't be made to not block.
+    /// If the stream can't be made non-blocking.
     pub(crate) fn new(name: &'static str, stream: UnixStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         Ok(Self {
@@ -53,7 +53,7 @@ impl Console {
         })
     }
 
-    /// Host to guest.
+    /// Moves data from the host to the guest.
     fn receive(&mut self, active: &mut Active) -> Result<(), Violation> {
         if self.closed || !active.queues.has(RECEIVE) {
             return Ok(());
@@ -87,13 +87,10 @@ impl Console {
                 }
             }
         }
-        match used {
-            true => active.notify(RECEIVE),
-            false => Ok(()),
-        }
+        if used { active.notify(RECEIVE) } else { Ok(()) }
     }
 
-    /// Guest to host.
+    /// Moves data from the guest to the host.
     fn transmit(&mut self, active: &mut Active) -> Result<(), Violation> {
         if !active.queues.has(TRANSMIT) {
             return Ok(());
@@ -115,7 +112,7 @@ impl Console {
                     queue.undo_pop();
                     break;
                 }
-                // All of it; or nobody is there to take anything any more.
+                // All of it is sent; or the host's end is closed, so that it is dropped.
                 Ok(_) | Err(_) => {
                     self.sent = 0;
                     queue.complete(&active.memory, chain.head, 0)?;
@@ -123,13 +120,14 @@ impl Console {
                 }
             }
         }
-        match used {
-            true => active.notify(TRANSMIT),
-            false => Ok(()),
+        if used {
+            active.notify(TRANSMIT)
+        } else {
+            Ok(())
         }
     }
 
-    /// Control messages from the driver.
+    /// Handles control messages from the driver.
     fn hear(&mut self, active: &mut Active) -> Result<(), Violation> {
         let queue = active.queues.get(CONTROL_TRANSMIT)?;
         while let Some(chain) = queue.pop(&active.memory)? {
@@ -142,7 +140,7 @@ impl Console {
         self.tell(active)
     }
 
-    /// Control messages to the driver.
+    /// Sends control messages to the driver.
     fn tell(&mut self, active: &mut Active) -> Result<(), Violation> {
         if !active.queues.has(CONTROL_RECEIVE) {
             return Ok(());
@@ -158,9 +156,10 @@ impl Console {
             queue.complete(&active.memory, chain.head, written)?;
             used = true;
         }
-        match used {
-            true => active.notify(CONTROL_RECEIVE),
-            false => Ok(()),
+        if used {
+            active.notify(CONTROL_RECEIVE)
+        } else {
+            Ok(())
         }
     }
 }
@@ -178,7 +177,7 @@ impl Device for Console {
         &QUEUE_SIZES
     }
 
-    /// Linux' driver looks again and again, without a pause, for the end of each message.
+    /// Linux's driver polls for the end of each message, without a pause.
     fn is_awaited(&self, index: usize) -> bool {
         index == CONTROL_TRANSMIT
     }
@@ -187,8 +186,8 @@ impl Device for Console {
         &CONFIG
     }
 
-    /// A kernel that ends resets its devices, perhaps before anybody has had the time to hear
-    /// its last words.
+    /// A kernel that ends resets its devices, perhaps before the devices' thread has sent its last
+    /// output.
     fn finish(&mut self, active: &mut Active) -> Result<(), Violation> {
         self.transmit(active)
     }
@@ -209,7 +208,7 @@ impl Device for Console {
     }
 
     fn save(&self) -> Vec<u8> {
-        // Writing to memory does not fail.
+        // Encoding to memory does not fail.
         postcard::to_allocvec(&State::of(self)).unwrap_or_default()
     }
 

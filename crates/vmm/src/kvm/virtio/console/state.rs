@@ -1,4 +1,4 @@
-//! What the console remembers in a copy of the machine. Its stream is another one.
+//! The console's state in a saved machine. A copy has a different stream.
 
 use std::collections::VecDeque;
 

@@ -1,9 +1,9 @@
 //! The network device (specification section 5.1): one pair of queues, and a socket that
 //! keeps frames apart.
 //!
-//! Frames are memory all the way, so no checksums are needed to tell whether they arrived as
-//! they left: both sides leave them out. What the host's has to say of a frame comes with it,
-//! as the header that the driver gets; of the driver's headers nothing is passed on.
+//! Frames never leave the host's memory, so no checksums are needed to detect damage: both sides
+//! leave them out. The host's information about a frame comes with it, as the header that the
+//! driver gets; the driver's headers are not passed on.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -13,27 +13,27 @@ use vmm_sys_util::epoll::EventSet;
 
 use crate::kvm::virtio::{Active, Device, Violation};
 
-/// Features (section 5.1.3): the driver may leave checksums to us, we to the driver; the
-/// configuration space has the largest packet and the address.
+/// Features (section 5.1.3): the driver may leave checksums to the device, and the device to the
+/// driver; the configuration space has the largest packet and the address.
 const CHECKSUM: u64 = 1 << 0;
 const GUEST_CHECKSUM: u64 = 1 << 1;
 const MTU: u64 = 1 << 3;
 const ADDRESS: u64 = 1 << 5;
 
-/// The queues, as the driver sees them.
+/// The queues, from the driver's view.
 const RECEIVE: usize = 0;
 const TRANSMIT: usize = 1;
 const QUEUE_SIZES: [u16; 2] = [256, 256];
 
-/// What comes before every frame (section 5.1.6): flags, kind of segmentation, four
-/// numbers for that and for checksums, number of buffers.
+/// The header of every frame (section 5.1.6): flags, kind of segmentation, four numbers for that
+/// and for checksums, number of buffers.
 const HEADER: usize = 12;
 
 /// The configuration space: address, status, number of queue pairs, MTU.
 const CONFIG: usize = 12;
 
-/// The device. Either side waits for the other: what the host does not take stays in the
-/// driver's queue, what the driver has no room for stays in the socket.
+/// The device. Either side waits for the other: frames that the host does not take stay in the
+/// driver's queue, frames that the driver has no room for stay in the socket.
 #[derive(Debug)]
 pub(crate) struct Net {
     link: OwnedFd,
@@ -41,9 +41,9 @@ pub(crate) struct Net {
 }
 
 impl Net {
-    /// An interface with an ethernet address and a largest IP packet. `link` is one of a
-    /// pair of sockets that keep messages apart and do not block; those for the driver begin
-    /// with a header.
+    /// Creates an interface with an ethernet address and a maximum IP packet size in bytes. `link`
+    /// is one of a pair of sockets that preserve message boundaries and do not block; messages for
+    /// the driver begin with a header.
     pub(crate) fn new(link: OwnedFd, address: [u8; 6], mtu: u16) -> Self {
         let mut config = [0; CONFIG];
         if let Some((place, rest)) = config.split_first_chunk_mut() {
@@ -55,7 +55,7 @@ impl Net {
         Self { link, config }
     }
 
-    /// Host to guest.
+    /// Moves frames from the host to the guest.
     fn receive(&mut self, active: &mut Active) -> Result<(), Violation> {
         if !active.queues.has(RECEIVE) {
             return Ok(());
@@ -69,27 +69,24 @@ impl Net {
             if chain.writable.len() <= HEADER {
                 return Err(Violation::BadBuffer);
             }
-            // A frame that is longer than the buffer is cut: the driver's own choice.
+            // A frame that is longer than the buffer is cut: the driver chose the buffer.
             match chain.writable.receive(self.link.as_raw_fd()) {
                 Ok(count) if count > 0 => {
                     queue.complete(&active.memory, chain.head, count)?;
                     used = true;
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => queue.undo_pop(),
-                // Nothing for now; or nobody is there any more.
+                // No frame for now; or the host's end is closed.
                 Ok(_) | Err(_) => {
                     queue.undo_pop();
                     break;
                 }
             }
         }
-        match used {
-            true => active.notify(RECEIVE),
-            false => Ok(()),
-        }
+        if used { active.notify(RECEIVE) } else { Ok(()) }
     }
 
-    /// Guest to host.
+    /// Moves frames from the guest to the host.
     fn transmit(&mut self, active: &mut Active) -> Result<(), Violation> {
         if !active.queues.has(TRANSMIT) {
             return Ok(());
@@ -100,10 +97,11 @@ impl Net {
             let Some(chain) = queue.pop(&active.memory)? else {
                 break;
             };
-            // An empty message would be no frame but an end.
-            let result = match chain.readable.len() > HEADER {
-                true => chain.readable.send(self.link.as_raw_fd(), HEADER),
-                false => Ok(0),
+            // An empty message would not be a frame but the end of the stream.
+            let result = if chain.readable.len() > HEADER {
+                chain.readable.send(self.link.as_raw_fd(), HEADER)
+            } else {
+                Ok(0)
             };
             match result {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => queue.undo_pop(),
@@ -111,16 +109,18 @@ impl Net {
                     queue.undo_pop();
                     break;
                 }
-                // Sent; or too long to be; or nobody is there any more.
+                // The frame is sent; or dropped, because it is too long or the host's end is
+                // closed.
                 Ok(_) | Err(_) => {
                     queue.complete(&active.memory, chain.head, 0)?;
                     used = true;
                 }
             }
         }
-        match used {
-            true => active.notify(TRANSMIT),
-            false => Ok(()),
+        if used {
+            active.notify(TRANSMIT)
+        } else {
+            Ok(())
         }
     }
 }
@@ -134,7 +134,7 @@ impl Device for Net {
         CHECKSUM | GUEST_CHECKSUM | MTU | ADDRESS
     }
 
-    /// Headers say that checksums are the driver's to make.
+    /// Frames' headers may leave checksums to the driver.
     fn required_features(&self) -> u64 {
         GUEST_CHECKSUM
     }
@@ -174,7 +174,7 @@ mod tests {
 
     const ADDRESS: [u8; 6] = [2, 1, 2, 3, 4, 5];
 
-    /// A device and the other end of its link.
+    /// Returns a device's driver and the other end of its link.
     fn driver() -> (Driver, OwnedFd) {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let (link, other) =
@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn frames_go_out_without_their_headers() {
         let (mut driver, link) = driver();
-        // Which say nothing that is listened to.
+        // Headers from the driver are ignored.
         let header = driver.buffer(&[0xff; HEADER]);
         let frame = driver.buffer(b"a frame in two pieces");
         let head = driver.add(

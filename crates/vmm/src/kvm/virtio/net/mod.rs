@@ -1,4 +1,4 @@
-//! virtio-net: ethernet frames, to and from whoever has the other end of a socket.
+//! virtio-net: ethernet frames to and from the other end of a socket.
 
 mod device;
 

@@ -1,7 +1,7 @@
 //! The persistent memory device (specification section 5.19).
 //!
-//! The device only says where the region is; reading it is no business of ours. Regions
-//! are read-only, so there is never anything to flush.
+//! The device only announces where the region is, and takes no part in reads. Regions are
+//! read-only, so there is never data to flush.
 
 use std::ops::Range;
 
@@ -22,7 +22,7 @@ pub(crate) struct Pmem {
 }
 
 impl Pmem {
-    /// The device of the region at these guest physical addresses.
+    /// Creates the device of the region at these guest physical addresses.
     pub(crate) fn new(region: &Range<u64>) -> Self {
         let size = region.end.saturating_sub(region.start);
         let mut config = [0; 16];

@@ -4,7 +4,7 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 
 use crate::kvm::virtio::{Active, Device, Violation};
 
-/// Most random bytes of one request. The driver asks for 64 at a time.
+/// Maximum random bytes of one request. The driver requests 64 at a time.
 const MAX: usize = 4096;
 
 const QUEUE_SIZES: [u16; 1] = [64];
@@ -26,8 +26,9 @@ impl Device for Rng {
         let queue = active.queues.get(index)?;
         while let Some(chain) = queue.pop(&active.memory)? {
             let mut bytes = [0; MAX];
-            let wanted = bytes.get_mut(..chain.writable.len().min(MAX));
-            let wanted = wanted.unwrap_or_default();
+            let wanted = bytes
+                .get_mut(..chain.writable.len().min(MAX))
+                .unwrap_or_default();
             let written = match rustix::rand::getrandom(
                 &mut *wanted,
                 rustix::rand::GetRandomFlags::empty(),
@@ -35,7 +36,7 @@ impl Device for Rng {
                 Ok(count) => chain
                     .writable
                     .copy_from(wanted.get(..count).unwrap_or_default()),
-                // The driver asks again.
+                // The driver repeats the request.
                 Err(_) => 0,
             };
             queue.complete(&active.memory, chain.head, written)?;

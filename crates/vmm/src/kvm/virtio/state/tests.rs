@@ -2,7 +2,7 @@ use super::*;
 use crate::kvm::virtio::driver::{Driver, WRITE};
 use crate::kvm::virtio::rng::Rng;
 
-/// The state as it comes out of a file.
+/// Returns the state as it is read from a file.
 fn written(state: &State) -> State {
     postcard::from_bytes(&postcard::to_allocvec(state).unwrap()).unwrap()
 }
@@ -14,14 +14,14 @@ fn a_copy_serves_what_the_original_was_asked_for() {
     driver.add(0, &[(buffer, 32, WRITE)]);
     driver.run(0);
     assert_eq!(driver.used(0).len(), 1);
-    // The driver has said so, and nobody has looked yet.
+    // The driver has added a chain, and the device has not processed it yet.
     let head = driver.add(0, &[(buffer + 32, 32, WRITE)]);
     let state = crate::kvm::bus::lock(&driver.transport).save();
     driver.replace(Box::new(Rng), written(&state)).unwrap();
     driver.host();
     assert_eq!(driver.used(0), [(head, 32)]);
     assert_ne!(driver.read(buffer + 32, 32), [0; 32]);
-    // And goes on.
+    // The device continues to work.
     let head = driver.add(0, &[(buffer, 8, WRITE)]);
     driver.run(0);
     assert_eq!(driver.used(0), [(head, 8)]);

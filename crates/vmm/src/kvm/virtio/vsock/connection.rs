@@ -1,9 +1,9 @@
-//! A connection: a stream socket of the host's on one side, packets on the other.
+//! A connection: a stream socket on the host's side, packets on the guest's.
 //!
-//! Nothing is kept of what goes to the guest, because it is read from the socket straight
-//! into the guest's buffers when the guest has said that it has room. What comes from the
-//! guest waits here while the host does not take it: at most [`ROOM`] bytes, as the guest
-//! is told. One that sends more is reset.
+//! Data for the guest is not buffered: it is read from the socket straight into the guest's buffers
+//! when the guest has announced room. Data from the guest waits here while the host does not take
+//! it: at most [`ROOM`] bytes, which is announced to the guest. A connection whose guest sends more
+//! is reset.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,32 +15,32 @@ use rustix::net::{SendFlags, Shutdown, send, shutdown};
 use super::header::{Operation, RECEIVES, SENDS};
 use crate::kvm::virtio::chain::Buffers;
 
-/// Bytes from the guest that wait for the host.
+/// Maximum bytes from the guest that wait for the host.
 pub(super) const ROOM: u32 = 64 << 10;
 
-/// Most bytes of one packet, what Linux takes (`VIRTIO_VSOCK_MAX_PKT_BUF_SIZE`).
+/// Maximum bytes of one packet that Linux accepts (`VIRTIO_VSOCK_MAX_PKT_BUF_SIZE`).
 const LARGEST: usize = 64 << 10;
 
-/// How far a connection is.
+/// The stage of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// The host's program has not said yet what it wants.
+    /// The host's program has not sent its first line yet.
     Greeting,
-    /// The guest has been asked, or is about to be.
+    /// A request was sent to the guest, or is about to be.
     Requested,
-    /// The owner has been asked for the guest.
+    /// The owner was asked to connect for the guest.
     Asked,
-    /// Both sides are there.
+    /// Both sides are connected.
     Open,
-    /// For the guest it is over; the host takes what is left.
+    /// The guest has closed it; the host takes the remaining data.
     Draining,
 }
 
-/// It is over for both sides, and the guest is to be told.
+/// The connection is broken for both sides, and must be reset in the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Broken;
 
-/// What a packet to the guest says, apart from whose it is.
+/// The contents of a packet to the guest, without its ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Say {
     pub(super) operation: Operation,
@@ -48,7 +48,7 @@ pub(super) struct Say {
     pub(super) length: u32,
 }
 
-/// The host's port and the guest's, which name a connection.
+/// The host's port and the guest's, which identify a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Ports {
     pub(super) host: u32,
@@ -62,37 +62,38 @@ pub(super) struct Connection {
     pub(super) stream: Option<OwnedFd>,
     pub(super) ports: Ports,
     pub(super) stage: Stage,
-    /// It is among those that may have something to say.
+    /// Whether it is queued among the connections that may have a packet for the guest.
     pub(super) queued: bool,
-    /// The stream may have something, as far as we know.
+    /// Whether the stream may have data, as far as is known.
     readable: bool,
-    /// The host's end is gone altogether.
+    /// Whether the host's end is closed in both directions.
     hung_up: bool,
-    /// The stream has been told that there is no more.
+    /// Whether the stream is shut down for writing.
     has_shut_down: bool,
 
     waiting: VecDeque<u8>,
-    /// What the host took, modulo 2^32, and what the guest knows of that.
+    /// Bytes that the host took, modulo 2^32, and how many of them were announced to the guest.
     forwarded: u32,
     announced: u32,
-    /// What was sent to the guest, modulo 2^32, its room and what it passed on.
+    /// Bytes sent to the guest, modulo 2^32, the guest's room and the bytes that the guest passed
+    /// on.
     sent: u32,
     guest_room: u32,
     guest_forwarded: u32,
 
-    /// What either side does no more: [`RECEIVES`], [`SENDS`].
+    /// What each side has stopped doing: [`RECEIVES`], [`SENDS`].
     guest_stopped: u32,
     host_stopped: u32,
-    /// Of which the guest has been told.
+    /// What the guest was told that the host has stopped doing.
     told: u32,
-    /// One of these is to be said.
+    /// The request or response that must be sent first.
     opening: Option<Operation>,
     owes_credit: bool,
     has_asked_for_credit: bool,
 }
 
 impl Connection {
-    /// One whose host's program has connected, or that the guest asks for.
+    /// Creates a connection that a program on the host made, or that the guest requested.
     pub(super) fn new(stage: Stage, ports: Ports, stream: Option<OwnedFd>) -> Self {
         Self {
             stream,
@@ -117,26 +118,26 @@ impl Connection {
         }
     }
 
-    /// Bytes that the host took, for the next packet.
+    /// Returns the bytes that the host took, for the next packet.
     pub(super) fn forwarded(&self) -> u32 {
         self.forwarded
     }
 
-    /// The host's program wants port `guest`.
+    /// Requests a connection from the guest, for a program on the host.
     pub(super) fn request(&mut self, ports: Ports) {
         self.ports = ports;
         self.stage = Stage::Requested;
         self.opening = Some(Operation::REQUEST);
     }
 
-    /// The owner has connected.
+    /// Accepts the guest's request: the owner has connected `stream`.
     pub(super) fn answer(&mut self, stream: OwnedFd) {
         self.stream = Some(stream);
         self.stage = Stage::Open;
         self.opening = Some(Operation::RESPONSE);
     }
 
-    /// The guest has accepted: the host is told so.
+    /// Tells the host's program that the guest has accepted.
     pub(super) fn accepted(&mut self) -> Result<(), Broken> {
         let line = format!("OK {}\n", self.ports.host);
         let stream = self.stream.as_ref().ok_or(Broken)?;
@@ -148,27 +149,27 @@ impl Connection {
         Ok(())
     }
 
-    /// What the guest says of its room, in any packet.
+    /// Sets the guest's room, which every packet announces.
     pub(super) fn set_credit(&mut self, room: u32, forwarded: u32) {
         self.guest_room = room;
         self.guest_forwarded = forwarded;
-        // Asked once, Linux says by itself when there is room again.
+        // Once asked, Linux announces new room on its own.
         self.has_asked_for_credit &= self.credit() == 0;
     }
 
-    /// Bytes that the guest has room for. A guest that lies gets more than it has room
-    /// for in the buffers that it has put up, or nothing.
+    /// Returns the bytes that the guest has room for. A guest that announces wrong numbers gets
+    /// more data in its buffers than it has room for, or none.
     fn credit(&self) -> u32 {
         let outstanding = self.sent.wrapping_sub(self.guest_forwarded);
         self.guest_room.saturating_sub(outstanding)
     }
 
-    /// The guest wants to know our room.
+    /// Records that the guest requested the device's room.
     pub(super) fn owe_credit(&mut self) {
         self.owes_credit = true;
     }
 
-    /// The host's end of the stream may have something, or has hung up.
+    /// Records that the host's end of the stream may have data, or has hung up.
     pub(super) fn wake(&mut self, hung_up: bool) {
         self.readable = true;
         self.hung_up |= hung_up;
@@ -181,7 +182,7 @@ impl Connection {
         self.hung_up
     }
 
-    /// Data from the guest.
+    /// Delivers data from the guest.
     pub(super) fn deliver(&mut self, mut data: Buffers<'_>) -> Result<(), Broken> {
         let waiting = u32::try_from(self.waiting.len()).unwrap_or(u32::MAX);
         let length = u32::try_from(data.len()).unwrap_or(u32::MAX);
@@ -215,7 +216,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Has the host take what waits. True if it has all, or wants no more.
+    /// Writes waiting data to the host. Returns true if none is left, or the host's end is closed.
     pub(super) fn flush(&mut self) -> bool {
         while let (Some(stream), (first, _)) = (&self.stream, self.waiting.as_slices())
             && !first.is_empty()
@@ -230,12 +231,12 @@ impl Connection {
                 Err(_) => self.host_takes_no_more(),
             }
         }
-        // Once only: it wakes us each time.
+        // Once only: each call causes an event.
         if self.guest_stopped & SENDS != 0
             && !std::mem::replace(&mut self.has_shut_down, true)
             && let Some(stream) = &self.stream
         {
-            // It may be closed on the other end.
+            // The other end may be closed.
             let _ = shutdown(stream, Shutdown::Write);
         }
         true
@@ -251,11 +252,11 @@ impl Connection {
     fn forward(&mut self, count: usize) {
         let count = u32::try_from(count).unwrap_or(u32::MAX);
         self.forwarded = self.forwarded.wrapping_add(count);
-        // Long before the guest has to wait, but not for every packet.
+        // Announced long before the guest must wait, but not for every packet.
         self.owes_credit |= self.forwarded.wrapping_sub(self.announced) >= ROOM / 2;
     }
 
-    /// The guest does some of this no more. True if it does neither.
+    /// Records what the guest has stopped doing. Returns true if it neither sends nor receives.
     pub(super) fn guest_stops(&mut self, flags: u32) -> bool {
         self.guest_stopped |= flags & (RECEIVES | SENDS);
         if self.guest_stopped & RECEIVES != 0
@@ -267,7 +268,7 @@ impl Connection {
         self.guest_stopped == RECEIVES | SENDS
     }
 
-    /// The next thing to say to the guest, whose next buffer has `room`.
+    /// Returns the next packet to the guest, whose next buffer has `room`.
     pub(super) fn next(&mut self, room: &mut Buffers<'_>) -> Result<Option<Say>, Broken> {
         let say = |operation| Say {
             operation,
@@ -301,7 +302,8 @@ impl Connection {
         Ok(said)
     }
 
-    /// Data from the host, as much as the guest has room for, or a request for room.
+    /// Reads data from the host, as much as the guest has room for, or requests room from the
+    /// guest.
     fn receive(&mut self, room: &mut Buffers<'_>) -> Result<Option<Say>, Broken> {
         let stopped = self.host_stopped & SENDS | self.guest_stopped & RECEIVES;
         if !self.readable || stopped != 0 {

@@ -13,29 +13,28 @@ use super::host::{Event, FIRST_CONNECTION, Greeting, Host, greeting};
 use crate::kvm::virtio::chain::Buffers;
 use crate::kvm::virtio::{Active, Device, Violation};
 
-/// Addresses: the host has the same everywhere, and so has every guest of ours, since
-/// nobody is between the two.
+/// Addresses: the host's is always the same, and so is every guest's, since the two are connected
+/// directly.
 const HOST: u64 = 2;
 const GUEST: u64 = 3;
 
-/// The queues, as the driver sees them.
+/// The queues, from the driver's view.
 const RECEIVE: usize = 0;
 const TRANSMIT: usize = 1;
 const EVENTS: usize = 2;
 const QUEUE_SIZES: [u16; 3] = [128, 128, 8];
 
-/// The one event there is, `VIRTIO_VSOCK_EVENT_TRANSPORT_RESET` in little endian: whatever
-/// was connected is not any more.
+/// The only event, `VIRTIO_VSOCK_EVENT_TRANSPORT_RESET` in little endian: all connections are gone.
 const TRANSPORT_RESET: [u8; 4] = 0_u32.to_le_bytes();
 
-/// Most connections at once, those included that are about to be or are almost gone.
+/// Maximum number of connections, including those that are being set up or closed.
 const MOST_CONNECTIONS: usize = 256;
 
-/// Most packets that wait to tell the guest that a connection does not exist. A guest
-/// that does not take them is not listened to until it does.
+/// Maximum number of resets that wait for the guest. Packets from a guest that does not take them
+/// are not read until it does.
 const MOST_RESETS: usize = 256;
 
-/// Ports of connections from the host, out of the way of those that people choose.
+/// Ports of connections from the host, away from those that people choose.
 const FIRST_PORT: u32 = 1 << 30;
 const LAST_PORT: u32 = (1 << 31) - 1;
 
@@ -46,28 +45,29 @@ pub(crate) struct Vsock {
     /// The guest's address, little endian.
     config: [u8; 8],
     connections: BTreeMap<u64, Connection>,
-    /// Connections that the guest knows of.
+    /// Connections that are known to the guest.
     ports: BTreeMap<Ports, u64>,
     next_token: u64,
     next_port: u32,
-    /// Connections that may have something to say to the guest, each once.
+    /// Connections that may have a packet for the guest, each once.
     ready: VecDeque<u64>,
     resets: VecDeque<Header>,
-    /// For whom the owner has been asked, in the order in which it answers.
+    /// Connections for which the owner was asked, in the order of its answers.
     asked: VecDeque<u64>,
-    /// Somebody may wait at the listener.
+    /// Whether clients may wait at the listener.
     clients: bool,
-    /// The guest, a copy, does not know yet that its connections stayed with the original.
+    /// Whether the guest is a copy that was not told yet that its connections stayed with the
+    /// original.
     is_copy: bool,
 }
 
 impl Vsock {
-    /// Clients come from `listener`. `owner`, a socket that keeps messages apart, is sent
-    /// port numbers of four bytes and answers each with one byte and, if there is somebody
-    /// at that port, a stream. Neither blocks.
+    /// Creates the device. Clients come from `listener`. `owner`, a socket that preserves message
+    /// boundaries, receives port numbers of four bytes and answers each with one byte and, if a
+    /// program listens at that port, a stream. Neither socket may block.
     ///
     /// # Errors
-    /// When the host is out of descriptors.
+    /// If the host is out of descriptors.
     pub(crate) fn new(listener: OwnedFd, owner: OwnedFd) -> io::Result<Self> {
         Ok(Self {
             host: Host::new(listener, owner)?,
@@ -84,7 +84,7 @@ impl Vsock {
         })
     }
 
-    /// Everything that can be done now.
+    /// Does all work that is possible now.
     fn work(&mut self, active: &mut Active) -> Result<(), Violation> {
         loop {
             self.attend();
@@ -96,7 +96,7 @@ impl Vsock {
         }
     }
 
-    /// Tells a copy that it is one.
+    /// Sends a copy the event that its connections are gone.
     fn announce(&mut self, active: &mut Active) -> Result<(), Violation> {
         if !self.is_copy || !active.queues.has(EVENTS) {
             return Ok(());
@@ -115,7 +115,7 @@ impl Vsock {
         active.notify(EVENTS)
     }
 
-    /// Looks at what the host has done.
+    /// Handles the host's events.
     fn attend(&mut self) {
         loop {
             let events = self.host.events();
@@ -162,7 +162,7 @@ impl Vsock {
         }
     }
 
-    /// Forgets a connection, which closes its stream.
+    /// Removes a connection, which closes its stream.
     fn remove(&mut self, token: u64) {
         if let Some(connection) = self.connections.remove(&token)
             && self.ports.get(&connection.ports) == Some(&token)
@@ -171,7 +171,7 @@ impl Vsock {
         }
     }
 
-    /// Ends a connection that the guest knows of.
+    /// Removes a connection that is known to the guest, and resets it.
     fn break_off(&mut self, token: u64) {
         if let Some(connection) = self.connections.get(&token) {
             let ports = connection.ports;
@@ -189,7 +189,7 @@ impl Vsock {
         self.resets.push_back(packet(ports, say, 0));
     }
 
-    /// Has a connection say what it has to say.
+    /// Queues a connection that may have a packet for the guest.
     fn mark(&mut self, token: u64) {
         if let Some(connection) = self.connections.get_mut(&token)
             && !std::mem::replace(&mut connection.queued, true)
@@ -198,7 +198,7 @@ impl Vsock {
         }
     }
 
-    /// Something has happened to a connection's stream.
+    /// Handles an event of a connection's stream.
     fn wake(&mut self, token: u64, hung_up: bool) {
         let Some(connection) = self.connections.get_mut(&token) else {
             return;
@@ -227,7 +227,7 @@ impl Vsock {
         self.mark(token);
     }
 
-    /// A client wants port `guest` of the guest's.
+    /// Requests port `guest` of the guest for a client.
     fn request(&mut self, token: u64, guest: u32) {
         // There are more ports than connections.
         let ports = loop {
@@ -247,10 +247,10 @@ impl Vsock {
         }
     }
 
-    /// The guest wants port `ports.host` of the host's.
+    /// Handles the guest's request for port `ports.host` of the host.
     fn ask(&mut self, ports: Ports, header: &Header) {
         let full = self.connections.len() >= MOST_CONNECTIONS;
-        // Those that were given up meanwhile are answered too.
+        // The owner also answers requests that were given up meanwhile.
         let busy = self.asked.len() >= MOST_CONNECTIONS;
         if full || busy || !self.host.ask(ports.host) {
             self.reset_ports(ports);
@@ -284,7 +284,7 @@ impl Vsock {
         }
     }
 
-    /// Guest to host. True if chains are left because of resets that wait.
+    /// Reads packets from the guest. Returns true if chains are left because too many resets wait.
     fn transmit(&mut self, active: &mut Active) -> Result<bool, Violation> {
         if !active.queues.has(TRANSMIT) {
             return Ok(false);
@@ -299,8 +299,8 @@ impl Vsock {
                 break false;
             };
             let mut data = chain.readable;
-            let header = data.take(header::LENGTH).read();
-            let header = Header::from_bytes(header.ok_or(Violation::BadChain)?);
+            let bytes = data.take(header::LENGTH).read();
+            let header = Header::from_bytes(bytes.ok_or(Violation::BadChain)?);
             let length = usize::try_from(header.length).unwrap_or(usize::MAX);
             let data = data.take(length);
             if data.len() != length {
@@ -317,9 +317,9 @@ impl Vsock {
         Ok(held_up)
     }
 
-    /// A packet from the guest.
+    /// Handles a packet from the guest.
     fn hear(&mut self, header: &Header, data: Buffers<'_>) {
-        // Neither from somebody else nor to somebody else.
+        // Packets from or to other addresses are ignored.
         if header.source != GUEST || header.destination != HOST {
             return;
         }
@@ -327,8 +327,11 @@ impl Vsock {
             host: header.destination_port,
             guest: header.source_port,
         };
-        let known = self.ports.get(&ports).copied();
-        let known = known.filter(|_| header.kind == header::STREAM);
+        let known = self
+            .ports
+            .get(&ports)
+            .copied()
+            .filter(|_| header.kind == header::STREAM);
         match (known, header.operation) {
             (Some(token), Operation::RESET) => self.remove(token),
             (Some(token), operation) => match self.hear_of(token, operation, header, data) {
@@ -341,7 +344,7 @@ impl Vsock {
         }
     }
 
-    /// A packet about a connection.
+    /// Handles a packet of an existing connection.
     fn hear_of(
         &mut self,
         token: u64,
@@ -369,8 +372,8 @@ impl Vsock {
         }
     }
 
-    /// The guest has closed a connection. It waits to be told that it is gone, while the
-    /// host may take its time for what is left.
+    /// Handles that the guest has closed a connection. The guest gets its reset immediately, while
+    /// the host may take its time to read the remaining data.
     fn conclude(&mut self, token: u64) {
         let Some(connection) = self.connections.get_mut(&token) else {
             return;
@@ -385,7 +388,7 @@ impl Vsock {
         }
     }
 
-    /// Host to guest.
+    /// Sends packets to the guest.
     fn receive(&mut self, active: &mut Active) -> Result<(), Violation> {
         if !active.queues.has(RECEIVE) {
             return Ok(());
@@ -410,13 +413,10 @@ impl Vsock {
             queue.complete(&active.memory, chain.head, written)?;
             used = true;
         }
-        match used {
-            true => active.notify(RECEIVE),
-            false => Ok(()),
-        }
+        if used { active.notify(RECEIVE) } else { Ok(()) }
     }
 
-    /// The next packet for the guest; its data are in `room` already.
+    /// Returns the next packet for the guest, whose data is already in `room`.
     fn next(&mut self, room: Buffers<'_>) -> Option<Header> {
         loop {
             if let Some(reset) = self.resets.pop_front() {
@@ -430,7 +430,7 @@ impl Vsock {
             match connection.next(&mut room.clone()) {
                 Ok(Some(say)) => {
                     let packet = packet(connection.ports, say, connection.forwarded());
-                    // It may have more, but others are first.
+                    // It may have more data, but other connections are first.
                     self.mark(token);
                     return Some(packet);
                 }
@@ -441,7 +441,7 @@ impl Vsock {
     }
 }
 
-/// A packet to the guest.
+/// Returns the header of a packet to the guest.
 fn packet(ports: Ports, say: Say, forwarded: u32) -> Header {
     Header {
         source: HOST,

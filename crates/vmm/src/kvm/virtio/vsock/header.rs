@@ -1,20 +1,20 @@
-//! What begins every packet (specification section 5.10.6).
+//! The header of every packet (specification section 5.10.6).
 //!
-//! There is a crate for packets, virtio-vsock, which expects data in one piece and reads
-//! and writes the same memory. Linux sends data in many, and for us what devices may read
-//! is not what they may write.
+//! The crate virtio-vsock also reads packets, but expects data in one piece and reads and writes
+//! the same memory. Linux sends data in many pieces, and here devices may read memory that they may
+//! not write.
 
 /// Bytes of a header.
 pub(super) const LENGTH: usize = 44;
 
-/// Stream sockets: the only type that we have.
+/// Stream sockets: the only supported type.
 pub(super) const STREAM: u16 = 1;
 
-/// What the sender of [`Operation::SHUTDOWN`] does no more.
+/// What the sender of [`Operation::SHUTDOWN`] has stopped doing.
 pub(super) const RECEIVES: u32 = 1;
 pub(super) const SENDS: u32 = 2;
 
-/// A packet's header. Everything is as the sender says.
+/// A packet's header, with unchecked values from the sender.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) source: u64,
@@ -26,9 +26,9 @@ pub(super) struct Header {
     pub(super) kind: u16,
     pub(super) operation: Operation,
     pub(super) flags: u32,
-    /// Bytes that the sender has room for in all,
+    /// Bytes that the sender has room for in all.
     pub(super) room: u32,
-    /// and how many it has passed on since the beginning, modulo 2^32.
+    /// Bytes that the sender has passed on since the beginning, modulo 2^32.
     pub(super) forwarded: u32,
 }
 
@@ -37,19 +37,19 @@ pub(super) struct Header {
 pub(super) struct Operation(pub(super) u16);
 
 impl Operation {
-    /// Asks for a connection.
+    /// Requests a connection.
     pub(super) const REQUEST: Self = Self(1);
-    /// Accepts it.
+    /// Accepts a connection.
     pub(super) const RESPONSE: Self = Self(2);
-    /// There is no such connection, from now on at the latest.
+    /// Reports that the connection does not exist, or ends it.
     pub(super) const RESET: Self = Self(3);
-    /// The sender sends or receives no more, as the flags say.
+    /// Reports that the sender has stopped sending or receiving, as the flags show.
     pub(super) const SHUTDOWN: Self = Self(4);
     /// Data.
     pub(super) const DATA: Self = Self(5);
-    /// Says how much room there is, as every packet does.
+    /// Announces the sender's room, as every packet does.
     pub(super) const CREDIT: Self = Self(6);
-    /// Asks for that.
+    /// Requests the receiver's room.
     pub(super) const CREDIT_REQUEST: Self = Self(7);
 }
 

@@ -1,5 +1,5 @@
-//! The host's side, as far as a process without paths has one: a listener that it was
-//! given, an owner who connects for it, and everything to wait for behind one descriptor.
+//! The host's side of sockets, as far as a process without paths has one: a listener that it was
+//! given, an owner that connects for it, and one descriptor to wait for all of them.
 
 use std::io;
 use std::io::IoSliceMut;
@@ -13,16 +13,16 @@ use rustix::net::{
 };
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
-/// What is waited for beside connections, whose tokens come after these.
+/// Tokens of events that are not of connections, whose tokens come after these.
 const LISTENER: u64 = 0;
 const OWNER: u64 = 1;
 pub(super) const FIRST_CONNECTION: u64 = 2;
 
-/// Bytes of `CONNECT` with the greatest number, and some spaces: who says more before the
-/// end of the line wants something else.
+/// Maximum bytes of the first line: `CONNECT` with the greatest number, and some spaces. A longer
+/// line is invalid.
 const LONGEST_GREETING: usize = 32;
 
-/// Everything that is open to the host.
+/// The descriptors to the host.
 #[derive(Debug)]
 pub(crate) struct Host {
     /// Each descriptor once, edge-triggered.
@@ -31,34 +31,35 @@ pub(crate) struct Host {
     owner: OwnedFd,
 }
 
-/// Something has happened.
+/// An event of the host.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Event {
-    /// Somebody wants to talk to the guest.
+    /// A client has connected to the listener.
     Client,
     /// The owner has answered.
     Answer,
     /// A connection's stream is readable, or writable, or both.
     Stream {
         token: u64,
-        /// Its other end is gone.
+        /// Whether the other end is closed.
         hung_up: bool,
     },
 }
 
-/// What a client's first line asks for.
+/// The request in a client's first line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Greeting {
-    /// There is no whole line yet.
+    /// The line is not complete yet.
     Incomplete,
-    /// A port of the guest's.
+    /// A request for a port of the guest.
     Port(u32),
-    /// Nothing that we know.
+    /// The line is invalid.
     Invalid,
 }
 
 impl Host {
-    /// `listener` and `owner` do not block; the owner's socket keeps messages apart.
+    /// Waits for `listener` and `owner`, which must not block. The owner's socket must preserve
+    /// message boundaries.
     pub(crate) fn new(listener: OwnedFd, owner: OwnedFd) -> io::Result<Self> {
         let host = Self {
             epoll: Epoll::new()?,
@@ -76,18 +77,18 @@ impl Host {
         self.epoll.ctl(ControlOperation::Add, descriptor, event)
     }
 
-    /// Readable when there are events.
+    /// Returns a descriptor that is readable when there are events.
     pub(super) fn source(&self) -> RawFd {
         self.epoll.as_raw_fd()
     }
 
-    /// Has a connection's stream watched, until it is closed.
+    /// Watches a connection's stream until it is closed.
     pub(super) fn watch(&self, stream: &OwnedFd, token: u64) -> io::Result<()> {
         let events = EventSet::IN | EventSet::OUT | EventSet::READ_HANG_UP;
         self.add(stream.as_raw_fd(), events, token)
     }
 
-    /// What has happened since the last call, in part; nothing if that is all.
+    /// Returns some of the events since the last call; an empty list if there are no more.
     pub(super) fn events(&self) -> Vec<Event> {
         let mut events = [EpollEvent::default(); 32];
         let count = self.epoll.wait(0, &mut events).unwrap_or_default();
@@ -104,7 +105,7 @@ impl Host {
         events.collect()
     }
 
-    /// The next client.
+    /// Accepts the next client.
     pub(super) fn accept(&self) -> Option<OwnedFd> {
         loop {
             match accept_with(&self.listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
@@ -115,14 +116,14 @@ impl Host {
         }
     }
 
-    /// Asks the owner for somebody who listens at `port` of the host's. False if it can't
-    /// be asked.
+    /// Asks the owner to connect to the program that listens at `port` of the host. Returns false
+    /// if the request can't be sent.
     pub(crate) fn ask(&self, port: u32) -> bool {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         send(&self.owner, &port.to_le_bytes(), flags).is_ok()
     }
 
-    /// The owner's next answer: a stream, if there is somebody.
+    /// Returns the owner's next answer: a stream, if a program listens.
     pub(crate) fn answer(&self) -> Option<Option<OwnedFd>> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -133,7 +134,7 @@ impl Host {
             match recvmsg(&self.owner, into, &mut ancillary, flags) {
                 Ok(message) if message.bytes > 0 => break,
                 Err(Errno::INTR) => {}
-                // Nothing yet; or the owner is gone, and soon this process is.
+                // No answer yet; or the owner is gone, and this process will end soon.
                 Ok(_) | Err(_) => return None,
             }
         }
@@ -145,7 +146,7 @@ impl Host {
     }
 }
 
-/// Reads a client's first line, and nothing behind it.
+/// Reads a client's first line, and no data behind it.
 pub(super) fn greeting(client: &OwnedFd) -> Greeting {
     let mut bytes = [0; LONGEST_GREETING];
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;

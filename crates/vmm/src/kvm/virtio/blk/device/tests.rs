@@ -22,7 +22,7 @@ fn start(pieces: Vec<Piece>, read_only: bool) -> Driver {
     Driver::new(Box::new(Blk::new(storage, "image")))
 }
 
-/// One request; its status and the data.
+/// Sends one request; returns its status and the data.
 fn request(driver: &mut Driver, kind: u32, sector: u64, data: &[u8]) -> (u8, Vec<u8>) {
     let mut header = kind.to_le_bytes().to_vec();
     header.extend([0; 4]);
@@ -111,7 +111,7 @@ fn writes_arrive_and_erased_sectors_read_as_zeroes() {
     assert_eq!(disk.metadata().unwrap().len(), 64 << 10);
 }
 
-/// A range to erase: sector, sectors, flags.
+/// Encodes a range to erase: sector, number of sectors, flags.
 fn range(sector: u64, sectors: u32) -> Vec<u8> {
     let mut range = sector.to_le_bytes().to_vec();
     range.extend(sectors.to_le_bytes());
@@ -131,7 +131,7 @@ fn an_erase_has_as_many_ranges_and_sectors_as_the_device_says() {
         assert_eq!(request(&mut driver, kind, 0, &range(8, most + 1)).0, 1);
         let two = [range(0, 8), range(8, 8)].concat();
         assert_eq!(request(&mut driver, kind, 0, &two).0, 1);
-        // Of no sectors at all: the work is in their number.
+        // Ranges without sectors: their number makes the work.
         assert_eq!(
             request(&mut driver, kind, 0, &range(0, 0).repeat(4096)).0,
             1
@@ -145,7 +145,7 @@ fn a_transfer_is_bounded() {
     let disk = tempfile::tempfile().unwrap();
     disk.set_len(4 << 30).unwrap();
     let mut driver = start(vec![piece(disk, 4 << 30)], false);
-    // One piece of RAM many times: less than 1 GiB, and more.
+    // One piece of RAM many times, which is less than 1 GiB, and more.
     let (at, length) = (1 << 20, 12 << 20);
     for (pieces, expected) in [(64, 0), (126, 1)] {
         let mut header = READ_SECTORS.to_le_bytes().to_vec();
@@ -179,7 +179,7 @@ fn a_request_without_room_on_the_host_waits_and_is_served_later() {
     let chain = [(header, 16, READ), (data, 512, READ), (status, 1, WRITE)];
     driver.add(0, &chain);
     driver.run(0);
-    // Nothing has become of it, and it is said once when to try again.
+    // The request is not completed, and the time of the retry is returned once.
     assert_eq!((driver.used(0).len(), driver.read(status, 1)[0]), (0, 0xff));
     let first = stalled(&driver).unwrap();
     assert_eq!(stalled(&driver), None);
@@ -193,7 +193,7 @@ fn a_request_without_room_on_the_host_waits_and_is_served_later() {
     );
     assert_eq!((driver.used(0).len(), driver.is_stopped()), (0, false));
 
-    // A copy of the machine, where there is room, has it still to do.
+    // A copy of the machine, with room on the host's disk, still completes the request.
     let state = lock(&driver.transport).save();
     let disk = file(7, 4096);
     driver

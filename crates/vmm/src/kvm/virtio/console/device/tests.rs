@@ -18,9 +18,9 @@ fn message(event: u16, value: u16) -> [u8; 8] {
     message
 }
 
-/// Says `event` and returns what the device answers.
+/// Sends `event` and returns the device's answers.
 fn control(driver: &mut Driver, event: u16, value: u16) -> Vec<Vec<u8>> {
-    // A buffer is used when the device has something to say, and not before.
+    // A buffer is used when the device has a message, and not before.
     let mut answers = std::collections::HashMap::new();
     for _ in 0..4 {
         let buffer = driver.buffer(&[0; 64]);
@@ -47,7 +47,7 @@ fn the_port_is_announced_by_name() {
     assert_eq!(named.len(), 2);
     assert_eq!(&named[0][8..], b"test.0");
     assert_eq!(named[1], message(6, 1));
-    // Anything else is heard and ignored.
+    // Other events are ignored.
     let (mut driver, _host) = start();
     assert!(control(&mut driver, 77, 77).is_empty());
 }
@@ -80,7 +80,7 @@ fn who_sends_a_control_message_waits_for_no_thread() {
     let (mut driver, _host) = start();
     let said = driver.buffer(&message(0, 1));
     let head = driver.add(CONTROL_TRANSMIT, &[(said, 8, READ)]);
-    // Nobody else is told, and nobody else has run.
+    // No other thread is notified or has run.
     let transport = driver.transport.lock().unwrap();
     let queues = transport.notifications().map(|(_, queue)| queue as usize);
     let queues: Vec<_> = queues.collect();
@@ -134,7 +134,7 @@ fn a_host_that_left_closes_the_port() {
     driver.run(RECEIVE);
     assert_eq!(driver.read(room, 8), message(6, 0));
     assert!(driver.used(RECEIVE).is_empty());
-    // What the guest says is dropped, so that it can go on.
+    // The guest's output is dropped, so that it can continue.
     let said = driver.buffer(b"anyone?");
     driver.add(TRANSMIT, &[(said, 7, READ)]);
     driver.run(TRANSMIT);

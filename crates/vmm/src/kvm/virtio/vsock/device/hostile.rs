@@ -1,5 +1,5 @@
-//! A guest that sends whatever packets it likes, in chains that are right, beside a host that
-//! connects, writes, reads and leaves. Fuzzing and a test below feed this.
+//! A hostile guest that sends arbitrary packets in valid chains, beside a host that connects,
+//! writes, reads and leaves. Fuzzing and a test below use this.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -15,13 +15,13 @@ use vm_memory::{Bytes, GuestAddress};
 use super::*;
 use crate::kvm::virtio::driver::{Driver, READ, WRITE};
 
-/// Bytes of a buffer for packets to the guest, and how many it has out.
+/// Bytes of a buffer for packets to the guest, and the number of available buffers.
 const BUFFER: u32 = 1024;
 const BUFFERS: usize = 32;
-/// Most programs on the host.
+/// Maximum number of programs on the host.
 const MOST_STREAMS: usize = 32;
 
-/// Does what `script` says, an action a few bytes.
+/// Runs `script`, a few bytes for each action.
 pub(crate) fn talk(script: &[u8]) {
     let mut guest = Guest::new();
     let mut script = script;
@@ -57,16 +57,16 @@ struct Guest {
     driver: Driver,
     owner: OwnedFd,
     path: SocketAddrAny,
-    /// Where packets from the guest lie.
+    /// Address of packets from the guest.
     packet: u64,
     buffers: HashMap<u16, u64>,
     streams: Vec<UnixStream>,
-    /// The host's port of the connection that was heard of last.
+    /// The host's port in the last packet to the guest.
     port: u32,
-    /// Bytes that went in at each end.
+    /// Bytes sent at each end.
     from_guest: usize,
     from_host: usize,
-    /// Bytes that came out.
+    /// Bytes received at each end.
     to_host: usize,
     to_guest: usize,
 }
@@ -110,7 +110,7 @@ impl Guest {
         self.buffers.insert(head, buffer);
     }
 
-    /// A packet: of ports that are in use more often than not, with any credit.
+    /// Sends a packet with ports that are in use more often than not, and with any credit.
     fn send(&mut self, operation: u8, ports: u8, credit: u8, length: u8) {
         let host = match ports >> 4 {
             0..=7 => self.port,
@@ -151,7 +151,7 @@ impl Guest {
         self.driver.run(TRANSMIT);
     }
 
-    /// A program wants a port of the guest's.
+    /// Connects a program to a port of the guest.
     fn client(&mut self, port: u8) {
         if self.streams.len() >= MOST_STREAMS {
             return;
@@ -166,7 +166,7 @@ impl Guest {
         }
     }
 
-    /// A program writes.
+    /// Writes from a program.
     fn write(&mut self, which: usize) {
         let count = self.streams.len().max(1);
         if let Some(stream) = self.streams.get_mut(which % count) {
@@ -174,14 +174,14 @@ impl Guest {
         }
     }
 
-    /// A program ends.
+    /// Ends a program.
     fn leave(&mut self, which: usize) {
         if !self.streams.is_empty() {
             self.streams.swap_remove(which % self.streams.len());
         }
     }
 
-    /// The owner answers, with a stream or without one.
+    /// Answers as the owner, with a stream or without one.
     fn answer(&mut self, who: u8) {
         let mut port = [0; 8];
         if !matches!(
@@ -205,7 +205,7 @@ impl Guest {
         let _ = sendmsg(&self.owner, &one, &mut ancillary, SendFlags::NOSIGNAL);
     }
 
-    /// Takes what came at both ends, of which there is no more than went in.
+    /// Receives at both ends, and checks that no more came out than was sent.
     fn hear(&mut self) {
         self.driver.host();
         for (head, length) in self.driver.used(RECEIVE) {
@@ -241,7 +241,7 @@ impl Guest {
     }
 }
 
-/// A connection of each kind, with data both ways and an end.
+/// Returns scripts with a connection of each kind, data both ways and an end.
 pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     let packet = |operation: u8, credit: u8, length: u8| [operation << 3, 0x07, credit, length];
     let from_host = [

@@ -26,7 +26,7 @@ fn a_client_reaches_the_guest() {
     );
     guest.send(data(to_host, 6), b"answer");
     assert_eq!(read(&mut client, 6), b"answer");
-    // What the client says in the same breath as what it wants is not lost.
+    // Data that the client sends right behind its request is not lost.
     let mut hasty = guest.client(8);
     hasty.write_all(b"at once").unwrap();
     let (request, _) = guest.hear_one();
@@ -51,7 +51,7 @@ fn who_is_refused_or_says_something_else_sees_the_end() {
         let mut client = guest.stranger();
         client.write_all(line.as_bytes()).unwrap();
         assert!(guest.hear().is_empty(), "{line}");
-        // Some of what it said was not read, which makes its end a reset.
+        // Some of the client's data was not read, so its stream ends with an error.
         let mut byte = [0];
         assert!(!matches!(client.read(&mut byte), Ok(1..)), "{line}");
     }
@@ -97,8 +97,7 @@ fn the_guest_reaches_who_listens() {
         program.write_all(b"welcome").unwrap();
         assert_eq!(guest.hear_one().1, b"welcome");
     }
-    // The program left. The guest gives up before the owner has answered: the answer is for
-    // nobody.
+    // The program left. The guest gives up before the owner has answered, so the answer is dropped.
     guest.hear();
     let other = Header {
         source_port: 50_001,
@@ -126,7 +125,7 @@ fn the_guest_gets_what_it_has_room_for() {
     client.write_all(&[7; 25]).unwrap();
     let heard = guest.hear();
     assert_eq!(heard[0].1, [7; 10]);
-    // It is asked for more once, however often it says that there is none.
+    // The device requests credit once, however often the guest announces that it has none.
     assert_eq!(heard[1].0.operation, Operation::CREDIT_REQUEST);
     assert_eq!(heard.len(), 2);
     guest.send(little, b"");
@@ -137,7 +136,7 @@ fn the_guest_gets_what_it_has_room_for() {
     };
     guest.send(more, b"");
     assert_eq!(guest.hear()[0].1, [7; 10]);
-    // One that has passed on more than it ever got has no room that we know of.
+    // A guest that has passed on more than it received has no room as far as is known.
     let liar = Header {
         forwarded: 1000,
         ..little
@@ -227,7 +226,7 @@ fn either_side_may_stop_before_the_other() {
     guest.send(with(to_host, Operation::RESET), b"");
     assert!(guest.hear().is_empty());
 
-    // Who stops to send has stopped.
+    // Data after the end of sending breaks the connection.
     let (_client, to_host) = guest.connected();
     guest.send(shutdown(to_host, SENDS), b"");
     guest.send(data(to_host, 1), b"x");
@@ -273,7 +272,7 @@ fn a_host_that_is_gone_is_told_of() {
     );
     guest.send(data(to_host, 1), b"x");
     assert!(guest.hear().is_empty());
-    // Gone without having read what was there.
+    // The client leaves with unread data.
     let (client, to_host) = guest.connected();
     guest.send(data(to_host, 1), b"x");
     drop(client);
@@ -293,7 +292,7 @@ fn connections_are_limited_and_others_wait() {
     };
     guest.send(with(from_guest, Operation::REQUEST), b"");
     assert_eq!(guest.hear_one().0.operation, Operation::RESET);
-    // One leaves, the next one comes.
+    // One client leaves, the next one connects.
     drop(clients.remove(0));
     let heard = guest.hear();
     assert!(
@@ -332,7 +331,7 @@ fn resets_that_nobody_takes_are_limited() {
         assert!(answered <= 2 * MOST_RESETS);
     }
     assert_eq!(answered, 64 + MOST_RESETS);
-    // As soon as they are taken, the guest is listened to again.
+    // As soon as the resets are taken, the guest's packets are read again.
     guest.hear();
     guest.driver.host();
     assert!(!guest.driver.used(TRANSMIT).is_empty());
@@ -427,7 +426,7 @@ fn a_copy_is_told_that_its_connections_stayed_behind() {
     guest.driver.run(EVENTS);
     assert!(guest.driver.used(EVENTS).is_empty());
 
-    // Who did not listen hears it again, and nobody of the host's is there.
+    // A guest that did not read the event gets it again, and no program on the host is connected.
     let call = Header {
         source_port: 50_000,
         ..ports

@@ -1,4 +1,4 @@
-//! A guest that does what a test says, and its host.
+//! A guest that a test controls, and its host.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -14,13 +14,13 @@ use super::*;
 /// Bytes of a buffer for packets to the guest.
 const BUFFER: u32 = 4096;
 
-/// The driver, and what is at the host's end.
+/// The driver and the host's end.
 pub struct Guest {
     pub driver: Driver,
     pub owner: OwnedFd,
     path: SocketAddrAny,
     buffers: HashMap<u16, u64>,
-    /// A packet's place: tests are single-minded about their memory.
+    /// Address of the guest's packets: tests send one at a time.
     pub packet: u64,
 }
 
@@ -55,7 +55,7 @@ impl Guest {
         self.buffers.insert(head, buffer);
     }
 
-    /// A program of the host's that has not said what it wants.
+    /// Connects a program on the host that sends no request.
     pub fn stranger(&self) -> UnixStream {
         let flags = SocketFlags::empty();
         let client = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
@@ -63,7 +63,7 @@ impl Guest {
         client.into()
     }
 
-    /// A program of the host's that wants port `port`.
+    /// Connects a program on the host that requests port `port`.
     pub fn client(&self, port: u32) -> UnixStream {
         let mut client = self.stranger();
         client
@@ -76,7 +76,7 @@ impl Guest {
         let ram = self.driver.memory.ram();
         let bytes = [&packet.to_bytes()[..], data].concat();
         vm_memory::Bytes::write_slice(ram, &bytes, vm_memory::GuestAddress(self.packet)).unwrap();
-        // Header and data in the pieces that Linux sends.
+        // Header and data in separate pieces, as Linux sends them.
         let (header, length) = (header::LENGTH as u32, data.len() as u32);
         let data = (self.packet + u64::from(header), length, READ);
         let chain = [(self.packet, header, READ), data];
@@ -85,7 +85,7 @@ impl Guest {
         self.driver.run(TRANSMIT);
     }
 
-    /// What the device has said since the last call.
+    /// Returns the packets that the device sent since the last call.
     pub fn hear(&mut self) -> Vec<(Header, Vec<u8>)> {
         self.driver.host();
         let mut heard = Vec::new();
@@ -108,14 +108,14 @@ impl Guest {
         }
     }
 
-    /// The one thing that the device has said.
+    /// Returns the only packet that the device sent.
     pub fn hear_one(&mut self) -> (Header, Vec<u8>) {
         let mut heard = self.hear();
         assert_eq!(heard.len(), 1, "{heard:?}");
         heard.remove(0)
     }
 
-    /// A connection to port 7 of the guest's, as the guest would answer.
+    /// Connects to port 7 of the guest, which accepts.
     pub fn connected(&mut self) -> (UnixStream, Header) {
         let mut client = self.client(7);
         let (request, _) = self.hear_one();
@@ -130,7 +130,7 @@ impl Guest {
     }
 }
 
-/// A header of the other direction, with much room.
+/// Returns a header of the other direction, with much room.
 pub fn reply(to: &Header) -> Header {
     Header {
         source: to.destination,
@@ -170,7 +170,7 @@ pub fn read(stream: &mut UnixStream, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// Everything to the end.
+/// Reads a stream to its end.
 pub fn rest(mut stream: UnixStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).unwrap();
