@@ -13,9 +13,9 @@ use smoltcp::wire::{EthernetAddress, EthernetFrame, EthernetProtocol};
 
 use crate::address::{Addresses, ETHERNET_HEADER};
 
-/// Bytes of the header before a frame that describes the work left to the driver
-/// (`struct virtio_net_hdr_v1`, Virtio 1.2, section 5.1.6): flags, kind of segmentation, header length,
-/// segment size, where a checksum begins and where it goes, number of buffers.
+/// Bytes of the header before a frame (`struct virtio_net_hdr_v1`, Virtio 1.2, section 5.1.6). It
+/// describes the work left to the driver: flags, kind of segmentation, header length, segment size,
+/// where a checksum begins and where it goes, number of buffers.
 const HEADER: usize = 12;
 
 /// The header of a frame whose checksums are right (`VIRTIO_NET_HDR_F_DATA_VALID`).

@@ -57,8 +57,12 @@ impl<'a> Request<'a> {
 pub(super) fn socket(to: Ipv4Addr) -> io::Result<UdpSocket> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let protocol = Some(ipproto::ICMP);
-    let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, flags, protocol)?;
-    let socket = UdpSocket::from(socket);
+    let socket = UdpSocket::from(socket_with(
+        AddressFamily::INET,
+        SocketType::DGRAM,
+        flags,
+        protocol,
+    )?);
     socket.connect((to, 0))?;
     Ok(socket)
 }

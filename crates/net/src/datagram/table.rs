@@ -77,11 +77,11 @@ impl<K: Copy + Eq + Hash, V> Table<K, V> {
 
     /// Returns the numbers of the entries whose value is `wanted`.
     pub(super) fn ids(&self, wanted: impl Fn(&V) -> bool) -> Vec<Id> {
-        let wanted = self
-            .entries
+        self.entries
             .iter()
-            .filter(|(_, entry)| wanted(&entry.value));
-        wanted.map(|(id, _)| *id).collect()
+            .filter(|(_, entry)| wanted(&entry.value))
+            .map(|(id, _)| *id)
+            .collect()
     }
 
     /// Removes the entries that have expired.

@@ -143,9 +143,11 @@ impl FromStr for Rule {
             None => (target, None),
         };
         let target = if let Ok(address) = address.parse::<Ipv4Addr>() {
-            let bits = bits.map_or(Ok(32), str::parse::<u8>);
-            let bits = bits.ok().filter(|bits| *bits <= 32);
-            let bits = bits.ok_or_else(|| RuleError::Bits(text.into()))?;
+            let bits = bits
+                .map_or(Ok(32), str::parse::<u8>)
+                .ok()
+                .filter(|bits| *bits <= 32)
+                .ok_or_else(|| RuleError::Bits(text.into()))?;
             Target::Block(Block { address, bits })
         } else {
             let (name, below) = match target.strip_prefix("*.") {

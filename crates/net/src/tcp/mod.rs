@@ -420,8 +420,7 @@ impl Tcp {
     pub(crate) fn quiet_for(&mut self, io: &Io) -> Option<Duration> {
         let now = self.clock(io.now);
         // Packets that are due wait until the link has room.
-        let has_room = io.link.has_room();
-        let delay = if has_room {
+        let delay = if io.link.has_room() {
             self.interface.poll_delay(now, &self.sockets)
         } else {
             None
