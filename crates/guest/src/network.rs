@@ -72,7 +72,7 @@ impl Interface {
     }
 }
 
-/// Waits, for at most [`LAST_WORDS`], until the data of closed TCP connections has arrived: data
+/// Waits, for a few seconds at most, until the data of closed TCP connections has arrived: data
 /// that the kernel has yet to send is lost when the machine ends.
 pub fn settle() {
     let deadline = Instant::now() + LAST_WORDS;

@@ -102,7 +102,7 @@ fn assemble(boot: &Boot, clock: &mut Clock) -> Result<Sandbox, BootFailed> {
     })
 }
 
-/// Calls `ask` repeatedly until it returns a value, for at most [`PATIENCE`].
+/// Calls `ask` repeatedly until it returns a value, for a few seconds at most.
 pub fn wait_for<T>(mut ask: impl FnMut() -> Option<T>) -> Option<T> {
     let start = machine::uptime_us();
     loop {

@@ -52,7 +52,7 @@ pub enum PidNamespace {
     Started(OwnedFd),
     /// One whose process 1 will be the next child.
     Pending,
-    /// One whose process 1 was a command or has ended; forks fail with ENOMEM once it has ended.
+    /// One whose process 1 was a command or has ended; after its end, fork fails with ENOMEM.
     Owned,
 }
 
@@ -182,8 +182,8 @@ pub enum Outcome {
 }
 
 impl Report {
-    /// Continues to read. Returns None if the result is open. Once the process `has_ended`, it is
-    /// not, even if another process should hold the pipe open.
+    /// Reads the report as far as it has arrived. None while the result is not known. It is
+    /// known as soon as the process `has_ended`, even if another process holds the pipe open.
     pub fn read(&mut self, has_ended: bool) -> Option<Outcome> {
         let mut buffer = [0; 4096];
         loop {
