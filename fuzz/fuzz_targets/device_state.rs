@@ -1,4 +1,4 @@
-//! A device that goes on from a saved state: the first byte chooses the device.
+//! A device restored from a saved state: the first byte chooses the device.
 
 #![no_main]
 

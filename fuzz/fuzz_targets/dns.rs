@@ -1,4 +1,4 @@
-//! A question of a guest and an answer of a resolver.
+//! A guest's query and a resolver's response.
 
 #![no_main]
 

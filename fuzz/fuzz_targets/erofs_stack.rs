@@ -1,4 +1,4 @@
-//! Two layers of arbitrary bytes, one on the other: the last two bytes say where they part.
+//! Two layers of arbitrary bytes, one on the other: the last two bytes set the split.
 
 #![no_main]
 

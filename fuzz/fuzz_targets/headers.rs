@@ -1,4 +1,4 @@
-//! Headers of a registry's answers.
+//! Headers of a registry's responses.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Replies and records of workers in jail.
+//! Replies and records of jailed workers.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! An archive that becomes a layer, and an archive again.
+//! An archive that is converted to a layer and rebuilt.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Indexes, manifests and configs, as a registry answers with them.
+//! Indexes, manifests and configs from a registry.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! An EROFS image that becomes a layer.
+//! An EROFS image that is converted to a layer.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Steps by which a layer becomes its archive again.
+//! The steps of a recipe, which rebuild a layer's archive.
 
 #![no_main]
 

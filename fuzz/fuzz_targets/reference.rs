@@ -1,4 +1,4 @@
-//! The name of an image.
+//! An image reference.
 
 #![no_main]
 

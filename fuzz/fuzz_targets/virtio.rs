@@ -1,4 +1,4 @@
-//! A virtio device with a driver that means harm: the first byte chooses the device.
+//! A virtio device with a hostile driver: the first byte chooses the device.
 
 #![no_main]
 

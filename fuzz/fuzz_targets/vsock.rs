@@ -1,4 +1,4 @@
-//! Packets of a guest's sockets, in chains that are right.
+//! Packets of a guest's sockets, in valid descriptor chains.
 
 #![no_main]
 

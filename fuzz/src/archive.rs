@@ -1,4 +1,4 @@
-//! Archives: read member by member, and made into layers.
+//! Archives: read member by member, and converted to layers.
 
 use std::fs::File;
 use std::io::{BufRead, Read};
@@ -10,8 +10,8 @@ use micabox_image::fuzzing;
 use micabox_tar::{Kind, Member, Members, Segment};
 
 const BLOCK: usize = 512;
-/// Bytes of an image that an archive's block may account for: an inode, a name and a body of
-/// its own at a block boundary, attributes, and a directory for each part of a path.
+/// Bytes of an image that one block of an archive may account for: an inode, a name and its own
+/// body at a block boundary, attributes, and a directory for each part of a path.
 const GROWTH: usize = 64 << 10;
 
 fn limits() -> Limits {
@@ -27,7 +27,8 @@ fn limits() -> Limits {
     }
 }
 
-/// Members: the same in whatever pieces the archive comes, and within the limits.
+/// Reads members: they must not depend on the pieces in which the archive arrives, and stay within
+/// the limits.
 pub fn tar(bytes: &[u8]) {
     let archive = with_checksums(bytes);
     let whole = read(&archive[..], archive.len());
@@ -35,7 +36,8 @@ pub fn tar(bytes: &[u8]) {
     assert_eq!(whole, pieces, "pieces make a difference");
 }
 
-/// A layer: its image is sound, and its recipe makes the archive of it again.
+/// Converts an archive to a layer: its image must be sound, and its recipe must rebuild the
+/// archive.
 pub fn layer(bytes: &[u8]) {
     let archive = with_checksums(bytes);
     let (image, recipe) = (file(), file());
@@ -56,7 +58,7 @@ pub fn layer(bytes: &[u8]) {
     assert!(again == archive, "the archive is another one");
 }
 
-/// An EROFS image from elsewhere as a layer: what comes of it is sound, and no larger than a layer
+/// Converts a foreign EROFS image to a layer: the result must be sound, and no larger than a layer
 /// may be.
 pub fn native(bytes: &[u8]) {
     let (spool, image) = (file(), file());
@@ -74,7 +76,7 @@ pub fn native(bytes: &[u8]) {
     assert!(image.len() <= most, "{} bytes", image.len());
 }
 
-/// What the members of an archive came to: descriptions and bodies, or the problem.
+/// Returns descriptions and bodies of an archive's members, or the problem.
 fn read(archive: impl BufRead, length: usize) -> Vec<String> {
     let limits = limits();
     let mut members = Members::new(archive, limits.member());
@@ -120,7 +122,7 @@ fn is_bounded(member: &Member, limits: &Limits) {
     assert!(attributes.mode <= 0o7777 && attributes.mtime.nanos < 1_000_000_000);
     let xattrs = attributes.xattrs.iter();
     let length: usize = xattrs.map(|(name, value)| name.len() + value.len()).sum();
-    // An access control list is a little longer as the kernel has it.
+    // The kernel's form of an access control list is a little longer.
     assert!(length as u64 <= 3 * limits.xattr_size, "{length} bytes");
     let Kind::File { size, segments } = &member.kind else {
         return;
@@ -133,13 +135,13 @@ fn is_bounded(member: &Member, limits: &Limits) {
     }
 }
 
-/// An error's text is for a terminal.
+/// Checks that an error's text can be shown on a terminal.
 fn is_readable(problem: &str) {
     assert!(!problem.contains(char::is_control), "{problem:?}");
     assert!(problem.len() < 4000, "{} bytes", problem.len());
 }
 
-/// The same with right checksums, which mutation breaks first and always.
+/// Returns the archive with valid checksums, which mutation always breaks first.
 fn with_checksums(bytes: &[u8]) -> Vec<u8> {
     let mut archive = bytes.to_vec();
     for block in archive.chunks_exact_mut(BLOCK) {
@@ -153,7 +155,7 @@ fn with_checksums(bytes: &[u8]) -> Vec<u8> {
     archive
 }
 
-/// Bytes that come a few at a time.
+/// A reader that returns a few bytes at a time.
 struct Pieces<'a>(&'a [u8]);
 
 impl Read for Pieces<'_> {
@@ -174,7 +176,7 @@ impl BufRead for Pieces<'_> {
     }
 }
 
-/// A file in memory.
+/// Creates a file in memory.
 fn file() -> File {
     let flags = rustix::fs::MemfdFlags::CLOEXEC;
     rustix::fs::memfd_create("fuzz", flags)
@@ -193,7 +195,7 @@ fn contents(file: &File) -> Vec<u8> {
     bytes
 }
 
-/// Archives with one of everything that has a parser.
+/// Archives with one instance of everything that has a parser.
 pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     let pax = |records: &[(&str, &str)]| {
         let mut body = Vec::new();
@@ -261,7 +263,7 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// A map as a part of the data, and the data.
+/// A sparse file's map as a part of the data, followed by the data.
 fn sparse() -> Vec<u8> {
     let mut body = b"2\n0\n4\n8192\n4\n".to_vec();
     body.resize(BLOCK, 0);

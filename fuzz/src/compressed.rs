@@ -1,4 +1,4 @@
-//! Compressed blobs: gzip's members, zstd's frames, and what is neither.
+//! Compressed blobs: gzip's members, zstd's frames, and invalid data.
 
 use std::io::{Read, Write};
 
@@ -16,7 +16,7 @@ fn limits() -> Limits {
     }
 }
 
-/// A blob; or what becomes one first, in pieces and ways that the first bytes choose.
+/// Inflates a blob, or makes one first, in pieces and ways that the first bytes choose.
 pub fn blob(bytes: &[u8]) {
     match bytes.split_first_chunk::<3>() {
         Some(([b'c', way, cut], body)) => packed(body, *way, usize::from(*cut)),
@@ -24,16 +24,16 @@ pub fn blob(bytes: &[u8]) {
     }
 }
 
-/// Whatever it is, it ends within the limits, and agrees with other readers.
+/// Checks that any blob ends within the limits, and that other readers agree.
 fn foreign(blob: &[u8]) {
     let found = fuzzing::inflate(Pieces(blob, 61), &limits());
     let whole = fuzzing::inflate(blob, &limits());
     let is_bomb = |found: &Result<Vec<u8>, String>| matches!(found, Err(problem) if problem.contains("compression-ratio"));
-    // A bomb is seen the sooner the less of it was read.
+    // The less of a bomb has been read, the earlier it is detected.
     if is_bomb(&found) || is_bomb(&whole) {
         return;
     }
-    // What is wrong with it may be told otherwise.
+    // The error's text may differ.
     let bytes = |found: &Result<Vec<u8>, String>| found.clone().ok();
     assert!(bytes(&found) == bytes(&whole), "pieces make a difference");
     let bytes = match found {
@@ -59,7 +59,7 @@ fn foreign(blob: &[u8]) {
     }
 }
 
-/// What was packed comes out: whole, and if one byte is missing not at all.
+/// Checks that a packed body is returned complete, and not at all if one byte is missing.
 fn packed(body: &[u8], way: u8, cut: usize) {
     let (first, second) = body.split_at(cut.min(body.len()));
     let level = u32::from(way >> 4) % 10;
@@ -94,7 +94,7 @@ fn packed(body: &[u8], way: u8, cut: usize) {
     );
 }
 
-/// By members, as another reader takes headers and trailers.
+/// Decompresses member by member, with another reader for headers and trailers.
 fn gunzip(mut blob: &[u8]) -> Option<Vec<u8>> {
     let mut all = Vec::new();
     while blob.iter().any(|byte| *byte != 0) {
@@ -105,7 +105,7 @@ fn gunzip(mut blob: &[u8]) -> Option<Vec<u8>> {
     Some(all)
 }
 
-/// Bytes that come a few at a time.
+/// A reader that returns a few bytes at a time.
 struct Pieces<'a>(&'a [u8], usize);
 
 impl Read for Pieces<'_> {
@@ -118,7 +118,7 @@ impl Read for Pieces<'_> {
     }
 }
 
-/// Blobs of each kind, and bodies to make some of.
+/// Blobs of each kind, and bodies to pack.
 pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     // A name, a comment, an extra field and a checksum in the header; then the body, stored.
     let mut gzip = b"\x1f\x8b\x08\x0e\0\0\0\0\0\xff\x02\0ab".to_vec();

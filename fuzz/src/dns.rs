@@ -1,12 +1,12 @@
-//! A guest's question and a resolver's answer.
+//! A guest's query and a resolver's response.
 
 use micabox_net::fuzzing::{Exchange, exchange, name};
 
-/// The identification under which the question goes out.
+/// The identification under which the query is forwarded.
 const ID: u16 = 0x5a17;
 const HEADER: usize = 12;
 
-/// Two messages, the first one's length before it: a question and what comes back.
+/// Parses two messages, with the first one's length before it: a query and the response.
 pub fn messages(bytes: &[u8]) {
     let Some((length, rest)) = bytes.split_first_chunk::<2>() else {
         return;
@@ -14,7 +14,7 @@ pub fn messages(bytes: &[u8]) {
     let length = usize::from(u16::from_le_bytes(*length)).min(rest.len());
     let (question, answer) = rest.split_at(length);
     let mut response = answer.to_vec();
-    // What no resolver gets wrong, and mutation always does.
+    // Resolvers never get this wrong, and mutation always does.
     if let Some(id) = response.get_mut(..2) {
         id.copy_from_slice(&ID.to_be_bytes());
     }
@@ -32,14 +32,14 @@ pub fn messages(bytes: &[u8]) {
     assert_eq!(*repeated, question[HEADER..HEADER + repeated.len()]);
     assert_eq!(found.forwarded[..2], ID.to_be_bytes());
     assert_eq!(found.forwarded[2..], question[2..]);
-    // Nothing that is sent to the guest or on passes for an answer.
+    // Messages that the proxy sends, to the guest or to the resolver, must not count as responses.
     let own = exchange(question, &found.forwarded, ID);
     assert!(own.is_none_or(|own| !own.is_answered && own.addresses.is_empty()));
     names(&found, question);
     answers(&found, &response);
 }
 
-/// The name is the one that another reader finds there.
+/// Checks the name against that of another reader.
 fn names(found: &Exchange, question: &[u8]) {
     let labels = labels(question, HEADER).expect("a question has a name");
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
@@ -68,7 +68,7 @@ fn answers(found: &Exchange, response: &[u8]) {
     }
 }
 
-/// The labels of a name, read in the plainest way.
+/// Reads the labels of a name, in the simplest way.
 fn labels(message: &[u8], mut at: usize) -> Option<Vec<Vec<u8>>> {
     let mut labels = Vec::new();
     for _ in 0..message.len() {
@@ -85,7 +85,7 @@ fn labels(message: &[u8], mut at: usize) -> Option<Vec<Vec<u8>>> {
     None
 }
 
-/// A question with an answer: an alias and an address; and one whose name is a pointer.
+/// A query with a response: an alias and an address; and one whose name is a pointer.
 pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     let question = b"\x12\x34\x01\x00\0\x01\0\0\0\0\0\0\x03www\x07example\x04test\0\0\x01\0\x01";
     let mut answer = question.to_vec();

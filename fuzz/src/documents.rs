@@ -1,14 +1,14 @@
-//! What a registry says of an image, and how images are named.
+//! A registry's documents about an image, and image references.
 
 use micabox_image::{Digest, Limits, Reference, fuzzing};
 
-/// Stands between two documents.
+/// Separates two documents.
 const NEXT: u8 = 0;
-/// The most that is asked of a registry to find one image: documents and their configs.
+/// Maximum number of requests to a registry to find one image: documents and their configs.
 const MOST_DOCUMENTS: usize = 2 * 65;
 
-/// Documents as a registry answers with them, one after the other; the last one for ever.
-/// A line before a document is its type.
+/// Resolves an image from documents that a registry returns one after the other, the last one
+/// repeatedly. A line before a document is its media type.
 pub fn manifest(bytes: &[u8]) {
     let answers: Vec<&[u8]> = bytes.split(|byte| *byte == NEXT).collect();
     let mut asked = 0;
@@ -50,7 +50,7 @@ pub fn manifest(bytes: &[u8]) {
     }
 }
 
-/// A reference means the same however it is written, and nothing but itself.
+/// Checks that a reference survives a round trip through its text, and that its parts are harmless.
 pub fn reference(bytes: &[u8]) {
     let Ok(text) = str::from_utf8(bytes) else {
         return;
@@ -63,7 +63,7 @@ pub fn reference(bytes: &[u8]) {
     assert_eq!(written.parse().as_ref(), Ok(&reference), "{written}");
     assert_eq!(reference.familiar().parse().as_ref(), Ok(&reference));
     assert!(reference.tag().is_some() || reference.digest().is_some());
-    // Parts end up in addresses: nothing in them may end a path or begin a query.
+    // Parts become parts of URLs: they must not contain bytes that end a path or begin a query.
     let harmless = |byte: u8| byte.is_ascii_alphanumeric() || b"._-/".contains(&byte);
     assert!(reference.repository().bytes().all(harmless));
     assert!(
@@ -84,7 +84,7 @@ pub fn reference(bytes: &[u8]) {
     assert!(written.len() <= 255 + 1 + 128 + 1 + 71);
 }
 
-/// An error's text is for a terminal, and not the whole document.
+/// Checks that an error's text can be shown on a terminal, and does not contain the whole document.
 fn is_readable(problem: &str) {
     assert!(!problem.contains(char::is_control), "{problem:?}");
     assert!(problem.len() < 4000, "{} bytes", problem.len());
@@ -94,7 +94,7 @@ fn find(bytes: &[u8], wanted: &[u8]) -> bool {
     bytes.windows(wanted.len()).any(|window| window == wanted)
 }
 
-/// JSON may write any letter as a number.
+/// JSON may escape any letter as a number.
 fn has_escapes(bytes: &[u8]) -> bool {
     bytes.contains(&b'\\')
 }
@@ -130,7 +130,7 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// Names as people write them.
+/// References as users write them.
 pub fn names() -> Vec<(&'static str, Vec<u8>)> {
     let digest = Digest::of(b"image");
     let texts = [

@@ -1,11 +1,11 @@
-//! Everything that a program may do with an image, done to images of hostile bytes.
+//! All operations that a program may do with an image, on hostile images.
 
 use std::io::Cursor;
 
 use micabox_erofs::merge::{Layer, Merge};
 use micabox_erofs::{Concat, Reader, check};
 
-/// Blocks to which images are padded in the merge.
+/// Blocks to which images are padded in a merge.
 const ALIGNMENT: u32 = 1;
 
 /// Opens, checks, reads and merges one image.
@@ -23,7 +23,7 @@ pub fn image(bytes: &[u8]) {
     stack(&[image]);
 }
 
-/// Merges images. What comes out must be sound, whatever went in.
+/// Merges images. The result must be sound, whatever the input.
 pub fn stack(images: &[Vec<u8>]) {
     let images: Vec<Vec<u8>> = images.iter().map(|image| without_checksum(image)).collect();
     let layers: Vec<_> = images
@@ -53,7 +53,7 @@ pub fn stack(images: &[Vec<u8>]) {
     }
 }
 
-/// Reads all metadata, and of each file the start and the end.
+/// Reads all metadata, and the start and end of each file.
 fn read_all<R: micabox_erofs::ReadAt>(reader: &Reader<R>) -> micabox_erofs::Result<()> {
     use micabox_erofs::format::FileType;
     let mut buf = vec![0; 10_000];
@@ -76,7 +76,7 @@ fn read_all<R: micabox_erofs::ReadAt>(reader: &Reader<R>) -> micabox_erofs::Resu
                 let length: u64 = extents.iter().map(|extent| extent.length).sum();
                 assert_eq!(length, inode.size);
                 for offset in [0, inode.size.saturating_sub(5000), inode.size] {
-                    // Fails for what is on other devices than this one.
+                    // Fails for data on other devices than this one.
                     let _ = reader.read(inode, offset, &mut buf);
                 }
             }
@@ -86,8 +86,8 @@ fn read_all<R: micabox_erofs::ReadAt>(reader: &Reader<R>) -> micabox_erofs::Resu
     })
 }
 
-/// The same image without the superblock's claim to have a checksum, which mutation breaks
-/// first and always.
+/// Returns the image without the superblock's flag for a checksum, which mutation always breaks
+/// first.
 fn without_checksum(bytes: &[u8]) -> Vec<u8> {
     const FEATURES: usize = 1024 + 8;
     let mut image = bytes.to_vec();

@@ -1,4 +1,4 @@
-//! Small images to start from.
+//! Small images as seeds.
 
 use std::io::Cursor;
 
@@ -12,7 +12,7 @@ pub fn images() -> Vec<(&'static str, Vec<u8>)> {
     vec![("lower", sound(false)), ("upper", sound(true))]
 }
 
-/// The two in a stack.
+/// Both in a stack.
 pub fn stacks() -> Vec<(&'static str, Vec<u8>)> {
     let [(_, lower), (_, upper)] = &images()[..] else {
         return Vec::new();
@@ -32,7 +32,7 @@ fn metadata(mode: u16, seconds: i64) -> Metadata {
     }
 }
 
-/// One of everything; for the upper layer with every marker.
+/// An image with one instance of everything; for the upper layer with every marker.
 fn image(upper: bool) -> micabox_erofs::Result<Vec<u8>> {
     let options = Options {
         uuid: [u8::from(upper); 16],

@@ -1,11 +1,11 @@
-//! What a program may do with a filesystem, done to hostile ones: a sound one in which one
-//! structure is replaced. Without metadata_csum, so that checksums don't keep the rest from being
-//! looked at.
+//! All operations that a program may do with a filesystem, on hostile ones: a sound filesystem in
+//! which one structure is replaced. It has no metadata_csum, so that checksums don't hide the rest
+//! from the fuzzer.
 //!
-//! An input's first byte says what is done: reading, changing, or checking with both after it if
-//! nothing is wrong. The rest is the structure. Each target has a sound filesystem with little
-//! else in it, of few blocks, which is made once and never copied: what is replaced and what is
-//! written lies beside it.
+//! An input's first byte chooses the operation: reading, changing, or checking, followed by both if
+//! the check is clean. The rest is the structure. Each target has a sound filesystem of a few
+//! blocks with little else in it, which is made once and never copied: replaced and written blocks
+//! are kept beside it.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -23,26 +23,26 @@ use micabox_ext4::{
 
 const BLOCK: usize = 4096;
 const INODES: u64 = 16;
-/// What all of it needs, and no more.
+/// Bytes of a filesystem that holds all of this.
 const SIZE: usize = 64 * BLOCK;
-/// With a log, which is no shorter than 64 blocks.
+/// The same with a log, which has at least 64 blocks.
 const JOURNALED_SIZE: usize = SIZE + LOG * BLOCK;
 const LOG: usize = 72;
-/// Blocks of the log that an input may have.
+/// Blocks of the log that an input may set.
 const LOGGED: usize = 8;
-/// Names in the indexed directory: enough for two blocks below the root.
+/// Names in the indexed directory: enough for two leaf blocks below the root.
 const NAMES: usize = 24;
 
-/// What is done with a filesystem.
+/// The operation on a filesystem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Deed {
     Read,
     Change,
-    /// What the check finds clean can be read, changed, and is clean then.
+    /// A filesystem that the check finds clean can be read and changed, and is clean afterwards.
     Check,
 }
 
-/// An input: what is done, and the structure in pieces of these lengths.
+/// Splits an input: the operation, and the structure in pieces of these lengths.
 fn parts<const N: usize>(input: &[u8], lengths: [usize; N]) -> (Deed, [&[u8]; N]) {
     let (first, mut rest) = input.split_first().unwrap_or((&0, &[]));
     let deed = [Deed::Read, Deed::Change, Deed::Check][usize::from(first % 3)];
@@ -54,7 +54,7 @@ fn parts<const N: usize>(input: &[u8], lengths: [usize; N]) -> (Deed, [&[u8]; N]
     (deed, parts)
 }
 
-/// A superblock.
+/// Replaces the superblock.
 pub fn superblock(input: &[u8]) {
     let sound = with_all();
     let (deed, [bytes]) = parts(input, [Superblock::SIZE]);
@@ -67,7 +67,7 @@ pub fn superblock(input: &[u8]) {
     perform(deed, disk, walk, new_file);
 }
 
-/// A directory with an index: its root, and one of its two leaves.
+/// Replaces parts of a directory with an index: its root, and one of its two leaves.
 pub fn directory(input: &[u8]) {
     let sound = with_names();
     let (deed, [root, leaf]) = parts(input, [BLOCK; 2]);
@@ -98,7 +98,7 @@ pub fn directory(input: &[u8]) {
     );
 }
 
-/// An inode with its extents, and a leaf of the tree.
+/// Replaces an inode's extents, and a leaf of the tree.
 pub fn extents(input: &[u8]) {
     let sound = with_islands();
     let (deed, [root, leaf]) = parts(input, [60, BLOCK]);
@@ -122,7 +122,7 @@ pub fn extents(input: &[u8]) {
     );
 }
 
-/// Attributes in an inode and in a block.
+/// Replaces attributes in an inode and in a block.
 pub fn xattrs(input: &[u8]) {
     let sound = with_attributes();
     let (deed, [body, block]) = parts(input, [96, BLOCK]);
@@ -134,8 +134,8 @@ pub fn xattrs(input: &[u8]) {
         |filesystem| {
             for name in filesystem.xattr_names(file)?.iter().take(8) {
                 match filesystem.xattr(file, name) {
-                    // Names of no kind, such as a prefix alone; and lists that Linux would not
-                    // take either, or what only looks like one.
+                    // Invalid names, such as a prefix alone; and lists that Linux would not accept
+                    // either, or data that only looks like a list.
                     Err(error) if error.errno() == Errno::NotSupported => {}
                     Err(error) if is_systems(name) && unusable(&error) => {}
                     other => drop(other?),
@@ -152,15 +152,15 @@ pub fn xattrs(input: &[u8]) {
     );
 }
 
-/// A log that is to be replayed: its superblock's fields, then its blocks. In memory and on disk,
-/// the same comes out.
+/// Replaces a log to be replayed: its superblock's fields, then its blocks. The result must be the
+/// same in memory and on disk.
 pub fn journal(input: &[u8]) {
     let sound = with_log();
     let (deed, [head, blocks]) = parts(input, [96, LOGGED * BLOCK]);
     let log = sound.parts[0];
     let mut raw = sound.image[log..log + 108].to_vec();
     raw[12..12 + head.len()].copy_from_slice(head);
-    // What the block size must be, or the rest is never looked at.
+    // The block size must be right, or the rest is never examined.
     fields::put_be(&mut raw, 12, BLOCK as u32);
     let disk = Disk::new(&sound.image, sound.patches([&raw, blocks, &[]]));
     let list = |result: Result<Vec<_>>| result.map_err(|error| error.errno());
@@ -187,7 +187,7 @@ pub fn journal(input: &[u8]) {
     let _ = writer.close();
 }
 
-/// The sound structures, to start from, for each deed.
+/// The sound structures as seeds, for each operation.
 pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     let part = |sound: &Sound, lengths: &[usize]| -> Vec<u8> {
         let parts = sound.parts.iter().zip(lengths);
@@ -212,7 +212,7 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     seeds
 }
 
-/// A log's superblock and blocks after a crash.
+/// Returns a log's superblock and blocks after a crash.
 fn transactions() -> Vec<u8> {
     let sound = with_log();
     let mut image = sound.image.clone();
@@ -225,18 +225,18 @@ fn transactions() -> Vec<u8> {
     [&image[log + 12..log + 108], &image[log + BLOCK..end]].concat()
 }
 
-/// Bytes of a superblock with `s_feature_ro_compat`, and of an image with `s_feature_incompat` and
-/// its bit that says that there is a log to replay.
+/// Offsets of `s_feature_ro_compat` in a superblock and of `s_feature_incompat` in an image, and
+/// the latter's bit for a log to be replayed.
 const RO_COMPAT: usize = 0x64;
 const INCOMPAT: usize = SUPERBLOCK_OFFSET as usize + 0x60;
 const RECOVER: u8 = incompat::RECOVER as u8;
 
-/// A sound filesystem, and where its structure is.
+/// A sound filesystem, and the place of its structure.
 struct Sound {
     image: Vec<u8>,
-    /// What has the structure.
+    /// The inode that has the structure.
     file: Ino,
-    /// Bytes at which its parts start.
+    /// Offsets at which its parts start.
     parts: Vec<usize>,
 }
 
@@ -246,14 +246,14 @@ impl Sound {
         Self { image, file, parts }
     }
 
-    /// What replaces the parts.
+    /// Returns the patches that replace the parts.
     fn patches<'i>(&self, parts: [&'i [u8]; 3]) -> [Patch<'i>; 3] {
         let mut places = self.parts.iter();
         parts.map(|part| places.next().map_or(NONE, |&at| (at, part)))
     }
 }
 
-/// With a file, attributes and a symbolic link.
+/// A filesystem with a file, attributes and a symbolic link.
 fn with_all() -> &'static Sound {
     static SOUND: OnceLock<Sound> = OnceLock::new();
     SOUND.get_or_init(|| {
@@ -275,7 +275,7 @@ fn with_names() -> &'static Sound {
         let mut filesystem = new(SIZE);
         let many = names(&mut filesystem).expect("there is room");
         let image = image(filesystem);
-        // The root of the index has `.` of this directory, and no name.
+        // The index's root block has the directory's `.` entry, and no names.
         let mut root = u32::to_le_bytes(many).to_vec();
         root.extend([12, 0, 1, 2, b'.']);
         let blocks = image.chunks(BLOCK).enumerate();
@@ -313,7 +313,7 @@ fn with_attributes() -> &'static Sound {
     })
 }
 
-/// With a short log that is to be replayed, in a file that became the journal.
+/// A filesystem with a short log to be replayed, in a file that became the journal.
 fn with_log() -> &'static Sound {
     static SOUND: OnceLock<Sound> = OnceLock::new();
     SOUND.get_or_init(|| {
@@ -359,7 +359,7 @@ fn options() -> Options {
     }
 }
 
-/// An empty filesystem.
+/// Creates an empty filesystem.
 fn new(size: usize) -> Ext4<Memory> {
     let mut device = Memory::new(size);
     let wanted = make::Options {
@@ -376,7 +376,7 @@ fn new(size: usize) -> Ext4<Memory> {
     let mut superblock = Superblock::decode(raw);
     superblock.feature_ro_compat &= !ro_compat::METADATA_CSUM;
     superblock.encode_into(raw);
-    // The only group's flags, and its count of unused inodes: they need checksums.
+    // The only group's flags and its count of unused inodes, which need checksums.
     image[BLOCK + 0x12..BLOCK + 0x14].fill(0);
     image[BLOCK + 0x1c..BLOCK + 0x20].fill(0);
     Ext4::open(Memory::from(image), options()).expect("it is sound")
@@ -421,7 +421,7 @@ fn image(filesystem: Ext4<Memory>) -> Vec<u8> {
     filesystem.close().expect("there is room").into_bytes()
 }
 
-/// The block that starts with some bytes.
+/// Returns the offset of the block that starts with some bytes.
 fn find(image: &[u8], start: &[u8]) -> usize {
     let found = image
         .chunks(BLOCK)
@@ -430,12 +430,12 @@ fn find(image: &[u8], start: &[u8]) -> usize {
 }
 
 fn inode_at(image: &[u8], ino: Ino) -> usize {
-    // Group 0's table: its descriptor follows the superblock's block.
+    // Group 0's table: its descriptor is in the block after the superblock's.
     let table: u32 = fields::get(image, BLOCK + 8);
     table as usize * BLOCK + (ino as usize - 1) * 256
 }
 
-/// Bytes and where they go.
+/// An offset and the bytes that replace those there.
 type Patch<'i> = (usize, &'i [u8]);
 const NONE: Patch<'static> = (0, &[]);
 
@@ -469,7 +469,7 @@ impl<'i> Disk<'i> {
     }
 }
 
-/// Copies those of `bytes`, which are at `at`, that `into` has room for, which is at `start`.
+/// Copies the part of `bytes`, located at `at`, that overlaps `into`, located at `start`.
 fn overlay(into: &mut [u8], start: usize, at: usize, bytes: &[u8]) {
     let from = start.max(at);
     let to = (start + into.len()).min(at + bytes.len());
@@ -574,7 +574,7 @@ fn new_file<D: BlockDevice>(filesystem: &mut Ext4<D>) -> Result<()> {
     filesystem.sync()
 }
 
-/// That a name is not there is an answer.
+/// Accepts that a name does not exist.
 fn absent(found: Result<Ino>) -> Result<()> {
     match found {
         Err(error) if error.errno() == Errno::NotFound => Ok(()),
@@ -582,7 +582,7 @@ fn absent(found: Result<Ino>) -> Result<()> {
     }
 }
 
-/// Whether a name is, or starts like, one that is a prefix as a whole: an access control list's.
+/// Whether a name is, or begins like, one that is itself a prefix: an access control list's.
 fn is_systems(name: &[u8]) -> bool {
     name.starts_with(b"system.")
 }

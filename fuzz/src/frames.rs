@@ -1,4 +1,4 @@
-//! Frames from a guest, to a network with one server and one resolver behind it.
+//! Frames from a guest to a network with one server and one resolver behind it.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
@@ -10,17 +10,17 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
-/// Where the server and the resolver are: the only place that the guest may reach.
+/// The address of the server and the resolver, the only one that the guest may reach.
 const HOST: Ipv4Addr = Ipv4Addr::new(127, 255, 255, 254);
-/// Longer than anything takes: only a hang ends it.
+/// Longer than any step takes: only a hang reaches it.
 const PATIENCE: Timespec = Timespec {
     tv_sec: 20,
     tv_nsec: 0,
 };
-/// The guest's ports, as scripts choose among them.
+/// The number of the guest's ports that scripts choose from.
 const PORTS: u8 = 3;
 
-/// Frames one after the other, each a byte that says which kind, a length, and that many bytes.
+/// Sends a script's frames, each with a byte for its kind, a length, and that many bytes.
 pub fn frames(script: &[u8]) {
     let mut guest = Guest::new();
     let mut script = script;
@@ -28,7 +28,7 @@ pub fn frames(script: &[u8]) {
         let (bytes, rest) = rest.split_at(usize::from(*length).min(rest.len()));
         script = rest;
         match kind % 8 {
-            // The frame as it is. One without bytes would be the link's end.
+            // The unmodified frame. An empty one would end the link.
             0 => guest.send(if bytes.is_empty() { &[0] } else { bytes }),
             1 => guest.ethernet(kind >> 4, bytes),
             2 => guest.packet(kind >> 3, HOST, bytes),
@@ -44,7 +44,8 @@ pub fn frames(script: &[u8]) {
 struct Guest {
     link: OwnedFd,
     server: u16,
-    /// What the other end of each connection expects next, and what it has sent.
+    /// For each connection: the number that the other end expects next, and the one up to which it
+    /// has sent.
     numbers: [(u32, u32); PORTS as usize],
     _network: Network,
 }
@@ -89,7 +90,7 @@ impl Guest {
         self.send(&frame);
     }
 
-    /// A packet with a right header.
+    /// Sends a packet with a valid header.
     fn packet(&mut self, protocol: u8, to: Ipv4Addr, payload: &[u8]) {
         let protocol = [1, 17, 6, protocol]
             .get(usize::from(protocol))
@@ -113,12 +114,13 @@ impl Guest {
         self.packet(1, to, &datagram);
     }
 
-    /// What the resolver says next, after the question.
+    /// Sets the records that the resolver appends to its next responses.
     fn answer(&mut self, records: &[u8]) {
         *ANSWER.lock().expect("no holder panics") = records.to_vec();
     }
 
-    /// A segment to the server: flags, then changes to the numbers that it expects, then data.
+    /// Sends a segment to the server: flags, then changes to the numbers that it expects, then
+    /// data.
     fn segment(&mut self, kind: u8, bytes: &[u8]) {
         let port = (kind >> 3) % PORTS;
         let (head, data) = bytes.split_at(bytes.len().min(4));
@@ -156,7 +158,7 @@ impl Guest {
         sockets[0].revents()
     }
 
-    /// Asks who the gateway is: it answers when it is through with what came before.
+    /// Sends an ARP request for the gateway, which replies after handling all earlier frames.
     fn is_served(&mut self) {
         let own = Addresses::default();
         let mut request = vec![0, 1, 8, 0, 6, 4, 0, 1];
@@ -168,7 +170,8 @@ impl Guest {
         while !self.receive() {}
     }
 
-    /// Takes a frame, which must be one for this guest; whether it is the gateway's name.
+    /// Receives a frame, which must be valid for this guest; returns whether it is the gateway's
+    /// ARP reply.
     fn receive(&mut self) -> bool {
         self.wait(PollFlags::IN);
         let own = Addresses::default();
@@ -224,7 +227,7 @@ impl Guest {
         }
     }
 
-    /// Remembers what a connection's other end has sent.
+    /// Records the numbers that a connection's other end has sent.
     fn note(&mut self, segment: &[u8]) {
         let port = u16::from_be_bytes([segment[2], segment[3]]);
         let sent = u32::from_be_bytes(segment[4..8].try_into().expect("four bytes"));
@@ -236,7 +239,7 @@ impl Guest {
     }
 }
 
-/// Until no signal comes between: libFuzzer has a timer.
+/// Repeats a call that a signal interrupted: libFuzzer has a timer.
 fn again<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     loop {
         match call() {
@@ -246,7 +249,7 @@ fn again<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     }
 }
 
-/// The Internet's checksum (RFC 1071): all ones if it is right.
+/// Computes the Internet checksum (RFC 1071): all ones if it is right.
 fn sum(parts: &[&[u8]]) -> u16 {
     let mut total = 0_u32;
     for part in parts {
@@ -261,11 +264,11 @@ fn sum(parts: &[&[u8]]) -> u16 {
     total as u16
 }
 
-/// What the resolver appends to a question.
+/// The records that the resolver appends to a query.
 static ANSWER: Mutex<Vec<u8>> = Mutex::new(Vec::new());
 
-/// A server that sends back what it gets, and a resolver that says what it is told to. Both
-/// live as long as the process.
+/// Starts a server that echoes its input, and a resolver that responds with [`ANSWER`]. Both live
+/// as long as the process.
 fn servers() -> (u16, SocketAddr) {
     static SERVERS: OnceLock<(u16, SocketAddr)> = OnceLock::new();
     *SERVERS.get_or_init(|| {
@@ -304,8 +307,8 @@ fn servers() -> (u16, SocketAddr) {
     })
 }
 
-/// A connection that is opened, used and closed; a question; an echo; and things that are
-/// answered with errors.
+/// A connection that is opened, used and closed; a query; an echo request; and frames that cause
+/// errors.
 pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     const SYN: u8 = 2;
     let record = |kind: u8, bytes: &[u8]| [&[kind, bytes.len() as u8], bytes].concat();

@@ -1,8 +1,8 @@
-//! Headers of a registry's answers: how to log in, which bytes came, when to come back.
+//! Headers of a registry's responses: authentication challenges, ranges, pauses before a retry.
 
 use micabox_registry::fuzzing::{challenges, content_range, retry_after};
 
-/// A header's value; the first byte chooses which.
+/// Parses a header's value; the first byte chooses which header.
 pub fn header(bytes: &[u8]) {
     let Some((kind, value)) = bytes.split_first() else {
         return;
@@ -24,7 +24,7 @@ pub fn header(bytes: &[u8]) {
     }
 }
 
-/// What is said of a range is in the header, number for number.
+/// Checks that the numbers found for a range are those in the header.
 fn ranges(value: &[u8]) {
     let Ok(value) = str::from_utf8(value) else {
         return;
@@ -42,7 +42,7 @@ fn ranges(value: &[u8]) {
     assert_eq!(number(all), total);
 }
 
-/// A challenge's parts are text of the header's, unescaped, and no more of it.
+/// Checks that a challenge's parts are unescaped text from the header, and no longer than it.
 fn logins(value: &[u8]) {
     let found = challenges(value);
     let mut length = 0;
@@ -50,7 +50,7 @@ fn logins(value: &[u8]) {
         length += part.len();
         assert!(!part.contains(['\r', '\n', '\0']), "{part:?}");
     }
-    // Each of three may be asked for, and the same is never found twice.
+    // All three parts may be present, and no text may be found twice.
     assert!(length <= value.len(), "{found:?}");
     for [scheme, ..] in &found {
         let scheme = scheme.as_deref().expect("always");

@@ -1,8 +1,9 @@
-//! What workers in jail tell their owners: they read hostile bytes, and may be in foreign hands.
+//! The data that jailed workers send to their owners: workers read hostile bytes, and may be
+//! compromised.
 
 use micabox::fuzzing::{REPLIES, changes, listed};
 
-/// A byte that says what it is, and a worker's reply, or records out of its pipe.
+/// Parses a worker's reply, or records from its pipe; the first byte chooses which.
 pub fn told(input: &[u8]) {
     let Some((&kind, bytes)) = input.split_first() else {
         return;
@@ -19,7 +20,7 @@ pub fn told(input: &[u8]) {
             assert_eq!(listed(&again), again, "read again");
         }
         None => {
-            // Errors are what most of it is.
+            // Most inputs are errors.
             let _ = changes(bytes, |path| {
                 assert!(path.starts_with(b"/"));
                 assert!(path.len() <= bytes.len(), "longer than all that was told");
@@ -28,7 +29,7 @@ pub fn told(input: &[u8]) {
     }
 }
 
-/// Short forms of each.
+/// Short instances of each.
 pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     let record = |bytes: &[u8]| [&(bytes.len() as u32).to_le_bytes(), bytes].concat();
     let mut seeds = Vec::new();

@@ -1,5 +1,4 @@
-//! What fuzz targets do with their bytes. Tests include these modules by path, to do the same
-//! with mutated files.
+//! The code of the fuzz targets. Tests include these modules by path, to run them on mutated files.
 
 pub mod archive;
 pub mod compressed;
@@ -17,14 +16,14 @@ pub mod wire;
 
 use std::path::PathBuf;
 
-/// Those of [`ext4::seeds`] that are a target's.
+/// Returns those of [`ext4::seeds`] that belong to a target.
 pub fn ext4_seeds(target: &str) -> impl Iterator<Item = (&'static str, Vec<u8>)> {
     let seeds = ext4::seeds().into_iter();
     seeds.filter(move |(of, _)| *of == target)
 }
 
-/// Puts a target's seeds into its corpus: the first directory on the command line, as libFuzzer
-/// has it. Done before it is read.
+/// Writes a target's seeds to its corpus, before libFuzzer reads it: the first directory on the
+/// command line.
 pub fn plant<'a>(seeds: impl IntoIterator<Item = (&'a str, Vec<u8>)>) {
     let mut arguments = std::env::args_os().skip(1).map(PathBuf::from);
     let Some(corpus) = arguments.find(|path| path.is_dir()) else {

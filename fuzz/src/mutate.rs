@@ -1,10 +1,10 @@
-//! Mutations for ordinary tests, which have no fuzzer: the same ones every time.
+//! Mutations for ordinary tests, without a fuzzer: deterministic.
 
-/// Numbers that look random (Knuth's MMIX generator).
+/// Pseudorandom numbers (Knuth's MMIX generator).
 pub struct Random(pub u64);
 
 impl Random {
-    /// The next one, below `limit`.
+    /// Returns the next number, below `limit`.
     pub fn below(&mut self, limit: usize) -> usize {
         self.0 = self
             .0
@@ -22,8 +22,8 @@ impl Random {
     }
 }
 
-/// Runs a target on `count` mutations of every seed, and on the seeds themselves. With
-/// `MICABOX_MUTATIONS=N` in the environment on N times as many, other ones for each N.
+/// Runs a target on `count` mutations of every seed, and on the seeds themselves.
+/// `MICABOX_MUTATIONS=N` in the environment runs N times as many, different ones for each N.
 pub fn run(seeds: &[(&str, Vec<u8>)], count: usize, target: impl Fn(&[u8])) {
     let factor = std::env::var("MICABOX_MUTATIONS").ok();
     let factor = factor.and_then(|text| text.parse().ok()).unwrap_or(1);

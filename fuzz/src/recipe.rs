@@ -1,14 +1,15 @@
-//! Recipes: how a stored layer becomes its archive again.
+//! Recipes, from which a stored layer's archive is rebuilt.
 
 use std::io::Read;
 
 use micabox_image::fuzzing::rebuild;
 
 const MAGIC: &[u8; 8] = b"mica-rc\x01";
-/// The image that steps are about.
+/// Bytes of the image that steps refer to.
 const IMAGE: usize = 3 * 4096;
 
-/// Steps, behind the archive's length; compressed unless they come so.
+/// Follows steps, behind the archive's length. Input with zstd's magic is also taken as a recipe
+/// in itself.
 pub fn steps(bytes: &[u8]) {
     let Some((length, steps)) = bytes.split_first_chunk::<4>() else {
         return;
@@ -20,11 +21,11 @@ pub fn steps(bytes: &[u8]) {
     }
     let recipe = zstd::encode_all(&[MAGIC, steps].concat()[..], 1).expect("into memory");
     let archive = compare(&recipe, &image, size);
-    // Steps are what they say: another reader makes the same of them.
+    // Another reader must get the same result from the steps.
     assert_eq!(archive, follow(steps, &image, size), "{steps:?}");
 }
 
-/// The archive, the same with buffers of any size, and never more than was announced.
+/// Rebuilds the archive, which must not depend on the buffers' size or exceed the announced size.
 fn compare(recipe: &[u8], image: &[u8], size: u64) -> Option<Vec<u8>> {
     let read = |piece: usize| {
         let mut archive = Vec::new();
@@ -48,7 +49,7 @@ fn compare(recipe: &[u8], image: &[u8], size: u64) -> Option<Vec<u8>> {
     one
 }
 
-/// The plainest reader of steps.
+/// The simplest reader of steps.
 fn follow(mut steps: &[u8], image: &[u8], size: u64) -> Option<Vec<u8>> {
     let mut archive = Vec::new();
     let mut image_end = 0_u64;
@@ -86,7 +87,7 @@ fn follow(mut steps: &[u8], image: &[u8], size: u64) -> Option<Vec<u8>> {
     }
 }
 
-/// LEB128 below 2^64.
+/// Reads a LEB128 number below 2^64.
 fn number(bytes: &mut &[u8]) -> Option<u64> {
     let mut number = 0_u128;
     for shift in (0..70).step_by(7) {

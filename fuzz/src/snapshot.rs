@@ -1,4 +1,4 @@
-//! What is remembered about sandboxes and snapshots, in files that may come from elsewhere.
+//! Records of sandboxes and snapshots, in files that may come from elsewhere.
 
 use micabox::fuzzing::snapshot_head;
 use micabox::{Record, Snapshot};
@@ -6,10 +6,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 const MAGIC: &[u8] = b"micabox snapshot 1\n";
-/// Most bytes of a disk.
+/// Maximum number of bytes of a disk.
 const DISK_MAX: u64 = 16 << 40;
 
-/// A file of an exported snapshot. Without the magic, its head alone.
+/// Parses an exported snapshot's file. Input without the magic is its head alone.
 pub fn file(bytes: &[u8]) {
     let mut file = bytes.to_vec();
     if !bytes.starts_with(MAGIC) {
@@ -29,7 +29,7 @@ pub fn file(bytes: &[u8]) {
     survives(&snapshot);
 }
 
-/// `state.json`: what is read is written again as the same.
+/// Parses `state.json`: a record must survive a round trip.
 pub fn record(bytes: &[u8]) {
     if let Ok(record) = serde_json::from_slice::<Record>(bytes) {
         let _ = (record.status.to_string(), record.status.is_live());

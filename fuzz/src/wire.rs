@@ -1,4 +1,4 @@
-//! The agent's channel, both ways.
+//! The agent's channel, in both directions.
 
 use std::fmt::Debug;
 
@@ -7,7 +7,7 @@ use micabox_wire::{
     read_message,
 };
 
-/// The first byte says who speaks and in pieces of which size.
+/// Decodes a stream; the first byte chooses the direction and the size of pieces.
 pub fn stream(bytes: &[u8]) {
     let Some((first, bytes)) = bytes.split_first() else {
         return;
@@ -22,7 +22,7 @@ pub fn stream(bytes: &[u8]) {
     }
 }
 
-/// Whatever the pieces are, the messages are the same; and each survives another journey.
+/// Checks that the messages do not depend on the pieces, and that each survives another round trip.
 fn frames<M: Message + PartialEq + Debug>(bytes: &[u8], piece: usize) {
     let mut decoder = Decoder::<M>::new();
     let mut messages = Vec::new();
@@ -60,7 +60,7 @@ fn frames<M: Message + PartialEq + Debug>(bytes: &[u8], piece: usize) {
     }
 }
 
-/// A conversation's messages.
+/// The messages of a conversation.
 pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     let hello = ToHost::Hello(Hello {
         kernel: "6.12.0".into(),

@@ -1,5 +1,5 @@
-//! What makes this machine another one than the rest: its name, time, randomness and
-//! network. Given at the start, and anew to every copy of it.
+//! The properties that distinguish this machine from others: its name, time, randomness and
+//! network. Set at boot, and again in every copy.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -12,14 +12,13 @@ use crate::boot::{Step, files};
 use crate::exec::{Place, Sandbox};
 use crate::network::{self, Interface};
 
-/// Makes the machine what the host wants; the interface that it has.
+/// Gives the machine its identity, and returns the network interface if there is one.
 pub fn set_up(identity: &Identity) -> Result<Option<Interface>, BootFailed> {
     set_kernel(identity.wall_clock, &identity.entropy)?;
     set_name(&identity.hostname)?;
     let interface = network::start(identity.network.as_ref())?;
     for (path, value) in [
-        // As Docker has them: ports need no privilege in a network of one's own,
-        // nor does ping.
+        // As in Docker: in a network of the sandbox's own, neither ports nor ping need privileges.
         ("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0"),
         ("/proc/sys/net/ipv4/ping_group_range", "0 2147483647"),
     ] {
@@ -29,7 +28,7 @@ pub fn set_up(identity: &Identity) -> Result<Option<Interface>, BootFailed> {
     Ok(interface)
 }
 
-/// Makes a copy of a machine, which runs already, one of its own.
+/// Gives a restored copy of a machine a new identity.
 pub fn assume(identity: &Identity, sandbox: &mut Sandbox) -> Result<(), BootFailed> {
     sandbox.hostname.clone_from(&identity.hostname);
     if matches!(sandbox.place, Place::Here) {
@@ -45,7 +44,7 @@ pub fn assume(identity: &Identity, sandbox: &mut Sandbox) -> Result<(), BootFail
     }
 }
 
-/// Parts ways with the copies of this machine.
+/// Renews the original's clock and randomness, so that it differs from its copies.
 pub fn renew(
     wall_clock: (i64, u32),
     entropy: &[u8; 32],
@@ -57,7 +56,7 @@ pub fn renew(
     }
 }
 
-/// What the kernel itself knows: randomness first, before anything uses some.
+/// Sets the kernel's own state; randomness first, before it is used.
 fn set_kernel(wall_clock: (i64, u32), entropy: &[u8; 32]) -> Result<(), BootFailed> {
     add_entropy(entropy).step("seed the random number generator", "/dev/urandom")?;
     let (seconds, nanos) = wall_clock;
@@ -73,8 +72,8 @@ fn set_name(hostname: &str) -> Result<(), BootFailed> {
     rustix::system::sethostname(hostname.as_bytes()).step("set the host name", hostname)
 }
 
-/// Adds bytes that nobody else knows to the kernel's random number generator, has it count
-/// them, and has everything from here on depend on them.
+/// Adds secret bytes to the kernel's random number generator, credits their entropy, and reseeds it
+/// so that all later output depends on them.
 fn add_entropy(bytes: &[u8; 32]) -> std::io::Result<()> {
     /// `struct rand_pool_info` of linux/random.h with 32 bytes.
     #[repr(C)]
@@ -93,8 +92,8 @@ fn add_entropy(bytes: &[u8; 32]) -> std::io::Result<()> {
         size_bytes: 32,
         bytes: *bytes,
     };
-    // SAFETY: the kernel reads `pool`, which holds as many bytes as it says; the second
-    // request takes no argument.
+    // SAFETY: the kernel reads `pool`, which has the size that its field says; the second request
+    // takes no argument.
     let result = unsafe {
         match libc::ioctl(generator.as_raw_fd(), ADD_ENTROPY, &raw const pool) {
             0 => libc::ioctl(generator.as_raw_fd(), RESEED),
@@ -108,7 +107,7 @@ fn add_entropy(bytes: &[u8; 32]) -> std::io::Result<()> {
     }
 }
 
-/// Each command costs the agent a few descriptors.
+/// Raises the agent's limit of open files: each command needs a few descriptors.
 fn raise_own_limits() -> Result<(), Errno> {
     use rustix::process::{Resource, Rlimit, setrlimit};
 

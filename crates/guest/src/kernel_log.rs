@@ -1,18 +1,18 @@
-//! The kernel's log: filesystems explain their errors there only, and what the agent says
-//! there reaches the console.
+//! The kernel's log. Filesystems explain their errors only there, and the agent's own lines reach
+//! the console through it.
 
 use std::fmt::Display;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 
-/// Says something on the console, for the host to see when there is no other channel.
+/// Writes a line to the console, for the host to see when there is no other channel.
 ///
-/// By way of the kernel's log: the kernel has written it when this returns, while what is
-/// written to the console's terminal waits for interrupts that a machine about to end does
-/// not see any more. If nobody hears it, nothing can be done about that.
+/// The line goes through the kernel's log: the kernel has written it when this returns, while
+/// output to the console's terminal waits for interrupts that a machine about to end does not see
+/// any more. Errors are ignored, as nothing can be done about them.
 pub fn say(text: impl Display) {
-    /// A critical condition's level: shown however quiet the kernel is to be.
+    /// The level of a critical condition: shown even if the kernel is configured to be quiet.
     const CRITICAL: &str = "<2>";
     let line = format!("mica-guest: {text}\n");
     let logged = File::options()
@@ -24,7 +24,7 @@ pub fn say(text: impl Display) {
     }
 }
 
-/// Most lines that are passed on; the last ones say most.
+/// Maximum number of lines passed on; the last ones are the most useful.
 const LINES: usize = 10;
 
 /// The kernel's log from some moment on.
@@ -32,8 +32,8 @@ const LINES: usize = 10;
 pub struct KernelLog(Option<File>);
 
 impl KernelLog {
-    /// From now on. Without access to the log there is nothing to read, which is no
-    /// reason to fail.
+    /// Opens the log at its end. Without access to the log this has no lines, which is not an
+    /// error.
     pub fn from_now() -> Self {
         let file = File::options()
             .read(true)
@@ -43,7 +43,7 @@ impl KernelLog {
         Self(file.ok())
     }
 
-    /// The warnings and errors since then, the last few of them.
+    /// Returns the last few warnings and errors since this was opened.
     pub fn complaints(&mut self) -> Vec<String> {
         let mut lines = Vec::new();
         // Each read gives one record, and EPIPE once if some were overwritten.
@@ -61,10 +61,10 @@ impl KernelLog {
     }
 }
 
-/// The text of a `/dev/kmsg` record (`priority,sequence,time,flags;text`, then
-/// properties on lines of their own) if it is a warning of the kernel's or worse.
+/// Returns the text of a `/dev/kmsg` record (`priority,sequence,time,flags;text`, then properties
+/// on separate lines) if it is a warning of the kernel's or worse.
 fn complaint(record: &[u8]) -> Option<String> {
-    /// Severity is the priority's low three bits; what is above them tells who wrote.
+    /// The severity is the priority's low three bits; the bits above identify the writer.
     const WARNING: u32 = 4;
     let record = String::from_utf8_lossy(record);
     let (head, text) = record.split_once(';')?;

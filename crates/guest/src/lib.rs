@@ -1,30 +1,28 @@
 //! mica-guest: the first process of a Micabox machine.
 //!
-//! It is started by the kernel with nothing but the initial RAM filesystem that it
-//! lies in, finds the channel to its host, turns devices into a sandbox as the host
-//! says ([`boot`]), serves commands in it ([`exec`]) and ends the machine.
+//! The kernel starts it from an initial RAM filesystem that has no other files. It finds the
+//! channel to its host, sets a sandbox up from the machine's devices as the host requests
+//! ([`boot`]), serves commands in it ([`exec`]) and ends the machine.
 //!
 //! # The agent and the sandbox
 //!
-//! Commands run as root with all capabilities if their image says so: what they can
-//! break is their own machine. Two namespaces keep them from breaking it by
-//! accident, and with it the delivery of their own output and exit codes:
+//! Commands run as root with all capabilities if their image says so: they can break only their own
+//! machine. Two namespaces keep them from breaking it by accident, and with it the delivery of
+//! their own output and exit codes:
 //!
-//! - A PID namespace. The agent is not in it, so neither `kill -9 -1` nor a debugger
-//!   reaches it, `reboot` ends the sandbox's process 1 and not the machine, and
-//!   programs that insist on being process 1 can be. The agent forks each command
-//!   itself and is its parent, so it learns exit statuses first-hand. Orphans belong
-//!   to the namespace's process 1.
-//! - A mount namespace, whose root is the overlay. The lower mounts are in no
-//!   namespace at all once the overlay holds them, the agent's own are in the
-//!   agent's. A sandbox in which everything was unmounted still runs commands as far
-//!   as its files allow.
+//! - A PID namespace. The agent is not in it, so neither `kill -9 -1` nor a debugger reaches it,
+//!   `reboot` ends the sandbox's process 1 and not the machine, and programs that insist on being
+//!   process 1 can be. The agent forks each command itself and is its parent, so it gets exit
+//!   statuses directly. Orphans belong to the namespace's process 1.
+//! - A mount namespace, whose root is the overlay. Once the overlay holds the lower mounts, they
+//!   are in no namespace; the agent's own are in the agent's. A sandbox in which everything was
+//!   unmounted still runs commands as far as its files allow.
 //!
-//! Network, IPC, UTS, user and cgroup namespaces would separate the sandbox from
-//! nobody.
+//! The sandbox is alone in its machine, so network, IPC, UTS, user and cgroup namespaces would have
+//! nothing to separate.
 //!
-//! The agent never opens a path in the sandbox: a new process does, after it has
-//! moved in. A filesystem that never answers holds up only who asks it.
+//! The agent never opens a path in the sandbox: each new process does so itself, after it has
+//! entered. A filesystem that hangs blocks only the processes that use it.
 
 pub mod boot;
 pub mod exec;
@@ -42,12 +40,11 @@ use micabox_wire::{ToGuest, ToHost, Upper, preamble};
 
 use exec::{Channel, Server, Stop};
 
-/// Everything that process 1 does. Comes back only if the machine can't even be
-/// ended.
+/// Runs process 1. Returns only if the machine can't even be ended.
 pub fn run() -> ExitCode {
     let uptime = machine::uptime_us();
     if let Err(reason) = serve(uptime) {
-        // On the console: without a channel, that is all the host gets to see.
+        // On the console: without a channel, the host sees nothing else.
         kernel_log::say(reason);
     }
     let error = stop::end_machine();
@@ -55,7 +52,7 @@ pub fn run() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// From the first instruction to the last message. The error is for the console.
+/// Serves the host, from the agent's start to the last message. The error is for the console.
 fn serve(uptime: u64) -> Result<(), String> {
     let mut clock = boot::Clock::start(uptime);
     boot::mount_kernel_filesystems().map_err(|failed| failed.to_string())?;
@@ -89,7 +86,7 @@ fn serve(uptime: u64) -> Result<(), String> {
     let (mut channel, sandbox) = server.into_parts();
     stop::end_processes();
     let problem = match boot.upper {
-        // It goes with the machine.
+        // The tmpfs ends with the machine.
         Upper::Tmpfs { .. } => None,
         Upper::Disk { .. } | Upper::InPlace { .. } => stop::unmount_upper(sandbox),
     };
@@ -100,7 +97,7 @@ fn serve(uptime: u64) -> Result<(), String> {
                 .flush_all()
                 .map_err(|error| format!("tell the host: {error}"))
         }
-        // It has been said.
+        // The failure has already been reported.
         Stop::Stillborn => Ok(()),
         Stop::HostGone => Err("the host is gone".to_owned()),
         Stop::Protocol(reason) => Err(format!("the host broke the protocol: {reason}")),

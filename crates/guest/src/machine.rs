@@ -1,9 +1,9 @@
-//! The machine as it is.
+//! Properties of the machine.
 
 use micabox_wire::{Hello, ToHost};
 use rustix::time::ClockId;
 
-/// Microseconds since the kernel began to count.
+/// Returns the microseconds since the kernel's clock started.
 pub fn uptime_us() -> u64 {
     let now = rustix::time::clock_gettime(ClockId::Boottime);
     let seconds = u64::try_from(now.tv_sec).unwrap_or_default();
@@ -11,7 +11,7 @@ pub fn uptime_us() -> u64 {
     seconds * 1_000_000 + nanos / 1000
 }
 
-/// The machine from inside.
+/// Returns the message that describes the machine.
 pub fn hello(init_uptime_us: u64) -> ToHost {
     let memory = rustix::system::sysinfo();
     #[allow(clippy::useless_conversion)] // Its type depends on the architecture.

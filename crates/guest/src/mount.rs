@@ -1,4 +1,4 @@
-//! Mounting, with the kernel's own words about why not.
+//! Mounts filesystems, and collects the kernel's messages when that fails.
 
 use std::ffi::CStr;
 use std::fmt;
@@ -13,7 +13,7 @@ use rustix::mount::{
 
 use crate::exec::describe;
 
-/// A filesystem on its way to being mounted: fsopen(2) and what follows.
+/// A filesystem that is being configured for its mount, with fsopen(2) and related calls.
 #[derive(Debug)]
 pub struct Filesystem {
     context: OwnedFd,
@@ -24,7 +24,7 @@ pub struct Filesystem {
 pub struct Error {
     /// The kernel's error number.
     pub errno: Errno,
-    /// The messages that the filesystem left in its context, a line each.
+    /// The messages that the filesystem left in its context, one per line.
     pub log: Vec<String>,
 }
 
@@ -45,7 +45,7 @@ impl From<Errno> for Error {
 }
 
 impl Filesystem {
-    /// A filesystem of the given type.
+    /// Opens a filesystem of the given type.
     pub fn new(kind: &str) -> Result<Self, Error> {
         let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
         Ok(Self { context })
@@ -56,12 +56,12 @@ impl Filesystem {
         fsconfig_set_string(self.context.as_fd(), option, value).map_err(|errno| self.error(errno))
     }
 
-    /// Sets an option that has none.
+    /// Sets an option that has no value.
     pub fn set_flag(&self, option: &str) -> Result<(), Error> {
         fsconfig_set_flag(self.context.as_fd(), option).map_err(|errno| self.error(errno))
     }
 
-    /// Makes a mount of it that is not attached anywhere yet.
+    /// Creates a detached mount of the filesystem.
     pub fn mount(&self, attributes: MountAttrFlags) -> Result<OwnedFd, Error> {
         fsconfig_create(self.context.as_fd())
             .and_then(|()| {
@@ -75,8 +75,8 @@ impl Filesystem {
     }
 
     fn error(&self, errno: Errno) -> Error {
-        // The context gives one message a read: a letter for its severity, a blank,
-        // the text. ENODATA when there are no more.
+        // Each read of the context returns one message: a letter for its severity, a space, the
+        // text. After the last, ENODATA.
         let mut log = Vec::new();
         let mut buffer = [0; 1024];
         while let Ok(count @ 1..) = rustix::io::read(&self.context, &mut buffer) {

@@ -1,7 +1,7 @@
 //! The machine's interfaces: loopback, and the one that the host serves.
 //!
-//! By the oldest of the kernel's interfaces, `ioctl` on any socket: it takes six calls
-//! and no library.
+//! They are configured through the kernel's oldest interface, `ioctl` on any socket: it takes six
+//! calls and no library.
 
 use std::fs;
 use std::mem::zeroed;
@@ -18,18 +18,18 @@ use crate::exec::last_errno;
 const STEP: &str = "start the network";
 const LOOPBACK: &str = "lo";
 
-/// So long a machine outlives its programs for the sake of what they sent.
+/// How long the machine waits at its end for the delivery of data that its programs sent.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
 /// The interface that the host serves.
 #[derive(Debug)]
 pub struct Interface {
-    /// The kernel's number for it, whatever somebody may call it by now.
+    /// The kernel's number for it, which remains valid if a program renames it.
     index: u32,
     settings: Network,
 }
 
-/// Starts the loopback interface, and the other one as the host says.
+/// Starts the loopback interface, and configures the other one as requested.
 pub fn start(network: Option<&Network>) -> Result<Option<Interface>, BootFailed> {
     let control = Control::new().step(STEP, "socket")?;
     control.up(LOOPBACK).step(STEP, LOOPBACK)?;
@@ -39,8 +39,8 @@ pub fn start(network: Option<&Network>) -> Result<Option<Interface>, BootFailed>
     let name = wait_for(|| name_of(network.hardware_address))
         .ok_or(Errno::NODEV)
         .step(STEP, "the interface that the host announced")?;
-    // There is no router to ask and nobody to have the same address: this spares the
-    // kernel from finding that out. Loopback keeps its ::1.
+    // Without IPv6 the kernel looks for neither a router nor a duplicate address; there can be
+    // none. Loopback keeps its ::1.
     let _ = fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), b"1");
     let interface = netdevice::name_to_index(&control.0, &name)
         .and_then(|index| {
@@ -55,7 +55,8 @@ pub fn start(network: Option<&Network>) -> Result<Option<Interface>, BootFailed>
 }
 
 impl Interface {
-    /// In a copied machine, gives it another ethernet address, and its addresses anew.
+    /// Gives the interface of a restored copy another ethernet address, and configures its IPv4
+    /// addresses again if they differ.
     pub fn change(&mut self, to: &Network) -> Result<(), BootFailed> {
         let control = Control::new().step(STEP, "socket")?;
         let name = netdevice::index_to_name(&control.0, self.index)
@@ -71,8 +72,8 @@ impl Interface {
     }
 }
 
-/// Waits until everything that programs sent by TCP has arrived, for some seconds at most:
-/// a machine that ends takes with it what its kernel has yet to send.
+/// Waits, for a few seconds at most, until the data of closed TCP connections has arrived: data
+/// that the kernel has yet to send is lost when the machine ends.
 pub fn settle() {
     let deadline = Instant::now() + LAST_WORDS;
     while has_unacknowledged() && Instant::now() < deadline {
@@ -80,7 +81,7 @@ pub fn settle() {
     }
 }
 
-/// Whether a connection that a program has closed waits for the other end to acknowledge.
+/// Whether a connection that a program has closed waits for the other end's acknowledgement.
 fn has_unacknowledged() -> bool {
     /// `TCP_FIN_WAIT1`, `TCP_LAST_ACK` and `TCP_CLOSING` of the kernel's `net/tcp_states.h`.
     const STATES: [&str; 3] = ["04", "09", "0B"];
@@ -94,7 +95,7 @@ fn has_unacknowledged() -> bool {
     })
 }
 
-/// The name of the interface with an ethernet address.
+/// Returns the name of the interface with an ethernet address.
 fn name_of(address: [u8; 6]) -> Option<String> {
     let [a, b, c, d, e, f] = address;
     let wanted = format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}");
@@ -106,7 +107,7 @@ fn name_of(address: [u8; 6]) -> Option<String> {
     })
 }
 
-/// A socket to talk to the kernel about interfaces.
+/// A socket for the kernel's interface requests.
 struct Control(OwnedFd);
 
 impl Control {
@@ -122,7 +123,7 @@ impl Control {
         self.call(libc::SIOCSIFFLAGS as _, &request)
     }
 
-    /// Gives an interface its addresses, starts it, and makes it the way to everywhere.
+    /// Configures an interface's addresses, starts it, and makes it the default route.
     fn configure(&self, name: &str, network: &Network) -> Result<(), Errno> {
         let mask = u32::MAX
             .checked_shl(32_u32.saturating_sub(network.prefix.into()))
@@ -173,7 +174,7 @@ impl Control {
     }
 }
 
-/// A request about an interface.
+/// Returns a request about an interface.
 fn request(name: &str) -> libc::ifreq {
     // SAFETY: `ifreq` is plain data, valid when zero.
     let mut request: libc::ifreq = unsafe { zeroed() };
@@ -183,7 +184,7 @@ fn request(name: &str) -> libc::ifreq {
     request
 }
 
-/// An IPv4 address without a port, as requests have it.
+/// Returns an IPv4 address without a port, in the format of the requests.
 fn socket_address(address: [u8; 4]) -> libc::sockaddr {
     // SAFETY: `sockaddr` is plain data, valid when zero.
     let mut socket_address: libc::sockaddr = unsafe { zeroed() };

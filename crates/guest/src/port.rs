@@ -1,4 +1,4 @@
-//! The channel's device: the virtio-serial port that bears the agent's name.
+//! The channel's device: the virtio-serial port with the agent's name.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -8,10 +8,10 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::boot::{Step, wait_for};
 
-/// What the host names the port.
+/// The name that the host gives the port.
 const NAME: &str = "micabox.agent.0";
 
-/// Opens the port. While the agent has it open, nobody else can.
+/// Opens the port. While the agent has it open, no other process can open it.
 pub fn open() -> Result<OwnedFd, BootFailed> {
     // The names arrive in messages from the device, after its driver has started.
     let device = wait_for(find).ok_or_else(|| BootFailed {

@@ -1,4 +1,4 @@
-//! The end of a machine: nothing running, nothing unwritten.
+//! The end of a machine: ends all processes and flushes all writes.
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -9,9 +9,9 @@ use rustix::system::RebootCommand;
 use crate::boot::UPPER;
 use crate::exec::Sandbox;
 
-/// Ends all processes, and waits for what they sent.
+/// Kills all processes, and waits until the data that they sent has arrived.
 pub fn end_processes() {
-    // Everything but process 1, which is the caller.
+    // All processes but process 1, which is the caller.
     // SAFETY: kill(2) touches no memory.
     unsafe { libc::kill(-1, libc::SIGKILL) };
     while !matches!(
@@ -21,12 +21,12 @@ pub fn end_processes() {
     crate::network::settle();
 }
 
-/// Unmounts the disk that the sandbox's changes are on. What of that failed, if anything.
+/// Unmounts the disk with the sandbox's changes. Returns the first error, if any.
 pub fn unmount_upper(sandbox: Sandbox) -> Option<String> {
-    // The last that holds the sandbox's mount namespace, and so the overlay.
+    // The sandbox holds the last reference to its mount namespace, and so to the overlay.
     drop(sandbox);
     rustix::fs::sync();
-    // Only this says what of all that was written since the start never reached the disk.
+    // Only syncfs reports whether some of the data written since the start never reached the disk.
     let flushed = rustix::fs::open(UPPER, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
         .and_then(|upper| rustix::fs::syncfs(&upper))
         .map_err(|errno| format!("flush the upper layer: {errno}"));
@@ -35,10 +35,10 @@ pub fn unmount_upper(sandbox: Sandbox) -> Option<String> {
     flushed.and(unmounted).err()
 }
 
-/// Ends the machine. Comes back only with an error.
+/// Ends the machine. Returns only with an error.
 ///
-/// By a reset: the VMM is told to end with it, and it works on every machine. Powering off
-/// needs ACPI, and without it the kernel would halt, which nobody outside can see.
+/// A reset works on every machine, and the VMM ends with it. Powering off needs ACPI; without ACPI
+/// the kernel would halt, which can't be observed from outside.
 pub fn end_machine() -> Errno {
     match rustix::system::reboot(RebootCommand::Restart) {
         Ok(()) => Errno::AGAIN,

@@ -10,7 +10,7 @@ use micabox_wire::{
     ToHost, TtySize, Upper,
 };
 
-/// A machine with the userland as its only layer, on a disk.
+/// Boots a machine with the userland as its only layer, on a disk.
 fn booted(init: Init) -> (Machine, tempfile::TempDir) {
     let directory = tempfile::tempdir().unwrap();
     let image = userland().image(directory.path());
@@ -93,7 +93,8 @@ fn a_sandbox_looks_as_docker_makes_it() {
         ("stat -c '%a %u %Y' /", "755 0 1600000000\n"),
         ("stat -c '%a' /tmp /dev/null /dev/shm", "1777\n666\n1777\n"),
         ("ulimit -n; ulimit -Hn; umask", "1024\n524288\n0022\n"),
-        // One file system for tools that stay in one, whether changed or not.
+        // The same device number for all files, changed or not, for tools that stay in one
+        // filesystem.
         (
             "echo > /new; stat -c %d / /etc /etc/passwd /new | sort -u | wc -l",
             "1\n",
@@ -142,7 +143,7 @@ fn nothing_that_a_sandbox_does_to_itself_loses_an_exit_code() {
     // The agent is not among the processes.
     let run = host.run(shell("cd /proc; set -- [0-9]*; echo $#; cat 1/comm"));
     assert_eq!(run.text(), "2\nmica-init\n");
-    // Everybody but the caller and process 1.
+    // Kills all processes but the caller and process 1.
     host.exec(7, command(&["sleep", "1000"]));
     host.started(7);
     host.exec(8, shell("kill -9 -1; exit 5"));
@@ -154,7 +155,7 @@ fn nothing_that_a_sandbox_does_to_itself_loses_an_exit_code() {
         "(true & true & true & exec sleep 0); sleep 0.1; grep -l Z /proc/[0-9]*/stat",
     ));
     assert_eq!(run.text(), "");
-    // Accounts that never come to an end are not waited for.
+    // The agent does not wait for endless account files.
     host.run(shell(
         "rm /etc/passwd /etc/group; mkfifo /etc/passwd; ln -s /dev/zero /etc/group",
     ));
@@ -188,14 +189,14 @@ fn the_first_command_can_be_process_1() {
     host.exec(1, shell("echo $$; exec sleep 1000"));
     assert_eq!(host.started(1), 1);
     assert_eq!(host.output_with(1, "\n"), "1\n");
-    // A signal that it has no handler for does nothing to it.
+    // A signal without a handler has no effect on it.
     host.send(ToGuest::Signal { id: 1, signal: 15 });
     host.exec(2, shell("kill -INT 1; kill -KILL 1; exit 3"));
     assert_eq!(
         host.follow(&[2], 65536, None)[&2].status(),
         ExitStatus::Exited(3)
     );
-    // Its end is everybody's.
+    // When it ends, all other processes end.
     host.exec(3, command(&["sleep", "1000"]));
     host.started(3);
     host.send(ToGuest::Signal { id: 1, signal: 9 });
@@ -237,7 +238,7 @@ fn commands_behave_as_on_this_machine() {
     });
     spec.user = "app".to_owned();
     let run = host.run_with(spec, b"typed\n\x04");
-    // The terminal echoes what is typed, whenever that happens.
+    // The terminal echoes the typed text, at any point of the output.
     let text = run.text().replacen("typed\r\n", "", 1);
     assert_eq!(text, "33 99\r\n/dev/pts/0\r\n1000 5\r\ntyped\r\n");
     let mut floods: Vec<u32> = (10..40).collect();
@@ -246,7 +247,7 @@ fn commands_behave_as_on_this_machine() {
         spec.output_window = 10_000;
         host.exec(id, spec);
     }
-    // They use up their windows and hold up nobody.
+    // They use up their windows and block no other command.
     let mut got = 0;
     while got < 30 * 10_000 {
         match host.receive() {
@@ -309,7 +310,7 @@ fn commands_that_run_at_the_end_do_not_keep_the_machine() {
     machine.shut_down();
 }
 
-/// Has the agent keep quiet, as before a copy is made.
+/// Quiesces the agent, as before a copy is made.
 fn quiesce(machine: &mut Machine) {
     machine.host.send(ToGuest::Quiesce);
     while !matches!(machine.host.receive(), ToHost::Quiesced) {}
@@ -341,7 +342,7 @@ fn a_copy_becomes_another_machine_and_keeps_one_command() {
         "head -c 16 /dev/urandom | od -An -tx1; cat /proc/sys/kernel/random/uuid",
     ));
 
-    // The original goes on as it was, but for the time.
+    // The original continues unchanged, except for the time.
     quiesce(&mut machine);
     machine.host.send(ToGuest::Thaw {
         wall_clock: (1_750_000_000, 0),
@@ -353,7 +354,7 @@ fn a_copy_becomes_another_machine_and_keeps_one_command() {
         .run(shell("uname -n; cat /etc/machine-id; date -u +%Y"));
     assert_eq!(same.text(), "box\n0123456789abcdef0123456789abcdef\n2025\n");
 
-    // Whether it is a copy that is told so or not makes no difference to it.
+    // The agent can't tell whether it really runs in a copy.
     quiesce(&mut machine);
     let output_window = 1 << 20;
     machine.host.send(ToGuest::Restore(Box::new(Restore {
@@ -388,7 +389,7 @@ fn a_copy_becomes_another_machine_and_keeps_one_command() {
         "head -c 16 /dev/urandom | od -An -tx1; cat /proc/sys/kernel/random/uuid",
     ));
     assert_ne!(after.text(), before.text());
-    // The other command runs on, unheard, and its number is free.
+    // The other command continues without output to the host, and its id is free.
     let runs = "a=$(cat /left); while [ $(cat /left) = $a ]; do sleep 0.05; done; echo yes";
     machine.host.exec(12, shell(runs));
     machine.host.started(12);

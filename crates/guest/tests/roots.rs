@@ -1,5 +1,5 @@
-//! The shapes in which an image reaches a machine, all of which must look the same, and
-//! the steps on the way that can fail.
+//! The forms in which an image reaches a machine, which must all look the same, and the steps that
+//! can fail.
 
 mod host;
 mod machine;
@@ -16,7 +16,7 @@ use micabox_erofs::merge;
 use micabox_wire::{Format, Lower, Range};
 use rustix::fs::{CWD, FileType, Mode, XattrFlags, makedev};
 
-/// Two layers above the userland: one that changes it, one that adds to the change.
+/// Makes two layers above the userland: one that changes it, one that adds to the change.
 fn stack(directory: &Path) -> Vec<(PathBuf, [u8; 16])> {
     let bottom = userland();
     bottom.file("/opt/gone", b"below", 0o644);
@@ -50,15 +50,16 @@ fn stack(directory: &Path) -> Vec<(PathBuf, [u8; 16])> {
         .collect()
 }
 
-/// What the stack must look like.
+/// Prints what the stack must look like.
 const LOOK: &str = "cd /opt; echo *; cat replaced +page.svelte; echo; echo /var/lib/old/*; \
     cksum < data";
 
-/// Kilobytes that the page cache grows by while a file of 7813 is read for the first time.
+/// Prints the kilobytes by which the page cache grows when a file of 7813 is read for the first
+/// time.
 const GROWTH: &str = "before=$(grep ^Cached /proc/meminfo); cksum < /opt/data > /dev/null; \
     after=$(grep ^Cached /proc/meminfo); set -- $before $after; echo $(($5 - $2))";
 
-/// By how many kilobytes the page cache grew must tell whether `/opt/data` was mapped.
+/// Checks by the page cache's growth whether `/opt/data` was mapped.
 fn check_growth(machine: &mut Machine, dax: bool) {
     let run = machine.host.run(shell(GROWTH));
     let growth: i64 = run.text().trim_end().parse().unwrap();
@@ -78,7 +79,7 @@ fn check_stack(machine: &mut Machine, dax: bool) {
 fn layers_stack_on_pmem_devices_of_their_own() {
     let directory = tempfile::tempdir().unwrap();
     let layers = stack(directory.path());
-    // In any order: they are known by their UUIDs.
+    // In any order: the agent identifies them by UUID.
     let devices: Vec<_> = layers
         .iter()
         .rev()
@@ -94,7 +95,7 @@ fn layers_stack_on_pmem_devices_of_their_own() {
     machine.shut_down();
 }
 
-/// All images in one file, and where each is.
+/// Writes all images to one file; returns it with the range of each.
 fn concatenated(directory: &Path, images: &[PathBuf]) -> (PathBuf, Vec<Range>) {
     let path = directory.join("all");
     let mut all = File::create(&path).unwrap();
@@ -154,11 +155,11 @@ fn layers_stack_on_pieces_of_a_disk() {
     machine.shut_down();
 }
 
-/// Takes the device mapper away from the kernel.
+/// Disables the kernel's device mapper.
 const NO_MAPPER: &str = "initcall_blacklist=dm_init";
 
-/// All images in one file with a partition for each, in a table by somebody else. Where
-/// each is, and the table's GUID.
+/// Writes all images to one file with a partition for each, in a table written by sfdisk.
+/// Returns the ranges and the table's GUID.
 fn partitioned(directory: &Path, images: &[PathBuf]) -> (PathBuf, Vec<Range>, [u8; 16]) {
     const ROOM: u64 = 2 << 20;
     let path = directory.join("partitioned");
@@ -189,8 +190,8 @@ fn partitioned(directory: &Path, images: &[PathBuf]) -> (PathBuf, Vec<Range>, [u
     (path, ranges, uuid)
 }
 
-/// A stack of `count` layers, topmost first: of the three of [`stack`] the lowest ones, and
-/// more on top of them, with a file each in `/srv`.
+/// Makes a stack of `count` layers, topmost first: the lowest ones are those of [`stack`], and each
+/// further one has a file in `/srv`.
 fn stack_of(count: u8, directory: &Path) -> Vec<PathBuf> {
     let more = (3..count).rev().map(|number| {
         let layer = Layer::new(number + 1);
@@ -266,8 +267,8 @@ fn a_piece_that_is_no_partition_is_named() {
 /// The UUID of merged images.
 const MERGED: [u8; 16] = [0x99; 16];
 
-/// The stack merged into one image over its layers: that image, then the layers with
-/// the lowest first, which is also their order in one address space.
+/// Merges the stack into one image over its layers. Returns that image, then the layers with the
+/// lowest first, which is also their order in one address space.
 fn merged(directory: &Path) -> Vec<(PathBuf, [u8; 16])> {
     let mut layers = stack(directory);
     layers.reverse();
@@ -350,7 +351,7 @@ fn a_step_that_fails_is_named_and_ends_the_machine() {
         fs::write(&path, bytes).unwrap();
         path
     };
-    // An incompatible feature that no kernel knows, and no superblock at all.
+    // An incompatible feature that the kernel does not know, and a missing superblock.
     let unknown = altered("unknown", 1024 + 80 + 3, 0x80);
     let nothing = altered("nothing", 1024, 0);
     let whole = lower(disk("image", None));

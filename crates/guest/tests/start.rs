@@ -1,4 +1,4 @@
-//! What a command finds when it starts, and what is said when it can't.
+//! What a command finds when it starts, and the messages when it can't.
 
 mod host;
 
@@ -11,8 +11,9 @@ use std::process::{Command, Stdio};
 use host::{Host, command, shell};
 use micabox_wire::{Exec, ExitStatus, StartFailure, ToHost};
 
-/// Another process writes it: what somebody has open to write to can't be executed ("text file
-/// busy"), and a child that another test was just starting would have our file open.
+/// Makes a script. Another process writes it: a file that a process has open for writing can't be
+/// executed ("text file busy"), and a child that another test was just starting would have our file
+/// open.
 fn script(path: &Path, contents: &[u8], mode: u32) -> Exec {
     let mut install = Command::new("install")
         .args(["-m", &format!("{mode:o}"), "/dev/stdin"])
@@ -218,7 +219,7 @@ fn a_command_inherits_nothing_of_the_agents() {
     host.started(9);
     let run = host.run(shell("ls /proc/$$/fd"));
     assert_eq!(run.text(), "0\n1\n2\n");
-    // By builtins alone: while it starts a program, a shell may block signals itself.
+    // With builtins only: while a shell starts a program, it may block signals itself.
     let run = host.run(shell(
         "while read name value; do case $name in SigBlk:|SigIgn:) echo $name $value;; esac; done \
          < /proc/self/status",

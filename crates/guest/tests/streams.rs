@@ -1,4 +1,4 @@
-//! Output, input, signals and ends of real processes, exactly.
+//! The exact output, input, signals and exit statuses of real processes.
 
 mod host;
 
@@ -80,10 +80,10 @@ fn without_stdin_there_is_nothing_to_read() {
 fn input_that_nobody_reads_does_no_harm() {
     let mut host = Host::new();
     let input = vec![b'x'; 1 << 20];
-    // Ends without reading.
+    // Exits without reading.
     let run = host.run_with(shell("exit 5"), &input);
     assert_eq!(run.status(), ExitStatus::Exited(5));
-    // Closes it and goes on; what it prints proves that it could.
+    // Closes stdin and continues; its output proves that.
     let run = host.run_with(shell("exec 0<&-; echo on"), &input);
     assert_eq!(run.stdout, b"on\n");
     // Reads a little.
@@ -105,7 +105,7 @@ fn the_host_is_told_that_stdin_is_closed() {
             other => panic!("{other:?}"),
         }
     }
-    // Under way already: dropped.
+    // Already sent when stdin closed: dropped.
     host.send(ToGuest::Stdin {
         id: 1,
         data: b"late".to_vec(),
@@ -137,7 +137,7 @@ fn a_reader_that_stops_holds_up_nobody_else() {
             other => panic!("{other:?}"),
         }
     }
-    // All thirty have used up their windows, and nothing more comes of them.
+    // All thirty have used up their windows and send nothing more.
     let run = host.run(shell("echo through"));
     assert_eq!(run.stdout, b"through\n");
     host.send(ToGuest::Credit {
@@ -156,7 +156,7 @@ fn a_reader_that_stops_holds_up_nobody_else() {
     for id in 10..40 {
         host.send(ToGuest::Signal { id, signal: 9 });
     }
-    // Their ends come after what they had written before, so there must be room.
+    // Their exit statuses come after the output that they had written, so there must be room.
     for id in 10..40 {
         let stream = OutputStream::Stdout;
         host.send(ToGuest::Credit {
@@ -184,7 +184,7 @@ fn a_host_that_stops_reading_stops_commands_not_the_agent() {
     let mut spec = shell("yes | head -c 20000000");
     spec.output_window = u32::MAX;
     host.exec(1, spec);
-    // Requests are still heard while megabytes wait: this one ends the command.
+    // Requests are still served while megabytes wait: this one ends the command.
     host.started(1);
     for id in 2..100 {
         host.exec(id, command(&["true"]));
@@ -220,7 +220,7 @@ fn more_is_left_behind_than_the_agent_queues() {
             other => panic!("{other:?}"),
         }
     }
-    // All have ended and are waited for.
+    // All have ended and have been waited for.
     for pid in pids {
         while Path::new(&format!("/proc/{pid}")).exists() {
             thread::yield_now();
@@ -259,7 +259,7 @@ fn daemons_that_keep_stdout_open_are_not_waited_for() {
     let run = host.run(shell(&script));
     assert_eq!(run.stdout, b"early\n");
     assert_eq!(run.status(), ExitStatus::Exited(4));
-    // The daemon can still write to its stdout without being killed for it.
+    // The daemon can still write to its stdout and is not killed.
     fs::write(&go, "go\n").unwrap();
     assert_eq!(fs::read_to_string(&proof).unwrap(), "alive\n");
     assert_eq!(host.run(shell("echo next")).stdout, b"next\n");
@@ -288,7 +288,7 @@ fn signals_reach_the_process_and_only_it() {
     }
     host.send(ToGuest::Signal { id: 1, signal: 10 });
     assert_eq!(host.output_with(1, "\n"), "caught\n");
-    // That nobody reads stdin any more may be seen before the end.
+    // The end of stdin's reader may be reported before the exit status.
     let status = ExitStatus::Exited(7);
     while host.receive() != (ToHost::Exited { id: 1, status }) {}
     for signal in [1, 2, 3, 9, 13, 15, 34, 64] {
@@ -298,7 +298,7 @@ fn signals_reach_the_process_and_only_it() {
         let status = ExitStatus::Signaled(signal);
         assert_eq!(host.receive(), ToHost::Exited { id: 1, status });
     }
-    // A child of the command does not get it.
+    // A child of the command does not receive the signal.
     host.exec(1, shell("sleep 1000 & echo $!; wait"));
     host.started(1);
     let pid = host.output_with(1, "\n");

@@ -1,4 +1,4 @@
-//! The loop: frames and events in, frames and bytes out.
+//! The network's event loop, which takes frames from the guest and events from the host's sockets.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -22,7 +22,7 @@ use crate::{Protocol, Publish};
 /// Frames taken from the guest before the host's sockets have their turn.
 const TURN: usize = 64;
 
-/// So long a network outlives its machine for the sake of hosts that are slow to read.
+/// How long a network outlives its machine, to deliver data to hosts that are slow to read.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
 pub(crate) struct Engine {
@@ -30,9 +30,9 @@ pub(crate) struct Engine {
     tcp: Tcp,
     datagrams: Datagrams,
     dns: Proxy,
-    /// The frame that is being read.
+    /// The buffer for the frame that is being read.
     incoming: Vec<u8>,
-    /// Its other end is closed when all this is to stop.
+    /// Kept open for epoll: its other end is closed to stop the network.
     _stop: OwnedFd,
 }
 
@@ -61,11 +61,11 @@ impl Engine {
         }
     }
 
-    /// Runs until the machine is gone or its owner says stop.
+    /// Runs until the machine is gone or the [`crate::Network`] is dropped.
     pub(crate) fn run(mut self) -> io::Result<()> {
         let mut events = Vec::new();
-        // Whether the guest has frames for us, as far as the link has told; and whether
-        // somebody has more than one turn's worth.
+        // Whether the link may have frames from the guest, and whether a socket has more datagrams
+        // than fit into one turn.
         let (mut readable, mut more) = (false, false);
         loop {
             let busy = more || (readable && self.io.link.has_room());
@@ -90,7 +90,7 @@ impl Engine {
             if stop {
                 return self.finish();
             }
-            // Nothing is taken from a guest that takes nothing: its frames have answers.
+            // Reads no frames while the link is full: most frames cause replies.
             let mut turn = 0;
             while readable && turn < TURN && self.io.link.has_room() {
                 match self.io.link.receive(&mut self.incoming)? {
@@ -106,8 +106,8 @@ impl Engine {
         }
     }
 
-    /// Hands the host's side what the guest sent and was told has arrived: a machine that
-    /// sends its last words and ends is not to lose them here.
+    /// Delivers to the host's side what the guest sent and the network has acknowledged: the last
+    /// bytes of a machine that then ends must not be lost here.
     fn finish(mut self) -> io::Result<()> {
         let deadline = Instant::now() + LAST_WORDS;
         self.io.link.flush();
@@ -145,7 +145,7 @@ impl Engine {
         }
     }
 
-    /// How long nothing happens if nobody does anything; None for ever.
+    /// Returns the time until a timer is due; None if no timer runs.
     fn quiet_for(&mut self) -> Option<Duration> {
         let now = self.io.now;
         let all = [
@@ -156,7 +156,7 @@ impl Engine {
         all.into_iter().flatten().min()
     }
 
-    /// Takes in the frame of so many bytes that has come in, and may hold anything.
+    /// Handles the received frame of `length` bytes; its contents are untrusted.
     fn frame(&mut self, length: usize) {
         let incoming = std::mem::take(&mut self.incoming);
         let frame = incoming.get(..length).unwrap_or_default();
@@ -170,7 +170,7 @@ impl Engine {
         self.incoming = incoming;
     }
 
-    /// Tells the guest where its gateway is. Nobody else is on its network.
+    /// Answers ARP requests for the gateway, which is the guest's only neighbour.
     fn arp(&mut self, payload: &[u8]) {
         let own = *self.io.link.addresses();
         let request = ArpPacket::new_checked(payload).and_then(|packet| ArpRepr::parse(&packet));

@@ -1,4 +1,4 @@
-//! What every protocol works with.
+//! The context that every protocol works with.
 
 use std::net::Ipv4Addr;
 use std::time::Instant;
@@ -8,7 +8,7 @@ use crate::link::Link;
 use crate::policy::{OwnAddresses, Policy};
 use crate::poll::Poll;
 
-/// The world around a protocol.
+/// The sockets, rules and time that a protocol works with.
 #[derive(Debug)]
 pub(crate) struct Io {
     pub(crate) poll: Poll,
@@ -16,14 +16,14 @@ pub(crate) struct Io {
     pub(crate) policy: Policy,
     pub(crate) own: OwnAddresses,
     pub(crate) resolvers: Resolvers,
-    /// When the batch of events came that is being handled.
+    /// The time of the batch of events that is being handled.
     pub(crate) now: Instant,
 }
 
 impl Io {
-    /// Where on the host's side something goes that the guest sends to `address`; None if
-    /// the policy says no. The gateway is the host's loopback interface, for whom a rule
-    /// allows that; the guest's network has nobody else in it.
+    /// Maps the address that the guest sends to, to an address on the host's side; None if the
+    /// policy denies it. The gateway is the host's loopback interface, if a rule allows that; the
+    /// guest's network has no other host.
     pub(crate) fn route(&self, address: Ipv4Addr, port: u16) -> Option<Ipv4Addr> {
         let own = self.link.addresses();
         let mask = u32::MAX

@@ -1,15 +1,15 @@
-//! A sandbox's network: frames on one side, ordinary sockets and a policy on the other.
+//! The network of a sandbox: ethernet frames on one side, ordinary sockets and a policy on the
+//! other.
 //!
-//! A guest sees an ethernet with one neighbour, the gateway. What it sends there comes
-//! out of sockets of the host's: connections, datagrams, questions for the resolver, echo
-//! requests. So it takes no privileges and nothing to set up on the host, and each
-//! connection is seen, and decided on, by itself.
+//! The guest sees an ethernet with one neighbour, the gateway. What the guest sends there leaves
+//! through the host's sockets: TCP connections, datagrams, DNS queries and echo requests. So the
+//! network needs neither privileges nor set-up on the host, and the policy decides on each
+//! connection separately.
 //!
-//! The guest is hostile: whatever is in a frame, it makes no panic and no more state than
-//! is bounded here. TCP is smoltcp's; everything else is simple enough to be read from
-//! the packet.
+//! The guest is hostile: no frame may cause a panic, or more state than the bounds set here. TCP is
+//! smoltcp's; every other protocol is simple enough to be parsed from the packet.
 //!
-//! [`Network::start`] runs it in a thread, which ends with the machine, with the
+//! [`Network::start`] runs the network in a thread, which ends with the machine, with the
 //! [`Network`], and with the process, and leaves nothing behind in any case.
 
 #![forbid(unsafe_code)]
@@ -41,37 +41,36 @@ use io::Io;
 pub use policy::{Rule, RuleError};
 pub use publish::{Protocol, Publish, PublishError};
 
-/// What a network is to be like.
+/// The configuration of a network.
 #[derive(Clone, Debug, Default)]
 pub struct Config {
-    /// Who is who.
+    /// The addresses of guest and gateway.
     pub addresses: Addresses,
-    /// Destinations that the guest may reach. With any of them, it reaches no others.
+    /// Destinations that the guest may reach. If there are any, the guest reaches no others.
     ///
     /// The host's own addresses, loopback and link-local ones, and those of clouds' metadata
-    /// services are open to a rule for a block that has no others: 127.0.0.0/8 or 127.0.0.1,
-    /// not 0.0.0.0/0, for the gateway; each of the host's own by itself. A rule for a name
-    /// never opens one of them, nor one of a private network (RFC 1918, RFC 6598).
+    /// services are opened only by a rule whose block lies within them: for the gateway 127.0.0.0/8
+    /// or 127.0.0.1, not 0.0.0.0/0; for the host's own addresses, a rule for each. A rule for a
+    /// name never opens one of them, nor a private address (RFC 1918, RFC 6598).
     pub allow: Vec<Rule>,
-    /// Destinations that the guest may not reach, whatever else is said. A rule for a name has
-    /// questions about it refused, and closes the addresses that answers to the guest gave it:
-    /// a guest that knows an address from elsewhere is kept off by rules for addresses only,
-    /// or by [`Self::allow`].
+    /// Destinations that the guest may not reach, with precedence over [`Self::allow`]. A rule for
+    /// a name refuses queries for it, and denies the addresses that the guest received in answers:
+    /// a guest that has an address from elsewhere is stopped only by rules for addresses, or by
+    /// [`Self::allow`].
     pub deny: Vec<Rule>,
-    /// Ports of the host's that lead to the guest.
+    /// Ports of the host that are forwarded to the guest.
     pub publish: Vec<Publish>,
     /// Whether frames for the machine come behind a header of 12 bytes
-    /// (`struct virtio_net_hdr_v1`), for a device that hands it to a driver which accepted
-    /// `VIRTIO_NET_F_GUEST_CSUM`. TCP segments then have the sum of their pseudo-header in
-    /// place of a checksum, which is the guest's to make if it needs one. Frames from the
-    /// machine have no header in any case, and their checksums are not looked at.
+    /// (`struct virtio_net_hdr_v1`), for a device that passes the header to a driver which accepted
+    /// `VIRTIO_NET_F_GUEST_CSUM`. TCP segments then have the sum of their pseudo-header in place of
+    /// a checksum; the guest completes the checksum if it needs one. Frames from the machine never
+    /// have a header, and their checksums are not verified.
     pub header: bool,
-    /// Where the guest's questions about names go; if there are none, where the host's
-    /// own go.
+    /// The resolvers for the guest's DNS queries; if empty, the host's.
     pub resolvers: Vec<SocketAddr>,
 }
 
-/// Why there is no network.
+/// Errors of starting a network.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A port can't be published.
@@ -79,15 +78,15 @@ pub enum Error {
     Publish {
         /// Which one.
         port: Publish,
-        /// The operating system's reason.
+        /// The port.
         source: std::io::Error,
     },
-    /// The operating system says no.
+    /// A system call failed.
     #[error("{what}: {source}")]
     System {
         /// What was tried.
         what: &'static str,
-        /// Its reason.
+        /// The operating system's reason.
         source: std::io::Error,
     },
 }
@@ -101,22 +100,23 @@ fn hint(error: &std::io::Error) -> &'static str {
     }
 }
 
-/// A running network. It ends when this is dropped or when the machine has closed its end
-/// of the link.
+/// A running network. It stops when this is dropped or when the machine has closed its end of the
+/// link.
 #[derive(Debug)]
 pub struct Network {
-    /// Closed to say stop.
+    /// Closed to stop the thread.
     stop: Option<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Network {
-    /// Starts a network and returns it with the machine's end of the link: a socket that
-    /// neither blocks nor mixes frames up (`SOCK_SEQPACKET`). A frame is an ethernet
-    /// header, [`ETHERNET_HEADER`] bytes, and at most the MTU's number of bytes.
+    /// Starts a network and returns it with the machine's end of the link: a non-blocking socket
+    /// that preserves frame boundaries (`SOCK_SEQPACKET`). A frame is an ethernet header of
+    /// [`ETHERNET_HEADER`] bytes, and at most the MTU's number of bytes. Published ports listen
+    /// when this returns.
     ///
     /// # Errors
-    /// As [`Error`] says. Published ports listen when this returns.
+    /// When a port can't be published, or a system call fails.
     pub fn start(config: Config) -> Result<(Self, OwnedFd), Error> {
         let system = |what| move |source: std::io::Error| Error::System { what, source };
         let start = system("starting the network");
@@ -142,8 +142,8 @@ impl Network {
         let thread = std::thread::Builder::new()
             .name("network".into())
             .spawn(move || {
-                // An error of epoll's or of the link's leaves nothing to do here, and
-                // nobody to tell but the guest, which sees the link go down.
+                // After an error of epoll or of the link there is nothing left to do here, and only
+                // the guest notices: its link goes down.
                 let _ = engine.run();
             })
             .map_err(start)?;

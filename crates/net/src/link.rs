@@ -1,4 +1,4 @@
-//! The descriptor that carries the guest's frames.
+//! The socket that carries the guest's frames.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,30 +13,32 @@ use smoltcp::wire::{EthernetAddress, EthernetFrame, EthernetProtocol};
 
 use crate::address::{Addresses, ETHERNET_HEADER};
 
-/// Bytes before a frame that say what is left to do about it (`struct virtio_net_hdr_v1`, Virtio
-/// 1.2, section 5.1.6): flags, kind of segmentation, header length, segment size, where a
-/// checksum begins and where it goes, number of buffers.
+/// Bytes of the header before a frame (`struct virtio_net_hdr_v1`, Virtio 1.2, section 5.1.6). It
+/// describes the work left to the driver: flags, kind of segmentation, header length, segment size,
+/// where a checksum begins and where it goes, number of buffers.
 const HEADER: usize = 12;
 
-/// Nothing: the checksums are right (`VIRTIO_NET_HDR_F_DATA_VALID`).
+/// The header of a frame whose checksums are right (`VIRTIO_NET_HDR_F_DATA_VALID`).
 const WHOLE: [u8; HEADER] = [2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0];
 
-/// The checksum of a TCP segment behind an IPv4 header without options
-/// (`VIRTIO_NET_HDR_F_NEEDS_CSUM`): from byte 34 of the frame, to byte 16 from there.
+/// The header of a frame whose TCP checksum is left to the driver (`VIRTIO_NET_HDR_F_NEEDS_CSUM`),
+/// behind an IPv4 header without options: it covers the bytes from byte 34 of the frame, and goes
+/// to byte 16 from there.
 const UNSUMMED: [u8; HEADER] = [1, 0, 0, 0, 0, 0, 34, 0, 16, 0, 1, 0];
 
-/// Bytes that may wait in the kernel in each direction, if its limits allow: some of the
-/// largest frames.
+/// Bytes that may wait in the kernel in each direction, if its limits allow: some of the largest
+/// frames.
 const SOCKET_BUFFER: usize = 1 << 20;
 
-/// Bytes of a frame in which something might not be written: the longest headers.
+/// Bytes at a frame's beginning that may contain fields not written: the longest headers.
 const HEADERS: usize = 128;
 
-/// Frames that may wait here when the kernel takes no more. Everybody asks
-/// [`Link::has_room`] first, so that it is replies to single frames that make up these.
+/// Maximum number of frames that wait here when the socket is full. Bulk senders check
+/// [`Link::has_room`] first, so only replies to single frames wait here.
 const MAX_WAITING: usize = 64;
 
-/// One end of a pair of sockets that keep frames apart; the machine has the other.
+/// The network's end of a pair of sockets that preserve frame boundaries; the machine has the
+/// other.
 #[derive(Debug)]
 pub(crate) struct Link {
     socket: OwnedFd,
@@ -44,30 +46,30 @@ pub(crate) struct Link {
     /// Whether frames for the guest have a [`HEADER`].
     has_header: bool,
     waiting: VecDeque<Vec<u8>>,
-    /// The frame that is being made.
+    /// The buffer for the frame that is being made.
     outgoing: Vec<u8>,
 }
 
 impl Drop for Link {
     fn drop(&mut self) {
-        // Closing is not enough: a child that another thread has made and that has not yet
+        // Closing is not enough: a child that another thread has forked and that has not yet
         // executed its program holds the socket as well.
         let _ = shutdown(&self.socket, Shutdown::Both);
     }
 }
 
-/// What reading a frame came to.
+/// The result of reading a frame.
 #[derive(Debug)]
 pub(crate) enum Received {
-    /// A frame of so many bytes, as it came.
+    /// A frame of so many bytes.
     Frame(usize),
-    /// None for now.
+    /// No frame for now.
     Nothing,
     /// The machine has closed its end.
     End,
 }
 
-/// The two ends of a link; both keep frames apart and neither blocks.
+/// Creates the two ends of a link, which preserve frame boundaries and do not block.
 pub(crate) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -88,7 +90,8 @@ impl Link {
         }
     }
 
-    /// Room for any frame. A longer one is cut, and then no frame: nobody may send one.
+    /// Returns a buffer for the longest valid frame. A longer one is truncated, and then discarded
+    /// as invalid.
     pub(crate) fn room(&self) -> Vec<u8> {
         vec![0; ETHERNET_HEADER + usize::from(self.addresses.mtu)]
     }
@@ -101,14 +104,14 @@ impl Link {
         &self.addresses
     }
 
-    /// The next frame from the guest.
+    /// Reads the next frame from the guest.
     pub(crate) fn receive(&self, buffer: &mut [u8]) -> io::Result<Received> {
         loop {
             return match recv(&self.socket, &mut *buffer, RecvFlags::DONTWAIT) {
                 Ok((0, _)) => Ok(Received::End),
                 Ok((length, _)) => Ok(Received::Frame(length)),
-                // Told once, when the other end closed without reading everything of ours;
-                // what it sent before can still be read.
+                // Reported once, when the other end closed without reading all of our frames; the
+                // frames that it sent before can still be read.
                 Err(Errno::INTR | Errno::CONNRESET) => continue,
                 Err(Errno::AGAIN) => Ok(Received::Nothing),
                 Err(Errno::PIPE) => Ok(Received::End),
@@ -117,18 +120,18 @@ impl Link {
         }
     }
 
-    /// Whether the machine takes frames. Who has more of them waits until it does.
+    /// Whether the link accepts frames. A sender with more of them waits until it does.
     pub(crate) fn has_room(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// Whether a TCP segment's checksum is left to the guest, as [`Link::send_tcp`] says.
+    /// Whether TCP checksums are left to the guest, as [`Link::send_tcp`] describes.
     pub(crate) fn leaves_sums(&self) -> bool {
         self.has_header
     }
 
-    /// Sends a frame to the guest: `fill` writes the `length` bytes after the ethernet header,
-    /// but for zeros in packets' headers. Drops it if too many wait.
+    /// Sends a frame to the guest. `fill` writes the `length` bytes after the ethernet header; the
+    /// bytes of packet headers are zero before. Drops the frame if too many wait.
     pub(crate) fn send<R>(
         &mut self,
         protocol: EthernetProtocol,
@@ -138,8 +141,8 @@ impl Link {
         self.send_behind(WHOLE, protocol, length, fill)
     }
 
-    /// The same with a TCP segment in an IPv4 packet without options. Where the link leaves
-    /// sums, its checksum is that of the pseudo-header.
+    /// Sends a frame with a TCP segment in an IPv4 packet without options. If the link leaves
+    /// checksums to the guest, the segment's checksum must be that of the pseudo-header.
     pub(crate) fn send_tcp<R>(&mut self, length: usize, fill: impl FnOnce(&mut [u8]) -> R) -> R {
         self.send_behind(UNSUMMED, EthernetProtocol::Ipv4, length, fill)
     }
@@ -159,7 +162,7 @@ impl Link {
         let (place, rest) = outgoing.split_at_mut(HEADER);
         place.copy_from_slice(&header);
         let frame = rest.get_mut(..ETHERNET_HEADER + length).unwrap_or_default();
-        // The rest is all written; to clear it first would be as much work again.
+        // Everything after the headers gets written; clearing it first would be as much work again.
         let headers = frame.len().min(HEADERS);
         frame.get_mut(..headers).unwrap_or_default().fill(0);
         let mut frame = EthernetFrame::new_unchecked(frame);
@@ -177,7 +180,7 @@ impl Link {
         result
     }
 
-    /// Sends what waits, as far as the machine takes it.
+    /// Sends the waiting frames, as far as the socket accepts them.
     pub(crate) fn flush(&mut self) {
         while let Some(frame) = self.waiting.pop_front() {
             if self.put(&frame) == Err(Errno::AGAIN) {
@@ -187,7 +190,7 @@ impl Link {
         }
     }
 
-    /// Errors but a full queue are told by the next [`Link::receive`].
+    /// Sends a frame. Errors other than a full socket are reported by the next [`Link::receive`].
     fn put(&self, frame: &[u8]) -> Result<(), Errno> {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         match send(&self.socket, frame, flags) {

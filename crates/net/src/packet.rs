@@ -1,4 +1,4 @@
-//! IPv4 packets: read from the guest, written to it.
+//! Parses IPv4 packets from the guest, and writes packets to it.
 
 use std::net::Ipv4Addr;
 
@@ -10,14 +10,14 @@ use smoltcp::wire::{
 
 use crate::link::Link;
 
-/// What guests see of the way a packet took: nothing.
+/// The TTL of every packet to the guest, whatever route its data took.
 const HOP_LIMIT: u8 = 64;
 
-/// Bytes of an original packet that an ICMP error repeats: header and ports (RFC 792),
-/// options included.
+/// Bytes of the original packet that an ICMP error quotes: the header, options included, and the
+/// ports (RFC 792).
 const QUOTE: usize = 60 + 8;
 
-/// An IPv4 packet of the guest's, whose header says what is there.
+/// A valid, unfragmented IPv4 packet from the guest.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Packet<'a> {
     /// The whole packet.
@@ -28,12 +28,11 @@ pub(crate) struct Packet<'a> {
 }
 
 impl<'a> Packet<'a> {
-    /// None for what is no whole packet from `guest`. Fragments are none: with an MTU
-    /// like ours only datagrams of more than 65,492 bytes come in them.
+    /// Parses a packet from `guest`; None if it is invalid or a fragment. With an MTU like ours,
+    /// only datagrams of more than 65,492 bytes are fragmented.
     pub(crate) fn parse(bytes: &'a [u8], guest: Ipv4Addr) -> Option<Self> {
         let packet = Ipv4Packet::new_checked(bytes).ok()?;
-        // The link is memory: nothing changes on the way, and a wrong checksum says
-        // nothing about the packet that its other fields don't.
+        // The link is memory: packets arrive unchanged, so checksums are not verified.
         let header = Ipv4Repr::parse(&packet, &ChecksumCapabilities::ignored()).ok()?;
         if packet.more_frags() || packet.frag_offset() != 0 || header.src_addr != guest {
             return None;
@@ -48,7 +47,7 @@ impl<'a> Packet<'a> {
     }
 }
 
-/// Writes a packet to the guest: `fill` writes the `length` bytes after the header.
+/// Sends a packet to the guest: `fill` writes the `length` bytes after the header.
 pub(crate) fn send(
     link: &mut Link,
     from: Ipv4Addr,
@@ -65,7 +64,7 @@ pub(crate) fn send(
     };
     let total = header.buffer_len() + length;
     if total > usize::from(link.addresses().mtu) {
-        return; // Nothing that we read is longer, but for what others send in fragments.
+        return; // The host reads longer datagrams only if they came in fragments.
     }
     link.send(EthernetProtocol::Ipv4, total, |bytes| {
         let mut packet = Ipv4Packet::new_unchecked(bytes);
@@ -74,7 +73,7 @@ pub(crate) fn send(
     });
 }
 
-/// Writes a datagram to a port of the guest's.
+/// Sends a datagram to one of the guest's ports.
 pub(crate) fn send_udp(link: &mut Link, from: Ipv4Addr, from_port: u16, port: u16, data: &[u8]) {
     let header = UdpRepr {
         src_port: from_port,
@@ -94,8 +93,8 @@ pub(crate) fn send_udp(link: &mut Link, from: Ipv4Addr, from_port: u16, port: u1
     });
 }
 
-/// Tells the guest that a packet of its could not be delivered. The error comes from the
-/// gateway, as a router's would.
+/// Notifies the guest that one of its packets could not be delivered. The error comes from the
+/// gateway, as from a router.
 pub(crate) fn send_unreachable(link: &mut Link, why: Icmpv4DstUnreachable, original: &[u8]) {
     let from = link.addresses().gateway;
     let quote = original.get(..QUOTE).unwrap_or(original);
@@ -109,13 +108,13 @@ pub(crate) fn send_unreachable(link: &mut Link, why: Icmpv4DstUnreachable, origi
     });
 }
 
-/// What an error of a host's socket would have been on the wire.
+/// Maps an error of a host's socket to its ICMP code.
 pub(crate) fn unreachable(error: &std::io::Error) -> Icmpv4DstUnreachable {
     use std::io::ErrorKind;
     match error.kind() {
         ErrorKind::ConnectionRefused => Icmpv4DstUnreachable::PortUnreachable,
         ErrorKind::NetworkUnreachable => Icmpv4DstUnreachable::NetUnreachable,
-        // A firewall of the host's.
+        // A firewall on the host.
         ErrorKind::PermissionDenied => Icmpv4DstUnreachable::CommProhibited,
         _ => Icmpv4DstUnreachable::HostUnreachable,
     }

@@ -1,4 +1,4 @@
-//! Waiting for many descriptors at once.
+//! Waits for events on many descriptors with epoll.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
-/// Events taken at once.
+/// Maximum number of events per wait.
 const BATCH: usize = 128;
 
 /// What a descriptor belongs to.
@@ -15,7 +15,7 @@ const BATCH: usize = 128;
 pub(crate) enum Token {
     /// The guest's frames.
     Link,
-    /// The order to stop.
+    /// The request to stop.
     Stop,
     /// A TCP connection's socket.
     Tcp(Id),
@@ -29,7 +29,7 @@ pub(crate) enum Token {
     Dns(Id),
 }
 
-/// A number that is never given twice: an event that arrives late finds nobody.
+/// A number that is never reused: an event that arrives late matches no entry.
 pub(crate) type Id = u64;
 
 /// What happened to a descriptor.
@@ -42,8 +42,8 @@ pub(crate) struct Event {
     pub(crate) writable: bool,
 }
 
-/// An epoll instance whose descriptors report each change once ("edge triggered"): who
-/// is told must go on until the descriptor would block, or remember.
+/// An epoll instance whose descriptors report each change once (edge-triggered): the receiver of an
+/// event must continue until the descriptor would block, or remember the event.
 #[derive(Debug)]
 pub(crate) struct Poll {
     epoll: OwnedFd,
@@ -89,20 +89,20 @@ impl Poll {
         })
     }
 
-    /// A number for something new.
+    /// Returns a new number.
     pub(crate) fn next_id(&mut self) -> Id {
         self.last_id += 1;
         self.last_id
     }
 
-    /// Reports on a descriptor from now on, until it is closed.
+    /// Reports events of a descriptor until it is closed.
     pub(crate) fn add(&self, descriptor: impl AsFd, token: Token) -> io::Result<()> {
         let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
         let data = EventData::new_u64(token.pack());
         Ok(epoll::add(&self.epoll, descriptor, data, flags)?)
     }
 
-    /// Waits for events, at most so long, and puts them in place of those in `events`.
+    /// Waits for events, at most for `timeout`, and replaces those in `events` with them.
     pub(crate) fn wait(
         &self,
         events: &mut Vec<Event>,
@@ -110,7 +110,7 @@ impl Poll {
     ) -> io::Result<()> {
         events.clear();
         let timeout = timeout.map(|timeout| {
-            // Milliseconds, rounded up: a little late is once, a little early is twice.
+            // Milliseconds, rounded up: waking a little early would mean waking twice.
             let rounded = timeout.as_millis().saturating_add(1).min(3_600_000);
             Timespec {
                 tv_sec: (rounded / 1000).try_into().unwrap_or(3600),

@@ -1,4 +1,4 @@
-//! `[IP:]HOST:GUEST[/tcp|/udp]`, as `-p` takes it.
+//! Parses `[IP:]HOST:GUEST[/tcp|/udp]`, the argument of `-p`.
 
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -6,20 +6,20 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// A port of the host's that leads to one of the guest's. In other formats it is the text
-/// that it is given as.
+/// A port of the host that is forwarded to a port of the guest. Serialized as the text that it is
+/// parsed from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Publish {
-    /// Where the host listens.
+    /// The address that the host listens on.
     pub host: SocketAddrV4,
     /// The guest's port.
     pub guest: u16,
-    /// Of which protocol both are.
+    /// The protocol of both ports.
     pub protocol: Protocol,
 }
 
-/// What has ports.
+/// A protocol with ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     /// Connections.
@@ -28,7 +28,7 @@ pub enum Protocol {
     Udp,
 }
 
-/// What is wrong with a published port.
+/// An invalid published port.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}: expected [IP:]HOST:GUEST[/udp], as in 8080:80 or 0.0.0.0:5353:53/udp")]
 pub struct PublishError(String);
@@ -52,8 +52,8 @@ fn parse(text: &str) -> Option<Publish> {
     let (host, guest) = ports.rsplit_once(':')?;
     let (address, host) = match host.rsplit_once(':') {
         Some((address, host)) => (address.parse().ok()?, host),
-        // Unlike Docker: what a sandbox serves is not the neighbours' business unless
-        // somebody says so.
+        // Unlike Docker's default: a sandbox's ports are not open to the host's network unless the
+        // user says so.
         None => (Ipv4Addr::LOCALHOST, host),
     };
     Some(Publish {

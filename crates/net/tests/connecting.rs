@@ -1,4 +1,4 @@
-//! Connections that are being made: how long they are tried for, and how many there can be.
+//! Connections that are being made: how long attempts last, and how many there can be.
 
 mod guest;
 mod link;
@@ -11,11 +11,11 @@ use guest::Guest;
 use guest::world::{NEIGHBOUR, World};
 use link::{ACK, FIN, Link, RST, SYN, segment};
 
-/// For documentation (RFC 5737); here whatever is sent there is lost.
+/// A documentation network (RFC 5737); here, packets to it are lost.
 const HOLE: &str = "203.0.113.0/24";
 const IN_HOLE: [u8; 4] = [203, 0, 113, 7];
 
-/// Connections that this machine is trying to make, by its kernel's own table.
+/// Counts the connections that this machine is trying to make, in its kernel's own table.
 fn attempts() -> usize {
     let table = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
     let states = table
@@ -34,7 +34,7 @@ fn wait_for_attempts(expected: usize, patience: Duration) {
     }
 }
 
-/// Echoes a byte on each connection, and holds them all; the port.
+/// Serves a port that echoes a byte on each connection, and holds all of them; returns the port.
 fn serve(world: &World) -> String {
     let server = world.there(|| TcpListener::bind((NEIGHBOUR, 0)).unwrap());
     let port = server.local_addr().unwrap().port();
@@ -55,8 +55,8 @@ fn serve(world: &World) -> String {
     port.to_string()
 }
 
-/// Starts that many connections at once and waits for the end of each attempt; then what came
-/// of them, and a byte there and back on each that was made.
+/// Starts that many connections at once and waits for the end of each attempt; then prints the
+/// result of each, and of a byte there and back on each connection made.
 const AT_ONCE: &str = "
 import errno, select
 def at_once(count, *to):
@@ -94,7 +94,7 @@ fn what_a_guest_has_given_up_is_given_up() {
     world.swallow(HOLE);
     let port = serve(&world);
     let guest = Guest::with_rules(&[], &[]);
-    // A client with a timeout of its own; its kernel says nothing when it closes a socket.
+    // A client with its own timeout; its kernel sends nothing when the client closes the socket.
     let text = guest.run(
         "
 for turn in range(6):
@@ -131,7 +131,7 @@ print(code(lambda: stream.connect(('203.0.113.7', 80))))
         &[],
     );
     wait_for_attempts(1, Duration::from_secs(10));
-    // The same attempt: a new one would be from another port.
+    // The same attempt: a new one would come from another port.
     let table = || {
         let table = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
         let row = table.lines().nth(1).map(str::to_owned);
@@ -173,7 +173,7 @@ fn a_port_that_asks_anew_is_answered_for_what_it_asked_last() {
     let link = Link::new("198.18.0.77");
     let any = std::net::Ipv4Addr::UNSPECIFIED;
     let _server = world.there(|| TcpListener::bind((any, 80)).unwrap());
-    // Nobody has the address yet, so this machine asks for it by ARP.
+    // No host has the address yet, so this machine asks for it by ARP.
     link.send(&segment(1000, (address, 80), [500, 0], SYN, b""));
     wait_for_attempts(1, Duration::from_secs(3));
     link.send(&segment(1000, (address, 80), [900, 0], SYN, b""));
@@ -192,7 +192,7 @@ fn seven_hundred_connections_at_once_are_all_made() {
     world.swallow(HOLE);
     let port = serve(&world);
     let guest = Guest::with_rules(&[], &[]);
-    // And so they are while as many as there can be are tried for in vain.
+    // The same holds while the maximum number of attempts is under way in vain.
     let text = guest.run(
         &format!(
             "{AT_ONCE}

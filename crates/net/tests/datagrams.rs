@@ -9,7 +9,7 @@ use guest::world::{NEIGHBOUR, OWN, World};
 use guest::{Guest, outside};
 use micabox_net::Config;
 
-/// Answers every datagram with itself and who sent it.
+/// Answers every datagram with its data and the sender's address.
 fn serve() -> SocketAddr {
     let socket = UdpSocket::bind((outside(), 0)).unwrap();
     let address = socket.local_addr().unwrap();
@@ -51,7 +51,7 @@ print(os.strerror(code(lambda: stream.recv(1))))
 #[test]
 #[ignore = "needs root"]
 fn echo_requests_are_answered() {
-    // The second is answered by this machine through a ping socket, where it has one.
+    // The second is answered by this machine through a ping socket, if it allows one.
     let groups = std::fs::read_to_string("/proc/sys/net/ipv4/ping_group_range").unwrap();
     let pings = groups.split_whitespace().next() == Some("0");
     let guest = Guest::free();
@@ -83,7 +83,7 @@ print('answered')
 #[test]
 #[ignore = "needs root"]
 fn a_published_port_takes_datagrams() {
-    // Not one of those that the kernel hands out: another test would be given it.
+    // Not a port that the kernel hands out: another test could be given it.
     let mut guests = (20_000..).map(|port: u16| {
         let guest = Guest::attempt(Config {
             publish: vec![format!("{port}:5353/udp").parse().unwrap()],
@@ -109,7 +109,7 @@ while data != b'end':
     for n in 0..50 {
         let client = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         client.connect(host).unwrap();
-        // The first one asks again and again: the guest's server may not listen yet.
+        // The first client repeats its datagram: the guest's server may not listen yet.
         let patience = if n == 0 { 200 } else { 60_000 };
         client
             .set_read_timeout(Some(Duration::from_millis(patience)))
@@ -127,19 +127,19 @@ while data != b'end':
         let (data, shown) = reply.split_once(" for ").unwrap();
         assert_eq!(data, n.to_string());
         seen.push(shown.to_owned());
-        // Stays: another one would be given its port.
+        // Kept open: another client would be given its port.
         clients.push(client);
     }
-    // Every client is somebody else to the guest.
+    // The guest sees every client under another address.
     seen.sort();
     seen.dedup();
     assert_eq!(seen.len(), 50);
-    // A kill would leave the server behind, which is a child of the child's.
+    // A kill would leave the server behind, which is a grandchild.
     clients[0].send(b"end").unwrap();
     assert!(child.wait().unwrap().success());
 }
 
-/// A resolver for one zone, `test`; counts nothing, knows nothing else.
+/// A resolver for one zone, `test`; it has no other names.
 fn resolver(answer: Ipv4Addr) -> SocketAddr {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = socket.local_addr().unwrap();
@@ -256,7 +256,7 @@ fn a_name_opens_no_address_of_this_machine_or_its_networks() {
     for address in [neighbour, OWN, Ipv4Addr::LOCALHOST] {
         assert_eq!(reached(address, &["*.test"]), format!("{address} False"));
     }
-    // But for a rule that says so, about the neighbour's network or this very address.
+    // Unless a rule allows the neighbour's network or this very address.
     for (address, rule) in [(neighbour, "10.0.0.0/8"), (OWN, "198.18.0.1:7003")] {
         assert_eq!(
             reached(address, &["*.test", rule]),

@@ -10,10 +10,10 @@ use proptest::prelude::*;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendFlags, send};
 
-/// Nothing talks to anybody but here, and here is nobody.
+/// The only allowed destination, an address on which nothing listens.
 const NOBODY: &str = "127.255.255.254";
 
-/// Somewhere: the gateway, the one address that is allowed, and anywhere.
+/// A destination: the gateway, the one address that is allowed, and any other.
 fn destination() -> impl Strategy<Value = [u8; 4]> {
     prop_oneof![
         Just([10, 213, 9, 1]),
@@ -22,7 +22,7 @@ fn destination() -> impl Strategy<Value = [u8; 4]> {
     ]
 }
 
-/// A TCP header with anything in it but its length, which is right half of the time.
+/// A TCP header with arbitrary fields, and in half of the cases a right length.
 fn tcp() -> impl Strategy<Value = Vec<u8>> {
     let ports = prop_oneof![Just(53_u16), Just(80), any::<u16>()];
     (
@@ -57,7 +57,7 @@ fn anything() -> impl Strategy<Value = Vec<u8>> {
         (destination(), protocol, bytes()).prop_map(|(to, kind, bytes)| packet(to, kind, &bytes)),
         (destination(), tcp()).prop_map(|(to, bytes)| packet(to, 6, &bytes)),
         (destination(), bytes()).prop_map(|(to, bytes)| {
-            // To the resolver, with a right header.
+            // To the resolver, with a valid header.
             let length = u16::try_from(8 + bytes.len()).unwrap().to_be_bytes();
             let mut datagram = vec![1, 1, 0, 53, length[0], length[1], 0, 0];
             datagram.extend(bytes);
@@ -84,7 +84,7 @@ proptest! {
 #[test]
 fn a_flood_of_requests_takes_bounded_room() {
     let link = Link::new(NOBODY);
-    // Each from another port, to the address that may be asked and has nobody; then
+    // Each from another port, to the address that is allowed and where nothing listens; then
     // packets of the largest size and beyond.
     for port in 0..20_000_u16 {
         let mut request = port.to_be_bytes().to_vec();
@@ -107,7 +107,7 @@ fn a_flood_of_requests_takes_bounded_room() {
 #[test]
 fn a_guest_that_takes_nothing_is_not_listened_to() {
     let link = Link::new(NOBODY);
-    // Requests whose answers nobody takes: sooner or later the link is full, both ways.
+    // Requests whose replies are not read: sooner or later the link is full, in both directions.
     let ping = packet(
         [10, 213, 9, 1],
         1,
@@ -124,24 +124,24 @@ fn a_guest_that_takes_nothing_is_not_listened_to() {
                 };
                 let mut sockets = [PollFd::new(&link.socket, PollFlags::OUT)];
                 if poll(&mut sockets, Some(&timeout)).unwrap() == 0 {
-                    break; // Full and staying so.
+                    break; // Full, and stays full.
                 }
             }
         }
         assert!(sent < 1_000_000, "somewhere they are all kept");
     }
-    // What has been taken in was answered, and it goes on from there.
+    // The frames taken in were answered, and the network goes on from there.
     link.is_alive();
 }
 
-/// A server on the loopback interface, and how a guest addresses it.
+/// A server on the loopback interface, and the address under which a guest reaches it.
 fn server() -> (TcpListener, ([u8; 4], u16)) {
     let server = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let port = server.local_addr().unwrap().port();
     (server, ([127, 0, 0, 1], port))
 }
 
-/// Connects from a port of the guest's, sends a byte, and returns the data's sequence number.
+/// Connects from one of the guest's ports, sends a byte, and returns the data's sequence number.
 fn talk(link: &Link, port: u16, to: ([u8; 4], u16)) {
     link.send(&segment(port, to, [500, 0], SYN, b""));
     let (sequence, flags, _) = link.segment_for(port);
@@ -157,7 +157,7 @@ fn a_request_that_also_ends_is_nothing() {
     for port in 1000..2500 {
         link.send(&segment(port, to, [500, 0], SYN | FIN, b""));
     }
-    // Neither has it taken a place nor will it be given another one's connection.
+    // The requests take no places, and don't receive other requests' connections.
     talk(&link, 3000, to);
     let (mut stream, _) = server.accept().unwrap();
     stream.read_exact(&mut [0]).unwrap();
@@ -172,13 +172,13 @@ fn a_guest_that_does_not_want_its_connection_any_more_has_none() {
     let (server, to) = server();
     link.send(&segment(1000, to, [500, 0], SYN, b""));
     assert_eq!(link.segment_for(1000).1, SYN | ACK);
-    // What Linux says when its program has closed the socket in the meantime.
+    // What Linux sends when its program has closed the socket in the meantime.
     link.send(&segment(1000, to, [501, 0], RST, b""));
     let (mut stream, _) = server.accept().unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let end = stream.read(&mut [0]).unwrap_err();
     assert_eq!(end.kind(), ErrorKind::ConnectionReset);
-    // The next one is another one's.
+    // The next connection belongs to another request.
     talk(&link, 1001, to);
     let (mut stream, _) = server.accept().unwrap();
     stream.read_exact(&mut [0]).unwrap();

@@ -1,4 +1,4 @@
-//! The fuzz targets' work on mutated questions, answers and frames.
+//! Runs the fuzz targets on mutated queries, responses and frames.
 
 #[path = "../../../fuzz/src/dns.rs"]
 mod dns;

@@ -1,4 +1,4 @@
-//! What a guest reaches and what it doesn't, tried from inside.
+//! What a guest can reach and what it can't, tried from inside.
 
 mod guest;
 
@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use guest::world::{NEIGHBOUR, World, counter, ip};
 use guest::{Guest, outside};
 
-/// Tries to connect to each ADDRESS:PORT, then to get an answer to a datagram, and prints how
-/// that went.
+/// Tries to connect to each ADDRESS:PORT, then to get an answer to a datagram, and prints the
+/// results.
 const TRY: &str = "
 for target in sys.argv[1:]:
     address, port = target.split(':')
@@ -27,24 +27,25 @@ for target in sys.argv[1:]:
 const REFUSED: &str = "Connection refused";
 const NO_ROUTE: &str = "No route to host";
 
-/// Listens on every address, in both ways on one port: only the way there differs.
+/// Listens on every address, for TCP and UDP on one port: only the route to it differs.
 fn everywhere() -> (TcpListener, UdpSocket) {
     let listeners = (0..100).map(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap());
     let mut pairs = listeners.filter_map(|listener| {
         let port = listener.local_addr().unwrap().port();
-        // Somebody else may have that one.
+        // Another process may have that port.
         let datagrams = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port)).ok()?;
         Some((listener, datagrams))
     });
     pairs.next().unwrap()
 }
 
-/// What the guest's and the host's kernel say of an address that is denied, and of one that is
+/// What the guest's and the host's kernel report for an address that is denied, and for one that is
 /// open.
 const DENIED: [&str; 2] = [REFUSED, NO_ROUTE];
 const OPEN: [&str; 2] = ["Success", "Success"];
 
-/// A neighbour that listens on these addresses, in both ways on one port, and how many came.
+/// A neighbour that listens on these addresses, for TCP and UDP on one port; counts what it
+/// receives.
 fn neighbour(world: &World, addresses: &[&str], port: u16) -> Arc<AtomicUsize> {
     let came = Arc::new(AtomicUsize::new(0));
     for address in addresses {
@@ -71,7 +72,7 @@ fn neighbour(world: &World, addresses: &[&str], port: u16) -> Arc<AtomicUsize> {
     came
 }
 
-/// Tries all of these from inside, and returns what came of each.
+/// Tries all of these from inside, and returns the result of each.
 fn attempt(guest: &Guest, addresses: &[&str], port: u16) -> Vec<[String; 2]> {
     let targets: Vec<String> = addresses.iter().map(|to| format!("{to}:{port}")).collect();
     let text = guest.run(TRY, &targets.iter().map(String::as_str).collect::<Vec<_>>());
@@ -99,11 +100,11 @@ fn what_is_private_to_the_host_stays_so() {
         "192.0.0.192",
     ];
     let neighbours = ["198.18.0.2", "10.77.0.2", "192.168.77.2", "172.20.0.2"];
-    // All of them are there, and one hop away.
+    // All of them exist, one hop away.
     let came = neighbour(&world, &[&private[..], &neighbours].concat(), port);
     let guest = Guest::with_rules(&[], &[]);
-    // One that the host has from the start, and those that it has later: on an interface,
-    // and by a route that is nobody's address.
+    // One that the host has from the start, and those that it gets later: on an interface, and by a
+    // route to addresses that no interface has.
     ip("addr add 198.51.100.9/32 dev lo");
     ip("route add local 203.0.113.0/24 dev lo");
     let gateway = guest.gateway();
@@ -125,7 +126,7 @@ fn what_is_private_to_the_host_stays_so() {
     let [this_host, _] = &attempt(&guest, &["0.0.0.1"], port)[0];
     let no_way = ["Invalid argument", "Network is unreachable", REFUSED];
     assert!(no_way.contains(&this_host.as_str()), "{this_host}");
-    // And there is nobody on the guest's own network: Linux asks for such by ARP in vain.
+    // The guest's own network has no other host: Linux asks for one by ARP in vain.
     let script = "
 neighbour = (sys.argv[1], int(sys.argv[2]))
 print(os.strerror(code(lambda: connect(*neighbour))))
@@ -133,7 +134,7 @@ socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', neighbour)
 ";
     let text = guest.run(script, &["10.213.9.77", &port.to_string()]);
     assert_eq!(text, NO_ROUTE);
-    // Nothing left this machine, and nothing was tried on it.
+    // Nothing left this machine, and nothing was attempted on it.
     let after = [
         counter("Tcp", "ActiveOpens"),
         counter("Udp", "OutDatagrams"),
@@ -170,7 +171,7 @@ fn a_denied_connection_is_refused_every_time_and_opens_no_socket() {
     let came = neighbour(&world, &["169.254.169.254", "198.18.0.2"], 80);
     let guest = Guest::with_rules(&["198.18.0.2"], &[]);
     let before = counter("Tcp", "ActiveOpens");
-    // As programs with an event loop do it: the error is there when the socket is reported.
+    // As programs with an event loop do: the socket is reported once the error is there.
     let script = "
 import errno, select
 results = {}
@@ -194,7 +195,7 @@ print(*((os.strerror(error), count) for error, count in results.items()))
     assert_eq!(text, format!("('{REFUSED}', 2000)"));
     assert_eq!(counter("Tcp", "ActiveOpens"), before);
     assert_eq!(came.load(Ordering::Relaxed), 0);
-    // And that is how the counter tells.
+    // This shows that the counter works.
     let text = guest.run(script, &["198.18.0.2", "1"]);
     assert_eq!(text, "('Success', 100)");
     assert_eq!(counter("Tcp", "ActiveOpens"), before + 100);

@@ -65,7 +65,7 @@ fn checksums_may_be_left_to_the_guest() {
         ..Config::default()
     };
     send_much_both_ways(&Guest::new(config(true)));
-    // A refusal, and what the guest's kernel thought of what it was sent.
+    // A refusal, and the guest's kernel's counters of what it received.
     let text = Guest::new(config(true)).run(
         "
 print(code(lambda: connect(sys.argv[1], 9)))
@@ -124,7 +124,7 @@ print('whole')
 #[test]
 #[ignore = "needs root"]
 fn each_direction_ends_by_itself() {
-    // The guest ends first and is answered; then the host does and is.
+    // The guest ends first and gets its answer; then the host does.
     let (port, server) = serve(2, |mut stream| {
         let mut first = [0];
         stream.read_exact(&mut first).unwrap();
@@ -157,7 +157,7 @@ second.close()
 #[test]
 #[ignore = "needs root"]
 fn refusals_and_resets_pass_through() {
-    // Has its port and does not listen, so nobody else can.
+    // Has its port and does not listen, so no other process can.
     let closed = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     bind(&closed, &SocketAddr::from((outside(), 0))).unwrap();
     let address = SocketAddrV4::try_from(getsockname(&closed).unwrap()).unwrap();
@@ -169,7 +169,7 @@ fn refusals_and_resets_pass_through() {
             sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
             return; // Closes with a reset.
         }
-        // It resets when it knows that its byte was read: the reset would overtake it.
+        // Resets only after its byte was read: the reset would overtake the byte.
         stream.write_all(&first).unwrap();
         let error = stream.read(&mut first).unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
@@ -273,7 +273,7 @@ os.kill(os.getppid(), signal.SIGKILL) # the link's end
 fn a_reader_that_stops_stops_its_writer_and_nobody_else() {
     let (slow_port, slow) = serve(1, |mut stream| {
         let mut one = [0];
-        // Reads nothing for a while: the guest is stuck by then.
+        // Reads nothing for a while: the guest is blocked by then.
         stream.read_exact(&mut one).unwrap();
         std::thread::sleep(Duration::from_millis(500));
         let mut rest = Vec::new();
@@ -304,11 +304,11 @@ thread.join()
     server.join().unwrap();
 }
 
-/// What coreutils' sha256sum says of 5 MiB of the byte 7.
+/// The SHA-256 of 5 MiB of the byte 7, as computed by coreutils' sha256sum.
 const SHA256_OF_DATA: &str = "e2925fdd17c83c77e9a4f957fd170b2a72b48ac55968943dcf962f2b853c88a9";
 
-/// A port that nobody has and that nobody is given: below those that the kernel hands out.
-/// Not tried by listening: a child that another test just starts would listen a while longer.
+/// Returns a free port that no other process is given: below those that the kernel hands out. It is
+/// not tried by listening: a child that another test just starts would listen a while longer.
 fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(20_000);
     loop {
@@ -403,7 +403,7 @@ fn a_stopped_network_leaves_nothing() {
         matches!(read, Ok(0) | Err(rustix::io::Errno::CONNRESET)),
         "{read:?}"
     );
-    // And so does one whose machine has gone.
+    // The same when the machine has gone.
     let (network, link) = micabox_net::Network::start(config.clone()).unwrap();
     drop(link);
     let listens = || TcpListener::bind((Ipv4Addr::LOCALHOST, port));

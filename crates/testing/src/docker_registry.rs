@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-/// Debian's docker-registry. It ends with this value.
+/// A process of Debian's docker-registry. It ends when this is dropped.
 pub struct DockerRegistry {
     process: Child,
     host: String,
@@ -19,7 +19,7 @@ impl Drop for DockerRegistry {
 }
 
 impl DockerRegistry {
-    /// Runs a registry that keeps everything in `directory`. `more` is added to its settings.
+    /// Runs a registry that stores everything in `directory`. `more` is added to its settings.
     ///
     /// # Panics
     /// If docker-registry is not installed, or ends.
@@ -52,12 +52,12 @@ impl DockerRegistry {
                 break rest[..end].trim().to_owned();
             }
         };
-        // It would stop if nobody took its log.
+        // The registry would block if its log were not read.
         std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
         Self { process, host }
     }
 
-    /// Its address and port.
+    /// Returns its address and port.
     #[must_use]
     pub fn host(&self) -> &str {
         &self.host

@@ -1,7 +1,7 @@
-//! What tests of several crates share.
+//! Helpers that the tests of several crates share.
 //!
-//! Its manifest names the features of dependencies that only tests need. Whatever is built together
-//! with this crate has the same dependencies as the tests, which are then compiled once for both.
+//! The manifest names the features of dependencies that only tests need. Crates built together with
+//! this one have the same dependencies as the tests, which are then compiled once for both.
 
 #![forbid(unsafe_code)]
 

@@ -1,13 +1,13 @@
-//! Other programs, by the shell.
+//! Runs other programs through the shell.
 
 use std::path::Path;
 use std::process::Command;
 
-/// What a script wrote to its stdout. It runs in `directory`, stops at the first command that fails,
-/// and finds programs for administrators too.
+/// Runs a script in `directory` and returns its stdout. The script stops at the first command that
+/// fails, and finds administrators' programs too.
 ///
 /// # Panics
-/// If it fails, with all that it wrote.
+/// If the script fails, with all its output.
 #[track_caller]
 pub fn shell(directory: &Path, script: &str) -> String {
     let output = Command::new("bash")

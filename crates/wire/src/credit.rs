@@ -1,9 +1,9 @@
-//! Credit: how many bytes of one stream may be under way.
+//! Credit: how many bytes of one stream may be in flight.
 
-/// A peer did not keep to the window.
+/// The peer violated the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WindowError {
-    /// More credit than 32 bits of bytes under way.
+    /// The granted credit exceeds 32 bits.
     #[error("the peer granted more credit than a window can hold")]
     Overflow,
     /// The peer sent more than it was granted.
@@ -16,19 +16,19 @@ pub enum WindowError {
     },
 }
 
-/// The sender's side of one stream: what it may still send.
+/// The sender's side of one stream: the credit that it has left.
 #[derive(Debug)]
 pub struct SendWindow {
     available: u32,
 }
 
 impl SendWindow {
-    /// A window with `initial` bytes of credit.
+    /// Creates a window with `initial` bytes of credit.
     pub fn new(initial: u32) -> Self {
         Self { available: initial }
     }
 
-    /// Bytes that may be sent now.
+    /// Returns the number of bytes that may be sent now.
     pub fn available(&self) -> usize {
         self.available as usize
     }
@@ -55,18 +55,18 @@ impl SendWindow {
     }
 }
 
-/// The receiver's side of one stream: what it has promised room for.
+/// The receiver's side of one stream: the room that it has promised.
 #[derive(Debug)]
 pub struct ReceiveWindow {
     size: u32,
     /// Granted and not yet received.
     granted: u32,
-    /// Handed on and not yet granted again.
+    /// Passed on and not yet granted again.
     returned: u32,
 }
 
 impl ReceiveWindow {
-    /// A window of `size` bytes, all of it granted.
+    /// Creates a window of `size` bytes, all of it granted.
     pub fn new(size: u32) -> Self {
         Self {
             size,
@@ -75,7 +75,7 @@ impl ReceiveWindow {
         }
     }
 
-    /// Bytes that the receiver must be ready to hold.
+    /// Returns the number of bytes that the receiver must be ready to hold.
     pub fn size(&self) -> u32 {
         self.size
     }
@@ -83,18 +83,17 @@ impl ReceiveWindow {
     /// Accounts for a message of `bytes` from the peer.
     ///
     /// # Errors
-    /// [`WindowError::Exceeded`]: the peer breaks the protocol, stop listening to it.
+    /// [`WindowError::Exceeded`]: the peer violates the protocol, and must not be read from again.
     pub fn received(&mut self, bytes: usize) -> Result<(), WindowError> {
         self.granted = subtract(self.granted, bytes)?;
         Ok(())
     }
 
-    /// Accounts for `bytes` that the receiver no longer holds. The result is the
-    /// credit to send now, if any: half windows at least, so that small reads do
-    /// not each cost a message.
+    /// Accounts for `bytes` that the receiver has passed on. Returns the credit to send now, if
+    /// any: at least half a window, so that small reads do not each cost a message.
     pub fn handed_on(&mut self, bytes: usize) -> Option<u32> {
-        // No more can be handed on than was received; a caller's slip must not turn
-        // into credit for room that is not there.
+        // No more can be passed on than was received; a caller's mistake must not grant credit for
+        // room that does not exist.
         let held = self.size - self.granted - self.returned;
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX).min(held);
         self.returned += bytes;

@@ -1,4 +1,4 @@
-//! Messages on a byte stream: a `u32` length, little endian, then one message.
+//! The framing of messages on a byte stream: a `u32` length, little endian, then one message.
 
 use std::io::{self, Read, Write};
 use std::marker::PhantomData;
@@ -13,22 +13,22 @@ const HEADER: usize = 4;
 
 /// A message of one direction.
 pub trait Message: Serialize + DeserializeOwned {
-    /// Most bytes that a frame of this direction may have, its length field apart.
+    /// Maximum number of bytes of a frame in this direction, without its length field.
     const MAX_FRAME: usize;
 }
 
 impl Message for ToGuest {
-    /// Room for the largest argument list and environment that Linux takes with
-    /// its default limits (2 MiB), counted twice for safety.
+    /// Room for twice the largest argument list and environment that Linux accepts with its default
+    /// limits (2 MiB).
     const MAX_FRAME: usize = 4 * 1024 * 1024;
 }
 
 impl Message for ToHost {
-    /// A piece of output, or a boot failure with the kernel's last words.
+    /// A piece of output, or a boot failure with the kernel's last messages.
     const MAX_FRAME: usize = 2 * MAX_DATA;
 }
 
-/// What can go wrong on the stream.
+/// An error of the stream.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The stream failed.
@@ -40,7 +40,7 @@ pub enum Error {
     /// A frame is longer than any message of its direction.
     #[error("a message of {length} bytes on the agent's channel; at most {limit} are allowed")]
     TooLong {
-        /// The length it claims, or has.
+        /// The frame's length, claimed or actual.
         length: usize,
         /// [`Message::MAX_FRAME`].
         limit: usize,
@@ -48,10 +48,10 @@ pub enum Error {
     /// A frame does not hold exactly one message.
     #[error("a malformed message on the agent's channel: {0}")]
     Malformed(&'static str),
-    /// What speaks at the other end is no Micabox agent.
+    /// The peer is not a Micabox agent.
     #[error("the guest does not speak Micabox's protocol; is its initrd mica-guest?")]
     NotAnAgent,
-    /// The other end speaks another version of the protocol.
+    /// The peer uses another version of the protocol.
     #[error(
         "the guest agent speaks version {theirs} of the protocol and this host {ours}; \
          use the guest files that were built with this program"
@@ -64,8 +64,7 @@ pub enum Error {
     },
 }
 
-/// Appends `message` to `out` as one frame. A message that is too long leaves `out`
-/// as it was.
+/// Appends `message` to `out` as one frame. If the message is too long, `out` is unchanged.
 ///
 /// # Errors
 /// [`Error::TooLong`] if the message exceeds [`Message::MAX_FRAME`].
@@ -73,8 +72,7 @@ pub fn encode<M: Message>(message: &M, out: &mut Vec<u8>) -> Result<(), Error> {
     let start = out.len();
     let mut bytes = std::mem::take(out);
     bytes.extend_from_slice(&[0; HEADER]);
-    // Serialising into memory fails only for sequences of unknown length, and no
-    // message has one.
+    // Serialising into memory fails only for sequences of unknown length, and messages have none.
     *out = postcard::to_extend(message, bytes).map_err(|_| Error::Malformed("not encodable"))?;
     let length = out.len().saturating_sub(start + HEADER);
     let header = match u32::try_from(length) {
@@ -93,7 +91,7 @@ pub fn encode<M: Message>(message: &M, out: &mut Vec<u8>) -> Result<(), Error> {
     Ok(())
 }
 
-/// One message out of the bytes of one frame.
+/// Decodes one message from the bytes of one frame.
 fn decode<M: Message>(frame: &[u8]) -> Result<M, Error> {
     match postcard::take_from_bytes(frame) {
         Ok((message, [])) => Ok(message),
@@ -103,7 +101,7 @@ fn decode<M: Message>(frame: &[u8]) -> Result<M, Error> {
     }
 }
 
-/// The length in a frame's header, checked against the direction's bound.
+/// Returns the length in a frame's header, checked against the direction's limit.
 fn frame_length<M: Message>(header: [u8; HEADER]) -> Result<usize, Error> {
     let length = u32::from_le_bytes(header) as usize;
     if length > M::MAX_FRAME {
@@ -115,9 +113,9 @@ fn frame_length<M: Message>(header: [u8; HEADER]) -> Result<usize, Error> {
     Ok(length)
 }
 
-/// Takes a byte stream in pieces of any size and gives its messages.
+/// Decodes the messages of a byte stream that arrives in pieces of any size.
 ///
-/// Holds at most one incomplete frame and whatever was pushed in one piece.
+/// Holds at most one incomplete frame and one pushed piece.
 #[derive(Debug)]
 pub struct Decoder<M> {
     buffer: Vec<u8>,
@@ -133,7 +131,7 @@ impl<M: Message> Default for Decoder<M> {
 }
 
 impl<M: Message> Decoder<M> {
-    /// A decoder at the start of a frame.
+    /// Creates a decoder at the start of a frame.
     pub fn new() -> Self {
         Self {
             buffer: Vec::new(),
@@ -142,18 +140,18 @@ impl<M: Message> Decoder<M> {
         }
     }
 
-    /// Takes the stream's next bytes.
+    /// Adds the stream's next bytes.
     pub fn push(&mut self, bytes: &[u8]) {
         self.buffer.drain(..self.consumed);
         self.consumed = 0;
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next whole message, or None until more bytes are pushed.
+    /// Returns the next whole message, or None until more bytes are pushed.
     ///
     /// # Errors
-    /// [`Error::TooLong`] as soon as a header says so, [`Error::Malformed`]. The
-    /// stream can't be followed after either.
+    /// [`Error::TooLong`] as soon as a header exceeds the limit, [`Error::Malformed`]. After
+    /// either, the rest of the stream can't be decoded.
     pub fn next_message(&mut self) -> Result<Option<M>, Error> {
         let pending = self.buffer.get(self.consumed..).unwrap_or_default();
         let Some((header, rest)) = pending.split_first_chunk::<HEADER>() else {
@@ -177,7 +175,7 @@ impl<M: Message> Decoder<M> {
 /// Writes one message and flushes.
 ///
 /// # Errors
-/// [`Error::TooLong`], or [`Error::Io`] as `writer` has it.
+/// [`Error::TooLong`], or [`Error::Io`] if `writer` fails.
 pub fn write_message<M: Message>(writer: &mut impl Write, message: &M) -> Result<(), Error> {
     let mut frame = Vec::new();
     encode(message, &mut frame)?;
@@ -186,11 +184,11 @@ pub fn write_message<M: Message>(writer: &mut impl Write, message: &M) -> Result
     Ok(())
 }
 
-/// Reads one message; None when the stream ends between two.
+/// Reads one message; None if the stream ends between two messages.
 ///
 /// # Errors
-/// [`Error::TooLong`], [`Error::Malformed`], [`Error::Truncated`], or
-/// [`Error::Io`] as `reader` has it.
+/// [`Error::TooLong`], [`Error::Malformed`], [`Error::Truncated`], or [`Error::Io`] if `reader`
+/// fails.
 pub fn read_message<M: Message>(reader: &mut impl Read) -> Result<Option<M>, Error> {
     let mut header = [0; HEADER];
     match read_full(reader, &mut header)? {
@@ -206,7 +204,7 @@ pub fn read_message<M: Message>(reader: &mut impl Read) -> Result<Option<M>, Err
     decode(&frame).map(Some)
 }
 
-/// Fills `buffer` unless the stream ends; how many bytes there were.
+/// Fills `buffer` unless the stream ends first; returns the number of bytes read.
 pub(crate) fn read_full(reader: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     let mut filled = 0;
     while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {

@@ -1,16 +1,15 @@
-//! What a Micabox host and its guest agent say to each other.
+//! The protocol between a Micabox host and its guest agent.
 //!
-//! The two talk over any reliable byte stream; a virtio-serial port today. The
-//! crate knows neither sockets nor processes: it defines the messages, how they
-//! lie on the stream and the arithmetic of flow control.
+//! The two communicate over any reliable byte stream, today a virtio-serial port. The crate
+//! contains no sockets and no processes: it defines the messages, their encoding on the stream and
+//! the arithmetic of flow control.
 //!
 //! # The stream
 //!
-//! The guest speaks first. It sends a 12 byte [preamble] (a magic and the
-//! protocol version), so that a host can tell "another version" from "not an
-//! agent" without decoding anything whose shape may have changed. From then on
-//! both directions carry frames: a `u32` length, little endian, and that many
-//! bytes of one [postcard] message, [`ToHost`] or [`ToGuest`].
+//! The guest sends first: a 12-byte [preamble] (a magic and the protocol version), so that a host
+//! can distinguish "another version" from "not an agent" without decoding anything whose shape may
+//! have changed. From then on both directions carry frames: a `u32` length, little endian, and that
+//! many bytes of one [postcard] message, [`ToHost`] or [`ToGuest`].
 //!
 //! ```text
 //! guest -> host   preamble, Hello
@@ -29,19 +28,17 @@
 //!
 //! # Flow control
 //!
-//! All streams of all commands share one byte stream, so nobody may send what
-//! the receiver has no room for: a reader that stops would stall every other
-//! command. Each stdin, stdout and stderr therefore has a window of bytes that
-//! its sender may have under way ([`SendWindow`]); the receiver returns credit as
-//! it hands the bytes on ([`ReceiveWindow`]). Control messages are small and need
-//! no credit.
+//! All streams of all commands share one byte stream, so a sender must not send what the receiver
+//! has no room for: a reader that stops would stall every other command. Each stdin, stdout and
+//! stderr therefore has a window, the number of bytes that its sender may have in flight
+//! ([`SendWindow`]); the receiver returns credit as it passes the bytes on ([`ReceiveWindow`]).
+//! Control messages are small and need no credit.
 //!
 //! # Trust
 //!
-//! The host trusts nothing that a guest says. Decoding is total: any bytes give
-//! a message or an [`Error`], a frame's length is bounded per direction before
-//! anything is allocated for it, and a peer that exceeds its window is found out
-//! by [`ReceiveWindow::received`].
+//! The host does not trust the guest. Decoding is total: any bytes give a message or an [`Error`],
+//! a frame's length is bounded per direction before memory is allocated for it, and
+//! [`ReceiveWindow::received`] detects a peer that exceeds its window.
 //!
 //! [postcard]: https://postcard.jamesmunns.com/wire-format
 
@@ -60,10 +57,10 @@ pub use message::{
     ToGuest, ToHost, TtySize, Upper,
 };
 
-/// Version of everything in this crate. Host and guest must agree exactly: they
-/// are built and shipped together, so there is nothing to negotiate.
+/// The protocol's version. Host and guest must agree exactly: they are built and shipped together,
+/// so there is nothing to negotiate.
 pub const VERSION: u32 = 4;
 
-/// Most bytes of stdin or output in one message. Longer data is sent as several,
-/// so that commands share the stream fairly.
+/// Maximum number of bytes of stdin or output in one message. Longer data is sent as several
+/// messages, so that commands share the stream fairly.
 pub const MAX_DATA: usize = 32 * 1024;

@@ -1,18 +1,18 @@
-//! The messages, both ways.
+//! The messages of both directions.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What the host says.
+/// A message from the host to the guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToGuest {
     /// Set the sandbox up. The first message, sent once.
     Boot(Box<Boot>),
-    /// Start a command. `id` is the host's choice; it names the command until
-    /// [`ToHost::Exited`] or [`ToHost::StartFailed`] and may be used again then.
+    /// Start a command. The host chooses the `id`, which names the command until [`ToHost::Exited`]
+    /// or [`ToHost::StartFailed`] and may be reused then.
     Exec {
-        /// Names the command from here on.
+        /// Names the command in later messages.
         id: u32,
         /// What to run and how.
         spec: Box<Exec>,
@@ -32,60 +32,59 @@ pub enum ToGuest {
         /// The command.
         id: u32,
     },
-    /// Send a signal to the command's process; to it alone, not to its group.
+    /// Send a signal to the command's process, not to its process group.
     Signal {
         /// The command.
         id: u32,
-        /// Number as Linux has it on the guest's architecture, 1 to 64.
+        /// The signal's number on the guest's architecture, 1 to 64.
         signal: i32,
     },
-    /// The host's terminal has another size. Nothing happens without a tty.
+    /// The host's terminal has another size. Ignored without a tty.
     Resize {
         /// The command.
         id: u32,
         /// The new size.
         size: TtySize,
     },
-    /// The host has handed on so many bytes of output: the guest may send as many
-    /// more.
+    /// The host has passed on some of the output: the guest may send that many bytes more.
     Credit {
         /// The command.
         id: u32,
         /// Which of its outputs.
         stream: OutputStream,
-        /// Bytes, added to what is left of the window.
+        /// Number of bytes, added to what is left of the window.
         bytes: u32,
     },
-    /// Kill every command, flush and unmount what outlives the machine, answer
+    /// Kill every command, flush and unmount the filesystems that outlive the machine, reply with
     /// [`ToHost::ShutdownDone`] and end the machine.
     Shutdown,
-    /// The machine is about to be copied: answer [`ToHost::Quiesced`], then say nothing
-    /// and expect nothing but [`ToGuest::Thaw`] or [`ToGuest::Restore`]. So a copy begins
-    /// between two messages, with nothing under way. Commands run on.
+    /// The machine is about to be copied: reply with [`ToHost::Quiesced`], then send nothing and
+    /// expect only [`ToGuest::Thaw`] or [`ToGuest::Restore`]. So a copy begins between two
+    /// messages, with nothing in flight. Commands continue to run.
     Quiesce,
-    /// The machine may have been copied and this is the original: serve again.
+    /// The machine may have been copied and this is the original: resume service.
     Thaw {
-        /// As [`Identity::wall_clock`]: it may have stood still for a while.
+        /// As [`Identity::wall_clock`]: the machine may have been paused for a while.
         wall_clock: (i64, u32),
-        /// As [`Identity::entropy`]: whoever reads the copy must not know what this
-        /// machine draws from here on.
+        /// As [`Identity::entropy`]: a reader of the copy must not be able to predict this
+        /// machine's random numbers.
         entropy: [u8; 32],
     },
-    /// This is a copy, with a host of its own: become another machine and answer
+    /// This is a copy, with its own host: take on a new identity and reply with
     /// [`ToHost::Restored`].
     Restore(Box<Restore>),
 }
 
-/// What the guest says.
+/// A message from the guest to the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToHost {
     /// The agent is up and waits for [`ToGuest::Boot`]. The first message.
     Hello(Hello),
     /// The sandbox is ready for commands.
     Booted(BootTimings),
-    /// A step of the set-up failed. The machine ends after it.
+    /// A step of the set-up failed. The machine ends after this message.
     BootFailed(BootFailed),
-    /// The command runs: `execve` has succeeded.
+    /// The command is running: `execve` has succeeded.
     Started {
         /// The command.
         id: u32,
@@ -102,51 +101,49 @@ pub enum ToHost {
         /// Why.
         failure: StartFailed,
     },
-    /// The command wrote something; within the window the host gave for that
-    /// stream, at most [`MAX_DATA`](crate::MAX_DATA).
+    /// Output of the command: at most [`MAX_DATA`](crate::MAX_DATA) bytes, within the window that
+    /// the host granted for the stream.
     Output {
         /// The command.
         id: u32,
-        /// Where it wrote; always [`OutputStream::Stdout`] on a terminal.
+        /// Which output; always [`OutputStream::Stdout`] on a terminal.
         stream: OutputStream,
         /// The bytes.
         #[serde(with = "serde_bytes")]
         data: Vec<u8>,
     },
-    /// The command's process has ended and all that it wrote has been sent. The
-    /// last message about this command.
+    /// The command's process has ended and all its output has been sent. The last message about
+    /// this command.
     Exited {
         /// The command.
         id: u32,
         /// How it ended.
         status: ExitStatus,
     },
-    /// So many bytes of stdin have reached the command: the host may send as many
-    /// more.
+    /// Some of the stdin has reached the command: the host may send that many bytes more.
     StdinCredit {
         /// The command.
         id: u32,
-        /// Bytes, added to what is left of the window.
+        /// Number of bytes, added to what is left of the window.
         bytes: u32,
     },
-    /// Nobody will read the command's stdin any more. What is still sent is dropped.
+    /// The command's stdin has no reader any more. Further stdin is dropped.
     StdinClosed {
         /// The command.
         id: u32,
     },
-    /// The commands are gone, and the machine ends now.
+    /// All commands have ended, and the machine ends now.
     ShutdownDone {
-        /// None: everything is flushed and unmounted. Otherwise what failed, and
-        /// writes may be lost.
+        /// None if everything is flushed and unmounted. Otherwise what failed; writes may be lost.
         problem: Option<String>,
     },
-    /// Everything is said until the host says [`ToGuest::Thaw`] or [`ToGuest::Restore`].
+    /// The guest sends nothing more until [`ToGuest::Thaw`] or [`ToGuest::Restore`].
     Quiesced,
-    /// The copy is a machine of its own and ready for commands.
+    /// The copy has its new identity and is ready for commands.
     Restored,
 }
 
-/// What the machine looks like from inside.
+/// The machine's properties as the guest sees them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     /// The kernel's release, as `uname -r` prints it.
@@ -159,22 +156,21 @@ pub struct Hello {
     pub cpus: u32,
 }
 
-/// Everything the guest needs to turn devices into a sandbox.
+/// All that the guest needs to set the sandbox up from its devices.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Boot {
-    /// The overlay's read-only layers, topmost first: one for a merged root, one
-    /// an image layer (and fixup) for a stacked one. None if changes are made in place,
-    /// otherwise never empty.
+    /// The overlay's read-only layers, topmost first: one for a merged root; for a stacked root,
+    /// one for each image layer (and fixup). Empty only if changes are made in place.
     pub lowers: Vec<Lower>,
-    /// Where changes go.
+    /// Where changes are written.
     pub upper: Upper,
-    /// Who is process 1 of the sandbox.
+    /// Process 1 of the sandbox.
     pub init: Init,
-    /// What no other machine has.
+    /// The machine's unique properties.
     pub identity: Identity,
 }
 
-/// What makes a machine this one, and no copy of it.
+/// The properties that distinguish a machine from its copies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     /// The host name; also written to `/etc/hostname` and `/etc/hosts`.
@@ -184,105 +180,102 @@ pub struct Identity {
     /// Contents of `/etc/resolv.conf`.
     #[serde(with = "serde_bytes")]
     pub resolv_conf: Vec<u8>,
-    /// The interface to configure; None: loopback is all there is.
+    /// The interface to configure; None for loopback only.
     pub network: Option<Network>,
     /// The time of day: seconds since 1970-01-01 UTC, and nanoseconds below
     /// 1,000,000,000.
     pub wall_clock: (i64, u32),
-    /// Fresh random bytes for the kernel's generator, so that nobody in the guest
-    /// waits for entropy. Different for each machine, copies included.
+    /// Fresh random bytes for the kernel's generator, so that programs in the guest don't wait for
+    /// entropy. Different for each machine, copies included.
     pub entropy: [u8; 32],
 }
 
-/// What a copy of a machine becomes.
+/// The new identity of a copy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Restore {
-    /// In place of the original's. There is a network if and only if the original has
-    /// one.
+    /// Replaces the original's. It has a network if and only if the original's has one.
     pub identity: Identity,
-    /// The original's command that the host goes on with, as if it had just started it:
-    /// the guest says [`ToHost::Started`] again, or [`ToHost::StartFailed`] if it has ended.
-    /// The others run on, their stdin at its end and their output dropped.
+    /// The original's command to reattach, as if the copy's host had just started it: the guest
+    /// sends [`ToHost::Started`] again, or [`ToHost::StartFailed`] if the command has ended. Other
+    /// commands continue with end-of-file on stdin, and their output is dropped.
     pub reattach: Option<Reattach>,
 }
 
-/// A command of the original's that a copy's host goes on with.
+/// A command of the original that the copy's host reattaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reattach {
-    /// Names the command, for the original's host and from here on.
+    /// The command's id, both in the original and from here on.
     pub id: u32,
     /// As [`Exec::output_window`].
     pub output_window: u32,
 }
 
-/// An ethernet interface and where it leads.
+/// An ethernet interface and its addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Network {
-    /// Its ethernet address, by which the guest recognises it.
+    /// The interface's ethernet address, by which the guest identifies the interface.
     pub hardware_address: [u8; 6],
-    /// Its IPv4 address.
+    /// The interface's IPv4 address.
     pub address: [u8; 4],
-    /// Bits of the address that name the network, 0 to 32.
+    /// The network prefix's length in bits, 0 to 32.
     pub prefix: u8,
-    /// The way to everywhere else.
+    /// The default route.
     pub gateway: [u8; 4],
 }
 
-/// Process 1 of the sandbox's PID namespace: it adopts orphans, and the kernel
-/// kills everything else in the namespace when it ends.
+/// Process 1 of the sandbox's PID namespace: it adopts orphans, and when it ends, the kernel kills
+/// every other process in the namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Init {
-    /// A process of ours that only reaps, as with `docker run --init`. Commands
-    /// are ordinary processes, and the sandbox outlives each of them.
+    /// A process of the agent's that only reaps, as with `docker run --init`. Commands are ordinary
+    /// processes, and the sandbox outlives each of them.
     Reaper,
-    /// The first command, as with plain `docker run`: signals that it has no
-    /// handler for do nothing, SIGKILL apart, and no command can be started after
-    /// it has ended.
+    /// The first command, as with plain `docker run`: signals other than SIGKILL that it has no
+    /// handler for are ignored, and no command can be started after it has ended.
     FirstExec,
 }
 
 /// One filesystem to mount read-only.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lower {
-    /// What it is.
+    /// The filesystem's format.
     pub format: Format,
-    /// Where its superblock is.
+    /// The device that begins with its superblock.
     pub image: Extent,
     /// The devices of its device table, in the table's order. Empty when the
     /// image has none or when `image` holds them all in one flat address space.
     pub devices: Vec<Extent>,
 }
 
-/// What a layer's filesystem is.
+/// The format of a layer's filesystem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Format {
     /// EROFS.
     Erofs,
-    /// ext4, with nothing in its journal and no orphans; ext3 and ext2 are mounted as such.
+    /// ext4, with an empty journal and no orphans; ext3 and ext2 are mounted as ext4.
     Ext4,
 }
 
-/// A device or a piece of one.
+/// A device or a part of one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extent {
     /// The device.
     pub device: Device,
-    /// The piece of it: a partition with just these bounds, or else what dm-linear makes
-    /// of it. None: all of it.
+    /// The part: a partition with exactly these bounds, or else a dm-linear mapping of it. None for
+    /// the whole device.
     pub range: Option<Range>,
 }
 
-/// A piece of a device.
+/// A part of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Range {
     /// First byte; a multiple of 512 (of 4096 for DAX).
     pub offset: u64,
-    /// Bytes; a multiple of 512 (of 4096 for DAX), not 0.
+    /// Number of bytes; a multiple of 512 (of 4096 for DAX), not 0.
     pub length: u64,
 }
 
-/// How the guest recognises a device. Never by name or order: both are the
-/// kernel's to choose.
+/// How the guest identifies a device. Never by name or order: the kernel chooses both.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Device {
     /// The persistent-memory device that begins with the EROFS or ext4 filesystem of this
@@ -301,21 +294,21 @@ pub enum Device {
 /// The overlay's writable layer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Upper {
-    /// In the guest's memory, gone with it.
+    /// In the guest's memory; lost when the machine ends.
     Tmpfs {
-        /// Most bytes it may hold; None: half of the guest's memory.
+        /// Maximum number of bytes; None for half of the guest's memory.
         size_bytes: Option<u64>,
         /// Serial number of a virtio block device with an ext4 filesystem, whose directory
         /// `root` is a read-only layer above all of the image's.
         patches: Option<String>,
     },
-    /// In an ext4 filesystem, as it was left: the upper layer is its directory `root`,
-    /// made with the attributes of the image's root where there is none yet.
+    /// In an existing ext4 filesystem. The upper layer is its directory `root`, which is created
+    /// with the attributes of the image's root if there is none yet.
     Disk {
         /// Serial number of the virtio block device that the filesystem is on.
         serial: String,
     },
-    /// Nowhere else: there is no overlay, the root is an ext4 filesystem itself.
+    /// No overlay: the root is itself an ext4 filesystem.
     InPlace {
         /// Serial number of the virtio block device that the filesystem is on.
         serial: String,
@@ -341,14 +334,13 @@ pub struct Phase {
 /// The step of the set-up that failed. Shown to the user as one message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BootFailed {
-    /// What was being done: `mount EROFS`.
+    /// The operation: `mount EROFS`.
     pub step: String,
-    /// To what: `layer 3 of 7 (/dev/pmem3)`.
+    /// Its target: `layer 3 of 7 (/dev/pmem3)`.
     pub target: String,
-    /// The kernel's error number; 0 when the kernel was not asked.
+    /// The kernel's error number; 0 if the error is not the kernel's.
     pub errno: i32,
-    /// What is known beyond that, the kernel's own words included. May be empty
-    /// or have several lines.
+    /// Further details, including the kernel's own messages. May be empty or have several lines.
     pub detail: String,
 }
 
@@ -369,25 +361,23 @@ impl fmt::Display for BootFailed {
 /// A command to run in the sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exec {
-    /// Program and arguments; never empty. A program without a slash is looked
-    /// for in the PATH of `env`, Docker's default PATH if there is none.
+    /// Program and arguments; never empty. A program without a slash is searched for in the PATH of
+    /// `env`, or in Docker's default PATH if `env` has none.
     pub argv: Vec<Vec<u8>>,
-    /// The environment, names and values. As with Docker, what is missing of these
-    /// is added: PATH, HOSTNAME, HOME from the image's `/etc/passwd`, and TERM on a
-    /// terminal.
+    /// The environment, names and values. As with Docker, these are added if missing: PATH,
+    /// HOSTNAME, HOME from the image's `/etc/passwd`, and TERM on a terminal.
     pub env: Vec<(Vec<u8>, Vec<u8>)>,
-    /// Working directory inside the image, made if missing; empty means `/`.
+    /// Working directory inside the image, created if missing; empty means `/`.
     pub cwd: Vec<u8>,
     /// `name`, `uid`, `name:group`, `uid:gid` and so on, looked up in the image's
     /// `/etc/passwd` and `/etc/group`; empty means root.
     pub user: String,
-    /// A terminal of this size in place of pipes; stderr goes where stdout goes.
+    /// A terminal of this size in place of pipes; stderr then goes to the same terminal as stdout.
     pub tty: Option<TtySize>,
     /// Whether the host will send stdin. If not, stdin is `/dev/null` (or an idle
     /// terminal).
     pub stdin: bool,
-    /// Bytes of stdout, and again of stderr, that the guest may send before it
-    /// gets more credit.
+    /// Bytes of stdout, and also of stderr, that the guest may send before it gets more credit.
     pub output_window: u32,
 }
 
@@ -396,11 +386,11 @@ pub struct Exec {
 pub struct TtySize {
     /// Lines.
     pub rows: u16,
-    /// Characters a line.
+    /// Characters per line.
     pub columns: u16,
 }
 
-/// Where a command's output came from.
+/// The stream that output was written to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum OutputStream {
     /// File descriptor 1, or the terminal.
@@ -415,13 +405,13 @@ pub enum OutputStream {
 pub enum ExitStatus {
     /// It exited with this code, 0 to 255.
     Exited(i32),
-    /// This signal ended it.
+    /// It was ended by this signal.
     Signaled(i32),
 }
 
 impl ExitStatus {
-    /// The code that a shell and Docker report for it: 128 + the signal's number
-    /// if a signal ended the process.
+    /// Returns the exit code that a shell and Docker report: 128 + the signal's number if a signal
+    /// ended the process.
     pub fn code(self) -> i32 {
         match self {
             Self::Exited(code) => code,
@@ -433,11 +423,11 @@ impl ExitStatus {
 /// Why a command could not be started.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartFailed {
-    /// The kind, for an exit code and for programs.
+    /// The kind, for exit codes and for programs.
     pub reason: StartFailure,
-    /// For the user; names the program, user or directory concerned.
+    /// A message for the user; it names the program, user or directory concerned.
     pub message: String,
-    /// The kernel's error number; 0 when the kernel was not asked.
+    /// The kernel's error number; 0 if the error is not the kernel's.
     pub errno: i32,
 }
 
@@ -445,23 +435,22 @@ pub struct StartFailed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StartFailure {
-    /// The program, or the interpreter or loader that it asks for, does not exist.
+    /// The program, or its interpreter or loader, does not exist.
     NotFound,
-    /// The program exists and can't be executed: a directory, no permission, not a
-    /// format that the kernel knows.
+    /// The program exists but can't be executed: it is a directory, lacks permission, or has a
+    /// format unknown to the kernel.
     NotExecutable,
-    /// The user or group is in neither `/etc/passwd` nor `/etc/group`, and is no
-    /// number.
+    /// The user or group is not a number, and not in `/etc/passwd` or `/etc/group`.
     NoSuchUser,
-    /// The working directory can't be made or entered.
+    /// The working directory can't be created or entered.
     BadWorkdir,
-    /// Anything else: no memory, too many processes, a bad request.
+    /// Another reason: no memory, too many processes, an invalid request.
     Other,
 }
 
 impl StartFailed {
-    /// Docker's exit code for it: 127 for what does not exist, 126 for what may not
-    /// be executed or entered, 125 for everything else.
+    /// Returns Docker's exit code: 127 if something does not exist, 126 if it may not be executed
+    /// or entered, 125 for everything else.
     pub fn exit_code(&self) -> i32 {
         const EACCES: i32 = 13;
         match self.reason {

@@ -1,7 +1,7 @@
-//! The first bytes that the guest sends: who it is and which protocol it speaks.
+//! The first bytes that the guest sends: they identify the agent and its protocol version.
 //!
-//! Eight bytes of magic, then [`VERSION`] as a `u32`, little
-//! endian. This shape stays the same in every version of the protocol.
+//! Eight bytes of magic, then [`VERSION`] as a `u32`, little endian. This format stays the same in
+//! every version of the protocol.
 
 use std::io::Read;
 
@@ -13,7 +13,7 @@ pub const LENGTH: usize = 12;
 
 const MAGIC: &[u8; 8] = b"MICABOX\n";
 
-/// The preamble of this version.
+/// Returns the preamble of this version.
 pub fn encode() -> [u8; LENGTH] {
     let mut bytes = [0; LENGTH];
     let (magic, version) = bytes.split_at_mut(MAGIC.len());
@@ -22,7 +22,7 @@ pub fn encode() -> [u8; LENGTH] {
     bytes
 }
 
-/// Whether the peer that sent `bytes` is one we can talk to.
+/// Checks that the peer that sent `bytes` is an agent of this version.
 ///
 /// # Errors
 /// [`Error::NotAnAgent`] or [`Error::Version`].

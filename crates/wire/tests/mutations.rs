@@ -1,4 +1,4 @@
-//! The fuzz target's work on mutated conversations.
+//! Runs the fuzz target on mutated conversations.
 
 #[path = "../../../fuzz/src/mutate.rs"]
 mod mutate;

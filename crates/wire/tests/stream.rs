@@ -1,4 +1,4 @@
-//! Messages over a stream: every message survives, and no bytes do harm.
+//! Messages over a stream: every message survives, and no input does harm.
 
 mod messages;
 
@@ -25,7 +25,7 @@ fn decode_in_pieces<M: Message>(stream: &[u8], piece: usize) -> Result<Vec<M>, E
     Ok(messages)
 }
 
-/// Decodes until the stream ends or makes no sense. Must come to an end.
+/// Decodes until the stream ends or is malformed. Must terminate.
 fn decode_anything<M: Message>(stream: &[u8], piece: usize) {
     let mut decoder = Decoder::<M>::new();
     'stream: for bytes in stream.chunks(piece) {
@@ -81,7 +81,7 @@ proptest! {
         decode_anything::<ToGuest>(&stream, piece);
     }
 
-    /// Random bytes seldom pass the header: these always do.
+    /// Random bytes seldom have a valid header: these always do.
     #[test]
     fn arbitrary_frames_do_no_harm(
         frames in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 0..10),
@@ -197,7 +197,7 @@ fn the_largest_piece_of_data_fits() {
     );
 }
 
-/// The preamble's shape outlives versions, so it is spelt out here.
+/// The preamble's format is the same in all versions, so it is spelt out here.
 #[test]
 fn the_preamble_tells_versions_and_strangers_apart() {
     let mut bytes = *b"MICABOX\n\x04\0\0\0";

@@ -1,4 +1,4 @@
-//! Finding devices by what they are, never by name or order.
+//! Finds devices by their contents or serial number, never by name or order.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -11,8 +11,8 @@ use super::device_mapper::DeviceMapper;
 use super::step::failed;
 use super::{Step, wait_for};
 
-/// What the beginning of a device is known by: where a magic number is, which, and where
-/// the UUID is, in bytes from the start.
+/// How the beginning of a device is identified, in bytes from its start: offset of a magic number,
+/// the magic number, offset of the UUID.
 const BEGINNINGS: [(usize, &[u8], usize); 3] = [
     // EROFS: `EROFS_SUPER_MAGIC_V1`, little endian.
     (1024, &0xE0F5_E1E2_u32.to_le_bytes(), 1024 + 48),
@@ -25,28 +25,28 @@ const BEGINNINGS: [(usize, &[u8], usize); 3] = [
 /// Bytes of a sector, the unit of partitions in sysfs.
 const SECTOR: u64 = 512;
 
-/// The machine's devices, as far as they have been asked for.
+/// The machine's devices, as far as they have been requested.
 #[derive(Debug, Default)]
 pub struct Devices {
     /// Kernel names by UUID.
     pmem: BTreeMap<[u8; 16], String>,
-    /// Of each disk that pieces are asked of: the kernel names of its partitions by offset
-    /// and length in bytes.
+    /// For each disk with requested parts: the kernel names of its partitions by offset and length
+    /// in bytes.
     partitions: BTreeMap<String, BTreeMap<(u64, u64), String>>,
     mapper: Option<DeviceMapper>,
 }
 
-/// A block device that an extent stands for.
+/// The block device of an extent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockDevice {
     /// `/dev/pmem0`.
     pub path: String,
-    /// The image on it is mapped, not copied through the page cache.
+    /// Whether the image on it is mapped, not copied through the page cache.
     pub dax: bool,
 }
 
 impl Devices {
-    /// The block device for `extent`.
+    /// Returns the block device for `extent`.
     pub fn get(&mut self, extent: &Extent) -> Result<BlockDevice, BootFailed> {
         let (mut name, dax) = match &extent.device {
             Device::Pmem { uuid } => (self.pmem(uuid)?, true),
@@ -55,7 +55,7 @@ impl Devices {
         if let Some(range) = extent.range {
             name = self.piece(name, range)?;
         }
-        // EROFS would do without DAX and merely log it; the host asked for DAX.
+        // EROFS would continue without DAX and only log it; the host requires DAX.
         if dax && !offers_dax(&name) {
             return Err(failed(
                 "use DAX",
@@ -96,15 +96,15 @@ impl Devices {
             if self.pmem.values().any(|known| *known == name) {
                 continue;
             }
-            // What can't be read yet may be there the next time.
+            // A device that can't be read yet may be readable in the next scan.
             if let Some(uuid) = uuid_at(&format!("/dev/{name}")) {
                 self.pmem.insert(uuid, name);
             }
         }
     }
 
-    /// The device for `range` of disk `name`: its partition, or a new one of the device
-    /// mapper's.
+    /// Returns the device for `range` of the disk `name`: its partition, or a new device-mapper
+    /// device.
     fn piece(&mut self, name: String, range: Range) -> Result<String, BootFailed> {
         if let Some(partition) = self.partition(&name, range) {
             return Ok(partition);
@@ -115,7 +115,7 @@ impl Devices {
             None => DeviceMapper::open(),
         };
         let mapper = match opened {
-            // The kernel has none, but may be looking for partitions still.
+            // The kernel has no device mapper, but may still be scanning for partitions.
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 let partition = wait_for(|| {
                     self.partitions.remove(&name);
@@ -134,7 +134,7 @@ impl Devices {
             .step("map a piece of a device", target)
     }
 
-    /// The kernel name of the partition of `disk` that is just `range`.
+    /// Returns the kernel name of the partition of `disk` that is exactly `range`.
     fn partition(&mut self, disk: &str, range: Range) -> Option<String> {
         let partitions = match self.partitions.get(disk) {
             Some(partitions) => partitions,
@@ -147,12 +147,15 @@ impl Devices {
     }
 }
 
-/// The partitions of a disk.
+/// Returns the partitions of a disk.
 fn partitions(disk: &str) -> BTreeMap<(u64, u64), String> {
     let entries = fs::read_dir(format!("/sys/block/{disk}"));
-    let names = entries.into_iter().flatten().flatten();
-    let names = names.filter_map(|entry| entry.file_name().into_string().ok());
-    let names = names.filter(|name| name.starts_with(disk));
+    let names = entries
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| name.starts_with(disk));
     let partitions = names.filter_map(|name| {
         let bytes = |what| {
             let sectors = read_sysfs(&format!("/sys/block/{disk}/{name}/{what}"));
@@ -163,7 +166,7 @@ fn partitions(disk: &str) -> BTreeMap<(u64, u64), String> {
     partitions.collect()
 }
 
-/// Whether block device `name`, or the disk whose partition it is, can be mapped.
+/// Whether DAX is available on the block device `name`, or on the disk that it is a partition of.
 fn offers_dax(name: &str) -> bool {
     let queues = ["queue", "../queue"].iter();
     queues
@@ -171,7 +174,7 @@ fn offers_dax(name: &str) -> bool {
         .any(|dax| dax == "1")
 }
 
-/// The kernel name of the virtio block device with this serial number.
+/// Returns the kernel name of the virtio block device with this serial number.
 pub fn disk(serial: &str) -> Result<String, BootFailed> {
     wait_for(|| {
         block_devices("vd")
@@ -206,7 +209,7 @@ fn read_sysfs(path: &str) -> String {
     contents.trim_end().to_owned()
 }
 
-/// The UUID at the beginning of the file or device at `path`.
+/// Reads the UUID at the beginning of the file or device at `path`.
 fn uuid_at(path: &str) -> Option<[u8; 16]> {
     let mut start = [0; 1024 + 128];
     File::open(path)
@@ -218,7 +221,7 @@ fn uuid_at(path: &str) -> Option<[u8; 16]> {
     start.get(*uuid..*uuid + 16)?.try_into().ok()
 }
 
-/// A UUID as `dump.erofs` prints it, without dashes.
+/// Formats a UUID as `dump.erofs` does, but without dashes.
 fn hex(uuid: &[u8; 16]) -> String {
     uuid.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -249,7 +252,7 @@ mod tests {
         image[1128..1144].copy_from_slice(&[7; 16]);
         fs::write(path, &image).unwrap();
         assert_eq!(uuid_at(path), Some([7; 16]));
-        // A filesystem comes before what is in the sector before it.
+        // A filesystem's magic takes precedence over the contents of the sector before it.
         image[512..520].copy_from_slice(b"EFI PART");
         image[568..584].copy_from_slice(&[8; 16]);
         fs::write(path, &image).unwrap();

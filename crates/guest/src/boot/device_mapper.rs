@@ -1,4 +1,4 @@
-//! dm-linear: a piece of a device as a device of its own.
+//! dm-linear: makes a device of a part of another device.
 //!
 //! The interface is the kernel's `linux/dm-ioctl.h`, version 4.
 
@@ -16,7 +16,7 @@ const SECTOR: u64 = 512;
 
 /// Bytes of `struct dm_ioctl`, which begins every request and answer.
 const HEADER: usize = 312;
-/// Where in it: the size of the whole buffer (u32),
+/// Offsets in it: the size of the whole buffer (u32),
 const DATA_SIZE: usize = 12;
 /// where the targets start (u32),
 const DATA_START: usize = 16;
@@ -31,7 +31,7 @@ const NAME: usize = 48;
 
 /// Bytes of `struct dm_target_spec`; its parameters follow as a string.
 const TARGET: usize = 40;
-/// Where in it: first sector (u64), sectors (u64), type (16 bytes).
+/// Offsets in it: first sector (u64), number of sectors (u64), type (16 bytes).
 const TARGET_FIRST: usize = 0;
 const TARGET_LENGTH: usize = 8;
 const TARGET_TYPE: usize = 24;
@@ -39,8 +39,8 @@ const TARGET_TYPE: usize = 24;
 /// `DM_READONLY_FLAG`.
 const READ_ONLY: u32 = 1;
 
-/// `DM_DEV_CREATE`, `DM_TABLE_LOAD` and `DM_DEV_SUSPEND`, which without its flag
-/// resumes: the numbers of `_IOWR(0xfd, n, struct dm_ioctl)`.
+/// `DM_DEV_CREATE`, `DM_TABLE_LOAD`, and `DM_DEV_SUSPEND`, which resumes if its flag is not set:
+/// the numbers of `_IOWR(0xfd, n, struct dm_ioctl)`.
 #[derive(Clone, Copy)]
 enum Request {
     Create = 3,
@@ -56,7 +56,7 @@ pub struct DeviceMapper {
 }
 
 impl DeviceMapper {
-    /// Opens it.
+    /// Opens the control device.
     pub fn open() -> std::io::Result<Self> {
         let control = File::options()
             .read(true)
@@ -65,8 +65,8 @@ impl DeviceMapper {
         Ok(Self { control, made: 0 })
     }
 
-    /// Makes a read-only device of a piece of the device at `path`. The result is
-    /// its kernel name; its node is in `/dev`.
+    /// Makes a read-only device of a part of the device at `path`. Returns the new device's kernel
+    /// name; its node is in `/dev`.
     pub fn linear(&mut self, path: &str, range: Range) -> rustix::io::Result<String> {
         if range.length == 0
             || !range.offset.is_multiple_of(SECTOR)
@@ -112,8 +112,8 @@ impl DeviceMapper {
         put(&mut buffer, HEADER, target);
         let number =
             (3 << 30) | ((HEADER as libc::c_ulong) << 16) | (0xfd << 8) | request as libc::c_ulong;
-        // SAFETY: the kernel reads and writes as many bytes of `buffer` as its size
-        // field says, and that is its length.
+        // SAFETY: the kernel accesses as many bytes of `buffer` as its size field says, which is
+        // its length.
         let result =
             unsafe { libc::ioctl(self.control.as_raw_fd(), number as _, buffer.as_mut_ptr()) };
         if result < 0 {
@@ -123,7 +123,7 @@ impl DeviceMapper {
     }
 }
 
-/// A table of one line: all of the new device is `range` of the one at `path`.
+/// Returns a table of one line, which maps the whole new device to `range` of the device at `path`.
 fn linear_target(path: &str, range: Range) -> rustix::io::Result<Vec<u8>> {
     let parameters =
         CString::new(format!("{path} {}", range.offset / SECTOR)).map_err(|_| Errno::INVAL)?;
@@ -140,8 +140,8 @@ fn linear_target(path: &str, range: Range) -> rustix::io::Result<Vec<u8>> {
     Ok(target)
 }
 
-/// Copies `bytes` to `buffer` at `at`. Where there is no room, nothing happens; the
-/// layout above leaves room for everything.
+/// Copies `bytes` to `buffer` at `at`. Does nothing if there is no room; the layout above has room
+/// for every field.
 fn put(buffer: &mut [u8], at: usize, bytes: &[u8]) {
     if let Some(field) = buffer.get_mut(at..at + bytes.len()) {
         field.copy_from_slice(bytes);

@@ -1,6 +1,6 @@
-//! `/etc/hostname`, `/etc/hosts` and `/etc/resolv.conf`, as Docker provides them, and
-//! `/etc/machine-id`: mounted over the image's, so that they are not part of the sandbox's
-//! changes.
+//! Provides `/etc/hostname`, `/etc/hosts` and `/etc/resolv.conf` as Docker does, and
+//! `/etc/machine-id`. They are mounted over the image's files, so that they are not part of the
+//! sandbox's changes.
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -15,22 +15,22 @@ use rustix::mount::{MountAttrFlags, OpenTreeFlags};
 use super::Step;
 use crate::mount::{Filesystem, attach};
 
-/// Where the agent keeps their contents: a filesystem of their own, because the
-/// sandbox may write to them.
+/// Where the agent keeps their contents: a separate filesystem, because the sandbox may write to
+/// them.
 pub const DIRECTORY: &str = "/files";
 
 /// Their names in `/etc`.
 pub const NAMES: [&str; 4] = ["hostname", "hosts", "machine-id", "resolv.conf"];
 
-/// Written, and mounted in the agent's namespace.
+/// Proof that the files are written, and mounted in the agent's namespace.
 #[derive(Debug)]
 pub struct Prepared(());
 
-/// Mounts of single files that belong to no namespace.
+/// Mounts of single files that are in no namespace.
 #[derive(Debug)]
 pub struct Detached(Vec<(&'static str, OwnedFd)>);
 
-/// Writes the files.
+/// Mounts the files' filesystem and writes the files.
 pub fn prepare(identity: &Identity) -> Result<Prepared, BootFailed> {
     fs::create_dir_all(DIRECTORY).step("make the directory", DIRECTORY)?;
     Filesystem::new("tmpfs")
@@ -45,8 +45,7 @@ pub fn prepare(identity: &Identity) -> Result<Prepared, BootFailed> {
     Ok(Prepared(()))
 }
 
-/// Writes the files, for a sandbox that has them mounted already as well: they stay the
-/// same inodes.
+/// Writes the files. Those that a sandbox has mounted already remain the same inodes.
 pub fn write(identity: &Identity) -> Result<(), BootFailed> {
     let name = &identity.hostname;
     let contents = [
@@ -62,8 +61,8 @@ pub fn write(identity: &Identity) -> Result<(), BootFailed> {
     Ok(())
 }
 
-/// Docker's `/etc/hosts`, and the sandbox's own name at an address of the loopback
-/// interface, as Debian has it. The gateway stands for the host.
+/// Returns Docker's `/etc/hosts`, with the sandbox's own name at an address of the loopback
+/// interface, as Debian does. The gateway stands for the host.
 fn hosts(hostname: &str, network: Option<&Network>) -> String {
     let host = network.map_or(String::new(), |network| {
         let [a, b, c, d] = network.gateway;
@@ -81,7 +80,7 @@ fn hosts(hostname: &str, network: Option<&Network>) -> String {
 }
 
 impl Prepared {
-    /// Makes mounts of the files, each by itself.
+    /// Makes a detached mount of each file.
     pub fn detach(self) -> Result<Detached, BootFailed> {
         let mut mounts = Vec::new();
         for name in NAMES {
@@ -106,10 +105,10 @@ impl Detached {
     }
 }
 
-/// Makes sure that there is a file at `path`, or where the symbolic links there lead:
-/// many images have `resolv.conf` point to a file that a service would make.
+/// Creates the file at `path` if it does not exist, following symbolic links: in many images
+/// `resolv.conf` points to a file that a service would create. Returns the file's path.
 fn file_to_mount_on(path: &Path) -> io::Result<PathBuf> {
-    /// As many links as the kernel follows.
+    /// Maximum number of links followed, as in the kernel.
     const LINKS: usize = 40;
     let mut path = path.to_owned();
     for _ in 0..LINKS {

@@ -1,4 +1,4 @@
-//! From devices to a sandbox.
+//! Sets the sandbox up from the machine's devices.
 
 mod device;
 mod device_mapper;
@@ -27,7 +27,7 @@ pub use upper::UPPER;
 /// How long a device that the host announced may take to appear.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Takes the time of the phases.
+/// Measures the phases of the set-up.
 #[derive(Debug)]
 pub struct Clock {
     last: u64,
@@ -35,7 +35,7 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// A clock whose first phase began at `uptime` microseconds.
+    /// Creates a clock whose first phase began at `uptime` microseconds.
     pub fn start(uptime: u64) -> Self {
         Self {
             last: uptime,
@@ -53,7 +53,7 @@ impl Clock {
         self.last = now;
     }
 
-    /// All phases.
+    /// Returns all phases.
     pub fn into_timings(self) -> BootTimings {
         BootTimings {
             phases: self.phases,
@@ -61,8 +61,8 @@ impl Clock {
     }
 }
 
-/// Mounts what the agent itself needs to see the machine. The initial RAM filesystem
-/// holds nothing but the agent.
+/// Mounts the kernel's filesystems that the agent itself needs. The initial RAM filesystem contains
+/// only the agent.
 pub fn mount_kernel_filesystems() -> Result<(), BootFailed> {
     for (kind, path) in [("devtmpfs", "/dev"), ("proc", "/proc"), ("sysfs", "/sys")] {
         fs::create_dir_all(path).step("make the directory", path)?;
@@ -74,7 +74,7 @@ pub fn mount_kernel_filesystems() -> Result<(), BootFailed> {
     Ok(())
 }
 
-/// Makes the sandbox that the host describes.
+/// Sets the sandbox up that the host describes.
 pub fn boot(boot: &Boot, clock: &mut Clock) -> Result<Sandbox, BootFailed> {
     let mut log = KernelLog::from_now();
     assemble(boot, clock).map_err(|mut failed| {
@@ -102,7 +102,7 @@ fn assemble(boot: &Boot, clock: &mut Clock) -> Result<Sandbox, BootFailed> {
     })
 }
 
-/// Asks again and again until there is an answer, for a few seconds.
+/// Calls `ask` repeatedly until it returns a value, for a few seconds at most.
 pub fn wait_for<T>(mut ask: impl FnMut() -> Option<T>) -> Option<T> {
     let start = machine::uptime_us();
     loop {

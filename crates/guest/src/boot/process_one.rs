@@ -16,8 +16,8 @@ use super::step::failed;
 use crate::exec::{PidNamespace, Place, child};
 use crate::mount;
 
-/// Makes the namespace that all further children of the agent are born into, and its
-/// process 1 if that is ours.
+/// Creates the namespace that all further children of the agent are born into, and its process 1 if
+/// that is the reaper.
 pub fn start(init: Init, place: &Place) -> Result<PidNamespace, BootFailed> {
     // SAFETY: this changes nothing for the agent itself, only for its children.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWPID) }
@@ -50,9 +50,9 @@ fn start_reaper(place: &Place) -> Result<OwnedFd, BootFailed> {
     pidfd_open(pid, PidfdFlags::empty()).step(step, "process 1")
 }
 
-/// Waits for nothing: the kernel reaps the children of who ignores SIGCHLD, adopted
-/// ones included, and keeps all signals from the sandbox away from a process 1 that
-/// has no handlers.
+/// Turns this process into the reaper. It need not wait for its children: if a process ignores
+/// SIGCHLD, the kernel reaps its children, adopted ones included. The kernel also blocks all
+/// signals from the sandbox to a process 1 without handlers.
 fn become_reaper(
     place: &Place,
     report: BorrowedFd<'_>,
@@ -61,7 +61,7 @@ fn become_reaper(
     child::reset_signals();
     child::enter(place).map_err(|errno| format!("enter the sandbox: {errno}"))?;
     mount::proc().map_err(|error| format!("mount /proc: {error}"))?;
-    // Its own memory is a few pages; killing it would free everybody's.
+    // The reaper's own memory is a few pages; killing it would kill every process in the namespace.
     fs::write("/proc/self/oom_score_adj", "-1000")
         .map_err(|error| format!("/proc/self/oom_score_adj: {error}"))?;
     let _ = rustix::thread::set_name(name);

@@ -1,4 +1,4 @@
-//! The sandbox's root: read-only filesystems and an overlay over them, or a disk itself.
+//! The sandbox's root: an overlay over read-only filesystems, or a disk.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -11,7 +11,7 @@ use super::step::failed;
 use super::{Clock, Step, upper};
 use crate::mount::{self, Filesystem, attach};
 
-/// Mounts everything that the root consists of. The result is mounted nowhere yet.
+/// Mounts all filesystems of the root. Returns the root as a detached mount.
 pub fn mount(boot: &Boot, clock: &mut Clock) -> Result<OwnedFd, BootFailed> {
     if let Upper::InPlace { serial } = &boot.upper {
         let root = upper::mount_in_place(serial)?;
@@ -35,8 +35,8 @@ pub fn mount(boot: &Boot, clock: &mut Clock) -> Result<OwnedFd, BootFailed> {
             .iter()
             .map(|extent| devices.get(extent))
             .collect::<Result<Vec<_>, _>>()?;
-        // An image may have a layer twice (empty ones, mostly). Whatever the lower one of
-        // them says, the upper one says again; and overlayfs refuses to have both.
+        // An image may contain a layer twice (mostly empty ones). All entries of the lower one are
+        // repeated by the upper one, and overlayfs rejects duplicates.
         if !found.contains(&(lower.format, image.clone(), others.clone())) {
             found.push((lower.format, image, others));
         }
@@ -80,7 +80,7 @@ pub fn mount(boot: &Boot, clock: &mut Clock) -> Result<OwnedFd, BootFailed> {
     upper::prepare(&boot.upper, layers.first().map_or("/", String::as_str))?;
     clock.lap("upper");
     let overlay = mount_overlay(&layers)?;
-    // The overlay has its own hold on them; nobody needs to see them.
+    // The overlay holds the lower mounts; they need not be visible.
     for path in &lowers {
         rustix::mount::unmount(path, UnmountFlags::DETACH).step("detach", path)?;
     }
@@ -101,8 +101,8 @@ fn mount_erofs(image: &BlockDevice, others: &[BlockDevice]) -> Result<OwnedFd, m
     erofs.mount(MountAttrFlags::MOUNT_ATTR_RDONLY)
 }
 
-/// Mounts an ext4 filesystem that has nothing in its journal, of which even a look would be
-/// a write.
+/// Mounts an ext4 filesystem whose journal is empty. `noload` avoids the writes that even examining
+/// the journal would cause.
 fn mount_ext4(image: &BlockDevice) -> Result<OwnedFd, mount::Error> {
     let ext4 = Filesystem::new("ext4")?;
     ext4.set("source", &image.path)?;
@@ -114,8 +114,8 @@ fn mount_ext4(image: &BlockDevice) -> Result<OwnedFd, mount::Error> {
     ext4.mount(MountAttrFlags::MOUNT_ATTR_RDONLY)
 }
 
-/// The lowest layer: what the agent mounts on. So it is there whatever the image has, and
-/// is none of the sandbox's changes.
+/// Mounts the lowest layer, which has the mount points that the agent needs. So they exist in every
+/// image, and are not part of the sandbox's changes.
 fn mount_places() -> Result<String, BootFailed> {
     let places = "/lower/places".to_owned();
     fs::create_dir_all(&places).step("make the directory", &places)?;
@@ -146,11 +146,11 @@ fn mount_overlay(lowers: &[String]) -> Result<OwnedFd, BootFailed> {
         }
         overlay.set("upperdir", upper::ROOT)?;
         overlay.set("workdir", upper::WORK)?;
-        // One device number for the whole tree. Otherwise files that were not changed
-        // have another than their directory, and `tar --one-file-system` skips them.
+        // One device number for the whole tree. Otherwise unchanged files have another device
+        // number than their directory, and `tar --one-file-system` skips them.
         overlay.set("xino", "on")?;
-        // As in Docker, renaming a directory of the image is EXDEV and an upper means
-        // what it says: a layer can be made from it without asking the lowers.
+        // As in Docker, renaming a directory of the image fails with EXDEV, and the upper layer is
+        // self-contained: an image layer can be made from it without the lowers.
         overlay.set("redirect_dir", "nofollow")?;
         overlay.set("metacopy", "off")?;
         overlay.set("index", "off")?;

@@ -1,4 +1,4 @@
-//! Errors that say what was being done, and to what.
+//! Errors that name the step that failed and its target.
 
 use std::io;
 
@@ -7,12 +7,12 @@ use rustix::io::Errno;
 
 use crate::mount;
 
-/// Most bytes of a failure's parts; the whole must fit a message.
+/// Maximum number of bytes of a failure's parts; the whole must fit a message.
 const MOST: usize = 8 * 1024;
 
-/// A result that becomes a [`BootFailed`].
+/// A result that can be converted to a [`BootFailed`].
 pub trait Step<T> {
-    /// Names the step and its target.
+    /// Converts an error, with the step and its target.
     fn step(self, step: &str, target: impl AsRef<str>) -> Result<T, BootFailed>;
 }
 
@@ -40,7 +40,7 @@ impl<T> Step<T> for Result<T, mount::Error> {
     }
 }
 
-/// A failure, its texts cut to a length that a message has room for.
+/// Creates a failure, with its texts cut to a length that fits a message.
 pub fn failed(step: &str, target: &str, errno: i32, detail: &str) -> BootFailed {
     let cut = |text: &str| text.chars().take(MOST / 4).collect();
     BootFailed {

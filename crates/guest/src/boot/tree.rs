@@ -1,4 +1,4 @@
-//! The mount namespace that commands see: the overlay, and what Docker mounts in it.
+//! The mount namespace that commands see: the overlay, and the mounts that Docker adds to it.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -13,12 +13,12 @@ use super::{Step, UPPER, files};
 use crate::exec::Place;
 use crate::mount::{self, Filesystem, attach};
 
-/// Makes the namespace with `overlay` as its root, without `/proc`: that belongs to
-/// a PID namespace and is mounted by its process 1.
+/// Creates the namespace with `overlay` as its root. `/proc` is not mounted here: it belongs to a
+/// PID namespace and is mounted by its process 1.
 pub fn build(overlay: &OwnedFd, boot: &Boot) -> Result<Place, BootFailed> {
     let files = files::prepare(&boot.identity)?;
     let own = open("/proc/self/ns/mnt", OFlags::RDONLY)?;
-    // SAFETY: the agent has one thread, whose idea of a file system this changes.
+    // SAFETY: the agent has one thread, and only its file system context changes.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }
         .step("make the mount namespace", "of the sandbox")?;
     let mounts = open("/proc/self/ns/mnt", OFlags::RDONLY)?;
@@ -28,7 +28,7 @@ pub fn build(overlay: &OwnedFd, boot: &Boot) -> Result<Place, BootFailed> {
     )
     .step("make mounts private", "/")?;
     let files = files.detach()?;
-    // Copies of the agent's mounts; the sandbox has no use for them.
+    // Copies of the agent's mounts; the sandbox does not need them.
     for path in [files::DIRECTORY, UPPER, "/sys", "/proc", "/dev"] {
         rustix::mount::unmount(path, UnmountFlags::DETACH).step("detach", path)?;
     }
@@ -57,7 +57,7 @@ fn open(path: &str, flags: OFlags) -> Result<OwnedFd, BootFailed> {
     rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty()).step("open", path)
 }
 
-/// Makes a directory to mount on, where the image has none.
+/// Creates a directory to mount on, if the image has none.
 fn directory(path: &str) -> Result<(), BootFailed> {
     fs::DirBuilder::new()
         .recursive(true)
@@ -66,8 +66,8 @@ fn directory(path: &str) -> Result<(), BootFailed> {
         .step("make the directory", path)
 }
 
-/// The mounts, their options and flags as Docker has them, but writable: the kernel
-/// behind `/sys` and `/proc/sys` is the sandbox's own.
+/// Mounts the kernel's filesystems with Docker's options and flags, but writable: the kernel behind
+/// `/sys` and `/proc/sys` is the sandbox's own.
 fn mount_kernel_filesystems() -> Result<(), BootFailed> {
     let nosuid = MountAttrFlags::MOUNT_ATTR_NOSUID;
     let noexec = nosuid | MountAttrFlags::MOUNT_ATTR_NOEXEC;
@@ -98,7 +98,7 @@ fn mount_at(
     options: &[(&str, &str)],
     attributes: MountAttrFlags,
 ) -> Result<(), BootFailed> {
-    // The directory for control groups is the kernel's.
+    // The kernel provides the directory for control groups.
     if kind != "cgroup2" {
         directory(path)?;
     }
@@ -112,8 +112,9 @@ fn mount_at(
     mount().step(&format!("mount {kind}"), path)
 }
 
-/// The devices of Docker's, `/dev/fuse`, because this kernel is the sandbox's own, so it
-/// may as well mount, and `/dev/vsock`, to ask for its address. No devices of the machine.
+/// Creates Docker's device nodes, `/dev/fuse` and `/dev/vsock`. The kernel is the sandbox's own, so
+/// FUSE mounts are harmless; `/dev/vsock` reports the machine's address. The machine's block
+/// devices get no nodes.
 fn device_nodes() -> Result<(), BootFailed> {
     let nodes: [(&str, Dev, u32); 8] = [
         ("/dev/null", makedev(1, 3), 0o666),
@@ -128,7 +129,7 @@ fn device_nodes() -> Result<(), BootFailed> {
     for (path, device, mode) in nodes {
         let mode = Mode::from_raw_mode(mode);
         rustix::fs::mknodat(CWD, path, FileType::CharacterDevice, mode, device)
-            // Not left to the umask.
+            // Set explicitly, as mknod(2) applies the umask.
             .and_then(|()| rustix::fs::chmod(path, mode))
             .step("make the device node", path)?;
     }
@@ -145,7 +146,7 @@ fn device_nodes() -> Result<(), BootFailed> {
     Ok(())
 }
 
-/// Its number is the kernel's to choose, and it is there only in a kernel with such sockets.
+/// Creates `/dev/vsock`. The kernel chooses its number, and has it only if it supports vsock.
 fn vsock_node() -> Result<(), BootFailed> {
     const PATH: &str = "/dev/vsock";
     let Ok(numbers) = fs::read_to_string("/sys/class/misc/vsock/dev") else {

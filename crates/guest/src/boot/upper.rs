@@ -1,5 +1,5 @@
-//! The overlay's writable layer: a filesystem with two directories, `root` for what is
-//! changed and `work` for overlayfs itself.
+//! The overlay's writable layer: a filesystem with two directories, `root` for the changes and
+//! `work` for overlayfs.
 
 use std::ffi::CString;
 use std::fs;
@@ -20,13 +20,13 @@ pub const UPPER: &str = "/upper";
 /// The upper layer itself.
 pub const ROOT: &str = "/upper/root";
 
-/// A directory beside it that overlayfs works in.
+/// The directory that overlayfs works in.
 pub const WORK: &str = "/upper/work";
 
 /// Where the agent has the filesystem of patches mounted.
 pub const PATCHES: &str = "/patches";
 
-/// Mounts the filesystem of patches read-only; its layer.
+/// Mounts the filesystem of patches read-only, and returns the path of its layer.
 pub fn mount_patches(serial: &str) -> Result<String, BootFailed> {
     let path = format!("/dev/{}", device::disk(serial)?);
     fs::create_dir_all(PATCHES).step("make the directory", PATCHES)?;
@@ -41,8 +41,8 @@ pub fn mount_patches(serial: &str) -> Result<String, BootFailed> {
     Ok(format!("{PATCHES}/root"))
 }
 
-/// Mounts it. `top` is the topmost layer: the merged root directory is the upper's, so
-/// that must look like the image's at first.
+/// Mounts the upper's filesystem. `top` is the topmost layer: the merged root directory is the
+/// upper's, so that starts with the attributes of the image's.
 pub fn prepare(upper: &Upper, top: &str) -> Result<(), BootFailed> {
     let step = "mount the upper layer";
     fs::create_dir_all(UPPER).step("make the directory", UPPER)?;
@@ -62,8 +62,8 @@ pub fn prepare(upper: &Upper, top: &str) -> Result<(), BootFailed> {
         fs::create_dir(WORK).step(step, WORK)?;
     }
     if !Path::new(ROOT).is_dir() {
-        // Under another name until it is complete: a machine may be cut off at any moment,
-        // and nobody looks at an existing one again.
+        // Created under another name until it is complete: the machine may be cut off at any
+        // moment, and an existing directory is not checked again.
         let unfinished = format!("{UPPER}/root.new");
         fs::create_dir_all(&unfinished).step(step, &unfinished)?;
         copy_attributes(top, &unfinished).step("copy the attributes of the root directory", top)?;
@@ -72,8 +72,8 @@ pub fn prepare(upper: &Upper, top: &str) -> Result<(), BootFailed> {
     Ok(())
 }
 
-/// Mounts a disk that is the root itself where the agent expects what it must flush in the
-/// end; a second mount of it for the sandbox.
+/// Mounts a disk that is the root itself at [`UPPER`], which the agent flushes in the end, and
+/// returns a second, detached mount of it for the sandbox.
 pub fn mount_in_place(serial: &str) -> Result<OwnedFd, BootFailed> {
     let path = format!("/dev/{}", device::disk(serial)?);
     fs::create_dir_all(UPPER).step("make the directory", UPPER)?;
@@ -101,11 +101,11 @@ fn tmpfs(size_bytes: Option<u64>) -> Result<Filesystem, mount::Error> {
 fn ext4(path: &str) -> Result<Filesystem, mount::Error> {
     let ext4 = Filesystem::new("ext4")?;
     ext4.set("source", path)?;
-    // The host's file is sparse: what is deleted gives its space back, and nobody fills
-    // tables of inodes with zeros that the file has anyway.
+    // The host's file is sparse: deleted files return their space, and inode tables need not be
+    // filled with zeros, since the file's holes are zeros.
     ext4.set_flag("discard")?;
     ext4.set_flag("noinit_itable")?;
-    // Rather no more writes than wrong ones.
+    // After an error, writes are refused rather than corrupted.
     ext4.set("errors", "remount-ro")?;
     Ok(ext4)
 }
@@ -126,7 +126,7 @@ fn copy_attributes(from: &str, to: &str) -> rustix::io::Result<()> {
         .split(|&byte| byte == 0)
         .filter(|name| !name.is_empty())
     {
-        // Overlayfs's own are about the lower they are in.
+        // Overlayfs's own attributes apply only to the lower that they are in.
         if name.starts_with(b"trusted.overlay.") {
             continue;
         }
@@ -136,7 +136,7 @@ fn copy_attributes(from: &str, to: &str) -> rustix::io::Result<()> {
         let value = value.get(..length).unwrap_or_default();
         rustix::fs::setxattr(to, &name, value, XattrFlags::empty())?;
     }
-    // Last: the others change it.
+    // Last, as the other calls change the mtime.
     let times = Timestamps {
         last_access: rustix::fs::Timespec {
             tv_sec: stat.st_atime as _,

@@ -1,4 +1,4 @@
-//! The byte stream to the host, framed and never waited for.
+//! The byte stream to the host: framed, buffered and non-blocking.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -9,11 +9,11 @@ use rustix::io::Errno;
 
 use crate::kernel_log;
 
-/// Unsent bytes from which on no more output is taken from commands. Several
-/// messages, so that the stream never runs dry while there is something to say.
+/// Number of unsent bytes from which on no more output is read from commands. It allows several
+/// messages, so that the stream never runs dry while there is data to send.
 const FULL: usize = 256 * 1024;
 
-/// Bytes read at a time; as much as a virtio-serial port gives in one go.
+/// Bytes read at a time: as many as a virtio-serial port returns in one read.
 const READ: usize = 32 * 1024;
 
 /// The agent's end of the stream.
@@ -22,12 +22,12 @@ pub struct Channel {
     stream: OwnedFd,
     decoder: Decoder<ToGuest>,
     outgoing: Vec<u8>,
-    /// Bytes at the front of `outgoing` that are sent.
+    /// Number of bytes at the front of `outgoing` that have been sent.
     sent: usize,
 }
 
 impl Channel {
-    /// Speaks over `stream`, a socket or a character device.
+    /// Uses `stream`, a socket or a character device.
     ///
     /// # Errors
     /// The stream can't be made non-blocking.
@@ -42,15 +42,15 @@ impl Channel {
         })
     }
 
-    /// Speaks over the port `stream` after greeting the host with the preamble and
-    /// `hello`. Waits until the host's side of the port is connected: until then,
-    /// reading from it looks as if the host had closed it.
+    /// Uses the port `stream`, after sending the host the preamble and `hello`. Blocks until the
+    /// host's side of the port is connected: until then, the port reads as if the host had closed
+    /// it.
     ///
     /// # Errors
-    /// As write(2) and fcntl(2) have them.
+    /// Those of write(2) and fcntl(2).
     pub fn greeting(stream: OwnedFd, preamble: &[u8], hello: &ToHost) -> rustix::io::Result<Self> {
         let mut greeting = preamble.to_vec();
-        // Hello is a few dozen bytes.
+        // Can't fail: Hello is a few dozen bytes.
         let _ = encode(hello, &mut greeting);
         let mut rest = greeting.as_slice();
         while !rest.is_empty() {
@@ -62,14 +62,13 @@ impl Channel {
 
     /// Queues a message.
     pub fn send(&mut self, message: &ToHost) {
-        // Only a message beyond the frame's bound fails, and the agent bounds all
-        // that goes into one.
+        // Fails only if the message exceeds the frame's limit, and the agent bounds all its parts.
         if let Err(error) = encode(message, &mut self.outgoing) {
             kernel_log::say(format_args!("a message was dropped: {error}"));
         }
     }
 
-    /// Whether something is queued.
+    /// Whether queued data is unsent.
     pub fn has_unsent(&self) -> bool {
         self.sent < self.outgoing.len()
     }
@@ -79,10 +78,10 @@ impl Channel {
         self.outgoing.len() - self.sent >= FULL
     }
 
-    /// Sends as much of the queue as the stream takes now.
+    /// Sends as much of the queue as the stream accepts now.
     ///
     /// # Errors
-    /// As write(2) has them; the host is gone.
+    /// Those of write(2); the host is gone.
     pub fn flush(&mut self) -> rustix::io::Result<()> {
         while let Some(bytes) = self.outgoing.get(self.sent..).filter(|b| !b.is_empty()) {
             match rustix::io::write(&self.stream, bytes) {
@@ -93,7 +92,7 @@ impl Channel {
                 Err(errno) => return Err(errno),
             }
         }
-        // The queue moves when most of it is gone: each byte is copied at most once.
+        // The queue moves when most of it has been sent: each byte is copied at most once.
         if self.sent * 2 >= self.outgoing.len() {
             self.outgoing.drain(..self.sent);
             self.sent = 0;
@@ -101,10 +100,10 @@ impl Channel {
         Ok(())
     }
 
-    /// Sends the whole queue, however long that takes.
+    /// Sends the whole queue, and blocks until that is done.
     ///
     /// # Errors
-    /// As write(2) has them; the host is gone.
+    /// Those of write(2); the host is gone.
     pub fn flush_all(&mut self) -> rustix::io::Result<()> {
         loop {
             self.flush()?;
@@ -115,10 +114,10 @@ impl Channel {
         }
     }
 
-    /// Takes what has arrived. False: the host has closed the stream.
+    /// Reads received data. Returns false if the host has closed the stream.
     ///
     /// # Errors
-    /// As read(2) has them; the host is gone.
+    /// Those of read(2); the host is gone.
     pub fn receive(&mut self) -> rustix::io::Result<bool> {
         let mut buffer = [0; READ];
         match rustix::io::read(&self.stream, &mut buffer) {
@@ -132,18 +131,18 @@ impl Channel {
         }
     }
 
-    /// The next message that has arrived in whole.
+    /// Returns the next message that has been received completely.
     ///
     /// # Errors
-    /// The host's bytes make no sense.
+    /// The host's data is malformed.
     pub fn next_message(&mut self) -> Result<Option<ToGuest>, Error> {
         self.decoder.next_message()
     }
 
-    /// Waits for the next message. None: the host has closed the stream.
+    /// Blocks until the next message is received. None if the host has closed the stream.
     ///
     /// # Errors
-    /// The host's bytes make no sense, or the stream failed.
+    /// The host's data is malformed, or the stream failed.
     pub fn wait_for_message(&mut self) -> Result<Option<ToGuest>, Error> {
         loop {
             if let Some(message) = self.next_message()? {

@@ -1,4 +1,4 @@
-//! New processes of the agent's: how they come about, and what they let go of.
+//! The agent's child processes: creates them, and detaches them from the agent's state.
 
 use std::os::fd::AsFd;
 
@@ -9,11 +9,11 @@ use rustix::thread::LinkNameSpaceType;
 
 use super::spawn::Place;
 
-/// fork(2): None in the child.
+/// Calls fork(2). Returns None in the child.
 pub fn fork() -> rustix::io::Result<Option<Pid>> {
-    // SAFETY: the agent has one thread, so the child's memory is in no half-way
-    // state. In tests there are others; then glibc keeps its allocator usable in
-    // the child, and the child takes no other lock.
+    // SAFETY: the agent has one thread, so the child's memory is consistent. In tests there are
+    // other threads; then glibc keeps its allocator usable in the child, and the child takes no
+    // other lock.
     match unsafe { libc::fork() } {
         0 => Ok(None),
         pid => Pid::from_raw(pid)
@@ -23,34 +23,34 @@ pub fn fork() -> rustix::io::Result<Option<Pid>> {
     }
 }
 
-/// kill(2) for a child that has not been waited for. Errors mean it has ended.
+/// Calls kill(2) for a child that has not been waited for. An error means that it has ended.
 pub fn kill(pid: Pid, signal: i32) {
     // SAFETY: kill(2) touches no memory.
     let _ = unsafe { libc::kill(pid.as_raw_pid(), signal) };
 }
 
-/// What the C library's last call left in errno.
+/// Returns the errno of the C library's last call.
 pub fn last_errno() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
-/// Ends this process without running what the agent has registered for its own end.
+/// Ends this process without running the agent's exit handlers.
 pub fn exit(code: i32) -> ! {
     // SAFETY: _exit(2) touches no memory.
     unsafe { libc::_exit(code) }
 }
 
-/// Undoes what the agent (and Rust's runtime, for SIGPIPE) did about signals: a
-/// process passes what it ignores and blocks on to its program.
+/// Resets the signal settings of the agent (and of Rust's runtime, for SIGPIPE): a process passes
+/// its ignored and blocked signals on to its program.
 pub fn reset_signals() {
-    /// The kernel's `struct sigaction`, larger than on any architecture; all zero is
-    /// SIG_DFL without flags.
+    /// The kernel's `struct sigaction`, larger than on any architecture; all zeros mean SIG_DFL
+    /// without flags.
     const DEFAULT: [u64; 8] = [0; 8];
     /// Bytes of the kernel's signal set.
     const SET: usize = 8;
     for signal in 1..=64 {
-        // By system call, for the C library keeps two signals to itself, and they may
-        // have been inherited as ignored. The kernel refuses SIGKILL and SIGSTOP.
+        // A direct system call, because the C library reserves two signals, and they may have been
+        // inherited as ignored. The kernel rejects SIGKILL and SIGSTOP.
         // SAFETY: the kernel reads `DEFAULT`, and no handler is installed.
         unsafe {
             libc::syscall(
@@ -75,7 +75,7 @@ pub fn reset_signals() {
     };
 }
 
-/// Moves this process to where commands run.
+/// Moves this process into the sandbox.
 pub fn enter(place: &Place) -> rustix::io::Result<()> {
     let Place::Namespace { mounts, root, .. } = place else {
         return Ok(());
@@ -90,8 +90,8 @@ pub fn close_others(kept: i32) -> rustix::io::Result<()> {
     let first = raw_stderr() + 1;
     for (from, to) in [(first, kept - 1), (kept + 1, i32::MAX)] {
         if from <= to {
-            // SAFETY: whoever owns these descriptors is in code that this process
-            // never returns to.
+            // SAFETY: the owners of these descriptors are in code that this process never returns
+            // to.
             let result = unsafe { libc::close_range(from as u32, to as u32, 0) };
             if result != 0 {
                 return Err(last_errno());

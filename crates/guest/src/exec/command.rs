@@ -1,4 +1,4 @@
-//! One command: its process, its streams, and what of them is still to be said.
+//! One command: its process, its streams, and its messages to the host.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -14,14 +14,14 @@ use super::child::kill;
 use super::spawn::{Outcome, Process};
 use super::stdio::{self, AgentEnds};
 
-/// Bytes of stdin that the agent holds for a command. As much as a pipe does.
+/// Bytes of stdin that the agent holds for a command: as many as a pipe holds.
 pub const STDIN_WINDOW: u32 = 64 * 1024;
 
-/// More than a terminal holds between a writer and its master: 8 KiB of buffers
-/// and the line discipline's 4 KiB.
+/// More than a terminal buffers between a writer and its master: 8 KiB of buffers and the line
+/// discipline's 4 KiB.
 const TERMINAL_BUFFER: usize = 64 * 1024;
 
-/// A command from its fork to its last message.
+/// A command, from its fork to its last message.
 #[derive(Debug)]
 pub struct Command {
     pub id: u32,
@@ -29,10 +29,10 @@ pub struct Command {
     pub stdin: Option<Stdin>,
     pub stdout: Option<Output>,
     pub stderr: Option<Output>,
-    /// The command's side of its terminal, while it runs.
+    /// The command's side of its terminal, while the command runs.
     terminal: Option<OwnedFd>,
     status: Option<ExitStatus>,
-    /// What the host was told of its start: the process's number inside.
+    /// The process's number inside the sandbox, once the host has been notified of the start.
     announced: Option<u32>,
 }
 
@@ -42,7 +42,7 @@ pub struct Stdin {
     pub pipe: OwnedFd,
     pub queue: VecDeque<u8>,
     window: ReceiveWindow,
-    /// The host has no more.
+    /// The host has sent the end of stdin.
     ends: bool,
 }
 
@@ -51,8 +51,8 @@ pub struct Stdin {
 pub struct Output {
     pub pipe: OwnedFd,
     window: SendWindow,
-    /// Once the process has ended: bytes that it left behind. What comes after them
-    /// is from others that hold the stream open, and is not waited for.
+    /// Once the process has ended: the number of bytes that it left behind. Later output comes from
+    /// other processes that hold the stream open, and is not waited for.
     left: Option<usize>,
 }
 
@@ -80,7 +80,7 @@ impl Command {
         }
     }
 
-    /// The given stream, while it is open.
+    /// Returns the given stream, while it is open.
     pub fn output(&mut self, stream: OutputStream) -> &mut Option<Output> {
         match stream {
             OutputStream::Stdout => &mut self.stdout,
@@ -88,8 +88,8 @@ impl Command {
         }
     }
 
-    /// Reads what the new process says about its start. False: it failed, and the
-    /// command is over.
+    /// Reads the new process's report about its start. Returns false if the start failed, which
+    /// ends the command.
     pub fn read_report(&mut self, has_ended: bool, channel: &mut Channel) -> bool {
         let Some(report) = &mut self.process.report else {
             return true;
@@ -117,7 +117,7 @@ impl Command {
         });
     }
 
-    /// Goes on for another host, to which all of it is new.
+    /// Continues the command for another host, with new windows and a new announcement.
     pub fn reattached(&mut self, output_window: u32, channel: &mut Channel) {
         for output in [&mut self.stdout, &mut self.stderr].into_iter().flatten() {
             output.window = SendWindow::new(output_window);
@@ -130,20 +130,19 @@ impl Command {
         }
     }
 
-    /// Goes on without a host: its process, which somebody must wait for, and what it
-    /// writes to. Its stdin is at its end.
+    /// Continues the command without a host, and closes its stdin. Returns its process, which must
+    /// be waited for, and its output streams.
     pub fn forgotten(self) -> (Process, impl Iterator<Item = OwnedFd>) {
         let outputs = [self.stdout, self.stderr].into_iter().flatten();
         (self.process, outputs.map(|output| output.pipe))
     }
 
-    /// Whether output of `stream` is wanted: it is open, has credit, and the command
-    /// has been announced.
+    /// Whether output is wanted: it has credit, and the command's start is decided.
     pub fn wants_output(&self, output: &Output) -> bool {
         self.process.report.is_none() && output.window.available() > 0
     }
 
-    /// Sends one piece of output, if there is some and credit for it.
+    /// Sends one piece of output, if there is any, and credit for it.
     pub fn read_output(
         &mut self,
         stream: OutputStream,
@@ -183,7 +182,7 @@ impl Command {
                 Progress::None
             }
             Err(Errno::INTR) => Progress::Some,
-            // End of file; a terminal says EIO.
+            // End of file, which a terminal reports as EIO.
             Ok(0) | Err(_) => {
                 *slot = None;
                 Progress::None
@@ -191,9 +190,9 @@ impl Command {
         }
     }
 
-    /// Takes stdin from the host.
+    /// Queues stdin from the host.
     pub fn queue_stdin(&mut self, data: &[u8], channel: &mut Channel) -> Result<(), WindowError> {
-        // What arrives after the command closed its stdin was under way.
+        // Data that arrives after the command closed its stdin was sent before that was known.
         let Some(stdin) = &mut self.stdin else {
             return Ok(());
         };
@@ -203,7 +202,7 @@ impl Command {
         Ok(())
     }
 
-    /// Takes the end of stdin from the host.
+    /// Handles the end of stdin from the host.
     pub fn end_stdin(&mut self, channel: &mut Channel) {
         if let Some(stdin) = &mut self.stdin
             && !stdin.ends
@@ -216,7 +215,7 @@ impl Command {
         }
     }
 
-    /// Hands queued stdin to the command, as much as it takes now.
+    /// Writes queued stdin to the command, as much as it accepts now.
     pub fn write_stdin(&mut self, channel: &mut Channel) {
         let id = self.id;
         let Some(stdin) = &mut self.stdin else {
@@ -249,7 +248,7 @@ impl Command {
         }
     }
 
-    /// The command no longer reads its stdin.
+    /// Handles that the command no longer reads its stdin.
     pub fn close_stdin(&mut self, channel: &mut Channel) {
         if let Some(stdin) = self.stdin.take()
             && !stdin.ends
@@ -260,13 +259,13 @@ impl Command {
 
     /// Adds credit for a stream.
     pub fn grant(&mut self, stream: OutputStream, bytes: u32) -> Result<(), WindowError> {
-        // Credit for a stream that has ended was under way.
+        // Credit for a stream that has ended was sent before that was known.
         self.output(stream)
             .as_mut()
             .map_or(Ok(()), |output| output.window.grant(bytes))
     }
 
-    /// Signals the process, unless it has ended.
+    /// Sends a signal to the process, unless it has ended.
     pub fn signal(&self, signal: i32) {
         let valid = (1..=libc::SIGRTMAX()).contains(&signal);
         if valid && self.status.is_none() {
@@ -274,20 +273,20 @@ impl Command {
         }
     }
 
-    /// Gives the terminal another size.
+    /// Sets the terminal's size.
     pub fn resize(&self, size: TtySize) {
         if let Some(terminal) = &self.terminal {
-            // Nobody can do anything about a terminal that does not take it.
+            // Ignored: there is no remedy if the terminal refuses it.
             let _ = stdio::resize(terminal, size);
         }
     }
 
-    /// Whether the process has not been seen to end.
+    /// Whether the process is not known to have ended.
     pub fn runs(&self) -> bool {
         self.status.is_none()
     }
 
-    /// Looks whether the process has ended, and if so how much output it has left.
+    /// Checks whether the process has ended, and if so how much output it has left.
     pub fn check_process(&mut self) {
         let Some(status) = self.process.wait() else {
             return;
@@ -306,7 +305,7 @@ impl Command {
         }
     }
 
-    /// How the process ended, once all that it wrote has been sent.
+    /// Returns how the process ended, once all its output has been sent.
     pub fn finished(&self) -> Option<ExitStatus> {
         let sent =
             |output: &Option<Output>| output.as_ref().is_none_or(|output| output.left == Some(0));
@@ -314,7 +313,7 @@ impl Command {
             .filter(|_| sent(&self.stdout) && sent(&self.stderr))
     }
 
-    /// The streams that others still hold open.
+    /// Returns the streams that other processes still hold open.
     pub fn into_outputs(self) -> impl Iterator<Item = OwnedFd> {
         [self.stdout, self.stderr]
             .into_iter()
@@ -323,15 +322,15 @@ impl Command {
     }
 }
 
-/// Whether there may be more to read at once.
+/// Whether more may be read immediately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     None,
     Some,
 }
 
-/// What ends input on a terminal as it is set now; nothing if it is in raw mode,
-/// where no character does.
+/// Returns the character that ends input on a terminal with its current settings; None in raw mode,
+/// in which no character does.
 fn end_of_file_character(terminal: &OwnedFd) -> Option<u8> {
     let settings = rustix::termios::tcgetattr(terminal).ok()?;
     settings

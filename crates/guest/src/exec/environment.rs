@@ -1,8 +1,8 @@
-//! A command's environment: what the host sent, and what Docker adds.
+//! A command's environment: the host's variables, and Docker's defaults.
 
 use std::ffi::{CString, NulError};
 
-/// PATH where neither image nor user set one, as Docker has it.
+/// Docker's PATH if neither image nor user set one.
 pub const DEFAULT_PATH: &[u8] = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Names and values.
@@ -10,13 +10,13 @@ pub const DEFAULT_PATH: &[u8] = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/
 pub struct Environment(Vec<(Vec<u8>, Vec<u8>)>);
 
 impl Environment {
-    /// Takes what the host sent.
+    /// Creates an environment from the host's variables.
     pub fn new(pairs: Vec<(Vec<u8>, Vec<u8>)>) -> Self {
         Self(pairs)
     }
 
-    /// The value of `name`; of the last one if there are several, as programs that
-    /// read it into a map see it.
+    /// Returns the value of `name`; the last one if there are several, as for programs that read
+    /// the environment into a map.
     pub fn get(&self, name: &[u8]) -> Option<&[u8]> {
         self.0
             .iter()
@@ -24,7 +24,7 @@ impl Environment {
             .find_map(|(key, value)| (key == name).then_some(value.as_slice()))
     }
 
-    /// Adds `name` if there is none, or only an empty one.
+    /// Sets `name` if it is missing or empty.
     pub fn set_default(&mut self, name: &[u8], value: &[u8]) {
         if self.get(name).is_none_or(<[u8]>::is_empty) {
             self.0.retain(|(key, _)| key != name);
@@ -32,7 +32,7 @@ impl Environment {
         }
     }
 
-    /// `name=value` strings for execve(2).
+    /// Returns `name=value` strings for execve(2).
     ///
     /// # Errors
     /// A name or value has a NUL byte.

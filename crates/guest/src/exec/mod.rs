@@ -1,7 +1,7 @@
-//! Serving commands: everything between a host's `Exec` and its `Exited`.
+//! Serves commands: from a host's `Exec` to its `Exited`.
 //!
-//! One thread, one poll loop. The server never blocks on a command, on the host or
-//! on the image's files, and holds a bounded number of bytes for each command.
+//! One thread runs one poll loop. The server never blocks on a command, on the host or on the
+//! image's files, and holds a bounded number of bytes for each command.
 
 mod channel;
 pub(crate) mod child;

@@ -1,4 +1,4 @@
-//! Finding a command's program, and saying why it can't run.
+//! Finds a command's program, and explains why it can't run.
 //!
 //! All of it happens in the new process, as the user that the command runs as.
 
@@ -12,11 +12,11 @@ use micabox_wire::{StartFailed, StartFailure};
 use rustix::fs::{Access, AtFlags, CWD, FileType};
 use rustix::io::Errno;
 
-/// Finds the file to execute for `program`: itself if it has a slash, otherwise the
-/// first executable file of that name in the directories of `path`.
+/// Finds the file to execute for `program`: itself if it has a slash, otherwise the first
+/// executable file of that name in the directories of `path`.
 ///
-/// As in Docker (Go's `exec.LookPath`), files of that name which can't be executed
-/// are passed over, and if there are only such the program is not found.
+/// As in Docker (Go's `exec.LookPath`), files of that name that can't be executed are skipped, and
+/// if there are no others the program is not found.
 pub fn find(program: &[u8], path: &[u8]) -> Result<CString, StartFailed> {
     if program.contains(&0) {
         return Err(failed(
@@ -56,7 +56,7 @@ pub fn find(program: &[u8], path: &[u8]) -> Result<CString, StartFailed> {
     ))
 }
 
-/// Whether execve(2) has a chance.
+/// Checks whether execve(2) can succeed.
 fn executable(file: &CStr) -> rustix::io::Result<()> {
     let stat = rustix::fs::statat(CWD, file, AtFlags::empty())?;
     if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
@@ -77,12 +77,12 @@ fn not_executable(program: &[u8], errno: Errno) -> StartFailed {
     )
 }
 
-/// What to tell the user after execve(2) of `file` failed with `errno`.
+/// Returns the message for the user after execve(2) of `file` failed with `errno`.
 pub fn explain(file: &CStr, errno: Errno) -> StartFailed {
     let name = shown(file.to_bytes());
     match errno {
         Errno::NOENT => {
-            // The file was there a moment ago: what is missing is what runs it.
+            // The file existed just before, so its interpreter or loader is missing.
             let message = match interpreter(&head(file)) {
                 Some(Interpreter::Script(interpreter)) if interpreter.ends_with(b"\r") => format!(
                     "{name}: interpreter {} not found (the script has Windows line endings)",
@@ -119,7 +119,7 @@ pub fn explain(file: &CStr, errno: Errno) -> StartFailed {
     }
 }
 
-/// What a program file asks for to be run.
+/// The program that a program file needs to be run.
 #[derive(Debug, PartialEq, Eq)]
 enum Interpreter {
     /// After `#!`.
@@ -128,8 +128,8 @@ enum Interpreter {
     Loader(Vec<u8>),
 }
 
-/// Bytes of a program file that are looked at; a loader's name is found near its
-/// start, and the kernel itself reads 256 bytes of a script.
+/// Bytes of a program file that are read: a loader's name is near its start, and the kernel itself
+/// reads 256 bytes of a script.
 const HEAD: u64 = 4096;
 
 fn head(file: &CStr) -> Vec<u8> {
@@ -139,7 +139,7 @@ fn head(file: &CStr) -> Vec<u8> {
         .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
         .open(OsStr::from_bytes(file.to_bytes()));
     if let Ok(opened) = opened {
-        // What can't be read can't be explained; the error itself is told anyway.
+        // If this fails, only the explanation is missing; the error itself is reported anyway.
         let _ = opened.take(HEAD).read_to_end(&mut bytes);
     }
     bytes
@@ -147,16 +147,15 @@ fn head(file: &CStr) -> Vec<u8> {
 
 fn interpreter(head: &[u8]) -> Option<Interpreter> {
     if let Some(line) = head.strip_prefix(b"#!") {
-        let line = line.split(|&byte| byte == b'\n').next()?;
-        // A carriage return is no blank to the kernel.
-        let line = line.trim_ascii_start();
+        let line = line.split(|&byte| byte == b'\n').next()?.trim_ascii_start();
+        // The kernel does not treat a carriage return as a blank.
         let word = line.split(|byte| b" \t\0".contains(byte)).next()?;
         return (!word.is_empty()).then(|| Interpreter::Script(word.to_vec()));
     }
     elf_loader(head).map(Interpreter::Loader)
 }
 
-/// PT_INTERP of a 64 bit little-endian ELF file (System V ABI, "Program Header").
+/// Returns PT_INTERP of a 64-bit little-endian ELF file (System V ABI, "Program Header").
 fn elf_loader(head: &[u8]) -> Option<Vec<u8>> {
     const PT_INTERP: u32 = 3;
     head.strip_prefix(b"\x7fELF\x02\x01")?;
@@ -175,7 +174,7 @@ fn elf_loader(head: &[u8]) -> Option<Vec<u8>> {
     None
 }
 
-/// The machine that an ELF file is for, if it is not this one (ELF's `e_machine`).
+/// Returns the machine that an ELF file is for, if it is not this one (ELF's `e_machine`).
 fn foreign_machine(head: &[u8]) -> Option<String> {
     const NATIVE: u16 = if cfg!(target_arch = "aarch64") {
         183
@@ -202,7 +201,7 @@ fn field<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at.checked_add(N)?)?.try_into().ok()
 }
 
-/// A failure with the kernel's error, if it had one.
+/// Creates a failure with the kernel's error, if there is one.
 pub fn failed(reason: StartFailure, message: String, errno: Option<Errno>) -> StartFailed {
     StartFailed {
         reason,
@@ -211,7 +210,7 @@ pub fn failed(reason: StartFailure, message: String, errno: Option<Errno>) -> St
     }
 }
 
-/// The kernel's error in words, without the number that `std` adds.
+/// Describes the kernel's error, without the number that `std` adds.
 pub fn describe(errno: Errno) -> String {
     let text = std::io::Error::from(errno).to_string();
     match text.split_once(" (os error") {
@@ -220,7 +219,7 @@ pub fn describe(errno: Errno) -> String {
     }
 }
 
-/// A path or name for a message: quoted if it is unusual, never endless.
+/// Formats a path or name for a message: quoted if it is unusual, and cut if it is long.
 pub fn shown(bytes: &[u8]) -> String {
     const MOST: usize = 1000;
     let cut = bytes.get(..MOST).unwrap_or(bytes);
@@ -233,7 +232,7 @@ pub fn shown(bytes: &[u8]) -> String {
     }
 }
 
-/// Ends at the first NUL byte; callers have refused those.
+/// Ends the string at the first NUL byte; callers have already rejected those.
 fn to_c_string(mut bytes: Vec<u8>) -> CString {
     if let Some(end) = bytes.iter().position(|&byte| byte == 0) {
         bytes.truncate(end);

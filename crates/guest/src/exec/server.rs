@@ -17,13 +17,13 @@ use crate::identity;
 /// Why the server stopped.
 #[derive(Debug)]
 pub enum Stop {
-    /// The host asked for it.
+    /// The host requested it.
     Shutdown,
     /// The host is gone.
     HostGone,
-    /// The host broke the protocol: a bug, and nothing it says can be relied on.
+    /// The host violated the protocol, which is a bug: its messages can't be relied on.
     Protocol(String),
-    /// This copy of a machine did not become one of its own, and has said so.
+    /// This copy of a machine could not be restored, and has reported that.
     Stillborn,
 }
 
@@ -33,14 +33,12 @@ pub struct Server {
     channel: Channel,
     sandbox: Sandbox,
     commands: BTreeMap<u32, Command>,
-    /// Streams of ended commands that daemons hold open. They are read and dropped:
-    /// a daemon must neither block nor die because the command that started it is
-    /// over.
+    /// Streams of ended commands that daemons hold open. Their data is read and dropped: a daemon
+    /// must neither block nor die because the command that started it has ended.
     abandoned: Vec<OwnedFd>,
-    /// Processes of commands of the machine that this is a copy of, to be waited for.
+    /// Processes of the original's commands that were not reattached. They must be waited for.
     forgotten: Vec<Process>,
-    /// Where the round over the commands starts, so that no command is served first
-    /// always.
+    /// Where the round over the commands starts, so that no command is always served first.
     turn: u32,
 }
 
@@ -58,7 +56,7 @@ enum Source {
 }
 
 impl Server {
-    /// Serves whoever is at the other end of `channel`.
+    /// Creates a server for the host at the other end of `channel`.
     pub fn new(channel: Channel, sandbox: Sandbox) -> Self {
         Self {
             channel,
@@ -70,7 +68,8 @@ impl Server {
         }
     }
 
-    /// Serves until told to stop. Commands may be running then.
+    /// Serves until the host requests a shutdown or an error occurs. Commands may still be running
+    /// then.
     pub fn serve(&mut self) -> Stop {
         let mut buffer = Box::new([0; MAX_DATA]);
         loop {
@@ -80,7 +79,7 @@ impl Server {
         }
     }
 
-    /// What is left when the server has stopped.
+    /// Returns the channel and the sandbox, after the server has stopped.
     pub fn into_parts(self) -> (Channel, Sandbox) {
         (self.channel, self.sandbox)
     }
@@ -128,21 +127,21 @@ impl Server {
         self.finish(buffer)
     }
 
-    /// Sends what ended commands have left behind, their ends, and all that is queued,
-    /// as far as the host takes it.
+    /// Sends the remaining output of ended commands, their exit statuses, and the queue, as far as
+    /// the host accepts them.
     fn finish(&mut self, buffer: &mut [u8; MAX_DATA]) -> Result<(), Stop> {
         loop {
             self.finish_commands(buffer);
             let waits_for_room = self.channel.is_full();
             self.channel.flush().map_err(|_| Stop::HostGone)?;
-            // If there is room now, nothing else will tell. If not, poll(2) will.
+            // If there is room now, no event follows. If there is none, poll(2) reports room later.
             if !waits_for_room || self.channel.is_full() {
                 return Ok(());
             }
         }
     }
 
-    /// Waits until something is to be done.
+    /// Waits for events, and returns their sources.
     fn wait(&self) -> Result<Vec<(Source, PollFlags)>, Stop> {
         let mut sources = Vec::new();
         let mut poll_fds = Vec::new();
@@ -183,7 +182,7 @@ impl Server {
                 }
             }
             if let Some(stdin) = &command.stdin {
-                // Without a wish, poll(2) still tells that nobody reads any more.
+                // Even without requested events, poll(2) reports that stdin has no reader any more.
                 let mut events = PollFlags::empty();
                 events.set(PollFlags::OUT, !stdin.queue.is_empty());
                 add(Source::Stdin(id), stdin.pipe.as_fd(), events);
@@ -210,7 +209,7 @@ impl Server {
             .collect())
     }
 
-    /// All commands, another one first each time.
+    /// Returns all commands, beginning with another one each turn.
     fn round(&self) -> impl Iterator<Item = (&u32, &Command)> {
         let start = match self.commands.len() {
             0 => 0,
@@ -236,7 +235,7 @@ impl Server {
     }
 
     fn obey(&mut self, message: ToGuest) -> Result<(), Stop> {
-        // Messages to a command that has ended were under way.
+        // Messages to a command that has ended were sent before its end was known.
         let id = match message {
             ToGuest::Boot(_) => return Err(Stop::Protocol("a second Boot".to_owned())),
             ToGuest::Shutdown => return Err(Stop::Shutdown),
@@ -277,7 +276,7 @@ impl Server {
         result.map_err(|error| Stop::Protocol(format!("command {id}: {error}")))
     }
 
-    /// Keeps quiet while the machine is copied, in the original and in every copy.
+    /// Sends nothing while the machine is copied, in the original and in every copy.
     fn quiesce(&mut self) -> Result<(), Stop> {
         self.channel.send(&ToHost::Quiesced);
         self.channel.flush_all().map_err(|_| Stop::HostGone)?;
@@ -294,7 +293,7 @@ impl Server {
         }
     }
 
-    /// This is a copy: all that it shares with the original is its past.
+    /// Continues as a copy: takes on its own identity, and keeps only the reattached command.
     fn restore(&mut self, restore: &Restore) -> Result<(), Stop> {
         if let Err(failed) = identity::assume(&restore.identity, &mut self.sandbox) {
             self.channel.send(&ToHost::BootFailed(failed));
@@ -360,14 +359,14 @@ impl Server {
     }
 
     fn check_process(&mut self, id: u32) {
-        // A process that has ended has said all that it had to say.
+        // After a process has ended, its report is complete.
         self.read_report(id, true);
         if let Some(command) = self.commands.get_mut(&id) {
             command.check_process();
         }
     }
 
-    /// Queues what ended commands have left behind, and their ends, while there is room.
+    /// Queues the remaining output of ended commands, and their exit statuses, while there is room.
     fn finish_commands(&mut self, buffer: &mut [u8; MAX_DATA]) {
         let ended: Vec<u32> = self
             .round()
@@ -394,7 +393,7 @@ impl Server {
     }
 }
 
-/// Reads and drops what a stream has. False: nobody holds it any more.
+/// Reads and drops a stream's data. Returns false if the stream has no writer any more.
 fn discard(stream: &OwnedFd, buffer: &mut [u8; MAX_DATA]) -> bool {
     match rustix::io::read(stream, buffer) {
         Ok(0) => false,
@@ -412,7 +411,7 @@ mod tests {
     #[test]
     fn a_queue_that_empties_at_once_leaves_no_ended_command_behind() {
         let (_host, agent) = UnixStream::pair().unwrap();
-        // All that the agent ever queues fits at once, as in a virtio-serial port.
+        // Everything that the agent queues fits at once, as in a virtio-serial port.
         rustix::net::sockopt::set_socket_send_buffer_size(&agent, 1 << 20).unwrap();
         let mut server = Server::new(Channel::new(agent.into()).unwrap(), Sandbox::here());
         let mut buffer = Box::new([0; MAX_DATA]);
@@ -429,7 +428,7 @@ mod tests {
         while server.commands.get(&1).is_some_and(Command::runs) {
             server.turn(&mut buffer).unwrap();
         }
-        // Other commands' output fills the queue in the turn that brings the credit.
+        // Other commands' output fills the queue in the turn in which the credit arrives.
         server
             .obey(ToGuest::Credit {
                 id: 1,

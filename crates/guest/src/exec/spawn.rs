@@ -1,4 +1,4 @@
-//! New processes: where they run, and how the agent hears what became of them.
+//! Starts processes in the sandbox, and reports how they start and end.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -13,31 +13,30 @@ use super::start::{self, Order};
 use super::stdio::{self, AgentEnds};
 use crate::network::Interface;
 
-/// Where commands run.
+/// The environment that commands run in.
 #[derive(Debug)]
 pub struct Sandbox {
-    /// Their files.
+    /// The files that commands see.
     pub place: Place,
-    /// Their processes.
+    /// The PID namespace of commands.
     pub pids: PidNamespace,
-    /// The host name when the sandbox was made; commands find it in HOSTNAME.
+    /// The host name when the sandbox was made; commands get it in HOSTNAME.
     pub hostname: String,
-    /// Their way to others, if any.
+    /// The network interface, if any.
     pub interface: Option<Interface>,
 }
 
 /// The files that commands see.
 #[derive(Debug)]
 pub enum Place {
-    /// The agent's own, for tests outside a machine. Users are switched only if the
-    /// agent is root.
+    /// The agent's own, for tests outside a machine. Users are switched only if the agent is root.
     Here,
-    /// A mount namespace of theirs.
+    /// A separate mount namespace.
     Namespace {
         /// The mount namespace.
         mounts: OwnedFd,
-        /// The root directory in it. By descriptor, so that a sandbox in which
-        /// somebody unmounted `/` still finds it.
+        /// The root directory in it. A descriptor, so that it is found even in a sandbox in which
+        /// `/` was unmounted.
         root: OwnedFd,
         /// Its devpts filesystem.
         terminals: OwnedFd,
@@ -49,16 +48,17 @@ pub enum Place {
 pub enum PidNamespace {
     /// The agent's own, for tests.
     Inherited,
-    /// One whose process 1 runs already; readable when that has ended.
+    /// One whose process 1 is running; readable when that has ended.
     Started(OwnedFd),
     /// One whose process 1 will be the next child.
     Pending,
-    /// One whose process 1 was a command or has ended; the kernel knows.
+    /// One whose process 1 was a command or has ended; after its end, fork fails with ENOMEM.
     Owned,
 }
 
 impl Sandbox {
-    /// Commands run as ordinary children of this process, in its root directory.
+    /// Creates a sandbox in which commands run as ordinary children of this process, in its root
+    /// directory.
     pub fn here() -> Self {
         Self {
             place: Place::Here,
@@ -75,8 +75,8 @@ impl Sandbox {
         }
     }
 
-    /// Starts a process that becomes the command of `spec`. Whether that works is
-    /// known when its [`Report`] says so.
+    /// Starts a process that becomes the command of `spec`. Its [`Report`] says later whether that
+    /// succeeded.
     pub fn spawn(&mut self, id: u32, spec: &Exec) -> Result<(Process, AgentEnds), StartFailed> {
         let (agent, command) = match spec.tty {
             Some(size) => stdio::terminal(self.terminals(), size, spec.stdin)
@@ -136,13 +136,13 @@ fn other(what: &str, errno: Errno) -> StartFailed {
     failed(StartFailure::Other, message, Some(errno))
 }
 
-/// A child of the agent's, not yet waited for.
+/// A child of the agent, not yet waited for.
 #[derive(Debug)]
 pub struct Process {
     pub pid: Pid,
-    /// Readable when it has ended.
+    /// Readable when the process has ended.
     pub handle: OwnedFd,
-    /// What it has to say before its command starts; None once that is known.
+    /// The report about its start; None once that is known.
     pub report: Option<Report>,
 }
 
@@ -152,7 +152,7 @@ impl Process {
         let _ = waitid(WaitId::PidFd(self.handle.as_fd()), WaitIdOptions::EXITED);
     }
 
-    /// How it ended, if it has. To be asked once it has answered.
+    /// Returns how the process ended, if it has. Must be called only after its report.
     pub fn wait(&self) -> Option<ExitStatus> {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
         let status = waitid(WaitId::PidFd(self.handle.as_fd()), options).ok()??;
@@ -164,26 +164,26 @@ impl Process {
     }
 }
 
-/// The pipe over which a new process says its PID, then either why its command
-/// can't start, or nothing: execve(2) closes the pipe.
+/// The pipe on which a new process sends its PID, and then an error if its command can't start;
+/// execve(2) closes the pipe.
 #[derive(Debug)]
 pub struct Report {
     pub pipe: OwnedFd,
     bytes: Vec<u8>,
 }
 
-/// What a [`Report`] says.
+/// The result of a [`Report`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The command runs under this PID of its namespace.
     Started(u32),
-    /// It does not.
+    /// The command could not be started.
     Failed(StartFailed),
 }
 
 impl Report {
-    /// Reads on. None: not decided yet, which it is as soon as the process `has_ended`,
-    /// even if somebody else should hold the pipe open.
+    /// Reads the report as far as it has arrived. None while the result is not known. It is
+    /// known as soon as the process `has_ended`, even if another process holds the pipe open.
     pub fn read(&mut self, has_ended: bool) -> Option<Outcome> {
         let mut buffer = [0; 4096];
         loop {
@@ -198,8 +198,8 @@ impl Report {
                 Err(_) => break,
             }
         }
-        // A process that was killed before it could say more counts as started: its
-        // status tells what happened.
+        // A process that was killed before its report counts as started: its exit status says what
+        // happened.
         let Some((pid, rest)) = self.bytes.split_first_chunk() else {
             return Some(Outcome::Started(0));
         };

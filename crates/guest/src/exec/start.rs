@@ -1,8 +1,8 @@
-//! From fork to execve: what a new process does to itself to become the command.
+//! From fork to execve: turns a new process into the command.
 //!
-//! Everything that could wait for the sandbox's own files (a FUSE filesystem
-//! mounted over `/etc`, say) happens here and not in the agent, after the new
-//! process has let go of everything that belongs to other commands.
+//! All steps that may block on the sandbox's own files (a FUSE filesystem mounted over `/etc`, say)
+//! happen here and not in the agent, after the new process has closed all descriptors of other
+//! commands.
 
 use std::convert::Infallible;
 use std::ffi::{CString, NulError, OsStr, c_char};
@@ -27,30 +27,30 @@ use super::stdio::CommandEnds;
 use super::user::{self, Identity};
 use crate::mount;
 
-/// What a new process is to become.
+/// The command that a new process must become.
 pub struct Order<'a> {
     pub id: u32,
     pub spec: &'a Exec,
     pub place: &'a Place,
     pub hostname: &'a str,
-    /// It is process 1 of a new PID namespace.
+    /// Whether it is process 1 of a new PID namespace.
     pub first: bool,
     pub stdio: CommandEnds,
-    /// Where to say the PID and what fails. Closed by execve(2).
+    /// The pipe for the PID and an error. Closed by execve(2).
     pub report: OwnedFd,
 }
 
-/// Open files a process may have: the soft limit that select(2) can live with, the
-/// hard one up to which a program may raise it itself. systemd's and Docker's.
+/// Limits of open files per process, as in systemd and Docker: the soft limit works with select(2),
+/// and a program may raise it itself up to the hard one.
 const OPEN_FILES: Rlimit = Rlimit {
     current: Some(1024),
     maximum: Some(524_288),
 };
 
-/// Most bytes of `/etc/passwd` or `/etc/group` that are looked at.
+/// Maximum number of bytes of `/etc/passwd` or `/etc/group`.
 const MAX_ACCOUNTS: u64 = 8 * 1024 * 1024;
 
-/// Becomes the command, or reports why not and exits.
+/// Becomes the command, or reports an error and exits.
 pub fn run(order: &Order<'_>) -> ! {
     let pid = rustix::process::getpid().as_raw_pid();
     let _ = rustix::io::write(&order.report, &pid.to_le_bytes());
@@ -123,7 +123,7 @@ fn other(what: &str, errno: Errno) -> StartFailed {
     failed(StartFailure::Other, message, Some(errno))
 }
 
-/// Makes the command's ends 0, 1 and 2, and closes everything else.
+/// Makes the command's ends descriptors 0, 1 and 2, and closes all others but the report.
 fn take_streams(order: &Order<'_>) -> rustix::io::Result<()> {
     dup2_stdin(&order.stdio.stdin)?;
     dup2_stdout(&order.stdio.stdout)?;
@@ -142,11 +142,11 @@ fn find_user(spec: &str) -> Result<Identity, StartFailed> {
         .map_err(|unknown| failed(StartFailure::NoSuchUser, unknown.0, None))
 }
 
-/// A file of accounts; a missing one is an empty one, as in Docker.
+/// Reads a file of accounts; a missing file counts as empty, as in Docker.
 fn read_accounts(path: &str) -> io::Result<Vec<u8>> {
     let opened = File::options()
         .read(true)
-        // A FIFO has no accounts to wait for.
+        // Opening a FIFO must not block.
         .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
         .open(path);
     let file = match opened {
@@ -165,9 +165,9 @@ fn read_accounts(path: &str) -> io::Result<Vec<u8>> {
     Ok(contents)
 }
 
-/// Changes to the working directory, made if missing (0755, root's) as Docker does.
+/// Changes to the working directory, created if missing (0755, owned by root) as in Docker.
 ///
-/// As root: a user may be put into a directory that they could not enter.
+/// Runs as root: the directory may be one that the user could not enter.
 fn enter_directory(cwd: &[u8]) -> Result<(), StartFailed> {
     let bad = |message: String, errno| failed(StartFailure::BadWorkdir, message, errno);
     if !cwd.is_empty() && !cwd.starts_with(b"/") {
@@ -195,8 +195,8 @@ fn enter_directory(cwd: &[u8]) -> Result<(), StartFailed> {
     }
 }
 
-/// The path without `.` and `..`, by its text alone, as Docker (Go's
-/// `filepath.Clean`) has it.
+/// Removes `.` and `..` from the path, without following links, as Docker does (Go's
+/// `filepath.Clean`).
 fn clean(path: &Path) -> PathBuf {
     let mut cleaned = PathBuf::from("/");
     for component in path.components() {
@@ -217,13 +217,13 @@ fn set_limits() -> rustix::io::Result<()> {
         maximum: None,
     };
     rustix::process::setrlimit(Resource::Nofile, OPEN_FILES)?;
-    // The kernel's default follows from the machine's memory, which limits processes
-    // well enough by itself.
+    // The kernel's default depends on the machine's memory, which limits the number of processes
+    // sufficiently.
     rustix::process::setrlimit(Resource::Nproc, unlimited)
 }
 
-/// Becomes the user. All capabilities stay with root: the machine is the sandbox,
-/// and what root may do in it reaches nobody else. Anyone else has none, as ever.
+/// Switches to the user. Root keeps all capabilities: the sandbox is alone in its machine, so root
+/// can't affect others. Other users have none, as usual.
 fn switch_user(identity: &Identity) -> rustix::io::Result<()> {
     let uid = Uid::from_raw(identity.uid);
     let gid = Gid::from_raw(identity.gid);
@@ -234,8 +234,8 @@ fn switch_user(identity: &Identity) -> rustix::io::Result<()> {
     rustix::thread::set_thread_res_uid(uid, uid, uid)
 }
 
-/// Makes the user the owner of the standard streams, so that opening `/dev/stdout`
-/// works. Not of `/dev/null`, which is everybody's.
+/// Makes the user the owner of the standard streams, so that opening `/dev/stdout` works.
+/// `/dev/null` is shared and keeps its owner.
 fn give_streams(uid: Uid) -> rustix::io::Result<()> {
     use rustix::fs::FileType;
     use rustix::stdio::{stderr, stdin, stdout};
@@ -252,7 +252,7 @@ fn give_streams(uid: Uid) -> rustix::io::Result<()> {
     Ok(())
 }
 
-/// execve(2). Returns only to say why not.
+/// Calls execve(2). Returns only its error.
 fn execute(file: &CString, argv: &[CString], envp: &[CString]) -> Errno {
     let argv = pointers(argv);
     let envp = pointers(envp);

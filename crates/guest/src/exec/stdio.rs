@@ -12,14 +12,14 @@ use rustix::termios::Winsize;
 /// The agent's ends, non-blocking.
 #[derive(Debug)]
 pub struct AgentEnds {
-    /// What the command will read; None if it has no stdin.
+    /// The write end of stdin; None if the command has no stdin.
     pub stdin: Option<OwnedFd>,
-    /// What it writes to stdout, or to the terminal.
+    /// The read end of stdout, or of the terminal.
     pub stdout: OwnedFd,
-    /// What it writes to stderr; None on a terminal.
+    /// The read end of stderr; None on a terminal.
     pub stderr: Option<OwnedFd>,
-    /// The command's side of its terminal. Held as long as the command runs: with
-    /// nobody there, the terminal would hang up and lose what is written later.
+    /// The command's side of its terminal, held while the command runs: if no process had it open,
+    /// the terminal would hang up and lose later output.
     pub terminal: Option<OwnedFd>,
 }
 
@@ -31,7 +31,7 @@ pub struct CommandEnds {
     pub stderr: OwnedFd,
 }
 
-/// Pipes for stdout, stderr and, if `stdin`, stdin; `/dev/null` otherwise.
+/// Creates pipes for stdout, stderr and, if `stdin`, stdin; otherwise stdin is `/dev/null`.
 pub fn pipes(stdin: bool) -> rustix::io::Result<(AgentEnds, CommandEnds)> {
     let (stdout, command_stdout) = pipe_with(PipeFlags::CLOEXEC)?;
     let (stderr, command_stderr) = pipe_with(PipeFlags::CLOEXEC)?;
@@ -42,7 +42,7 @@ pub fn pipes(stdin: bool) -> rustix::io::Result<(AgentEnds, CommandEnds)> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         (None, rustix::fs::open("/dev/null", flags, Mode::empty())?)
     };
-    // The flag is of the agent's open file alone: the command's end still blocks.
+    // The flag belongs to the agent's open file only: the command's end still blocks.
     for end in [Some(&stdout), Some(&stderr), stdin.as_ref()] {
         end.map_or(Ok(()), set_nonblocking)?;
     }
@@ -60,8 +60,7 @@ pub fn pipes(stdin: bool) -> rustix::io::Result<(AgentEnds, CommandEnds)> {
     Ok((agent, command))
 }
 
-/// A terminal of `size` from the devpts filesystem mounted at `terminals`, or from
-/// the one at `/dev/pts`.
+/// Creates a terminal of `size` in the devpts filesystem mounted at `terminals`, or at `/dev/pts`.
 pub fn terminal(
     terminals: Option<BorrowedFd<'_>>,
     size: TtySize,
@@ -73,7 +72,7 @@ pub fn terminal(
         None => rustix::fs::openat(CWD, "/dev/ptmx", flags, Mode::empty())?,
     };
     rustix::pty::unlockpt(&master)?;
-    // By name it could be another file meanwhile; this is the master's own peer.
+    // Opened by name, it could be another file by now; this is the master's own peer.
     let slave = rustix::pty::ioctl_tiocgptpeer(
         &master,
         OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC,
@@ -94,8 +93,7 @@ pub fn terminal(
     Ok((agent, command))
 }
 
-/// Tells a terminal, by either side, its size; whoever is in its foreground gets
-/// SIGWINCH.
+/// Sets a terminal's size through either side; its foreground processes get SIGWINCH.
 pub fn resize(terminal: impl AsFd, size: TtySize) -> rustix::io::Result<()> {
     rustix::termios::tcsetwinsize(
         terminal,
@@ -109,11 +107,11 @@ pub fn resize(terminal: impl AsFd, size: TtySize) -> rustix::io::Result<()> {
 }
 
 fn duplicate(fd: &OwnedFd) -> rustix::io::Result<OwnedFd> {
-    // Not below 3, so that no standard stream is mistaken for it.
+    // Not below 3, so that it does not become a standard stream.
     fcntl_dupfd_cloexec(fd, 3)
 }
 
-/// Makes reads and writes through `fd` return at once.
+/// Makes reads and writes through `fd` non-blocking.
 pub fn set_nonblocking(fd: &OwnedFd) -> rustix::io::Result<()> {
     let flags = rustix::fs::fcntl_getfl(fd)?;
     rustix::fs::fcntl_setfl(fd, flags | OFlags::NONBLOCK)

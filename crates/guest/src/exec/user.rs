@@ -1,29 +1,28 @@
-//! Who a command runs as: `docker run --user` against the image's own files.
+//! The user that a command runs as: resolves `docker run --user` in the image's own files.
 //!
-//! The rules are Docker's (moby's `user.GetExecUser`), with one difference: a line
-//! of `/etc/passwd` or `/etc/group` whose numbers are missing or wrong is skipped.
-//! Docker reads it as number 0, which makes a typo root.
+//! The rules are Docker's (moby's `user.GetExecUser`), with one difference: a line of `/etc/passwd`
+//! or `/etc/group` whose numbers are missing or invalid is skipped. Docker reads the number as 0,
+//! which makes a typo root.
 
 use std::collections::BTreeSet;
 
 use super::program::shown;
 
-/// Largest user or group ID; the kernel's -1 means "unchanged", and Docker allows
-/// no more than this.
+/// Largest user or group ID, as in Docker; the kernel's -1 means "unchanged".
 const MAX_ID: u32 = i32::MAX as u32;
 
-/// A user as the kernel wants it.
+/// A user as the kernel needs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     pub uid: u32,
     pub gid: u32,
-    /// Supplementary groups. Holds `gid` too: a process could otherwise drop it and
-    /// with it what the group is denied (CVE-2022-36109).
+    /// Supplementary groups, including `gid`: otherwise a process could drop that group, and with
+    /// it permissions that the group is denied (CVE-2022-36109).
     pub groups: Vec<u32>,
     pub home: Vec<u8>,
 }
 
-/// Neither a name in the image's files nor a number.
+/// The error for a user or group that is neither a name in the image's files nor a number.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Unknown(pub String);
 
@@ -40,7 +39,7 @@ struct GroupLine<'a> {
     members: &'a [u8],
 }
 
-/// Neither a name in `file` nor a number that can be one.
+/// Returns the error for an unknown name or a number that is too large.
 fn unknown(what: &str, name: &str, file: &str) -> Unknown {
     let shown = shown(name.as_bytes());
     Unknown(if name.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -133,7 +132,7 @@ fn group_lines(file: &[u8]) -> impl Iterator<Item = GroupLine<'_>> {
 }
 
 fn parse_id(text: &[u8]) -> Option<u32> {
-    // `u32::from_str` would take a plus sign.
+    // `u32::from_str` would accept a plus sign.
     if !text.iter().all(u8::is_ascii_digit) {
         return None;
     }
@@ -198,7 +197,7 @@ mod tests {
         assert_eq!(ids("1234"), Ok((1234, 0, vec![0])));
         assert_eq!(ids("1234:5678"), Ok((1234, 5678, vec![5678])));
         assert_eq!(ids("2147483647"), Ok((2_147_483_647, 0, vec![0])));
-        // A name that looks like a number is a name first.
+        // A name that looks like a number takes precedence over the number.
         assert_eq!(ids("3000"), Ok((42, 43, vec![43])));
     }
 

@@ -1,5 +1,5 @@
-//! A host for tests: it talks to an agent, by default one that is a thread of this
-//! process and runs commands on this machine.
+//! A host for tests. By default, its agent is a thread of this process that runs commands on this
+//! machine.
 #![allow(dead_code)] // Each test file uses a part of it.
 
 use std::collections::HashMap;
@@ -12,13 +12,13 @@ use micabox_wire::{
     read_message, write_message,
 };
 
-/// The host's end of the stream, and the server's thread if it is here.
+/// The host's end of the stream, and the server's thread if it runs here.
 pub struct Host {
     pub stream: UnixStream,
     server: Option<JoinHandle<Stop>>,
 }
 
-/// What became of a command.
+/// The output and exit status of a command.
 #[derive(Debug, Default)]
 pub struct Run {
     pub pid: u32,
@@ -48,7 +48,7 @@ impl Run {
     }
 }
 
-/// `argv` with this machine's PATH, without stdin, with a comfortable window.
+/// A command `argv` with this machine's PATH, without stdin, with a large window.
 pub fn command(argv: &[&str]) -> Exec {
     Exec {
         argv: argv
@@ -64,7 +64,7 @@ pub fn command(argv: &[&str]) -> Exec {
     }
 }
 
-/// `script`, run by sh.
+/// A command that runs `script` with sh.
 pub fn shell(script: &str) -> Exec {
     command(&["/bin/sh", "-c", script])
 }
@@ -82,7 +82,7 @@ impl Host {
         Self { stream, server }
     }
 
-    /// The host of an agent at the other end of `stream`.
+    /// Creates the host of an agent at the other end of `stream`.
     pub fn over(stream: UnixStream) -> Self {
         let server = None;
         Self { stream, server }
@@ -127,7 +127,7 @@ impl Host {
         text
     }
 
-    /// Runs one command to its end.
+    /// Runs one command until it exits.
     pub fn run(&mut self, spec: Exec) -> Run {
         self.run_with(spec, b"")
     }
@@ -143,8 +143,8 @@ impl Host {
             .unwrap()
     }
 
-    /// Follows started commands to their ends, handing out credit as a good host
-    /// does and watching that the guest keeps to it.
+    /// Follows started commands until they exit. Grants credit as a good host does, and checks that
+    /// the guest keeps to it.
     pub fn follow(
         &mut self,
         ids: &[u32],
@@ -219,7 +219,7 @@ impl Host {
         }
     }
 
-    /// Hangs up; why the server stopped.
+    /// Closes the stream; returns why the server stopped.
     pub fn hang_up(self) -> Stop {
         drop(self.stream);
         self.server.unwrap().join().unwrap()

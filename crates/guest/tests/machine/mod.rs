@@ -1,5 +1,5 @@
-//! Real machines for tests: QEMU's emulation, the built guest kernel and agent, and
-//! EROFS images made by `mkfs.erofs` from this machine's own programs.
+//! Real machines for tests: QEMU's emulation, the built guest kernel and agent, and EROFS images
+//! made by `mkfs.erofs` from this machine's own programs.
 #![allow(dead_code)] // Each test file uses a part of it.
 
 use std::fs::{self, File};
@@ -17,16 +17,16 @@ use tempfile::TempDir;
 
 use crate::host::Host;
 
-/// What every persistent-memory device's size is a multiple of.
+/// A persistent-memory device's size must be a multiple of this number of bytes.
 const PMEM_ALIGN: u64 = 2 * 1024 * 1024;
 
-/// A device to give to a machine.
+/// A device to attach to a machine.
 pub enum Attach<'a> {
     Pmem(&'a Path),
     Disk { path: &'a Path, serial: &'a str },
 }
 
-/// A running machine whose agent has said hello.
+/// A running machine whose agent has sent Hello.
 pub struct Machine {
     pub host: Host,
     pub hello: Hello,
@@ -34,7 +34,7 @@ pub struct Machine {
     directory: TempDir,
 }
 
-/// Where `vmlinux` and `initrd.cpio` are.
+/// Returns the directory of `vmlinux` and `initrd.cpio`.
 fn guest_files() -> PathBuf {
     std::env::var_os("MICABOX_GUEST").map_or_else(
         || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/guest"),
@@ -47,7 +47,7 @@ impl Machine {
         Self::start_with(devices, "")
     }
 
-    /// With more words on the kernel's command line.
+    /// Starts a machine with additional parameters on the kernel's command line.
     pub fn start_with(devices: &[Attach<'_>], words: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("agent");
@@ -136,7 +136,7 @@ impl Machine {
         }
     }
 
-    /// Asks for the end and waits for it.
+    /// Requests the shutdown and waits for it.
     pub fn shut_down(mut self) {
         self.host.send(ToGuest::Shutdown);
         loop {
@@ -152,7 +152,7 @@ impl Machine {
         assert!(self.ended().success());
     }
 
-    /// Waits until the machine has powered itself off.
+    /// Waits until QEMU has exited after the machine's reset.
     pub fn ended(&mut self) -> ExitStatus {
         let status = self.qemu.wait().unwrap();
         let mut rest = Vec::new();
@@ -175,7 +175,7 @@ impl Drop for Machine {
     }
 }
 
-/// A plan with these lowers and nothing special.
+/// A Boot message with these lowers and defaults for the rest.
 pub fn plan(lowers: Vec<Lower>) -> Boot {
     Boot {
         lowers,
@@ -195,7 +195,7 @@ pub fn plan(lowers: Vec<Lower>) -> Boot {
     }
 }
 
-/// An image with no devices but its own.
+/// An image without further devices.
 pub fn lower(image: Extent) -> Lower {
     Lower {
         format: Format::Erofs,
@@ -204,13 +204,13 @@ pub fn lower(image: Extent) -> Lower {
     }
 }
 
-/// The pmem device with this image at its start, or a piece of it.
+/// The pmem device with this image at its start, or a part of it.
 pub fn pmem(uuid: [u8; 16], range: Option<Range>) -> Extent {
     let device = Device::Pmem { uuid };
     Extent { device, range }
 }
 
-/// The disk with this serial number, or a piece of it.
+/// The disk with this serial number, or a part of it.
 pub fn disk(serial: &str, range: Option<Range>) -> Extent {
     let serial = serial.to_owned();
     Extent {
@@ -219,7 +219,7 @@ pub fn disk(serial: &str, range: Option<Range>) -> Extent {
     }
 }
 
-/// A tree on its way to becoming an image layer.
+/// A directory tree that will become an image layer.
 pub struct Layer {
     directory: TempDir,
     number: u8,
@@ -255,7 +255,7 @@ impl Layer {
         symlink(target, self.at(path)).unwrap();
     }
 
-    /// Programs of this machine and the libraries that they need.
+    /// Adds programs of this machine and the libraries that they need.
     pub fn programs(&self, names: &[&str]) {
         for name in names {
             let source = Path::new("/usr/bin").join(name);
@@ -273,7 +273,7 @@ impl Layer {
         }
     }
 
-    /// The image, padded as devices need it.
+    /// Makes the image, padded to a device's size.
     pub fn image(&self, directory: &Path) -> PathBuf {
         let path = directory.join(format!("layer-{}.erofs", self.number));
         let uuid: String = self

@@ -1,8 +1,8 @@
-//! ICMP echo: the gateway answers itself, and the host's ping sockets ask others.
+//! ICMP echo: the gateway replies itself; requests to other hosts go through ping sockets.
 //!
-//! A ping socket (icmp(7)) takes a whole message and puts its own identifier and checksum
-//! in. Who may have one is `net.ipv4.ping_group_range`'s decision; without one, requests
-//! get no answer, as on many networks.
+//! A ping socket (icmp(7)) takes a whole message and sets its own identifier and checksum. The
+//! sysctl `net.ipv4.ping_group_range` decides which processes may open one; without it, requests
+//! get no reply, as on many networks.
 
 use std::io;
 use std::net::{Ipv4Addr, UdpSocket};
@@ -14,7 +14,7 @@ use smoltcp::wire::{Icmpv4Packet, Icmpv4Repr, IpProtocol};
 use crate::link::Link;
 use crate::packet;
 
-/// An echo request of the guest's.
+/// An echo request from the guest.
 pub(super) struct Request<'a> {
     pub(super) identifier: u16,
     pub(super) sequence: u16,
@@ -22,7 +22,7 @@ pub(super) struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// None for any other message.
+    /// Parses an echo request; None for any other message.
     pub(super) fn parse(payload: &'a [u8]) -> Option<Self> {
         let message = Icmpv4Packet::new_checked(payload).ok()?;
         match Icmpv4Repr::parse(&message, &ChecksumCapabilities::ignored()).ok()? {
@@ -39,7 +39,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// What a ping socket takes.
+    /// Returns the message to send on a ping socket.
     pub(super) fn to_message(&self) -> Vec<u8> {
         let message = Icmpv4Repr::EchoRequest {
             ident: self.identifier,
@@ -53,17 +53,21 @@ impl<'a> Request<'a> {
     }
 }
 
-/// A ping socket for one address.
+/// Opens a ping socket for one address.
 pub(super) fn socket(to: Ipv4Addr) -> io::Result<UdpSocket> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let protocol = Some(ipproto::ICMP);
-    let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, flags, protocol)?;
-    let socket = UdpSocket::from(socket);
+    let socket = UdpSocket::from(socket_with(
+        AddressFamily::INET,
+        SocketType::DGRAM,
+        flags,
+        protocol,
+    )?);
     socket.connect((to, 0))?;
     Ok(socket)
 }
 
-/// Hands the guest the reply that a ping socket got, under the identifier it knows.
+/// Sends the guest the reply that a ping socket received, under the guest's identifier.
 pub(super) fn pass_on(link: &mut Link, from: Ipv4Addr, identifier: u16, message: &[u8]) {
     let Ok(message) = Icmpv4Packet::new_checked(message) else {
         return;
@@ -74,7 +78,7 @@ pub(super) fn pass_on(link: &mut Link, from: Ipv4Addr, identifier: u16, message:
     }
 }
 
-/// Answers a request.
+/// Sends the guest an echo reply.
 pub(super) fn send_reply(
     link: &mut Link,
     from: Ipv4Addr,

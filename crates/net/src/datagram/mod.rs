@@ -1,5 +1,5 @@
-//! UDP and ICMP echo: each conversation of the guest's has a socket of the host's, and a
-//! published port has one for all who write to it.
+//! UDP and ICMP echo: each conversation of the guest has a socket of the host, and each published
+//! port has one socket for all its callers.
 
 mod echo;
 mod table;
@@ -19,21 +19,21 @@ use crate::poll::{Event, Id, Token};
 use echo::Request;
 use table::Table;
 
-/// Most conversations at a time, and most callers of published ports.
+/// Maximum numbers of conversations, and of callers of published ports, at a time.
 const MAX_FLOWS: usize = 128;
 const MAX_CALLERS: usize = 256;
 
-/// How long a conversation lasts without a word. Two minutes is what RFC 4787 asks of an
-/// address translator at least.
+/// How long an idle conversation is kept. RFC 4787 requires an address translator to keep one for
+/// at least two minutes.
 const IDLE: Duration = Duration::from_secs(120);
 
-/// Datagrams taken from one socket before others have their turn.
+/// Datagrams taken from one socket before the other sockets have their turn.
 const TURN: usize = 32;
 
 /// Bytes of the longest datagram.
 const MAX_DATAGRAM: usize = 65535;
 
-/// Ports of the gateway's that callers of published ports are shown as.
+/// The gateway's ports that stand for callers of published ports.
 const CALLING_PORTS: std::ops::Range<u16> = 32768..61000;
 
 pub(crate) struct Datagrams {
@@ -45,7 +45,7 @@ pub(crate) struct Datagrams {
     buffer: Vec<u8>,
 }
 
-/// A conversation that the guest began.
+/// Identifies a conversation that the guest began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Key {
     Udp { guest_port: u16, to: SocketAddrV4 },
@@ -56,11 +56,11 @@ enum Key {
 struct Flow {
     socket: UdpSocket,
     readable: bool,
-    /// The packet that an ICMP error would be about: as much of the last one as is quoted.
+    /// The beginning of the last packet sent, as much as an ICMP error quotes.
     last: Vec<u8>,
 }
 
-/// Somebody who writes to a published port.
+/// A sender of datagrams to a published port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Caller {
     published: Id,
@@ -101,7 +101,7 @@ impl Datagrams {
         Ok(())
     }
 
-    /// Takes in a UDP packet of the guest's.
+    /// Handles a UDP packet from the guest.
     pub(crate) fn receive(&mut self, io: &mut Io, dns: &mut Proxy, packet: &Packet<'_>) {
         let Ok(datagram) = UdpPacket::new_checked(packet.payload) else {
             return;
@@ -134,7 +134,7 @@ impl Datagrams {
         self.send(io, key, data, packet);
     }
 
-    /// Takes in an ICMP packet of the guest's.
+    /// Handles an ICMP packet from the guest.
     pub(crate) fn receive_icmp(&mut self, io: &mut Io, packet: &Packet<'_>) {
         let Some(request) = Request::parse(packet.payload) else {
             return;
@@ -152,7 +152,7 @@ impl Datagrams {
             to: packet.to,
         };
         if self.flows.by_key(&key, io.now).is_none() {
-            // Rules about a port are not about this.
+            // ICMP has no ports: rules with a port don't apply.
             match io.route(packet.to, 0) {
                 Some(target) => self.open(io, key, echo::socket(target), packet),
                 None => return prohibit(io, packet),
@@ -189,14 +189,14 @@ impl Datagrams {
         flow.last
             .extend(packet.bytes.get(..quote).unwrap_or_default());
         match flow.socket.send(data) {
-            // A full buffer drops it, as networks do.
+            // A full buffer drops the datagram, as networks do.
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => send_unreachable(&mut io.link, unreachable(&error), packet.bytes),
         }
     }
 
-    /// The guest writes to somebody who wrote to a published port.
+    /// Sends the guest's datagram to a caller of a published port.
     fn answer(&mut self, now: Instant, caller: Caller, guest_port: u16, data: &[u8]) {
         let Some(port) = self.published.get(&caller.published) else {
             return;
@@ -206,21 +206,22 @@ impl Datagrams {
         }
     }
 
-    /// Something happened to a conversation's socket.
+    /// Handles an event of a conversation's socket.
     pub(crate) fn event(&mut self, io: &Io, id: Id, event: Event) {
         if let Some((_, flow)) = self.flows.by_id(id, io.now) {
             flow.readable |= event.readable;
         }
     }
 
-    /// Something happened to a published port's socket.
+    /// Handles an event of a published port's socket.
     pub(crate) fn port_event(&mut self, id: Id, event: Event) {
         if let Some(port) = self.published.get_mut(&id) {
             port.readable |= event.readable;
         }
     }
 
-    /// Hands the guest what has come, as far as it takes it. True if there is more.
+    /// Sends received datagrams to the guest, as far as the link has room. Returns whether there
+    /// may be more.
     pub(crate) fn advance(&mut self, io: &mut Io) -> bool {
         self.flows.expire(io.now);
         self.callers.expire(io.now);
@@ -238,14 +239,14 @@ impl Datagrams {
         more
     }
 
-    /// Hands the guest what has come to one conversation. True if there is more.
+    /// Sends one conversation's datagrams to the guest. Returns whether there may be more.
     fn drain(&mut self, io: &mut Io, id: Id) -> bool {
         let Some((key, flow)) = self.flows.by_id(id, io.now) else {
             return false;
         };
         for _ in 0..TURN {
             if !io.link.has_room() {
-                return false; // The link tells when there is room again.
+                return false; // An event follows when the link has room again.
             }
             match flow.socket.recv(&mut self.buffer) {
                 Ok(length) => {
@@ -263,14 +264,14 @@ impl Datagrams {
                     flow.readable = false;
                     return false;
                 }
-                // What an ICMP error to the host came to; the guest has not seen it yet.
+                // An ICMP error that the host received; the guest has not seen it yet.
                 Err(error) => send_unreachable(&mut io.link, unreachable(&error), &flow.last),
             }
         }
         true
     }
 
-    /// Hands the guest what has come to a published port. True if there is more.
+    /// Sends a published port's datagrams to the guest. Returns whether there may be more.
     fn drain_port(&mut self, io: &mut Io, id: Id) -> bool {
         for _ in 0..TURN {
             if !io.link.has_room() {
@@ -300,12 +301,13 @@ impl Datagrams {
         true
     }
 
-    /// The gateway's port that stands for a caller.
+    /// Returns the gateway's port that stands for a caller.
     fn shown_as(&mut self, io: &mut Io, caller: Caller) -> u16 {
         if let Some((_, port)) = self.callers.by_key(&caller, io.now) {
             return *port;
         }
-        // There are far more ports than callers: after a whole round the old is forgotten.
+        // There are far more ports than callers: after a full round, the old caller has been
+        // removed.
         let port = self.next_port;
         self.next_port = match port + 1 {
             next if CALLING_PORTS.contains(&next) => next,
@@ -317,18 +319,18 @@ impl Datagrams {
         port
     }
 
-    /// How long nothing happens if nobody does anything.
+    /// Returns the time until an entry expires; None without entries.
     pub(crate) fn quiet_for(&self, now: Instant) -> Option<Duration> {
         let both = [self.flows.quiet_for(now), self.callers.quiet_for(now)];
         both.into_iter().flatten().min()
     }
 }
 
-/// Bytes of a packet kept to quote.
+/// Bytes of a packet that are kept for a quote.
 const MAX_QUOTE: usize = 68;
 
 fn prohibit(io: &mut Io, packet: &Packet<'_>) {
-    // Nobody gets an error about what was for everybody (RFC 1122, section 3.2.2).
+    // Packets to multicast and broadcast addresses get no ICMP error (RFC 1122, section 3.2.2).
     if !packet.to.is_multicast() && !packet.to.is_broadcast() {
         let why = Icmpv4DstUnreachable::CommProhibited;
         send_unreachable(&mut io.link, why, packet.bytes);

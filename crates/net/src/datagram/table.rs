@@ -1,4 +1,4 @@
-//! Who talks to whom by datagrams: there are no ends to see, so silence is one.
+//! A table of datagram conversations. Datagrams have no end to observe, so idle entries expire.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use crate::poll::Id;
 
-/// Entries found by number and by key; the one unused for longest makes room.
+/// Entries with a number and a key. When the table is full, the least recently used entry makes
+/// room.
 #[derive(Debug)]
 pub(super) struct Table<K, V> {
     entries: HashMap<Id, Entry<K, V>>,
@@ -23,7 +24,7 @@ struct Entry<K, V> {
 }
 
 impl<K: Copy + Eq + Hash, V> Table<K, V> {
-    /// For at most so many, each for so long after its last use.
+    /// Creates a table for at most `most` entries, each kept for `idle` after its last use.
     pub(super) fn new(most: usize, idle: Duration) -> Self {
         Self {
             entries: HashMap::new(),
@@ -45,7 +46,7 @@ impl<K: Copy + Eq + Hash, V> Table<K, V> {
         self.entries.insert(id, Entry { key, value, used });
     }
 
-    /// The entry with a key, which is used by that.
+    /// Returns the entry with this key, and marks it as used.
     pub(super) fn by_key(&mut self, key: &K, now: Instant) -> Option<(Id, &mut V)> {
         let id = *self.by_key.get(key)?;
         let entry = self.entries.get_mut(&id)?;
@@ -53,13 +54,13 @@ impl<K: Copy + Eq + Hash, V> Table<K, V> {
         Some((id, &mut entry.value))
     }
 
-    /// The entry with a key, which is not used by that.
+    /// Returns the entry with this key, without marking it as used.
     pub(super) fn peek(&self, key: &K) -> Option<&V> {
         let entry = self.entries.get(self.by_key.get(key)?)?;
         Some(&entry.value)
     }
 
-    /// The entry with a number, which is used by that.
+    /// Returns the entry with this number, and marks it as used.
     pub(super) fn by_id(&mut self, id: Id, now: Instant) -> Option<(K, &mut V)> {
         let entry = self.entries.get_mut(&id)?;
         entry.used = now;
@@ -74,16 +75,16 @@ impl<K: Copy + Eq + Hash, V> Table<K, V> {
         }
     }
 
-    /// The numbers of those for which `wanted` holds.
+    /// Returns the numbers of the entries whose value is `wanted`.
     pub(super) fn ids(&self, wanted: impl Fn(&V) -> bool) -> Vec<Id> {
-        let wanted = self
-            .entries
+        self.entries
             .iter()
-            .filter(|(_, entry)| wanted(&entry.value));
-        wanted.map(|(id, _)| *id).collect()
+            .filter(|(_, entry)| wanted(&entry.value))
+            .map(|(id, _)| *id)
+            .collect()
     }
 
-    /// Removes what has been silent for too long.
+    /// Removes the entries that have expired.
     pub(super) fn expire(&mut self, now: Instant) {
         let idle = self.idle;
         self.entries.retain(|_, entry| entry.used + idle > now);
@@ -91,7 +92,7 @@ impl<K: Copy + Eq + Hash, V> Table<K, V> {
         self.by_key.retain(|_, id| entries.contains_key(id));
     }
 
-    /// When the next one will have been silent for too long.
+    /// Returns the time until the next entry expires.
     pub(super) fn quiet_for(&self, now: Instant) -> Option<Duration> {
         let oldest = self.entries.values().map(|entry| entry.used).min()?;
         Some((oldest + self.idle).saturating_duration_since(now))

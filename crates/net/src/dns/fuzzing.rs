@@ -1,4 +1,4 @@
-//! Doors for `fuzz/` to what the proxy reads.
+//! Entry points for `fuzz/` to the proxy's parsers.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -6,22 +6,22 @@ use std::time::Duration;
 use super::Name;
 use super::message::{Code, Query};
 
-/// What the proxy makes of a guest's message, and of a resolver's answer to it.
+/// The proxy's view of a guest's message and of a resolver's response to it.
 #[derive(Debug)]
 pub struct Exchange {
-    /// The name that rules are asked about.
+    /// The name that rules apply to.
     pub name: Option<String>,
-    /// What the guest gets if they are against it.
+    /// The response to the guest if the policy denies the name.
     pub refusal: Vec<u8>,
-    /// What the resolver gets.
+    /// The message sent to the resolver.
     pub forwarded: Vec<u8>,
-    /// Whether the resolver's message passes for the answer.
+    /// Whether the resolver's message counts as the response.
     pub is_answered: bool,
-    /// The addresses that the policy learns, each with the time that it counts.
+    /// The addresses that the policy learns, each with its TTL.
     pub addresses: Vec<(Ipv4Addr, Duration)>,
 }
 
-/// Reads a guest's message, and a resolver's. The question goes out under `id`.
+/// Parses a guest's message, forwarded under `id`, and a resolver's message.
 pub fn exchange(message: &[u8], response: &[u8], id: u16) -> Option<Exchange> {
     let query = Query::parse(message)?;
     let is_answered = query.is_answered_by(response, id);
@@ -38,7 +38,7 @@ pub fn exchange(message: &[u8], response: &[u8], id: u16) -> Option<Exchange> {
     })
 }
 
-/// A name as rules have it.
+/// Parses a name as rules do.
 pub fn name(text: &str) -> Option<String> {
     Name::from_text(text).map(|name| name.to_string())
 }

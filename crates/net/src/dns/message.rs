@@ -1,7 +1,7 @@
-//! DNS messages (RFC 1035, section 4): what the proxy has to understand of them.
+//! The parts of DNS messages (RFC 1035, section 4) that the proxy needs.
 //!
-//! Both ends are foreign. Every position is checked, and a compressed name only ever
-//! points backwards, so that reading one ends.
+//! Both guest and resolver are untrusted. Every position is checked, and a compressed name may only
+//! point backwards, so that parsing terminates.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::Name;
 
 const HEADER: usize = 12;
-/// Second byte pair of the header: a response.
+/// In the second word of the header: the message is a response.
 const RESPONSE: u16 = 1 << 15;
 const OPCODE: u16 = 0xf << 11;
 const RECURSION_DESIRED: u16 = 1 << 8;
@@ -19,29 +19,28 @@ const TYPE_A: u16 = 1;
 const TYPE_CNAME: u16 = 5;
 const CLASS_INTERNET: u16 = 1;
 
-/// Response codes that the proxy itself gives.
+/// Response codes that the proxy itself sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Code {
     /// No resolver answered.
     ServerFailure = 2,
-    /// The policy says no.
+    /// The policy denies the name.
     Refused = 5,
 }
 
-/// A question to forward.
+/// A query to forward.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Query {
-    /// The message as it came, without what may follow the question but is not needed to
-    /// answer it with an error.
+    /// The message as received. Error responses repeat it up to the question's end.
     bytes: Vec<u8>,
-    /// None if it is no name that a rule could be about.
+    /// None if rules can't name it.
     pub(super) name: Option<Name>,
     /// Where the question ends.
     end: usize,
 }
 
 impl Query {
-    /// A message with one question; None for anything else.
+    /// Parses a message with one question; None for anything else.
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         let flags = word(bytes, 2)?;
         let plain = flags & (RESPONSE | OPCODE) == 0 && word(bytes, 4)? == 1;
@@ -55,19 +54,19 @@ impl Query {
         })
     }
 
-    /// The identification that the guest gave.
+    /// Returns the message's identification as the guest set it.
     pub(super) fn id(&self) -> u16 {
         word(&self.bytes, 0).unwrap_or_default()
     }
 
-    /// The message under another identification.
+    /// Returns the message with another identification.
     pub(super) fn with_id(&self, id: u16) -> Vec<u8> {
         let mut bytes = self.bytes.clone();
         set_id(&mut bytes, id);
         bytes
     }
 
-    /// A response with nothing but a code.
+    /// Returns a response with the question and an error code only.
     pub(super) fn fail(&self, code: Code) -> Vec<u8> {
         let flags = word(&self.bytes, 2).unwrap_or_default();
         let flags = RESPONSE | (flags & RECURSION_DESIRED) | RECURSION_AVAILABLE | code as u16;
@@ -79,7 +78,7 @@ impl Query {
         bytes
     }
 
-    /// Whether this is the response to the question, asked under `id`.
+    /// Whether `response` answers this query as sent under `id`.
     pub(super) fn is_answered_by(&self, response: &[u8], id: u16) -> bool {
         let same_question = || {
             let asked = self.bytes.get(HEADER..self.end)?;
@@ -91,7 +90,8 @@ impl Query {
             && same_question() == Some(true)
     }
 
-    /// The addresses that a response gives the name, directly or through aliases.
+    /// Returns the addresses that a response gives for the name, directly or through aliases, each
+    /// with its TTL.
     pub(super) fn addresses(&self, response: &[u8]) -> Vec<(Ipv4Addr, Duration)> {
         let mut found = Vec::new();
         let Some(name) = &self.name else {
@@ -112,7 +112,7 @@ impl Query {
                 (TYPE_A, Some(&[a, b, c, d])) => {
                     found.push((Ipv4Addr::new(a, b, c, d), record.ttl));
                 }
-                // Resolvers give the aliases in the order of the chain.
+                // Resolvers send the aliases in the order of the chain.
                 (TYPE_CNAME, _) => match read_name(response, record.data) {
                     Some((target, _)) => name = target,
                     None => break,
@@ -124,7 +124,7 @@ impl Query {
     }
 }
 
-/// Changes a message's identification.
+/// Sets a message's identification.
 pub(super) fn set_id(message: &mut [u8], id: u16) {
     if let Some(place) = message.get_mut(..2) {
         place.copy_from_slice(&id.to_be_bytes());
@@ -137,7 +137,7 @@ struct Record {
     kind: u16,
     class: u16,
     ttl: Duration,
-    /// Where its data begins and ends.
+    /// Offsets of the data's beginning and end.
     data: usize,
     end: usize,
 }
@@ -162,17 +162,17 @@ impl Record {
     }
 }
 
-/// Two bytes in network order. `at` comes from lengths of at most 64 KiB each, so sums
-/// of a few can't overflow.
+/// Reads two bytes in network order. `at` is a sum of a few lengths of at most 64 KiB each, so it
+/// can't overflow.
 fn word(message: &[u8], at: usize) -> Option<u16> {
     let bytes = message.get(at..at + 2)?;
     Some(u16::from_be_bytes(bytes.try_into().ok()?))
 }
 
-/// The name at a position, and where what follows it begins. Bytes that no rule's name
-/// can have become one that it can't have either.
+/// Reads the name at a position; returns it and the offset after it. Bytes that can't occur in a
+/// rule's name become U+FFFD, which can't either.
 fn read_name(message: &[u8], position: usize) -> Option<(String, usize)> {
-    /// Two bits that make a pointer of a length.
+    /// The two high bits that make a length a pointer.
     const POINTER: u8 = 0xc0;
     const MAX: usize = 255;
     let mut name = String::new();
@@ -250,7 +250,8 @@ mod tests {
         assert_eq!(query.name, Name::from_text("a.example"));
         assert_eq!(query.id(), 0xabcd);
 
-        // The question's name by pointer, an alias, the alias's address, a stranger's.
+        // The question's name by pointer, an alias, the alias's address, and another name's
+        // address.
         let bytes = response(
             &bytes,
             &[

@@ -1,7 +1,7 @@
-//! The guest's resolver: the gateway, which asks the host's resolvers.
+//! The guest's resolver: the gateway, which forwards queries to the host's resolvers.
 //!
-//! Names that the policy is against are refused without asking anybody. Of the answers
-//! to names that rules are about, the policy learns the addresses.
+//! Queries for names that the policy denies are refused and not forwarded. From the answers for
+//! names that rules mention, the policy learns the addresses.
 
 pub mod fuzzing;
 mod message;
@@ -20,10 +20,10 @@ use message::{Code, Query, set_id};
 pub(crate) use name::Name;
 pub(crate) use resolvers::{PORT, Resolvers};
 
-/// Most questions open at a time. The guest's resolver repeats the ones beyond.
+/// Maximum number of open queries. The guest's resolver repeats the ones beyond.
 const MAX_QUESTIONS: usize = 64;
 
-/// How long a resolver has. The C library asks again after five seconds.
+/// How long to wait for a resolver. The C library repeats a query after five seconds.
 const PATIENCE: Duration = Duration::from_secs(4);
 
 /// Bytes of the longest message.
@@ -35,15 +35,15 @@ pub(crate) struct Proxy {
     buffer: Vec<u8>,
 }
 
-/// A question that a resolver has been asked.
+/// A query that has been sent to a resolver.
 #[derive(Debug)]
 struct Question {
     query: Query,
     guest_port: u16,
-    /// A socket for each question: a port that nobody can guess, nor an identification.
+    /// A socket for each query, so that neither its port nor its identification can be guessed.
     socket: UdpSocket,
     id: u16,
-    /// Which of the resolvers.
+    /// The resolver's index.
     resolver: usize,
     deadline: Instant,
 }
@@ -56,7 +56,7 @@ impl Proxy {
         }
     }
 
-    /// The guest asks.
+    /// Handles a query from the guest.
     pub(crate) fn receive(&mut self, io: &mut Io, guest_port: u16, message: &[u8]) {
         let Some(query) = Query::parse(message) else {
             return;
@@ -73,7 +73,7 @@ impl Proxy {
         }
     }
 
-    /// Asks the resolver with this index, or the first after it that can be asked.
+    /// Sends the query to the resolver with this index, or to the first after it that accepts it.
     fn ask(&mut self, io: &mut Io, query: Query, guest_port: u16, first: usize) {
         let mut resolver = first;
         while let Some(address) = io.resolvers.get(resolver, io.now) {
@@ -107,7 +107,7 @@ impl Proxy {
         answer(io, guest_port, &query.fail(Code::ServerFailure));
     }
 
-    /// A resolver may have answered.
+    /// Handles the messages that a resolver may have sent.
     pub(crate) fn event(&mut self, io: &mut Io, id: Id) {
         let Some(question) = self.questions.get(&id) else {
             return;
@@ -117,7 +117,7 @@ impl Proxy {
                 Ok(length) => {
                     let message = self.buffer.get_mut(..length).unwrap_or_default();
                     if !question.query.is_answered_by(message, question.id) {
-                        continue; // Somebody guesses.
+                        continue; // A forged response.
                     }
                     if let Some(name) = &question.query.name {
                         for (address, ttl) in question.query.addresses(message) {
@@ -131,7 +131,7 @@ impl Proxy {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // Nobody listens there.
+                // No resolver listens there.
                 Err(_) => return self.ask_the_next(io, id),
             }
         }
@@ -144,7 +144,7 @@ impl Proxy {
         }
     }
 
-    /// Gives up on resolvers that took too long.
+    /// Moves queries on to the next resolver when the current one took too long.
     pub(crate) fn advance(&mut self, io: &mut Io) {
         let late = |(id, question): (&Id, &Question)| (question.deadline <= io.now).then_some(*id);
         let late: Vec<Id> = self.questions.iter().filter_map(late).collect();
@@ -153,7 +153,7 @@ impl Proxy {
         }
     }
 
-    /// How long nothing happens if nobody does anything.
+    /// Returns the time until a resolver's deadline; None without open queries.
     pub(crate) fn quiet_for(&self, now: Instant) -> Option<Duration> {
         let deadlines = self.questions.values().map(|question| question.deadline);
         Some(deadlines.min()?.saturating_duration_since(now))

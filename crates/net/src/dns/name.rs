@@ -1,4 +1,4 @@
-//! Domain names, as far as rules can be about them.
+//! Domain names that rules can mention.
 
 use std::fmt;
 use std::ops::Deref;
@@ -24,7 +24,7 @@ impl Name {
             .then(|| Self(text.to_ascii_lowercase().into()))
     }
 
-    /// Whether this name has more labels in front of `other`'s.
+    /// Whether this name is `other`'s with more labels in front.
     pub(crate) fn is_below(&self, other: &Self) -> bool {
         self.0
             .strip_suffix(&*other.0)

@@ -4,19 +4,19 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Where the host keeps them.
+/// The host's list of resolvers.
 const FILE: &str = "/etc/resolv.conf";
 
 /// The port that DNS is served on.
 pub(crate) const PORT: u16 = 53;
 
-/// As many as the C library looks at (resolv.conf(5), MAXNS).
+/// Maximum number of resolvers, as in the C library (resolv.conf(5), MAXNS).
 const MAX_RESOLVERS: usize = 3;
 
-/// Networks come and go under a running sandbox: so old may what was read be.
+/// How long the list is used before it is read again: networks change while a sandbox runs.
 const FRESH: Duration = Duration::from_secs(2);
 
-/// Where questions go.
+/// The addresses that queries are sent to.
 #[derive(Debug)]
 pub(crate) struct Resolvers {
     addresses: Vec<SocketAddr>,
@@ -24,7 +24,7 @@ pub(crate) struct Resolvers {
 }
 
 impl Resolvers {
-    /// The given ones, or the host's if none are given.
+    /// Uses the given resolvers, or the host's if none are given.
     pub(crate) fn new(given: Vec<SocketAddr>, now: Instant) -> Self {
         if given.is_empty() {
             let path = PathBuf::from(FILE);
@@ -39,7 +39,7 @@ impl Resolvers {
         }
     }
 
-    /// The first, the second...
+    /// Returns the resolver with this index; None after the last.
     pub(crate) fn get(&mut self, index: usize, now: Instant) -> Option<SocketAddr> {
         if let Some((path, read_at)) = &mut self.source
             && now.saturating_duration_since(*read_at) > FRESH
@@ -55,7 +55,7 @@ fn read(path: &std::path::Path) -> Vec<SocketAddr> {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     let mut found = parse(&text);
     if found.is_empty() {
-        // resolv.conf(5): without any, the one on the machine itself.
+        // resolv.conf(5): without entries, the resolver on the machine itself.
         found.push((std::net::Ipv4Addr::LOCALHOST, PORT).into());
     }
     found

@@ -1,4 +1,4 @@
-//! Which names an address was the answer for.
+//! The names that each address was an answer for.
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
@@ -6,18 +6,19 @@ use std::time::{Duration, Instant};
 
 use crate::dns::Name;
 
-/// Most answers kept; the one that ends soonest makes room.
+/// Maximum number of answers kept; the one that expires first makes room.
 const MAX_ANSWERS: usize = 4096;
 
-/// Programs keep addresses longer than they are told to, and open another connection.
+/// The shortest time an answer is kept: programs keep addresses longer than the TTL, and connect to
+/// them again.
 const AT_LEAST: Duration = Duration::from_secs(600);
 
-/// And no answer holds for ever.
+/// The longest time an answer is kept.
 const AT_MOST: Duration = Duration::from_secs(24 * 3600);
 
 #[derive(Debug, Default)]
 pub(super) struct Learned {
-    /// Few names share an address, so a list does.
+    /// Few names share an address, so each has a list.
     answers: HashMap<Ipv4Addr, Vec<Answer>>,
     count: usize,
 }
@@ -46,7 +47,7 @@ impl Learned {
         }
     }
 
-    /// Forgets what has ended, or else what ends soonest.
+    /// Removes the expired answers, or else those that expire first.
     fn make_room(&mut self, now: Instant) {
         let all = self.answers.values().flatten();
         let soonest = all.map(|answer| answer.until).min().unwrap_or(now).max(now);
@@ -57,7 +58,7 @@ impl Learned {
         self.count = self.answers.values().map(Vec::len).sum();
     }
 
-    /// The names that had this address and still may.
+    /// Returns the names that resolved to this address, if their answers have not expired.
     pub(super) fn names(&self, address: Ipv4Addr, now: Instant) -> impl Iterator<Item = &Name> {
         let answers = self.answers.get(&address).into_iter().flatten();
         answers
@@ -88,7 +89,7 @@ mod tests {
         learned.add(&name, address(u32::MAX), AT_MOST, later);
         assert!(learned.count <= MAX_ANSWERS);
         assert_eq!(learned.names(address(u32::MAX), later).count(), 1);
-        // Heard again, held longer.
+        // Learned again, kept longer.
         learned.add(&name, address(u32::MAX), AT_MOST, later + AT_LEAST);
         let end = later + AT_MOST;
         assert_eq!(learned.names(address(u32::MAX), end).count(), 1);

@@ -1,9 +1,9 @@
-//! Which destinations a sandbox may reach.
+//! The policy: which destinations a sandbox may reach.
 //!
-//! In this order: a deny rule denies; an allow rule for the address allows, but what is
-//! the host's or private to it only if the rule's block is the host's or private as a whole;
-//! an allow rule for a name allows the addresses that the name had, but no private ones;
-//! without any allow rule the rest is allowed, with one it is denied.
+//! Rules apply in this order. A deny rule denies. An allow rule for an address allows it, but an
+//! address that is private to the host, or one of its own, only if the rule's whole block is. An
+//! allow rule for a name allows the addresses that the name resolved to, except private ones.
+//! Without any allow rule, everything else is allowed; with one, it is denied.
 
 mod learned;
 mod own;
@@ -19,9 +19,9 @@ use crate::dns::Name;
 use learned::Learned;
 use rule::Block;
 
-/// What only an allow rule for a block within the same block opens: where the host talks to
-/// itself, and where clouds hand out credentials to whatever asks from the right machine.
-/// Each of the host's own addresses is such a block, too.
+/// Blocks that only an allow rule for a block within them opens: where the host talks to itself,
+/// and where clouds serve credentials to every process on the machine. Each of the host's own
+/// addresses is such a block, too.
 const PRIVATE: [Block; 8] = [
     // "This host": Linux connects such an address to itself.
     Block::new(0, 0, 0, 0, 8),
@@ -32,13 +32,13 @@ const PRIVATE: [Block; 8] = [
     Block::new(100, 100, 100, 200, 32),
     Block::new(168, 63, 129, 16, 32),
     Block::new(192, 0, 0, 0, 24),
-    // Multicast, reserved and broadcast: no peer to talk to.
+    // Multicast, reserved and broadcast: no host to connect to.
     Block::new(224, 0, 0, 0, 4),
     Block::new(240, 0, 0, 0, 4),
 ];
 
-/// Networks of one's own (RFC 1918, RFC 6598): a zone on the internet may say that its names
-/// are there, so no rule for a name opens them.
+/// Private networks (RFC 1918, RFC 6598): a zone on the internet may give names addresses in them,
+/// so no rule for a name opens them.
 const NEIGHBOURS: [Block; 4] = [
     Block::new(10, 0, 0, 0, 8),
     Block::new(100, 64, 0, 0, 10),
@@ -46,7 +46,7 @@ const NEIGHBOURS: [Block; 4] = [
     Block::new(192, 168, 0, 0, 16),
 ];
 
-/// The rules, and what names were last seen to mean.
+/// The rules, and the addresses that names last resolved to.
 #[derive(Debug, Default)]
 pub(crate) struct Policy {
     allow: Vec<Rule>,
@@ -63,7 +63,7 @@ impl Policy {
         }
     }
 
-    /// Whether the sandbox may send to this port of this address. `own` says whether that is
+    /// Whether the sandbox may send to this port of this address. `own` is whether the address is
     /// one of the host's.
     pub(crate) fn allows(&self, address: Ipv4Addr, port: u16, own: bool, now: Instant) -> bool {
         let covers = |rule: &Rule| rule.covers_port(port) && rule.covers_address(address);
@@ -92,21 +92,21 @@ impl Policy {
         !is_neighbour && learned(&self.allow)
     }
 
-    /// Whether the sandbox may ask what this name means. To ask is to send: whoever
-    /// serves the domain reads the question.
+    /// Whether the sandbox may resolve this name. A query also sends data: the domain's name
+    /// servers read it.
     pub(crate) fn allows_name(&self, name: &Name) -> bool {
         let denied = |rule: &Rule| rule.port.is_none() && rule.covers_name(name);
         !self.deny.iter().any(denied)
             && (self.allow.is_empty() || self.allow.iter().any(|rule| rule.covers_name(name)))
     }
 
-    /// Whether every name may be asked for.
+    /// Whether all names may be resolved.
     pub(crate) fn is_open(&self) -> bool {
         let is_name = |rule: &Rule| matches!(rule.target, rule::Target::Domain { .. });
         self.allow.is_empty() && !self.deny.iter().any(is_name)
     }
 
-    /// A resolver said that `name` has this address for so long.
+    /// Records that a resolver gave `name` this address for `ttl`.
     pub(crate) fn learn(&mut self, name: &Name, address: Ipv4Addr, ttl: Duration, now: Instant) {
         let mut rules = self.allow.iter().chain(&self.deny);
         if rules.any(|rule| rule.covers_name(name)) {
@@ -115,8 +115,7 @@ impl Policy {
     }
 }
 
-/// The addresses of which a rule must be about nothing else to open this one; None if any
-/// rule does.
+/// Returns the block that a rule must lie within to open this address; None if any rule may.
 fn closed(address: Ipv4Addr, own: bool) -> Option<Block> {
     if own && !address.is_loopback() {
         return Some(Block::of(address));
@@ -219,7 +218,7 @@ mod tests {
             named.learn(&name("rebinding.example"), address, Duration::MAX, now);
             assert!(!named.allows(address, 80, own, now), "{address}");
         }
-        // Its neighbour of this rule's, and an address on the internet.
+        // The address of this policy's rule, and an address on the internet.
         for (address, port, open) in [
             ("10.1.2.3", 80, true),
             ("10.1.2.3", 81, false),

@@ -1,10 +1,10 @@
-//! Which addresses are the host's own: its kernel says, for each one that is asked about.
+//! The host's own addresses: asks the kernel about each address.
 //!
-//! The question is `RTM_GETROUTE` (rtnetlink(7)), which looks an address up as this
-//! process's own connection to it would be. So the answer covers every interface, local
-//! routes and policy routing, and is as new as the connection that follows; a list of the
-//! interfaces' addresses would have to be kept up to date, and knows the first only. The
-//! question always has the same 36 bytes, and of the answer one byte counts.
+//! The request is `RTM_GETROUTE` (rtnetlink(7)), which looks an address up as this process's own
+//! connection to it would be. So the answer covers every interface, local routes and policy
+//! routing, and is as current as the connection that follows; a list of the interfaces' addresses
+//! would have to be kept up to date, and would lack local routes and policy routing. The request
+//! always has the same 36 bytes, and one byte of the answer counts.
 
 use std::cell::Cell;
 use std::io;
@@ -16,46 +16,48 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with,
 };
 
-/// Kinds of messages (`linux/rtnetlink.h`, `linux/netlink.h`).
+/// Types of messages (`linux/rtnetlink.h`, `linux/netlink.h`).
 const NEW_ROUTE: u16 = 24;
 const GET_ROUTE: u16 = 26;
 const ERROR: u16 = 2;
-/// The message is a question (`NLM_F_REQUEST`).
+/// The flag of a request (`NLM_F_REQUEST`).
 const REQUEST: u16 = 1;
 /// The attribute with the address (`RTA_DST`).
 const DESTINATION: u16 = 1;
-/// The kind of a route that ends on this machine (`RTN_LOCAL`).
+/// The type of a route that ends on this machine (`RTN_LOCAL`).
 const LOCAL: u8 = 2;
 /// The address family in a message (`AF_INET`).
 const INET: u8 = 2;
 
-/// Bytes of a message's header (`struct nlmsghdr`), of a route (`struct rtmsg`), of an
+/// Sizes in bytes of a message's header (`struct nlmsghdr`), of a route (`struct rtmsg`), of an
 /// attribute with an address.
 const HEADER: usize = 16;
 const ROUTE: usize = 12;
 const ATTRIBUTE: usize = 8;
 const QUESTION: usize = HEADER + ROUTE + ATTRIBUTE;
 
-/// Where a route says its kind (`rtm_type`).
+/// Offset of a route's type (`rtm_type`).
 const KIND: usize = HEADER + 7;
 
-/// Bytes of an answer that are read: no more than its kind is needed.
+/// Bytes of an answer that are read: only its type is needed.
 const ANSWER: usize = 64;
 
-/// Asks the kernel.
+/// A socket for route requests to the kernel.
 #[derive(Debug)]
 pub(crate) struct OwnAddresses {
     socket: OwnedFd,
-    /// The number of the last question.
+    /// The sequence number of the last request.
     sequence: Cell<u32>,
 }
 
 impl OwnAddresses {
+    /// Opens the socket.
+    ///
     /// # Errors
     /// When the host is out of descriptors or has no rtnetlink.
     pub(crate) fn new() -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        // No protocol is NETLINK_ROUTE, 0.
+        // Protocol 0, the default, is NETLINK_ROUTE.
         let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
         Ok(Self {
             socket,
@@ -63,8 +65,7 @@ impl OwnAddresses {
         })
     }
 
-    /// Whether what is sent to `address` stays on this machine. If the kernel does not
-    /// say, it might.
+    /// Whether packets to `address` stay on this machine. True if the kernel's answer is an error.
     pub(crate) fn contains(&self, address: Ipv4Addr) -> bool {
         self.ask(address).unwrap_or(true)
     }
@@ -77,14 +78,14 @@ impl OwnAddresses {
             &question(sequence, address),
             SendFlags::empty(),
         )?;
-        // The kernel has answered when it has taken the question.
+        // The kernel replies before `send` returns.
         loop {
             let mut answer = [0; ANSWER];
             let (_, length) = recv(&self.socket, &mut answer, RecvFlags::TRUNC)?;
             let answer = answer.get(..length.min(ANSWER)).unwrap_or_default();
             match parse(answer) {
                 Some((number, found)) if number == sequence => return Ok(found != Found::Other),
-                // An answer that came after its question was given up.
+                // A late answer to an earlier request.
                 Some(_) => {}
                 None => return Err(Errno::INVAL),
             }
@@ -114,15 +115,15 @@ fn question(sequence: u32, address: Ipv4Addr) -> [u8; QUESTION] {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Found {
-    /// It stays on this machine.
+    /// The route ends on this machine.
     Local,
-    /// It leaves this machine, or there is no way there.
+    /// The route leaves this machine, or there is none.
     Other,
-    /// The kernel has an error of its own.
+    /// The kernel reported another error.
     Unknown,
 }
 
-/// The number of the question, and the answer.
+/// Parses an answer: its sequence number, and its result.
 fn parse(bytes: &[u8]) -> Option<(u32, Found)> {
     let kind = u16::from_ne_bytes(*bytes.get(4..)?.first_chunk()?);
     let sequence = u32::from_ne_bytes(*bytes.get(8..)?.first_chunk()?);
@@ -132,7 +133,7 @@ fn parse(bytes: &[u8]) -> Option<(u32, Found)> {
         ERROR => {
             let code = i32::from_ne_bytes(*bytes.get(HEADER..)?.first_chunk()?);
             match Errno::from_raw_os_error(code.checked_neg()?) {
-                // Nowhere: a connection will fail in the same way.
+                // There is no route: a connection will fail in the same way.
                 Errno::NETUNREACH | Errno::HOSTUNREACH => Found::Other,
                 _ => Found::Unknown,
             }
@@ -152,7 +153,7 @@ mod tests {
         for address in [[127, 0, 0, 1], [127, 9, 9, 9]] {
             assert!(own.contains(address.into()), "{address:?}");
         }
-        // For documentation (RFC 5737): whether there is a way or not.
+        // A documentation address (RFC 5737), with or without a route to it.
         assert!(!own.contains([203, 0, 113, 7].into()));
     }
 

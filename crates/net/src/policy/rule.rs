@@ -1,4 +1,4 @@
-//! `CIDR|domain[:port]`, as `--net-allow` and `--net-deny` take it.
+//! Parses `CIDR|domain[:port]`, the argument of `--net-allow` and `--net-deny`.
 
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -8,33 +8,33 @@ use serde::{Deserialize, Serialize};
 
 use crate::dns::Name;
 
-/// Some destinations. In other formats it is the text that it is given as.
+/// A set of destinations. Serialized as text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Rule {
     pub(super) target: Target,
-    /// Every port if there is none.
+    /// None for every port.
     pub(super) port: Option<u16>,
 }
 
-/// Where to.
+/// The addresses or names of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Target {
     /// Addresses.
     Block(Block),
-    /// What a name resolves to.
+    /// The addresses that a name resolves to.
     Domain {
         name: Name,
-        /// `*.name`: every name below it, in place of the name itself.
+        /// `*.name`: every name below it, without the name itself.
         below: bool,
     },
 }
 
-/// Addresses with a common beginning.
+/// Addresses with a common prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Block {
     address: Ipv4Addr,
-    /// 0 to 32.
+    /// The prefix's length, 0 to 32.
     bits: u8,
 }
 
@@ -60,23 +60,23 @@ impl Block {
 }
 
 impl Rule {
-    /// Whether the rule is about this port.
+    /// Whether the rule applies to this port.
     pub(super) fn covers_port(&self, port: u16) -> bool {
         self.port.is_none_or(|own| own == port)
     }
 
-    /// Whether the rule is about this address, by its number.
+    /// Whether the rule names this address by number.
     pub(super) fn covers_address(&self, address: Ipv4Addr) -> bool {
         matches!(self.target, Target::Block(block) if block.contains(address))
     }
 
-    /// Whether the rule names these addresses or some of them, and no others.
+    /// Whether the rule names only addresses in `wide`.
     pub(super) fn is_within(&self, wide: Block) -> bool {
         matches!(self.target, Target::Block(block)
             if block.bits >= wide.bits && wide.contains(block.address))
     }
 
-    /// Whether the rule is about this name.
+    /// Whether the rule names this name.
     pub(super) fn covers_name(&self, name: &Name) -> bool {
         match &self.target {
             Target::Block(_) => false,
@@ -86,7 +86,7 @@ impl Rule {
     }
 }
 
-/// What is wrong with a rule.
+/// An invalid rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RuleError {
     /// An address of version 6.
@@ -108,7 +108,7 @@ pub enum RuleError {
     Target(String),
 }
 
-/// Host and port of a URL, as a rule has them.
+/// Returns the host and port of a URL, in a rule's syntax.
 fn host_of_url(text: &str) -> Option<String> {
     let (scheme, rest) = text.split_once("://")?;
     let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
@@ -143,16 +143,18 @@ impl FromStr for Rule {
             None => (target, None),
         };
         let target = if let Ok(address) = address.parse::<Ipv4Addr>() {
-            let bits = bits.map_or(Ok(32), str::parse::<u8>);
-            let bits = bits.ok().filter(|bits| *bits <= 32);
-            let bits = bits.ok_or_else(|| RuleError::Bits(text.into()))?;
+            let bits = bits
+                .map_or(Ok(32), str::parse::<u8>)
+                .ok()
+                .filter(|bits| *bits <= 32)
+                .ok_or_else(|| RuleError::Bits(text.into()))?;
             Target::Block(Block { address, bits })
         } else {
             let (name, below) = match target.strip_prefix("*.") {
                 Some(name) => (name, true),
                 None => (target, false),
             };
-            // All digits and dots is a mistyped address and never a name.
+            // A name whose last label has digits only is a mistyped address.
             let number = |label: &str| label.bytes().all(|byte| byte.is_ascii_digit());
             let name = Name::from_text(name)
                 .filter(|_| !name.rsplit('.').next().is_none_or(number))

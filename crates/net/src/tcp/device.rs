@@ -1,4 +1,4 @@
-//! The link as smoltcp sees it: IP packets, one in at a time.
+//! The link as smoltcp sees it: IP packets, of which one at a time comes in.
 
 use smoltcp::phy::{self, Checksum, ChecksumCapabilities, DeviceCapabilities, Medium};
 use smoltcp::time::Instant;
@@ -7,7 +7,7 @@ use smoltcp::wire::{IpProtocol, Ipv4Packet, TcpPacket, checksum};
 use crate::link::Link;
 
 pub(super) struct Device<'a> {
-    /// The packet to take in next.
+    /// The packet that smoltcp receives next.
     pub(super) incoming: Option<&'a [u8]>,
     pub(super) link: &'a mut Link,
 }
@@ -39,8 +39,8 @@ impl phy::Device for Device<'_> {
         let mut capabilities = DeviceCapabilities::default();
         capabilities.medium = Medium::Ip;
         capabilities.max_transmission_unit = self.link.addresses().mtu.into();
-        // The link is memory: what the guest wrote is what we read. Ours is put in when the
-        // packet is made.
+        // The link is memory, so what the guest wrote arrives intact. The checksums of our own
+        // packets are set when a packet is sent.
         capabilities.checksum = ChecksumCapabilities::default();
         capabilities.checksum.ipv4 = Checksum::Tx;
         capabilities.checksum.tcp = Checksum::None;
@@ -65,8 +65,8 @@ impl phy::TxToken for Outgoing<'_> {
     }
 }
 
-/// Puts the checksum into the TCP segment of a packet, or what is to be added to the segment's
-/// sum for it. smoltcp sends no other packets here, and no IPv4 options.
+/// Sets the checksum of the TCP segment in a packet; if it is left to the guest, the sum of the
+/// pseudo-header. smoltcp sends no other packets here, and no IPv4 options.
 fn put_checksum(packet: &mut [u8], is_left: bool) {
     let mut packet = Ipv4Packet::new_unchecked(packet);
     let (from, to) = (packet.src_addr(), packet.dst_addr());
@@ -75,15 +75,16 @@ fn put_checksum(packet: &mut [u8], is_left: bool) {
     };
     let length = u32::try_from(segment.as_ref().len()).unwrap_or_default();
     let pseudo = checksum::pseudo_header_v4(&from, &to, IpProtocol::Tcp, length);
-    let checksum = match is_left {
-        true => pseudo,
-        false => !checksum::combine(&[pseudo, sum(segment.as_ref())]),
+    let checksum = if is_left {
+        pseudo
+    } else {
+        !checksum::combine(&[pseudo, sum(segment.as_ref())])
     };
     segment.set_checksum(checksum);
 }
 
-/// The sum of RFC 1071, eight bytes at a time and the carries apart: fewer instructions a byte
-/// than smoltcp's.
+/// Returns the Internet checksum's sum (RFC 1071). It adds eight bytes at a time and counts the
+/// carries separately: fewer instructions per byte than smoltcp's.
 fn sum(bytes: &[u8]) -> u16 {
     let (words, rest) = bytes.as_chunks::<8>();
     let (mut sum, mut carries) = (0_u64, 0_u64);

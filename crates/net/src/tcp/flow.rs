@@ -1,5 +1,5 @@
-//! One connection: the guest's end in smoltcp, the host's in the kernel, and the bytes,
-//! ends and resets that go from one to the other.
+//! One connection: the guest's end in smoltcp, the host's in the kernel, and the bytes, ends and
+//! resets that are passed from one to the other.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddrV4, TcpStream};
@@ -11,17 +11,17 @@ use smoltcp::socket::tcp::{Socket, State};
 
 use super::request::Request;
 
-/// A connection that the guest asked for: its port, and where to.
+/// Identifies a connection that the guest requested: its port, and the destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
     pub(super) guest_port: u16,
     pub(super) to: SocketAddrV4,
 }
 
-/// By what a connection is found.
+/// Which side opened a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
-    /// The guest asked for it.
+    /// The guest requested it.
     Guest(Key),
     /// It came to a published port; the guest sees it come from this port of the gateway.
     Host(u16),
@@ -32,34 +32,34 @@ pub(super) struct Flow {
     pub(super) origin: Origin,
     pub(super) host: TcpStream,
     pub(super) stage: Stage,
-    /// Whether the host's socket may have something to read, and room to write.
+    /// Whether the host's socket may have data to read, and room to write.
     pub(super) readable: bool,
     pub(super) writable: bool,
-    /// The host's side has sent its last byte, and the guest is told.
+    /// The host's side has sent its last byte, and the guest's socket is closed for sending.
     host_ended: bool,
     /// The guest has sent its last byte.
     guest_ended: bool,
-    /// And the host's side is told.
+    /// The end of the guest's data has been passed on to the host's side.
     end_passed_on: bool,
 }
 
 #[derive(Debug)]
 pub(super) enum Stage {
-    /// The host's side answers first: only then does the guest hear whether its request
-    /// is accepted, refused or in vain.
+    /// The host's side is connecting. Only its result decides whether the guest's request is
+    /// accepted, reset, or answered as unreachable.
     Connecting(Request),
     /// Bytes flow.
     Open(SocketHandle),
 }
 
-/// What became of a connection.
+/// The state of a connection after a pump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// It goes on.
+    /// The connection continues.
     Alive,
-    /// Nothing is left to do but what smoltcp still has to say.
+    /// All data is delivered; smoltcp may still have packets to send.
     Over,
-    /// And it has nothing to say either.
+    /// Nothing is left to deliver or to send.
     Gone,
 }
 
@@ -77,11 +77,11 @@ impl Flow {
         }
     }
 
-    /// Moves what can be moved.
+    /// Moves data in both directions, as far as possible.
     pub(super) fn pump(&mut self, guest: &mut Socket<'_>) -> Fate {
         if guest.state() == State::Listen {
-            // The guest, when told that it is connected, did not want to be any more. The
-            // socket must not have anybody else's request.
+            // The guest reset the connection instead of completing it. The socket must not accept
+            // another request.
             self.reset_host();
             return Fate::Gone;
         }
@@ -101,7 +101,7 @@ impl Flow {
                 }
                 Fate::Over
             }
-            // Both ends are told. To wait for stray packets is what a network needs.
+            // Both ends have been notified. Only a network with stray packets would need the wait.
             State::TimeWait if self.end_passed_on => Fate::Over,
             _ => Fate::Alive,
         }
@@ -121,7 +121,7 @@ impl Flow {
             }
         }
         if self.guest_ended && !self.end_passed_on && !guest.can_recv() {
-            // It may have been reset in between, which reading tells.
+            // The connection may have been reset in the meantime, which reading reports.
             let _ = self.host.shutdown(Shutdown::Write);
             self.end_passed_on = true;
         }
@@ -148,11 +148,11 @@ impl Flow {
         Ok(())
     }
 
-    /// Has the host's kernel send a reset when the socket closes.
+    /// Makes the host's kernel send a reset when the socket closes.
     pub(super) fn reset_host(&self) {
         let _ = sockopt::set_socket_linger(&self.host, Some(Duration::ZERO));
     }
 }
 
-/// The host's side was reset, or smoltcp's state says that it was.
+/// The host's side or the guest's was reset.
 struct Broken;

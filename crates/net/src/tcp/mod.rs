@@ -1,4 +1,4 @@
-//! TCP: the guest's connections end in smoltcp, and each has a socket of the host's.
+//! TCP: each of the guest's connections ends in smoltcp and continues in a socket of the host.
 
 mod device;
 mod flow;
@@ -28,25 +28,25 @@ use device::Device;
 use flow::{Fate, Flow, Key, Origin, Stage};
 use request::{Request, is_request};
 
-/// Most connections at a time, both ways together, those that are being made included. Of
-/// those the oldest makes room for another one; when all are made, the guest's request is
-/// refused and the host's waits.
+/// Maximum number of connections at a time, in both directions together, including those that are
+/// not established yet. When it is reached, the oldest of the latter makes room for a new one; if
+/// all are established, the guest's request is refused and the host's waits.
 const MAX_FLOWS: usize = 1024;
 
-/// Bytes on the way in each direction of a connection: some of the largest segments, so that
-/// neither side has to be woken up for each.
+/// Bytes buffered in each direction of a connection: a few of the largest segments, so that neither
+/// side has to be woken up for each.
 const BUFFER: usize = 1 << 20;
 
 /// The same for connections beyond the first [`WIDE_FLOWS`], of which there may be many.
 const NARROW_BUFFER: usize = 128 << 10;
 
-/// Most connections at a time with a [`BUFFER`].
+/// Maximum number of connections at a time with a [`BUFFER`].
 const WIDE_FLOWS: usize = 32;
 
-/// So long may the guest leave data unacknowledged, paused machines included.
+/// How long the guest may leave data unacknowledged, including the time that its machine is paused.
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
 
-/// Ports of the gateway's that connections to published ports come from.
+/// The gateway's ports that connections to published ports come from.
 const CALLING_PORTS: std::ops::Range<u16> = 32768..61000;
 
 pub(crate) struct Tcp {
@@ -59,9 +59,9 @@ pub(crate) struct Tcp {
     published: HashMap<Id, Published>,
     /// At most [`MAX_FLOWS`], and half of the descriptors that the process may have.
     max_flows: usize,
-    /// No request is given up before.
+    /// No pending request expires before this time.
     next_check: Option<Instant>,
-    /// smoltcp counts from here.
+    /// The zero of smoltcp's clock.
     start: Instant,
 }
 
@@ -69,13 +69,13 @@ pub(crate) struct Tcp {
 struct Published {
     listener: TcpListener,
     guest_port: u16,
-    /// Connections may wait to be accepted.
+    /// Whether connections may wait to be accepted.
     readable: bool,
 }
 
 impl Drop for Published {
     fn drop(&mut self) {
-        // The port is free from here on, even if a child that another thread is just starting
+        // Shutting down frees the port here, even if a child that another thread is just starting
         // holds the socket as well.
         let _ = shutdown(&self.listener, Shutdown::Both);
     }
@@ -91,10 +91,10 @@ impl Tcp {
             link,
         };
         let mut interface = Interface::new(config, &mut device, smoltcp::time::Instant::ZERO);
-        // It answers for every address that the guest sends to.
+        // The interface accepts packets to every address that the guest sends to.
         interface.set_any_ip(true);
         interface.update_ip_addrs(|addresses| {
-            // There is room for two.
+            // smoltcp has room for two addresses.
             let _ = addresses.push(IpCidr::new(own.gateway.into(), own.prefix));
         });
         Self {
@@ -126,7 +126,7 @@ impl Tcp {
         Ok(())
     }
 
-    /// Takes in a packet of the guest's.
+    /// Handles a TCP packet from the guest.
     pub(crate) fn receive(&mut self, io: &mut Io, packet: &Packet<'_>) {
         let Ok(header) = TcpPacket::new_checked(packet.payload) else {
             return;
@@ -142,7 +142,7 @@ impl Tcp {
             Some(Stage::Open(_)) => {}
             _ if is_new && !is_request(packet, io.link.addresses().guest) => return,
             None if is_new => return self.open(io, key, packet.bytes),
-            // The answer is on its way.
+            // The host's side has not answered yet.
             Some(Stage::Connecting(request)) if is_new => {
                 return request.repeat(packet.bytes, io.now);
             }
@@ -164,12 +164,12 @@ impl Tcp {
             .poll_ingress_single(now, &mut device, &mut self.sockets);
     }
 
-    /// Asks the host's side for what the guest asks for.
+    /// Starts to connect the host's side to the destination that the guest requests.
     fn open(&mut self, io: &mut Io, key: Key, request: &[u8]) {
         let is_resolver = *key.to.ip() == io.link.addresses().gateway && key.to.port() == DNS_PORT;
         let target = if is_resolver {
-            // Long answers come by TCP. Rules about names need to see the questions, and
-            // those they see by UDP only.
+            // Long DNS answers come over TCP. Rules about names must see the queries, and they see
+            // only those over UDP: TCP is allowed only without such rules.
             io.resolvers.get(0, io.now).filter(|_| io.policy.is_open())
         } else {
             let address = io.route(*key.to.ip(), key.to.port());
@@ -197,8 +197,8 @@ impl Tcp {
             .insert(id, Flow::new(Origin::Guest(key), host, stage));
     }
 
-    /// Gives up the oldest request that the host's side has not answered; false if there is
-    /// none. A guest that still wants it repeats it.
+    /// Drops the oldest request that the host's side has not answered; false if there is none. A
+    /// guest that still wants the connection repeats its request.
     fn make_room(&mut self) -> bool {
         let oldest = self.requests().map(|(id, _)| id).min();
         oldest.is_some_and(|id| self.forget(id).is_some())
@@ -213,7 +213,7 @@ impl Tcp {
             })
     }
 
-    /// Gives up what the guest has given up.
+    /// Drops the requests that the guest has given up.
     fn give_up(&mut self, now: Instant) {
         if self.next_check.is_none_or(|check| now < check) {
             return;
@@ -226,9 +226,9 @@ impl Tcp {
         }
     }
 
-    /// The guest's request gets what a closed port would answer.
+    /// Answers the guest's request as a closed port would.
     fn refuse(&mut self, io: &mut Io, request: &[u8]) {
-        // No socket listens, so this makes a reset.
+        // No socket listens, so smoltcp replies with a reset.
         self.ingress(io, request);
     }
 
@@ -242,7 +242,7 @@ impl Tcp {
         }
     }
 
-    /// Something happened to a host's socket.
+    /// Handles an event of a host's socket.
     pub(crate) fn event(&mut self, io: &mut Io, id: Id, event: Event) {
         let Some(flow) = self.flows.get_mut(&id) else {
             return;
@@ -278,7 +278,7 @@ impl Tcp {
             port: key.to.port(),
         };
         if socket.listen(endpoint).is_err() {
-            // Port 0, which nobody can listen on.
+            // Port 0, on which smoltcp can't listen.
             self.forget(id);
             return;
         }
@@ -292,14 +292,14 @@ impl Tcp {
         }
     }
 
-    /// A published port has connections waiting.
+    /// Notes that a published port has connections waiting.
     pub(crate) fn port_event(&mut self, id: Id) {
         if let Some(port) = self.published.get_mut(&id) {
             port.readable = true;
         }
     }
 
-    /// Takes connections to published ports and starts to connect them to the guest.
+    /// Accepts connections to published ports and starts to connect them to the guest.
     fn take_calls(&mut self, io: &mut Io) {
         let ports = self.published.iter().filter(|(_, port)| port.readable);
         for id in ports.map(|(id, _)| *id).collect::<Vec<Id>>() {
@@ -309,12 +309,12 @@ impl Tcp {
                 };
                 let guest_port = port.guest_port;
                 let Ok((host, _)) = port.listener.accept() else {
-                    // Of this port, or of descriptors: either way another event follows,
-                    // and what waits goes on waiting.
+                    // The queue is empty, or the process is out of descriptors: in both cases
+                    // another event follows, and connections that wait go on waiting.
                     port.readable = false;
                     break;
                 };
-                // One that fails is closed, which its other end notices.
+                // On failure the connection is closed, which the other end notices.
                 let _ = self.call(io, host, guest_port);
             }
         }
@@ -353,7 +353,7 @@ impl Tcp {
         None
     }
 
-    /// Moves everything that can be moved.
+    /// Moves all data that can be moved, and sends smoltcp's packets as far as the link has room.
     pub(crate) fn advance(&mut self, io: &mut Io) {
         self.give_up(io.now);
         self.take_calls(io);
@@ -380,7 +380,8 @@ impl Tcp {
                 .interface
                 .poll_egress(now, &mut device, &mut self.sockets);
             if sent == PollResult::None {
-                // Everybody has had a say: whoever is over has said its last.
+                // smoltcp has nothing left to send, so the flows that are over have sent their last
+                // packet.
                 for id in over.drain(..) {
                     self.forget(id);
                 }
@@ -389,7 +390,7 @@ impl Tcp {
         }
     }
 
-    /// Whether the host's side has yet to take something that the guest sent.
+    /// Whether the host's side has yet to take data that the guest sent.
     pub(crate) fn has_undelivered(&self) -> bool {
         self.flows.values().any(|flow| match flow.stage {
             Stage::Open(handle) => self.sockets.get::<Socket>(handle).can_recv(),
@@ -397,7 +398,8 @@ impl Tcp {
         })
     }
 
-    /// Closes the host's side; where the connection stood.
+    /// Removes a connection, closes the host's socket, and returns the stage that the connection
+    /// was in.
     fn forget(&mut self, id: Id) -> Option<Stage> {
         let flow = self.flows.remove(&id)?;
         match flow.origin {
@@ -414,16 +416,18 @@ impl Tcp {
         Some(flow.stage)
     }
 
-    /// How long nothing happens if nobody does anything.
+    /// Returns the time until a timer is due; None if no timer runs.
     pub(crate) fn quiet_for(&mut self, io: &Io) -> Option<Duration> {
         let now = self.clock(io.now);
-        // What is due to be sent has to wait until there is room.
-        let delay = match io.link.has_room() {
-            true => self.interface.poll_delay(now, &self.sockets),
-            false => None,
+        // Packets that are due wait until the link has room.
+        let delay = if io.link.has_room() {
+            self.interface.poll_delay(now, &self.sockets)
+        } else {
+            None
         };
-        let check = self.next_check;
-        let check = check.map(|check| check.saturating_duration_since(io.now));
+        let check = self
+            .next_check
+            .map(|check| check.saturating_duration_since(io.now));
         [delay.map(Duration::from), check]
             .into_iter()
             .flatten()
@@ -436,14 +440,15 @@ impl Tcp {
     }
 }
 
-/// Others in this process need descriptors too.
+/// Returns the maximum number of connections. Other parts of the process need descriptors too.
 fn max_flows() -> usize {
     let limit = getrlimit(Resource::Nofile).current;
     let half = limit.map_or(u64::MAX, |limit| limit / 2);
     usize::try_from(half).map_or(MAX_FLOWS, |half| half.min(MAX_FLOWS))
 }
 
-/// The guest's end of the last of so many connections.
+/// Creates the guest's end of a connection; `flows` is the number of connections, this one
+/// included.
 fn new_socket(flows: usize) -> Socket<'static> {
     let size = if flows <= WIDE_FLOWS {
         BUFFER

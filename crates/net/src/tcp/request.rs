@@ -7,18 +7,18 @@ use smoltcp::wire::{TcpControl, TcpPacket, TcpRepr};
 
 use crate::packet::Packet;
 
-/// A guest that still wants its connection repeats the request after one second (RFC 6298,
-/// section 2.1) and then after at most twice the time that it waited before (section 5.5).
-/// It says nothing when it gives up. These are a little more, for guests that are slow.
+/// How long a request is kept. A guest that still wants its connection repeats the request after
+/// one second (RFC 6298, section 2.1) and then after at most twice the time that it waited before
+/// (section 5.5). It gives up silently. These values are a little larger, for slow guests.
 const AT_FIRST: Duration = Duration::from_secs(4);
 const BACK_OFF: u32 = 3;
 
-/// The last packet with the request, and how long the guest may leave it at that.
+/// The last packet with the request, and the time until which it holds.
 #[derive(Debug)]
 pub(super) struct Request {
     pub(super) packet: Vec<u8>,
     last: Instant,
-    /// Who has not heard from the guest by then takes the request as given up.
+    /// If the guest has not repeated the request by then, it has given the request up.
     pub(super) until: Instant,
 }
 
@@ -31,7 +31,7 @@ impl Request {
         }
     }
 
-    /// The guest repeats its request, or makes another one from the same port.
+    /// Records that the guest repeats its request, or makes another one from the same port.
     pub(super) fn repeat(&mut self, packet: &[u8], now: Instant) {
         let waited = now.saturating_duration_since(self.last);
         self.packet.clear();
@@ -41,8 +41,8 @@ impl Request {
     }
 }
 
-/// Whether the packet is a request that smoltcp will take: what it does not would be a socket
-/// that listens for the next one.
+/// Whether smoltcp will accept the packet as a request. A socket opened for a packet that smoltcp
+/// rejects would go on listening and take the next request.
 pub(super) fn is_request(packet: &Packet<'_>, guest: std::net::Ipv4Addr) -> bool {
     let Ok(header) = TcpPacket::new_checked(packet.payload) else {
         return false;

@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use micabox_net::{Addresses, Config, Network};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-/// Debian's own, which knows only the standard library.
+/// Debian's own, which has only the standard library.
 const PYTHON: &str = "/usr/bin/python3";
 
 /// Before every script.
@@ -44,7 +44,7 @@ impl Guest {
     }
 
     pub fn attempt(config: Config) -> Result<Self, micabox_net::Error> {
-        // The network takes as many connections as half of its descriptors can be.
+        // The network allows half as many connections as it may have descriptors.
         let mut limit = getrlimit(Resource::Nofile);
         limit.current = limit.maximum;
         setrlimit(Resource::Nofile, limit).unwrap();
@@ -105,7 +105,7 @@ impl Guest {
             .expect("unshare is installed")
     }
 
-    /// Runs a Python script in the guest to its end and returns what it printed.
+    /// Runs a Python script in the guest and returns what it printed.
     #[track_caller]
     pub fn run(&self, script: &str, arguments: &[&str]) -> String {
         let output = self.start(script, arguments).wait_with_output().unwrap();
@@ -115,12 +115,12 @@ impl Guest {
     }
 }
 
-/// An address of this machine's that is not its loopback interface's.
+/// Returns an address of this machine that is not its loopback interface's.
 pub fn outside() -> Ipv4Addr {
-    /// For benchmarks (RFC 2544): nobody else has it.
+    /// A benchmark address (RFC 2544): no other host has it.
     const OWN: Ipv4Addr = Ipv4Addr::new(198, 18, 255, 1);
     let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
-    // Sends nothing, but decides which address would be sent from.
+    // Sends nothing, but selects the source address.
     if socket.connect("192.0.2.77:9").is_ok()
         && let IpAddr::V4(address) = socket.local_addr().unwrap().ip()
         && !address.is_loopback()
@@ -128,7 +128,7 @@ pub fn outside() -> Ipv4Addr {
         return address;
     }
     let words = format!("addr add {OWN}/32 dev lo");
-    // It may be there from an earlier test: binding tells.
+    // An earlier test may have added it; binding shows that.
     let _ = Command::new("ip").args(words.split(' ')).output();
     TcpListener::bind((OWN, 0)).expect("needs root, or any network");
     OWN

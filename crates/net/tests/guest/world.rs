@@ -1,5 +1,5 @@
-//! A network of a test's own: the test runs again as a process in a network namespace, which
-//! has one neighbour, another namespace.
+//! A network for one test: the test runs again as a process in a network namespace, which has one
+//! neighbour, another namespace.
 
 #![allow(dead_code, reason = "every test binary uses a part of it")]
 
@@ -9,10 +9,10 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// Says that the process is in its namespace.
+/// Set in the process that runs in the namespace.
 const INSIDE: &str = "MICABOX_NET_TEST_INSIDE";
 
-/// For benchmarks (RFC 2544): nobody else has them.
+/// Benchmark addresses (RFC 2544): no other host has them.
 pub const OWN: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 pub const NEIGHBOUR: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 2);
 
@@ -22,8 +22,8 @@ pub struct World {
 }
 
 impl World {
-    /// In the test's own namespace, that; outside, runs the test with this name there and
-    /// returns none.
+    /// In the test's namespace, returns the world; outside, runs the test with this name in one and
+    /// returns None.
     pub fn enter(test: &str) -> Option<Self> {
         if std::env::var_os(INSIDE).is_some() {
             return Some(Self::new());
@@ -81,17 +81,17 @@ impl World {
         );
     }
 
-    /// Gives the neighbour an address; everything unknown is sent there.
+    /// Gives the neighbour an address; packets to unknown addresses go to the neighbour.
     pub fn have(&self, address: Ipv4Addr) {
         self.neighbour_ip(&format!("addr add {address}/24 dev far"));
     }
 
-    /// The neighbour drops what is sent to these addresses.
+    /// Makes the neighbour drop packets to these addresses.
     pub fn swallow(&self, block: &str) {
         self.neighbour_ip(&format!("route add blackhole {block}"));
     }
 
-    /// Does something, such as opening a socket, in the neighbour's namespace.
+    /// Runs an action, such as opening a socket, in the neighbour's namespace.
     pub fn there<T: Send>(&self, action: impl FnOnce() -> T + Send) -> T {
         let path = format!("/proc/{}/ns/net", self.neighbour.id());
         let namespace: OwnedFd = std::fs::File::open(path).unwrap().into();
@@ -114,7 +114,7 @@ impl Drop for World {
     }
 }
 
-/// Changes addresses, routes, interfaces of the test's own namespace.
+/// Changes addresses, routes and interfaces of the test's namespace.
 pub fn ip(words: &str) {
     run(&mut Command::new("ip"), words);
 }
@@ -124,8 +124,8 @@ fn run(command: &mut Command, words: &str) {
     assert!(status.success(), "ip {words}");
 }
 
-/// What the kernel has counted in the test's own namespace, as `Tcp ActiveOpens`: every
-/// connection that was tried to be made from there.
+/// Returns a counter of the kernel for the test's namespace, such as `Tcp ActiveOpens`: all
+/// attempts to connect from there.
 pub fn counter(protocol: &str, name: &str) -> u64 {
     let text = std::fs::read_to_string("/proc/self/net/snmp").unwrap();
     let prefix = format!("{protocol}:");

@@ -9,7 +9,7 @@ use micabox_net::{Addresses, Config, Network};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
-/// Far longer than anything takes: only a hang ends it.
+/// Far longer than any step takes: only a hang reaches it.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 pub struct Link {
@@ -18,7 +18,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// A network in which every destination is denied but this one.
+    /// Starts a network in which every destination but this one is denied.
     pub fn new(allowed: &str) -> Self {
         let config = Config {
             allow: vec![allowed.parse().unwrap()],
@@ -41,7 +41,7 @@ impl Link {
         sockets[0].revents()
     }
 
-    /// Sends a frame; takes and drops what is in the way of that.
+    /// Sends a frame; reads and drops frames that block it.
     pub fn send(&self, frame: &[u8]) {
         while send(&self.socket, frame, SendFlags::NOSIGNAL) == Err(rustix::io::Errno::AGAIN) {
             if self
@@ -61,7 +61,7 @@ impl Link {
         frame
     }
 
-    /// Asks who the gateway is, and waits for the answer.
+    /// Sends an ARP request for the gateway, and waits for the reply.
     pub fn is_alive(&self) {
         let own = Addresses::default();
         let mut request = vec![0xff; 6];
@@ -92,7 +92,7 @@ pub fn frame(kind: [u8; 2], payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// An IPv4 packet from the guest, with a right header.
+/// An IPv4 packet from the guest, with a valid header.
 pub fn packet(to: [u8; 4], protocol: u8, payload: &[u8]) -> Vec<u8> {
     let length = u16::try_from(20 + payload.len()).unwrap().to_be_bytes();
     let mut packet = vec![
@@ -110,7 +110,7 @@ pub const SYN: u8 = 2;
 pub const RST: u8 = 4;
 pub const ACK: u8 = 16;
 
-/// A TCP segment from a port of the guest's.
+/// A TCP segment from one of the guest's ports.
 pub fn segment(
     port: u16,
     to: ([u8; 4], u16),
@@ -127,7 +127,7 @@ pub fn segment(
 }
 
 impl Link {
-    /// Takes frames until a TCP segment for this port of the guest's comes: its sequence
+    /// Reads frames until a TCP segment for this port of the guest comes; returns its sequence
     /// number, flags, and the number that it acknowledges.
     pub fn segment_for(&self, port: u16) -> (u32, u8, u32) {
         loop {

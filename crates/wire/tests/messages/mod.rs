@@ -1,4 +1,4 @@
-//! Every message there is, with arbitrary contents.
+//! Strategies for every message, with arbitrary contents.
 
 use micabox_wire::{
     Boot, BootFailed, BootTimings, Device, Exec, ExitStatus, Extent, Format, Hello, Identity, Init,
