@@ -24,7 +24,7 @@ fn file(number: u8, mib: u64) -> ImageFile {
     }
 }
 
-/// fsmeta is file 100; layers are 0, 1, 2... of 2, 4, 6... MiB.
+/// Makes an image whose fsmeta is file 100 and whose layers are files 0, 1, 2... of 2, 4, 6... MiB.
 fn image(layers: u8) -> ImageFiles {
     ImageFiles {
         fsmeta: file(100, 2),
@@ -60,7 +60,7 @@ fn lower(image: Extent, devices: Vec<Extent>) -> Lower {
     }
 }
 
-/// The numbers of the files of each region.
+/// Returns the numbers of the files of each region.
 fn regions(plan: &Plan) -> Vec<Vec<&str>> {
     plan.pmem
         .iter()
@@ -110,7 +110,7 @@ fn stacked_layers_come_topmost_first() {
     assert_eq!(plan.lowers, expected);
 }
 
-/// The names of a disk's files.
+/// Returns the names of a disk's files.
 fn files_of(disk: &Disk) -> Vec<&str> {
     let DiskSource::Files { files, .. } = &disk.source else {
         panic!("{disk:?}");

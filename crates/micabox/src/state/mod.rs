@@ -1,4 +1,4 @@
-//! What is on disk about sandboxes, enough to find, stop and clean up those whose owner died.
+//! The state of sandboxes on disk, enough to find, stop and clean up those whose owner died.
 //!
 //! ```text
 //! sandboxes/<id>/state.json   the record
