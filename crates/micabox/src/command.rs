@@ -80,7 +80,7 @@ impl Command {
     /// Makes the command that `docker run` makes of an image's configuration.
     ///
     /// # Errors
-    /// As [`CommandError`] says.
+    /// [`CommandError`].
     pub fn from_image(image: &Config, overrides: &Overrides) -> Result<Self, CommandError> {
         let mut command = Self::in_image(image, overrides)?;
         command.argv = argv(image, overrides);

@@ -18,7 +18,7 @@ pub enum Error {
     /// The store failed.
     #[error(transparent)]
     Store(#[from] micabox_image::store::Error),
-    /// A file of the image is not what the store says.
+    /// A file of the image is not as the store describes it.
     #[error("the image's file {} can't be used: {problem}", path.display())]
     ImageFile {
         /// The file.

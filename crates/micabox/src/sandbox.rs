@@ -148,7 +148,7 @@ impl Sandbox {
     /// Makes a command of the image's configuration and `overrides`, as `docker run` has it.
     ///
     /// # Errors
-    /// As [`CommandError`] says.
+    /// [`CommandError`].
     pub fn image_command(&self, overrides: &Overrides) -> Result<Command, CommandError> {
         Command::from_image(&self.config, overrides)
     }
@@ -156,7 +156,7 @@ impl Sandbox {
     /// Makes a command with the image's environment, user and directory, as `docker exec` has it.
     ///
     /// # Errors
-    /// As [`CommandError`] says.
+    /// [`CommandError`].
     pub fn command(&self, overrides: &Overrides) -> Result<Command, CommandError> {
         Command::in_image(&self.config, overrides)
     }

@@ -113,7 +113,7 @@ impl<C: Call<Error = Fault>, T: DeserializeOwned> Records<C, T> {
     /// Returns the next record; none at the end.
     ///
     /// # Errors
-    /// Why there are no more.
+    /// Why the next record can't be read.
     pub fn next_record(&mut self) -> Result<Option<T>, CallError<Fault>> {
         records::read(&mut self.stream).map_err(|error| {
             let reply = self.stream.reply.take();

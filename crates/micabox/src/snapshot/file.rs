@@ -6,7 +6,7 @@
 //! |---|---|
 //! | 19 | `micabox snapshot 1` and a line feed |
 //! | 4 | length of the head |
-//! | | the head, JSON: the snapshot, and the runs of bytes that are no hole |
+//! | | the head, JSON: the snapshot, and the runs of bytes that are not holes |
 //! | | the bytes of the runs |
 //! | 32 | SHA-256 of everything before |
 

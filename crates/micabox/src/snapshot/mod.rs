@@ -4,9 +4,9 @@
 //! ```text
 //! sandboxes/snapshot-<name>/disk.ext4       the copy; its journal is empty, if a disk is all
 //! sandboxes/snapshot-<name>/machine         processors and devices
-//! sandboxes/snapshot-<name>/memory          what the machine remembered
-//! sandboxes/snapshot-<name>/machine.json    what else there is to say of it
-//! sandboxes/snapshot-<name>/snapshot.json   what it is of; written last
+//! sandboxes/snapshot-<name>/memory          the machine's memory
+//! sandboxes/snapshot-<name>/machine.json    the machine's settings, for a restore
+//! sandboxes/snapshot-<name>/snapshot.json   the snapshot's record; written last
 //! sandboxes/snapshot-<name>/lock            locked (flock) while it is made
 //! sandboxes/snapshot-<name>/lease.json      keeps the store from removing the image
 //! ```
