@@ -1,10 +1,10 @@
 //! Makes foreign text harmless: all of it is visible, and a terminal acts on none of it.
 //!
 //! Names and messages come from images, disks, guests, snapshots and registries. What a terminal
-//! would act on, or show as nothing, is escaped as in the shell's `$'...'`: `
-//! `, `\x1b`, `\xff` for a byte that is not UTF-8, `\u202e`, `\U000e0001`. That covers control
-//! characters (C0, DEL, C1), format characters (those that change the direction of writing, or have
-//! no width), blanks other than a space, and unassigned code points.
+//! would act on, or show as nothing, is escaped as in the shell's `$'...'`: `\n`, `\x1b`, `\xff`
+//! for a byte that is not UTF-8, `\u202e`, `\U000e0001`. That covers control characters (C0, DEL,
+//! C1), format characters (those that change the direction of writing, or have no width), blanks
+//! other than a space, and unassigned code points.
 
 use std::borrow::Cow;
 use std::fmt::Write;

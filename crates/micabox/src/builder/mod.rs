@@ -213,11 +213,10 @@ impl<'a> Builder<'a> {
     }
 
     /// Connects the sandbox's vsock (virtio-vsock, backend `kvm` only) to Unix sockets of the host.
-    /// A client that connects to the socket at `path`, which must be absolute, and writes `CONNECT
-    /// PORT
-    /// ` reaches that port in the sandbox. A connection from the sandbox to port PORT of address 2
-    /// reaches the program that listens at `path` followed by `_PORT`. The socket at `path` is
-    /// removed with the sandbox.
+    /// A client that connects to the socket at `path`, which must be absolute, and writes
+    /// `CONNECT PORT\n` reaches that port in the sandbox. A connection from the sandbox to port PORT
+    /// of address 2 reaches the program that listens at `path` followed by `_PORT`. The socket at
+    /// `path` is removed with the sandbox.
     #[must_use]
     pub fn vsock(mut self, path: impl Into<PathBuf>) -> Self {
         self.vsock = Some(path.into());

@@ -1,10 +1,10 @@
 //! The protocol between a client and the owner of a sandbox. `docs/protocol.md` describes it for
 //! clients in other languages.
 //!
-//! Each side begins with a preamble: eight bytes `MICAOWN
-//! ` and the protocol's [`VERSION`] as a `u32`, little endian. Frames follow, both ways
-//! ([`frame`]): messages in JSON ([`message`]) and bytes of streams. A request has a number of the
-//! client's choice; all replies to it have the same number.
+//! Each side begins with a preamble: eight bytes `MICAOWN\n` and the protocol's [`VERSION`] as a
+//! `u32`, little endian. Frames follow, both ways ([`frame`]): messages in JSON ([`message`]) and
+//! bytes of streams. A request has a number of the client's choice; all replies to it have the same
+//! number.
 //!
 //! Each stream has a window: the receiver grants bytes, and the sender sends no more than was
 //! granted. A stream that is not read stops only its own sender.
