@@ -1,4 +1,4 @@
-//! mica, the command.
+//! The `mica` command.
 
 mod bars;
 mod commands;

@@ -32,7 +32,7 @@ pub struct Overrides {
     /// A program in place of the image's Entrypoint. `Some("")` removes the Entrypoint. Either way
     /// the image's Cmd does not apply.
     pub entrypoint: Option<OsString>,
-    /// Arguments in place of the image's Cmd, if any are given.
+    /// Arguments in place of the image's Cmd, if there are any.
     pub args: Vec<OsString>,
     /// Changes to the image's Env, in order.
     pub env: Vec<EnvChange>,

@@ -170,7 +170,7 @@ pub enum Error {
     SnapshotDiffers {
         /// Its name.
         name: String,
-        /// In which way.
+        /// How it differs.
         problem: &'static str,
     },
     /// No image could be made of a sandbox's changes.

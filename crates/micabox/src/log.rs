@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! sandboxes/<id>/output.log   records, the newest last
-//! sandboxes/<id>/output.old   those before, once the first file had its fill
+//! sandboxes/<id>/output.old   the records before, once output.log has reached its limit
 //! ```
 //!
 //! A record is a head of 16 bytes, little endian, and the bytes written:
@@ -11,8 +11,8 @@
 //! | bytes | what |
 //! |---|---|
 //! | 4 | 1 for stdout, 2 for stderr |
-//! | 4 | how many bytes were written |
-//! | 8 | when: nanoseconds since 1970-01-01 UTC |
+//! | 4 | the number of bytes |
+//! | 8 | the time: nanoseconds since 1970-01-01 UTC |
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};

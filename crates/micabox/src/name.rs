@@ -44,7 +44,7 @@ const MINERALS: [&str; 32] = [
     "zircon",
 ];
 
-/// Most characters of a name; a host name's label has no more either.
+/// Most characters of a name, as of a host name's label.
 const MAX_LENGTH: usize = 63;
 
 /// Makes a name of random bytes; from the ninth attempt on, with a number that hardly collides.

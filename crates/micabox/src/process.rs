@@ -25,8 +25,8 @@ pub enum Stdio {
     Null,
     /// A pipe to this process.
     Piped,
-    /// This descriptor. The owner of the sandbox reads or writes it itself: nothing passes
-    /// through this process.
+    /// This descriptor. The sandbox's owner reads or writes it directly: no bytes pass through this
+    /// process.
     Descriptor(OwnedFd),
     /// Open and always empty; for stdin only.
     Idle,

@@ -2,7 +2,7 @@
 //! need not boot.
 //!
 //! ```text
-//! templates/<key>/    as a snapshot with memory has it; complete as soon as it is there
+//! templates/<key>/    the files of a snapshot with memory; complete as soon as it exists
 //! templates/.<key>/   one under construction, its lock (flock) held
 //! ```
 //!

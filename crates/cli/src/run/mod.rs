@@ -1,4 +1,4 @@
-//! `mica run`: a command from an image in a machine of its own.
+//! `mica run`: runs a command from an image in its own virtual machine.
 
 pub mod again;
 mod environment;

@@ -1,4 +1,4 @@
-//! The user's terminal.
+//! Handles the user's terminal: its size and raw mode.
 
 use std::io::{self, IsTerminal};
 

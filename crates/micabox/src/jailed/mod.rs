@@ -8,8 +8,8 @@
 //!
 //! | kind | reads | writes |
 //! |---|---|---|
-//! | [`disk`] | a disk for changes, an image or a root disk | what `diff`, `commit`, `cp` are about; patches; what a root disk is |
-//! | [`ext4`] | any ext4 filesystem | what `mica ext4` is about |
+//! | [`disk`] | a disk for changes, an image or a root disk | for `diff`, `commit`, `cp`; patches; checks |
+//! | [`ext4`] | any ext4 filesystem | for `mica ext4` |
 
 mod disk;
 pub mod ext4;
@@ -110,7 +110,7 @@ pub struct Notes {
     pub damaged: bool,
     /// Paths of the first hundred sockets that were left out.
     pub sockets: Vec<Vec<u8>>,
-    /// How many more sockets there were.
+    /// How many more sockets were left out.
     pub more_sockets: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The caller's end of a stream out of a worker.
+//! The caller's end of a stream from a worker.
 
 use std::fmt;
 use std::fs::File;

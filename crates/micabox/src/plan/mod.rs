@@ -7,7 +7,7 @@
 //! | | pmem | blk |
 //! |---|---|---|
 //! | merged | fsmeta mounted over its layers | one disk, mounted as one flat image |
-//! | stacked | a mount a layer | pieces of one disk, a mount each |
+//! | stacked | one mount for each layer | pieces of one disk, one mount each |
 //!
 //! Where a backend can map many files into one pmem region, all of pmem is that one region;
 //! otherwise every extent is a device. Pieces of one device are also partitions of a table around

@@ -2,13 +2,13 @@
 //! their memory, to restore.
 //!
 //! ```text
-//! sandboxes/snapshot-<name>/disk.ext4       the copy; its journal is empty, if a disk is all
+//! sandboxes/snapshot-<name>/disk.ext4       the copy; its journal is empty without memory
 //! sandboxes/snapshot-<name>/machine         processors and devices
 //! sandboxes/snapshot-<name>/memory          the machine's memory
 //! sandboxes/snapshot-<name>/machine.json    the machine's settings, for a restore
 //! sandboxes/snapshot-<name>/snapshot.json   the snapshot's record; written last
 //! sandboxes/snapshot-<name>/lock            locked (flock) while it is made
-//! sandboxes/snapshot-<name>/lease.json      keeps the store from removing the image
+//! sandboxes/snapshot-<name>/lease.json      keeps the image in the store
 //! ```
 
 pub(crate) mod file;
@@ -37,7 +37,7 @@ const DISK: &str = "disk.ext4";
 const RECORD: &str = "snapshot.json";
 const LOCK: &str = "lock";
 
-/// A copy of a sandbox's disk, or of all of a sandbox.
+/// A copy of a sandbox's disk, or of a whole sandbox with its memory.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Snapshot {
     /// Unique among snapshots.

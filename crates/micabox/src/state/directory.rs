@@ -1,4 +1,4 @@
-//! The directory of sandboxes.
+//! Finds, registers and removes sandboxes in their directory.
 
 use std::fs::{self, File};
 use std::io;

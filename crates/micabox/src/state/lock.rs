@@ -14,7 +14,7 @@ pub(crate) struct Lock {
 }
 
 impl Lock {
-    /// Makes the file if need be and waits for the lock.
+    /// Makes the file if necessary, and waits for the lock.
     pub(crate) fn wait(path: &Path) -> io::Result<Self> {
         loop {
             let mut options = File::options();

@@ -1,4 +1,4 @@
-//! A sandbox's disk at one moment.
+//! Reads a sandbox's disk as of one moment.
 
 use std::fs::File;
 use std::io;

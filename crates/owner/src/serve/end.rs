@@ -22,15 +22,15 @@ const LOOK: Duration = Duration::from_millis(100);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     Running,
-    /// The first command has its stop signal.
+    /// The first command has been sent its stop signal.
     Asked {
         until: Instant,
     },
-    /// The first command has SIGKILL.
+    /// The first command has been sent SIGKILL.
     Killed,
     /// The guest was requested to shut down.
     ShuttingDown,
-    /// The machine is killed.
+    /// The machine has been killed.
     Dying,
     Over,
 }

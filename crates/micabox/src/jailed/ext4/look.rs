@@ -31,13 +31,13 @@ pub struct Attributes {
     pub blocks: u64,
     /// Major and minor number of a device.
     pub device: (u32, u32),
-    /// Seconds and nanoseconds: last access,
+    /// Last access. All times are in seconds and nanoseconds since 1970-01-01 UTC.
     pub atime: (i64, u32),
-    /// last change of the contents,
+    /// Last change of the contents.
     pub mtime: (i64, u32),
-    /// last change of the inode,
+    /// Last change of the inode.
     pub ctime: (i64, u32),
-    /// creation.
+    /// Creation.
     pub crtime: (i64, u32),
     /// The target of a symbolic link.
     pub target: Option<Vec<u8>>,
