@@ -1,4 +1,4 @@
-//! Progress of images on their way in or out on the user's terminal.
+//! Shows the progress of images that are imported, saved or pushed on the user's terminal.
 
 use std::collections::HashMap;
 use std::io;
@@ -16,37 +16,37 @@ use crate::visible;
 /// How many digits of a digest a line shows.
 const SHORT_DIGEST: usize = 12;
 
-/// How often moving parts are redrawn.
+/// Interval at which animated parts are redrawn.
 const TICK: Duration = Duration::from_millis(100);
 
 const TRANSFER: &str = "{prefix} {msg:11} [{bar:30}] {decimal_bytes:>9}/{decimal_total_bytes:<9} {decimal_bytes_per_sec:>11}";
 const SETTLED: &str = "{prefix} {msg}";
 const PHASE: &str = "{spinner} {msg}";
 
-/// A watcher of an image that comes in, for the user: bars on a terminal, only what must be
-/// read otherwise.
+/// Returns the progress of an image that is imported: bars on a terminal, otherwise only notices.
 pub fn watch(what: &str) -> Arc<dyn Progress> {
     watch_with(what, &INCOMING)
 }
 
-/// The same for an image that is saved.
+/// Returns the progress of an image that is saved.
 pub fn watch_saving(what: &str) -> Arc<dyn Progress> {
     watch_with(what, &SAVING)
 }
 
-/// The same for an image that is pushed.
+/// Returns the progress of an image that is pushed.
 pub fn watch_pushing(what: &str) -> Arc<dyn Progress> {
     watch_with(what, &PUSHING)
 }
 
 fn watch_with(what: &str, words: &'static Words) -> Arc<dyn Progress> {
-    match stderr_is_terminal() {
-        true => Arc::new(Bars::new(what, words)),
-        false => Arc::new(Notices),
+    if stderr_is_terminal() {
+        Arc::new(Bars::new(what, words))
+    } else {
+        Arc::new(Notices)
     }
 }
 
-/// What the same events are called on different ways.
+/// The words for the same events of different operations.
 struct Words {
     layers: &'static str,
     publishing: &'static str,
@@ -75,7 +75,7 @@ const PUSHING: Words = Words {
     done: "pushed",
 };
 
-/// Shows what a user should read, and nothing else.
+/// Shows notices only.
 struct Notices;
 
 impl Progress for Notices {
@@ -86,7 +86,7 @@ impl Progress for Notices {
     }
 }
 
-/// The user's terminal, unless it is one that can't move its cursor.
+/// Returns the user's terminal; a hidden target if it can't move its cursor.
 fn target() -> ProgressDrawTarget {
     const RATE: u8 = 20;
     let terminal = Term::buffered_stderr();
@@ -97,8 +97,8 @@ fn target() -> ProgressDrawTarget {
     }
 }
 
-/// A terminal that gets its commands from indicatif and none from the text: the last place
-/// where progress passes, see `clippy.toml`.
+/// A terminal that gets control sequences from indicatif and none from the text: the last place
+/// that progress passes through, see `clippy.toml`.
 #[derive(Debug)]
 struct Filtered(Term);
 
@@ -132,7 +132,7 @@ impl TermLike for Filtered {
     }
 
     fn write_str(&self, text: &str) -> io::Result<()> {
-        // indicatif's way back to the beginning of a line.
+        // indicatif returns to the beginning of a line with this.
         if text == "\r" {
             return self.0.write_str(text);
         }
@@ -148,7 +148,7 @@ impl TermLike for Filtered {
     }
 }
 
-/// A bar a layer below a line that says what goes on.
+/// One bar for each layer, below a line with the current phase.
 struct Bars {
     what: String,
     words: &'static Words,
@@ -240,7 +240,7 @@ impl Progress for Bars {
 
 impl Drop for Bars {
     fn drop(&mut self) {
-        // After an error, too, the terminal is left in order.
+        // Leaves the terminal clean after an error, too.
         self.phase.finish_and_clear();
         let layers = self.layers.lock().unwrap_or_else(PoisonError::into_inner);
         for bar in layers.values().filter(|bar| !bar.is_finished()) {

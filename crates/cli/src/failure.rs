@@ -1,4 +1,4 @@
-//! Errors as a user sees them: `mica: what failed: why`, and what to do next.
+//! Errors as a user sees them: `mica: what failed: why`, and a hint with the next step.
 
 use std::error::Error;
 use std::fmt::Write;
@@ -11,19 +11,19 @@ use rustix::io::Errno;
 use crate::output::write_stderr;
 use crate::visible;
 
-/// mica itself failed, not the command that it ran; as with Docker.
+/// Exit code when mica itself failed, not the command that it ran; as with Docker.
 pub const EXIT_MICA: u8 = 125;
 
-/// Exit code of every command but `run` when it fails.
+/// Exit code of every failed command but `run`.
 const EXIT_FAILURE: u8 = 1;
 
 /// Most lines of a guest's console that are shown.
 const CONSOLE_LINES: usize = 20;
 
-/// Most characters of a message that are shown: it may quote what others wrote.
+/// Most characters of a message that are shown: it may quote foreign text.
 const MESSAGE_MAX: usize = 2000;
 
-/// What lines after the first begin with, so that none looks like another message.
+/// Indentation of lines after the first, so that none looks like another message.
 const INDENT: &str = "      ";
 
 /// A failed command.
@@ -31,7 +31,7 @@ const INDENT: &str = "      ";
 pub struct Failure {
     /// What failed and why, in one line.
     message: String,
-    /// What to do next.
+    /// The next step.
     hint: Option<String>,
     /// The end of the guest's console.
     console: Option<String>,
@@ -40,7 +40,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// A failure with a message of ours.
+    /// Makes a failure with a message of ours.
     pub fn new(message: impl Into<String>) -> Self {
         Self {
             message: message.into(),
@@ -50,12 +50,12 @@ impl Failure {
         }
     }
 
-    /// A failure that somebody else has told the user about.
+    /// Makes a failure that has already been printed.
     pub fn said(code: u8) -> Self {
         Self::new("").code(code)
     }
 
-    /// A failure with the words of `error` and of what caused it.
+    /// Makes a failure with the messages of `error` and its causes.
     pub fn of(error: &(dyn Error + 'static)) -> Self {
         let message = chain(error);
         let hint = disk_full(&message);
@@ -65,13 +65,13 @@ impl Failure {
         }
     }
 
-    /// Adds what to do next.
+    /// Adds the next step.
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
     }
 
-    /// Says what was being done.
+    /// Adds the failed operation in front of the message.
     pub fn context(mut self, what: &str) -> Self {
         self.message = format!("{what}: {}", self.message);
         self
@@ -89,7 +89,7 @@ impl Failure {
         self
     }
 
-    /// Writes it to stderr.
+    /// Writes the failure to stderr.
     pub fn print(&self) {
         if self.message.is_empty() {
             return;
@@ -111,12 +111,12 @@ impl Failure {
     }
 }
 
-/// Writes several to stderr.
+/// Writes several failures to stderr.
 pub fn print_all(failures: &[Failure]) {
     failures.iter().for_each(Failure::print);
 }
 
-/// A message of one or more lines, the first of which is begun already.
+/// Indents all lines of a message but the first, and cuts it to [`MESSAGE_MAX`] characters.
 fn indented(message: &str) -> String {
     let lines = message.trim_end().replace('\n', &format!("\n{INDENT}"));
     match lines.char_indices().nth(MESSAGE_MAX) {
@@ -125,7 +125,7 @@ fn indented(message: &str) -> String {
     }
 }
 
-/// An error and its causes in one line. Some errors already say their causes.
+/// Formats an error and its causes in one line. Some errors include their causes already.
 fn chain(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -160,7 +160,8 @@ impl From<Problem> for Failure {
     }
 }
 
-/// What to do when the system says that a disk is full. Which one is in the message.
+/// Returns the hint for a full disk, if the message has the system's text for one. The message says
+/// which disk.
 fn disk_full(message: &str) -> Option<String> {
     let is_full = [Errno::NOSPC, Errno::DQUOT].map(|errno| std::io::Error::from(errno).to_string());
     if !is_full.iter().any(|words| message.contains(words)) {
@@ -174,7 +175,7 @@ fn disk_full(message: &str) -> Option<String> {
     ))
 }
 
-/// What to do about an error of the SDK, which knows nothing of our commands.
+/// Returns the hint for an error of the SDK, which does not know our commands.
 fn hint(error: &micabox::Error) -> Option<&'static str> {
     use micabox::Error as E;
     Some(match error {
@@ -220,7 +221,7 @@ fn hint(error: &micabox::Error) -> Option<&'static str> {
     })
 }
 
-/// What to do about a root disk.
+/// Returns the hint for a problem of a root disk.
 fn root_disk_hint(problem: &micabox::DiskProblem) -> Option<&'static str> {
     use micabox::DiskProblem as P;
     Some(match problem {
@@ -248,7 +249,7 @@ fn root_disk_hint(problem: &micabox::DiskProblem) -> Option<&'static str> {
 
 const CONVERT: &str = "`qemu-img convert -O raw IMAGE FILE` makes a raw one";
 
-/// The store's and other libraries' errors need nothing but their own words.
+/// Errors of the store and other libraries are shown without a hint for each.
 macro_rules! from_words {
     ($($error:ty),*) => {$(
         impl From<$error> for Failure {

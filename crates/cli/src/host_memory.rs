@@ -1,18 +1,18 @@
-//! How much memory this machine has.
+//! Reads how much memory the host has.
 
 use std::fs;
 
-/// Bytes of memory, from `/proc/meminfo`.
+/// The host's memory in bytes, from `/proc/meminfo`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostMemory {
-    /// All of it, swap included: no machine can have more.
+    /// Total memory, swap included: no virtual machine can have more.
     pub most: u64,
-    /// What programs could have now.
+    /// Memory available to programs now.
     pub available: u64,
 }
 
 impl HostMemory {
-    /// What this machine has; None if the kernel does not say.
+    /// Reads the host's memory; None if the kernel does not report it.
     pub fn now() -> Option<Self> {
         Self::parse(&fs::read_to_string("/proc/meminfo").ok()?)
     }

@@ -1,4 +1,4 @@
-//! mica, the command.
+//! The `mica` command.
 
 mod bars;
 mod commands;
@@ -61,8 +61,8 @@ enum Command {
     Doctor(commands::doctor::Args),
 }
 
-/// Descriptors that this process takes, where it may: each of a sandbox's connections is one,
-/// and most shells give 1024.
+/// The limit on descriptors that this process sets, where it may: each of a sandbox's connections
+/// is one, and most shells allow 1024.
 const DESCRIPTORS: u64 = 4096;
 
 fn raise_descriptor_limit() {
@@ -72,13 +72,13 @@ fn raise_descriptor_limit() {
         .map_or(DESCRIPTORS, |most| most.min(DESCRIPTORS));
     if limit.current.is_some_and(|current| current < allowed) {
         limit.current = Some(allowed);
-        // Without it there can be fewer connections.
+        // If that fails, fewer connections are possible.
         let _ = setrlimit(Resource::Nofile, limit);
     }
 }
 
 fn main() -> ExitCode {
-    // Machines and parsers are processes of this program; they read no command line.
+    // Owners, machines and parsers are processes of this program, without mica's command line.
     micabox::run_if_worker();
     raise_descriptor_limit();
     let cli = match Cli::try_parse() {
@@ -118,8 +118,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Help and version on stdout; a wrong command line on stderr with the exit code that
-/// a caller of `run` can tell from the command's own.
+/// Prints help and version to stdout, and the error of a wrong command line to stderr. For `run`,
+/// the exit code then differs from the command's own ones.
 fn usage(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
         #[expect(
@@ -129,7 +129,7 @@ fn usage(error: &clap::Error) -> ExitCode {
         let _ = error.print();
         return ExitCode::SUCCESS;
     }
-    // It repeats arguments, which may be names of others' files.
+    // The error repeats arguments, which may be names of foreign files.
     output::write_stderr(&error.render().to_string());
     match std::env::args_os().nth(1) {
         Some(command) if command == "run" => ExitCode::from(EXIT_MICA),
@@ -137,5 +137,5 @@ fn usage(error: &clap::Error) -> ExitCode {
     }
 }
 
-/// What every command comes to: an exit code, or what to tell the user.
+/// The result of every command: an exit code, or the failure to print.
 type Outcome = Result<u8, Failure>;

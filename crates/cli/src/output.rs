@@ -1,9 +1,9 @@
-//! What commands print: tables, sizes, times, JSON.
+//! Prints and formats commands' output: tables, sizes, times, JSON.
 //!
-//! The one place where text leaves, to a terminal or elsewhere: `clippy.toml` keeps all others
-//! from it. What mica writes itself is shown as [`crate::visible`] has it, wherever it goes. Bytes
-//! that are not mica's go out as they are, through [`raw`]: what a command in a sandbox writes,
-//! contents of files, archives, and as with `ls` the names of `mica ext4 ls` where no terminal is.
+//! The only place where text is written, to a terminal or elsewhere: `clippy.toml` rejects all
+//! others. Text of mica's own passes [`crate::visible`], wherever it goes. Foreign bytes are
+//! written as they are, through [`raw`]: a command's output, contents of files, archives, and, as
+//! with `ls`, the names of `mica ext4 ls` when stdout is not a terminal.
 
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Read, Write};
@@ -14,7 +14,7 @@ use serde::Serialize;
 use crate::failure::Failure;
 use crate::visible;
 
-/// stdout and stderr for bytes that are not text of mica's.
+/// stdout and stderr for bytes that are not mica's own text.
 #[expect(
     clippy::disallowed_methods,
     reason = "the place where they are allowed"
@@ -24,31 +24,31 @@ pub mod raw {
 
     use rustix::fd::BorrowedFd;
 
-    /// stdout.
+    /// Returns stdout.
     pub fn stdout() -> StdoutLock<'static> {
         io::stdout().lock()
     }
 
-    /// stderr.
+    /// Returns stderr.
     pub fn stderr() -> StderrLock<'static> {
         io::stderr().lock()
     }
 
-    /// stdout without a buffer.
+    /// Returns stdout without a buffer.
     pub fn stdout_fd() -> BorrowedFd<'static> {
         rustix::stdio::stdout()
     }
 
-    /// stderr without a buffer.
+    /// Returns stderr without a buffer.
     pub fn stderr_fd() -> BorrowedFd<'static> {
         rustix::stdio::stderr()
     }
 }
 
-/// Bytes passed on at once.
+/// Bytes copied at a time.
 const PIECE: usize = 64 << 10;
 
-/// Writes to stdout. A closed pipe is not an error: its reader has seen enough.
+/// Writes text to stdout. A closed pipe is not an error: its reader has seen enough.
 pub fn print(text: &str) -> Result<(), Failure> {
     write_stdout(visible::lines(text).as_bytes())
 }
@@ -64,8 +64,7 @@ pub fn write_stdout(bytes: &[u8]) -> Result<(), Failure> {
     }
 }
 
-/// Passes bytes on to where they go, as they are; whether it could to their end. A closed pipe
-/// is no error.
+/// Copies bytes as they are. Returns whether all were written: a closed pipe is not an error.
 pub fn pass_on(from: &mut impl Read, to: &mut dyn Write) -> Result<bool, Failure> {
     let mut buffer = vec![0; PIECE];
     let reading = |error: io::Error| Failure::of(&error);
@@ -81,7 +80,7 @@ pub fn pass_on(from: &mut impl Read, to: &mut dyn Write) -> Result<bool, Failure
     }
 }
 
-/// Writes to stderr, if anything still reads it.
+/// Writes text to stderr. Errors are ignored.
 pub fn write_stderr(text: &str) {
     let _ = raw::stderr().write_all(visible::lines(text).as_bytes());
 }
@@ -98,8 +97,8 @@ pub fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     write_stdout((visible::json(&text).into_owned() + "\n").as_bytes())
 }
 
-/// A name for JSON, which has text only: the text, and if the name is not UTF-8 and the text
-/// therefore not all of it, its bytes as hexadecimal digits.
+/// Converts a name for JSON, which has text only. Returns the text and, if the name is not UTF-8
+/// and the text therefore incomplete, its bytes as hexadecimal digits.
 pub fn json_name(bytes: &[u8]) -> (String, Option<String>) {
     let hex = || bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     match std::str::from_utf8(bytes) {
@@ -108,17 +107,17 @@ pub fn json_name(bytes: &[u8]) -> (String, Option<String>) {
     }
 }
 
-/// Whether a user sees what goes to stdout.
+/// Returns whether stdout is a terminal.
 pub fn stdout_is_terminal() -> bool {
     raw::stdout_fd().is_terminal()
 }
 
-/// Whether progress should be shown.
+/// Returns whether stderr is a terminal, where progress is shown.
 pub fn stderr_is_terminal() -> bool {
     raw::stderr_fd().is_terminal()
 }
 
-/// Columns as wide as their widest cell; the last one is not padded.
+/// A table with columns as wide as their widest cell; the last one is not padded.
 #[derive(Debug)]
 pub struct Table {
     rows: Vec<Vec<String>>,
@@ -126,8 +125,8 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table with these headings. One that begins with `>` is of a column of numbers,
-    /// which are flush right.
+    /// Makes a table with these headings. A heading that begins with `>` is that of a column of
+    /// numbers, which are flush right.
     pub fn new(headings: &[&str]) -> Self {
         let right = headings.iter().map(|text| text.starts_with('>')).collect();
         let headings = headings.iter().map(|text| text.trim_start_matches('>'));
@@ -137,14 +136,15 @@ impl Table {
         }
     }
 
-    /// Adds a row. Each cell is shown in one line.
+    /// Adds a row. Each cell is shown on one line.
     pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        let cells = cells.into_iter();
-        let cells = cells.map(|cell| visible::line(&cell).into_owned());
+        let cells = cells
+            .into_iter()
+            .map(|cell| visible::line(&cell).into_owned());
         self.rows.push(cells.collect());
     }
 
-    /// The table as text.
+    /// Formats the table as text.
     pub fn render(&self) -> String {
         let width = |column: usize| {
             let cells = self.rows.iter().filter_map(|row| row.get(column));
@@ -155,9 +155,10 @@ impl Table {
         for row in &self.rows {
             let mut line = String::new();
             for ((cell, width), right) in row.iter().zip(&widths).zip(&self.right) {
-                let _ = match right {
-                    true => write!(line, "{cell:>width$}   "),
-                    false => write!(line, "{cell:<width$}   "),
+                let _ = if *right {
+                    write!(line, "{cell:>width$}   ")
+                } else {
+                    write!(line, "{cell:<width$}   ")
                 };
             }
             text.push_str(line.trim_end());
@@ -167,7 +168,7 @@ impl Table {
     }
 }
 
-/// A number of bytes for people: `17.3 MB`, powers of 1000 as Docker's lists have it.
+/// Formats a number of bytes for people: `17.3 MB`, powers of 1000 as in Docker's lists.
 pub fn size(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["B", "kB", "MB", "GB", "TB", "PB"];
     let mut unit = 0;
@@ -185,7 +186,7 @@ pub fn size(bytes: u64) -> String {
     }
 }
 
-/// A duration for people: its biggest unit.
+/// Formats a duration for people, in its largest unit.
 pub fn span(duration: Duration) -> String {
     let seconds = duration.as_secs();
     let (count, unit) = match seconds {
@@ -200,7 +201,7 @@ pub fn span(duration: Duration) -> String {
     format!("{count} {unit}{}", if count == 1 { "" } else { "s" })
 }
 
-/// How long ago a moment (seconds since 1970-01-01 UTC) was.
+/// Formats how long ago a moment (seconds since 1970-01-01 UTC) was.
 pub fn ago(moment: i64) -> String {
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -212,7 +213,7 @@ pub fn ago(moment: i64) -> String {
     )
 }
 
-/// A moment (seconds since 1970-01-01 UTC) as RFC 3339 has it.
+/// Formats a moment (seconds since 1970-01-01 UTC) as in RFC 3339.
 pub fn rfc3339(moment: u64) -> String {
     let (days, second) = (moment / 86_400, moment % 86_400);
     // Years from March to February, in cycles of 400: leap days come last.
@@ -231,7 +232,7 @@ pub fn rfc3339(moment: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
-/// A duration in milliseconds, for timings.
+/// Formats a duration in milliseconds, for timings.
 pub fn millis(duration: Duration) -> String {
     format!("{:.1} ms", duration.as_secs_f64() * 1000.0)
 }

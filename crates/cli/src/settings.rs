@@ -1,4 +1,4 @@
-//! The store and the settings that every command starts from.
+//! Opens the store and the settings that commands use.
 
 use std::sync::Arc;
 
@@ -27,13 +27,13 @@ pub fn settings() -> Result<Arc<Settings>, Failure> {
     Ok(Arc::new(Settings::load()?))
 }
 
-/// Reads of the user's settings what conversions are told.
+/// Reads the user's settings for conversions of images.
 pub fn for_images() -> Result<Arc<micabox_image::Settings>, Failure> {
     Ok(Arc::new(Settings::load()?.for_images()))
 }
 
-/// The sandboxes of `store`. Looking at them cleans up after creators that died, so
-/// that nothing of theirs keeps images in use.
+/// Opens the sandboxes of `store`. Listing them cleans up after owners that died, so that their
+/// sandboxes don't keep images in use.
 pub fn sandboxes(store: &Store) -> Result<Sandboxes, Failure> {
     Ok(Sandboxes::open(store.root())?)
 }

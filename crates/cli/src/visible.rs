@@ -1,10 +1,10 @@
-//! Text of others, such that all of it is seen and none of it does anything.
+//! Makes foreign text harmless: all of it is visible, and a terminal acts on none of it.
 //!
 //! Names and messages come from images, disks, guests, snapshots and registries. What a terminal
-//! would act on, or show as nothing, is written as in the shell's `$'...'`: `\n`, `\x1b`, `\xff`
-//! for a byte that is no UTF-8, `\u202e`, `\U000e0001`. That is control characters (C0, DEL, C1),
-//! format characters (those that turn the direction of writing, or have no width), blanks that
-//! are not a space, and what Unicode has not assigned.
+//! would act on, or show as nothing, is escaped as in the shell's `$'...'`: `\n`, `\x1b`, `\xff`
+//! for a byte that is not UTF-8, `\u202e`, `\U000e0001`. That covers control characters (C0, DEL,
+//! C1), format characters (those that change the direction of writing, or have no width), blanks
+//! other than a space, and unassigned code points.
 
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -12,7 +12,7 @@ use std::path::Path;
 
 use std::os::unix::ffi::OsStrExt;
 
-/// A name as it can be told from every other one: a backslash is escaped, too, so that
+/// Escapes a name so that it differs from every other one: a backslash is escaped, too, so that
 /// `printf %b` gives the name's bytes again.
 pub fn name(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
@@ -31,22 +31,23 @@ pub fn name(bytes: &[u8]) -> String {
     text
 }
 
-/// The name of a file.
+/// Escapes the name of a file.
 pub fn path(path: &Path) -> String {
     name(path.as_os_str().as_bytes())
 }
 
-/// Text in one line.
+/// Escapes text, line feeds included.
 pub fn line(text: &str) -> Cow<'_, str> {
     replace(text, is_hidden, push_escape)
 }
 
-/// Text in as many lines as it has.
+/// Escapes text, and keeps its line feeds.
 pub fn lines(text: &str) -> Cow<'_, str> {
     replace(text, |c| c != '\n' && is_hidden(c), push_escape)
 }
 
-/// A JSON document: what is hidden can only be in its strings, where JSON has escapes for it.
+/// Escapes a JSON document: hidden characters can only be in its strings, where JSON has escapes
+/// for them.
 pub fn json(document: &str) -> Cow<'_, str> {
     let escape = |text: &mut String, c: char| {
         for unit in c.encode_utf16(&mut [0; 2]) {
@@ -87,21 +88,21 @@ fn push_escape(text: &mut String, c: char) {
     };
 }
 
-/// Whether a terminal acts on it or shows nothing.
+/// Returns whether a terminal acts on a character or shows nothing for it.
 fn is_hidden(c: char) -> bool {
     if c.is_ascii() {
         return c.is_ascii_control();
     }
-    // The standard library knows what can be printed. Behind a letter, it leaves marks that
-    // combine with it alone.
+    // The standard library knows what can be printed. After a letter, it does not escape marks that
+    // combine with the letter.
     let mut buffer = [b'a', 0, 0, 0, 0];
     let length = c.encode_utf8(&mut buffer[1..]).len();
     let pair = std::str::from_utf8(&buffer[..=length]).unwrap_or_default();
     pair.escape_debug().count() != 2 || is_ignorable(c)
 }
 
-/// Letters and marks that are shown as nothing: those with Unicode's property
-/// `Default_Ignorable_Code_Point` that are no format characters.
+/// Returns whether a letter or mark is shown as nothing: those with Unicode's property
+/// `Default_Ignorable_Code_Point` that are not format characters.
 fn is_ignorable(c: char) -> bool {
     matches!(
         u32::from(c),
@@ -157,7 +158,7 @@ mod tests {
 
     #[test]
     fn no_two_names_look_the_same() {
-        // bash is who reads them again.
+        // bash decodes them again.
         for bytes in [
             &b"plain"[..],
             b"\\x1b",

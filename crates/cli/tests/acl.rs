@@ -1,5 +1,5 @@
-//! Access control lists on files of the image, which lie on a filesystem without a way to set
-//! them: kernel/patches.
+//! Access control lists on files of the image, whose filesystem has no operation to set them:
+//! kernel/patches.
 
 mod support;
 
@@ -37,7 +37,7 @@ fn an_acl_can_be_set_on_a_file_of_the_image_and_is_committed() {
     home.output(&["commit", "merged", "mine"]).ok();
     let look = home.output(&["run", "--rm", "mine", "sh", "-c", LOOK]);
     assert_eq!(look.ok(), EXPECTED);
-    // It decides, too: mode 660 alone would keep this user out.
+    // The list is enforced, too: mode 660 alone would keep this user out.
     let read = home.output(&[
         "run", "--rm", "-u", "app", "mine", "head", "-c4", "/srv/run",
     ]);

@@ -1,4 +1,4 @@
-//! `mica cp`: files and directories into sandboxes and out of them.
+//! `mica cp`: copies files and directories into sandboxes and out of them.
 
 mod support;
 
@@ -51,7 +51,7 @@ fn files_go_into_a_stopped_sandbox_and_out_of_it() {
     home.output(&["cp", "-L", "it:/srv/link", &at("out")]).ok();
     assert_eq!(fs::read(at("out")).unwrap(), b"mine\n");
     assert_eq!(fs::metadata(at("out")).unwrap().mode() & 0o7777, 0o751);
-    // The image's, into a directory.
+    // A file of the image, into a directory.
     copy("it:/srv/data", home.path().to_str().unwrap()).ok();
     assert_eq!(
         fs::read(at("data")).unwrap(),
@@ -76,7 +76,7 @@ fn files_go_into_a_stopped_sandbox_and_out_of_it() {
     home.assert_nothing_left();
 }
 
-/// A directory with something of everything.
+/// Makes a directory with entries of every kind.
 fn tree(root: &Path) {
     fs::create_dir_all(root.join("sub/empty")).unwrap();
     fs::write(root.join("file"), "file\n").unwrap();
@@ -89,7 +89,7 @@ fn tree(root: &Path) {
     fs::set_permissions(root.join("sub/empty"), fs::Permissions::from_mode(0o500)).unwrap();
 }
 
-/// What is below a directory, as find says.
+/// Lists what is below a directory with find.
 #[track_caller]
 fn listed(root: &Path) -> String {
     let output = Command::new("find")
@@ -118,7 +118,7 @@ fn directories_are_copied_by_dockers_rules() {
     let source = home.path().join("tree");
     tree(&source);
     let copy = |from: &str, to: &str| home.output(&["cp", from, to]);
-    // One that is not there becomes a copy; one that is there gets it; or its contents.
+    // A missing target becomes a copy; an existing directory gets the copy, or the contents.
     copy(&at("tree"), "it:/srv/new").ok();
     copy(&at("tree"), "it:/srv").ok();
     copy(&at("tree/."), "it:/srv/kept").ok();
@@ -139,7 +139,7 @@ fn directories_are_copied_by_dockers_rules() {
             refused.stderr()
         );
     }
-    // An archive from GNU tar, and one for it.
+    // An archive made by GNU tar, and one for GNU tar.
     fs::create_dir(at("t")).unwrap();
     fs::write(at("t/x"), "piped\n").unwrap();
     home.output(&["cp", &at("t"), "it:/srv/piped"]).ok();
@@ -179,7 +179,7 @@ fn directories_are_copied_by_dockers_rules() {
             assert!(same == fs::read(source.join(name)).unwrap(), "{name}");
         }
     }
-    // Into one that is there, and what is there stays.
+    // Into an existing directory, whose own entries stay.
     fs::create_dir(at("mine")).unwrap();
     fs::write(at("mine/own"), "own").unwrap();
     copy("it:/srv/new", &at("mine")).ok();

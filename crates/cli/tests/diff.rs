@@ -1,4 +1,4 @@
-//! `mica diff`, `mica commit` and `mica snapshot`: what was changed on a disk, seen from outside.
+//! `mica diff`, `mica commit` and `mica snapshot`: changes on a disk, read from outside.
 
 mod support;
 
@@ -8,12 +8,12 @@ use std::process::Command;
 
 use support::{Holding, Home, assert_clean, wait_until};
 
-/// Everything below /srv but the sizes of directories, and what is in files.
+/// Lists everything below /srv except the sizes of directories, and hashes contents.
 const LOOK: &str = "cd /srv; find . ! -type d -exec stat -c '%n %F %a %u %h %s %Y' {} + | sort; \
     find . -type d -exec stat -c '%n %a %u %Y' {} + | sort; \
     find . -type f ! -name sparse -exec md5sum {} + | sort; readlink link";
 
-/// Something of everything.
+/// Makes changes of every kind.
 const CHANGE: &str = "cd /srv; echo new > added; ln added hardlink; ln -s data link; mkfifo pipe; \
     mkdir -p dir/in; echo x > dir/in/side; chown 1000 dir/in/side; chmod 4750 dir/in/side; \
     rm data; rm -r hidden; rm -r kept; mkdir kept; echo fresh > kept/fresh; chmod 600 run; \
@@ -40,7 +40,7 @@ fn changes_are_listed_and_become_an_image() {
     let id = home.output(&["commit", "-m", "why", "it", "mine"]).ok();
     assert!(id.starts_with("sha256:"), "{id}");
 
-    // A sandbox of the new image looks the same and has changed nothing, in both shapes.
+    // A sandbox of the new image looks the same and has no changes, with both kinds of root.
     for root in ["merged", "stacked"] {
         let name = ["--name", root, "--root", root];
         let run = [&["run"], &name[..], &disk, &["mine", "sh", "-c", LOOK]].concat();
@@ -52,7 +52,7 @@ fn changes_are_listed_and_become_an_image() {
     assert_eq!(config["rootfs"]["diff_ids"].as_array().unwrap().len(), 4);
     assert_eq!(config["config"]["WorkingDir"], "/srv");
 
-    // In memory there is nothing to see from outside.
+    // Changes in memory can't be read from outside.
     home.output(&["run", "--name", "memory", "box", "true"])
         .ok();
     let none = home.output(&["diff", "memory"]);
@@ -92,7 +92,7 @@ fn a_snapshot_is_one_moment_of_a_running_sandbox() {
     );
     let again = home.output(&["snapshot", "create", "it", "moment"]);
     assert!(again.stderr().contains("already"), "{}", again.stderr());
-    // It goes on.
+    // The sandbox continues.
     assert!(home.output(&["ps"]).ok().contains("up since"));
     home.output(&["stop", "-t", "0", "it"]).ok();
     running.wait();
@@ -104,7 +104,7 @@ fn a_snapshot_is_one_moment_of_a_running_sandbox() {
     assert!(used.stderr().contains("in use"), "{}", used.stderr());
 
     for _ in 0..2 {
-        // Each has a copy of its own.
+        // Each sandbox has its own copy.
         let script = "cat first; echo 2 > first; ls";
         let run = home.output(&["run", "--rm", "--from", "moment", "sh", "-c", script]);
         let text = run.ok();
@@ -119,7 +119,7 @@ fn a_snapshot_is_one_moment_of_a_running_sandbox() {
         (&"moment".into(), &"it".into())
     );
 
-    // As one file; a spoiled one is none.
+    // As one file; a damaged one is refused.
     let file = home.path().join("moment.snapshot");
     let path = file.to_str().unwrap();
     home.output(&["snapshot", "export", "moment", path]).ok();
@@ -157,7 +157,7 @@ fn a_snapshot_is_one_moment_of_a_running_sandbox() {
     home.assert_nothing_left();
 }
 
-/// The state of a process: `S`, `T`...
+/// Returns the state of a process: `S`, `T`...
 fn process_state(pid: u32) -> Option<char> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(") ")?.1.chars().next()
@@ -188,7 +188,7 @@ fn a_machine_goes_on_when_whoever_had_it_paused_is_killed() {
         process_state(machine) != Some('T')
     });
     home.output(&["snapshot", "create", "it", "moment"]).ok();
-    // Whoever asked does not wait for that.
+    // The client does not wait for the thaw.
     wait_until("it goes on once more", || {
         process_state(machine) != Some('T')
     });
@@ -223,7 +223,7 @@ fn without_kvm_no_memory_is_saved() {
             "{text}"
         );
     }
-    // Nothing is left of the attempts, and the sandbox goes on.
+    // Nothing is left of the attempts, and the sandbox continues.
     assert_eq!(
         home.output(&["snapshot", "ls", "--json"]).json(),
         serde_json::json!([])

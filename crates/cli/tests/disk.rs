@@ -1,4 +1,4 @@
-//! Sandboxes whose changes go to a disk: what survives, and how they are started again.
+//! Sandboxes whose changes go to a disk: what survives, and another start.
 
 mod support;
 
@@ -13,7 +13,7 @@ use support::{Home, Running, assert_clean, wait_until};
 const KILL: i32 = 9;
 const TERM: i32 = 15;
 
-/// The disk of the only sandbox.
+/// Returns the path of the only sandbox's disk.
 fn disk(home: &Home) -> PathBuf {
     let sandboxes = home.sandboxes();
     let [directory] = sandboxes.as_slice() else {
@@ -22,14 +22,14 @@ fn disk(home: &Home) -> PathBuf {
     directory.join("upper.ext4")
 }
 
-/// After a stop without grace, it depends on which signal is faster.
+/// Checks the exit code of a stop without grace, which depends on which signal is faster.
 #[track_caller]
 fn assert_stopped(code: i32) {
     assert!(matches!(code, 137 | 143), "{code}");
 }
 
-/// Checks every round before, adds one of its own and flushes it, says so, and goes on
-/// changing things that nobody was promised.
+/// Checks all earlier rounds, adds one and flushes it, reports that, and then changes files that
+/// are not flushed.
 const ROUND: &str = r#"
     i=0
     while [ -e round$i ]; do
@@ -67,7 +67,7 @@ fn what_was_flushed_survives_any_end() {
         let mut running = home.start(arguments);
         assert_eq!(running.line(), format!("round {round} is safe"));
         if round == 2 {
-            // Its creator, which takes the machine along: the next start waits for that.
+            // Kills the creator, which ends the machine: the next start waits for that.
             running.signal(KILL);
             assert_eq!(running.wait(), -KILL);
         } else {
@@ -80,7 +80,7 @@ fn what_was_flushed_survives_any_end() {
             assert_eq!(running.wait(), 125);
         }
     }
-    // A stop in order leaves nothing to recover.
+    // An orderly stop leaves nothing to recover.
     let mut running = home.start(&again);
     assert_eq!(running.line(), "round 4 is safe");
     home.output(&["stop", "-t", "0", "it"]).ok();
@@ -94,7 +94,7 @@ fn what_was_flushed_survives_any_end() {
 #[ignore = "needs a built guest"]
 fn a_sandbox_is_started_again_where_it_ended() {
     let home = Home::new();
-    // Nothing here flushes: a clean end loses nothing all the same.
+    // The script never flushes: an orderly end loses nothing all the same.
     let script = "echo x >> log; chmod 700 /; n=$(wc -l < log); echo $n; stat -c %a /; \
                   case $n in 1) ;; 3) exit 3;; *) while :; do sleep 0.05; done;; esac";
     let id = home
@@ -110,17 +110,17 @@ fn a_sandbox_is_started_again_where_it_ended() {
     let list = home.output(&["ps", "-a", "--json"]).json();
     assert_eq!(list[0]["state"], "exited");
     assert_eq!(list[0]["upper"]["kind"], "disk");
-    // 8 GiB of nothing.
+    // 8 GiB of holes.
     let metadata = fs::metadata(disk(&home)).unwrap();
     assert_eq!(metadata.len(), 8 << 30);
     assert!(metadata.blocks() * 512 < 64 << 20, "{}", metadata.blocks());
-    // Its image is still needed.
+    // The image is still in use.
     let used = home.output(&["rmi", "box"]);
     assert!(used.stderr().contains("in use"), "{}", used.stderr());
 
     let mut running = home.start(&["start", "-a", "it"]);
     assert_eq!((running.line(), running.line()), ("2".into(), "700".into()));
-    // It runs already.
+    // The sandbox runs already.
     let second = home.output(&["start", "it"]);
     assert_eq!((second.code(), second.stdout().as_str()), (1, ""));
     assert!(
@@ -166,7 +166,7 @@ fn a_disk_holds_more_than_memory_and_gives_back_what_is_deleted() {
     assert_clean(&disk(&home));
     home.output(&["rm", "it"]).ok();
 
-    // Nothing of one that is not to be kept.
+    // Nothing is left of a sandbox with `--rm`.
     home.output(&["run", "--rm", "--upper", "disk:64m", "box", "touch", "/x"])
         .ok();
     home.assert_nothing_left();
@@ -181,7 +181,7 @@ fn detached_sandboxes_report_what_keeps_them_from_running() {
     assert!(missing.stderr().contains("/nope"), "{}", missing.stderr());
     home.assert_nothing_left();
 
-    // In memory: it runs, and is gone.
+    // With changes in memory: the sandbox runs, and can't be started again.
     home.output(&["run", "-d", "-i", "--name", "it", "box", "cat"])
         .ok();
     assert_eq!(home.machines().len(), 1);
@@ -217,7 +217,7 @@ fn stdin_is_passed_on_to_a_command_that_was_made_with_it() {
         (output.status.code(), &*output.stdout),
         (Some(0), &b"hello"[..])
     );
-    // Without -i it stays open and silent.
+    // Without -i, stdin stays open and silent.
     let running: Running = home.start(&["start", "-a", "it"]);
     wait_until("the command runs", || {
         home.output(&["ps"]).ok().contains("up since")

@@ -1,4 +1,4 @@
-//! `mica ext4` before e2fsck, GNU tar and the kernel.
+//! `mica ext4`, judged by e2fsck, GNU tar and the kernel.
 
 use std::fs;
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
@@ -18,7 +18,7 @@ fn mica(words: &[&str]) -> Output {
     command.output().unwrap()
 }
 
-/// What a command that must succeed printed.
+/// Runs a command that must succeed and returns its output.
 #[track_caller]
 fn done(words: &[&str]) -> String {
     let output = mica(words);
@@ -46,7 +46,7 @@ fn make_look_change_grow() {
     assert_eq!(made["journal_blocks"], 1024);
     assert_sound(&image);
 
-    // A file that exists is not made anew by accident.
+    // An existing file is not overwritten by accident.
     let again = mica(&["mkfs", &image, "--size", "64M"]);
     assert_eq!(again.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&again.stderr).contains("--force"));
@@ -109,7 +109,7 @@ fn damage_is_told() {
     assert!(findings.as_array().unwrap().len() >= 2);
 }
 
-/// What a guest's kernel leaves whose disk could not be written to any more.
+/// The state that a guest's kernel leaves when its disk can't be written to any more.
 #[test]
 fn a_mark_of_errors_keeps_from_writing_only_and_replay_takes_it_away() {
     let directory = tempfile::tempdir().unwrap();
@@ -132,7 +132,7 @@ fn a_mark_of_errors_keeps_from_writing_only_and_replay_takes_it_away() {
     assert_sound(image);
     assert!(mica(&["ls", image]).stderr.is_empty());
 
-    // With something wrong, it stays.
+    // With a problem, the mark stays.
     shell(
         directory.path(),
         &format!("{debugfs} 'ssv state 2' image; {debugfs} 'sif lost+found links_count 7' image"),
@@ -143,7 +143,7 @@ fn a_mark_of_errors_keeps_from_writing_only_and_replay_takes_it_away() {
     assert!(String::from_utf8_lossy(&mica(&["ls", image]).stderr).contains("marked"));
 }
 
-/// Files of every kind, and everything that can be said of them.
+/// Makes files of every kind, with all attributes.
 const TREE: &str = r#"
     mkdir src && cd src
     mkdir -p a/b "with space" many; echo hi > a/f; ln a/f a/b/hard; ln -s ../x a/sym
@@ -161,7 +161,7 @@ const TREE: &str = r#"
     head -c 3000000 /dev/urandom > random
 "#;
 
-/// Names, types, owners, times, sizes; contents; attributes.
+/// Lists names, types, owners, times, sizes; contents; attributes.
 const TELL: &str = r#"
     find . -path ./lost+found -prune -o ! -type d -printf '%p %M %n %U %G %s %T@ %l\n' | sort
     find . -mindepth 1 -path ./lost+found -prune -o -type d -printf '%p %M %U %G %T@\n' | sort
@@ -170,7 +170,7 @@ const TELL: &str = r#"
     stat -c '%t %T' char block
 "#;
 
-/// Compares line by line, and tells the first that differs.
+/// Compares line by line; panics with the first difference.
 #[track_caller]
 fn assert_same(one: &str, other: &str) {
     for (one, other) in one.lines().zip(other.lines()) {
@@ -218,7 +218,7 @@ fn archives_say_everything() {
         assert_same(&told, &shell(&here.join("out"), TELL));
         assert!(!shell(here, "tar -tf out.tar").contains("GNUSparseFile"));
 
-        // And once around.
+        // And a round trip.
         done(&["mkfs", &path("second"), "--size", "200M", "--force"]);
         done(&["import", &path("second"), &path("out.tar")]);
         done(&["export", &path("second"), &path("again.tar")]);
@@ -239,7 +239,7 @@ fn nothing_leaves_the_filesystem() {
     let refused = mica(&["import", &path("image"), &path("up.tar")]);
     assert_eq!(refused.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&refused.stderr).contains("could lead out"));
-    // A link that leads out of it leads to its own root.
+    // A link that would lead out of the filesystem leads to its own root.
     shell(
         here,
         "mkdir t; ln -s / t/out; tar -C t -cf one.tar out; mkdir -p u/out; echo x > u/out/f; tar -C u -cf two.tar out/f",

@@ -1,4 +1,4 @@
-//! `mica ext4 cp` and its like: what comes out of a filesystem that is not to be trusted.
+//! `mica ext4 cp` and related commands on filesystems that are not trusted.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -23,7 +23,7 @@ fn done(words: &[&str]) -> Output {
     output
 }
 
-/// A directory, and a filesystem in it that is filled with `fill`.
+/// Makes a directory with a filesystem that `fill` fills.
 fn image(size: u64, fill: impl FnOnce(&mut Ext4<File>)) -> (tempfile::TempDir, String) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("image");
@@ -84,7 +84,7 @@ fn links_are_not_followed_and_files_in_the_way_are_replaced() {
          ln -s ../../elsewhere out/top/inner; mkdir out2; ln -s ../secret out2/plain",
     );
     let out = |name: &str| here.join(name).to_str().unwrap().to_owned();
-    // A directory that a link of the host's stands for is not the one that is copied.
+    // Nothing is copied into a directory behind a link on the host.
     let refused = mica(&["cp", &format!("{path}:/top"), &out("out")]);
     assert_eq!(refused.status.code(), Some(1));
     assert_eq!(fs::read(here.join("elsewhere/file")).unwrap(), b"old\n");
@@ -106,7 +106,7 @@ fn a_directory_with_several_names_is_copied_once_at_most() {
                 .unwrap();
         }
     });
-    // Each has the next one a second time: 2^40 ways to the last.
+    // Each directory has the next one twice: 2^40 paths to the last.
     let mut script = String::new();
     let mut parent = String::new();
     for level in 0..LEVELS {
@@ -169,7 +169,7 @@ fn files_that_share_their_blocks_end_at_what_the_disk_can_hold() {
                 .unwrap();
         }
     });
-    // The words of the extent tree of the first one, for each of the others.
+    // Copies the words of the first file's extent tree to each of the others.
     let dump = shell(
         directory.path(),
         "debugfs -R 'inode_dump -b /first' image 2>/dev/null",
@@ -252,7 +252,7 @@ fn attributes_that_a_record_cannot_carry_are_in_another_one() {
     });
     let here = directory.path();
     done(&["export", &path, here.join("tar").to_str().unwrap()]);
-    // As libarchive reads it and writes it again.
+    // As libarchive reads and writes it.
     shell(here, "bsdtar --format=pax -cf again.tar @tar");
     for archive in ["tar", "again.tar"] {
         let copy = here.join(format!("{archive}.image"));
@@ -270,7 +270,7 @@ fn attributes_that_a_record_cannot_carry_are_in_another_one() {
             assert_eq!(shown["xattrs"][name], value, "{archive}: {shown}");
         }
     }
-    // GNU tar knows half of them, and takes the rest for what it need not know.
+    // GNU tar supports half of them, and takes the rest for optional records.
     let said = shell(
         here,
         "tar --xattrs --xattrs-include='*' -tvvf tar 2>/dev/null",

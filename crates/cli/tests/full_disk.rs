@@ -1,4 +1,4 @@
-//! A host whose disk is full. As root.
+//! A host whose disk is full. Needs root.
 
 #[path = "support/full.rs"]
 mod full;

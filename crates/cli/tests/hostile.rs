@@ -1,4 +1,4 @@
-//! Every attempt of the table in `docs/threat-model.md`, made anew.
+//! Repeats every attempt of the table in `docs/threat-model.md`.
 
 use std::path::Path;
 use std::process::Command;

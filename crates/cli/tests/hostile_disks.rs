@@ -25,7 +25,7 @@ fn disk(home: &Home) -> PathBuf {
     home.sandboxes()[0].join("upper.ext4")
 }
 
-/// Changes what is on the disk, as a guest could.
+/// Changes the disk as a guest could.
 fn plant(disk: &Path, plant: impl FnOnce(&mut Ext4<File>, u32)) {
     let file = File::options().read(true).write(true).open(disk).unwrap();
     let mut filesystem = Ext4::open(file, Options::default()).unwrap();
@@ -34,7 +34,7 @@ fn plant(disk: &Path, plant: impl FnOnce(&mut Ext4<File>, u32)) {
     filesystem.close().unwrap();
 }
 
-/// The names in the top layer of an image, one a line, and the archive.
+/// Returns the names in the top layer of an image, one in each line, and the archive.
 fn top_layer(home: &Home, image: &str) -> (String, PathBuf) {
     let saved = home.path().join("saved");
     let _ = fs::remove_dir_all(&saved);
@@ -58,7 +58,7 @@ fn top_layer(home: &Home, image: &str) -> (String, PathBuf) {
 #[test]
 #[ignore = "needs a built guest"]
 fn directories_in_directories_take_no_memory_to_tell() {
-    // Paths of 3 GB in all, if each were kept.
+    // 3 GB of paths, if each were kept.
     const LEVELS: usize = 5000;
     let home = stopped();
     plant(&disk(&home), |filesystem, root| {
@@ -68,7 +68,7 @@ fn directories_in_directories_take_no_memory_to_tell() {
             at = filesystem.mkdir(at, &name, Owner::root(0o755)).unwrap();
         }
     });
-    // Most memory of this command, whoever else this process started; the worker has its own.
+    // Limits the memory of this command alone; the worker has its own limit.
     let mut mica = Command::new("bash");
     mica.args(["-c", "ulimit -S -v 1000000; exec \"$0\" diff it"])
         .arg(env!("CARGO_BIN_EXE_mica"))
@@ -85,7 +85,7 @@ fn directories_in_directories_take_no_memory_to_tell() {
     }
     assert!(mica.wait().unwrap().success());
     assert_eq!(count, LEVELS);
-    // No image can have such paths, which is known long before all of them are written.
+    // No image can have such paths, which mica detects long before all of them are written.
     let begun = Instant::now();
     let refused = home.output(&["commit", "it", "deep"]);
     assert_eq!(refused.code(), 1);
@@ -117,7 +117,7 @@ fn a_file_named_as_a_whiteout_is_refused_and_deletes_nothing() {
         "{said}"
     );
     assert!(!home.output(&["images"]).ok().contains("mine"));
-    // It is an ordinary file for everything else.
+    // For all other commands it is an ordinary file.
     assert!(
         home.output(&["diff", "it"])
             .ok()
@@ -190,7 +190,7 @@ fn attributes_with_odd_names_and_no_values_are_in_the_layer() {
     home.assert_nothing_left();
 }
 
-/// Says that the disk is marked, and nothing else.
+/// Checks that a note says that the disk is marked, and nothing else.
 #[track_caller]
 fn assert_warned(finished: &Finished) -> String {
     assert_eq!(finished.code(), 0, "{}", finished.stderr());
@@ -214,7 +214,7 @@ fn a_disk_that_is_marked_as_damaged_can_be_read_and_used() {
             .unwrap();
         filesystem.write(file, 0, b"mine").unwrap();
     });
-    // What the guest's kernel does when the host has no room for a write: EXT4_ERROR_FS.
+    // The mark that the guest's kernel sets when the host has no room for a write: EXT4_ERROR_FS.
     let marked = Command::new("debugfs")
         .args(["-w", "-R", "set_super_value state 2"])
         .arg(&disk)

@@ -1,5 +1,5 @@
-//! What images, disks, snapshots and guests call things, on a terminal: seen whole, and none of it
-//! does anything.
+//! Names that images, disks, snapshots and guests use, on a terminal: all of them visible, and none
+//! acted on.
 
 mod support;
 
@@ -20,15 +20,15 @@ use support::{Home, image, snapshot, wait};
 /// width, and what looks like a message of mica's.
 const TEXT: &str = "e\x1b]0;t\x07\x1b[31m\u{9b}2J\u{202e}\u{200b}\u{7f}\nmica: x";
 
-/// The same as a file's name, with bytes that are no UTF-8, one of them C1's introducer.
+/// The same as a file's name, with bytes that are not UTF-8, one of them C1's introducer.
 fn name() -> Vec<u8> {
     [TEXT.as_bytes(), b"\xff\x9b31m"].concat()
 }
 
-/// What of it must be seen.
+/// How the text must be shown.
 const SEEN: &str = "\\x1b]0;t\\x07\\x1b[31m\\u009b2J\\u202e\\u200b\\x7f\\nmica: x";
 
-/// The beginning of it: messages may have several lines, and escapes of their own.
+/// The beginning of that: messages may have several lines, and escapes of their own.
 const LINE: &str = "\\x1b]0;t\\x07\\x1b[31m";
 
 /// How a message about a wrong command line begins.
@@ -37,10 +37,10 @@ const USAGE: &str = "error: ";
 /// The same as JSON has it.
 const JSON: &str = "\\u001b]0;t\\u0007\\u001b[31m\\u009b2J\\u202e\\u200b\\u007f\\nmica: x";
 
-/// The bytes that are no UTF-8.
+/// The bytes that are not UTF-8.
 const BYTES: &str = "mica: x\\xff\\x9b31m";
 
-/// All that `mica` writes to a terminal.
+/// Runs `mica` on a terminal and returns all its output.
 fn on_terminal(home: &Home, words: &[OsString], guest: &Path) -> Vec<u8> {
     let (mut terminal, slave) = pty_process::blocking::open().unwrap();
     terminal.resize(Size::new(50, 2000)).unwrap();
@@ -55,7 +55,7 @@ fn on_terminal(home: &Home, words: &[OsString], guest: &Path) -> Vec<u8> {
         .unwrap();
     let mut seen = Vec::new();
     let mut buffer = [0; 4096];
-    // When nothing has it open any more, reading from it is an error.
+    // When no process has the terminal open any more, reading from it fails.
     while let Ok(count @ 1..) = terminal.read(&mut buffer) {
         seen.extend_from_slice(&buffer[..count]);
     }
@@ -63,7 +63,7 @@ fn on_terminal(home: &Home, words: &[OsString], guest: &Path) -> Vec<u8> {
     seen
 }
 
-/// Fails if a terminal would do anything but show letters in lines. Progress moves the cursor.
+/// Fails if a terminal would do more than show letters in lines. Progress may move the cursor.
 #[track_caller]
 fn assert_harmless(words: &[OsString], seen: &[u8]) -> String {
     let text = String::from_utf8(seen.to_vec());
@@ -83,7 +83,7 @@ fn assert_harmless(words: &[OsString], seen: &[u8]) -> String {
         }
         rest = &rest[c.len_utf8()..];
     }
-    // A wrong command line is shown as it is, but for what a terminal would act on.
+    // A wrong command line is shown as it is, except for what a terminal would act on.
     let is_usage = shown.starts_with("error: ");
     for line in shown.lines().filter(|_| !is_usage) {
         assert!(!line.starts_with("mica: x"), "{words:?}: {shown}");
@@ -91,13 +91,13 @@ fn assert_harmless(words: &[OsString], seen: &[u8]) -> String {
     shown
 }
 
-/// What follows on a movement of the cursor or the clearing of a line, without its introducer.
+/// Returns what follows a sequence that moves the cursor or clears a line, without its introducer.
 fn after_movement(text: &str) -> Option<&str> {
     let rest = text.trim_start_matches(|c: char| c.is_ascii_digit());
     rest.strip_prefix(['A', 'B', 'C', 'D', 'K'])
 }
 
-/// A disk with files of all kinds that have the name.
+/// Makes a disk with files of all kinds with the name.
 fn evil_disk(home: &Home) -> PathBuf {
     let mut archive = tar::Builder::new(Vec::new());
     let mut add = |kind, name: &[u8], target: Option<&[u8]>| {
@@ -128,7 +128,8 @@ fn evil_disk(home: &Home) -> PathBuf {
     disk
 }
 
-/// A store with an image, a snapshot and a record of a sandbox that say it wherever they can.
+/// Makes a store with an image, a snapshot and a record of a sandbox that have the text wherever
+/// they can.
 fn evil_home() -> Home {
     let home = Home::empty();
     let config = json!({"Cmd": ["true", TEXT], "Labels": {TEXT: TEXT}, "User": TEXT});
@@ -162,8 +163,8 @@ fn evil_home() -> Home {
     home
 }
 
-/// Words of a command line; `@` stands for the text, `%` for the file's name, `~` for the digest
-/// of nothing.
+/// Makes the words of a command line; `@` stands for the text, `%` for the file's name, `~` for the
+/// digest of nothing.
 fn words(line: &str) -> Vec<OsString> {
     let word = |word: &str| {
         let mut bytes = Vec::new();
@@ -179,7 +180,7 @@ fn words(line: &str) -> Vec<OsString> {
     line.split(' ').map(word).collect()
 }
 
-/// Every command, and what must be seen of the text; empty where none of it is shown.
+/// Every command, and how the text must be shown; empty if none of it is shown.
 const COMMANDS: [(&str, &str); 60] = [
     ("ext4 ls disk", SEEN),
     ("ext4 ls disk", BYTES),
@@ -249,7 +250,7 @@ fn no_command_lets_a_control_character_through() {
     let help = home.output(&["--help"]).ok();
     let commands = help.lines().skip_while(|line| *line != "Commands:").skip(1);
     for line in commands.take_while(|line| !line.is_empty()) {
-        // Others go on with what the one before them does.
+        // Other lines continue the text of the one before.
         let Some(name) = line
             .strip_prefix("  ")
             .and_then(|line| line.split(' ').next())
@@ -281,7 +282,7 @@ fn names_are_bytes_for_programs() {
     let home = evil_home();
     let disk = home.path().join("disk");
     let path = disk.to_str().unwrap();
-    // As `ls` does it: not for a terminal, and so as they are.
+    // As with `ls`: without a terminal, names are written as they are.
     let mut ls = home.mica(&["ext4", "ls", path]);
     let listed = ls.output().unwrap().stdout;
     assert!(listed.windows(name().len()).any(|part| part == name()));
@@ -291,12 +292,12 @@ fn names_are_bytes_for_programs() {
     let entry = entries.iter().find(|entry| entry["name_hex"] == hex);
     assert_eq!(entry.unwrap()["links"], 1);
     assert!(entries.iter().any(|entry| entry["target_hex"] == hex));
-    // One that is text has no need of it.
+    // A name that is text needs none.
     let plain = entries.iter().find(|entry| entry["name"] == "lost+found");
     assert_eq!(plain.unwrap().get("name_hex"), None);
 }
 
-/// Files as the kernel unpacks them (cpio, newc).
+/// Makes an archive of files as the kernel unpacks it (cpio, newc).
 fn initrd(files: &[(&str, usize, Vec<u8>)]) -> Vec<u8> {
     let mut bytes = Vec::new();
     let end = ("TRAILER!!!", 0, Vec::new());
@@ -371,7 +372,7 @@ fn a_hostile_agent_and_its_console_say_nothing_to_a_terminal() {
 #[ignore = "needs a built guest"]
 fn names_that_a_sandbox_gives_are_carried_whole() {
     let home = Home::new();
-    // What cannot be an argument of `mica run` is written by the shell inside.
+    // The shell inside makes the name, which can't be an argument of `mica run`.
     let script = "cd /srv; touch \"$(printf 'a\\033]0;t\\007\\377\\233')\"";
     let disk = ["--name", "it", "--upper", "disk:64m"];
     home.output(&[&["run"], &disk[..], &["box", "sh", "-c", script]].concat())
@@ -383,7 +384,7 @@ fn names_that_a_sandbox_gives_are_carried_whole() {
         let seen = on_terminal(&home, &words, &guest);
         assert_harmless(&words, &seen);
     }
-    // The same for a program: it can be read again.
+    // Programs get the same escapes, which can be decoded.
     assert!(home.output(&["diff", "it"]).ok().contains(escaped));
     let changes = home.output(&["diff", "--json", "it"]).json();
     let changes = changes.as_array().unwrap();

@@ -52,7 +52,7 @@ fn the_store_is_checked_and_pruned() {
     home.output(&["store", "prune", "--all"]).ok();
     assert_eq!(home.output(&["images", "-q"]).ok(), "");
 
-    // Nothing to find in an empty store.
+    // An empty store has no problems.
     let empty = Home::empty();
     assert_eq!(
         empty.output(&["ps", "-a", "--json"]).json(),

@@ -1,4 +1,4 @@
-//! What parses foreign filesystems does so in jail, and its end is an error of the command.
+//! Parsers of foreign filesystems run in the jail, and their death is an error of the command.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 const MICA: &str = env!("CARGO_BIN_EXE_mica");
 
-/// Far longer than anything takes: only a hang ends it.
+/// A timeout far longer than any step takes: only a hang reaches it.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn mica(words: &[&str]) -> Command {
@@ -21,7 +21,7 @@ fn mica(words: &[&str]) -> Command {
     command
 }
 
-/// A filesystem with a file that fills every pipe.
+/// Makes a filesystem with a file that fills every pipe.
 fn image() -> (tempfile::TempDir, String) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("image");
@@ -49,7 +49,7 @@ fn children(pid: u32) -> Vec<u32> {
     lists.flatten().collect()
 }
 
-/// A field of `/proc/PID/status`.
+/// Returns a field of `/proc/PID/status`.
 fn field(pid: u32, name: &str) -> Option<String> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status
@@ -58,8 +58,8 @@ fn field(pid: u32, name: &str) -> Option<String> {
     Some(line.split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
-/// A command that waits for its output to be read, and the process that parses for it: its
-/// keeper's child, behind its filter.
+/// Starts a command that waits for its output to be read. Returns it with the process that parses
+/// for it: its keeper's child, behind the seccomp filter.
 fn stalled(path: &str) -> (Child, u32) {
     let child = mica(&["cat", path, "/big"])
         .stdout(Stdio::piped())
@@ -67,7 +67,7 @@ fn stalled(path: &str) -> (Child, u32) {
         .spawn()
         .unwrap();
     let deadline = Instant::now() + PATIENCE;
-    // It writes: all else is behind it.
+    // The worker is in write(2), after all other steps.
     let is_stalled = |pid: &u32| {
         let call = fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap_or_default();
         call.starts_with("1 ") && field(*pid, "Seccomp").as_deref() == Some("2")
@@ -84,7 +84,7 @@ fn stalled(path: &str) -> (Child, u32) {
     (child, found.expect("there is a worker"))
 }
 
-/// The rest of what it says, and its exit code.
+/// Returns the rest of its output, and its exit code.
 fn end(child: Child) -> (Vec<u8>, String, Option<i32>) {
     let output = child.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -101,7 +101,7 @@ fn the_process_that_parses_is_in_jail() {
     assert_eq!(status("CapEff"), "0000000000000000");
     assert_eq!(status("CapPrm"), "0000000000000000");
     assert_ne!(status("Uid"), "0 0 0 0");
-    // Process 1 of a namespace of its own.
+    // Process 1 of its own namespace.
     assert!(status("NSpid").ends_with(" 1"), "{}", status("NSpid"));
     for namespace in ["user", "mnt", "net", "pid", "ipc", "uts"] {
         let of = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/{namespace}")).unwrap();
@@ -113,7 +113,7 @@ fn the_process_that_parses_is_in_jail() {
             .count(),
         0
     );
-    // The filesystem, which it can't write to, and pipes: nothing else.
+    // The filesystem, read-only, and pipes: nothing else.
     let mut files = Vec::new();
     for entry in fs::read_dir(format!("/proc/{worker}/fd")).unwrap() {
         let target = fs::read_link(entry.unwrap().path()).unwrap();
@@ -172,7 +172,7 @@ fn a_command_that_is_killed_leaves_no_parser() {
     }
 }
 
-/// A directory of 2^30 blocks that are one block, as no checksum would show.
+/// Makes a directory of 2^30 blocks that are one block, which no checksum would reveal.
 fn endless(path: &str) {
     let script = format!(
         "PATH=$PATH:/usr/sbin:/sbin; mke2fs -q -t ext4 -b 4096 \
@@ -235,7 +235,7 @@ fn a_directory_without_an_end_costs_the_command_nothing() {
         &["cp", &format!("{path}:/d"), copy],
     ] {
         let begun = Instant::now();
-        // Of this command; the worker has a limit of its own.
+        // The limit of this command; the worker has its own.
         let output = Command::new("bash")
             .args([
                 "-c",

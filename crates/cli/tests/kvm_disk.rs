@@ -1,4 +1,4 @@
-//! A disk that takes its time, on our own monitor. `scripts/test-kvm` runs this.
+//! A slow disk, on our own monitor. `scripts/test-kvm` runs this.
 
 mod support;
 
@@ -22,22 +22,22 @@ use fuser::{
 use rustix::fs::{CWD, Mode, makedev, mknodat};
 use support::{Home, Running, image, wait};
 
-/// Far longer than anything takes.
+/// A timeout far longer than any step takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The only file's number, and its name.
 const NUMBER: INodeNo = INodeNo(2);
 const NAME: &str = "disk";
 
-/// A filesystem with one file, of which it keeps the contents in another. Once `holds` is set,
-/// the next read or write lasts until it is answered from elsewhere.
+/// A FUSE filesystem with one file, whose contents are in another file. Once `holds` is set, the
+/// next read or write lasts until another thread answers it.
 struct Slow {
     file: File,
     holds: Arc<AtomicBool>,
     held: Sender<Answer>,
 }
 
-/// Answers a request that is held.
+/// Answers a held request.
 type Answer = Box<dyn FnOnce() + Send>;
 
 impl Slow {
@@ -84,8 +84,7 @@ impl Filesystem for Slow {
         }
     }
 
-    /// Closing it waits for nothing: a killed owner of a machine is gone while the machine is
-    /// not.
+    /// Closing the file does not wait: a killed owner is gone before its machine is.
     fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
         let flags = FopenFlags::FOPEN_NOFLUSH | FopenFlags::FOPEN_DIRECT_IO;
         reply.opened(FileHandle(0), flags);
@@ -134,8 +133,7 @@ impl Filesystem for Slow {
     }
 }
 
-/// An ext4 with a system on it, in a directory of `home` whose file holds a request
-/// when told to.
+/// An ext4 with a system, on a filesystem in a directory of `home` that can hold a request.
 struct SlowDisk {
     path: String,
     holds: Arc<AtomicBool>,
@@ -144,7 +142,7 @@ struct SlowDisk {
 }
 
 impl Drop for SlowDisk {
-    /// What waits for it could not be ended otherwise.
+    /// Otherwise, processes that wait for the request could not end.
     fn drop(&mut self) {
         self.held.try_iter().for_each(|answer| answer());
     }
@@ -171,7 +169,7 @@ fn slow_disk(home: &Home) -> SlowDisk {
         held: sender,
     };
     let mut config = Config::default();
-    // The machine's process is nobody.
+    // The machine's process runs as the user `nobody`.
     config.acl = SessionACL::All;
     SlowDisk {
         path: format!("{mount}/{NAME}"),
@@ -186,7 +184,7 @@ fn nothing_waits_for_a_disk_but_who_asked_for_it() {
     let home = Home::empty();
     let slow = slow_disk(&home);
     let in_place = format!("{}:rw", slow.path);
-    // `sync` is started when a line says so; `read` and `echo` are the shell's own.
+    // A line of input starts `sync`; `read` and `echo` are shell builtins.
     let script = "while read line; do echo $line; case $line in flush) \
                   (echo x > /x; sync; echo flushed) & ;; esac; done";
     let run = ["run", "-i", "--rm", "--backend", "kvm", "--net", "none"];
@@ -208,7 +206,7 @@ fn nothing_waits_for_a_disk_but_who_asked_for_it() {
     say("flush");
     assert_eq!(next(), "flush");
     let answer = slow.held.recv_timeout(PATIENCE).unwrap();
-    // The disk waits for the host until it has been seen that the console does not.
+    // The request is held until the console was seen to work meanwhile.
     let (seen, is_seen) = channel();
     let waiter = thread::spawn(move || {
         let in_time = is_seen.recv_timeout(PATIENCE).is_ok();
@@ -243,7 +241,7 @@ fn a_machine_that_outlives_its_owner_keeps_its_disk() {
     assert_eq!(mica.line(), "ready");
     slow.holds.store(true, Ordering::SeqCst);
     drop(mica.stdin());
-    // What is in the kernel's hands can't be killed.
+    // A process that waits in the kernel can't be killed.
     let answer = slow.held.recv_timeout(PATIENCE).unwrap();
     home.kill_owner();
     assert_eq!(mica.wait(), 125);
@@ -257,7 +255,7 @@ fn a_machine_that_outlives_its_owner_keeps_its_disk() {
         }
         again.wait()
     });
-    // The first machine has not let go of the disk, so there is no second.
+    // The first machine still uses the disk, so there is no second.
     thread::sleep(Duration::from_secs(4));
     assert_eq!(fs::read(&record).unwrap(), before);
     answer();

@@ -1,4 +1,4 @@
-//! Sandboxes that go on from another one's memory. `scripts/test-kvm` runs these.
+//! Sandboxes restored from another one's memory. `scripts/test-kvm` runs these.
 
 #![allow(clippy::disallowed_macros, reason = "a test may print")]
 
@@ -17,7 +17,7 @@ const KILL: i32 = 9;
 const TERM: i32 = 15;
 const COPIES: usize = 8;
 
-/// Counts, a line each, and keeps the number in a file, which is never seen without one.
+/// Counts, one number in each line, and keeps the number in a file that is never seen empty.
 const COUNTS: &str =
     "n=0; while :; do n=$((n+1)); echo $n; echo $n > /next; mv /next /n; sleep 0.1; done";
 
@@ -48,7 +48,7 @@ fn stop(running: Running) {
     running.wait();
 }
 
-/// That of a failure of mica's own: the exit code, and what is the matter in one line.
+/// Checks a failure of mica's own: the exit code, and the problem in one line.
 #[track_caller]
 fn refused(finished: &Finished, words: &str) {
     let text = finished.stderr();
@@ -78,7 +78,7 @@ fn eight_copies_have_a_past_and_nothing_else_in_common() {
     let shown = home.output(&["snapshot", "ls", "--json"]).json();
     assert_eq!(shown[0]["memory"]["memory_mib"], 1024);
 
-    // All at once.
+    // All copies at the same time.
     let script = "echo ready; cat /proc/sys/kernel/random/uuid; \
                   head -c 16 /dev/urandom | od -An -tx1 | tr -d ' '; cat /etc/machine-id; \
                   hostname; cat /etc/hostname; cat /sys/class/net/e*/address; ls /mine-* \
@@ -107,10 +107,10 @@ fn eight_copies_have_a_past_and_nothing_else_in_common() {
         assert!(now().abs_diff(time) < 60, "{time} at {}", now());
         numbers.push(number(copy));
         assert_eq!(copy.line(), "alive");
-        // The kernel itself has seen the new generation ID.
+        // The kernel itself has detected the new generation ID.
         assert_eq!(copy.line(), "1");
     }
-    // What ran in the original runs in each.
+    // The original's command runs in each copy.
     assert!(numbers.iter().all(|number| *number >= 1), "{numbers:?}");
     assert!(number(&mut original) > 1);
     copies.into_iter().for_each(stop);
@@ -133,7 +133,7 @@ fn the_first_command_goes_on() {
         assert_eq!(number(&mut copy), first + 1);
         stop(copy);
     }
-    // And in a copy of a copy.
+    // The same in a copy of a copy.
     let mut copy = home.start(&["run", "--rm", "--name", "second", "--from", "past"]);
     number(&mut copy);
     home.output(&["snapshot", "create", "--memory", "second", "again"])
@@ -159,7 +159,7 @@ fn forks_stay_behind_with_disks_of_their_own() {
     };
     assert_eq!(running(), 3);
     assert_eq!(snapshots(&home), 0);
-    // One gets the name that it is to have, unless that is taken.
+    // A single copy gets the given name, unless that is taken.
     let twin = home.output(&["fork", "base", "--name", "twin", "--json"]);
     let shown = home.output(&["inspect", "twin"]).json();
     let shown = &shown[0]["sandbox"];
@@ -174,12 +174,12 @@ fn forks_stay_behind_with_disks_of_their_own() {
     assert_eq!((two.code(), running()), (2, 4), "{}", two.stderr());
     home.output(&["stop", "-t", "0", "twin"]).ok();
     for id in &ids {
-        // It flushes and unmounts a disk of its own.
+        // Each copy flushes and unmounts its own disk.
         home.output(&["stop", "-t", "0", id]).ok();
     }
     assert_eq!(running(), 1);
 
-    // Those that are there stay when the others are given up.
+    // Copies that run stay when the others are cancelled.
     let mut forks = home.start(&["fork", "base", "-n", "1000"]);
     let first = forks.line();
     forks.signal(INT);
@@ -197,7 +197,7 @@ fn forks_stay_behind_with_disks_of_their_own() {
         home.output(&["stop", "-t", "0", id]).ok();
     }
 
-    // Nobody tidies up after a kill but the next one who looks.
+    // After a kill, only the next listing cleans up.
     let mut forks = home.start(&["fork", "base", "-n", "1000"]);
     forks.line();
     forks.signal(KILL);
@@ -240,8 +240,7 @@ fn a_disk_is_saved_between_two_requests() {
         let (past, name) = (format!("past{round}"), format!("copy{round}"));
         home.output(&["snapshot", "create", "--memory", "base", &past])
             .ok();
-        // Both go on with what was under way, and the copy's disk is as it should be after a
-        // clean end.
+        // Both finish the requests in flight, and the copy's disk is as after a clean end.
         let mut copy = home.start(&["run", "--name", &name, "--from", &past]);
         let first = number(&mut copy);
         assert!(first > before, "{first} after {before}");
@@ -267,7 +266,7 @@ fn a_disk_is_saved_between_two_requests() {
     stop(original);
 }
 
-/// Snapshots on disk, whether anybody sees them or not.
+/// Counts the snapshots on disk, listed or not.
 fn snapshots(home: &Home) -> usize {
     let entries = fs::read_dir(home.store().join("sandboxes")).unwrap();
     let is_snapshot = |entry: &fs::DirEntry| {
@@ -365,7 +364,7 @@ fn what_was_altered_is_not_gone_on_from() {
     });
 }
 
-/// How a run came up: by `kernel` or by `resume`; and what its command said.
+/// Returns how a run started, by `kernel` or by `resume`, and its command's output.
 fn way(home: &Home, flags: &[&str], guest: Option<&Path>) -> (String, String) {
     let start = ["run", "--rm", "--backend", "kvm", "--timing=json"];
     let script = "cat /proc/sys/kernel/random/uuid /etc/machine-id";
@@ -408,7 +407,7 @@ fn a_machine_boots_once() {
         assert!(!third.contains(line), "{line} twice");
     }
     assert_eq!(by(&["--cold"]), "kernel");
-    // Machines of another kind have a template of their own.
+    // Machines with other settings have their own templates.
     for flags in [
         &["--memory", "512m"][..],
         &["--net", "none"],
@@ -419,7 +418,7 @@ fn a_machine_boots_once() {
     }
     assert_eq!(templates(), 4);
 
-    // A new agent is no part of an old machine, though its file has the same name.
+    // A new agent does not match an old template, though its file has the same name.
     let guest = home.path().join("guest");
     fs::create_dir(&guest).unwrap();
     let installed = PathBuf::from(std::env::var_os("MICABOX_GUEST").unwrap());
@@ -432,7 +431,7 @@ fn a_machine_boots_once() {
     fs::copy(installed.join("initrd.cpio"), guest.join("initrd.cpio")).unwrap();
     assert_eq!(way(&home, &[], Some(&guest)).0, "kernel");
 
-    // What is damaged is made anew.
+    // A damaged template is made again.
     for entry in fs::read_dir(home.store().join("templates")).unwrap() {
         let machine = entry.unwrap().path().join("machine");
         let file = fs::File::options().write(true).open(machine).unwrap();

@@ -24,7 +24,7 @@ fn run<'a>(transport: &'a str, root: &'a str, script: &'a str) -> Vec<&'a str> {
     [&start[..], &ways, &["box", "sh", "-c", script]].concat()
 }
 
-/// What every layer file has in it.
+/// The contents of every layer's file.
 fn layers(home: &Home) -> BTreeMap<PathBuf, Vec<u8>> {
     fn walk(directory: &Path, found: &mut BTreeMap<PathBuf, Vec<u8>>) {
         for entry in fs::read_dir(directory).unwrap() {
@@ -56,8 +56,7 @@ fn has_layers(count: usize, ways: &[(&str, &str)]) -> Home {
         ));
     }
     home.load(&layers, &image::config());
-    // The first and the last byte that the layers brought, all in between, and the devices
-    // that it took.
+    // Prints the number of the layers' files, their total size, and the number of devices.
     let script = "mkdir -p /srv; ls /srv | grep -c file-; cat /srv/file-* | wc -c; \
                   ls /sys/block | grep -cE '^(pmem|vd)'";
     let texts = (1..count).map(|number| format!("this is layer {number}").len());
@@ -88,7 +87,7 @@ fn thirty_layers_are_one_device() {
 #[test]
 fn three_hundred_layers_are_one_device() {
     let home = has_layers(300, &WAYS[1..3]);
-    // They are more than there can be partitions.
+    // There are more layers than possible partitions.
     let script = &run("pmem", "stacked", "true");
     let refused = home.output_without_mapper(script).stderr();
     assert!(refused.contains("no device mapper"), "{refused}");
@@ -110,8 +109,8 @@ fn without_a_device_mapper_layers_are_partitions() {
         let more = (3..count).map(|number| image::one_file(&format!("opt/{number}"), b"x"));
         layers.extend(more);
         home.load(&layers, &image::config());
-        // The kernel is without, all layers are there, the link to a lower layer's file
-        // shows it, and how many kilobytes the page cache grew by when 7813 were read.
+        // Prints: the kernel has no device mapper, all layers are there, the link to a lower
+        // layer's file has its contents, and the page cache's growth in KiB after 7813 were read.
         let script = "grep -c device-mapper /proc/devices /proc/misc; ls /opt | grep -vc data; \
             cat /srv/hard 2>/dev/null | wc -c; grep ^Cached /proc/meminfo; \
             sha256sum < /opt/data; grep ^Cached /proc/meminfo";
@@ -132,7 +131,7 @@ fn without_a_device_mapper_layers_are_partitions() {
             let is_mapped = transport == "pmem";
             assert_eq!(growth < 1000, is_mapped, "{transport}: {growth} kB");
         }
-        // By now from a template.
+        // By now a template exists.
         let again = home.output_without_mapper(&run("pmem", "stacked", "head -c 4 /opt/data"));
         assert_eq!(again.ok(), "\0\0\0\0");
         home.assert_nothing_left();
@@ -143,8 +142,8 @@ fn without_a_device_mapper_layers_are_partitions() {
 fn a_guest_that_writes_to_its_region_changes_nothing() {
     let home = Home::new();
     let before = layers(&home);
-    // As root of its own machine it makes the device and writes all over it, past every
-    // filesystem; what it reads afterwards is its own affair.
+    // As root in its own machine it makes a device node and overwrites the device, past every
+    // filesystem; what it reads afterwards is its own problem.
     let script = "mknod /dev/region b $(tr : ' ' < /sys/block/pmem0/dev) && \
                   dd if=/dev/zero of=/dev/region bs=1M count=2 conv=fsync 2>/dev/null; \
                   echo survived";

@@ -8,7 +8,7 @@ use support::{Home, wait_until};
 
 const MIB: u64 = 1 << 20;
 
-/// Bytes that the largest of all machines' processes has in memory.
+/// Returns the resident bytes of the largest of all machines' processes.
 fn resident() -> u64 {
     let processes = fs::read_dir("/proc").unwrap().filter_map(|entry| {
         let path = entry.ok()?.path();

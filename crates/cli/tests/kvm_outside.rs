@@ -1,5 +1,5 @@
-//! What a sandbox has outside of its machine's process, on our own monitor: the path to its
-//! sockets (`--vsock`), and a control group. `scripts/test-kvm` runs this.
+//! A sandbox's resources outside of its machine's process, on our own monitor: the socket for its
+//! vsock (`--vsock`), and a control group. `scripts/test-kvm` runs this.
 //!
 //! A test whose conditions are not met fails: `--skip NAME` leaves it out, and the harness counts it.
 
@@ -15,7 +15,7 @@ use std::process::{Command, Stdio};
 
 use support::{Home, wait_until};
 
-/// What a port of the sandbox's has to say.
+/// Connects to a port of the sandbox and returns what it sends.
 fn ask(path: &Path, port: u32) -> String {
     let mut stream = UnixStream::connect(path).unwrap();
     stream
@@ -26,7 +26,7 @@ fn ask(path: &Path, port: u32) -> String {
     answer
 }
 
-/// Where the control group of this owner's machine is, if there can be one.
+/// Returns the control group of this owner's machine, if there can be one.
 fn group(owner: u32) -> Option<PathBuf> {
     let (place, _) = micabox_vmm::control_groups().ok()?;
     Some(place.join(format!("micabox-{owner}-0")))
@@ -36,7 +36,7 @@ fn group(owner: u32) -> Option<PathBuf> {
 fn it_is_there_while_the_sandbox_runs_and_no_longer() {
     let home = Home::new();
     let path = home.path().join("sockets");
-    // Its console is one that programs can write to, too.
+    // Programs can write to the console, too.
     let script = "test -c /dev/vsock && echo heard >/dev/console && echo ready; exec sleep 1000";
     let start = ["run", "--rm", "--backend", "kvm", "--vsock"];
     let rest = ["box", "sh", "-c", script];
@@ -44,7 +44,7 @@ fn it_is_there_while_the_sandbox_runs_and_no_longer() {
 
     let mut sandbox = home.start(&arguments);
     assert_eq!(sandbox.line(), "ready");
-    // Nobody listens, which only the guest's kernel knows.
+    // No program listens, which only the guest's kernel knows.
     assert_eq!(ask(&path, 1), "");
     let taken = home.output(&arguments);
     assert_eq!(taken.code(), 125);
@@ -56,7 +56,7 @@ fn it_is_there_while_the_sandbox_runs_and_no_longer() {
     // A killed owner can't clean up; the next one does.
     let killed = group(home.owner());
     let members = |group: &PathBuf| fs::read_to_string(group.join("cgroup.procs")).unwrap();
-    // The machine, and who waits for it.
+    // The machine, and its keeper.
     assert!(
         killed
             .iter()
@@ -65,7 +65,7 @@ fn it_is_there_while_the_sandbox_runs_and_no_longer() {
     home.kill_owner();
     assert_eq!(sandbox.wait(), 125);
     assert!(path.exists());
-    // Its machine goes a moment later.
+    // The machine ends a moment later.
     wait_until("its machine is gone", || {
         killed.iter().all(|group| members(group).is_empty())
     });
@@ -81,8 +81,8 @@ fn it_is_there_while_the_sandbox_runs_and_no_longer() {
     assert!(ended.iter().all(|group| !group.exists()));
 }
 
-/// Runs a shell command as a member of the group, which a machine that was taken over is:
-/// whether it went well.
+/// Runs a shell command as a member of the group, as a machine that was taken over would be.
+/// Returns whether it succeeded.
 fn inside(group: &Path, command: &str) -> bool {
     let script = format!("echo 0 >{}/cgroup.procs && {command}", group.display());
     let mut shell = Command::new("sh");
@@ -102,7 +102,7 @@ fn its_limits_hold() {
     assert!(inside(&group, "sleep 0"));
     let processes = "for n in 1 2 3 4 5 6 7 8 9; do sleep 1000 & done";
     assert!(!inside(&group, processes), "ten processes");
-    // With what takes too much goes all of the machine, and its user hears why.
+    // Too much memory kills all of the machine, and its user gets the reason.
     assert!(!inside(
         &group,
         "dd if=/dev/zero of=/dev/null bs=1000M count=1"
@@ -111,17 +111,17 @@ fn its_limits_hold() {
     assert!(!group.exists());
 }
 
-/// A user of this machine's without privileges.
+/// A user of the host without privileges.
 const USER: u32 = 1000;
 
-/// A control group that was handed over to the user, with this process in it until the end.
+/// A control group that is delegated to the user, with this process in it until it is dropped.
 struct Delegated {
     home: PathBuf,
     place: PathBuf,
 }
 
 impl Delegated {
-    /// As a session's manager does it. None if no control group can be had here.
+    /// Delegates a group as a session manager does. None if no control group is available.
     fn new() -> Option<Self> {
         let (home, _) = micabox_vmm::control_groups().ok()?;
         let place = home.join("user-without-privileges");
@@ -144,7 +144,7 @@ impl Drop for Delegated {
     }
 }
 
-/// Makes the user the owner of everything in there.
+/// Makes the user the owner of everything in the group.
 fn give_to_user(home: &Home) {
     let mut change = Command::new("chown");
     let owner = format!("{USER}:{USER}");
@@ -185,7 +185,7 @@ fn a_user_without_privileges_lacks_nothing() {
     let output = |arguments: &[&str]| support::Finished::of(mica(arguments));
 
     let run = ["run", "--rm", "--backend", "kvm", "box", "id", "-u"];
-    // By a boot, and from its template.
+    // By a boot, and from a template.
     for _ in 0..2 {
         assert_eq!(output(&run).ok(), "0\n");
     }
@@ -226,7 +226,7 @@ fn a_user_without_privileges_lacks_nothing() {
 #[test]
 fn what_the_host_refuses_is_said_in_a_line() {
     const NAMESPACES: &str = "/proc/sys/user/max_user_namespaces";
-    // It takes /dev/kvm away. On a real machine `scripts/test-kvm` leaves it out.
+    // This test removes /dev/kvm. On a real machine `scripts/test-kvm` leaves it out.
     let emulated = Path::new("/guest").exists();
     assert!(emulated, "only for an emulated machine (or --skip)");
     let home = Home::new();

@@ -1,5 +1,5 @@
-//! Copies of a disk that a machine on our own monitor writes to without a pause.
-//! `scripts/test-kvm` runs this.
+//! Copies of a disk that a machine on our own monitor writes to continuously. `scripts/test-kvm`
+//! runs this.
 
 mod support;
 
@@ -12,7 +12,7 @@ use support::{Holding, Home, Running, image};
 
 const COPIES: usize = 100;
 
-/// Where the file has its two numbers. On the disk they are as far apart.
+/// Offsets of the file's two numbers. On the disk they are equally far apart.
 const HEAD: u64 = 0;
 const END: u64 = 0x1f_f000;
 
@@ -66,12 +66,12 @@ fn writer() -> Vec<u8> {
     file
 }
 
-/// A running sandbox `it` whose guest writes without a pause.
+/// Starts a sandbox `it` whose guest writes continuously.
 fn writing(home: &Home) -> Running {
     let mut layers = image::layers();
     layers.push(image::program("bin/writer", &writer()));
     home.load(&layers, &image::config());
-    // Full of something, so that a copy is not at its end at once.
+    // Full of data, so that a copy takes a while.
     let script = "for n in 1 2; do cat /bin/busybox; done \
                   > /srv/counter; sync; echo ready; exec /bin/writer";
     let run = ["run", "--name", "it", "--backend", "kvm", "--net", "none"];
@@ -98,7 +98,7 @@ fn a_copy_of_a_running_sandboxs_disk_is_one_moment() {
             u64::from_le_bytes(bytes.try_into().unwrap())
         })
     };
-    // Until it has begun there is something else.
+    // Before the program's first write, the file has other contents.
     let deadline = Instant::now() + support::PATIENCE;
     let mut first = numbers()[0];
     while !(2..1 << 32).contains(&first) {
@@ -114,10 +114,10 @@ fn a_copy_of_a_running_sandboxs_disk_is_one_moment() {
         );
         last = head;
     }
-    // It went on between them.
+    // The guest ran between the copies.
     assert!(last > first + COPIES as u64, "{first} to {last}");
 
-    // As `mica` has it, and with what an interrupted one leaves.
+    // Through `mica`, and with the leftovers of an interrupted copy.
     assert!(home.output(&["diff", "it"]).ok().contains(" /srv/counter"));
     let there = home.files_of("it");
     home.output(&["snapshot", "create", "it", "moment"]).ok();

@@ -1,4 +1,4 @@
-//! How sandboxes end, and what is left of them.
+//! How sandboxes end, and what they leave.
 
 mod support;
 
@@ -11,10 +11,10 @@ const INT: i32 = 2;
 const KILL: i32 = 9;
 const TERM: i32 = 15;
 
-/// Says when it runs; ends only by a signal.
+/// Prints a line when it runs; ends only by a signal.
 const WAITS: &str = "echo ready; while :; do sleep 0.05; done";
 
-/// Starts a sandbox whose command has said that it runs.
+/// Starts a sandbox and waits for its command's first line.
 fn ready(home: &Home, flags: &[&str], script: &str) -> Running {
     let arguments = [&["run"], flags, &["box", "sh", "-c", script]].concat();
     let mut running = home.start(&arguments);
@@ -101,7 +101,7 @@ fn a_killed_mica_leaves_no_machine_and_a_record_until_removed() {
         (&list[0]["name"], &list[0]["state"]),
         (&"orphan".into(), &"dead".into())
     );
-    // Nothing of it is in the way.
+    // Nothing of it prevents removals.
     home.output(&["rmi", "box"]).ok();
     home.output(&["rm", "orphan"]).ok();
     home.assert_nothing_left();
@@ -188,7 +188,7 @@ fn ps_stop_and_rm() {
     assert_eq!(running.wait(), 143);
     assert_eq!(home.output(&["ps", "-q"]).ok(), "");
     assert!(home.output(&["ps", "-a"]).ok().contains("exited (143)"));
-    // Stopping what has stopped is no error.
+    // Stopping a stopped sandbox is not an error.
     home.output(&["stop", "web"]).ok();
     assert_eq!(home.output(&["rm", "web"]).ok(), "web\n");
     assert_eq!(home.output(&["rm", "web"]).code(), 1);
@@ -217,7 +217,7 @@ fn a_creator_that_hangs_does_not_keep_its_sandbox() {
     let home = Home::new();
     let running = ready(&home, &["--name", "hung"], WAITS);
     running.signal(STOP);
-    // Its machine is ended over its head; its own end it notes when it wakes up.
+    // The sandbox ends while its creator is stopped; the creator notices when it continues.
     let mut stopping = home.mica(&["rm", "-f", "hung"]).spawn().unwrap();
     home.wait_for_no_machine();
     running.signal(CONT);
@@ -287,7 +287,7 @@ fn time_limits_end_commands() {
     let home = Home::new();
     let run = home.output(&["run", "--rm", "--timeout", "0.2", "box", "sleep", "100000"]);
     assert_eq!((run.code(), run.stderr().as_str()), (124, ""));
-    // As process 1 it is deaf to TERM from its first moment on.
+    // As process 1 it ignores TERM from its first moment on.
     let run = home.output(&[
         "run",
         "--rm",
@@ -319,7 +319,7 @@ fn time_limits_end_commands() {
 #[ignore = "needs a built guest"]
 fn what_a_detached_command_writes_is_kept() {
     let home = Home::new();
-    // Two streams have no common order; the pause gives these lines one.
+    // Two streams have no common order; the pause orders these lines.
     let script = "echo one; echo two >&2; sleep 0.5; printf 'thr'; echo ee; [ -e on ] || { touch on; exit 4; }; \
                   while [ ! -e off ]; do sleep 0.05; done";
     let run = [
@@ -348,7 +348,7 @@ fn what_a_detached_command_writes_is_kept() {
         "{stamped}"
     );
 
-    // Added to by the next start, and followed to its end.
+    // The next start appends, and `logs -f` follows until the end.
     home.output(&["start", "it"]).ok();
     let mut following = home.start(&["logs", "-f", "it"]);
     for line in ["one", "three", "one", "three"] {

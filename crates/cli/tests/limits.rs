@@ -1,11 +1,11 @@
-//! Limits of a machine's process that must be there.
+//! Required limits of a machine's process.
 
 mod support;
 
 use support::Home;
 
-/// Where no control group can be had, a sandbox that must have one does not start, and the
-/// message says why.
+/// Without a control group, a sandbox that requires one does not start, and the message has the
+/// reason.
 #[test]
 #[ignore = "needs a built guest"]
 fn a_sandbox_that_must_be_limited_is_or_does_not_start() {

@@ -1,5 +1,5 @@
-//! What mica says to a wrong command line, and with which exit code: what failed, on what, and
-//! what to do next.
+//! mica's messages and exit codes for wrong command lines: what failed, on what, and what to do
+//! next.
 
 mod support;
 
@@ -8,14 +8,13 @@ use std::process::Command;
 
 use support::{Finished, Home};
 
-/// A command line, its exit code, and all that it writes to stderr. `HOME` stands for a
-/// directory of the test's own.
+/// A command line, its exit code, and all its stderr. `HOME` stands for a directory of the test.
 type Row = (&'static [&'static str], i32, &'static str);
 
 const NAME_RULE: &str =
     "2 to 63 letters, digits, `_`, `.` and `-`, beginning with a letter or digit";
 
-/// What needs no machine.
+/// Rows that need no machine.
 const ROWS: &[Row] = &[
     (
         &["run", "-v", "/tmp:/data", "box"],
@@ -122,7 +121,7 @@ const ROWS: &[Row] = &[
     ),
 ];
 
-/// Fails unless all of it is as the row says.
+/// Fails unless everything is as in the row.
 #[track_caller]
 fn assert_row(home: &Home, (words, code, expected): Row, finished: &Finished) {
     let text = finished.stderr();
@@ -132,7 +131,7 @@ fn assert_row(home: &Home, (words, code, expected): Row, finished: &Finished) {
     assert_eq!(finished.stdout(), "", "{words:?}");
 }
 
-/// The same text on every machine: what this one has of memory is `N`.
+/// Runs `mica` and replaces the host's memory size with `N`, for the same text on every host.
 fn run(home: &Home, words: &[&str]) -> Finished {
     let finished = home.output(words);
     finished.replace(|text| {
@@ -178,7 +177,7 @@ fn a_damaged_filesystem_is_told_from_what_is_none() {
     assert!(damaged.stdout().contains("inode 2"), "{}", damaged.stdout());
 }
 
-/// `mica` in a mount namespace of its own, after `script`.
+/// Runs `mica` in its own mount namespace, after `script`.
 fn in_namespace(home: &Home, script: &str, words: &[&str]) -> Finished {
     let mica = home.mica(words);
     let mut command = Command::new("unshare");
@@ -240,7 +239,7 @@ fn a_full_disk_is_told_what_frees_it() {
         text.starts_with("mica: ") && text.ends_with(&hint),
         "{text}"
     );
-    // The store says which directory it is.
+    // The store's message names the directory.
     let archive = home.path().join("box.tar");
     let path = archive.to_str().unwrap();
     home.output(&["save", "-o", path, "box"]).ok();
@@ -256,7 +255,7 @@ fn a_full_disk_is_told_what_frees_it() {
     );
 }
 
-/// What is wrong with what runs, or with what is inside.
+/// Rows about running sandboxes and their commands.
 const LIVE: &[Row] = &[
     (
         &["start", "-a", "it"],

@@ -1,5 +1,4 @@
-//! The network of real machines: what a guest's programs see of it, and what this machine
-//! sees of them.
+//! The network of real machines, from the guest's programs' and from the host's side.
 
 mod support;
 
@@ -11,15 +10,15 @@ use sha2::{Digest, Sha256};
 use support::dns::resolver;
 use support::{Home, wait_until};
 
-/// The gateway, as guests see it.
+/// The gateway's address for guests.
 const GATEWAY: &str = "10.213.9.1";
 
-/// An address of this machine's that is not its loopback interface's.
+/// Returns an address of the host apart from the loopback interface's.
 fn outside() -> Ipv4Addr {
-    /// For benchmarks (RFC 2544): nobody else has it.
+    /// Reserved for benchmarks (RFC 2544): not in use elsewhere.
     const OWN: Ipv4Addr = Ipv4Addr::new(198, 18, 255, 1);
     let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
-    // Sends nothing, but decides which address would be sent from.
+    // Sends nothing, but selects the source address.
     if socket.connect("192.0.2.77:9").is_ok()
         && let IpAddr::V4(address) = socket.local_addr().unwrap().ip()
         && !address.is_loopback()
@@ -27,18 +26,18 @@ fn outside() -> Ipv4Addr {
         return address;
     }
     let words = format!("addr add {OWN}/32 dev lo");
-    // It may be there from an earlier test: binding tells.
+    // An earlier test may have added the address: the bind below checks that.
     let _ = Command::new("ip").args(words.split(' ')).output();
     TcpListener::bind((OWN, 0)).expect("needs root, or any network");
     OWN
 }
 
-/// The rule that opens it.
+/// Returns the rule that opens it.
 fn own() -> String {
     outside().to_string()
 }
 
-/// Serves each connection with `serve`, for ever; the port.
+/// Serves each connection with `serve`, without an end. Returns the port.
 fn server(
     address: impl Into<IpAddr>,
     serve: impl Fn(TcpStream) + Send + Sync + Clone + 'static,
@@ -54,7 +53,7 @@ fn server(
     port
 }
 
-/// Answers an HTTP request with a body.
+/// Answers an HTTP request with `body`.
 fn answer(mut stream: TcpStream, body: &[u8]) {
     let mut reader = BufReader::new(stream.try_clone().unwrap());
     let mut line = String::new();
@@ -62,7 +61,7 @@ fn answer(mut stream: TcpStream, body: &[u8]) {
         line.clear();
     }
     let head = format!("HTTP/1.0 200 OK\r\nContent-Length: {}\r\n\r\n", body.len());
-    // Who is denied, or gone, does not read it.
+    // A client that was denied or is gone does not read it.
     let _ = stream.write_all(head.as_bytes());
     let _ = stream.write_all(body);
 }
@@ -71,7 +70,7 @@ fn web(address: impl Into<IpAddr>, body: &'static [u8]) -> u16 {
     server(address, |stream| answer(stream, body))
 }
 
-/// Bytes without a pattern that a mistake could keep.
+/// Returns bytes without a pattern that an error could preserve.
 fn data(length: usize) -> Vec<u8> {
     let blocks = (0_u64..).flat_map(|n| Sha256::digest(n.to_le_bytes()));
     blocks.take(length).collect()
@@ -86,7 +85,7 @@ fn digest(data: &[u8]) -> String {
 #[ignore = "needs a built guest"]
 fn what_was_sent_arrives_after_the_end() {
     const SENT: usize = 8 << 20;
-    /// What a pipe and who reads from it hold may not have been sent yet.
+    /// Bytes in a pipe and in its reader's buffer, which may not have been sent yet.
     const UNSENT: usize = 128 << 10;
     let (received, slow) = {
         let (sender, receiver) = std::sync::mpsc::channel();
@@ -95,7 +94,7 @@ fn what_was_sent_arrives_after_the_end() {
             let mut received = 0;
             while let Ok(count @ 1..) = stream.read(&mut piece) {
                 received += count;
-                // No more than 6 MB/s.
+                // At most 6 MB/s.
                 std::thread::sleep(std::time::Duration::from_millis(5));
             }
             let _ = sender.send(received);
@@ -191,7 +190,7 @@ fn what_is_this_machines_is_denied_but_for_rules_about_nothing_else() {
     let open = web(outside(), b"open\n");
     let address = outside();
     let dns = resolver(address).to_string();
-    // Prints what there is behind an address, or that there is nothing.
+    // Prints the answer from an address, or `no`.
     let get = format!(
         "get() {{ wget -q -O - \"http://$1/\" 2>/dev/null || echo no; }};
          get {GATEWAY}:{loopback}; get host.mica.internal:{loopback};
@@ -217,7 +216,7 @@ fn what_is_this_machines_is_denied_but_for_rules_about_nothing_else() {
         run(&["--net-allow", &rule]),
         ["private", "private", "no", "no", "no", "no"]
     );
-    // A name does not open this machine, but is asked for.
+    // A name does not open the host's addresses, but is resolved.
     let name = format!("*.test:{open}");
     assert_eq!(
         run(&["--net-allow", &name]),
@@ -257,7 +256,7 @@ fn without_a_network_there_is_loopback() {
 #[test]
 #[ignore = "needs a built guest"]
 fn a_published_port_leads_in_and_goes_with_the_sandbox() {
-    // Not one of those that the kernel hands out: another test would be given it.
+    // Not an ephemeral port: the kernel could give that to another test.
     let port = (21_000..)
         .find_map(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).ok())
         .unwrap();
@@ -268,7 +267,7 @@ fn a_published_port_leads_in_and_goes_with_the_sandbox() {
     let script = "echo served >/tmp/index.html; httpd -p 8080 -h /tmp; echo ready; exec sleep 1000";
     let arguments = [&arguments[..], &[script]].concat();
 
-    // Somebody has the port.
+    // The port is in use.
     let taken = home.output(&arguments);
     assert_eq!(taken.code(), 125);
     assert!(
@@ -277,7 +276,7 @@ fn a_published_port_leads_in_and_goes_with_the_sandbox() {
         taken.stderr()
     );
     drop(port);
-    // A child that another test was just starting may have had it too.
+    // A child that another test has just forked may have held the port too.
     wait_until("it is free", || TcpStream::connect(host).is_err());
     home.assert_nothing_left();
 
@@ -292,7 +291,7 @@ fn a_published_port_leads_in_and_goes_with_the_sandbox() {
     }
     mica.signal(9);
     mica.wait();
-    // No matter how it ends, the port is free.
+    // However the sandbox ends, the port is free.
     wait_until("the port is free", || TcpListener::bind(host).is_ok());
     home.wait_for_no_machine();
 }

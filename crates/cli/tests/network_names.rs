@@ -1,5 +1,5 @@
-//! What a real machine reaches of this machine's neighbours, and by what names. Apart from
-//! `network.rs`, which also runs where there is nothing to make a neighbour of.
+//! Which of the host's neighbours a real machine reaches, and by which names. Apart from
+//! `network.rs`, which also runs where no neighbour can be made.
 
 mod support;
 #[path = "../../net/tests/guest/world.rs"]
@@ -26,7 +26,7 @@ fn neighbours_are_open_and_then_what_rules_and_names_say() {
         std::thread::spawn(move || {
             for mut stream in server.incoming().flatten() {
                 let _ = write!(stream, "HTTP/1.0 200 OK\r\n\r\n{body}\n");
-                // Closing before the request is read would be a reset.
+                // Closing before the request is read would reset the connection.
                 let _ = std::io::copy(&mut stream, &mut std::io::sink());
             }
         });
@@ -45,7 +45,7 @@ fn neighbours_are_open_and_then_what_rules_and_names_say() {
     };
     assert_eq!(run(&[]), "no there there no ");
     assert_eq!(run(&["--net-allow", "0.0.0.0/0"]), "no there no no ");
-    // By its name only, until the name has been asked for; the order above is what counts.
+    // Reachable by its name only, until the name was resolved; hence the order above.
     assert_eq!(run(&["--net-allow", "*.test:80"]), "no no there no ");
     let neighbour = NEIGHBOUR.to_string();
     assert_eq!(run(&["--net-deny", &neighbour]), "no no no no ");

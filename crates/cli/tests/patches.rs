@@ -1,4 +1,4 @@
-//! Changes that are made before a sandbox boots.
+//! Changes before a sandbox boots.
 
 mod support;
 
@@ -22,7 +22,7 @@ const CHANGES: &str = "C /home\nC /home/app\nA /home/app/file\nA /opt\nA /opt/a\
     A /srv/hidden/from-tar\nC /srv/kept\nD /srv/kept/+page.svelte\nA /srv/kept/file\n\
     D /srv/kept/old\n";
 
-/// An archive with a directory that the image has, a file and another name of it.
+/// Makes an archive with a directory that the image has, a file and a hard link to it.
 fn archive() -> Vec<u8> {
     let mut builder = tar::Builder::new(Vec::new());
     let mut header = tar::Header::new_ustar();
@@ -39,7 +39,7 @@ fn archive() -> Vec<u8> {
     header.set_mode(0o4640);
     header.set_mtime(1_600_000_001);
     header.set_size(9);
-    // Through a link that the command line makes would be too early: a real directory.
+    // A path through a link of the command line would be too early, so this is a real directory.
     builder
         .append_data(&mut header, "srv/hidden/from-tar", &b"from tar\n"[..])
         .unwrap();
@@ -87,10 +87,10 @@ fn patches_are_there_from_the_start_in_memory_and_on_disk() {
         }
     }
     assert_eq!(home.output(&["diff", "dmerged"]).ok(), CHANGES);
-    // Not once more at the next start.
+    // The next start does not apply them again.
     assert_eq!(home.output(&["start", "-a", "dstacked"]).ok(), SEEN);
     for directory in home.sandboxes() {
-        // The layer of patches is gone as soon as the machine has it.
+        // The file of the patches' layer is removed as soon as the machine has opened it.
         assert!(!directory.join("patches.ext4").exists());
         let disk = directory.join("upper.ext4");
         if disk.exists() {

@@ -1,4 +1,4 @@
-//! Sandboxes that are paused for a copy of their disk, by somebody who is stopped or killed.
+//! Sandboxes that are frozen for a copy of their disk, by a client that is stopped or killed.
 
 mod support;
 
@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use support::{Holding, Home, Running, wait, wait_until};
 
 const KILL: i32 = 9;
-// As Ctrl-C, which tests that were started in the background have ignored.
+// In place of SIGINT, which is ignored by tests that were started in the background.
 const TERM: i32 = 15;
 
-/// A running sandbox `it` with a disk.
+/// Starts a sandbox `it` with a disk.
 fn running(home: &Home) -> Running {
     let script = "echo ready; while :; do sleep 0.05; done";
     let run = ["run", "--name", "it", "--upper", "disk:64m"];
@@ -21,7 +21,7 @@ fn running(home: &Home) -> Running {
     running
 }
 
-/// Whether a process has a file open that has no name any more, or never had one.
+/// Returns whether a process has an unnamed file open.
 fn has_unnamed_file(pid: u32) -> bool {
     let files = fs::read_dir(format!("/proc/{pid}/fd"))
         .into_iter()
@@ -55,7 +55,7 @@ fn an_interrupted_copy_leaves_nothing() {
         (KILL, "cp"),
         (TERM, "commit"),
     ] {
-        // It waits for the other one, with its own file open.
+        // The command waits for the other client, with its own file open.
         let held = Holding::new(&home, "it");
         let arguments: &[&str] = match command {
             "cp" => &["cp", "it:/srv", "-"],
@@ -83,7 +83,7 @@ fn an_interrupted_copy_leaves_nothing() {
 fn who_says_nothing_pauses_a_sandbox_for_seconds_and_keeps_no_stop_waiting() {
     let home = Home::new();
     let sandbox = running(&home);
-    // As a `mica diff` that Ctrl-Z has stopped.
+    // Like a `mica diff` that Ctrl-Z has stopped.
     let begun = Instant::now();
     assert_eq!(Holding::new(&home, "it").wait_for_end(), "not_frozen");
     assert!(

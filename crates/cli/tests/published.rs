@@ -1,5 +1,5 @@
-//! From a sandbox's changes to an image in a registry, and back: through a real registry,
-//! Debian's docker-registry, and a real client, skopeo.
+//! Publishes a sandbox's changes as an image and pulls it again, with a real registry, Debian's
+//! docker-registry, and a real client, skopeo.
 
 mod support;
 
@@ -10,7 +10,7 @@ use micabox_testing::{DockerRegistry, shell};
 use serde_json::Value;
 use support::Home;
 
-/// Copies an image with skopeo to a directory of blobs; its manifest, its config, and GNU
+/// Copies an image with skopeo to a directory of blobs. Returns its manifest, its config, and GNU
 /// tar's list of its topmost layer.
 fn fetched(from: &str, directory: &Path) -> (Value, Value, String) {
     let to = directory.display();
@@ -27,7 +27,7 @@ fn fetched(from: &str, directory: &Path) -> (Value, Value, String) {
     };
     let manifest = json("manifest.json");
     let config = json(&blob(&manifest["config"]));
-    // Each layer is what the config says, decompressed by somebody else.
+    // Each layer, decompressed by another program, has the config's diff ID.
     let layers = manifest["layers"].as_array().unwrap();
     let diff_ids = config["rootfs"]["diff_ids"].as_array().unwrap();
     assert_eq!(layers.len(), diff_ids.len());
@@ -48,7 +48,7 @@ fn fetched(from: &str, directory: &Path) -> (Value, Value, String) {
             top.display()
         ),
     );
-    // Columns are as wide as they must be.
+    // Column widths vary.
     let words = list
         .lines()
         .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
@@ -66,7 +66,7 @@ fn changes_travel_as_an_image() {
         readlink link; cat hidden/new it; echo $NEW $PWD; id -u";
     let home = Home::new();
     let registry = DockerRegistry::start(home.path(), "");
-    // An attribute that busybox has no command for.
+    // An attribute that no busybox command can set.
     let patch = home.path().join("patch.tar");
     let mut archive = tar::Builder::new(fs::File::create(&patch).unwrap());
     let note = [("SCHILY.xattr.user.note", &b"kept"[..])];
@@ -115,7 +115,7 @@ fn changes_travel_as_an_image() {
     ];
     home.output(&commit).ok();
 
-    // At once.
+    // From the local store.
     let seen = home
         .output(&["run", "--rm", "--upper", "disk:64m", &name])
         .ok();
@@ -174,7 +174,7 @@ fn changes_travel_as_an_image() {
         (&"me".into(), &Value::Null)
     );
 
-    // By us, where nothing is known of it; and from the archive.
+    // By mica with an empty store, and from the archive.
     let elsewhere = Home::empty();
     assert_eq!(elsewhere.output(&["run", "--rm", &name]).stdout(), seen);
     let pulled = elsewhere.output(&["inspect", &name]).json();

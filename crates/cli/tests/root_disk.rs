@@ -1,4 +1,4 @@
-//! Disk images as roots: ext4 and EROFS filesystems made by others, without an OCI image.
+//! Disk images as roots: ext4 and EROFS filesystems made by other programs, without an OCI image.
 
 mod support;
 
@@ -11,7 +11,7 @@ use support::{Home, image, wait_until_closed};
 
 const KILL: i32 = 9;
 
-/// The bottom layer of the image of the tests, as files of the host's.
+/// Unpacks the bottom layer of the tests' image on the host.
 fn tree(home: &Home) -> PathBuf {
     let directory = home.path().join("tree");
     fs::create_dir(&directory).unwrap();
@@ -25,7 +25,7 @@ fn tree(home: &Home) -> PathBuf {
     directory
 }
 
-/// An ext4 filesystem by mke2fs, with `options`, of so many bytes.
+/// Makes an ext4 filesystem of `size` bytes with mke2fs and `options`.
 fn ext4(home: &Home, tree: &Path, options: &[&str], size: u64) -> PathBuf {
     made(home, tree, &[&["-t", "ext4"], options].concat(), size)
 }
@@ -46,7 +46,7 @@ fn made(home: &Home, tree: &Path, options: &[&str], size: u64) -> PathBuf {
     file
 }
 
-/// An EROFS filesystem by mkfs.erofs, as long as it came out.
+/// Makes an EROFS filesystem with mkfs.erofs, without padding.
 fn erofs(home: &Home, tree: &Path) -> PathBuf {
     let file = home.path().join("root.erofs");
     succeed(
@@ -65,14 +65,14 @@ fn succeed(command: &mut Command) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Everything by which one could tell that somebody has written to a file.
+/// Returns all that would reveal a write to a file.
 fn state(path: &Path) -> (String, i64, i64) {
     let metadata = fs::metadata(path).unwrap();
     let sum = succeed(Command::new("sha256sum").arg(path));
     (sum, metadata.mtime(), metadata.mtime_nsec())
 }
 
-/// The path of a file with an end put to it.
+/// Appends `end` to the path of a file.
 fn with(path: &Path, end: &str) -> String {
     format!("{}{end}", path.display())
 }
@@ -111,7 +111,7 @@ fn a_filesystem_in_a_file_is_a_root() {
     for (file, transport) in &copies {
         run(file, transport);
     }
-    // A disk has sectors, not blocks; and what is padded can be mapped.
+    // A disk's size is a multiple of sectors, not of blocks; and a padded file can be mapped.
     let erofs = home.path().join("root.erofs");
     let length = fs::metadata(&erofs).unwrap().len();
     File::options()
@@ -129,7 +129,7 @@ fn a_filesystem_in_a_file_is_a_root() {
         .set_len(padded)
         .unwrap();
     run(&erofs, "pmem");
-    // What can't be mapped goes over a disk, unless somebody insists.
+    // A file that can't be mapped is attached as a disk, unless pmem is requested.
     let small_blocks = ext4(&home, &tree, &["-b", "1024"], 32 << 20);
     run(&small_blocks, "auto");
     let file = small_blocks.to_str().unwrap();
@@ -140,7 +140,7 @@ fn a_filesystem_in_a_file_is_a_root() {
         "{}",
         refused.stderr()
     );
-    // Old ones, without a journal; and a shell, since nobody says what else.
+    // An old one, without a journal; and a shell, the default command.
     let old = made(&home, &tree, &["-t", "ext2"], 32 << 20);
     let shell = home.output(&["run", "--rm", "--root-disk", old.to_str().unwrap()]);
     assert_eq!((shell.code(), shell.stderr()), (0, String::new()));
@@ -182,7 +182,7 @@ fn changes_to_a_root_disk_are_kept_apart_from_it() {
             "C /etc\nD /etc/passwd\nA /etc/patched\nD /home\nA /made\nA /made/here\nA /n\n";
         assert_eq!(home.output(&["diff", "it"]).ok(), changes);
 
-        // Copies into it and out of it: what is changed, and what is the disk's.
+        // Copies into it and out of it: changed files, and files of the root disk.
         home.output(&["cp", host_file.to_str().unwrap(), "it:/etc/patched"])
             .ok();
         let out = home.path().join("out");
@@ -190,7 +190,7 @@ fn changes_to_a_root_disk_are_kept_apart_from_it() {
             .ok();
         assert_eq!(fs::read(&out).unwrap(), fs::read("/bin/busybox").unwrap());
 
-        // Another one from a copy of its disk, and itself once more.
+        // Another sandbox from a copy of its disk, and the same one again.
         home.output(&["snapshot", "create", "it", "shot"]).ok();
         let copy = home.output(&["run", "--rm", "--from", "shot", "ls", "/", "/made"]);
         assert_eq!(copy.ok().matches("made").count(), 2);
@@ -198,7 +198,7 @@ fn changes_to_a_root_disk_are_kept_apart_from_it() {
         let list = home.output(&["ps", "-a"]).ok();
         assert!(list.contains(file), "{list}");
 
-        // There is no image to put a layer on.
+        // There is no image to add a layer to.
         let commit = home.output(&["commit", "it", "new"]);
         assert!(
             commit.stderr().contains("not made from an image"),
@@ -206,7 +206,7 @@ fn changes_to_a_root_disk_are_kept_apart_from_it() {
             commit.stderr()
         );
 
-        // All of it is about the disk as it was.
+        // The root disk is unchanged, and a changed one is refused.
         assert_eq!(state(Path::new(file)), before);
         let written = File::options().write(true).open(file).unwrap();
         written.write_all_at(b"x", before.0.len() as u64).unwrap();
@@ -260,7 +260,7 @@ fn a_root_disk_is_written_to_when_asked_for() {
     );
     assert_eq!(count, "1\n");
 
-    // Once more, and nobody else meanwhile.
+    // Another start, which excludes other sandboxes meanwhile.
     let mut running = home.start(&["start", "-a", "it"]);
     assert_eq!(
         (running.line(), running.line()),
@@ -279,7 +279,7 @@ fn a_root_disk_is_written_to_when_asked_for() {
     assert_eq!(running.wait(), -KILL);
     wait_until_closed(&file);
 
-    // A power cut: nobody sees it without its journal, and it is not written to unasked.
+    // A power cut: the disk is not used without its journal, and not written to without a request.
     let before = state(&file);
     let dirty = home.output(&["run", "--rm", "--root-disk", read_only, "true"]);
     assert_eq!(dirty.code(), 125);
@@ -293,15 +293,15 @@ fn a_root_disk_is_written_to_when_asked_for() {
     check();
     let text = home.output(&["run", "--rm", "--root-disk", read_only, "cat", "/flushed"]);
     assert_eq!(text.ok(), "kept\n");
-    // What is in order stays as it is.
+    // A clean filesystem is unchanged.
     let before = state(&file);
     home.output(&["ext4", "replay", read_only]).ok();
     assert_eq!(state(&file).0, before.0);
-    // The guest's kernel does it as well.
+    // The guest's kernel replays the journal as well.
     assert_eq!(home.output(&["start", "-a", "it"]).ok(), "3\n");
     check();
 
-    // Nothing is apart from it.
+    // There are no changes apart from the disk.
     for arguments in [
         &["diff", "it"][..],
         &["snapshot", "create", "it", "shot"],
@@ -334,7 +334,7 @@ fn what_can_not_be_a_root_is_refused_by_name() {
     refused(path, ["neither an ext4 nor an EROFS", "mke2fs -d"]);
     let contents = File::options().write(true).open(&file).unwrap();
 
-    // A partition of type 0x83 from sector 2048 on; then what says that it is a GPT.
+    // A partition of type 0x83 from sector 2048 on; then a GPT's signature.
     contents
         .write_all_at(&[0x80, 0, 0, 0, 0x83, 0, 0, 0, 0, 8, 0, 0], 446)
         .unwrap();

@@ -1,4 +1,4 @@
-//! What a command in a sandbox gets and gives.
+//! The inputs and outputs of a command in a sandbox.
 
 mod support;
 
@@ -143,7 +143,7 @@ fn a_command_that_reads_no_stdin_ends_all_the_same() {
         .spawn()
         .unwrap();
     let mut stdin = child.stdin.take().unwrap();
-    // Until nobody reads it any more.
+    // Until the pipe has no reader.
     let chunk = vec![0; 1 << 20];
     while stdin.write_all(&chunk).is_ok() {}
     let output = child.wait_with_output().unwrap();

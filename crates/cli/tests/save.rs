@@ -1,4 +1,4 @@
-//! Images that leave the store: `mica save`, `mica tag`, and `mica push` to nobody. Real
+//! Images that leave the store: `mica save`, `mica tag`, and `mica push` without a registry. Real
 //! registries are in the tests of the image crate.
 
 mod support;
@@ -37,7 +37,7 @@ fn an_image_is_saved_and_loaded_elsewhere() {
         );
         assert_eq!(digest(&other, "box"), digest(&home, "box"));
 
-        // To a pipe the same comes.
+        // A pipe gets the same bytes.
         let piped: Vec<_> = arguments
             .iter()
             .filter(|word| !["-o", "--output", file].contains(word))
@@ -127,10 +127,10 @@ fn a_registry_that_is_not_there_is_named() {
 
 #[test]
 fn a_save_that_is_given_up_leaves_no_file() {
-    // Nobody who starts tests in the background has this one ignored.
+    // Unlike SIGINT, not ignored by tests that were started in the background.
     const TERM: i32 = 15;
     let home = Home::empty();
-    // Nothing that compresses, so that it takes its time.
+    // Incompressible data, so that saving takes a while.
     let noise: Vec<u8> = (0_u64..48 << 17)
         .flat_map(|number| {
             (number + 1)
@@ -148,7 +148,7 @@ fn a_save_that_is_given_up_leaves_no_file() {
     let names = || fs::read_dir(&directory).unwrap().count();
     let file = directory.join("box.tar");
     let saving = home.start(&["save", "-o", file.to_str().unwrap(), "box"]);
-    // The file has no name, but whoever writes to it has it open.
+    // The file has no name, but the process that writes it has it open.
     let open = format!("/proc/{}/fd", saving.pid());
     wait_until("it writes", || {
         let mut open = fs::read_dir(&open).unwrap().flatten();

@@ -1,4 +1,4 @@
-//! Snapshots as files from elsewhere: they say what they are of, and are not believed.
+//! Snapshot files from elsewhere, whose claims are not trusted.
 
 mod support;
 
@@ -11,7 +11,7 @@ use support::{Finished, Home, snapshot};
 
 const DISK: &str = "64M";
 
-/// A new ext4 filesystem.
+/// Makes a new ext4 filesystem.
 fn disk(home: &Home, name: &str, uuid: &str) -> PathBuf {
     let path = home.path().join(name);
     let file = path.to_str().unwrap();
@@ -20,7 +20,7 @@ fn disk(home: &Home, name: &str, uuid: &str) -> PathBuf {
     path
 }
 
-/// What a snapshot would say of a root disk: all of it is known to who may look at the file.
+/// Makes a snapshot's description of a root disk, which any user who can stat the file could make.
 fn root_disk(path: &Path, in_place: bool) -> Value {
     let metadata = fs::metadata(path).unwrap();
     json!({
@@ -33,7 +33,7 @@ fn root_disk(path: &Path, in_place: bool) -> Value {
     })
 }
 
-/// `mica run` that would get as far as to look for a guest.
+/// Runs `mica run` without a guest: it gets as far as looking for one.
 fn run(home: &Home, flags: &[&str]) -> Finished {
     let mut mica = home.mica(&[&["run", "--rm"], flags, &["true"]].concat());
     mica.env("MICABOX_GUEST", "/nowhere");
@@ -61,7 +61,7 @@ fn an_imported_snapshot_opens_no_file_that_the_user_did_not_name() {
     assert!(text.contains("root disk is not part of it"), "{text}");
     assert!(text.contains("--from SNAPSHOT --root-disk FILE"), "{text}");
 
-    // Named by the user, the file is one that can be had, wherever it lies.
+    // A file that the user names is accepted, wherever it lies.
     let elsewhere = home.path().join("elsewhere");
     fs::copy(&secret, &elsewhere).unwrap();
     let named = |path: &Path| {
@@ -78,7 +78,7 @@ fn an_imported_snapshot_opens_no_file_that_the_user_did_not_name() {
     let in_place = named(Path::new(&in_place));
     assert!(in_place.stderr().contains("leave :rw away"));
 
-    // A snapshot of what is written to in place is none that mica exports.
+    // mica never exports a snapshot of a root disk that is written to.
     head["root_disk"] = root_disk(&secret, true);
     snapshot::write(&file, &head, &upper);
     let refused = home.output(&["snapshot", "import", file.to_str().unwrap(), "worse"]);

@@ -1,4 +1,4 @@
-//! Starts that fail since a file is missing or not what it was: one clear message, nothing left.
+//! Starts that fail because a file is missing or has changed: one clear message, and nothing left.
 
 mod support;
 
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use micabox::GuestFiles;
 use support::{Finished, Home};
 
-/// Files of the store whose names end like this.
+/// Finds the files below a directory whose names end with `suffix`.
 fn find(directory: &Path, suffix: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory).unwrap() {
@@ -23,7 +23,7 @@ fn find(directory: &Path, suffix: &str) -> Vec<PathBuf> {
     found
 }
 
-/// The message of a run that fails before its command starts.
+/// Returns the message of a run that fails before its command starts.
 #[track_caller]
 fn message(home: &Home, run: &Finished) -> String {
     assert_eq!(run.code(), 125, "{}", run.stderr());
@@ -73,7 +73,7 @@ fn a_guest_that_can_not_mount_says_which_step_failed() {
         let home = Home::new();
         let fsmeta = &find(&home.store().join("images"), "fsmeta.erofs")[0];
         let file = fs::File::options().write(true).open(fsmeta).unwrap();
-        // All but the superblock, which mica itself would find damaged.
+        // Everything but the superblock, whose damage mica itself would detect.
         let length = file.metadata().unwrap().len();
         file.write_all_at(&vec![0xff; (length - 4096) as usize], 4096)
             .unwrap();
@@ -82,7 +82,7 @@ fn a_guest_that_can_not_mount_says_which_step_failed() {
         assert!(text.contains("mount EROFS"), "{text}");
         assert!(text.contains("fsck"), "{text}");
         assert!(text.lines().count() < 8, "{text}");
-        // And fsck sees it, too.
+        // fsck finds it, too.
         assert_eq!(home.output(&["store", "fsck"]).code(), 1);
     }
 }

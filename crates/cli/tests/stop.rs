@@ -1,4 +1,4 @@
-//! How long a stop takes, and what it says.
+//! How long a stop takes, and its messages.
 
 mod support;
 
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use support::Home;
 
-/// What a busy host may add.
+/// Additional time for a busy host.
 const SLACK: Duration = Duration::from_secs(4);
 
 fn signal(pid: u32, signal: &str) {
@@ -42,7 +42,7 @@ fn a_guest_that_hangs_is_given_up_soon_after_its_time() {
             text.contains(name) || text.contains("not everything was written"),
             "{text}"
         );
-        // What a disk was to keep may be lost; of the other one nothing was to be kept.
+        // The disk's data may be lost, which is a failure; the other sandbox keeps nothing.
         assert_eq!(stop.code(), i32::from(name == "disk"), "{text}");
         sandbox.wait();
     }

@@ -1,4 +1,4 @@
-//! Terminals: the command gets one, and ours is as it was afterwards.
+//! Terminals: the command gets one, and the user's terminal is restored afterwards.
 
 mod support;
 
@@ -14,7 +14,7 @@ use support::{Home, wait};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A `mica run` on a terminal of 40 lines with 100 characters each.
+/// A `mica run` on a terminal of 40 lines of 100 characters.
 struct Session {
     terminal: Pty,
     child: Child,
@@ -62,7 +62,7 @@ impl Session {
         }
     }
 
-    /// Whether the terminal edits and echoes lines, as it did in the beginning.
+    /// Returns whether the terminal edits and echoes lines, as in the beginning.
     fn is_cooked(&self) -> bool {
         let modes = tcgetattr(&self.terminal).unwrap().local_modes;
         modes.contains(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG)
@@ -81,7 +81,7 @@ fn a_shell_on_a_terminal() {
     session.expect("/dev/pts/");
     session.expect("stderr too\r\n");
 
-    // A shell of its own: the interactive one is not in the foreground while it waits.
+    // A separate shell: the interactive one is not in the foreground while it waits.
     let script = "trap \"echo resized\" WINCH; echo waiting; while :; do sleep 0.05; done";
     session.write(&format!("sh -c '{script}'\n"));
     session.expect("waiting\r\n");

@@ -1,4 +1,4 @@
-//! Four ways to the same tree.
+//! Two transports and two kinds of root show the same tree.
 
 mod support;
 
@@ -13,15 +13,15 @@ const WAYS: [(&str, &str); 4] = [
     ("blk", "stacked"),
 ];
 
-/// Everything that can be seen of every file, and hashes of all contents. Of a directory,
-/// size and number of links are overlayfs's own affair, and `/proc` counts processes. Of
-/// `/etc/machine-id`, the contents are each machine's own.
+/// Lists all visible attributes of every file, and hashes of all contents. Excluded: of
+/// directories, size and number of links, which depend on overlayfs; processes in `/proc`; the
+/// contents of `/etc/machine-id`, which differ in each machine.
 const LISTING: &str = "\
     find / -xdev ! -type d | sort | xargs stat -c '%n %F %a %u %g %h %s %Y %t %T %N'; \
     find / -xdev -type d | grep -vx /proc | sort | xargs stat -c '%n %F %a %u %g %Y'; \
     find / -xdev -type f | grep -vx /etc/machine-id | sort | xargs md5sum";
 
-/// Runs a command with its root in one of these ways: transport, and merged or stacked.
+/// Runs a command with a transport and a merged or stacked root.
 fn run(home: &Home, (transport, root): (&str, &str), command: &[&str]) -> Finished {
     let flags = ["run", "--rm", "--transport", transport, "--root", root];
     home.output(&[&flags, command].concat())
@@ -44,8 +44,8 @@ fn all_four_show_the_same_tree() {
         assert!(!listing.contains("/srv/hidden/old"), "{listing}");
         listing
     });
-    // Pieces of the disk are partitions too. QEMU has a pmem device a layer, of which the
-    // fixup would need each twice.
+    // Pieces of the disk are partitions too. QEMU has one pmem device for each layer, and the fixup
+    // would need each twice.
     let stacked = |transport, script| {
         let start = ["run", "--rm", "--root", "stacked", "--transport", transport];
         let command = ["--hostname", "h", "box", "sh", "-c", script];
@@ -65,8 +65,8 @@ fn all_four_show_the_same_tree() {
     home.assert_nothing_left();
 }
 
-/// Leaves out the times of what the guest made or put a mount point in: they are those of
-/// its own boot.
+/// Removes the times of files that the guest made and of directories that it put a mount point in:
+/// these are of its own boot.
 fn without_times_since(started: u64, listing: &str) -> String {
     let is_new = |field: &&str| field.len() == 10 && field.parse().is_ok_and(|t: u64| t >= started);
     let lines = listing.lines().map(|line| {

@@ -1,4 +1,4 @@
-//! A start that is given up.
+//! Cancels a sandbox's start.
 
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::sandbox::lock;
 
-/// Gives a start up, from another thread.
+/// Cancels a start, from another thread.
 #[derive(Clone, Debug, Default)]
 pub struct Cancel {
     state: Arc<Mutex<CancelState>>,
@@ -15,14 +15,14 @@ pub struct Cancel {
 #[derive(Debug, Default)]
 struct CancelState {
     cancelled: bool,
-    /// To owners, which give their sandboxes up when they end.
+    /// Connections to owners. An owner ends its sandbox when its creator's connection ends.
     owners: Vec<UnixStream>,
 }
 
 impl Cancel {
-    /// Gives the start up: [`Builder::create`](crate::Builder::create) fails with
-    /// [`Error::Cancelled`](crate::Error::Cancelled) if it has not succeeded yet. Later, it ends
-    /// the sandbox.
+    /// Cancels the start: [`Builder::create`](crate::Builder::create) fails with
+    /// [`Error::Cancelled`](crate::Error::Cancelled) if it has not succeeded yet. Later, ends the
+    /// sandbox.
     pub fn cancel(&self) {
         let mut state = lock(&self.state);
         state.cancelled = true;

@@ -1,5 +1,5 @@
-//! What to run: an image's configuration and a caller's wishes, merged as Docker
-//! merges them.
+//! The command to run: an image's configuration and the caller's overrides, merged as Docker merges
+//! them.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -13,33 +13,32 @@ use oci_spec::image::Config;
 pub struct Command {
     /// Program and arguments. A program without a slash is looked for in PATH.
     pub argv: Vec<OsString>,
-    /// The environment; PATH, HOSTNAME, HOME and, on a terminal, TERM are added in
-    /// the guest if they are missing.
+    /// The environment. The agent adds PATH, HOSTNAME, HOME and, on a terminal, TERM if they are
+    /// missing.
     pub env: Vec<(OsString, OsString)>,
     /// Working directory, absolute; made if missing. Empty means `/`.
     pub workdir: OsString,
     /// `name`, `uid`, `name:group` and so on, resolved in the image. Empty means root.
     pub user: String,
-    /// A terminal of this size in place of pipes.
+    /// The size of the terminal that replaces the pipes, if there is one.
     pub tty: Option<TtySize>,
-    /// Whether there will be stdin; otherwise it is `/dev/null`.
+    /// Whether the command has a stdin; otherwise it is `/dev/null`.
     pub stdin: bool,
 }
 
-/// What a caller wants other than the image's configuration says; `docker run`'s
-/// flags.
+/// The caller's changes to the image's configuration: `docker run`'s flags.
 #[derive(Clone, Debug, Default)]
 pub struct Overrides {
-    /// A program in place of the image's Entrypoint. `Some("")` takes the Entrypoint
-    /// away. Either way the image's Cmd does not apply.
+    /// A program in place of the image's Entrypoint. `Some("")` removes the Entrypoint. Either way
+    /// the image's Cmd does not apply.
     pub entrypoint: Option<OsString>,
-    /// Arguments in place of the image's Cmd, if any are given.
+    /// Arguments in place of the image's Cmd, if there are any.
     pub args: Vec<OsString>,
     /// Changes to the image's Env, in order.
     pub env: Vec<EnvChange>,
-    /// In place of the image's User.
+    /// Replaces the image's User.
     pub user: Option<String>,
-    /// In place of the image's WorkingDir; absolute.
+    /// Replaces the image's WorkingDir; absolute.
     pub workdir: Option<OsString>,
 }
 
@@ -48,14 +47,14 @@ pub struct Overrides {
 pub enum EnvChange {
     /// Sets a variable.
     Set(OsString, OsString),
-    /// Takes a variable away, whoever set it.
+    /// Removes a variable, wherever it was set.
     Unset(OsString),
 }
 
-/// Why an image and a caller's wishes make no command.
+/// Why an image and the caller's overrides make no command.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CommandError {
-    /// Neither the image nor the caller says what to run.
+    /// Neither the image nor the caller names a program.
     #[error("no command: the image has neither Entrypoint nor Cmd; name a program to run")]
     Nothing,
     /// A working directory that is not absolute.
@@ -64,13 +63,13 @@ pub enum CommandError {
     /// The program's name is empty.
     #[error("the program to run has an empty name")]
     EmptyProgram,
-    /// Arguments and environment are longer than Linux takes.
+    /// Arguments and environment are longer than Linux accepts.
     #[error("arguments and environment are too long")]
     TooLong,
 }
 
 impl Command {
-    /// `argv` with nothing else set.
+    /// Makes a command of `argv` with defaults for everything else.
     pub fn new<S: Into<OsString>>(argv: impl IntoIterator<Item = S>) -> Self {
         Self {
             argv: argv.into_iter().map(Into::into).collect(),
@@ -78,10 +77,10 @@ impl Command {
         }
     }
 
-    /// What `docker run` makes of an image's configuration.
+    /// Makes the command that `docker run` makes of an image's configuration.
     ///
     /// # Errors
-    /// As [`CommandError`] says.
+    /// [`CommandError`].
     pub fn from_image(image: &Config, overrides: &Overrides) -> Result<Self, CommandError> {
         let mut command = Self::in_image(image, overrides)?;
         command.argv = argv(image, overrides);
@@ -92,8 +91,8 @@ impl Command {
         }
     }
 
-    /// What `docker exec` makes of it: the image's environment, user and directory
-    /// for a command that has nothing to do with its Entrypoint and Cmd.
+    /// Makes the command that `docker exec` makes of it: the image's environment, user and
+    /// directory, without its Entrypoint and Cmd.
     ///
     /// # Errors
     /// [`CommandError::RelativeWorkdir`].
@@ -112,7 +111,7 @@ impl Command {
         })
     }
 
-    /// The request for a sandbox's owner; where its streams go is yet to be said.
+    /// Makes the request for a sandbox's owner. The caller sets where the streams go.
     pub(crate) fn to_exec(&self) -> Exec {
         let text = |text: &OsString| Text(text.as_bytes().to_vec());
         Exec {
@@ -130,8 +129,8 @@ impl Command {
     }
 }
 
-/// As `docker run` does: arguments replace Cmd; an entrypoint, an empty one too,
-/// replaces Entrypoint and takes Cmd away.
+/// Merges arguments as `docker run` does: arguments replace Cmd; an entrypoint, an empty one too,
+/// replaces Entrypoint and removes Cmd.
 fn argv(image: &Config, overrides: &Overrides) -> Vec<OsString> {
     let strings = |list: &Option<Vec<String>>| -> Vec<OsString> {
         list.iter().flatten().map(OsString::from).collect()
@@ -161,7 +160,7 @@ fn environment(image: &Config, changes: &[EnvChange]) -> Vec<(OsString, OsString
         }
     };
     for entry in image.env().iter().flatten() {
-        // An entry without `=` names no value; Docker's daemon drops it, too.
+        // An entry without `=` has no value; Docker's daemon drops it, too.
         if let Some((name, value)) = entry.split_once('=').filter(|(name, _)| !name.is_empty()) {
             set(OsStr::new(name), Some(OsStr::new(value)));
         }
@@ -182,7 +181,7 @@ fn workdir(image: &Config, wish: Option<&OsStr>) -> Result<OsString, CommandErro
         }
         return Ok(wish.to_owned());
     }
-    // An image made by hand may have a relative one; it starts at the root.
+    // An image made by hand may have a relative directory; it is taken from the root.
     let dir = image.working_dir().as_deref().unwrap_or("/");
     let mut bytes = dir.as_bytes().to_vec();
     if !bytes.starts_with(b"/") {

@@ -1,4 +1,4 @@
-//! A sandbox's changes as a new image.
+//! Commits a sandbox's changes as a new image.
 
 use micabox_image::convert::Place;
 use micabox_image::store::Image;
@@ -7,12 +7,11 @@ use micabox_image::{Changes, ExtendError, Limits, Reference, Store, extend};
 use crate::{Base, Error, Notes, Sandboxes};
 
 impl Sandboxes {
-    /// Makes an image of a sandbox's changes on top of its image's layers, and gives it the
-    /// names in `references`. A running sandbox stands still for a moment, as
-    /// [`Sandboxes::still_disk`] says.
+    /// Makes an image of a sandbox's changes on top of its image's layers, and gives it the names
+    /// in `references`. A running sandbox is frozen for a moment ([`Sandboxes::still_disk`]).
     ///
     /// # Errors
-    /// Those of [`Sandboxes::still_disk`]; [`Error::NoImage`] if it has a root disk;
+    /// Those of [`Sandboxes::still_disk`]; [`Error::NoImage`] if the sandbox has a root disk;
     /// [`Error::Commit`].
     pub fn commit(
         &self,
@@ -27,13 +26,13 @@ impl Sandboxes {
         let Base::Image(image) = &base else {
             return Err(Error::NoImage(record.name));
         };
-        // It fails at its end if it is half a layer.
+        // Reading it fails at the end if the layer is incomplete.
         let mut layer = self.still_disk(&record.id)?.layer(&base)?;
         let place = Place::Jail;
         let extended = extend(store, image, &mut layer, changes, references, limits, place);
         match extended {
             Ok(image) => Ok((image, layer.finish()?)),
-            // What is wrong with the disk says more.
+            // The worker's error about the disk explains more.
             Err(error @ ExtendError::Read(_)) => {
                 let verdict = layer.verdict();
                 Err(verdict.unwrap_or_else(|| Box::new(error).into()))

@@ -1,4 +1,4 @@
-//! What can go wrong with a sandbox.
+//! Errors of sandboxes.
 
 use std::io;
 use std::path::PathBuf;
@@ -12,18 +12,18 @@ use crate::{CommandError, DiskProblem};
 const NAME_RULE: &str =
     "2 to 63 letters, digits, `_`, `.` and `-`, beginning with a letter or digit";
 
-/// What can go wrong with a sandbox.
+/// An error of a sandbox.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The store.
+    /// The store failed.
     #[error(transparent)]
     Store(#[from] micabox_image::store::Error),
-    /// A file of the image is not what the store says.
+    /// A file of the image is not as the store describes it.
     #[error("the image's file {} can't be used: {problem}", path.display())]
     ImageFile {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong with the file.
         problem: String,
     },
     /// The virtual machine could not be started.
@@ -32,7 +32,7 @@ pub enum Error {
     /// The network could not be started.
     #[error(transparent)]
     Network(#[from] micabox_net::Error),
-    /// The image can't be given to a machine in the way asked for.
+    /// The image can't be given to a machine with the requested transport and root.
     #[error("{0}")]
     Plan(#[from] crate::plan::PlanError),
     /// The guest's kernel or agent is not installed.
@@ -40,28 +40,28 @@ pub enum Error {
     NoGuest {
         /// `vmlinux` or `initrd.cpio`.
         name: &'static str,
-        /// Where it was looked for.
+        /// The directories that were searched.
         searched: Vec<PathBuf>,
     },
     /// The sandbox's owner could not start a virtual machine.
     #[error("{0}")]
     MachineNotStarted(String),
-    /// The sandbox's owner could not start what a machine needs.
+    /// The sandbox's owner could not start something else that a machine needs.
     #[error("{0}")]
     NotStarted(String),
-    /// The sandbox did not come up.
+    /// The guest did not boot or restore.
     #[error("the sandbox did not start: {0}")]
     Boot(Lost),
-    /// The start was given up.
+    /// The start was cancelled.
     #[error("the start was given up")]
     Cancelled,
-    /// The sandbox ended while somebody used it.
+    /// The sandbox ended while a client used it.
     #[error("the sandbox ended: {0}")]
     Lost(#[from] Lost),
     /// The sandbox's owner was killed.
     #[error("the process that owned the sandbox is gone: it was killed")]
     OwnerGone,
-    /// What to run is not clear.
+    /// The command to run is not valid.
     #[error(transparent)]
     Command(#[from] CommandError),
     /// The command could not be started in the sandbox.
@@ -72,13 +72,13 @@ pub enum Error {
     NameTaken {
         /// The name.
         name: String,
-        /// Who has it.
+        /// The ID of the sandbox with the name.
         id: String,
     },
-    /// A name that can't be a sandbox's.
+    /// Not a valid name of a sandbox.
     #[error("invalid sandbox name `{0}`: {NAME_RULE}")]
     BadName(String),
-    /// A name that can't be a snapshot's.
+    /// Not a valid name of a snapshot.
     #[error("invalid snapshot name `{0}`: {NAME_RULE}")]
     BadSnapshotName(String),
     /// No sandbox has this name or ID.
@@ -90,10 +90,10 @@ pub enum Error {
     /// A running sandbox can't be removed.
     #[error("sandbox {0} is running")]
     Running(String),
-    /// A sandbox whose changes were in memory is gone when it ends.
+    /// The sandbox has no disk: its changes are in memory and lost when it ends.
     #[error("sandbox {0} has no disk: its changes are in memory, and gone with it")]
     NotKept(String),
-    /// A sandbox's disk.
+    /// An operation on a sandbox's disk failed.
     #[error("{what} the disk {}: {problem}", path.display())]
     Disk {
         /// What was being done.
@@ -103,7 +103,7 @@ pub enum Error {
         /// Why it failed.
         problem: String,
     },
-    /// A sandbox on a root disk that is written to has no changes apart from it.
+    /// The sandbox writes to its root disk itself, so it has no changes apart from it.
     #[error("sandbox {name} makes its changes in {} itself", path.display())]
     InPlace {
         /// Its name.
@@ -111,7 +111,7 @@ pub enum Error {
         /// The root disk.
         path: PathBuf,
     },
-    /// A file that is to be a root can't be one.
+    /// The file can't be a root disk.
     #[error("the root disk {}: {problem}", path.display())]
     RootDisk {
         /// The file.
@@ -119,32 +119,31 @@ pub enum Error {
         /// Why not.
         problem: DiskProblem,
     },
-    /// An imported snapshot has changes to a root disk, and which file that is here only the
-    /// user can say.
+    /// An imported snapshot has changes to a root disk, and the user must name that disk's file.
     #[error("snapshot {0} was imported, and its root disk is not part of it")]
     RootDiskUnnamed(String),
-    /// What only an image has is asked of a root disk.
+    /// The operation needs an image, and the sandbox has a root disk.
     #[error("sandbox {0} is not made from an image")]
     NoImage(String),
-    /// What can't be done to a root disk that is written to.
+    /// The operation is not possible on a root disk that is written to.
     #[error("{0} is for a root that is not written to, and this one is")]
     NotInPlace(&'static str),
-    /// Changes are to be made in place, and there is no place for them.
+    /// Changes in place were requested without a root disk that is written to.
     #[error("changes in place are for a root disk that is opened to be written to")]
     NoPlace,
-    /// A record says something that cannot be.
+    /// A record names an image by something that is not a digest.
     #[error("the record names an image by `{0}`, which is not a digest")]
     BadRecord(String),
-    /// There is no snapshot of this name.
+    /// No snapshot has this name.
     #[error("no such snapshot: `{0}`")]
     NoSuchSnapshot(String),
-    /// There is a snapshot of this name.
+    /// A snapshot has this name already.
     #[error("cannot create snapshot `{0}`: there is one already")]
     SnapshotExists(String),
-    /// Snapshots with memory are for this machine only.
+    /// A snapshot with memory can't be exported: it can be restored on this host only.
     #[error("snapshot {0} holds a machine's memory, which goes on nowhere but here")]
     HasMemory(String),
-    /// Only a running sandbox has a memory.
+    /// Only a running sandbox has memory to save.
     #[error("sandbox {0} does not run, so it has no memory to save")]
     NotRunning(String),
     /// A sandbox could not be saved with its memory.
@@ -155,7 +154,7 @@ pub enum Error {
         /// Why.
         why: String,
     },
-    /// The memory of a snapshot is not what was written.
+    /// The memory file of a snapshot has changed since it was written.
     #[error("snapshot {name} is damaged ({} was altered); make it again", path.display())]
     DamagedSnapshot {
         /// Its name.
@@ -163,21 +162,21 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
-    /// Nothing runs in a snapshot that could go on.
+    /// No command runs in the snapshot that could be reattached.
     #[error("no command runs in snapshot {0}, so say which one to run")]
     NothingRuns(String),
-    /// What is asked for is not what the snapshot has.
+    /// The requested settings differ from the snapshot's.
     #[error("snapshot {name} {problem}")]
     SnapshotDiffers {
         /// Its name.
         name: String,
-        /// In which way.
+        /// How it differs.
         problem: &'static str,
     },
     /// No image could be made of a sandbox's changes.
     #[error(transparent)]
     Commit(#[from] Box<micabox_image::ExtendError>),
-    /// A change before the first start.
+    /// A patch, or reading or writing an archive, failed.
     #[error("{what}: {problem}")]
     Patch {
         /// What was being done.
@@ -185,28 +184,28 @@ pub enum Error {
         /// Why it failed.
         problem: String,
     },
-    /// A sandbox does not do what it was told.
+    /// The sandbox did not end in time.
     #[error("sandbox {name} did not end within {after:?}")]
     Stuck {
         /// Its name.
         name: String,
-        /// How long it was waited for.
+        /// How long the caller waited.
         after: Duration,
     },
-    /// A file of the sandbox's state.
+    /// A file of the sandbox's state could not be read or written.
     #[error("{what} {}: {source}", path.display())]
     State {
         /// What was being done.
         what: &'static str,
-        /// To what.
+        /// The file.
         path: PathBuf,
         /// Why it failed.
         source: io::Error,
     },
-    /// The owner of the sandbox refused a request.
+    /// The sandbox's owner refused a request.
     #[error("the sandbox's owner refuses: {0}")]
     Refused(String),
-    /// The operating system refused something.
+    /// A system call failed.
     #[error("{what}: {source}")]
     System {
         /// What was being done.
@@ -217,7 +216,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The last lines of the guest's console where they may explain the error.
+    /// Returns the last lines of the guest's console if they may explain the error.
     pub fn console(&self) -> Option<&str> {
         match self {
             Self::Boot(lost) | Self::Lost(lost) => Some(lost.console.trim_end()),
@@ -235,7 +234,7 @@ fn list(paths: &[PathBuf]) -> String {
     paths.join(", ")
 }
 
-/// An error and its causes in one line.
+/// Formats an error and its causes in one line.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -1,4 +1,4 @@
-//! Files into a sandbox that does not run, and out of any that has a disk: as archives.
+//! Copies files, as archives, into a sandbox that does not run and out of any sandbox with a disk.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -10,12 +10,12 @@ use crate::jailed::{self, About, Look, Pack, Unread};
 use crate::{Base, Error, Sandboxes, patch, upper};
 
 impl Sandboxes {
-    /// What a path in a sandbox that does not run leads to, all symbolic links followed: for
-    /// whoever is to write there.
+    /// Returns what a path in a sandbox that does not run leads to, all symbolic links followed.
+    /// Used before writing there.
     ///
     /// # Errors
-    /// [`Error::NotKept`], [`Error::InPlace`], [`Error::Running`]; [`Error::Patch`] if it can't
-    /// be read.
+    /// [`Error::NotKept`], [`Error::InPlace`], [`Error::Running`]; [`Error::Patch`] if the path
+    /// can't be read.
     pub fn path_kind(&self, store: &Store, sandbox: &str, path: &[u8]) -> Result<PathKind, Error> {
         let (found, _lock) = self.hold(sandbox)?;
         found.record.disk_size()?;
@@ -31,9 +31,9 @@ impl Sandboxes {
         jailed::call(&look, file, below, 0).map_err(|error| about.error(error))
     }
 
-    /// What is at a path in a sandbox as an archive, its members below `name`, or below
-    /// nothing if that is empty: files, directories and links. Devices, FIFOs and sockets are
-    /// left out. A symbolic link at the path's end is followed if `follow`.
+    /// Reads what is at a path in a sandbox as an archive. Its members are below `name`, or below
+    /// nothing if that is empty: files, directories and links. Devices, FIFOs and sockets are left
+    /// out. With `follow`, a symbolic link at the path's end is followed.
     ///
     /// # Errors
     /// Those of [`Sandboxes::still_disk`]. [`Unread::finish`] has the others: [`Error::Patch`]
@@ -61,12 +61,12 @@ impl Sandboxes {
         Unread::start(pack, about, disk, below)
     }
 
-    /// Unpacks an archive below the directory `root` of a sandbox that has a disk and does not
-    /// run. Directories on the way are made if they are missing.
+    /// Unpacks an archive below the directory `root` of a sandbox that has a disk and does not run.
+    /// Missing directories on the way are made.
     ///
     /// # Errors
     /// [`Error::NotKept`], [`Error::InPlace`], [`Error::Running`], [`Error::Patch`],
-    /// [`Error::Disk`]. Half of it may be done then.
+    /// [`Error::Disk`]. A part of the archive may have been unpacked then.
     pub fn write_archive(
         &self,
         store: &Store,

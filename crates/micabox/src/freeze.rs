@@ -1,4 +1,5 @@
-//! Machines of other processes' sandboxes that are frozen, and perhaps saved.
+//! Freezes the machines of other processes' sandboxes through their owners, and saves them if
+//! requested.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -9,30 +10,30 @@ use micabox_owner::Client;
 use micabox_owner::protocol::{Kind, Reply, Request};
 use micabox_vmm::Snapshot;
 
-/// How often the owner is told that its machine must stay frozen.
+/// Interval at which the owner is notified that its machine must stay frozen.
 const BEAT: Duration = Duration::from_secs(1);
 
-/// How long an owner may take to say that its machine runs again.
+/// How long an owner may take to reply that its machine runs again.
 const THAW_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A machine that is frozen for as long as [`Frozen::hold`] is called, and not for much longer
-/// otherwise; nor if this process is stopped or gone.
+/// A frozen machine. It stays frozen while [`Frozen::hold`] is called often, and is soon thawed
+/// otherwise, also if this process is stopped or gone.
 #[derive(Debug)]
 pub(crate) struct Frozen {
     client: Client,
     told: Instant,
-    /// The agent's number for the first command; of a machine that is saved.
+    /// The agent's number for the first command, if the machine was saved.
     pub(crate) main: Option<u32>,
-    /// What its creator wants to be known of it.
+    /// The creator's description of the machine.
     pub(crate) note: serde_json::Value,
 }
 
 /// Why a machine is not frozen.
 #[derive(Debug)]
 pub(crate) enum Problem {
-    /// There is no owner, or it is about to end its sandbox: this may be tried again.
+    /// There is no owner, or it is about to end its sandbox. The caller may try again.
     Ending(io::Error),
-    /// It can't be.
+    /// The owner refused: the machine can't be frozen.
     Refused(String),
 }
 
@@ -42,8 +43,8 @@ impl From<io::Error> for Problem {
     }
 }
 
-/// Has the owner of the sandbox in `directory` freeze its machine, and save it to `memory` if
-/// there is one; waits for that for at most `patience`.
+/// Requests that the owner of the sandbox in `directory` freezes its machine, and saves it to
+/// `memory` if given. Waits for at most `patience`.
 pub(crate) fn freeze(
     directory: &Path,
     memory: Option<&Snapshot>,
@@ -72,16 +73,16 @@ pub(crate) fn freeze(
 }
 
 impl Frozen {
-    /// Says that it must stay frozen, if it is time to. To be called often.
+    /// Notifies the owner that the machine must stay frozen, if that is due. Must be called often.
     pub(crate) fn hold(&mut self) {
         if self.told.elapsed() > BEAT {
-            // If it is not heard, the end will tell.
+            // If the owner is gone, `thaw` reports it.
             let _ = self.client.request(1, &Request::Hold, &[]);
             self.told = Instant::now();
         }
     }
 
-    /// Has the machine run again: whether it was frozen until now.
+    /// Thaws the machine. Returns whether it was frozen until now.
     pub(crate) fn thaw(mut self) -> bool {
         let deadline = Instant::now().checked_add(THAW_TIMEOUT);
         self.client.request(1, &Request::Thaw, &[]).is_ok()

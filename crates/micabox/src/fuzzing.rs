@@ -1,4 +1,4 @@
-//! Doors for `fuzz/` to what is read of others' files, and of what workers in jail tell.
+//! Entry points for `fuzz/`: parsers of foreign files and of workers' replies.
 
 use std::io;
 
@@ -9,18 +9,19 @@ use crate::jailed::{self, ext4, records};
 use crate::snapshot::file::head_alone;
 use crate::upper::read_changes;
 
-/// The head of an exported snapshot, and the runs of bytes that its disk has.
+/// Reads the head of an exported snapshot, and the runs of bytes of its disk.
 ///
 /// # Errors
-/// What an import would say.
+/// Those of an import.
 pub fn snapshot_head(mut file: &[u8]) -> io::Result<(Snapshot, Vec<(u64, u64)>)> {
     head_alone(&mut file)
 }
 
-/// Reads a reply of one of the kinds of workers and writes it again; none if it is no reply.
+/// Decodes a reply of one of the kinds of workers and encodes it again; None if the reply is
+/// invalid.
 type Reader = fn(&[u8]) -> Option<Vec<u8>>;
 
-/// One for each form that a reply has.
+/// One reader for each form of a reply.
 pub const REPLIES: &[Reader] = &[
     reply::<jailed::Changes>,
     reply::<jailed::Look>,
@@ -38,7 +39,7 @@ fn reply<C: Call>(bytes: &[u8]) -> Option<Vec<u8>> {
     postcard::to_allocvec(&reply).ok()
 }
 
-/// Reads what a worker lists of a filesystem, as far as it makes sense, and writes it again.
+/// Decodes a worker's listing of a filesystem, as far as it is valid, and encodes it again.
 pub fn listed(mut told: &[u8]) -> Vec<u8> {
     let mut again = Vec::new();
     while let Ok(Some(listed)) = records::read::<ext4::Listed>(&mut told) {
@@ -49,10 +50,10 @@ pub fn listed(mut told: &[u8]) -> Vec<u8> {
     again
 }
 
-/// Puts together the paths that a worker tells the changes of, and calls `each` with them.
+/// Puts together the paths of the changes in a worker's records, and calls `each` with them.
 ///
 /// # Errors
-/// What makes no sense.
+/// An invalid record.
 pub fn changes(mut told: &[u8], mut each: impl FnMut(&[u8])) -> io::Result<()> {
     read_changes(&mut told, |change| {
         each(change.path);

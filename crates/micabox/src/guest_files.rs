@@ -1,4 +1,4 @@
-//! Where the guest's kernel and agent are.
+//! Locates the guest's kernel and agent.
 
 use std::path::{Path, PathBuf};
 
@@ -6,29 +6,30 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 
-/// Names a directory to look in before all others.
+/// Environment variable with the directory to search before all others.
 const VARIABLE: &str = "MICABOX_GUEST";
 
-/// Words for the end of the kernel's command line, for whoever looks into a kernel.
+/// Environment variable with words for the end of the kernel's command line, for debugging a
+/// kernel.
 const CMDLINE_VARIABLE: &str = "MICABOX_CMDLINE";
 
 const KERNEL: &str = "vmlinux";
 const INITRD: &str = "initrd.cpio";
 
-/// The files that every guest boots from.
+/// The files that a guest boots from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestFiles {
     /// The kernel.
     pub kernel: PathBuf,
     /// The agent, as an initramfs.
     pub initrd: PathBuf,
-    /// More words for the kernel's command line.
+    /// Additional words for the kernel's command line.
     pub cmdline: Vec<String>,
 }
 
 impl GuestFiles {
-    /// Looks in `$MICABOX_GUEST`; otherwise in `../share/micabox` and `../guest`,
-    /// seen from the directory of the running program. `$MICABOX_CMDLINE` has more words
+    /// Finds the files in `$MICABOX_GUEST`; otherwise in `../share/micabox` and `../guest`,
+    /// relative to the directory of the running program. `$MICABOX_CMDLINE` has additional words
     /// for the kernel.
     ///
     /// # Errors
@@ -37,7 +38,7 @@ impl GuestFiles {
         Self::find_for(&std::env::current_exe().unwrap_or_default())
     }
 
-    /// As [`GuestFiles::find`] does it for the program at `program`.
+    /// Finds the files as [`GuestFiles::find`] does, for the program at `program`.
     ///
     /// # Errors
     /// [`Error::NoGuest`] with the places.
@@ -50,10 +51,9 @@ impl GuestFiles {
     }
 
     fn find_in(directories: Vec<PathBuf>) -> Result<Self, Error> {
-        // Both from one place: they are built for each other.
+        // Both from one directory: they are built for each other.
         let words = std::env::var(CMDLINE_VARIABLE).unwrap_or_default();
-        let words = words.split_whitespace().map(str::to_owned);
-        let cmdline: Vec<_> = words.collect();
+        let cmdline: Vec<_> = words.split_whitespace().map(str::to_owned).collect();
         let complete = directories.iter().map(|dir| Self {
             kernel: dir.join(KERNEL),
             initrd: dir.join(INITRD),
@@ -73,7 +73,7 @@ impl GuestFiles {
     }
 }
 
-/// Where an installation or a build directory has them.
+/// Returns the directories that an installation or a build has them in.
 fn beside(program: &Path) -> Option<Vec<PathBuf>> {
     let above = program.parent()?.parent()?;
     Some(vec![above.join("share/micabox"), above.join("guest")])
@@ -97,7 +97,7 @@ mod tests {
         let built = GuestFiles::find_in(directories.clone()).unwrap();
         assert_eq!(built.kernel, dir.path().join("guest/vmlinux"));
 
-        // Half an installation is none.
+        // An incomplete installation does not count.
         std::fs::create_dir_all(dir.path().join("share/micabox")).unwrap();
         std::fs::write(dir.path().join("share/micabox/vmlinux"), "").unwrap();
         assert_eq!(GuestFiles::find_in(directories.clone()).unwrap(), built);

@@ -1,4 +1,4 @@
-//! The files of an image, checked before a machine is made of them.
+//! Opens and checks the files of an image before a machine uses them.
 
 use std::fs::File;
 use std::path::Path;
@@ -10,9 +10,8 @@ use micabox_image::store::Image;
 use crate::Error;
 use crate::plan::{ImageFile, ImageFiles};
 
-/// The files of `image`. Each is looked at as far as that costs next to nothing: its
-/// length, and its superblock with the checksum over it. Whether every byte is as it was
-/// is for the store's fsck.
+/// Returns the files of `image` after cheap checks of each: its length, and its superblock with the
+/// checksum over it. Checking all bytes is for the store's fsck.
 pub(crate) fn open(image: &Image) -> Result<ImageFiles, Error> {
     let layers: Result<Vec<_>, _> = image
         .layers
@@ -39,8 +38,7 @@ pub(crate) fn open(image: &Image) -> Result<ImageFiles, Error> {
     })
 }
 
-/// Opens everything that `image` shows, bodies of files included: metadata first, then its
-/// layers.
+/// Opens all files of `image` for reading: metadata first, then its layers.
 pub(crate) fn for_reading(image: &Image) -> Result<Vec<File>, Error> {
     let layers = image.layers.iter().map(|layer| &layer.path);
     let files = std::iter::once(&image.fsmeta).chain(layers).map(File::open);

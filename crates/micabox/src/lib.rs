@@ -20,12 +20,12 @@
 //! # }
 //! ```
 //!
-//! There is no daemon. A sandbox has an owner, a process of its own, that ends with the process
-//! that made the sandbox, however that ends, unless the sandbox is
-//! [detached](Sandbox::detach). One with a disk ([`Upper::Disk`]) can be started
-//! again by any process, with everything that was written to it. What is on disk about
-//! sandboxes ([`Sandboxes`]) is enough for other processes to list them, to stop them, and
-//! to clean up after an owner that was killed.
+//! There is no daemon. A sandbox has an owner, a process of its own. The owner ends with the
+//! process that made the sandbox, however that process ends, unless the sandbox is
+//! [detached](Sandbox::detach). A sandbox with a disk ([`Upper::Disk`]) can be started again by any
+//! process, with everything that was written to the disk. The state on disk ([`Sandboxes`]) is
+//! enough for other processes to list sandboxes, to stop them, and to clean up after an owner that
+//! was killed.
 
 #![forbid(unsafe_code)]
 

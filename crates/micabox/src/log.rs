@@ -1,18 +1,18 @@
-//! What a sandbox's first command wrote while it was detached: kept in the sandbox's directory,
-//! the last of it if it is much.
+//! The log of a detached sandbox: its first command's output, kept in the sandbox's directory. Of a
+//! long output, only the last part is kept.
 //!
 //! ```text
 //! sandboxes/<id>/output.log   records, the newest last
-//! sandboxes/<id>/output.old   those before, once the first file had its fill
+//! sandboxes/<id>/output.old   the records before, once output.log has reached its limit
 //! ```
 //!
-//! A record is a head of 16 bytes, little endian, and what was written:
+//! A record is a head of 16 bytes, little endian, and the bytes written:
 //!
 //! | bytes | what |
 //! |---|---|
 //! | 4 | 1 for stdout, 2 for stderr |
-//! | 4 | how many bytes were written |
-//! | 8 | when: nanoseconds since 1970-01-01 UTC |
+//! | 4 | the number of bytes |
+//! | 8 | the time: nanoseconds since 1970-01-01 UTC |
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -28,16 +28,16 @@ use crate::{Error, Sandboxes};
 const FILE: &str = "output.log";
 const OLD: &str = "output.old";
 
-/// Bytes after which a file has its fill; there are two.
+/// Size in bytes from which on a file is replaced by a new one; there are two.
 const FILL: u64 = 8 << 20;
 
 /// Bytes of a record's head.
 const HEAD: usize = 16;
 
-/// Most bytes of one record: more than is ever read at once.
+/// Most bytes of one record: more than any single read.
 const RECORD_MAX: u32 = 1 << 20;
 
-/// Which of a command's outputs something was written to.
+/// One of a command's outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogStream {
     /// stdout, or the terminal.
@@ -46,14 +46,14 @@ pub enum LogStream {
     Stderr = 2,
 }
 
-/// Something that a command wrote.
+/// A piece of a command's output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogRecord {
-    /// Where to.
+    /// The output.
     pub stream: LogStream,
-    /// When, since 1970-01-01 UTC.
+    /// When it was written, since 1970-01-01 UTC.
     pub at: Duration,
-    /// What.
+    /// The bytes.
     pub bytes: Vec<u8>,
 }
 
@@ -81,7 +81,7 @@ impl LogWriter {
         options.open(directory.join(FILE))
     }
 
-    /// Adds what was written just now.
+    /// Appends bytes with the current time.
     ///
     /// # Errors
     /// Those of the file.
@@ -100,7 +100,7 @@ impl LogWriter {
                 fs::rename(self.directory.join(FILE), self.directory.join(OLD))?;
                 *newest = (Self::file(&self.directory)?, 0);
             }
-            // As one, so that whoever reads sees at most the last record cut short.
+            // In one write, so that a reader sees at most the last record cut short.
             newest.0.write_all(&record)?;
             newest.1 += record.len() as u64;
         }
@@ -113,12 +113,12 @@ impl LogWriter {
 pub struct LogReader {
     sandboxes: Sandboxes,
     found: Found,
-    /// What is to be read next, the last one first, and how far it was read.
+    /// The files to read, in reverse order, and the offset in each.
     files: Vec<(File, u64)>,
 }
 
 impl Sandboxes {
-    /// Opens the log of a sandbox; None if it has none, because somebody watched it all along.
+    /// Opens the log of a sandbox; None if it has none, because a client read its output all along.
     ///
     /// # Errors
     /// [`Error::NoSuchSandbox`], [`Error::Ambiguous`]; [`Error::State`].
@@ -133,8 +133,8 @@ impl Sandboxes {
                 source,
             }),
         };
-        // The older one last: should they change places just now, a part is missing and none
-        // is there twice.
+        // The older one last: if the files are rotated meanwhile, a part is missing, but nothing is
+        // duplicated.
         let files = [open(FILE)?, open(OLD)?];
         let mut files: Vec<(File, u64)> = files.into_iter().flatten().collect();
         let is_same = |a: &File, b: &File| -> io::Result<bool> {
@@ -155,10 +155,10 @@ impl Sandboxes {
 }
 
 impl LogReader {
-    /// The next record; None at the end. The end is not for ever while the sandbox runs.
+    /// Reads the next record; None at the end. While the sandbox runs, more may follow.
     ///
     /// # Errors
-    /// [`Error::State`] if the log can't be read or makes no sense.
+    /// [`Error::State`] if the log can't be read or is malformed.
     pub fn next_record(&mut self) -> Result<Option<LogRecord>, Error> {
         loop {
             let Some((file, at)) = self.files.last_mut() else {
@@ -181,14 +181,14 @@ impl LogReader {
         }
     }
 
-    /// Goes over to a newer file, if the one that was read to its end is not the newest.
+    /// Switches to a newer file, if the one that was read to its end is not the newest.
     fn move_on(&mut self) -> bool {
         let newer = File::open(self.found.path.join(FILE)).ok().filter(|newer| {
             let identity = |file: &File| file.metadata().ok().map(|it| (it.dev(), it.ino()));
             let read = self.files.last().and_then(|(file, _)| identity(file));
             identity(newer) != read
         });
-        // What was added to the old one before it changed its name is read first.
+        // Records appended to the old file before it was renamed are read first.
         let is_newer = newer.is_some();
         if let Some(newer) = newer {
             self.files.insert(0, (newer, 0));
@@ -196,7 +196,7 @@ impl LogReader {
         is_newer
     }
 
-    /// Whether there may be more.
+    /// Returns whether the log may grow.
     ///
     /// # Errors
     /// [`Error::State`].
@@ -209,7 +209,7 @@ impl LogReader {
     }
 }
 
-/// The record at `at`; None if there is none, or not all of it yet.
+/// Reads the record at offset `at`; None if there is none, or if it is incomplete.
 fn read_record(file: &mut File, at: u64) -> io::Result<Option<LogRecord>> {
     let wrong = || io::Error::new(io::ErrorKind::InvalidData, "not a mica log");
     let length = file.metadata()?.len();
@@ -272,7 +272,7 @@ mod tests {
         let kept = read.len() as u64;
         assert!(kept >= FILL >> 18, "{kept}");
         assert_eq!(read, (count - kept..count).collect::<Vec<_>>());
-        // A record that is being written is none yet.
+        // An incomplete record does not count.
         let path = directory.path().join("torn");
         let whole = fs::read(directory.path().join(FILE)).unwrap();
         for length in [0, 15, 16, 1000] {

@@ -1,6 +1,6 @@
-//! Names for sandboxes that were given none.
+//! Generates names for sandboxes, and checks given ones.
 
-/// What a stone may be like.
+/// Qualities of stones.
 const QUALITIES: [&str; 32] = [
     "amber", "bold", "brisk", "bright", "calm", "clear", "crisp", "dense", "dusky", "eager",
     "fine", "flaky", "fresh", "gentle", "glassy", "hazy", "icy", "keen", "light", "lucid", "mild",
@@ -44,10 +44,10 @@ const MINERALS: [&str; 32] = [
     "zircon",
 ];
 
-/// Most characters of a name; a host name's label has no more either.
+/// Most characters of a name, as of a host name's label.
 const MAX_LENGTH: usize = 63;
 
-/// A name out of random bytes; for the last tries with a number that hardly collides.
+/// Makes a name of random bytes; from the ninth attempt on, with a number that hardly collides.
 pub(crate) fn from_random(random: [u8; 4], attempt: usize) -> String {
     let [quality, mineral, high, low] = random;
     let pick = |list: &[&'static str; 32], byte: u8| {
@@ -62,7 +62,7 @@ pub(crate) fn from_random(random: [u8; 4], attempt: usize) -> String {
     }
 }
 
-/// Whether a sandbox may have this name: letters, digits, `_`, `.`, `-`, beginning
+/// Returns whether a sandbox may have this name: 2 to 63 letters, digits, `_`, `.`, `-`, beginning
 /// with a letter or digit, as Docker has it.
 pub(crate) fn is_valid(name: &str) -> bool {
     let plain = |byte: &u8| byte.is_ascii_alphanumeric();

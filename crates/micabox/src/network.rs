@@ -1,4 +1,4 @@
-//! Whom a sandbox reaches, and who reaches it.
+//! A sandbox's network: which addresses it reaches, and which ports lead to it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,36 +10,37 @@ use serde::{Deserialize, Serialize};
 use crate::Error;
 use crate::builder::random;
 
-/// The first byte of ethernet addresses that somebody made up, in this program the guests'.
+/// The first byte of locally administered Ethernet addresses, in this program the guests'.
 const LOCAL: u8 = 0x06;
 
 /// A sandbox's network.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Network {
-    /// Nothing but its own loopback interface.
+    /// Only the guest's loopback interface.
     None,
-    /// What this process reaches, through this process's sockets; no privileges needed.
+    /// What the owner process reaches, through its own sockets; no privileges needed.
     User(UserNetwork),
 }
 
-/// Which of the host's network a sandbox has.
+/// The settings of a user-mode network.
 ///
-/// By default everything but the host's own addresses, link-local ones and those where
-/// clouds hand out credentials.
+/// By default, everything is reachable but the host's own addresses, link-local ones and those
+/// where clouds hand out credentials.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct UserNetwork {
-    /// What it may reach. With any of these it reaches nothing else. What is closed by default
-    /// is opened by a block of nothing else, as 127.0.0.0/8 and not 0.0.0.0/0; an address in a
-    /// private network (RFC 1918, RFC 6598) by a block, never by a name.
+    /// What the sandbox may reach. If there are any rules here, nothing else is reachable. What is
+    /// closed by default is opened only by a block with nothing else in it, as 127.0.0.0/8 and not
+    /// 0.0.0.0/0; an address in a private network (RFC 1918, RFC 6598) only by a block, never by a
+    /// name.
     pub allow: Vec<Rule>,
-    /// What it may not reach, whatever else is said. Of a name that is the addresses that its
-    /// questions were answered with.
+    /// What the sandbox may not reach; overrides `allow`. A name stands for the addresses that the
+    /// sandbox's queries for it were answered with.
     pub deny: Vec<Rule>,
-    /// Ports of the host's that lead to it.
+    /// Ports of the host that lead to the sandbox.
     pub publish: Vec<Publish>,
-    /// Resolvers for its questions about names, in place of the host's.
+    /// Resolvers for the sandbox's DNS queries, in place of the host's.
     pub resolvers: Vec<SocketAddr>,
 }
 
@@ -49,7 +50,7 @@ impl Default for Network {
     }
 }
 
-/// A network that runs, and what machine and guest have to know of it.
+/// A running network, with its settings for the machine and the guest.
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) network: micabox_net::Network,
@@ -59,7 +60,7 @@ pub(crate) struct Connection {
 }
 
 impl Network {
-    /// The same without ports of the host's, which only one sandbox can have.
+    /// Returns the same network without published ports, which only one sandbox can have.
     pub(crate) fn unpublished(&self) -> Self {
         match self {
             Self::None => Self::None,
@@ -70,12 +71,12 @@ impl Network {
         }
     }
 
-    /// Starts it, if there is anything to start.
+    /// Starts the network; None if there is none to start.
     pub(crate) fn start(&self, frame_header: bool) -> Result<Option<Connection>, Error> {
         let Self::User(user) = self else {
             return Ok(None);
         };
-        // Every other machine's is another one, though nobody sees two of them.
+        // Each machine has its own address, though no network has two of them.
         let [a, b, c, d, e] = random()?;
         let addresses = Addresses {
             guest_mac: [LOCAL, a, b, c, d, e],

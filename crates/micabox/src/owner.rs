@@ -1,9 +1,9 @@
-//! The process that owns a sandbox: what its creator hands over, how it is started, and what it
-//! does before it serves clients.
+//! The process that owns a sandbox: what its creator hands over, how it is started, and how it
+//! starts the machine before it serves clients.
 //!
-//! It is this program once more ([`KIND`]), in a session of its own. Its stdin is the creator's
-//! connection. First comes what it is to do, a [`Job`], with descriptors for locks that it takes
-//! over; then the two speak the owner's protocol.
+//! It is this program executed again ([`KIND`]), in a session of its own. Its stdin is the
+//! creator's connection. The creator sends a [`Job`] first, with descriptors for locks that the
+//! owner takes over. Then both use the owner's protocol.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -35,7 +35,7 @@ use crate::snapshot::memory;
 use crate::state::{Lock, ProcessId, Record, Registration, Sandboxes};
 use crate::{Error, GuestFiles, Network, Spec};
 
-/// How this program is told to own a sandbox.
+/// The kind of worker that owns a sandbox.
 pub(crate) const KIND: Kind = Kind::new(NAME, work);
 
 const NAME: &str = "owner";
@@ -43,8 +43,8 @@ const NAME: &str = "owner";
 /// Most bytes of a job: paths of a few hundred layers, and a command line.
 const MAX_JOB: u32 = 64 << 20;
 
-/// How long a guest may take to come up: by far more than it does, since all that
-/// happens is a later message when it hangs.
+/// How long a guest may take to boot: far more than it needs. If it hangs, the error only comes
+/// later.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
 const EMULATED_BOOT_TIMEOUT: Duration = Duration::from_secs(300);
 
@@ -54,13 +54,13 @@ pub(crate) struct Job {
     /// The root of the store.
     pub(crate) store: PathBuf,
     pub(crate) record: Record,
-    /// Whether the record goes with the sandbox's end.
+    /// Whether the record is removed when the sandbox ends.
     pub(crate) auto_remove: bool,
-    /// Whether it is started again.
+    /// Whether the sandbox is started again.
     pub(crate) is_restart: bool,
     pub(crate) is_kvm: bool,
     pub(crate) guest: GuestFiles,
-    /// RAM with what pmem regions cost, MiB.
+    /// RAM including what pmem regions cost, MiB.
     pub(crate) memory_mib: u32,
     pub(crate) pmem: Vec<PmemRegion>,
     pub(crate) disks: Vec<Disk>,
@@ -72,16 +72,16 @@ pub(crate) struct Job {
     pub(crate) vsock: Option<Sockets>,
     pub(crate) nested_virtualization: bool,
     pub(crate) require_limits: bool,
-    /// The directory of the saved machine to go on from, and the agent's number for the command
-    /// that goes on with it.
+    /// The directory of the saved machine to restore, and the agent's number for the command to
+    /// reattach.
     pub(crate) restore: Option<(PathBuf, Option<u32>)>,
     pub(crate) boot_timeout: Option<Duration>,
     pub(crate) stop_signal: i32,
     /// The disk that the guest must flush before it ends.
     pub(crate) disk: Option<PathBuf>,
-    /// What a copy of the sandbox must have as well, or why there can be none.
+    /// The settings that a copy of the sandbox must have as well, or why it can't be copied.
     pub(crate) saves: Result<Spec, String>,
-    /// Whether the lock of a root disk comes with the job.
+    /// Whether the job comes with the lock of a root disk.
     pub(crate) has_claim: bool,
 }
 
@@ -92,7 +92,7 @@ pub(crate) struct Owner {
     pub(crate) process: Child,
 }
 
-/// Starts the owner and gives it its job, with the locks of the sandbox and of its root disk.
+/// Starts the owner and sends it its job, with the locks of the sandbox and of its root disk.
 pub(crate) fn start(job: &Job, lock: &File, claim: Option<&File>) -> io::Result<Owner> {
     let (ours, theirs) = UnixStream::pair()?;
     let program = micabox_jail::program(NAME)?;
@@ -121,10 +121,10 @@ pub(crate) fn start(job: &Job, lock: &File, claim: Option<&File>) -> io::Result<
     })
 }
 
-/// The whole life of an owner; its exit code.
+/// Runs an owner. Returns its exit code.
 fn work(descriptor: RawFd) -> i32 {
     debug_assert_eq!(descriptor, 0);
-    // Signals of a terminal are for its clients.
+    // A terminal's signals are for the clients on it.
     let _ = rustix::process::setsid();
     let own = || -> io::Result<()> {
         let connection = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
@@ -140,7 +140,7 @@ fn work(descriptor: RawFd) -> i32 {
     }
 }
 
-/// The job that the creator sends, and the locks that come with it.
+/// Receives the creator's job, and the locks that come with it.
 fn receive(connection: &UnixStream) -> io::Result<(Job, Vec<OwnedFd>)> {
     let mut length = [0; 4];
     let mut locks = Vec::new();
@@ -154,7 +154,7 @@ fn receive(connection: &UnixStream) -> io::Result<(Job, Vec<OwnedFd>)> {
     Ok((serde_json::from_slice(&job)?, locks))
 }
 
-/// Starts the sandbox and owns it to its end. That it did not start is told to the creator.
+/// Starts the sandbox and owns it until its end. A failed start is reported to the creator.
 fn own(job: Job, locks: Vec<OwnedFd>, creator: UnixStream) -> io::Result<()> {
     let mut locks = locks.into_iter().map(File::from);
     let missing = || io::Error::from(io::ErrorKind::InvalidData);
@@ -279,7 +279,7 @@ impl Job {
         Ok(Identity {
             hostname: hostname.unwrap_or(self.record.short_id()).to_owned(),
             machine_id: self.record.id.clone(),
-            // Without a network there is no name server either.
+            // Without a network there is no name server.
             resolv_conf: connection
                 .map(|connection| connection.resolv_conf.clone())
                 .unwrap_or_default(),

@@ -1,10 +1,10 @@
-//! Changes that are made before a sandbox boots.
+//! Patches: changes to a sandbox's root before it boots.
 //!
-//! They are written into an ext4 filesystem as overlayfs itself would have written them: a
-//! disk for changes gets them as its first ones. In memory there is nothing to write to yet,
-//! so there they become a layer of their own above the image's, on a read-only disk.
+//! They are written into an ext4 filesystem as overlayfs itself would write them. On a disk for
+//! changes they are its first changes. A sandbox whose changes are in memory has no disk yet; its
+//! patches become a layer of their own above the image's, on a read-only disk.
 //!
-//! A process in jail does that, as archives, disks and images are read there.
+//! A worker in the jail applies them, since it reads archives, disks and images.
 
 use std::fs::File;
 use std::io;
@@ -22,36 +22,36 @@ use crate::error::chain;
 use crate::jailed::{self, CallError, Patches};
 use crate::{Base, Error, Sandboxes, upper};
 
-/// A change before the first start. Paths in the sandbox are absolute; symbolic links on the
-/// way are followed as in the sandbox, directories on the way are made if they are missing.
+/// A change before a start. Paths in the sandbox are absolute; symbolic links on the way are
+/// followed as in the sandbox; missing directories on the way are made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Patch {
-    /// Removes whatever is there, with everything below it.
+    /// Removes what is at the path, with everything below it.
     Remove(Vec<u8>),
-    /// Makes a directory, if there is none.
+    /// Makes a directory, if it is missing.
     Directory(Vec<u8>),
     /// Unpacks an uncompressed archive at the root: owners, times and extended attributes
     /// included.
     Archive(PathBuf),
-    /// Writes a copy of a file of the host's, owned by root, with its permissions.
+    /// Copies a file from the host, owned by root, with its permissions.
     File {
-        /// On the host.
+        /// The path on the host.
         from: PathBuf,
-        /// In the sandbox; a directory, or a path that ends with a slash, gets the file
+        /// The path in the sandbox; a directory, or a path that ends with a slash, gets the file
         /// under its own name.
         to: Vec<u8>,
     },
     /// Makes a symbolic link.
     Symlink {
-        /// What it says.
+        /// The link's target.
         target: Vec<u8>,
-        /// Where it is.
+        /// The link's path.
         path: Vec<u8>,
     },
 }
 
 impl Patch {
-    /// Bytes that it may need on a disk, but for its names.
+    /// Returns the bytes of contents that it may need on a disk.
     pub(crate) fn size(&self) -> Result<u64, Error> {
         let (Self::Archive(path) | Self::File { from: path, .. }) = self else {
             return Ok(0);
@@ -81,8 +81,7 @@ impl Sandboxes {
     ///
     /// # Errors
     /// [`Error::NotKept`], [`Error::InPlace`], [`Error::Running`], [`Error::Patch`],
-    /// [`Error::Disk`]. What came
-    /// before a patch that fails may be done or not.
+    /// [`Error::Disk`]. Patches before the one that fails may have been applied or not.
     pub fn patch(&self, store: &Store, name_or_id: &str, patches: &[Patch]) -> Result<(), Error> {
         let (found, _lock) = self.hold(name_or_id)?;
         found.record.disk_size()?;
@@ -91,11 +90,11 @@ impl Sandboxes {
     }
 }
 
-/// Why patches were not carried out.
+/// Why patches were not applied.
 #[derive(Clone, Debug, Serialize, Deserialize, thiserror::Error)]
 #[error("{problem}")]
 pub(crate) struct PatchFault {
-    /// The one that failed, counted from 0; none: it is the disk that can't be used.
+    /// The patch that failed, counted from 0; none if the disk can't be used.
     which: Option<u32>,
     problem: String,
 }
@@ -135,7 +134,7 @@ pub(crate) fn unpack(disk: &Path, base: &Base, root: &[u8], archive: File) -> Re
     })
 }
 
-/// Has a worker carry them out. `failed` says what an error about one of them is.
+/// Makes a worker apply patches. `failed` makes the error for one of them.
 fn change(
     disk: &Path,
     base: &Base,
@@ -165,7 +164,7 @@ fn change(
     }
 }
 
-/// A patch for a worker, whose file is opened.
+/// Converts a patch for a worker, and opens its file.
 fn share(patch: &Patch, files: &mut Vec<File>) -> io::Result<SharedPatch> {
     Ok(match patch {
         Patch::Remove(path) => SharedPatch::Remove(path.clone()),
@@ -196,7 +195,7 @@ fn share(patch: &Patch, files: &mut Vec<File>) -> io::Result<SharedPatch> {
     })
 }
 
-/// In the worker: carries patches out, those that have a file with the next of `files`.
+/// In the worker: applies patches. Each patch with a file takes the next of `files`.
 pub(crate) fn carry_out(
     disk: File,
     lower: Lower,

@@ -25,16 +25,16 @@ pub enum Stdio {
     Null,
     /// A pipe to this process.
     Piped,
-    /// This descriptor. The owner of the sandbox reads or writes it itself: nothing passes
-    /// through this process.
+    /// This descriptor. The sandbox's owner reads or writes it directly: no bytes pass through this
+    /// process.
     Descriptor(OwnedFd),
-    /// Open, and nothing ever comes; for stdin only.
+    /// Open and always empty; for stdin only.
     Idle,
     /// The sandbox's log; for outputs only.
     Log,
 }
 
-/// How a command is attended to.
+/// The options of a command: its streams, and when it ends.
 #[derive(Debug, Default)]
 pub struct ExecOptions {
     /// Its stdin.
@@ -43,20 +43,20 @@ pub struct ExecOptions {
     pub stdout: Stdio,
     /// Its stderr; unused with a terminal.
     pub stderr: Stdio,
-    /// Whether the sandbox ends with it, and has its exit code.
+    /// Whether the sandbox ends with the command and takes its exit code.
     pub lifetime: bool,
-    /// After how long it gets the stop signal.
+    /// Time after which the command gets the stop signal.
     pub timeout: Option<Duration>,
-    /// How long after that it gets SIGKILL.
+    /// Time between the stop signal and SIGKILL.
     pub grace: Duration,
-    /// Whether the command goes on when this process has ended.
+    /// Whether the command continues after this process has ended.
     pub detach: bool,
-    /// Whether to measure how long everything took, for [`Handle::info`].
+    /// Whether to measure durations, for [`Handle::info`].
     pub measure: bool,
 }
 
 impl ExecOptions {
-    /// Pipes for all streams; for stdin if the command has one.
+    /// Uses pipes for all streams; for stdin if the command has one.
     pub(crate) fn piped(stdin: bool) -> Self {
         Self {
             stdin: if stdin { Stdio::Piped } else { Stdio::Null },
@@ -67,8 +67,8 @@ impl ExecOptions {
     }
 }
 
-/// A running command. Dropping it leaves the command running, with its stdin closed
-/// and its output thrown away.
+/// A running command. Dropping it leaves the command running, with its stdin closed and its output
+/// discarded.
 #[derive(Debug)]
 pub struct Process {
     /// The command's stdin, if it is a pipe.
@@ -81,31 +81,30 @@ pub struct Process {
     handle: Handle,
 }
 
-/// Everything that can be done to a command but reading and writing; can be cloned
-/// and sent to other threads.
+/// A handle for everything but a command's streams; can be cloned and sent to other threads.
 #[derive(Clone, Debug)]
 pub struct Handle {
     command: Arc<Command>,
 }
 
-/// Writes a command's stdin. A write waits while the command does not read; one
-/// after the command has closed its stdin or ended fails with `BrokenPipe`. Dropping
-/// it closes the stdin.
+/// The write end of a command's stdin. A write blocks while the command does not read. A write
+/// after the command has closed its stdin or has ended fails with `BrokenPipe`. Dropping it closes
+/// the stdin.
 #[derive(Debug)]
 pub struct Stdin {
     pipe: PipeWriter,
     _command: Arc<Command>,
 }
 
-/// Reads what a command writes. The end comes when the command has ended. A command
-/// whose output is not read waits; dropping this throws the rest away.
+/// The read end of a command's output. It ends when the command has ended. A command whose output
+/// is not read blocks; dropping this discards the rest.
 #[derive(Debug)]
 pub struct Output {
     pipe: PipeReader,
     _command: Arc<Command>,
 }
 
-/// What a command left behind.
+/// The result of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finished {
     /// How it ended.
@@ -116,10 +115,10 @@ pub struct Finished {
     pub stderr: Vec<u8>,
 }
 
-/// A command's connection; it is released with the last that holds it.
+/// A command's connection. The command is released when the last reference is dropped.
 #[derive(Debug)]
 struct Command {
-    /// What poll(2) waits for, outside of the lock.
+    /// A duplicate for poll(2), used without the lock.
     socket: OwnedFd,
     is_detached: bool,
     state: Mutex<State>,
@@ -158,7 +157,7 @@ impl<Pipe> Ends<Pipe> {
             Stdio::Descriptor(fd) => (Place::Descriptor, Some(fd), None),
             Stdio::Piped => {
                 let (theirs, ours) = pipe()?;
-                // It is the owner's alone, which waits for nothing.
+                // Only the owner uses this end, and its event loop must not block.
                 fcntl_setfl(&theirs, fcntl_getfl(&theirs)? | OFlags::NONBLOCK)?;
                 (Place::Descriptor, Some(theirs), Some(ours))
             }
@@ -171,14 +170,14 @@ impl<Pipe> Ends<Pipe> {
     }
 }
 
-/// A pipe for an output: the owner's end and ours.
+/// Makes a pipe for an output: the owner's end and ours.
 fn output() -> io::Result<(OwnedFd, PipeReader)> {
     io::pipe().map(|(reader, writer)| (writer.into(), reader))
 }
 
 impl Process {
-    /// Has the owner of the sandbox in `directory` start a command, or go on with the first
-    /// command of the machine that the sandbox's is a copy of, and waits until it runs.
+    /// Requests that the owner of the sandbox in `directory` starts a command, or reattaches the
+    /// first command of the machine that the sandbox's is a copy of. Waits until the command runs.
     pub(crate) fn start(
         directory: &Path,
         mut exec: Exec,
@@ -251,17 +250,17 @@ impl Process {
         })
     }
 
-    /// Its process ID inside the sandbox.
+    /// Returns its process ID inside the sandbox.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// A handle for other threads.
+    /// Returns a handle for other threads.
     pub fn handle(&self) -> Handle {
         self.handle.clone()
     }
 
-    /// As [`Handle::wait`].
+    /// Waits for the command's end, as [`Handle::wait`].
     ///
     /// # Errors
     /// As [`Handle::wait`].
@@ -269,7 +268,7 @@ impl Process {
         self.handle.wait()
     }
 
-    /// Closes stdin, reads stdout and stderr to their ends, and waits.
+    /// Closes stdin, reads stdout and stderr until their ends, and waits for the command's end.
     ///
     /// # Errors
     /// [`Error::Lost`] if the sandbox ends first.
@@ -287,7 +286,7 @@ impl Process {
             let stderr = scope.spawn(|| read(stderr));
             (read(stdout), stderr.join())
         });
-        // Both fail only because the sandbox is gone, which the wait tells better.
+        // Both fail only if the sandbox is gone, for which `wait` has the better error.
         let status = self.wait()?;
         let system = |source| Error::System {
             what: "reading a command's output",
@@ -318,7 +317,7 @@ impl Handle {
     /// # Errors
     /// [`Error::Lost`] if the sandbox ends first.
     pub fn wait_timeout(&self, timeout: Duration) -> Result<Option<ExitStatus>, Error> {
-        // A time beyond the clock's end is for ever.
+        // A deadline beyond the clock's range means none.
         self.wait_until(Instant::now().checked_add(timeout))
     }
 
@@ -327,8 +326,7 @@ impl Handle {
             if let Some(end) = self.command.look() {
                 return end.map(Some).map_err(error);
             }
-            // Several threads may wait here: the connection ends with the command, which all of
-            // them see.
+            // Several threads may wait here: all of them see the connection end with the command.
             let ready = micabox_owner::wait(self.command.socket.as_fd(), deadline);
             if !ready.map_err(|_| Lost::closed())? {
                 return Ok(None);
@@ -341,26 +339,26 @@ impl Handle {
         self.command.request(&Request::Signal { signal });
     }
 
-    /// Tells the command's terminal its size.
+    /// Sets the size of the command's terminal.
     pub fn resize(&self, size: TtySize) {
         self.command.request(&Request::Resize(size));
     }
 
-    /// What was measured, when the command has ended; see [`ExecOptions::measure`].
+    /// Returns what was measured, once the command has ended; see [`ExecOptions::measure`].
     pub(crate) fn info(&self) -> Option<Info> {
         lock(&self.command.state).info.clone()
     }
 }
 
 impl AsFd for Handle {
-    /// Readable when [`Handle::wait_timeout`] may have an answer.
+    /// Returns a descriptor that is readable when [`Handle::wait_timeout`] may have a result.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.command.socket.as_fd()
     }
 }
 
 impl Command {
-    /// How it ended, if it has.
+    /// Returns how the command ended, if it has.
     fn look(&self) -> Option<Result<ExitStatus, Failure>> {
         let mut state = lock(&self.state);
         while state.end.is_none() {
@@ -384,12 +382,12 @@ impl Command {
     }
 
     fn request(&self, request: &Request) {
-        // One that has ended does not mind.
+        // A command that has ended ignores requests.
         let _ = lock(&self.state).client.request(COMMAND, request, &[]);
     }
 }
 
-/// The error that a failure is.
+/// Converts a failure into an error.
 pub(crate) fn error(failure: Failure) -> Error {
     match (failure.kind, failure.start, failure.lost) {
         (Kind::Start, Some(start), _) => Error::Start(*start),

@@ -1,4 +1,4 @@
-//! What an owner writes about its sandbox: its record and its log.
+//! Writes a sandbox's record and log for its owner.
 
 use std::fs::File;
 use std::io;
@@ -13,21 +13,21 @@ use crate::sandbox::now;
 use crate::state::{Registration, Status};
 use crate::{Error, LogStream, ProcessId, upper};
 
-/// Exit code on record of a sandbox that did not start; Docker's for its own failures.
+/// Recorded exit code of a sandbox that did not start; Docker's for its own failures.
 pub(crate) const EXIT_NOT_STARTED: i32 = 125;
 
-/// The record of a sandbox that an owner runs. Dropping it leaves a record of the end, or nothing
-/// if that is what the record says.
+/// The record of an owner's sandbox. Dropping it leaves a record of the end, or removes the
+/// sandbox's directory if the record has `auto_remove`.
 #[derive(Debug)]
 pub(crate) struct Registrar {
     registration: Registration,
-    /// Whether the record is to be forgotten when the sandbox has ended.
+    /// Whether the record is removed when the sandbox has ended.
     auto_remove: bool,
     /// Whether the sandbox had a record before this start.
     is_restart: bool,
     is_running: bool,
     log: Option<LogWriter>,
-    /// Given up after the machine is gone.
+    /// Released after the machine is gone.
     _root_disk: Option<Claim>,
 }
 
@@ -48,12 +48,13 @@ impl Registrar {
         }
     }
 
-    /// What a machine's process has open for as long as it may use the sandbox's disk.
+    /// Returns a file that the machine's process holds open for as long as it may use the sandbox's
+    /// disk.
     pub(crate) fn lifeline(&self) -> Result<Arc<File>, Error> {
         self.registration.lifeline()
     }
 
-    /// Puts the sandbox's processes on record.
+    /// Records the sandbox's processes.
     pub(crate) fn machine_started(
         &mut self,
         owner: Option<ProcessId>,
@@ -65,12 +66,12 @@ impl Registrar {
         })
     }
 
-    /// Puts an end on record, where that is remembered.
+    /// Records the end, unless the record is removed.
     fn exited(&mut self, code: i32, error: Option<String>) {
         let (at, auto_remove) = (now().0, self.auto_remove && self.is_running);
         let status = Status::Exited { code, at, error };
         if !auto_remove {
-            // Without room for it there is no better record to be had.
+            // A failed write, for example on a full disk, leaves the old record.
             let _ = self.registration.update(|record| record.status = status);
         }
     }
@@ -78,7 +79,7 @@ impl Registrar {
 
 impl micabox_owner::Registrar for Registrar {
     fn running(&mut self) -> io::Result<()> {
-        // The machine has it open.
+        // The machine has the file open.
         let _ = std::fs::remove_file(upper::patches(self.registration.path()));
         self.is_running = true;
         let auto_remove = self.auto_remove;
@@ -110,7 +111,7 @@ impl micabox_owner::Registrar for Registrar {
     fn ended(&mut self, outcome: &Outcome<'_>) {
         let failure = outcome.failure;
         if !outcome.machine_is_gone {
-            // It has the disk still.
+            // The machine still uses the disk.
             self.registration.outlive_us();
         }
         let killed = 128 + libc::SIGKILL;
@@ -122,7 +123,7 @@ impl micabox_owner::Registrar for Registrar {
             }
             return;
         }
-        // A record that says that it runs, without an owner, is of one that is dead.
+        // The record stays at running, which without an owner means dead.
         if outcome.is_abandoned {
             return;
         }

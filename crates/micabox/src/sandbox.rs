@@ -1,4 +1,4 @@
-//! A sandbox: created, used, ended. It is a client of its owner.
+//! The [`Sandbox`] of a creator, which is a client of the sandbox's owner.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,18 +20,19 @@ use crate::state::Record;
 use crate::timings::Timings;
 use crate::{Builder, Command, CommandError, Error, Overrides};
 
-/// How long an owner may take to be gone once its sandbox is over.
+/// How long an owner may take to exit once its sandbox is over.
 const OWNER_END: Duration = Duration::from_secs(30);
 
-/// How long an owner may take to answer what it can answer at once.
+/// How long an owner may take to reply to a request that needs no waiting.
 const ANSWER: Duration = Duration::from_secs(30);
 
-/// A virtual machine with an image's files as its root. Dropping it ends it at once, and with it
-/// everything that ran in it and every change to its files in memory; to a disk that is a power
-/// cut. [`Sandbox::end`] loses nothing.
+/// A virtual machine with an image's files as its root. Dropping it ends it at once, with
+/// everything that runs in it and every change in memory; for a disk that is like a power cut.
+/// [`Sandbox::end`] loses nothing.
 ///
-/// The machine belongs to a process of its own, the owner, which this is a client of. The owner
-/// ends with this process, however it ends, unless the sandbox is [detached](Sandbox::detach).
+/// The machine belongs to a process of its own, the owner, of which this is a client. The owner
+/// ends with this process, however this process ends, unless the sandbox is
+/// [detached](Sandbox::detach).
 #[derive(Debug)]
 pub struct Sandbox {
     creator: Mutex<Creator>,
@@ -40,20 +41,20 @@ pub struct Sandbox {
     directory: PathBuf,
     record: Record,
     config: Config,
-    /// The time until the machine was started.
+    /// The time from the beginning until the machine was started.
     planned: Duration,
     plan: Plan,
     stop_signal: i32,
     is_detached: bool,
-    /// What was measured of a command that has ended.
+    /// The measurements of a command that has ended.
     info: Mutex<Option<Info>>,
 }
 
-/// The creator's connection and what it has told.
+/// The creator's connection, and the end that was received on it.
 #[derive(Debug)]
 struct Creator {
     client: Client,
-    /// None once it is waited for elsewhere.
+    /// None once another thread waits for it.
     process: Option<Child>,
     ended: Option<Ended>,
 }
@@ -70,26 +71,26 @@ pub(crate) struct Created {
     pub(crate) stop_signal: i32,
 }
 
-/// What happens to a sandbox.
+/// An event of a sandbox.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// Whether what it writes waits because the host's disk is full.
+    /// Whether the guest's writes wait because the host's disk is full.
     Stalled(bool),
-    /// It is over.
+    /// The sandbox is over.
     Ended(Ended),
 }
 
 /// How a sandbox ended.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ended {
-    /// The exit code of the command that had its lifetime, if one had
+    /// The exit code of the command with the sandbox's lifetime, if there was one
     /// ([`ExecOptions::lifetime`]).
     pub code: Option<u8>,
     failure: Option<Failure>,
 }
 
 impl Ended {
-    /// What went wrong at the end, if something did: the guest was lost, or not everything that
+    /// Returns what went wrong at the end, if anything: the guest was lost, or not everything that
     /// the sandbox keeps could be written.
     pub fn error(&self) -> Option<Error> {
         self.failure.clone().map(error)
@@ -121,7 +122,7 @@ impl Sandbox {
         })
     }
 
-    /// A sandbox from `image` in `store`, with defaults.
+    /// Creates a sandbox from `image` in `store`, with defaults.
     ///
     /// # Errors
     /// As [`Builder::create`].
@@ -129,59 +130,57 @@ impl Sandbox {
         Self::builder(store, image).create()
     }
 
-    /// A sandbox from `image` in `store`.
+    /// Returns a builder for a sandbox from `image` in `store`.
     pub fn builder<'a>(store: &'a Store, image: &Image) -> Builder<'a> {
         Builder::new(store, image)
     }
 
-    /// What was on record about it when it was ready for commands.
+    /// Returns the record as of when the sandbox was ready for commands.
     pub fn record(&self) -> &Record {
         &self.record
     }
 
-    /// How the image's bytes reach it.
+    /// Returns the plan of the machine's devices.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// The command that the image's configuration and `overrides` make, as
-    /// `docker run` has it.
+    /// Makes a command of the image's configuration and `overrides`, as `docker run` has it.
     ///
     /// # Errors
-    /// As [`CommandError`] says.
+    /// [`CommandError`].
     pub fn image_command(&self, overrides: &Overrides) -> Result<Command, CommandError> {
         Command::from_image(&self.config, overrides)
     }
 
-    /// A command with the image's environment, user and directory, as `docker exec`
-    /// has it.
+    /// Makes a command with the image's environment, user and directory, as `docker exec` has it.
     ///
     /// # Errors
-    /// As [`CommandError`] says.
+    /// [`CommandError`].
     pub fn command(&self, overrides: &Overrides) -> Result<Command, CommandError> {
         Command::in_image(&self.config, overrides)
     }
 
-    /// The signal with which [`Sandbox::stop`] asks the first command to end.
+    /// Returns the signal with which [`Sandbox::stop`] asks the first command to end.
     pub fn stop_signal(&self) -> i32 {
         self.stop_signal
     }
 
-    /// Whether the sandbox is being ended, perhaps by another process, or has ended.
+    /// Returns whether the sandbox is ending, perhaps because of another process, or has ended.
     pub fn is_stopping(&self) -> bool {
         self.info().is_none_or(|info| info.ending)
     }
 
-    /// Starts a command and waits until it runs, with pipes for its streams. The first one is
+    /// Starts a command with pipes for its streams, and waits until it runs. The first command is
     /// the one that [`Sandbox::stop`] asks to end.
     ///
     /// # Errors
-    /// [`Error::Start`] if the guest can't, [`Error::Lost`] if there is no guest.
+    /// [`Error::Start`] if the guest can't start it, [`Error::Lost`] if the guest is lost.
     pub fn exec(&self, command: &Command) -> Result<Process, Error> {
         self.exec_with(command, ExecOptions::piped(command.stdin))
     }
 
-    /// Starts a command as [`Sandbox::exec`] does, attended to as `options` say.
+    /// Starts a command as [`Sandbox::exec`] does, with `options`.
     ///
     /// # Errors
     /// As [`Sandbox::exec`].
@@ -192,8 +191,8 @@ impl Sandbox {
         self.start(command.to_exec(), options, false)
     }
 
-    /// The first command of the sandbox that this one is a copy of, going on in here as if it
-    /// had just been started.
+    /// Reattaches the first command of the sandbox that this one is a copy of, as if it had just
+    /// been started here.
     ///
     /// # Errors
     /// As [`Sandbox::exec`]; [`Error::Refused`] if the copy was made for other commands.
@@ -204,22 +203,21 @@ impl Sandbox {
     fn start(&self, exec: Exec, options: ExecOptions, reattach: bool) -> Result<Process, Error> {
         let process = Process::start(&self.directory, exec, options, reattach);
         process.map_err(|error| match error {
-            // The creator hears more.
+            // The creator's connection has the reason.
             Error::Lost(lost) => Error::Lost(self.why_lost().unwrap_or(lost)),
             error => error,
         })
     }
 
-    /// Why there is no more talking to the sandbox, if it has ended with a reason.
+    /// Returns why the sandbox was lost, if its owner sent a reason.
     fn why_lost(&self) -> Option<Lost> {
         let deadline = Instant::now().checked_add(ANSWER);
         let ended = self.wait_until(deadline).ok()??;
         ended.failure?.lost.map(|lost| *lost)
     }
 
-    /// Bytes of memory that the sandbox's machine has for itself alone: what it does not
-    /// share with files or with machines that go on from the same one. None if it has
-    /// ended.
+    /// Returns the bytes of memory that the sandbox's machine does not share with files or with
+    /// machines restored from the same snapshot. None if it has ended.
     pub fn own_memory(&self) -> Option<u64> {
         let measured = lock(&self.info).as_ref().and_then(|info| info.own_memory);
         measured.or_else(|| self.info()?.own_memory)
@@ -230,40 +228,41 @@ impl Sandbox {
         memory::save(&self.record, &self.directory, directory).map(drop)
     }
 
-    /// Where the time until the first command's first output went. After the sandbox's end this
-    /// is known of a command that was [measured](ExecOptions::measure) and whose
-    /// [handle](crate::Handle) was [noted](Sandbox::note).
+    /// Returns the phases of the time until the first command's first output. After the sandbox's
+    /// end they are known only if the command was [measured](ExecOptions::measure) and its
+    /// [handle](crate::Handle) [noted](Sandbox::note).
     pub fn timings(&self) -> Timings {
         let measured = lock(&self.info).clone();
         let info = measured.or_else(|| self.info()).unwrap_or_default();
         Timings::new(self.planned, &info)
     }
 
-    /// Keeps what was measured of a command that has ended, for [`Sandbox::timings`].
+    /// Keeps the measurements of a command that has ended, for [`Sandbox::timings`].
     pub fn note(&self, command: &crate::Handle) {
         *lock(&self.info) = command.info();
     }
 
-    /// Asks the first command to end, kills it after `grace`, and ends the sandbox in
-    /// order; if its guest does not do that soon after, its machine is killed.
+    /// Asks the first command to end, kills it after `grace`, and shuts the sandbox down. If the
+    /// guest does not shut down soon after, its machine is killed.
     ///
     /// # Errors
-    /// [`Error::Lost`] if the guest can't say that everything is saved. The sandbox
-    /// has ended all the same.
+    /// [`Error::Lost`] if the guest does not confirm that everything is saved. The sandbox has
+    /// ended all the same.
     pub fn stop(&self, grace: Duration) -> Result<(), Error> {
         let grace = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
         self.finish(&Request::Stop { grace })
     }
 
-    /// Asks for what [`Sandbox::stop`] does, without waiting for it: [`Sandbox::event`] tells.
+    /// Requests what [`Sandbox::stop`] does, without waiting for it; [`Sandbox::event`] reports the
+    /// end.
     pub fn begin_stop(&self, grace: Duration) {
         let grace = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
         // Without an owner it is over.
         let _ = self.connect(&Request::Stop { grace });
     }
 
-    /// Has the sandbox go on without this process: until the command that has its
-    /// [lifetime](ExecOptions::lifetime) ends, or it is stopped.
+    /// Lets the sandbox continue without this process, until the command that has its
+    /// [lifetime](ExecOptions::lifetime) ends or the sandbox is stopped.
     ///
     /// # Errors
     /// [`Error::Lost`] if it has ended.
@@ -285,16 +284,16 @@ impl Sandbox {
         }
     }
 
-    /// Whether something that the guest writes to its disk waits because the host's disk is
-    /// full. It goes on when there is room.
+    /// Returns whether the guest's writes to its disk wait because the host's disk is full. They
+    /// continue when there is room.
     pub fn is_stalled(&self) -> bool {
         self.info().is_some_and(|info| info.stalled)
     }
 
-    /// Ends the sandbox after its commands: in order if it has a disk, or a network that what
-    /// they sent may not have left yet; at once if there is nothing to lose. Does nothing more
-    /// after [`Sandbox::kill`], which another thread may call meanwhile: while the host's disk is
-    /// full, this waits for room on it.
+    /// Ends the sandbox after its commands. The guest shuts down if the sandbox has a disk, or a
+    /// network that may not have sent everything yet; otherwise there is nothing to lose, and the
+    /// machine is killed. Has no effect after [`Sandbox::kill`], which another thread may call
+    /// meanwhile: while the host's disk is full, this waits for room on it.
     ///
     /// # Errors
     /// As [`Sandbox::stop`].
@@ -302,14 +301,13 @@ impl Sandbox {
         self.finish(&Request::End)
     }
 
-    /// Ends the sandbox at once, and everything in it. What was not flushed to a disk is
-    /// lost.
+    /// Kills the sandbox and everything in it. What was not flushed to a disk is lost.
     pub fn kill(&self) {
         // Without an owner there is no machine either.
         let _ = self.connect(&Request::Kill);
     }
 
-    /// Waits until the sandbox is over: until `deadline`, if there is one.
+    /// Waits until the sandbox is over. None if `deadline` passes first.
     ///
     /// # Errors
     /// [`Error::OwnerGone`].
@@ -323,8 +321,8 @@ impl Sandbox {
         }
     }
 
-    /// What happens next to the sandbox; None if nothing does until `deadline`. The end happens
-    /// again and again.
+    /// Waits for the sandbox's next event; None if `deadline` passes first. After the end, every
+    /// call returns it.
     ///
     /// # Errors
     /// [`Error::OwnerGone`].
@@ -356,7 +354,7 @@ impl Sandbox {
         }
     }
 
-    /// Makes a request that is answered when the sandbox is over.
+    /// Sends a request whose reply comes when the sandbox is over.
     fn finish(&self, request: &Request) -> Result<(), Error> {
         // Without an owner it is over.
         let Ok(mut client) = self.connect(request) else {
@@ -386,7 +384,7 @@ impl Sandbox {
 }
 
 impl AsFd for Sandbox {
-    /// Readable when [`Sandbox::event`] may have one.
+    /// Returns a descriptor that is readable when [`Sandbox::event`] may have an event.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -398,27 +396,28 @@ impl Drop for Sandbox {
             return;
         }
         let mut creator = lock(&self.creator);
-        // That is on record; an end of the connection alone is the death of this process.
+        // An end by request is recorded. The end of the connection alone would count as the death
+        // of this process.
         let _ = creator.client.request(1, &Request::Kill, &[]);
         creator.client.end();
         wait_for_owner(&mut creator);
     }
 }
 
-/// Waits until an owner that was told to end is gone, and everything of its sandbox with it.
+/// Waits until an owner that was requested to end is gone, with everything of its sandbox.
 fn wait_for_owner(creator: &mut Creator) {
     let deadline = Instant::now().checked_add(OWNER_END);
     while let Ok(Some(_)) = creator.client.receive(deadline) {}
     reap(creator.process.take());
 }
 
-/// Has an owner that may outlive this sandbox leave no zombie in this process.
+/// Waits for an owner in a thread, so that it leaves no zombie in this process.
 fn reap(owner: Option<Child>) {
     let Some(mut owner) = owner else {
         return;
     };
     if !matches!(owner.try_wait(), Ok(Some(_))) {
-        // Without a thread it is one until this process ends.
+        // Without a thread it stays a zombie until this process ends.
         let thread = std::thread::Builder::new().name("owner-end".into());
         let _ = thread.spawn(move || owner.wait());
     }
@@ -428,7 +427,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The time of day: seconds since 1970-01-01 UTC, and nanoseconds.
+/// Returns the time of day: seconds since 1970-01-01 UTC, and nanoseconds.
 pub(crate) fn now() -> (i64, u32) {
     match SystemTime::now().duration_since(UNIX_EPOCH) {
         Ok(since) => (

@@ -37,14 +37,13 @@ const NAMES: [(&str, i32); 33] = [
     ("SYS", 31),
 ];
 
-/// The first real-time signal that a program has for itself: the C library keeps 32
-/// and 33.
+/// The first real-time signal for programs: the C library keeps 32 and 33.
 const RTMIN: i32 = 34;
 /// The last signal.
 const RTMAX: i32 = 64;
 
-/// The number of a signal given as `TERM`, `SIGTERM`, `15`, `RTMIN+3` or `RTMAX-2`,
-/// in any case, as Docker takes it. None if there is no such signal.
+/// Returns the number of a signal given as `TERM`, `SIGTERM`, `15`, `RTMIN+3` or `RTMAX-2`, in any
+/// case, as Docker accepts it. None if there is no such signal.
 pub fn signal_number(name: &str) -> Option<i32> {
     if let Ok(number) = name.parse::<i32>() {
         return (1..=RTMAX).contains(&number).then_some(number);

@@ -1,4 +1,4 @@
-//! What a sandbox is started with, kept so that it can be started again.
+//! The settings that a sandbox is started with, kept so that it can be started again.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -10,33 +10,32 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use crate::plan::{Root, Transport};
 use crate::{Command, Network};
 
-/// What a sandbox is started with every time, beside what its [`Record`](crate::Record)
-/// says anyway.
+/// The settings of every start of a sandbox that its [`Record`](crate::Record) does not have.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Spec {
     /// The first command.
     #[serde(with = "StoredCommand")]
     pub command: Command,
-    /// The host name inside; otherwise the first 12 digits of the ID.
+    /// The host name inside. Default: the first 12 digits of the ID.
     pub hostname: Option<String>,
-    /// How the image's bytes are to reach the guest.
+    /// The requested transport of the image's bytes.
     pub transport: Transport,
-    /// What the lower side of the root is to be.
+    /// The requested lower side of the root.
     pub root: Root,
-    /// Who is process 1.
+    /// Which process is process 1.
     pub init: Init,
-    /// The signal that asks the first command to end, if it is not the image's.
+    /// The signal that asks the first command to end, if not the image's.
     pub stop_signal: Option<i32>,
-    /// Whom it reaches.
+    /// The network.
     #[serde(default)]
     pub network: Network,
-    /// Where the host's programs find its sockets.
+    /// The path of the host's socket that leads to its vsock.
     #[serde(default)]
     pub vsock: Option<PathBuf>,
-    /// Whether it may run virtual machines itself.
+    /// Whether it may run virtual machines.
     #[serde(default)]
     pub nested_virtualization: bool,
-    /// Whether it must not start unlimited.
+    /// Whether it must not start without a control group's limits.
     #[serde(default)]
     pub require_limits: bool,
 }
@@ -56,7 +55,7 @@ struct StoredCommand {
     stdin: bool,
 }
 
-/// Bytes as Linux has them in arguments: text as a rule, which JSON can say.
+/// Bytes of an argument or a path: text as a rule, which JSON can hold as a string.
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
 enum Text {

@@ -1,4 +1,4 @@
-//! Whether a file is the one that was looked at before.
+//! Detects whether a file has changed since an earlier look.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -6,14 +6,14 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-/// What changes with every change to a file, its replacement included: to say that it is as
-/// it was takes no look at its bytes.
+/// The metadata that changes with every change to a file, including its replacement, so that an
+/// unchanged file need not be read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Stamp {
     device: u64,
     inode: u64,
     size: u64,
-    /// Seconds and nanoseconds of its last change, which nobody can set.
+    /// ctime in seconds and nanoseconds, which no process can set.
     changed: (i64, i64),
 }
 

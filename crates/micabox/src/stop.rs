@@ -1,4 +1,4 @@
-//! How another process's sandbox is ended.
+//! Ends the sandboxes of other processes.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -12,31 +12,31 @@ use crate::state::{Found, Record, Sandboxes};
 /// How long the first command has after its stop signal by default; as with Docker.
 pub const DEFAULT_GRACE: Duration = Duration::from_secs(10);
 
-/// How long a guest may do nothing that is seen while it should end.
+/// How long a guest that should end may show no activity.
 const LAG: Duration = Duration::from_secs(2);
 
-/// How long a killed machine, or what has said that it is over, may take to be gone.
+/// How long a killed machine, or an owner that has replied that it is done, may take to exit.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a guest may take to write what is still in its memory to its disk.
+/// How long a guest may take to flush its memory to its disk.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// How often an owner that does not answer is looked at.
+/// Interval of checks on an owner that has not replied.
 const POLL: Duration = Duration::from_millis(100);
 
 /// A sandbox that was stopped.
 #[derive(Clone, Debug)]
 pub struct Stopped {
-    /// What is on record about it.
+    /// Its record.
     pub record: Record,
-    /// Why its machine was killed, if its guest did not end in order. Nothing was lost that a
-    /// sandbox keeps.
+    /// Why its machine was killed, if its guest did not shut down. Nothing that a sandbox keeps was
+    /// lost.
     pub killed: Option<String>,
 }
 
 impl Sandboxes {
-    /// Ends a sandbox: as [`Sandbox::stop`](crate::Sandbox::stop) if its owner lives. Nothing
-    /// happens if it has ended.
+    /// Stops a sandbox, as [`Sandbox::stop`](crate::Sandbox::stop) if its owner lives. Does nothing
+    /// if it has ended.
     ///
     /// # Errors
     /// [`Error::NoSuchSandbox`], [`Error::Ambiguous`]; [`Error::Lost`] if not everything could be
@@ -66,7 +66,7 @@ impl Sandboxes {
                 _ => Ok(stopped(None)),
             };
         }
-        // Its owner hangs, or has no socket yet. Without its machine it will end.
+        // The owner hangs, or has no socket yet. Without its machine it will end.
         if let Some(machine) = self.find(&record.id)?.record.machine {
             machine.kill();
         }
@@ -82,9 +82,9 @@ impl Sandboxes {
     }
 }
 
-/// Asks a sandbox's owner to stop it; its last word.
+/// Requests that a sandbox's owner stops it. Returns the reply.
 fn ask(found: &Found, grace: Duration) -> io::Result<Reply> {
-    // The grace, the guest's way down, and some for a busy host.
+    // The grace, the guest's shutdown, and reserve for a busy host.
     let patience = grace
         .saturating_add(FLUSH_TIMEOUT)
         .saturating_add(2 * SHUTDOWN_TIMEOUT);
@@ -96,7 +96,7 @@ fn ask(found: &Found, grace: Duration) -> io::Result<Reply> {
         if let Some(reply) = client.reply(1, Instant::now().checked_add(POLL))? {
             return Ok(reply);
         }
-        // An owner that a signal has stopped does nothing.
+        // An owner that a signal has stopped does not reply.
         let is_stopped = || found.record.owner.is_some_and(|owner| owner.is_stopped());
         let is_late = begun.elapsed() > patience;
         if is_late || begun.elapsed() > grace.saturating_add(LAG) && is_stopped() {

@@ -1,15 +1,15 @@
-//! Warm templates: machines that were saved when they had just come up, so that others
-//! like them need not boot.
+//! Warm templates: machines that were saved right after their boot, so that later ones like them
+//! need not boot.
 //!
 //! ```text
-//! templates/<key>/    as a snapshot with memory has it; complete as soon as it is there
+//! templates/<key>/    the files of a snapshot with memory; complete as soon as it exists
 //! templates/.<key>/   one under construction, its lock (flock) held
 //! ```
 //!
-//! The key is of everything that a machine is made of. So one that would come out another
-//! way now is just never looked for, and goes when there are too many. A template itself is
-//! never resumed: machines go on from it, each for itself. It is for one boot of the host:
-//! nobody needs to see to it that it is on disk.
+//! The key is a digest of everything that a machine is made of. A template that no longer matches
+//! is therefore never found, and is removed when there are too many. A template is never resumed
+//! itself: each restored machine has its own copy. A template is valid for one boot of the host, so
+//! it is not synced to disk.
 
 use std::fs::{self, File};
 use std::io;
@@ -25,23 +25,22 @@ use crate::snapshot::{claim, memory};
 use crate::stamp::Stamp;
 use crate::{GuestFiles, SavedMachine};
 
-/// To be raised with every change to what a machine is made of that no other part of the
-/// key tells.
+/// Must be raised with every change to a machine that no other part of the key reflects.
 const FORMAT: u32 = 1;
 
-/// Most templates, of some 50 MiB each; the one whose last use is longest ago goes first.
+/// Most templates, of some 50 MiB each; the least recently used one is removed first.
 const MOST: usize = 16;
 
-/// Where a template is, or would be.
+/// The place of a template, whether it exists or not.
 #[derive(Clone, Debug)]
 pub(crate) struct Template {
     directory: PathBuf,
 }
 
 impl Template {
-    /// The place of the template for machines of `image` as `plan` says, started from
-    /// `guest`'s files and with `settings`, in the store at `root`. None if it can't be
-    /// found out.
+    /// Returns the place of the template for machines of `image` with `plan`, started from
+    /// `guest`'s files and with `settings`, in the store at `root`. None if a part of the key can't
+    /// be read.
     pub(crate) fn place(
         root: &Path,
         image: &Image,
@@ -49,7 +48,7 @@ impl Template {
         guest: &GuestFiles,
         settings: &Value,
     ) -> Option<Self> {
-        let key = json!({
+        let ingredients = json!({
             "format": FORMAT,
             "version": env!("CARGO_PKG_VERSION"),
             "host": fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?,
@@ -61,17 +60,17 @@ impl Template {
             "plan": format!("{:?} {:?}", plan.pmem, plan.disks),
             "settings": settings,
         });
-        let key = Sha256::digest(key.to_string());
-        let key: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
+        let digest = Sha256::digest(ingredients.to_string());
+        let key: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
         Some(Self {
             directory: root.join("templates").join(key),
         })
     }
 
-    /// The machine in it, if it is there.
+    /// Returns the machine in the template, if the template exists.
     pub(crate) fn machine(&self) -> Option<SavedMachine> {
         let machine = memory::description(&self.directory).ok()?;
-        // Now it has been used.
+        // Marks the template as used now.
         let directory = File::open(&self.directory).ok()?;
         let _ = directory.set_modified(SystemTime::now());
         Some(machine)
@@ -81,8 +80,8 @@ impl Template {
         &self.directory
     }
 
-    /// Has `save` make it in a directory that it is given, unless it is there or somebody
-    /// else is at it. If anything fails there is no template, which nobody needs.
+    /// Makes the template with `save` in an unfinished directory, unless it exists or another
+    /// process is making it. If anything fails there is no template, and machines boot.
     pub(crate) fn make<E>(&self, save: impl FnOnce(&Path) -> Result<(), E>) {
         let (Some(parent), Some(key)) = (self.directory.parent(), self.directory.file_name())
         else {
@@ -102,13 +101,13 @@ impl Template {
         let _ = make_room(parent);
     }
 
-    /// Removes one that turned out to be of no use.
+    /// Removes a template that could not be restored.
     pub(crate) fn discard(&self) {
         let _ = fs::remove_dir_all(&self.directory);
     }
 }
 
-/// Removes templates from `directory` if there are too many.
+/// Removes the least recently used templates from `directory` if there are too many.
 fn make_room(directory: &Path) -> io::Result<()> {
     let mut templates = Vec::new();
     for entry in fs::read_dir(directory)? {
@@ -159,7 +158,7 @@ mod tests {
             directory: parent.path().join("other"),
         };
         other.make(|directory| {
-            // Meanwhile nobody else makes it.
+            // Meanwhile no other process makes it.
             other.make(|_| -> Result<(), ()> { panic!("made twice") });
             fs::write(directory.join("machine"), "half").and(Err(io::ErrorKind::Other.into()))
         });

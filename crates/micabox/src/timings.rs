@@ -1,4 +1,4 @@
-//! Where the time between "run this" and the first output goes.
+//! The phases of the time between a start and the first output.
 
 use std::time::Duration;
 
@@ -9,8 +9,7 @@ use micabox_owner::protocol::Info;
 pub struct Timings {
     /// Reading the image's metadata, choosing devices, writing the record.
     pub plan: Duration,
-    /// In place of `vmm`, `kernel` and `agent` in a copy of a machine: all until it was one
-    /// of its own.
+    /// In place of `vmm`, `kernel` and `agent` for a restored machine: the whole restore.
     pub resume: Option<Duration>,
     /// The monitor's process, its devices and its firmware, up to the kernel's first
     /// instruction.
@@ -19,16 +18,17 @@ pub struct Timings {
     pub kernel: Duration,
     /// The agent: finding devices, mounting, up to "ready".
     pub agent: Duration,
-    /// What the agent says of that time: name and duration of its steps.
+    /// The agent's own account of that phase: name and duration of its steps.
     pub agent_steps: Vec<(String, Duration)>,
-    /// From "ready" to "the command runs", if one was started.
+    /// From "ready" until the command runs, if one was started.
     pub exec: Option<Duration>,
-    /// From "the command runs" to its first byte of output, if there was any.
+    /// From when the command runs until its first byte of output, if there was any.
     pub first_output: Option<Duration>,
 }
 
 impl Timings {
-    /// What an owner measured, after a start that took `plan` until the machine was started.
+    /// Makes the phases of an owner's measurements, after a start that took `plan` until the
+    /// machine was started.
     pub(crate) fn new(plan: Duration, info: &Info) -> Self {
         let micros = Duration::from_micros;
         let (exec, first_output) = (info.exec.map(micros), info.first_output.map(micros));
@@ -42,7 +42,7 @@ impl Timings {
                 ..Self::default()
             };
         };
-        // The guest's own words; it may lie, so bound it.
+        // The guest's own account; it may lie, so it is bounded.
         let kernel = micros(info.kernel).min(hello);
         Self {
             plan,
@@ -62,7 +62,7 @@ impl Timings {
 }
 
 impl Timings {
-    /// The phases with names for people, in order.
+    /// Returns the phases with names for people, in order.
     pub fn phases(&self) -> Vec<(&'static str, Duration)> {
         let mut phases = match self.resume {
             Some(resume) => vec![("plan", self.plan), ("resume", resume)],
@@ -78,7 +78,7 @@ impl Timings {
         phases
     }
 
-    /// All phases together.
+    /// Returns the sum of all phases.
     pub fn total(&self) -> Duration {
         self.phases().iter().map(|(_, time)| *time).sum()
     }

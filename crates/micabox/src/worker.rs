@@ -1,4 +1,4 @@
-//! What this program starts itself once more as: workers, and owners of sandboxes.
+//! The kinds of processes that this program executes itself as: workers, and owners of sandboxes.
 
 use micabox_jail::Kind;
 
@@ -13,9 +13,9 @@ const WORKERS: &[Kind] = &[
     crate::owner::KIND,
 ];
 
-/// Becomes a worker or an owner if this process was started as one, and then does not come back.
-/// Owners, machines and parsers of foreign bytes are processes of a program that calls this first
-/// of all; for others, of the `mica` beside them, on PATH or in `MICABOX_WORKER`.
+/// Becomes a worker or an owner if this process was started as one, and does not return then.
+/// Owners, machines and parsers of foreign bytes are processes of this program if it calls this
+/// before anything else; otherwise of the `mica` beside it, on PATH or in `MICABOX_WORKER`.
 pub fn run_if_worker() {
     micabox_jail::run_if_worker(&worker_kinds());
 }

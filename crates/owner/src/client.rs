@@ -17,8 +17,8 @@ use crate::socket;
 /// Bytes received at a time.
 const RECEIVE: usize = 64 << 10;
 
-/// A connection to the owner of a sandbox. Requests may be made from several threads' turns,
-/// but one at a time: it has no thread and no lock of its own.
+/// A connection to the owner of a sandbox. Several threads may take turns with it: it has no thread
+/// and no lock of its own.
 #[derive(Debug)]
 pub struct Client {
     socket: UnixStream,
@@ -37,7 +37,7 @@ impl Client {
         Self::over(socket::connect(directory)?)
     }
 
-    /// Speaks over a connection that is there already.
+    /// Uses an existing connection, and sends the preamble.
     ///
     /// # Errors
     /// Those of send(2).
@@ -51,7 +51,7 @@ impl Client {
         Ok(client)
     }
 
-    /// Makes a request, with descriptors where it takes some.
+    /// Sends a request, with the descriptors that belong to it.
     ///
     /// # Errors
     /// Those of send(2).
@@ -66,7 +66,7 @@ impl Client {
         self.send(&bytes, descriptors)
     }
 
-    /// Sends bytes of a command's stdin: no more than were granted.
+    /// Sends bytes of a command's stdin. The caller must not send more than was granted.
     ///
     /// # Errors
     /// Those of send(2).
@@ -86,7 +86,7 @@ impl Client {
         self.send(&bytes, &[])
     }
 
-    /// The next frame. None when `deadline` passes first.
+    /// Receives the next frame. None when `deadline` passes first.
     ///
     /// # Errors
     /// Those of recv(2); [`io::ErrorKind::UnexpectedEof`] when the owner has hung up;
@@ -102,7 +102,7 @@ impl Client {
         }
     }
 
-    /// The next frame, if it is here.
+    /// Returns the next frame, if one has arrived.
     ///
     /// # Errors
     /// As [`Client::receive`].
@@ -131,7 +131,7 @@ impl Client {
         }
     }
 
-    /// The next message about the request `number`; what else arrives is dropped. None when
+    /// Receives the next message about the request `number`, and drops all other frames. None when
     /// `deadline` passes first.
     ///
     /// # Errors
@@ -146,12 +146,12 @@ impl Client {
         }
     }
 
-    /// Has nothing more to ask: the owner sees the end of the connection, and may say its last.
+    /// Shuts down the sending half of the connection. The owner may still send replies.
     pub fn end(&self) {
         let _ = self.socket.shutdown(std::net::Shutdown::Write);
     }
 
-    /// Hangs up, for all threads that wait for something.
+    /// Shuts down the connection, which wakes all threads that wait on it.
     pub fn hang_up(&self) {
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
     }
@@ -167,7 +167,7 @@ impl AsFd for Client {
     }
 }
 
-/// Waits for something to read; false when `deadline` passes first.
+/// Waits until `fd` is readable; false when `deadline` passes first.
 pub fn wait(fd: BorrowedFd<'_>, deadline: Option<Instant>) -> io::Result<bool> {
     loop {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));

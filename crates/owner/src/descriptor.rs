@@ -1,8 +1,8 @@
-//! Descriptors that a client hands over for a command's streams.
+//! Reads and writes descriptors that a client hands over for a command's streams, without blocking.
 //!
-//! The event loop must not wait for one, and must not make the client's own open file
-//! non-blocking, since other processes may have it too. Pipes and terminals are opened once more;
-//! sockets have a flag for each call; files never make a caller wait for long.
+//! The event loop must not block on a descriptor, and must not make the client's own open file
+//! non-blocking, since other processes may share it. Pipes and terminals are reopened; sockets have
+//! a flag for each call; regular files never block for long.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
@@ -10,8 +10,8 @@ use rustix::fs::{FileType, Mode, OFlags, fcntl_getfl, fstat, open};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
-/// Bytes that a pipe which poll(2) reports as writable takes without waiting, if no other process
-/// writes to it at the same moment: PIPE_BUF.
+/// Bytes that a pipe which poll(2) reports as writable accepts without blocking, if no other
+/// process writes to it at the same moment: PIPE_BUF.
 const PIPE_BUF: usize = 4096;
 
 /// A client's descriptor.
@@ -23,14 +23,14 @@ pub(crate) struct Descriptor {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// It is non-blocking, or never waits.
+    /// Non-blocking, or never blocks.
     Plain,
     Socket,
-    /// It could not be opened once more: no more than [`PIPE_BUF`] at a time.
+    /// Could not be reopened: at most [`PIPE_BUF`] bytes at a time.
     Careful,
 }
 
-/// Which way bytes go.
+/// The direction of a stream, seen from the owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     In,
@@ -38,7 +38,7 @@ pub(crate) enum Way {
 }
 
 impl Descriptor {
-    /// Takes a descriptor for reading or writing.
+    /// Prepares a descriptor for reading or writing.
     pub(crate) fn new(fd: OwnedFd, way: Way) -> Self {
         let kind = fstat(&fd).map(|stat| FileType::from_raw_mode(stat.st_mode));
         let is_nonblocking = fcntl_getfl(&fd).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK));
@@ -72,7 +72,7 @@ impl Descriptor {
         }
     }
 
-    /// Writes some of `bytes`: how many, 0 if it takes none now.
+    /// Writes some of `bytes`. Returns how many; 0 if it accepts none now.
     pub(crate) fn write(&self, bytes: &[u8]) -> rustix::io::Result<usize> {
         let result = rustix::io::retry_on_intr(|| match self.kind {
             Kind::Plain => rustix::io::write(&self.fd, bytes),
@@ -99,8 +99,8 @@ impl Descriptor {
         }
     }
 
-    /// Reads, after poll(2) has said that there is something: how many bytes, 0 at the end. None
-    /// if there is nothing after all.
+    /// Reads after poll(2) has reported the descriptor. Returns the number of bytes, 0 at the end;
+    /// None if there is nothing to read after all.
     pub(crate) fn read(&self, buffer: &mut [u8]) -> rustix::io::Result<Option<usize>> {
         let result = rustix::io::retry_on_intr(|| match self.kind {
             Kind::Plain | Kind::Careful => rustix::io::read(&self.fd, &mut *buffer),

@@ -1,9 +1,10 @@
-//! The owner of a sandbox: what holds its machine, talks to its agent, runs its network, and
-//! serves clients on a socket in the sandbox's directory.
+//! The owner of a sandbox: it holds the machine, talks to the agent, runs the network, and serves
+//! clients on a socket in the sandbox's directory.
 //!
 //! One event loop ([`serve`]) does all of that. A client connects ([`Client`]), starts commands,
-//! and hands over descriptors for their streams or has them in frames; [`protocol`] is what the
-//! two say to each other. A client that dies takes with it what it did not detach.
+//! and hands over descriptors for their streams or receives them as frames; [`protocol`] has the
+//! messages between the two. When a client dies, the owner kills the client's commands that are not
+//! detached.
 
 #![forbid(unsafe_code)]
 

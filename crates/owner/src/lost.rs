@@ -1,4 +1,4 @@
-//! Why a sandbox can't be talked to any more.
+//! Why the owner lost contact with a guest.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,12 +7,12 @@ use micabox_vmm::{Exit, Machine};
 use micabox_wire::BootFailed;
 use serde::{Deserialize, Serialize};
 
-/// Why there is no more talking to a sandbox.
+/// Why the owner lost contact with a sandbox's guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lost {
     /// The reason.
     pub reason: LostReason,
-    /// The end of what the guest wrote to its console, when that may explain it.
+    /// The last lines of the guest's console, if they may explain the reason.
     pub console: String,
 }
 
@@ -20,7 +20,7 @@ pub struct Lost {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LostReason {
-    /// The guest could not set itself up.
+    /// The guest could not boot.
     BootFailed(BootFailed),
     /// The guest did not answer in time.
     Silent,
@@ -28,7 +28,7 @@ pub enum LostReason {
     Machine(Exit),
     /// The guest broke the protocol; its machine was killed.
     Protocol(String),
-    /// The guest ended in order but could not save everything.
+    /// The guest shut down but could not save everything.
     Unflushed(String),
     /// The sandbox was ended from this side.
     Closed,
@@ -40,7 +40,7 @@ impl Lost {
     }
 
     pub(crate) fn silent(machine: &dyn Machine) -> Self {
-        // It may have ended at the same moment, which says more.
+        // The machine may have ended at the same moment, which is the better reason.
         match machine.wait(Duration::ZERO) {
             Some(exit) => Self::machine(machine, exit),
             None => Self {
@@ -50,7 +50,7 @@ impl Lost {
         }
     }
 
-    /// The guest did not save everything.
+    /// The guest shut down but did not save everything.
     pub fn unflushed(problem: String) -> Self {
         Self::without_console(LostReason::Unflushed(problem))
     }
@@ -67,8 +67,8 @@ impl Lost {
         }
     }
 
-    /// The agent's stream has ended: because of `violation`, or else because the machine ends,
-    /// which gets `patience` to do so.
+    /// Returns why the agent's stream has ended: because of `violation`, or else because of the
+    /// machine's end, which may take up to `patience`.
     pub(crate) fn end_of_conversation(
         machine: &dyn Machine,
         violation: Option<String>,

@@ -1,4 +1,4 @@
-//! A process by a name that is never used twice.
+//! Identifies processes by PID and start time, since PIDs are reused.
 
 use std::time::Duration;
 
@@ -8,18 +8,17 @@ use rustix::io::retry_on_intr;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
-/// A process: its number, and when it started, since numbers are used again.
+/// A process: its PID, and when it started, since PIDs are reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessId {
-    /// The number.
+    /// The PID.
     pub pid: u32,
-    /// When it started: clock ticks since the machine's boot, field 22 of
-    /// `/proc/<pid>/stat`.
+    /// When it started: clock ticks since the host's boot, field 22 of `/proc/<pid>/stat`.
     pub start_time: u64,
 }
 
 impl ProcessId {
-    /// The running process with this number.
+    /// Returns the running process with this PID.
     pub fn of(pid: u32) -> Option<Self> {
         Some(Self {
             pid,
@@ -27,21 +26,21 @@ impl ProcessId {
         })
     }
 
-    /// The calling process.
+    /// Returns the calling process.
     pub fn own() -> Option<Self> {
         Self::of(std::process::id())
     }
 
-    /// Kills it if it still runs. Nobody else is ever hit: the number is first
-    /// pinned down and then checked.
+    /// Kills the process if it still runs. Another process with the same PID is never hit: a pidfd
+    /// pins the PID before the start time is checked.
     pub fn kill(self) {
         if let Some(handle) = self.open() {
             let _ = pidfd_send_signal(&handle, Signal::KILL);
         }
     }
 
-    /// Kills it if it still runs, and waits until it is gone and has closed its files; false
-    /// if that takes longer than `patience`.
+    /// Kills the process if it still runs, and waits until it is gone and has closed its files;
+    /// false if that takes longer than `patience`.
     pub fn end(self, patience: Duration) -> bool {
         let Some(handle) = self.open() else {
             return true;
@@ -52,12 +51,12 @@ impl ProcessId {
         retry_on_intr(|| poll(&mut ended, patience.as_ref())).is_ok_and(|count| count > 0)
     }
 
-    /// Whether it is gone, or is about to be: nothing of it runs any more.
+    /// Returns whether the process is gone or a zombie: none of its threads runs any more.
     pub fn has_ended(self) -> bool {
         self.open().is_none() || matches!(state(self.pid), Some('Z' | 'X') | None)
     }
 
-    /// Whether a signal has stopped it (`SIGSTOP`, Ctrl-Z).
+    /// Returns whether a signal has stopped the process (`SIGSTOP`, Ctrl-Z).
     pub fn is_stopped(self) -> bool {
         self.open().is_some() && matches!(state(self.pid), Some('T' | 't'))
     }
@@ -69,8 +68,8 @@ impl ProcessId {
     }
 }
 
-/// Processor time of a running process and its children, one of which may be the one that
-/// runs the machine, in clock ticks.
+/// Returns the processor time of a running process and its descendants in clock ticks. One of them
+/// may be the process that runs the machine.
 pub fn processor_time(pid: u32) -> Option<u64> {
     let stat = stat(pid)?;
     let mut times = fields(&stat)?.skip(11).map(str::parse::<u64>);
@@ -79,8 +78,8 @@ pub fn processor_time(pid: u32) -> Option<u64> {
     Some(user.saturating_add(system) + children.sum::<u64>())
 }
 
-/// Bytes of anonymous memory of a process and its children, one of which may be the one that
-/// runs the machine.
+/// Returns the bytes of anonymous memory of a process and its descendants. One of them may be the
+/// process that runs the machine.
 pub fn private_memory(pid: u32) -> Option<u64> {
     const PAGE: u64 = 4096;
     let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
@@ -90,7 +89,7 @@ pub fn private_memory(pid: u32) -> Option<u64> {
     Some(resident.saturating_sub(shared) * PAGE + children.sum::<u64>())
 }
 
-/// Whether a thread of a process, or of a child of it, waits for the host's disk.
+/// Returns whether a thread of a process, or of a descendant, waits for the host's disk.
 pub fn waits_for_disk(pid: u32) -> bool {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter();
     let mut threads = threads.flatten().flatten();
@@ -101,7 +100,7 @@ pub fn waits_for_disk(pid: u32) -> bool {
     }) || children(pid).into_iter().any(waits_for_disk)
 }
 
-/// A process's children.
+/// Returns a process's children.
 pub fn children(pid: u32) -> Vec<u32> {
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
     let children = children.unwrap_or_default();
@@ -122,12 +121,12 @@ fn state(pid: u32) -> Option<char> {
     fields(&stat(pid)?)?.next()?.chars().next()
 }
 
-/// Field 22.
+/// Parses field 22 of a stat line.
 fn parse_start_time(stat: &str) -> Option<u64> {
     fields(stat)?.nth(19)?.parse().ok()
 }
 
-/// The fields from the third on. The second one is the program's name in parentheses, which
+/// Returns the fields from the third on. The second one is the program's name in parentheses, which
 /// may itself have parentheses and spaces.
 fn fields(stat: &str) -> Option<impl Iterator<Item = &str>> {
     let (_, rest) = stat.rsplit_once(')')?;
@@ -174,7 +173,7 @@ mod tests {
             .unwrap();
         let process = ProcessId::of(child.id()).unwrap();
         assert!(process.end(Duration::from_secs(60)));
-        // Nobody has waited for it yet.
+        // The child has not been reaped yet.
         assert_eq!(ours.read(&mut [0]).unwrap(), 0);
         assert!(process.end(Duration::ZERO));
         child.wait().unwrap();

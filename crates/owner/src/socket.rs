@@ -1,4 +1,4 @@
-//! The socket in a sandbox's directory, and descriptors that go through it.
+//! The owner's socket in a sandbox's directory, and transfers of bytes with descriptors.
 
 use std::fs;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -12,14 +12,14 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-/// The socket's name. The directory belongs to one user and is closed to all others, so any
-/// process that can connect may ask.
+/// The socket's name. The directory belongs to one user and is closed to all others, so any process
+/// that can connect may send requests.
 const SOCKET: &str = "control";
 
-/// Most descriptors that come with one piece of the stream: those of one request.
+/// Most descriptors with one piece of the stream: those of one request.
 const DESCRIPTORS: usize = 4;
 
-/// The listening socket. It goes when it is dropped.
+/// The listening socket. Dropping it removes the socket's file.
 #[derive(Debug)]
 pub(crate) struct Listener {
     pub(crate) socket: UnixListener,
@@ -27,8 +27,8 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    /// Listens in `directory`, in place of an owner that was killed: the lock of the sandbox is
-    /// held by its owner.
+    /// Listens in `directory`. Replaces the socket of an owner that was killed: the caller holds
+    /// the sandbox's lock.
     pub(crate) fn bind(directory: &Path) -> io::Result<Self> {
         let path = directory.join(SOCKET);
         match fs::remove_file(&path) {
@@ -52,7 +52,8 @@ pub(crate) fn connect(directory: &Path) -> io::Result<UnixStream> {
     with_short_path(directory, UnixStream::connect)
 }
 
-/// A socket's address has 108 bytes, and a store may lie deeper than that.
+/// Calls `use_path` with a short path of the socket: a socket's address has 108 bytes, and a store
+/// may lie deeper than that.
 fn with_short_path<T>(
     directory: &Path,
     use_path: impl FnOnce(PathBuf) -> io::Result<T>,
@@ -64,7 +65,7 @@ fn with_short_path<T>(
     )))
 }
 
-/// Sends bytes, and descriptors with the first of them; how many bytes.
+/// Sends bytes, and descriptors with the first of them. Returns the number of bytes sent.
 pub(crate) fn send(
     socket: &UnixStream,
     bytes: &[u8],
@@ -82,8 +83,8 @@ pub(crate) fn send(
     })?)
 }
 
-/// Receives bytes into `buffer`, and descriptors that came with them; how many bytes, 0 at the
-/// end.
+/// Receives bytes into `buffer`, and the descriptors that came with them. Returns the number of
+/// bytes, 0 at the end.
 pub(crate) fn receive(
     socket: &UnixStream,
     buffer: &mut [u8],
@@ -109,7 +110,7 @@ pub(crate) fn receive(
     Ok(received.bytes)
 }
 
-/// Sends bytes, and descriptors with the first of them, all of it.
+/// Sends all bytes, and descriptors with the first of them.
 ///
 /// # Errors
 /// Those of sendmsg(2).
@@ -126,7 +127,7 @@ pub fn send_all(
     Ok(())
 }
 
-/// Fills `buffer`, with the descriptors that come on the way.
+/// Fills `buffer`, and appends the descriptors that come with the bytes.
 ///
 /// # Errors
 /// Those of recvmsg(2); [`io::ErrorKind::UnexpectedEof`] if the stream ends first.

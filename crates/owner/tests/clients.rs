@@ -11,7 +11,7 @@ use micabox_owner::protocol::{Exec, Frame, Kind, Place, Reply, Request, Stream};
 use micabox_wire::{ExitStatus, MAX_DATA, OutputStream, ToGuest, ToHost};
 use support::{Fixture, framed, output, read_all, reply, start};
 
-/// The window of a command that asks for none.
+/// The window of a command that requests none.
 const WINDOW: u32 = 256 << 10;
 
 fn exited(code: i32) -> Reply {
@@ -42,7 +42,7 @@ fn output_and_exit_code_arrive_in_order() {
     let next = client.receive(None).unwrap();
     assert_eq!(next, Some(Frame::Data(1, Pipe::Stderr, b"err".to_vec())));
     assert_eq!(reply(&mut client, 1), exited(9));
-    // Its number is free again.
+    // The number is free again.
     start(&mut client, &mut fixture.guest, framed(), 0);
 }
 
@@ -60,7 +60,7 @@ fn a_descriptor_is_written_to_by_the_owner_and_closed_before_the_end_is_told() {
     drop(writer);
     let id = fixture.guest.start(0);
     assert!(matches!(reply(&mut client, 1), Reply::Started { .. }));
-    // More than the pipe holds: its reader is slow, and stops nothing else.
+    // More than the pipe holds: its slow reader must not stop anything else.
     let mut sent = 0;
     while sent < WINDOW as usize {
         fixture.guest.output(id, &[b'x'; MAX_DATA]);
@@ -122,7 +122,7 @@ fn stdin_in_frames_keeps_to_its_window() {
     assert_eq!(fixture.guest.hear(), stdin(b"more"));
     assert_eq!(fixture.guest.hear(), ToGuest::CloseStdin { id });
 
-    // A client that sends more than it may is not listened to any more.
+    // A client that sends more than was granted is disconnected.
     let mut greedy = fixture.connect();
     let id = start(&mut greedy, &mut fixture.guest, framed(), 3);
     greedy.stdin(1, b"four").unwrap();
@@ -312,7 +312,7 @@ fn time_is_over_for_a_command() {
     };
     assert_eq!(fixture.told(), ended);
 
-    // Of one that the sandbox does not end with, too.
+    // The same for a command that is not the sandbox's lifetime.
     let mut fixture = Fixture::booted();
     let mut client = fixture.connect();
     let exec = Exec {
@@ -334,14 +334,14 @@ fn a_freeze_lasts_as_long_as_its_client_says_something() {
     let freeze = Request::Freeze { memory: false };
     freezing.request(1, &freeze, &[]).unwrap();
     assert!(matches!(reply(&mut freezing, 1), Reply::Frozen { .. }));
-    // A second one waits for the first, and a stop for neither.
+    // A second freeze waits for the first, and a stop waits for neither.
     let mut waiting = fixture.connect();
     waiting.request(1, &freeze, &[]).unwrap();
     freezing.request(1, &Request::Hold, &[]).unwrap();
     freezing.request(1, &Request::Thaw, &[]).unwrap();
     assert_eq!(reply(&mut freezing, 1), Reply::Thawed);
     assert!(matches!(reply(&mut waiting, 1), Reply::Frozen { .. }));
-    // As if its process were killed.
+    // As if the client's process were killed.
     drop(waiting);
     let mut silent = fixture.connect();
     silent.request(1, &freeze, &[]).unwrap();
@@ -392,7 +392,7 @@ fn nonsense_ends_the_connection_and_nothing_else() {
         let mut stream = std::os::unix::net::UnixStream::connect(&path).unwrap();
         stream.write_all(nonsense).unwrap();
         let mut answer = Vec::new();
-        // With what it has not read, the connection is reset.
+        // With unread bytes the connection is reset.
         let _ = stream.read_to_end(&mut answer);
         assert_eq!(answer.len(), 12, "{nonsense:?}");
     }

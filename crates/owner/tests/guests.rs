@@ -14,7 +14,7 @@ use micabox_wire::{
 };
 use support::{Fixture, Guest, SOON, framed, hello, identity, output, reply, start};
 
-/// What the creator is told about a start that fails.
+/// Returns the failure that the creator receives for a start that fails.
 fn boot_error(fixture: &mut Fixture) -> Lost {
     match fixture.told() {
         Reply::Failed(Failure {
@@ -199,7 +199,7 @@ fn a_guest_that_stops_listening_blocks_only_stdin() {
         let chunk = vec![0; 1 << 20];
         while writer.write_all(&chunk).is_ok() {}
     });
-    // The guest reads nothing, and yet its output arrives and signals can be sent.
+    // The guest reads nothing, and yet its output arrives and signals can be queued.
     client
         .request(1, &Request::Signal { signal: 15 }, &[])
         .unwrap();
@@ -269,7 +269,7 @@ fn a_quiesced_guest_hears_nothing_but_that_it_may_go_on() {
     client
         .request(1, &Request::Signal { signal: 10 }, &[])
         .unwrap();
-    // The signal has arrived when the next request is answered.
+    // The signal has arrived when the next reply comes.
     client.request(2, &Request::Info, &[]).unwrap();
     assert!(matches!(reply(&mut client, 2), Reply::Info(_)));
     saving.request(1, &Request::Thaw, &[]).unwrap();
@@ -298,7 +298,7 @@ fn a_copy_is_another_machine_with_a_command_that_goes_on() {
         pid: 42,
         stdin_window: 0,
     });
-    // Nothing is lost of what it writes before a client asks for it.
+    // Output before a client reattaches is not lost.
     fixture.guest.output(5, b"on");
     assert!(matches!(fixture.told(), Reply::Up(_)));
     let mut client = fixture.connect();
@@ -312,7 +312,7 @@ fn a_copy_is_another_machine_with_a_command_that_goes_on() {
     let status = ExitStatus::Exited(3);
     fixture.guest.say(ToHost::Exited { id: 5, status });
     assert_eq!(reply(&mut client, 1), Reply::Exited { status, info: None });
-    // There is one such command.
+    // Only one command can be reattached.
     let request = Request::Reattach(Box::new(framed()));
     client.request(2, &request, &[]).unwrap();
     assert!(matches!(reply(&mut client, 2), Reply::Failed(_)));

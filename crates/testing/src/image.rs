@@ -1,5 +1,4 @@
-//! The image of tests that run sandboxes: a static busybox, and layers with something of
-//! everything that layers do to each other.
+//! The tests' image: a static busybox, and layers with all kinds of changes to each other.
 
 use std::fs::File;
 use std::path::Path;
@@ -58,9 +57,9 @@ impl Layer {
     }
 }
 
-/// The layers, bottom first, as uncompressed archives. The second and third have a
-/// whiteout, an opaque directory, a hard link to a lower layer's file and a directory
-/// that is only implied.
+/// Returns the layers, bottom first, as uncompressed archives. The second and third have a
+/// whiteout, an opaque directory, a hard link to a lower layer's file and a directory that is only
+/// implied.
 pub fn layers() -> Vec<Vec<u8>> {
     let busybox = std::fs::read(BUSYBOX).expect("busybox-static is installed; run scripts/setup");
     let mut base = Layer::new()
@@ -97,7 +96,7 @@ pub fn layers() -> Vec<Vec<u8>> {
     [base, middle, top].map(Layer::finish).into()
 }
 
-/// A configuration with something in every field that a command is made from.
+/// Makes a configuration with values in all fields that a command is made from.
 pub fn config() -> Value {
     json!({
         "Env": ["PATH=/usr/bin:/bin", "FROM_IMAGE=yes"],
@@ -106,7 +105,7 @@ pub fn config() -> Value {
     })
 }
 
-/// Writes what `docker save` writes.
+/// Writes an archive as `docker save` does.
 pub fn write_archive(path: &Path, layers: &[Vec<u8>], config: &Value) {
     let diff_ids: Vec<String> = layers
         .iter()
@@ -144,17 +143,17 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A layer with one file.
+/// Makes a layer with one file.
 pub fn one_file(path: &str, data: &[u8]) -> Vec<u8> {
     Layer::new().file(path, 0o644, data).finish()
 }
 
-/// A layer with one program.
+/// Makes a layer with one program.
 pub fn program(path: &str, data: &[u8]) -> Vec<u8> {
     Layer::new().file(path, 0o755, data).finish()
 }
 
-/// A layer with one more file.
+/// Adds a file to a layer.
 pub fn with_file(mut layer: Vec<u8>, path: &str, data: &[u8]) -> Vec<u8> {
     // An archive ends with two blocks of zeros.
     layer.truncate(layer.len() - 1024);
@@ -162,7 +161,7 @@ pub fn with_file(mut layer: Vec<u8>, path: &str, data: &[u8]) -> Vec<u8> {
     layer
 }
 
-/// A layer with programs of this machine's and the libraries that they are linked with.
+/// Makes a layer with programs of the host and the libraries that they are linked with.
 pub fn programs(paths: &[&str]) -> Vec<u8> {
     let mut files: Vec<String> = Vec::new();
     for path in paths {

@@ -10,7 +10,7 @@ use crate::failure::Failure;
 use crate::output::{json_name, raw};
 use crate::{Outcome, settings, visible};
 
-/// Bytes written at once.
+/// Bytes per write.
 const PIECE: usize = 64 << 10;
 
 /// List what a sandbox has changed: A added, C changed, D deleted

@@ -25,11 +25,11 @@ pub struct Args {
     json: bool,
 }
 
-/// How a check went.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Verdict {
-    /// As it should be.
+    /// All is well.
     Ok,
     /// It works, but less well than it could.
     Note,
@@ -37,13 +37,13 @@ enum Verdict {
     Missing,
 }
 
-/// One thing that was looked at.
+/// A check and its result.
 #[derive(Debug, Serialize)]
 struct Check {
     what: &'static str,
     verdict: Verdict,
     found: String,
-    /// What to do for more.
+    /// What to do for a better result.
     advice: Option<String>,
 }
 
@@ -67,7 +67,7 @@ impl Check {
     }
 }
 
-/// Looks at the machine.
+/// Checks the host.
 pub fn execute(args: &Args) -> Outcome {
     let mut checks = machine();
     checks.push(jail());
@@ -98,7 +98,7 @@ pub fn execute(args: &Args) -> Outcome {
     Ok(code)
 }
 
-/// Emulator and acceleration.
+/// Checks the emulator and acceleration.
 fn machine() -> Vec<Check> {
     let qemu = match Qemu::probe() {
         Ok(qemu) => qemu,
@@ -106,7 +106,7 @@ fn machine() -> Vec<Check> {
             let install = qemu::install_command();
             let advice = format!("install QEMU: {install}");
             let found = error.to_string();
-            // Only where nothing else runs machines.
+            // Missing only if no other backend works.
             let (verdict, own) = match micabox_vmm::choose(BackendChoice::Kvm) {
                 Ok(kvm) => (Verdict::Note, Some(Check::ok("machines", kvm.describe()))),
                 Err(_) => (Verdict::Missing, None),
@@ -141,7 +141,7 @@ fn machine() -> Vec<Check> {
     vec![version, acceleration]
 }
 
-/// The jail of what parses foreign images and disks.
+/// Checks the jail of the workers that parse foreign images and disks.
 fn jail() -> Check {
     let walls = match micabox_jail::probe() {
         Ok(walls) => walls,
@@ -166,7 +166,7 @@ fn jail() -> Check {
     Check::new("jail", Verdict::Note, found, Some(advice.into()))
 }
 
-/// Memory for machines.
+/// Checks the memory for machines.
 fn memory() -> Option<Check> {
     let memory = HostMemory::now()?;
     let (available, most) = (size(memory.available), size(memory.most));
@@ -176,7 +176,7 @@ fn memory() -> Option<Check> {
     ))
 }
 
-/// Control groups.
+/// Checks control groups.
 fn limits() -> Check {
     match micabox_vmm::control_groups() {
         Ok((directory, controllers)) => {
@@ -216,7 +216,7 @@ fn guest() -> Check {
     }
 }
 
-/// Where images are kept.
+/// Checks the store.
 fn store() -> Vec<Check> {
     let store = Store::default_root().and_then(|root| Store::open(&root));
     let store = match store {
@@ -246,7 +246,7 @@ fn store() -> Vec<Check> {
     checks
 }
 
-/// Whether the filesystem at `directory` can share blocks between files.
+/// Returns whether the filesystem at `directory` can share blocks between files.
 fn reflinks(directory: &Path) -> std::io::Result<bool> {
     let temporary = || {
         rustix::fs::open(

@@ -59,7 +59,7 @@ fn fork(args: &Args) -> Outcome {
     let record = sandboxes.get(&args.sandbox)?;
     let cancel = Cancel::default();
     let signals = Signals::catch(cancel.clone())?;
-    // What the copies are made from goes even if they are given up.
+    // The ephemeral snapshot is removed even if the copies are cancelled.
     let moment = sandboxes.pass_machine(&store, &record.id)?;
     let made = Copies {
         store: &store,
@@ -73,7 +73,7 @@ fn fork(args: &Args) -> Outcome {
     made.start()
 }
 
-/// Copies to be made.
+/// The copies to make.
 struct Copies<'a> {
     store: &'a Store,
     snapshot: &'a Snapshot,
@@ -85,7 +85,7 @@ struct Copies<'a> {
 }
 
 impl Copies<'_> {
-    /// Starts them, as many at a time as there are processors; those that run stay.
+    /// Starts the copies, as many at a time as there are processors; those that run stay.
     fn start(&self) -> Outcome {
         let at_once = std::thread::available_parallelism().map_or(1, usize::from);
         let results = std::thread::scope(|scope| {
@@ -114,7 +114,7 @@ impl Copies<'_> {
         failed.map_or(Ok(0), Err)
     }
 
-    /// Starts copies one after the other while there are some to start.
+    /// Starts copies one after the other while any are left to start.
     fn some(&self) -> (Vec<Copy>, Outcome) {
         let mut copies = Vec::new();
         let take = |left: u16| left.checked_sub(1);

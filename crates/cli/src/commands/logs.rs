@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::output::{raw, rfc3339};
 use crate::{Outcome, settings};
 
-/// How often somebody who follows a log looks for more.
+/// Interval of reads while a log is followed.
 const POLL: Duration = Duration::from_millis(50);
 
 /// Show what a detached sandbox's command has written
@@ -49,7 +49,7 @@ pub fn execute(args: &Args) -> Outcome {
     match show(args, &mut log) {
         Ok(()) => Ok(0),
         Err(Problem::Log(failure)) => Err(failure),
-        // Whoever reads has seen enough.
+        // The reader has seen enough.
         Err(Problem::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(0),
         Err(Problem::Output(error)) => Err(Failure::of(&error).context("writing the log")),
     }
@@ -80,7 +80,7 @@ fn show(args: &Args, log: &mut LogReader) -> Result<(), Problem> {
         }
     }
     loop {
-        // Asked first: what was written until the end is seen after it.
+        // Before the log is read, so that nothing written until the end is missed.
         let is_live = args.follow && log.is_live()?;
         while let Some(record) = log.next_record()? {
             lines.write(&record)?;
@@ -92,8 +92,8 @@ fn show(args: &Args, log: &mut LogReader) -> Result<(), Problem> {
     }
 }
 
-/// The last lines of what is there by now, in the order of their ends: between the pieces of
-/// one stream's line there may be something of the other's.
+/// Returns the last `tail` lines of the log so far, in the order of their ends: between the pieces
+/// of one stream's line, there may be pieces of the other stream's.
 fn last<E>(
     mut next: impl FnMut() -> Result<Option<LogRecord>, E>,
     tail: usize,
@@ -129,10 +129,10 @@ fn last<E>(
     Ok(lines.into_iter().flatten().collect())
 }
 
-/// Where the lines of each stream begin.
+/// Writes records, and tracks where the lines of each stream begin.
 struct Lines {
     timestamps: bool,
-    /// Of stdout and stderr: the next byte begins a line.
+    /// For stdout and stderr: whether the next byte begins a line.
     begins: [bool; 2],
 }
 

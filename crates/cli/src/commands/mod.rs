@@ -1,4 +1,4 @@
-//! All commands but `run`: one a file.
+//! All commands but `run`, one in each file.
 
 pub mod commit;
 pub mod cp;
@@ -26,8 +26,7 @@ pub mod tag;
 use crate::failure::{Failure, print_all};
 use crate::{Outcome, output};
 
-/// Does something for each name and prints the result of each; goes on after a failure,
-/// as Docker does.
+/// Applies `action` to each name and prints the results; continues after a failure, as Docker does.
 fn for_each(names: &[String], mut action: impl FnMut(&str) -> Result<String, Failure>) -> Outcome {
     let mut failures = Vec::new();
     for name in names {

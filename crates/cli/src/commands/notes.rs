@@ -1,10 +1,10 @@
-//! What there is to tell of a disk that was read.
+//! Prints notes about a disk that was read.
 
 use micabox::Notes;
 
 use crate::output::write_stderr;
 
-/// Tells it on stderr. `whose` names the disk.
+/// Prints the notes to stderr. `whose` names the disk's sandbox.
 pub fn tell(notes: &Notes, whose: &str) {
     if notes.damaged {
         write_stderr(&format!(
@@ -15,7 +15,7 @@ pub fn tell(notes: &Notes, whose: &str) {
     tell_sockets(notes);
 }
 
-/// Tells of what archives have none of.
+/// Prints the sockets that were left out of an archive.
 pub fn tell_sockets(notes: &Notes) {
     let mut text = String::new();
     for socket in &notes.sockets {

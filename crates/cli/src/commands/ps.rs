@@ -41,7 +41,7 @@ pub fn execute(args: &Args) -> Outcome {
     Ok(0)
 }
 
-/// A record with its status in words.
+/// A record with its status as text.
 #[derive(Serialize)]
 struct Json<'a> {
     state: String,

@@ -32,7 +32,8 @@ pub struct Args {
     destination: Option<Reference>,
 }
 
-/// A name without registry and user means Docker's own images, which are only Docker's to push.
+/// Checks the destination: a name without registry and user means Docker's own images, which only
+/// Docker can push.
 fn check(args: &Args) -> Option<Failure> {
     let typed = match &args.destination {
         Some(destination) => destination.familiar(),
@@ -58,7 +59,7 @@ fn check(args: &Args) -> Option<Failure> {
 pub fn execute(args: &Args) -> Outcome {
     let store = settings::store()?;
     if let Some(failure) = check(args) {
-        // An image that is not here is the first thing to say.
+        // A missing image is the first error to report.
         store.image(&args.image)?;
         return Err(failure);
     }

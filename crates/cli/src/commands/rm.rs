@@ -23,13 +23,13 @@ pub struct Args {
 pub fn execute(args: &Args) -> Outcome {
     let sandboxes = settings::sandboxes(&settings::store()?)?;
     super::for_each(&args.sandboxes, |name| {
-        // The name may be the beginning of an ID that another sandbox has tomorrow.
+        // By ID: after the stop, the name may match another sandbox.
         let id = sandboxes.get(name)?.id;
         if args.force {
             sandboxes.stop(&id, Duration::ZERO)?;
         }
         match sandboxes.remove(&id) {
-            // One that was to be forgotten has forgotten itself.
+            // A sandbox with `auto_remove` is removed already.
             Err(Error::NoSuchSandbox(_)) if args.force => {}
             Err(error @ Error::Running(_)) => {
                 let hint = "stop it first with `mica stop`, or use `mica rm -f`";

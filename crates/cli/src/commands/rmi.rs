@@ -17,7 +17,7 @@ pub struct Args {
 /// Removes images.
 pub fn execute(args: &Args) -> Outcome {
     let store = settings::store()?;
-    // A creator that was killed must not keep its image in use.
+    // Cleans up after killed owners, whose sandboxes would keep images in use.
     settings::sandboxes(&store)?.list()?;
     super::for_each(&args.images, |name| {
         let removed = store.remove(name)?;
@@ -26,9 +26,10 @@ pub fn execute(args: &Args) -> Outcome {
             .iter()
             .map(|name| name.familiar())
             .collect();
-        let what = match names.is_empty() {
-            true => name.to_owned(),
-            false => names.join(", "),
+        let what = if names.is_empty() {
+            name.to_owned()
+        } else {
+            names.join(", ")
         };
         Ok(match removed.pruned {
             Some(pruned) => format!("{what}: removed, {} freed", size(pruned.size)),

@@ -42,7 +42,7 @@ pub fn execute(args: &Args) -> Outcome {
                 .hint("write it to a file with `-o FILE`, or redirect stdout"))
         }
         None => {
-            // Not through the buffer for lines of text.
+            // Bypasses stdout's line buffer.
             let stdout = output::raw::stdout_fd().try_clone_to_owned();
             let mut out = File::from(stdout.map_err(|error| at(Path::new("stdout"), &error))?);
             save(args, &mut out)
@@ -82,7 +82,7 @@ fn at(path: &Path, error: &io::Error) -> Failure {
     Failure::of(error).context(&format!("writing `{}`", path.display()))
 }
 
-/// Whether something is there that a file must not replace: a pipe, a device.
+/// Returns whether the path is something that a file must not replace: a pipe, a device.
 fn is_special(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|metadata| !metadata.is_file())
 }

@@ -72,7 +72,7 @@ enum Action {
     },
 }
 
-/// Does it.
+/// Runs a subcommand.
 pub fn execute(args: &Args) -> Outcome {
     let store = settings::store()?;
     let sandboxes = settings::sandboxes(&store)?;
@@ -82,13 +82,12 @@ pub fn execute(args: &Args) -> Outcome {
             sandbox,
             name,
         } => {
-            let snapshot = match memory {
-                true => sandboxes.save_machine(&store, sandbox, name)?,
-                false => {
-                    let (snapshot, found) = sandboxes.create_snapshot(&store, sandbox, name)?;
-                    notes::tell(&found, sandbox);
-                    snapshot
-                }
+            let snapshot = if *memory {
+                sandboxes.save_machine(&store, sandbox, name)?
+            } else {
+                let (snapshot, found) = sandboxes.create_snapshot(&store, sandbox, name)?;
+                notes::tell(&found, sandbox);
+                snapshot
             };
             print(&format!("{}\n", snapshot.name))?;
             Ok(0)

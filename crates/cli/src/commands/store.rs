@@ -51,10 +51,10 @@ enum Command {
     },
 }
 
-/// Looks after the store.
+/// Runs a subcommand.
 pub fn execute(args: &Args) -> Outcome {
     let store = settings::store()?;
-    // A creator that was killed must not keep its image in use.
+    // Cleans up after killed owners, whose sandboxes would keep images in use.
     settings::sandboxes(&store)?.list()?;
     match args.command {
         Command::Df { json } => df(&store, json),
@@ -81,9 +81,10 @@ fn df(store: &Store, json: bool) -> Outcome {
             .map(|name| name.familiar())
             .collect();
         table.row([
-            match names.is_empty() {
-                true => image.manifest_digest.to_string().chars().take(19).collect(),
-                false => names.join(", "),
+            if names.is_empty() {
+                image.manifest_digest.to_string().chars().take(19).collect()
+            } else {
+                names.join(", ")
             },
             size(image.size),
             size(image.shared_size),
@@ -127,9 +128,10 @@ fn prune(store: &Store, options: PruneOptions, json: bool) -> Outcome {
     if pruned.templates > 0 {
         text.push_str(&format!("{} warm templates\n", pruned.templates));
     }
-    let freed = match options.dry_run {
-        true => "would be freed",
-        false => "freed",
+    let freed = if options.dry_run {
+        "would be freed"
+    } else {
+        "freed"
     };
     text.push_str(&format!("{} {freed}\n", size(pruned.size)));
     print(&text)?;
@@ -145,9 +147,10 @@ fn fsck(store: &Store, options: &FsckOptions, json: bool) -> Outcome {
     }
     let mut text = String::new();
     for finding in &report.findings {
-        let repair = match finding.repaired {
-            true => format!("repaired: {}", finding.repair),
-            false => format!("--repair would: {}", finding.repair),
+        let repair = if finding.repaired {
+            format!("repaired: {}", finding.repair)
+        } else {
+            format!("--repair would: {}", finding.repair)
         };
         let path = visible::path(&finding.path);
         let problem = visible::line(&finding.problem);

@@ -19,7 +19,7 @@ pub struct Args {
     name: Reference,
 }
 
-/// Names an image.
+/// Gives an image another name.
 pub fn execute(args: &Args) -> Outcome {
     if args.name.digest().is_some() {
         return Err(Failure::new(format!(

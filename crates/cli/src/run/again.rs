@@ -1,4 +1,4 @@
-//! `mica start`: a sandbox that was kept, once more.
+//! `mica start`: starts a kept sandbox again.
 
 use micabox::{Base, Builder, Cancel, Error, Record, Sandboxes};
 use micabox_image::Store;
@@ -7,7 +7,7 @@ use super::{AttachOptions, Signals, detach, supervise, terminal};
 use crate::Outcome;
 use crate::failure::Failure;
 
-/// Fails for a sandbox that runs: it is started by one at most.
+/// Fails for a sandbox that runs.
 pub fn may_start(record: &Record) -> Result<(), Failure> {
     if record.status.is_live() && !record.is_orphaned() {
         return Err(running(&record.name));
@@ -20,7 +20,7 @@ fn running(name: &str) -> Failure {
     Failure::from(Error::Running(name.to_owned())).hint(hint)
 }
 
-/// Runs a kept sandbox's command again. With `attach` this stays until it ends; its exit code.
+/// Runs a kept sandbox's command again. With `attach`, stays until it ends. Returns the exit code.
 pub fn start(
     store: &Store,
     sandboxes: &Sandboxes,

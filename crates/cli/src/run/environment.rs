@@ -1,4 +1,4 @@
-//! `-e` and `--env-file`, with Docker's rules.
+//! Parses `-e` and `--env-file`, with Docker's rules.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -10,7 +10,7 @@ use micabox::EnvChange;
 
 use crate::failure::Failure;
 
-/// All changes in the order in which they apply: files first, then `-e`.
+/// Returns all changes in the order in which they apply: files first, then `-e`.
 pub fn changes(files: &[PathBuf], flags: &[OsString]) -> Result<Vec<EnvChange>, Failure> {
     let host = |name: &OsStr| env::var_os(name);
     let mut changes = Vec::new();
@@ -25,8 +25,8 @@ pub fn changes(files: &[PathBuf], flags: &[OsString]) -> Result<Vec<EnvChange>, 
     Ok(changes)
 }
 
-/// `NAME=VALUE` sets; `NAME` takes the host's value, and without one takes the variable
-/// away.
+/// Parses a flag: `NAME=VALUE` sets a variable; `NAME` takes the host's value, or unsets the
+/// variable if there is none.
 fn parse_flag(
     flag: &OsStr,
     host: impl Fn(&OsStr) -> Option<OsString>,
@@ -48,9 +48,9 @@ fn parse_flag(
     })
 }
 
-/// A line a variable; empty ones and those that begin with `#` are skipped. The value is
-/// everything after `=`, with quotes and blanks as they are. A lone name takes the host's
-/// value and means nothing if there is none.
+/// Parses a file with one variable on each line; empty lines and those that begin with `#` are
+/// skipped. The value is everything after `=`, quotes and blanks included. A lone name takes the
+/// host's value, and is ignored if there is none.
 fn parse_file(
     path: &Path,
     text: &[u8],
@@ -87,7 +87,7 @@ fn parse_file(
     Ok(changes)
 }
 
-/// The parts before and after the first `=`.
+/// Splits text at the first `=`.
 fn split(text: &[u8]) -> (&[u8], Option<&[u8]>) {
     let mut parts = text.splitn(2, |byte| *byte == b'=');
     (parts.next().unwrap_or_default(), parts.next())

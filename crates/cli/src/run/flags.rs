@@ -317,7 +317,7 @@ pub enum Timing {
 }
 
 impl Args {
-    /// The image's name.
+    /// Returns the image's name.
     pub fn image(&self) -> Result<&str, Failure> {
         let name = self.image_and_command.first();
         name.and_then(|name| name.to_str())
@@ -352,7 +352,7 @@ impl Args {
         )))
     }
 
-    /// The file that is to be the root, and whether it is to be written to.
+    /// Returns the file of the root disk, and whether changes go into it.
     pub fn root_disk(&self) -> Option<(PathBuf, bool)> {
         let text = self.root_disk.as_deref()?.as_bytes();
         let (path, in_place) = match (text.strip_suffix(b":rw"), text.strip_suffix(b":ro")) {
@@ -363,7 +363,7 @@ impl Args {
         Some((OsStr::from_bytes(path).into(), in_place))
     }
 
-    /// Whether a machine that goes on can still have what these flags ask for.
+    /// Checks that no flag asks for what a restored machine can't be given any more.
     pub fn check_fit_for_memory(&self) -> Result<(), Failure> {
         let late = [
             (self.memory.is_some(), "--memory"),
@@ -380,18 +380,19 @@ impl Args {
         }
     }
 
-    /// Whether any flag says something of the network.
+    /// Returns whether any flag is about the network.
     pub fn has_network_flags(&self) -> bool {
         let lists = self.net_allow.len() + self.net_deny.len();
         self.net == Net::None || lists + self.publish.len() + self.dns.len() > 0
     }
 
-    /// Whether nothing is to be remembered of the sandbox.
+    /// Returns whether the sandbox is removed after its end (`--rm`).
     pub fn is_forgotten(&self) -> bool {
         self.rm.iter().any(|value| value == "true")
     }
 
-    /// Changes before the start: removals first, then directories, archives, files, links.
+    /// Returns the changes before the start: removals first, then directories, archives, files,
+    /// links.
     pub fn patches(&self) -> Result<Vec<Patch>, Failure> {
         let mut patches = Vec::new();
         for path in &self.rm {
@@ -419,7 +420,7 @@ impl Args {
         Ok(patches)
     }
 
-    /// The command and its arguments, if any are given.
+    /// Returns the command and its arguments, if any are given.
     pub fn command(&self) -> &[OsString] {
         let image = usize::from(self.from.is_none() && self.root_disk.is_none());
         self.image_and_command.get(image..).unwrap_or_default()
@@ -427,7 +428,7 @@ impl Args {
 }
 
 impl Args {
-    /// The network that the flags describe.
+    /// Returns the network that the flags describe.
     pub fn network(&self) -> Result<Network, Failure> {
         let user = UserNetwork {
             allow: self.net_allow.clone(),
@@ -486,18 +487,18 @@ impl From<Root> for plan::Root {
 }
 
 fn absolute(flag: &str, path: &[u8]) -> Result<Vec<u8>, Failure> {
-    match path.starts_with(b"/") {
-        true => Ok(path.to_vec()),
-        false => {
-            let path = String::from_utf8_lossy(path);
-            Err(Failure::new(format!(
-                "{flag} {path}: the path is not absolute"
-            )))
-        }
+    if path.starts_with(b"/") {
+        Ok(path.to_vec())
+    } else {
+        let path = String::from_utf8_lossy(path);
+        Err(Failure::new(format!(
+            "{flag} {path}: the path is not absolute"
+        )))
     }
 }
 
-/// Something of the host's or of nobody's, and an absolute path in the sandbox.
+/// Parses `FIRST:/PATH`: a path on the host or a link's target, and an absolute path in the
+/// sandbox.
 fn pair(text: &str) -> Result<(OsString, OsString), String> {
     match text.split_once(":/") {
         Some((first, path)) if !first.is_empty() => Ok((first.into(), format!("/{path}").into())),
@@ -505,7 +506,7 @@ fn pair(text: &str) -> Result<(OsString, OsString), String> {
     }
 }
 
-/// A size as Docker takes it, in MiB, rounded up: bytes, or with b, k, m, g or t.
+/// Parses a size of memory as Docker does, in MiB, rounded up: bytes, or with b, k, m, g or t.
 fn memory(text: &str) -> Result<u32, String> {
     match mebibytes(text)? {
         mib @ 64.0..=4_194_304.0 => Ok(mib as u32),
@@ -514,7 +515,7 @@ fn memory(text: &str) -> Result<u32, String> {
     }
 }
 
-/// `tmpfs`, `disk` or `disk:SIZE`.
+/// Parses `tmpfs`, `disk` or `disk:SIZE`.
 fn upper(text: &str) -> Result<Upper, String> {
     let size = match text.split_once(':') {
         None if text == "tmpfs" => return Ok(Upper::Tmpfs),
@@ -529,7 +530,7 @@ fn upper(text: &str) -> Result<Upper, String> {
     Ok(Upper::Disk { size })
 }
 
-/// Docker's way to write sizes, rounded up to whole MiB.
+/// Parses a size as Docker does, rounded up to whole MiB.
 fn mebibytes(text: &str) -> Result<f64, String> {
     let lower = text.trim().to_ascii_lowercase();
     let unit_at = lower
@@ -550,7 +551,7 @@ fn mebibytes(text: &str) -> Result<f64, String> {
     Ok((bytes / f64::from(1 << 20)).ceil())
 }
 
-/// A number of processors; a fraction is a whole one more.
+/// Parses a number of processors, 1 to 64; fractions are rounded up.
 fn cpus(text: &str) -> Result<u8, String> {
     let number: f64 = text.parse().map_err(|_| "expected a number")?;
     match number.ceil() {
@@ -559,8 +560,7 @@ fn cpus(text: &str) -> Result<u8, String> {
     }
 }
 
-/// A duration as coreutils' `timeout` takes it: seconds, or with s, m, h or d. 0 means
-/// none.
+/// Parses a duration as coreutils' `timeout` does: seconds, or with s, m, h or d. 0 means none.
 fn duration(text: &str) -> Result<Duration, String> {
     let (number, factor) = match text.as_bytes().last() {
         Some(b's') => (text.strip_suffix('s'), 1.0),
@@ -575,15 +575,16 @@ fn duration(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(number * factor).map_err(|_| "no such duration".into())
 }
 
-/// The address of a resolver.
+/// Parses the address of a resolver, with or without a port.
 fn resolver(text: &str) -> Result<SocketAddr, String> {
     const PORT: u16 = 53;
-    let address = text.parse().map(|address: IpAddr| (address, PORT).into());
-    let address = address.or_else(|_| text.parse());
-    address.map_err(|_| "expected an address, as in 192.0.2.1 or 192.0.2.1:5353".into())
+    text.parse()
+        .map(|address: IpAddr| (address, PORT).into())
+        .or_else(|_| text.parse())
+        .map_err(|_| "expected an address, as in 192.0.2.1 or 192.0.2.1:5353".into())
 }
 
-/// A name that Linux and resolvers take: labels as in RFC 1123, and underscores.
+/// Parses a host name that Linux and resolvers accept: labels as in RFC 1123, and underscores.
 fn hostname(text: &str) -> Result<String, String> {
     const MAX: usize = 64;
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);

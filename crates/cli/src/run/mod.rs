@@ -1,4 +1,4 @@
-//! `mica run`: a command from an image in a machine of its own.
+//! `mica run`: runs a command from an image in its own virtual machine.
 
 pub mod again;
 mod environment;
@@ -22,38 +22,38 @@ use micabox_transfer::{PullOptions, PullPolicy, pull_blocking};
 use crate::failure::{EXIT_MICA, Failure};
 use crate::{Outcome, bars, output, settings};
 
-/// What is run on a root disk, which has no configuration to say it.
+/// The command on a root disk, which has no configuration with one.
 const SHELL: &str = "/bin/sh";
 
-/// How a command is attended to while it runs.
+/// How mica attends to a running command.
 #[derive(Clone, Debug, Default)]
 pub struct AttachOptions {
-    /// It has a terminal.
+    /// Whether the command has a terminal.
     pub tty: bool,
-    /// Our stdin is its stdin.
+    /// Whether mica's stdin is passed on to the command.
     pub interactive: bool,
-    /// Its stdin is open, whether it gets ours or nothing.
+    /// Whether the command's stdin is open, with mica's input or empty.
     pub has_stdin: bool,
-    /// It goes on without us.
+    /// Whether the sandbox is detached.
     pub detached: bool,
-    /// It is stopped after so long.
+    /// Time after which the command is stopped.
     pub timeout: Option<Duration>,
-    /// Seconds between its stop signal and its end.
+    /// Seconds between the stop signal and SIGKILL.
     pub stop_timeout: u64,
-    /// Where the time until its first output went is printed.
+    /// The format in which timings are printed, if they are.
     pub timing: Option<flags::Timing>,
 }
 
-/// Runs the command; its exit code.
+/// Runs the command. Returns its exit code.
 pub fn execute(args: Args) -> Outcome {
     if !args.require_limits {
         warn_of_no_limits();
     }
-    // Whatever fails before the command runs must not look like the command's own code.
+    // A failure before the command runs must not look like the command's own exit code.
     run(args).map_err(|failure| failure.at_least(EXIT_MICA))
 }
 
-/// Tells a user who watches that no control group will limit the machine. Scripts have
+/// Warns a user at a terminal that no control group will limit the machine. Scripts have
 /// `--require-limits`.
 fn warn_of_no_limits() {
     if output::stderr_is_terminal()
@@ -104,7 +104,7 @@ fn run(args: Args) -> Outcome {
     if machine.is_some() {
         args.check_fit_for_memory()?;
     }
-    // What runs in a machine that goes on may be all there is to run.
+    // Without a COMMAND, the first command of a restored machine is reattached.
     let adopted = machine.filter(|_| args.command().is_empty() && args.entrypoint.is_none());
     let command = match adopted {
         Some(_) => None,
@@ -151,7 +151,7 @@ fn run(args: Args) -> Outcome {
     }
 }
 
-/// What the flags want other than the image does.
+/// Returns the flags' overrides of the image's configuration.
 fn overrides(args: &Args) -> Result<Overrides, Failure> {
     Ok(Overrides {
         entrypoint: args.entrypoint.clone(),
@@ -162,7 +162,7 @@ fn overrides(args: &Args) -> Result<Overrides, Failure> {
     })
 }
 
-/// The image, pulled if need be and allowed.
+/// Finds the image, and pulls it if necessary and allowed.
 fn image(store: &Store, args: &Args, mut options: PullOptions) -> Result<Image, Failure> {
     let name = args.image()?;
     if let Some(policy) = args.pull {
@@ -172,7 +172,7 @@ fn image(store: &Store, args: &Args, mut options: PullOptions) -> Result<Image, 
     if options.policy != PullPolicy::Always && options.platform.is_none() {
         match store.image(name) {
             Ok(image) => return Ok(image),
-            // An image that lost a layer is mended by pulling it again.
+            // Pulling an image again repairs one that lost a layer.
             Err(error) if options.policy == PullPolicy::Never => return Err(error.into()),
             Err(_) => {}
         }
@@ -184,7 +184,7 @@ fn image(store: &Store, args: &Args, mut options: PullOptions) -> Result<Image, 
     Ok(pull_blocking(store, &reference, &options, progress)?)
 }
 
-/// What the flags say of the machine.
+/// Makes a builder with the flags' settings of the machine.
 fn builder<'a>(store: &'a Store, base: Base, args: &Args) -> Builder<'a> {
     let mut builder = Builder::on(store, base)
         .transport(Transport::from(args.transport))
@@ -230,17 +230,18 @@ fn builder<'a>(store: &'a Store, base: Base, args: &Args) -> Builder<'a> {
     builder
 }
 
-/// A command as a user could type it.
+/// Quotes a command as a user could type it.
 pub fn shell_words(argv: &[OsString]) -> String {
     let quote = |word: &OsString| {
         let word = word.to_string_lossy();
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+@%".contains(c);
-        match !word.is_empty() && word.chars().all(plain) {
-            true => word.into_owned(),
+        if !word.is_empty() && word.chars().all(plain) {
+            word.into_owned()
+        } else {
             // No control characters in lists.
-            false => format!("'{}'", word.replace('\'', "'\\''").escape_debug())
+            format!("'{}'", word.replace('\'', "'\\''").escape_debug())
                 .replace("\\'", "'")
-                .replace("\\\"", "\""),
+                .replace("\\\"", "\"")
         }
     };
     argv.iter().map(quote).collect::<Vec<_>>().join(" ")

@@ -1,4 +1,4 @@
-//! Bytes from our terminal to the command's.
+//! Copies mica's stdin to the command's.
 
 use std::io::Write;
 
@@ -8,10 +8,10 @@ use rustix::fd::AsFd;
 use rustix::io::Errno;
 use rustix::stdio::stdin;
 
-/// Bytes moved at a time.
+/// Bytes copied at a time.
 const CHUNK: usize = 64 << 10;
 
-/// Passes our stdin on until it ends or the command reads no more.
+/// Copies mica's stdin until it ends or the command stops reading.
 pub fn copy_stdin(mut to: Stdin) {
     let mut buffer = vec![0; CHUNK];
     loop {
@@ -24,7 +24,7 @@ pub fn copy_stdin(mut to: Stdin) {
                 }
             }
             Err(Errno::INTR) => {}
-            // Another process that has the terminal made it so.
+            // Another process that shares the terminal has made it non-blocking.
             Err(Errno::AGAIN) => wait_until(stdin(), PollFlags::IN),
             // A terminal that is gone or belongs to another job.
             Err(_) => return,

@@ -1,4 +1,4 @@
-//! From the start of a sandbox to its end: signals, streams, exit codes.
+//! Attends to a sandbox until its end: signals, streams, exit codes.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -21,12 +21,12 @@ use crate::failure::{EXIT_MICA, Failure};
 use crate::output::{millis, print, raw, size, stderr_is_terminal, warn_json, write_stderr};
 use crate::visible;
 
-/// Signals that concern us or the command. All others keep their default.
+/// Signals that mica handles or forwards. All others keep their default.
 const CAUGHT: [i32; 9] = [
     SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM, SIGCONT, SIGWINCH,
 ];
 
-/// The signals that this process gets.
+/// The signals that this process receives.
 pub struct Signals {
     started: Arc<AtomicBool>,
     /// Their numbers, a byte each.
@@ -34,8 +34,8 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Catches signals from here on. Until a sandbox has started, one that ends
-    /// processes gives the start up.
+    /// Catches signals from now on. Until a sandbox has started, a signal that ends processes
+    /// cancels the start.
     pub fn catch(cancel: Cancel) -> Result<Self, Failure> {
         let failed = |error: io::Error| Failure::of(&error).context("setting up signals");
         let mut signals = signal_hook::iterator::Signals::new(CAUGHT).map_err(failed)?;
@@ -61,7 +61,7 @@ impl Signals {
         Ok(Self { started, inbox })
     }
 
-    /// Those that have arrived.
+    /// Takes the signals that have arrived.
     fn take(&self) -> Vec<i32> {
         let mut numbers = [0; 64];
         let count = (&self.inbox).read(&mut numbers).unwrap_or(0);
@@ -69,15 +69,15 @@ impl Signals {
         numbers.iter().copied().map(i32::from).collect()
     }
 
-    /// The first one so far that ends processes.
+    /// Takes the signals so far, and returns the first one that ends processes.
     fn first_ending(&self) -> Option<i32> {
         let ends = |signal: &i32| matches!(*signal, SIGINT | SIGTERM | SIGHUP | SIGQUIT);
         self.take().into_iter().find(ends)
     }
 }
 
-/// Runs `command` in the sandbox; the exit code. Without one, it is the command that goes on in
-/// this copy of a machine. The sandbox ends with it: after it, or on its own if it is detached.
+/// Runs `command` in the sandbox and returns the exit code. Without one, reattaches the command of
+/// this copy of a machine. The sandbox ends with the command.
 pub fn supervise(
     sandbox: Result<Sandbox, Error>,
     command: Option<&Command>,
@@ -89,7 +89,7 @@ pub fn supervise(
         Ok(sandbox) => sandbox,
         Err(code) => return Ok(code),
     };
-    // Not earlier: until here, Ctrl-C is for us.
+    // Not earlier: until here, Ctrl-C is for mica.
     let raw = if options.tty && options.interactive {
         terminal::Raw::enter()?
     } else {
@@ -123,7 +123,8 @@ pub fn supervise(
     }
 }
 
-/// Runs `command` in the sandbox, and leaves both to themselves once it runs.
+/// Starts `command` in the sandbox, and detaches the sandbox once the command runs. The inner error
+/// is an exit code.
 pub fn detach(
     sandbox: Result<Sandbox, Error>,
     command: Option<&Command>,
@@ -143,7 +144,7 @@ pub fn detach(
     Ok(Ok(detached))
 }
 
-/// A sandbox that goes on without us.
+/// A detached sandbox.
 pub struct Detached {
     /// Its ID.
     pub id: String,
@@ -158,7 +159,7 @@ impl Detached {
     }
 }
 
-/// The sandbox, or the exit code if it was given up.
+/// Returns the sandbox, or the exit code if a signal cancelled its start.
 fn created(
     sandbox: Result<Sandbox, Error>,
     signals: &Signals,
@@ -166,7 +167,7 @@ fn created(
     signals.started.store(true, Ordering::Release);
     match (sandbox, signals.first_ending()) {
         (Ok(sandbox), None) => Ok(Ok(sandbox)),
-        // Given up at the user's wish, which they know.
+        // Cancelled by the user: no message is needed.
         (Ok(_) | Err(Error::Cancelled), Some(signal)) => Ok(Err(exit_code_of(signal))),
         (Err(error), _) => Err(error.into()),
     }
@@ -193,23 +194,23 @@ fn start_failure(error: Error) -> Failure {
     }
 }
 
-/// Where the command's streams go, and how long it may run.
+/// Converts the options of a command: its streams, and how long it may run.
 fn exec_options(options: &AttachOptions) -> ExecOptions {
     let output = |fd: BorrowedFd<'_>| match fd.try_clone_to_owned() {
         Ok(fd) => Stdio::Descriptor(fd),
-        // It is closed.
+        // The stream is closed.
         Err(_) => Stdio::Null,
     };
     let streams = match (options.detached, options.interactive) {
         (true, true) => (Stdio::Idle, Stdio::Log, Stdio::Log),
         (true, false) => (Stdio::Null, Stdio::Log, Stdio::Log),
         (false, interactive) => {
-            let stdin = match interactive {
-                false if options.has_stdin => Stdio::Idle,
-                false => Stdio::Null,
-                // Who reads a terminal must be the job in its foreground: not the owner.
-                true if rustix::termios::isatty(stdin()) => Stdio::Piped,
-                true => output(stdin()),
+            let stdin = match (interactive, options.has_stdin) {
+                (false, true) => Stdio::Idle,
+                (false, false) => Stdio::Null,
+                // Only the job in a terminal's foreground can read it: not the owner.
+                (true, _) if rustix::termios::isatty(stdin()) => Stdio::Piped,
+                (true, _) => output(stdin()),
             };
             (stdin, output(raw::stdout_fd()), output(raw::stderr_fd()))
         }
@@ -226,7 +227,7 @@ fn exec_options(options: &AttachOptions) -> ExecOptions {
     }
 }
 
-/// A running command and what has happened to it.
+/// The state of an attached command.
 struct Watch<'a> {
     sandbox: &'a Sandbox,
     handle: Handle,
@@ -235,18 +236,18 @@ struct Watch<'a> {
     raw: Option<terminal::Raw>,
     is_over: bool,
     is_interrupted: bool,
-    /// The user wants it to end.
+    /// The user has asked for a stop.
     is_asked: bool,
-    /// The user knows that files are being written.
+    /// The user was notified that files are being written.
     is_warned: bool,
 }
 
 impl Watch<'_> {
-    /// Until the sandbox is over.
+    /// Handles events until the sandbox is over.
     fn until_the_end(mut self, signals: &Signals) -> Result<Ended, Failure> {
         self.resize();
         loop {
-            // Each of them is looked at: none of these looks waits.
+            // All sources are checked in each turn; none of the checks blocks.
             for signal in signals.take() {
                 self.signal(signal);
             }
@@ -276,14 +277,14 @@ impl Watch<'_> {
                     if !self.is_over {
                         fds.push(PollFd::from_borrowed_fd(command, PollFlags::IN));
                     }
-                    // An interruption is a signal.
+                    // EINTR means that a signal has arrived.
                     let _ = poll(&mut fds, None);
                 }
             }
         }
     }
 
-    /// The command has ended, or its sandbox.
+    /// Handles the end of the command or of its sandbox.
     fn over(&mut self) {
         if self.is_over {
             return;
@@ -319,7 +320,8 @@ impl Watch<'_> {
         }
     }
 
-    /// The command is over, and what the sandbox keeps is being written.
+    /// Handles a signal after the command's end, while the sandbox's files are being written: the
+    /// first one warns, the second one kills.
     fn insist(&mut self) {
         if self.is_warned {
             self.sandbox.kill();
@@ -332,7 +334,7 @@ impl Watch<'_> {
         );
     }
 
-    /// Tells the command's terminal, if it has one, the size of ours.
+    /// Sets the size of the command's terminal, if it has one, to that of the user's.
     fn resize(&self) {
         if let Some(size) = terminal::size().filter(|_| self.options.tty) {
             self.handle.resize(size);
@@ -371,10 +373,11 @@ fn print_timings(sandbox: &Sandbox, format: Timing) {
             for (name, time) in timings.phases() {
                 text.push_str(&format!("  {name:<14}{:>12}", millis(time)));
                 if name == "agent mounts" {
-                    let steps = timings.agent_steps.iter();
-                    let steps = steps
-                        .map(|(name, time)| format!("{} {}", visible::line(name), millis(*time)));
-                    let steps: Vec<_> = steps.collect();
+                    let steps: Vec<_> = timings
+                        .agent_steps
+                        .iter()
+                        .map(|(name, time)| format!("{} {}", visible::line(name), millis(*time)))
+                        .collect();
                     text.push_str(&format!("   ({})", steps.join(", ")));
                 }
                 text.push('\n');

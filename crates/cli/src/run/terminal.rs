@@ -1,4 +1,4 @@
-//! The user's terminal.
+//! Handles the user's terminal: its size and raw mode.
 
 use std::io::{self, IsTerminal};
 
@@ -11,13 +11,13 @@ use super::AttachOptions;
 use crate::failure::Failure;
 use crate::output::raw;
 
-/// A terminal's size when nobody knows better.
+/// A terminal's size if it is not known.
 const DEFAULT_SIZE: TtySize = TtySize {
     rows: 24,
     columns: 80,
 };
 
-/// The size of the terminal that the command gets, if it gets one.
+/// Returns the size of the command's terminal, if it gets one.
 pub fn wanted(options: &AttachOptions) -> Result<Option<TtySize>, Failure> {
     if options.tty && options.interactive && !io::stdin().is_terminal() {
         return Err(
@@ -28,7 +28,7 @@ pub fn wanted(options: &AttachOptions) -> Result<Option<TtySize>, Failure> {
     Ok(options.tty.then(|| size().unwrap_or(DEFAULT_SIZE)))
 }
 
-/// The size of the user's terminal, whichever stream is connected to it.
+/// Returns the size of the user's terminal, whichever stream is connected to it.
 pub fn size() -> Option<TtySize> {
     [stdin(), raw::stdout_fd(), raw::stderr_fd()]
         .into_iter()
@@ -41,8 +41,8 @@ pub fn size() -> Option<TtySize> {
         })
 }
 
-/// The user's terminal in raw mode: every key goes to the command. Dropping it puts
-/// things back.
+/// The user's terminal in raw mode: every key goes to the command. Dropping it restores the
+/// terminal's settings.
 #[derive(Debug)]
 pub struct Raw {
     terminal: BorrowedFd<'static>,
@@ -69,7 +69,7 @@ impl Raw {
 
 impl Drop for Raw {
     fn drop(&mut self) {
-        // After the output that is under way, which was made for raw mode.
+        // Waits for pending output, which was written for raw mode.
         let _ = tcsetattr(self.terminal, OptionalActions::Drain, &self.before);
     }
 }

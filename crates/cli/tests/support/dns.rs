@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 
-/// A resolver: `*.test` has the address, nothing else exists.
+/// Starts a resolver: `*.test` has the address, no other name exists.
 pub fn resolver(answer: Ipv4Addr) -> SocketAddr {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = socket.local_addr().unwrap();

@@ -1,4 +1,4 @@
-//! A host whose disk is full while a sandbox writes, on any backend. As root: it mounts a small
+//! A host whose disk is full while a sandbox writes, on any backend. Needs root: it mounts a small
 //! filesystem.
 
 use std::fs::{self, File};
@@ -10,7 +10,7 @@ use crate::support::{Holding, Home, assert_clean, image, wait};
 
 const MIB: usize = 1 << 20;
 
-/// A store on a filesystem of its own, with the image `box`; unmounted in the end.
+/// A store on its own filesystem, with the image `box`; dropping it unmounts the filesystem.
 struct Small(Home);
 
 impl Small {
@@ -28,11 +28,11 @@ impl Small {
         assert!(command.arg(self.0.store()).status().unwrap().success());
     }
 
-    /// Leaves `free` bytes of it, give or take a page.
+    /// Fills the filesystem except for about `free` bytes.
     fn fill(&self, free: usize) {
         let _ = fs::remove_file(self.filler());
         let mut filler = File::create(self.filler()).unwrap();
-        // What can't be written any more is what should be.
+        // Until the filesystem is full.
         while filler.write_all(&[1; 4096]).is_ok() {}
         let length = filler.metadata().unwrap().len();
         filler.set_len(length.saturating_sub(free as u64)).unwrap();
@@ -56,7 +56,7 @@ impl Drop for Small {
     }
 }
 
-/// A `mica` whose stderr is read.
+/// A `mica` with its stderr in a pipe.
 struct Said {
     mica: Child,
     stderr: BufReader<ChildStderr>,
@@ -70,7 +70,7 @@ impl Said {
         Self { mica, stderr }
     }
 
-    /// Waits for a line of its stderr that has these words.
+    /// Waits for a line of its stderr with these words.
     fn says(&mut self, words: &str) {
         let mut all = String::new();
         while !all.contains(words) {
@@ -86,20 +86,20 @@ impl Said {
     }
 }
 
-/// The host's disk is full while the guest writes to its own: nothing fails, the sandbox can
-/// be paused and stopped, and all goes on when there is room.
+/// The host's disk is full while the guest writes to its own: nothing fails, the sandbox can be
+/// frozen and stopped, and continues when there is room.
 pub fn writes_wait_for_room(backend: &str) {
     let small = Small::new();
     let home = &small.0;
     let run = ["run", "--name", "it", "--backend", backend, "--net", "none"];
-    // Its own words for files of one letter, so that it needs nothing but memory meanwhile.
+    // Generates a file of one letter, so that the command needs only memory meanwhile.
     let script =
         "tr '\\0' x </dev/zero | head -c 33554432 >big && sync && md5sum big; echo $?; exit 7";
     let command = ["--upper", "disk:128m", "box", "sh", "-c", script];
     small.fill(24 * MIB);
     let mut mica = Said::start(home.mica(&[&run[..], &command].concat()));
     mica.says("the host's disk is full");
-    // It stands still for whoever wants a moment of it.
+    // The sandbox can be frozen.
     drop(Holding::new(home, "it"));
     small.make_room();
     let (code, said) = mica.finish();
@@ -118,7 +118,7 @@ pub fn writes_wait_for_room(backend: &str) {
         (&"exited".into(), &7.into())
     );
 
-    // Until the user gives it up.
+    // Until the user kills the sandbox.
     home.output(&["rm", "it"]).ok();
     small.fill(24 * MIB);
     let mut mica = Said::start(home.mica(&[&run[..], &command].concat()));
@@ -137,7 +137,7 @@ pub fn writes_wait_for_room(backend: &str) {
     small.make_room();
 }
 
-/// How a command ended is remembered though nothing can be written any more.
+/// The end of a command is recorded although nothing can be written any more.
 pub fn an_end_is_recorded(backend: &str) {
     let small = Small::new();
     let home = &small.0;

@@ -1,4 +1,4 @@
-//! A store with a small image in it, and mica run on it.
+//! A store with a small image, and `mica` on it.
 
 #![allow(dead_code, reason = "every test binary uses a part of it")]
 
@@ -19,26 +19,26 @@ use micabox_image::convert::Place;
 use micabox_image::{LoadOptions, Settings, Store, progress};
 pub use micabox_testing::image;
 
-/// Far longer than anything takes: only a hang ends it.
+/// A timeout far longer than any step takes: only a hang reaches it.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
-/// How often something that has no signal of its own is looked at.
+/// Interval of polls.
 const POLL: Duration = Duration::from_millis(20);
 
-/// A store of its own for a test; it holds the image `box`.
+/// A test's own store, with the image `box`.
 pub struct Home {
     directory: tempfile::TempDir,
 }
 
 impl Home {
-    /// An empty store.
+    /// Makes an empty store.
     pub fn empty() -> Self {
         Self {
             directory: tempfile::tempdir().unwrap(),
         }
     }
 
-    /// A store with the image `box`.
+    /// Makes a store with the image `box`.
     pub fn new() -> Self {
         let home = Self::empty();
         home.load(&image::layers(), &image::config());
@@ -52,7 +52,7 @@ impl Home {
         let store = Store::open(&self.store()).unwrap();
         let options = LoadOptions {
             platform: None,
-            // The test program is no worker.
+            // The test program can't be executed as a worker.
             settings: Arc::new(Settings {
                 conversion: Place::Here,
                 ..Settings::default()
@@ -70,7 +70,7 @@ impl Home {
         self.directory.path().join("store")
     }
 
-    /// `mica` with arguments.
+    /// Returns a `mica` with arguments.
     pub fn mica(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_mica"));
         command
@@ -81,12 +81,12 @@ impl Home {
         command
     }
 
-    /// Runs `mica` to its end.
+    /// Runs `mica` until its end.
     pub fn output(&self, arguments: &[&str]) -> Finished {
         Finished::of(self.mica(arguments))
     }
 
-    /// Runs it with a guest whose kernel has no device mapper.
+    /// Runs `mica` with a guest whose kernel has no device mapper.
     pub fn output_without_mapper(&self, arguments: &[&str]) -> Finished {
         let mut mica = self.mica(arguments);
         mica.env("MICABOX_CMDLINE", "initcall_blacklist=dm_init");
@@ -98,7 +98,7 @@ impl Home {
         Running::new(self.mica(arguments))
     }
 
-    /// The directory of the sandbox of this name.
+    /// Returns the directory of the sandbox of this name.
     pub fn directory_of(&self, name: &str) -> PathBuf {
         let list = self.output(&["ps", "-a", "--json"]).json();
         let list = list.as_array().unwrap();
@@ -107,7 +107,7 @@ impl Home {
         self.store().join("sandboxes").join(id)
     }
 
-    /// The process that owns the one sandbox that there is.
+    /// Returns the PID of the owner of the only sandbox.
     pub fn owner(&self) -> u32 {
         let [sandbox] = self.sandboxes().try_into().unwrap();
         let record = fs::read(sandbox.join("state.json")).unwrap();
@@ -115,13 +115,13 @@ impl Home {
         record["owner"]["pid"].as_u64().unwrap().try_into().unwrap()
     }
 
-    /// Kills it.
+    /// Kills the owner of the only sandbox.
     pub fn kill_owner(&self) {
         let pid = rustix::process::Pid::from_raw(self.owner().cast_signed()).unwrap();
         rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
     }
 
-    /// What is in the directory of the sandbox of this name.
+    /// Lists the files in the directory of the sandbox of this name.
     pub fn files_of(&self, name: &str) -> Vec<String> {
         let entries = fs::read_dir(self.directory_of(name)).unwrap();
         let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -130,7 +130,7 @@ impl Home {
         names
     }
 
-    /// The directories of sandboxes.
+    /// Returns the directories of sandboxes.
     pub fn sandboxes(&self) -> Vec<PathBuf> {
         let Ok(entries) = fs::read_dir(self.store().join("sandboxes")) else {
             return Vec::new();
@@ -138,7 +138,7 @@ impl Home {
         entries.map(|entry| entry.unwrap().path()).collect()
     }
 
-    /// Processes of QEMU's that have a file of the store open, as every machine here does.
+    /// Returns the QEMU processes that have a file of the store open, as every machine here does.
     pub fn machines(&self) -> Vec<u32> {
         let store = self.store();
         let processes = fs::read_dir("/proc").unwrap().filter_map(|entry| {
@@ -156,7 +156,7 @@ impl Home {
         processes.collect()
     }
 
-    /// Waits until no machine is left: a killed one takes a moment to go.
+    /// Waits until no machine is left: a killed one takes a moment to exit.
     pub fn wait_for_no_machine(&self) {
         wait_until("no machine is left", || self.machines().is_empty());
     }
@@ -171,8 +171,8 @@ impl Home {
     }
 }
 
-/// A sandbox whose machine is frozen, as for a copy of its disk, until this is dropped; by a
-/// client that says no more than that. It speaks the protocol from its page alone.
+/// A client that keeps a sandbox's machine frozen, as for a copy of its disk, until it is dropped.
+/// It sends no other requests, and implements the protocol from its page alone.
 pub struct Holding(UnixStream);
 
 impl Holding {
@@ -206,7 +206,7 @@ impl Holding {
         serde_json::from_slice(&message).unwrap()
     }
 
-    /// Waits until the sandbox's owner has given it up; the kind of failure.
+    /// Waits until the sandbox's owner has ended the freeze. Returns the kind of failure.
     pub fn wait_for_end(mut self) -> String {
         let answer = self.answer();
         assert_eq!(answer["type"], "failed");
@@ -214,11 +214,11 @@ impl Holding {
     }
 }
 
-/// What a finished `mica` left.
+/// The result of a finished `mica`.
 pub struct Finished(Output);
 
 impl Finished {
-    /// Runs a `mica` to its end.
+    /// Runs a `mica` until its end.
     pub fn of(mut command: Command) -> Self {
         Self(command.output().unwrap())
     }
@@ -235,13 +235,13 @@ impl Finished {
         String::from_utf8_lossy(&self.0.stderr).into_owned()
     }
 
-    /// With other text on stderr.
+    /// Replaces the text of stderr.
     pub fn replace(mut self, change: impl Fn(&str) -> String) -> Self {
         self.0.stderr = change(&self.stderr()).into_bytes();
         self
     }
 
-    /// stdout of a run that ended well and said nothing on stderr.
+    /// Returns stdout of a run that succeeded with an empty stderr.
     #[track_caller]
     pub fn ok(&self) -> String {
         assert_eq!(
@@ -253,14 +253,14 @@ impl Finished {
         self.stdout()
     }
 
-    /// stdout as JSON.
+    /// Parses stdout as JSON.
     #[track_caller]
     pub fn json(&self) -> serde_json::Value {
         serde_json::from_str(&self.ok()).unwrap()
     }
 }
 
-/// A `mica` that runs.
+/// A running `mica`.
 pub struct Running {
     child: Child,
     stdout: BufReader<ChildStdout>,
@@ -277,7 +277,7 @@ impl Running {
         self.child.id()
     }
 
-    /// The next line of its stdout, without the line feed.
+    /// Reads the next line of its stdout, without the line feed.
     pub fn line(&mut self) -> String {
         let mut line = String::new();
         self.stdout.read_line(&mut line).unwrap();
@@ -290,12 +290,12 @@ impl Running {
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
-    /// Our end of its stdin, if that is a pipe.
+    /// Takes our end of its stdin, if that is a pipe.
     pub fn stdin(&mut self) -> Option<std::process::ChildStdin> {
         self.child.stdin.take()
     }
 
-    /// Whether it has not ended yet.
+    /// Returns whether it still runs.
     pub fn is_running(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
     }
@@ -305,13 +305,13 @@ impl Running {
         self.child
     }
 
-    /// Waits for its end: the exit code, or minus the signal.
+    /// Waits for its end. Returns the exit code, or minus the signal.
     pub fn wait(mut self) -> i32 {
         wait(&mut self.child)
     }
 }
 
-/// Waits for a process's end: its exit code, or minus the signal.
+/// Waits for a process's end. Returns its exit code, or minus the signal.
 pub fn wait(child: &mut Child) -> i32 {
     use std::os::unix::process::ExitStatusExt;
     let mut status = None;
@@ -326,7 +326,7 @@ pub fn wait(child: &mut Child) -> i32 {
         .unwrap()
 }
 
-/// Waits until `done` says so.
+/// Waits until `done` returns true.
 #[track_caller]
 pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
@@ -336,7 +336,7 @@ pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Fails unless e2fsck finds nothing to say about a disk that was left in order.
+/// Fails unless e2fsck finds no problems on a disk that was cleanly unmounted.
 #[track_caller]
 pub fn assert_clean(disk: &Path) {
     let fsck = Command::new("e2fsck")
@@ -360,7 +360,7 @@ pub fn wait_until_closed(file: &Path) {
     });
 }
 
-/// Whether a process with this number exists.
+/// Returns whether a process with this PID exists.
 pub fn exists(pid: impl AsRef<OsStr>) -> bool {
     Path::new("/proc").join(pid.as_ref()).exists()
 }

@@ -1,4 +1,4 @@
-//! Snapshots as files, made by hand: `mica snapshot export` writes only what is so.
+//! Hand-made snapshot files: `mica snapshot export` writes only true ones.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-/// The head's snapshot: of the image `digest`, with a disk of `size` bytes.
+/// Makes the head's snapshot: of the image `digest`, with a disk of `size` bytes.
 pub fn snapshot(name: &str, digest: &str, size: usize) -> Value {
     json!({
         "name": name,
@@ -17,8 +17,7 @@ pub fn snapshot(name: &str, digest: &str, size: usize) -> Value {
     })
 }
 
-/// Writes the file: a magic, the head's length, the head, the disk as one run of bytes, and a
-/// digest.
+/// Writes the file: magic, length of the head, head, the disk as one run of bytes, and a digest.
 pub fn write(path: &Path, snapshot: &Value, disk: &[u8]) {
     let head = json!({"snapshot": snapshot, "runs": [[0, disk.len()]]}).to_string();
     let mut bytes = b"micabox snapshot 1\n".to_vec();

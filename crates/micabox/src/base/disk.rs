@@ -1,4 +1,4 @@
-//! A disk image as root: an ext4 or EROFS filesystem in a file, without an OCI image.
+//! Root disks: an ext4 or EROFS filesystem in a file as the root, without an OCI image.
 
 use std::fmt;
 use std::fs::{File, TryLockError};
@@ -14,16 +14,17 @@ use crate::Error;
 use crate::error::chain;
 use crate::jailed::{self, Inspect, Inspected};
 
-/// Bytes of a sector, of which every disk is a multiple.
+/// Bytes of a sector; every disk's size is a multiple of it.
 const SECTOR: u64 = 512;
 
-/// Bytes of which a persistent memory is a multiple.
+/// Bytes; the size of a persistent memory region is a multiple of it.
 const PMEM_UNIT: u64 = 2 << 20;
 
-/// Bytes of a page, which is what a filesystem's blocks must be to be mapped.
+/// Bytes of a page. Only a filesystem with blocks of this size can be mapped.
 const PAGE: u32 = 4096;
 
-/// What begins like this, and where, in bytes, is no filesystem that can be booted from.
+/// Magic bytes of formats that can't be booted from: offset in bytes, magic, and the format's name
+/// in error messages.
 const OTHERS: [(u64, &[u8], &str); 11] = [
     (0, b"QFI\xfb", "a qcow2 image"),
     (0, b"KDMV", "a VMDK image"),
@@ -38,20 +39,20 @@ const OTHERS: [(u64, &[u8], &str); 11] = [
     (0x1_0040, b"_BHRfS_M", "a btrfs filesystem"),
 ];
 
-/// A filesystem in a file that a sandbox has as its root.
+/// A filesystem in a file that is a sandbox's root.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RootDisk {
     /// The file, absolute.
     pub path: PathBuf,
-    /// What it holds.
+    /// The filesystem in the file.
     pub format: Format,
-    /// Whether changes go into the file itself. Otherwise it stays as it is.
+    /// Whether changes go into the file itself. Otherwise the file is never written to.
     pub in_place: bool,
     /// Bytes of the file, a multiple of 512.
     pub size: u64,
     /// The filesystem's UUID, in the order of the superblock's bytes.
     pub uuid: [u8; 16],
-    /// Why it can't be mapped into a machine, if it can't.
+    /// Why the file can't be mapped into a machine, if it can't.
     #[serde(default)]
     pub(crate) unmapped: Option<String>,
     /// When the file was changed last: seconds and nanoseconds since 1970-01-01 UTC.
@@ -71,37 +72,38 @@ pub enum Format {
 /// Why a file can't be a root.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DiskProblem {
-    /// It can't be read, or is damaged, or needs what nobody has.
+    /// The file can't be read, is damaged, or needs a feature that is not supported.
     #[error("{0}")]
     Unusable(String),
-    /// It has another kind of contents.
+    /// The file has contents of another kind.
     #[error("it is {0}")]
     Foreign(&'static str),
-    /// It is a whole disk.
+    /// The file is a whole disk with a partition table.
     #[error("it has a partition table ({0}), and only a filesystem can be a root")]
     Partitioned(&'static str),
-    /// It has none of the filesystems that can be booted from.
+    /// The file holds neither an ext4 nor an EROFS filesystem.
     #[error("it holds neither an ext4 nor an EROFS filesystem")]
     Unknown,
-    /// It was not unmounted, and nobody may write to it.
+    /// The filesystem was not unmounted, and its journal can't be replayed because the root is
+    /// read-only.
     #[error("it was not unmounted: its journal has changes that a read-only root would lack")]
     Dirty,
-    /// Nobody can write to this format.
+    /// The format is read-only, and changes in place were requested.
     #[error("EROFS can't be written to")]
     ReadOnlyFormat,
-    /// Somebody else writes to it, or reads it while it was to be written to.
+    /// Another sandbox writes to the file, or uses it while this one wants to write to it.
     #[error("another sandbox uses it")]
     Busy,
-    /// It is another one than it was.
+    /// The file has changed since the sandbox was made.
     #[error("it has changed since the sandbox was made, whose changes are to what it was")]
     Changed,
-    /// It is not the one that an imported snapshot was made with.
+    /// The file is not the root disk that an imported snapshot was made with.
     #[error("it is not the root disk of the snapshot: format, size or UUID differ")]
     Another,
 }
 
 impl RootDisk {
-    /// Opens it for reading.
+    /// Opens the file for reading. Returns the format, and the file as the only one.
     pub(crate) fn lower_files(&self) -> Result<(LowerKind, Vec<File>), Error> {
         let file = File::open(&self.path).map_err(|error| self.unusable(error))?;
         let kind = match self.format {
@@ -111,8 +113,8 @@ impl RootDisk {
         Ok((kind, vec![file]))
     }
 
-    /// Looks at a file that is to be a root: what it holds, and whether that can be booted
-    /// from. Changes go elsewhere unless they are to be made `in_place`.
+    /// Inspects a file for use as a root: which filesystem it holds, and whether a sandbox can boot
+    /// from it. With `in_place`, changes go into the file itself.
     ///
     /// # Errors
     /// [`Error::RootDisk`].
@@ -175,12 +177,12 @@ impl RootDisk {
             let locked = file.try_lock_shared();
             let _ = file.unlock();
             return Err(match locked {
-                // It is mounted by one of ours.
+                // One of our sandboxes has it mounted.
                 Err(TryLockError::WouldBlock) => DiskProblem::Busy,
                 _ => DiskProblem::Dirty,
             });
         }
-        // By name, what cannot be read here.
+        // Errors name the unsupported feature.
         inspect(LowerKind::Ext4, file)?;
         if superblock.block_size() != Some(PAGE) {
             self.unmapped = Some("its blocks are not of 4096 bytes".into());
@@ -210,21 +212,24 @@ impl RootDisk {
         Ok(())
     }
 
-    /// The same once more, if it is still the same.
+    /// Inspects the file again. Fails if it is not the same filesystem, or, for a root that is not
+    /// written to, if anything about the file has changed.
     pub(crate) fn again(&self) -> Result<Self, Error> {
         let now = Self::open(&self.path, self.in_place)?;
-        let is_same = match self.in_place {
-            true => now.uuid == self.uuid,
-            false => now == *self,
+        let is_same = if self.in_place {
+            now.uuid == self.uuid
+        } else {
+            now == *self
         };
-        match is_same {
-            true => Ok(now),
-            false => Err(self.failed(DiskProblem::Changed)),
+        if is_same {
+            Ok(now)
+        } else {
+            Err(self.failed(DiskProblem::Changed))
         }
     }
 
-    /// The filesystem that this describes, in a file that the user names: elsewhere, it has
-    /// another path and another time.
+    /// Finds the filesystem that this describes in a file that the user names. Format, size and
+    /// UUID must agree; path and time may differ.
     pub(crate) fn found_at(&self, path: &Path) -> Result<Self, Error> {
         let found = Self::open(path, false)?;
         let identity = |disk: &Self| (disk.format, disk.size, disk.uuid);
@@ -235,12 +240,14 @@ impl RootDisk {
         }
     }
 
-    /// Keeps others from writing to it, or from using it if it is to be written to.
+    /// Locks the file: exclusively if this root is written to, otherwise shared, which keeps
+    /// writers out.
     pub(crate) fn claim(&self) -> Result<Claim, Error> {
         let file = File::open(&self.path).map_err(|error| self.unusable(error))?;
-        let locked = match self.in_place {
-            true => file.try_lock(),
-            false => file.try_lock_shared(),
+        let locked = if self.in_place {
+            file.try_lock()
+        } else {
+            file.try_lock_shared()
         };
         match locked {
             Ok(()) => Ok(Claim::of(file)),
@@ -261,17 +268,17 @@ impl RootDisk {
     }
 }
 
-/// What a worker finds a file's filesystem to be.
+/// Inspects a file's filesystem in a worker.
 fn inspect(kind: LowerKind, file: File) -> Result<Inspected, DiskProblem> {
     let found = jailed::call(&Inspect { kind }, file, Vec::new(), 0);
     found.map_err(|error| DiskProblem::Unusable(chain(&error)))
 }
 
-/// A hold on a root disk.
+/// A lock on a root disk's file.
 #[derive(Debug)]
 pub(crate) struct Claim {
     file: File,
-    /// Another process has it.
+    /// Another process has taken the claim over.
     is_handed_over: bool,
 }
 
@@ -283,7 +290,7 @@ impl Claim {
         }
     }
 
-    /// That of a creator that handed it over.
+    /// Takes over the claim of the creator, from its locked file.
     pub(crate) fn taken_over(file: File) -> Self {
         Self::of(file)
     }
@@ -293,7 +300,7 @@ impl Claim {
         &self.file
     }
 
-    /// Leaves it to the process that has taken it over.
+    /// Leaves the lock to the process that has taken the claim over.
     pub(crate) fn hand_over(mut self) {
         self.is_handed_over = true;
     }
@@ -304,13 +311,13 @@ impl Drop for Claim {
         if self.is_handed_over {
             return;
         }
-        // Closing is not enough: a child that another thread has made and that has not yet
-        // executed its program holds the file as well.
+        // Closing is not enough: a child that another thread has forked and that has not yet
+        // executed its program holds the file open as well.
         let _ = self.file.unlock();
     }
 }
 
-/// Where EROFS says what it is, in bytes, and how.
+/// Offset of the EROFS magic in bytes, and the magic.
 const EROFS_MAGIC_AT: u64 = 1024;
 const EROFS_MAGIC: [u8; 4] = 0xE0F5_E1E2_u32.to_le_bytes();
 
@@ -320,18 +327,17 @@ fn starts(file: &File, offset: u64, bytes: &[u8]) -> bool {
     file.read_exact_at(&mut found, offset).is_ok() && found == bytes
 }
 
-/// What a file without a filesystem for us is.
+/// Returns why a file without a supported filesystem can't be a root.
 fn foreign(file: &File) -> DiskProblem {
     if starts(file, SECTOR, b"EFI PART") || starts(file, 4096, b"EFI PART") {
         return DiskProblem::Partitioned("GPT");
     }
-    let known = OTHERS.iter();
-    let mut known = known.filter(|(offset, bytes, _)| starts(file, *offset, bytes));
-    if let Some((_, _, name)) = known.next() {
+    let mut others = OTHERS.iter();
+    if let Some((_, _, name)) = others.find(|(offset, bytes, _)| starts(file, *offset, bytes)) {
         return DiskProblem::Foreign(name);
     }
-    // Boot sectors of some filesystems end like a partition table; so one partition at
-    // least must have a type.
+    // Boot sectors of some filesystems end like a partition table, so at least one partition must
+    // have a type.
     let types = (0..4).map(|index| 446 + 16 * index + 4);
     let is_typed = |at: u64| {
         let mut kind = [0];

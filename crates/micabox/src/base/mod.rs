@@ -1,5 +1,4 @@
-//! What a sandbox is made from, below its changes: an image of the store's, or a disk of the
-//! user's.
+//! The base of a sandbox, below its changes: an image in the store, or a root disk of the user's.
 
 mod disk;
 
@@ -23,24 +22,25 @@ pub use disk::{DiskProblem, Format, RootDisk};
 pub enum Base {
     /// An image in the store.
     Image(Box<Image>),
-    /// A filesystem in a file of the user's.
+    /// A filesystem in one of the user's files.
     Disk(RootDisk),
 }
 
 impl Base {
-    /// What a sandbox was made from.
+    /// Finds the base of the sandbox with this record.
     ///
     /// # Errors
-    /// [`Error::Store`] if the image is not in the store any more; [`Error::RootDisk`] if the
-    /// disk is not as it was.
+    /// [`Error::Store`] if the image is no longer in the store; [`Error::RootDisk`] if the root
+    /// disk has changed or can't be used.
     pub fn of(store: &Store, record: &Record) -> Result<Self, Error> {
         Self::find(store, &record.image, record.root_disk.as_ref())
     }
 
-    /// What the sandbox of a snapshot was made from.
+    /// Finds the base of a snapshot's sandbox.
     ///
     /// # Errors
-    /// As [`Base::of`]; [`Error::RootDiskUnnamed`] if it has a root disk and was imported.
+    /// As [`Base::of`]; [`Error::RootDiskUnnamed`] if the snapshot was imported and has a root
+    /// disk.
     pub fn of_snapshot(store: &Store, snapshot: &Snapshot) -> Result<Self, Error> {
         if snapshot.is_without_path() {
             return Err(Error::RootDiskUnnamed(snapshot.name.clone()));
@@ -48,11 +48,12 @@ impl Base {
         Self::find(store, &snapshot.image, snapshot.root_disk.as_ref())
     }
 
-    /// The root disk of a snapshot, in the file at `path`: one of the same format, size and UUID.
+    /// Uses the file at `path` as the root disk of a snapshot. Format, size and UUID must be the
+    /// same.
     ///
     /// # Errors
-    /// [`Error::RootDisk`] if it is another one; [`Error::SnapshotDiffers`] if the snapshot has
-    /// none, or memory that goes on with the file that it had.
+    /// [`Error::RootDisk`] if it is another filesystem; [`Error::SnapshotDiffers`] if the snapshot
+    /// has no root disk, or has memory, which can be restored only with the original file.
     pub fn of_snapshot_on(snapshot: &Snapshot, path: &Path) -> Result<Self, Error> {
         let differs = |problem| Error::SnapshotDiffers {
             name: snapshot.name.clone(),
@@ -72,14 +73,14 @@ impl Base {
             Some(disk) => Self::Disk(disk.again()?),
             None => {
                 let mut found = store.image_by_digest(&image.parse_digest()?)?;
-                // Under the name that it had when it was asked for.
+                // The reference under which the image was requested.
                 found.reference = image.reference.as_ref().and_then(|name| name.parse().ok());
                 Self::Image(Box::new(found))
             }
         })
     }
 
-    /// The image's configuration; a disk has none.
+    /// Returns the image's configuration; the default one for a root disk, which has none.
     pub fn config(&self) -> Config {
         match self {
             Self::Image(image) => image.config.config().clone().unwrap_or_default(),
@@ -87,7 +88,7 @@ impl Base {
         }
     }
 
-    /// How the record names it.
+    /// Returns the base's name for the record.
     pub(crate) fn name(&self) -> ImageName {
         match self {
             Self::Image(image) => ImageName {
@@ -101,7 +102,7 @@ impl Base {
         }
     }
 
-    /// The disk, if it is one.
+    /// Returns the root disk, if the base is one.
     pub fn disk(&self) -> Option<&RootDisk> {
         match self {
             Self::Disk(disk) => Some(disk),
@@ -109,7 +110,7 @@ impl Base {
         }
     }
 
-    /// Opens its files: how to read them, and one after the other.
+    /// Opens the base's files for reading. Returns their format and the files in order.
     pub(crate) fn lower_files(&self) -> Result<(LowerKind, Vec<File>), Error> {
         match self {
             Self::Image(image) => Ok((LowerKind::Erofs, image_files::for_reading(image)?)),
@@ -117,7 +118,7 @@ impl Base {
         }
     }
 
-    /// The file that errors about its metadata name.
+    /// Returns the path that errors about the base's metadata name.
     pub(crate) fn metadata_path(&self) -> PathBuf {
         match self {
             Self::Image(image) => image.fsmeta.clone(),
@@ -125,7 +126,7 @@ impl Base {
         }
     }
 
-    /// The devices for a machine.
+    /// Plans the devices of a machine on this base.
     pub(crate) fn plan(
         &self,
         transport: Transport,

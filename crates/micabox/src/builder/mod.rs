@@ -17,8 +17,8 @@ use crate::{
 
 pub(crate) use start::random;
 
-/// RAM for the sandbox's programs and files if nobody says otherwise, MiB. Memory
-/// that a guest does not touch costs the host nothing.
+/// Default RAM for the sandbox's programs and files, MiB. Memory that a guest does not touch costs
+/// the host nothing.
 pub const DEFAULT_MEMORY_MIB: u32 = 1024;
 
 /// Builder for a [`Sandbox`](crate::Sandbox).
@@ -36,13 +36,13 @@ pub struct Builder<'a> {
     upper: Upper,
     command: Option<Command>,
     patches: Vec<Patch>,
-    /// What it begins with a copy of.
+    /// The snapshot or template that the sandbox starts from.
     origin: Option<Origin>,
-    /// Boots, whatever templates there are, and makes none.
+    /// Whether to boot without using or making a template.
     cold: bool,
-    /// The machine's first command goes on, in place of another one.
+    /// Whether to reattach the saved machine's first command in place of starting one.
     adopts: bool,
-    /// The sandbox to start again, by its ID.
+    /// The ID of the sandbox to start again.
     resumed: Option<String>,
     auto_remove: bool,
     stop_signal: Option<i32>,
@@ -57,24 +57,24 @@ pub struct Builder<'a> {
     cancel: Cancel,
 }
 
-/// What a sandbox begins with a copy of.
+/// A snapshot or template that a sandbox starts from.
 #[derive(Clone)]
 struct Origin {
-    /// The snapshot's name; a template has none.
+    /// The snapshot's name; none for a template.
     name: Option<String>,
-    /// Where it is.
+    /// The directory of the snapshot or template.
     directory: PathBuf,
-    /// The machine to go on from; otherwise it is a disk alone.
+    /// The machine to restore; none if only a disk was saved.
     machine: Option<SavedMachine>,
 }
 
 impl<'a> Builder<'a> {
-    /// A sandbox from `image` in `store`.
+    /// Begins a sandbox from `image` in `store`.
     pub fn new(store: &'a Store, image: &Image) -> Self {
         Self::on(store, Base::Image(Box::new(image.clone())))
     }
 
-    /// A sandbox from an image in `store` or from a root disk.
+    /// Begins a sandbox from an image in `store` or from a root disk.
     pub fn on(store: &'a Store, base: Base) -> Self {
         let is_in_place = base.disk().is_some_and(|disk| disk.in_place);
         Self {
@@ -87,9 +87,10 @@ impl<'a> Builder<'a> {
             transport: Transport::default(),
             root: Root::default(),
             init: Init::Reaper,
-            upper: match is_in_place {
-                true => Upper::InPlace,
-                false => Upper::default(),
+            upper: if is_in_place {
+                Upper::InPlace
+            } else {
+                Upper::default()
             },
             command: None,
             patches: Vec::new(),
@@ -111,11 +112,11 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// The sandbox of `record` once more: on the same disk, with the same settings.
-    /// `base` is what the record names.
+    /// Begins another start of the sandbox of `record`, on the same disk and with the same
+    /// settings. `base` is the base that the record names.
     ///
     /// # Errors
-    /// [`Error::NotKept`] if there is nothing left of it.
+    /// [`Error::NotKept`] if the sandbox has kept no changes or has no first command on record.
     pub fn again(store: &'a Store, base: Base, record: &Record) -> Result<Self, Error> {
         let spec = record.spec.clone();
         let Some(spec) = spec.filter(|_| record.upper.is_kept()) else {
@@ -142,100 +143,103 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// A name, unique in the store. Otherwise it gets one.
+    /// Sets the name, unique in the store. Default: a generated one.
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self
     }
 
-    /// The host name inside; otherwise the first 12 digits of the ID.
+    /// Sets the host name inside. Default: the first 12 digits of the ID.
     #[must_use]
     pub fn hostname(mut self, hostname: impl Into<String>) -> Self {
         self.hostname = Some(hostname.into());
         self
     }
 
-    /// RAM for programs and changed files in MiB. What the kernel needs to describe
-    /// the image's pmem is added to it.
+    /// Sets the RAM for programs and changed files in MiB. What the kernel needs to describe the
+    /// image's pmem is added to it.
     #[must_use]
     pub fn memory_mib(mut self, mib: u32) -> Self {
         self.memory_mib = mib;
         self
     }
 
-    /// Virtual processors. Otherwise as many as the host has, 4 at most, and one where
-    /// they are emulated.
+    /// Sets the number of virtual processors. Default: as many as the host has, 4 at most; one
+    /// where they are emulated.
     #[must_use]
     pub fn cpus(mut self, cpus: u8) -> Self {
         self.cpus = Some(cpus);
         self
     }
 
-    /// How the image's bytes reach the guest.
+    /// Sets how the image's bytes reach the guest.
     #[must_use]
     pub fn transport(mut self, transport: Transport) -> Self {
         self.transport = transport;
         self
     }
 
-    /// What the lower side of the root is.
+    /// Sets what the lower side of the root is.
     #[must_use]
     pub fn root(mut self, root: Root) -> Self {
         self.root = root;
         self
     }
 
-    /// Whom the sandbox reaches, and who reaches it.
+    /// Sets the network: which addresses the sandbox reaches, and which ports of the host lead to
+    /// it.
     #[must_use]
     pub fn network(mut self, network: Network) -> Self {
         self.network = network;
         self
     }
 
-    /// Has the sandbox's processors virtualise and count, where the host's do: KVM works inside
-    /// then. A hostile guest sees more of the host's kernel. There is no snapshot of its memory.
+    /// Gives the virtual processors virtualisation and performance counters, where the host's have
+    /// them, so that KVM works inside. A hostile guest then reaches more of the host's kernel. The
+    /// sandbox can't be saved with its memory.
     #[must_use]
     pub fn nested_virtualization(mut self, wanted: bool) -> Self {
         self.nested_virtualization = wanted;
         self
     }
 
-    /// Has it not start unless a control group limits the machine's process. Otherwise one does
-    /// where one can be had ([`micabox_vmm::control_groups`]).
+    /// Makes the start fail unless a control group limits the machine's process. By default, a
+    /// control group is used where one is available ([`micabox_vmm::control_groups`]).
     #[must_use]
     pub fn require_limits(mut self, required: bool) -> Self {
         self.require_limits = required;
         self
     }
 
-    /// Leads to the sandbox's sockets (virtio-vsock, backend `kvm` only): who connects to the
-    /// Unix socket at `path`, which must be absolute, and writes `CONNECT PORT\n` reaches that
-    /// port in the sandbox, and a program that listens at `path` with `_PORT` behind it is
-    /// reached from there at port PORT of address 2. The path goes with the sandbox.
+    /// Connects the sandbox's vsock (virtio-vsock, backend `kvm` only) to Unix sockets of the host.
+    /// A client that connects to the socket at `path`, which must be absolute, and writes
+    /// `CONNECT PORT\n` reaches that port in the sandbox. A connection from the sandbox to port PORT
+    /// of address 2 reaches the program that listens at `path` followed by `_PORT`. The socket at
+    /// `path` is removed with the sandbox.
     #[must_use]
     pub fn vsock(mut self, path: impl Into<PathBuf>) -> Self {
         self.vsock = Some(path.into());
         self
     }
 
-    /// Where changes go; a root disk that is written to has no choice.
+    /// Sets where changes go. For a root disk that is written to, only [`Upper::InPlace`] is valid.
     #[must_use]
     pub fn upper(mut self, upper: Upper) -> Self {
         self.upper = upper;
         self
     }
 
-    /// Changes to make before the first start, in their order.
+    /// Sets the changes to make before the first start, in order.
     #[must_use]
     pub fn patches(mut self, patches: Vec<Patch>) -> Self {
         self.patches = patches;
         self
     }
 
-    /// Begins with a copy of a snapshot's disk, which is kept; or, if the snapshot is of a
-    /// machine, goes on where that was, with memory, processors, network and all else as it
-    /// had them. What the sandbox is made from must be the snapshot's.
+    /// Starts from a copy of a snapshot's disk, which is kept; or, if the snapshot has a machine's
+    /// memory, restores that machine, with its memory size, processors, network and all other
+    /// settings. The base must be the snapshot's.
     #[must_use]
     pub fn from_snapshot(mut self, snapshot: &Snapshot) -> Self {
         self.origin = Some(Origin {
@@ -261,8 +265,8 @@ impl<'a> Builder<'a> {
         self
     }
 
-    /// Has the first command of the snapshot's machine go on, as this sandbox's
-    /// ([`Sandbox::adopted`](crate::Sandbox::reattach)).
+    /// Reattaches the first command of the snapshot's machine as this sandbox's
+    /// ([`Sandbox::reattach`](crate::Sandbox::reattach)).
     #[must_use]
     pub fn adopt(mut self) -> Self {
         self.adopts = true;
@@ -270,80 +274,79 @@ impl<'a> Builder<'a> {
         self
     }
 
-    /// Boots, even if a template of a machine like this one is there to go on from.
+    /// Boots even if there is a template for this machine.
     #[must_use]
     pub fn cold(mut self) -> Self {
         self.cold = true;
         self
     }
 
-    /// What its first command will be, for when it is started again. Without one it can't
-    /// be.
+    /// Records the first command, for later starts. A sandbox without one can't be started again.
     #[must_use]
     pub fn command(mut self, command: &Command) -> Self {
         self.command = Some(command.clone());
         self
     }
 
-    /// Makes the first command process 1, as plain `docker run` does. Otherwise a
-    /// process of ours is, and the sandbox outlives its commands.
+    /// Makes the first command process 1, as plain `docker run` does. By default the agent is
+    /// process 1, and the sandbox outlives its commands.
     #[must_use]
     pub fn first_command_is_init(mut self) -> Self {
         self.init = Init::FirstExec;
         self
     }
 
-    /// Keeps a record of the sandbox after its end, until somebody removes it.
+    /// Keeps a record of the sandbox after its end, until the sandbox is removed.
     #[must_use]
     pub fn keep_record(mut self) -> Self {
         self.auto_remove = false;
         self
     }
 
-    /// The signal that asks the first command to end; otherwise the image's StopSignal,
-    /// otherwise SIGTERM.
+    /// Sets the signal that asks the first command to end. Default: the image's StopSignal, or
+    /// SIGTERM.
     #[must_use]
     pub fn stop_signal(mut self, signal: i32) -> Self {
         self.stop_signal = Some(signal);
         self
     }
 
-    /// How long the guest may take to come up.
+    /// Sets how long the guest may take to boot.
     #[must_use]
     pub fn boot_timeout(mut self, timeout: Duration) -> Self {
         self.boot_timeout = Some(timeout);
         self
     }
 
-    /// What it is for, in lists of sandboxes: the command, as a rule.
+    /// Sets the description in lists of sandboxes: as a rule, the command.
     #[must_use]
     pub fn description(mut self, text: impl Into<String>) -> Self {
         self.description = text.into();
         self
     }
 
-    /// Which backend, if it is not to be the best one here.
+    /// Sets which backend to use. Default: the best one available.
     #[must_use]
     pub fn backend_choice(mut self, choice: BackendChoice) -> Self {
         self.backend_choice = choice;
         self
     }
 
-    /// The guest's kernel and agent; otherwise [`GuestFiles::find`].
+    /// Sets the guest's kernel and agent. Default: [`GuestFiles::find`].
     #[must_use]
     pub fn guest(mut self, files: GuestFiles) -> Self {
         self.guest = Some(files);
         self
     }
 
-    /// Lets another thread give the start up.
+    /// Lets another thread cancel the start.
     #[must_use]
     pub fn cancel(mut self, cancel: Cancel) -> Self {
         self.cancel = cancel;
         self
     }
 
-    /// The machine to go on from, if it does not boot.
+    /// Returns the machine to restore; none if the sandbox boots.
     fn machine(&self) -> Option<&SavedMachine> {
         self.origin.as_ref()?.machine.as_ref()
     }

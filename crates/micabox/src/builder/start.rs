@@ -1,5 +1,4 @@
-//! From what a sandbox shall have to one that is up: by a boot, or by going on from a machine
-//! that was saved.
+//! Starts a sandbox from its builder: by a boot, or by restoring a saved machine.
 
 use std::path::{Path, PathBuf};
 use std::process::Child;
@@ -25,19 +24,19 @@ use crate::{
     patch, signal_number, upper,
 };
 
-/// Most virtual processors that a sandbox gets unasked.
+/// Most virtual processors that a sandbox gets by default.
 const MOST_CPUS: usize = 4;
 
-/// How long a machine has to itself before it becomes a template. Its kernel frees what the
-/// boot has left when it has time (RCU); otherwise every copy would, which is a fifth of the
-/// pages that one changes until its first output.
+/// How long a machine runs idle before it is saved as a template. Its kernel frees what the boot
+/// has left when it is idle (RCU). Otherwise every copy would, which is a fifth of the pages that a
+/// copy changes until its first output.
 const AFTER_BOOT: Duration = Duration::from_millis(100);
 
 impl Builder<'_> {
     /// Starts the sandbox and waits until it is ready for commands.
     ///
     /// # Errors
-    /// As [`Error`] says; nothing new is left behind.
+    /// [`Error`]; no record or directory of a new sandbox is left behind.
     pub fn create(self) -> Result<Sandbox, Error> {
         let begun = Instant::now();
         if let Some(name) = self.name.as_deref().filter(|name| !is_valid(name)) {
@@ -48,7 +47,7 @@ impl Builder<'_> {
             Some(files) => files.clone(),
             None => GuestFiles::find()?,
         };
-        // Nobody removes the image until we have a lease on it.
+        // Keeps the image in the store until the sandbox has a lease on it.
         let shared = self.store.shared()?;
         let limits = backend.limits();
         self.check_in_place()?;
@@ -58,7 +57,7 @@ impl Builder<'_> {
         if let Some(template) = &template
             && let Some(machine) = template.machine()
         {
-            // Nobody prunes it meanwhile.
+            // Keeps the template from being pruned meanwhile.
             let _kept = self.store.shared()?;
             let warm = Self {
                 origin: Some(Origin {
@@ -75,7 +74,8 @@ impl Builder<'_> {
                 guest.clone(),
                 begun,
             ) {
-                // Of another processor, or damaged: what can be made anew is no failure.
+                // Saved on another processor, or damaged: the template is removed, and made again
+                // after a boot.
                 Err(Error::Boot(_)) => template.discard(),
                 result => return result,
             }
@@ -90,7 +90,7 @@ impl Builder<'_> {
         Ok(sandbox)
     }
 
-    /// Where the template for machines like this one is or would be, if there can be one.
+    /// Returns the place of the template for machines like this one, if there can be one.
     fn template(&self, plan: &Plan, guest: &GuestFiles, backend: &dyn Backend) -> Option<Template> {
         let is_new = self.origin.is_none() && self.resumed.is_none();
         if self.cold
@@ -115,7 +115,8 @@ impl Builder<'_> {
         Template::place(self.store.root(), image, plan, guest, &settings)
     }
 
-    /// Starts the sandbox in one way. `shared` keeps the image until a lease does.
+    /// Starts the sandbox by a boot or a restore. `shared` keeps the image in the store until the
+    /// sandbox's lease does.
     fn attempt(
         &self,
         shared: impl Sized,
@@ -158,7 +159,7 @@ impl Builder<'_> {
             registration.record().clone(),
             registration.path().to_owned(),
         );
-        // They are the owner's now.
+        // The registration and the claim are the owner's now.
         registration.hand_over();
         if let Some(claim) = claim {
             claim.hand_over();
@@ -176,7 +177,8 @@ impl Builder<'_> {
         })
     }
 
-    /// A root disk that is written to takes changes itself, from the sandbox alone.
+    /// Checks that in-place changes and a root disk that is written to go together, without
+    /// patches.
     fn check_in_place(&self) -> Result<(), Error> {
         let is_in_place = self.base.disk().is_some_and(|disk| disk.in_place);
         match (is_in_place, self.upper) {
@@ -188,7 +190,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Whether the machine of a snapshot, if it is to be one, can go on in this sandbox.
+    /// Checks whether the snapshot's machine, if there is one, can be restored with these settings.
     fn check_machine(&self, backend: &dyn Backend) -> Result<(), Error> {
         let Some(Origin {
             name: Some(name),
@@ -232,8 +234,8 @@ impl Builder<'_> {
         memory::check(name, directory, machine)
     }
 
-    /// Makes the record, or takes over that of a sandbox that is started again. If anything
-    /// fails from there on, dropping a new one leaves nothing behind.
+    /// Makes the record, or takes over the record of a sandbox that is started again. If a later
+    /// step fails, dropping a new registration leaves nothing behind.
     fn register(&self, plan: &Plan, backend: &dyn Backend) -> Result<Registration, Error> {
         let sandboxes = Sandboxes::open(self.store.root())?;
         match &self.resumed {
@@ -249,8 +251,8 @@ impl Builder<'_> {
         }
     }
 
-    /// Adds a disk to the plan: the one for changes, or a layer of the patches for a sandbox
-    /// in memory.
+    /// Adds a disk to the plan: the disk for changes, or the layer of patches of a sandbox whose
+    /// changes are in memory.
     fn attach_upper(
         &self,
         plan: &mut Plan,
@@ -262,13 +264,13 @@ impl Builder<'_> {
             Upper::Tmpfs if !self.patches.is_empty() => {
                 let contents = self.patches.iter().map(Patch::size);
                 let contents = contents.sum::<Result<u64, Error>>()?;
-                // Sparse, so there may as well be room enough.
+                // The file is sparse, so ample room costs nothing.
                 let size = contents.saturating_mul(2).saturating_add(256 << 20);
                 (upper::patches(directory), size, upper::PATCHES_SERIAL)
             }
             Upper::Tmpfs | Upper::InPlace => return Ok(()),
         };
-        // Otherwise it is there already.
+        // A sandbox that is started again has its disk already.
         if self.resumed.is_none() {
             match &self.origin {
                 None => upper::make_disk(&path, size, random()?)?,
@@ -286,7 +288,7 @@ impl Builder<'_> {
         Ok(plan.add_disk(disk, limits)?)
     }
 
-    /// Starts the owner and has it start the machine.
+    /// Starts the owner, which starts the machine.
     fn start_owner(
         &self,
         backend: &dyn Backend,
@@ -350,7 +352,7 @@ impl Builder<'_> {
             Ok(Some(Reply::Failed(failure))) => Some(failure),
             _ => None,
         };
-        // It has the sandbox's lock until it is gone.
+        // The owner holds the sandbox's lock until it has exited.
         client.end();
         while let Ok(Some(_)) = client.receive(None) {}
         let _ = process.wait();
@@ -369,7 +371,7 @@ impl Builder<'_> {
         })
     }
 
-    /// The file with what the sandbox keeps.
+    /// Returns the file with the changes that the sandbox keeps; none if they are in memory.
     fn kept_file(&self, directory: &Path) -> Option<PathBuf> {
         match self.upper {
             Upper::Tmpfs => None,
@@ -378,7 +380,8 @@ impl Builder<'_> {
         }
     }
 
-    /// Who is at the sockets: those of a machine that had some can't be taken away.
+    /// Returns where the sandbox's vsock leads. A restored machine that had one keeps the device,
+    /// which then leads nowhere unless a path is set.
     fn sockets(&self) -> Option<Sockets> {
         let has_some = |machine: &SavedMachine| machine.spec.vsock.is_some();
         match &self.vsock {
@@ -388,7 +391,7 @@ impl Builder<'_> {
         }
     }
 
-    /// The record of a start; nobody is to remember one that fails.
+    /// Makes the record of a start. `auto_remove` is set, so that a failed start leaves no record.
     fn record(&self, plan: &Plan, backend: &dyn Backend) -> Result<Record, Error> {
         let id = random::<{ ID_LENGTH / 2 }>()?;
         Ok(Record {
@@ -412,7 +415,8 @@ impl Builder<'_> {
         })
     }
 
-    /// What a copy of this sandbox must have as well, or why there can be none.
+    /// Returns the settings that a copy of this sandbox must have as well, or why it can't be
+    /// copied.
     fn saves(&self, plan: &Plan, backend: &dyn Backend) -> Result<Spec, String> {
         if !backend.limits().snapshots {
             let backend = backend.name();
@@ -437,7 +441,7 @@ impl Builder<'_> {
         })
     }
 
-    /// What to remember for another start, if there can be one.
+    /// Returns the settings for a later start; none if the sandbox can't be started again.
     fn spec(&self) -> Option<Spec> {
         let command = self.command.clone().filter(|_| self.upper.is_kept())?;
         Some(self.spec_of(command))
@@ -458,7 +462,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Where changes go, for the guest.
+    /// Converts where changes go for the guest.
     fn upper_for_guest(&self) -> micabox_wire::Upper {
         match self.upper {
             Upper::Tmpfs => micabox_wire::Upper::Tmpfs {

@@ -1,4 +1,4 @@
-//! A sandbox's disk for changes, over what it is made from.
+//! Jobs on a sandbox's disk for changes, over the sandbox's base.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -20,64 +20,64 @@ use super::{Fault, Files, Notes};
 use crate::patch::{self, PatchFault};
 use crate::upper::{self, ChangesError};
 
-/// Bytes written into a pipe at once.
+/// Bytes per write into a pipe.
 const PIECE: usize = 64 << 10;
 
-/// What the disk changes. Files: the disk, a pipe, what is below.
+/// Lists the changes on the disk. Files: the disk, a pipe, the base.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Changes {
     pub(crate) lower: LowerKind,
 }
 
-/// The changes as a layer of an image. Files: the disk, a pipe, what is below.
+/// Writes the changes as a layer of an image. Files: the disk, a pipe, the base.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Layer {
     pub(crate) lower: LowerKind,
 }
 
-/// What a path leads to, all symbolic links followed. Files: the disk, what is below.
+/// Finds what a path leads to, all symbolic links followed. Files: the disk, the base.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Look {
     pub(crate) lower: LowerKind,
     pub(crate) path: Vec<u8>,
 }
 
-/// What is at a path, as an archive. Files: the disk, a pipe, what is below.
+/// Writes what is at a path as an archive. Files: the disk, a pipe, the base.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Pack {
     pub(crate) lower: LowerKind,
     pub(crate) path: Vec<u8>,
-    /// A symbolic link at its end is followed.
+    /// Whether a symbolic link at its end is followed.
     pub(crate) follow: bool,
-    /// What the archive calls it.
+    /// Its name in the archive.
     pub(crate) name: Vec<u8>,
 }
 
-/// Writes to the disk. Files: the disk, one for each patch that has one, what is below.
+/// Applies patches to the disk. Files: the disk, one for each patch that has one, the base.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Patches {
     pub(crate) lower: LowerKind,
     pub(crate) patches: Vec<Patch>,
 }
 
-/// Replays the journal, and finds out whether there is a filesystem that can be used. A mark of
-/// errors stays. File: the disk.
+/// Replays the journal, and checks whether the filesystem can be used. A mark of errors stays.
+/// File: the disk.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Settle;
 
-/// Whether a filesystem can be read. File: the filesystem.
+/// Checks whether a filesystem can be read. File: the filesystem.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Inspect {
     pub(crate) kind: LowerKind,
 }
 
-/// What a filesystem says of itself.
+/// A filesystem's description of itself.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Inspected {
     pub(crate) uuid: [u8; 16],
     /// Bytes.
     pub(crate) size: u64,
-    /// Some of its files' bytes are elsewhere.
+    /// Whether some of its files' bytes are on other devices.
     pub(crate) has_devices: bool,
 }
 
@@ -161,9 +161,10 @@ impl Call for Patches {
         let mut files = Files::new(files);
         let disk = files.next().map_err(PatchFault::disk)?;
         let with_files = self.patches.iter().filter(|patch| patch.has_file());
-        let sources = with_files.map(|_| files.next());
-        let sources = sources.collect::<Result<Vec<_>, _>>();
-        let sources = sources.map_err(PatchFault::disk)?;
+        let sources = with_files
+            .map(|_| files.next())
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(PatchFault::disk)?;
         let lower = lower(self.lower, files).map_err(PatchFault::disk)?;
         patch::carry_out(disk, lower, &self.patches, sources)
     }
@@ -176,7 +177,7 @@ impl Call for Settle {
 
     fn run(self, files: Vec<OwnedFd>) -> Result<Notes, Fault> {
         let options = Options {
-            // A guest's kernel would replay it as well.
+            // A guest's kernel would replay the journal as well.
             despite_errors: true,
             ..Options::default()
         };
@@ -229,12 +230,12 @@ fn disk(file: File) -> Result<(Disk, Notes), Fault> {
     Ok((disk, notes))
 }
 
-/// Opens what is below, which the rest of the files are.
+/// Opens the base, which the rest of the files are.
 fn lower(kind: LowerKind, files: Files) -> Result<Lower, Fault> {
     Lower::open(kind, files.rest()).map_err(|error| Fault::Below(error.to_string()))
 }
 
-/// Both of them.
+/// Opens the disk's view over the base.
 fn view(disk: Disk, kind: LowerKind, files: Files) -> Result<View<ReadOnly<File>>, Fault> {
     Ok(View::new(disk, lower(kind, files)?))
 }

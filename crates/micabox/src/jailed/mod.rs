@@ -1,15 +1,15 @@
-//! What reads bytes that guests and strangers wrote, each in a process of its own, in jail.
+//! Jobs that read bytes written by guests and strangers, each in a process of its own, in the jail.
 //!
-//! A kind of job is one type: its fields are the request, [`Call::run`] is the worker's side.
-//! It is given open files and opens nothing: first the filesystem, then a stream in or out if
-//! there is one, then what is below a disk for changes. What may be large comes or goes through
-//! the stream, which is a pipe: an archive, bytes, or [`records`]. The caller's side is beside
-//! what it is for: [`crate::files`], [`crate::commit`], `crate::upper::still`.
+//! A kind of job is one type: its fields are the request, and [`Call::run`] is the worker's side. A
+//! worker gets open files and opens nothing: first the filesystem, then a stream in or out if there
+//! is one, then the base of a disk for changes. What may be large passes through the stream, which
+//! is a pipe: an archive, bytes, or [`records`]. The caller's side is in the modules that use it:
+//! [`crate::files`], [`crate::commit`], `crate::upper::still`.
 //!
 //! | kind | reads | writes |
 //! |---|---|---|
-//! | [`disk`] | a disk for changes, an image or a root disk | what `diff`, `commit`, `cp` are about; patches; what a root disk is |
-//! | [`ext4`] | any ext4 filesystem | what `mica ext4` is about |
+//! | [`disk`] | a disk for changes, an image or a root disk | for `diff`, `commit`, `cp`; patches; checks |
+//! | [`ext4`] | any ext4 filesystem | for `mica ext4` |
 
 mod disk;
 pub mod ext4;
@@ -50,17 +50,17 @@ pub(crate) const KINDS: &[Kind] = &[
     Kind::parser::<ext4::Grow>(),
 ];
 
-/// Bytes of memory of a worker: more than any filesystem in order needs, but for what says of
-/// each block of a large one whether it is in use.
+/// Bytes of memory of a worker: more than any sound filesystem needs, except for the block bitmap
+/// of a large one.
 const MEMORY: u64 = 2 << 30;
 
-/// Bytes of a filesystem that may cost a byte of memory beside that.
+/// Bytes of a filesystem for each additional byte of memory.
 const BYTES_A_BYTE: u64 = 8192;
 
-/// Bytes of a reply: a list of names at most, all else goes through streams.
+/// Most bytes of a reply: a list of names at most. Everything else goes through streams.
 const REPLY: u64 = 64 << 20;
 
-/// What a worker may use that reads a filesystem. A file that it writes to may become
+/// Returns the limits of a worker that reads a filesystem. A file that it writes to may become
 /// `file_size` bytes long.
 fn limits(filesystem: &File, file_size: u64) -> Limits {
     let size = length(filesystem).unwrap_or(0);
@@ -75,16 +75,16 @@ fn limits(filesystem: &File, file_size: u64) -> Limits {
 /// Why a job was not done.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum Fault {
-    /// The filesystem that it is about.
+    /// The filesystem can't be read or written.
     #[error("{0}")]
     Disk(String),
-    /// What is below a disk for changes.
+    /// The base of a disk for changes can't be read.
     #[error("{0}")]
     Below(String),
-    /// What was asked for: a path, an archive's member.
+    /// The requested path or an archive's member is the problem.
     #[error("{0}")]
     Asked(String),
-    /// What is written to failed.
+    /// Writing the output failed.
     #[error("{0}")]
     Output(String),
 }
@@ -103,18 +103,18 @@ impl Fault {
     }
 }
 
-/// What there is to tell of a disk that was read.
+/// Notes about a disk that was read.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Notes {
-    /// Its filesystem had errors, and has been marked so since: some of it may be lost.
+    /// Whether its filesystem is marked as having had errors: some of it may be lost.
     pub damaged: bool,
-    /// Paths of sockets that were left out, of the first hundred.
+    /// Paths of the first hundred sockets that were left out.
     pub sockets: Vec<Vec<u8>>,
-    /// How many more sockets there were.
+    /// How many more sockets were left out.
     pub more_sockets: u64,
 }
 
-/// Files that a worker was given, in their order.
+/// The files that a worker was given, in order.
 struct Files(std::vec::IntoIter<OwnedFd>);
 
 impl Files {
@@ -132,7 +132,7 @@ impl Files {
     }
 }
 
-/// Has a job done whose files are `first` and `rest`. A file that is written to may become
+/// Runs a job with the files `first` and `rest` in a worker. A file that it writes to may become
 /// `file_size` bytes long.
 pub(crate) fn call<C: Call>(
     job: &C,
@@ -145,7 +145,7 @@ pub(crate) fn call<C: Call>(
     Worker::start(job, files.collect(), &limits)?.wait()
 }
 
-/// Bytes of a file, or of a block device.
+/// Returns the length of a file or a block device in bytes.
 fn length(mut file: &File) -> io::Result<u64> {
     io::Seek::seek(&mut file, io::SeekFrom::End(0))
 }

@@ -1,15 +1,15 @@
-//! Things of one type, one after the other, through a pipe: how many bytes (`u32`, little
-//! endian), then those, in the format of `postcard`.
+//! Sends values of one type through a pipe. Each is its length in bytes (`u32`, little endian) and
+//! the value in `postcard`'s format.
 
 use std::io::{self, Read, Write};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Most bytes of one.
+/// Most bytes of a record.
 const SIZE_MAX: u32 = 1 << 20;
 
-/// Writes one.
+/// Writes a record.
 pub(crate) fn write(output: &mut impl Write, record: &impl Serialize) -> io::Result<()> {
     let bytes = postcard::to_allocvec(record).map_err(io::Error::other)?;
     let length = u32::try_from(bytes.len())
@@ -20,7 +20,7 @@ pub(crate) fn write(output: &mut impl Write, record: &impl Serialize) -> io::Res
     output.write_all(&bytes)
 }
 
-/// Reads the next one; none at the end.
+/// Reads the next record; none at the end.
 pub(crate) fn read<T: DeserializeOwned>(input: &mut impl Read) -> io::Result<Option<T>> {
     let mut length = Vec::new();
     input.by_ref().take(4).read_to_end(&mut length)?;
@@ -55,7 +55,7 @@ mod tests {
         assert_eq!(next(), Some((1, "one".into())));
         assert_eq!(next(), Some((2, String::new())));
         assert_eq!(next(), None);
-        // Cut short, longer than there is, longer than may be, and of another type.
+        // Cut short, longer than the input, longer than allowed, and of another type.
         for bytes in [
             &whole[..2],
             &whole[..5],

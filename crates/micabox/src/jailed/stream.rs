@@ -1,4 +1,4 @@
-//! The caller's end of a stream out of a worker.
+//! The caller's end of a stream from a worker.
 
 use std::fmt;
 use std::fs::File;
@@ -11,9 +11,8 @@ use serde::de::DeserializeOwned;
 
 use super::{Fault, limits, records};
 
-/// What a worker writes. At its end, or when it is asked to [`finish`](Stream::finish), it is
-/// known whether that is all: until then, what was read may be a part. Dropping it ends the
-/// worker.
+/// The bytes that a worker writes. Until the stream's end is read or [`finish`](Stream::finish)
+/// returns, they may be incomplete. Dropping the stream ends the worker.
 pub struct Stream<C: Call> {
     pipe: io::BufReader<File>,
     worker: Option<Worker<C>>,
@@ -22,11 +21,11 @@ pub struct Stream<C: Call> {
     left: u64,
 }
 
-/// Bytes taken out of the pipe at once: all that it holds.
+/// Bytes per read from the pipe: its capacity.
 const PIECE: usize = 64 << 10;
 
 impl<C: Call<Error = Fault>> Stream<C> {
-    /// Has a job done whose files are `first`, the pipe, and `rest`. It may write `most` bytes.
+    /// Starts a job with the files `first`, the pipe, and `rest`. It may write `most` bytes.
     pub(crate) fn start(
         job: &C,
         first: File,
@@ -49,10 +48,10 @@ impl<C: Call<Error = Fault>> Stream<C> {
         })
     }
 
-    /// The worker's reply, after the rest of what it writes, which nothing is done with.
+    /// Discards the rest of the stream and returns the worker's reply.
     ///
     /// # Errors
-    /// Why it did not do its job, or what it has to say is not to be waited for.
+    /// Why the job failed, or that the worker wrote more than it may.
     pub fn finish(mut self) -> Result<C::Reply, CallError<Fault>> {
         let rest = io::copy(&mut self, &mut io::sink());
         match (self.reply, rest) {
@@ -62,7 +61,7 @@ impl<C: Call<Error = Fault>> Stream<C> {
         }
     }
 
-    /// What went wrong in the worker, if that is why reading failed.
+    /// Returns the worker's error, if reading failed because of it.
     pub fn verdict(self) -> Option<CallError<Fault>> {
         self.reply.and_then(Result::err)
     }
@@ -88,7 +87,7 @@ impl<C: Call<Error = Fault>> Read for Stream<C> {
     }
 }
 
-/// Things of one type that a worker writes, one after the other.
+/// Records of one type that a worker writes.
 #[derive(Debug)]
 pub struct Records<C: Call, T> {
     stream: Stream<C>,
@@ -103,7 +102,7 @@ impl<C: Call<Error = Fault>, T: DeserializeOwned> Records<C, T> {
         }
     }
 
-    /// The reply, after what is left of them.
+    /// Discards the remaining records and returns the reply.
     ///
     /// # Errors
     /// As [`Stream::finish`].
@@ -111,10 +110,10 @@ impl<C: Call<Error = Fault>, T: DeserializeOwned> Records<C, T> {
         self.stream.finish()
     }
 
-    /// The next one; none when that were all.
+    /// Returns the next record; none at the end.
     ///
     /// # Errors
-    /// Why there are no more.
+    /// Why the next record can't be read.
     pub fn next_record(&mut self) -> Result<Option<T>, CallError<Fault>> {
         records::read(&mut self.stream).map_err(|error| {
             let reply = self.stream.reply.take();

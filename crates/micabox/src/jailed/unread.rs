@@ -1,5 +1,4 @@
-//! What a sandbox's disk is read for: an archive that comes from a worker, and what to say when
-//! none comes.
+//! Reads archives of a sandbox's disk from a worker, and turns the worker's faults into errors.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -11,19 +10,19 @@ use super::{Fault, Notes, Stream, length};
 use crate::error::chain;
 use crate::{Base, Error};
 
-/// How many times what is below may come out: an image may have one body for several files.
+/// How many times the base's bytes may be read: an image may have one body for several files.
 const SHARED: u64 = 16;
 
-/// Bytes of headers of an archive, beside those that the disk has.
+/// Bytes of an archive's headers, beside the disk's size.
 pub(super) const HEADERS: u64 = 64 << 20;
 
-/// What is read, and what for, as errors name it.
+/// What is read and for what purpose, as errors name it.
 #[derive(Clone, Debug)]
 pub(crate) struct About {
     doing: &'static str,
     disk: PathBuf,
     below: PathBuf,
-    /// What was asked for.
+    /// The requested path with the operation.
     asked: Option<String>,
 }
 
@@ -37,7 +36,7 @@ impl About {
         }
     }
 
-    /// With the path that was asked for.
+    /// Adds the requested path.
     pub(crate) fn asked(self, path: &[u8]) -> Self {
         let path = String::from_utf8_lossy(path);
         Self {
@@ -46,8 +45,8 @@ impl About {
         }
     }
 
-    /// Most bytes that may come out of these files: as many as the disk has, as many again for
-    /// what an archive says of files, and what is below, of which several files may be one.
+    /// Returns the most bytes that may be read from these files: the disk's size, as many again for
+    /// headers, and the base's size times [`SHARED`].
     pub(crate) fn most(&self, disk: &File, below: &[File]) -> u64 {
         let bytes = |file: &File| length(file).unwrap_or(0);
         let below = below.iter().map(bytes).fold(0, u64::saturating_add);
@@ -57,7 +56,7 @@ impl About {
             .saturating_add(below.saturating_mul(SHARED))
     }
 
-    /// An error about the disk.
+    /// Makes an error about the disk.
     pub(crate) fn disk(&self, problem: String) -> Error {
         Error::Disk {
             what: self.doing,
@@ -89,15 +88,15 @@ impl About {
     }
 }
 
-/// An archive that a worker writes while it is read. Only [`finish`](Unread::finish) says
-/// whether that was all; dropped before, the worker ends.
+/// An archive that a worker writes while the caller reads it. Only [`finish`](Unread::finish)
+/// reports whether it is complete. Dropping it ends the worker.
 #[derive(Debug)]
 pub struct Unread {
     archive: Box<dyn Archive>,
     about: About,
 }
 
-/// A [`Stream`] whose kind of job does not matter any more.
+/// A [`Stream`] of any kind of job.
 trait Archive: Read + std::fmt::Debug + Send {
     fn finish(self: Box<Self>) -> Result<Notes, CallError<Fault>>;
     fn verdict(self: Box<Self>) -> Option<CallError<Fault>>;
@@ -135,16 +134,16 @@ impl Unread {
         })
     }
 
-    /// Whether the archive came to its end as it was to, after the rest of it.
+    /// Discards the rest of the archive and checks that it was complete.
     ///
     /// # Errors
-    /// Why it did not.
+    /// Why the archive is incomplete.
     pub fn finish(self) -> Result<Notes, Error> {
         let finished = self.archive.finish();
         finished.map_err(|error| self.about.error(error))
     }
 
-    /// What is wrong with the disk, if that is why reading failed.
+    /// Returns the error about the disk, if reading failed because of it.
     pub fn verdict(self) -> Option<Error> {
         let verdict = self.archive.verdict();
         verdict.map(|error| self.about.error(error))

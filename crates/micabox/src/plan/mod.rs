@@ -1,17 +1,17 @@
-//! Which devices a machine gets, and what the guest makes of them.
+//! Plans which devices a machine gets, and how the guest mounts them.
 //!
-//! An image is an ordered list of extents: `[fsmeta | layer 0 | layer 1 | ...]`,
-//! bottom layer first, each a file of a multiple of 2 MiB. The same list goes to a
-//! guest in two ways, and the guest makes one of two roots of it:
+//! An image is an ordered list of extents: `[fsmeta | layer 0 | layer 1 | ...]`, bottom layer
+//! first, each a file of a multiple of 2 MiB. The same list reaches a guest over one of two
+//! transports, and the guest makes one of two roots of it:
 //!
 //! | | pmem | blk |
 //! |---|---|---|
 //! | merged | fsmeta mounted over its layers | one disk, mounted as one flat image |
-//! | stacked | a mount a layer | pieces of one disk, a mount each |
+//! | stacked | one mount for each layer | pieces of one disk, one mount each |
 //!
-//! Where a backend can map many files into one pmem region, all of pmem is that one
-//! region; otherwise every extent is a device. Pieces of one device are partitions as well,
-//! of a table that is laid around them (`packed.rs`).
+//! Where a backend can map many files into one pmem region, all of pmem is that one region;
+//! otherwise every extent is a device. Pieces of one device are also partitions of a table around
+//! them (`packed.rs`).
 
 mod packed;
 mod partitions;
@@ -33,7 +33,7 @@ use partitions::Table;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Transport {
-    /// Whichever boots faster here.
+    /// The transport that boots faster here.
     #[default]
     Auto,
     /// Persistent memory: mapped from the host's page cache, no copy in the guest.
@@ -42,14 +42,14 @@ pub enum Transport {
     Blk,
 }
 
-/// What the root filesystem's lower side is.
+/// The root filesystem's lower side.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Root {
     /// One filesystem for the whole image.
     #[default]
     Merged,
-    /// A filesystem a layer, stacked by overlayfs.
+    /// One filesystem for each layer, stacked by overlayfs.
     Stacked,
 }
 
@@ -77,21 +77,21 @@ pub struct ImageFiles {
     pub fsmeta: ImageFile,
     /// The layers, bottom first.
     pub layers: Vec<ImageFile>,
-    /// Index of the lowest layer that can be seen; a stack has none below it.
+    /// Index of the lowest visible layer; a stack has none below it.
     pub first_layer: usize,
-    /// What a stack of the layers needs on top to show what fsmeta shows. Its device
+    /// The fixup that a stack of the layers needs on top to show what fsmeta shows. Its device
     /// table lists all layers.
     pub fixup: Option<ImageFile>,
     /// A VMDK descriptor of `[fsmeta | layers...]`.
     pub disk: PathBuf,
 }
 
-/// What a machine gets and what the guest makes of it.
+/// A machine's devices, and how the guest mounts them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// Never [`Transport::Auto`].
     pub transport: Transport,
-    /// As asked for; merged for an image without layers.
+    /// As requested; merged for an image without layers.
     pub root: Root,
     /// pmem regions for the machine.
     pub pmem: Vec<PmemRegion>,
@@ -99,14 +99,13 @@ pub struct Plan {
     pub disks: Vec<Disk>,
     /// The overlay's lower side for the guest, topmost first.
     pub lowers: Vec<Lower>,
-    /// The partition table of the device that has all layers, until it is
-    /// [written](Self::write_table).
+    /// The partition table of the device with all layers, until it is [written](Self::write_files).
     pub(crate) table: Option<Table>,
-    /// Why the transport is this one, if nobody asked for it.
+    /// Why the transport was chosen, if it was not requested.
     pub reason: Option<String>,
 }
 
-/// An image can't be given to a machine in the way asked for.
+/// Why an image or root disk can't be given to a machine as requested.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
     /// More devices than a machine can have.
@@ -119,12 +118,12 @@ pub enum PlanError {
         needed: usize,
         /// Devices that a machine can have.
         limit: usize,
-        /// Over what.
+        /// The transport.
         transport: Transport,
-        /// For which root.
+        /// The root.
         root: Root,
     },
-    /// A root disk that the pmem transport is not for.
+    /// The root disk can't be mapped as pmem.
     #[error("{} can't be mapped as pmem: {why}; use the blk transport", path.display())]
     Unmapped {
         /// The file.
@@ -135,7 +134,7 @@ pub enum PlanError {
 }
 
 impl Plan {
-    /// A plan for `image` on a backend with `limits`.
+    /// Plans the devices for `image` on a backend with `limits`.
     ///
     /// # Errors
     /// [`PlanError`].
@@ -145,10 +144,11 @@ impl Plan {
         root: Root,
         limits: &Limits,
     ) -> Result<Self, PlanError> {
-        // An image from scratch has nothing to stack; its fsmeta is an empty root.
-        let root = match image.layers.is_empty() {
-            true => Root::Merged,
-            false => root,
+        // An image without layers has nothing to stack; its fsmeta is an empty root.
+        let root = if image.layers.is_empty() {
+            Root::Merged
+        } else {
+            root
         };
         let (transport, reason) = choose(image, transport, root, limits);
         let plan = match (transport, root) {
@@ -167,7 +167,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// A plan for a disk of the user's.
+    /// Plans the devices for a root disk.
     ///
     /// # Errors
     /// [`PlanError`].
@@ -227,7 +227,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Adds a disk that is not the image's.
+    /// Adds a disk apart from the image's.
     ///
     /// # Errors
     /// [`PlanError`].
@@ -249,8 +249,8 @@ impl Plan {
         Ok(())
     }
 
-    /// RAM that the guest's kernel needs to describe pmem: a 64 byte structure a 4 KiB
-    /// page, in MiB, rounded up.
+    /// Returns the RAM that the guest's kernel needs to describe pmem: a structure of 64 bytes for
+    /// each page of 4 KiB, in MiB, rounded up.
     pub fn pmem_overhead_mib(&self) -> u32 {
         let pmem = self
             .pmem
@@ -272,15 +272,15 @@ impl Plan {
     }
 }
 
-/// Why a backend's process, which is not root, can't map a file of root's.
+/// Why a backend's process, which is not root, can't map a file that only root may read.
 const PRIVATE: &str = "only root may read it, and the machine's process is not root";
 
-/// Whether a file is not for everyone to read.
+/// Whether a file is not readable for all users.
 fn is_private(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|meta| meta.permissions().mode() & 0o004 == 0)
 }
 
-/// The transport to use, and why if nobody asked for it.
+/// Chooses the transport. Returns the reason too, unless the transport was requested.
 fn choose(
     image: &ImageFiles,
     wish: Transport,
@@ -316,7 +316,7 @@ fn merged_pmem(image: &ImageFiles, limits: &Limits) -> Plan {
     let files = std::iter::once(&image.fsmeta).chain(&image.layers);
     let whole = |file: &ImageFile| on_pmem(file.uuid, None);
     let (pmem, devices) = match limits.files_per_region {
-        // In one region the layers follow at the addresses that fsmeta names.
+        // In one region, the layers are at the addresses that fsmeta names.
         FilesPerRegion::Many => (vec![region(files)], Vec::new()),
         FilesPerRegion::One => (region_each(files), image.layers.iter().map(whole).collect()),
     };
@@ -332,16 +332,18 @@ fn stacked_pmem(image: &ImageFiles, limits: &Limits) -> Plan {
     let files = image.layers.iter().chain(&image.fixup);
     match limits.files_per_region {
         FilesPerRegion::One => {
-            // EROFS takes no device that is mounted already as a device of another
-            // image, but two pieces of one device are two devices. So with a fixup,
-            // every layer is a piece, which happens to be all of its device.
+            // EROFS refuses a device of another mounted image as its own device, but two pieces of
+            // one device are two devices. So with a fixup, every layer is a piece, which happens to
+            // be all of its device.
             let range = |file: &ImageFile| {
                 let length = file.size;
                 image.fixup.as_ref().map(|_| Range { offset: 0, length })
             };
-            let layers = image.layers.iter();
-            let layers = layers.map(|layer| on_pmem(layer.uuid, range(layer)));
-            let layers: Vec<_> = layers.collect();
+            let layers: Vec<_> = image
+                .layers
+                .iter()
+                .map(|layer| on_pmem(layer.uuid, range(layer)))
+                .collect();
             let fixup = image.fixup.as_ref().map(|fixup| Lower {
                 format: Format::Erofs,
                 image: on_pmem(fixup.uuid, None),
@@ -391,15 +393,14 @@ fn stacked_disk(image: &ImageFiles) -> Plan {
     }
 }
 
-/// The mounts of a stacked root, topmost first, from where each layer is and what the fixup
-/// is made of.
+/// Returns the mounts of a stacked root, topmost first, from the layers' extents and the fixup.
 fn stack(image: &ImageFiles, layers: Vec<Extent>, fixup: Option<Lower>) -> Vec<Lower> {
     let mut lowers = Vec::from_iter(fixup);
     let mut seen = HashSet::new();
     let layers = image.layers.iter().zip(layers).skip(image.first_layer);
     for (file, image) in layers.rev() {
-        // overlayfs takes no layer twice. Of a layer that an image has twice, the upper
-        // one shows everything that the lower one could.
+        // overlayfs refuses the same layer twice. Of a layer that an image has twice, the upper one
+        // shows everything that the lower one could.
         if seen.insert(file.uuid) {
             lowers.push(Lower {
                 format: Format::Erofs,
@@ -432,7 +433,7 @@ fn region<'a>(files: impl IntoIterator<Item = &'a ImageFile>) -> PmemRegion {
     }
 }
 
-/// A region a file; one for several files that are the same.
+/// Makes a region for each file; one for several files that are the same.
 fn region_each<'a>(files: impl IntoIterator<Item = &'a ImageFile>) -> Vec<PmemRegion> {
     let mut seen = HashSet::new();
     let files = files.into_iter().filter(|file| seen.insert(file.uuid));

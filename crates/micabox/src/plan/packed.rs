@@ -1,10 +1,10 @@
-//! All layers of a stack on one device, back to back, and a partition for each.
+//! Packs all layers of a stack on one device, back to back, and a partition for each.
 //!
 //! `[table | layer 0 | layer 1 | ... | fixup, layer 0, layer 1, ... | table's copy]`
 //!
-//! EROFS takes no device that is mounted already as a device of another image, and a table
-//! can't name a piece twice. So the fixup gets the layers once more, as a flat image of its
-//! own: address space, no memory of the host's.
+//! EROFS refuses a device of another mounted image as its own device, and a table can't name a
+//! piece twice. So the fixup gets the layers once more, as a flat image of its own. That costs
+//! address space, not the host's memory.
 
 use std::fs::File;
 use std::io;
@@ -19,25 +19,25 @@ use super::partitions::{MOST, ROOM, Table};
 use super::{ImageFile, ImageFiles, Plan, region, stack};
 use crate::Error;
 
-/// Names of the files that a plan makes, in the sandbox's directory.
+/// Names of the files that a plan adds to the sandbox's directory.
 const HEAD: &str = "partitions";
 const TAIL: &str = "partitions.copy";
 pub(super) const DESCRIPTOR: &str = "stack.vmdk";
 
-/// One device's files, and where on it everything is.
+/// The files of one device, and the ranges of its pieces.
 pub(super) struct Packed {
     /// The device's UUID: the table's, or that of the layer at its start.
     pub(super) uuid: [u8; 16],
     pub(super) files: Vec<PmemFile>,
-    /// None: there are more pieces than there can be partitions, and it takes a guest with
-    /// a device mapper.
+    /// None if there are more pieces than possible partitions; then the guest needs a device
+    /// mapper.
     pub(super) table: Option<Table>,
     layers: Vec<Range>,
     fixup: Option<Range>,
 }
 
 impl Packed {
-    /// Packs all layers of `image`, of which there is at least one.
+    /// Packs all layers of `image`, which has at least one.
     pub(super) fn new(image: &ImageFiles) -> Self {
         let layers = image.layers.iter().map(|layer| vec![layer]);
         let flat = |fixup| std::iter::once(fixup).chain(&image.layers).collect();
@@ -80,7 +80,7 @@ impl Packed {
         }
     }
 
-    /// The mounts, where all of this is `device`.
+    /// Returns the mounts, with all pieces on `device`.
     pub(super) fn lowers(&self, image: &ImageFiles, device: Device) -> Vec<Lower> {
         let extent = |range: &Range| Extent {
             device: device.clone(),
@@ -96,8 +96,7 @@ impl Packed {
 }
 
 impl Plan {
-    /// Writes the files that the machine needs beside the image's into `directory`, which
-    /// is the sandbox's.
+    /// Writes the plan's own files into `directory`, the sandbox's.
     ///
     /// # Errors
     /// [`Error::System`] if they can't be written; [`Error::Store`] if a path can't be in
@@ -126,7 +125,7 @@ impl Plan {
     }
 }
 
-/// Says where those of `files` are that are the plan's own.
+/// Sets the paths of the plan's own files among `files`.
 fn place(files: &mut [PmemFile], directory: &Path) {
     for file in files {
         if [HEAD, TAIL].iter().any(|name| file.path == Path::new(name)) {
@@ -150,17 +149,20 @@ fn write_descriptor(files: &[PmemFile], path: &Path) -> Result<(), Error> {
         what: "writing a disk's descriptor",
         source,
     };
-    // In a descriptor, paths are relative to where it lies.
+    // Relative paths in a descriptor are relative to its directory.
     let paths: io::Result<Vec<_>> = files
         .iter()
         .map(|file| std::path::absolute(&file.path))
         .collect();
     let paths = paths.map_err(failed)?;
-    let extents = paths.iter().zip(files);
-    let extents = extents.map(|(path, file)| vmdk::Extent {
-        path,
-        length: file.size,
-    });
-    let text = vmdk::descriptor(&extents.collect::<Vec<_>>())?;
+    let extents: Vec<_> = paths
+        .iter()
+        .zip(files)
+        .map(|(path, file)| vmdk::Extent {
+            path,
+            length: file.size,
+        })
+        .collect();
+    let text = vmdk::descriptor(&extents)?;
     std::fs::write(path, text).map_err(failed)
 }

@@ -1,5 +1,5 @@
-//! A partition table around files that lie back to back on one device: its guest's kernel
-//! makes a device of each by itself, whether or not it has a device mapper.
+//! Makes a partition table around files that lie back to back on one device. The guest's kernel
+//! makes a device of each partition, with or without a device mapper.
 //!
 //! Source: UEFI specification 2.10, section 5.2.3 (protective MBR) and 5.3 (GPT). All
 //! numbers are little endian.
@@ -8,24 +8,24 @@ use std::ops::Range;
 
 use sha2::{Digest, Sha256};
 
-/// Bytes in front of the first partition and behind the last one: as many as everything on
-/// a device is a multiple of, so that pages of 2 MiB can be mapped from every partition.
+/// Bytes before the first partition and after the last one. Everything on a device is a multiple of
+/// it, so that pages of 2 MiB can be mapped from every partition.
 pub(super) const ROOM: u64 = 2 << 20;
 
-/// Most partitions of which Linux makes devices (`DISK_MAX_PARTS`, whose first is the disk).
+/// Most partitions for which Linux makes devices (`DISK_MAX_PARTS`, whose first is the disk).
 pub(super) const MOST: usize = 255;
 
-/// Bytes of a logical block: what the kernel gives to pmem, and we to disks.
+/// Bytes of a logical block, which the kernel uses for pmem and we for disks.
 const BLOCK: u64 = 512;
 
-/// Fewest entries that a table has room for (section 5.3.1: 16 KiB).
+/// Fewest entries of a table (section 5.3.1: 16 KiB).
 const FEWEST_ENTRIES: usize = 128;
 
 /// Bytes of a header and of an entry.
 const HEADER: usize = 92;
 const ENTRY: usize = 128;
 
-/// 0FC63DAF-8483-4772-8E79-3D69D8477DE4: data of Linux, as it lies on a disk.
+/// 0FC63DAF-8483-4772-8E79-3D69D8477DE4: Linux filesystem data, in on-disk byte order.
 const LINUX_DATA: [u8; 16] = [
     0xAF, 0x3D, 0xC6, 0x0F, 0x83, 0x84, 0x72, 0x47, 0x8E, 0x79, 0x3D, 0x69, 0xD8, 0x47, 0x7D, 0xE4,
 ];
@@ -33,18 +33,17 @@ const LINUX_DATA: [u8; 16] = [
 /// A partition table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
-    /// The disk's GUID, as it lies on the disk.
+    /// The disk's GUID, in on-disk byte order.
     pub uuid: [u8; 16],
-    /// What lies before the first partition; always 2 MiB, of which these are the first.
+    /// The first bytes of the 2 MiB before the first partition.
     pub head: Vec<u8>,
-    /// What lies behind the last partition; always 2 MiB, of which these are the last.
+    /// The last bytes of the 2 MiB after the last partition.
     pub tail: Vec<u8>,
 }
 
 impl Table {
-    /// A table for partitions of these lengths, back to back behind the first 2 MiB. There
-    /// are 1 to 255, each a multiple of 2 MiB long. The same `seed` and lengths give the
-    /// same bytes, GUIDs included.
+    /// Makes a table for partitions of these lengths, back to back after the first 2 MiB: 1 to 255,
+    /// each a multiple of 2 MiB. The same `seed` and lengths give the same bytes, GUIDs included.
     pub(super) fn of(seed: &[u8], lengths: &[u64]) -> Self {
         let uuid = guid(seed, 0);
         let mut entries = Vec::new();
@@ -74,10 +73,10 @@ impl Table {
     }
 }
 
-/// What both headers say.
+/// The contents that both headers share.
 struct Layout {
     uuid: [u8; 16],
-    /// The blocks that partitions may have.
+    /// The blocks that partitions may use.
     usable: Range<u64>,
     entries: u32,
     /// CRC-32 of all entries.
@@ -85,8 +84,8 @@ struct Layout {
 }
 
 impl Layout {
-    /// A block with the header for block `own`, whose entries begin at block `entries` and
-    /// whose other copy is in block `other` (section 5.3.2).
+    /// Makes a block with the header for block `own`, whose entries begin at block `entries` and
+    /// whose copy is in block `other` (section 5.3.2).
     fn header(&self, own: u64, other: u64, entries: u64) -> Vec<u8> {
         let header = |checksum: u32| {
             let mut bytes = Vec::with_capacity(BLOCK as usize);
@@ -106,14 +105,14 @@ impl Layout {
             bytes.extend(self.checksum.to_le_bytes());
             bytes
         };
-        // Over the header as it is with zeros in their place.
+        // The checksum is over the header with zeros in the checksum's place.
         let mut block = header(crc32fast::hash(&header(0)));
         block.resize(BLOCK as usize, 0);
         block
     }
 }
 
-/// An entry of the table (section 5.3.3), called `layer-NUMBER`.
+/// Makes an entry of the table (section 5.3.3) with the name `layer-NUMBER`.
 fn entry(uuid: [u8; 16], blocks: Range<u64>, number: u64) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(ENTRY);
     bytes.extend(LINUX_DATA);
@@ -127,7 +126,7 @@ fn entry(uuid: [u8; 16], blocks: Range<u64>, number: u64) -> Vec<u8> {
     bytes
 }
 
-/// The first block: tells programs that know no GPT that all of the disk is taken
+/// Makes the first block, which marks all of the disk as used for programs that don't support GPT
 /// (section 5.2.3).
 fn protective_mbr(blocks: u64) -> Vec<u8> {
     let mut bytes = vec![0; 446];
@@ -141,14 +140,14 @@ fn protective_mbr(blocks: u64) -> Vec<u8> {
     bytes
 }
 
-/// A GUID made from other bytes: version 8 of RFC 9562, as it lies on a disk.
+/// Derives a GUID from other bytes: version 8 of RFC 9562, in on-disk byte order.
 fn guid(seed: &[u8], number: u64) -> [u8; 16] {
     let hash = Sha256::new()
         .chain_update(seed)
         .chain_update(number.to_le_bytes())
         .finalize();
     let mut guid: [u8; 16] = std::array::from_fn(|index| hash[index]);
-    // The version's field lies with its low byte first.
+    // The field with the version is little endian.
     guid[7] = (guid[7] & 0x0F) | 0x80;
     guid[8] = (guid[8] & 0x3F) | 0x80;
     guid
@@ -162,7 +161,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A disk as a machine sees it, with nothing in the partitions.
+    /// Makes a disk as a machine sees it, with empty partitions.
     fn disk(table: &Table, lengths: &[u64]) -> tempfile::NamedTempFile {
         let file = tempfile::NamedTempFile::new().unwrap();
         let length = 2 * ROOM + lengths.iter().sum::<u64>();
@@ -198,10 +197,10 @@ mod tests {
             let disk = disk(&table, &lengths);
             let verified = run("sgdisk", &["--verify"], &disk);
             assert!(verified.contains("No problems found"), "{verified}");
-            // What fdisk faults it tells in red, and says so in the end.
+            // sfdisk reports the number of errors at the end.
             let verified = run("sfdisk", &["--verify"], &disk);
             assert!(verified.contains("No errors detected"), "{verified}");
-            // It has a word about disks that it would not have laid out like that itself.
+            // sfdisk also warns of layouts that it would not have made itself.
             assert!(!verified.contains("overlap"), "{verified}");
 
             let listed: serde_json::Value =

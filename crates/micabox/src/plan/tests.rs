@@ -24,7 +24,7 @@ fn file(number: u8, mib: u64) -> ImageFile {
     }
 }
 
-/// fsmeta is file 100; layers are 0, 1, 2... of 2, 4, 6... MiB.
+/// Makes an image whose fsmeta is file 100 and whose layers are files 0, 1, 2... of 2, 4, 6... MiB.
 fn image(layers: u8) -> ImageFiles {
     ImageFiles {
         fsmeta: file(100, 2),
@@ -60,7 +60,7 @@ fn lower(image: Extent, devices: Vec<Extent>) -> Lower {
     }
 }
 
-/// The numbers of the files of each region.
+/// Returns the numbers of the files of each region.
 fn regions(plan: &Plan) -> Vec<Vec<&str>> {
     plan.pmem
         .iter()
@@ -110,7 +110,7 @@ fn stacked_layers_come_topmost_first() {
     assert_eq!(plan.lowers, expected);
 }
 
-/// The names of a disk's files.
+/// Returns the names of a disk's files.
 fn files_of(disk: &Disk) -> Vec<&str> {
     let DiskSource::Files { files, .. } = &disk.source else {
         panic!("{disk:?}");
@@ -170,7 +170,7 @@ fn the_fixup_lies_on_top_and_reads_from_all_layers() {
         ]
     );
 
-    // On one device it is a flat image, with the layers behind it once more.
+    // On one device the fixup is a flat image, followed by the layers again.
     let packed = [
         "partitions",
         "/s/0",
@@ -193,7 +193,7 @@ fn the_fixup_lies_on_top_and_reads_from_all_layers() {
     let expected = pieces.map(|range| lower(on_disk("image", range), vec![]));
     assert_eq!(disk.lowers, expected);
 
-    // A merged root needs none.
+    // A merged root needs no fixup.
     let merged = plan(&image, Transport::Pmem, Root::Merged, &ONE);
     assert_eq!(merged.pmem.len(), 3);
 }
@@ -226,7 +226,7 @@ fn the_machine_finds_what_the_plan_wrote() {
     let text = std::fs::read_to_string(vmdk).unwrap();
     assert!(text.contains("RW 8192 FLAT \"/s/1\" 0"), "{text}");
 
-    // Nothing of the store's is written to.
+    // The store's own files are not written to.
     let mut merged = plan(&image(2), Transport::Blk, Root::Merged, &ONE);
     let before = merged.clone();
     merged.write_files(directory.path()).unwrap();
@@ -242,7 +242,7 @@ fn layers_that_can_not_be_seen_are_not_stacked() {
         stacked.lowers,
         [2, 1].map(|number| lower(pmem(number), vec![]))
     );
-    // fsmeta's device table has them all.
+    // fsmeta's device table has all layers.
     let merged = plan(&image, Transport::Pmem, Root::Merged, &ONE);
     assert_eq!(merged.lowers[0].devices.len(), 3);
 }
@@ -260,7 +260,7 @@ fn a_layer_that_occurs_twice_is_one_device() {
     let merged = plan(&image, Transport::Pmem, Root::Merged, &ONE);
     assert_eq!(merged.pmem.len(), 3);
     assert_eq!(merged.lowers[0].devices, [pmem(0), pmem(1), pmem(0)]);
-    // In one address space it has two places.
+    // In one address space the layer has two places.
     let flat = plan(&image, Transport::Pmem, Root::Merged, &MANY);
     assert_eq!(flat.pmem[0].files.len(), 4);
     let disk = plan(&image, Transport::Blk, Root::Stacked, &ONE);

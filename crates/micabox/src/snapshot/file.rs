@@ -1,4 +1,4 @@
-//! A snapshot as one file, to carry it elsewhere.
+//! Exports and imports snapshots as one file.
 //!
 //! All numbers are little endian.
 //!
@@ -6,7 +6,7 @@
 //! |---|---|
 //! | 19 | `micabox snapshot 1` and a line feed |
 //! | 4 | length of the head |
-//! | | the head, JSON: the snapshot, and the runs of bytes that are no hole |
+//! | | the head, JSON: the snapshot, and the runs of bytes that are not holes |
 //! | | the bytes of the runs |
 //! | 32 | SHA-256 of everything before |
 
@@ -31,7 +31,7 @@ const HEAD_MAX: u32 = 256 << 20;
 /// Most bytes of a disk.
 const SIZE_MAX: u64 = 16 << 40;
 
-/// Bytes passed on at once.
+/// Bytes copied at a time.
 const PIECE: usize = 1 << 20;
 
 #[derive(Serialize, Deserialize)]
@@ -42,7 +42,7 @@ struct Head {
 }
 
 impl Sandboxes {
-    /// Writes a snapshot as one file, with a digest at its end. The image is not in it.
+    /// Writes a snapshot as one file, with a digest at its end. The image is not included.
     ///
     /// # Errors
     /// [`Error::NoSuchSnapshot`], [`Error::HasMemory`]; [`Error::System`].
@@ -58,13 +58,13 @@ impl Sandboxes {
         })
     }
 
-    /// Makes a snapshot of what [`Sandboxes::export_snapshot`] wrote, under its own name or
-    /// another one. Its image must be in the store. Which file is its root disk, if it has one,
-    /// is not taken from `from`, which could name any: see [`crate::Base::of_snapshot_on`].
+    /// Makes a snapshot of what [`Sandboxes::export_snapshot`] wrote, under its own name or another
+    /// one. Its image must be in the store. The path of a root disk is not taken from `from`, which
+    /// could name any file: see [`crate::Base::of_snapshot_on`].
     ///
     /// # Errors
-    /// [`Error::SnapshotExists`]; [`Error::Store`] without the image; [`Error::System`] if
-    /// `from` fails, is no such file, or does not have the digest at its end.
+    /// [`Error::SnapshotExists`]; [`Error::Store`] without the image; [`Error::System`] if `from`
+    /// fails, is not such a file, or does not have the digest at its end.
     pub fn import_snapshot(
         &self,
         store: &Store,
@@ -80,7 +80,7 @@ impl Sandboxes {
             hash: Sha256::new(),
         };
         let Head { mut snapshot, runs } = read_head(&mut from).map_err(failed)?;
-        // Only a disk comes with it.
+        // The file contains only a disk.
         (snapshot.memory, snapshot.passing) = (None, false);
         if let Some(disk) = &mut snapshot.root_disk {
             disk.path.clear();
@@ -130,7 +130,7 @@ fn write(snapshot: Snapshot, path: &Path, to: &mut dyn Write) -> io::Result<()> 
     to.flush()
 }
 
-/// What is read is hashed.
+/// Reads and hashes.
 struct Hashed<'a> {
     inner: &'a mut dyn Read,
     hash: Sha256,
@@ -157,7 +157,7 @@ fn read_head(from: &mut Hashed<'_>) -> io::Result<Head> {
     if length > HEAD_MAX {
         return Err(wrong("its head is too long"));
     }
-    // As much memory as there are bytes, whatever the length says.
+    // Memory grows with the bytes that arrive, whatever the length says.
     let mut text = Vec::new();
     let mut buffer = vec![0; PIECE];
     let mut left = length as usize;
@@ -186,7 +186,7 @@ fn read_head(from: &mut Hashed<'_>) -> io::Result<Head> {
     Ok(head)
 }
 
-/// The head alone of what [`Sandboxes::import_snapshot`] reads, for `fuzz/`.
+/// Reads only the head of what [`Sandboxes::import_snapshot`] reads, for `fuzz/`.
 pub(crate) fn head_alone(from: &mut dyn Read) -> io::Result<(Snapshot, Vec<(u64, u64)>)> {
     let hash = Sha256::new();
     let head = read_head(&mut Hashed { inner: from, hash })?;

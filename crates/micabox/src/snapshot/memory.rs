@@ -1,4 +1,4 @@
-//! Snapshots of whole machines: what they remember, what they are doing, and their disk.
+//! Snapshots of whole machines: memory, processors, devices and disk.
 
 use std::fs::{self, File};
 use std::io;
@@ -18,65 +18,64 @@ use crate::state::{Found, Lock, Record};
 use crate::upper::{self, copy, data_runs};
 use crate::{Error, Sandboxes, Spec, Upper};
 
-/// The machine's state, its memory, and what is to be known to have them go on.
+/// Names of the files with the machine's state, its memory, and the description for a restore.
 const MACHINE: &str = "machine";
 const MEMORY: &str = "memory";
 const DESCRIPTION: &str = "machine.json";
 
-/// Everything that a killed process may have left in a snapshot's directory.
+/// All files that a killed process may have left in a snapshot's directory.
 pub(super) const FILES: [&str; 4] = [DISK, MACHINE, MEMORY, DESCRIPTION];
 
-/// Far longer than writing a machine's memory takes.
+/// How long an owner may take to save a machine: far longer than writing its memory takes.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 const PAGE: usize = 4096;
 
-/// A machine that was saved with its memory, and what a copy of it must have as well.
+/// A machine that was saved with its memory, and the settings that a copy must have as well.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SavedMachine {
     /// RAM for programs and files, MiB.
     pub memory_mib: u32,
     /// Virtual processors.
     pub cpus: u8,
-    /// Where its changes are; those on a disk are in the snapshot too.
+    /// Where its changes are; the snapshot includes a disk of them.
     pub upper: Upper,
-    /// What it was started with; its network without published ports, which only one
-    /// sandbox can have.
+    /// Its settings; the network without published ports, which only one sandbox can have.
     pub spec: Spec,
     /// The agent's number for the first command.
     pub(crate) main: Option<u32>,
-    /// What the memory's file is to be, if the snapshot is kept.
+    /// The expected memory file, if the snapshot is kept.
     #[serde(default)]
     pub(crate) memory: Option<Written>,
 }
 
-/// A file as it was written.
+/// The identity of a file as it was written.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Written {
-    /// Of what is in it ([`digest`]), in hexadecimal digits.
+    /// The contents' [`digest`], in hexadecimal digits.
     sha256: String,
-    /// Whoever finds it as it was then need not read it.
+    /// While the stamp is the same, the contents need not be read.
     stamp: Stamp,
 }
 
-/// The files of a machine in a directory.
+/// Opens the files of a machine in a directory.
 pub(crate) fn open(directory: &Path) -> Result<micabox_vmm::Snapshot, Error> {
     let (machine, memory) = (directory.join(MACHINE), directory.join(MEMORY));
     Ok(micabox_vmm::Snapshot::open(&machine, &memory)?)
 }
 
-/// Makes them, to be filled.
+/// Makes empty files for a machine.
 fn create(directory: &Path) -> Result<micabox_vmm::Snapshot, Error> {
     let (machine, memory) = (directory.join(MACHINE), directory.join(MEMORY));
     Ok(micabox_vmm::Snapshot::create(&machine, &memory)?)
 }
 
-/// Where the disk of the same moment belongs.
+/// Returns the path of the disk of the same moment.
 pub(crate) fn disk(directory: &Path) -> PathBuf {
     directory.join(DISK)
 }
 
-/// Writes what is to be known of a machine beside it.
+/// Writes a machine's description beside it.
 fn describe(directory: &Path, machine: &SavedMachine) -> Result<(), Error> {
     let path = directory.join(DESCRIPTION);
     serde_json::to_vec_pretty(machine)
@@ -86,13 +85,13 @@ fn describe(directory: &Path, machine: &SavedMachine) -> Result<(), Error> {
 }
 
 impl Sandboxes {
-    /// Saves a running sandbox as it is at one moment: its memory, its processes, and its
-    /// disk if it has one. It stands still meanwhile. The snapshot is written to the host's
-    /// disk and gets a digest, so that any damage is noticed.
+    /// Saves a running sandbox at one moment: its memory, its processes, and its disk if it has
+    /// one. The sandbox is frozen meanwhile. The snapshot is synced to the host's disk and gets a
+    /// digest, so that any damage is noticed.
     ///
     /// # Errors
-    /// [`Error::SnapshotExists`], [`Error::BadName`], [`Error::NotRunning`];
-    /// [`Error::NotSaved`], above all where there is no KVM.
+    /// [`Error::SnapshotExists`], [`Error::BadName`], [`Error::NotRunning`]; [`Error::NotSaved`],
+    /// for example where there is no KVM.
     pub fn save_machine(
         &self,
         store: &Store,
@@ -113,8 +112,8 @@ impl Sandboxes {
         Ok(snapshot)
     }
 
-    /// As [`Sandboxes::save_machine`], but for others to go on from at once: it goes with
-    /// what is returned, at the latest soon after this process.
+    /// Saves a running sandbox as [`Sandboxes::save_machine`], to be restored right away. The
+    /// snapshot is removed when the result is dropped, or soon after this process ends.
     ///
     /// # Errors
     /// [`Error::NotRunning`], [`Error::NotSaved`].
@@ -136,14 +135,15 @@ impl Sandboxes {
 
     fn running(&self, sandbox: &str) -> Result<Found, Error> {
         let found = self.find(sandbox)?;
-        match found.record.status.is_live() {
-            true => Ok(found),
-            false => Err(Error::NotRunning(found.record.name)),
+        if found.record.status.is_live() {
+            Ok(found)
+        } else {
+            Err(Error::NotRunning(found.record.name))
         }
     }
 }
 
-/// Whether the memory of the snapshot `name` in a directory is as it was written.
+/// Checks that the memory file of the snapshot `name` in a directory is unchanged.
 pub(crate) fn check(name: &str, directory: &Path, machine: &SavedMachine) -> Result<(), Error> {
     let Some(expected) = &machine.memory else {
         return Ok(());
@@ -151,25 +151,26 @@ pub(crate) fn check(name: &str, directory: &Path, machine: &SavedMachine) -> Res
     let path = directory.join(MEMORY);
     let is_untouched = Stamp::of(&path).is_ok_and(|stamp| stamp == expected.stamp);
     let is_same = || digest(&path).is_ok_and(|digest| digest == expected.sha256);
-    match is_untouched || is_same() {
-        true => Ok(()),
-        false => Err(Error::DamagedSnapshot {
+    if is_untouched || is_same() {
+        Ok(())
+    } else {
+        Err(Error::DamagedSnapshot {
             name: name.to_owned(),
             path,
-        }),
+        })
     }
 }
 
-/// A snapshot that goes when it is dropped.
+/// An ephemeral snapshot, removed when it is dropped.
 #[derive(Debug)]
 pub struct Passing {
     snapshot: Snapshot,
-    /// Who finds it without this lock held removes it.
+    /// A process that finds the snapshot unlocked removes it.
     _lock: Lock,
 }
 
 impl Passing {
-    /// The snapshot.
+    /// Returns the snapshot.
     pub fn snapshot(&self) -> &Snapshot {
         &self.snapshot
     }
@@ -181,12 +182,12 @@ impl Drop for Passing {
     }
 }
 
-/// Has the sandbox's owner save its machine, and copies its disk while that is frozen.
+/// Saves the machine of `found` through its owner, and copies its disk while the machine is frozen.
 fn ask(found: &Found, directory: &Path) -> Result<SavedMachine, Error> {
     save(&found.record, &found.path, directory)
 }
 
-/// Saves the machine of a sandbox, whose state is in `own`, into a directory.
+/// Saves the machine of a sandbox, whose state is in the directory `own`, into another directory.
 pub(crate) fn save(record: &Record, own: &Path, directory: &Path) -> Result<SavedMachine, Error> {
     let problem = |why: String| Error::NotSaved {
         name: record.name.clone(),
@@ -228,7 +229,7 @@ pub(crate) fn save(record: &Record, own: &Path, directory: &Path) -> Result<Save
     Ok(machine)
 }
 
-/// What is to be known of the machine in a directory.
+/// Reads the description of the machine in a directory.
 pub(crate) fn description(directory: &Path) -> Result<SavedMachine, Error> {
     let path = directory.join(DESCRIPTION);
     let text = fs::read(&path).map_err(failed("reading", &path))?;
@@ -239,18 +240,18 @@ fn sync(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
-/// What is to be known of a file for good, now that it is on disk for good.
+/// Syncs a file and returns its identity.
 fn written(path: &Path) -> io::Result<Written> {
     sync(path)?;
-    // Whoever changes it while its bytes are read changes the stamp.
+    // The stamp comes first: a change while the bytes are read changes it.
     Ok(Written {
         stamp: Stamp::of(path)?,
         sha256: digest(path)?,
     })
 }
 
-/// SHA-256 over the length, and place and bytes of every page that isn't zero: wherever the
-/// host's filesystem has holes.
+/// Returns the SHA-256 over the length, and offset and bytes of every page that isn't zero: the
+/// same wherever the host's filesystem has holes.
 fn digest(path: &Path) -> io::Result<String> {
     let file = File::open(path)?;
     let mut hash = Sha256::new();
@@ -275,8 +276,7 @@ fn digest(path: &Path) -> io::Result<String> {
     Ok(digest.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Copies the disk of the sandbox in `from`, whose machine is frozen, to where it belongs in a
-/// snapshot.
+/// Copies the disk of the sandbox in `from`, whose machine is frozen, into a snapshot's directory.
 fn copy_disk(from: &Path, directory: &Path, progress: &mut dyn FnMut()) -> io::Result<File> {
     let source = File::open(upper::disk(from))?;
     let target = copy::create(&disk(directory))?;

@@ -1,14 +1,14 @@
-//! Snapshots: copies of sandboxes' disks, to start others from, or of all of a sandbox, for
-//! others to go on from.
+//! Snapshots: copies of sandboxes' disks, to start other sandboxes from, or of whole sandboxes with
+//! their memory, to restore.
 //!
 //! ```text
-//! sandboxes/snapshot-<name>/disk.ext4       the copy; its journal is empty, if a disk is all
+//! sandboxes/snapshot-<name>/disk.ext4       the copy; its journal is empty without memory
 //! sandboxes/snapshot-<name>/machine         processors and devices
-//! sandboxes/snapshot-<name>/memory          what the machine remembered
-//! sandboxes/snapshot-<name>/machine.json    what else there is to say of it
-//! sandboxes/snapshot-<name>/snapshot.json   what it is of; written last
+//! sandboxes/snapshot-<name>/memory          the machine's memory
+//! sandboxes/snapshot-<name>/machine.json    the machine's settings, for a restore
+//! sandboxes/snapshot-<name>/snapshot.json   the snapshot's record; written last
 //! sandboxes/snapshot-<name>/lock            locked (flock) while it is made
-//! sandboxes/snapshot-<name>/lease.json      keeps the store from removing the image
+//! sandboxes/snapshot-<name>/lease.json      keeps the image in the store
 //! ```
 
 pub(crate) mod file;
@@ -37,14 +37,14 @@ const DISK: &str = "disk.ext4";
 const RECORD: &str = "snapshot.json";
 const LOCK: &str = "lock";
 
-/// A copy of a sandbox's disk, or of all of a sandbox.
+/// A copy of a sandbox's disk, or of a whole sandbox with its memory.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Snapshot {
     /// Unique among snapshots.
     pub name: String,
-    /// The image that the disk's changes are to.
+    /// The image that the disk's changes apply to.
     pub image: ImageName,
-    /// The root disk that they are to, if it is no image.
+    /// The root disk that the changes apply to, if there is no image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root_disk: Option<RootDisk>,
     /// The sandbox's name.
@@ -56,16 +56,16 @@ pub struct Snapshot {
     /// The machine, if its memory is in the snapshot too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<SavedMachine>,
-    /// It is there for as long as somebody holds its lock.
+    /// Whether the snapshot is ephemeral: it exists for as long as its lock is held.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) passing: bool,
-    /// Where it is.
+    /// Its directory.
     #[serde(skip)]
     pub(crate) directory: PathBuf,
 }
 
 impl Snapshot {
-    /// Whether it has a root disk of which the path is not known: it was imported.
+    /// Returns whether the path of its root disk is unknown, because the snapshot was imported.
     pub(crate) fn is_without_path(&self) -> bool {
         let disk = self.root_disk.as_ref();
         disk.is_some_and(|disk| disk.path.as_os_str().is_empty())
@@ -73,7 +73,7 @@ impl Snapshot {
 }
 
 impl Sandboxes {
-    /// Copies the disk of a sandbox as it is at one moment; see [`Sandboxes::still_disk`].
+    /// Copies the disk of a sandbox at one moment; see [`Sandboxes::still_disk`].
     ///
     /// # Errors
     /// [`Error::SnapshotExists`], [`Error::BadSnapshotName`], and those of
@@ -85,7 +85,7 @@ impl Sandboxes {
         name: &str,
     ) -> Result<(Snapshot, Notes), Error> {
         let record = self.get(sandbox)?;
-        // It must have one.
+        // Fails unless the sandbox has a disk.
         record.disk_size()?;
         let snapshot = of(&record, name.to_owned());
         let mut notes = Notes::default();
@@ -100,8 +100,8 @@ impl Sandboxes {
         Ok((snapshot, notes))
     }
 
-    /// Makes a snapshot of what `fill` puts into its directory. It is complete, so nothing
-    /// need be locked any more.
+    /// Makes a snapshot of what `fill` puts into its directory. Returns it with its lock, which a
+    /// complete snapshot needs only if it is ephemeral.
     fn add_snapshot(
         &self,
         store: &Store,
@@ -129,7 +129,7 @@ impl Sandboxes {
         }
     }
 
-    /// All snapshots, by name. Removes what killed processes left of others.
+    /// Returns all snapshots, by name. Removes unfinished ones that killed processes left.
     ///
     /// # Errors
     /// [`Error::State`].
@@ -146,7 +146,7 @@ impl Sandboxes {
             };
             match self.snapshot(name) {
                 Ok(snapshot) if !snapshot.passing => snapshots.push(snapshot),
-                // Another version's, maybe.
+                // Perhaps of another version of mica.
                 Err(_) if entry.path().join(RECORD).exists() => {}
                 _ => remove_abandoned(&entry.path()),
             }
@@ -155,7 +155,7 @@ impl Sandboxes {
         Ok(snapshots)
     }
 
-    /// The snapshot of this name.
+    /// Returns the snapshot of this name.
     ///
     /// # Errors
     /// [`Error::NoSuchSnapshot`].
@@ -173,13 +173,13 @@ impl Sandboxes {
         })
     }
 
-    /// Removes a snapshot. Sandboxes that were started from it have copies.
+    /// Removes a snapshot. Sandboxes that were started from it have their own copies.
     ///
     /// # Errors
     /// [`Error::NoSuchSnapshot`], [`Error::State`].
     pub fn remove_snapshot(&self, name: &str) -> Result<(), Error> {
         let directory = self.snapshot(name)?.directory;
-        // Without its record it is none, however far the rest gets.
+        // Without its record it does not count as a snapshot, even if removing the rest fails.
         let record = directory.join(RECORD);
         fs::remove_file(&record).map_err(failed("removing", &record))?;
         fs::remove_dir_all(&directory).map_err(failed("removing", &directory))
@@ -190,7 +190,7 @@ impl Sandboxes {
     }
 }
 
-/// What a snapshot of a sandbox says of it.
+/// Makes the record of a snapshot of a sandbox.
 fn of(record: &Record, name: String) -> Snapshot {
     Snapshot {
         name,
@@ -208,7 +208,7 @@ fn of(record: &Record, name: String) -> Snapshot {
     }
 }
 
-/// Keeps the image in the store.
+/// Leases the image, so that it stays in the store.
 fn lease(store: &Store, snapshot: &Snapshot) -> Result<(), Error> {
     if snapshot.root_disk.is_some() {
         return Ok(());
@@ -225,8 +225,8 @@ fn remove_abandoned(directory: &Path) {
     let _ = fs::remove_dir_all(directory);
 }
 
-/// Makes the directory, in place of one that a killed process left unfinished. The caller
-/// sees to it that nobody else does.
+/// Makes and locks the directory, in place of one that a killed process left unfinished. The caller
+/// keeps other processes from doing the same.
 pub(crate) fn claim(directory: &Path, name: &str) -> Result<Lock, Error> {
     let exists = || Error::SnapshotExists(name.to_owned());
     match fs::DirBuilder::new().mode(0o700).create(directory) {
@@ -257,8 +257,8 @@ pub(crate) fn claim(directory: &Path, name: &str) -> Result<Lock, Error> {
     Ok(lock)
 }
 
-/// Replays the copy's journal, so that it need not be again, and finds out whether it is a
-/// filesystem that can be used.
+/// Replays the copy's journal, so that restores need not, and checks whether the filesystem can be
+/// used.
 fn settle(path: &Path) -> Result<Notes, Error> {
     let unusable = |problem: String| Error::Disk {
         what: "replaying the journal of",
@@ -282,7 +282,7 @@ fn publish(snapshot: &Snapshot) -> io::Result<()> {
     File::open(directory)?.sync_all()
 }
 
-/// Names what failed, and on what.
+/// Makes an error that names the operation and the path.
 fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
     let path = path.to_owned();
     move |source| Error::State { what, path, source }

@@ -1,4 +1,4 @@
-//! The directory of sandboxes.
+//! Finds, registers and removes sandboxes in their directory.
 
 use std::fs::{self, File};
 use std::io;
@@ -18,36 +18,36 @@ pub(crate) const ID_LENGTH: usize = 32;
 
 const STATE: &str = "state.json";
 
-/// Has room for the next record.
+/// A file with room for the next record.
 const SPARE: &str = "state.spare";
 
-/// Bytes by which a record may grow before a full disk matters to it: how it ended, in words.
+/// Bytes by which a record may grow without new blocks on a full disk: the reason of the end.
 const RESERVE: u64 = 4096;
 
-/// What filesystems give room in.
+/// Bytes of a filesystem's unit of allocation.
 const BLOCK: u64 = 4096;
 
 const LOCK: &str = "lock";
 
-/// What keeps the store from removing the sandbox's image; see
+/// The lease that keeps the sandbox's image in the store; see
 /// [`Store::lease`](micabox_image::Store::lease).
 const LEASE: &str = "lease.json";
 
-/// How often somebody who waits for a sandbox's end looks again.
+/// Interval of polls for a sandbox's end.
 const POLL: Duration = Duration::from_millis(20);
 
-/// How long a killed machine may take to be gone.
+/// How long a killed machine may take to exit.
 const LAST_MOMENT: Duration = Duration::from_secs(30);
 
 /// How many names are tried before giving up.
 const NAME_ATTEMPTS: usize = 64;
 
-/// All sandboxes of a store, running or remembered.
+/// All sandboxes of a store, running or with a record only.
 #[derive(Clone, Debug)]
 pub struct Sandboxes {
     directory: PathBuf,
-    /// Held while names are given and directories come and go. So whoever holds it
-    /// sees no half of one, but for what a killed process left.
+    /// Held while names are given and directories are made or removed. Its holder sees no
+    /// incomplete sandbox, except one that a killed process left.
     lock: PathBuf,
 }
 
@@ -58,20 +58,20 @@ pub(crate) struct Found {
     pub(crate) path: PathBuf,
 }
 
-/// A sandbox of this process. Dropping it leaves a record of its end, or nothing if
-/// that is what the record says.
+/// The registration of a sandbox that this process is responsible for. Dropping it leaves a record
+/// of the sandbox, or removes its directory if the record has `auto_remove`.
 #[derive(Debug)]
 pub(crate) struct Registration {
     sandboxes: Sandboxes,
     path: PathBuf,
     record: Record,
     lock: Lock,
-    /// Another process is responsible for it.
+    /// Another process is responsible for the sandbox now.
     is_handed_over: bool,
 }
 
 impl Sandboxes {
-    /// The sandboxes of the store at `root`.
+    /// Opens the sandboxes of the store at `root`.
     ///
     /// # Errors
     /// [`Error::State`] if its directories can't be made.
@@ -87,7 +87,7 @@ impl Sandboxes {
         })
     }
 
-    /// All records, oldest first. Forgets those that nobody is to remember.
+    /// Returns all records, oldest first. Removes ended sandboxes with `auto_remove`.
     ///
     /// # Errors
     /// [`Error::State`].
@@ -96,7 +96,7 @@ impl Sandboxes {
         Ok(all.map(|found| found.record).collect())
     }
 
-    /// The record with this name, ID, or beginning of an ID.
+    /// Returns the record with this name, ID, or beginning of an ID.
     ///
     /// # Errors
     /// [`Error::NoSuchSandbox`], [`Error::Ambiguous`].
@@ -104,7 +104,7 @@ impl Sandboxes {
         Ok(self.find(name_or_id)?.record)
     }
 
-    /// Forgets a sandbox that has ended.
+    /// Removes a sandbox that has ended.
     ///
     /// # Errors
     /// [`Error::Running`].
@@ -114,7 +114,7 @@ impl Sandboxes {
         Ok(found.record)
     }
 
-    /// Where they are.
+    /// Returns the directory of all sandboxes.
     pub(crate) fn directory(&self) -> &Path {
         &self.directory
     }
@@ -123,28 +123,28 @@ impl Sandboxes {
         find(self.scan()?, name_or_id)
     }
 
-    /// Waits until nobody runs the sandbox any more; false if somebody still does
-    /// after `patience`.
+    /// Waits until the sandbox has ended and its lock is free; false if it is still held after
+    /// `patience`.
     pub(crate) fn wait_for_end(&self, found: &Found, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
         loop {
-            // A trial holds the lock for a moment. Whoever lists sandboxes just then
-            // must not take us for the creator, so nobody tries without this one.
+            // An attempt holds the lock for a moment, in which a scan would take the sandbox for a
+            // running one. Scans and attempts both hold the lock on names.
             let names = self.lock();
             let attempt = Lock::attempt(&found.path.join(LOCK));
             drop(names);
             match attempt {
-                // Held by somebody else.
+                // Held by another process.
                 Ok(None) if Instant::now() < deadline => std::thread::sleep(POLL),
                 Ok(None) => return false,
-                // Free, or gone with its directory.
+                // Free, or removed with its directory.
                 Ok(Some(_)) | Err(_) => return true,
             }
         }
     }
 
-    /// Makes a record for a new sandbox of this process. A name must be valid; without
-    /// one, it gets one.
+    /// Makes a record for a new sandbox of this process. A given name must be valid; without one, a
+    /// name is generated.
     pub(crate) fn register(
         &self,
         name: Option<&str>,
@@ -176,8 +176,8 @@ impl Sandboxes {
         }
     }
 
-    /// Takes over a sandbox that has ended, to start it again. Whatever becomes of that, the
-    /// sandbox stays.
+    /// Takes over a sandbox that has ended, to start it again. The sandbox stays even if that
+    /// fails.
     pub(crate) fn resume(
         &self,
         id: &str,
@@ -197,8 +197,8 @@ impl Sandboxes {
         })
     }
 
-    /// Keeps a sandbox that has a disk and does not run from being started or removed, for
-    /// as long as the lock is held.
+    /// Locks a sandbox that has a disk and does not run, which keeps it from being started or
+    /// removed for as long as the lock is held.
     pub(crate) fn hold(&self, name_or_id: &str) -> Result<(Found, Lock), Error> {
         let record = self.get(name_or_id)?;
         if !record.upper.is_kept() {
@@ -216,9 +216,9 @@ impl Sandboxes {
         }
     }
 
-    /// A sandbox that has ended, with the lock on names and its own. A machine whose owner was
-    /// killed goes a moment after it and has the disk until then, and the lock as well: that
-    /// is waited for.
+    /// Finds a sandbox that has ended, and locks names and the sandbox. A machine whose owner was
+    /// killed exits a moment later and uses the disk and holds the sandbox's lock until then; this
+    /// waits for it.
     fn ended(&self, name_or_id: &str) -> Result<(Lock, Found, io::Result<Lock>), Error> {
         let deadline = Instant::now() + LAST_MOMENT;
         loop {
@@ -248,12 +248,12 @@ impl Sandboxes {
         }
     }
 
-    /// Held while a name is given, or a directory comes or goes.
+    /// Locks names, while a name is given or a directory is made or removed.
     pub(crate) fn lock(&self) -> Result<Lock, Error> {
         Lock::wait(&self.lock).map_err(state("locking", &self.lock))
     }
 
-    /// Everything there is, after forgetting what nobody is to remember.
+    /// Returns all sandboxes, after removing ended ones with `auto_remove`.
     fn scan(&self) -> Result<Vec<Found>, Error> {
         let _names = self.lock()?;
         self.scan_locked()
@@ -269,7 +269,7 @@ impl Sandboxes {
             }
             let is_alive = match Lock::attempt(&path.join(LOCK)) {
                 Ok(lock) => lock.is_none(),
-                // Its creator died before it was made.
+                // Its creator died before it made the lock.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => false,
                 Err(error) => return Err(state("locking", &path)(error)),
             };
@@ -282,9 +282,9 @@ impl Sandboxes {
                     release_image(&path, &record);
                     all.push(Found { record, path });
                 }
-                // Nobody is to remember it, or nobody can.
+                // It has `auto_remove`, or its record can't be read.
                 _ if !is_alive => match discard(&path) {
-                    // It can be looked at, without what is not to be seen.
+                    // A read-only store can be listed; what should be removed is left out.
                     Err(Error::State { source, .. })
                         if source.kind() == io::ErrorKind::ReadOnlyFilesystem => {}
                     discarded => discarded?,
@@ -301,7 +301,7 @@ impl Sandboxes {
 }
 
 impl Registration {
-    /// That of a creator that handed it over.
+    /// Takes over the registration of the creator.
     pub(crate) fn taken_over(sandboxes: Sandboxes, record: Record, lock: Lock) -> Self {
         let path = sandboxes.directory.join(&record.id);
         Self {
@@ -313,12 +313,12 @@ impl Registration {
         }
     }
 
-    /// The lock, for the process that takes the registration over.
+    /// Returns the locked file, for the process that takes the registration over.
     pub(crate) fn lock(&self) -> &File {
         self.lock.file()
     }
 
-    /// Leaves everything to the process that has taken it over.
+    /// Leaves the sandbox to the process that has taken it over.
     pub(crate) fn hand_over(mut self) {
         self.lock.outlive_us();
         self.is_handed_over = true;
@@ -332,26 +332,27 @@ impl Registration {
         &self.path
     }
 
-    /// Changes the record, on disk too.
+    /// Changes the record, in memory and on disk.
     pub(crate) fn update(&mut self, change: impl FnOnce(&mut Record)) -> Result<(), Error> {
         change(&mut self.record);
-        // Whoever reads a record has this lock.
+        // Readers of records hold this lock.
         let _names = self.sandboxes.lock()?;
         write_record(&self.path, &self.record)
     }
 
-    /// What a machine's process has open for as long as it may use the sandbox's disk.
+    /// Returns a file that the machine's process holds open for as long as it may use the sandbox's
+    /// disk.
     pub(crate) fn lifeline(&self) -> Result<Arc<File>, Error> {
         let shared = self.lock.share();
         Ok(Arc::new(shared.map_err(state("sharing", &self.path))?))
     }
 
-    /// Leaves the sandbox locked until its machine has ended.
+    /// Keeps the sandbox locked until its machine has ended.
     pub(crate) fn outlive_us(&mut self) {
         self.lock.outlive_us();
     }
 
-    /// Leaves nothing behind.
+    /// Removes the sandbox's directory.
     pub(crate) fn forget(mut self) {
         self.record.auto_remove = true;
     }
@@ -362,7 +363,7 @@ impl Drop for Registration {
         if self.is_handed_over {
             return;
         }
-        // Whoever looks at it from here on must not find half of it.
+        // Keeps scans from finding an incomplete directory.
         let _names = self.sandboxes.lock();
         if self.record.auto_remove {
             let _ = discard(&self.path);
@@ -372,7 +373,7 @@ impl Drop for Registration {
     }
 }
 
-/// The name asked for if nobody has it, or one that nobody has.
+/// Returns the requested name if it is free, or generates a free one.
 fn choose_name(wish: Option<&str>, id: &str, others: &[Found]) -> Result<String, Error> {
     let holder = |name: &str| others.iter().find(|found| found.record.name == name);
     match wish {
@@ -390,7 +391,7 @@ fn choose_name(wish: Option<&str>, id: &str, others: &[Found]) -> Result<String,
     }
 }
 
-/// The sandbox with this name, ID, or beginning of an ID.
+/// Finds the sandbox with this name, ID, or beginning of an ID.
 fn find(mut all: Vec<Found>, name_or_id: &str) -> Result<Found, Error> {
     let exact = |found: &Found| found.record.name == name_or_id || found.record.id == name_or_id;
     if let Some(at) = all.iter().position(exact) {
@@ -404,7 +405,7 @@ fn find(mut all: Vec<Found>, name_or_id: &str) -> Result<Found, Error> {
     }
 }
 
-/// Whether a sandbox could have this directory, going by its name.
+/// Returns whether the directory's name is that of a sandbox.
 fn is_sandbox(path: &Path) -> bool {
     let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
     path.file_name()
@@ -412,7 +413,7 @@ fn is_sandbox(path: &Path) -> bool {
         .is_some_and(|name| name.len() == ID_LENGTH && name.bytes().all(is_digit))
 }
 
-/// Gives up the image of a sandbox that has ended, unless it can be started again.
+/// Releases the image of a sandbox that has ended, unless the sandbox can be started again.
 fn release_image(path: &Path, record: &Record) {
     if !record.upper.is_kept() {
         let _ = fs::remove_file(path.join(LEASE));
@@ -429,11 +430,11 @@ fn discard(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// Publishes a record: in the file's place comes the spare one, which has the room that it
-/// needs already, so that a full disk keeps no end from being written. The caller holds the
-/// lock on names, as do readers, who so see no spare being written. Only that of an end, or of a sandbox with something to keep, is
-/// synced to disk: after a crash of the host no sandbox runs, and a record that is damaged
-/// then is forgotten.
+/// Publishes a record: writes it to the spare file and exchanges that with the current one. The
+/// spare file has its blocks already, so the record of an end can be written on a full disk. The
+/// caller holds the lock on names, as do readers, so readers never see a spare file being written.
+/// Only a record of an end, or of a sandbox with changes to keep, is synced to disk: after a crash
+/// of the host no sandbox runs, and a damaged record is removed.
 fn write_record(directory: &Path, record: &Record) -> Result<(), Error> {
     let write = || {
         let text = serde_json::to_vec_pretty(record)?;
@@ -449,7 +450,8 @@ fn write_record(directory: &Path, record: &Record) -> Result<(), Error> {
             File::open(directory)?.sync_all()?;
         }
         if !spare.exists() {
-            // Not every record is the last, and only that must find room.
+            // A failure is ignored: only the last record needs the room, and this may not be the
+            // one before it.
             let _ = fill(&spare, &vec![b' '; text.len()]);
         }
         Ok(())
@@ -457,8 +459,8 @@ fn write_record(directory: &Path, record: &Record) -> Result<(), Error> {
     write().map_err(state("writing", &directory.join(STATE)))
 }
 
-/// Writes `text` into a file as long as it was, spaces behind it; if that is too short, one
-/// that has room for something more.
+/// Writes `text` into a file, padded with spaces to the file's length. If the file is too short, it
+/// grows to hold `text` and [`RESERVE`].
 fn fill(path: &Path, text: &[u8]) -> io::Result<File> {
     let mut options = File::options();
     let options = options.create(true).truncate(false).write(true).mode(0o600);
@@ -474,7 +476,7 @@ fn fill(path: &Path, text: &[u8]) -> io::Result<File> {
     Ok(file)
 }
 
-/// Has two files change places, or the first one replace the second where that can't be.
+/// Exchanges two files, or replaces the second with the first where that is not supported.
 fn exchange(new: &Path, old: &Path) -> io::Result<()> {
     match renameat_with(CWD, new, CWD, old, RenameFlags::EXCHANGE) {
         Ok(()) => Ok(()),
@@ -492,7 +494,7 @@ fn random<const N: usize>() -> Option<[u8; N]> {
     Some(bytes)
 }
 
-/// Names what failed, and on what.
+/// Makes an error that names the operation and the path.
 fn state(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
     let path = path.to_owned();
     move |source| Error::State { what, path, source }

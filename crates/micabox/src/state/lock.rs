@@ -9,22 +9,21 @@ use std::path::Path;
 #[derive(Debug)]
 pub(crate) struct Lock {
     file: File,
-    /// Another process has it as well, and may keep it for longer.
+    /// Another process holds the lock as well, and may keep it for longer.
     outlives: bool,
 }
 
 impl Lock {
-    /// Makes the file if need be and waits for the lock.
+    /// Makes the file if necessary, and waits for the lock.
     pub(crate) fn wait(path: &Path) -> io::Result<Self> {
         loop {
             let mut options = File::options();
             options.create(true).truncate(false).write(true);
-            // Whoever may open it may lock it.
+            // A process that can open the file can lock it.
             options.mode(0o600);
             let file = options.open(path).or_else(|error| read_only(path, error))?;
             file.lock()?;
-            // Whoever tidies up may have removed the file meanwhile. Then this lock
-            // keeps nobody out.
+            // The file may have been removed meanwhile. Then this lock excludes no other process.
             let ours = file.metadata()?;
             match path.metadata() {
                 Ok(current) if (current.dev(), current.ino()) == (ours.dev(), ours.ino()) => {
@@ -36,7 +35,7 @@ impl Lock {
         }
     }
 
-    /// The lock on an existing file; None while somebody else has it.
+    /// Takes the lock on an existing file; None if another process holds it.
     pub(crate) fn attempt(path: &Path) -> io::Result<Option<Self>> {
         let file = File::options().write(true).open(path);
         let file = file.or_else(|error| read_only(path, error))?;
@@ -54,28 +53,29 @@ impl Lock {
         Self { file, outlives }
     }
 
-    /// The lock that another process held and handed over ([`Lock::file`], [`Lock::outlive_us`]).
+    /// Takes over the lock that another process held and handed over ([`Lock::file`],
+    /// [`Lock::outlive_us`]).
     pub(crate) fn taken_over(file: File) -> Self {
         Self::of(file)
     }
 
-    /// The locked file, for a process that takes the lock over.
+    /// Returns the locked file, for a process that takes the lock over.
     pub(crate) fn file(&self) -> &File {
         &self.file
     }
 
-    /// The locked file for another process, which then holds the lock as well.
+    /// Duplicates the locked file for another process, which then holds the lock as well.
     pub(crate) fn share(&self) -> io::Result<File> {
         self.file.try_clone()
     }
 
-    /// Has the lock end with the last process that it was shared with, and not before.
+    /// Keeps the lock until the last process that it was shared with ends.
     pub(crate) fn outlive_us(&mut self) {
         self.outlives = true;
     }
 }
 
-/// The file where nothing can be written: a lock holds on it as well.
+/// Opens the file read-only on a read-only filesystem, where it can be locked as well.
 fn read_only(path: &Path, error: io::Error) -> io::Result<File> {
     if error.kind() == io::ErrorKind::ReadOnlyFilesystem {
         File::open(path)
@@ -89,8 +89,8 @@ impl Drop for Lock {
         if self.outlives {
             return;
         }
-        // Closing is not enough: a child that another thread has made and that has not yet
-        // executed its program holds the file as well.
+        // Closing is not enough: a child that another thread has forked and that has not yet
+        // executed its program holds the file open as well.
         let _ = self.file.unlock();
     }
 }

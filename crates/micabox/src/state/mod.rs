@@ -1,4 +1,4 @@
-//! What is on disk about sandboxes, enough to find, stop and clean up those whose owner died.
+//! The state of sandboxes on disk, enough to find, stop and clean up those whose owner died.
 //!
 //! ```text
 //! sandboxes/<id>/state.json   the record
@@ -6,9 +6,9 @@
 //! sandboxes/<id>/lock         locked (flock) for as long as the owner or its machine lives
 //! sandboxes/<id>/control      the owner's socket
 //! sandboxes/<id>/upper.ext4   the disk for changes, if it has one
-//! sandboxes/<id>/output.log   what it wrote while detached
-//! sandboxes/<id>/lease.json   keeps the store from removing the image
-//! locks/sandboxes             locked while a name is given or a directory comes or goes
+//! sandboxes/<id>/output.log   its output while detached
+//! sandboxes/<id>/lease.json   keeps the image in the store
+//! locks/sandboxes             locked while a name is given or a directory is made or removed
 //! ```
 
 mod directory;

@@ -1,4 +1,4 @@
-//! What is remembered about a sandbox.
+//! The record of a sandbox.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::ProcessId;
 use crate::{Error, RootDisk, Spec, Upper};
 
-/// What is remembered about a sandbox: `state.json`.
+/// The record of a sandbox: `state.json`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Record {
     /// 32 hexadecimal digits, random.
@@ -17,10 +17,10 @@ pub struct Record {
     pub name: String,
     /// The image it was made from, or the path of its root disk.
     pub image: ImageName,
-    /// The disk that is its root, if no image is.
+    /// The root disk, if the root is not an image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root_disk: Option<RootDisk>,
-    /// The first command, as a shell would need it.
+    /// The first command, quoted for a shell.
     pub command: String,
     /// When it was created, seconds since 1970-01-01 UTC.
     pub created: i64,
@@ -35,33 +35,33 @@ pub struct Record {
     /// Where its changes are.
     #[serde(default)]
     pub upper: Upper,
-    /// What it is started with, if it can be started again.
+    /// The settings of its starts, if it can be started again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spec: Option<Spec>,
-    /// Whether nothing is to be remembered after its end.
+    /// Whether the sandbox's directory, with this record, is removed after its end.
     pub auto_remove: bool,
-    /// Who made it and serves requests about it.
+    /// The owner. While the sandbox starts: its creator.
     pub owner: Option<ProcessId>,
     /// The process that made or started it, for as long as it ends with that: none once it is
     /// detached.
     #[serde(default)]
     pub creator: Option<ProcessId>,
-    /// Who runs its machine.
+    /// The process that runs its machine.
     pub machine: Option<ProcessId>,
-    /// How it is.
+    /// Its status.
     pub status: Status,
 }
 
 /// The image a sandbox was made from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageName {
-    /// What it was called then.
+    /// The reference under which the image was requested, or the root disk's path.
     pub reference: Option<String>,
     /// Digest of its manifest; empty for a root disk.
     pub digest: String,
 }
 
-/// How a sandbox is.
+/// The status of a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "state")]
 pub enum Status {
@@ -72,21 +72,21 @@ pub enum Status {
         /// Since when, seconds since 1970-01-01 UTC.
         since: i64,
     },
-    /// It has ended.
+    /// It has ended, or its start failed.
     Exited {
         /// The first command's exit code.
         code: i32,
-        /// When, seconds since 1970-01-01 UTC.
+        /// When it ended, seconds since 1970-01-01 UTC.
         at: i64,
-        /// What went wrong if it did not just end.
+        /// What went wrong, if anything.
         error: Option<String>,
     },
-    /// Its creator died without a word.
+    /// Its owner died without recording an end.
     Dead,
 }
 
 impl Status {
-    /// Whether there is, or is about to be, a machine.
+    /// Returns whether there is, or is about to be, a machine.
     pub fn is_live(&self) -> bool {
         matches!(self, Self::Starting | Self::Running { .. })
     }
@@ -104,10 +104,10 @@ impl fmt::Display for Status {
 }
 
 impl ImageName {
-    /// Digest of its manifest.
+    /// Parses the digest of the image's manifest.
     ///
     /// # Errors
-    /// [`Error::BadRecord`] if that is none.
+    /// [`Error::BadRecord`] if it is not a digest.
     pub fn parse_digest(&self) -> Result<Digest, Error> {
         let digest = self.digest.parse();
         digest.map_err(|_| Error::BadRecord(self.digest.clone()))
@@ -115,7 +115,7 @@ impl ImageName {
 }
 
 impl Record {
-    /// Bytes of the disk with its changes.
+    /// Returns the size in bytes of the disk with its changes.
     ///
     /// # Errors
     /// [`Error::NotKept`] or [`Error::InPlace`] if it has no such disk.
@@ -130,7 +130,7 @@ impl Record {
         }
     }
 
-    /// Whether a process that the sandbox ends with is gone without a word, so that it ends about
+    /// Returns whether a process that the sandbox ends with is gone, so that the sandbox ends about
     /// now.
     pub fn is_orphaned(&self) -> bool {
         self.status.is_live() && self.is_without_owner()
@@ -144,7 +144,7 @@ impl Record {
             .any(ProcessId::has_ended)
     }
 
-    /// The first 12 digits of the ID, enough for people.
+    /// Returns the first 12 digits of the ID, enough for people.
     pub fn short_id(&self) -> &str {
         self.id.get(..12).unwrap_or(&self.id)
     }

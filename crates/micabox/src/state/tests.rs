@@ -49,7 +49,7 @@ fn a_name_is_given_once() {
     let unnamed = sandboxes.register(None, record("d")).unwrap();
     assert!(unnamed.record().name.contains('-'));
     drop(first);
-    // Remembered, so the name is still in use.
+    // The record remains, so the name is still in use.
     sandboxes.register(Some("web"), record("e")).unwrap_err();
     sandboxes.remove("web").unwrap();
     sandboxes.register(Some("web"), record("f")).unwrap();
@@ -85,7 +85,7 @@ fn a_sandbox_lives_as_long_as_its_creator() {
     let found = sandboxes.find("it").unwrap();
     fs::write(found.path.join("lease.json"), "{}").unwrap();
     assert!(!sandboxes.wait_for_end(&found, Duration::ZERO));
-    // As if it were killed: nothing but the lock goes.
+    // As if the owner were killed: only the lock is released.
     drop(registration);
     assert_eq!(sandboxes.get("it").unwrap().status, Status::Dead);
     assert!(!found.path.join("lease.json").exists());
@@ -109,7 +109,7 @@ fn nothing_is_left_of_what_nobody_is_to_remember() {
     drop(registration);
     assert_eq!(entries(root.path()), 0);
 
-    // The same after a creator that was killed, and half a directory of another.
+    // The same after a killed creator, and for an incomplete directory of another one.
     fs::create_dir(&path).unwrap();
     fs::write(path.join("lock"), "").unwrap();
     fs::write(

@@ -1,4 +1,4 @@
-//! Changes on their way from a worker: records of names, whose paths are put together here.
+//! Transfers changes from a worker: records of names, whose paths are put together here.
 
 use std::io::{self, Read, Write};
 
@@ -8,7 +8,7 @@ use micabox_overlay::view::{View, ViewError};
 
 use crate::jailed::records;
 
-/// Why there are no changes to tell.
+/// Why the changes can't be listed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ChangesError {
     #[error(transparent)]
@@ -17,7 +17,7 @@ pub(crate) enum ChangesError {
     Output(#[from] io::Error),
 }
 
-/// Writes everything in which an upper layer differs as records.
+/// Writes all changes of an upper layer as records.
 pub(crate) fn write_changes<D: BlockDevice>(
     view: &mut View<D>,
     output: &mut impl Write,
@@ -28,7 +28,7 @@ pub(crate) fn write_changes<D: BlockDevice>(
     Ok(output.flush()?)
 }
 
-/// Reads them, and calls `each` with every change.
+/// Reads the records, and calls `each` with every change.
 pub(crate) fn read_changes(
     input: &mut impl Read,
     mut each: impl FnMut(Change<'_>) -> io::Result<()>,

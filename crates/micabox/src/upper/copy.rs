@@ -1,4 +1,4 @@
-//! Copies of disks: shared where the host's filesystem can, otherwise with all holes.
+//! Copies disks: with shared extents where the host's filesystem can, otherwise with all holes.
 
 use std::fs::{self, File};
 use std::io;
@@ -8,10 +8,11 @@ use std::path::Path;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
-/// Bytes copied at once.
+/// Bytes copied at a time.
 const PIECE: usize = 1 << 20;
 
-/// Copies the file at `from`, which nobody changes, to a new one at `to`, durably.
+/// Copies the file at `from` to a new file at `to`, durably. No process may change `from`
+/// meanwhile.
 pub(crate) fn copy(from: &Path, to: &Path) -> io::Result<()> {
     let source = File::open(from)?;
     let target = create(to)?;
@@ -23,23 +24,24 @@ pub(crate) fn copy(from: &Path, to: &Path) -> io::Result<()> {
     result
 }
 
-/// Makes a file for a copy.
+/// Makes a new file for a copy.
 pub(crate) fn create(path: &Path) -> io::Result<File> {
     let mut options = fs::OpenOptions::new();
     let options = options.write(true).create_new(true).mode(0o600);
     options.open(path)
 }
 
-/// Makes `target` a copy of `source`, which nobody changes. Calls `progress` now and then.
+/// Makes `target` a copy of `source`. No process may change `source` meanwhile. Calls `progress`
+/// regularly.
 pub(crate) fn fill(source: &File, target: &File, progress: &mut dyn FnMut()) -> io::Result<()> {
     match rustix::fs::ioctl_ficlone(target, source) {
         Ok(()) => Ok(()),
-        // Another filesystem, or one that can't.
+        // Another filesystem, or one without shared extents.
         Err(_) => copy_data(source, target, progress),
     }
 }
 
-/// Offset and length of everything in a file that is no hole, ascending.
+/// Returns offset and length of each run of data in a file, holes left out, ascending.
 pub(crate) fn data_runs(file: &File) -> io::Result<Vec<(u64, u64)>> {
     let size = file.metadata()?.len();
     let mut runs = Vec::new();
@@ -66,7 +68,7 @@ fn copy_data(source: &File, target: &File, progress: &mut dyn FnMut()) -> io::Re
             let count = buffer.len().min((end - at) as usize);
             let piece = buffer.get_mut(..count).unwrap_or_default();
             source.read_exact_at(piece, at)?;
-            // Zeros that the source has spelled out are a hole as well.
+            // Pieces of zeros become holes as well.
             if piece.iter().any(|byte| *byte != 0) {
                 target.write_all_at(piece, at)?;
             }
@@ -101,7 +103,7 @@ mod tests {
         assert_eq!(&text, b"middle");
         copied.read_exact_at(&mut text[..3], (1 << 30) - 3).unwrap();
         assert_eq!(&text[..3], b"end");
-        // Never over something that is there.
+        // An existing file is never overwritten.
         copy(&from, &to).unwrap_err();
     }
 }

@@ -1,4 +1,4 @@
-//! Where a sandbox's changes go, and what can be done with them while no machine does.
+//! The upper layer, which holds a sandbox's changes, and operations on it while no machine uses it.
 
 mod changes;
 pub(crate) mod copy;
@@ -19,10 +19,10 @@ pub(crate) use copy::{copy, data_runs};
 pub use micabox_overlay::diff::{Change, ChangeKind};
 pub use still::StillDisk;
 
-/// Size of a disk if nobody says otherwise: the host gives it space only as it fills.
+/// Default size of a disk in bytes. The host allocates space only as it fills.
 pub const DEFAULT_DISK_SIZE: u64 = 8 << 30;
 
-/// What the filesystems are called inside.
+/// The filesystems' label.
 const LABEL: [u8; 16] = *b"mica-upper\0\0\0\0\0\0";
 
 /// The disk's file in the sandbox's directory.
@@ -38,13 +38,13 @@ pub(crate) const PATCHES_SERIAL: &str = "patches";
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Upper {
-    /// Into its memory, gone when it ends.
+    /// Into its memory, lost when it ends.
     #[default]
     Tmpfs,
-    /// Onto a disk of its own, kept until the sandbox is removed: more than memory holds,
-    /// there again when the sandbox is started again.
+    /// Onto a disk of its own, kept until the sandbox is removed. It can be larger than memory, and
+    /// is used again by the next start.
     Disk {
-        /// Bytes that the disk has.
+        /// The disk's size in bytes.
         size: u64,
     },
     /// Into the root disk itself.
@@ -52,18 +52,18 @@ pub enum Upper {
 }
 
 impl Upper {
-    /// Whether there is something to keep when the sandbox ends.
+    /// Returns whether the changes are kept when the sandbox ends.
     pub fn is_kept(&self) -> bool {
         !matches!(self, Self::Tmpfs)
     }
 }
 
-/// The disk of the sandbox that has this directory.
+/// Returns the path of the disk in a sandbox's directory.
 pub(crate) fn disk(directory: &Path) -> PathBuf {
     directory.join(FILE)
 }
 
-/// Makes a sandbox's disk, in a new file, a copy of `original`.
+/// Makes a sandbox's disk in a new file, as a copy of `original`.
 pub(crate) fn copy_disk(original: &Path, path: &Path) -> Result<(), Error> {
     copy(original, path).map_err(|error| Error::Disk {
         what: "copying",
@@ -72,7 +72,7 @@ pub(crate) fn copy_disk(original: &Path, path: &Path) -> Result<(), Error> {
     })
 }
 
-/// The layer of patches for a sandbox in memory.
+/// Returns the path of the layer of patches, for a sandbox with its changes in memory.
 pub(crate) fn patches(directory: &Path) -> PathBuf {
     directory.join("patches.ext4")
 }
@@ -99,11 +99,11 @@ pub(crate) fn make_disk(path: &Path, size: u64, uuid: [u8; 16]) -> Result<(), Er
         time: now().0,
         inodes: None,
         journal: Journal::Default,
-        // Root is everybody in there.
+        // No blocks are reserved for root: as a rule, every process in the guest runs as root.
         reserved: 0,
     };
     make(&mut file, size, &options).map_err(|error| failed(error.to_string()))?;
-    // The guest's own flushes cover what is in the file, not its name.
+    // The guest's own flushes cover the file's contents, not its name.
     let directory = path.parent().unwrap_or(path);
     File::open(directory)
         .and_then(|directory| directory.sync_all())

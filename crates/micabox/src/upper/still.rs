@@ -1,4 +1,4 @@
-//! A sandbox's disk at one moment.
+//! Reads a sandbox's disk as of one moment.
 
 use std::fs::File;
 use std::io;
@@ -12,28 +12,28 @@ use crate::jailed::{About, Changes, Layer, Notes, Stream, Unread};
 use crate::state::{Found, Sandboxes};
 use crate::{Base, Error};
 
-/// How long a machine may take to stand still.
+/// How long a freeze may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How often it is looked at.
+/// Interval between attempts to freeze.
 const POLL: Duration = Duration::from_millis(10);
 
-/// How often a copy is begun: this process may be stopped during one, and the machine goes on
-/// without it then.
+/// How many copies are tried: if this process is stopped during one, the machine is thawed before
+/// the copy is complete.
 const ATTEMPTS: usize = 3;
 
-/// A disk that nobody writes to, or a copy of one of a moment at which nobody did.
+/// A disk that no machine writes to, or a copy of a frozen one.
 #[derive(Debug)]
 pub struct StillDisk {
-    /// The sandbox's.
+    /// The path of the sandbox's disk.
     path: PathBuf,
-    /// Of it; without a name, so that nothing is left whatever ends this process.
+    /// The copy; a file without a name, so that nothing is left however this process ends.
     copy: Option<File>,
 }
 
 impl StillDisk {
-    /// Calls `each` with everything in which the disk differs from `base`, which must be the
-    /// sandbox's: each directory before what is in it. What was told before an error is true.
+    /// Calls `each` with every difference between the disk and `base`, which must be the sandbox's:
+    /// each directory before its contents. Changes passed before an error are correct.
     ///
     /// # Errors
     /// [`Error::Disk`], [`Error::ImageFile`], [`Error::RootDisk`]; [`Error::System`] if `each`
@@ -61,8 +61,8 @@ impl StillDisk {
         }
     }
 
-    /// The changes as a layer of an image: an uncompressed archive, with whiteouts for what is
-    /// gone. `base` must be the sandbox's.
+    /// Reads the changes as a layer of an image: an uncompressed archive, with whiteouts for
+    /// removed entries. `base` must be the sandbox's.
     ///
     /// # Errors
     /// [`Error::Disk`], [`Error::ImageFile`], [`Error::RootDisk`].
@@ -73,12 +73,12 @@ impl StillDisk {
         Unread::start(Layer { lower }, about, disk, below)
     }
 
-    /// What to say of failures of what reads the disk.
+    /// Describes reads of the disk, for errors.
     pub(crate) fn about(&self, doing: &'static str, base: &Base) -> About {
         About::new(doing, &self.path, base)
     }
 
-    /// Opens its file.
+    /// Opens the disk's file.
     pub(crate) fn open(&self, about: &About) -> Result<File, Error> {
         let opened = match &self.copy {
             Some(copy) => File::open(format!("/proc/self/fd/{}", copy.as_raw_fd())),
@@ -89,13 +89,13 @@ impl StillDisk {
 }
 
 impl Sandboxes {
-    /// The disk of a sandbox as it is now. A running one stands still for as long as a copy
-    /// takes; what it had not flushed is in the copy only as far as its kernel had written
+    /// Returns the disk of a sandbox as it is now. A running sandbox is frozen while the disk is
+    /// copied. What the guest had not flushed is in the copy only as far as its kernel had written
     /// it, as after a power cut.
     ///
     /// # Errors
-    /// [`Error::NotKept`] if it has none, [`Error::InPlace`] if that is its root;
-    /// [`Error::Disk`].
+    /// [`Error::NotKept`] if the sandbox has no disk, [`Error::InPlace`] if it writes to its root
+    /// disk; [`Error::Disk`].
     pub fn still_disk(&self, name_or_id: &str) -> Result<StillDisk, Error> {
         let Found { record, path } = self.find(name_or_id)?;
         record.disk_size()?;
@@ -113,7 +113,7 @@ impl Sandboxes {
         })
     }
 
-    /// Makes `to` a copy of a sandbox's disk as it is now ([`Sandboxes::still_disk`]).
+    /// Copies a sandbox's disk as it is now into `to` ([`Sandboxes::still_disk`]).
     pub(crate) fn copy_still(&self, id: &str, to: &File) -> Result<(), Error> {
         let original = disk(&self.find(id)?.path);
         let source = File::open(&original).map_err(copying(&original))?;
@@ -129,8 +129,8 @@ impl Sandboxes {
         Err(copying(&original)(interrupted))
     }
 
-    /// Has the owner of a sandbox freeze its machine until the result is thawed or dropped, or
-    /// this process is stopped or gone; none if the sandbox has ended meanwhile.
+    /// Freezes a sandbox's machine through its owner, until the result is thawed or dropped, or
+    /// this process is stopped or gone; None if the sandbox has ended meanwhile.
     fn freeze(&self, id: &str) -> Result<Option<Frozen>, Error> {
         let failed = |source| Error::System {
             what: "pausing the machine",
@@ -145,7 +145,7 @@ impl Sandboxes {
             match freeze(&found.path, None, PATIENCE) {
                 Ok(frozen) => return Ok(Some(frozen)),
                 Err(Problem::Refused(why)) => return Err(failed(io::Error::other(why))),
-                // It has no socket yet, or is about to end.
+                // The owner has no socket yet, or is about to end.
                 Err(Problem::Ending(_)) if Instant::now() < deadline => std::thread::sleep(POLL),
                 Err(Problem::Ending(error)) => return Err(failed(error)),
             }
@@ -153,7 +153,7 @@ impl Sandboxes {
     }
 }
 
-/// Names the disk that can't be copied.
+/// Makes an error that names the disk that can't be copied.
 fn copying(path: &Path) -> impl FnOnce(io::Error) -> Error {
     let path = path.to_owned();
     move |error| Error::Disk {

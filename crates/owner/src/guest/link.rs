@@ -1,4 +1,4 @@
-//! The byte stream to the agent, framed and never waited for.
+//! The byte stream to the agent: framed, and never blocking.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -8,7 +8,7 @@ use micabox_wire::{Decoder, ToGuest, ToHost, encode, preamble};
 
 use super::outbox::Outbox;
 
-/// Unsent bytes from which on messages wait in the outbox, where credit overtakes stdin.
+/// Unsent bytes from which on messages stay in the outbox, where credit overtakes stdin.
 const FULL: usize = 64 << 10;
 
 /// The owner's end of the stream.
@@ -16,25 +16,26 @@ const FULL: usize = 64 << 10;
 pub(crate) struct Link {
     stream: UnixStream,
     decoder: Decoder<ToHost>,
-    /// What has arrived of the agent's preamble, as long as there is to be one.
+    /// The bytes received of the agent's preamble, until it is complete.
     preamble: Option<Vec<u8>>,
     pub(crate) outbox: Outbox,
     outgoing: Vec<u8>,
-    /// Bytes at the front of `outgoing` that are sent.
+    /// Bytes at the front of `outgoing` that have been sent.
     sent: usize,
 }
 
 /// How a link ended.
 #[derive(Debug)]
 pub(crate) enum Broken {
-    /// The stream ended or failed: the machine's end says more.
+    /// The stream ended or failed: the machine's end is the better reason.
     Ended,
     /// The guest broke the protocol.
     Violation(String),
 }
 
 impl Link {
-    /// The agent of a new machine greets; that of a copy has done so.
+    /// Makes a link. `greets`: the agent of a new machine sends a preamble; that of a restored one
+    /// has done so already.
     pub(crate) fn new(stream: UnixStream, greets: bool) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         Ok(Self {
@@ -47,18 +48,18 @@ impl Link {
         })
     }
 
-    /// Whether there is something to send.
+    /// Returns whether there is something to send.
     pub(crate) fn has_unsent(&self) -> bool {
         self.sent < self.outgoing.len() || self.outbox.is_ready()
     }
 
-    /// Sends as much as the stream takes now. That it broke shows when it is read.
+    /// Sends as much as the stream accepts now. Errors are left to the next read.
     pub(crate) fn flush(&mut self) {
         loop {
             while self.outgoing.len() - self.sent < FULL
                 && let Some(message) = self.outbox.pop()
             {
-                // Only what is beyond a frame's bound fails, which is checked before.
+                // Encoding fails only beyond a frame's bound, which was checked before.
                 let _ = encode::<ToGuest>(&message, &mut self.outgoing);
             }
             let unsent = self.outgoing.get(self.sent..).unwrap_or_default();
@@ -79,7 +80,7 @@ impl Link {
         }
     }
 
-    /// Takes what has arrived.
+    /// Reads and decodes what has arrived.
     pub(crate) fn receive(&mut self, buffer: &mut [u8]) -> Result<(), Broken> {
         let count = match (&self.stream).read(buffer) {
             Ok(0) => return Err(Broken::Ended),
@@ -109,7 +110,7 @@ impl Link {
         Ok(())
     }
 
-    /// The next whole message.
+    /// Returns the next complete message.
     pub(crate) fn next_message(&mut self) -> Result<Option<ToHost>, Broken> {
         self.decoder.next_message().map_err(violation)
     }

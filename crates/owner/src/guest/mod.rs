@@ -1,4 +1,4 @@
-//! The conversation with the agent in the guest: the stream, and what waits to be sent.
+//! The connection to the agent in the guest: the stream, and the queue of messages to send.
 
 mod link;
 mod outbox;

@@ -1,14 +1,14 @@
-//! What waits to be sent to the guest.
+//! The queue of messages to the guest.
 //!
-//! A guest may stop listening at any moment. What waits here is bounded: stdin that is read from
-//! descriptors by [`MAX_STDIN`], that of frames by each command's window, credit by adding it up
-//! a stream, everything else by what clients ask for.
+//! A guest may stop reading at any moment, so the queue is bounded: stdin from descriptors by
+//! [`MAX_STDIN`], stdin from frames by each command's window, credit by adding it up for each
+//! stream, everything else by the clients' requests.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use micabox_wire::{OutputStream, ToGuest};
 
-/// Bytes of stdin, of all commands together, that may wait.
+/// Most bytes of stdin in the queue, of all commands together.
 const MAX_STDIN: usize = 1 << 20;
 
 #[derive(Debug, Default)]
@@ -16,9 +16,9 @@ pub(crate) struct Outbox {
     messages: VecDeque<ToGuest>,
     credits: BTreeMap<(u32, bool), u32>,
     stdin_bytes: usize,
-    /// Nothing is sent: the guest is quiesced.
+    /// Nothing is sent because the guest is quiesced.
     held: bool,
-    /// What a quiesced guest waits for, before everything else.
+    /// The message that a quiesced guest waits for, sent before everything else.
     first: Option<ToGuest>,
 }
 
@@ -38,18 +38,18 @@ impl Outbox {
         }
     }
 
-    /// Whether there is something that may be sent now.
+    /// Returns whether there is a message that may be sent now.
     pub(crate) fn is_ready(&self) -> bool {
         let is_empty = self.first.is_none() && self.credits.is_empty() && self.messages.is_empty();
         !self.held && !is_empty
     }
 
-    /// How many bytes of stdin may be added.
+    /// Returns how many bytes of stdin may be added.
     pub(crate) fn stdin_room(&self) -> usize {
         MAX_STDIN.saturating_sub(self.stdin_bytes)
     }
 
-    /// The next message to send; credit first, so that output flows while stdin waits.
+    /// Takes the next message to send; credit first, so that output flows while stdin waits.
     pub(crate) fn pop(&mut self) -> Option<ToGuest> {
         if self.held {
             return None;
@@ -73,13 +73,13 @@ impl Outbox {
         message
     }
 
-    /// Sends what a quiesced guest waits for, then everything else.
+    /// Resumes sending, with the message that a quiesced guest waits for first.
     pub(crate) fn release(&mut self, message: ToGuest) {
         self.first = Some(message);
         self.held = false;
     }
 
-    /// A command has ended: nothing about it need be sent any more.
+    /// Removes all messages about a command that has ended.
     pub(crate) fn forget(&mut self, id: u32) {
         self.credits.retain(|(owner, _), _| *owner != id);
         let mut freed = 0_usize;
@@ -129,7 +129,7 @@ mod tests {
         outbox.push(ToGuest::Quiesce);
         outbox.push(ToGuest::CloseStdin { id: 1 });
         outbox.credit(1, OutputStream::Stdout, Some(10));
-        // Credit first, as ever.
+        // Credit first, as always.
         assert!(matches!(outbox.pop(), Some(ToGuest::Credit { .. })));
         assert_eq!(outbox.pop(), Some(ToGuest::Quiesce));
         outbox.credit(1, OutputStream::Stdout, Some(10));

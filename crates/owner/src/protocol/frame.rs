@@ -1,14 +1,14 @@
-//! Frames: a `u32` length of all that follows, little endian; a byte for the kind; a `u32`
-//! number, little endian; and what the frame carries.
+//! Encodes and decodes frames. A frame is a `u32` length of all that follows, little endian; a byte
+//! for the kind; a `u32` number, little endian; and a body.
 //!
-//! | kind | carries |
+//! | kind | body |
 //! |---|---|
 //! | 0 | a message in JSON |
 //! | 1 | bytes of a command's stdin |
 //! | 2 | bytes of its stdout, or of its terminal |
 //! | 3 | bytes of its stderr |
 //!
-//! A frame of a stream without bytes ends the stream.
+//! A frame of a stream with an empty body ends the stream.
 
 use std::marker::PhantomData;
 
@@ -17,11 +17,11 @@ use serde::de::DeserializeOwned;
 
 use super::MAX_DATA;
 
-/// Most bytes of a message: the largest argument list and environment that Linux takes with its
-/// default limits (2 MiB), with room for what JSON adds.
+/// Most bytes of a message: the largest argument list and environment that Linux accepts with its
+/// default limits (2 MiB), with room for JSON's overhead.
 pub const MAX_MESSAGE: usize = 8 << 20;
 
-/// Bytes of the length, and of kind and number.
+/// Bytes of the length field, and of kind and number.
 const LENGTH: usize = 4;
 const HEAD: usize = 5;
 
@@ -34,7 +34,7 @@ pub enum Frame<M> {
     Data(u32, Pipe, Vec<u8>),
 }
 
-/// Which of a command's streams.
+/// One of a command's streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pipe {
     /// Descriptor 0.
@@ -45,33 +45,33 @@ pub enum Pipe {
     Stderr = 3,
 }
 
-/// What can be wrong with the other side's bytes.
+/// Errors in the peer's bytes.
 #[derive(Debug, thiserror::Error)]
 pub enum FrameError {
-    /// It does not begin as an owner or a client of one does.
+    /// The peer's bytes do not begin with the preamble's magic.
     #[error("the other side does not speak the protocol of sandboxes")]
     NotThis,
-    /// It speaks another version.
+    /// The peer uses another version of the protocol.
     #[error(
         "the other side speaks version {theirs} of the protocol, this one {}: use the same \
          version of mica",
         super::VERSION
     )]
     Version {
-        /// Theirs.
+        /// The peer's version.
         theirs: u32,
     },
-    /// A frame is longer than any may be.
+    /// A frame exceeds the maximal length.
     #[error("a frame of {0} bytes")]
     TooLong(usize),
-    /// A frame that is none.
+    /// A malformed frame.
     #[error("a malformed frame: {0}")]
     Malformed(String),
 }
 
 /// Appends a message as one frame.
 pub fn encode(number: u32, message: &impl Serialize, out: &mut Vec<u8>) {
-    // Only maps with keys that are no strings fail, and no message has one.
+    // Only maps whose keys are not strings fail, and no message has one.
     let json = serde_json::to_vec(message).unwrap_or_default();
     head(0, number, json.len(), out);
     out.extend_from_slice(&json);
@@ -97,7 +97,7 @@ fn head(kind: u8, number: u32, length: usize, out: &mut Vec<u8>) {
     out.extend_from_slice(&number.to_le_bytes());
 }
 
-/// Takes a byte stream in pieces of any size and gives its frames.
+/// Decodes frames from a byte stream that arrives in pieces of any size.
 #[derive(Debug)]
 pub struct Decoder<M> {
     buffer: Vec<u8>,
@@ -119,17 +119,18 @@ impl<M> Default for Decoder<M> {
 }
 
 impl<M: DeserializeOwned> Decoder<M> {
-    /// Takes the stream's next bytes.
+    /// Adds the stream's next bytes.
     pub fn push(&mut self, bytes: &[u8]) {
         self.buffer.drain(..self.consumed);
         self.consumed = 0;
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next whole frame, or None until more bytes are pushed. The preamble is checked first.
+    /// Returns the next complete frame; None until more bytes are pushed. The preamble is checked
+    /// first.
     ///
     /// # Errors
-    /// As [`FrameError`] says; the stream can't be followed after one.
+    /// [`FrameError`]; the stream can't be decoded any further after one.
     pub fn next_frame(&mut self) -> Result<Option<Frame<M>>, FrameError> {
         let pending = self.buffer.get(self.consumed..).unwrap_or_default();
         if !self.greeted {

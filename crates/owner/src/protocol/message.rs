@@ -1,4 +1,4 @@
-//! The messages, both ways.
+//! The messages of both directions.
 
 use std::path::PathBuf;
 
@@ -8,15 +8,15 @@ use serde::{Deserialize, Serialize};
 use super::Text;
 use crate::Lost;
 
-/// What a client asks for.
+/// A client's request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Request {
-    /// Start a command. Answered by [`Reply::Started`], and by [`Reply::Exited`] when it has
-    /// ended. The number stands for the command until then.
+    /// Start a command. Replies: [`Reply::Started`], and [`Reply::Exited`] when it has ended. The
+    /// number stands for the command until then.
     Exec(Box<Exec>),
-    /// In a copy of a sandbox: go on with the original's first command, as if it had just been
-    /// started. Only what says where its streams go and how it ends is taken from `Exec`.
+    /// In a copy of a sandbox: reattach the original's first command, as if it had just been
+    /// started. Only where its streams go and how it ends is taken from `Exec`.
     Reattach(Box<Exec>),
     /// Send the command's process a signal: its number on Linux x86-64, 1 to 64.
     Signal {
@@ -25,47 +25,46 @@ pub enum Request {
     },
     /// The command's terminal has another size.
     Resize(TtySize),
-    /// The client has handed on so many bytes of an output: as many more may be sent.
+    /// Grant: the client has consumed so many bytes of an output, and as many more may be sent.
     Credit {
         /// The output.
         stream: Stream,
         /// Bytes.
         bytes: u32,
     },
-    /// Leave the command running: nothing more is sent about it, its stdin is closed and its
+    /// Leave the command running: no more messages about it are sent, its stdin is closed and its
     /// output dropped.
     Release,
-    /// From the creator: the sandbox goes on without it. Answered by [`Reply::Detached`].
+    /// From the creator: the sandbox continues without it. Reply: [`Reply::Detached`].
     Detach,
-    /// End the sandbox: the stop signal for its first command, SIGKILL after so many
-    /// milliseconds, and an orderly shutdown. Answered by [`Reply::Stopped`] when it is over.
+    /// End the sandbox: the stop signal for its first command, SIGKILL after so many milliseconds,
+    /// and a shutdown of the guest. Reply: [`Reply::Stopped`] when the sandbox is over.
     Stop {
         /// Milliseconds between stop signal and SIGKILL.
         grace: u64,
     },
-    /// End the sandbox in order when its commands have ended, without a limit on the time that
-    /// its files need to be written. Answered as [`Request::Stop`].
+    /// Shut the sandbox down after its commands have ended, without a limit on the time that its
+    /// files need to be written. Reply as for [`Request::Stop`].
     End,
-    /// End the sandbox at once, as a power cut does. Answered as [`Request::Stop`].
+    /// Kill the sandbox, which is like a power cut. Reply as for [`Request::Stop`].
     Kill,
-    /// Keep the machine from running until [`Request::Thaw`]. Answered by [`Reply::Frozen`]; the
-    /// client repeats [`Request::Hold`] at least every ten seconds or the machine runs on.
+    /// Freeze the machine until [`Request::Thaw`]. Reply: [`Reply::Frozen`]. The client repeats
+    /// [`Request::Hold`] at least every ten seconds; otherwise the machine is thawed.
     Freeze {
-        /// Save the machine as well. Two files come with the request as descriptors: one for the
-        /// state, one for the memory, both empty.
+        /// Save the machine as well. The request comes with two empty files as descriptors: one for
+        /// the state, one for the memory.
         #[serde(default)]
         memory: bool,
     },
     /// The machine must stay frozen.
     Hold,
-    /// The machine may run again. Answered by [`Reply::Thawed`] if it was frozen until now, by an
-    /// error otherwise.
+    /// Thaw the machine. Reply: [`Reply::Thawed`] if it was frozen until now, an error otherwise.
     Thaw,
-    /// Answered by [`Reply::Info`].
+    /// Request for [`Reply::Info`].
     Info,
 }
 
-/// A command, where its streams go, and what ends with it.
+/// A command, where its streams go, and how it ends.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Exec {
@@ -86,16 +85,16 @@ pub struct Exec {
     pub stdout: Place,
     /// Where stderr goes.
     pub stderr: Place,
-    /// Bytes of stdout, and again of stderr, that may be sent before the client grants more:
+    /// Bytes of stdout, and separately of stderr, that may be sent before the client grants more:
     /// for streams in frames. At most 1 MiB; 0 stands for 256 KiB.
     pub window: u32,
     /// The sandbox ends with this command, and its exit code is the sandbox's.
     pub lifetime: bool,
     /// Milliseconds after which the command gets the stop signal; 0 stands for none.
     pub timeout: u64,
-    /// Milliseconds between stop signal and SIGKILL when the time is over.
+    /// Milliseconds between stop signal and SIGKILL after `timeout`.
     pub grace: u64,
-    /// The command goes on when the connection ends.
+    /// The command continues when the connection ends.
     pub detach: bool,
     /// [`Reply::Exited`] comes with [`Info`].
     pub measure: bool,
@@ -112,7 +111,7 @@ pub enum Place {
     Frames,
     /// A descriptor that comes with the request, in the order stdin, stdout, stderr.
     Descriptor,
-    /// Open, and nothing ever comes; for stdin only.
+    /// Open and always empty; for stdin only.
     Idle,
     /// The sandbox's log; for outputs only.
     Log,
@@ -128,7 +127,7 @@ pub enum Stream {
     Stderr,
 }
 
-/// What the owner says.
+/// A message from the owner.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Reply {
@@ -141,53 +140,53 @@ pub enum Reply {
         /// Bytes of stdin that may be sent before more are granted; 0 if it has no stdin.
         window: u32,
     },
-    /// So many more bytes of stdin may be sent.
+    /// Grant: so many more bytes of stdin may be sent.
     Credit {
         /// Bytes.
         bytes: u32,
     },
-    /// Nothing reads the command's stdin any more. What is still sent is dropped.
+    /// Nothing reads the command's stdin any more. Bytes that are still sent are dropped.
     StdinClosed,
-    /// The command has ended, and all that it wrote has been sent or written. The last message
-    /// about it.
+    /// The command has ended, and all its output has been sent or written. The last message about
+    /// it.
     Exited {
-        /// How.
+        /// How it ended.
         status: ExitStatus,
-        /// What was measured, if that was asked for.
+        /// Measurements, if requested.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         info: Option<Info>,
     },
-    /// The sandbox goes on without its creator.
+    /// The sandbox continues without its creator.
     Detached,
     /// The sandbox is over.
     Stopped {
-        /// Why its machine was killed, if the guest did not end in order; nothing was lost that
-        /// the sandbox keeps.
+        /// Why its machine was killed, if the guest did not shut down; nothing that the sandbox
+        /// keeps was lost.
         killed: Option<String>,
     },
     /// The machine is frozen.
     Frozen {
-        /// The agent's number for the first command, if there was one; of a saved machine.
+        /// For a saved machine: the agent's number for the first command, if there was one.
         main: Option<u32>,
-        /// What the creator wants to be known of a saved machine.
+        /// The creator's description of a saved machine.
         #[serde(default)]
         note: serde_json::Value,
     },
     /// The machine was frozen until now, and runs again.
     Thawed,
-    /// What there is to know about the sandbox.
+    /// Information about the sandbox.
     Info(Info),
-    /// To the creator, without a request: whether what the guest writes waits because the host's
-    /// disk is full.
+    /// To the creator, without a request: whether the guest's writes wait because the host's disk
+    /// is full.
     Stalled {
-        /// It does.
+        /// Whether they wait.
         stalled: bool,
     },
     /// To the creator, without a request: the sandbox is over. The last message.
     Ended {
         /// Its exit code, if a command had its lifetime.
         code: Option<u8>,
-        /// What went wrong at the end.
+        /// What went wrong at the end, if anything.
         failure: Option<Failure>,
     },
     /// The request failed.
@@ -204,7 +203,7 @@ pub struct Failure {
     /// Why the command could not be started, if the kind is [`Kind::Start`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start: Option<Box<StartFailed>>,
-    /// What became of the sandbox, if the kind is [`Kind::Lost`].
+    /// Why the sandbox was lost, if the kind is [`Kind::Lost`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost: Option<Box<Lost>>,
 }
@@ -213,17 +212,17 @@ pub struct Failure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// The request makes no sense, or not now.
+    /// The request is not valid, or not now.
     Invalid,
     /// The machine could not be started.
     Machine,
     /// The command could not be started.
     Start,
-    /// Arguments and environment are longer than Linux takes.
+    /// Arguments and environment are longer than Linux accepts.
     TooLong,
     /// The sandbox is over, or is about to be.
     Ending,
-    /// The machine can't be saved, or could not be frozen until the end.
+    /// The machine can't be saved, or did not stay frozen until [`Request::Thaw`].
     NotFrozen,
     /// The sandbox ended before the request was carried out.
     Lost,
@@ -236,24 +235,24 @@ pub struct Up {
     pub directory: PathBuf,
 }
 
-/// What is known of a running sandbox.
+/// Information about a running sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Info {
-    /// Whether what the guest writes waits because the host's disk is full.
+    /// Whether the guest's writes wait because the host's disk is full.
     pub stalled: bool,
     /// Whether the sandbox is about to end.
     pub ending: bool,
     /// The signal that asks the first command to end.
     pub stop_signal: i32,
-    /// Bytes of memory that the machine has for itself alone.
+    /// Bytes of memory that the machine does not share.
     pub own_memory: Option<u64>,
     /// Microseconds from the machine's start to the agent's first message; None in a copy.
     pub hello: Option<u64>,
-    /// Microseconds of that which the guest's kernel took, by its own account.
+    /// Microseconds of that in the guest's kernel, by its own account.
     pub kernel: u64,
     /// Microseconds from the machine's start until the sandbox was ready.
     pub ready: u64,
-    /// The agent's steps on the way.
+    /// The agent's steps until then.
     pub phases: Vec<Phase>,
     /// Microseconds from then until the first command ran.
     pub exec: Option<u64>,
@@ -262,7 +261,7 @@ pub struct Info {
 }
 
 impl Failure {
-    /// A failure of this kind.
+    /// Makes a failure of this kind.
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {
         Self {
             kind,

@@ -1,12 +1,12 @@
-//! What a client and the owner of a sandbox say to each other. `docs/protocol.md` describes it
-//! for clients in other languages.
+//! The protocol between a client and the owner of a sandbox. `docs/protocol.md` describes it for
+//! clients in other languages.
 //!
 //! Each side begins with a preamble: eight bytes `MICAOWN\n` and the protocol's [`VERSION`] as a
 //! `u32`, little endian. Frames follow, both ways ([`frame`]): messages in JSON ([`message`]) and
-//! bytes of streams. A request carries a number of the client's choice; everything that answers
-//! it carries the same number.
+//! bytes of streams. A request has a number of the client's choice; all replies to it have the same
+//! number.
 //!
-//! Each stream has a window: the receiver grants bytes, the sender sends no more than was
+//! Each stream has a window: the receiver grants bytes, and the sender sends no more than was
 //! granted. A stream that is not read stops only its own sender.
 
 pub mod frame;
@@ -28,7 +28,7 @@ pub const MAX_DATA: usize = micabox_wire::MAX_DATA;
 
 const MAGIC: &[u8; 8] = b"MICAOWN\n";
 
-/// The preamble of this version.
+/// Returns the preamble of this version.
 pub fn preamble() -> [u8; PREAMBLE] {
     let mut bytes = [0; PREAMBLE];
     let (magic, version) = bytes.split_at_mut(MAGIC.len());
@@ -37,7 +37,7 @@ pub fn preamble() -> [u8; PREAMBLE] {
     bytes
 }
 
-/// Checks the other side's preamble.
+/// Checks the peer's preamble.
 ///
 /// # Errors
 /// [`FrameError::NotThis`] or [`FrameError::Version`].

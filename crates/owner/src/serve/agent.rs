@@ -1,6 +1,5 @@
-//! What the agent says, and what the owner makes of it. The guest is hostile: nothing that it
-//! sends makes the owner hold more than windows allow, and what breaks the protocol ends the
-//! machine.
+//! Handles messages from the agent. The guest is hostile: nothing that it sends makes the owner
+//! hold more than windows allow, and a violation of the protocol ends the machine.
 
 use std::time::Instant;
 
@@ -15,10 +14,10 @@ use crate::protocol::{Failure, Kind, Reply, Stream, Up};
 use crate::socket::Listener;
 
 impl Owner {
-    /// Takes a message from the guest.
+    /// Handles a message from the guest.
     ///
     /// # Errors
-    /// How it breaks the protocol, for the user.
+    /// How the message violates the protocol, for the user.
     pub(super) fn handle(&mut self, message: ToHost) -> Result<(), String> {
         let now = Instant::now();
         match message {
@@ -138,7 +137,7 @@ impl Owner {
         self.first.as_mut().filter(|first| first.id == id)
     }
 
-    /// The sandbox is ready for commands.
+    /// Makes the sandbox ready for commands: binds the socket and notifies the creator.
     fn up(&mut self, now: Instant, phases: Vec<micabox_wire::Phase>) {
         self.up = Some((now, phases));
         self.up_deadline = None;
@@ -161,13 +160,13 @@ impl Owner {
         self.tell(self.creator, 0, &Reply::Up(Up { directory }));
     }
 
-    /// Tells the client that a command runs, or that it can't.
+    /// Notifies the client that a command runs, or that its start failed.
     pub(super) fn started(&mut self, id: u32) {
         let Some(command) = self.commands.get_mut(&id) else {
             return;
         };
         let Some(((client, number), start)) = command.client.zip(command.start.clone()) else {
-            // Unclaimed, or released: then it must not stay.
+            // Unclaimed, or released. A released one whose start failed is removed.
             if matches!(command.start, Some(Err(_))) && self.unclaimed != Some(id) {
                 self.commands.remove(&id);
             }
@@ -202,7 +201,7 @@ impl Owner {
         }
     }
 
-    /// Passes output on to where it goes.
+    /// Passes output on to its sink.
     pub(super) fn pass_on(&mut self, id: u32, stream: OutputStream, data: &[u8]) {
         let Some(command) = self.commands.get_mut(&id) else {
             return;
@@ -216,7 +215,7 @@ impl Owner {
                 {
                     client.data(number, pipe(stream), data);
                 }
-                // The client says when it has handed it on.
+                // The client's credit comes when it has consumed the output.
                 Ok(0)
             }
             Sink::Log => {
@@ -234,7 +233,7 @@ impl Owner {
         }
     }
 
-    /// A descriptor has room, or nothing reads it any more.
+    /// Handles an output's descriptor that is writable, or that nothing reads any more.
     pub(super) fn write_output(&mut self, id: u32, stream: OutputStream, ready: PollFlags) {
         if ready.intersects(PollFlags::OUT) {
             self.pass_on(id, stream, &[]);
@@ -244,8 +243,9 @@ impl Owner {
         }
     }
 
-    /// Nothing reads an output any more. Of the command with the sandbox's lifetime, that ends
-    /// both if it matters: if it is stdout, or has more to say.
+    /// Handles an output that nothing reads any more. If it belongs to the command with the
+    /// sandbox's lifetime and `matters` (it is stdout, or more was to be written), the command and
+    /// the sandbox end.
     fn output_broken(&mut self, id: u32, stream: OutputStream, matters: bool) {
         let Some(command) = self.commands.get_mut(&id) else {
             return;
@@ -265,7 +265,7 @@ impl Owner {
         self.complete(id);
     }
 
-    /// Reads stdin from its descriptor.
+    /// Reads a command's stdin from its descriptor.
     pub(super) fn read_stdin(&mut self, id: u32, buffer: &mut [u8]) {
         let room = self.link.outbox.stdin_room();
         let Some(command) = self.commands.get_mut(&id).filter(|command| command.runs()) else {
@@ -280,7 +280,7 @@ impl Owner {
             Some(0) => {}
             Some(count) => {
                 let data = part.get(..count).unwrap_or_default().to_vec();
-                // No more was read than there is room for.
+                // No more was read than the window allows.
                 let _ = command.stdin_window.take(count);
                 self.link.outbox.push(ToGuest::Stdin { id, data });
             }

@@ -11,32 +11,32 @@ use crate::protocol::frame::{self, Pipe};
 use crate::protocol::{Decoder, Frame, FrameError, Reply, Request, preamble};
 use crate::socket;
 
-/// Unsent bytes from which on nothing more is read from a client.
+/// Unsent bytes from which on no more requests are read from a client.
 const FULL: usize = 1 << 20;
 
-/// Unsent bytes with which a client is given up. Streams keep to windows that clients open, so
-/// only a client that asks and never reads gets there.
+/// Unsent bytes at which a client is disconnected. Streams keep to the windows that clients grant,
+/// so only a client that sends requests and never reads gets there.
 const MOST: usize = 256 << 20;
 
-/// Most descriptors that wait for the request that they came with.
+/// Most descriptors that wait for their request.
 const MOST_DESCRIPTORS: usize = 16;
 
 /// A connection's number, never used twice.
 pub(super) type ClientId = u64;
 
-/// A connection.
+/// A client's connection.
 #[derive(Debug)]
 pub(super) struct Client {
     socket: UnixStream,
     decoder: Decoder<Request>,
-    /// In the order in which they came.
+    /// Received descriptors, in order.
     pub(super) descriptors: VecDeque<OwnedFd>,
     outgoing: Vec<u8>,
-    /// Bytes at the front of `outgoing` that are sent.
+    /// Bytes at the front of `outgoing` that have been sent.
     sent: usize,
-    /// The client's numbers for its commands, and the agent's.
+    /// The client's numbers for its commands, mapped to the agent's.
     pub(super) commands: BTreeMap<u32, u32>,
-    /// It has nothing more to ask, and still hears what is told.
+    /// The client sends no more requests, and still receives messages.
     pub(super) has_ended: bool,
 }
 
@@ -70,16 +70,16 @@ impl Client {
         self.unsent() > 0
     }
 
-    /// Whether it is so far behind that its requests wait.
+    /// Returns whether so much is unsent that requests wait.
     pub(super) fn is_full(&self) -> bool {
         self.unsent() >= FULL
     }
 
-    /// Sends what the socket takes now. A client that hears nothing any more may still have asked
-    /// for something.
+    /// Sends what the socket accepts now. If the client has stopped receiving, unsent bytes are
+    /// dropped, but its earlier requests are still read.
     ///
     /// # Errors
-    /// The client is given up.
+    /// The client must be disconnected.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         while self.has_unsent() {
             let unsent = self.outgoing.get(self.sent..).unwrap_or_default();
@@ -90,7 +90,7 @@ impl Client {
                 Err(_) => self.sent = self.outgoing.len(),
             }
         }
-        // The queue moves when most of it is gone: each byte is copied at most once.
+        // The rest moves when at least half has been sent, so each byte is copied at most once.
         if self.sent * 2 >= self.outgoing.len() {
             self.outgoing.drain(..self.sent);
             self.sent = 0;
@@ -101,7 +101,7 @@ impl Client {
         Ok(())
     }
 
-    /// Takes what has arrived; false at the end.
+    /// Reads and decodes what has arrived; false at the end of the connection.
     pub(super) fn receive(&mut self, buffer: &mut [u8]) -> bool {
         match socket::receive(
             &self.socket,

@@ -1,4 +1,4 @@
-//! A command in the guest, and where its streams go.
+//! The state of a command in the guest, and of its streams.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -9,17 +9,17 @@ use super::client::ClientId;
 use crate::descriptor::Descriptor;
 use crate::protocol::{Exec, Stream};
 
-/// Bytes of one output that the guest may have under way or the owner may hold: enough to keep a
-/// fast writer busy, little enough for hundreds of commands.
+/// Bytes of one output that the guest may have in flight or the owner may hold: enough to keep a
+/// fast writer busy, few enough for hundreds of commands.
 const WINDOW: u32 = 256 << 10;
 
-/// Most that a client may ask for.
+/// Largest window that a client may request, in bytes.
 const MAX_WINDOW: u32 = 1 << 20;
 
 /// A command.
 #[derive(Debug)]
 pub(super) struct Command {
-    /// The client that started it, and its number for it.
+    /// The client that started it, and the client's number for it.
     pub(super) client: Option<(ClientId, u32)>,
     /// The guest's answer to the request to start it: its PID, or why not.
     pub(super) start: Option<Result<u32, StartFailed>>,
@@ -27,17 +27,17 @@ pub(super) struct Command {
     pub(super) first_output: Option<Instant>,
     pub(super) exit: Option<ExitStatus>,
     pub(super) stdin: Input,
-    /// What the guest takes of stdin.
+    /// The guest's window for stdin.
     pub(super) stdin_window: SendWindow,
     pub(super) stdout: Output,
     pub(super) stderr: Output,
     pub(super) lifetime: bool,
     pub(super) detach: bool,
     pub(super) measure: bool,
-    /// How long it may run, and what it has after its stop signal.
+    /// How long it may run, and the time between its stop signal and SIGKILL.
     pub(super) timeout: Option<Duration>,
     pub(super) grace: Duration,
-    /// When it gets its stop signal, and then SIGKILL.
+    /// When it gets its stop signal or, after that, SIGKILL.
     pub(super) deadline: Option<Instant>,
 }
 
@@ -53,7 +53,7 @@ pub(super) struct Streams {
 #[derive(Debug)]
 pub(super) enum Input {
     Closed,
-    /// Open, and nothing ever comes.
+    /// Open and always empty.
     Idle,
     Frames,
     Descriptor(Descriptor),
@@ -62,7 +62,7 @@ pub(super) enum Input {
 /// Where an output goes.
 #[derive(Debug)]
 pub(super) enum Sink {
-    /// Until a client says where to.
+    /// Held until a client claims the command.
     Held,
     Discard,
     /// A descriptor that nothing reads any more.
@@ -76,13 +76,13 @@ pub(super) enum Sink {
 #[derive(Debug)]
 pub(super) struct Output {
     pub(super) sink: Sink,
-    /// What the descriptor does not take yet.
+    /// Bytes that the descriptor has not accepted yet.
     pending: VecDeque<u8>,
     window: ReceiveWindow,
 }
 
 impl Command {
-    /// A command that no client has asked for yet: its output is held.
+    /// Makes a command that no client has claimed yet: its output is held.
     pub(super) fn unclaimed() -> Self {
         Self {
             client: None,
@@ -103,7 +103,7 @@ impl Command {
         }
     }
 
-    /// A command that a client asks for.
+    /// Makes a command that a client has requested.
     pub(super) fn new(client: (ClientId, u32), exec: &Exec, streams: Streams) -> Self {
         let window = output_window(exec);
         let mut command = Self {
@@ -139,7 +139,7 @@ impl Command {
         }
     }
 
-    /// Whether all that it wrote is where it belongs.
+    /// Returns whether all its output has been written.
     pub(super) fn is_written(&self) -> bool {
         self.stdout.pending.is_empty() && self.stderr.pending.is_empty()
     }
@@ -151,7 +151,7 @@ impl Command {
     }
 }
 
-/// Bytes that the guest may send before it gets more credit.
+/// Returns the bytes that the guest may send before it gets more credit.
 pub(super) fn output_window(exec: &Exec) -> u32 {
     match exec.window {
         0 => WINDOW,
@@ -177,31 +177,31 @@ impl Output {
         }
     }
 
-    /// Bytes that the guest may send before it gets more credit.
+    /// Returns the bytes that the guest may send before it gets more credit.
     pub(super) fn window_size(&self) -> u32 {
         self.window.size()
     }
 
-    /// Whether a descriptor has not taken everything yet.
+    /// Returns whether some output has not been written yet.
     pub(super) fn is_pending(&self) -> bool {
         !self.pending.is_empty()
     }
 
-    /// Accounts for what the guest sent.
+    /// Accounts for bytes that the guest sent.
     pub(super) fn received(&mut self, count: usize) -> Result<(), WindowError> {
         self.window.received(count)
     }
 
-    /// Accounts for bytes that are no longer held; credit for the guest, if it is time.
+    /// Accounts for bytes that are no longer held. Returns credit for the guest, if it is due.
     pub(super) fn handed_on(&mut self, count: usize) -> Option<u32> {
         self.window.handed_on(count)
     }
 
-    /// Writes to the descriptor what it takes of `data`, after what waits; the rest waits. The
-    /// number of bytes that were written.
+    /// Writes pending bytes and then `data` to the descriptor, as far as it accepts them; the rest
+    /// stays pending. Returns the number of bytes written.
     ///
     /// # Errors
-    /// Those of write(2): nothing will ever be written any more.
+    /// Those of write(2): all later writes would fail as well.
     pub(super) fn write(&mut self, mut data: &[u8]) -> rustix::io::Result<usize> {
         let descriptor = match &self.sink {
             Sink::Descriptor(descriptor) => descriptor,
@@ -234,22 +234,23 @@ impl Output {
         Ok(written)
     }
 
-    /// Takes what was held until now.
+    /// Takes the bytes held until now.
     pub(super) fn take_held(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.pending).into()
     }
 
-    /// Drops what is here and all that will come; credit for the guest, if it is time.
+    /// Drops pending and all later bytes. Returns credit for the guest, if it is due.
     pub(super) fn discard(&mut self) -> Option<u32> {
         self.sink = Sink::Discard;
         self.pending.clear();
-        // What a client has and does not acknowledge any more counts as well.
+        // Bytes that were sent to a client, which will not acknowledge them any more, count as
+        // well.
         self.window.handed_on(usize::MAX)
     }
 }
 
 impl Input {
-    /// Reads as much as the guest takes; None at the end, nothing if there is nothing now.
+    /// Reads into `buffer`. Returns None at the end, and 0 if nothing is there now.
     pub(super) fn read(&mut self, buffer: &mut [u8]) -> Option<usize> {
         match self {
             Self::Descriptor(descriptor) => match descriptor.read(buffer) {

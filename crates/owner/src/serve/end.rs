@@ -1,7 +1,7 @@
-//! How a sandbox ends: the first command, the guest, the machine.
+//! The state of a sandbox's end: first command, guest, machine.
 //!
-//! A client that stops a sandbox says how long its first command has. Soon after that the guest
-//! must have ended, or be seen to work on it ([`Work`]).
+//! A client that stops a sandbox sets the grace of the first command. Soon after that, the guest
+//! must have shut down, or show activity ([`Work`]).
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -11,26 +11,26 @@ use super::work::{LAG, SHUTDOWN_TIMEOUT, Work};
 use crate::protocol::Failure;
 use crate::{Lost, LostReason};
 
-/// How long a guest may take to write what is still in its memory to its disk. A host whose disk
-/// is busy needs long for a guest's memory full; killing it would lose some.
+/// How long a guest may take to flush its memory to its disk. A host whose disk is busy needs long
+/// for a large guest, and killing the guest would lose data.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// How often a guest is looked at that should end.
+/// Interval of checks on a guest that should end.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How far the end has come.
+/// The phase of a sandbox's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     Running,
-    /// The first command has its stop signal.
+    /// The first command has been sent its stop signal.
     Asked {
         until: Instant,
     },
-    /// The first command has SIGKILL.
+    /// The first command has been sent SIGKILL.
     Killed,
-    /// The guest was told to shut down.
+    /// The guest was requested to shut down.
     ShuttingDown,
-    /// The machine is killed.
+    /// The machine has been killed.
     Dying,
     Over,
 }
@@ -39,31 +39,32 @@ pub(super) enum Phase {
 #[derive(Debug)]
 pub(super) struct End {
     pub(super) phase: Phase,
-    /// Until when a guest that should end is waited for, if it is not seen to work.
+    /// Until when the owner waits for a guest that should end, if the guest shows no activity.
     patience: Option<Instant>,
-    /// What the guest is seen to do since it was told to do something.
+    /// The guest's activity, and when it was last requested to do something.
     work: Option<(Work, Instant)>,
     next_look: Option<Instant>,
-    /// The guest has said that everything is saved.
+    /// The guest has reported that everything is saved.
     pub(super) is_saved: bool,
-    /// The time of the first command was over.
+    /// The timeout of the first command has passed.
     pub(super) timed_out: bool,
-    /// The machine was killed because nothing reads the first command's output.
+    /// The end was begun because nothing reads the output of the command with the sandbox's
+    /// lifetime.
     pub(super) is_unseen: bool,
-    /// A client wanted it to end at once.
+    /// A client requested a kill.
     pub(super) is_killed: bool,
     /// The creator died.
     pub(super) is_abandoned: bool,
-    /// What became of it, when it is known.
+    /// The result, once known: why the machine was killed, if it was, or why the guest was lost.
     pub(super) result: Option<Result<Option<String>, Lost>>,
-    /// Exit code and problem of the command with the sandbox's lifetime.
+    /// Exit code and failure of the command with the sandbox's lifetime.
     pub(super) code: Option<u8>,
     pub(super) failure: Option<Failure>,
-    /// Those who wait for it.
+    /// Clients that wait for the end, and their requests' numbers.
     pub(super) waiting: Vec<(ClientId, u32)>,
 }
 
-/// What a look at the end finds to be done.
+/// The next step of an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Wait,
@@ -94,12 +95,12 @@ impl Default for End {
 }
 
 impl End {
-    /// Whether the sandbox is about to end.
+    /// Returns whether the sandbox's end has begun.
     pub(super) fn has_begun(&self) -> bool {
         self.phase != Phase::Running
     }
 
-    /// Bounds the time for the guest by a client's `grace`.
+    /// Bounds the guest's time by a client's `grace`.
     pub(super) fn bound(&mut self, grace: Duration) {
         let now = Instant::now();
         let until = now.checked_add(grace.saturating_add(LAG));
@@ -110,21 +111,21 @@ impl End {
         }
     }
 
-    /// The first command has its stop signal.
+    /// Notes that the first command has got its stop signal.
     pub(super) fn ask(&mut self, grace: Duration) {
         let now = Instant::now();
         let until = now.checked_add(grace).unwrap_or(now + FLUSH_TIMEOUT);
         self.phase = Phase::Asked { until };
     }
 
-    /// The guest was told something that ends in `phase`.
+    /// Enters `phase`, and begins to observe the guest, which was requested to do something.
     pub(super) fn watch(&mut self, phase: Phase, pid: u32, disk: Option<&Path>) {
         self.phase = phase;
         self.work = Some((Work::new(pid, disk), Instant::now()));
         self.next_look = Some(Instant::now() + LOOK);
     }
 
-    /// When [`End::look`] is due.
+    /// Returns when [`End::look`] is due.
     pub(super) fn deadline(&self) -> Option<Instant> {
         match self.phase {
             Phase::Asked { until } => Some(until),
@@ -133,7 +134,7 @@ impl End {
         }
     }
 
-    /// What is to be done now.
+    /// Returns the step to take now.
     pub(super) fn look(&mut self, is_stalled: bool, keeps: bool) -> Step {
         let now = Instant::now();
         if self.deadline().is_none_or(|deadline| now < deadline) {
@@ -154,7 +155,7 @@ impl End {
         work.look();
         let is_given_up = match self.patience {
             Some(end) => now > end && (is_stalled || work.is_over(*begun)),
-            // A full disk is for its owner to see to.
+            // No client has set a bound: the user may still make room on the full disk.
             None if is_stalled => {
                 *begun = now;
                 false
@@ -173,11 +174,11 @@ impl End {
         Step::Die
     }
 
-    /// What became of the sandbox, now that its machine is gone.
+    /// Returns the result of the end, now that the machine is gone.
     pub(super) fn conclude(&self, keeps: bool) -> Result<Option<String>, Lost> {
         let is_safe = !keeps || self.is_saved;
         match self.result.clone().unwrap_or(Ok(None)) {
-            // It ended by itself meanwhile, or was ended.
+            // The machine ended by itself meanwhile, or was killed.
             Err(Lost {
                 reason: LostReason::Machine(_) | LostReason::Closed,
                 ..

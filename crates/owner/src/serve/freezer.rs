@@ -1,4 +1,4 @@
-//! A machine that is frozen for as long as a client needs it, and perhaps saved.
+//! Freezes the machine for as long as a client needs it, and saves it if requested.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,26 +11,26 @@ use super::Event;
 use super::client::ClientId;
 use super::wake::Notifier;
 
-/// How long a client that has a machine frozen may say nothing: its process may be stopped.
+/// How long a client that keeps the machine frozen may be silent: its process may be stopped.
 const SILENCE: Duration = Duration::from_secs(10);
 
 /// How long a guest may take to quiesce.
 const QUIESCE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What a client says of the machine that it has frozen.
+/// A client's message about its freeze.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Beat {
     Hold,
     Thaw,
 }
 
-/// What becomes of a freeze.
+/// Progress of a freeze.
 #[derive(Debug)]
 pub(super) enum Freeze {
-    /// The machine is frozen, and saved if that was asked for.
+    /// The machine is frozen, and saved if requested.
     Frozen,
-    /// It runs again; whether it was frozen until the client no longer needed it, or why it could
-    /// not be frozen.
+    /// The machine runs again: whether it was frozen until the client no longer needed it, or why
+    /// it could not be frozen.
     Over(Result<bool, String>),
 }
 
@@ -39,11 +39,11 @@ pub(super) enum Freeze {
 pub(super) struct Wish {
     pub(super) client: ClientId,
     pub(super) number: u32,
-    /// Where the machine is saved.
+    /// The files that the machine is saved to, if requested.
     pub(super) memory: Option<Snapshot>,
 }
 
-/// The freeze under way and those that wait for it.
+/// The current freeze, and the requests that wait for it.
 #[derive(Debug, Default)]
 pub(super) struct Freezer {
     current: Option<Current>,
@@ -54,9 +54,9 @@ pub(super) struct Freezer {
 struct Current {
     wish: Wish,
     beats: Option<Sender<Beat>>,
-    /// The client is gone, or the sandbox about to end.
+    /// The client is gone, or the sandbox is about to end.
     is_abandoned: bool,
-    /// Until when the guest must be quiesced, as long as it isn't.
+    /// Deadline for the guest to quiesce, while it has not.
     quiesce: Option<Instant>,
 }
 
@@ -73,8 +73,8 @@ impl Freezer {
         self.waiting.push_back(wish);
     }
 
-    /// Takes up the next request, if there is none under way: whether the guest is to be quiesced
-    /// for it first. Otherwise [`Freezer::freeze`] comes next.
+    /// Begins the next request, if none is current. Returns whether the guest must be quiesced
+    /// first; if not, [`Freezer::freeze`] comes next.
     pub(super) fn begin(&mut self) -> Option<bool> {
         if self.current.is_some() {
             return None;
@@ -90,7 +90,7 @@ impl Freezer {
         Some(saves)
     }
 
-    /// Freezes the machine, in a thread: that waits for the machine's process.
+    /// Freezes the machine in a thread, which waits for the machine's process.
     pub(super) fn freeze(&mut self, machine: &Arc<dyn Machine>, notifier: &Notifier<Event>) {
         let Some(current) = &mut self.current else {
             return;
@@ -122,43 +122,44 @@ impl Freezer {
         }
     }
 
-    /// The request under way.
+    /// Returns the current request.
     pub(super) fn current(&self) -> Option<&Wish> {
         self.current.as_ref().map(|current| &current.wish)
     }
 
-    /// Whether the machine is being saved, the guest quiesced or about to be.
+    /// Returns whether the machine is being saved, with the guest quiesced or about to be.
     pub(super) fn saves(&self) -> bool {
         self.current().is_some_and(|wish| wish.memory.is_some())
     }
 
-    /// Until when the guest must be quiesced.
+    /// Returns the deadline for the guest to quiesce.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.current.as_ref()?.quiesce
     }
 
-    /// The guest has quiesced, and nothing is frozen yet.
+    /// Returns whether the guest must still quiesce before the machine is frozen.
     pub(super) fn is_quiescing(&self) -> bool {
         self.deadline().is_some()
     }
 
-    /// Passes on what the client says.
+    /// Passes a client's message on to the thread of its freeze.
     pub(super) fn beat(&self, client: ClientId, beat: Beat) {
         if let Some(current) = &self.current
             && current.wish.client == client
             && let Some(beats) = &current.beats
         {
-            // Without an ear the machine runs again, of which the client is about to hear.
+            // If the thread has ended, the machine runs again, and the client is about to be
+            // notified.
             let _ = beats.send(beat);
         }
     }
 
-    /// The request under way is over.
+    /// Ends the current request and returns it.
     pub(super) fn end(&mut self) -> Option<Wish> {
         self.current.take().map(|current| current.wish)
     }
 
-    /// Forgets what a client wants.
+    /// Drops a client's requests.
     pub(super) fn forget(&mut self, client: ClientId) {
         self.waiting.retain(|wish| wish.client != client);
         if let Some(current) = &mut self.current
@@ -168,7 +169,7 @@ impl Freezer {
         }
     }
 
-    /// Has the machine run again: the sandbox is about to end. The requests that waited.
+    /// Thaws the machine because the sandbox is about to end. Returns the requests that waited.
     pub(super) fn give_up(&mut self) -> VecDeque<Wish> {
         if let Some(current) = &mut self.current {
             current.abandon();
@@ -177,8 +178,9 @@ impl Freezer {
     }
 }
 
-/// Returns when the machine need not be frozen any more: whether it was for as long as it was
-/// needed. It was not if the client was silent for too long, or is gone, or the sandbox ends.
+/// Blocks until the machine need not be frozen any more. Returns whether it was frozen for as long
+/// as the client needed. It was not if the client was silent for too long, or is gone, or the
+/// sandbox ends.
 fn hold(beats: &Receiver<Beat>) -> bool {
     loop {
         match beats.recv_timeout(SILENCE) {

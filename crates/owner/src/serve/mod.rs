@@ -1,6 +1,6 @@
-//! The event loop: one thread, one poll(2) for the guest, the clients and the descriptors that
-//! they handed over. It waits for nothing else; what must be waited for, like a machine's end or
-//! a copy of its memory, has a thread for as long as it takes ([`wake`]).
+//! The event loop: one thread with one poll(2) for the guest, the clients and the descriptors that
+//! they handed over. The loop never blocks on anything else. Work that blocks, such as waiting for
+//! a machine's end or copying its memory, has a thread for as long as it takes ([`wake`]).
 
 mod agent;
 mod client;
@@ -38,63 +38,63 @@ use end::End;
 use freezer::{Freeze, Freezer};
 use wake::{Inbox, Notifier};
 
-/// How often a sandbox with a disk is looked at, whether the host's is full.
+/// Interval of checks whether the host's disk is full, for a sandbox with a disk.
 const STALL_LOOK: Duration = Duration::from_secs(1);
 
-/// How long clients may take to read the last that they are told.
+/// How long clients may take to read their last messages.
 const LINGER: Duration = Duration::from_secs(10);
 
-/// How long the first command has after its stop signal when the owner is told to end.
+/// Time between the first command's stop signal and SIGKILL when a signal ends the owner.
 const SIGNAL_GRACE: Duration = Duration::from_secs(10);
 
-/// How long a machine may take to end once its agent's stream has.
+/// How long a machine may take to end after its agent's stream has ended.
 const END_OF_MACHINE: Duration = Duration::from_secs(10);
 
-/// A machine that has just been started, and all that its owner must know.
+/// A machine that has just been started, and what its owner needs.
 pub struct Launch {
     /// The machine.
     pub machine: Arc<dyn Machine>,
-    /// How its guest comes up.
+    /// How its guest starts.
     pub start: Start,
-    /// How long that may take.
+    /// How long the guest may take to start.
     pub timeout: Duration,
-    /// Runs the sandbox's network for as long as it is held; dropped after the machine, which
-    /// would otherwise see a link go down.
+    /// Runs the sandbox's network until it is dropped. Dropped after the machine, which would
+    /// otherwise see its link go down.
     pub network: Option<Box<dyn Any + Send>>,
     /// The file of the disk that the guest must flush before it ends, if there is one.
     pub disk: Option<PathBuf>,
     /// The signal that asks the first command to end.
     pub stop_signal: i32,
-    /// What a client that saves the machine must know of it, or why it can't be saved.
+    /// The description for clients that save the machine, or why it can't be saved.
     pub saves: Result<serde_json::Value, String>,
     /// The directory of the sandbox's state, for the socket.
     pub directory: PathBuf,
-    /// The creator's connection. The sandbox ends with it, until it is detached.
+    /// The creator's connection. The sandbox ends with it, unless it is detached.
     pub creator: UnixStream,
     /// Keeps the sandbox's record and log.
     pub registrar: Box<dyn Registrar>,
 }
 
-/// How a guest comes up.
+/// How a guest starts.
 pub enum Start {
-    /// Its kernel boots, and the agent sets this up.
+    /// The kernel boots, and the agent sets up the root.
     Boot(Box<Boot>),
-    /// It is a copy of a machine that was saved.
+    /// The machine is a copy of a saved one.
     Restore {
-        /// What it has of its own.
+        /// The copy's own identity.
         identity: Box<Identity>,
-        /// The original's command that goes on as the first one of the copy.
+        /// The agent's number for the command to reattach as the copy's first one.
         main: Option<u32>,
     },
 }
 
-/// Keeps what is on disk about a sandbox.
+/// Keeps a sandbox's record and log.
 pub trait Registrar: Send {
-    /// Marks the sandbox as running. Called after the socket is bound: clients that see it may
+    /// Marks the sandbox as running. Called after the socket is bound: clients that see Running may
     /// connect at once.
     ///
     /// # Errors
-    /// Those of its file; the start fails.
+    /// Those of the record's file; the start fails.
     fn running(&mut self) -> io::Result<()>;
 
     /// Marks the sandbox as one that goes on without its creator.
@@ -103,7 +103,7 @@ pub trait Registrar: Send {
     /// Those of its file; the creator hears of them.
     fn detached(&mut self) -> io::Result<()>;
 
-    /// Adds to the log what a command wrote. A full disk is no reason to end the command.
+    /// Appends a command's output to the log. A full disk must not end the command.
     fn log(&mut self, stream: Stream, bytes: &[u8]);
 
     /// Marks the sandbox as ended.
@@ -113,41 +113,41 @@ pub trait Registrar: Send {
 /// How a sandbox ended.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome<'a> {
-    /// The exit code of the command that had its lifetime, if one had.
+    /// The exit code of the command with the sandbox's lifetime, if there was one.
     pub code: Option<u8>,
-    /// What went wrong.
+    /// What went wrong, if anything.
     pub failure: Option<&'a Failure>,
-    /// It ended because its creator died.
+    /// Whether it ended because its creator died.
     pub is_abandoned: bool,
-    /// Otherwise the machine still uses the sandbox's disk.
+    /// Whether the machine is gone. If not, it still uses the sandbox's disk.
     pub machine_is_gone: bool,
 }
 
-/// What threads tell the event loop.
+/// Events from threads to the event loop.
 #[derive(Debug)]
 enum Event {
-    /// A freeze goes on.
+    /// Progress of a freeze.
     Freeze(Freeze),
     /// Why the agent's stream ended.
     Lost(Lost),
-    /// Whether the machine is gone, or does not go.
+    /// Whether the machine is gone, after the wait for its end.
     Gone(bool),
 }
 
-/// What became ready.
+/// A source of poll(2) that became ready.
 #[derive(Clone, Copy, Debug)]
 enum Source {
     Link,
     Listener,
     Inbox,
-    /// A signal that ends processes.
+    /// A signal that asks this process to end.
     Signal,
     Client(ClientId),
     Stdin(u32),
     Output(u32, OutputStream),
 }
 
-/// When things happened to the first command.
+/// The first command, and when it reached its stages.
 #[derive(Clone, Copy, Debug)]
 struct First {
     id: u32,
@@ -158,8 +158,8 @@ struct First {
 
 /// The owner of a sandbox.
 struct Owner {
-    // In the order in which they must go. Clients that see the end of their connection see that
-    // everything else is gone.
+    // In the order in which they must be dropped. Clients that see the end of their connection see
+    // that everything else is gone.
     listener: Option<Listener>,
     machine: Arc<dyn Machine>,
     network: Option<Box<dyn Any + Send>>,
@@ -167,21 +167,21 @@ struct Owner {
     clients: BTreeMap<ClientId, Client>,
 
     link: Link,
-    /// The agent's stream is followed.
+    /// Whether the agent's stream is read.
     is_linked: bool,
     begun: Instant,
-    /// What to set up when the agent says hello.
+    /// The message to send when the agent's hello arrives.
     boot: Option<Box<Boot>>,
     hello: Option<(Instant, Hello)>,
     up: Option<(Instant, Vec<Phase>)>,
-    /// Until when the guest must be up.
+    /// Deadline for the guest's start.
     up_deadline: Option<Instant>,
     lost: Option<Lost>,
 
     commands: BTreeMap<u32, Command>,
     next_command: u32,
     first: Option<First>,
-    /// The command that goes on in this copy, until a client claims it.
+    /// The command to reattach in this copy, until a client does.
     unclaimed: Option<u32>,
 
     next_client: ClientId,
@@ -202,8 +202,8 @@ struct Owner {
     directory: PathBuf,
 }
 
-/// Owns a sandbox until it is over and everything of it is gone but its record. The creator is
-/// told when it is ready ([`Reply::Up`]), or why it isn't.
+/// Owns a sandbox until it is over and everything of it is gone except its record. Notifies the
+/// creator when the sandbox is ready ([`Reply::Up`]), or why the start failed.
 ///
 /// # Errors
 /// Those of setting up descriptors; the machine is killed.
@@ -217,7 +217,7 @@ pub fn serve(launch: Launch) -> io::Result<()> {
     Ok(())
 }
 
-/// Readable when a signal asks this process to end.
+/// Returns a socket that is readable when a signal has asked this process to end.
 fn catch_signals() -> io::Result<UnixStream> {
     let (reader, writer) = UnixStream::pair()?;
     reader.set_nonblocking(true)?;
@@ -291,7 +291,7 @@ impl Owner {
         })
     }
 
-    /// Waits for something to do, and does it.
+    /// Waits for events, and handles them.
     fn turn(&mut self, buffer: &mut [u8]) -> io::Result<()> {
         for (source, ready) in self.wait()? {
             match source {
@@ -327,7 +327,7 @@ impl Owner {
         Ok(())
     }
 
-    /// What is ready, or nothing when a clock is.
+    /// Waits for ready sources. Returns none of them when a deadline passes first.
     fn wait(&self) -> io::Result<Vec<(Source, PollFlags)>> {
         let mut sources = Vec::new();
         let mut fds = Vec::new();
@@ -365,7 +365,8 @@ impl Owner {
                 (OutputStream::Stderr, &command.stderr),
             ] {
                 if let Sink::Descriptor(descriptor) = &output.sink {
-                    // Without a wish, poll(2) still tells that nothing reads it any more.
+                    // Without requested events, poll(2) still reports that nothing reads it any
+                    // more.
                     let mut events = PollFlags::empty();
                     events.set(PollFlags::OUT, output.is_pending());
                     add(Source::Output(id, stream), descriptor.as_fd(), events);
@@ -387,7 +388,7 @@ impl Owner {
             .collect())
     }
 
-    /// When the next clock is due.
+    /// Returns the next deadline.
     fn deadline(&self) -> Option<Instant> {
         let commands = self
             .commands
@@ -416,9 +417,12 @@ impl Owner {
             self.next_stall_look = Some(now + STALL_LOOK);
             self.look_for_stall();
         }
-        let late = self.commands.iter();
-        let late = late.filter(|(_, command)| is_due(command.deadline));
-        let late: Vec<_> = late.map(|(&id, _)| id).collect();
+        let late: Vec<_> = self
+            .commands
+            .iter()
+            .filter(|(_, command)| is_due(command.deadline))
+            .map(|(&id, _)| id)
+            .collect();
         for id in late {
             self.time_is_over(id);
         }
@@ -464,7 +468,7 @@ impl Owner {
             }
             Err(Broken::Ended) => {
                 self.is_linked = false;
-                // The machine's own end says more.
+                // The machine's end is the better reason.
                 self.in_a_thread(|machine| {
                     Event::Lost(Lost::end_of_conversation(machine, None, END_OF_MACHINE))
                 });
@@ -477,7 +481,7 @@ impl Owner {
         while let Some(listener) = &self.listener
             && let Ok((socket, _)) = listener.socket.accept()
         {
-            // Without descriptors the connection ends, and may be made again.
+            // If no descriptors are left, the connection is closed, and the client may retry.
             if let Ok(client) = Client::new(socket) {
                 self.clients.insert(self.next_client, client);
                 self.next_client += 1;
@@ -494,26 +498,26 @@ impl Owner {
         }
     }
 
-    /// Waits for the machine in a thread.
+    /// Runs `body`, which waits for the machine, in a thread.
     fn in_a_thread(&self, body: impl FnOnce(&dyn Machine) -> Event + Send + 'static) {
         let (machine, notifier) = (Arc::clone(&self.machine), self.notifier.clone());
         let thread = std::thread::Builder::new().name("machine-end".into());
         let spawned = thread.spawn(move || notifier.notify(body(&*machine)));
         if spawned.is_err() {
-            // Without a thread there is no time for it either.
+            // Without a thread, nothing waits for the machine: it is killed.
             self.machine.kill();
             self.notifier.notify(Event::Gone(false));
         }
     }
 
-    /// Sends a client something, if it is there.
+    /// Sends a client a message, if it is still connected.
     fn tell(&mut self, client: ClientId, number: u32, reply: &Reply) {
         if let Some(client) = self.clients.get_mut(&client) {
             client.reply(number, reply);
         }
     }
 
-    /// Sends clients what they have not read yet.
+    /// Sends clients the rest of their messages, for at most [`LINGER`].
     fn linger(&mut self) {
         drop(self.listener.take());
         let deadline = Instant::now() + LINGER;

@@ -1,4 +1,4 @@
-//! What clients ask for.
+//! Handles clients' requests.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -16,7 +16,7 @@ use crate::protocol::frame::Pipe;
 use crate::protocol::{Exec, Failure, Frame, Kind, Place, Reply, Request};
 
 impl Owner {
-    /// A connection has something to say, takes more, or ends.
+    /// Handles a connection that is readable, is writable, or has ended.
     pub(super) fn read_client(&mut self, id: ClientId, ready: PollFlags, buffer: &mut [u8]) {
         let Some(client) = self.clients.get_mut(&id) else {
             return;
@@ -25,7 +25,7 @@ impl Owner {
             return self.client_gone(id);
         }
         if client.has_ended {
-            // It can't be told any more either.
+            // The client does not receive any more either.
             if ready.intersects(PollFlags::HUP | PollFlags::ERR) {
                 self.clients.remove(&id);
             }
@@ -40,7 +40,7 @@ impl Owner {
                 Ok(Some(Frame::Message(number, request))) => self.request(id, number, request),
                 Ok(Some(Frame::Data(number, Pipe::Stdin, data))) => self.stdin(id, number, data),
                 Ok(None) => break,
-                // It makes no sense: there is no following it any more.
+                // Malformed: the stream can't be decoded any further.
                 Ok(Some(Frame::Data(..))) | Err(_) => return self.client_gone(id),
             }
         }
@@ -49,14 +49,14 @@ impl Owner {
         }
     }
 
-    /// A client is gone, and with it what it did not detach.
+    /// Cleans up after a client that is gone: its commands that are not detached are killed.
     pub(super) fn client_gone(&mut self, id: ClientId) {
         let Some(client) = self.clients.get_mut(&id) else {
             return;
         };
         let commands = std::mem::take(&mut client.commands);
-        // The creator hears the end of the sandbox, and that everything is gone by the end of its
-        // connection.
+        // The creator still receives the sandbox's end, and its connection ends when everything is
+        // gone.
         client.has_ended = true;
         if id != self.creator {
             self.clients.remove(&id);
@@ -74,7 +74,7 @@ impl Owner {
             self.release(command, !detach);
         }
         if id == self.creator && !self.is_detached {
-            // As a power cut.
+            // Like a power cut.
             self.end.is_abandoned = !self.end.is_killed;
             self.end.is_killed = true;
             self.machine.kill();
@@ -146,7 +146,7 @@ impl Owner {
         }
     }
 
-    /// Does something to a client's command. One that has ended does not mind.
+    /// Applies `act` to a client's command; does nothing if the command has ended.
     fn on_command(
         &mut self,
         client: ClientId,
@@ -229,7 +229,7 @@ impl Owner {
         Ok(())
     }
 
-    /// Whether a client can have another command under this number.
+    /// Checks that a client can have a new command with this number.
     fn check_new(&self, client: ClientId, number: u32) -> Result<(), Failure> {
         let client = self.clients.get(&client);
         if client.is_some_and(|client| client.commands.contains_key(&number)) {
@@ -248,7 +248,7 @@ impl Owner {
         Ok(())
     }
 
-    /// Where the streams of a command go, with the descriptors that came for them.
+    /// Returns where the streams of a command go, with the descriptors that came with the request.
     fn streams(&mut self, client: ClientId, exec: &Exec) -> Result<Streams, Failure> {
         let missing = || Failure::new(Kind::Invalid, "a descriptor is missing");
         let client = self.clients.get_mut(&client).ok_or_else(missing)?;
@@ -275,7 +275,7 @@ impl Owner {
         })
     }
 
-    /// Bytes of stdin in a frame; none at its end.
+    /// Handles a frame of stdin; an empty one is the end.
     fn stdin(&mut self, client: ClientId, number: u32, data: Vec<u8>) {
         let sender = self.clients.get(&client);
         let Some(&id) = sender.and_then(|client| client.commands.get(&number)) else {
@@ -306,7 +306,7 @@ impl Owner {
         }
     }
 
-    /// No client cares for a command any more; with `streams`, its descriptors are given up too.
+    /// Detaches a command from its client; with `streams`, closes its descriptors too.
     pub(super) fn release(&mut self, id: u32, streams: bool) {
         let Some(command) = self.commands.get_mut(&id) else {
             return;
@@ -352,7 +352,7 @@ impl Owner {
         Ok(())
     }
 
-    /// The files that came with a request, for a machine.
+    /// Returns the files that came with a request to save a machine.
     fn snapshot(&mut self, client: ClientId) -> Result<Snapshot, Failure> {
         let missing = || Failure::new(Kind::Invalid, "two files are needed for the machine");
         let client = self.clients.get_mut(&client).ok_or_else(missing)?;
@@ -371,7 +371,7 @@ impl Owner {
         }
     }
 
-    /// The machine is frozen.
+    /// Notifies the client that the machine is frozen.
     pub(super) fn frozen(&mut self) {
         let Some(wish) = self.freezer.current() else {
             return;
@@ -385,7 +385,7 @@ impl Owner {
         self.tell(client, number, &Reply::Frozen { main, note });
     }
 
-    /// The machine runs again, or never was frozen.
+    /// Handles the end of a freeze: the machine runs again, or never was frozen.
     pub(super) fn freeze_over(&mut self, over: Result<bool, String>) {
         let saved = self.freezer.saves();
         let Some(wish) = self.freezer.end() else {
@@ -398,7 +398,7 @@ impl Owner {
                     wall_clock: wall_clock(),
                     entropy,
                 }),
-                // A guest that draws what its copy draws must not go on.
+                // A guest must not continue with the same random numbers as its copy.
                 Err(_) => self.machine.kill(),
             }
         }
@@ -419,7 +419,7 @@ impl Owner {
     }
 }
 
-/// The time of day: seconds since 1970-01-01 UTC, and nanoseconds.
+/// Returns the time of day: seconds since 1970-01-01 UTC, and nanoseconds.
 fn wall_clock() -> (i64, u32) {
     match SystemTime::now().duration_since(UNIX_EPOCH) {
         Ok(since) => (

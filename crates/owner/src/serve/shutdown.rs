@@ -1,4 +1,4 @@
-//! From the wish that a sandbox ends to the end of its machine.
+//! Ends a sandbox: from the request to the end of its machine.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use super::{Event, Outcome, Owner};
 use crate::Lost;
 use crate::protocol::{Failure, Info, Kind, Reply};
 
-/// Exit code when the time of the command is over, as coreutils' `timeout` has it.
+/// Exit code after a command's timeout, as coreutils' `timeout` has it.
 const EXIT_TIMEOUT: u8 = 124;
 
 impl Owner {
@@ -40,9 +40,9 @@ impl Owner {
         }
     }
 
-    /// The command with the sandbox's lifetime has ended, or could not start. The sandbox ends in
-    /// order if it has a disk, or a network that what it sent may not have left yet; at once if
-    /// there is nothing to lose.
+    /// Ends the sandbox after the command with its lifetime has ended, or could not start. The
+    /// guest shuts down if the sandbox has a disk, or a network that may not have sent everything
+    /// yet; otherwise there is nothing to lose, and the machine is killed.
     pub(super) fn finish(&mut self) {
         self.give_up_freezes();
         if self.end.is_killed || (self.disk.is_none() && self.network.is_none()) {
@@ -64,7 +64,7 @@ impl Owner {
         self.end.watch(Phase::ShuttingDown, pid, disk);
     }
 
-    /// The guest is down.
+    /// Handles the guest's report that it has shut down.
     pub(super) fn shut_down(&mut self, problem: Option<String>) {
         self.end.is_saved = problem.is_none();
         self.end.result = Some(match problem {
@@ -88,8 +88,8 @@ impl Owner {
         }
     }
 
-    /// SIGKILL for the first command. If it is not gone then, the guest may be able to end all
-    /// the same.
+    /// Kills the first command with SIGKILL. Even if the command does not end then, the guest may
+    /// still be able to shut down.
     fn kill_first(&mut self) {
         if let Some(first) = self.first {
             self.signal(first.id, libc::SIGKILL);
@@ -98,13 +98,13 @@ impl Owner {
         self.end.watch(Phase::Killed, pid, disk);
     }
 
-    /// Nothing reads the output of the command with the sandbox's lifetime.
+    /// Begins the end because nothing reads the output of the command with the sandbox's lifetime.
     pub(super) fn unseen(&mut self, id: u32) {
         if self.end.is_unseen || self.commands.get(&id).is_none_or(|command| !command.runs()) {
             return;
         }
         self.end.is_unseen = true;
-        // Something may have to be saved: then only the command is killed.
+        // With a disk there may be data to save: only the command is killed.
         if self.disk.is_some() {
             self.end.bound(Duration::ZERO);
             self.kill_first();
@@ -113,7 +113,7 @@ impl Owner {
         }
     }
 
-    /// A command has had its time.
+    /// Handles a command's timeout: its stop signal, then SIGKILL.
     pub(super) fn time_is_over(&mut self, id: u32) {
         let Some(command) = self.commands.get_mut(&id) else {
             return;
@@ -135,7 +135,7 @@ impl Owner {
         }
     }
 
-    /// A command has ended, and what it wrote is perhaps where it belongs.
+    /// Completes a command if it has ended and its output has been written.
     pub(super) fn complete(&mut self, id: u32) {
         let Some(command) = self.commands.get_mut(&id) else {
             return;
@@ -144,7 +144,7 @@ impl Owner {
             return;
         };
         if self.end.is_unseen || self.end.is_killed {
-            // What should take the rest of the output does not.
+            // The rest of the output has no reader.
             command.drop_output();
         }
         if !command.is_written() || self.unclaimed == Some(id) {
@@ -152,7 +152,7 @@ impl Owner {
         }
         let (lifetime, measure) = (command.lifetime, command.measure);
         let client = command.client;
-        // Descriptors are closed before the client hears of the end.
+        // Descriptors are closed before the client is notified.
         self.commands.remove(&id);
         if let Some((client, number)) = client {
             let info = measure.then(|| self.info());
@@ -176,7 +176,7 @@ impl Owner {
         }
     }
 
-    /// There is no more talking to the guest.
+    /// Handles the loss of the guest.
     pub(super) fn lose(&mut self, lost: Lost) {
         if self.lost.is_some() || self.end.phase == Phase::Over {
             return;
@@ -202,7 +202,7 @@ impl Owner {
         self.die();
     }
 
-    /// Kills the machine, and everything that still waits for it hears so.
+    /// Kills the machine, and notifies the clients of all commands.
     pub(super) fn die(&mut self) {
         if matches!(self.end.phase, Phase::Dying | Phase::Over) {
             return;
@@ -220,7 +220,7 @@ impl Owner {
         self.in_a_thread(|machine| Event::Gone(machine.wait(SHUTDOWN_TIMEOUT).is_some()));
     }
 
-    /// The machine is gone: what became of the sandbox is on record, and then told.
+    /// Concludes the end once the machine is gone: records the result, and then notifies clients.
     pub(super) fn conclude(&mut self, is_gone: bool) {
         self.end.phase = Phase::Over;
         if let Some(wish) = self.freezer.end() {
@@ -228,7 +228,7 @@ impl Owner {
         }
         let result = self.end.conclude(self.disk.is_some());
         let failure = self.end.failure.clone().or_else(|| {
-            // Files that were lost are worse news than how the command ended.
+            // Lost files matter more than how the command ended.
             result.as_ref().err().map(|lost| lost.clone().into())
         });
         let ended = Outcome {
@@ -257,7 +257,7 @@ impl Owner {
         }
     }
 
-    /// Tells a client that wanted the machine frozen that there is none any more.
+    /// Notifies a client that requested a freeze that the sandbox ends.
     fn tell_of_end(&mut self, wish: &Wish) {
         let failure = Failure::new(Kind::Ending, "the sandbox is about to end");
         self.tell(wish.client, wish.number, &Reply::Failed(failure));
@@ -269,7 +269,7 @@ impl Owner {
         }
     }
 
-    /// What is known of the sandbox.
+    /// Returns information about the sandbox.
     pub(super) fn info(&self) -> Info {
         let micros = |from: Instant, to: Instant| {
             u64::try_from(to.saturating_duration_since(from).as_micros()).unwrap_or(u64::MAX)

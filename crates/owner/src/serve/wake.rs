@@ -1,4 +1,4 @@
-//! What threads tell the event loop.
+//! Sends events from threads to the event loop, which an eventfd wakes.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -6,14 +6,14 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-/// The event loop's end.
+/// The event loop's end of the queue.
 #[derive(Debug)]
 pub(super) struct Inbox<T> {
     events: Receiver<T>,
     wake: Arc<OwnedFd>,
 }
 
-/// A thread's end.
+/// A thread's end of the queue.
 #[derive(Debug)]
 pub(super) struct Notifier<T> {
     events: Sender<T>,
@@ -29,7 +29,7 @@ impl<T> Clone for Notifier<T> {
     }
 }
 
-/// Both ends.
+/// Makes both ends of a queue.
 pub(super) fn inbox<T>() -> rustix::io::Result<(Notifier<T>, Inbox<T>)> {
     let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
     let (events, inbox) = channel();
@@ -47,7 +47,7 @@ pub(super) fn inbox<T>() -> rustix::io::Result<(Notifier<T>, Inbox<T>)> {
 }
 
 impl<T> Notifier<T> {
-    /// Tells the event loop, if there still is one.
+    /// Sends an event to the event loop, if that still runs.
     pub(super) fn notify(&self, event: T) {
         if self.events.send(event).is_ok() {
             let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
@@ -56,7 +56,7 @@ impl<T> Notifier<T> {
 }
 
 impl<T> Inbox<T> {
-    /// What was told since the last time.
+    /// Takes the events since the last call.
     pub(super) fn take(&self) -> Vec<T> {
         let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
         self.events.try_iter().collect()

@@ -1,5 +1,5 @@
-//! What can be seen of a guest's work, so that one that is being written to disk is not killed
-//! for a slow host.
+//! Observes a guest's activity from outside, so that a guest that is still flushing on a slow host
+//! is not killed.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -7,28 +7,29 @@ use std::time::{Duration, Instant};
 
 use crate::process::{processor_time, waits_for_disk};
 
-/// How long a guest may do nothing that is seen while it should end.
+/// How long a guest that should end may show no activity.
 pub(super) const LAG: Duration = Duration::from_secs(2);
 
-/// How long a guest may take to kill its commands and to power off; or to write nothing to its
-/// disk while it should flush that.
+/// How long a guest may take to kill its commands and to power off; and how long a guest that
+/// should flush may write nothing to its disk.
 pub(super) const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A guest at work: it has processor time, and writes to its disk if it has one.
+/// A guest's activity: its use of processor time, and its writes to its disk if it has one.
 #[derive(Debug)]
 pub(super) struct Work {
     pid: u32,
     disk: Option<PathBuf>,
-    /// Its processor time, and when it was last seen to have some.
+    /// Its processor time, and when that last changed.
     time: Option<u64>,
     ran: Instant,
-    /// When its disk was written to and how full it is, and when that was last seen to change.
+    /// The disk file's mtime (seconds, nanoseconds) and allocated blocks, and when these last
+    /// changed.
     state: Option<(i64, i64, u64)>,
     wrote: Instant,
 }
 
 impl Work {
-    /// Of the machine that this process runs, with this disk.
+    /// Begins to observe the machine run by process `pid`, with this disk.
     pub(super) fn new(pid: u32, disk: Option<&Path>) -> Self {
         let now = Instant::now();
         Self {
@@ -41,7 +42,7 @@ impl Work {
         }
     }
 
-    /// Looks once more.
+    /// Takes another sample.
     pub(super) fn look(&mut self) {
         let now = Instant::now();
         let time = processor_time(self.pid);
@@ -54,7 +55,7 @@ impl Work {
         }
     }
 
-    /// Whether it has stopped working on what it was told at `since`.
+    /// Returns whether the guest has stopped working on the request that was sent at `since`.
     pub(super) fn is_over(&self, since: Instant) -> bool {
         let wrote = self.wrote.max(since).elapsed();
         wrote > SHUTDOWN_TIMEOUT || self.ran.max(self.wrote).elapsed() > LAG

@@ -17,20 +17,20 @@ use micabox_wire::{
     read_message, write_message,
 };
 
-/// Far longer than anything takes: only a hang ends it.
+/// A timeout far longer than any step takes: only a hang reaches it.
 pub const SOON: Duration = Duration::from_secs(30);
 
-/// A machine that is nothing but a socket: killed means closed.
+/// A machine that is only a socket: killing it closes the socket.
 pub struct FakeMachine {
     agent: UnixStream,
     exit: Mutex<Option<Exit>>,
     changed: Condvar,
-    /// How often it was frozen.
+    /// How often the machine was frozen.
     pub frozen: Mutex<u32>,
 }
 
 impl FakeMachine {
-    /// Ends by itself.
+    /// Makes the machine end by itself.
     pub fn end(&self, exit: Exit) {
         *self.exit.lock().unwrap() = Some(exit);
         self.changed.notify_all();
@@ -103,7 +103,7 @@ impl Guest {
         read_message(&mut self.stream).unwrap().unwrap()
     }
 
-    /// The id of the next command that is asked for, which runs.
+    /// Starts the next requested command and returns its ID.
     pub fn start(&mut self, stdin_window: u32) -> u32 {
         let ToGuest::Exec { id, .. } = self.hear() else {
             panic!("no command");
@@ -124,7 +124,7 @@ impl Guest {
         });
     }
 
-    /// Ends when it is told to, as a guest does.
+    /// Shuts down on request, as a guest does.
     pub fn shut_down(mut self, problem: Option<&str>) {
         while self.hear() != ToGuest::Shutdown {}
         let problem = problem.map(str::to_owned);
@@ -133,7 +133,7 @@ impl Guest {
     }
 }
 
-/// What the owner put on record.
+/// What the owner recorded.
 pub type Record = Arc<Mutex<Vec<String>>>;
 
 struct Notes(Record);
@@ -195,12 +195,12 @@ fn boot() -> Start {
 }
 
 impl Fixture {
-    /// With a guest that has said nothing yet.
+    /// Makes a fixture with a guest that has sent nothing yet.
     pub fn new() -> Self {
         Self::starting(boot(), SOON, false)
     }
 
-    /// As [`Fixture::new`]; `keeps`: there is a disk that must be flushed.
+    /// Makes a fixture as [`Fixture::new`]; with `keeps`, there is a disk that must be flushed.
     pub fn starting(start: Start, timeout: Duration, keeps: bool) -> Self {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let machine = Arc::new(FakeMachine {
@@ -240,7 +240,7 @@ impl Fixture {
         }
     }
 
-    /// With a guest that has booted.
+    /// Makes a fixture with a guest that has booted.
     pub fn booted() -> Self {
         Self::booted_with(false)
     }
@@ -261,7 +261,7 @@ impl Fixture {
         self.guest.say(hello());
     }
 
-    /// What the creator is told next without a request.
+    /// Returns the next message to the creator without a request.
     pub fn told(&mut self) -> Reply {
         reply(&mut self.creator, 0)
     }
@@ -270,7 +270,7 @@ impl Fixture {
         Client::connect(self.directory.path()).unwrap()
     }
 
-    /// What the record says when the owner is gone.
+    /// Returns the record once the owner is gone.
     pub fn record_at_end(self) -> Vec<String> {
         self.owner.join().unwrap().unwrap();
         assert!(!self.directory.path().join("control").exists());
@@ -288,7 +288,7 @@ pub fn hello() -> ToHost {
     })
 }
 
-/// A command with its streams in frames.
+/// Makes a command with its streams in frames.
 pub fn framed() -> Exec {
     Exec {
         argv: vec!["true".into()],
@@ -299,7 +299,7 @@ pub fn framed() -> Exec {
     }
 }
 
-/// Starts a command as request 1; the agent's number for it.
+/// Starts a command as request 1. Returns the agent's number for it.
 pub fn start(client: &mut Client, guest: &mut Guest, exec: Exec, stdin_window: u32) -> u32 {
     let request = Request::Exec(Box::new(exec));
     client.request(1, &request, &[]).unwrap();
@@ -318,7 +318,7 @@ pub fn reply(client: &mut Client, number: u32) -> Reply {
     client.reply(number, deadline).unwrap().expect("an answer")
 }
 
-/// The next bytes of a command's stdout.
+/// Returns the next bytes of a command's stdout.
 #[track_caller]
 pub fn output(client: &mut Client) -> Vec<u8> {
     let deadline = Instant::now().checked_add(SOON);
@@ -328,7 +328,7 @@ pub fn output(client: &mut Client) -> Vec<u8> {
     }
 }
 
-/// Everything up to the end.
+/// Returns all bytes until the end.
 pub fn read_all(mut reader: impl Read) -> Vec<u8> {
     let mut bytes = Vec::new();
     reader.read_to_end(&mut bytes).unwrap();

@@ -1,14 +1,14 @@
-//! `--change`: a Dockerfile's instructions about an image's configuration.
+//! Applies `--change`: a Dockerfile's instructions about an image's configuration.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use oci_spec::image::Config;
 
-/// Carries the instructions out one after the other.
+/// Applies the instructions in order.
 ///
 /// # Errors
-/// What is wrong with which.
+/// The instruction and what is wrong with it.
 pub fn apply(config: &mut Config, instructions: &[String]) -> Result<(), String> {
     let mut has_command = false;
     for text in instructions {
@@ -29,7 +29,7 @@ pub fn apply(config: &mut Config, instructions: &[String]) -> Result<(), String>
             }
             "ENTRYPOINT" => {
                 config.set_entrypoint(Some(command(rest)));
-                // The image's was for another one.
+                // The image's Cmd belongs to its old Entrypoint.
                 if !has_command {
                     config.set_cmd(None);
                 }
@@ -96,17 +96,17 @@ pub fn apply(config: &mut Config, instructions: &[String]) -> Result<(), String>
     Ok(())
 }
 
-/// A list of words, or a line for the shell.
+/// Parses a command: a JSON list of words, or a line for the shell.
 fn command(text: &str) -> Vec<String> {
     json(text).unwrap_or_else(|| vec!["/bin/sh".into(), "-c".into(), text.to_owned()])
 }
 
-/// A list of words in JSON.
+/// Parses a JSON list of words.
 fn json(text: &str) -> Option<Vec<String>> {
     serde_json::from_str(text).ok()
 }
 
-/// Names and values: `NAME=VALUE ...`, or the old `NAME VALUE`.
+/// Parses names and values: `NAME=VALUE ...`, or the old `NAME VALUE`.
 fn pairs(text: &str, words: Vec<String>) -> Result<Vec<(String, String)>, &'static str> {
     let is_old = text
         .split_whitespace()
@@ -119,15 +119,16 @@ fn pairs(text: &str, words: Vec<String>) -> Result<Vec<(String, String)>, &'stat
     }
     let pair = |word: String| {
         let (name, value) = word.split_once('=').ok_or("expected NAME=VALUE")?;
-        match name.is_empty() {
-            true => Err("a name is missing"),
-            false => Ok((name.to_owned(), value.to_owned())),
+        if name.is_empty() {
+            Err("a name is missing")
+        } else {
+            Ok((name.to_owned(), value.to_owned()))
         }
     };
     words.into_iter().map(pair).collect()
 }
 
-/// A port as the configuration has it.
+/// Normalizes a port for the configuration.
 fn port(word: &str) -> Option<String> {
     let (number, protocol) = word.split_once('/').unwrap_or((word, "tcp"));
     number.parse::<u16>().ok().filter(|number| *number > 0)?;
@@ -135,8 +136,8 @@ fn port(word: &str) -> Option<String> {
     matches!(protocol.as_str(), "tcp" | "udp" | "sctp").then(|| format!("{number}/{protocol}"))
 }
 
-/// The words of a line: quotes keep blanks, a backslash what follows it, and `$NAME` and
-/// `${NAME}` stand for variables unless between single quotes.
+/// Splits a line into words: quotes keep blanks, a backslash keeps the next character, and `$NAME`
+/// and `${NAME}` stand for variables except between single quotes.
 fn words(text: &str, env: &[String]) -> Result<Vec<String>, &'static str> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
@@ -166,9 +167,10 @@ fn words(text: &str, env: &[String]) -> Result<Vec<String>, &'static str> {
                     .iter()
                     .find_map(|set| set.strip_prefix(&format!("{name}=")));
                 let word = word.get_or_insert_default();
-                match name.is_empty() {
-                    true => word.push('$'),
-                    false => word.push_str(set.unwrap_or_default()),
+                if name.is_empty() {
+                    word.push('$');
+                } else {
+                    word.push_str(set.unwrap_or_default());
                 }
             }
             (char, None) if char.is_whitespace() => words.extend(word.take()),
@@ -205,7 +207,7 @@ mod tests {
         let config = applied(&["CMD [\"a\", \"b c\"]", "ENTRYPOINT exec it"]);
         assert_eq!(*config.cmd(), strings(&["a", "b c"]));
         assert_eq!(*config.entrypoint(), strings(&["/bin/sh", "-c", "exec it"]));
-        // Docker forgets the image's command.
+        // Docker drops the image's Cmd.
         assert_eq!(*applied(&["entrypoint [\"x\"]"]).cmd(), None);
     }
 

@@ -67,7 +67,7 @@ pub fn execute(args: &Args) -> Outcome {
     Ok(0)
 }
 
-/// The image's configuration, if it is to be another one.
+/// Returns the changed configuration of the image; None without instructions.
 fn config(instructions: &[String], mut config: Config) -> Result<Option<Config>, Failure> {
     if instructions.is_empty() {
         return Ok(None);

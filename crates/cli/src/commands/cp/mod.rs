@@ -46,7 +46,7 @@ pub struct Args {
     to: String,
 }
 
-/// Copies.
+/// Copies into a sandbox or out of one.
 pub fn execute(args: &Args) -> Outcome {
     let store = settings::store()?;
     let sandboxes = settings::sandboxes(&store)?;
@@ -66,7 +66,7 @@ pub fn execute(args: &Args) -> Outcome {
     }
 }
 
-/// Sandbox and absolute path.
+/// Splits `SANDBOX:/PATH`; None for a path of the host.
 fn inside(name: &str) -> Option<(&str, &str)> {
     let (sandbox, path) = name.split_once(':')?;
     let is_inside = !sandbox.is_empty() && !sandbox.contains('/') && path.starts_with('/');
@@ -125,12 +125,13 @@ fn copy_in(args: &Args, sandbox: &Inside<'_>) -> Outcome {
     let reading =
         |error: io::Error| Failure::of(&error).context(&format!("reading {}", from.display()));
     let is_followed = args.follow_link || args.from.ends_with('/') || contents(&args.from);
-    let metadata = match is_followed {
-        true => fs::metadata(from),
-        false => fs::symlink_metadata(from),
+    let metadata = if is_followed {
+        fs::metadata(from)
+    } else {
+        fs::symlink_metadata(from)
     };
     let is_directory = metadata.map_err(reading)?.is_dir();
-    // A name of its own even for `.` and `..`.
+    // The real name, even for `.` and `..`.
     let named = match from.file_name() {
         Some(name) => name.to_owned(),
         None => {
@@ -158,7 +159,7 @@ fn copy_in(args: &Args, sandbox: &Inside<'_>) -> Outcome {
         let packing = scope.spawn(move || packing.pack(from, name, write_end));
         let written = sandbox.write(&parent, read_end.into());
         match packing.join() {
-            // That the archive is not taken is the other's fault.
+            // If the unpacking side has failed, its error is the cause of the closed pipe.
             Ok(Err(error)) if error.kind() != io::ErrorKind::BrokenPipe => Err(reading(error)),
             Ok(_) => written.map(|()| 0),
             Err(_) => Err(Failure::new("the thread that reads the files died")),
@@ -179,7 +180,7 @@ fn copy_out(args: &Args, sandbox: &Inside<'_>) -> Outcome {
         match pass_on(&mut archive, &mut output::raw::stdout()) {
             Ok(true) => notes::tell(&archive.finish()?, sandbox.name),
             Ok(false) => {}
-            // What is wrong with the sandbox's disk says more.
+            // The error about the sandbox's disk explains more.
             Err(failure) => return Err(archive.verdict().map_or(failure, Failure::from)),
         }
         return Ok(0);
@@ -190,7 +191,7 @@ fn copy_out(args: &Args, sandbox: &Inside<'_>) -> Outcome {
         Ok(_) => PathKind::Other,
         Err(_) => PathKind::Nothing,
     };
-    // What it is, is known when it comes; what it is called there does not matter.
+    // Its kind is known when the archive comes; its name in the archive does not matter.
     let mut archive = sandbox.read(args.follow_link, unpack::ROOT)?;
     let unpacked = unpack::unpack(&mut archive, args.archive, |is_directory| {
         let all = contents(path) || named.is_empty();
@@ -210,7 +211,7 @@ fn copy_out(args: &Args, sandbox: &Inside<'_>) -> Outcome {
             notes::tell(&archive.finish()?, sandbox.name);
             Ok(0)
         }
-        // What is wrong with the sandbox's disk says more.
+        // The error about the sandbox's disk explains more.
         Err(problem @ unpack::Problem::Archive(_)) => {
             let verdict = archive.verdict().map(Failure::from);
             Err(verdict.unwrap_or_else(|| problem.into()))
@@ -219,7 +220,7 @@ fn copy_out(args: &Args, sandbox: &Inside<'_>) -> Outcome {
     }
 }
 
-/// Whether a path stands for what is in a directory.
+/// Returns whether a path stands for a directory's contents.
 fn contents(path: &str) -> bool {
     path == "." || path.ends_with("/.")
 }

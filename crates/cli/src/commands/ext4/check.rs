@@ -33,14 +33,14 @@ struct Finding {
     problem: String,
 }
 
-/// Exit code if there is nothing that could be checked.
+/// Exit code if nothing could be checked.
 const NOT_CHECKED: u8 = 2;
 
-/// Opens a file that says it is ext4.
+/// Opens a file with ext4's magic.
 fn open(path: &Path) -> Result<File, Failure> {
     let file = File::open(path).map_err(about(path))?;
     let mut magic = [0; 2];
-    // The superblock begins at byte 1024, its magic at byte 56 of it.
+    // The superblock begins at byte 1024; the magic is at its byte 56.
     let read = file.read_exact_at(&mut magic, 1024 + 56);
     match read {
         Ok(()) if u16::from_le_bytes(magic) == MAGIC => Ok(file),

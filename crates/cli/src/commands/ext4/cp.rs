@@ -26,7 +26,7 @@ pub struct Args {
     to: PathBuf,
 }
 
-/// Copies.
+/// Copies into a filesystem or out of one.
 pub fn execute(args: &Args) -> Outcome {
     match (inside(&args.from), inside(&args.to)) {
         (Some((image, path)), None) => copy_out(image, path, &args.to),
@@ -38,7 +38,7 @@ pub fn execute(args: &Args) -> Outcome {
     }
 }
 
-/// The two halves of `FILE:/path`.
+/// Splits `FILE:/path`.
 fn inside(path: &Path) -> Option<(&Path, &Path)> {
     let text = bytes(path);
     let at = text.windows(2).position(|pair| pair == b":/")?;
@@ -47,20 +47,21 @@ fn inside(path: &Path) -> Option<(&Path, &Path)> {
 }
 
 fn copy_out(image: &Path, path: &Path, to: &Path) -> Outcome {
-    let to = match to.is_dir() {
-        true => to.join(path.file_name().unwrap_or(OsStr::new("root"))),
-        false => to.to_owned(),
+    let to = if to.is_dir() {
+        to.join(path.file_name().unwrap_or(OsStr::new("root")))
+    } else {
+        to.to_owned()
     };
     let fail = about(image);
     let archive = ext4::pack(open(image)?, bytes(path), unpack::ROOT);
     let mut archive = archive.map_err(&fail)?;
     let unpacked = match unpack::unpack(&mut archive, false, |_| Ok(to.clone())) {
         Ok(unpacked) => unpacked,
-        // What is wrong with the filesystem says more.
+        // The error about the filesystem explains more.
         Err(problem @ unpack::Problem::Archive(_)) => {
             return Err(archive.verdict().map_or_else(|| problem.into(), fail));
         }
-        // There is nothing in the archive of a socket.
+        // The archive of a socket is empty.
         Err(problem @ unpack::Problem::Foreign(_)) => {
             let found = archive.finish().map_err(fail)?;
             let is_socket = !found.sockets.is_empty();
@@ -86,13 +87,13 @@ fn copy_out(image: &Path, path: &Path, to: &Path) -> Outcome {
     }
 }
 
-/// What else there is has been copied.
+/// The failure for a special file that was left out; everything else has been copied.
 fn special(path: &Path) -> Failure {
     let what = "devices, FIFOs and sockets are not copied out";
     Failure::new(format!("{}: {what}", path.display()))
 }
 
-/// Copies to a path within the filesystem, or into the directory that is there.
+/// Copies to a path within the filesystem, or into it if it is an existing directory.
 fn copy_in(from: &Path, image: &Path, path: &Path) -> Outcome {
     let reading = about(from);
     let is_directory = fs::symlink_metadata(from).map_err(&reading)?.is_dir();
@@ -118,7 +119,7 @@ fn copy_in(from: &Path, image: &Path, path: &Path) -> Outcome {
         (packing.join(), imported)
     });
     match packed {
-        // That the archive is not taken is the other's fault.
+        // If the import has failed, its error is the cause of the closed pipe.
         Ok(Err(error)) if error.kind() != io::ErrorKind::BrokenPipe => {
             return Err(Failure::of(&error));
         }

@@ -27,11 +27,12 @@ pub struct Args {
 /// Unpacks an archive.
 pub fn execute(args: &Args) -> Outcome {
     let file = writable(&args.file)?;
-    let archive = match args.archive.as_os_str() == "-" {
-        true => io::stdin().as_fd().try_clone_to_owned(),
-        false => File::open(&args.archive).map(OwnedFd::from),
+    let opened = if args.archive.as_os_str() == "-" {
+        io::stdin().as_fd().try_clone_to_owned()
+    } else {
+        File::open(&args.archive).map(OwnedFd::from)
     };
-    let archive = archive.map_err(about(&args.archive))?;
+    let archive = opened.map_err(about(&args.archive))?;
     let imported = ext4::import(file, archive, None);
     let (members, bytes) = imported.map_err(|error| match &error {
         CallError::Refused(Fault::Asked(_)) => about(&args.archive)(error),

@@ -95,7 +95,7 @@ pub fn execute(args: &Args) -> Outcome {
         .and_then(|()| make::make(&mut file, args.size, &options).map_err(about(path)))
         .and_then(|made| file.sync_all().map_err(about(path)).map(|()| made));
     if made.is_err() && !args.force {
-        // Made by us, and of no use.
+        // Made by this command, and incomplete.
         let _ = std::fs::remove_file(path);
     }
     let summary = made?;
@@ -118,7 +118,7 @@ pub fn execute(args: &Args) -> Outcome {
     Ok(0)
 }
 
-/// The file, empty.
+/// Makes the file, empty.
 fn create(args: &Args) -> Result<File, Failure> {
     let mut options = OpenOptions::new();
     options.read(true).write(true);
@@ -130,9 +130,10 @@ fn create(args: &Args) -> Result<File, Failure> {
     options.open(&args.file).map_err(|error| {
         let exists = error.kind() == std::io::ErrorKind::AlreadyExists;
         let failure = about(&args.file)(error);
-        match exists {
-            true => failure.hint("`--force` replaces it"),
-            false => failure,
+        if exists {
+            failure.hint("`--force` replaces it")
+        } else {
+            failure
         }
     })
 }
@@ -154,21 +155,23 @@ fn source_date() -> Option<i64> {
 }
 
 fn label(text: &str) -> Result<String, String> {
-    match text.len() <= 16 {
-        true => Ok(text.to_owned()),
-        false => Err("a label has at most 16 bytes".into()),
+    if text.len() <= 16 {
+        Ok(text.to_owned())
+    } else {
+        Err("a label has at most 16 bytes".into())
     }
 }
 
-/// Percent as hundredths of a percent.
+/// Parses 0 to 50 percent, in hundredths of a percent.
 fn percent(text: &str) -> Result<u16, String> {
     let number: f64 = text
         .trim_end_matches('%')
         .parse()
         .map_err(|_| "expected a percentage")?;
-    match (0.0..=50.0).contains(&number) {
-        true => Ok((number * 100.0) as u16),
-        false => Err("expected 0 to 50 percent".into()),
+    if (0.0..=50.0).contains(&number) {
+        Ok((number * 100.0) as u16)
+    } else {
+        Err("expected 0 to 50 percent".into())
     }
 }
 

@@ -1,4 +1,5 @@
-//! `mica ext4`: filesystems in files, without mounting them. What reads them is in jail.
+//! `mica ext4`: works on filesystems in files, without mounting them. Workers in the jail read
+//! them.
 
 mod cat;
 mod check;
@@ -48,7 +49,7 @@ enum Command {
     Export(export::Args),
 }
 
-/// Does what was asked.
+/// Runs a subcommand.
 pub fn execute(args: &Args) -> Outcome {
     match &args.command {
         Command::Mkfs(args) => mkfs::execute(args),
@@ -64,7 +65,7 @@ pub fn execute(args: &Args) -> Outcome {
     }
 }
 
-/// An error with the file it is about.
+/// Makes a failure of an error and its file.
 fn about<E: std::error::Error + 'static>(path: &Path) -> impl Fn(E) -> Failure {
     move |error| Failure::of(&error).context(&visible::path(path))
 }
@@ -74,7 +75,7 @@ fn open(path: &Path) -> Result<File, Failure> {
     File::open(path).map_err(about(path))
 }
 
-/// Tells of a filesystem that was read.
+/// Prints notes about a filesystem that was read.
 fn tell(found: &Notes, path: &Path) {
     if found.damaged {
         write_stderr(&format!(
@@ -86,11 +87,11 @@ fn tell(found: &Notes, path: &Path) {
     notes::tell_sockets(found);
 }
 
-/// Opens a file that exists to change it.
+/// Opens and locks an existing file for writing.
 fn writable(path: &Path) -> Result<File, Failure> {
     let file = OpenOptions::new().read(true).write(true).open(path);
     let file = file.map_err(about(path))?;
-    // Two at once would leave nothing whole. A virtual machine's disk is locked, too.
+    // Two writers would damage the filesystem. A virtual machine's disk is locked, too.
     file.try_lock().map_err(|_| {
         Failure::new(format!(
             "cannot write to `{}`: it is in use",
@@ -100,12 +101,12 @@ fn writable(path: &Path) -> Result<File, Failure> {
     Ok(file)
 }
 
-/// A path within a filesystem, as bytes.
+/// Returns a path within a filesystem as bytes.
 fn bytes(path: &Path) -> &[u8] {
     path.as_os_str().as_bytes()
 }
 
-/// A number of bytes as people write it: `512M`, `8G`; powers of 1024.
+/// Parses a number of bytes: `512M`, `8G`; powers of 1024.
 fn size(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
     let shift = match text
@@ -129,7 +130,7 @@ fn size(text: &str) -> Result<u64, String> {
         .ok_or_else(|| "that is more than 2^64 bytes".into())
 }
 
-/// One letter for a type, as `ls -l` has it.
+/// Returns the letter for a type, as in `ls -l`.
 fn letter(stat: &Attributes) -> char {
     match stat.kind() {
         Some(FileKind::File) => '-',
@@ -143,7 +144,7 @@ fn letter(stat: &Attributes) -> char {
     }
 }
 
-/// Type and permissions, as `ls -l` has them.
+/// Formats type and permissions, as in `ls -l`.
 fn mode(stat: &Attributes) -> String {
     let mut text = String::from(letter(stat));
     for (shift, special, letter) in [(6, 0o4000, 's'), (3, 0o2000, 's'), (0, 0o1000, 't')] {

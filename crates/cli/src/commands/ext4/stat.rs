@@ -39,7 +39,7 @@ struct Shown {
     ctime: (i64, u32),
     crtime: (i64, u32),
     target: Option<String>,
-    /// Values that are no text have escapes.
+    /// Values that are not text have escapes.
     xattrs: BTreeMap<String, String>,
 }
 

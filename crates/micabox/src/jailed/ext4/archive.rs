@@ -1,4 +1,4 @@
-//! Archives of what is in a filesystem, and into one.
+//! Exports archives from a filesystem, and imports them into one.
 
 use std::fs::File;
 use std::io::BufWriter;
@@ -15,36 +15,36 @@ use super::{PIECE, Result, notes, open};
 use crate::jailed::unread::HEADERS;
 use crate::jailed::{self, Fault, Files, Notes, Stream, length};
 
-/// Where an archive is unpacked that has one top, whose name does not matter.
+/// Where an archive with a single top member is unpacked. The top's own name is replaced.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Destination {
-    /// A directory, or where the top is to be.
+    /// A directory that the top goes into, or the path that the top gets.
     pub path: Vec<u8>,
-    /// The top's name in a directory that is there already.
+    /// The top's name if `path` is an existing directory.
     pub name: Vec<u8>,
-    /// The top is a directory.
+    /// Whether the top is a directory.
     pub is_directory: bool,
 }
 
-/// A path as an archive, symbolic links followed. Files: the filesystem, a pipe.
+/// Writes what is at a path as an archive, symbolic links followed. Files: the filesystem, a pipe.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Export {
     path: Vec<u8>,
-    /// What the archive calls it.
+    /// Its name in the archive.
     name: Vec<u8>,
     xattrs: bool,
-    /// Anything but a directory is refused.
+    /// Whether anything but a directory is refused.
     directory: bool,
 }
 
 /// Unpacks an archive. Files: the filesystem, the archive.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Import {
-    /// Otherwise at the root, under the archive's own names.
+    /// None: at the root, under the archive's own names.
     into: Option<Destination>,
 }
 
-/// The directory at `path` as an archive that says all there is to say.
+/// Exports the directory at `path` as an archive with all attributes.
 ///
 /// # Errors
 /// [`CallError`](micabox_jail::CallError); more come from [`Stream::finish`].
@@ -58,8 +58,7 @@ pub fn export(file: File, path: &[u8]) -> Result<Stream<Export>> {
     start_export(&export, file)
 }
 
-/// Whatever is at `path` as an archive without extended attributes, in which it is called
-/// `name`.
+/// Exports what is at `path` as an archive without extended attributes, under the name `name`.
 ///
 /// # Errors
 /// [`CallError`](micabox_jail::CallError); more come from [`Stream::finish`].
@@ -74,17 +73,18 @@ pub fn pack(file: File, path: &[u8], name: &[u8]) -> Result<Stream<Export>> {
 }
 
 fn start_export(export: &Export, file: File) -> Result<Stream<Export>> {
-    // As for a sandbox's disk: what it has, and what an archive says of files.
+    // As for a sandbox's disk: its bytes, and as many again with headers for attributes.
     let size = length(&file).unwrap_or(0);
     let most = size.saturating_mul(2).saturating_add(HEADERS);
     Stream::start(export, file, Vec::new(), most)
 }
 
-/// Unpacks an archive, to the root or elsewhere: how many members, and bytes of contents.
+/// Unpacks an archive, to the root or elsewhere. Returns the number of members and bytes of
+/// contents.
 ///
 /// # Errors
-/// [`CallError`](micabox_jail::CallError): [`Fault::Disk`] is about the filesystem as a whole, [`Fault::Asked`] about
-/// the archive, [`Fault::Output`] about a member that can't be unpacked.
+/// [`CallError`](micabox_jail::CallError): [`Fault::Disk`] is about the filesystem as a whole,
+/// [`Fault::Asked`] about the archive, [`Fault::Output`] about a member that can't be unpacked.
 pub fn import(file: File, archive: OwnedFd, into: Option<Destination>) -> Result<(u64, u64)> {
     let size = length(&file).unwrap_or(0);
     jailed::call(&Import { into }, file, vec![archive.into()], size)
@@ -145,7 +145,7 @@ fn unpack(
         Some(top) => below(top, path),
         None => path.to_vec(),
     });
-    // Even of a failed import, what there is must be whole.
+    // The filesystem must be consistent even after a failed import.
     let closed = edit.close().map_err(Fault::disk);
     let unpacked = unpacked.map_err(|error| match error {
         UnpackError::Archive(error) => Fault::asked(error),
@@ -155,7 +155,7 @@ fn unpack(
     Ok(unpacked)
 }
 
-/// Where the top of an archive goes.
+/// Returns the path of the archive's top.
 fn top(filesystem: &mut Ext4<File>, into: &Destination) -> std::result::Result<Vec<u8>, Fault> {
     let Destination {
         path,
@@ -172,7 +172,7 @@ fn top(filesystem: &mut Ext4<File>, into: &Destination) -> std::result::Result<V
         return Ok([path, &b"/"[..], name].concat());
     }
     let (parent, last) = filesystem.resolve_parent(path).map_err(Fault::disk)?;
-    // A directory takes the place of no file.
+    // A directory does not replace a file.
     if *is_directory
         && let Ok(ino) = filesystem.lookup(parent, last)
         && !is_directory_there(filesystem, ino)?
@@ -183,7 +183,7 @@ fn top(filesystem: &mut Ext4<File>, into: &Destination) -> std::result::Result<V
     Ok(path.clone())
 }
 
-/// A member's path with another first name.
+/// Replaces the first component of a member's path.
 fn below(top: &[u8], path: &[u8]) -> Vec<u8> {
     match path.iter().position(|byte| *byte == b'/') {
         Some(slash) => [top, path.get(slash..).unwrap_or_default()].concat(),

@@ -1,4 +1,4 @@
-//! Names, attributes and contents of files.
+//! Reads names, attributes and contents of files.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -12,14 +12,14 @@ use super::{Filesystem, PIECE, Result, notes, open};
 use crate::jailed::stream::Records;
 use crate::jailed::{self, Fault, Files, Notes, Stream, records};
 
-/// What one inode says of itself.
+/// The attributes of one inode.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Attributes {
     /// Its number.
     pub inode: u32,
     /// Type and permissions.
     pub mode: u16,
-    /// Names.
+    /// Number of hard links.
     pub links: u32,
     /// Owner.
     pub uid: u32,
@@ -31,20 +31,20 @@ pub struct Attributes {
     pub blocks: u64,
     /// Major and minor number of a device.
     pub device: (u32, u32),
-    /// Seconds and nanoseconds: last access,
+    /// Last access. All times are in seconds and nanoseconds since 1970-01-01 UTC.
     pub atime: (i64, u32),
-    /// last change of the contents,
+    /// Last change of the contents.
     pub mtime: (i64, u32),
-    /// last change of the inode,
+    /// Last change of the inode.
     pub ctime: (i64, u32),
-    /// creation.
+    /// Creation.
     pub crtime: (i64, u32),
-    /// What a symbolic link says.
+    /// The target of a symbolic link.
     pub target: Option<Vec<u8>>,
 }
 
 impl Attributes {
-    /// The type; none for a mode that has none.
+    /// Returns the type; none if the mode has no valid one.
     pub fn kind(&self) -> Option<FileKind> {
         FileKind::from_mode(self.mode)
     }
@@ -55,41 +55,43 @@ impl Attributes {
 pub struct Listed {
     /// The name.
     pub name: Vec<u8>,
-    /// What has it, if that was asked for.
+    /// The attributes of its inode, if requested.
     pub attributes: Option<Attributes>,
 }
 
-/// What an inode says of itself, with its extended attributes.
+/// The attributes of an inode, with its extended attributes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Shown {
-    /// All else.
+    /// The other attributes.
     pub attributes: Attributes,
     /// Names and values of extended attributes.
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
-    /// What there is to tell of the filesystem.
+    /// Notes about the filesystem.
     pub notes: Notes,
 }
 
-/// Names of a directory in order. Files: the filesystem, a pipe.
+/// Lists the names in a directory in order. Files: the filesystem, a pipe.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct List {
     path: Vec<u8>,
     long: bool,
 }
 
-/// What is said of a path, itself if it is a symbolic link. File: the filesystem.
+/// Reads the attributes of a path, without following a symbolic link at its end. File: the
+/// filesystem.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Show {
     path: Vec<u8>,
 }
 
-/// A file's contents. Files: the filesystem, a pipe.
+/// Reads a file's contents. Files: the filesystem, a pipe.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Read {
     path: Vec<u8>,
 }
 
-/// Names in the directory at `path`, in the order of their bytes.
+/// Lists the names in the directory at `path`, in the order of their bytes; with `long`, with
+/// attributes.
 ///
 /// # Errors
 /// [`CallError`](micabox_jail::CallError); more come from reading them.
@@ -104,7 +106,7 @@ pub fn list(file: File, path: &[u8], long: bool) -> Result<Records<List, Listed>
     )?))
 }
 
-/// What an inode says of itself.
+/// Reads the attributes of the inode at `path`, without following a symbolic link at its end.
 ///
 /// # Errors
 /// [`CallError`](micabox_jail::CallError).
@@ -113,7 +115,7 @@ pub fn show(file: File, path: &[u8]) -> Result<Shown> {
     jailed::call(&Show { path }, file, Vec::new(), 0)
 }
 
-/// A file's contents, holes as zeros.
+/// Reads the contents of the file at `path`, holes as zeros.
 ///
 /// # Errors
 /// [`CallError`](micabox_jail::CallError); more come from [`Stream::finish`].
@@ -169,9 +171,10 @@ impl Call for List {
         let mut names = filesystem.read_dir(directory).map_err(Fault::disk)?;
         names.sort_unstable_by(|one, other| one.name.cmp(&other.name));
         for entry in names {
-            let attributes = match self.long {
-                true => Some(attributes(&mut filesystem, entry.ino)?),
-                false => None,
+            let attributes = if self.long {
+                Some(attributes(&mut filesystem, entry.ino)?)
+            } else {
+                None
             };
             let name = entry.name.into_vec();
             let listed = Listed { name, attributes };

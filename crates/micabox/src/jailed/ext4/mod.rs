@@ -1,4 +1,4 @@
-//! An ext4 filesystem in a file, by itself.
+//! Jobs on an ext4 filesystem in a file, apart from any sandbox.
 
 mod archive;
 mod look;
@@ -16,10 +16,10 @@ pub use archive::{Destination, Export, Import, export, import, pack};
 pub use look::{Attributes, List, Listed, Read, Show, Shown, list, read, show};
 pub use volume::{Check, Finding, Grow, Grown, Replay, Replayed, findings, grow, replay};
 
-/// Bytes read from an archive, and from a file, at once.
+/// Bytes per read from an archive or a file.
 const PIECE: usize = 1 << 20;
 
-/// A job about a filesystem whose result comes at once.
+/// The result of a job on a filesystem.
 pub type Result<T> = std::result::Result<T, CallError<Fault>>;
 
 type Filesystem = Ext4<ReadOnly<File>>;

@@ -1,4 +1,4 @@
-//! A filesystem as a whole: its check, its journal, its size.
+//! Jobs on a filesystem as a whole: check, journal replay, growth.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -11,14 +11,14 @@ use serde::{Deserialize, Serialize};
 use super::Result;
 use crate::jailed::{self, Fault, Files, length};
 
-/// Something that is wrong with a filesystem.
+/// A problem of a filesystem.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Finding {
-    /// The inode that it is about.
+    /// The inode with the problem.
     pub inode: Option<u32>,
     /// What is wrong.
     pub problem: String,
-    /// All of it for people.
+    /// All of the finding, for people.
     pub text: String,
 }
 
@@ -27,26 +27,26 @@ pub struct Finding {
 pub struct Grown {
     /// Bytes of a block.
     pub block_size: u32,
-    /// Blocks there were.
+    /// Blocks before.
     pub blocks_before: u64,
-    /// Blocks there are.
+    /// Blocks now.
     pub blocks: u64,
-    /// Blocks that are free.
+    /// Free blocks now.
     pub free_blocks: u64,
-    /// Inodes there are.
+    /// Inodes now.
     pub inodes: u32,
 }
 
 /// A filesystem whose journal was replayed.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Replayed {
-    /// It was marked as having errors.
+    /// Whether it was marked as having errors.
     pub had_errors: bool,
-    /// It is not any more, or never was.
+    /// Whether it is not marked now.
     pub is_sound: bool,
 }
 
-/// What is wrong, as far as it is listed. File: the filesystem.
+/// Lists problems, up to the checker's limit. File: the filesystem.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Check;
 
@@ -54,13 +54,13 @@ pub struct Check;
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Replay;
 
-/// Makes it larger. File: the filesystem.
+/// Grows the filesystem. File: the filesystem.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Grow {
     size: u64,
 }
 
-/// What is wrong with a filesystem.
+/// Checks a filesystem. Returns its problems.
 ///
 /// # Errors
 /// [`CallError`](micabox_jail::CallError).
@@ -68,7 +68,7 @@ pub fn findings(file: File) -> Result<Vec<Finding>> {
     jailed::call(&Check, file, Vec::new(), 0)
 }
 
-/// Puts what the journal has in its place, and takes a mark of errors away if nothing is wrong.
+/// Replays the journal, and removes a mark of errors if a check finds nothing.
 ///
 /// # Errors
 /// [`CallError`](micabox_jail::CallError).
@@ -77,7 +77,7 @@ pub fn replay(file: File) -> Result<Replayed> {
     jailed::call(&Replay, file, Vec::new(), size)
 }
 
-/// Makes a filesystem `size` bytes large, which its file is already.
+/// Grows a filesystem to `size` bytes. Its file must be that long already.
 ///
 /// # Errors
 /// [`CallError`](micabox_jail::CallError).
@@ -116,9 +116,10 @@ impl Call for Replay {
         let filesystem = Ext4::open(&mut file, options).map_err(Fault::disk)?;
         let had_errors = filesystem.has_errors();
         filesystem.close().map_err(Fault::disk)?;
-        let is_sound = match had_errors {
-            true => clear_errors(&mut file).map_err(Fault::disk)?.is_empty(),
-            false => true,
+        let is_sound = if had_errors {
+            clear_errors(&mut file).map_err(Fault::disk)?.is_empty()
+        } else {
+            true
         };
         Ok(Replayed {
             had_errors,
