@@ -15,7 +15,7 @@ use micabox_ext4::device::Memory;
 use micabox_ext4::format::features::{compat, incompat, ro_compat};
 use micabox_ext4::format::superblock::{SUPERBLOCK_OFFSET, Superblock};
 use micabox_ext4::format::{fields, journal as log};
-use micabox_ext4::make::{self, Journal, make};
+use micabox_ext4::mkfs::{self, Journal, mkfs};
 use micabox_ext4::{
     BlockDevice, DeviceError, Errno, Ext4, FileKind, Ino, Options, Owner, ROOT, Rename, Result,
     SetXattr, Timestamp,
@@ -362,7 +362,7 @@ fn options() -> Options {
 /// Creates an empty filesystem.
 fn new(size: usize) -> Ext4<Memory> {
     let mut device = Memory::new(size);
-    let wanted = make::Options {
+    let wanted = mkfs::Options {
         uuid: [5; 16],
         label: *b"fuzz\0\0\0\0\0\0\0\0\0\0\0\0",
         time: 1_700_000_000,
@@ -370,7 +370,7 @@ fn new(size: usize) -> Ext4<Memory> {
         journal: Journal::None,
         reserved: 0,
     };
-    make(&mut device, size as u64, &wanted).expect("it has room");
+    mkfs(&mut device, size as u64, &wanted).expect("it has room");
     let mut image = device.into_bytes();
     let raw = &mut image[1024..2048];
     let mut superblock = Superblock::decode(raw);

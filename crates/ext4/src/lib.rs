@@ -29,7 +29,7 @@ pub mod device;
 mod engine;
 mod error;
 pub mod format;
-pub mod make;
+pub mod mkfs;
 mod narrow;
 mod placement;
 pub mod resize;

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use micabox_ext4::check::{Finding, check};
 use micabox_ext4::device::Memory;
-use micabox_ext4::make::{Journal, Options, make};
+use micabox_ext4::mkfs::{Journal, Options, mkfs};
 
 fn check_file(path: &Path) -> Vec<Finding> {
     check(&File::open(path).unwrap())
@@ -284,7 +284,7 @@ fn a_new_filesystem_is_clean_and_a_cut_one_is_not() {
         reserved: 0,
     };
     let mut device = Memory::new(16 << 20);
-    make(&mut device, 16 << 20, &options).unwrap();
+    mkfs(&mut device, 16 << 20, &options).unwrap();
     assert_eq!(check(&device), []);
     let bytes = device.into_bytes();
     for length in [0, 1023, 1024, 2048, 4096, 1 << 20, (16 << 20) - 1] {

@@ -8,7 +8,7 @@ mod e2fsprogs;
 mod engine;
 
 use engine::{Image, owner};
-use micabox_ext4::make::Journal;
+use micabox_ext4::mkfs::Journal;
 use micabox_ext4::{Errno, Ext4, Fallocate, FileKind, Options, Owner, ROOT, Rename, SetXattr};
 
 #[test]

@@ -4,7 +4,7 @@ use std::fs;
 
 use micabox_ext4::check::check;
 use micabox_ext4::device::Memory;
-use micabox_ext4::make::{self, Journal};
+use micabox_ext4::mkfs::{self, Journal};
 use micabox_ext4::{Ext4, Options, Owner, ROOT};
 
 /// Returns a disk with this many open files that had been deleted.
@@ -12,7 +12,7 @@ fn crashed(orphans: u32) -> Memory {
     // A group has 32,768 inodes.
     let size = (orphans as usize / 32_000 + 1) * (128 << 20);
     let mut device = Memory::new(size);
-    let options = make::Options {
+    let options = mkfs::Options {
         uuid: [1; 16],
         label: [0; 16],
         time: 1,
@@ -20,7 +20,7 @@ fn crashed(orphans: u32) -> Memory {
         journal: Journal::Default,
         reserved: 0,
     };
-    make::make(&mut device, size as u64, &options).unwrap();
+    mkfs::mkfs(&mut device, size as u64, &options).unwrap();
     let options = Options {
         inode_cache: 1 << 20,
         ..Options::default()

@@ -11,7 +11,7 @@ mod engine;
 mod model;
 
 use engine::Image;
-use micabox_ext4::make::Journal;
+use micabox_ext4::mkfs::Journal;
 use micabox_ext4::{Errno, Ext4, Options};
 use model::{Model, Op, Random};
 

@@ -7,7 +7,7 @@ mod e2fsprogs;
 use std::fs::File;
 
 use micabox_ext4::check::check;
-use micabox_ext4::make::{Journal, Options, make};
+use micabox_ext4::mkfs::{Journal, Options, mkfs};
 use micabox_ext4::resize::{ResizeError, Resized, grow};
 
 const MIB: u64 = 1 << 20;
@@ -24,7 +24,7 @@ fn make_file(size: u64) -> tempfile::NamedTempFile {
         journal: Journal::Default,
         reserved: 100,
     };
-    make(&mut named.reopen().unwrap(), size, &options).unwrap();
+    mkfs(&mut named.reopen().unwrap(), size, &options).unwrap();
     named
 }
 

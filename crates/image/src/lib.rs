@@ -4,10 +4,10 @@
 #![forbid(unsafe_code)]
 #![warn(clippy::missing_errors_doc)]
 
+mod append_layer;
 mod archive;
 pub mod convert;
 pub mod export;
-mod extend;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod identity;
@@ -20,9 +20,9 @@ mod save;
 mod settings;
 pub mod store;
 
+pub use append_layer::{AppendLayerError, ImageEdit, append_layer};
 pub use convert::WORKER;
 pub use export::Compression;
-pub use extend::{Changes, ExtendError, extend};
 pub use limits::{ENTRY_MEMORY, Limits};
 pub use load::{LoadError, LoadOptions, load};
 pub use micabox_oci::{Descriptor, Digest, Progress, Reference, progress};

@@ -2,22 +2,22 @@
 
 use micabox_image::convert::Place;
 use micabox_image::store::Image;
-use micabox_image::{Changes, ExtendError, Limits, Reference, Store, extend};
+use micabox_image::{AppendLayerError, ImageEdit, Limits, Reference, Store, append_layer};
 
 use crate::{Base, Error, Notes, Sandboxes};
 
 impl Sandboxes {
     /// Makes an image of a sandbox's changes on top of its image's layers, and gives it the names
-    /// in `references`. A running sandbox is frozen for a moment ([`Sandboxes::still_disk`]).
+    /// in `references`. A running sandbox is frozen for a moment ([`Sandboxes::frozen_disk`]).
     ///
     /// # Errors
-    /// Those of [`Sandboxes::still_disk`]; [`Error::NoImage`] if the sandbox has a root disk;
+    /// Those of [`Sandboxes::frozen_disk`]; [`Error::NoImage`] if the sandbox has a root disk;
     /// [`Error::Commit`].
     pub fn commit(
         &self,
         store: &Store,
         name_or_id: &str,
-        changes: &Changes,
+        changes: &ImageEdit,
         references: &[Reference],
         limits: &Limits,
     ) -> Result<(Image, Notes), Error> {
@@ -27,13 +27,13 @@ impl Sandboxes {
             return Err(Error::NoImage(record.name));
         };
         // Reading it fails at the end if the layer is incomplete.
-        let mut layer = self.still_disk(&record.id)?.layer(&base)?;
+        let mut layer = self.frozen_disk(&record.id)?.layer(&base)?;
         let place = Place::Jail;
-        let extended = extend(store, image, &mut layer, changes, references, limits, place);
+        let extended = append_layer(store, image, &mut layer, changes, references, limits, place);
         match extended {
             Ok(image) => Ok((image, layer.finish()?)),
             // The worker's error about the disk explains more.
-            Err(error @ ExtendError::Read(_)) => {
+            Err(error @ AppendLayerError::Read(_)) => {
                 let verdict = layer.verdict();
                 Err(verdict.unwrap_or_else(|| Box::new(error).into()))
             }

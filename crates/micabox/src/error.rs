@@ -128,7 +128,7 @@ pub enum Error {
     /// The operation is not possible on a root disk that is written to.
     #[error("{0} is for a root that is not written to, and this one is")]
     NotInPlace(&'static str),
-    /// Changes in place were requested without a root disk that is written to.
+    /// ImageEdit in place were requested without a root disk that is written to.
     #[error("changes in place are for a root disk that is opened to be written to")]
     NoPlace,
     /// A record names an image by something that is not a digest.
@@ -175,7 +175,7 @@ pub enum Error {
     },
     /// No image could be made of a sandbox's changes.
     #[error(transparent)]
-    Commit(#[from] Box<micabox_image::ExtendError>),
+    Commit(#[from] Box<micabox_image::AppendLayerError>),
     /// A patch, or reading or writing an archive, failed.
     #[error("{what}: {problem}")]
     Patch {

@@ -36,7 +36,7 @@ impl Sandboxes {
     /// out. With `follow`, a symbolic link at the path's end is followed.
     ///
     /// # Errors
-    /// Those of [`Sandboxes::still_disk`]. [`Unread::finish`] has the others: [`Error::Patch`]
+    /// Those of [`Sandboxes::frozen_disk`]. [`Unread::finish`] has the others: [`Error::Patch`]
     /// if there is no such path.
     pub fn read_archive(
         &self,
@@ -47,11 +47,11 @@ impl Sandboxes {
         name: &[u8],
     ) -> Result<Unread, Error> {
         let record = self.get(sandbox)?;
-        let still = self.still_disk(&record.id)?;
+        let frozen = self.frozen_disk(&record.id)?;
         let base = Base::of(store, &record)?;
-        let about = still.about("reading", &base).asked(path);
+        let about = frozen.about("reading", &base).asked(path);
         let (lower, below) = base.lower_files()?;
-        let disk = still.open(&about)?;
+        let disk = frozen.open(&about)?;
         let pack = Pack {
             lower,
             path: path.to_vec(),

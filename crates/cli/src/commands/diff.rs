@@ -42,7 +42,7 @@ pub fn execute(args: &Args) -> Outcome {
     let store = settings::store()?;
     let sandboxes = settings::sandboxes(&store)?;
     let record = sandboxes.get(&args.sandbox)?;
-    let disk = sandboxes.still_disk(&record.id)?;
+    let disk = sandboxes.frozen_disk(&record.id)?;
     let mut stdout = BufWriter::with_capacity(PIECE, raw::stdout());
     let mut count = 0_u64;
     let told = disk.changes(&Base::of(&store, &record)?, |change| {

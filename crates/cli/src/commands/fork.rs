@@ -60,7 +60,7 @@ fn fork(args: &Args) -> Outcome {
     let cancel = Cancel::default();
     let signals = Signals::catch(cancel.clone())?;
     // The ephemeral snapshot is removed even if the copies are cancelled.
-    let moment = sandboxes.pass_machine(&store, &record.id)?;
+    let moment = sandboxes.save_ephemeral(&store, &record.id)?;
     let made = Copies {
         store: &store,
         snapshot: moment.snapshot(),
@@ -146,7 +146,7 @@ impl Copies<'_> {
         let mut builder = Builder::on(self.store, base)
             .from_snapshot(self.snapshot)
             .cancel(self.cancel.clone());
-        builder = builder.adopt();
+        builder = builder.reattach();
         if let Some(machine) = machine {
             builder = builder.description(shell_words(&machine.spec.command.argv));
         }

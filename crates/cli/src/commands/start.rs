@@ -1,7 +1,7 @@
 //! `mica start`
 
 use crate::failure::{EXIT_MICA, Failure};
-use crate::run::again;
+use crate::run::restart;
 use crate::{Outcome, settings};
 
 /// Start sandboxes again that have ended and kept their disks
@@ -33,7 +33,7 @@ pub fn execute(args: &Args) -> Outcome {
     let sandboxes = settings::sandboxes(&store)?;
     let start = |name: &str, attach| {
         let limits = args.require_limits;
-        again::start(&store, &sandboxes, name, attach, args.interactive, limits)
+        restart::start(&store, &sandboxes, name, attach, args.interactive, limits)
     };
     if !args.attach && !args.interactive {
         return super::for_each(&args.sandboxes, |name| match start(name, false)? {

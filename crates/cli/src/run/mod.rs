@@ -1,8 +1,8 @@
 //! `mica run`: runs a command from an image in its own virtual machine.
 
-pub mod again;
 mod environment;
 mod flags;
+pub mod restart;
 mod streams;
 mod supervise;
 mod terminal;
@@ -105,8 +105,8 @@ fn run(args: Args) -> Outcome {
         args.check_fit_for_memory()?;
     }
     // Without a COMMAND, the first command of a restored machine is reattached.
-    let adopted = machine.filter(|_| args.command().is_empty() && args.entrypoint.is_none());
-    let command = match adopted {
+    let reattached = machine.filter(|_| args.command().is_empty() && args.entrypoint.is_none());
+    let command = match reattached {
         Some(_) => None,
         None => {
             let mut config = base.config();
@@ -136,10 +136,10 @@ fn run(args: Args) -> Outcome {
     if machine.is_none() || args.has_network_flags() {
         builder = builder.network(args.network()?);
     }
-    if let Some(machine) = adopted {
+    if let Some(machine) = reattached {
         builder = builder
             .description(shell_words(&machine.spec.command.argv))
-            .adopt();
+            .reattach();
     }
     let (sandbox, command) = (builder.create(), command.as_ref());
     if !args.detach {

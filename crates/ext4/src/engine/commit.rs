@@ -404,13 +404,13 @@ mod tests {
     use super::super::{Options, Owner, ROOT};
     use super::*;
     use crate::device::Memory;
-    use crate::make::{self, Journal};
+    use crate::mkfs::{self, Journal};
 
     #[test]
     fn the_log_is_a_ring() {
         const SIZE: u64 = 32 << 20;
         let mut device = Memory::new(SIZE as usize);
-        let options = make::Options {
+        let options = mkfs::Options {
             uuid: [1; 16],
             label: [0; 16],
             time: 1,
@@ -418,7 +418,7 @@ mod tests {
             journal: Journal::Bytes(4 << 20),
             reserved: 0,
         };
-        make::make(&mut device, SIZE, &options).unwrap();
+        mkfs::mkfs(&mut device, SIZE, &options).unwrap();
         let mut filesystem = Ext4::open(device, Options::default()).unwrap();
         let (mut last, mut rounds) = (0, 0);
         for number in 0..500u32 {

@@ -4,7 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
 
 use micabox_ext4::device::ReadOnly;
-use micabox_ext4::make::{self, Journal};
+use micabox_ext4::mkfs::{self, Journal};
 use micabox_ext4::{Ext4, Options, Owner};
 
 use crate::e2fsprogs::{e2fsck, run, tool};
@@ -37,7 +37,7 @@ impl Image {
     /// Makes a filesystem with this crate, with this journal and number of inodes.
     pub fn with_options(size: u64, journal: Journal, inodes: Option<u64>) -> Self {
         let image = Self::empty(size);
-        let options = make::Options {
+        let options = mkfs::Options {
             uuid: [7; 16],
             label: [0; 16],
             time: 1_700_000_000,
@@ -45,7 +45,7 @@ impl Image {
             journal,
             reserved: 0,
         };
-        make::make(&mut image.device(), size, &options).unwrap();
+        mkfs::mkfs(&mut image.device(), size, &options).unwrap();
         image
     }
 

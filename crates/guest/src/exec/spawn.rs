@@ -9,7 +9,7 @@ use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions, pidfd_open, waitid
 
 use super::child::{fork, kill};
 use super::program::{describe, failed};
-use super::start::{self, Order};
+use super::start::{self, SpawnRequest};
 use super::stdio::{self, AgentEnds};
 use crate::network::Interface;
 
@@ -97,7 +97,7 @@ impl Sandbox {
             _ => other("fork", errno),
         })?;
         let Some(pid) = child else {
-            start::run(&Order {
+            start::run(&SpawnRequest {
                 id,
                 spec,
                 place: &self.place,

@@ -28,7 +28,7 @@ use super::user::{self, Identity};
 use crate::mount;
 
 /// The command that a new process must become.
-pub struct Order<'a> {
+pub struct SpawnRequest<'a> {
     pub id: u32,
     pub spec: &'a Exec,
     pub place: &'a Place,
@@ -51,7 +51,7 @@ const OPEN_FILES: Rlimit = Rlimit {
 const MAX_ACCOUNTS: u64 = 8 * 1024 * 1024;
 
 /// Becomes the command, or reports an error and exits.
-pub fn run(order: &Order<'_>) -> ! {
+pub fn run(order: &SpawnRequest<'_>) -> ! {
     let pid = rustix::process::getpid().as_raw_pid();
     let _ = rustix::io::write(&order.report, &pid.to_le_bytes());
     let Err(failure) = become_command(order);
@@ -63,8 +63,8 @@ pub fn run(order: &Order<'_>) -> ! {
     exit(127)
 }
 
-fn become_command(order: &Order<'_>) -> Result<Infallible, StartFailed> {
-    let Order { spec, .. } = order;
+fn become_command(order: &SpawnRequest<'_>) -> Result<Infallible, StartFailed> {
+    let SpawnRequest { spec, .. } = order;
     reset_signals();
     enter(order.place).map_err(|errno| other("enter the sandbox", errno))?;
     take_streams(order).map_err(|errno| other("set up standard streams", errno))?;
@@ -124,7 +124,7 @@ fn other(what: &str, errno: Errno) -> StartFailed {
 }
 
 /// Makes the command's ends descriptors 0, 1 and 2, and closes all others but the report.
-fn take_streams(order: &Order<'_>) -> rustix::io::Result<()> {
+fn take_streams(order: &SpawnRequest<'_>) -> rustix::io::Result<()> {
     dup2_stdin(&order.stdio.stdin)?;
     dup2_stdout(&order.stdio.stdout)?;
     dup2_stderr(&order.stdio.stderr)?;

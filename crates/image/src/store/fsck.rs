@@ -9,13 +9,13 @@ use micabox_erofs::{BLOCK_SIZE, Cached, Reader, check};
 use serde::Serialize;
 
 use super::Store;
-use super::census::{Census, ImageEntry, LayerEntry};
 use super::checksum::Checksum;
 use super::durable;
 use super::error::{Context, Error, Result};
 use super::images::{self, CONFIG, FIXUP, FSMETA, FileRecord, MANIFEST, VMDK};
 use super::layers::{LayerRecord, RecipeRecord, padded_blocks};
 use super::prune::remove_directory;
+use super::reachability::{ImageEntry, LayerEntry, Reachability};
 use super::scratch::Leftover;
 use crate::identity;
 use micabox_oci::{Digest, HashingWriter};
@@ -123,7 +123,7 @@ impl Store {
         } else {
             self.shared()?
         };
-        let census = Census::take(self)?;
+        let reachability = Reachability::take(self)?;
         let mut fsck = Fsck {
             store: self,
             repair,
@@ -131,7 +131,7 @@ impl Store {
             report: FsckReport::default(),
             sound_layers: BTreeSet::new(),
         };
-        fsck.check(&census)?;
+        fsck.check(&reachability)?;
         Ok(fsck.report)
     }
 }
@@ -145,19 +145,19 @@ struct Fsck<'a> {
 }
 
 impl Fsck<'_> {
-    fn check(&mut self, census: &Census) -> Result<()> {
+    fn check(&mut self, reachability: &Reachability) -> Result<()> {
         let leftovers = Leftover::find(&self.store.layout.tmp());
         self.report.leftovers = leftovers.len();
         if self.repair {
             leftovers.into_iter().try_for_each(Leftover::remove)?;
         }
-        for (diff_id, layer) in &census.layers {
+        for (diff_id, layer) in &reachability.layers {
             self.layer(diff_id, layer)?;
         }
-        for (digest, image) in &census.images {
+        for (digest, image) in &reachability.images {
             self.image(digest, image)?;
         }
-        for dangling in &census.dangling_tags {
+        for dangling in &reachability.dangling_tags {
             let problem = match &dangling.tag {
                 Ok((reference, digest)) => {
                     format!("the name `{reference}` means image {digest}, which isn't here")
@@ -168,13 +168,13 @@ impl Fsck<'_> {
                 durable::remove_file(&dangling.path)
             })?;
         }
-        let broken = census.broken_leases.iter().map(|(sandbox, image)| {
+        let broken = reachability.broken_leases.iter().map(|(sandbox, image)| {
             (
                 sandbox,
                 format!("sandbox `{sandbox}` runs on image {image}, which isn't here"),
             )
         });
-        let unreadable = census
+        let unreadable = reachability
             .unreadable_leases
             .iter()
             .map(|(sandbox, error)| (sandbox, error.to_string()));
@@ -185,12 +185,12 @@ impl Fsck<'_> {
             })?;
         }
         if self.repair {
-            census
+            reachability
                 .stray_blobs
                 .iter()
                 .try_for_each(|blob| durable::remove_file(blob))?;
         }
-        self.report.strangers = census
+        self.report.strangers = reachability
             .strangers
             .iter()
             .map(|path| self.relative(path))

@@ -16,7 +16,6 @@
 //! Every published file is complete and on the disk: it is made in `tmp`, synced, renamed to its
 //! place, and the directory is synced. Images and layers never change afterwards.
 
-mod census;
 mod checksum;
 mod durable;
 mod error;
@@ -31,6 +30,7 @@ mod merged;
 mod partial;
 mod private;
 mod prune;
+mod reachability;
 mod references;
 mod scratch;
 mod usage;

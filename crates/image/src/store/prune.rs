@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use super::Store;
-use super::census::{Census, ImageEntry, LayerEntry, disk_usage};
 use super::durable;
 use super::error::{Context, Error, Result};
 use super::lock::{Lock, Mode};
+use super::reachability::{ImageEntry, LayerEntry, Reachability, disk_usage};
 use super::scratch::{Leftover, Scratch};
 use micabox_oci::Digest;
 use micabox_oci::reference::Reference;
@@ -52,7 +52,7 @@ pub struct Removed {
     pub pruned: Option<Pruned>,
 }
 
-/// What to remove, according to a census.
+/// What to remove, according to a reachability.
 pub(super) struct Plan<'a> {
     images: BTreeMap<Digest, &'a ImageEntry>,
     layers: BTreeMap<Digest, &'a LayerEntry>,
@@ -61,15 +61,15 @@ pub(super) struct Plan<'a> {
 impl<'a> Plan<'a> {
     /// Plans to remove everything that is not in use. With leases that can't be read, plans to
     /// remove nothing: they may hold any image.
-    pub fn new(census: &'a Census, options: &PruneOptions) -> Self {
+    pub fn new(reachability: &'a Reachability, options: &PruneOptions) -> Self {
         let mut plan = Self {
             images: BTreeMap::new(),
             layers: BTreeMap::new(),
         };
-        if !census.unreadable_leases.is_empty() {
+        if !reachability.unreadable_leases.is_empty() {
             return plan;
         }
-        plan.images = census
+        plan.images = reachability
             .images
             .iter()
             .filter(|(_, image)| {
@@ -81,28 +81,28 @@ impl<'a> Plan<'a> {
             })
             .map(|(digest, image)| (*digest, image))
             .collect();
-        plan.add_layers(census, |_| true);
+        plan.add_layers(reachability, |_| true);
         plan
     }
 
     /// Plans to remove one image, and the layers that only this image has.
-    fn of_image(census: &'a Census, digest: &Digest) -> Self {
+    fn of_image(reachability: &'a Reachability, digest: &Digest) -> Self {
         let mut plan = Self {
             images: BTreeMap::new(),
             layers: BTreeMap::new(),
         };
-        if let Some(image) = census.images.get(digest) {
+        if let Some(image) = reachability.images.get(digest) {
             plan.images.insert(*digest, image);
             let layers = image.layers();
-            plan.add_layers(census, |layer| layers.contains(layer));
+            plan.add_layers(reachability, |layer| layers.contains(layer));
         }
         plan
     }
 
     /// Adds the layers that only images of the plan have.
-    fn add_layers(&mut self, census: &'a Census, candidate: impl Fn(&Digest) -> bool) {
+    fn add_layers(&mut self, reachability: &'a Reachability, candidate: impl Fn(&Digest) -> bool) {
         let images: BTreeSet<_> = self.images.keys().copied().collect();
-        self.layers = census
+        self.layers = reachability
             .layers
             .iter()
             .filter(|(digest, layer)| candidate(digest) && layer.images.is_subset(&images))
@@ -166,11 +166,11 @@ impl Store {
     /// A sandbox's lease can't be read: it may hold any image, so nothing is removed.
     pub fn prune(&self, options: &PruneOptions) -> Result<Pruned> {
         let _exclusive = self.exclusive()?;
-        let mut census = Census::take(self)?;
-        if let Some((_, error)) = census.unreadable_leases.pop() {
+        let mut reachability = Reachability::take(self)?;
+        if let Some((_, error)) = reachability.unreadable_leases.pop() {
             return Err(error);
         }
-        let plan = Plan::new(&census, options);
+        let plan = Plan::new(&reachability, options);
         let mut pruned = plan.report();
         pruned.references.sort_unstable();
         let leftovers = Leftover::find(&self.layout.tmp());
@@ -201,9 +201,9 @@ impl Store {
         for partial in &partials {
             durable::remove_file(partial)?;
         }
-        // The plan's removals have left more stray blobs than the census saw.
-        let census = Census::take(self)?;
-        for blob in &census.stray_blobs {
+        // The plan's removals have left more stray blobs than the reachability saw.
+        let reachability = Reachability::take(self)?;
+        for blob in &reachability.stray_blobs {
             durable::remove_file(blob)?;
         }
         self.remove_idle_locks()?;
@@ -228,8 +228,8 @@ impl Store {
         let Some(_exclusive) = Lock::try_take(&self.layout.store_lock(), Mode::Exclusive)? else {
             return self.remove_names_only(named);
         };
-        let census = Census::take(self)?;
-        let Some(image) = census.images.get(&named.manifest) else {
+        let reachability = Reachability::take(self)?;
+        let Some(image) = reachability.images.get(&named.manifest) else {
             // A name of an image that is missing.
             return match named.reference {
                 Some(reference) => {
@@ -261,15 +261,15 @@ impl Store {
         for reference in &references {
             self.untag(reference)?;
         }
-        if !last || !census.unreadable_leases.is_empty() {
+        if !last || !reachability.unreadable_leases.is_empty() {
             return Ok(Removed {
                 references,
                 pruned: None,
             });
         }
-        drop(census);
-        let census = Census::take(self)?;
-        let plan = Plan::of_image(&census, &named.manifest);
+        drop(reachability);
+        let reachability = Reachability::take(self)?;
+        let plan = Plan::of_image(&reachability, &named.manifest);
         plan.carry_out(self)?;
         Ok(Removed {
             references,
@@ -281,8 +281,8 @@ impl Store {
     /// removes only names, since a process that has found the image no longer needs them.
     fn remove_names_only(&self, named: super::ImageName) -> Result<Removed> {
         let _shared = self.shared()?;
-        let census = Census::take(self)?;
-        let image = census.images.get(&named.manifest);
+        let reachability = Reachability::take(self)?;
+        let image = reachability.images.get(&named.manifest);
         let references = match (named.reference, image) {
             (Some(reference), _) => vec![reference],
             (None, Some(image)) => image.references.clone(),

@@ -5,10 +5,10 @@ use std::path::Path;
 use serde::Serialize;
 
 use super::Store;
-use super::census::{Census, disk_usage};
 use super::durable;
 use super::error::Result;
 use super::prune::{Plan, PruneOptions};
+use super::reachability::{Reachability, disk_usage};
 use micabox_oci::Digest;
 use micabox_oci::reference::Reference;
 
@@ -60,8 +60,8 @@ impl Store {
     /// [`super::Error::Io`] if the store can't be listed or locked.
     pub fn usage(&self) -> Result<Usage> {
         let _shared = self.shared()?;
-        let census = Census::take(self)?;
-        let images: Vec<_> = census
+        let reachability = Reachability::take(self)?;
+        let images: Vec<_> = reachability
             .images
             .iter()
             .map(|(digest, image)| {
@@ -77,7 +77,7 @@ impl Store {
                 for layer in image
                     .layers()
                     .iter()
-                    .filter_map(|layer| census.layers.get(layer))
+                    .filter_map(|layer| reachability.layers.get(layer))
                 {
                     usage.size += layer.bytes;
                     match layer.images.len() {
@@ -88,7 +88,7 @@ impl Store {
                 usage
             })
             .collect();
-        let shared = census
+        let shared = reachability
             .layers
             .values()
             .filter(|layer| layer.images.len() > 1);
@@ -96,10 +96,10 @@ impl Store {
         let templates_size = contents_usage(&self.layout.templates())?;
         Ok(Usage {
             images,
-            layers: census.layers.len(),
-            layers_size: census.layers.values().map(|layer| layer.bytes).sum(),
+            layers: reachability.layers.len(),
+            layers_size: reachability.layers.values().map(|layer| layer.bytes).sum(),
             shared_size: shared.map(|layer| layer.bytes).sum(),
-            metadata_size: census.images.values().map(|image| image.bytes).sum(),
+            metadata_size: reachability.images.values().map(|image| image.bytes).sum(),
             templates_size,
             temporary_size,
             total_size: disk_usage(&self.layout.layers())?
@@ -108,7 +108,8 @@ impl Store {
                 + disk_usage(&self.layout.refs())?
                 + templates_size
                 + temporary_size,
-            reclaimable_size: Plan::new(&census, &PruneOptions::default()).size() + templates_size,
+            reclaimable_size: Plan::new(&reachability, &PruneOptions::default()).size()
+                + templates_size,
         })
     }
 }

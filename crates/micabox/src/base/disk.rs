@@ -214,7 +214,7 @@ impl RootDisk {
 
     /// Inspects the file again. Fails if it is not the same filesystem, or, for a root that is not
     /// written to, if anything about the file has changed.
-    pub(crate) fn again(&self) -> Result<Self, Error> {
+    pub(crate) fn reopen(&self) -> Result<Self, Error> {
         let now = Self::open(&self.path, self.in_place)?;
         let is_same = if self.in_place {
             now.uuid == self.uuid

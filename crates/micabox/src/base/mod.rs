@@ -70,7 +70,7 @@ impl Base {
 
     fn find(store: &Store, image: &ImageName, disk: Option<&RootDisk>) -> Result<Self, Error> {
         Ok(match disk {
-            Some(disk) => Self::Disk(disk.again()?),
+            Some(disk) => Self::Disk(disk.reopen()?),
             None => {
                 let mut found = store.image_by_digest(&image.parse_digest()?)?;
                 // The reference under which the image was requested.

@@ -41,7 +41,7 @@ pub struct Builder<'a> {
     /// Whether to boot without using or making a template.
     cold: bool,
     /// Whether to reattach the saved machine's first command in place of starting one.
-    adopts: bool,
+    reattaches: bool,
     /// The ID of the sandbox to start again.
     resumed: Option<String>,
     auto_remove: bool,
@@ -96,7 +96,7 @@ impl<'a> Builder<'a> {
             patches: Vec::new(),
             origin: None,
             cold: false,
-            adopts: false,
+            reattaches: false,
             resumed: None,
             auto_remove: true,
             stop_signal: None,
@@ -117,7 +117,7 @@ impl<'a> Builder<'a> {
     ///
     /// # Errors
     /// [`Error::NotKept`] if the sandbox has kept no changes or has no first command on record.
-    pub fn again(store: &'a Store, base: Base, record: &Record) -> Result<Self, Error> {
+    pub fn restart(store: &'a Store, base: Base, record: &Record) -> Result<Self, Error> {
         let spec = record.spec.clone();
         let Some(spec) = spec.filter(|_| record.upper.is_kept()) else {
             return Err(Error::NotKept(record.name.clone()));
@@ -268,8 +268,8 @@ impl<'a> Builder<'a> {
     /// Reattaches the first command of the snapshot's machine as this sandbox's
     /// ([`Sandbox::reattach`](crate::Sandbox::reattach)).
     #[must_use]
-    pub fn adopt(mut self) -> Self {
-        self.adopts = true;
+    pub fn reattach(mut self) -> Self {
+        self.reattaches = true;
         self.command = self.machine().map(|machine| machine.spec.command.clone());
         self
     }

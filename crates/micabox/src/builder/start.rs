@@ -228,7 +228,7 @@ impl Builder<'_> {
                 "runs already: nothing can be patched before its start",
             ));
         }
-        if self.adopts && machine.main.is_none() {
+        if self.reattaches && machine.main.is_none() {
             return Err(Error::NothingRuns(name.clone()));
         }
         memory::check(name, directory, machine)
@@ -300,7 +300,7 @@ impl Builder<'_> {
         let machine = self.machine();
         let directory = self.origin.as_ref().map(|origin| origin.directory.clone());
         let main = machine
-            .filter(|_| self.adopts)
+            .filter(|_| self.reattaches)
             .and_then(|machine| machine.main);
         let record = registration.record().clone();
         let job = Job {

@@ -81,7 +81,7 @@ impl Sandboxes {
         };
         let Head { mut snapshot, runs } = read_head(&mut from).map_err(failed)?;
         // The file contains only a disk.
-        (snapshot.memory, snapshot.passing) = (None, false);
+        (snapshot.memory, snapshot.ephemeral) = (None, false);
         if let Some(disk) = &mut snapshot.root_disk {
             disk.path.clear();
         }

@@ -117,17 +117,17 @@ impl Sandboxes {
     ///
     /// # Errors
     /// [`Error::NotRunning`], [`Error::NotSaved`].
-    pub fn pass_machine(&self, store: &Store, sandbox: &str) -> Result<Passing, Error> {
+    pub fn save_ephemeral(&self, store: &Store, sandbox: &str) -> Result<EphemeralSnapshot, Error> {
         let found = self.running(sandbox)?;
         let number = u64::from_le_bytes(random()?);
         let mut snapshot = of(&found.record, format!("fork-{number:016x}"));
-        snapshot.passing = true;
+        snapshot.ephemeral = true;
         let fill = |snapshot: &mut Snapshot| {
             snapshot.memory = Some(ask(&found, &snapshot.directory)?);
             Ok(())
         };
         let (snapshot, lock) = self.add_snapshot(store, snapshot, fill)?;
-        Ok(Passing {
+        Ok(EphemeralSnapshot {
             snapshot,
             _lock: lock,
         })
@@ -163,20 +163,20 @@ pub(crate) fn check(name: &str, directory: &Path, machine: &SavedMachine) -> Res
 
 /// An ephemeral snapshot, removed when it is dropped.
 #[derive(Debug)]
-pub struct Passing {
+pub struct EphemeralSnapshot {
     snapshot: Snapshot,
     /// A process that finds the snapshot unlocked removes it.
     _lock: Lock,
 }
 
-impl Passing {
+impl EphemeralSnapshot {
     /// Returns the snapshot.
     pub fn snapshot(&self) -> &Snapshot {
         &self.snapshot
     }
 }
 
-impl Drop for Passing {
+impl Drop for EphemeralSnapshot {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.snapshot.directory);
     }

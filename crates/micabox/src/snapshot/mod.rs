@@ -30,7 +30,7 @@ use crate::state::{ImageName, Lock};
 use crate::upper::copy;
 use crate::{Error, Record, RootDisk, Sandboxes, Upper};
 
-pub use memory::{Passing, SavedMachine};
+pub use memory::{EphemeralSnapshot, SavedMachine};
 
 const PREFIX: &str = "snapshot-";
 const DISK: &str = "disk.ext4";
@@ -57,8 +57,12 @@ pub struct Snapshot {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<SavedMachine>,
     /// Whether the snapshot is ephemeral: it exists for as long as its lock is held.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub(crate) passing: bool,
+    #[serde(
+        default,
+        rename = "passing",
+        skip_serializing_if = "std::ops::Not::not"
+    )]
+    pub(crate) ephemeral: bool,
     /// Its directory.
     #[serde(skip)]
     pub(crate) directory: PathBuf,
@@ -73,11 +77,11 @@ impl Snapshot {
 }
 
 impl Sandboxes {
-    /// Copies the disk of a sandbox at one moment; see [`Sandboxes::still_disk`].
+    /// Copies the disk of a sandbox at one moment; see [`Sandboxes::frozen_disk`].
     ///
     /// # Errors
     /// [`Error::SnapshotExists`], [`Error::BadSnapshotName`], and those of
-    /// [`Sandboxes::still_disk`].
+    /// [`Sandboxes::frozen_disk`].
     pub fn create_snapshot(
         &self,
         store: &Store,
@@ -92,7 +96,7 @@ impl Sandboxes {
         let (snapshot, _lock) = self.add_snapshot(store, snapshot, |snapshot| {
             let path = snapshot.directory.join(DISK);
             let disk = copy::create(&path).map_err(failed("making", &path))?;
-            self.copy_still(&record.id, &disk)?;
+            self.copy_frozen(&record.id, &disk)?;
             disk.sync_all().map_err(failed("writing", &path))?;
             notes = settle(&path)?;
             Ok(())
@@ -145,7 +149,7 @@ impl Sandboxes {
                 continue;
             };
             match self.snapshot(name) {
-                Ok(snapshot) if !snapshot.passing => snapshots.push(snapshot),
+                Ok(snapshot) if !snapshot.ephemeral => snapshots.push(snapshot),
                 // Perhaps of another version of mica.
                 Err(_) if entry.path().join(RECORD).exists() => {}
                 _ => remove_abandoned(&entry.path()),
@@ -203,7 +207,7 @@ fn of(record: &Record, name: String) -> Snapshot {
             Upper::Tmpfs | Upper::InPlace => 0,
         },
         memory: None,
-        passing: false,
+        ephemeral: false,
         directory: PathBuf::new(),
     }
 }

@@ -2,13 +2,13 @@
 
 mod changes;
 pub(crate) mod copy;
-mod still;
+mod frozen;
 
 use std::fs::{self, File};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use micabox_ext4::make::{Journal, Options, make};
+use micabox_ext4::mkfs::{Journal, Options, mkfs};
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
@@ -16,8 +16,8 @@ use crate::sandbox::now;
 
 pub(crate) use changes::{ChangesError, read_changes, write_changes};
 pub(crate) use copy::{copy, data_runs};
+pub use frozen::FrozenDisk;
 pub use micabox_overlay::diff::{Change, ChangeKind};
-pub use still::StillDisk;
 
 /// Default size of a disk in bytes. The host allocates space only as it fills.
 pub const DEFAULT_DISK_SIZE: u64 = 8 << 30;
@@ -102,7 +102,7 @@ pub(crate) fn make_disk(path: &Path, size: u64, uuid: [u8; 16]) -> Result<(), Er
         // No blocks are reserved for root: as a rule, every process in the guest runs as root.
         reserved: 0,
     };
-    make(&mut file, size, &options).map_err(|error| failed(error.to_string()))?;
+    mkfs(&mut file, size, &options).map_err(|error| failed(error.to_string()))?;
     // The guest's own flushes cover the file's contents, not its name.
     let directory = path.parent().unwrap_or(path);
     File::open(directory)

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use micabox_ext4::device::ReadOnly;
-use micabox_ext4::make::{Journal, Options, make};
+use micabox_ext4::mkfs::{Journal, Options, mkfs};
 use micabox_image::convert::{Expect, Place, convert_layer_in};
 use micabox_image::{Digest, Limits, Store};
 use micabox_overlay::lower::{Lower, LowerKind};
@@ -101,7 +101,7 @@ fn empty(directory: &Path, name: &str) -> PathBuf {
         journal: Journal::Default,
         reserved: 0,
     };
-    make(&mut file, SIZE, &options).unwrap();
+    mkfs(&mut file, SIZE, &options).unwrap();
     path
 }
 

@@ -19,9 +19,9 @@ use acpi_tables::sdt::Sdt;
 use acpi_tables::xsdt::XSDT;
 use acpi_tables::{Aml, AmlSink};
 
-use super::generation;
 use super::legacy::{Serial, power};
 use super::memory::layout;
+use super::vmgenid;
 
 const OEM: [u8; 6] = *b"MICA  ";
 const TABLE: [u8; 8] = *b"MICABOX ";
@@ -101,7 +101,7 @@ fn madt(cpus: u8) -> impl Aml {
 fn dsdt(interrupts: &[u32]) -> impl Aml {
     let mut devices = Vec::new();
     serial(&mut devices);
-    generation(&mut devices);
+    vmgenid(&mut devices);
     for (interrupt, index) in interrupts.iter().zip(0_u32..) {
         virtio(index, *interrupt, &mut devices);
     }
@@ -133,7 +133,7 @@ fn serial(sink: &mut Vec<u8>) {
 }
 
 /// Adds the device of the machine's generation ID, and the event that announces a change of it.
-fn generation(sink: &mut Vec<u8>) {
+fn vmgenid(sink: &mut Vec<u8>) {
     // Below 4 GiB, as the layout has it.
     let (low, high) = (layout::GENERATION as u32, 0_u8);
     Device::new(
@@ -154,7 +154,7 @@ fn generation(sink: &mut Vec<u8>) {
             &Name::new(Path::new("_UID"), &0_u8),
             &Name::new(
                 Path::new("_CRS"),
-                &ResourceTemplate::new(vec![&edge(generation::INTERRUPT)]),
+                &ResourceTemplate::new(vec![&edge(vmgenid::INTERRUPT)]),
             ),
             // The only event.
             &Method::new(

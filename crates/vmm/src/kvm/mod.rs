@@ -5,7 +5,7 @@
 //! image are one pmem region.
 //!
 //! The machine runs in a process of its own ([`worker`]), which is this program again. The process
-//! gets all that it ever needs as open descriptors ([`handover`]). In it, every virtual processor
+//! gets all that it ever needs as open descriptors ([`worker_spec`]). In it, every virtual processor
 //! has a thread ([`vcpu`]), and one more serves all devices ([`virtio`]) except slow ones, which
 //! have a thread each.
 //!
@@ -16,15 +16,15 @@ mod acpi;
 mod boot;
 mod bus;
 mod ending;
-mod generation;
-mod handover;
 mod legacy;
 mod memory;
 mod saved;
 mod vcpu;
 mod virtio;
+mod vmgenid;
 mod vsock;
 mod worker;
+mod worker_spec;
 
 use std::ops::Range;
 
@@ -36,8 +36,8 @@ use crate::backend::{Acceleration, Backend, FilesPerRegion, Limits, Machine};
 use crate::cpu::Flags;
 use crate::process::{Channels, Launch, Process};
 use crate::{Error, MachineConfig, Sockets, host_kvm};
-use handover::Handover;
 use vsock::{Inside, Outside};
+use worker_spec::WorkerSpec;
 
 pub use worker::{Thread, WORKER};
 
@@ -157,7 +157,7 @@ impl Backend for Kvm {
             Some(Sockets::Nowhere) => (None, Some(Inside::nowhere()?)),
             Some(Sockets::At(path)) => Some(Outside::open(path)?).unzip(),
         };
-        let mut files = Handover::prepare(config, kvm, inside, channels.descriptors())?;
+        let mut files = WorkerSpec::prepare(config, kvm, inside, channels.descriptors())?;
         files.extend(config.lifeline()?);
         let claim = Claim::new().map_err(|source| Error::System {
             what: "finding a user for the machine",

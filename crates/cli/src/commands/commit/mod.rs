@@ -5,7 +5,7 @@ mod change;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use micabox::Base;
-use micabox_image::{Changes, Reference};
+use micabox_image::{ImageEdit, Reference};
 use oci_spec::image::Config;
 
 use super::notes;
@@ -53,7 +53,7 @@ pub fn execute(args: &Args) -> Outcome {
     let references = references.collect::<Result<Vec<_>, _>>()?;
     let record = sandboxes.get(&args.sandbox)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let changes = Changes {
+    let changes = ImageEdit {
         created: Some(rfc3339(now.map_or(0, |since| since.as_secs()))),
         author: args.author.clone(),
         created_by: Some(record.command.clone()),

@@ -5,7 +5,7 @@ use std::io::Read;
 use std::path::PathBuf;
 
 use micabox_ext4::Timestamp;
-use micabox_ext4::make::{self, Journal};
+use micabox_ext4::mkfs::{self, Journal};
 use serde::Serialize;
 
 use super::{about, size};
@@ -70,7 +70,7 @@ pub fn execute(args: &Args) -> Outcome {
         .iter_mut()
         .zip(args.label.bytes())
         .for_each(|(to, from)| *to = from);
-    let options = make::Options {
+    let options = mkfs::Options {
         uuid: match args.uuid {
             Some(uuid) => uuid,
             None => random_uuid()?,
@@ -92,7 +92,7 @@ pub fn execute(args: &Args) -> Outcome {
     let made = file
         .set_len(args.size)
         .map_err(about(path))
-        .and_then(|()| make::make(&mut file, args.size, &options).map_err(about(path)))
+        .and_then(|()| mkfs::mkfs(&mut file, args.size, &options).map_err(about(path)))
         .and_then(|made| file.sync_all().map_err(about(path)).map(|()| made));
     if made.is_err() && !args.force {
         // Made by this command, and incomplete.

@@ -8,12 +8,12 @@ use kvm_ioctls::{VcpuFd, VmFd};
 use super::machine::{Error, kvm, system};
 use crate::kvm::boot;
 use crate::kvm::bus::{Bus, lock};
-use crate::kvm::generation;
-use crate::kvm::handover::{Start, own};
 use crate::kvm::legacy::{Cmos, serial};
 use crate::kvm::memory::GuestMemory;
 use crate::kvm::saved::{self, Saved};
 use crate::kvm::vcpu::registers;
+use crate::kvm::vmgenid;
+use crate::kvm::worker_spec::{Start, own};
 
 /// How a machine begins.
 pub(super) enum Begin {
@@ -118,7 +118,7 @@ impl Begin {
                 let ram = memory.ram();
                 let entry =
                     boot::prepare(ram, ram_size, &mut kernel, &mut initrd, &command_line, acpi)?;
-                generation::renew(memory).map_err(system("numbering the machine"))?;
+                vmgenid::renew(memory).map_err(system("numbering the machine"))?;
                 for (vcpu, index) in vcpus.iter().zip(0..) {
                     let first = (index == 0).then_some(&entry);
                     registers::set_up(vcpu, first)
@@ -164,9 +164,9 @@ fn resume(
             .map_err(|error| refused(&error))?;
     }
     // From here on it is a different machine, which its kernel must notice.
-    generation::renew(memory).map_err(system("numbering the machine"))?;
+    vmgenid::renew(memory).map_err(system("numbering the machine"))?;
     for level in [true, false] {
-        vm.set_irq_line(generation::INTERRUPT, level)
+        vm.set_irq_line(vmgenid::INTERRUPT, level)
             .map_err(kvm("telling the kernel that it is a copy"))?;
     }
     Ok(())

@@ -22,7 +22,6 @@ use crate::AGENT_PORT;
 use crate::kvm::boot;
 use crate::kvm::bus::{Attached, Bus, lock};
 use crate::kvm::ending::Ending;
-use crate::kvm::handover::{Handover, SharedDisk, SharedFile, own};
 use crate::kvm::legacy::{self, Serial};
 use crate::kvm::memory::region::{Mapping, map};
 use crate::kvm::memory::truncation::{self, Mapped};
@@ -37,6 +36,7 @@ use crate::kvm::virtio::net::Net;
 use crate::kvm::virtio::pmem::Pmem;
 use crate::kvm::virtio::rng::Rng;
 use crate::kvm::virtio::vsock::Vsock;
+use crate::kvm::worker_spec::{SharedDisk, SharedFile, WorkerSpec, own};
 use crate::kvm::{INTERRUPTS, acpi, saved};
 
 /// Why a machine can't be built.
@@ -94,9 +94,9 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    pub(super) fn build(handover: Handover, pages: Option<File>) -> Result<Self, Error> {
+    pub(super) fn build(spec: WorkerSpec, pages: Option<File>) -> Result<Self, Error> {
         let take = |descriptor| own(descriptor).map_err(system("taking a descriptor"));
-        let device = take(handover.kvm)?;
+        let device = take(spec.kvm)?;
         // SAFETY: an open /dev/kvm, which has no other owner from here on.
         let kvm_device = unsafe { Kvm::from_raw_fd(device.into_raw_fd()) };
         let supported = kvm_device
@@ -105,26 +105,32 @@ impl Machine {
         let vm = kvm_device.create_vm().map_err(kvm("creating a machine"))?;
         Controllers::create(&vm)?;
 
-        let ram_size = u64::from(handover.memory_mib) << 20;
-        let mut begin = Begin::new(handover.start, ram_size)?;
+        let ram_size = u64::from(spec.memory_mib) << 20;
+        let mut begin = Begin::new(spec.start, ram_size)?;
         let mut memory = begin.memory(ram_size)?;
         let mut watched = watched_ram(&memory)?;
         let limit = cpuid::address_limit(&supported);
-        let regions = map_regions(&mut memory, ram_size, limit, handover.regions, &mut watched)?;
+        let regions = map_regions(
+            &mut memory,
+            ram_size,
+            limit,
+            spec.regions,
+            &mut watched,
+        )?;
         truncation::watch(watched).map_err(system("watching the layers"))?;
         add_slots(&vm, &memory)?;
 
         let mut devices: Vec<Box<dyn Device>> = Vec::new();
-        let agent = UnixStream::from(take(handover.agent)?);
+        let agent = UnixStream::from(take(spec.agent)?);
         let console = Console::new(AGENT_PORT, agent).map_err(system("the agent's channel"))?;
         devices.push(Box::new(console));
         devices.push(Box::new(Rng));
         devices.push(Box::<Balloon>::default());
-        if let Some(link) = handover.network {
+        if let Some(link) = spec.network {
             let socket = take(link.descriptor)?;
             devices.push(Box::new(Net::new(socket, link.address, link.mtu)));
         }
-        if let Some(vsock) = handover.vsock {
+        if let Some(vsock) = spec.vsock {
             let (listener, owner) = (take(vsock.listener)?, take(vsock.owner)?);
             let vsock = Vsock::new(listener, owner).map_err(system("the guest's sockets"))?;
             devices.push(Box::new(vsock));
@@ -132,34 +138,34 @@ impl Machine {
         for region in &regions {
             devices.push(Box::new(Pmem::new(region)));
         }
-        for disk in handover.disks {
+        for disk in spec.disks {
             devices.push(Box::new(open_disk(disk)?));
         }
         let virtio = attach(&vm, &memory, devices)?;
         let bus = Arc::new(Bus {
-            serial: Mutex::new(serial(&vm, take(handover.console)?, begin.serial())?),
+            serial: Mutex::new(serial(&vm, take(spec.console)?, begin.serial())?),
             cmos: Mutex::new(begin.cmos()),
             virtio,
         });
 
-        let features = features(&supported, handover.cpus, handover.is_host)?;
+        let features = features(&supported, spec.cpus, spec.is_host)?;
         let interrupts = INTERRUPTS.take(bus.virtio.len()).collect::<Vec<_>>();
-        let tables = acpi::tables(handover.cpus, &interrupts);
+        let tables = acpi::tables(spec.cpus, &interrupts);
         let vcpus = begin.processors(&vm, &features, &memory, ram_size, &tables, &bus)?;
         let model_registers = kvm_device
             .get_msr_index_list()
             .map_err(kvm("asking KVM for its registers"))?;
         Ok(Self {
             saver: Saver {
-                requests: UnixStream::from(take(handover.control)?),
+                requests: UnixStream::from(take(spec.control)?),
                 pause: Arc::new(Pause::new(vcpus.len(), model_registers.as_slice().to_vec())),
                 processors: Vec::new(),
                 vm,
                 memory,
                 bus: Arc::clone(&bus),
                 pages,
-                memory_mib: handover.memory_mib,
-                is_host: handover.is_host,
+                memory_mib: spec.memory_mib,
+                is_host: spec.is_host,
                 features: features
                     .first()
                     .map_or(Vec::new(), |first| first.as_slice().to_vec()),

@@ -1,7 +1,7 @@
 //! The worker: a machine's own process.
 //!
 //! The program that starts a machine executes itself again as a worker. The worker opens nothing,
-//! and first enters the [`jail`] and installs a seccomp filter. Then it reads the [`Handover`] and
+//! and first enters the [`jail`] and installs a seccomp filter. Then it reads the [`WorkerSpec`] and
 //! a saved machine's state. Before the guest's first instruction every thread gives up the system
 //! calls that it won't make.
 
@@ -18,7 +18,7 @@ use std::os::fd::RawFd;
 use micabox_jail::{self as jail, Kind, enter_with};
 
 use super::ending::Ending;
-use super::handover::Handover;
+use super::worker_spec::WorkerSpec;
 pub(super) use controllers::Controllers;
 pub use filters::Thread;
 use machine::Machine;
@@ -41,11 +41,11 @@ fn work(descriptor: RawFd) -> Ending {
     if let Err(error) = Thread::Builder.restrict() {
         return Ending::Failed(error.to_string());
     }
-    let handover = match Handover::read(descriptor) {
-        Ok(handover) => handover,
+    let worker_spec = match WorkerSpec::read(descriptor) {
+        Ok(worker_spec) => worker_spec,
         Err(error) => return Ending::Failed(format!("reading what to run: {error}")),
     };
-    match Machine::build(handover, pages) {
+    match Machine::build(worker_spec, pages) {
         Ok(machine) => machine.run(),
         Err(error) => error.into(),
     }

@@ -16,7 +16,7 @@ const BUFFER: usize = 256 << 10;
 
 /// Differences of the new image's config from its base's. Fields that are `None` stay unchanged.
 #[derive(Debug, Clone, Default)]
-pub struct Changes {
+pub struct ImageEdit {
     /// When the image was made, in RFC 3339.
     pub created: Option<String>,
     /// Author of the image.
@@ -32,7 +32,7 @@ pub struct Changes {
 /// Why no new image was made. A complete layer stays in the store until it is pruned.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum ExtendError {
+pub enum AppendLayerError {
     /// The source of the archive failed.
     #[error("reading the new layer fails: {0}")]
     Read(#[source] io::Error),
@@ -61,36 +61,36 @@ pub enum ExtendError {
 ///
 /// # Errors
 ///
-/// [`ExtendError`]; the store has no new image.
+/// [`AppendLayerError`]; the store has no new image.
 ///
 /// ```no_run
-/// # use micabox_image::{Changes, Limits, Store, convert::Place, extend};
+/// # use micabox_image::{ImageEdit, Limits, Store, convert::Place, append_layer};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let store = Store::open(&Store::default_root()?)?;
 /// let base = store.image("debian:12")?;
 /// let archive = std::fs::File::open("changes.tar")?;
-/// let changes = Changes {
+/// let changes = ImageEdit {
 ///     created_by: Some("apt-get install nginx".to_owned()),
-///     ..Changes::default()
+///     ..ImageEdit::default()
 /// };
 /// let names = ["mine:latest".parse()?];
-/// extend(&store, &base, archive, &changes, &names, &Limits::default(), Place::Jail)?;
+/// append_layer(&store, &base, archive, &changes, &names, &Limits::default(), Place::Jail)?;
 /// # Ok(())
 /// # }
 /// ```
-pub fn extend(
+pub fn append_layer(
     store: &Store,
     base: &Image,
     archive: impl Read,
-    changes: &Changes,
+    changes: &ImageEdit,
     references: &[Reference],
     limits: &Limits,
     place: Place,
-) -> Result<Image, ExtendError> {
+) -> Result<Image, AppendLayerError> {
     // From here on `prune` removes nothing that we find and make.
     let _shared = store.shared()?;
     let image = base.manifest_digest;
-    let unusable = |source| ExtendError::Base {
+    let unusable = |source| AppendLayerError::Base {
         image,
         source: Box::new(source),
     };
@@ -115,7 +115,7 @@ fn add_layer(
     archive: impl Read,
     limits: &Limits,
     place: Place,
-) -> Result<Descriptor, ExtendError> {
+) -> Result<Descriptor, AppendLayerError> {
     let scratch = store.scratch()?;
     let path = scratch.path("archive");
     let mut out = HashingWriter::new(scratch.create("archive")?);
@@ -127,7 +127,7 @@ fn add_layer(
             Ok(0) => break,
             Ok(count) => count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(ExtendError::Read(error)),
+            Err(error) => return Err(AppendLayerError::Read(error)),
         };
         let bytes = buffer.get(..count).unwrap_or_default();
         out.write_all(bytes).context("write", &path)?;
@@ -144,7 +144,7 @@ fn add_layer(
         diff_id,
     };
     convert_layer_in(place, store, file, &expect, limits)
-        .map_err(|error| ExtendError::Layer(Box::new(error)))?;
+        .map_err(|error| AppendLayerError::Layer(Box::new(error)))?;
     Ok(blob)
 }
 
@@ -165,7 +165,7 @@ const CONFIG_FIELDS: [&str; 9] = [
 fn with_layer(
     base: &[u8],
     layer: &Descriptor,
-    changes: &Changes,
+    changes: &ImageEdit,
 ) -> Result<Vec<u8>, ManifestError> {
     let malformed = |message: String| ManifestError::Malformed {
         document: "config",

@@ -24,14 +24,14 @@ const ATTEMPTS: usize = 3;
 
 /// A disk that no machine writes to, or a copy of a frozen one.
 #[derive(Debug)]
-pub struct StillDisk {
+pub struct FrozenDisk {
     /// The path of the sandbox's disk.
     path: PathBuf,
     /// The copy; a file without a name, so that nothing is left however this process ends.
     copy: Option<File>,
 }
 
-impl StillDisk {
+impl FrozenDisk {
     /// Calls `each` with every difference between the disk and `base`, which must be the sandbox's:
     /// each directory before its contents. Changes passed before an error are correct.
     ///
@@ -96,25 +96,25 @@ impl Sandboxes {
     /// # Errors
     /// [`Error::NotKept`] if the sandbox has no disk, [`Error::InPlace`] if it writes to its root
     /// disk; [`Error::Disk`].
-    pub fn still_disk(&self, name_or_id: &str) -> Result<StillDisk, Error> {
+    pub fn frozen_disk(&self, name_or_id: &str) -> Result<FrozenDisk, Error> {
         let Found { record, path } = self.find(name_or_id)?;
         record.disk_size()?;
         if !record.status.is_live() {
-            return Ok(StillDisk {
+            return Ok(FrozenDisk {
                 path: disk(&path),
                 copy: None,
             });
         }
         let copy = tempfile::tempfile_in(&path).map_err(copying(&disk(&path)))?;
-        self.copy_still(&record.id, &copy)?;
-        Ok(StillDisk {
+        self.copy_frozen(&record.id, &copy)?;
+        Ok(FrozenDisk {
             path: disk(&path),
             copy: Some(copy),
         })
     }
 
-    /// Copies a sandbox's disk as it is now into `to` ([`Sandboxes::still_disk`]).
-    pub(crate) fn copy_still(&self, id: &str, to: &File) -> Result<(), Error> {
+    /// Copies a sandbox's disk as it is now into `to` ([`Sandboxes::frozen_disk`]).
+    pub(crate) fn copy_frozen(&self, id: &str, to: &File) -> Result<(), Error> {
         let original = disk(&self.find(id)?.path);
         let source = File::open(&original).map_err(copying(&original))?;
         for _ in 0..ATTEMPTS {

@@ -48,7 +48,7 @@ pub fn start(
     let base = Base::of(store, &record)?;
     let cancel = Cancel::default();
     let signals = Signals::catch(cancel.clone())?;
-    let mut builder = Builder::again(store, base, &record)?.cancel(cancel);
+    let mut builder = Builder::restart(store, base, &record)?.cancel(cancel);
     if require_limits {
         builder = builder.require_limits(true);
     }

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 
 use micabox_ext4::device::{BlockDevice, DeviceError, Memory};
-use micabox_ext4::make::{Journal, MakeError, Options, Summary, make};
+use micabox_ext4::mkfs::{Journal, MkfsError, Options, Summary, mkfs};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -29,7 +29,7 @@ fn make_file(size: u64, options: &Options) -> (tempfile::NamedTempFile, Summary)
     let named = tempfile::NamedTempFile::new().unwrap();
     let mut file: File = named.reopen().unwrap();
     file.set_len(size).unwrap();
-    let summary = make(&mut file, size, options).unwrap();
+    let summary = mkfs(&mut file, size, options).unwrap();
     (named, summary)
 }
 
@@ -159,7 +159,7 @@ fn sixteen_tebibytes() {
     let path = directory.path().join("image");
     let mut file = File::create_new(&path).unwrap();
     file.set_len(16 * TIB).unwrap();
-    make(&mut file, 16 * TIB, &options()).unwrap();
+    mkfs(&mut file, 16 * TIB, &options()).unwrap();
     // Three copies of the descriptors, and a bitmap for each flex group.
     assert!(file.metadata().unwrap().blocks() * 512 < 64 * MIB);
     e2fsprogs::assert_clean(&path);
@@ -169,7 +169,7 @@ fn sixteen_tebibytes() {
 fn the_same_options_give_the_same_bytes() {
     let bytes = || {
         let mut device = Memory::new(64 << 20);
-        make(&mut device, 64 * MIB, &options()).unwrap();
+        mkfs(&mut device, 64 * MIB, &options()).unwrap();
         device.into_bytes()
     };
     assert!(bytes() == bytes());
@@ -205,7 +205,7 @@ impl BlockDevice for Counting {
 #[test]
 fn eight_gibibytes_are_a_dozen_writes() {
     let mut device = Counting::default();
-    make(&mut device, 8 * GIB, &options()).unwrap();
+    mkfs(&mut device, 8 * GIB, &options()).unwrap();
     assert!(device.writes <= 12, "{} writes", device.writes);
     assert!(device.bytes <= 80 << 10, "{} bytes", device.bytes);
     let (image, _) = make_file(8 * GIB, &options());
@@ -215,16 +215,16 @@ fn eight_gibibytes_are_a_dozen_writes() {
 #[test]
 fn impossible_wishes_are_named() {
     let refused =
-        |size, options: Options| make(&mut Counting::default(), size, &options).unwrap_err();
+        |size, options: Options| mkfs(&mut Counting::default(), size, &options).unwrap_err();
     for size in [0, 4095, 4096, 100 << 10] {
         assert!(
-            matches!(refused(size, options()), MakeError::TooSmall(_)),
+            matches!(refused(size, options()), MkfsError::TooSmall(_)),
             "{size}"
         );
     }
     assert!(matches!(
         refused(u64::MAX, options()),
-        MakeError::TooLarge(_)
+        MkfsError::TooLarge(_)
     ));
     let journal = Journal::Bytes(MIB);
     let wrong = refused(
@@ -234,7 +234,7 @@ fn impossible_wishes_are_named() {
             ..options()
         },
     );
-    assert!(matches!(wrong, MakeError::JournalSize(_)));
+    assert!(matches!(wrong, MkfsError::JournalSize(_)));
     let journal = Journal::Bytes(64 * MIB);
     let wrong = refused(
         32 * MIB,
@@ -243,7 +243,7 @@ fn impossible_wishes_are_named() {
             ..options()
         },
     );
-    assert!(matches!(wrong, MakeError::TooSmall(_)));
+    assert!(matches!(wrong, MkfsError::TooSmall(_)));
     for inodes in [u64::MAX, GIB] {
         let inodes = Some(inodes);
         let wrong = refused(
@@ -253,7 +253,7 @@ fn impossible_wishes_are_named() {
                 ..options()
             },
         );
-        assert!(matches!(wrong, MakeError::TooManyInodes(_)));
+        assert!(matches!(wrong, MkfsError::TooManyInodes(_)));
     }
 }
 

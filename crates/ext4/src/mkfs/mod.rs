@@ -53,7 +53,7 @@ pub enum Journal {
 /// The reason why a filesystem can't be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum MakeError {
+pub enum MkfsError {
     /// There is no room for the tables, the journal or a single file.
     #[error("{0} bytes are too small for a filesystem with these tables and this journal")]
     TooSmall(u64),
@@ -89,12 +89,12 @@ pub struct Summary {
 ///
 /// # Errors
 ///
-/// [`MakeError`]; the device's contents are undefined after one.
-pub fn make(
+/// [`MkfsError`]; the device's contents are undefined after one.
+pub fn mkfs(
     device: &mut dyn BlockDevice,
     size: u64,
     options: &Options,
-) -> Result<Summary, MakeError> {
+) -> Result<Summary, MkfsError> {
     let layout = Layout::new(size, options)?;
     let free_blocks = emit::emit(&layout, options, device)?;
     Ok(Summary {

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 use super::layout::{DESCRIPTOR_SIZE, LOST_FOUND_BLOCKS, Layout};
-use super::{BLOCK_SIZE, BLOCKS_PER_GROUP, INODE_SIZE, MakeError, Options};
+use super::{BLOCK_SIZE, BLOCKS_PER_GROUP, INODE_SIZE, MkfsError, Options};
 use crate::format::checksum::{crc32c, inode_seed};
 use crate::format::directory::{self, FileType};
 use crate::format::extent::{self, Extent, Header, Index};
@@ -36,7 +36,7 @@ pub fn emit(
     layout: &Layout,
     options: &Options,
     device: &mut dyn BlockDevice,
-) -> Result<u64, MakeError> {
+) -> Result<u64, MkfsError> {
     let mut superblock = superblock(layout, options);
     let mut table = Vec::with_capacity(in_memory(layout.descriptor_blocks * BLOCK_SIZE));
     let mut free = 0;
@@ -86,7 +86,7 @@ fn emit_superblock(
     table: &[u8],
     layout: &Layout,
     device: &mut dyn BlockDevice,
-) -> Result<(), MakeError> {
+) -> Result<(), MkfsError> {
     superblock.block_group = saturate16(group);
     let mut bytes = [0; Superblock::SIZE];
     superblock.seal_into(&mut bytes);
@@ -212,7 +212,7 @@ fn emit_bitmaps(
     group: u32,
     descriptor: &mut GroupDescriptor,
     device: &mut dyn BlockDevice,
-) -> Result<(), MakeError> {
+) -> Result<(), MkfsError> {
     if descriptor.flags & BLOCK_UNINIT == 0 {
         let blocks = layout.group(group);
         let mut bitmap = vec![0; BLOCK];
@@ -270,7 +270,7 @@ fn emit_directories(
     layout: &Layout,
     superblock: &Superblock,
     device: &mut dyn BlockDevice,
-) -> Result<(), MakeError> {
+) -> Result<(), MkfsError> {
     let directory = FileType::Directory as u8;
     let end = BLOCK - directory::TAIL_SIZE;
     let seal = |inode: u32, block: &mut [u8]| {
@@ -314,7 +314,7 @@ fn emit_journal(
     layout: &Layout,
     inodes: &Inodes,
     device: &mut dyn BlockDevice,
-) -> Result<Option<RawInode>, MakeError> {
+) -> Result<Option<RawInode>, MkfsError> {
     let Some(first) = layout.journal.first() else {
         return Ok(None);
     };

@@ -1,4 +1,4 @@
-//! The handover to a machine's worker: descriptors and one description of them.
+//! What a machine's worker is given: descriptors and one description of them.
 //!
 //! The parent opens everything, so that the worker opens nothing: a path in the description is only
 //! for messages.
@@ -18,7 +18,7 @@ use crate::{DiskSource, Error, MachineConfig};
 
 /// A machine for a worker to run.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Handover {
+pub(super) struct WorkerSpec {
     pub(super) memory_mib: u32,
     pub(super) cpus: u8,
     /// Whether the guest may run virtual machines.
@@ -84,7 +84,7 @@ pub(super) struct SharedVsock {
 /// a panic, and no search for PCI. The ACPI tables describe the rest.
 const COMMAND_LINE: &str = "console=ttyS0 loglevel=3 panic=-1 pci=off";
 
-impl Handover {
+impl WorkerSpec {
     /// Opens what `config` names. The worker inherits the descriptors under the same numbers; the
     /// first holds the description.
     pub(super) fn prepare(
@@ -139,7 +139,7 @@ impl Handover {
             opened.0.extend([inside.listener, inside.owner]);
             shared
         });
-        let handover = Self {
+        let worker_spec = Self {
             memory_mib: config.memory_mib,
             cpus: config.cpus,
             is_host: config.nested_virtualization,
@@ -153,7 +153,7 @@ impl Handover {
             network,
             vsock,
         };
-        let description = handover.write().map_err(|source| Error::System {
+        let description = worker_spec.write().map_err(|source| Error::System {
             what: "describing the machine to its worker",
             source,
         })?;

@@ -13,7 +13,7 @@ use micabox_image::ArchiveFormat;
 use micabox_image::convert::Place;
 use micabox_image::progress::Silent;
 use micabox_image::store::{FsckOptions, Image};
-use micabox_image::{Changes, Digest, ExtendError, Limits, SaveOptions, extend, save};
+use micabox_image::{AppendLayerError, Digest, ImageEdit, Limits, SaveOptions, append_layer, save};
 use serde_json::Value;
 
 fn base(store: &TestStore) -> Image {
@@ -41,10 +41,10 @@ fn changes() -> Vec<u8> {
         .finish()
 }
 
-fn extended(store: &TestStore, base: &Image, changes_to: &Changes) -> Image {
+fn extended(store: &TestStore, base: &Image, changes_to: &ImageEdit) -> Image {
     let names = ["new:1".parse().unwrap()];
     let limits = Limits::default();
-    extend(
+    append_layer(
         store,
         base,
         &changes()[..],
@@ -78,7 +78,7 @@ fn paths(image: &Image) -> Vec<String> {
 fn an_image_is_its_base_and_one_layer_more() {
     let store = fast_store();
     let base = base(&store);
-    let image = extended(&store, &base, &Changes::default());
+    let image = extended(&store, &base, &ImageEdit::default());
     assert_eq!(image.reference.as_ref().unwrap().familiar(), "new:1");
     assert_eq!(image.layers[..2], base.layers);
     assert_eq!(image.layers[2].diff_id, Digest::of(&changes()));
@@ -98,7 +98,7 @@ fn an_image_is_its_base_and_one_layer_more() {
     assert!(archive_of(&store, &image.layers[2]) == changes());
 
     // More layers can be added on top; the same changes are the same layer.
-    let again = extended(&store, &image, &Changes::default());
+    let again = extended(&store, &image, &ImageEdit::default());
     assert_eq!(again.layers.len(), 4);
     assert_eq!(again.layers[3], again.layers[2]);
 }
@@ -111,7 +111,7 @@ fn the_config_is_the_bases_but_for_what_changed() {
     let text = |text: &str| Some(text.to_owned());
     let mut run = base.config.config().clone().unwrap();
     run.set_cmd(Some(vec!["serve".to_owned()]));
-    let changes = Changes {
+    let changes = ImageEdit {
         created: text("2026-01-02T03:04:05Z"),
         author: text("somebody"),
         created_by: text("mica commit"),
@@ -137,7 +137,7 @@ fn the_config_is_the_bases_but_for_what_changed() {
     assert_eq!(is["history"].as_array().unwrap().len(), 1);
     assert_eq!(is["history"][0]["created_by"], "mica commit");
     assert_eq!(is["history"][0]["comment"], "why");
-    let more = extended(&store, &image, &Changes::default());
+    let more = extended(&store, &image, &ImageEdit::default());
     let is: Value = serde_json::from_slice(&store.config(&more.manifest_digest).unwrap()).unwrap();
     assert_eq!(is["history"].as_array().unwrap().len(), 2);
 }
@@ -145,7 +145,7 @@ fn the_config_is_the_bases_but_for_what_changed() {
 #[test]
 fn it_can_be_saved() {
     let store = fast_store();
-    let image = extended(&store, &base(&store), &Changes::default());
+    let image = extended(&store, &base(&store), &ImageEdit::default());
     let options = SaveOptions {
         format: ArchiveFormat::Oci,
         compression: None,
@@ -160,12 +160,17 @@ fn it_can_be_saved() {
     assert!(bytes.len() > 1000);
 }
 
-fn failure(store: &TestStore, base: &Image, source: impl Read, limits: &Limits) -> ExtendError {
-    extend(
+fn failure(
+    store: &TestStore,
+    base: &Image,
+    source: impl Read,
+    limits: &Limits,
+) -> AppendLayerError {
+    append_layer(
         store,
         base,
         source,
-        &Changes::default(),
+        &ImageEdit::default(),
         &[],
         limits,
         Place::Here,
@@ -181,7 +186,7 @@ fn what_is_no_layer_is_refused_and_leaves_nothing() {
     let escaping = Archive::new().file("../x", "").finish();
     archive_refusal(&escaping);
     let error = failure(&store, &base, &escaping[..], &Limits::default());
-    assert!(matches!(error, ExtendError::Layer(_)), "{error}");
+    assert!(matches!(error, AppendLayerError::Layer(_)), "{error}");
     assert!(
         error.to_string().starts_with("the new layer sha256:"),
         "{error}"
@@ -194,7 +199,7 @@ fn what_is_no_layer_is_refused_and_leaves_nothing() {
         }
     }
     let error = failure(&store, &base, Fails, &Limits::default());
-    assert!(matches!(error, ExtendError::Read(_)), "{error}");
+    assert!(matches!(error, AppendLayerError::Read(_)), "{error}");
 
     let small = Limits {
         layer_size: 1000,

@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use super::{BLOCK_SIZE, BLOCKS_PER_GROUP, INODE_SIZE, MakeError, Options};
+use super::{BLOCK_SIZE, BLOCKS_PER_GROUP, INODE_SIZE, MkfsError, Options};
 use crate::format::extent::ROOT_ENTRIES;
 
 /// Number of groups whose bitmaps and inode tables are adjacent (flex_bg); a power of two.
@@ -66,7 +66,7 @@ pub struct Layout {
 
 impl Layout {
     /// Plans a filesystem of at most `size` bytes.
-    pub fn new(size: u64, options: &Options) -> Result<Self, MakeError> {
+    pub fn new(size: u64, options: &Options) -> Result<Self, MkfsError> {
         let mut layout = geometry(size, options)?;
         let mut cursor = layout.base(0).end;
         for flex in (0..layout.groups).step_by(GROUPS_PER_FLEX as usize) {
@@ -132,7 +132,7 @@ impl Layout {
     }
 
     /// Allocates the next `count` consecutive blocks that do not overlap a superblock copy.
-    fn place(&mut self, cursor: &mut u64, count: u64) -> Result<u64, MakeError> {
+    fn place(&mut self, cursor: &mut u64, count: u64) -> Result<u64, MkfsError> {
         for group in [0, self.backups[0], self.backups[1]] {
             let base = self.base(group);
             // Backups are visited in ascending order, so one comparison with each is enough.
@@ -143,14 +143,14 @@ impl Layout {
         let start = *cursor;
         *cursor += count;
         if *cursor > self.blocks {
-            return Err(MakeError::TooSmall(self.size));
+            return Err(MkfsError::TooSmall(self.size));
         }
         self.taken.push(start..*cursor);
         Ok(start)
     }
 
     /// Places the tables of the groups of a flex group: each kind is consecutive.
-    fn place_tables(&mut self, groups: Range<u32>, cursor: u64) -> Result<u64, MakeError> {
+    fn place_tables(&mut self, groups: Range<u32>, cursor: u64) -> Result<u64, MkfsError> {
         let mut at = cursor;
         let block_bitmaps = self.place_each(&groups, &mut at, 1)?;
         let inode_bitmaps = self.place_each(&groups, &mut at, 1)?;
@@ -171,18 +171,18 @@ impl Layout {
         groups: &Range<u32>,
         at: &mut u64,
         count: u64,
-    ) -> Result<Vec<u64>, MakeError> {
+    ) -> Result<Vec<u64>, MkfsError> {
         groups.clone().map(|_| self.place(at, count)).collect()
     }
 
     /// Places the journal in the first gaps after `lost+found`.
-    fn place_journal(&mut self, count: u64) -> Result<(), MakeError> {
+    fn place_journal(&mut self, count: u64) -> Result<(), MkfsError> {
         let mut gaps = self.gaps(self.lost_found + LOST_FOUND_BLOCKS);
         let mut runs = Vec::new();
         let mut missing = count;
         let mut leaf = None;
         while missing > 0 {
-            let gap = gaps.next().ok_or(MakeError::TooSmall(self.size))?;
+            let gap = gaps.next().ok_or(MkfsError::TooSmall(self.size))?;
             let mut start = gap.start;
             while missing > 0 && start < gap.end {
                 let length = missing.min(gap.end - start).min(EXTENT_BLOCKS_MAX);
@@ -197,7 +197,7 @@ impl Layout {
                     gaps.next().map(|gap| gap.start)
                 };
                 if leaf.is_none() {
-                    return Err(MakeError::TooSmall(self.size));
+                    return Err(MkfsError::TooSmall(self.size));
                 }
             }
         }
@@ -232,15 +232,15 @@ impl Layout {
 }
 
 /// Computes groups, inodes and backups for a size in bytes.
-fn geometry(size: u64, options: &Options) -> Result<Layout, MakeError> {
+fn geometry(size: u64, options: &Options) -> Result<Layout, MkfsError> {
     let mut blocks = size / BLOCK_SIZE;
     loop {
         let groups = u32::try_from(blocks.div_ceil(BLOCKS_PER_GROUP))
             .ok()
             .filter(|&groups| groups <= super::GROUPS_MAX)
-            .ok_or(MakeError::TooLarge(size))?;
+            .ok_or(MkfsError::TooLarge(size))?;
         if groups == 0 {
-            return Err(MakeError::TooSmall(size));
+            return Err(MkfsError::TooSmall(size));
         }
         let descriptor_blocks = (u64::from(groups) * DESCRIPTOR_SIZE).div_ceil(BLOCK_SIZE);
         let inodes_per_group = inodes_per_group(blocks, groups, options)?;
@@ -251,7 +251,7 @@ fn geometry(size: u64, options: &Options) -> Result<Layout, MakeError> {
             groups,
             descriptor_blocks,
             inodes_per_group: u32::try_from(inodes_per_group)
-                .map_err(|_| MakeError::TooLarge(size))?,
+                .map_err(|_| MkfsError::TooLarge(size))?,
             table_blocks,
             backups: match groups {
                 1 => [0, 0],
@@ -278,7 +278,7 @@ fn geometry(size: u64, options: &Options) -> Result<Layout, MakeError> {
             return Ok(layout);
         }
         if groups == 1 {
-            return Err(MakeError::TooSmall(size));
+            return Err(MkfsError::TooSmall(size));
         }
         blocks = last.start;
     }
@@ -286,7 +286,7 @@ fn geometry(size: u64, options: &Options) -> Result<Layout, MakeError> {
 
 /// Returns the number of inodes per group. By default as in mke2fs: the larger the filesystem, the
 /// fewer inodes per byte.
-fn inodes_per_group(blocks: u64, groups: u32, options: &Options) -> Result<u64, MakeError> {
+fn inodes_per_group(blocks: u64, groups: u32, options: &Options) -> Result<u64, MkfsError> {
     const MIB: u64 = 1 << 20;
     let size = blocks * BLOCK_SIZE;
     let ratio = match size / MIB {
@@ -297,20 +297,20 @@ fn inodes_per_group(blocks: u64, groups: u32, options: &Options) -> Result<u64, 
     };
     let wanted = options.inodes.unwrap_or(size / ratio).max(16);
     if wanted > u64::from(u32::MAX) {
-        return Err(MakeError::TooManyInodes(wanted));
+        return Err(MkfsError::TooManyInodes(wanted));
     }
     let per_group = wanted
         .div_ceil(u64::from(groups))
         .next_multiple_of(INODE_STEP);
     // Inode numbers have 32 bits, in either case.
     if per_group > INODES_PER_GROUP_MAX || per_group * u64::from(groups) > u64::from(u32::MAX) {
-        return Err(MakeError::TooManyInodes(wanted));
+        return Err(MkfsError::TooManyInodes(wanted));
     }
     Ok(per_group)
 }
 
 /// Returns the journal's length in blocks: as requested, or as chosen by mke2fs.
-fn journal_blocks(blocks: u64, options: &Options) -> Result<u64, MakeError> {
+fn journal_blocks(blocks: u64, options: &Options) -> Result<u64, MkfsError> {
     match options.journal {
         super::Journal::None => Ok(0),
         super::Journal::Bytes(bytes) => {
@@ -318,7 +318,7 @@ fn journal_blocks(blocks: u64, options: &Options) -> Result<u64, MakeError> {
             if (JOURNAL_BLOCKS_MIN..=JOURNAL_BLOCKS_MAX).contains(&wanted) {
                 Ok(wanted)
             } else {
-                Err(MakeError::JournalSize(bytes))
+                Err(MkfsError::JournalSize(bytes))
             }
         }
         super::Journal::Default => Ok(match blocks {

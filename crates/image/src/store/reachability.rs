@@ -14,7 +14,7 @@ use micabox_oci::Digest;
 use micabox_oci::reference::Reference;
 
 /// All contents of the store. Stays correct only while the store's lock is held.
-pub(super) struct Census {
+pub(super) struct Reachability {
     pub images: BTreeMap<Digest, ImageEntry>,
     pub layers: BTreeMap<Digest, LayerEntry>,
     /// Names without an image in the store, or whose file can't be read.
@@ -81,9 +81,9 @@ pub(super) struct DanglingTag {
     pub tag: Result<(Reference, Digest)>,
 }
 
-impl Census {
+impl Reachability {
     pub fn take(store: &Store) -> Result<Self> {
-        let mut census = Self {
+        let mut reachability = Self {
             images: BTreeMap::new(),
             layers: BTreeMap::new(),
             dangling_tags: Vec::new(),
@@ -92,20 +92,20 @@ impl Census {
             stray_blobs: Vec::new(),
             strangers: Vec::new(),
         };
-        census.find_layers(store)?;
-        census.find_images(store)?;
-        census.find_blobs(store)?;
+        reachability.find_layers(store)?;
+        reachability.find_images(store)?;
+        reachability.find_blobs(store)?;
         for file in store.tag_files()? {
             match file.tag {
-                Ok(tag) => match census.images.get_mut(&tag.manifest) {
+                Ok(tag) => match reachability.images.get_mut(&tag.manifest) {
                     Some(image) => image.references.push(tag.reference),
-                    None => census.dangling_tags.push(DanglingTag {
+                    None => reachability.dangling_tags.push(DanglingTag {
                         path: file.path,
                         tag: Ok((tag.reference, tag.manifest)),
                     }),
                 },
                 Err(error) => {
-                    census.dangling_tags.push(DanglingTag {
+                    reachability.dangling_tags.push(DanglingTag {
                         path: file.path,
                         tag: Err(error),
                     });
@@ -115,14 +115,14 @@ impl Census {
         for lease in store.leases()? {
             match lease.manifest {
                 Ok(None) => {}
-                Ok(Some(manifest)) => match census.images.get_mut(&manifest) {
+                Ok(Some(manifest)) => match reachability.images.get_mut(&manifest) {
                     Some(image) => image.sandboxes.push(lease.sandbox),
-                    None => census.broken_leases.push((lease.sandbox, manifest)),
+                    None => reachability.broken_leases.push((lease.sandbox, manifest)),
                 },
-                Err(error) => census.unreadable_leases.push((lease.sandbox, error)),
+                Err(error) => reachability.unreadable_leases.push((lease.sandbox, error)),
             }
         }
-        Ok(census)
+        Ok(reachability)
     }
 
     fn find_layers(&mut self, store: &Store) -> Result<()> {
