@@ -110,13 +110,7 @@ impl Machine {
         let mut memory = begin.memory(ram_size)?;
         let mut watched = watched_ram(&memory)?;
         let limit = cpuid::address_limit(&supported);
-        let regions = map_regions(
-            &mut memory,
-            ram_size,
-            limit,
-            spec.regions,
-            &mut watched,
-        )?;
+        let regions = map_regions(&mut memory, ram_size, limit, spec.regions, &mut watched)?;
         truncation::watch(watched).map_err(system("watching the layers"))?;
         add_slots(&vm, &memory)?;
 
