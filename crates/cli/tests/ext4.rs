@@ -249,3 +249,36 @@ fn nothing_leaves_the_filesystem() {
     assert_eq!(done(&["cat", &path("image"), "/f"]), "x\n");
     assert_sound(&path("image"));
 }
+
+/// overlayfs's whiteout, a device, is no more than that in a filesystem of its own.
+#[test]
+fn a_device_gives_way_to_a_directory() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    done(&["mkfs", &path("image"), "--size", "20M"]);
+    let mut archive = tar::Builder::new(fs::File::create(path("in.tar")).unwrap());
+    for (kind, name) in [
+        (tar::EntryType::Char, "x"),
+        (tar::EntryType::Directory, "x"),
+        (tar::EntryType::Regular, "x/y"),
+    ] {
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(kind);
+        header.set_mode(0o755);
+        header.set_mtime(1);
+        (header.set_uid(0), header.set_gid(0), header.set_size(0));
+        header.set_device_major(0).unwrap();
+        header.set_device_minor(0).unwrap();
+        archive.append_data(&mut header, name, &[][..]).unwrap();
+    }
+    archive.finish().unwrap();
+    done(&["import", &path("image"), &path("in.tar")]);
+    assert_eq!(done(&["ls", &path("image"), "/x"]), "y\n");
+    let attributes = format!(
+        "PATH=$PATH:/usr/sbin:/sbin debugfs -R 'ea_list /x' {}",
+        path("image")
+    );
+    let said = shell(Path::new("/"), &format!("{attributes} 2>&1"));
+    assert!(!said.contains("opaque"), "{said}");
+    assert_sound(&path("image"));
+}

@@ -412,12 +412,14 @@ impl<D: BlockDevice> Edit<D> {
     /// Makes a directory where none is visible; what a whiteout hid there stays hidden.
     fn new_directory(&mut self, place: &Place, name: &[u8], slot: &Slot) -> Result<Place> {
         self.keep_mtime(place.ino)?;
-        if slot.is_whiteout() {
+        // In a filesystem of its own a 0/0 device is a device.
+        let is_whiteout = self.kind == Kind::Layer && slot.is_whiteout();
+        if is_whiteout {
             self.give_way(place, name, slot)?;
         }
         let upper = &mut self.view.upper;
         let ino = upper.mkdir(place.ino, name, Owner::root(0o755))?;
-        if slot.is_whiteout() {
+        if is_whiteout {
             upper.set_xattr(ino, OPAQUE, words::YES, SetXattr::Any)?;
         }
         if self.kind == Kind::Filesystem {
