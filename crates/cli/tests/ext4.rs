@@ -266,7 +266,9 @@ fn a_device_gives_way_to_a_directory() {
         header.set_entry_type(kind);
         header.set_mode(0o755);
         header.set_mtime(1);
-        (header.set_uid(0), header.set_gid(0), header.set_size(0));
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_size(0);
         header.set_device_major(0).unwrap();
         header.set_device_minor(0).unwrap();
         archive.append_data(&mut header, name, &[][..]).unwrap();

@@ -2,12 +2,16 @@
 
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::fd::OwnedFd;
 
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use rustix::io::Errno;
 
 use super::{Member, Problem};
 use crate::printable;
+
+/// How often a path is tried while files are renamed elsewhere.
+const ATTEMPTS: u32 = 1000;
 
 /// A directory whose files are opened with the kernel's rule that a path stays beneath it
 /// (`RESOLVE_BENEATH`): a symbolic link may lead from one file of it to another, as some tools
@@ -36,7 +40,7 @@ impl Directory {
         // Non-blocking, or a FIFO would make us wait for a writer.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-        let opened = match openat2(&self.root, name, flags, Mode::empty(), beneath) {
+        let opened = match self.open(name, flags, beneath) {
             Ok(opened) => opened,
             Err(Errno::NOENT) if self.is_link(name) => return Err(not_a_file()),
             Err(Errno::NOENT) => return Ok(None),
@@ -59,16 +63,26 @@ impl Directory {
         }))
     }
 
+    /// Opens a path. The kernel gives up on a `..` while a file is renamed anywhere on the machine,
+    /// and says EAGAIN (openat2(2)).
+    fn open(
+        &self,
+        name: &str,
+        flags: OFlags,
+        resolve: ResolveFlags,
+    ) -> rustix::io::Result<OwnedFd> {
+        let mut attempts = ATTEMPTS;
+        loop {
+            match openat2(&self.root, name, flags, Mode::empty(), resolve) {
+                Err(Errno::AGAIN) if attempts > 0 => attempts -= 1,
+                opened => return opened,
+            }
+        }
+    }
+
     /// Returns whether there is a symbolic link with this name, whatever its target.
     fn is_link(&self, name: &str) -> bool {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        openat2(
-            &self.root,
-            name,
-            flags,
-            Mode::empty(),
-            ResolveFlags::BENEATH,
-        )
-        .is_ok()
+        self.open(name, flags, ResolveFlags::BENEATH).is_ok()
     }
 }

@@ -94,7 +94,13 @@ fn content() -> File {
 pub fn open(mount: &Path, path: &[u8], flags: OFlags) -> rustix::io::Result<OwnedFd> {
     let flags = flags | OFlags::PATH | OFlags::CLOEXEC;
     let root = rustix::fs::open(mount, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-    rustix::fs::openat2(root, path, flags, Mode::empty(), ResolveFlags::IN_ROOT)
+    loop {
+        match rustix::fs::openat2(&root, path, flags, Mode::empty(), ResolveFlags::IN_ROOT) {
+            // A file was renamed somewhere on the machine (openat2(2)).
+            Err(rustix::io::Errno::AGAIN) => {}
+            opened => return opened,
+        }
+    }
 }
 
 /// Makes the edit with system calls. Returns whether it succeeded.
