@@ -30,7 +30,6 @@ mod emit;
 mod error;
 pub mod format;
 pub mod merge;
-mod narrow;
 mod output;
 pub mod overlay;
 pub mod reader;

@@ -2,8 +2,8 @@
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
 
-use crate::narrow::in_memory;
 use crate::{BLOCK_SIZE, Error, Result};
+use micabox_file::narrow::in_memory;
 
 /// Large enough that system calls take no noticeable time, small enough for a core's cache.
 const BUFFER_BLOCKS: usize = 64;

@@ -1,6 +1,6 @@
 //! Sources of a reader's bytes.
 
-use crate::narrow::in_memory;
+use micabox_file::narrow::in_memory;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fs::File;

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use crate::narrow::saturate32;
 use micabox_file::Timestamp;
+use micabox_file::narrow::saturate32;
 
 use crate::xattr::Xattr;
 use crate::{Error, Result};

@@ -30,7 +30,6 @@ mod engine;
 mod error;
 pub mod format;
 pub mod mkfs;
-mod narrow;
 mod placement;
 pub mod resize;
 

@@ -15,9 +15,9 @@ use crate::format::group::{
     BLOCK_UNINIT, GroupDescriptor, INODE_UNINIT, INODE_ZEROED, bitmap_checksum,
 };
 use crate::format::superblock::{MAGIC, SUPERBLOCK_OFFSET, Superblock};
-use crate::narrow::{in_memory, saturate16, saturate32};
 use crate::placement::Placement;
 use crate::{BlockDevice, DeviceError};
+use micabox_file::narrow::{in_memory, saturate16, saturate32};
 
 /// Minimum number of blocks beyond its metadata for which a shorter last group is kept.
 const GROUP_REST_MIN: u64 = 50;

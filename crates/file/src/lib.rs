@@ -9,6 +9,7 @@
 extern crate std;
 
 mod kind;
+pub mod narrow;
 mod segment;
 mod time;
 

@@ -5,9 +5,9 @@
 //! sorted by name as raw bytes throughout, `.` and `..` included: `!x` sorts before them.
 
 use crate::format::{self, DIRENT_SIZE, FileType};
-use crate::narrow::{in_memory, saturate16};
 use crate::tree::{InodeId, Tree};
 use crate::{BLOCK_SIZE, Result};
+use micabox_file::narrow::{in_memory, saturate16};
 
 const BLOCK: usize = in_memory(BLOCK_SIZE);
 

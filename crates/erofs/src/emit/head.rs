@@ -6,7 +6,7 @@ use crate::format::{
     self, COMPAT_CHECKSUM, COMPAT_MTIME, DEVICE_SLOT_SIZE, DeviceSlot, INCOMPAT_CHUNKED,
     INCOMPAT_DEVICE_TABLE, SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE, Superblock,
 };
-use crate::narrow::{in_memory, saturate16};
+use micabox_file::narrow::{in_memory, saturate16};
 
 const DEVICE_TABLE: u64 = SUPERBLOCK_OFFSET + SUPERBLOCK_SIZE as u64;
 

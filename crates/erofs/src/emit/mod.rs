@@ -24,10 +24,10 @@ use self::xattrs::SharedXattrs;
 use crate::Timestamp;
 use crate::error::InodeProblem;
 use crate::format::{self, FileType, INODE_SLOT, Layout, RawInode};
-use crate::narrow::{saturate16, saturate32};
 use crate::output::Output;
 use crate::tree::{Chunks, Data, Inode, InodeId, Kind, Tree};
 use crate::{BLOCK_SIZE, Error, Result};
+use micabox_file::narrow::{saturate16, saturate32};
 
 pub(crate) use self::head::{blocks as head_blocks, head};
 

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 
 use crate::error::InodeProblem;
 use crate::format::{self, XATTR_HEADER_SIZE};
-use crate::narrow::{saturate8, saturate16};
 use crate::tree::{Inode, InodeId, Tree};
 use crate::xattr::{self, Xattr};
+use micabox_file::narrow::{saturate8, saturate16};
 
 /// An inode counts its shared attributes with 8 bits.
 const SHARED_MAX: usize = 255;

@@ -1,6 +1,6 @@
 //! The superblock's checksum.
 
-use crate::narrow::low8;
+use micabox_file::narrow::low8;
 
 const CRC32C_TABLE: [u32; 256] = {
     let mut table = [0; 256];

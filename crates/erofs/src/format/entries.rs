@@ -2,7 +2,7 @@
 
 use super::FileType;
 use super::fields::{Fields, Parse};
-use crate::narrow::saturate16;
+use micabox_file::narrow::saturate16;
 
 pub(crate) const DIRENT_SIZE: usize = 12;
 pub(crate) const XATTR_HEADER_SIZE: usize = 12;

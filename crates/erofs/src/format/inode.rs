@@ -1,8 +1,8 @@
 //! The fixed part of inodes.
 
 use super::fields::{Fields, Parse};
-use crate::narrow::{low32, saturate16};
 use micabox_file::Timestamp;
+use micabox_file::narrow::{low32, saturate16};
 
 /// Inodes start at multiples of this; an inode's number is its position in these units.
 pub(crate) const INODE_SLOT: u64 = 32;

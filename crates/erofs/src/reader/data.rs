@@ -5,11 +5,11 @@ use std::ops::Range;
 
 use super::{Inode, Reader};
 use crate::format::{FileType, INODE_SLOT, Layout, SYMLINK_MAX};
-use crate::narrow::{in_memory, saturate8};
 use crate::source::ReadAt;
 use crate::sparse::{CHUNK_BITS_MAX, chunk_size};
 use crate::tree::{Chunks, Data};
 use crate::{BLOCK_SIZE, Error, Result};
+use micabox_file::narrow::{in_memory, saturate8};
 
 /// Chunk entries have 8 bytes and name a device.
 const CHUNK_INDEXES: u32 = 0x20;

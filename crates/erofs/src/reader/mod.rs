@@ -15,10 +15,10 @@ use crate::format::{
     INCOMPAT_DEVICE_TABLE, INODE_SLOT, InodeFormat, Layout, RawInode, SUPERBLOCK_OFFSET,
     SUPERBLOCK_SIZE, Superblock, SuperblockProblem,
 };
-use crate::narrow::in_memory;
 use crate::source::ReadAt;
 use crate::{BLOCK_SIZE, Error, Result};
 use micabox_file::Timestamp;
+use micabox_file::narrow::in_memory;
 
 pub use self::data::Extent;
 pub use self::directory::DirEntry;

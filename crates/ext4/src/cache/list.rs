@@ -1,7 +1,7 @@
 //! Values in slots, linked in order from most to least recently used.
 
-use crate::narrow::saturate32;
 use alloc::vec::Vec;
+use micabox_file::narrow::saturate32;
 
 /// Marks the absence of a slot.
 const NONE: u32 = u32::MAX;

@@ -4,8 +4,8 @@
 //! of the processor's large pages, are requested as such, and are kept for the next buffers. A
 //! cache with a smaller bound gets smaller pieces.
 
-use crate::narrow::saturate32;
 use alloc::vec::Vec;
+use micabox_file::narrow::saturate32;
 
 #[cfg(feature = "std")]
 type Piece = memmap2::MmapMut;

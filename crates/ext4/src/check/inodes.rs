@@ -15,7 +15,7 @@ use crate::format::features::{compat, incompat, ro_compat};
 use crate::format::group::INODE_UNINIT;
 use crate::format::inode::{flags, is_linux};
 use crate::format::superblock::{JOURNAL_INODE, ROOT_INODE};
-use crate::narrow::saturate32;
+use micabox_file::narrow::saturate32;
 
 /// Number of bytes of inode tables read together.
 const CHUNK: usize = 64 << 10;

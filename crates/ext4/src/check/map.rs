@@ -15,7 +15,7 @@ use super::volume::{Volume, word};
 use crate::format::extent::{self, ENTRY_SIZE, Extent, HEADER_SIZE, Header, Index, MAX_DEPTH};
 use crate::format::fields;
 use crate::format::inode::flags;
-use crate::narrow::in_memory;
+use micabox_file::narrow::in_memory;
 
 /// Number of direct pointers in `i_block`.
 const DIRECT: usize = 12;

@@ -11,7 +11,7 @@ use super::volume::{Volume, word};
 use crate::format::features::{compat, incompat, ro_compat};
 use crate::format::inode::flags;
 use crate::format::superblock::{JOURNAL_INODE, ROOT_INODE, Superblock};
-use crate::narrow::in_memory;
+use micabox_file::narrow::in_memory;
 
 /// Number of the inode that lists bad blocks.
 pub(super) const BAD_BLOCKS: u32 = 1;

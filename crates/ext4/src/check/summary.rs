@@ -11,7 +11,7 @@ use super::inode::Kind;
 use super::state::State;
 use crate::format::features::ro_compat;
 use crate::format::group::{BLOCK_UNINIT, GroupDescriptor, INODE_UNINIT, bitmap_checksum};
-use crate::narrow::{in_memory, low16, saturate32};
+use micabox_file::narrow::{in_memory, low16, saturate32};
 
 /// Reports blocks with several owners, and compares all counts.
 pub(super) fn compare(state: &mut State) {

@@ -14,8 +14,8 @@ use crate::format::group::{BLOCK_UNINIT, GroupDescriptor, INODE_UNINIT};
 use crate::format::superblock::{
     CHECKSUM_CRC32C, DYNAMIC_REVISION, MAGIC, SUPERBLOCK_OFFSET, Superblock,
 };
-use crate::narrow::saturate32;
 use crate::placement::Placement;
+use micabox_file::narrow::saturate32;
 
 /// Feature bits that this check knows. Others are rejected, as in e2fsck.
 const COMPAT_KNOWN: u32 = compat::DIR_PREALLOC

@@ -7,7 +7,7 @@ use crate::device::BlockDevice;
 use crate::error::{Errno, Place, Result};
 use crate::format::features::incompat;
 use crate::format::group::{self, BLOCK_UNINIT};
-use crate::narrow::{low16, saturate32};
+use micabox_file::narrow::{low16, saturate32};
 
 /// Minimum length of a run at the goal that is taken although it is shorter than requested.
 const WORTHWHILE: u32 = 8;

@@ -1,8 +1,8 @@
 //! Bitmaps of groups, processed by words.
 
-use crate::narrow::saturate32;
 use alloc::vec;
 use alloc::vec::Vec;
+use micabox_file::narrow::saturate32;
 
 /// A sequence of bits; those past its length count as set.
 #[derive(Debug, Clone)]

@@ -19,7 +19,7 @@ use crate::format::features::incompat;
 use crate::format::fields;
 use crate::format::journal::{self, Commit, Header, RevokeHeader, Tag};
 use crate::format::superblock::{self, Superblock};
-use crate::narrow::{low8, low32, saturate32};
+use micabox_file::narrow::{low8, low32, saturate32};
 
 /// The state of a running transaction besides changed blocks.
 #[derive(Debug, Default)]

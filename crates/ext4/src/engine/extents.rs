@@ -11,7 +11,7 @@ use crate::format::extent::{
     self, ENTRY_SIZE, Extent, HEADER_SIZE, Header, Index, MAX_LENGTH, MAX_UNWRITTEN_LENGTH,
 };
 use crate::format::fields;
-use crate::narrow::{saturate16, saturate32};
+use micabox_file::narrow::{saturate16, saturate32};
 
 /// A node on the path from the root to a leaf.
 #[derive(Debug, Clone, Copy)]

@@ -3,7 +3,7 @@
 use super::{Ext4, Ino};
 use crate::device::BlockDevice;
 use crate::error::{Errno, Result};
-use crate::narrow::{in_memory, saturate32};
+use micabox_file::narrow::{in_memory, saturate32};
 
 /// The operation on a range of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

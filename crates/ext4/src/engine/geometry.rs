@@ -4,8 +4,8 @@ use crate::error::{Error, Place, Result};
 use crate::format::features::{self, Set, compat, incompat, ro_compat};
 use crate::format::superblock::{self, Superblock};
 use crate::format::{directory, extent, hash, inode};
-use crate::narrow::{low32, saturate32};
 use micabox_file::Timestamp;
+use micabox_file::narrow::{low32, saturate32};
 
 /// Sizes and positions that follow from the superblock.
 #[derive(Debug, Clone)]

@@ -14,7 +14,7 @@ use crate::format::directory::{
 use crate::format::fields;
 use crate::format::hash::{self, Version};
 use crate::format::inode::flags;
-use crate::narrow::{saturate8, saturate16};
+use micabox_file::narrow::{saturate8, saturate16};
 
 /// A block of the index on the path to a leaf.
 #[derive(Debug, Clone, Copy)]

@@ -8,7 +8,7 @@ use crate::cache::Kind;
 use crate::device::BlockDevice;
 use crate::error::{Place, Result};
 use crate::format::fields;
-use crate::narrow::{in_memory, saturate32};
+use micabox_file::narrow::{in_memory, saturate32};
 
 const DIRECT: u64 = 12;
 

@@ -11,7 +11,7 @@ use crate::format::checksum;
 use crate::format::extent::Extent;
 use crate::format::group;
 use crate::format::inode::{self, RawInode, flags};
-use crate::narrow::in_memory;
+use micabox_file::narrow::in_memory;
 
 /// An inode in memory.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use crate::error::{Errno, Place, Result};
 use crate::format::extent;
 use crate::format::group::{self, INODE_UNINIT, INODE_ZEROED};
 use crate::format::inode::{self, RawInode, flags};
-use crate::narrow::{low32, saturate16, saturate32};
+use micabox_file::narrow::{low32, saturate16, saturate32};
 
 use super::allocate::same_checksum;
 

@@ -6,7 +6,7 @@ use crate::device::BlockDevice;
 use crate::error::{Place, Result};
 use crate::format::fields;
 use crate::format::journal;
-use crate::narrow::in_memory;
+use micabox_file::narrow::in_memory;
 
 /// The location of a newer copy of a block in the log.
 #[derive(Debug, Clone, Copy)]

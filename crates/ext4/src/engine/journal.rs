@@ -8,7 +8,7 @@ use crate::device::BlockDevice;
 use crate::error::{Error, Place, Result};
 use crate::format::features::incompat;
 use crate::format::journal::{self, Superblock};
-use crate::narrow::saturate32;
+use micabox_file::narrow::saturate32;
 
 /// Blocks of the log that are consecutive on the device.
 #[derive(Debug, Clone, Copy)]

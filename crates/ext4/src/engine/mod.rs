@@ -57,8 +57,8 @@ use crate::cache::{Blocks, Key, Lru, Pages};
 use crate::error::{Error, Place, Result};
 use crate::format::group::GroupDescriptor;
 use crate::format::superblock::Superblock;
-use crate::narrow::saturate32;
 use micabox_file::Timestamp;
+use micabox_file::narrow::saturate32;
 
 /// An inode's number. The root directory is inode 2.
 pub type Ino = u32;

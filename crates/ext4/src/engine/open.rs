@@ -11,7 +11,7 @@ use crate::error::{Errno, Error, Place, Result};
 use crate::format::features::{compat, incompat};
 use crate::format::group::GroupDescriptor;
 use crate::format::superblock::{self, SUPERBLOCK_OFFSET, Superblock};
-use crate::narrow::{in_memory, saturate32};
+use micabox_file::narrow::{in_memory, saturate32};
 
 impl<D: BlockDevice> Ext4<D> {
     /// Opens a filesystem for reading and writing. As when Linux mounts it, a journal that was left

@@ -10,7 +10,7 @@ use crate::cache::ChunkKey;
 use crate::device::BlockDevice;
 use crate::error::{Errno, Place, Result};
 use crate::format::inode::{self, RawInode, flags};
-use crate::narrow::in_memory;
+use micabox_file::narrow::in_memory;
 
 /// Length limit of a symbolic link's target, as in Linux.
 const MAX_SYMLINK: u64 = 4096;

@@ -14,7 +14,7 @@ use crate::format::features::incompat;
 use crate::format::fields;
 use crate::format::journal::{self, Commit, Header, RevokeHeader, Tag};
 use crate::format::superblock::STATE_ERROR;
-use crate::narrow::low16;
+use micabox_file::narrow::low16;
 
 /// Maximum number of blocks written in place with one request.
 const BATCH: usize = 256;

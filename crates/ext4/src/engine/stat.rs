@@ -5,8 +5,8 @@ use crate::FileKind;
 use crate::device::BlockDevice;
 use crate::error::Result;
 use crate::format::inode::{self, flags};
-use crate::narrow::saturate32;
 use micabox_file::Timestamp;
+use micabox_file::narrow::saturate32;
 
 /// An inode's attributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use super::{Ext4, Ino};
 use crate::device::BlockDevice;
 use crate::error::{Errno, Result};
 use crate::format::inode::{self, flags};
-use crate::narrow::in_memory;
+use micabox_file::narrow::in_memory;
 
 impl<D: BlockDevice> Ext4<D> {
     /// Sets the length of a file to `size` bytes: cuts it, or adds a hole.

@@ -5,7 +5,7 @@ use super::{Ext4, Ino};
 use crate::device::BlockDevice;
 use crate::error::{Errno, Result};
 use crate::format::inode::{self, flags};
-use crate::narrow::in_memory;
+use micabox_file::narrow::in_memory;
 
 /// Number of bytes to write before checking whether the caches need room.
 const PIECE: usize = 4 << 20;

@@ -8,7 +8,7 @@ use crate::cache::ChunkKey;
 use crate::device::BlockDevice;
 use crate::error::{Errno, Place, Result};
 use crate::format::extent::{Extent, MAX_LENGTH};
-use crate::narrow::saturate32;
+use micabox_file::narrow::saturate32;
 
 /// Bytes of a chunk that are consecutive on the device.
 struct Piece {

@@ -17,7 +17,7 @@ use crate::format::features::incompat;
 use crate::format::fields;
 use crate::format::inode::{self, flags};
 use crate::format::{acl, xattr};
-use crate::narrow::{saturate8, saturate16, saturate32};
+use micabox_file::narrow::{saturate8, saturate16, saturate32};
 
 /// What to do if an attribute exists or does not exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -14,7 +14,7 @@ use super::fields::{self, record};
 use micabox_file::FileKind;
 
 use super::inode;
-use crate::narrow::{saturate8, saturate16};
+use micabox_file::narrow::{saturate8, saturate16};
 
 /// Size in bytes of an entry before its name.
 pub const ENTRY_HEADER: usize = 8;

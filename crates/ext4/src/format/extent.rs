@@ -6,7 +6,7 @@
 
 use super::checksum::crc32c;
 use super::fields::{self, record};
-use crate::narrow::{low16, low32, saturate16};
+use micabox_file::narrow::{low16, low32, saturate16};
 
 /// `magic` of a node's header.
 pub const MAGIC: u16 = 0xF30A;

@@ -3,7 +3,7 @@
 use super::checksum::{crc16, crc32c};
 use super::fields::{self, record};
 use super::superblock::Superblock;
-use crate::narrow::low16;
+use micabox_file::narrow::low16;
 
 /// `flags`: the inode bitmap and table are not written yet; no inode is in use.
 pub const INODE_UNINIT: u16 = 0x1;

@@ -1,7 +1,7 @@
 //! Hashes of names in indexed directories: `fs/ext4/hash.c`, and
 //! Documentation/filesystems/ext4/directory.rst.
 
-use crate::narrow::saturate32;
+use micabox_file::narrow::saturate32;
 
 /// The hash of an indexed directory: `hash_version` of its root, or the superblock's
 /// `s_def_hash_version`. The `Unsigned` versions are never stored: a superblock flag selects them

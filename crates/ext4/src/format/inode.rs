@@ -4,7 +4,7 @@ use super::checksum::{crc32c, inode_seed};
 use super::fields::{self, record};
 use super::superblock::OS_LINUX;
 use crate::Timestamp;
-use crate::narrow::{low16, low32};
+use micabox_file::narrow::{low16, low32};
 
 /// `i_mode`: the bits of the type.
 pub const S_IFMT: u16 = 0xF000;

@@ -7,7 +7,7 @@
 
 use super::checksum::crc32c;
 use super::fields::{self, record};
-use crate::narrow::{low16, low32};
+use micabox_file::narrow::{low16, low32};
 
 /// `h_magic` of every block of the log except for copies of filesystem blocks. A copy of a block
 /// that starts with it has zeros there and [`TAG_ESCAPED`].

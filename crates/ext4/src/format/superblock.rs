@@ -4,7 +4,7 @@
 use super::checksum::crc32c;
 use super::features::{compat, incompat, ro_compat};
 use super::fields::{self, record};
-use crate::narrow::low32;
+use micabox_file::narrow::low32;
 
 /// Position of the first superblock in bytes.
 pub const SUPERBLOCK_OFFSET: u64 = 1024;

@@ -20,8 +20,8 @@ use crate::format::superblock::{
     CHECKSUM_CRC32C, DYNAMIC_REVISION, FIRST_INODE, FLAG_SIGNED_HASH, JOURNAL_INODE, MAGIC,
     ROOT_INODE, STATE_VALID, SUPERBLOCK_OFFSET, Superblock,
 };
-use crate::narrow::{in_memory, low8, low32, saturate8, saturate16, saturate32};
 use crate::{BlockDevice, Timestamp};
+use micabox_file::narrow::{in_memory, low8, low32, saturate8, saturate16, saturate32};
 
 const BLOCK: usize = in_memory(BLOCK_SIZE);
 /// `lost+found` is the first inode that is not reserved.
