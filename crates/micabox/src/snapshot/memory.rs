@@ -90,7 +90,7 @@ impl Sandboxes {
     /// digest, so that any damage is noticed.
     ///
     /// # Errors
-    /// [`Error::SnapshotExists`], [`Error::BadName`], [`Error::NotRunning`]; [`Error::NotSaved`],
+    /// [`Error::SnapshotExists`], [`Error::BadSnapshotName`], [`Error::NotRunning`]; [`Error::NotSaved`],
     /// for example where there is no KVM.
     pub fn save_machine(
         &self,
