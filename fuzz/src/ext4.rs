@@ -179,12 +179,23 @@ pub fn journal(input: &[u8]) {
     let Ok(mut writer) = Ext4::open(disk, options()) else {
         return;
     };
-    if let Some(names) = in_memory {
+    // Opening deletes orphans, which changes anything where structures overlap.
+    if let Some(names) = in_memory.filter(|_| !has_orphans(writer.device())) {
         let on_disk = list(writer.read_dir(ROOT));
         assert_eq!(names, on_disk, "replayed in memory and on disk");
     }
     let _ = new_file(&mut writer);
     let _ = writer.close();
+}
+
+/// Whether a filesystem without checksums has a list or a file of orphans.
+fn has_orphans(disk: &Disk<'_>) -> bool {
+    let mut raw = [0; Superblock::SIZE];
+    if disk.read_at(SUPERBLOCK_OFFSET, &mut raw).is_err() {
+        return true;
+    }
+    let superblock = Superblock::decode(&raw);
+    superblock.last_orphan != 0 || superblock.has_ro_compat(ro_compat::ORPHAN_PRESENT)
 }
 
 /// The sound structures as seeds, for each operation.

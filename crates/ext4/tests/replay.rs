@@ -64,3 +64,47 @@ fn a_clean_filesystem_is_not_written_to() {
     drop(image.open().close().unwrap());
     assert!(std::fs::read(image.path()).unwrap() == before);
 }
+
+/// A log whose replay would change the log itself is damaged: in place and in memory it would
+/// give different filesystems.
+#[test]
+fn a_log_that_contains_a_block_of_itself_is_not_replayed() {
+    let image = Image::mke2fs(24 << 20, &["-t", "ext4"]);
+    let copy = image.path().with_extension("block");
+    std::fs::write(&copy, vec![7; 4096]).unwrap();
+    let block = debugfs(&image.path(), "bmap <8> 40");
+    let number = |line: &str| line.trim().parse::<u64>().ok();
+    let block = block.lines().find_map(number).unwrap();
+    let requests = format!("jo -c\njw -b {block} {}\njc\n", copy.display());
+    let script = image.path().with_extension("script");
+    std::fs::write(&script, requests).unwrap();
+    run(tool("debugfs")
+        .args(["-w", "-f"])
+        .args([script, image.path()]));
+
+    let before = std::fs::read(image.path()).unwrap();
+    let refused = Ext4::open(image.device(), Options::default()).unwrap_err();
+    assert!(
+        refused.to_string().contains("a block of the log"),
+        "{refused}"
+    );
+    assert!(Ext4::open_read_only(image.device(), Options::default()).is_err());
+    assert!(std::fs::read(image.path()).unwrap() == before);
+}
+
+/// Neither Linux nor e2fsck takes a reserved inode from the list of orphans.
+#[test]
+fn a_reserved_inode_is_no_orphan() {
+    for field in ["last_orphan 2", "last_orphan 8", "first_ino 2"] {
+        let image = Image::mke2fs(24 << 20, &["-t", "ext4"]);
+        let script = image.path().with_extension("script");
+        std::fs::write(&script, format!("ssv {field}\n")).unwrap();
+        run(tool("debugfs")
+            .args(["-w", "-f"])
+            .args([script, image.path()]));
+        let before = std::fs::read(image.path()).unwrap();
+        let refused = Ext4::open(image.device(), Options::default());
+        assert!(refused.is_err(), "{field}");
+        assert!(std::fs::read(image.path()).unwrap() == before);
+    }
+}

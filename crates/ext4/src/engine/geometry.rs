@@ -116,6 +116,10 @@ impl Geometry {
         if inode_size < 128 || inode_size > block_size || !inode_size.is_power_of_two() {
             return Err(corrupt("an impossible inode size"));
         }
+        // As Linux: the inodes below are the root's and the filesystem's own.
+        if superblock.first_file_inode() < superblock::FIRST_INODE {
+            return Err(corrupt("an impossible first inode"));
+        }
         let inodes_per_group = superblock.inodes_per_group;
         if inodes_per_group == 0 || u64::from(inodes_per_group) > bitmap_bits {
             return Err(corrupt("an impossible number of inodes in a group"));

@@ -18,14 +18,31 @@ struct Run {
     count: u32,
 }
 
-/// Whether runs overlap.
-fn shares_blocks(runs: &[Run]) -> bool {
-    let mut places: Vec<(u64, u32)> = runs.iter().map(|run| (run.physical, run.count)).collect();
-    places.sort_unstable();
-    places
-        .iter()
-        .zip(places.iter().skip(1))
-        .any(|(one, other)| one.0 + u64::from(one.1) > other.0)
+/// The blocks of the filesystem that the log consists of.
+pub(crate) struct Places(Vec<(u64, u32)>);
+
+impl Places {
+    fn of(runs: &[Run]) -> Self {
+        let mut places: Vec<_> = runs.iter().map(|run| (run.physical, run.count)).collect();
+        places.sort_unstable();
+        Self(places)
+    }
+
+    fn overlap(&self) -> bool {
+        let pairs = self.0.iter().zip(self.0.iter().skip(1));
+        pairs
+            .into_iter()
+            .any(|(one, other)| one.0 + u64::from(one.1) > other.0)
+    }
+
+    /// Whether the block is the log's.
+    pub(crate) fn contain(&self, block: u64) -> bool {
+        let behind = self.0.partition_point(|place| place.0 <= block);
+        behind
+            .checked_sub(1)
+            .and_then(|index| self.0.get(index))
+            .is_some_and(|place| block - place.0 < u64::from(place.1))
+    }
 }
 
 /// The log of an open filesystem.
@@ -72,7 +89,7 @@ impl Journal {
             });
             first += count;
         }
-        if shares_blocks(&runs) {
+        if Places::of(&runs).overlap() {
             return Err(Self::corrupt("the log has a block twice"));
         }
         let mut journal = Self {
@@ -134,6 +151,11 @@ impl Journal {
                 (within < run.count).then(|| (run.physical + u64::from(within), run.count - within))
             })
             .ok_or(Self::corrupt("a block past the log's end"))
+    }
+
+    /// Returns the blocks of the filesystem that the log consists of.
+    pub(crate) fn places(&self) -> Places {
+        Places::of(&self.runs)
     }
 
     /// Returns the block of the ring after `block`.

@@ -93,6 +93,9 @@ impl<D: BlockDevice> Ext4<D> {
             filesystem.blocks.clear();
             filesystem.inodes.clear();
             filesystem.reload_superblock()?;
+            if access == Access::Write {
+                Geometry::writable(&filesystem.superblock)?;
+            }
             filesystem.geometry = Geometry::new(&filesystem.superblock, device_size)?;
             filesystem.load_groups(true)?;
         }

@@ -65,6 +65,7 @@ impl<D: BlockDevice> Ext4<D> {
         let mut chain: Vec<Ino> = Vec::new();
         let mut next = self.superblock.last_orphan;
         while next != 0 {
+            self.check_orphan(next)?;
             // An inode that is known as an orphan may be loaded without names.
             if !self.orphans.push_oldest(next) {
                 return Err(Place::Inode(next).corrupt("the list of orphans goes in circles"));
@@ -77,6 +78,15 @@ impl<D: BlockDevice> Ext4<D> {
             self.begin()?;
         }
         self.clean_up_orphan_file()
+    }
+
+    /// Rejects orphans that Linux rejects as well: the root's inode and the filesystem's own are
+    /// never deleted or truncated.
+    fn check_orphan(&self, ino: Ino) -> Result<()> {
+        if (self.geometry.first_inode..=self.geometry.inodes_count).contains(&ino) {
+            return Ok(());
+        }
+        Err(Place::Inode(ino).corrupt("a reserved inode is in the list of orphans"))
     }
 
     fn clean_up(&mut self, ino: Ino) -> Result<()> {
@@ -127,6 +137,7 @@ impl<D: BlockDevice> Ext4<D> {
                 .map(|slot| fields::get::<u32>(slot, 0))
                 .filter(|&ino| ino != 0)
             {
+                self.check_orphan(ino)?;
                 if !self.orphans.contains(ino) {
                     self.orphans.push(ino);
                     self.clean_up(ino)?;

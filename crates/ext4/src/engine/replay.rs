@@ -48,6 +48,7 @@ impl<D: BlockDevice> Ext4<D> {
         self.take_error_of(&journal, write)?;
         let scan = Scan::run(&journal, &self.io)?;
         self.refuse_fast_commits(&journal, scan.end)?;
+        let log = journal.places();
         for Logged {
             block,
             copy,
@@ -59,6 +60,10 @@ impl<D: BlockDevice> Ext4<D> {
                 .get(&block)
                 .is_some_and(|&by| !is_after(sequence, by));
             if !revoked {
+                // Written in place, it would change what is still to be replayed.
+                if log.contain(block) {
+                    return Err(Place::Journal.corrupt("a block of the log is logged"));
+                }
                 self.io.overlay.insert(block, copy);
             }
         }
