@@ -167,6 +167,7 @@ fn own(job: Job, locks: Vec<OwnedFd>, creator: UnixStream) -> io::Result<()> {
     let mut registrar = Registrar::new(registration, job.auto_remove, job.is_restart, claim);
     match job.launch(&mut registrar) {
         Ok((machine, connection, start, timeout)) => {
+            let holds_nothing = job.holds_nothing();
             let saves = job
                 .saves
                 .map(|spec| serde_json::to_value(spec).unwrap_or_default());
@@ -175,6 +176,7 @@ fn own(job: Job, locks: Vec<OwnedFd>, creator: UnixStream) -> io::Result<()> {
                 start,
                 timeout,
                 network: connection.map(|connection| Box::new(connection.network) as _),
+                holds_nothing,
                 disk: job.disk,
                 stop_signal: job.stop_signal,
                 saves,
@@ -191,7 +193,7 @@ fn own(job: Job, locks: Vec<OwnedFd>, creator: UnixStream) -> io::Result<()> {
                     code: None,
                     failure: Some(&failure),
                     is_abandoned: false,
-                    machine_is_gone: true,
+                    disk_is_in_use: false,
                 },
             );
             drop(registrar);
@@ -241,6 +243,15 @@ impl Job {
             Acceleration::Emulated { .. } => EMULATED_BOOT_TIMEOUT,
         });
         Ok((machine, connection, start, timeout))
+    }
+
+    /// Returns whether the machine holds nothing that another sandbox may ask for.
+    fn holds_nothing(&self) -> bool {
+        let publishes = match &self.network {
+            Network::None => false,
+            Network::User(user) => !user.publish.is_empty(),
+        };
+        self.disk.is_none() && !self.has_claim && self.vsock.is_none() && !publishes
     }
 
     fn machine(

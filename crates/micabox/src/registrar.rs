@@ -110,8 +110,7 @@ impl micabox_owner::Registrar for Registrar {
 
     fn ended(&mut self, outcome: &Outcome<'_>) {
         let failure = outcome.failure;
-        if !outcome.machine_is_gone {
-            // The machine still uses the disk.
+        if outcome.disk_is_in_use {
             self.registration.outlive_us();
         }
         let killed = 128 + libc::SIGKILL;

@@ -45,7 +45,8 @@ pub struct Sandbox {
     planned: Duration,
     plan: Plan,
     stop_signal: i32,
-    is_detached: bool,
+    /// Whether the owner is left to itself when this is dropped.
+    is_left: bool,
     /// The measurements of a command that has ended.
     info: Mutex<Option<Info>>,
 }
@@ -117,7 +118,7 @@ impl Sandbox {
             planned: created.planned,
             plan: created.plan,
             stop_signal: created.stop_signal,
-            is_detached: false,
+            is_left: false,
             info: Mutex::new(None),
         })
     }
@@ -275,7 +276,7 @@ impl Sandbox {
         drop(creator);
         match reply {
             Ok(Some(Reply::Detached)) => {
-                self.is_detached = true;
+                self.is_left = true;
                 reap(process);
                 Ok(())
             }
@@ -305,6 +306,12 @@ impl Sandbox {
     pub fn kill(&self) {
         // Without an owner there is no machine either.
         let _ = self.connect(&Request::Kill);
+    }
+
+    /// Leaves a sandbox that has ended ([`Event::Ended`]) to its owner, which waits until the kernel
+    /// has taken the machine apart. The same as dropping it for one that has not ended.
+    pub fn leave(mut self) {
+        self.is_left = lock(&self.creator).ended.is_some();
     }
 
     /// Waits until the sandbox is over. None if `deadline` passes first.
@@ -392,7 +399,7 @@ impl AsFd for Sandbox {
 
 impl Drop for Sandbox {
     fn drop(&mut self) {
-        if self.is_detached {
+        if self.is_left {
             return;
         }
         let mut creator = lock(&self.creator);

@@ -4,10 +4,12 @@ mod support;
 
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use micabox_owner::protocol::frame::Pipe;
 use micabox_owner::protocol::{Exec, Frame, Kind, Place, Reply, Request, Stream};
+use micabox_vmm::Exit;
 use micabox_wire::{ExitStatus, MAX_DATA, OutputStream, ToGuest, ToHost};
 use support::{Fixture, framed, output, read_all, reply, start};
 
@@ -208,6 +210,33 @@ fn a_sandbox_ends_with_the_command_that_has_its_lifetime() {
     owner.join().unwrap().unwrap();
     let record = record.lock().unwrap().clone();
     assert_eq!(record, ["running", "ended Some(5) None false"]);
+}
+
+/// Processes that look at the sandbox afterwards see its end, and its creator may be gone.
+#[test]
+fn a_sandbox_that_holds_nothing_is_over_before_its_machine_is() {
+    let mut fixture = Fixture::booted();
+    fixture.guest.machine.lingers.store(true, Ordering::Release);
+    let mut client = fixture.connect();
+    let exec = Exec {
+        lifetime: true,
+        ..framed()
+    };
+    let id = start(&mut client, &mut fixture.guest, exec, 0);
+    end(&mut fixture, id, 5);
+    assert_eq!(reply(&mut client, 1), exited(5));
+    let ended = Reply::Ended {
+        code: Some(5),
+        failure: None,
+    };
+    assert_eq!(fixture.told(), ended);
+    assert!(!fixture.guest.machine.is_gone() && !fixture.owner.is_finished());
+    let recorded = ["running", "ended Some(5) None false"];
+    assert_eq!(*fixture.record.lock().unwrap(), recorded);
+    assert!(!fixture.directory.path().join("control").exists());
+    fixture.creator.hang_up();
+    fixture.guest.machine.end(Exit::PoweredOff);
+    assert_eq!(fixture.record_at_end(), recorded);
 }
 
 #[test]

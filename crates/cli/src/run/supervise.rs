@@ -117,6 +117,7 @@ pub fn supervise(
         is_warned: false,
     };
     let ended = watch.until_the_end(&signals)?;
+    sandbox.leave();
     match (ended.error(), ended.code) {
         (Some(error), _) => Err(error.into()),
         (None, code) => Ok(code.unwrap_or(exit_code_of(SIGKILL))),

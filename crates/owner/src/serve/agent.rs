@@ -144,7 +144,8 @@ impl Owner {
         let bound = Listener::bind(&self.directory);
         let ready = bound.and_then(|listener| {
             self.listener = Some(listener);
-            self.registrar.running()
+            let registrar = self.registrar.as_mut();
+            registrar.map_or(Ok(()), |registrar| registrar.running())
         });
         if let Err(error) = ready {
             let message = format!("listening for requests: {error}");
@@ -219,7 +220,9 @@ impl Owner {
                 Ok(0)
             }
             Sink::Log => {
-                self.registrar.log(said(stream), data);
+                if let Some(registrar) = &mut self.registrar {
+                    registrar.log(said(stream), data);
+                }
                 Ok(data.len())
             }
             Sink::Held | Sink::Discard | Sink::Broken | Sink::Descriptor(_) => output.write(data),

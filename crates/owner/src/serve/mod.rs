@@ -63,6 +63,10 @@ pub struct Launch {
     pub network: Option<Box<dyn Any + Send>>,
     /// The file of the disk that the guest must flush before it ends, if there is one.
     pub disk: Option<PathBuf>,
+    /// Whether the machine holds nothing that another sandbox may ask for: no disk, no port of the
+    /// host, no socket's path. The sandbox is then over when the command with its lifetime has
+    /// ended, and its machine is cleaned up afterwards.
+    pub holds_nothing: bool,
     /// The signal that asks the first command to end.
     pub stop_signal: i32,
     /// The description for clients that save the machine, or why it can't be saved.
@@ -119,8 +123,8 @@ pub struct Outcome<'a> {
     pub failure: Option<&'a Failure>,
     /// Whether it ended because its creator died.
     pub is_abandoned: bool,
-    /// Whether the machine is gone. If not, it still uses the sandbox's disk.
-    pub machine_is_gone: bool,
+    /// Whether a machine that could not be killed still uses the sandbox's disk.
+    pub disk_is_in_use: bool,
 }
 
 /// Events from threads to the event loop.
@@ -163,7 +167,8 @@ struct Owner {
     listener: Option<Listener>,
     machine: Arc<dyn Machine>,
     network: Option<Box<dyn Any + Send>>,
-    registrar: Box<dyn Registrar>,
+    /// None once the sandbox's end is recorded.
+    registrar: Option<Box<dyn Registrar>>,
     clients: BTreeMap<ClientId, Client>,
 
     link: Link,
@@ -197,6 +202,7 @@ struct Owner {
     signals: UnixStream,
 
     disk: Option<PathBuf>,
+    holds_nothing: bool,
     stop_signal: i32,
     saves: Result<serde_json::Value, String>,
     directory: PathBuf,
@@ -256,7 +262,7 @@ impl Owner {
             clients: BTreeMap::from([(0, Client::new(launch.creator)?)]),
             machine: launch.machine,
             network: launch.network,
-            registrar: launch.registrar,
+            registrar: Some(launch.registrar),
             link,
             is_linked: true,
             begun: now,
@@ -285,6 +291,7 @@ impl Owner {
             inbox,
             signals: catch_signals()?,
             disk: launch.disk,
+            holds_nothing: launch.holds_nothing,
             stop_signal: launch.stop_signal,
             saves: launch.saves,
             directory: launch.directory,

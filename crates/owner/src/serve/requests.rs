@@ -73,12 +73,29 @@ impl Owner {
             }
             self.release(command, !detach);
         }
-        if id == self.creator && !self.is_detached {
+        let is_recorded = self.registrar.is_none();
+        if id == self.creator && !self.is_detached && !is_recorded {
             // Like a power cut.
             self.end.is_abandoned = !self.end.is_killed;
             self.end.is_killed = true;
             self.machine.kill();
         }
+    }
+
+    /// Lets the sandbox continue without its creator.
+    fn detach(&mut self, client: ClientId, number: u32) -> Result<(), Failure> {
+        if client != self.creator {
+            let message = "only the creator can detach";
+            return Err(Failure::new(Kind::Invalid, message));
+        }
+        let ending = || Failure::new(Kind::Ending, "the sandbox is about to end");
+        let registrar = self.registrar.as_mut().ok_or_else(ending)?;
+        registrar
+            .detached()
+            .map_err(|error| Failure::new(Kind::Invalid, error.to_string()))?;
+        self.is_detached = true;
+        self.tell(client, number, &Reply::Detached);
+        Ok(())
     }
 
     fn request(&mut self, client: ClientId, number: u32, request: Request) {
@@ -97,15 +114,7 @@ impl Owner {
             Request::Release => self.on_command(client, number, |owner, id| {
                 owner.release(id, true);
             }),
-            Request::Detach if client == self.creator => self
-                .registrar
-                .detached()
-                .map(|()| {
-                    self.is_detached = true;
-                    self.tell(client, number, &Reply::Detached);
-                })
-                .map_err(|error| Failure::new(Kind::Invalid, error.to_string())),
-            Request::Detach => Err(Failure::new(Kind::Invalid, "only the creator can detach")),
+            Request::Detach => self.detach(client, number),
             Request::Stop { grace } => {
                 self.end.waiting.push((client, number));
                 self.begin_end(Some(Duration::from_millis(grace)));

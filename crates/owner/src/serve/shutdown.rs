@@ -43,8 +43,16 @@ impl Owner {
     /// Ends the sandbox after the command with its lifetime has ended, or could not start. The
     /// guest shuts down if the sandbox has a disk, or a network that may not have sent everything
     /// yet; otherwise there is nothing to lose, and the machine is killed.
+    ///
+    /// A sandbox that holds nothing is over for its creator and for other processes at once: the
+    /// kernel needs time to take a machine apart.
     pub(super) fn finish(&mut self) {
         self.give_up_freezes();
+        if self.holds_nothing {
+            drop(self.listener.take());
+            let failure = self.end.failure.clone();
+            self.record(failure, false);
+        }
         if self.end.is_killed || (self.disk.is_none() && self.network.is_none()) {
             self.die();
         } else {
@@ -231,13 +239,7 @@ impl Owner {
             // Lost files matter more than how the command ended.
             result.as_ref().err().map(|lost| lost.clone().into())
         });
-        let ended = Outcome {
-            code: self.end.code,
-            failure: failure.as_ref(),
-            is_abandoned: self.end.is_abandoned,
-            machine_is_gone: is_gone,
-        };
-        self.registrar.ended(&ended);
+        self.record(failure, !is_gone);
         let stopped = match &result {
             Ok(killed) => Reply::Stopped {
                 killed: killed.clone(),
@@ -247,7 +249,21 @@ impl Owner {
         for (client, number) in std::mem::take(&mut self.end.waiting) {
             self.tell(client, number, &stopped);
         }
+    }
+
+    /// Records the sandbox's end and notifies the creator, once.
+    fn record(&mut self, failure: Option<Failure>, disk_is_in_use: bool) {
+        let Some(mut registrar) = self.registrar.take() else {
+            return;
+        };
         let code = self.end.code;
+        registrar.ended(&Outcome {
+            code,
+            failure: failure.as_ref(),
+            is_abandoned: self.end.is_abandoned,
+            disk_is_in_use,
+        });
+        drop(registrar);
         self.tell(self.creator, 0, &Reply::Ended { code, failure });
     }
 

@@ -4,6 +4,7 @@
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -25,6 +26,8 @@ pub struct FakeMachine {
     agent: UnixStream,
     exit: Mutex<Option<Exit>>,
     changed: Condvar,
+    /// Whether a kill takes effect only with [`FakeMachine::end`].
+    pub lingers: AtomicBool,
     /// How often the machine was frozen.
     pub frozen: Mutex<u32>,
 }
@@ -74,6 +77,9 @@ impl Machine for FakeMachine {
     }
 
     fn kill(&self) {
+        if self.lingers.load(Ordering::Acquire) {
+            return;
+        }
         self.exit.lock().unwrap().get_or_insert(Exit::Killed {
             signal: 9,
             by_us: true,
@@ -207,6 +213,7 @@ impl Fixture {
             agent: ours,
             exit: Mutex::new(None),
             changed: Condvar::new(),
+            lingers: AtomicBool::new(false),
             frozen: Mutex::new(0),
         });
         let (creator, owners) = UnixStream::pair().unwrap();
@@ -222,6 +229,7 @@ impl Fixture {
             timeout,
             network: None,
             disk,
+            holds_nothing: !keeps,
             stop_signal: 15,
             saves: Ok(serde_json::json!({ "a": 1 })),
             directory: directory.path().to_owned(),
