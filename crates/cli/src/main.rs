@@ -77,11 +77,35 @@ fn raise_descriptor_limit() {
     }
 }
 
+/// The command line of `mica run` alone. To define all commands takes longer than everything else
+/// that `mica run` does itself.
+#[derive(Debug, Parser)]
+#[command(name = "mica", max_term_width = 100, disable_help_subcommand = true)]
+struct RunOnly {
+    #[command(subcommand)]
+    command: RunCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum RunCommand {
+    Run(Box<run::Args>),
+}
+
+fn parse() -> Result<Cli, clap::Error> {
+    if std::env::args_os().nth(1).is_none_or(|word| word != "run") {
+        return Cli::try_parse();
+    }
+    let RunCommand::Run(args) = RunOnly::try_parse()?.command;
+    Ok(Cli {
+        command: Command::Run(args),
+    })
+}
+
 fn main() -> ExitCode {
     // Owners, machines and parsers are processes of this program, without mica's command line.
     micabox::run_if_worker();
     raise_descriptor_limit();
-    let cli = match Cli::try_parse() {
+    let cli = match parse() {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };

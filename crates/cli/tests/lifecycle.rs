@@ -3,6 +3,7 @@
 mod support;
 
 use std::fs;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use support::{Home, Running, wait, wait_until};
@@ -123,6 +124,29 @@ fn a_killed_owner_leaves_no_machine_and_a_record_until_removed() {
     );
     home.output(&["rm", "orphan"]).ok();
     home.assert_nothing_left();
+}
+
+/// Its machine may still be taken apart then: by the owner, or by the kernel when that is killed.
+#[test]
+#[ignore = "needs a built guest"]
+fn a_sandbox_in_memory_is_over_for_all_commands_when_run_returns() {
+    let home = Home::new();
+    for flags in [&["--rm", "--name", "again"][..], &["--name", "again"]] {
+        let running = ready(&home, flags, &format!("trap 'exit 6' TERM; {WAITS}"));
+        let owner = home.owner().to_string();
+        running.signal(TERM);
+        assert_eq!(running.wait(), 6);
+        Command::new("kill").args(["-9", &owner]).output().unwrap();
+        if flags[0] == "--rm" {
+            assert_eq!(home.output(&["ps", "-a", "-q"]).ok(), "");
+        } else {
+            let list = home.output(&["ps", "-a", "--json"]).json();
+            assert_eq!(list[0]["state"], "exited");
+            home.output(&["rm", "again"]).ok();
+        }
+        assert_eq!(home.sandboxes(), [""; 0].map(PathBuf::from));
+        home.wait_for_no_machine();
+    }
 }
 
 #[test]

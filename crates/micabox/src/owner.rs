@@ -221,7 +221,7 @@ impl Job {
         } else {
             BackendChoice::Qemu
         };
-        let backend = micabox_vmm::choose(choice)?;
+        let backend = micabox_vmm::expect(choice)?;
         let connection = self.network.start(backend.limits().frame_header)?;
         let interface = connection.as_ref().map(|connection| &connection.interface);
         let machine = self.machine(&*backend, registrar, interface)?;

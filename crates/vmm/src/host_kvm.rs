@@ -15,27 +15,36 @@ const DEVICE: &str = "/dev/kvm";
 /// The only version of KVM's stable interface.
 const API_VERSION: i32 = 12;
 
-/// Checks that KVM works here.
+/// Checks that KVM works here: makes a machine.
 ///
 /// # Errors
 /// Why KVM does not work, in a few words, with a remedy where there is one.
 pub(crate) fn probe(flags: &Flags) -> Result<(), String> {
-    if let Err(error) = open() {
-        return Err(match error.kind() {
-            std::io::ErrorKind::NotFound => {
-                format!(
-                    "there is no {DEVICE} (no kvm module, or a VM without nested virtualisation)"
-                )
-            }
-            std::io::ErrorKind::PermissionDenied => {
-                format!(
-                    "no permission for {DEVICE} (add yourself to its group: sudo usermod -aG kvm $USER)"
-                )
-            }
-            _ => format!("{DEVICE}: {error}"),
-        });
-    }
-    if cfg!(target_arch = "x86_64") && !flags.virtualise() {
+    let machine = look(flags)?
+        .create_vm()
+        .map_err(|error| format!("{DEVICE} creates no virtual machine: {error}"))?;
+    // The kernel takes tens of milliseconds to remove a machine, waiting for other processors.
+    std::thread::spawn(move || drop(machine));
+    Ok(())
+}
+
+/// Checks that there is a KVM for ordinary kernels here.
+///
+/// # Errors
+/// As [`probe`].
+pub(crate) fn look(flags: &Flags) -> Result<kvm_ioctls::Kvm, String> {
+    open().map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => {
+            format!("there is no {DEVICE} (no kvm module, or a VM without nested virtualisation)")
+        }
+        std::io::ErrorKind::PermissionDenied => {
+            format!(
+                "no permission for {DEVICE} (add yourself to its group: sudo usermod -aG kvm $USER)"
+            )
+        }
+        _ => format!("{DEVICE}: {error}"),
+    })?;
+    if cfg!(target_arch = "x86_64") && !flags.virtualises {
         return Err(format!(
             "the processor shows neither vmx nor svm, so {DEVICE} can't run ordinary kernels"
         ));
@@ -47,12 +56,7 @@ pub(crate) fn probe(flags: &Flags) -> Result<(), String> {
             "{DEVICE} speaks version {version}, not {API_VERSION}"
         ));
     }
-    let machine = kvm
-        .create_vm()
-        .map_err(|error| format!("{DEVICE} creates no virtual machine: {error}"))?;
-    // The kernel takes tens of milliseconds to remove a machine, waiting for other processors.
-    std::thread::spawn(move || drop(machine));
-    Ok(())
+    Ok(kvm)
 }
 
 /// Opens the device.

@@ -42,17 +42,15 @@ impl Builder<'_> {
         if let Some(name) = self.name.as_deref().filter(|name| !is_valid(name)) {
             return Err(Error::BadName(name.to_owned()));
         }
-        let backend = micabox_vmm::choose(self.backend_choice)?;
+        let backend = micabox_vmm::expect(self.backend_choice)?;
         let guest = match &self.guest {
             Some(files) => files.clone(),
             None => GuestFiles::find()?,
         };
         // Keeps the image in the store until the sandbox has a lease on it.
         let shared = self.store.shared()?;
-        let limits = backend.limits();
         self.check_in_place()?;
-        self.check_machine(&*backend)?;
-        let plan = self.base.plan(self.transport, self.root, &limits)?;
+        let plan = self.plan(&*backend)?;
         let template = self.template(&plan, &guest, &*backend);
         if let Some(template) = &template
             && let Some(machine) = template.machine()
@@ -80,7 +78,16 @@ impl Builder<'_> {
                 result => return result,
             }
         }
-        let sandbox = self.attempt(shared, &*backend, plan, guest, begun)?;
+        // No machine has run here yet, or not like this.
+        let tried = micabox_vmm::choose(self.backend_choice)?;
+        let (plan, template) = if tried.name() == backend.name() {
+            (plan, template)
+        } else {
+            let plan = self.plan(&*tried)?;
+            let template = self.template(&plan, &guest, &*tried);
+            (plan, template)
+        };
+        let sandbox = self.attempt(shared, &*tried, plan, guest, begun)?;
         if let Some(template) = template {
             template.make(|directory| {
                 std::thread::sleep(AFTER_BOOT);
@@ -88,6 +95,12 @@ impl Builder<'_> {
             });
         }
         Ok(sandbox)
+    }
+
+    /// Plans the machine's devices.
+    fn plan(&self, backend: &dyn Backend) -> Result<Plan, Error> {
+        self.check_machine(backend)?;
+        self.base.plan(self.transport, self.root, &backend.limits())
     }
 
     /// Returns the place of the template for machines like this one, if there can be one.

@@ -320,18 +320,20 @@ impl Owner {
         }
         self.look_at_clocks();
         self.link.flush();
+        self.flush();
+        Ok(())
+    }
+
+    /// Sends clients what they can take.
+    fn flush(&mut self) {
         let ids: Vec<_> = self.clients.keys().copied().collect();
         for id in ids {
-            if self
-                .clients
-                .get_mut(&id)
-                .is_some_and(|client| client.flush().is_err())
-            {
+            let client = self.clients.get_mut(&id);
+            if client.is_some_and(|client| client.flush().is_err()) {
                 self.client_gone(id);
                 self.clients.remove(&id);
             }
         }
-        Ok(())
     }
 
     /// Waits for ready sources. Returns none of them when a deadline passes first.

@@ -52,6 +52,8 @@ impl Owner {
             drop(self.listener.take());
             let failure = self.end.failure.clone();
             self.record(failure, false);
+            // Before the kill, which keeps this processor's kernel busy.
+            self.flush();
         }
         if self.end.is_killed || (self.disk.is_none() && self.network.is_none()) {
             self.die();

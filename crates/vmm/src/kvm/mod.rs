@@ -109,6 +109,15 @@ impl Kvm {
     /// Why not, with a remedy where there is one.
     pub fn probe() -> Result<Self, String> {
         host_kvm::probe(&Flags::read())?;
+        Self::expect()
+    }
+
+    /// As [`Kvm::probe`], but makes no machine to see whether KVM works.
+    ///
+    /// # Errors
+    /// As [`Kvm::probe`].
+    pub fn expect() -> Result<Self, String> {
+        host_kvm::look(&Flags::read())?;
         jail::program(worker::NAME).map_err(|error| error.to_string())?;
         Ok(Self {
             acceleration: Acceleration::Kvm,
