@@ -3,7 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::time::Instant;
 
-use micabox_ext4::make::{self, Journal};
+use micabox_ext4::mkfs::{self, Journal};
 use micabox_ext4::{Ext4, Ino, Options, Owner, Rename};
 
 use crate::{Filesystem, Result};
@@ -25,7 +25,7 @@ pub fn mkfs(path: &str, size: u64) -> Result<f64> {
         .truncate(true)
         .open(path)?;
     file.set_len(size)?;
-    let options = make::Options {
+    let options = mkfs::Options {
         uuid: [7; 16],
         label: [0; 16],
         time: 1_700_000_000,
@@ -33,7 +33,7 @@ pub fn mkfs(path: &str, size: u64) -> Result<f64> {
         journal: Journal::Default,
         reserved: 0,
     };
-    make::make(&mut file, size, &options)?;
+    mkfs::mkfs(&mut file, size, &options)?;
     Ok(start.elapsed().as_secs_f64())
 }
 
