@@ -75,6 +75,8 @@ pub(crate) struct Job {
     /// The directory of the saved machine to restore, and the agent's number for the command to
     /// reattach.
     pub(crate) restore: Option<(PathBuf, Option<u32>)>,
+    /// Whether to make the list of the pages that copies of the restored machine write to first.
+    pub(crate) learns: bool,
     pub(crate) boot_timeout: Option<Duration>,
     pub(crate) stop_signal: i32,
     /// The disk that the guest must flush before it ends.
@@ -168,6 +170,10 @@ fn own(job: Job, locks: Vec<OwnedFd>, creator: UnixStream) -> io::Result<()> {
     match job.launch(&mut registrar) {
         Ok((machine, connection, start, timeout)) => {
             let holds_nothing = job.holds_nothing();
+            let template = job.restore.map(|(directory, _)| directory);
+            let learn = template.filter(|_| job.learns).map(|template| {
+                Box::new(move |machine: &dyn Machine| memory::learn(&template, machine)) as _
+            });
             let saves = job
                 .saves
                 .map(|spec| serde_json::to_value(spec).unwrap_or_default());
@@ -177,6 +183,7 @@ fn own(job: Job, locks: Vec<OwnedFd>, creator: UnixStream) -> io::Result<()> {
                 timeout,
                 network: connection.map(|connection| Box::new(connection.network) as _),
                 holds_nothing,
+                learn,
                 disk: job.disk,
                 stop_signal: job.stop_signal,
                 saves,

@@ -19,4 +19,4 @@ pub mod socket;
 
 pub use client::{Client, wait};
 pub use lost::{Lost, LostReason};
-pub use serve::{Launch, Outcome, Registrar, Start, serve};
+pub use serve::{Launch, Learn, Outcome, Registrar, Start, serve};

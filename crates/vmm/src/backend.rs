@@ -1,6 +1,7 @@
 //! The interface of a backend and of the machines that it runs.
 
 use std::fmt;
+use std::fs::File;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -90,6 +91,16 @@ pub trait Machine: Send + Sync {
     /// # Errors
     /// [`Error::NoSnapshots`] or [`Error::Save`]; the machine runs on, unless it has ended.
     fn save(&self, to: &Snapshot, meanwhile: &mut dyn FnMut()) -> Result<(), Error>;
+
+    /// Writes a list of the pages that this restored machine has written to into an empty file,
+    /// for [`Snapshot::touched`]. The file stays empty if they are too many.
+    ///
+    /// # Errors
+    /// [`Error::NoSnapshots`] or [`Error::Save`].
+    fn touched(&self, to: &File) -> Result<(), Error> {
+        let _ = to;
+        Err(Error::NoSnapshots { backend: "QEMU" })
+    }
 
     /// Pauses the machine, runs `meanwhile`, and resumes the machine. While `meanwhile` runs, no
     /// virtual processor runs, and nothing is written to the machine's disks. A second pause, or

@@ -21,6 +21,11 @@ pub struct Snapshot {
     /// RAM, in the order of its addresses and without the hole below 4 GiB; pages of
     /// zeros are holes.
     pub memory: Arc<File>,
+    /// The pages that a machine restored from it writes to first ([`Machine::touched`]), if known.
+    /// Others then have them from the start.
+    ///
+    /// [`Machine::touched`]: crate::Machine::touched
+    pub touched: Option<Arc<File>>,
 }
 
 impl Snapshot {
@@ -29,6 +34,7 @@ impl Snapshot {
         Self {
             state: Arc::new(state),
             memory: Arc::new(memory),
+            touched: None,
         }
     }
 
@@ -47,6 +53,7 @@ impl Snapshot {
         Ok(Self {
             state: Arc::new(make("machine-state")?),
             memory: Arc::new(make("machine-memory")?),
+            touched: None,
         })
     }
 
@@ -63,6 +70,7 @@ impl Snapshot {
         Ok(Self {
             state: make(state)?,
             memory: make(memory)?,
+            touched: None,
         })
     }
 
@@ -75,19 +83,21 @@ impl Snapshot {
         Ok(Self {
             state: open(state)?,
             memory: open(memory)?,
+            touched: None,
         })
     }
 
     /// Opens the same files for reading only: a machine must not change what others are restored
     /// from.
-    pub(crate) fn reopen(&self) -> io::Result<(File, File)> {
+    pub(crate) fn reopen(&self) -> io::Result<(File, File, Option<File>)> {
         use std::os::fd::AsRawFd;
         let again = |file: &File| -> io::Result<File> {
             let path = format!("/proc/self/fd/{}", file.as_raw_fd());
             let flags = OFlags::RDONLY | OFlags::CLOEXEC;
             Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
         };
-        Ok((again(&self.state)?, again(&self.memory)?))
+        let touched = self.touched.as_deref().map(again).transpose()?;
+        Ok((again(&self.state)?, again(&self.memory)?, touched))
     }
 }
 

@@ -26,6 +26,9 @@ const CAUGHT: [i32; 9] = [
     SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM, SIGCONT, SIGWINCH,
 ];
 
+/// How long the end of a command may be outstanding when its sandbox has ended.
+const LAST_WORD: Duration = Duration::from_secs(1);
+
 /// The signals that this process receives.
 pub struct Signals {
     started: Arc<AtomicBool>,
@@ -257,6 +260,8 @@ impl Watch<'_> {
             }
             match self.sandbox.event(Some(Instant::now()))? {
                 Some(Event::Ended(ended)) => {
+                    // The end of the command is on a connection of its own.
+                    let _ = self.handle.wait_timeout(LAST_WORD);
                     self.over();
                     return Ok(ended);
                 }

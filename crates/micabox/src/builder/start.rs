@@ -312,6 +312,8 @@ impl Builder<'_> {
     ) -> Result<Owner, Error> {
         let machine = self.machine();
         let directory = self.origin.as_ref().map(|origin| origin.directory.clone());
+        let is_template = |origin: &&Origin| origin.name.is_none();
+        let template = self.origin.as_ref().filter(is_template);
         let main = machine
             .filter(|_| self.reattaches)
             .and_then(|machine| machine.main);
@@ -335,6 +337,7 @@ impl Builder<'_> {
             vsock: self.sockets(),
             nested_virtualization: self.nested_virtualization,
             require_limits: self.require_limits,
+            learns: template.is_some_and(|origin| memory::is_to_learn(&origin.directory)),
             restore: directory
                 .filter(|_| machine.is_some())
                 .map(|directory| (directory, main)),

@@ -4,9 +4,11 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use micabox_image::Store;
+use micabox_vmm::Machine;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -25,6 +27,9 @@ const DESCRIPTION: &str = "machine.json";
 
 /// All files that a killed process may have left in a snapshot's directory.
 pub(super) const FILES: [&str; 4] = [DISK, MACHINE, MEMORY, DESCRIPTION];
+
+/// Name of a template's list of the pages that its copies write to first.
+const TOUCHED: &str = "touched";
 
 /// How long an owner may take to save a machine: far longer than writing its memory takes.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -61,7 +66,28 @@ pub(crate) struct Written {
 /// Opens the files of a machine in a directory.
 pub(crate) fn open(directory: &Path) -> Result<micabox_vmm::Snapshot, Error> {
     let (machine, memory) = (directory.join(MACHINE), directory.join(MEMORY));
-    Ok(micabox_vmm::Snapshot::open(&machine, &memory)?)
+    let mut snapshot = micabox_vmm::Snapshot::open(&machine, &memory)?;
+    snapshot.touched = File::open(directory.join(TOUCHED)).ok().map(Arc::new);
+    Ok(snapshot)
+}
+
+/// Makes the list of the pages that copies of a saved machine write to first, from one that has
+/// done so. If that fails, a later copy tries.
+pub(crate) fn learn(directory: &Path, machine: &dyn Machine) {
+    let learn = || -> Result<(), Error> {
+        let path = directory.join(TOUCHED);
+        let file = tempfile::NamedTempFile::new_in(directory).map_err(failed("making", &path))?;
+        machine.touched(file.as_file())?;
+        let kept = file.persist(&path);
+        kept.map_err(|error| failed("making", &path)(error.error))?;
+        Ok(())
+    };
+    let _ = learn();
+}
+
+/// Returns whether copies of a saved machine should make the list ([`learn`]).
+pub(crate) fn is_to_learn(directory: &Path) -> bool {
+    !directory.join(TOUCHED).exists()
 }
 
 /// Makes empty files for a machine.

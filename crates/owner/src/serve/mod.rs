@@ -67,6 +67,8 @@ pub struct Launch {
     /// host, no socket's path. The sandbox is then over when the command with its lifetime has
     /// ended, and its machine is cleaned up afterwards.
     pub holds_nothing: bool,
+    /// Called once with the machine, when the command with the sandbox's lifetime has ended.
+    pub learn: Option<Learn>,
     /// The signal that asks the first command to end.
     pub stop_signal: i32,
     /// The description for clients that save the machine, or why it can't be saved.
@@ -78,6 +80,9 @@ pub struct Launch {
     /// Keeps the sandbox's record and log.
     pub registrar: Box<dyn Registrar>,
 }
+
+/// Takes something from a machine that is about to end, for later ones. Must not take long.
+pub type Learn = Box<dyn FnOnce(&dyn Machine) + Send>;
 
 /// How a guest starts.
 pub enum Start {
@@ -203,6 +208,7 @@ struct Owner {
 
     disk: Option<PathBuf>,
     holds_nothing: bool,
+    learn: Option<Learn>,
     stop_signal: i32,
     saves: Result<serde_json::Value, String>,
     directory: PathBuf,
@@ -292,6 +298,7 @@ impl Owner {
             signals: catch_signals()?,
             disk: launch.disk,
             holds_nothing: launch.holds_nothing,
+            learn: launch.learn,
             stop_signal: launch.stop_signal,
             saves: launch.saves,
             directory: launch.directory,

@@ -55,6 +55,9 @@ impl Owner {
             // Before the kill, which keeps this processor's kernel busy.
             self.flush();
         }
+        if let Some(learn) = self.learn.take() {
+            learn(&*self.machine);
+        }
         if self.end.is_killed || (self.disk.is_none() && self.network.is_none()) {
             self.die();
         } else {

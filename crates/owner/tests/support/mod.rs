@@ -230,6 +230,7 @@ impl Fixture {
             network: None,
             disk,
             holds_nothing: !keeps,
+            learn: None,
             stop_signal: 15,
             saves: Ok(serde_json::json!({ "a": 1 })),
             directory: directory.path().to_owned(),

@@ -44,7 +44,11 @@ pub(super) enum Start {
         command_line: String,
     },
     /// By restoring a saved machine.
-    Resume { state: RawFd, memory: RawFd },
+    Resume {
+        state: RawFd,
+        memory: RawFd,
+        touched: Option<RawFd>,
+    },
 }
 
 /// An open file.
@@ -197,16 +201,20 @@ impl Opened {
                 command_line: words.collect::<Vec<_>>().join(" "),
             });
         };
-        let (state, memory) = snapshot.reopen().map_err(|source| Error::System {
+        let (state, memory, touched) = snapshot.reopen().map_err(|source| Error::System {
             what: "handing over the snapshot",
             source,
         })?;
-        let [state, memory] = [state, memory].map(|file| {
+        let mut push = |file: File| {
             let descriptor = file.as_raw_fd();
             self.0.push(file.into());
             descriptor
-        });
-        Ok(Start::Resume { state, memory })
+        };
+        Ok(Start::Resume {
+            state: push(state),
+            memory: push(memory),
+            touched: touched.map(push),
+        })
     }
 
     /// Opens a file, which must have `length` bytes if that is given.

@@ -17,6 +17,9 @@ use crate::{Error, Snapshot};
 /// Timeout of an answer: far longer than writing a machine's memory takes, or a flush of its disks.
 const PATIENCE: Duration = Duration::from_secs(600);
 
+/// Timeout of an answer that needs no work to speak of.
+const PROMPT: Duration = Duration::from_secs(1);
+
 /// Maximum bytes of an answer.
 const MAX_ANSWER: usize = 1024;
 
@@ -32,9 +35,12 @@ pub(crate) enum Request {
     Memory = b'm',
     /// Resume the machine.
     GoOn = b'g',
+    /// Write the list of the pages that the restored machine has written to, into the file that
+    /// comes with the request. The machine is not paused.
+    Touched = b't',
 }
 
-/// The result of [`Request::Pause`] or [`Request::Memory`].
+/// The result of [`Request::Pause`], [`Request::Memory`] or [`Request::Touched`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Answer(pub(crate) Result<(), String>);
 
@@ -49,6 +55,7 @@ impl Request {
             (_, [b's']) => Self::State,
             (_, [b'm']) => Self::Memory,
             (_, [b'g']) => Self::GoOn,
+            (_, [b't']) => Self::Touched,
             _ => return Err(io::ErrorKind::InvalidData.into()),
         };
         Ok(Some((request, file)))
@@ -152,6 +159,24 @@ impl Control {
 
     pub(super) fn save(&self, to: &Snapshot, meanwhile: &mut dyn FnMut()) -> Result<(), Error> {
         self.save_within(PATIENCE, to, meanwhile)
+    }
+
+    /// Has the process write the list of the pages that its machine has written to.
+    pub(super) fn touched(&self, to: &File) -> Result<(), Error> {
+        let mut guard = self.lock();
+        let Some(stream) = guard.as_ref().filter(|_| self.is_served()) else {
+            return Err(Error::NoSnapshots { backend: "QEMU" });
+        };
+        let ask = || -> io::Result<Result<(), String>> {
+            Request::Touched.send(stream, Some(to))?;
+            Ok(Answer::receive(stream, Instant::now() + PROMPT)?.0)
+        };
+        ask()
+            .unwrap_or_else(|error| {
+                *guard = None;
+                Err(error.to_string())
+            })
+            .map_err(Error::Save)
     }
 
     fn save_within(

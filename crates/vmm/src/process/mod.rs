@@ -5,6 +5,7 @@ mod monitor;
 mod stopped;
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
@@ -318,6 +319,10 @@ impl Machine for Process {
 
     fn save(&self, to: &Snapshot, meanwhile: &mut dyn FnMut()) -> Result<(), Error> {
         self.control.save(to, meanwhile)
+    }
+
+    fn touched(&self, to: &File) -> Result<(), Error> {
+        self.control.touched(to)
     }
 
     fn pause(&self, meanwhile: &mut dyn FnMut()) -> Result<(), Error> {

@@ -343,7 +343,14 @@ fn altered() -> Result<(), Failed> {
     let with_state = |change: &dyn Fn(&File)| -> Result<String, Failed> {
         let state = changed(&good.state, change)?;
         let memory = good.memory.clone();
-        refusal(&config, &Snapshot { state, memory })
+        refusal(
+            &config,
+            &Snapshot {
+                state,
+                memory,
+                touched: None,
+            },
+        )
     };
     let damaged = with_state(&|file| file.write_all_at(b"x", 100).unwrap())?;
     assert!(damaged.contains("damaged; make it again"), "{damaged}");
@@ -354,7 +361,14 @@ fn altered() -> Result<(), Failed> {
 
     let state = good.state.clone();
     let memory = changed(&good.memory, |file| file.set_len(64 << 20).unwrap())?;
-    let short = refusal(&config, &Snapshot { state, memory })?;
+    let short = refusal(
+        &config,
+        &Snapshot {
+            state,
+            memory,
+            touched: None,
+        },
+    )?;
     assert!(short.contains("damaged"), "{short}");
     counts(&*resume(&config, &good)?).map(drop)
 }
@@ -367,7 +381,14 @@ fn filtered() -> Result<(), Failed> {
     let good = save(&*original)?;
     let state = changed(&good.state, |file| file.set_len(LONGEST).unwrap())?;
     let memory = good.memory.clone();
-    let machine = resume(&config, &Snapshot { state, memory })?;
+    let machine = resume(
+        &config,
+        &Snapshot {
+            state,
+            memory,
+            touched: None,
+        },
+    )?;
     let deadline = Instant::now() + PATIENCE;
     while !has_filter(machine.pid()) {
         assert!(Instant::now() < deadline, "no filter");

@@ -15,7 +15,8 @@ use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap};
 
-const PAGE: usize = 4096;
+/// Bytes of a page.
+pub(super) const PAGE: usize = 4096;
 
 /// Number of pages that are processed together.
 const BATCH: usize = 512;
@@ -73,6 +74,25 @@ fn write_region(
         write_run(region, first, &run, to, offset)?;
     }
     Ok(())
+}
+
+/// Returns the pages of a region of a file that are no longer the file's, counted from the region's
+/// start: those that were written to.
+pub(super) fn private_pages(region: &GuestRegionMmap, pages: &File) -> io::Result<Vec<u64>> {
+    let count = usize::try_from(region.len()).unwrap_or(usize::MAX) / PAGE;
+    let mut found = Vec::new();
+    let mut batch = [0_u64; BATCH];
+    for first in (0..count).step_by(BATCH) {
+        let batch = batch
+            .get_mut(..BATCH.min(count - first))
+            .unwrap_or_default();
+        look_up(pages, region.as_ptr() as usize + first * PAGE, batch)?;
+        let entries = (first as u64..).zip(batch.iter());
+        let is_private = |entry: u64| entry & (PRESENT | SWAPPED) != 0 && entry & OF_FILE == 0;
+        let private = entries.filter(|(_, entry)| is_private(**entry));
+        found.extend(private.map(|(page, _)| page));
+    }
+    Ok(found)
 }
 
 /// Writes pages of a batch that begins at page `first` of the region.

@@ -9,6 +9,7 @@ pub(crate) mod copy;
 pub(crate) mod layout;
 mod ram;
 pub(crate) mod region;
+pub(crate) mod touched;
 pub(crate) mod truncation;
 
 use std::fs::File;

@@ -9,7 +9,7 @@ use super::machine::{Error, kvm, system};
 use crate::kvm::boot;
 use crate::kvm::bus::{Bus, lock};
 use crate::kvm::legacy::{Cmos, serial};
-use crate::kvm::memory::GuestMemory;
+use crate::kvm::memory::{GuestMemory, touched};
 use crate::kvm::saved::{self, Saved};
 use crate::kvm::vcpu::registers;
 use crate::kvm::vmgenid;
@@ -26,6 +26,8 @@ pub(super) enum Begin {
         saved: Box<Saved>,
         /// The memory's file, until it is mapped.
         memory: Option<File>,
+        /// The list of the pages that the machine will write to first.
+        touched: Option<File>,
     },
 }
 
@@ -45,7 +47,12 @@ impl Begin {
                 initrd: take(initrd)?,
                 command_line,
             }),
-            Start::Resume { state, memory } => {
+            Start::Resume {
+                state,
+                memory,
+                touched,
+            } => {
+                let touched = touched.map(&take).transpose()?;
                 let memory = take(memory)?;
                 let saved = Saved::read(&take(state)?)?;
                 let length = memory.metadata().map_err(saved::Error::Read)?.len();
@@ -58,6 +65,7 @@ impl Begin {
                 Ok(Self::Resume {
                     saved: Box::new(saved),
                     memory: Some(memory),
+                    touched,
                 })
             }
         }
@@ -125,7 +133,14 @@ impl Begin {
                         .map_err(kvm("setting a processor's registers"))?;
                 }
             }
-            Self::Resume { saved, .. } => resume(*saved, vm, features, &vcpus, memory, bus)?,
+            Self::Resume { saved, touched, .. } => {
+                resume(*saved, vm, features, &vcpus, memory, bus)?;
+                if let Some((list, first)) = touched.as_ref().zip(vcpus.first()) {
+                    let map = |address, length| touched::map(first, address, length);
+                    touched::prepare(memory.ram(), list, map)
+                        .map_err(system("preparing the machine's memory"))?;
+                }
+            }
         }
         Ok(vcpus)
     }

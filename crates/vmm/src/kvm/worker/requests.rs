@@ -13,7 +13,7 @@ use vmm_sys_util::epoll::EventSet;
 
 use super::Controllers;
 use crate::kvm::bus::{Bus, lock};
-use crate::kvm::memory::{GuestMemory, copy};
+use crate::kvm::memory::{GuestMemory, copy, touched};
 use crate::kvm::saved::Saved;
 use crate::kvm::vcpu::{self, Pause};
 use crate::kvm::virtio::mmio::Transport;
@@ -43,6 +43,10 @@ impl Saver {
     /// channel.
     fn serve(&self) -> io::Result<bool> {
         let files = match Request::receive(&self.requests)? {
+            Some((Request::Touched, Some(list))) => {
+                let done = self.record(&list).map_err(|error| error.to_string());
+                return Answer(done).send(&self.requests).map(|()| true);
+            }
             Some((Request::Pause, None)) => None,
             Some((Request::State, Some(state))) => match Request::receive(&self.requests)? {
                 Some((Request::Memory, Some(memory))) => Some((state, memory)),
@@ -79,6 +83,12 @@ impl Saver {
             None => Ok(false),
             Some(_) => Err(io::ErrorKind::InvalidData.into()),
         }
+    }
+
+    /// Writes the list of the pages that the machine has written to.
+    fn record(&self, list: &File) -> io::Result<()> {
+        let pages = self.pages.as_ref().ok_or(io::ErrorKind::Unsupported)?;
+        touched::record(self.memory.ram(), pages, list)
     }
 
     fn save(
