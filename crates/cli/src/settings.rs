@@ -35,5 +35,5 @@ pub fn for_images() -> Result<Arc<micabox_image::Settings>, Failure> {
 /// Opens the sandboxes of `store`. Listing them cleans up after owners that died, so that their
 /// sandboxes don't keep images in use.
 pub fn sandboxes(store: &Store) -> Result<Sandboxes, Failure> {
-    Ok(Sandboxes::open(store.root())?)
+    Ok(Sandboxes::open(store)?)
 }

@@ -1,8 +1,7 @@
 //! Runs a command in a sandbox of its own: `cargo run --example hello -- IMAGE COMMAND...`.
 //! The image must be in the store (`mica pull`).
 
-use micabox::{Command, Sandbox};
-use micabox_image::Store;
+use micabox::{Command, Sandbox, Store};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     micabox::run_if_worker();

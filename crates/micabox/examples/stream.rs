@@ -3,8 +3,7 @@
 
 use std::io::{BufRead, BufReader};
 
-use micabox::{Command, Sandbox};
-use micabox_image::Store;
+use micabox::{Command, Sandbox, Store};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     const TERM: i32 = 15;

@@ -2,32 +2,30 @@
 
 use micabox_image::convert::Place;
 use micabox_image::store::Image;
-use micabox_image::{AppendLayerError, ImageEdit, Limits, Reference, Store, append_layer};
+use micabox_image::{AppendLayerError, ImageEdit, Limits, Reference, append_layer};
 
-use crate::{Base, Error, Notes, Sandboxes};
+use crate::{Base, Error, Notes, SandboxRef};
 
-impl Sandboxes {
-    /// Makes an image of a sandbox's changes on top of its image's layers, and gives it the names
-    /// in `references`. A running sandbox is frozen for a moment ([`Sandboxes::frozen_disk`]).
+impl SandboxRef {
+    /// Makes an image of the sandbox's changes on top of its image's layers, and gives it the names
+    /// in `references`. A running sandbox is frozen for a moment ([`SandboxRef::frozen_disk`]).
     ///
     /// # Errors
-    /// Those of [`Sandboxes::frozen_disk`]; [`Error::NoImage`] if the sandbox has a root disk;
+    /// Those of [`SandboxRef::frozen_disk`]; [`Error::NoImage`] if the sandbox has a root disk;
     /// [`Error::Commit`].
     pub fn commit(
         &self,
-        store: &Store,
-        name_or_id: &str,
         changes: &ImageEdit,
         references: &[Reference],
         limits: &Limits,
     ) -> Result<(Image, Notes), Error> {
-        let record = self.get(name_or_id)?;
-        let base = Base::of(store, &record)?;
+        let base = self.base()?;
         let Base::Image(image) = &base else {
-            return Err(Error::NoImage(record.name));
+            return Err(Error::NoImage(self.record().name.clone()));
         };
+        let store = self.sandboxes().store();
         // Reading it fails at the end if the layer is incomplete.
-        let mut layer = self.frozen_disk(&record.id)?.layer(&base)?;
+        let mut layer = self.frozen_disk()?.layer(&base)?;
         let place = Place::Jail;
         let extended = append_layer(store, image, &mut layer, changes, references, limits, place);
         match extended {

@@ -22,8 +22,8 @@ use std::sync::Mutex;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::sandbox::lock;
-use crate::state::Found;
-use crate::{Error, Sandboxes};
+use crate::state::{Directory, Found};
+use crate::{Error, SandboxRef};
 
 const FILE: &str = "output.log";
 const OLD: &str = "output.old";
@@ -111,19 +111,19 @@ impl LogWriter {
 /// Reads a sandbox's log from its beginning.
 #[derive(Debug)]
 pub struct LogReader {
-    sandboxes: Sandboxes,
+    sandboxes: Directory,
     found: Found,
     /// The files to read, in reverse order, and the offset in each.
     files: Vec<(File, u64)>,
 }
 
-impl Sandboxes {
-    /// Opens the log of a sandbox; None if it has none, because a client read its output all along.
+impl SandboxRef {
+    /// Opens the log of the sandbox; None if it has none, because a client read its output all along.
     ///
     /// # Errors
-    /// [`Error::NoSuchSandbox`], [`Error::Ambiguous`]; [`Error::State`].
-    pub fn log(&self, name_or_id: &str) -> Result<Option<LogReader>, Error> {
-        let found = self.find(name_or_id)?;
+    /// [`Error::NoSuchSandbox`]; [`Error::State`].
+    pub fn log(&self) -> Result<Option<LogReader>, Error> {
+        let found = self.directory().find(self.id())?;
         let open = |name| match File::open(found.path.join(name)) {
             Ok(file) => Ok(Some((file, 0))),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -147,7 +147,7 @@ impl Sandboxes {
             files.pop();
         }
         Ok((!files.is_empty()).then_some(LogReader {
-            sandboxes: self.clone(),
+            sandboxes: self.directory().clone(),
             found,
             files,
         }))

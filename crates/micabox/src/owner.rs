@@ -32,7 +32,7 @@ use crate::network::Connection;
 use crate::registrar::Registrar;
 use crate::sandbox::now;
 use crate::snapshot::memory;
-use crate::state::{Lock, ProcessId, Record, Registration, Sandboxes};
+use crate::state::{Directory, Lock, ProcessId, Record, Registration};
 use crate::{Error, GuestFiles, Network, Spec};
 
 /// The kind of worker that owns a sandbox.
@@ -163,8 +163,8 @@ fn own(job: Job, locks: Vec<OwnedFd>, creator: UnixStream) -> io::Result<()> {
     let lock = Lock::taken_over(locks.next().ok_or_else(missing)?);
     let claim = job.has_claim.then(|| locks.next()).flatten();
     let claim = claim.map(Claim::taken_over);
-    let sandboxes = Sandboxes::open(&job.store).map_err(io::Error::other)?;
-    let registration = Registration::taken_over(sandboxes, job.record.clone(), lock);
+    let directory = Directory::open(&job.store).map_err(io::Error::other)?;
+    let registration = Registration::taken_over(directory, job.record.clone(), lock);
     let directory = registration.path().to_owned();
     let mut registrar = Registrar::new(registration, job.auto_remove, job.is_restart, claim);
     match job.launch(&mut registrar) {

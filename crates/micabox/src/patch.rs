@@ -12,7 +12,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use micabox_image::Store;
 use micabox_overlay::edit::Edit;
 use micabox_overlay::lower::Lower;
 use micabox_overlay::patch::Patch as SharedPatch;
@@ -20,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::chain;
 use crate::jailed::{self, CallError, Patches};
-use crate::{Base, Error, Sandboxes, upper};
+use crate::{Base, Error, SandboxRef, upper};
 
 /// A change before a start. Paths in the sandbox are absolute; symbolic links on the way are
 /// followed as in the sandbox; missing directories on the way are made.
@@ -76,16 +75,16 @@ impl Patch {
     }
 }
 
-impl Sandboxes {
-    /// Changes the files of a sandbox that has a disk and does not run.
+impl SandboxRef {
+    /// Changes the files of the sandbox, which must have a disk and not run.
     ///
     /// # Errors
     /// [`Error::NotKept`], [`Error::InPlace`], [`Error::Running`], [`Error::Patch`],
     /// [`Error::Disk`]. Patches before the one that fails may have been applied or not.
-    pub fn patch(&self, store: &Store, name_or_id: &str, patches: &[Patch]) -> Result<(), Error> {
-        let (found, _lock) = self.hold(name_or_id)?;
+    pub fn patch(&self, patches: &[Patch]) -> Result<(), Error> {
+        let (found, _lock) = self.hold()?;
         found.record.disk_size()?;
-        let base = Base::of(store, &found.record)?;
+        let base = Base::of(self.sandboxes().store(), &found.record)?;
         apply(&upper::disk(&found.path), &base, patches)
     }
 }

@@ -13,7 +13,6 @@ use micabox_owner::protocol::{Exec, Failure, Frame, Info, Reply, Request};
 use micabox_owner::{Client, Lost};
 use oci_spec::image::Config;
 
-use crate::plan::Plan;
 use crate::process::{ExecOptions, Process, error};
 use crate::snapshot::memory;
 use crate::state::Record;
@@ -43,7 +42,6 @@ pub struct Sandbox {
     config: Config,
     /// The time from the beginning until the machine was started.
     planned: Duration,
-    plan: Plan,
     stop_signal: i32,
     /// Whether the owner is left to itself when this is dropped.
     is_left: bool,
@@ -68,7 +66,6 @@ pub(crate) struct Created {
     pub(crate) record: Record,
     pub(crate) config: Config,
     pub(crate) planned: Duration,
-    pub(crate) plan: Plan,
     pub(crate) stop_signal: i32,
 }
 
@@ -116,7 +113,6 @@ impl Sandbox {
             record: created.record,
             config: created.config,
             planned: created.planned,
-            plan: created.plan,
             stop_signal: created.stop_signal,
             is_left: false,
             info: Mutex::new(None),
@@ -132,18 +128,13 @@ impl Sandbox {
     }
 
     /// Returns a builder for a sandbox from `image` in `store`.
-    pub fn builder<'a>(store: &'a Store, image: &Image) -> Builder<'a> {
+    pub fn builder(store: &Store, image: &Image) -> Builder {
         Builder::new(store, image)
     }
 
     /// Returns the record as of when the sandbox was ready for commands.
     pub fn record(&self) -> &Record {
         &self.record
-    }
-
-    /// Returns the plan of the machine's devices.
-    pub fn plan(&self) -> &Plan {
-        &self.plan
     }
 
     /// Makes a command of the image's configuration and `overrides`, as `docker run` has it.

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use micabox_owner::protocol::{Reply, Request};
 use micabox_owner::{Client, Lost};
 
-use crate::Error;
-use crate::state::{Found, Record, Sandboxes};
+use crate::state::{Found, Record};
+use crate::{Error, SandboxRef};
 
 /// How long the first command has after its stop signal by default; as with Docker.
 pub const DEFAULT_GRACE: Duration = Duration::from_secs(10);
@@ -34,15 +34,16 @@ pub struct Stopped {
     pub killed: Option<String>,
 }
 
-impl Sandboxes {
-    /// Stops a sandbox, as [`Sandbox::stop`](crate::Sandbox::stop) if its owner lives. Does nothing
+impl SandboxRef {
+    /// Stops the sandbox, as [`Sandbox::stop`](crate::Sandbox::stop) if its owner lives. Does nothing
     /// if it has ended.
     ///
     /// # Errors
-    /// [`Error::NoSuchSandbox`], [`Error::Ambiguous`]; [`Error::Lost`] if not everything could be
+    /// [`Error::NoSuchSandbox`]; [`Error::Lost`] if not everything could be
     /// saved; [`Error::Stuck`] if it does not end even when its machine is killed.
-    pub fn stop(&self, name_or_id: &str, grace: Duration) -> Result<Stopped, Error> {
-        let found = self.find(name_or_id)?;
+    pub fn stop(&self, grace: Duration) -> Result<Stopped, Error> {
+        let directory = self.directory();
+        let found = directory.find(self.id())?;
         let record = &found.record;
         let stopped = |killed| Stopped {
             record: record.clone(),
@@ -53,7 +54,7 @@ impl Sandboxes {
         }
         let begun = Instant::now();
         if let Ok(answer) = ask(&found, grace)
-            && self.wait_for_end(&found, SHUTDOWN_TIMEOUT)
+            && directory.wait_for_end(&found, SHUTDOWN_TIMEOUT)
         {
             return match answer {
                 Reply::Failed(failure) if record.upper.is_kept() => {
@@ -67,10 +68,10 @@ impl Sandboxes {
             };
         }
         // The owner hangs, or has no socket yet. Without its machine it will end.
-        if let Some(machine) = self.find(&record.id)?.record.machine {
+        if let Some(machine) = directory.find(&record.id)?.record.machine {
             machine.kill();
         }
-        if !self.wait_for_end(&found, SHUTDOWN_TIMEOUT) {
+        if !directory.wait_for_end(&found, SHUTDOWN_TIMEOUT) {
             return Err(Error::Stuck {
                 name: record.name.clone(),
                 after: begun.elapsed(),

@@ -6,13 +6,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use micabox::image::convert::Place;
+use micabox::image::{LoadOptions, Settings, load, progress};
 use micabox::{
-    Builder, Command, Error, ExecOptions, ExitStatus, GuestFiles, Handle, Process, Sandbox,
-    Sandboxes, Status, Stdio,
+    Builder, Cancel, Command, Error, ExecOptions, ExitStatus, GuestFiles, Handle, Image, Process,
+    Restore, Sandbox, SandboxRef, Sandboxes, Snapshot, Status, Stdio, Store, Upper,
 };
-use micabox_image::convert::Place;
-use micabox_image::store::Image;
-use micabox_image::{LoadOptions, Settings, Store, progress};
 use micabox_testing::image;
 
 micabox_jail::run_if_worker_before_main!(&micabox::worker_kinds());
@@ -40,7 +39,7 @@ impl Fixture {
                 ..Settings::default()
             }),
         };
-        micabox_image::load(&store, &archive, None, &options, &progress::Silent).unwrap();
+        load(&store, &archive, None, &options, &progress::Silent).unwrap();
         let image = store.image("box").unwrap();
         Self {
             _directory: directory,
@@ -49,7 +48,7 @@ impl Fixture {
         }
     }
 
-    fn builder(&self) -> Builder<'_> {
+    fn builder(&self) -> Builder {
         Sandbox::builder(&self.store, &self.image).guest(guest())
     }
 
@@ -58,7 +57,7 @@ impl Fixture {
     }
 
     fn sandboxes(&self) -> Sandboxes {
-        Sandboxes::open(self.store.root()).unwrap()
+        Sandboxes::open(&self.store).unwrap()
     }
 
     fn is_empty(&self) -> bool {
@@ -192,9 +191,9 @@ fn a_sandbox_goes_on_when_it_is_detached() {
     let script = "trap 'exit 7' TERM; echo ready; while :; do sleep 0.05; done";
     drop(sandbox.exec_with(&shell(script), options).unwrap());
     sandbox.detach().unwrap();
-    let sandboxes = fixture.sandboxes();
+    let sandbox = fixture.sandboxes().get("it").unwrap();
     let mut log = loop {
-        if let Some(mut log) = sandboxes.log("it").unwrap()
+        if let Some(mut log) = sandbox.log().unwrap()
             && let Some(record) = log.next_record().unwrap()
         {
             assert_eq!(record.bytes, b"ready\n");
@@ -203,15 +202,68 @@ fn a_sandbox_goes_on_when_it_is_detached() {
         std::thread::sleep(Duration::from_millis(20));
     };
     assert!(log.is_live().unwrap());
-    let stopped = sandboxes.stop("it", Duration::from_secs(60)).unwrap();
+    let stopped = sandbox.stop(Duration::from_secs(60)).unwrap();
     assert_eq!(stopped.killed, None);
     assert!(log.next_record().unwrap().is_none());
-    let status = sandboxes.get("it").unwrap().status;
+    assert!(sandbox.wait_timeout(Duration::ZERO));
+    let status = sandbox.reload().unwrap().record().status.clone();
     assert!(
         matches!(status, Status::Exited { code: 7, .. }),
         "{status:?}"
     );
-    sandboxes.remove("it").unwrap();
+    sandbox.remove().unwrap();
+    assert!(fixture.is_empty());
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn a_sandbox_is_used_by_its_name_and_its_disk_is_started_from_again() {
+    let fixture = Fixture::new();
+    let disk = Upper::Disk { size: 64 << 20 };
+    let first = shell("echo one >/kept; exec sleep 1000");
+    let builder = fixture.builder().name("it").keep_record().upper(disk);
+    let sandbox = builder.command(&first).create().unwrap();
+    let process = sandbox.exec(&shell("echo one >/kept; sync")).unwrap();
+    assert_eq!(process.wait().unwrap(), ExitStatus::Exited(0));
+
+    // Another client of the same owner.
+    let sandboxes = fixture.sandboxes();
+    let found = sandboxes.get("it").unwrap();
+    let finished = found.exec(&shell("cat /kept; exit 4")).unwrap().finish();
+    let finished = finished.unwrap();
+    assert_eq!(finished.status, ExitStatus::Exited(4));
+    assert_eq!(finished.stdout, b"one\n");
+    let mut changed = Vec::new();
+    let told = found.diff(|change| {
+        changed.push(change.path.to_vec());
+        Ok(())
+    });
+    told.unwrap();
+    assert_eq!(changed, [b"/kept"]);
+    let (snapshot, _) = found.snapshot("then").unwrap();
+    assert!(matches!(found.remove(), Err(Error::Running(_))));
+    sandbox.stop(Duration::from_secs(10)).unwrap();
+    drop(sandbox);
+    let unused = found.exec(&shell("true")).unwrap_err();
+    assert!(matches!(unused, Error::Lost(_)), "{unused}");
+
+    let Restore::Disk(copy) = Restore::new(sandboxes.store(), &snapshot).unwrap() else {
+        panic!("a snapshot without memory boots");
+    };
+    let copy = copy.guest(guest()).memory_mib(512).create().unwrap();
+    let finished = copy.exec(&shell("cat /kept")).unwrap().finish().unwrap();
+    assert_eq!(finished.stdout, b"one\n");
+    drop(copy);
+
+    let again = found.restart().unwrap().guest(guest()).create().unwrap();
+    assert_eq!(again.record().id, found.id());
+    let finished = again.exec(&shell("cat /kept")).unwrap().finish().unwrap();
+    assert_eq!(finished.stdout, b"one\n");
+    again.end().unwrap();
+    drop(again);
+    found.remove().unwrap();
+    assert!(matches!(found.reload(), Err(Error::NoSuchSandbox(_))));
+    sandboxes.remove_snapshot("then").unwrap();
     assert!(fixture.is_empty());
 }
 
@@ -242,8 +294,8 @@ fn a_sandbox_that_ends_takes_its_commands_with_it() {
 fn a_killed_owner_is_an_error_that_says_so() {
     let fixture = Fixture::new();
     let sandbox = fixture.sandbox();
-    let owner = fixture.sandboxes().get(&sandbox.record().id).unwrap().owner;
-    let pid = owner.unwrap().pid.to_string();
+    let found = fixture.sandboxes().get(&sandbox.record().id).unwrap();
+    let pid = found.record().owner.unwrap().pid.to_string();
     let kill = std::process::Command::new("kill")
         .args([&format!("-{KILL}"), &pid])
         .status();
@@ -255,8 +307,14 @@ fn a_killed_owner_is_an_error_that_says_so() {
 #[test]
 fn what_is_shared_between_threads_can_be() {
     fn is_shared<T: Send + Sync>() {}
+    is_shared::<Builder>();
+    is_shared::<Cancel>();
+    is_shared::<Error>();
+    is_shared::<Restore>();
     is_shared::<Sandbox>();
+    is_shared::<SandboxRef>();
     is_shared::<Sandboxes>();
+    is_shared::<Snapshot>();
     is_shared::<Handle>();
     is_shared::<Process>();
 }

@@ -2,7 +2,6 @@
 
 use std::io::{self, BufWriter, Write};
 
-use micabox::Base;
 use serde::Serialize;
 
 use super::notes;
@@ -39,13 +38,11 @@ struct Json {
 
 /// Lists changes.
 pub fn execute(args: &Args) -> Outcome {
-    let store = settings::store()?;
-    let sandboxes = settings::sandboxes(&store)?;
-    let record = sandboxes.get(&args.sandbox)?;
-    let disk = sandboxes.frozen_disk(&record.id)?;
+    let sandboxes = settings::sandboxes(&settings::store()?)?;
+    let sandbox = sandboxes.get(&args.sandbox)?;
     let mut stdout = BufWriter::with_capacity(PIECE, raw::stdout());
     let mut count = 0_u64;
-    let told = disk.changes(&Base::of(&store, &record)?, |change| {
+    let told = sandbox.diff(|change| {
         let kind = change.kind.to_string();
         count += 1;
         if !args.json {

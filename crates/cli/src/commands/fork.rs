@@ -2,8 +2,7 @@
 
 use std::sync::atomic::{AtomicU16, Ordering};
 
-use micabox::{Base, Builder, Cancel, DEFAULT_GRACE, Snapshot};
-use micabox_image::Store;
+use micabox::{Cancel, DEFAULT_GRACE, EphemeralSnapshot};
 use serde::Serialize;
 
 use crate::failure::{EXIT_MICA, Failure};
@@ -54,17 +53,15 @@ pub fn execute(args: &Args) -> Outcome {
 }
 
 fn fork(args: &Args) -> Outcome {
-    let store = settings::store()?;
-    let sandboxes = settings::sandboxes(&store)?;
-    let record = sandboxes.get(&args.sandbox)?;
+    let sandboxes = settings::sandboxes(&settings::store()?)?;
+    let sandbox = sandboxes.get(&args.sandbox)?;
     let cancel = Cancel::default();
     let signals = Signals::catch(cancel.clone())?;
     // The ephemeral snapshot is removed even if the copies are cancelled.
-    let moment = sandboxes.save_ephemeral(&store, &record.id)?;
+    let moment = sandbox.ephemeral_snapshot()?;
     let made = Copies {
-        store: &store,
-        snapshot: moment.snapshot(),
-        auto_remove: record.auto_remove,
+        moment: &moment,
+        auto_remove: sandbox.record().auto_remove,
         args,
         cancel,
         signals,
@@ -75,8 +72,7 @@ fn fork(args: &Args) -> Outcome {
 
 /// The copies to make.
 struct Copies<'a> {
-    store: &'a Store,
-    snapshot: &'a Snapshot,
+    moment: &'a EphemeralSnapshot,
     auto_remove: bool,
     args: &'a Args,
     cancel: Cancel,
@@ -141,13 +137,9 @@ impl Copies<'_> {
     }
 
     fn one(&self) -> Result<Result<Detached, u8>, Failure> {
-        let base = Base::of_snapshot(self.store, self.snapshot)?;
-        let machine = self.snapshot.memory.as_ref();
-        let mut builder = Builder::on(self.store, base)
-            .from_snapshot(self.snapshot)
-            .cancel(self.cancel.clone());
-        builder = builder.reattach();
-        if let Some(machine) = machine {
+        let builder = self.moment.restore()?.cancel(self.cancel.clone());
+        let mut builder = builder.reattach();
+        if let Some(machine) = &self.moment.snapshot().memory {
             builder = builder.description(shell_words(&machine.spec.command.argv));
         }
         if !self.auto_remove {

@@ -27,12 +27,12 @@ pub fn execute(args: &Args) -> Outcome {
     let mut all = Vec::new();
     for name in &args.names {
         let sandbox = match sandboxes.get(name) {
-            Ok(record) => Some(record),
+            Ok(sandbox) => Some(sandbox),
             Err(micabox::Error::NoSuchSandbox(_)) => None,
             Err(error) => return Err(error.into()),
         };
         all.push(match sandbox {
-            Some(record) => json!({"sandbox": record}),
+            Some(sandbox) => json!({"sandbox": sandbox.record()}),
             None => image(&store, name)?,
         });
     }

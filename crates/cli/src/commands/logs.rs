@@ -40,7 +40,7 @@ pub struct Args {
 /// Shows a log.
 pub fn execute(args: &Args) -> Outcome {
     let sandboxes = settings::sandboxes(&settings::store()?)?;
-    let Some(mut log) = sandboxes.log(&args.sandbox)? else {
+    let Some(mut log) = sandboxes.get(&args.sandbox)?.log()? else {
         let message = format!("sandbox {} has no log", args.sandbox);
         return Err(
             Failure::new(message).hint("only of `mica run -d` and `mica start` there is one")

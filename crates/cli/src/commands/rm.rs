@@ -23,12 +23,11 @@ pub struct Args {
 pub fn execute(args: &Args) -> Outcome {
     let sandboxes = settings::sandboxes(&settings::store()?)?;
     super::for_each(&args.sandboxes, |name| {
-        // By ID: after the stop, the name may match another sandbox.
-        let id = sandboxes.get(name)?.id;
+        let sandbox = sandboxes.get(name)?;
         if args.force {
-            sandboxes.stop(&id, Duration::ZERO)?;
+            sandbox.stop(Duration::ZERO)?;
         }
-        match sandboxes.remove(&id) {
+        match sandbox.remove() {
             // A sandbox with `auto_remove` is removed already.
             Err(Error::NoSuchSandbox(_)) if args.force => {}
             Err(error @ Error::Running(_)) => {

@@ -74,8 +74,7 @@ enum Action {
 
 /// Runs a subcommand.
 pub fn execute(args: &Args) -> Outcome {
-    let store = settings::store()?;
-    let sandboxes = settings::sandboxes(&store)?;
+    let sandboxes = settings::sandboxes(&settings::store()?)?;
     match &args.action {
         Action::Create {
             memory,
@@ -83,9 +82,9 @@ pub fn execute(args: &Args) -> Outcome {
             name,
         } => {
             let snapshot = if *memory {
-                sandboxes.save_machine(&store, sandbox, name)?
+                sandboxes.get(sandbox)?.snapshot_with_memory(name)?
             } else {
-                let (snapshot, found) = sandboxes.create_snapshot(&store, sandbox, name)?;
+                let (snapshot, found) = sandboxes.get(sandbox)?.snapshot(name)?;
                 notes::tell(&found, sandbox);
                 snapshot
             };
@@ -134,7 +133,7 @@ pub fn execute(args: &Args) -> Outcome {
                 Failure::of(&error).context(&format!("reading {}", file.display()))
             })?;
             let mut from = BufReader::with_capacity(1 << 20, from);
-            let imported = sandboxes.import_snapshot(&store, name.as_deref(), &mut from)?;
+            let imported = sandboxes.import_snapshot(name.as_deref(), &mut from)?;
             let (snapshot, found) = imported;
             notes::tell(&found, &snapshot.name);
             print(&format!("{}\n", snapshot.name))?;

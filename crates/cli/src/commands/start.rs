@@ -29,11 +29,10 @@ pub struct Args {
 
 /// Starts sandboxes.
 pub fn execute(args: &Args) -> Outcome {
-    let store = settings::store()?;
-    let sandboxes = settings::sandboxes(&store)?;
+    let sandboxes = settings::sandboxes(&settings::store()?)?;
     let start = |name: &str, attach| {
-        let limits = args.require_limits;
-        restart::start(&store, &sandboxes, name, attach, args.interactive, limits)
+        let sandbox = sandboxes.get(name)?;
+        restart::start(&sandbox, attach, args.interactive, args.require_limits)
     };
     if !args.attach && !args.interactive {
         return super::for_each(&args.sandboxes, |name| match start(name, false)? {

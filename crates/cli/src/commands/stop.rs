@@ -25,7 +25,7 @@ pub struct Args {
 pub fn execute(args: &Args) -> Outcome {
     let sandboxes = settings::sandboxes(&settings::store()?)?;
     super::for_each(&args.sandboxes, |name| {
-        let stopped = sandboxes.stop(name, Duration::from_secs(args.time))?;
+        let stopped = sandboxes.get(name)?.stop(Duration::from_secs(args.time))?;
         if let Some(why) = stopped.killed {
             write_stderr(&format!("mica: sandbox {name}: {why}\n"));
         }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use micabox::{
-    BackendChoice, DEFAULT_DISK_SIZE, Network, Patch, Publish, Rule, Upper, UserNetwork, plan,
+    BackendChoice, DEFAULT_DISK_SIZE, Error, Network, Patch, Publish, Rule, Upper, UserNetwork,
 };
 use micabox_image::Platform;
 use micabox_transfer::PullPolicy;
@@ -364,20 +364,31 @@ impl Args {
     }
 
     /// Checks that no flag asks for what a restored machine can't be given any more.
-    pub fn check_fit_for_memory(&self) -> Result<(), Failure> {
+    pub fn check_fit_for_memory(&self, snapshot: &str) -> Result<(), Failure> {
+        let differs = |problem| Error::SnapshotDiffers {
+            name: snapshot.to_owned(),
+            problem,
+        };
         let late = [
             (self.memory.is_some(), "--memory"),
             (self.cpus.is_some(), "--cpus"),
             (!self.init, "--init=false"),
             (self.cold, "--cold"),
         ];
-        match late.into_iter().find(|(is_given, _)| *is_given) {
-            None => Ok(()),
-            Some((_, flag)) => Err(Failure::new(format!(
+        if let Some((_, flag)) = late.into_iter().find(|(is_given, _)| *is_given) {
+            return Err(Failure::new(format!(
                 "the snapshot has a machine's memory, so {flag} comes too late"
             ))
-            .hint(format!("leave {flag} out, or start from an image"))),
+            .hint(format!("leave {flag} out, or start from an image")));
         }
+        if self.nested_virtualization {
+            return Err(differs("does not virtualise (--nested-virtualization)").into());
+        }
+        if !self.patches()?.is_empty() {
+            let problem = "runs already: nothing can be patched before its start";
+            return Err(differs(problem).into());
+        }
+        Ok(())
     }
 
     /// Returns whether any flag is about the network.
@@ -467,7 +478,7 @@ impl From<Backend> for BackendChoice {
     }
 }
 
-impl From<Transport> for plan::Transport {
+impl From<Transport> for micabox::Transport {
     fn from(transport: Transport) -> Self {
         match transport {
             Transport::Auto => Self::Auto,
@@ -477,7 +488,7 @@ impl From<Transport> for plan::Transport {
     }
 }
 
-impl From<Root> for plan::Root {
+impl From<Root> for micabox::Root {
     fn from(root: Root) -> Self {
         match root {
             Root::Merged => Self::Merged,

@@ -1,7 +1,6 @@
 //! `mica start`: starts a kept sandbox again.
 
-use micabox::{Base, Builder, Cancel, Error, Record, Sandboxes};
-use micabox_image::Store;
+use micabox::{Cancel, Error, Record, SandboxRef};
 
 use super::{AttachOptions, Signals, detach, supervise, terminal};
 use crate::Outcome;
@@ -22,17 +21,15 @@ fn running(name: &str) -> Failure {
 
 /// Runs a kept sandbox's command again. With `attach`, stays until it ends. Returns the exit code.
 pub fn start(
-    store: &Store,
-    sandboxes: &Sandboxes,
-    name: &str,
+    sandbox: &SandboxRef,
     attach: bool,
     interactive: bool,
     require_limits: bool,
 ) -> Outcome {
-    let record = sandboxes.get(name)?;
-    may_start(&record)?;
+    let record = sandbox.record();
+    may_start(record)?;
     let Some(spec) = &record.spec else {
-        return Err(Error::NotKept(record.name).into());
+        return Err(Error::NotKept(record.name.clone()).into());
     };
     let mut command = spec.command.clone();
     let options = AttachOptions {
@@ -45,10 +42,9 @@ pub fn start(
     };
     command.tty = terminal::wanted(&options)?;
 
-    let base = Base::of(store, &record)?;
     let cancel = Cancel::default();
-    let signals = Signals::catch(cancel.clone())?;
-    let mut builder = Builder::restart(store, base, &record)?.cancel(cancel);
+    let mut builder = sandbox.restart()?.cancel(cancel.clone());
+    let signals = Signals::catch(cancel)?;
     if require_limits {
         builder = builder.require_limits(true);
     }

@@ -1,7 +1,10 @@
 //! Builder for a [`Sandbox`](crate::Sandbox).
 
+mod kind;
+mod restore;
 mod start;
 
+use std::marker::PhantomData;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -12,19 +15,36 @@ use micabox_wire::Init;
 
 use crate::plan::{Root, Transport};
 use crate::{
-    Base, Cancel, Command, Error, GuestFiles, Network, Patch, Record, SavedMachine, Snapshot, Upper,
+    Base, Cancel, Command, Error, GuestFiles, Network, Patch, Sandbox, SavedMachine, Upper,
 };
 
+pub use kind::{Boots, Fresh, FromDisk, FromMemory, Kind, New, Restart};
+pub use restore::Restore;
 pub(crate) use start::random;
 
 /// Default RAM for the sandbox's programs and files, MiB. Memory that a guest does not touch costs
 /// the host nothing.
 pub const DEFAULT_MEMORY_MIB: u32 = 1024;
 
-/// Builder for a [`Sandbox`](crate::Sandbox).
+/// Builder for a [`Sandbox`](crate::Sandbox). What it starts is a part of its type, so that it has
+/// only the settings that there are for that:
+///
+/// | type | from | made by |
+/// |---|---|---|
+/// | `Builder` | an image or a root disk | [`Builder::new`], [`Builder::on`] |
+/// | `Builder<FromDisk>` | a snapshot's disk | [`Restore`] |
+/// | `Builder<FromMemory>` | a snapshot's machine | [`Restore`] |
+/// | `Builder<Restart>` | a sandbox that has ended | [`SandboxRef::restart`](crate::SandboxRef::restart) |
 #[derive(Clone)]
-pub struct Builder<'a> {
-    store: &'a Store,
+pub struct Builder<K: Kind = Fresh> {
+    start: Start,
+    kind: PhantomData<K>,
+}
+
+/// All settings of a start.
+#[derive(Clone)]
+struct Start {
+    store: Store,
     base: Base,
     name: Option<String>,
     hostname: Option<String>,
@@ -68,17 +88,11 @@ struct Origin {
     machine: Option<SavedMachine>,
 }
 
-impl<'a> Builder<'a> {
-    /// Begins a sandbox from `image` in `store`.
-    pub fn new(store: &'a Store, image: &Image) -> Self {
-        Self::on(store, Base::Image(Box::new(image.clone())))
-    }
-
-    /// Begins a sandbox from an image in `store` or from a root disk.
-    pub fn on(store: &'a Store, base: Base) -> Self {
+impl Start {
+    fn on(store: &Store, base: Base) -> Self {
         let is_in_place = base.disk().is_some_and(|disk| disk.in_place);
         Self {
-            store,
+            store: store.clone(),
             base,
             name: None,
             hostname: None,
@@ -112,56 +126,44 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Begins another start of the sandbox of `record`, on the same disk and with the same
-    /// settings. `base` is the base that the record names.
-    ///
-    /// # Errors
-    /// [`Error::NotKept`] if the sandbox has kept no changes or has no first command on record.
-    pub fn restart(store: &'a Store, base: Base, record: &Record) -> Result<Self, Error> {
-        let spec = record.spec.clone();
-        let Some(spec) = spec.filter(|_| record.upper.is_kept()) else {
-            return Err(Error::NotKept(record.name.clone()));
-        };
-        Ok(Self {
-            hostname: spec.hostname,
-            memory_mib: record.memory_mib,
-            cpus: Some(record.cpus),
-            transport: spec.transport,
-            root: spec.root,
-            init: spec.init,
-            upper: record.upper,
-            command: Some(spec.command),
-            resumed: Some(record.id.clone()),
-            auto_remove: false,
-            stop_signal: spec.stop_signal,
-            network: spec.network,
-            vsock: spec.vsock,
-            nested_virtualization: spec.nested_virtualization,
-            require_limits: spec.require_limits,
-            description: record.command.clone(),
-            ..Self::on(store, base)
-        })
+    /// Returns the machine to restore; none if the sandbox boots.
+    fn machine(&self) -> Option<&SavedMachine> {
+        self.origin.as_ref()?.machine.as_ref()
+    }
+}
+
+impl Builder {
+    /// Begins a sandbox from `image` in `store`.
+    pub fn new(store: &Store, image: &Image) -> Self {
+        Self::on(store, Base::Image(Box::new(image.clone())))
     }
 
-    /// Sets the name, unique in the store. Default: a generated one.
+    /// Begins a sandbox from an image in `store` or from a root disk.
+    pub fn on(store: &Store, base: Base) -> Self {
+        Self::of(Start::on(store, base))
+    }
+
+    /// Sets where changes go. For a root disk that is written to, only [`Upper::InPlace`] is valid.
     #[must_use]
-    pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.name = Some(name.into());
+    pub fn upper(mut self, upper: Upper) -> Self {
+        self.start.upper = upper;
         self
     }
 
-    /// Sets the host name inside. Default: the first 12 digits of the ID.
+    /// Boots even if there is a template for this machine.
     #[must_use]
-    pub fn hostname(mut self, hostname: impl Into<String>) -> Self {
-        self.hostname = Some(hostname.into());
+    pub fn cold(mut self) -> Self {
+        self.start.cold = true;
         self
     }
+}
 
+impl<K: Boots> Builder<K> {
     /// Sets the RAM for programs and changed files in MiB. What the kernel needs to describe the
     /// image's pmem is added to it.
     #[must_use]
     pub fn memory_mib(mut self, mib: u32) -> Self {
-        self.memory_mib = mib;
+        self.start.memory_mib = mib;
         self
     }
 
@@ -169,29 +171,21 @@ impl<'a> Builder<'a> {
     /// where they are emulated.
     #[must_use]
     pub fn cpus(mut self, cpus: u8) -> Self {
-        self.cpus = Some(cpus);
+        self.start.cpus = Some(cpus);
         self
     }
 
     /// Sets how the image's bytes reach the guest.
     #[must_use]
     pub fn transport(mut self, transport: Transport) -> Self {
-        self.transport = transport;
+        self.start.transport = transport;
         self
     }
 
     /// Sets what the lower side of the root is.
     #[must_use]
     pub fn root(mut self, root: Root) -> Self {
-        self.root = root;
-        self
-    }
-
-    /// Sets the network: which addresses the sandbox reaches, and which ports of the host lead to
-    /// it.
-    #[must_use]
-    pub fn network(mut self, network: Network) -> Self {
-        self.network = network;
+        self.start.root = root;
         self
     }
 
@@ -200,15 +194,75 @@ impl<'a> Builder<'a> {
     /// sandbox can't be saved with its memory.
     #[must_use]
     pub fn nested_virtualization(mut self, wanted: bool) -> Self {
-        self.nested_virtualization = wanted;
+        self.start.nested_virtualization = wanted;
         self
     }
 
-    /// Makes the start fail unless a control group limits the machine's process. By default, a
-    /// control group is used where one is available ([`micabox_vmm::control_groups`]).
+    /// Sets the changes to make before the first start, in order.
     #[must_use]
-    pub fn require_limits(mut self, required: bool) -> Self {
-        self.require_limits = required;
+    pub fn patches(mut self, patches: Vec<Patch>) -> Self {
+        self.start.patches = patches;
+        self
+    }
+
+    /// Makes the first command process 1, as plain `docker run` does. By default the agent is
+    /// process 1, and the sandbox outlives its commands.
+    #[must_use]
+    pub fn first_command_is_init(mut self) -> Self {
+        self.start.init = Init::FirstExec;
+        self
+    }
+}
+
+impl<K: New> Builder<K> {
+    /// Sets the name, unique in the store. Default: a generated one.
+    #[must_use]
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.start.name = Some(name.into());
+        self
+    }
+
+    /// Sets the host name inside. Default: the first 12 digits of the ID.
+    #[must_use]
+    pub fn hostname(mut self, hostname: impl Into<String>) -> Self {
+        self.start.hostname = Some(hostname.into());
+        self
+    }
+
+    /// Sets the description in lists of sandboxes: as a rule, the command.
+    #[must_use]
+    pub fn description(mut self, text: impl Into<String>) -> Self {
+        self.start.description = text.into();
+        self
+    }
+
+    /// Records the first command, for later starts. A sandbox without one can't be started again.
+    #[must_use]
+    pub fn command(mut self, command: &Command) -> Self {
+        self.start.command = Some(command.clone());
+        self
+    }
+
+    /// Keeps a record of the sandbox after its end, until the sandbox is removed.
+    #[must_use]
+    pub fn keep_record(mut self) -> Self {
+        self.start.auto_remove = false;
+        self
+    }
+
+    /// Sets the signal that asks the first command to end. Default: the image's StopSignal, or
+    /// SIGTERM.
+    #[must_use]
+    pub fn stop_signal(mut self, signal: i32) -> Self {
+        self.start.stop_signal = Some(signal);
+        self
+    }
+
+    /// Sets the network: which addresses the sandbox reaches, and which ports of the host lead to
+    /// it.
+    #[must_use]
+    pub fn network(mut self, network: Network) -> Self {
+        self.start.network = network;
         self
     }
 
@@ -219,135 +273,65 @@ impl<'a> Builder<'a> {
     /// `path` is removed with the sandbox.
     #[must_use]
     pub fn vsock(mut self, path: impl Into<PathBuf>) -> Self {
-        self.vsock = Some(path.into());
+        self.start.vsock = Some(path.into());
         self
     }
+}
 
-    /// Sets where changes go. For a root disk that is written to, only [`Upper::InPlace`] is valid.
-    #[must_use]
-    pub fn upper(mut self, upper: Upper) -> Self {
-        self.upper = upper;
-        self
+impl<K: Kind> Builder<K> {
+    fn of(start: Start) -> Self {
+        Self {
+            start,
+            kind: PhantomData,
+        }
     }
 
-    /// Sets the changes to make before the first start, in order.
-    #[must_use]
-    pub fn patches(mut self, patches: Vec<Patch>) -> Self {
-        self.patches = patches;
-        self
+    /// Returns what the sandbox is made from.
+    pub fn base(&self) -> &Base {
+        &self.start.base
     }
 
-    /// Starts from a copy of a snapshot's disk, which is kept; or, if the snapshot has a machine's
-    /// memory, restores that machine, with its memory size, processors, network and all other
-    /// settings. The base must be the snapshot's.
-    #[must_use]
-    pub fn from_snapshot(mut self, snapshot: &Snapshot) -> Self {
-        self.origin = Some(Origin {
-            name: Some(snapshot.name.clone()),
-            directory: snapshot.directory.clone(),
-            machine: snapshot.memory.clone(),
-        });
-        let Some(machine) = &snapshot.memory else {
-            self.upper = Upper::Disk {
-                size: snapshot.size,
-            };
-            return self;
-        };
-        let spec = machine.spec.clone();
-        self.memory_mib = machine.memory_mib;
-        self.cpus = Some(machine.cpus);
-        self.upper = machine.upper;
-        self.transport = spec.transport;
-        self.root = spec.root;
-        self.init = spec.init;
-        self.network = spec.network;
-        self.stop_signal = self.stop_signal.or(spec.stop_signal);
-        self
+    /// Starts the sandbox and waits until it is ready for commands.
+    ///
+    /// # Errors
+    /// [`Error`]; no record or directory of a new sandbox is left behind.
+    pub fn create(self) -> Result<Sandbox, Error> {
+        self.start.create()
     }
 
-    /// Reattaches the first command of the snapshot's machine as this sandbox's
-    /// ([`Sandbox::reattach`](crate::Sandbox::reattach)).
+    /// Makes the start fail unless a control group limits the machine's process. By default, a
+    /// control group is used where one is available ([`micabox_vmm::control_groups`]).
     #[must_use]
-    pub fn reattach(mut self) -> Self {
-        self.reattaches = true;
-        self.command = self.machine().map(|machine| machine.spec.command.clone());
-        self
-    }
-
-    /// Boots even if there is a template for this machine.
-    #[must_use]
-    pub fn cold(mut self) -> Self {
-        self.cold = true;
-        self
-    }
-
-    /// Records the first command, for later starts. A sandbox without one can't be started again.
-    #[must_use]
-    pub fn command(mut self, command: &Command) -> Self {
-        self.command = Some(command.clone());
-        self
-    }
-
-    /// Makes the first command process 1, as plain `docker run` does. By default the agent is
-    /// process 1, and the sandbox outlives its commands.
-    #[must_use]
-    pub fn first_command_is_init(mut self) -> Self {
-        self.init = Init::FirstExec;
-        self
-    }
-
-    /// Keeps a record of the sandbox after its end, until the sandbox is removed.
-    #[must_use]
-    pub fn keep_record(mut self) -> Self {
-        self.auto_remove = false;
-        self
-    }
-
-    /// Sets the signal that asks the first command to end. Default: the image's StopSignal, or
-    /// SIGTERM.
-    #[must_use]
-    pub fn stop_signal(mut self, signal: i32) -> Self {
-        self.stop_signal = Some(signal);
+    pub fn require_limits(mut self, required: bool) -> Self {
+        self.start.require_limits = required;
         self
     }
 
     /// Sets how long the guest may take to boot.
     #[must_use]
     pub fn boot_timeout(mut self, timeout: Duration) -> Self {
-        self.boot_timeout = Some(timeout);
-        self
-    }
-
-    /// Sets the description in lists of sandboxes: as a rule, the command.
-    #[must_use]
-    pub fn description(mut self, text: impl Into<String>) -> Self {
-        self.description = text.into();
+        self.start.boot_timeout = Some(timeout);
         self
     }
 
     /// Sets which backend to use. Default: the best one available.
     #[must_use]
     pub fn backend_choice(mut self, choice: BackendChoice) -> Self {
-        self.backend_choice = choice;
+        self.start.backend_choice = choice;
         self
     }
 
     /// Sets the guest's kernel and agent. Default: [`GuestFiles::find`].
     #[must_use]
     pub fn guest(mut self, files: GuestFiles) -> Self {
-        self.guest = Some(files);
+        self.start.guest = Some(files);
         self
     }
 
     /// Lets another thread cancel the start.
     #[must_use]
     pub fn cancel(mut self, cancel: Cancel) -> Self {
-        self.cancel = cancel;
+        self.start.cancel = cancel;
         self
-    }
-
-    /// Returns the machine to restore; none if the sandbox boots.
-    fn machine(&self) -> Option<&SavedMachine> {
-        self.origin.as_ref()?.machine.as_ref()
     }
 }

@@ -9,7 +9,7 @@ use micabox_owner::{Client, Lost};
 use micabox_vmm::{Acceleration, Backend, Disk, DiskSource, Limits, Sockets};
 use oci_spec::image::Config;
 
-use super::{Builder, Origin};
+use super::{Origin, Start};
 use crate::base::Claim;
 use crate::name::is_valid;
 use crate::owner::{self, Job, Owner};
@@ -17,7 +17,7 @@ use crate::plan::{Plan, ROOT_SERIAL};
 use crate::registrar::EXIT_NOT_STARTED;
 use crate::sandbox::{Created, now};
 use crate::snapshot::memory;
-use crate::state::{ID_LENGTH, ProcessId, Record, Registration, Sandboxes, Status};
+use crate::state::{Directory, ID_LENGTH, ProcessId, Record, Registration, Status};
 use crate::template::Template;
 use crate::{
     Base, Command, Error, GuestFiles, Network, Patch, RootDisk, Sandbox, SavedMachine, Spec, Upper,
@@ -32,12 +32,9 @@ const MOST_CPUS: usize = 4;
 /// copy changes until its first output.
 const AFTER_BOOT: Duration = Duration::from_millis(100);
 
-impl Builder<'_> {
+impl Start {
     /// Starts the sandbox and waits until it is ready for commands.
-    ///
-    /// # Errors
-    /// [`Error`]; no record or directory of a new sandbox is left behind.
-    pub fn create(self) -> Result<Sandbox, Error> {
+    pub(super) fn create(self) -> Result<Sandbox, Error> {
         let begun = Instant::now();
         if let Some(name) = self.name.as_deref().filter(|name| !is_valid(name)) {
             return Err(Error::BadName(name.to_owned()));
@@ -186,7 +183,6 @@ impl Builder<'_> {
             stop_signal: self.stop_signal_for(&config),
             config,
             planned,
-            plan,
         })
     }
 
@@ -230,16 +226,8 @@ impl Builder<'_> {
             (false, true) => return Err(differs("has no network, and can't be given one")),
             _ => {}
         }
-        if self.nested_virtualization {
-            return Err(differs("does not virtualise (--nested-virtualization)"));
-        }
         if self.vsock.is_some() && machine.spec.vsock.is_none() {
             return Err(differs("has no sockets (vsock), and can't be given any"));
-        }
-        if !self.patches.is_empty() {
-            return Err(differs(
-                "runs already: nothing can be patched before its start",
-            ));
         }
         if self.reattaches && machine.main.is_none() {
             return Err(Error::NothingRuns(name.clone()));
@@ -250,10 +238,10 @@ impl Builder<'_> {
     /// Makes the record, or takes over the record of a sandbox that is started again. If a later
     /// step fails, dropping a new registration leaves nothing behind.
     fn register(&self, plan: &Plan, backend: &dyn Backend) -> Result<Registration, Error> {
-        let sandboxes = Sandboxes::open(self.store.root())?;
+        let directory = Directory::open(self.store.root())?;
         match &self.resumed {
-            None => sandboxes.register(self.name.as_deref(), self.record(plan, backend)?),
-            Some(id) => sandboxes.resume(id, |record| {
+            None => directory.register(self.name.as_deref(), self.record(plan, backend)?),
+            Some(id) => directory.resume(id, |record| {
                 record.transport = plan.transport.to_string();
                 record.root = plan.root.to_string();
                 record.owner = ProcessId::own();
@@ -540,8 +528,8 @@ mod tests {
                 unmapped: None,
                 modified: (0, 0),
             };
-            let builder = Builder::on(&store, Base::Disk(disk));
-            builder.upper(upper).check_in_place()
+            let start = Start::on(&store, Base::Disk(disk));
+            Start { upper, ..start }.check_in_place()
         };
         assert!(matches!(check(false, Upper::InPlace), Err(Error::NoPlace)));
         assert!(matches!(

@@ -15,7 +15,6 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
-use micabox_image::Store;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -67,7 +66,6 @@ impl Sandboxes {
     /// fails, is not such a file, or does not have the digest at its end.
     pub fn import_snapshot(
         &self,
-        store: &Store,
         name: Option<&str>,
         from: &mut dyn Read,
     ) -> Result<(Snapshot, Notes), Error> {
@@ -89,7 +87,7 @@ impl Sandboxes {
             name.clone_into(&mut snapshot.name);
         }
         let mut notes = Notes::default();
-        let (snapshot, _lock) = self.add_snapshot(store, snapshot, |snapshot| {
+        let (snapshot, _lock) = self.add_snapshot(snapshot, |snapshot| {
             let path = snapshot.directory.join(DISK);
             read_disk(&mut from, &path, snapshot.size, &runs).map_err(failed)?;
             notes = settle(&path)?;

@@ -7,18 +7,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use micabox_image::Store;
 use micabox_vmm::Machine;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::{DISK, Snapshot, failed, of};
-use crate::builder::random;
+use crate::builder::{FromMemory, random};
 use crate::freeze::{Problem, freeze};
 use crate::stamp::Stamp;
 use crate::state::{Found, Lock, Record};
 use crate::upper::{self, copy, data_runs};
-use crate::{Error, Sandboxes, Spec, Upper};
+use crate::{Builder, Error, Restore, SandboxRef, Sandboxes, Spec, Upper};
 
 /// Names of the files with the machine's state, its memory, and the description for a restore.
 const MACHINE: &str = "machine";
@@ -110,21 +109,16 @@ fn describe(directory: &Path, machine: &SavedMachine) -> Result<(), Error> {
         .map_err(failed("writing", &path))
 }
 
-impl Sandboxes {
-    /// Saves a running sandbox at one moment: its memory, its processes, and its disk if it has
+impl SandboxRef {
+    /// Saves the running sandbox at one moment: its memory, its processes, and its disk if it has
     /// one. The sandbox is frozen meanwhile. The snapshot is synced to the host's disk and gets a
     /// digest, so that any damage is noticed.
     ///
     /// # Errors
     /// [`Error::SnapshotExists`], [`Error::BadSnapshotName`], [`Error::NotRunning`]; [`Error::NotSaved`],
     /// for example where there is no KVM.
-    pub fn save_machine(
-        &self,
-        store: &Store,
-        sandbox: &str,
-        name: &str,
-    ) -> Result<Snapshot, Error> {
-        let found = self.running(sandbox)?;
+    pub fn snapshot_with_memory(&self, name: &str) -> Result<Snapshot, Error> {
+        let found = self.running()?;
         let fill = |snapshot: &mut Snapshot| {
             let mut machine = ask(&found, &snapshot.directory)?;
             let path = snapshot.directory.join(MEMORY);
@@ -133,18 +127,18 @@ impl Sandboxes {
             snapshot.memory = Some(machine);
             Ok(())
         };
-        let (snapshot, _lock) =
-            self.add_snapshot(store, of(&found.record, name.to_owned()), fill)?;
+        let snapshot = of(&found.record, name.to_owned());
+        let (snapshot, _lock) = self.sandboxes().add_snapshot(snapshot, fill)?;
         Ok(snapshot)
     }
 
-    /// Saves a running sandbox as [`Sandboxes::save_machine`], to be restored right away. The
-    /// snapshot is removed when the result is dropped, or soon after this process ends.
+    /// Saves the running sandbox as [`SandboxRef::snapshot_with_memory`], to be copied right away
+    /// ([`EphemeralSnapshot::restore`]). The snapshot is removed when the result is dropped, or soon after this process ends.
     ///
     /// # Errors
     /// [`Error::NotRunning`], [`Error::NotSaved`].
-    pub fn save_ephemeral(&self, store: &Store, sandbox: &str) -> Result<EphemeralSnapshot, Error> {
-        let found = self.running(sandbox)?;
+    pub fn ephemeral_snapshot(&self) -> Result<EphemeralSnapshot, Error> {
+        let found = self.running()?;
         let number = u64::from_le_bytes(random()?);
         let mut snapshot = of(&found.record, format!("fork-{number:016x}"));
         snapshot.ephemeral = true;
@@ -152,15 +146,16 @@ impl Sandboxes {
             snapshot.memory = Some(ask(&found, &snapshot.directory)?);
             Ok(())
         };
-        let (snapshot, lock) = self.add_snapshot(store, snapshot, fill)?;
+        let (snapshot, lock) = self.sandboxes().add_snapshot(snapshot, fill)?;
         Ok(EphemeralSnapshot {
             snapshot,
+            sandboxes: self.sandboxes().clone(),
             _lock: lock,
         })
     }
 
-    fn running(&self, sandbox: &str) -> Result<Found, Error> {
-        let found = self.find(sandbox)?;
+    fn running(&self) -> Result<Found, Error> {
+        let found = self.directory().find(self.id())?;
         if found.record.status.is_live() {
             Ok(found)
         } else {
@@ -191,6 +186,7 @@ pub(crate) fn check(name: &str, directory: &Path, machine: &SavedMachine) -> Res
 #[derive(Debug)]
 pub struct EphemeralSnapshot {
     snapshot: Snapshot,
+    sandboxes: Sandboxes,
     /// A process that finds the snapshot unlocked removes it.
     _lock: Lock,
 }
@@ -199,6 +195,17 @@ impl EphemeralSnapshot {
     /// Returns the snapshot.
     pub fn snapshot(&self) -> &Snapshot {
         &self.snapshot
+    }
+
+    /// Begins a copy of the sandbox, which continues where the sandbox was.
+    ///
+    /// # Errors
+    /// As [`Restore::new`].
+    pub fn restore(&self) -> Result<Builder<FromMemory>, Error> {
+        match Restore::new(self.sandboxes.store(), &self.snapshot)? {
+            Restore::Memory(builder) => Ok(builder),
+            Restore::Disk(_) => Err(Error::NotRunning(self.snapshot.sandbox.clone())),
+        }
     }
 }
 

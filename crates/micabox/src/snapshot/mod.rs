@@ -28,7 +28,7 @@ use crate::name::is_valid;
 use crate::sandbox::now;
 use crate::state::{ImageName, Lock};
 use crate::upper::copy;
-use crate::{Error, Record, RootDisk, Sandboxes, Upper};
+use crate::{Error, Record, RootDisk, SandboxRef, Sandboxes, Upper};
 
 pub use memory::{EphemeralSnapshot, SavedMachine};
 
@@ -76,39 +76,35 @@ impl Snapshot {
     }
 }
 
-impl Sandboxes {
-    /// Copies the disk of a sandbox at one moment; see [`Sandboxes::frozen_disk`].
+impl SandboxRef {
+    /// Copies the sandbox's disk at one moment; see [`SandboxRef::frozen_disk`].
     ///
     /// # Errors
     /// [`Error::SnapshotExists`], [`Error::BadSnapshotName`], and those of
-    /// [`Sandboxes::frozen_disk`].
-    pub fn create_snapshot(
-        &self,
-        store: &Store,
-        sandbox: &str,
-        name: &str,
-    ) -> Result<(Snapshot, Notes), Error> {
-        let record = self.get(sandbox)?;
+    /// [`SandboxRef::frozen_disk`].
+    pub fn snapshot(&self, name: &str) -> Result<(Snapshot, Notes), Error> {
+        let record = self.record();
         // Fails unless the sandbox has a disk.
         record.disk_size()?;
-        let snapshot = of(&record, name.to_owned());
+        let snapshot = of(record, name.to_owned());
         let mut notes = Notes::default();
-        let (snapshot, _lock) = self.add_snapshot(store, snapshot, |snapshot| {
+        let (snapshot, _lock) = self.sandboxes().add_snapshot(snapshot, |snapshot| {
             let path = snapshot.directory.join(DISK);
             let disk = copy::create(&path).map_err(failed("making", &path))?;
-            self.copy_frozen(&record.id, &disk)?;
+            self.directory().copy_frozen(&record.id, &disk)?;
             disk.sync_all().map_err(failed("writing", &path))?;
             notes = settle(&path)?;
             Ok(())
         })?;
         Ok((snapshot, notes))
     }
+}
 
+impl Sandboxes {
     /// Makes a snapshot of what `fill` puts into its directory. Returns it with its lock, which a
     /// complete snapshot needs only if it is ephemeral.
     fn add_snapshot(
         &self,
-        store: &Store,
         mut snapshot: Snapshot,
         fill: impl FnOnce(&mut Snapshot) -> Result<(), Error>,
     ) -> Result<(Snapshot, Lock), Error> {
@@ -118,10 +114,10 @@ impl Sandboxes {
         let directory = self.snapshot_directory(&snapshot.name);
         snapshot.directory.clone_from(&directory);
         let lock = {
-            let _names = self.lock()?;
+            let _names = self.directory().lock()?;
             claim(&directory, &snapshot.name)?
         };
-        let made = lease(store, &snapshot)
+        let made = lease(self.store(), &snapshot)
             .and_then(|()| fill(&mut snapshot))
             .and_then(|()| publish(&snapshot).map_err(failed("writing", &directory)));
         match made {
@@ -138,8 +134,8 @@ impl Sandboxes {
     /// # Errors
     /// [`Error::State`].
     pub fn snapshots(&self) -> Result<Vec<Snapshot>, Error> {
-        let directory = self.directory();
-        let _names = self.lock()?;
+        let directory = self.directory().path();
+        let _names = self.directory().lock()?;
         let entries = fs::read_dir(directory).map_err(failed("reading", directory))?;
         let mut snapshots = Vec::new();
         for entry in entries {
@@ -190,7 +186,7 @@ impl Sandboxes {
     }
 
     fn snapshot_directory(&self, name: &str) -> PathBuf {
-        self.directory().join(format!("{PREFIX}{name}"))
+        self.directory().path().join(format!("{PREFIX}{name}"))
     }
 }
 

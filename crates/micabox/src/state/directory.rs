@@ -42,10 +42,10 @@ const LAST_MOMENT: Duration = Duration::from_secs(30);
 /// How many names are tried before giving up.
 const NAME_ATTEMPTS: usize = 64;
 
-/// All sandboxes of a store, running or with a record only.
+/// The directory of all sandboxes of a store.
 #[derive(Clone, Debug)]
-pub struct Sandboxes {
-    directory: PathBuf,
+pub(crate) struct Directory {
+    path: PathBuf,
     /// Held while names are given and directories are made or removed. Its holder sees no
     /// incomplete sandbox, except one that a killed process left.
     lock: PathBuf,
@@ -62,7 +62,7 @@ pub(crate) struct Found {
 /// of the sandbox, or removes its directory if the record has `auto_remove`.
 #[derive(Debug)]
 pub(crate) struct Registration {
-    sandboxes: Sandboxes,
+    sandboxes: Directory,
     path: PathBuf,
     record: Record,
     lock: Lock,
@@ -70,53 +70,29 @@ pub(crate) struct Registration {
     is_handed_over: bool,
 }
 
-impl Sandboxes {
-    /// Opens the sandboxes of the store at `root`.
-    ///
-    /// # Errors
-    /// [`Error::State`] if its directories can't be made.
-    pub fn open(root: &Path) -> Result<Self, Error> {
-        let directory = root.join("sandboxes");
+impl Directory {
+    /// Opens the directory of the store at `root`.
+    pub(crate) fn open(root: &Path) -> Result<Self, Error> {
+        let path = root.join("sandboxes");
         let locks = root.join("locks");
-        for directory in [&directory, &locks] {
+        for directory in [&path, &locks] {
             fs::create_dir_all(directory).map_err(state("making", directory))?;
         }
         Ok(Self {
-            directory,
+            path,
             lock: locks.join("sandboxes"),
         })
     }
 
-    /// Returns all records, oldest first. Removes ended sandboxes with `auto_remove`.
-    ///
-    /// # Errors
-    /// [`Error::State`].
-    pub fn list(&self) -> Result<Vec<Record>, Error> {
-        let all = self.scan()?.into_iter();
-        Ok(all.map(|found| found.record).collect())
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
     }
 
-    /// Returns the record with this name, ID, or beginning of an ID.
-    ///
-    /// # Errors
-    /// [`Error::NoSuchSandbox`], [`Error::Ambiguous`].
-    pub fn get(&self, name_or_id: &str) -> Result<Record, Error> {
-        Ok(self.find(name_or_id)?.record)
-    }
-
-    /// Removes a sandbox that has ended.
-    ///
-    /// # Errors
-    /// [`Error::Running`].
-    pub fn remove(&self, name_or_id: &str) -> Result<Record, Error> {
+    /// Removes a sandbox that has ended. Returns its record.
+    pub(crate) fn remove(&self, name_or_id: &str) -> Result<Record, Error> {
         let (_names, found, _lock) = self.ended(name_or_id)?;
         discard(&found.path)?;
         Ok(found.record)
-    }
-
-    /// Returns the directory of all sandboxes.
-    pub(crate) fn directory(&self) -> &Path {
-        &self.directory
     }
 
     pub(crate) fn find(&self, name_or_id: &str) -> Result<Found, Error> {
@@ -152,7 +128,7 @@ impl Sandboxes {
     ) -> Result<Registration, Error> {
         let names = self.lock()?;
         record.name = choose_name(name, &record.id, &self.scan_locked()?)?;
-        let path = self.directory.join(&record.id);
+        let path = self.path.join(&record.id);
         let make = || {
             fs::DirBuilder::new().mode(0o700).create(&path)?;
             Lock::wait(&path.join(LOCK))
@@ -200,7 +176,7 @@ impl Sandboxes {
     /// Locks a sandbox that has a disk and does not run, which keeps it from being started or
     /// removed for as long as the lock is held.
     pub(crate) fn hold(&self, name_or_id: &str) -> Result<(Found, Lock), Error> {
-        let record = self.get(name_or_id)?;
+        let record = self.find(name_or_id)?.record;
         if !record.upper.is_kept() {
             return Err(Error::NotKept(record.name));
         }
@@ -253,17 +229,17 @@ impl Sandboxes {
         Lock::wait(&self.lock).map_err(state("locking", &self.lock))
     }
 
-    /// Returns all sandboxes, after removing ended ones with `auto_remove`.
-    fn scan(&self) -> Result<Vec<Found>, Error> {
+    /// Returns all sandboxes, oldest first, after removing ended ones with `auto_remove`.
+    pub(crate) fn scan(&self) -> Result<Vec<Found>, Error> {
         let _names = self.lock()?;
         self.scan_locked()
     }
 
     fn scan_locked(&self) -> Result<Vec<Found>, Error> {
         let mut all = Vec::new();
-        let entries = fs::read_dir(&self.directory).map_err(state("reading", &self.directory))?;
+        let entries = fs::read_dir(&self.path).map_err(state("reading", &self.path))?;
         for entry in entries {
-            let path = entry.map_err(state("reading", &self.directory))?.path();
+            let path = entry.map_err(state("reading", &self.path))?.path();
             if !is_sandbox(&path) {
                 continue;
             }
@@ -302,8 +278,8 @@ impl Sandboxes {
 
 impl Registration {
     /// Takes over the registration of the creator.
-    pub(crate) fn taken_over(sandboxes: Sandboxes, record: Record, lock: Lock) -> Self {
-        let path = sandboxes.directory.join(&record.id);
+    pub(crate) fn taken_over(sandboxes: Directory, record: Record, lock: Lock) -> Self {
+        let path = sandboxes.path.join(&record.id);
         Self {
             sandboxes,
             path,

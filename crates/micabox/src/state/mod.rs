@@ -14,12 +14,13 @@
 mod directory;
 mod lock;
 mod record;
+mod sandboxes;
 
-pub use directory::Sandboxes;
-pub(crate) use directory::{Found, ID_LENGTH, Registration};
+pub(crate) use directory::{Directory, Found, ID_LENGTH, Registration};
 pub(crate) use lock::Lock;
 pub use micabox_owner::process::ProcessId;
 pub use record::{ImageName, Record, Status};
+pub use sandboxes::{SandboxRef, Sandboxes};
 
 #[cfg(test)]
 mod tests;

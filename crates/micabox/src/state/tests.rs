@@ -30,9 +30,9 @@ fn record(id: &str) -> Record {
     }
 }
 
-fn names(sandboxes: &Sandboxes) -> Vec<String> {
-    let list = sandboxes.list().unwrap();
-    list.into_iter().map(|record| record.name).collect()
+fn names(sandboxes: &Directory) -> Vec<String> {
+    let all = sandboxes.scan().unwrap();
+    all.into_iter().map(|found| found.record.name).collect()
 }
 
 fn entries(root: &Path) -> usize {
@@ -42,7 +42,7 @@ fn entries(root: &Path) -> usize {
 #[test]
 fn a_name_is_given_once() {
     let root = tempfile::tempdir().unwrap();
-    let sandboxes = Sandboxes::open(root.path()).unwrap();
+    let sandboxes = Directory::open(root.path()).unwrap();
     let first = sandboxes.register(Some("web"), record("a")).unwrap();
     let error = sandboxes.register(Some("web"), record("b")).unwrap_err();
     assert!(matches!(&error, Error::NameTaken { id, .. } if id == "aaaaaaaaaaaa"));
@@ -58,15 +58,15 @@ fn a_name_is_given_once() {
 #[test]
 fn records_are_found_by_name_and_by_the_beginning_of_an_id() {
     let root = tempfile::tempdir().unwrap();
-    let sandboxes = Sandboxes::open(root.path()).unwrap();
+    let sandboxes = Directory::open(root.path()).unwrap();
     let _a = sandboxes.register(Some("one"), record("ab")).unwrap();
     let _b = sandboxes.register(Some("two"), record("ac")).unwrap();
-    assert_eq!(sandboxes.get("one").unwrap().id, record("ab").id);
-    assert_eq!(sandboxes.get("acac").unwrap().name, "two");
-    assert!(matches!(sandboxes.get("a"), Err(Error::Ambiguous(_))));
+    assert_eq!(sandboxes.find("one").unwrap().record.id, record("ab").id);
+    assert_eq!(sandboxes.find("acac").unwrap().record.name, "two");
+    assert!(matches!(sandboxes.find("a"), Err(Error::Ambiguous(_))));
     for unknown in ["", "x", "on"] {
         assert!(matches!(
-            sandboxes.get(unknown),
+            sandboxes.find(unknown),
             Err(Error::NoSuchSandbox(_))
         ));
     }
@@ -75,19 +75,19 @@ fn records_are_found_by_name_and_by_the_beginning_of_an_id() {
 #[test]
 fn a_sandbox_lives_as_long_as_its_creator() {
     let root = tempfile::tempdir().unwrap();
-    let sandboxes = Sandboxes::open(root.path()).unwrap();
+    let sandboxes = Directory::open(root.path()).unwrap();
     let mut registration = sandboxes.register(Some("it"), record("a")).unwrap();
     registration
         .update(|record| record.status = Status::Running { since: 1 })
         .unwrap();
-    assert!(sandboxes.get("it").unwrap().status.is_live());
+    assert!(sandboxes.find("it").unwrap().record.status.is_live());
     assert!(matches!(sandboxes.remove("it"), Err(Error::Running(_))));
     let found = sandboxes.find("it").unwrap();
     fs::write(found.path.join("lease.json"), "{}").unwrap();
     assert!(!sandboxes.wait_for_end(&found, Duration::ZERO));
     // As if the owner were killed: only the lock is released.
     drop(registration);
-    assert_eq!(sandboxes.get("it").unwrap().status, Status::Dead);
+    assert_eq!(sandboxes.find("it").unwrap().record.status, Status::Dead);
     assert!(!found.path.join("lease.json").exists());
     assert!(sandboxes.wait_for_end(&found, Duration::ZERO));
     sandboxes.remove("it").unwrap();
@@ -98,7 +98,7 @@ fn a_sandbox_lives_as_long_as_its_creator() {
 #[test]
 fn nothing_is_left_of_what_nobody_is_to_remember() {
     let root = tempfile::tempdir().unwrap();
-    let sandboxes = Sandboxes::open(root.path()).unwrap();
+    let sandboxes = Directory::open(root.path()).unwrap();
     let fleeting = Record {
         auto_remove: true,
         ..record("a")
@@ -129,7 +129,7 @@ fn nothing_is_left_of_what_nobody_is_to_remember() {
 #[test]
 fn what_is_not_ours_stays() {
     let root = tempfile::tempdir().unwrap();
-    let sandboxes = Sandboxes::open(root.path()).unwrap();
+    let sandboxes = Directory::open(root.path()).unwrap();
     let foreign = root.path().join("sandboxes/notes");
     fs::create_dir(&foreign).unwrap();
     fs::write(foreign.join("state.json"), "{}").unwrap();

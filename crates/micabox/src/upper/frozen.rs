@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use super::{Change, copy, disk, read_changes};
 use crate::freeze::{Frozen, Problem, freeze};
 use crate::jailed::{About, Changes, Layer, Notes, Stream, Unread};
-use crate::state::{Found, Sandboxes};
-use crate::{Base, Error};
+use crate::state::{Directory, Found};
+use crate::{Base, Error, SandboxRef};
 
 /// How long a freeze may take.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -88,16 +88,26 @@ impl FrozenDisk {
     }
 }
 
-impl Sandboxes {
-    /// Returns the disk of a sandbox as it is now. A running sandbox is frozen while the disk is
+impl SandboxRef {
+    /// Calls `each` with every change of the sandbox, as its disk is now: see
+    /// [`SandboxRef::frozen_disk`] and [`FrozenDisk::changes`].
+    ///
+    /// # Errors
+    /// Those of the two, and of [`SandboxRef::base`].
+    pub fn diff(&self, each: impl FnMut(Change<'_>) -> io::Result<()>) -> Result<Notes, Error> {
+        let disk = self.frozen_disk()?;
+        disk.changes(&self.base()?, each)
+    }
+
+    /// Returns the disk of the sandbox as it is now. A running sandbox is frozen while the disk is
     /// copied. What the guest had not flushed is in the copy only as far as its kernel had written
     /// it, as after a power cut.
     ///
     /// # Errors
     /// [`Error::NotKept`] if the sandbox has no disk, [`Error::InPlace`] if it writes to its root
     /// disk; [`Error::Disk`].
-    pub fn frozen_disk(&self, name_or_id: &str) -> Result<FrozenDisk, Error> {
-        let Found { record, path } = self.find(name_or_id)?;
+    pub fn frozen_disk(&self) -> Result<FrozenDisk, Error> {
+        let Found { record, path } = self.directory().find(self.id())?;
         record.disk_size()?;
         if !record.status.is_live() {
             return Ok(FrozenDisk {
@@ -106,14 +116,16 @@ impl Sandboxes {
             });
         }
         let copy = tempfile::tempfile_in(&path).map_err(copying(&disk(&path)))?;
-        self.copy_frozen(&record.id, &copy)?;
+        self.directory().copy_frozen(&record.id, &copy)?;
         Ok(FrozenDisk {
             path: disk(&path),
             copy: Some(copy),
         })
     }
+}
 
-    /// Copies a sandbox's disk as it is now into `to` ([`Sandboxes::frozen_disk`]).
+impl Directory {
+    /// Copies a sandbox's disk as it is now into `to` ([`SandboxRef::frozen_disk`]).
     pub(crate) fn copy_frozen(&self, id: &str, to: &File) -> Result<(), Error> {
         let original = disk(&self.find(id)?.path);
         let source = File::open(&original).map_err(copying(&original))?;

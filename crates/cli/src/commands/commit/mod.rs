@@ -4,7 +4,6 @@ mod change;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use micabox::Base;
 use micabox_image::{ImageEdit, Reference};
 use oci_spec::image::Config;
 
@@ -43,25 +42,24 @@ pub struct Args {
 
 /// Makes an image.
 pub fn execute(args: &Args) -> Outcome {
-    let store = settings::store()?;
+    let sandboxes = settings::sandboxes(&settings::store()?)?;
     let settings = settings::settings()?;
-    let sandboxes = settings::sandboxes(&store)?;
     let references = args.image.iter().map(|name| {
         name.parse::<Reference>()
             .map_err(|error| Failure::of(&error).context("reading the image's name"))
     });
     let references = references.collect::<Result<Vec<_>, _>>()?;
-    let record = sandboxes.get(&args.sandbox)?;
+    let sandbox = sandboxes.get(&args.sandbox)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let changes = ImageEdit {
         created: Some(rfc3339(now.map_or(0, |since| since.as_secs()))),
         author: args.author.clone(),
-        created_by: Some(record.command.clone()),
+        created_by: Some(sandbox.record().command.clone()),
         comment: args.message.clone(),
-        config: config(&args.change, Base::of(&store, &record)?.config())?,
+        config: config(&args.change, sandbox.base()?.config())?,
     };
     let limits = &settings.limits;
-    let (image, found) = sandboxes.commit(&store, &record.id, &changes, &references, limits)?;
+    let (image, found) = sandbox.commit(&changes, &references, limits)?;
     notes::tell(&found, &args.sandbox);
     print(&format!("{}\n", image.manifest_digest))?;
     Ok(0)

@@ -3,12 +3,11 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use micabox::{PathKind, Sandboxes, Unread};
-use micabox_image::Store;
+use micabox::{PathKind, SandboxRef};
 use micabox_overlay::host::{Place, pack, place, unpack};
 
 use crate::commands::notes;
@@ -48,17 +47,10 @@ pub struct Args {
 
 /// Copies into a sandbox or out of one.
 pub fn execute(args: &Args) -> Outcome {
-    let store = settings::store()?;
-    let sandboxes = settings::sandboxes(&store)?;
+    let sandboxes = settings::sandboxes(&settings::store()?)?;
     match (inside(&args.from), inside(&args.to)) {
-        (None, Some((name, path))) => {
-            let sandbox = Inside::new(&store, &sandboxes, name, path);
-            copy_in(args, &sandbox)
-        }
-        (Some((name, path)), None) => {
-            let sandbox = Inside::new(&store, &sandboxes, name, path);
-            copy_out(args, &sandbox)
-        }
+        (None, Some((name, path))) => copy_in(args, &sandboxes.get(name)?, path),
+        (Some((name, path)), None) => copy_out(args, &sandboxes.get(name)?, name, path),
         _ => Err(
             Failure::new("one of the two must be in a sandbox, and the other not")
                 .hint("write SANDBOX:/absolute/path, and ./name for a file of yours with a colon"),
@@ -73,52 +65,17 @@ fn inside(name: &str) -> Option<(&str, &str)> {
     is_inside.then_some((sandbox, path))
 }
 
-/// A path in a sandbox.
-struct Inside<'a> {
-    store: &'a Store,
-    sandboxes: &'a Sandboxes,
-    name: &'a str,
-    path: &'a str,
-}
-
-impl<'a> Inside<'a> {
-    fn new(store: &'a Store, sandboxes: &'a Sandboxes, name: &'a str, path: &'a str) -> Self {
-        Self {
-            store,
-            sandboxes,
-            name,
-            path,
-        }
-    }
-
-    fn kind(&self) -> Result<PathKind, Failure> {
-        let path = self.path.as_bytes();
-        Ok(self.sandboxes.path_kind(self.store, self.name, path)?)
-    }
-
-    fn write(&self, root: &[u8], archive: OwnedFd) -> Result<(), Failure> {
-        let (store, name) = (self.store, self.name);
-        Ok(self.sandboxes.write_archive(store, name, root, archive)?)
-    }
-
-    fn read(&self, follow: bool, name: &[u8]) -> Result<Unread, Failure> {
-        let path = self.path.as_bytes();
-        let sandboxes = self.sandboxes;
-        Ok(sandboxes.read_archive(self.store, self.name, path, follow, name)?)
-    }
-}
-
-fn copy_in(args: &Args, sandbox: &Inside<'_>) -> Outcome {
-    let kind = sandbox.kind()?;
+fn copy_in(args: &Args, sandbox: &SandboxRef, path: &str) -> Outcome {
+    let kind = sandbox.path_kind(path.as_bytes())?;
     if args.from == "-" {
         if kind != PathKind::Directory {
-            let message = format!("cannot unpack into `{}`: not a directory", sandbox.path);
+            let message = format!("cannot unpack into `{}`: not a directory", path);
             return Err(Failure::new(message)
                 .hint("an archive is unpacked into a directory of the sandbox"));
         }
         let stdin = io::stdin().as_fd().try_clone_to_owned();
         let stdin = stdin.map_err(|error| Failure::of(&error).context("reading stdin"))?;
-        sandbox.write(sandbox.path.as_bytes(), stdin)?;
+        sandbox.write_archive(path.as_bytes(), stdin)?;
         return Ok(0);
     }
     let from = Path::new(&args.from);
@@ -143,7 +100,7 @@ fn copy_in(args: &Args, sandbox: &Inside<'_>) -> Outcome {
         is_directory,
         contents(&args.from),
         named.as_bytes(),
-        sandbox.path.as_bytes(),
+        path.as_bytes(),
         kind,
     )
     .map_err(Failure::new)?;
@@ -157,18 +114,18 @@ fn copy_in(args: &Args, sandbox: &Inside<'_>) -> Outcome {
             special: pack::Special::Packed,
         };
         let packing = scope.spawn(move || packing.pack(from, name, write_end));
-        let written = sandbox.write(&parent, read_end.into());
+        let written = sandbox.write_archive(&parent, read_end.into());
         match packing.join() {
             // If the unpacking side has failed, its error is the cause of the closed pipe.
             Ok(Err(error)) if error.kind() != io::ErrorKind::BrokenPipe => Err(reading(error)),
-            Ok(_) => written.map(|()| 0),
+            Ok(_) => Ok(written.map(|()| 0)?),
             Err(_) => Err(Failure::new("the thread that reads the files died")),
         }
     })
 }
 
-fn copy_out(args: &Args, sandbox: &Inside<'_>) -> Outcome {
-    let path = sandbox.path;
+fn copy_out(args: &Args, sandbox: &SandboxRef, name: &str, path: &str) -> Outcome {
+    let read = |name: &[u8]| sandbox.read_archive(path.as_bytes(), args.follow_link, name);
     let base = path.trim_end_matches("/.").trim_end_matches('/');
     let named = base.rsplit('/').next().unwrap_or_default();
     if args.to == "-" {
@@ -176,9 +133,9 @@ fn copy_out(args: &Args, sandbox: &Inside<'_>) -> Outcome {
             return Err(Failure::new("refusing to write an archive to a terminal")
                 .hint("redirect stdout to a file"));
         }
-        let mut archive = sandbox.read(args.follow_link, named.as_bytes())?;
+        let mut archive = read(named.as_bytes())?;
         match pass_on(&mut archive, &mut output::raw::stdout()) {
-            Ok(true) => notes::tell(&archive.finish()?, sandbox.name),
+            Ok(true) => notes::tell(&archive.finish()?, name),
             Ok(false) => {}
             // The error about the sandbox's disk explains more.
             Err(failure) => return Err(archive.verdict().map_or(failure, Failure::from)),
@@ -192,7 +149,7 @@ fn copy_out(args: &Args, sandbox: &Inside<'_>) -> Outcome {
         Err(_) => PathKind::Nothing,
     };
     // Its kind is known when the archive comes; its name in the archive does not matter.
-    let mut archive = sandbox.read(args.follow_link, unpack::ROOT)?;
+    let mut archive = read(unpack::ROOT)?;
     let unpacked = unpack::unpack(&mut archive, args.archive, |is_directory| {
         let all = contents(path) || named.is_empty();
         let Place { mut parent, name } = place(
@@ -208,7 +165,7 @@ fn copy_out(args: &Args, sandbox: &Inside<'_>) -> Outcome {
     });
     match unpacked {
         Ok(_) => {
-            notes::tell(&archive.finish()?, sandbox.name);
+            notes::tell(&archive.finish()?, name);
             Ok(0)
         }
         // The error about the sandbox's disk explains more.

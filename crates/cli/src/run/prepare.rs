@@ -1,0 +1,208 @@
+//! From the flags of `mica run` to a sandbox that is ready to be started.
+
+use micabox::builder::{Boots, FromMemory, New};
+use micabox::{
+    Base, Builder, Cancel, Command, Error, Overrides, Restore, Root, RootDisk, Sandbox, Snapshot,
+    Transport, TtySize,
+};
+use micabox_image::store::Image;
+use micabox_image::{Reference, Store};
+use micabox_transfer::{PullOptions, PullPolicy, pull_blocking};
+
+use super::{Args, environment, shell_words};
+use crate::failure::Failure;
+use crate::{bars, settings};
+
+/// The command on a root disk, which has no configuration with one.
+const SHELL: &str = "/bin/sh";
+
+/// A sandbox that is ready to be started.
+pub struct Prepared {
+    /// Its command; none if the command of a restored machine is to be reattached.
+    pub command: Option<Command>,
+    /// Starts it.
+    pub create: Box<dyn FnOnce() -> Result<Sandbox, Error>>,
+}
+
+/// What a sandbox is prepared from.
+pub struct Preparation<'a> {
+    /// The flags.
+    pub args: &'a Args,
+    /// The size of the command's terminal, if it has one.
+    pub tty: Option<TtySize>,
+    /// Cancels the start.
+    pub cancel: Cancel,
+}
+
+impl Preparation<'_> {
+    /// Finds what the sandbox is made from, pulls it if necessary, and takes the settings from the
+    /// flags.
+    pub fn prepare(&self) -> Result<Prepared, Failure> {
+        let args = self.args;
+        let settings = settings::settings()?;
+        let store = settings::store()?;
+        let overrides = Overrides {
+            entrypoint: args.entrypoint.clone(),
+            args: args.command().to_vec(),
+            env: environment::changes(&args.env_file, &args.env)?,
+            user: args.user.clone(),
+            workdir: args.workdir.clone(),
+        };
+        let Some(name) = &args.from else {
+            let base = match args.root_disk() {
+                Some((path, in_place)) => Base::Disk(RootDisk::open(&path, in_place)?),
+                None => Base::Image(Box::new(image(&store, args, PullOptions::new(settings))?)),
+            };
+            let mut builder = Builder::on(&store, base);
+            if let Some(upper) = args.upper {
+                builder = builder.upper(upper);
+            }
+            if args.cold {
+                builder = builder.cold();
+            }
+            return self.boot(builder, &overrides);
+        };
+        let snapshot = settings::sandboxes(&store)?.snapshot(name)?;
+        let restore = match args.root_disk() {
+            None => Restore::new(&store, &snapshot)?,
+            Some((path, false)) => Restore::on_root_disk(&store, &snapshot, &path)?,
+            Some((_, true)) => {
+                return Err(Failure::new(
+                    "a snapshot has its changes on a disk of its own, not in its root disk",
+                )
+                .hint("leave :rw away"));
+            }
+        };
+        match restore {
+            Restore::Disk(builder) => self.boot(builder, &overrides),
+            Restore::Memory(builder) => self.resume(builder, &snapshot, &overrides),
+        }
+    }
+
+    /// Prepares a sandbox whose machine boots.
+    fn boot<K: Boots + 'static>(
+        &self,
+        builder: Builder<K>,
+        overrides: &Overrides,
+    ) -> Result<Prepared, Failure> {
+        let args = self.args;
+        let command = self.command(builder.base(), overrides)?;
+        let mut builder = self
+            .new(builder)
+            .transport(Transport::from(args.transport))
+            .root(Root::from(args.root))
+            .nested_virtualization(args.nested_virtualization)
+            .patches(args.patches()?)
+            .network(args.network()?)
+            .description(shell_words(&command.argv))
+            .command(&command);
+        if let Some(memory) = args.memory {
+            builder = builder.memory_mib(memory);
+        }
+        if let Some(cpus) = args.cpus {
+            builder = builder.cpus(cpus);
+        }
+        if !args.init {
+            builder = builder.first_command_is_init();
+        }
+        Ok(Prepared {
+            command: Some(command),
+            create: Box::new(|| builder.create()),
+        })
+    }
+
+    /// Prepares a sandbox that continues where a snapshot's machine was. Without a COMMAND, the
+    /// machine's first command is reattached.
+    fn resume(
+        &self,
+        builder: Builder<FromMemory>,
+        snapshot: &Snapshot,
+        overrides: &Overrides,
+    ) -> Result<Prepared, Failure> {
+        let args = self.args;
+        args.check_fit_for_memory(&snapshot.name)?;
+        let is_reattached = args.command().is_empty() && args.entrypoint.is_none();
+        let command = if is_reattached {
+            None
+        } else {
+            Some(self.command(builder.base(), overrides)?)
+        };
+        let mut builder = self.new(builder);
+        if args.has_network_flags() {
+            builder = builder.network(args.network()?);
+        }
+        builder = match (&command, &snapshot.memory) {
+            (Some(command), _) => builder
+                .description(shell_words(&command.argv))
+                .command(command),
+            (None, Some(machine)) => builder
+                .description(shell_words(&machine.spec.command.argv))
+                .reattach(),
+            (None, None) => builder.reattach(),
+        };
+        Ok(Prepared {
+            command,
+            create: Box::new(|| builder.create()),
+        })
+    }
+
+    /// Takes the settings that every new sandbox has.
+    fn new<K: New>(&self, builder: Builder<K>) -> Builder<K> {
+        let args = self.args;
+        let mut builder = builder
+            .backend_choice(args.backend.into())
+            .require_limits(args.require_limits)
+            .cancel(self.cancel.clone());
+        if let Some(name) = &args.name {
+            builder = builder.name(name);
+        }
+        if let Some(path) = &args.vsock {
+            // Absolute, as `mica start` may be called from elsewhere.
+            builder = builder.vsock(std::path::absolute(path).unwrap_or_else(|_| path.clone()));
+        }
+        if let Some(hostname) = &args.hostname {
+            builder = builder.hostname(hostname);
+        }
+        if let Some(signal) = args.stop_signal {
+            builder = builder.stop_signal(signal);
+        }
+        if !args.is_forgotten() {
+            builder = builder.keep_record();
+        }
+        builder
+    }
+
+    /// Makes the command of the image's configuration and the flags.
+    fn command(&self, base: &Base, overrides: &Overrides) -> Result<Command, Failure> {
+        let mut config = base.config();
+        if base.disk().is_some() {
+            config.set_cmd(Some(vec![SHELL.to_owned()]));
+        }
+        let mut command = Command::from_image(&config, overrides)?;
+        command.tty = self.tty;
+        command.stdin = self.args.interactive;
+        Ok(command)
+    }
+}
+
+/// Finds the image, and pulls it if necessary and allowed.
+fn image(store: &Store, args: &Args, mut options: PullOptions) -> Result<Image, Failure> {
+    let name = args.image()?;
+    if let Some(policy) = args.pull {
+        options.policy = policy.into();
+    }
+    options.platform = args.platform.clone();
+    if options.policy != PullPolicy::Always && options.platform.is_none() {
+        match store.image(name) {
+            Ok(image) => return Ok(image),
+            // Pulling an image again repairs one that lost a layer.
+            Err(error) if options.policy == PullPolicy::Never => return Err(error.into()),
+            Err(_) => {}
+        }
+    }
+    let reference: Reference = name
+        .parse()
+        .map_err(|error| Failure::of(&error).context("reading the image's name"))?;
+    let progress = bars::watch(&reference.familiar());
+    Ok(pull_blocking(store, &reference, &options, progress)?)
+}

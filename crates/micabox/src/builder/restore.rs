@@ -1,0 +1,142 @@
+//! Builders of sandboxes that are not fresh: from snapshots, and further starts.
+
+use std::path::Path;
+
+use micabox_image::Store;
+
+use super::kind::{FromDisk, FromMemory, Restart};
+use super::{Builder, Origin, Start};
+use crate::{Base, Error, Sandbox, SandboxRef, SavedMachine, Snapshot, Upper};
+
+/// Builder for a sandbox from a snapshot. Only what may differ in a copy can be set.
+#[derive(Clone)]
+pub enum Restore {
+    /// The snapshot is of a disk: the machine boots, with a copy of the disk.
+    Disk(Builder<FromDisk>),
+    /// The snapshot has a machine's memory: the machine continues where it was, with the same
+    /// memory size, processors and devices.
+    Memory(Builder<FromMemory>),
+}
+
+impl Restore {
+    /// Begins a sandbox from a snapshot, on the base that the snapshot's sandbox had.
+    ///
+    /// # Errors
+    /// [`Error::Store`] if the image is no longer in the store; [`Error::RootDisk`] if the root
+    /// disk has changed or can't be used; [`Error::RootDiskUnnamed`] if the snapshot was imported
+    /// and has a root disk.
+    pub fn new(store: &Store, snapshot: &Snapshot) -> Result<Self, Error> {
+        Ok(Self::on(
+            store,
+            Base::of_snapshot(store, snapshot)?,
+            snapshot,
+        ))
+    }
+
+    /// Begins a sandbox from a snapshot with a root disk, with the file at `path` as that disk. Its
+    /// format, size and UUID must be the same.
+    ///
+    /// # Errors
+    /// [`Error::RootDisk`] if it is another filesystem; [`Error::SnapshotDiffers`] if the snapshot
+    /// has no root disk, or has memory, which can be restored only with the original file.
+    pub fn on_root_disk(store: &Store, snapshot: &Snapshot, path: &Path) -> Result<Self, Error> {
+        let base = Base::of_snapshot_on(snapshot, path)?;
+        Ok(Self::on(store, base, snapshot))
+    }
+
+    fn on(store: &Store, base: Base, snapshot: &Snapshot) -> Self {
+        let origin = Origin {
+            name: Some(snapshot.name.clone()),
+            directory: snapshot.directory.clone(),
+            machine: snapshot.memory.clone(),
+        };
+        let start = Start::on(store, base);
+        match &snapshot.memory {
+            Some(machine) => Self::Memory(Builder::of(start.of_machine(origin, machine))),
+            None => Self::Disk(Builder::of(Start {
+                upper: Upper::Disk {
+                    size: snapshot.size,
+                },
+                origin: Some(origin),
+                ..start
+            })),
+        }
+    }
+
+    /// Starts the sandbox as it is; see [`Builder::create`].
+    ///
+    /// # Errors
+    /// As [`Builder::create`].
+    pub fn create(self) -> Result<Sandbox, Error> {
+        match self {
+            Self::Disk(builder) => builder.create(),
+            Self::Memory(builder) => builder.create(),
+        }
+    }
+}
+
+impl Start {
+    /// Takes the settings that a copy of the machine must have as well.
+    fn of_machine(self, origin: Origin, machine: &SavedMachine) -> Self {
+        let spec = &machine.spec;
+        Self {
+            memory_mib: machine.memory_mib,
+            cpus: Some(machine.cpus),
+            upper: machine.upper,
+            transport: spec.transport,
+            root: spec.root,
+            init: spec.init,
+            network: spec.network.clone(),
+            stop_signal: spec.stop_signal,
+            origin: Some(origin),
+            ..self
+        }
+    }
+}
+
+impl Builder<FromMemory> {
+    /// Reattaches the first command of the snapshot's machine as this sandbox's
+    /// ([`Sandbox::reattach`]). [`Builder::create`] fails with [`Error::NothingRuns`] if there is
+    /// none.
+    #[must_use]
+    pub fn reattach(mut self) -> Self {
+        self.start.reattaches = true;
+        let machine = self.start.machine();
+        self.start.command = machine.map(|machine| machine.spec.command.clone());
+        self
+    }
+}
+
+impl SandboxRef {
+    /// Begins another start of the sandbox, on the same disk and with the same settings.
+    ///
+    /// # Errors
+    /// [`Error::NotKept`] if the sandbox has kept no changes or has no first command on record;
+    /// those of [`SandboxRef::base`].
+    pub fn restart(&self) -> Result<Builder<Restart>, Error> {
+        let record = self.record();
+        let spec = record.spec.clone();
+        let Some(spec) = spec.filter(|_| record.upper.is_kept()) else {
+            return Err(Error::NotKept(record.name.clone()));
+        };
+        Ok(Builder::of(Start {
+            hostname: spec.hostname,
+            memory_mib: record.memory_mib,
+            cpus: Some(record.cpus),
+            transport: spec.transport,
+            root: spec.root,
+            init: spec.init,
+            upper: record.upper,
+            command: Some(spec.command),
+            resumed: Some(record.id.clone()),
+            auto_remove: false,
+            stop_signal: spec.stop_signal,
+            network: spec.network,
+            vsock: spec.vsock,
+            nested_virtualization: spec.nested_virtualization,
+            require_limits: spec.require_limits,
+            description: record.command.clone(),
+            ..Start::on(self.sandboxes().store(), self.base()?)
+        }))
+    }
+}

@@ -1,0 +1,169 @@
+//! A store's sandboxes, by name.
+
+use std::time::Duration;
+
+use micabox_image::Store;
+
+use super::{Directory, Found, Lock, Record};
+use crate::process::{ExecOptions, Process};
+use crate::{Base, Command, CommandError, Error, Overrides};
+
+/// All sandboxes of a store, running or with a record only, and its snapshots. Cheap to clone.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # use std::time::Duration;
+/// use micabox::{Sandboxes, Store};
+///
+/// let sandboxes = Sandboxes::open(&Store::open(&Store::default_root()?)?)?;
+/// for record in sandboxes.list()? {
+///     println!("{} {}", record.name, record.status);
+/// }
+/// let db = sandboxes.get("db")?;
+/// db.snapshot("before-the-upgrade")?;
+/// db.stop(Duration::from_secs(10))?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Sandboxes {
+    store: Store,
+    directory: Directory,
+}
+
+/// A sandbox of any process, found by its name or ID.
+///
+/// It has the record of when it was found. Each operation looks at the sandbox's state of that
+/// moment, and fails with [`Error::NoSuchSandbox`] if the sandbox is gone.
+#[derive(Clone, Debug)]
+pub struct SandboxRef {
+    sandboxes: Sandboxes,
+    found: Found,
+}
+
+impl Sandboxes {
+    /// Opens the sandboxes of a store.
+    ///
+    /// # Errors
+    /// [`Error::State`] if its directories can't be made.
+    pub fn open(store: &Store) -> Result<Self, Error> {
+        Ok(Self {
+            directory: Directory::open(store.root())?,
+            store: store.clone(),
+        })
+    }
+
+    /// Returns the store, which has their images.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Returns all records, oldest first. Removes ended sandboxes with `auto_remove`.
+    ///
+    /// # Errors
+    /// [`Error::State`].
+    pub fn list(&self) -> Result<Vec<Record>, Error> {
+        let all = self.directory.scan()?.into_iter();
+        Ok(all.map(|found| found.record).collect())
+    }
+
+    /// Finds the sandbox with this name, ID, or beginning of an ID.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchSandbox`], [`Error::Ambiguous`].
+    pub fn get(&self, name_or_id: &str) -> Result<SandboxRef, Error> {
+        Ok(SandboxRef {
+            found: self.directory.find(name_or_id)?,
+            sandboxes: self.clone(),
+        })
+    }
+
+    pub(crate) fn directory(&self) -> &Directory {
+        &self.directory
+    }
+}
+
+impl SandboxRef {
+    /// Returns the record as of when the sandbox was found.
+    pub fn record(&self) -> &Record {
+        &self.found.record
+    }
+
+    /// Returns the ID: 32 hexadecimal digits.
+    pub fn id(&self) -> &str {
+        &self.found.record.id
+    }
+
+    /// Finds the sandbox again, with its record as of now.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchSandbox`].
+    pub fn reload(&self) -> Result<Self, Error> {
+        self.sandboxes.get(self.id())
+    }
+
+    /// Finds the base of the sandbox.
+    ///
+    /// # Errors
+    /// [`Error::Store`] if the image is no longer in the store; [`Error::RootDisk`] if the root
+    /// disk has changed or can't be used.
+    pub fn base(&self) -> Result<Base, Error> {
+        Base::of(&self.sandboxes.store, self.record())
+    }
+
+    /// Removes the sandbox, which must have ended. Returns its last record.
+    ///
+    /// # Errors
+    /// [`Error::Running`].
+    pub fn remove(&self) -> Result<Record, Error> {
+        self.directory().remove(self.id())
+    }
+
+    /// Waits until the sandbox has ended, and everything of it that runs. Returns false if
+    /// `timeout` passes first.
+    pub fn wait_timeout(&self, timeout: Duration) -> bool {
+        self.directory().wait_for_end(&self.found, timeout)
+    }
+
+    /// Makes a command with the image's environment, user and directory, as `docker exec` has it.
+    ///
+    /// # Errors
+    /// [`Error::Command`]; those of [`SandboxRef::base`].
+    pub fn command(&self, overrides: &Overrides) -> Result<Command, Error> {
+        Ok(Command::in_image(&self.base()?.config(), overrides)?)
+    }
+
+    /// Starts a command in the sandbox, which must run, with pipes for its streams, and waits until
+    /// it runs. Whichever process made the sandbox, the command is this one's: it is killed when
+    /// this process ends.
+    ///
+    /// # Errors
+    /// [`Error::Start`] if the guest can't start it; [`Error::Lost`] if the sandbox does not run.
+    pub fn exec(&self, command: &Command) -> Result<Process, Error> {
+        self.exec_with(command, ExecOptions::piped(command.stdin))
+    }
+
+    /// Starts a command as [`SandboxRef::exec`] does, with `options`.
+    ///
+    /// # Errors
+    /// As [`SandboxRef::exec`].
+    pub fn exec_with(&self, command: &Command, options: ExecOptions) -> Result<Process, Error> {
+        if command.argv.is_empty() {
+            return Err(CommandError::Nothing.into());
+        }
+        Process::start(&self.found.path, command.to_exec(), options, false)
+    }
+
+    pub(crate) fn sandboxes(&self) -> &Sandboxes {
+        &self.sandboxes
+    }
+
+    pub(crate) fn directory(&self) -> &Directory {
+        &self.sandboxes.directory
+    }
+
+    /// Locks the sandbox, which must have a disk and not run; see [`Directory::hold`].
+    pub(crate) fn hold(&self) -> Result<(Found, Lock), Error> {
+        self.directory().hold(self.id())
+    }
+}
