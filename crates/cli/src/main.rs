@@ -4,6 +4,7 @@ mod bars;
 mod commands;
 mod failure;
 mod host_memory;
+mod log;
 mod output;
 mod run;
 mod settings;
@@ -31,6 +32,9 @@ use failure::{EXIT_MICA, Failure};
                   `mica doctor` says what this machine can do."
 )]
 struct Cli {
+    #[command(flatten)]
+    log: log::Flag,
+
     #[command(subcommand)]
     command: Command,
 }
@@ -65,6 +69,9 @@ enum Command {
 /// is one, and most shells allow 1024.
 const DESCRIPTORS: u64 = 4096;
 
+/// Exit code of a wrong command line, except for `run`.
+const EXIT_USAGE: u8 = 2;
+
 fn raise_descriptor_limit() {
     let mut limit = getrlimit(Resource::Nofile);
     let allowed = limit
@@ -82,6 +89,9 @@ fn raise_descriptor_limit() {
 #[derive(Debug, Parser)]
 #[command(name = "mica", max_term_width = 100, disable_help_subcommand = true)]
 struct RunOnly {
+    #[command(flatten)]
+    log: log::Flag,
+
     #[command(subcommand)]
     command: RunCommand,
 }
@@ -95,20 +105,29 @@ fn parse() -> Result<Cli, clap::Error> {
     if std::env::args_os().nth(1).is_none_or(|word| word != "run") {
         return Cli::try_parse();
     }
-    let RunCommand::Run(args) = RunOnly::try_parse()?.command;
+    let RunOnly { log, command } = RunOnly::try_parse()?;
+    let RunCommand::Run(args) = command;
     Ok(Cli {
+        log,
         command: Command::Run(args),
     })
 }
 
 fn main() -> ExitCode {
     // Owners, machines and parsers are processes of this program, without mica's command line.
-    micabox::run_if_worker();
+    micabox::run_if_worker_with(log::start_in_owner);
     raise_descriptor_limit();
     let cli = match parse() {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
+    if let Err(failure) = log::start(cli.log) {
+        failure.print();
+        return ExitCode::from(match cli.command {
+            Command::Run(_) => EXIT_MICA,
+            _ => EXIT_USAGE,
+        });
+    }
     let result = match cli.command {
         Command::Run(args) => run::execute(*args),
         Command::Ps(args) => commands::ps::execute(&args),
@@ -157,7 +176,7 @@ fn usage(error: &clap::Error) -> ExitCode {
     output::write_stderr(&error.render().to_string());
     match std::env::args_os().nth(1) {
         Some(command) if command == "run" => ExitCode::from(EXIT_MICA),
-        _ => ExitCode::from(2),
+        _ => ExitCode::from(EXIT_USAGE),
     }
 }
 

@@ -3,6 +3,7 @@
 use micabox_image::convert::Place;
 use micabox_image::store::Image;
 use micabox_image::{AppendLayerError, ImageEdit, Limits, Reference, append_layer};
+use tracing::{info, info_span};
 
 use crate::{Base, Error, Notes, SandboxRef};
 
@@ -23,13 +24,17 @@ impl SandboxRef {
         let Base::Image(image) = &base else {
             return Err(Error::NoImage(self.record().name.clone()));
         };
+        let _span = info_span!("commit", id = self.record().short_id()).entered();
         let store = self.sandboxes().store();
         // Reading it fails at the end if the layer is incomplete.
         let mut layer = self.frozen_disk()?.layer(&base)?;
         let place = Place::Jail;
         let extended = append_layer(store, image, &mut layer, changes, references, limits, place);
         match extended {
-            Ok(image) => Ok((image, layer.finish()?)),
+            Ok(image) => {
+                info!(digest = %image.manifest_digest, "made the image");
+                Ok((image, layer.finish()?))
+            }
             // The worker's error about the disk explains more.
             Err(error @ AppendLayerError::Read(_)) => {
                 let verdict = layer.verdict();

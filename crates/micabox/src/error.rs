@@ -1,5 +1,9 @@
 //! Errors of sandboxes.
 
+mod kind;
+
+use std::error::Error as StdError;
+use std::fmt::Write;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,22 +13,28 @@ use micabox_wire::StartFailed;
 
 use crate::{CommandError, DiskProblem};
 
+pub use kind::ErrorKind;
+
+/// The cause of an [`Error`] that has causes of several types.
+pub type Source = Box<dyn StdError + Send + Sync>;
+
 const NAME_RULE: &str =
     "2 to 63 letters, digits, `_`, `.` and `-`, beginning with a letter or digit";
 
-/// An error of a sandbox.
+/// An error of a sandbox. Its message includes those of its [sources](StdError::source).
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
     /// The store failed.
     #[error(transparent)]
     Store(#[from] micabox_image::store::Error),
     /// A file of the image is not as the store describes it.
-    #[error("the image's file {} can't be used: {problem}", path.display())]
+    #[error("the image's file {} can't be used: {}", path.display(), chain(&**source))]
     ImageFile {
         /// The file.
         path: PathBuf,
         /// What is wrong with the file.
-        problem: String,
+        source: Source,
     },
     /// The virtual machine could not be started.
     #[error("starting a virtual machine: {0}")]
@@ -51,7 +61,7 @@ pub enum Error {
     NotStarted(String),
     /// The guest did not boot or restore.
     #[error("the sandbox did not start: {0}")]
-    Boot(Lost),
+    Boot(#[source] Lost),
     /// The start was cancelled.
     #[error("the start was given up")]
     Cancelled,
@@ -94,14 +104,14 @@ pub enum Error {
     #[error("sandbox {0} has no disk: its changes are in memory, and gone with it")]
     NotKept(String),
     /// An operation on a sandbox's disk failed.
-    #[error("{what} the disk {}: {problem}", path.display())]
+    #[error("{what} the disk {}: {}", path.display(), chain(&**source))]
     Disk {
         /// What was being done.
         what: &'static str,
         /// The disk's file.
         path: PathBuf,
         /// Why it failed.
-        problem: String,
+        source: Source,
     },
     /// The sandbox writes to its root disk itself, so it has no changes apart from it.
     #[error("sandbox {name} makes its changes in {} itself", path.display())]
@@ -117,6 +127,7 @@ pub enum Error {
         /// The file.
         path: PathBuf,
         /// Why not.
+        #[source]
         problem: DiskProblem,
     },
     /// An imported snapshot has changes to a root disk, and the user must name that disk's file.
@@ -147,12 +158,12 @@ pub enum Error {
     #[error("sandbox {0} does not run, so it has no memory to save")]
     NotRunning(String),
     /// A sandbox could not be saved with its memory.
-    #[error("sandbox {name} can't be saved: {why}")]
+    #[error("sandbox {name} can't be saved: {}", chain(&**source))]
     NotSaved {
         /// Its name.
         name: String,
         /// Why.
-        why: String,
+        source: Source,
     },
     /// The memory file of a snapshot has changed since it was written.
     #[error("snapshot {name} is damaged ({} was altered); make it again", path.display())]
@@ -177,12 +188,12 @@ pub enum Error {
     #[error(transparent)]
     Commit(#[from] Box<micabox_image::AppendLayerError>),
     /// A patch, or reading or writing an archive, failed.
-    #[error("{what}: {problem}")]
+    #[error("{what}: {}", chain(&**source))]
     Patch {
         /// What was being done.
         what: String,
         /// Why it failed.
-        problem: String,
+        source: Source,
     },
     /// The sandbox did not end in time.
     #[error("sandbox {name} did not end within {after:?}")]
@@ -234,13 +245,59 @@ fn list(paths: &[PathBuf]) -> String {
     paths.join(", ")
 }
 
-/// Formats an error and its causes in one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+/// Formats an error and its causes in one line. Some errors include their causes already.
+pub(crate) fn chain(error: &dyn StdError) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
-        text.push_str(&format!(": {error}"));
+        let words = error.to_string();
+        if !text.contains(&words) {
+            let _ = write!(text, ": {words}");
+        }
         cause = error.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shared<T: StdError + Send + Sync + 'static>() {}
+
+    #[test]
+    fn a_cause_is_kept_and_told_once() {
+        shared::<Error>();
+        let refused = || io::Error::from(io::ErrorKind::PermissionDenied);
+        let error = Error::Disk {
+            what: "copying",
+            path: "/disk".into(),
+            source: refused().into(),
+        };
+        let words = "copying the disk /disk: permission denied";
+        assert_eq!(
+            (error.to_string().as_str(), error.kind()),
+            (words, ErrorKind::Host)
+        );
+        assert_eq!(chain(&error), words);
+        let cause = error
+            .source()
+            .and_then(|cause| cause.downcast_ref::<io::Error>());
+        assert_eq!(cause.unwrap().kind(), io::ErrorKind::PermissionDenied);
+
+        // One that keeps its own cause out of its message.
+        let hidden = micabox_vmm::Error::Spawn {
+            path: "/qemu".into(),
+            source: refused(),
+        };
+        let error = Error::NotSaved {
+            name: "it".into(),
+            source: hidden.into(),
+        };
+        let words = "sandbox it can't be saved: starting /qemu: permission denied";
+        assert_eq!(
+            (error.to_string().as_str(), chain(&error).as_str()),
+            (words, words)
+        );
+    }
 }

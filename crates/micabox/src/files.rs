@@ -22,7 +22,7 @@ impl SandboxRef {
         let disk = upper::disk(&found.path);
         let about = About::new("reading", &disk, &base).asked(path);
         let (lower, below) = base.lower_files()?;
-        let file = File::open(&disk).map_err(|error| about.disk(error.to_string()))?;
+        let file = File::open(&disk).map_err(|error| about.disk(error))?;
         let look = Look {
             lower,
             path: path.to_vec(),

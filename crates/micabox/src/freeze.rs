@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use micabox_owner::Client;
 use micabox_owner::protocol::{Kind, Reply, Request};
 use micabox_vmm::Snapshot;
+use tracing::debug;
 
 /// Interval at which the owner is notified that its machine must stay frozen.
 const BEAT: Duration = Duration::from_secs(1);
@@ -57,12 +58,15 @@ pub(crate) fn freeze(
     let files = memory.map(|memory| [memory.state.as_fd(), memory.memory.as_fd()]);
     client.request(1, &request, files.as_ref().map_or(&[], |files| &files[..]))?;
     match client.reply(1, Instant::now().checked_add(patience))? {
-        Some(Reply::Frozen { main, note }) => Ok(Frozen {
-            client,
-            told: Instant::now(),
-            main,
-            note,
-        }),
+        Some(Reply::Frozen { main, note }) => {
+            debug!(?directory, is_saved = memory.is_some(), "froze the machine");
+            Ok(Frozen {
+                client,
+                told: Instant::now(),
+                main,
+                note,
+            })
+        }
         Some(Reply::Failed(failure)) => Err(match failure.kind {
             Kind::Ending | Kind::Lost => Problem::Ending(io::Error::other(failure.message)),
             _ => Problem::Refused(failure.message),
@@ -85,7 +89,9 @@ impl Frozen {
     /// Thaws the machine. Returns whether it was frozen until now.
     pub(crate) fn thaw(mut self) -> bool {
         let deadline = Instant::now().checked_add(THAW_TIMEOUT);
-        self.client.request(1, &Request::Thaw, &[]).is_ok()
-            && matches!(self.client.reply(1, deadline), Ok(Some(Reply::Thawed)))
+        let was_frozen = self.client.request(1, &Request::Thaw, &[]).is_ok()
+            && matches!(self.client.reply(1, deadline), Ok(Some(Reply::Thawed)));
+        debug!(was_frozen, "thawed the machine");
+        was_frozen
     }
 }

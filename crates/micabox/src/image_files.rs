@@ -7,8 +7,8 @@ use micabox_erofs::{BLOCK_SIZE, Reader};
 use micabox_image::identity;
 use micabox_image::store::Image;
 
-use crate::Error;
 use crate::plan::{ImageFile, ImageFiles};
+use crate::{Error, Source};
 
 /// Returns the files of `image` after cheap checks of each: its length, and its superblock with the
 /// checksum over it. Checking all bytes is for the store's fsck.
@@ -46,27 +46,24 @@ pub(crate) fn for_reading(image: &Image) -> Result<Vec<File>, Error> {
         .collect::<Result<Vec<_>, _>>()
         .map_err(|error| Error::ImageFile {
             path: image.fsmeta.clone(),
-            problem: error.to_string(),
+            source: error.into(),
         })
 }
 
 fn check(path: &Path, blocks: u64, uuid: [u8; 16]) -> Result<ImageFile, Error> {
-    let unusable = |problem: String| Error::ImageFile {
+    let unusable = |source: Source| Error::ImageFile {
         path: path.to_owned(),
-        problem,
+        source,
     };
     let size = blocks.saturating_mul(BLOCK_SIZE);
-    let file = File::open(path).map_err(|error| unusable(error.to_string()))?;
-    let metadata = file
-        .metadata()
-        .map_err(|error| unusable(error.to_string()))?;
+    let file = File::open(path).map_err(|error| unusable(error.into()))?;
+    let metadata = file.metadata().map_err(|error| unusable(error.into()))?;
     if metadata.len() != size {
-        return Err(unusable(format!(
-            "it has {} bytes and should have {size}",
-            metadata.len()
-        )));
+        let length = metadata.len();
+        let problem = format!("it has {length} bytes and should have {size}");
+        return Err(unusable(problem.into()));
     }
-    let reader = Reader::open(file).map_err(|error| unusable(error.to_string()))?;
+    let reader = Reader::open(file).map_err(|error| unusable(error.into()))?;
     if reader.uuid() != uuid {
         return Err(unusable("it holds another image".into()));
     }

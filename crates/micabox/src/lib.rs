@@ -1,23 +1,6 @@
-//! Sandboxes from OCI images: the Rust SDK.
+#![doc = include_str!("../README.md")]
 //!
-//! A sandbox is a virtual machine whose root is an image: its layers, read-only and
-//! shared with every other sandbox, under a disposable upper layer in memory.
-//!
-//! ```no_run
-//! use micabox::{Command, Sandbox, Store};
-//!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! // Owners and machines are processes of this program.
-//! micabox::run_if_worker();
-//! let store = Store::open(&Store::default_root()?)?;
-//! let image = store.image("debian:12")?;
-//! let sandbox = Sandbox::create(&store, &image)?;
-//! let process = sandbox.exec(&Command::new(["uname", "-a"]))?;
-//! let finished = process.finish()?;
-//! println!("{}", String::from_utf8_lossy(&finished.stdout));
-//! # Ok(())
-//! # }
-//! ```
+//! # Sandboxes
 //!
 //! There is no daemon. A sandbox has an owner, a process of its own. The owner ends with the
 //! process that made the sandbox, however that process ends, unless the sandbox is
@@ -67,10 +50,10 @@ mod upper;
 mod worker;
 
 pub use base::{Base, DiskProblem, Format, RootDisk};
-pub use builder::{Builder, DEFAULT_MEMORY_MIB, Restore};
+pub use builder::{Builder, DEFAULT_MEMORY_MIB, OwnerLog, Restore};
 pub use cancel::Cancel;
 pub use command::{Command, CommandError, EnvChange, Overrides};
-pub use error::Error;
+pub use error::{Error, ErrorKind, Source};
 pub use guest_files::GuestFiles;
 pub use jailed::{Notes, Unread};
 pub use log::{LogReader, LogRecord, LogStream};
@@ -86,9 +69,9 @@ pub use state::{ImageName, ProcessId, Record, SandboxRef, Sandboxes, Status};
 pub use stop::{DEFAULT_GRACE, Stopped};
 pub use timings::Timings;
 pub use upper::{Change, ChangeKind, DEFAULT_DISK_SIZE, FrozenDisk, Upper};
-pub use worker::run_if_worker;
 #[doc(hidden)]
 pub use worker::worker_kinds;
+pub use worker::{run_if_worker, run_if_worker_with};
 
 pub use micabox_image as image;
 pub use micabox_image::store::{Error as StoreError, Image};

@@ -24,6 +24,7 @@ use micabox_vmm::{
 };
 use micabox_wire::{Boot, Identity, Init, Lower, Upper};
 use serde::{Deserialize, Serialize};
+use tracing::{info, info_span, warn};
 
 use crate::base::Claim;
 use crate::builder::random;
@@ -33,7 +34,7 @@ use crate::registrar::Registrar;
 use crate::sandbox::now;
 use crate::snapshot::memory;
 use crate::state::{Directory, Lock, ProcessId, Record, Registration};
-use crate::{Error, GuestFiles, Network, Spec};
+use crate::{Error, GuestFiles, Network, Spec, worker};
 
 /// The kind of worker that owns a sandbox.
 pub(crate) const KIND: Kind = Kind::new(NAME, work);
@@ -85,6 +86,8 @@ pub(crate) struct Job {
     pub(crate) saves: Result<Spec, String>,
     /// Whether the job comes with the lock of a root disk.
     pub(crate) has_claim: bool,
+    /// What the owner logs on its stderr, if anything.
+    pub(crate) log: Option<String>,
 }
 
 /// A sandbox's owner, as its creator sees it.
@@ -94,8 +97,14 @@ pub(crate) struct Owner {
     pub(crate) process: Child,
 }
 
-/// Starts the owner and sends it its job, with the locks of the sandbox and of its root disk.
-pub(crate) fn start(job: &Job, lock: &File, claim: Option<&File>) -> io::Result<Owner> {
+/// Starts the owner and sends it its job, with the locks of the sandbox and of its root disk. Its
+/// log goes to `stderr`.
+pub(crate) fn start(
+    job: &Job,
+    lock: &File,
+    claim: Option<&File>,
+    stderr: Stdio,
+) -> io::Result<Owner> {
     let (ours, theirs) = UnixStream::pair()?;
     let program = micabox_jail::program(NAME)?;
     let process = Command::new(program)
@@ -103,7 +112,7 @@ pub(crate) fn start(job: &Job, lock: &File, claim: Option<&File>) -> io::Result<
         .args(micabox_jail::plain_arguments(NAME, 0))
         .stdin(Stdio::from(OwnedFd::from(theirs)))
         .stdout(Stdio::null())
-        .stderr(Stdio::null())
+        .stderr(stderr)
         .spawn()?;
     let job = serde_json::to_vec(job)?;
     let length = u32::try_from(job.len())
@@ -158,6 +167,10 @@ fn receive(connection: &UnixStream) -> io::Result<(Job, Vec<OwnedFd>)> {
 
 /// Starts the sandbox and owns it until its end. A failed start is reported to the creator.
 fn own(job: Job, locks: Vec<OwnedFd>, creator: UnixStream) -> io::Result<()> {
+    if let Some(filter) = &job.log {
+        worker::subscribe(filter);
+    }
+    let _span = info_span!("owner", id = job.record.short_id()).entered();
     let mut locks = locks.into_iter().map(File::from);
     let missing = || io::Error::from(io::ErrorKind::InvalidData);
     let lock = Lock::taken_over(locks.next().ok_or_else(missing)?);
@@ -193,6 +206,7 @@ fn own(job: Job, locks: Vec<OwnedFd>, creator: UnixStream) -> io::Result<()> {
             })
         }
         Err(error) => {
+            warn!(error = chain(&error), "the sandbox does not start");
             let failure = Failure::new(failure_kind(&error), chain(&error));
             micabox_owner::Registrar::ended(
                 &mut registrar,
@@ -288,7 +302,14 @@ impl Job {
                     .transpose()?,
             })?,
         );
-        registrar.machine_started(ProcessId::own(), ProcessId::of(machine.pid()))?;
+        let (backend, pid) = (backend.name(), machine.pid());
+        info!(
+            backend,
+            pid,
+            is_restored = saved.is_some(),
+            "the machine runs"
+        );
+        registrar.machine_started(ProcessId::own(), ProcessId::of(pid))?;
         Ok(machine)
     }
 

@@ -17,9 +17,8 @@ use micabox_overlay::lower::Lower;
 use micabox_overlay::patch::Patch as SharedPatch;
 use serde::{Deserialize, Serialize};
 
-use crate::error::chain;
 use crate::jailed::{self, CallError, Patches};
-use crate::{Base, Error, SandboxRef, upper};
+use crate::{Base, Error, SandboxRef, Source, upper};
 
 /// A change before a start. Paths in the sandbox are absolute; symbolic links on the way are
 /// followed as in the sandbox; missing directories on the way are made.
@@ -59,7 +58,7 @@ impl Patch {
         Ok(metadata.len())
     }
 
-    fn failed(&self, problem: impl ToString) -> Error {
+    fn failed(&self, source: impl Into<Source>) -> Error {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let what = match self {
             Self::Remove(path) => format!("removing {}", text(path)),
@@ -70,7 +69,7 @@ impl Patch {
         };
         Error::Patch {
             what,
-            problem: problem.to_string(),
+            source: source.into(),
         }
     }
 }
@@ -128,7 +127,7 @@ pub(crate) fn unpack(disk: &Path, base: &Base, root: &[u8], archive: File) -> Re
     change(disk, base, shared, vec![archive], |_, problem| {
         Some(Error::Patch {
             what: format!("unpacking to {}", String::from_utf8_lossy(root)),
-            problem,
+            source: problem.into(),
         })
     })
 }
@@ -141,12 +140,12 @@ fn change(
     mut files: Vec<File>,
     failed: impl FnOnce(u32, String) -> Option<Error>,
 ) -> Result<(), Error> {
-    let unusable = |problem: String| Error::Disk {
+    let unusable = |source: Source| Error::Disk {
         what: "patching",
         path: disk.to_owned(),
-        problem,
+        source,
     };
-    let io = |error: io::Error| unusable(error.to_string());
+    let io = |error: io::Error| unusable(error.into());
     let file = File::options().read(true).write(true).open(disk);
     let file = file.map_err(io)?;
     let size = file.metadata().map_err(io)?.len();
@@ -157,9 +156,9 @@ fn change(
         Ok(()) => Ok(()),
         Err(CallError::Refused(PatchFault { which, problem })) => {
             let error = which.and_then(|which| failed(which, problem.clone()));
-            Err(error.unwrap_or_else(|| unusable(problem)))
+            Err(error.unwrap_or_else(|| unusable(problem.into())))
         }
-        Err(error) => Err(unusable(chain(&error))),
+        Err(error) => Err(unusable(error.into())),
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use micabox_owner::Outcome;
 use micabox_owner::protocol::{Kind, Stream};
+use tracing::{info, warn};
 
 use crate::base::Claim;
 use crate::log::LogWriter;
@@ -82,6 +83,7 @@ impl micabox_owner::Registrar for Registrar {
         // The machine has the file open.
         let _ = std::fs::remove_file(upper::patches(self.registration.path()));
         self.is_running = true;
+        info!("the sandbox is ready for commands");
         let auto_remove = self.auto_remove;
         let updated = self.registration.update(|record| {
             record.status = Status::Running { since: now().0 };
@@ -110,6 +112,14 @@ impl micabox_owner::Registrar for Registrar {
 
     fn ended(&mut self, outcome: &Outcome<'_>) {
         let failure = outcome.failure;
+        match failure {
+            None => info!(code = outcome.code, "the sandbox ends"),
+            Some(failure) => warn!(
+                code = outcome.code,
+                error = failure.message,
+                "the sandbox ends"
+            ),
+        }
         if outcome.disk_is_in_use {
             self.registration.outlive_us();
         }

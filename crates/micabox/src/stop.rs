@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use micabox_owner::protocol::{Reply, Request};
 use micabox_owner::{Client, Lost};
+use tracing::{info, warn};
 
 use crate::state::{Found, Record};
 use crate::{Error, SandboxRef};
@@ -52,6 +53,7 @@ impl SandboxRef {
         if !record.status.is_live() {
             return Ok(stopped(None));
         }
+        info!(id = record.short_id(), ?grace, "stopping the sandbox");
         let begun = Instant::now();
         if let Ok(answer) = ask(&found, grace)
             && directory.wait_for_end(&found, SHUTDOWN_TIMEOUT)
@@ -67,6 +69,10 @@ impl SandboxRef {
                 _ => Ok(stopped(None)),
             };
         }
+        warn!(
+            id = record.short_id(),
+            "its owner does not answer: killing its machine"
+        );
         // The owner hangs, or has no socket yet. Without its machine it will end.
         if let Some(machine) = directory.find(&record.id)?.record.machine {
             machine.kill();

@@ -10,6 +10,7 @@
 mod pull;
 mod push;
 pub mod settings;
+mod traced;
 
 pub use micabox_registry::{Credentials, RegistryError};
 pub use pull::{PullError, PullOptions, pull, pull_blocking};

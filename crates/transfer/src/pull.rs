@@ -16,6 +16,7 @@ use micabox_image::store::{self, Claim, Image, Keeping, Partial};
 use micabox_image::{Digest, Platform, Progress, Reference, Store};
 use micabox_registry::{self as registry, Credentials, Fetched, RegistryError, Repository};
 
+use crate::traced::Traced;
 use crate::{PullPolicy, Settings};
 
 /// Options of a pull.
@@ -131,7 +132,10 @@ pub async fn pull(
         reference: reference.clone(),
         platform,
         options,
-        progress,
+        progress: Arc::new(Traced {
+            image: reference.to_string(),
+            next: progress,
+        }),
     };
     if options.policy != PullPolicy::Always
         && let Some(image) = pull.present().await?

@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::failure::{EXIT_MICA, Failure};
 use crate::output::print_json;
 use crate::run::{AttachOptions, Detached, Signals, detach, shell_words};
-use crate::{Outcome, settings};
+use crate::{Outcome, log, settings};
 
 /// Make copies of a running sandbox, which go on where it is (KVM only)
 ///
@@ -138,7 +138,7 @@ impl Copies<'_> {
 
     fn one(&self) -> Result<Result<Detached, u8>, Failure> {
         let builder = self.moment.restore()?.cancel(self.cancel.clone());
-        let mut builder = builder.reattach();
+        let mut builder = log::in_owner(builder.reattach(), true);
         if let Some(machine) = &self.moment.snapshot().memory {
             builder = builder.description(shell_words(&machine.spec.command.argv));
         }

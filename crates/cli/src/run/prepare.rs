@@ -11,7 +11,7 @@ use micabox_transfer::{PullOptions, PullPolicy, pull_blocking};
 
 use super::{Args, environment, shell_words};
 use crate::failure::Failure;
-use crate::{bars, settings};
+use crate::{bars, log, settings};
 
 /// The command on a root disk, which has no configuration with one.
 const SHELL: &str = "/bin/sh";
@@ -88,7 +88,7 @@ impl Preparation<'_> {
         let args = self.args;
         let command = self.command(builder.base(), overrides)?;
         let mut builder = self
-            .new(builder)
+            .with_flags(builder)
             .transport(Transport::from(args.transport))
             .root(Root::from(args.root))
             .nested_virtualization(args.nested_virtualization)
@@ -127,7 +127,7 @@ impl Preparation<'_> {
         } else {
             Some(self.command(builder.base(), overrides)?)
         };
-        let mut builder = self.new(builder);
+        let mut builder = self.with_flags(builder);
         if args.has_network_flags() {
             builder = builder.network(args.network()?);
         }
@@ -147,12 +147,13 @@ impl Preparation<'_> {
     }
 
     /// Takes the settings that every new sandbox has.
-    fn new<K: New>(&self, builder: Builder<K>) -> Builder<K> {
+    fn with_flags<K: New>(&self, builder: Builder<K>) -> Builder<K> {
         let args = self.args;
         let mut builder = builder
             .backend_choice(args.backend.into())
             .require_limits(args.require_limits)
             .cancel(self.cancel.clone());
+        builder = log::in_owner(builder, args.detach);
         if let Some(name) = &args.name {
             builder = builder.name(name);
         }

@@ -3,8 +3,8 @@
 use micabox::{Cancel, Error, Record, SandboxRef};
 
 use super::{AttachOptions, Signals, detach, supervise, terminal};
-use crate::Outcome;
 use crate::failure::Failure;
+use crate::{Outcome, log};
 
 /// Fails for a sandbox that runs.
 pub fn may_start(record: &Record) -> Result<(), Failure> {
@@ -43,7 +43,8 @@ pub fn start(
     command.tty = terminal::wanted(&options)?;
 
     let cancel = Cancel::default();
-    let mut builder = sandbox.restart()?.cancel(cancel.clone());
+    let builder = sandbox.restart()?.cancel(cancel.clone());
+    let mut builder = log::in_owner(builder, !attach);
     let signals = Signals::catch(cancel)?;
     if require_limits {
         builder = builder.require_limits(true);

@@ -23,6 +23,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 
 use serde::{Deserialize, Serialize};
+use tracing::debug;
 
 use crate::Limits;
 use crate::identity;
@@ -148,8 +149,11 @@ pub fn convert_claimed(
     limits: &Limits,
     place: Place,
 ) -> Result<Layer, Error> {
-    convert(&claim, source, expect, limits, place)
-        .map_err(|reason| expect.error(full_disk(&claim, reason)))
+    let layer = convert(&claim, source, expect, limits, place)
+        .map_err(|reason| expect.error(full_disk(&claim, reason)))?;
+    let (diff_id, blocks) = (&layer.diff_id, layer.blocks);
+    debug!(%diff_id, blocks, "converted the layer");
+    Ok(layer)
 }
 
 fn convert(

@@ -74,7 +74,17 @@ struct Start {
     description: String,
     backend_choice: BackendChoice,
     guest: Option<GuestFiles>,
+    owner_log: Option<(String, OwnerLog)>,
     cancel: Cancel,
+}
+
+/// Where the log of a sandbox's owner goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OwnerLog {
+    /// To this process's stderr. For sandboxes that end with this process.
+    Stderr,
+    /// To the file `owner.log` in the sandbox's directory, which has the logs of earlier starts.
+    File,
 }
 
 /// A snapshot or template that a sandbox starts from.
@@ -122,6 +132,7 @@ impl Start {
             description: String::new(),
             backend_choice: BackendChoice::default(),
             guest: None,
+            owner_log: None,
             cancel: Cancel::default(),
         }
     }
@@ -325,6 +336,15 @@ impl<K: Kind> Builder<K> {
     #[must_use]
     pub fn guest(mut self, files: GuestFiles) -> Self {
         self.start.guest = Some(files);
+        self
+    }
+
+    /// Makes the sandbox's owner, a process of its own, log what passes `filter`. The program that
+    /// is executed as the owner decides what a filter is: the function that it gave to
+    /// [`run_if_worker_with`](crate::run_if_worker_with) gets it.
+    #[must_use]
+    pub fn owner_log(mut self, filter: impl Into<String>, to: OwnerLog) -> Self {
+        self.start.owner_log = Some((filter.into(), to));
         self
     }
 

@@ -1,15 +1,18 @@
 //! Starts a sandbox from its builder: by a boot, or by restoring a saved machine.
 
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Child;
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use micabox_owner::protocol::{Failure, Kind, Reply};
 use micabox_owner::{Client, Lost};
 use micabox_vmm::{Acceleration, Backend, Disk, DiskSource, Limits, Sockets};
 use oci_spec::image::Config;
+use tracing::{debug, info, info_span};
 
-use super::{Origin, Start};
+use super::{Origin, OwnerLog, Start};
 use crate::base::Claim;
 use crate::name::is_valid;
 use crate::owner::{self, Job, Owner};
@@ -27,6 +30,9 @@ use crate::{
 /// Most virtual processors that a sandbox gets by default.
 const MOST_CPUS: usize = 4;
 
+/// The file in the sandbox's directory with its owner's log.
+const OWNER_LOG: &str = "owner.log";
+
 /// How long a machine runs idle before it is saved as a template. Its kernel frees what the boot
 /// has left when it is idle (RCU). Otherwise every copy would, which is a fifth of the pages that a
 /// copy changes until its first output.
@@ -36,6 +42,7 @@ impl Start {
     /// Starts the sandbox and waits until it is ready for commands.
     pub(super) fn create(self) -> Result<Sandbox, Error> {
         let begun = Instant::now();
+        let _span = info_span!("create", base = self.base.name().reference).entered();
         if let Some(name) = self.name.as_deref().filter(|name| !is_valid(name)) {
             return Err(Error::BadName(name.to_owned()));
         }
@@ -71,7 +78,10 @@ impl Start {
             ) {
                 // Saved on another processor, or damaged: the template is removed, and made again
                 // after a boot.
-                Err(Error::Boot(_)) => template.discard(),
+                Err(Error::Boot(lost)) => {
+                    debug!(error = %lost, "the template can't be restored: removed");
+                    template.discard();
+                }
                 result => return result,
             }
         }
@@ -97,7 +107,17 @@ impl Start {
     /// Plans the machine's devices.
     fn plan(&self, backend: &dyn Backend) -> Result<Plan, Error> {
         self.check_machine(backend)?;
-        self.base.plan(self.transport, self.root, &backend.limits())
+        let limits = backend.limits();
+        let plan = self.base.plan(self.transport, self.root, &limits)?;
+        debug!(
+            backend = backend.name(),
+            transport = %plan.transport,
+            root = %plan.root,
+            regions = plan.pmem.len(),
+            disks = plan.disks.len(),
+            "planned the machine"
+        );
+        Ok(plan)
     }
 
     /// Returns the place of the template for machines like this one, if there can be one.
@@ -168,6 +188,12 @@ impl Start {
         let (record, directory) = (
             registration.record().clone(),
             registration.path().to_owned(),
+        );
+        info!(
+            id = record.short_id(),
+            name = record.name,
+            ms = begun.elapsed().as_millis() as u64,
+            "the sandbox runs"
         );
         // The registration and the claim are the owner's now.
         registration.hand_over();
@@ -273,6 +299,7 @@ impl Start {
         };
         // A sandbox that is started again has its disk already.
         if self.resumed.is_none() {
+            debug!(size, is_copy = self.origin.is_some(), "making the disk");
             match &self.origin {
                 None => upper::make_disk(&path, size, random()?)?,
                 Some(origin) => upper::copy_disk(&memory::disk(&origin.directory), &path)?,
@@ -333,14 +360,40 @@ impl Start {
             stop_signal: self.stop_signal_for(&self.base.config()),
             saves: self.saves(plan, backend),
             has_claim: claim.is_some(),
+            log: self.owner_log.as_ref().map(|(filter, _)| filter.clone()),
         };
-        let owner = owner::start(&job, registration.lock(), claim.map(Claim::file));
+        let stderr = self.owner_stderr(registration.path())?;
+        let owner = owner::start(&job, registration.lock(), claim.map(Claim::file), stderr);
         let owner = owner.map_err(|source| Error::System {
             what: "starting the sandbox's owner",
             source,
         })?;
+        debug!(
+            pid = owner.process.id(),
+            is_restored = job.restore.is_some(),
+            "started the owner"
+        );
         self.cancel.watch(&owner.connection);
         Ok(owner)
+    }
+
+    /// Returns where the owner's log goes.
+    fn owner_stderr(&self, directory: &Path) -> Result<Stdio, Error> {
+        match self.owner_log {
+            None => Ok(Stdio::null()),
+            Some((_, OwnerLog::Stderr)) => Ok(Stdio::inherit()),
+            Some((_, OwnerLog::File)) => {
+                let path = directory.join(OWNER_LOG);
+                let mut options = File::options();
+                let options = options.append(true).create(true).mode(0o600);
+                let file = options.open(&path).map_err(|source| Error::State {
+                    what: "opening",
+                    path,
+                    source,
+                })?;
+                Ok(file.into())
+            }
+        }
     }
 
     /// Waits until the sandbox is ready for commands.

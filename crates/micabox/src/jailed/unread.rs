@@ -7,8 +7,7 @@ use std::path::{Path, PathBuf};
 use micabox_jail::{Call, CallError};
 
 use super::{Fault, Notes, Stream, length};
-use crate::error::chain;
-use crate::{Base, Error};
+use crate::{Base, Error, Source};
 
 /// How many times the base's bytes may be read: an image may have one body for several files.
 const SHARED: u64 = 16;
@@ -57,11 +56,11 @@ impl About {
     }
 
     /// Makes an error about the disk.
-    pub(crate) fn disk(&self, problem: String) -> Error {
+    pub(crate) fn disk(&self, source: impl Into<Source>) -> Error {
         Error::Disk {
             what: self.doing,
             path: self.disk.clone(),
-            problem,
+            source: source.into(),
         }
     }
 
@@ -70,12 +69,12 @@ impl About {
             CallError::Refused(Fault::Disk(problem)) => self.disk(problem),
             CallError::Refused(Fault::Below(problem)) => Error::ImageFile {
                 path: self.below.clone(),
-                problem,
+                source: problem.into(),
             },
             CallError::Refused(Fault::Asked(problem)) => match &self.asked {
                 Some(what) => Error::Patch {
                     what: what.clone(),
-                    problem,
+                    source: problem.into(),
                 },
                 None => self.disk(problem),
             },
@@ -83,7 +82,7 @@ impl About {
                 what: "writing the archive",
                 source: io::Error::other(problem),
             },
-            error => self.disk(chain(&error)),
+            error => self.disk(error),
         }
     }
 }

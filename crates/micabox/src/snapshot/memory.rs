@@ -17,7 +17,7 @@ use crate::freeze::{Problem, freeze};
 use crate::stamp::Stamp;
 use crate::state::{Found, Lock, Record};
 use crate::upper::{self, copy, data_runs};
-use crate::{Builder, Error, Restore, SandboxRef, Sandboxes, Spec, Upper};
+use crate::{Builder, Error, Restore, SandboxRef, Sandboxes, Source, Spec, Upper};
 
 /// Names of the files with the machine's state, its memory, and the description for a restore.
 const MACHINE: &str = "machine";
@@ -215,6 +215,11 @@ impl Drop for EphemeralSnapshot {
     }
 }
 
+/// The owner of a sandbox can't be asked.
+#[derive(Debug, thiserror::Error)]
+#[error("its owner does not answer: {0}")]
+struct NoAnswer(#[source] io::Error);
+
 /// Saves the machine of `found` through its owner, and copies its disk while the machine is frozen.
 fn ask(found: &Found, directory: &Path) -> Result<SavedMachine, Error> {
     save(&found.record, &found.path, directory)
@@ -222,22 +227,22 @@ fn ask(found: &Found, directory: &Path) -> Result<SavedMachine, Error> {
 
 /// Saves the machine of a sandbox, whose state is in the directory `own`, into another directory.
 pub(crate) fn save(record: &Record, own: &Path, directory: &Path) -> Result<SavedMachine, Error> {
-    let problem = |why: String| Error::NotSaved {
+    let problem = |source: Source| Error::NotSaved {
         name: record.name.clone(),
-        why,
+        source,
     };
     let files = create(directory)?;
     let frozen = freeze(own, Some(&files), PATIENCE);
     let mut frozen = frozen.map_err(|error| match error {
-        Problem::Refused(why) => problem(why),
-        Problem::Ending(error) => problem(format!("its owner does not answer: {error}")),
+        Problem::Refused(why) => problem(why.into()),
+        Problem::Ending(error) => problem(NoAnswer(error).into()),
     })?;
     let machine = SavedMachine {
         memory_mib: record.memory_mib,
         cpus: record.cpus,
         upper: record.upper,
         spec: serde_json::from_value(std::mem::take(&mut frozen.note))
-            .map_err(|error| problem(error.to_string()))?,
+            .map_err(|error| problem(error.into()))?,
         main: frozen.main,
         memory: None,
     };
@@ -251,9 +256,7 @@ pub(crate) fn save(record: &Record, own: &Path, directory: &Path) -> Result<Save
         copy = Some(copied.map_err(copying)?);
     }
     if !frozen.thaw() {
-        return Err(problem(
-            "it ran again before its disk was copied".to_owned(),
-        ));
+        return Err(problem("it ran again before its disk was copied".into()));
     }
     if let Some(copy) = copy {
         copy.sync_all().map_err(copying)?;

@@ -21,14 +21,14 @@ use std::path::{Path, PathBuf};
 
 use micabox_image::Store;
 use serde::{Deserialize, Serialize};
+use tracing::info;
 
-use crate::error::chain;
 use crate::jailed::{self, Notes, Settle};
 use crate::name::is_valid;
 use crate::sandbox::now;
 use crate::state::{ImageName, Lock};
 use crate::upper::copy;
-use crate::{Error, Record, RootDisk, SandboxRef, Sandboxes, Upper};
+use crate::{Error, Record, RootDisk, SandboxRef, Sandboxes, Source, Upper};
 
 pub use memory::{EphemeralSnapshot, SavedMachine};
 
@@ -121,7 +121,11 @@ impl Sandboxes {
             .and_then(|()| fill(&mut snapshot))
             .and_then(|()| publish(&snapshot).map_err(failed("writing", &directory)));
         match made {
-            Ok(()) => Ok((snapshot, lock)),
+            Ok(()) => {
+                let has_memory = snapshot.memory.is_some();
+                info!(name = snapshot.name, has_memory, "made the snapshot");
+                Ok((snapshot, lock))
+            }
             Err(error) => {
                 let _ = fs::remove_dir_all(&directory);
                 Err(error)
@@ -260,17 +264,15 @@ pub(crate) fn claim(directory: &Path, name: &str) -> Result<Lock, Error> {
 /// Replays the copy's journal, so that restores need not, and checks whether the filesystem can be
 /// used.
 fn settle(path: &Path) -> Result<Notes, Error> {
-    let unusable = |problem: String| Error::Disk {
+    let unusable = |source: Source| Error::Disk {
         what: "replaying the journal of",
         path: path.to_owned(),
-        problem,
+        source,
     };
     let file = File::options().read(true).write(true).open(path);
-    let file = file.map_err(|error| unusable(error.to_string()))?;
-    let size = file
-        .metadata()
-        .map_err(|error| unusable(error.to_string()))?;
-    jailed::call(&Settle, file, Vec::new(), size.len()).map_err(|error| unusable(chain(&error)))
+    let file = file.map_err(|error| unusable(error.into()))?;
+    let size = file.metadata().map_err(|error| unusable(error.into()))?;
+    jailed::call(&Settle, file, Vec::new(), size.len()).map_err(|error| unusable(error.into()))
 }
 
 fn publish(snapshot: &Snapshot) -> io::Result<()> {

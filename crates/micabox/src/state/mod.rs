@@ -7,6 +7,7 @@
 //! sandboxes/<id>/control      the owner's socket
 //! sandboxes/<id>/upper.ext4   the disk for changes, if it has one
 //! sandboxes/<id>/output.log   its output while detached
+//! sandboxes/<id>/owner.log    what its owner logged, if it was to
 //! sandboxes/<id>/lease.json   keeps the image in the store
 //! locks/sandboxes             locked while a name is given or a directory is made or removed
 //! ```

@@ -84,7 +84,7 @@ impl FrozenDisk {
             Some(copy) => File::open(format!("/proc/self/fd/{}", copy.as_raw_fd())),
             None => File::open(&self.path),
         };
-        opened.map_err(|error| about.disk(error.to_string()))
+        opened.map_err(|error| about.disk(error))
     }
 }
 
@@ -171,6 +171,6 @@ fn copying(path: &Path) -> impl FnOnce(io::Error) -> Error {
     move |error| Error::Disk {
         what: "copying",
         path,
-        problem: error.to_string(),
+        source: error.into(),
     }
 }

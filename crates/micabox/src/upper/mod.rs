@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use micabox_ext4::mkfs::{Journal, Options, mkfs};
 use serde::{Deserialize, Serialize};
 
-use crate::Error;
 use crate::sandbox::now;
+use crate::{Error, Source};
 
 pub(crate) use changes::{ChangesError, read_changes, write_changes};
 pub(crate) use copy::{copy, data_runs};
@@ -68,7 +68,7 @@ pub(crate) fn copy_disk(original: &Path, path: &Path) -> Result<(), Error> {
     copy(original, path).map_err(|error| Error::Disk {
         what: "copying",
         path: original.to_owned(),
-        problem: error.to_string(),
+        source: error.into(),
     })
 }
 
@@ -79,10 +79,10 @@ pub(crate) fn patches(directory: &Path) -> PathBuf {
 
 /// Makes an empty filesystem of `size` bytes for changes, in a new file.
 pub(crate) fn make_disk(path: &Path, size: u64, uuid: [u8; 16]) -> Result<(), Error> {
-    let failed = |problem: String| Error::Disk {
+    let failed = |source: Source| Error::Disk {
         what: "making",
         path: path.to_owned(),
-        problem,
+        source,
     };
     let mut file = fs::OpenOptions::new()
         .read(true)
@@ -90,9 +90,8 @@ pub(crate) fn make_disk(path: &Path, size: u64, uuid: [u8; 16]) -> Result<(), Er
         .create_new(true)
         .mode(0o600)
         .open(path)
-        .map_err(|error| failed(error.to_string()))?;
-    file.set_len(size)
-        .map_err(|error| failed(error.to_string()))?;
+        .map_err(|error| failed(error.into()))?;
+    file.set_len(size).map_err(|error| failed(error.into()))?;
     let options = Options {
         uuid,
         label: LABEL,
@@ -102,10 +101,10 @@ pub(crate) fn make_disk(path: &Path, size: u64, uuid: [u8; 16]) -> Result<(), Er
         // No blocks are reserved for root: as a rule, every process in the guest runs as root.
         reserved: 0,
     };
-    mkfs(&mut file, size, &options).map_err(|error| failed(error.to_string()))?;
+    mkfs(&mut file, size, &options).map_err(|error| failed(error.into()))?;
     // The guest's own flushes cover the file's contents, not its name.
     let directory = path.parent().unwrap_or(path);
     File::open(directory)
         .and_then(|directory| directory.sync_all())
-        .map_err(|error| failed(error.to_string()))
+        .map_err(|error| failed(error.into()))
 }

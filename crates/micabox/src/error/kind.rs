@@ -1,0 +1,154 @@
+//! Kinds of errors, for programs.
+
+use std::io;
+
+use micabox_image::AppendLayerError;
+use micabox_image::store::Error as Store;
+use micabox_net::Error as Network;
+use micabox_owner::LostReason;
+use micabox_vmm::Error as Machine;
+use micabox_wire::StartFailure;
+
+use super::{Error, Source};
+use crate::DiskProblem;
+
+/// The kind of an [`Error`]: what a program can do about it. The message is for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// Nothing has this name: no sandbox, snapshot or image, or no program in the sandbox.
+    NotFound,
+    /// Something else has this name.
+    NameInUse,
+    /// The sandbox runs, or another one uses the file, the port or the image.
+    InUse,
+    /// The sandbox does not run.
+    NotRunning,
+    /// The request is wrong, or its parts do not go together. It fails wherever it is made.
+    Invalid,
+    /// The request is not possible for this sandbox, snapshot or root disk, or on this backend.
+    Unsupported,
+    /// The guest failed: it did not boot, broke the protocol, or lost something.
+    Guest,
+    /// The sandbox ended, or its owner did, while this process used it.
+    Disconnected,
+    /// This process cancelled the operation.
+    Cancelled,
+    /// Something did not happen in time.
+    TimedOut,
+    /// A file of the store, a snapshot or a disk is damaged, or was changed by something else.
+    Damaged,
+    /// The host's disk is full, or a quota is used up.
+    Full,
+    /// The host failed, or lacks something: a system call, a file, QEMU, the guest's kernel.
+    Host,
+}
+
+impl Error {
+    /// Returns the kind of the error.
+    pub fn kind(&self) -> ErrorKind {
+        use ErrorKind as Kind;
+        match self {
+            Self::Store(error) => of_store(error),
+            Self::Machine(error) => of_machine(error),
+            Self::Network(Network::Publish { source, .. }) => of_publish(source),
+            Self::Network(Network::System { source, .. })
+            | Self::State { source, .. }
+            | Self::System { source, .. } => of_io(source),
+            Self::Commit(error) => match &**error {
+                AppendLayerError::Store(error) => of_store(error),
+                AppendLayerError::Read(error) => of_io(error),
+                _ => Kind::Damaged,
+            },
+            Self::ImageFile { source, .. } | Self::Disk { source, .. } => of_file(source),
+            Self::Patch { source, .. } => match source.downcast_ref() {
+                Some(error) => of_io(error),
+                None => Kind::Invalid,
+            },
+            Self::RootDisk { problem, .. } => of_root_disk(problem),
+            Self::Boot(lost) if lost.reason == LostReason::Silent => Kind::TimedOut,
+            Self::Boot(_) => Kind::Guest,
+            Self::Lost(lost) if lost.reason == LostReason::Closed => Kind::Disconnected,
+            Self::Lost(_) => Kind::Guest,
+            Self::OwnerGone => Kind::Disconnected,
+            Self::Start(failed) => match failed.reason {
+                StartFailure::NotFound => Kind::NotFound,
+                StartFailure::Other => Kind::Guest,
+                _ => Kind::Invalid,
+            },
+            Self::NoSuchSandbox(_) | Self::NoSuchSnapshot(_) => Kind::NotFound,
+            Self::NameTaken { .. } | Self::SnapshotExists(_) => Kind::NameInUse,
+            Self::Running(_) => Kind::InUse,
+            Self::NotRunning(_) => Kind::NotRunning,
+            Self::Cancelled => Kind::Cancelled,
+            Self::Stuck { .. } => Kind::TimedOut,
+            Self::DamagedSnapshot { .. } | Self::BadRecord(_) => Kind::Damaged,
+            Self::Command(_)
+            | Self::Ambiguous(_)
+            | Self::BadName(_)
+            | Self::BadSnapshotName(_)
+            | Self::NoPlace
+            | Self::NotInPlace(_)
+            | Self::NothingRuns(_)
+            | Self::Refused(_)
+            | Self::RootDiskUnnamed(_)
+            | Self::SnapshotDiffers { .. } => Kind::Invalid,
+            Self::HasMemory(_)
+            | Self::InPlace { .. }
+            | Self::NoImage(_)
+            | Self::NotKept(_)
+            | Self::NotSaved { .. }
+            | Self::Plan(_) => Kind::Unsupported,
+            Self::MachineNotStarted(_) | Self::NoGuest { .. } | Self::NotStarted(_) => Kind::Host,
+        }
+    }
+}
+
+fn of_io(error: &io::Error) -> ErrorKind {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorKind::Full,
+        _ => ErrorKind::Host,
+    }
+}
+
+/// A file that can't be opened or written is the host's problem; otherwise its contents are.
+fn of_file(source: &Source) -> ErrorKind {
+    source.downcast_ref().map_or(ErrorKind::Damaged, of_io)
+}
+
+fn of_publish(error: &io::Error) -> ErrorKind {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => ErrorKind::InUse,
+        _ => of_io(error),
+    }
+}
+
+fn of_store(error: &Store) -> ErrorKind {
+    match error {
+        Store::NoImage { .. } | Store::NoLayer { .. } => ErrorKind::NotFound,
+        Store::Ambiguous { .. } => ErrorKind::Invalid,
+        Store::NoArchive { .. } => ErrorKind::Unsupported,
+        Store::InUse { .. } => ErrorKind::InUse,
+        Store::Full { .. } => ErrorKind::Full,
+        Store::Io { .. } | Store::NoHome => ErrorKind::Host,
+        _ => ErrorKind::Damaged,
+    }
+}
+
+fn of_machine(error: &Machine) -> ErrorKind {
+    match error {
+        Machine::Config(_) => ErrorKind::Invalid,
+        Machine::NoSnapshots { .. } | Machine::Unsupported { .. } => ErrorKind::Unsupported,
+        Machine::System { source, .. } | Machine::Spawn { source, .. } => of_io(source),
+        _ => ErrorKind::Host,
+    }
+}
+
+fn of_root_disk(problem: &DiskProblem) -> ErrorKind {
+    match problem {
+        DiskProblem::Busy => ErrorKind::InUse,
+        DiskProblem::Changed | DiskProblem::Unusable(_) => ErrorKind::Damaged,
+        DiskProblem::Another => ErrorKind::Invalid,
+        _ => ErrorKind::Unsupported,
+    }
+}
