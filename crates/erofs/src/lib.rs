@@ -50,3 +50,7 @@ pub use xattr::{Xattr, XattrProblem};
 /// Size of a filesystem block in bytes. The format allows others; Micabox writes and reads
 /// only this one, which is the page size of every guest it boots.
 pub const BLOCK_SIZE: u64 = 4096;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -40,3 +40,7 @@ pub use engine::{
 };
 pub use error::{Errno, Error, Place, Result};
 pub use micabox_file::{FileKind, Segment, Timestamp};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -32,3 +32,7 @@ pub use settings::{ParallelLayers, Settings};
 pub use store::Store;
 
 use micabox_oci::printable;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

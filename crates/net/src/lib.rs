@@ -163,3 +163,7 @@ impl Drop for Network {
         }
     }
 }
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

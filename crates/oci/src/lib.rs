@@ -30,3 +30,7 @@ pub fn printable(text: &str) -> String {
     let short: String = clean.take(300).collect();
     short.trim().to_owned()
 }
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

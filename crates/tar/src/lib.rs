@@ -39,3 +39,7 @@ pub use pax::Records;
 pub use reader::{Body, Reader};
 pub use writer::Writer;
 pub use xattr::{XattrError, Xattrs};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,4 +1,4 @@
-//! Builder for a [`Sandbox`](crate::Sandbox).
+//! Builder for a [`Sandbox`].
 
 mod kind;
 mod restore;
@@ -26,7 +26,7 @@ pub(crate) use start::random;
 /// the host nothing.
 pub const DEFAULT_MEMORY_MIB: u32 = 1024;
 
-/// Builder for a [`Sandbox`](crate::Sandbox). What it starts is a part of its type, so that it has
+/// Builder for a [`Sandbox`]. What it starts is a part of its type, so that it has
 /// only the settings that there are for that:
 ///
 /// | type | from | made by |
