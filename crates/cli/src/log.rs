@@ -9,7 +9,10 @@ use std::sync::OnceLock;
 
 use micabox::builder::Kind;
 use micabox::{Builder, OwnerLog};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::fmt::layer;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::failure::Failure;
 use crate::output::write_stderr;
@@ -62,15 +65,14 @@ pub fn in_owner<K: Kind>(builder: Builder<K>, is_detached: bool) -> Builder<K> {
 }
 
 fn subscribe(filter: &str) -> Result<(), Failure> {
-    let filter = EnvFilter::try_new(filter).map_err(|error| {
+    let targets: Targets = filter.parse().map_err(|error| {
         Failure::of(&error).context(&format!("the filter `{filter}` of the log"))
     })?;
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_ansi(false)
-        .with_writer(|| Stderr)
+    tracing_subscriber::registry()
+        .with(targets)
+        .with(layer().with_ansi(false).with_writer(|| Stderr))
         .try_init()
-        .map_err(|error| Failure::of(&*error).context("starting the log"))
+        .map_err(|error| Failure::of(&error).context("starting the log"))
 }
 
 /// stderr for mica's own text: what is foreign in it does not reach a terminal as it is.
