@@ -170,7 +170,7 @@ def redirects_elsewhere(world):
 
 @attempt(
     "registry",
-    "a redirect to a place that wants a login",
+    "a redirect to a place that needs a login",
     "the password stays at home",
     "credentials are for the registry that they were made for",
 )

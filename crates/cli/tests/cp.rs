@@ -127,7 +127,7 @@ fn directories_are_copied_by_dockers_rules() {
     for (from, to, what) in [
         (at("tree"), "it:/srv/run", "place of a file"),
         (at("tree/file"), "it:/srv/nope/", "no such directory"),
-        (at("tree/file"), "it:/srv/run/x", "no directory"),
+        (at("tree/file"), "it:/srv/run/x", "not a directory"),
         (at("nope"), "it:/srv", "No such file"),
         ("-".to_owned(), "it:/srv/run", "not a directory"),
     ] {

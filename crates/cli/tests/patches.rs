@@ -102,7 +102,7 @@ fn patches_are_there_from_the_start_in_memory_and_on_disk() {
 
     for (flag, what) in [
         ("--rm=/srv/nope", "nothing of that name"),
-        ("--mkdir=/srv/run/x", "no directory"),
+        ("--mkdir=/srv/run/x", "not a directory"),
         ("--symlink=x:/srv", "there is a directory"),
         ("--patch-tar=/nope", "No such file"),
     ] {

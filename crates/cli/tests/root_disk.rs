@@ -369,7 +369,7 @@ fn what_can_not_be_a_root_is_refused_by_name() {
         .unwrap()
         .set_len(length + 100)
         .unwrap();
-    refused(erofs.to_str().unwrap(), ["no multiple of 512", ""]);
+    refused(erofs.to_str().unwrap(), ["not a multiple of 512", ""]);
 
     let ext4 = ext4(&home, &tree, &[], 32 << 20);
     let in_place = with(&ext4, ":rw");

@@ -63,7 +63,7 @@ fn serve(uptime: u64) -> Result<(), String> {
 
     let boot = match channel.wait_for_message() {
         Ok(Some(ToGuest::Boot(boot))) => boot,
-        Ok(None) => return Err("the host hung up before it said what to boot".to_owned()),
+        Ok(None) => return Err("the host closed the channel before it sent Boot".to_owned()),
         Ok(Some(_)) => return Err("the host's first message is not Boot".to_owned()),
         Err(error) => return Err(format!("wait for the host: {error}")),
     };

@@ -178,13 +178,13 @@ fn with_layer(
         .or_insert_with(|| json!({"type": "layers"}));
     let diff_ids = match rootfs {
         Value::Object(rootfs) => rootfs.entry("diff_ids").or_insert(Value::Null),
-        _ => return Err(malformed("`rootfs` is no object".to_owned())),
+        _ => return Err(malformed("`rootfs` is not an object".to_owned())),
     };
     if diff_ids.is_null() {
         *diff_ids = json!([]);
     }
     let Value::Array(diff_ids) = diff_ids else {
-        return Err(malformed("`diff_ids` is no list".to_owned()));
+        return Err(malformed("`diff_ids` is not a list".to_owned()));
     };
     let layers = diff_ids.len();
     diff_ids.push(json!(layer.digest));

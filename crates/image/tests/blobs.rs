@@ -387,15 +387,15 @@ fn the_data_decides_on_the_compression_and_the_media_type_on_the_kind() {
         ),
         (
             "application/vnd.wasm.content.layer.v1+wasm",
-            "no layer of an image",
+            "not a layer of an image",
         ),
         (
             "application/vnd.oci.image.layer.v1.tarball",
-            "no layer of an image",
+            "not a layer of an image",
         ),
         (
             "application/vnd.oci.image.config.v1+json",
-            "no layer of an image",
+            "not a layer of an image",
         ),
     ] {
         let reason = refusal(&blob[..], &with_type(media_type), &Limits::default());

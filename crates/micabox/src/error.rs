@@ -152,7 +152,7 @@ pub enum Error {
     #[error("cannot create snapshot `{0}`: there is one already")]
     SnapshotExists(String),
     /// A snapshot with memory can't be exported: it can be restored on this host only.
-    #[error("snapshot {0} holds a machine's memory, which goes on nowhere but here")]
+    #[error("snapshot {0} holds a machine's memory, which can only continue on this host")]
     HasMemory(String),
     /// Only a running sandbox has memory to save.
     #[error("sandbox {0} does not run, so it has no memory to save")]

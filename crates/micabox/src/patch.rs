@@ -179,7 +179,7 @@ fn share(patch: &Patch, files: &mut Vec<File>) -> io::Result<SharedPatch> {
             let file = File::open(from)?;
             let metadata = file.metadata()?;
             if !metadata.is_file() {
-                let problem = "it is no file; an archive can hold directories";
+                let problem = "not a regular file; for directories, use an archive";
                 return Err(io::Error::other(problem));
             }
             files.push(file);

@@ -94,7 +94,7 @@ pub enum Error {
 fn hint(error: &std::io::Error) -> &'static str {
     match error.kind() {
         std::io::ErrorKind::PermissionDenied => "; take a port above 1023",
-        std::io::ErrorKind::AddrInUse => "; take another port, or stop who has it",
+        std::io::ErrorKind::AddrInUse => "; take another port, or stop the program that uses it",
         std::io::ErrorKind::AddrNotAvailable => "; take an address of this machine",
         _ => "",
     }

@@ -91,13 +91,13 @@ pub enum ViewError {
     #[error(transparent)]
     Lower(#[from] LowerError),
     /// No file exists at a path.
-    #[error("there is no such file or directory")]
+    #[error("no such file or directory")]
     Nothing,
     /// A path leads through a file that isn't a directory.
-    #[error("something on the way is no directory")]
+    #[error("a component of the path is not a directory")]
     NotDirectory,
     /// A path leads through more symbolic links than Linux follows.
-    #[error("too many symbolic links on the way")]
+    #[error("too many symbolic links in the path")]
     Loop,
 }
 

@@ -112,7 +112,7 @@ impl Authenticator {
         if let Some(host) = answer.elsewhere() {
             // Our credentials are for the registry: no other host may name a place to send them.
             return Err(Reason::Redirect(format!(
-                "it leads to {host}, which wants a login"
+                "it leads to {host}, which needs a login"
             )));
         }
         // Another request may have logged in while this one was under way: it holds the lock until

@@ -154,10 +154,10 @@ pub enum Reason {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unauthorized {
     /// No credentials are configured.
-    #[error("there is no such image, or it wants a login: `docker login {0}`, then try again")]
+    #[error("no such image, or it needs a login: `docker login {0}`, then try again")]
     Anonymous(String),
     /// No credentials are configured, and a push requires some.
-    #[error("it wants a login: `docker login {0}`, then try again")]
+    #[error("it needs a login: `docker login {0}`, then try again")]
     AnonymousPush(String),
     /// The registry refuses the configured credentials.
     #[error("it refuses the credentials{}: `docker login {registry}` again, or check that they \
@@ -169,10 +169,10 @@ pub enum Unauthorized {
         user: Option<String>,
     },
     /// Credentials are configured, but can't be read.
-    #[error("it wants a login. {0}")]
+    #[error("it needs a login. {0}")]
     Unavailable(CredentialError),
     /// The registry requires an authentication scheme that we don't support.
-    #[error("it wants a kind of login that isn't known: {0}")]
+    #[error("it needs a kind of login that is not supported: {0}")]
     Scheme(String),
 }
 

@@ -364,7 +364,7 @@ fn trust(files: &[PathBuf]) -> Result<ClientConfig, String> {
             count += 1;
         }
         if count == 0 {
-            return Err(wrong("there is no PEM certificate in it".to_owned()));
+            return Err(wrong("it contains no PEM certificate".to_owned()));
         }
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());

@@ -340,7 +340,7 @@ impl Repository {
             self.failed(source, what, reason, is_last)?;
         }
         // Unreachable: there is a last source, and its failure is an error.
-        let reason = Reason::Settings("there is nobody to ask".to_owned());
+        let reason = Reason::Settings("neither a registry nor a mirror to ask".to_owned());
         Err(RegistryError::new(what, &self.name, reason))
     }
 

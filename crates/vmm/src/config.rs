@@ -226,7 +226,7 @@ impl MachineConfig {
                 if file.size == 0 || file.size % PMEM_ALIGNMENT != 0 {
                     return Err(Error::File {
                         path: file.path.clone(),
-                        why: format!("its {} bytes are no multiple of 2 MiB", file.size),
+                        why: format!("its {} bytes are not a multiple of 2 MiB", file.size),
                     });
                 }
             }

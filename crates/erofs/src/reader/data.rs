@@ -350,7 +350,7 @@ impl<R: ReadAt> Reader<R> {
     /// [`Error::CorruptInode`], also if `link` is not a symbolic link.
     pub fn read_link(&self, link: &Inode) -> Result<Box<[u8]>> {
         if link.kind != FileType::Symlink {
-            return Err(link.corrupt("it is used as a symbolic link and is none"));
+            return Err(link.corrupt("it is used as a symbolic link but is not one"));
         }
         // At most 4095 bytes: checked with the inode.
         let mut target = vec![0; in_memory(link.size)];

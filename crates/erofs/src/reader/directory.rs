@@ -114,7 +114,7 @@ impl<R: ReadAt> Reader<R> {
 fn check_is_directory(inode: &Inode) -> Result<()> {
     match inode.kind {
         FileType::Directory => Ok(()),
-        _ => Err(inode.corrupt("it is used as a directory and is none")),
+        _ => Err(inode.corrupt("it is used as a directory but is not one")),
     }
 }
 

@@ -119,7 +119,7 @@ impl<R: ReadAt> Reader<R> {
             return Err(Error::Corrupt("it is shorter than its superblock says"));
         }
         if superblock.build_time.nanos >= 1_000_000_000 {
-            return Err(Error::Corrupt("its build time is no time"));
+            return Err(Error::Corrupt("its build time is invalid"));
         }
         let mut reader = Self {
             source,
@@ -231,7 +231,7 @@ impl<R: ReadAt> Reader<R> {
             )
         };
         if raw.mtime.nanos >= 1_000_000_000 {
-            return Err(corrupt("its modification time is no time"));
+            return Err(corrupt("its modification time is invalid"));
         }
         let kind = FileType::of_mode(raw.mode).ok_or(corrupt("its type is unknown"))?;
         let (size, device) = match kind {

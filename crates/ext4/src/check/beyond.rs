@@ -8,7 +8,7 @@ pub const BEYOND_E2FSCK: &[(&str, &str)] = &[
     ),
     (
         "was part of the orphan",
-        "e2fsck works orphans off where it may write, and with -n looks at no list of them",
+        "e2fsck clears orphans where it may write, and with -n does not read their lists",
     ),
     (
         "has EA_INODE flag on filesystem without ea_inode support",
@@ -24,7 +24,7 @@ pub const BEYOND_E2FSCK: &[(&str, &str)] = &[
     ),
     (
         "resize inode not valid",
-        "e2fsck looks at a quarter of the reserved blocks; who resizes, at all of them",
+        "e2fsck reads a quarter of the reserved blocks; resize2fs, all of them",
     ),
     (
         "has INLINE_DATA_FL flag but extended attribute not found",
@@ -36,11 +36,11 @@ pub const BEYOND_E2FSCK: &[(&str, &str)] = &[
     ),
     (
         "extended attribute block is invalid",
-        "e2fsck looks again at such an inode when a name leads there, which none does to its own",
+        "e2fsck checks such an inode again when a name leads to it, and none leads to an internal one",
     ),
     (
         "used as filesystem metadata",
-        "e2fsck calls some of them an error of its own, and goes on",
+        "e2fsck reports some of them as an internal error, and continues",
     ),
     (
         "in inode 1, shared with filesystem metadata",
@@ -52,7 +52,7 @@ pub const BEYOND_E2FSCK: &[(&str, &str)] = &[
     ),
     (
         "it is shorter than its size",
-        "who wants to use all of it finds out then; e2fsck looks at 31 bits of the journal's size",
+        "it fails once all of it is used; e2fsck reads 31 bits of the journal's size",
     ),
     (
         "says it is at depth",

@@ -52,7 +52,7 @@ pub(super) fn check(state: &mut State) {
 
 fn superblock_of_journal(state: &State, recover: bool) -> Result<(), &'static str> {
     let volume = state.volume;
-    let (runs, size) = state.journal.as_ref().ok_or("there is no such inode")?;
+    let (runs, size) = state.journal.as_ref().ok_or("no such inode")?;
     let first = runs
         .first()
         .filter(|run| run.logical == 0)

@@ -164,7 +164,7 @@ impl<D: BlockDevice> Ext4<D> {
         let bytes = self.value_bytes(&attribute.value)?;
         if matches!(index, xattr::INDEX_ACL_ACCESS | xattr::INDEX_ACL_DEFAULT) {
             return acl::from_disk(&bytes)
-                .ok_or(Place::Inode(ino).corrupt("an access control list that is none"));
+                .ok_or(Place::Inode(ino).corrupt("a malformed access control list"));
         }
         Ok(bytes)
     }

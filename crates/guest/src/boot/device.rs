@@ -121,7 +121,7 @@ impl Devices {
                     self.partitions.remove(&name);
                     self.partition(&name, range)
                 });
-                let detail = "it is no partition, and the kernel has no device mapper";
+                let detail = "it is not a partition, and the kernel has no device mapper";
                 return partition
                     .ok_or_else(|| failed("find a piece of a device", &target, 0, detail));
             }

@@ -241,7 +241,7 @@ impl Server {
             ToGuest::Shutdown => return Err(Stop::Shutdown),
             ToGuest::Quiesce => return self.quiesce(),
             ToGuest::Thaw { .. } | ToGuest::Restore(_) => {
-                return Err(Stop::Protocol("nobody rests".to_owned()));
+                return Err(Stop::Protocol("not quiesced".to_owned()));
             }
             ToGuest::Exec { id, spec } => {
                 self.start(id, *spec);
@@ -287,7 +287,7 @@ impl Server {
             })) => identity::renew(wall_clock, &entropy, &self.sandbox)
                 .map_err(|failed| Stop::Protocol(failed.to_string())),
             Ok(Some(ToGuest::Restore(restore))) => self.restore(&restore),
-            Ok(Some(_)) => Err(Stop::Protocol("a message while it rests".to_owned())),
+            Ok(Some(_)) => Err(Stop::Protocol("a message while quiesced".to_owned())),
             Ok(None) => Err(Stop::HostGone),
             Err(error) => Err(Stop::Protocol(error.to_string())),
         }
@@ -319,7 +319,7 @@ impl Server {
         {
             let failure = StartFailed {
                 reason: StartFailure::Other,
-                message: "the command that was to go on had ended".to_owned(),
+                message: "the command to reattach had ended".to_owned(),
                 errno: 0,
             };
             let id = reattach.id;

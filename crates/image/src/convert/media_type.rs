@@ -57,7 +57,7 @@ impl LayerKind {
         } else if plain.contains("+encrypted") {
             refuse("encrypted layers can't be read without their key")
         } else {
-            refuse("this is no layer of an image that can be run")
+            refuse("this is not a layer of an image that can be run")
         }
     }
 }

@@ -72,14 +72,14 @@ impl<R: BufRead, I: ReadAt> Recipe<R, I> {
         self.left = self
             .left
             .checked_sub(length)
-            .ok_or_else(|| invalid("it goes on after the archive's end"))?;
+            .ok_or_else(|| invalid("it continues after the archive's end"))?;
         match kind {
             LITERAL => Ok(Step::Literal(length)),
             ZEROS => Ok(Step::Zeros(length)),
             IMAGE => {
                 let zigzag = self.number()?;
                 let distance = (zigzag >> 1).cast_signed() ^ -(zigzag & 1).cast_signed();
-                let outside = || invalid("it wants bytes from outside of the image");
+                let outside = || invalid("it names bytes outside of the image");
                 let expected = self.image_end.checked_next_multiple_of(BLOCK_SIZE);
                 let at = expected
                     .and_then(|expected| expected.checked_add_signed(distance))

@@ -154,11 +154,12 @@ impl RootDisk {
             return Err(failed(foreign(&file)));
         }
         if !size.is_multiple_of(SECTOR) {
-            let problem = format!("its {size} bytes are no multiple of {SECTOR}, as a disk's are");
+            let problem =
+                format!("its {size} bytes are not a multiple of {SECTOR}, as a disk's are");
             return Err(unusable(&problem));
         }
         if !size.is_multiple_of(PMEM_UNIT) {
-            disk.unmapped = Some("its size is no multiple of 2 MiB".into());
+            disk.unmapped = Some("its size is not a multiple of 2 MiB".into());
         }
         Ok(disk)
     }

@@ -61,9 +61,9 @@ impl Base {
         };
         match &snapshot.root_disk {
             None => Err(differs("is of an image, and has no root disk")),
-            Some(_) if snapshot.memory.is_some() => {
-                Err(differs("has memory, which goes on with its own root disk"))
-            }
+            Some(_) if snapshot.memory.is_some() => Err(differs(
+                "has memory, which continues only with its own root disk",
+            )),
             Some(disk) => Ok(Self::Disk(disk.found_at(path)?)),
         }
     }

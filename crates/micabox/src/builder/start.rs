@@ -480,7 +480,7 @@ impl Start {
             return Err(micabox_vmm::Error::NoSnapshots { backend }.to_string());
         }
         if self.upper == Upper::Tmpfs && !self.patches.is_empty() {
-            return Err("its patches are in no file any more (run it with `--upper disk`)".into());
+            return Err("its patches are no longer in a file (run it with `--upper disk`)".into());
         }
         if self.nested_virtualization {
             return Err("it may run virtual machines of its own (--nested-virtualization)".into());

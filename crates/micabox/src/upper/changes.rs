@@ -35,7 +35,7 @@ pub(crate) fn read_changes(
 ) -> io::Result<()> {
     let mut paths = Paths::default();
     while let Some(step) = records::read::<Step>(input)? {
-        let wrong = "what is told makes no sense";
+        let wrong = "the worker's answer is malformed";
         let wrong = || io::Error::new(io::ErrorKind::InvalidData, wrong);
         each(paths.change(&step).ok_or_else(wrong)?)?;
     }

@@ -169,7 +169,9 @@ impl Unpacking {
                 check_parents(&self.root, &target)?;
                 let target = self.at(&target);
                 if !target.symlink_metadata().is_ok_and(|it| it.is_file()) {
-                    return Err(Problem::Foreign("a hard link to what is no file"));
+                    return Err(Problem::Foreign(
+                        "a hard link to something that is not a regular file",
+                    ));
                 }
                 // Two names of one file can't replace each other.
                 if target != at {
@@ -259,7 +261,7 @@ fn check_parents(root: &Path, path: &Path) -> Result<()> {
     for part in parts {
         at.push(part);
         if !at.symlink_metadata().is_ok_and(|it| it.is_dir()) {
-            let problem = "it is on the way and no directory";
+            let problem = "a parent of the path, and not a directory";
             return Err(host(&at, io::Error::other(problem)));
         }
     }

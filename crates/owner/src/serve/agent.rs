@@ -23,25 +23,25 @@ impl Owner {
         match message {
             ToHost::Hello(hello) => {
                 let boot = self.boot.take();
-                let boot = boot.ok_or("the guest said hello out of turn")?;
+                let boot = boot.ok_or("an unexpected Hello from the guest")?;
                 self.hello = Some((now, hello));
                 self.link.outbox.push(ToGuest::Boot(boot));
             }
             ToHost::Booted(timings) => {
                 if self.hello.is_none() || self.up.is_some() {
-                    return Err("the guest booted out of turn".into());
+                    return Err("an unexpected Booted from the guest".into());
                 }
                 self.up(now, timings.phases);
             }
             ToHost::BootFailed(failure) => {
                 if self.up.is_some() {
-                    return Err("the guest failed to boot after it had".into());
+                    return Err("BootFailed from a guest that had booted".into());
                 }
                 self.lose(Lost::boot_failed(&failure));
             }
             ToHost::Restored => {
                 if self.hello.is_some() || self.boot.is_some() || self.up.is_some() {
-                    return Err("the guest was restored out of turn".into());
+                    return Err("an unexpected Restored from the guest".into());
                 }
                 self.up(now, Vec::new());
             }

@@ -168,7 +168,7 @@ impl End {
         let why = if is_stalled {
             "the host's disk is full"
         } else {
-            "the guest did not end when it was told to"
+            "the guest did not end when asked to"
         };
         self.result = Some(Ok(Some(format!("{why}, and its machine was killed"))));
         Step::Die

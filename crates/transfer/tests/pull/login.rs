@@ -274,7 +274,7 @@ fn a_redirects_target_cannot_ask_for_the_secret() {
         .credentials(known)
         .refusal(&registry.reference("x:1"));
     assert!(
-        message.contains("wants a login") && message.contains(&storage.host()),
+        message.contains("needs a login") && message.contains(&storage.host()),
         "{message}"
     );
     let mut requests = storage.requests().into_iter();

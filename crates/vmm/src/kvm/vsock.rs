@@ -59,7 +59,7 @@ impl Outside {
         let listener = listener(path).map_err(|error| {
             failed(match error {
                 Errno::ADDRINUSE => "it exists already: choose another path, or remove it if \
-                                     nobody uses it any more"
+                                     no process uses it"
                     .to_owned(),
                 error => format!("listening: {error}"),
             })

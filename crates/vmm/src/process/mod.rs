@@ -174,7 +174,7 @@ impl Process {
         };
         let missing = cgroup.as_ref().map_or(&[][..], Cgroup::missing);
         if launch.require_limits && !missing.is_empty() {
-            let why = format!("there is no controller for {}", missing.join(", "));
+            let why = format!("no controller for {}", missing.join(", "));
             return Err(Error::NoLimits { why });
         }
         let required = launch.require_limits;

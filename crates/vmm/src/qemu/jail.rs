@@ -111,7 +111,9 @@ pub(super) fn no_kvm() -> Option<String> {
     let meta = std::fs::metadata(KVM).ok()?;
     let is_shared = meta.mode() & 0o006 == 0o006 || group().is_some();
     (rustix::process::geteuid().is_root() && !is_shared).then(|| {
-        format!("{KVM} is for root alone, whom QEMU is not (chgrp kvm {KVM} && chmod 660 {KVM})")
+        format!(
+            "only root may open {KVM}, and QEMU is not root (chgrp kvm {KVM} && chmod 660 {KVM})"
+        )
     })
 }
 

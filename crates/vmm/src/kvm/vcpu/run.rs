@@ -43,7 +43,7 @@ pub(crate) fn run(
                     }
                     other => format!("KVM stopped with {other:?}"),
                 };
-                return Ending::Failed(format!("the guest can't go on: {what}"));
+                return Ending::Failed(format!("the guest can't continue: {what}"));
             }
             Err(error) => match error.errno() {
                 libc::EINTR if is_wanted => pause.rest(index, &vcpu),
