@@ -263,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_templates_are_well_formed() {
+    fn templates_of_progress_bars_are_well_formed() {
         for template in [TRANSFER, SETTLED, PHASE] {
             ProgressStyle::with_template(template).unwrap();
         }

@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_kernel_says_is_read() {
+    fn the_hosts_memory_is_read_from_the_kernel() {
         let text = "MemTotal:  16 kB\nMemFree: 1 kB\nMemAvailable: 8 kB\nSwapTotal: 4 kB\n";
         let expected = HostMemory {
             most: 20 << 10,

@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn spans_have_one_unit() {
+    fn durations_have_one_unit() {
         for (seconds, text) in [
             (1, "1 second"),
             (59, "59 seconds"),
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn moments_have_dates() {
+    fn times_have_dates() {
         for (moment, text) in [
             (0, "1970-01-01T00:00:00Z"),
             (951_782_399, "2000-02-28T23:59:59Z"),
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_line_up() {
+    fn columns_of_a_table_line_up() {
         let mut table = Table::new(&["NAME", ">SIZE", "WHAT"]);
         table.row(["ä".into(), "9 B".into(), "x".into()]);
         table.row(["lo\nr".into(), "10 kB".into(), String::new()]);

@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_can_be_seen_stays() {
+    fn printable_text_is_not_escaped() {
         for text in [
             "",
             "a b-c_d.e",
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_terminal_acts_on_is_escaped() {
+    fn control_characters_are_escaped() {
         for (text, escaped) in [
             ("\x1b]0;title\x07", "\\x1b]0;title\\x07"),
             ("\0\t\r\n\x7f", "\\x00\\t\\r\\n\\x7f"),
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_names_look_the_same() {
+    fn different_names_are_shown_differently() {
         // bash decodes them again.
         for bytes in [
             &b"plain"[..],
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn json_stays_what_it_was() {
+    fn escaped_json_has_the_same_value() {
         let value = serde_json::json!({"a\u{9b}": "\u{202e}\u{e0001}\x1b\u{7f}\nä"});
         let text = serde_json::to_string_pretty(&value).unwrap();
         let shown = json(&text);

@@ -165,7 +165,7 @@ fn process_state(pid: u32) -> Option<char> {
 
 #[test]
 #[ignore = "needs a built guest"]
-fn a_machine_goes_on_when_whoever_had_it_paused_is_killed() {
+fn a_paused_machine_continues_when_the_client_is_killed() {
     let home = Home::new();
     let script = "echo ready; while :; do sleep 0.05; done";
     let disk = ["--upper", "disk:64m"];

@@ -48,7 +48,7 @@ const ROUND: &str = r#"
 
 #[test]
 #[ignore = "needs a built guest"]
-fn what_was_flushed_survives_any_end() {
+fn flushed_writes_survive_every_kind_of_end() {
     let home = Home::new();
     let first = [
         "run",
@@ -174,7 +174,7 @@ fn a_disk_holds_more_than_memory_and_gives_back_what_is_deleted() {
 
 #[test]
 #[ignore = "needs a built guest"]
-fn detached_sandboxes_report_what_keeps_them_from_running() {
+fn detached_sandboxes_report_why_they_do_not_start() {
     let home = Home::new();
     let missing = home.output(&["run", "-d", "--rm", "box", "/nope"]);
     assert_eq!((missing.code(), missing.stdout().as_str()), (127, ""));

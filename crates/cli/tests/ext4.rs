@@ -36,7 +36,7 @@ fn assert_sound(image: &str) {
 }
 
 #[test]
-fn make_look_change_grow() {
+fn a_filesystem_is_made_listed_changed_and_grown() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
     let image = path("image");
@@ -85,7 +85,7 @@ fn make_look_change_grow() {
 }
 
 #[test]
-fn the_same_wishes_give_the_same_bytes() {
+fn the_same_options_of_mkfs_give_the_same_bytes() {
     let directory = tempfile::tempdir().unwrap();
     let script = format!(
         "for name in a b; do SOURCE_DATE_EPOCH=1 {MICA} ext4 mkfs $name --size 20M \
@@ -95,7 +95,7 @@ fn the_same_wishes_give_the_same_bytes() {
 }
 
 #[test]
-fn damage_is_told() {
+fn check_reports_damage() {
     let directory = tempfile::tempdir().unwrap();
     let image = directory.path().join("image");
     let image = image.to_str().unwrap();
@@ -111,7 +111,7 @@ fn damage_is_told() {
 
 /// The state that a guest's kernel leaves when its disk can't be written to any more.
 #[test]
-fn a_mark_of_errors_keeps_from_writing_only_and_replay_takes_it_away() {
+fn a_filesystem_with_an_error_mark_is_only_read_until_replay_clears_it() {
     let directory = tempfile::tempdir().unwrap();
     let image = directory.path().join("image");
     let image = image.to_str().unwrap();
@@ -181,7 +181,7 @@ fn assert_same(one: &str, other: &str) {
 
 #[test]
 #[ignore = "needs root"]
-fn archives_say_everything() {
+fn archives_carry_every_attribute() {
     let directory = tempfile::tempdir().unwrap();
     let here = directory.path();
     shell(here, TREE);
@@ -227,7 +227,7 @@ fn archives_say_everything() {
 }
 
 #[test]
-fn nothing_leaves_the_filesystem() {
+fn an_imported_archive_writes_only_inside_the_filesystem() {
     let directory = tempfile::tempdir().unwrap();
     let here = directory.path();
     let path = |name: &str| here.join(name).to_str().unwrap().to_owned();

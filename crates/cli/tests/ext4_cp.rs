@@ -37,7 +37,7 @@ fn image(size: u64, fill: impl FnOnce(&mut Ext4<File>)) -> (tempfile::TempDir, S
 }
 
 #[test]
-fn set_id_bits_stay_inside() {
+fn set_id_bits_are_not_copied_out() {
     let (directory, path) = image(20 << 20, |filesystem| {
         let top = filesystem.mkdir(ROOT, b"top", Owner::root(0o6755)).unwrap();
         filesystem

@@ -6,12 +6,12 @@ mod support;
 
 #[test]
 #[ignore = "needs a built guest, and root"]
-fn writes_wait_for_room_on_the_host() {
+fn a_guests_writes_wait_for_room_on_the_host() {
     full::writes_wait_for_room("qemu");
 }
 
 #[test]
 #[ignore = "needs a built guest, and root"]
-fn an_end_is_recorded_without_room_for_it() {
+fn a_sandboxs_end_is_recorded_on_a_full_disk() {
     full::an_end_is_recorded("qemu");
 }

@@ -129,7 +129,7 @@ fn a_file_named_as_a_whiteout_is_refused_and_deletes_nothing() {
 
 #[test]
 #[ignore = "needs a built guest"]
-fn a_socket_is_named_and_what_it_hid_stays_gone() {
+fn a_socket_is_named_and_the_file_it_hid_stays_deleted() {
     let home = stopped();
     plant(&disk(&home), |filesystem, root| {
         let srv = filesystem.mkdir(root, b"srv", Owner::root(0o755)).unwrap();

@@ -62,7 +62,7 @@ fn the_store_is_checked_and_pruned() {
 }
 
 #[test]
-fn help_version_and_mistakes() {
+fn help_and_version_are_printed_and_mistakes_are_named() {
     let home = Home::empty();
     assert!(home.output(&["--version"]).ok().starts_with("mica "));
     let help = home.output(&["--help"]).ok();

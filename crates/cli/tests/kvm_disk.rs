@@ -180,7 +180,7 @@ fn slow_disk(home: &Home) -> SlowDisk {
 }
 
 #[test]
-fn nothing_waits_for_a_disk_but_who_asked_for_it() {
+fn a_slow_disk_blocks_only_its_own_requests() {
     let home = Home::empty();
     let slow = slow_disk(&home);
     let in_place = format!("{}:rw", slow.path);

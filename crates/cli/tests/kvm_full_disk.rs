@@ -5,11 +5,11 @@ mod full;
 mod support;
 
 #[test]
-fn writes_wait_for_room_on_the_host() {
+fn a_guests_writes_wait_for_room_on_the_host() {
     full::writes_wait_for_room("kvm");
 }
 
 #[test]
-fn an_end_is_recorded_without_room_for_it() {
+fn a_sandboxs_end_is_recorded_on_a_full_disk() {
     full::an_end_is_recorded("kvm");
 }

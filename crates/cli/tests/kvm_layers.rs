@@ -139,7 +139,7 @@ fn without_a_device_mapper_layers_are_partitions() {
 }
 
 #[test]
-fn a_guest_that_writes_to_its_region_changes_nothing() {
+fn a_guest_that_writes_to_its_region_changes_no_layer() {
     let home = Home::new();
     let before = layers(&home);
     // As root in its own machine it makes a device node and overwrites the device, past every

@@ -33,7 +33,7 @@ fn group(owner: u32) -> Option<PathBuf> {
 }
 
 #[test]
-fn it_is_there_while_the_sandbox_runs_and_no_longer() {
+fn a_vsock_path_exists_while_the_sandbox_runs() {
     let home = Home::new();
     let path = home.path().join("sockets");
     // Programs can write to the console, too.
@@ -91,7 +91,7 @@ fn inside(group: &Path, command: &str) -> bool {
 }
 
 #[test]
-fn its_limits_hold() {
+fn a_machines_limits_hold() {
     let home = Home::new();
     let script = "echo ready; exec sleep 1000";
     let start = ["run", "--rm", "--backend", "kvm", "--memory", "128m"];
@@ -153,7 +153,7 @@ fn give_to_user(home: &Home) {
 }
 
 #[test]
-fn a_user_without_privileges_lacks_nothing() {
+fn an_unprivileged_user_can_run_a_sandbox() {
     let root = rustix::process::geteuid().is_root();
     assert!(root, "only root can become another user (or --skip)");
     let reads = |path: &Path| {
@@ -224,7 +224,7 @@ fn a_user_without_privileges_lacks_nothing() {
 }
 
 #[test]
-fn what_the_host_refuses_is_said_in_a_line() {
+fn missing_host_features_are_named_in_one_line() {
     const NAMESPACES: &str = "/proc/sys/user/max_user_namespaces";
     // This test removes /dev/kvm. On a real machine `scripts/test-kvm` leaves it out.
     let emulated = Path::new("/guest").exists();

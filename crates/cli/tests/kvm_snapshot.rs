@@ -82,7 +82,7 @@ fn writing(home: &Home) -> Running {
 }
 
 #[test]
-fn a_copy_of_a_running_sandboxs_disk_is_one_moment() {
+fn a_copy_of_a_running_sandboxs_disk_is_consistent() {
     let home = Home::empty();
     let running = writing(&home);
     let numbers = || {
@@ -127,7 +127,7 @@ fn a_copy_of_a_running_sandboxs_disk_is_one_moment() {
 }
 
 #[test]
-fn a_stop_has_a_paused_machine_end() {
+fn a_stop_ends_a_paused_machine() {
     let home = Home::empty();
     let running = writing(&home);
     let disk = home.directory_of("it").join("upper.ext4");

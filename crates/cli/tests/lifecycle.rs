@@ -54,7 +54,7 @@ fn a_stubborn_command_is_killed_in_the_end() {
 
 #[test]
 #[ignore = "needs a built guest"]
-fn a_termination_stops_in_order() {
+fn sigterm_stops_a_sandbox_in_order() {
     let home = Home::new();
     let script = format!("trap 'echo stopping; exit 6' QUIT; {WAITS}");
     let mut running = ready(&home, &["--rm", "--stop-signal", "QUIT"], &script);
@@ -151,7 +151,7 @@ fn a_sandbox_in_memory_is_over_for_all_commands_when_run_returns() {
 
 #[test]
 #[ignore = "needs a built guest"]
-fn what_a_killed_mica_was_to_forget_is_forgotten() {
+fn a_killed_mica_with_rm_leaves_no_record() {
     let home = Home::new();
     let running = ready(&home, &["--rm"], WAITS);
     running.signal(KILL);
@@ -188,7 +188,7 @@ fn a_killed_machine_is_an_error_that_says_so() {
 
 #[test]
 #[ignore = "needs a built guest"]
-fn ps_stop_and_rm() {
+fn ps_stop_and_rm_follow_a_sandbox() {
     let home = Home::new();
     let running = ready(&home, &["--name", "web"], WAITS);
     let list = home.output(&["ps", "--json"]).json();
@@ -252,7 +252,7 @@ fn a_creator_that_hangs_does_not_keep_its_sandbox() {
 
 #[test]
 #[ignore = "needs a built guest"]
-fn two_at_once_and_one_name_each() {
+fn two_sandboxes_run_at_once_but_not_under_one_name() {
     let home = Home::new();
     let first = ready(&home, &["--rm", "--name", "same"], WAITS);
     let second = home.output(&["run", "--rm", "--name", "same", "box", "true"]);
@@ -341,7 +341,7 @@ fn time_limits_end_commands() {
 
 #[test]
 #[ignore = "needs a built guest"]
-fn what_a_detached_command_writes_is_kept() {
+fn a_detached_commands_output_is_kept() {
     let home = Home::new();
     // Two streams have no common order; the pause orders these lines.
     let script = "echo one; echo two >&2; sleep 0.5; printf 'thr'; echo ee; [ -e on ] || { touch on; exit 4; }; \

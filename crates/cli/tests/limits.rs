@@ -8,7 +8,7 @@ use support::Home;
 /// reason.
 #[test]
 #[ignore = "needs a built guest"]
-fn a_sandbox_that_must_be_limited_is_or_does_not_start() {
+fn a_sandbox_with_required_limits_does_not_start_without_them() {
     let home = Home::new();
     let whole = micabox_vmm::control_groups();
     let whole = whole.is_ok_and(|(_, controllers)| controllers.len() == 3);

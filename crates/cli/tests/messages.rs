@@ -152,7 +152,7 @@ fn run(home: &Home, words: &[&str]) -> Finished {
 }
 
 #[test]
-fn a_wrong_command_line_is_told_what_to_do() {
+fn errors_of_a_command_line_say_what_to_do() {
     let home = Home::new();
     for row in ROWS {
         assert_row(&home, *row, &run(&home, row.0));
@@ -160,7 +160,7 @@ fn a_wrong_command_line_is_told_what_to_do() {
 }
 
 #[test]
-fn a_damaged_filesystem_is_told_from_what_is_none() {
+fn messages_tell_a_damaged_filesystem_from_a_file_without_one() {
     let home = Home::empty();
     let disk = home.path().join("disk");
     let path = disk.to_str().unwrap();
@@ -219,7 +219,7 @@ fn a_store_that_can_not_be_written_to_can_be_looked_at() {
 }
 
 #[test]
-fn a_full_disk_is_told_what_frees_it() {
+fn the_message_for_a_full_disk_says_what_frees_it() {
     let home = Home::new();
     let small = "mount -t tmpfs -o size=256k none \"$HOME\"";
     let out = home.path().join("out");
@@ -293,7 +293,7 @@ const LIVE: &[Row] = &[
 
 #[test]
 #[ignore = "needs a built guest"]
-fn what_runs_is_told_from_what_does_not() {
+fn messages_tell_running_sandboxes_from_ended_ones() {
     let home = Home::new();
     let run = ["run", "-d", "--name", "it", "--upper", "disk:64m", "box"];
     home.output(&[&run[..], &["sleep", "1000"]].concat()).ok();

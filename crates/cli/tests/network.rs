@@ -83,7 +83,7 @@ fn digest(data: &[u8]) -> String {
 
 #[test]
 #[ignore = "needs a built guest"]
-fn what_was_sent_arrives_after_the_end() {
+fn data_sent_before_the_end_arrives_after_it() {
     const SENT: usize = 8 << 20;
     /// Bytes in a pipe and in its reader's buffer, which may not have been sent yet.
     const UNSENT: usize = 128 << 10;
@@ -125,7 +125,7 @@ fn what_was_sent_arrives_after_the_end() {
 
 #[test]
 #[ignore = "needs a built guest"]
-fn much_goes_in_and_out_unchanged() {
+fn large_transfers_arrive_unchanged_both_ways() {
     let body: &'static [u8] = data(24 << 20).leak();
     let download = web(outside(), body);
     let (received, upload) = {
@@ -161,7 +161,7 @@ fn much_goes_in_and_out_unchanged() {
 
 #[test]
 #[ignore = "needs a built guest"]
-fn many_connections_at_once() {
+fn many_connections_at_once_are_served() {
     let port = web(outside(), b"one\n");
     let address = outside();
     let script = format!(
@@ -185,7 +185,7 @@ fn many_connections_at_once() {
 
 #[test]
 #[ignore = "needs a built guest"]
-fn what_is_this_machines_is_denied_but_for_rules_about_nothing_else() {
+fn the_hosts_addresses_are_denied_but_for_rules_for_exactly_them() {
     let loopback = web(Ipv4Addr::LOCALHOST, b"private\n");
     let open = web(outside(), b"open\n");
     let address = outside();

@@ -14,8 +14,8 @@ use world::{NEIGHBOUR, OWN, World};
 
 #[test]
 #[ignore = "needs root and a built guest"]
-fn neighbours_are_open_and_then_what_rules_and_names_say() {
-    let test = "neighbours_are_open_and_then_what_rules_and_names_say";
+fn a_networks_rules_and_names_decide_which_neighbours_are_open() {
+    let test = "a_networks_rules_and_names_decide_which_neighbours_are_open";
     let Some(world) = World::enter(test) else {
         return;
     };

@@ -53,7 +53,7 @@ fn archive() -> Vec<u8> {
 
 #[test]
 #[ignore = "needs a built guest"]
-fn patches_are_there_from_the_start_in_memory_and_on_disk() {
+fn patches_are_applied_before_the_start_in_memory_and_on_disk() {
     let home = Home::new();
     let at = |name: &str| home.path().join(name).to_str().unwrap().to_owned();
     fs::write(at("file"), "contents\n").unwrap();

@@ -80,7 +80,7 @@ fn an_interrupted_copy_leaves_nothing() {
 
 #[test]
 #[ignore = "needs a built guest"]
-fn who_says_nothing_pauses_a_sandbox_for_seconds_and_keeps_no_stop_waiting() {
+fn a_silent_client_pauses_a_sandbox_for_seconds_only() {
     let home = Home::new();
     let sandbox = running(&home);
     // Like a `mica diff` that Ctrl-Z has stopped.

@@ -58,7 +58,7 @@ fn fetched(from: &str, directory: &Path) -> (Value, Value, String) {
 
 #[test]
 #[ignore = "needs a built guest"]
-fn changes_travel_as_an_image() {
+fn committed_changes_are_pushed_and_pulled() {
     const CHANGE: &str = "cd /srv; rm data; rm -r hidden; mkdir hidden; chmod 755 kept; echo new > hidden/new; \
         echo it > it; chown 1000:50 it; chmod 4755 it; ln it twice; ln -s it link; mkfifo pipe; \
         mkdir -p a/b; chmod 1777 a/b; touch -d @1000000000 it";

@@ -316,7 +316,7 @@ fn a_root_disk_is_written_to_when_asked_for() {
 }
 
 #[test]
-fn what_can_not_be_a_root_is_refused_by_name() {
+fn a_file_that_cannot_be_a_root_is_refused_by_name() {
     let home = Home::empty();
     let tree = tree(&home);
     let file = home.path().join("disk");

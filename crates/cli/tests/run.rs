@@ -28,7 +28,7 @@ fn exit_codes_pass_through() {
 
 #[test]
 #[ignore = "needs a built guest"]
-fn what_can_not_be_started_has_dockers_exit_codes() {
+fn commands_that_cannot_start_have_dockers_exit_codes() {
     let home = Home::new();
     for (arguments, code, word) in [
         (&["box", "no-such-program"][..], 127, "no-such-program"),
@@ -46,7 +46,7 @@ fn what_can_not_be_started_has_dockers_exit_codes() {
 }
 
 #[test]
-fn what_mica_can_not_do_is_125() {
+fn errors_of_mica_itself_exit_with_125() {
     let home = Home::new();
     for (arguments, word) in [
         (&["--pull", "never", "nothing"][..], "nothing"),
@@ -155,7 +155,7 @@ fn a_command_that_reads_no_stdin_ends_all_the_same() {
 
 #[test]
 #[ignore = "needs a built guest"]
-fn environment_user_directory_and_host_name() {
+fn environment_user_directory_and_host_name_are_set() {
     let home = Home::new();
     let file = home.path().join("env");
     std::fs::write(&file, "FROM_FILE=file\nBOTH=file\nHOST_ONLY\n").unwrap();
@@ -244,7 +244,7 @@ fn processes_and_memory_are_as_asked_for() {
 
 #[test]
 #[ignore = "needs a built guest"]
-fn timing_adds_up() {
+fn phases_of_timing_add_up() {
     let home = Home::new();
     let run = home.output(&["run", "--rm", "--timing=json", "box"]);
     let timing: serde_json::Value = serde_json::from_str(&run.stderr()).unwrap();

@@ -55,7 +55,7 @@ fn an_image_is_saved_and_loaded_elsewhere() {
 }
 
 #[test]
-fn a_save_that_fails_leaves_what_was_there() {
+fn a_save_that_fails_leaves_the_old_file() {
     let home = Home::new();
     let path = home.path().join("saved.tar");
     fs::write(&path, "precious").unwrap();
@@ -95,7 +95,7 @@ fn a_terminal_gets_no_archive() {
 }
 
 #[test]
-fn a_name_is_given_and_moves() {
+fn a_name_given_again_moves_to_the_new_image() {
     let home = Home::new();
     home.output(&["tag", "box", "mine:1"]).ok();
     assert_eq!(digest(&home, "mine:1"), digest(&home, "box"));

@@ -71,7 +71,7 @@ impl Session {
 
 #[test]
 #[ignore = "needs a built guest"]
-fn a_shell_on_a_terminal() {
+fn a_shell_runs_on_a_terminal() {
     let home = Home::new();
     let mut session = Session::start(&home, &["run", "-it", "--rm", "box", "sh"]);
     session.expect("# ");
@@ -100,7 +100,7 @@ fn a_shell_on_a_terminal() {
 
 #[test]
 #[ignore = "needs a built guest"]
-fn the_terminal_is_put_back_however_it_ends() {
+fn the_terminal_is_restored_however_a_sandbox_ends() {
     let home = Home::new();
     let script = "echo ready; while :; do sleep 0.05; done";
     for signal in ["TERM", "HUP", "INT"] {
@@ -122,7 +122,7 @@ fn the_terminal_is_put_back_however_it_ends() {
 
 #[test]
 #[ignore = "needs a built guest"]
-fn without_i_the_terminal_stays_ours_and_ctrl_c_is_a_signal() {
+fn without_i_the_terminal_is_unchanged_and_ctrl_c_is_a_signal() {
     let home = Home::new();
     let script = "trap 'echo caught; exit 3' INT; echo ready; while :; do sleep 0.05; done";
     let mut session = Session::start(&home, &["run", "-t", "--rm", "box", "sh", "-c", script]);

@@ -29,7 +29,7 @@ fn run(home: &Home, (transport, root): (&str, &str), command: &[&str]) -> Finish
 
 #[test]
 #[ignore = "needs a built guest"]
-fn all_four_show_the_same_tree() {
+fn all_transports_and_roots_show_the_same_tree() {
     let home = Home::new();
     let started = SystemTime::now()
         .duration_since(UNIX_EPOCH)

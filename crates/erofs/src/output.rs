@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_arrive_where_they_belong() {
+    fn bytes_are_written_at_their_offsets() {
         let mut output = Output::new(Cursor::new(Vec::new()));
         output.zeros(BLOCK_SIZE).unwrap();
         assert_eq!(output.block().unwrap(), 1);

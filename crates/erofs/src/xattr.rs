@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_the_kernels() {
+    fn limits_of_attributes_are_the_kernels() {
         let long = |n: usize| [b"user.".as_slice(), &vec![b'x'; n]].concat();
         assert_eq!(Xattr::new(long(250), *b"").check(), Ok(()));
         assert!(matches!(
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn sets_are_bounded_and_free_of_duplicates() {
+    fn sets_of_attributes_are_bounded_and_free_of_duplicates() {
         let a = Xattr::new(*b"user.a", *b"1");
         let b = Xattr::new(*b"user.a", *b"2");
         assert!(matches!(

@@ -42,7 +42,7 @@ fn with_xattr(name: &str, length: usize) -> Metadata {
 }
 
 #[test]
-fn inodes_that_do_not_fit_are_named() {
+fn inodes_that_cannot_be_stored_are_named() {
     let file = || Kind::EMPTY_FILE;
     let mut late = meta(0o644);
     late.mtime.nanos = 1_000_000_000;
@@ -76,7 +76,7 @@ fn inodes_that_do_not_fit_are_named() {
 }
 
 #[test]
-fn names_that_can_not_be_are_refused_and_nothing_changes() {
+fn invalid_names_are_refused_and_change_nothing() {
     let mut tree = Tree::new(meta(0o755));
     let root = tree.root();
     let inode = tree.add(meta(0o644), Kind::EMPTY_FILE);
@@ -147,7 +147,7 @@ impl io::Seek for Full {
 }
 
 #[test]
-fn failures_of_either_side_are_told_apart() {
+fn failures_of_source_and_target_are_told_apart() {
     struct Broken;
     impl Read for Broken {
         fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
@@ -239,7 +239,7 @@ fn merge_images(images: &[Vec<u8>]) -> micabox_erofs::Result<Merge> {
 }
 
 #[test]
-fn links_to_nothing_name_both_ends() {
+fn dangling_hard_links_name_both_ends() {
     let lower = vec![
         directory("/dir"),
         file("/dir/file", "x"),
@@ -290,7 +290,7 @@ fn link_targets_are_found_behind_symbolic_links() {
 }
 
 #[test]
-fn layers_that_point_elsewhere_are_refused() {
+fn layers_with_devices_of_their_own_are_refused() {
     let merged = merge(&[vec![file("/x", "x")]]).unwrap();
     let (fsmeta, _) = merged
         .write_fsmeta(Cursor::new(Vec::new()), [0; 16])

@@ -76,7 +76,7 @@ fn a_sound_image_has_no_findings() {
 }
 
 #[test]
-fn what_is_no_image_is_named_so() {
+fn arbitrary_bytes_are_not_an_image() {
     for bytes in [&b""[..], &[0; 1024], &[0xff; 4096], &[0; 100_000]] {
         assert!(matches!(Reader::open(bytes), Err(Error::NotErofs)));
     }
@@ -139,7 +139,7 @@ fn names_out_of_order_are_noticed() {
 }
 
 #[test]
-fn names_that_lead_elsewhere_are_refused() {
+fn names_with_slashes_or_nul_bytes_are_refused() {
     let entries: [Entry; 2] = [file("/aaa", ""), file("/bbb", "")];
     for evil in [&b"a/ab"[..], b"\0aab", b"aab/"] {
         let mut image = spec::image(&entries);
@@ -239,7 +239,7 @@ fn features_of_newer_kernels_are_named() {
 
 /// Sets every byte of the metadata to a few values, one at a time.
 #[test]
-fn every_byte_of_metadata_may_lie() {
+fn every_altered_byte_of_metadata_is_survived() {
     let image = sample();
     let meta_block = u32::from_le_bytes(image[1064..1068].try_into().unwrap());
     let metadata = (u64::from(meta_block) * BLOCK_SIZE) as usize..image.len();

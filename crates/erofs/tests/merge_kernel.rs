@@ -141,7 +141,7 @@ fn check(layers: &[Vec<Entry>]) {
 
 #[test]
 #[ignore = "needs root"]
-fn whiteouts_and_opaque_directories() {
+fn whiteouts_and_opaque_directories_merge_as_the_kernel_has_it() {
     let bottom = vec![
         directory("/").mode(0o711),
         directory("/etc").owner(3, 4),
@@ -188,7 +188,7 @@ fn whiteouts_and_opaque_directories() {
 
 #[test]
 #[ignore = "needs root"]
-fn names_below_the_dot() {
+fn names_that_sort_below_a_dot_merge() {
     let names = ["+page.svelte", "(group)", "$x", "-x", "#x", "!", ".", "z"];
     let with = |suffix: &str| {
         let mut entries = vec![directory("/"), directory("/routes")];
@@ -203,7 +203,7 @@ fn names_below_the_dot() {
 
 #[test]
 #[ignore = "needs root"]
-fn hard_links_across_layers() {
+fn hard_links_across_layers_merge() {
     let bottom = vec![
         directory("/"),
         directory("/usr").mode(0o750).owner(7, 8).mtime(5, 6),
@@ -240,7 +240,7 @@ fn hard_links_across_layers() {
 
 #[test]
 #[ignore = "needs root"]
-fn implied_directories() {
+fn implied_directories_merge() {
     let bottom = vec![
         directory("/").mode(0o700).mtime(-9, 9),
         directory("/a")
@@ -286,7 +286,7 @@ fn an_opaque_root_hides_all_layers_below() {
 
 #[test]
 #[ignore = "needs root"]
-fn sparse_large_and_linked_files() {
+fn sparse_large_and_linked_files_merge() {
     let sparse = |size, at| {
         let parts = vec![(at, vec![b's'; 5000])];
         What::File(spec::Content::Sparse(size, parts))
@@ -311,7 +311,7 @@ fn sparse_large_and_linked_files() {
 
 #[test]
 #[ignore = "needs root"]
-fn more_layers_than_a_block_has_device_slots() {
+fn more_layers_than_a_block_has_device_slots_merge() {
     let layers: Vec<_> = (0..40)
         .map(|i| {
             vec![
@@ -327,7 +327,7 @@ fn more_layers_than_a_block_has_device_slots() {
 
 #[test]
 #[ignore = "needs root"]
-fn random_stacks() {
+fn random_stacks_merge_as_the_kernel_has_it() {
     for number in 0..60 {
         check(&random::numbered(number, 5));
     }

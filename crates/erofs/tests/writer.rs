@@ -177,12 +177,12 @@ fn huge_directory(count: u32) -> Vec<Entry> {
 }
 
 #[test]
-fn one_of_everything() {
+fn every_kind_of_inode_is_written() {
     check_image(&zoo());
 }
 
 #[test]
-fn extended_attributes() {
+fn extended_attributes_are_written_and_shared() {
     let image = check_image(&xattr_zoo());
     // 300 labels of 40 bytes are stored once.
     let needle = b"system_u:object_r:usr_t:s0";
@@ -191,7 +191,7 @@ fn extended_attributes() {
 }
 
 #[test]
-fn sparse_and_large_files() {
+fn sparse_and_large_files_are_written() {
     check_image(&sparse_zoo());
 }
 
@@ -233,7 +233,7 @@ const LARGE_PARTS: [(&str, u64, &[u8]); 5] = [
 ];
 
 #[test]
-fn files_above_4_gib() {
+fn files_above_4_gib_are_written() {
     let (_directory, path) = large_files();
     let disk_bytes = path.metadata().unwrap().blocks() * 512;
     assert!(disk_bytes < 1 << 20, "{disk_bytes} bytes on disk");
@@ -270,12 +270,12 @@ fn the_kernel_sees_files_above_4_gib() {
 }
 
 #[test]
-fn huge_directories() {
+fn huge_directories_are_written() {
     check_image(&huge_directory(20_000));
 }
 
 #[test]
-fn directories_of_every_size_around_a_block() {
+fn directories_of_every_size_around_a_block_are_written() {
     let mut entries = vec![directory("/")];
     for size in (3900..4120).chain(8050..8220) {
         let dir = format!("/{size}");
@@ -294,7 +294,7 @@ fn directories_of_every_size_around_a_block() {
 }
 
 #[test]
-fn link_counts_above_16_bits() {
+fn link_counts_above_16_bits_are_written() {
     let mut entries = vec![file("/f", "x")];
     entries.extend((0..70_000).map(|i| hard_link(format!("/{i}"), "/f")));
     entries.extend((0..100).map(|i| directory(format!("/d{i}"))));
@@ -360,7 +360,7 @@ fn equal_times_make_compact_inodes() {
 
 #[test]
 #[ignore = "needs root"]
-fn the_kernel_sees_one_of_everything() {
+fn the_kernel_sees_every_kind_of_inode() {
     check_mounted(&zoo());
 }
 

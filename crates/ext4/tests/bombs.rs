@@ -145,7 +145,7 @@ fn assert_names<T: std::fmt::Debug>(result: Result<T>, ino: Ino) {
 }
 
 #[test]
-fn a_directory_of_one_block_a_billion_times() {
+fn a_directory_that_repeats_one_block_is_bounded() {
     let mut bomb = Bomb::new(&["d/", "file"]);
     let (directory, file) = (bomb.ino("/d"), bomb.ino("/file"));
     let block = bomb.block(&entries(file));
@@ -167,7 +167,7 @@ fn a_directory_of_one_block_a_billion_times() {
 }
 
 #[test]
-fn directories_that_share_their_blocks() {
+fn directories_that_share_their_blocks_are_bounded() {
     let paths: Vec<String> = (0..200).map(|number| format!("d{number}/")).collect();
     let paths: Vec<&str> = paths.iter().map(String::as_str).chain(["file"]).collect();
     let mut bomb = Bomb::new(&paths);
@@ -201,7 +201,7 @@ fn directories_that_share_their_blocks() {
 }
 
 #[test]
-fn a_file_of_two_blocks_a_billion_times() {
+fn a_file_that_repeats_two_blocks_is_bounded() {
     let mut bomb = Bomb::new(&["file"]);
     let file = bomb.ino("/file");
     let blocks = [bomb.block(b"one"), bomb.block(b"other")];
@@ -244,7 +244,7 @@ fn files_that_share_their_blocks_are_not_exported_without_end() {
 }
 
 #[test]
-fn a_tree_deeper_than_paths_are_long() {
+fn a_tree_deeper_than_path_max_is_bounded() {
     let image = Image::new(64 << 20);
     let mut filesystem = image.open();
     let mut at = ROOT;
@@ -258,7 +258,7 @@ fn a_tree_deeper_than_paths_are_long() {
 }
 
 #[test]
-fn attributes_whose_values_are_the_same_bytes() {
+fn attributes_that_share_their_values_are_bounded() {
     let image = Image::mke2fs(
         64 << 20,
         &[
@@ -296,7 +296,7 @@ fn attributes_whose_values_are_the_same_bytes() {
 
 /// A log that consists of one block, which revokes a thousand others, repeatedly.
 #[test]
-fn a_log_that_lies_in_one_block() {
+fn a_journal_in_one_block_is_bounded() {
     let mut bomb = Bomb::new(&["file"]);
     let magic = [0xC0, 0x3B, 0x39, 0x98, 0, 0, 0, 4];
     let log = (0..SIZE)

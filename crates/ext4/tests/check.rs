@@ -34,7 +34,7 @@ const ONLY_LOOSE: [&str; 3] = [
 const ENDLESS: [&str; 2] = ["f_illitable_flexbg", "f_misstable"];
 
 #[test]
-fn the_library_of_broken_filesystems() {
+fn broken_filesystems_of_e2fsprogs_have_findings() {
     let images = e2fsprogs::broken_images();
     let (mut broken, mut sound) = (0, 0);
     for (name, path) in &images {
@@ -161,7 +161,7 @@ fn sound_filesystems_are_clean() {
 
 #[test]
 #[ignore = "needs root"]
-fn what_the_kernel_wrote_is_clean() {
+fn filesystems_written_by_the_kernel_are_clean() {
     let empty = tempfile::tempdir().unwrap();
     let directory = tempfile::tempdir().unwrap();
     // For example, kernels are built without quotas.
@@ -206,7 +206,7 @@ impl Random {
 
 /// Damages metadata of sound filesystems at random: the check must find what e2fsck finds.
 #[test]
-fn damage_that_e2fsck_finds() {
+fn damage_that_e2fsck_finds_is_found() {
     let tree = tempfile::tempdir().unwrap();
     populate(tree.path());
     let mut random = Random(4);

@@ -251,14 +251,14 @@ fn crash_everywhere(image: &Image, seed: u64, steps: usize, step: usize) {
 }
 
 #[test]
-fn nothing_promised_is_lost() {
+fn synced_changes_survive_a_crash() {
     for seed in 0..3 {
         crash_everywhere(&Image::new(16 << 20), seed, 300, 1);
     }
 }
 
 #[test]
-fn logs_that_wrap_around() {
+fn synced_changes_survive_a_crash_when_the_log_wraps_around() {
     // Long enough to go through the log several times.
     for seed in 10..12 {
         crash_everywhere(&Image::new(16 << 20), seed, 3000, 61);
@@ -266,7 +266,7 @@ fn logs_that_wrap_around() {
 }
 
 #[test]
-fn other_shapes() {
+fn synced_changes_survive_a_crash_with_other_feature_sets() {
     for (seed, shape) in [
         ["-t", "ext4", "-b", "1024"].as_slice(),
         &["-t", "ext4", "-O", "^metadata_csum,^64bit"],

@@ -12,7 +12,7 @@ use micabox_ext4::mkfs::Journal;
 use micabox_ext4::{Errno, Ext4, Fallocate, FileKind, Options, Owner, ROOT, Rename, SetXattr};
 
 #[test]
-fn a_first_file() {
+fn a_file_is_created_written_and_read() {
     let image = Image::new(64 << 20);
     let mut filesystem = image.open();
     let file = filesystem.create(ROOT, b"hello", owner()).unwrap();
@@ -95,7 +95,7 @@ fn extents_split_and_merge() {
 }
 
 #[test]
-fn names_and_links() {
+fn names_and_links_are_made_and_removed() {
     let image = Image::new(64 << 20);
     let mut filesystem = image.open();
     let one = filesystem.mkdir(ROOT, b"one", owner()).unwrap();
@@ -154,7 +154,7 @@ fn names_and_links() {
 }
 
 #[test]
-fn attributes_in_inode_and_block() {
+fn attributes_are_kept_in_inode_and_block() {
     let image = Image::new(64 << 20);
     let mut filesystem = image.open();
     let file = filesystem.create(ROOT, b"file", owner()).unwrap();
@@ -197,7 +197,7 @@ fn attributes_in_inode_and_block() {
 }
 
 #[test]
-fn space_allocated_and_not_written() {
+fn allocated_space_reads_as_zeros_until_written() {
     let image = Image::new(64 << 20);
     let mut filesystem = image.open();
     let file = filesystem.create(ROOT, b"file", owner()).unwrap();
@@ -229,7 +229,7 @@ fn space_allocated_and_not_written() {
 }
 
 #[test]
-fn a_full_filesystem() {
+fn a_full_filesystem_refuses_writes() {
     let image = Image::new(16 << 20);
     let mut filesystem = Ext4::open(image.device(), Options::default()).unwrap();
     let mut written = 0u64;
@@ -260,7 +260,7 @@ fn a_full_filesystem() {
 }
 
 #[test]
-fn a_large_filesystem() {
+fn a_large_filesystem_is_made_and_used() {
     let image = Image::new(2 << 40);
     let mut filesystem = image.open();
     let free = filesystem.statistics().free_blocks;
@@ -286,7 +286,7 @@ fn a_large_filesystem() {
 }
 
 #[test]
-fn more_subdirectories_than_are_counted() {
+fn a_directory_has_more_subdirectories_than_its_link_count() {
     let image = Image::with_options(2 << 30, Journal::Default, Some(80_000));
     let mut filesystem = image.open();
     let directory = filesystem.mkdir(ROOT, b"directory", owner()).unwrap();

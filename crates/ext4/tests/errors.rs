@@ -90,7 +90,7 @@ fn writing_to_a_marked_filesystem_is_refused_before_its_journal_is_replayed() {
 }
 
 #[test]
-fn who_asks_gets_the_journal_replayed_and_the_mark_stays() {
+fn replay_on_request_keeps_the_error_mark() {
     let mut filesystem = Ext4::open(marked(), despite()).unwrap();
     assert!(filesystem.has_errors());
     assert_eq!(contents(&mut filesystem), b"contents");
@@ -105,7 +105,7 @@ fn who_asks_gets_the_journal_replayed_and_the_mark_stays() {
 }
 
 #[test]
-fn a_check_without_findings_takes_the_mark_away() {
+fn a_check_without_findings_clears_the_error_mark() {
     let image = Image::new(16 << 20);
     let mut filesystem = image.open();
     filesystem.create(ROOT, b"file", owner()).unwrap();

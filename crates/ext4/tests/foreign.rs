@@ -166,7 +166,7 @@ fn sum(bytes: &[u8]) -> u64 {
 }
 
 #[test]
-fn every_shape_is_read_and_changed() {
+fn filesystems_of_every_feature_set_are_read_and_changed() {
     let tree = tempfile::tempdir().unwrap();
     plant(tree.path());
     let expected = of_host(tree.path());
@@ -213,7 +213,7 @@ fn every_shape_is_read_and_changed() {
 }
 
 #[test]
-fn what_cannot_be_read_is_named() {
+fn unsupported_features_are_named() {
     for (feature, name) in [("encrypt", "encrypt"), ("casefold", "casefold")] {
         let image = Image::mke2fs(16 << 20, &["-t", "ext4", "-O", feature]);
         let error = Ext4::open_read_only(image.device(), Default::default()).unwrap_err();

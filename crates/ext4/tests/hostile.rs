@@ -115,7 +115,7 @@ fn victim(seed: u64, shape: &[&str], dirty: bool) -> Vec<u8> {
 }
 
 #[test]
-fn lies_are_survived() {
+fn altered_bytes_of_images_are_survived() {
     let shapes: [(&[&str], bool); 4] = [
         (
             &[

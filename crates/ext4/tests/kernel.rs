@@ -98,7 +98,7 @@ fn images() -> Vec<Image> {
 
 #[test]
 #[ignore = "needs root"]
-fn turns_are_taken() {
+fn the_engine_and_the_kernel_write_in_turn() {
     for (seed, image) in images().into_iter().enumerate() {
         let mut random = Random(seed as u64);
         let mut model = Model::new();

@@ -34,7 +34,7 @@ fn make_file(size: u64, options: &Options) -> (tempfile::NamedTempFile, Summary)
 }
 
 #[test]
-fn e2fsck_has_nothing_to_say() {
+fn e2fsck_finds_nothing_in_a_new_filesystem() {
     let block = 4096;
     let group = 128 * MIB;
     let sizes = [
@@ -67,7 +67,7 @@ fn e2fsck_has_nothing_to_say() {
 }
 
 #[test]
-fn dumpe2fs_sees_what_was_asked_for() {
+fn dumpe2fs_shows_the_options_given() {
     let asked = Options {
         inodes: Some(1_000_000),
         journal: Journal::Bytes(32 * MIB),
@@ -115,7 +115,7 @@ fn dumpe2fs_sees_what_was_asked_for() {
 }
 
 #[test]
-fn journals_of_all_sizes() {
+fn journals_of_all_sizes_are_made() {
     for (size, journal) in [
         (64 * MIB, Journal::None),
         (64 * MIB, Journal::Bytes(4 * MIB)),
@@ -139,7 +139,7 @@ fn journals_of_all_sizes() {
 }
 
 #[test]
-fn inodes_beyond_one_flex_group() {
+fn inodes_beyond_one_flex_group_are_made() {
     // The tables of 16 groups take more than one group.
     let inodes = Some(3 * GIB / 4096);
     let (image, _) = make_file(
@@ -154,7 +154,7 @@ fn inodes_beyond_one_flex_group() {
 
 #[test]
 #[ignore = "takes memory: 16 TiB before e2fsck"]
-fn sixteen_tebibytes() {
+fn a_filesystem_of_16_tib_is_made() {
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = directory.path().join("image");
     let mut file = File::create_new(&path).unwrap();
@@ -203,7 +203,7 @@ impl BlockDevice for Counting {
 }
 
 #[test]
-fn eight_gibibytes_are_a_dozen_writes() {
+fn a_filesystem_of_8_gib_is_a_dozen_writes() {
     let mut device = Counting::default();
     mkfs(&mut device, 8 * GIB, &options()).unwrap();
     assert!(device.writes <= 12, "{} writes", device.writes);
@@ -213,7 +213,7 @@ fn eight_gibibytes_are_a_dozen_writes() {
 }
 
 #[test]
-fn impossible_wishes_are_named() {
+fn impossible_options_are_named() {
     let refused =
         |size, options: Options| mkfs(&mut Counting::default(), size, &options).unwrap_err();
     for size in [0, 4095, 4096, 100 << 10] {
@@ -259,7 +259,7 @@ fn impossible_wishes_are_named() {
 
 #[test]
 #[ignore = "needs root"]
-fn the_kernel_writes_to_it() {
+fn the_kernel_writes_to_a_new_filesystem() {
     let directory = tempfile::tempdir().unwrap();
     for size in [4 * MIB, 64 * MIB, 8 * GIB] {
         let (image, _) = make_file(size, &options());

@@ -357,13 +357,13 @@ fn mutate(count: usize, seed: u64) {
 }
 
 #[test]
-fn what_e2fsck_faults_is_faulted() {
+fn mutations_that_e2fsck_reports_are_reported() {
     mutate(400, 1);
 }
 
 #[test]
 #[ignore = "takes minutes"]
-fn what_e2fsck_faults_is_faulted_of_5000() {
+fn mutations_that_e2fsck_reports_are_reported_of_5000() {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
     let count = number("MICABOX_MUTATIONS").unwrap_or(5000);
     mutate(count as usize, number("MICABOX_SEED").unwrap_or(2));

@@ -79,14 +79,14 @@ fn histories_agree_with_the_model() {
 }
 
 #[test]
-fn histories_in_little_memory_and_space() {
+fn histories_in_little_memory_and_space_agree_with_the_model() {
     for seed in 100..112 {
         history(&Image::new(12 << 20), seed, 2000, &cramped());
     }
 }
 
 #[test]
-fn histories_without_a_journal() {
+fn histories_without_a_journal_agree_with_the_model() {
     for seed in 200..206 {
         history(
             &Image::with_journal(24 << 20, Journal::None),
@@ -98,7 +98,7 @@ fn histories_without_a_journal() {
 }
 
 #[test]
-fn histories_on_what_mke2fs_makes() {
+fn histories_on_filesystems_of_mke2fs_agree_with_the_model() {
     for (seed, shape) in [
         ["-t", "ext4", "-b", "1024"].as_slice(),
         &["-t", "ext4", "-O", "inline_data"],

@@ -41,7 +41,7 @@ fn assert_sound(image: &tempfile::NamedTempFile) {
 }
 
 #[test]
-fn every_step_is_sound() {
+fn a_filesystem_grown_step_by_step_is_sound() {
     let sizes = [
         8 * MIB,
         100 * MIB,
@@ -72,7 +72,7 @@ fn every_step_is_sound() {
 }
 
 #[test]
-fn from_all_sizes_at_once() {
+fn a_filesystem_of_any_size_grows_to_30_gib() {
     for from in [4 * MIB, 128 * MIB, 130 * MIB, 256 * MIB, 8 * GIB, 20 * GIB] {
         let image = make_file(from);
         grow_file(&image, 30 * GIB).unwrap();
@@ -116,7 +116,7 @@ fn what_mke2fs_made_grows_where_its_table_has_room() {
 }
 
 #[test]
-fn nothing_shrinks() {
+fn a_filesystem_does_not_shrink() {
     let image = make_file(100 * MIB);
     let refused = grow_file(&image, 50 * MIB).unwrap_err();
     // The device is now smaller than the filesystem.
@@ -128,7 +128,7 @@ fn nothing_shrinks() {
 
 #[test]
 #[ignore = "needs root"]
-fn the_kernel_fills_what_is_new() {
+fn the_kernel_fills_the_space_that_was_added() {
     let directory = tempfile::tempdir().unwrap();
     let image = make_file(16 * MIB);
     let mount = || {

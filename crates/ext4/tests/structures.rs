@@ -39,7 +39,7 @@ fn bytes(random: &mut Random, most: usize) -> Vec<u8> {
 type Target = fn(&[u8]);
 
 #[test]
-fn arbitrary_structures() {
+fn arbitrary_structures_are_survived() {
     let targets: [(Target, usize); 5] = [
         (ext4::superblock, 1024),
         (ext4::directory, 8192),
@@ -58,7 +58,7 @@ fn arbitrary_structures() {
 
 /// Sound structures with a few changed fields get further than arbitrary bytes.
 #[test]
-fn damaged_structures() {
+fn damaged_structures_are_survived() {
     let mut random = Random(1);
     for (target, sound) in ext4::seeds() {
         let run = match target {

@@ -78,7 +78,7 @@ mod tests {
     use super::complaint;
 
     #[test]
-    fn only_the_kernels_complaints_are_passed_on() {
+    fn only_the_kernels_warnings_are_passed_on() {
         for (record, wanted) in [
             (
                 "3,812,5140900,-;erofs: (device pmem0): bad magic\n SUBSYSTEM=x\n",

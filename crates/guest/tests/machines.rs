@@ -318,7 +318,7 @@ fn quiesce(machine: &mut Machine) {
 
 #[test]
 #[ignore = "needs a built guest"]
-fn a_copy_becomes_another_machine_and_keeps_one_command() {
+fn a_restored_copy_is_another_machine_and_keeps_one_command() {
     let (mut machine, _directory) = booted(Init::Reaper);
     for (id, script) in [
         (
@@ -399,7 +399,7 @@ fn a_copy_becomes_another_machine_and_keeps_one_command() {
 
 #[test]
 #[ignore = "needs a built guest"]
-fn a_copy_says_so_when_its_command_had_ended() {
+fn a_restored_copy_reports_that_its_command_had_ended() {
     let (mut machine, _directory) = booted(Init::Reaper);
     quiesce(&mut machine);
     machine.host.send(ToGuest::Restore(Box::new(Restore {

@@ -244,7 +244,7 @@ fn layers_stack_on_partitions_where_there_is_no_device_mapper() {
 
 #[test]
 #[ignore = "needs a built guest"]
-fn a_piece_that_is_no_partition_is_named() {
+fn a_missing_partition_is_named() {
     let directory = tempfile::tempdir().unwrap();
     let images = stack_of(1, directory.path());
     let (path, ranges, _) = partitioned(directory.path(), &images);

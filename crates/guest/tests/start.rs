@@ -283,7 +283,7 @@ fn an_ordinary_user_can_reopen_their_streams() {
 
 #[test]
 #[ignore = "needs root"]
-fn what_an_ordinary_user_may_not_execute_is_passed_over_in_path() {
+fn programs_that_a_user_may_not_execute_are_skipped_in_path() {
     let directory = tempfile::tempdir().unwrap();
     fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
     script(

@@ -13,7 +13,7 @@ use micabox_guest::exec::Stop;
 use micabox_wire::{ExitStatus, OutputStream, ToGuest, ToHost, encode};
 
 #[test]
-fn exit_codes_are_exact() {
+fn exit_codes_and_signals_are_exact() {
     let mut host = Host::new();
     for code in [0, 1, 2, 126, 127, 128, 137, 255] {
         let run = host.run(shell(&format!("exit {code}")));
@@ -77,7 +77,7 @@ fn without_stdin_there_is_nothing_to_read() {
 }
 
 #[test]
-fn input_that_nobody_reads_does_no_harm() {
+fn input_that_is_not_read_does_no_harm() {
     let mut host = Host::new();
     let input = vec![b'x'; 1 << 20];
     // Exits without reading.
@@ -122,7 +122,7 @@ fn the_host_is_told_that_stdin_is_closed() {
 }
 
 #[test]
-fn a_reader_that_stops_holds_up_nobody_else() {
+fn a_reader_that_stops_blocks_only_its_command() {
     let mut host = Host::new();
     for id in 10..40 {
         let mut spec = command(&["yes"]);
@@ -202,7 +202,7 @@ fn a_host_that_stops_reading_stops_commands_not_the_agent() {
 }
 
 #[test]
-fn more_is_left_behind_than_the_agent_queues() {
+fn output_larger_than_the_agents_queue_arrives_after_the_end() {
     let mut host = Host::new();
     let ids: Vec<u32> = (1..=16).collect();
     for &id in &ids {
@@ -276,7 +276,7 @@ fn a_daemon_that_floods_stdout_does_not_delay_the_end() {
 }
 
 #[test]
-fn signals_reach_the_process_and_only_it() {
+fn signals_reach_only_their_process() {
     let mut host = Host::new();
     let mut spec = shell("trap 'echo caught; exit 7' USR1; echo ready; read line; echo no");
     spec.stdin = true;
@@ -375,7 +375,7 @@ fn a_host_that_breaks_the_protocol_is_not_served() {
 }
 
 #[test]
-fn shutdown_is_passed_on() {
+fn shutdown_stops_the_agents_server() {
     let mut host = Host::new();
     host.send(ToGuest::Shutdown);
     assert!(matches!(host.stopped(), Stop::Shutdown));

@@ -34,7 +34,7 @@ fn exited(host: &mut Host) -> ExitStatus {
 }
 
 #[test]
-fn it_is_the_controlling_terminal_of_the_right_size() {
+fn a_commands_terminal_is_its_controlling_one_and_has_the_right_size() {
     let mut spec = on_terminal(shell(
         "stty size; test -t 0 && test -t 1 && test -t 2 && echo all; \
          stty size < /dev/tty; echo $TERM; echo error >&2",
@@ -46,7 +46,7 @@ fn it_is_the_controlling_terminal_of_the_right_size() {
 }
 
 #[test]
-fn a_new_size_is_announced() {
+fn a_terminals_new_size_is_announced() {
     let mut host = Host::new();
     let script = "trap 'stty size; exit 9' WINCH; echo ready; while :; do read line; done";
     host.exec(1, on_terminal(shell(script)));
@@ -85,7 +85,7 @@ fn control_characters_do_what_they_do() {
 }
 
 #[test]
-fn nothing_that_was_written_is_lost() {
+fn no_output_on_a_terminal_is_lost() {
     let mut host = Host::new();
     let wanted: String = (1..=20_000).map(|line| format!("{line}\r\n")).collect();
     for window in [100, 5000, 1 << 20] {

@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_image_has_its_own() {
+    fn every_image_has_a_uuid_of_its_own() {
         let (a, b) = (Digest::of(b"a"), Digest::of(b"b"));
         let uuids = [
             layer_uuid(&a),

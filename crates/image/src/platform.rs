@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn spellings_are_normalised() {
+    fn spellings_of_a_platform_are_normalised() {
         for (written, meant) in [
             ("linux/amd64", "linux/amd64"),
             ("linux/x86_64", "linux/amd64"),
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_variant_takes_older_ones_but_prefers_its_own() {
+    fn a_variant_of_a_platform_accepts_older_ones_but_prefers_its_own() {
         let choose = |wanted: &str, offered: &[&str]| {
             let offered: Vec<Platform> = offered.iter().map(|text| platform(text)).collect();
             best(

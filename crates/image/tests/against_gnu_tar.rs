@@ -233,7 +233,7 @@ impl Made {
 
 #[test]
 #[ignore = "needs root"]
-fn archives_of_gnu_tar_in_every_format() {
+fn archives_of_gnu_tar_in_every_format_mean_the_same() {
     let made = Made::new();
     tree_of_everything(&made.tree());
     let everything = [
@@ -290,7 +290,7 @@ fn archives_of_gnu_tar_in_every_format() {
 
 #[test]
 #[ignore = "needs root"]
-fn archives_of_bsdtar_in_every_format() {
+fn archives_of_bsdtar_in_every_format_mean_the_same() {
     let made = Made::new();
     tree_of_everything(&made.tree());
     // GNU tar by itself reads neither ACLs with numbers in a fourth field nor libarchive's
@@ -310,7 +310,7 @@ fn archives_of_bsdtar_in_every_format() {
 
 #[test]
 #[ignore = "needs root"]
-fn archives_of_python_in_every_format() {
+fn archives_of_python_in_every_format_mean_the_same() {
     let made = Made::new();
     tree_of_everything(&made.tree());
     for format in ["PAX_FORMAT", "GNU_FORMAT"] {
@@ -325,7 +325,7 @@ fn archives_of_python_in_every_format() {
 
 #[test]
 #[ignore = "needs root"]
-fn archives_that_no_archiver_would_make() {
+fn archives_that_no_archiver_would_make_mean_the_same() {
     let archives = [
         // The last entry wins.
         Archive::new()
@@ -393,7 +393,7 @@ fn archives_that_no_archiver_would_make() {
 
 #[test]
 #[ignore = "needs root"]
-fn a_file_of_more_than_8_gib_with_holes() {
+fn a_file_of_more_than_8_gib_with_holes_means_the_same() {
     let made = Made::new();
     sparse_file(&made.tree().join("large"), (9 << 30) + 12_345);
     let archive = made.archive("tar", &["--posix", "-S", "-cf", "{}", "."]);

@@ -75,7 +75,7 @@ fn paths(image: &Image) -> Vec<String> {
 }
 
 #[test]
-fn an_image_is_its_base_and_one_layer_more() {
+fn an_appended_image_is_its_base_and_one_more_layer() {
     let store = fast_store();
     let base = base(&store);
     let image = extended(&store, &base, &ImageEdit::default());
@@ -104,7 +104,7 @@ fn an_image_is_its_base_and_one_layer_more() {
 }
 
 #[test]
-fn the_config_is_the_bases_but_for_what_changed() {
+fn the_config_is_the_bases_but_for_the_edits() {
     let store = fast_store();
     let base = base(&store);
     let was: Value = serde_json::from_slice(&store.config(&base.manifest_digest).unwrap()).unwrap();
@@ -143,7 +143,7 @@ fn the_config_is_the_bases_but_for_what_changed() {
 }
 
 #[test]
-fn it_can_be_saved() {
+fn an_appended_image_can_be_saved() {
     let store = fast_store();
     let image = extended(&store, &base(&store), &ImageEdit::default());
     let options = SaveOptions {
@@ -179,7 +179,7 @@ fn failure(
 }
 
 #[test]
-fn what_is_no_layer_is_refused_and_leaves_nothing() {
+fn an_invalid_layer_is_refused_and_leaves_nothing() {
     let store = fast_store();
     let base = base(&store);
     let before = store.usage().unwrap();

@@ -93,7 +93,7 @@ fn zstd_of_many_frames_and_skippable_ones_is_read_to_its_end() {
 }
 
 #[test]
-fn both_digests_are_checked() {
+fn both_digests_of_a_layer_are_checked() {
     let archive = archive();
     let other = Digest::of(b"something else");
     for blob in [archive.clone(), gzip(&archive), zstd(&archive)] {
@@ -231,7 +231,7 @@ fn a_source_that_fails_is_named_as_the_cause() {
 }
 
 #[test]
-fn bombs_are_refused() {
+fn decompression_bombs_are_refused() {
     let zeros = Archive::new().file("zeros", vec![0; 64 << 20]).finish();
     for blob in [gzip(&zeros), zstd(&zeros)] {
         let honest = expect(&blob, &zeros);
@@ -339,7 +339,7 @@ fn every_limit_names_its_setting_and_the_entry() {
 }
 
 #[test]
-fn headers_that_promise_more_than_comes_allocate_nothing() {
+fn headers_with_false_sizes_allocate_nothing() {
     // A name of 4 GiB, and a file of 8 EiB.
     let name = Archive::new()
         .header(124, "37777777777\0")
@@ -420,7 +420,7 @@ fn compressions_that_layers_never_have_are_named() {
 }
 
 #[test]
-fn a_layer_that_is_there_is_not_read_again() {
+fn a_layer_in_the_store_is_not_converted_again() {
     struct Untouchable;
     impl Read for Untouchable {
         fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {

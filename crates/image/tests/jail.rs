@@ -82,7 +82,7 @@ fn convert(
 }
 
 #[test]
-fn layers_are_the_same_byte_for_byte() {
+fn layers_converted_in_jail_are_the_same_byte_for_byte() {
     let _alone = alone();
     let archive = archive();
     let image = layer::layer(&archive).reader.source().clone();
@@ -107,7 +107,7 @@ fn layers_are_the_same_byte_for_byte() {
 }
 
 #[test]
-fn errors_are_the_same() {
+fn errors_of_a_jailed_conversion_are_the_same() {
     let _alone = alone();
     let archive = archive();
     let blob = gzip(&archive);
@@ -377,7 +377,7 @@ fn a_converter_that_stops_is_given_up() {
 }
 
 #[test]
-fn a_source_that_takes_its_time_is_waited_for() {
+fn a_converter_waits_for_a_slow_source() {
     let _alone = alone();
     let limits = Limits {
         idle_timeout: 1,

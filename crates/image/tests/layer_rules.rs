@@ -88,7 +88,7 @@ fn an_opaque_directory_keeps_what_its_own_layer_has_in_any_order() {
 }
 
 #[test]
-fn the_root_may_be_opaque() {
+fn the_root_of_a_layer_may_be_opaque() {
     let layer = layer(
         &Archive::new()
             .whiteout(".wh..wh..opq")
@@ -151,7 +151,7 @@ fn whiteouts_without_a_name_are_refused() {
 }
 
 #[test]
-fn what_aufs_kept_for_itself_is_ignored_but_its_hard_links_work() {
+fn the_files_of_aufs_are_ignored_but_its_hard_links_work() {
     let archive = Archive::new()
         .directory(".wh..wh.plnk/")
         .file(".wh..wh.plnk/12.34", "linked")
@@ -245,7 +245,7 @@ fn paths_out_of_the_layer_are_refused() {
 }
 
 #[test]
-fn symlinks_may_say_anything_as_nothing_follows_them_out() {
+fn symlinks_may_have_any_target_as_none_is_followed_outside() {
     let archive = Archive::new()
         .symlink("up", "../../../../etc")
         .symlink("host", "/etc")
@@ -290,7 +290,7 @@ fn an_entry_below_a_symlink_of_its_layer_goes_where_that_leads() {
 }
 
 #[test]
-fn rings_of_symlinks_are_refused() {
+fn cycles_of_symlinks_are_refused() {
     let archive = Archive::new()
         .symlink("a", "b")
         .symlink("b", "a")
@@ -301,7 +301,7 @@ fn rings_of_symlinks_are_refused() {
 }
 
 #[test]
-fn an_entry_inside_something_that_is_no_directory_is_refused() {
+fn an_entry_below_a_file_is_refused() {
     let message = refusal(&Archive::new().file("a/b", "").file("a/b/c/d", "").finish());
     assert!(
         message.contains("entry `a/b/c/d`") && message.contains("`b`"),
@@ -418,7 +418,7 @@ fn a_hard_link_to_a_lower_layers_file_says_where_that_is() {
 }
 
 #[test]
-fn rings_of_hard_links_mean_a_lower_layers_file() {
+fn cycles_of_hard_links_mean_a_lower_layers_file() {
     let archive = Archive::new()
         .hard_link("tail", "a")
         .hard_link("a", "b")

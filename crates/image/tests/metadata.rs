@@ -31,7 +31,7 @@ fn assert_too_much(archive: &[u8], entry: &str) {
 }
 
 #[test]
-fn attributes_are_limited() {
+fn attributes_of_a_layer_are_limited() {
     let mut archive = Archive::new();
     for i in 0..20 {
         let value = format!("{i:08}{}", "A".repeat(60_000));
@@ -61,7 +61,7 @@ fn implied_directories_are_limited_by_their_memory() {
 }
 
 #[test]
-fn lists_of_pieces_are_limited() {
+fn lists_of_sparse_segments_are_limited() {
     // Two bytes in a file of a terabyte: a kilobyte of archive makes a list of many thousand
     // pieces.
     let size = (1u64 << 40).to_string();
@@ -78,7 +78,7 @@ fn lists_of_pieces_are_limited() {
 }
 
 #[test]
-fn ordinary_layers_are_far_below_the_default() {
+fn ordinary_layers_are_far_below_the_default_limit() {
     let archive = (0..20_000).fold(Archive::new(), |archive, i| {
         let name = format!("usr/lib/python3/dist-packages/module{}/file{i}.py", i / 20);
         archive.file(&name, "")

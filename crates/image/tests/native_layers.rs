@@ -44,7 +44,7 @@ fn native(blob: &[u8], image: &[u8], media_type: &str) -> Expect {
 const PLAIN: &str = "application/vnd.erofs.layer.v1";
 
 #[test]
-fn an_image_of_mkfs_becomes_one_of_ours() {
+fn an_image_of_mkfs_erofs_becomes_a_layer() {
     let image = mkfs(some_tree, &[]);
     let zstd = zstd::encode_all(&image[..], 3).unwrap();
     for (blob, media_type) in [(&image, PLAIN), (&zstd, "application/vnd.erofs+zstd")] {
@@ -106,7 +106,7 @@ fn markers_of_overlayfs_are_kept_and_holes_stay_holes() {
 }
 
 #[test]
-fn images_that_are_not_what_they_should_be_are_refused() {
+fn damaged_or_unusual_images_are_refused() {
     let image = mkfs(some_tree, &[]);
     let compressed = mkfs(some_tree, &["-zlz4"]);
     let mut damaged = image.clone();

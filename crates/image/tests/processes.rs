@@ -211,7 +211,7 @@ fn threads_of_one_process_make_one_layer_once() {
 }
 
 #[test]
-fn prune_waits_for_whoever_relies_on_the_store() {
+fn prune_waits_for_processes_that_use_the_store() {
     let store = store();
     let archive = archive();
     let shared = store.shared().unwrap();
@@ -231,7 +231,7 @@ fn prune_waits_for_whoever_relies_on_the_store() {
 }
 
 #[test]
-fn a_living_imports_files_are_nobodys_leftovers() {
+fn files_of_a_running_import_are_kept() {
     let store = store();
     let diff_id = prepare(&store);
     let mut claim = Process::start("claim", &store, &diff_id);

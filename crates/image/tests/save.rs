@@ -99,7 +99,7 @@ fn diff_ids(image: &Image) -> Vec<Digest> {
 }
 
 #[test]
-fn what_was_saved_loads_as_the_same_images() {
+fn saved_images_load_as_the_same() {
     let store = filled();
     let names = ["first:1", "registry.example/second:latest"];
     let mut every = vec![options(ArchiveFormat::Docker, None)];
@@ -222,7 +222,7 @@ fn refusal(store: &TestStore, names: &[&str], options: &SaveOptions) -> (SaveErr
 }
 
 #[test]
-fn what_cannot_be_saved_is_named() {
+fn images_that_cannot_be_saved_are_named() {
     let store = filled();
     let oci = options(ArchiveFormat::Oci, None);
     let (error, bytes) = refusal(&store, &["first:1", "missing"], &oci);
@@ -254,7 +254,7 @@ fn what_cannot_be_saved_is_named() {
 }
 
 #[test]
-fn a_writer_that_fails_is_told() {
+fn an_error_of_the_output_is_reported() {
     struct Full(usize);
     impl Write for Full {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {

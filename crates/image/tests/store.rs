@@ -40,7 +40,7 @@ fn disk_usage(path: &Path) -> u64 {
 }
 
 #[test]
-fn usage_adds_up() {
+fn usage_of_the_store_adds_up() {
     let store = store();
     let (one, two) = (image(&store, "one"), image(&store, "two"));
     convert(&store, &Archive::new().file("nobody's", "x").finish()).unwrap();

@@ -45,7 +45,7 @@ fn pax_records_override_everything_in_the_header() {
 }
 
 #[test]
-fn an_empty_record_takes_the_override_back() {
+fn an_empty_pax_record_takes_the_override_back() {
     let archive = Archive::new()
         .pax(&[("path", b"other"), ("uid", b"7"), ("path", b"")])
         .file("header", "")
@@ -74,7 +74,7 @@ fn gnu_long_names_beat_pax_and_hold_for_one_member() {
 }
 
 #[test]
-fn names_of_the_ustar_the_star_and_the_v7_header() {
+fn names_of_the_ustar_the_star_and_the_v7_header_are_read() {
     let archive = Archive::new()
         .header(345, "some/prefix")
         .file("ustar", "")
@@ -117,7 +117,7 @@ fn names_need_not_be_utf8() {
 }
 
 #[test]
-fn numbers_in_base_256() {
+fn numbers_in_base_256_are_read() {
     let mut owner = vec![0x80, 0, 0, 0];
     owner.extend(3_000_000_000u32.to_be_bytes());
     let mut size = vec![0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -136,7 +136,7 @@ fn numbers_in_base_256() {
 }
 
 #[test]
-fn times_before_1970_and_between_seconds() {
+fn times_before_1970_and_between_seconds_are_kept() {
     let archive = Archive::new()
         .pax(&[("mtime", b"-1.25")])
         .file("a", "")
@@ -304,7 +304,7 @@ fn sparse_contents() -> (Vec<u8>, Vec<u8>) {
 }
 
 #[test]
-fn sparse_files_in_all_four_dialects() {
+fn sparse_files_are_read_in_all_four_dialects() {
     let (whole, data) = sparse_contents();
     let size = whole.len().to_string();
     let octal = |number: usize| format!("{number:011o}\0");
@@ -433,7 +433,7 @@ fn a_sparse_file_may_be_a_hole_alone_and_very_large() {
 }
 
 #[test]
-fn sparse_maps_that_lie_are_refused() {
+fn invalid_sparse_maps_are_refused() {
     let with_map = |map: &str, data: &str| {
         Archive::new()
             .pax(&[
@@ -491,7 +491,7 @@ fn archives_may_end_at_once_or_with_one_block() {
 }
 
 #[test]
-fn what_is_no_archive_is_refused_by_place_and_name() {
+fn damaged_archives_are_refused_by_place_and_name() {
     let mut corrupt = Archive::new()
         .file("first", "x")
         .file("second", "y")

@@ -242,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_fed_comes_out_to_the_last_byte() {
+    fn a_feed_passes_on_every_byte() {
         let bytes: Vec<u8> = (0..PART * (PARTS * 2) + 5).map(|i| (i / 3) as u8).collect();
         for length in [0, 1, PART, PART * PARTS + 1, bytes.len()] {
             let (mut feed, files) = Feed::new().unwrap();
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn only_its_owner_can_change_what_is_fed() {
+    fn a_worker_cannot_change_what_it_is_fed() {
         let (mut feed, [file, signals]) = Feed::new().unwrap();
         feed.room(|| true).unwrap().fill(7);
         feed.hand_over(PART).unwrap();

@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn verdicts_are_seccompilers() {
+    fn a_filters_verdicts_are_seccompilers() {
         let numbers = [
             SYS_statx, SYS_read, SYS_ioctl, SYS_futex, SYS_mmap, SYS_fcntl,
         ];
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_allowed_by_an_empty_list() {
+    fn an_empty_filter_allows_no_call() {
         let mut data = [0; 16];
         data[1] = ARCHITECTURE;
         assert_eq!(
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_can_be_one_that_the_kernel_does_not_have() {
+    fn a_filter_can_have_a_call_that_the_kernel_lacks() {
         let mut calls = list(&[SYS_read, SYS_statx], |_| Vec::new());
         calls.push(Call {
             number: SYS_futex as u32,
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_is_too_long_is_refused() {
+    fn a_filter_that_is_too_long_is_refused() {
         let numbers: Vec<_> = (0..400).collect();
         assert!(program(list(&numbers, |_| tests())).is_err());
     }

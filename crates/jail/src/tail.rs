@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_end_is_kept() {
+    fn a_tail_keeps_only_the_end() {
         let tail = Tail::new(8);
         tail.drain(std::io::repeat(b'x').take(1 << 20))
             .join()
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_can_not_drive_the_terminal() {
+    fn a_tail_contains_no_terminal_escapes() {
         let tail = Tail::new(64);
         tail.push(b"a\x1b[2Jb\r\n\tc\xff\0");
         assert_eq!(tail.text(), "a[2Jb\n\tc\u{fffd}");

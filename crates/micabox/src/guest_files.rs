@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_installation_comes_before_a_build() {
+    fn installed_guest_files_come_before_built_ones() {
         let dir = tempfile::tempdir().unwrap();
         let directories = beside(&dir.path().join("bin/mica")).unwrap();
         let missing = GuestFiles::find_in(directories.clone()).unwrap_err();

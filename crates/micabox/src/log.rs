@@ -248,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_of_much_is_kept() {
+    fn a_full_log_keeps_its_end() {
         let directory = tempfile::tempdir().unwrap();
         let writer = LogWriter::open(directory.path()).unwrap();
         let count = 3 * FILL / (1 << 18);

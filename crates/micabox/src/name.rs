@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn names_stay_harmless() {
+    fn names_that_could_be_paths_are_refused() {
         for good in ["a1", "web.1", "A_b-c"] {
             assert!(is_valid(good), "{good}");
         }

@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_kept_as_text() {
+    fn a_networks_rules_are_serialised_as_text() {
         let network = Network::User(UserNetwork {
             allow: vec!["*.example.com:443".parse().unwrap()],
             deny: vec!["10.0.0.0/8".parse().unwrap()],

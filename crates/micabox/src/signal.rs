@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_numbers_and_real_time_signals() {
+    fn signals_are_parsed_by_name_number_and_real_time_offset() {
         for (name, number) in [
             ("SIGTERM", Some(15)),
             ("term", Some(15)),

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn those_in_use_stay() {
+    fn templates_in_use_are_kept() {
         let parent = tempfile::tempdir().unwrap();
         let first = make(parent.path(), 0);
         for number in 1..MOST + 3 {
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_left_of_one_that_fails_or_has_been_made() {
+    fn a_failed_template_leaves_nothing_and_is_made_once() {
         let parent = tempfile::tempdir().unwrap();
         let template = make(parent.path(), 1);
         template.make(|_| -> Result<(), ()> { panic!("made twice") });

@@ -18,6 +18,6 @@ fn a_mutated_record_is_written_as_it_was_read() {
 }
 
 #[test]
-fn what_a_mutated_worker_tells_is_read_as_it_was_written() {
+fn a_mutated_workers_answer_is_read_as_it_was_written() {
     mutate::run(&jailed::seeds(), 2000, jailed::told);
 }

@@ -234,7 +234,7 @@ fn a_sandbox_that_ends_takes_its_commands_with_it() {
 
 #[test]
 #[ignore = "needs a built guest"]
-fn a_killed_owner_is_an_error_that_says_so() {
+fn a_killed_owner_is_a_named_error() {
     let fixture = Fixture::new();
     let sandbox = fixture.sandbox();
     let found = fixture.sandboxes().get(&sandbox.record().id).unwrap();
@@ -248,7 +248,7 @@ fn a_killed_owner_is_an_error_that_says_so() {
 }
 
 #[test]
-fn what_is_shared_between_threads_can_be() {
+fn public_types_are_send_and_sync() {
     fn is_shared<T: Send + Sync>() {}
     is_shared::<Builder>();
     is_shared::<Cancel>();

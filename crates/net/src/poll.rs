@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_survive_the_kernel() {
+    fn tokens_come_back_from_epoll_unchanged() {
         for token in [
             Token::Link,
             Token::Stop,

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_addresses_and_protocols() {
+    fn a_published_ports_text_form_round_trips() {
         for (text, shown) in [
             ("8080:80", "127.0.0.1:8080:80/tcp"),
             ("8080:80/tcp", "127.0.0.1:8080:80/tcp"),

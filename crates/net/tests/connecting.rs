@@ -87,8 +87,8 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 #[test]
 #[ignore = "needs root"]
-fn what_a_guest_has_given_up_is_given_up() {
-    let Some(world) = World::enter("what_a_guest_has_given_up_is_given_up") else {
+fn an_attempt_that_the_guest_has_given_up_is_closed() {
+    let Some(world) = World::enter("an_attempt_that_the_guest_has_given_up_is_closed") else {
         return;
     };
     world.swallow(HOLE);
@@ -116,8 +116,8 @@ print(time.monotonic() - start < 1)
 
 #[test]
 #[ignore = "needs root"]
-fn while_a_guest_repeats_itself_it_is_tried_for() {
-    let Some(world) = World::enter("while_a_guest_repeats_itself_it_is_tried_for") else {
+fn an_attempt_lasts_while_the_guest_retransmits() {
+    let Some(world) = World::enter("an_attempt_lasts_while_the_guest_retransmits") else {
         return;
     };
     world.swallow(HOLE);
@@ -148,8 +148,8 @@ print(code(lambda: stream.connect(('203.0.113.7', 80))))
 
 #[test]
 #[ignore = "needs root"]
-fn a_guest_ends_an_attempt_by_a_word() {
-    let Some(world) = World::enter("a_guest_ends_an_attempt_by_a_word") else {
+fn a_reset_or_fin_ends_an_attempt() {
+    let Some(world) = World::enter("a_reset_or_fin_ends_an_attempt") else {
         return;
     };
     world.swallow(HOLE);
@@ -164,8 +164,8 @@ fn a_guest_ends_an_attempt_by_a_word() {
 
 #[test]
 #[ignore = "needs root"]
-fn a_port_that_asks_anew_is_answered_for_what_it_asked_last() {
-    let test = "a_port_that_asks_anew_is_answered_for_what_it_asked_last";
+fn a_new_syn_of_a_port_replaces_its_attempt() {
+    let test = "a_new_syn_of_a_port_replaces_its_attempt";
     let Some(world) = World::enter(test) else {
         return;
     };

@@ -70,7 +70,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_a_guest_sends_its_network_goes_on(
+    fn a_network_survives_arbitrary_frames(
         frames in proptest::collection::vec(anything(), 1..200)
     ) {
         let link = Link::new(NOBODY);
@@ -105,7 +105,7 @@ fn a_flood_of_requests_takes_bounded_room() {
 }
 
 #[test]
-fn a_guest_that_takes_nothing_is_not_listened_to() {
+fn a_guest_that_reads_nothing_is_not_read_from() {
     let link = Link::new(NOBODY);
     // Requests whose replies are not read: sooner or later the link is full, in both directions.
     let ping = packet(
@@ -151,7 +151,7 @@ fn talk(link: &Link, port: u16, to: ([u8; 4], u16)) {
 }
 
 #[test]
-fn a_request_that_also_ends_is_nothing() {
+fn a_syn_with_fin_is_ignored() {
     let link = Link::new("127.0.0.1");
     let (server, to) = server();
     for port in 1000..2500 {
@@ -167,7 +167,7 @@ fn a_request_that_also_ends_is_nothing() {
 }
 
 #[test]
-fn a_guest_that_does_not_want_its_connection_any_more_has_none() {
+fn a_reset_after_the_handshake_ends_the_hosts_connection() {
     let link = Link::new("127.0.0.1");
     let (server, to) = server();
     link.send(&segment(1000, to, [500, 0], SYN, b""));

@@ -13,6 +13,6 @@ fn mutated_questions_and_answers_are_read_as_another_reader_does() {
 }
 
 #[test]
-fn whatever_a_guest_sends_it_gets_sound_frames() {
+fn the_network_answers_arbitrary_frames_with_sound_ones() {
     mutate::run(&frames::seeds(), 200, frames::frames);
 }

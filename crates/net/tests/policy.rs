@@ -86,8 +86,8 @@ fn attempt(guest: &Guest, addresses: &[&str], port: u16) -> Vec<[String; 2]> {
 
 #[test]
 #[ignore = "needs root"]
-fn what_is_private_to_the_host_stays_so() {
-    let Some(world) = World::enter("what_is_private_to_the_host_stays_so") else {
+fn the_hosts_private_addresses_are_closed() {
+    let Some(world) = World::enter("the_hosts_private_addresses_are_closed") else {
         return;
     };
     let (server, datagrams) = everywhere();
@@ -203,8 +203,8 @@ print(*((os.strerror(error), count) for error, count in results.items()))
 
 #[test]
 #[ignore = "needs root"]
-fn a_wide_rule_is_not_about_the_host() {
-    let Some(world) = World::enter("a_wide_rule_is_not_about_the_host") else {
+fn a_wide_rule_does_not_open_the_host() {
+    let Some(world) = World::enter("a_wide_rule_does_not_open_the_host") else {
         return;
     };
     let (_server, datagrams) = everywhere();
@@ -250,8 +250,8 @@ fn the_hosts_loopback_opens_by_a_rule_for_it() {
 
 #[test]
 #[ignore = "needs root"]
-fn a_deny_rule_closes_one_thing() {
-    let Some(world) = World::enter("a_deny_rule_closes_one_thing") else {
+fn a_deny_rule_closes_its_address_and_port_only() {
+    let Some(world) = World::enter("a_deny_rule_closes_its_address_and_port_only") else {
         return;
     };
     let (open, denied) = (7001, 7002);

@@ -228,7 +228,7 @@ print('all')
 
 #[test]
 #[ignore = "needs root"]
-fn what_was_acknowledged_arrives_though_the_machine_is_gone() {
+fn acknowledged_data_arrives_after_the_machine_is_gone() {
     let (gone, is_gone) = channel();
     let is_gone = Arc::new(Mutex::new(is_gone));
     let (arrived, total) = channel();
@@ -270,7 +270,7 @@ os.kill(os.getppid(), signal.SIGKILL) # the link's end
 
 #[test]
 #[ignore = "needs root"]
-fn a_reader_that_stops_stops_its_writer_and_nobody_else() {
+fn a_reader_that_stops_blocks_only_its_writer() {
     let (slow_port, slow) = serve(1, |mut stream| {
         let mut one = [0];
         // Reads nothing for a while: the guest is blocked by then.

@@ -11,7 +11,7 @@ fn parse(text: &str) -> Reference {
 }
 
 #[test]
-fn defaults_are_dockers() {
+fn the_default_registry_and_tag_are_dockers() {
     let digest = format!("@sha256:{HEX}");
     // (written, full, familiar)
     let table = [
@@ -134,7 +134,7 @@ fn defaults_are_dockers() {
 }
 
 #[test]
-fn parts_are_what_they_say() {
+fn the_parts_of_a_reference_are_returned() {
     let reference = parse(&format!("localhost:5000/a/b:c@sha256:{HEX}"));
     assert_eq!(reference.registry(), "localhost:5000");
     assert_eq!(reference.repository(), "a/b");
@@ -148,7 +148,7 @@ fn parts_are_what_they_say() {
 }
 
 #[test]
-fn everything_else_is_refused() {
+fn malformed_references_are_refused() {
     let long = format!("{}/a", "a/".repeat(127) + "a");
     let tag = format!("r:{}", "t".repeat(129));
     for text in [
@@ -222,7 +222,7 @@ fn everything_else_is_refused() {
 }
 
 #[test]
-fn errors_say_what_to_write_instead() {
+fn errors_of_a_reference_say_what_to_write_instead() {
     let message = |text: &str| text.parse::<Reference>().unwrap_err().to_string();
     assert!(message("Python").contains("lower case"));
     assert!(message(HEX).contains("REPOSITORY@sha256:"));
@@ -257,7 +257,7 @@ fn loopback_is_this_machine_only() {
 proptest! {
     /// Every reference that parses means the same in each of its spellings.
     #[test]
-    fn spellings_agree(text in prop_oneof![
+    fn all_spellings_of_a_reference_mean_the_same(text in prop_oneof![
         any::<String>(),
         "[a-zA-Z0-9.:/@_-]{0,40}",
         "([a-z0-9]{1,3}[.:/_-]{0,2}){1,6}(@sha256:[0-9a-f]{64})?",
@@ -271,7 +271,7 @@ proptest! {
 }
 
 #[test]
-fn what_looks_like_a_digest_is_no_name() {
+fn a_bare_digest_is_not_a_reference() {
     for text in [
         "sha256:abc",
         "sha256",

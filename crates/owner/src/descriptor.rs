@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_pipe_makes_nothing_wait_and_stays_blocking_for_others() {
+    fn writing_to_a_full_pipe_never_blocks_and_the_pipe_stays_blocking_for_others() {
         let (reader, mut writer) = std::io::pipe().unwrap();
         let theirs = Descriptor::new(writer.try_clone().unwrap().into(), Way::Out);
         let mut total = 0;
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_files_offset_is_the_clients() {
+    fn a_files_offset_is_shared_with_the_client() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let mut ours = file.reopen().unwrap();
         ours.write_all(b"before ").unwrap();

@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_hostile_name_does_not_shift_the_fields() {
+    fn a_process_name_with_parentheses_does_not_shift_the_stat_fields() {
         let stat = "7 (a) b (c) S 1 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 12345 0 0";
         assert_eq!(parse_start_time(stat), Some(12345));
         assert_eq!(parse_start_time("7 (a) S 1"), None);
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recycled_number_is_not_killed() {
+    fn a_recycled_process_id_is_not_killed() {
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
         let right = ProcessId::of(child.id()).unwrap();
         let wrong = ProcessId {
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_ended_holds_no_files() {
+    fn a_process_that_has_ended_holds_no_files() {
         let (mut ours, theirs) = std::io::pipe().unwrap();
         let mut child = Command::new("sleep")
             .arg("1000")

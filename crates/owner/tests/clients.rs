@@ -49,7 +49,7 @@ fn output_and_exit_code_arrive_in_order() {
 }
 
 #[test]
-fn a_descriptor_is_written_to_by_the_owner_and_closed_before_the_end_is_told() {
+fn a_clients_descriptor_is_closed_before_the_exit_is_reported() {
     let mut fixture = Fixture::booted();
     let mut client = fixture.connect();
     let (reader, writer) = std::io::pipe().unwrap();
@@ -240,7 +240,7 @@ fn a_sandbox_that_holds_nothing_is_over_before_its_machine_is() {
 }
 
 #[test]
-fn nothing_reads_the_output_any_more() {
+fn a_sandbox_whose_output_has_no_reader_ends_with_141() {
     let mut fixture = Fixture::booted();
     let client = fixture.connect();
     let (reader, writer) = std::io::pipe().unwrap();
@@ -262,7 +262,7 @@ fn nothing_reads_the_output_any_more() {
 }
 
 #[test]
-fn a_client_that_dies_takes_with_it_what_it_did_not_detach() {
+fn a_client_that_dies_ends_its_attached_commands() {
     let mut fixture = Fixture::booted();
     let mut client = fixture.connect();
     let taken = start(&mut client, &mut fixture.guest, framed(), 0);
@@ -313,7 +313,7 @@ fn a_sandbox_ends_with_its_creator_unless_it_is_detached() {
 }
 
 #[test]
-fn a_request_of_a_client_that_does_not_wait_is_carried_out() {
+fn a_request_is_carried_out_after_its_client_hangs_up() {
     for _ in 0..20 {
         let fixture = Fixture::booted();
         fixture.connect().request(1, &Request::Kill, &[]).unwrap();
@@ -322,7 +322,7 @@ fn a_request_of_a_client_that_does_not_wait_is_carried_out() {
 }
 
 #[test]
-fn time_is_over_for_a_command() {
+fn a_command_past_its_time_limit_is_terminated() {
     let mut fixture = Fixture::booted();
     let mut client = fixture.connect();
     let exec = Exec {
@@ -357,7 +357,7 @@ fn time_is_over_for_a_command() {
 }
 
 #[test]
-fn a_freeze_lasts_as_long_as_its_client_says_something() {
+fn a_freeze_lasts_while_its_client_renews_it() {
     let fixture = Fixture::booted();
     let mut freezing = fixture.connect();
     let freeze = Request::Freeze { memory: false };
@@ -406,7 +406,7 @@ fn a_silent_client_does_not_keep_a_machine_frozen() {
 }
 
 #[test]
-fn nonsense_ends_the_connection_and_nothing_else() {
+fn a_malformed_frame_ends_only_its_connection() {
     let mut fixture = Fixture::booted();
     let directory = std::fs::File::open(fixture.directory.path()).unwrap();
     use std::os::fd::AsRawFd;

@@ -27,7 +27,7 @@ fn boot_error(fixture: &mut Fixture) -> Lost {
 }
 
 #[test]
-fn a_failed_boot_step_is_told_in_the_guests_words() {
+fn a_failed_boot_step_is_reported_with_the_guests_message() {
     let mut fixture = Fixture::new();
     fixture.greet();
     fixture.guest.say(ToHost::BootFailed(BootFailed {
@@ -42,7 +42,7 @@ fn a_failed_boot_step_is_told_in_the_guests_words() {
 }
 
 #[test]
-fn a_silent_guest_is_not_waited_for_for_ever() {
+fn the_wait_for_a_silent_guest_ends() {
     let start = Start::Restore {
         identity: Box::new(identity()),
         main: None,
@@ -54,7 +54,7 @@ fn a_silent_guest_is_not_waited_for_for_ever() {
 }
 
 #[test]
-fn an_agent_of_another_version_and_no_agent_are_told_apart() {
+fn an_agent_of_another_version_is_told_from_a_stranger() {
     let mut fixture = Fixture::new();
     let mut preamble = preamble::encode();
     preamble[8] ^= 0x40;
@@ -69,7 +69,7 @@ fn an_agent_of_another_version_and_no_agent_are_told_apart() {
 }
 
 #[test]
-fn a_machine_that_ends_during_boot_says_how() {
+fn a_machine_that_ends_during_boot_is_reported_with_its_exit() {
     let mut fixture = Fixture::new();
     fixture.guest.machine.end(Exit::Panicked {
         message: "no init".into(),
@@ -113,7 +113,7 @@ fn a_command_that_can_not_start_is_an_error_and_forgotten() {
 type Misbehaviour = Box<dyn Fn(&mut Guest, u32)>;
 
 #[test]
-fn breaking_the_protocol_ends_the_machine() {
+fn a_guest_that_breaks_the_protocol_loses_its_machine() {
     let flood = |guest: &mut Guest, id| {
         for _ in 0..=(256 << 10) / MAX_DATA {
             let message = ToHost::Output {
@@ -228,7 +228,7 @@ fn an_endless_argument_list_is_refused() {
 }
 
 #[test]
-fn shutting_down_tells_what_was_lost() {
+fn a_failed_shutdown_reports_the_guests_problem() {
     let fixture = Fixture::booted_with(true);
     let mut client = fixture.connect();
     client.request(5, &Request::Stop { grace: 0 }, &[]).unwrap();
@@ -247,7 +247,7 @@ fn shutting_down_tells_what_was_lost() {
 }
 
 #[test]
-fn a_quiesced_guest_hears_nothing_but_that_it_may_go_on() {
+fn a_quiesced_guest_is_sent_only_thaw() {
     let mut fixture = Fixture::booted();
     let mut client = fixture.connect();
     let id = start(&mut client, &mut fixture.guest, framed(), 1 << 20);
@@ -281,7 +281,7 @@ fn a_quiesced_guest_hears_nothing_but_that_it_may_go_on() {
 }
 
 #[test]
-fn a_copy_is_another_machine_with_a_command_that_goes_on() {
+fn a_restored_copy_reattaches_its_command() {
     let restore = Start::Restore {
         identity: Box::new(identity()),
         main: Some(5),

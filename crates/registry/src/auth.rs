@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn challenges_are_understood() {
+    fn authentication_challenges_are_parsed() {
         let found = challenges(&[
             r#"Bearer realm="https://auth.example.com/token?x=1,2",service="registry \"a\"",scope="repository:a/b:pull,push""#,
             "basic realm=\"x\"",
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_no_challenge() {
+    fn malformed_challenges_are_ignored() {
         for nonsense in ["", ",,,", "Bearer realm=\"unclosed", "=", "Bearer realm"] {
             for challenge in challenges(&[nonsense]) {
                 assert_eq!(challenge.get("realm"), None, "{nonsense}");
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn secrets_are_header_values_or_errors() {
+    fn secrets_become_header_values_or_errors() {
         let value = basic("user", "pass:word").unwrap();
         assert_eq!(value, "Basic dXNlcjpwYXNzOndvcmQ=");
         assert!(!format!("{value:?}").contains("dXNl"));

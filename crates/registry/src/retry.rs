@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn pauses_double_until_the_attempts_are_over() {
+    fn pauses_between_attempts_double() {
         let transfer = Transfer::default();
         let mut attempts = Attempts::new(&transfer, false);
         let mut shortest = Duration::from_millis(187);
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_series_never_overflows() {
+    fn pauses_never_overflow() {
         let transfer = Transfer {
             attempts: 100,
             ..Transfer::default()
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_wont_change_is_not_asked_again() {
+    fn permanent_errors_are_not_retried() {
         let transfer = Transfer::default();
         for reason in [
             Reason::NoBlob,
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn the_registrys_pause_counts_if_it_is_longer() {
+    fn the_registrys_retry_after_counts_if_it_is_longer() {
         let transfer = Transfer::default();
         let pause = |seconds| {
             let reason = Reason::RateLimited(Some(Duration::from_secs(seconds)));

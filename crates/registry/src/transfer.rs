@@ -251,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn content_ranges_are_understood() {
+    fn content_ranges_are_parsed() {
         assert_eq!(content_range("bytes 7-11/12"), Some((7, Some(12))));
         assert_eq!(content_range("bytes 7-11/*"), Some((7, None)));
         for nonsense in [
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_tells_the_end_from_a_break() {
+    fn a_blobs_reader_tells_the_end_from_a_broken_connection() {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .build()
             .unwrap();

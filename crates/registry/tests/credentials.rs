@@ -25,7 +25,7 @@ fn password(username: &str, password: &str) -> Credential {
 }
 
 #[test]
-fn entries_are_found_under_every_name_they_may_have() {
+fn entries_of_a_registry_are_found_under_every_name_they_may_have() {
     let directory = tempfile::tempdir().unwrap();
     let lookup = |text: &str, registry: &str, repository: &str| {
         Credentials::from_files([file(directory.path(), text)])
@@ -87,7 +87,7 @@ fn entries_are_found_under_every_name_they_may_have() {
 }
 
 #[test]
-fn files_are_asked_in_order_and_may_be_missing() {
+fn credential_files_are_read_in_order_and_may_be_missing() {
     let directory = tempfile::tempdir().unwrap();
     let first = file(directory.path(), r#"{"auths": {}}"#);
     let second = directory.path().join("auth.json");
@@ -105,7 +105,7 @@ fn files_are_asked_in_order_and_may_be_missing() {
 }
 
 #[test]
-fn damage_is_an_error_that_names_the_file_and_no_secret() {
+fn a_damaged_credentials_file_is_named_without_a_secret() {
     let directory = tempfile::tempdir().unwrap();
     for text in ["{", r#"{"auths": {"q.io": {"auth": "hunter2!"}}}"#, "[1]"] {
         let path = file(directory.path(), text);
@@ -125,7 +125,7 @@ fn damage_is_an_error_that_names_the_file_and_no_secret() {
 
 /// Helpers are found through `PATH`, which only a separate process can change safely.
 #[test]
-fn helpers_are_run() {
+fn credential_helpers_are_run() {
     if let Some(files) = env::var_os("TEST_HELPERS_IN") {
         return in_a_process_with_helpers(Path::new(&files));
     }
@@ -159,7 +159,7 @@ fn helpers_are_run() {
         env::var("PATH").unwrap()
     );
     let status = Command::new(env::current_exe().unwrap())
-        .args(["--exact", "helpers_are_run", "--nocapture"])
+        .args(["--exact", "credential_helpers_are_run", "--nocapture"])
         .env("PATH", path)
         .env("TEST_HELPERS_IN", directory.path())
         .status()

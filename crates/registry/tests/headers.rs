@@ -6,6 +6,6 @@ mod headers;
 mod mutate;
 
 #[test]
-fn mutated_headers_are_understood_or_left_out() {
+fn mutated_headers_are_parsed_or_ignored() {
     mutate::run(&headers::seeds(), 2000, headers::header);
 }

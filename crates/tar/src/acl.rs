@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_of_every_archiver() {
+    fn the_text_of_every_archiver_is_read() {
         // As created by `setfacl -m u:1000:rw,g:5:r` on a file of mode 640.
         let expected = [
             &b"\x02\0\0\0"[..],
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_kept_is_named() {
+    fn an_acl_that_cannot_be_kept_is_named() {
         let base = "user::rwx,group::rwx,other::rwx,mask::rwx";
         let with = |entry: &str| from_text(format!("{base},{entry}").as_bytes());
         assert_eq!(with("user:joe:rwx"), Err(Problem::Name));

@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_in_all_spellings() {
+    fn numbers_are_read_in_octal_and_base_256() {
         assert_eq!(number(b"0000644\0"), Some(0o644));
         assert_eq!(number(b"   644 \0"), Some(0o644));
         assert_eq!(number(b"\0\0\0\0\0\0\0\0"), Some(0));

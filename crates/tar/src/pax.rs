@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_records() {
+    fn malformed_records_are_an_error() {
         for bad in [
             &b"x"[..],
             b"5",
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn times() {
+    fn times_are_read_with_their_fractions() {
         let at = |seconds, nanos| Some(Timestamp { seconds, nanos });
         assert_eq!(time(b"0"), at(0, 0));
         assert_eq!(

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn both_formats_of_the_map_in_records() {
+    fn both_formats_of_the_sparse_map_in_records_are_read() {
         let expected = vec![
             Segment {
                 offset: 1,

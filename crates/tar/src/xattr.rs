@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_kept_is_an_error() {
+    fn malformed_attributes_are_an_error() {
         let error = |key: &str, value: &[u8]| xattrs(&[(key, value)], 99).is_err();
         assert!(error("LIBARCHIVE.xattr.user.a", b"!"));
         assert!(error("LIBARCHIVE.xattr.user.%4", b"AA"));

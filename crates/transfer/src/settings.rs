@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn the_example_is_valid_and_says_the_defaults() {
+    fn the_example_of_settings_is_valid_and_names_the_defaults() {
         let example = parse(include_str!("../config.example.toml")).unwrap();
         let defaults = Settings::default();
         assert_eq!(example.pull_policy, defaults.pull_policy);
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_errors_that_say_where() {
+    fn mistakes_in_settings_are_errors_that_say_where() {
         for (text, part) in [
             ("pull-polcy = 'always'", "pull-polcy"),
             ("pull-policy = 'sometimes'", "sometimes"),
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_file_is_an_error_that_names_it() {
+    fn a_missing_settings_file_is_an_error_that_names_it() {
         let error = Settings::read(Path::new("/nonexistent/mica.toml")).unwrap_err();
         assert!(error.to_string().contains("/nonexistent/mica.toml"));
     }

@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_backend_could_run_is_refused() {
+    fn a_configuration_that_no_backend_can_run_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let good = config(dir.path());
         for spoil in [

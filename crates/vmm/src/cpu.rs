@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_sees_the_same() {
+    fn processor_flags_are_those_of_the_kernel() {
         let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap();
         let flags = cpuinfo.lines().find(|line| line.starts_with("flags"));
         let has = |flag: &str| flags.is_some_and(|flags| flags.split(' ').any(|word| word == flag));

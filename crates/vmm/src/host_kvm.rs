@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_answer_has_a_reason() {
+    fn a_failed_probe_of_kvm_has_a_reason() {
         if let Err(why) = probe(&Flags::read()) {
             assert!(why.contains("/dev/kvm"), "{why}");
         }

@@ -72,13 +72,13 @@ fn expect_agent(config: &MachineConfig) {
 
 #[test]
 #[ignore = "needs a built guest"]
-fn the_agent_speaks() {
+fn a_machine_boots_to_the_agent() {
     expect_agent(&config());
 }
 
 #[test]
 #[ignore = "needs a built guest"]
-fn forty_regions_and_two_processors() {
+fn a_machine_with_forty_regions_and_two_processors_boots() {
     let file = file_for_everyone();
     file.as_file().set_len(2 << 20).unwrap();
     let region = PmemRegion {
@@ -114,7 +114,7 @@ fn a_kernel_without_an_agent_panics_with_a_reason() {
 
 #[test]
 #[ignore = "needs a built guest"]
-fn what_qemu_refuses_is_told_in_its_words() {
+fn an_error_of_qemu_is_reported_in_its_words() {
     let not_a_kernel = file_for_everyone();
     std::fs::write(not_a_kernel.path(), [0; 8192]).unwrap();
     let machine = Qemu::probe()

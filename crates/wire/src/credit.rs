@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_of_one_byte_works() {
+    fn a_credit_window_of_one_byte_works() {
         let mut window = ReceiveWindow::new(1);
         assert_eq!(window.handed_on(0), None);
         for _ in 0..3 {

@@ -44,7 +44,7 @@ fn decode_anything<M: Message>(stream: &[u8], piece: usize) {
 
 proptest! {
     #[test]
-    fn messages_to_the_guest_survive(
+    fn messages_to_the_guest_round_trip(
         messages in prop::collection::vec(to_guest(), 1..8),
         piece in 1..200_usize,
     ) {
@@ -56,7 +56,7 @@ proptest! {
     }
 
     #[test]
-    fn messages_to_the_host_survive(
+    fn messages_to_the_host_round_trip(
         messages in prop::collection::vec(to_host(), 1..8),
         piece in 1..200_usize,
     ) {
@@ -111,7 +111,7 @@ proptest! {
     }
 
     #[test]
-    fn a_cut_message_is_no_message(message in to_host(), cut in any::<prop::sample::Index>()) {
+    fn a_truncated_message_is_an_error(message in to_host(), cut in any::<prop::sample::Index>()) {
         let mut stream = Vec::new();
         encode(&message, &mut stream).unwrap();
         stream.truncate(cut.index(stream.len()));

@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_lines_are_whole_whatever_came_between() {
+    fn the_last_lines_of_a_log_are_whole() {
         use LogStream::{Stderr, Stdout};
         let said = [
             (Stdout, "one\nth"),

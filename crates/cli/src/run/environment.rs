@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_set_inherit_and_unset() {
+    fn environment_flags_set_inherit_and_unset() {
         let parse = |flag: &str| parse_flag(OsStr::new(flag), host);
         assert_eq!(parse("A=b=c").unwrap(), set("A", "b=c"));
         assert_eq!(parse("A=").unwrap(), set("A", ""));
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn files_have_a_variable_a_line() {
+    fn environment_files_have_a_variable_a_line() {
         let text = "\u{feff}# comment\n\n  A=1 # no comment \r\nB=\"quoted\"\nHOST\nGONE\nC=";
         let changes = parse_file(Path::new("f"), text.as_bytes(), host).unwrap();
         assert_eq!(
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_line_is_named() {
+    fn a_wrong_line_of_an_environment_file_is_named() {
         for (text, line) in [
             ("A=1\n=x", 2),
             ("A B=1", 1),

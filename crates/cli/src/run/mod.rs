@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_quoted_when_they_need_it() {
+    fn shell_words_are_quoted_when_they_need_it() {
         let argv = ["sh", "-c", "echo \"a b\"\n", "", "x=1"].map(OsString::from);
         assert_eq!(shell_words(&argv), "sh -c 'echo \"a b\"\\n' '' x=1");
     }

@@ -157,7 +157,7 @@ mod tests {
     use std::vec::Vec;
 
     #[test]
-    fn the_oldest_goes_first() {
+    fn the_least_recently_used_entry_goes_first() {
         let mut lru = Lru::<u64, u64>::default();
         for key in 0..10 {
             lru.insert(key, key);

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neighbours_join_and_overlaps_are_told() {
+    fn adjacent_claims_join_and_overlaps_are_found() {
         let mut claims = Claims::default();
         claims.add(10..20, 12);
         claims.add(20..30, 12);

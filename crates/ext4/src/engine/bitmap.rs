@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs() {
+    fn runs_of_clear_bits_are_found() {
         let mut bits = Bits::zeros(200);
         bits.set(0, 10);
         bits.set(70, 60);

@@ -407,7 +407,7 @@ mod tests {
     use crate::mkfs::{self, Journal};
 
     #[test]
-    fn the_log_is_a_ring() {
+    fn the_journals_log_wraps_around() {
         const SIZE: u64 = 32 << 20;
         let mut device = Memory::new(SIZE as usize);
         let options = mkfs::Options {

@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ends_and_the_middle() {
+    fn orphans_are_removed_from_both_ends_and_the_middle() {
         let mut list = OrphanList::default();
         assert_eq!((list.push(11), list.push(12), list.push(13)), (0, 11, 12));
         assert!(list.push_oldest(10) && !list.push_oldest(12));

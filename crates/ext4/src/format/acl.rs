@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_survive() {
+    fn access_control_lists_round_trip() {
         let mut value = 2u32.to_le_bytes().to_vec();
         for (tag, permissions, id) in [
             (1u16, 6u16, NO_ID),

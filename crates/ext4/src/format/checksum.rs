@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn check_values() {
+    fn crc32c_has_its_published_check_values() {
         assert_eq!(!crc32c(!0, b"123456789"), 0xe306_9283);
         assert_eq!(crc16(!0, b"123456789"), 0x4b37); // CRC-16/MODBUS
     }

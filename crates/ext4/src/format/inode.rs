@@ -299,7 +299,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_survive() {
+    fn times_of_an_inode_round_trip() {
         for seconds in [
             0,
             -1,
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_survive() {
+    fn device_numbers_round_trip() {
         for (major, minor) in [
             (0, 0),
             (1, 3),

@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_split() {
+    fn names_of_attributes_split_at_their_prefix() {
         assert_eq!(split_name(b"user.a"), Some((1, &b"a"[..])));
         assert_eq!(split_name(b"system.posix_acl_access"), Some((2, &b""[..])));
         assert_eq!(split_name(b"system.data"), Some((7, &b"data"[..])));

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn defaults_fill_gaps_only() {
+    fn default_variables_replace_none_that_are_set() {
         let pair = |name: &str, value: &str| (name.into(), value.into());
         let mut environment = Environment::new(vec![
             pair("PATH", "/a"),
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nul_byte_is_refused() {
+    fn a_nul_byte_in_a_variable_is_refused() {
         let environment = Environment::new(vec![(b"A".to_vec(), b"b\0c".to_vec())]);
         assert!(environment.to_strings().is_err());
     }

@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn the_interpreter_is_named() {
+    fn the_interpreter_of_a_script_is_found() {
         let script = |text: &[u8]| match interpreter(text) {
             Some(Interpreter::Script(name)) => String::from_utf8(name).unwrap(),
             other => panic!("{other:?}"),
@@ -334,7 +334,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_file_can_be_looked_at(mut bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        fn arbitrary_programs_are_parsed_without_a_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..400)) {
             let _ = interpreter(&bytes);
             let _ = foreign_machine(&bytes);
             for (to, from) in bytes.iter_mut().zip(b"\x7fELF\x02\x01") {

@@ -170,14 +170,14 @@ mod tests {
     }
 
     #[test]
-    fn names_bring_their_groups() {
+    fn names_of_users_bring_their_groups() {
         assert_eq!(ids("app"), Ok((1000, 1000, vec![1000, 29, 44])));
         assert_eq!(ids("nohome"), Ok((5, 6, vec![6, 29, 44])));
         assert_eq!(ids("root"), Ok((0, 0, vec![0])));
     }
 
     #[test]
-    fn nobody_in_particular_is_root() {
+    fn an_empty_user_is_root() {
         assert_eq!(ids(""), Ok((0, 0, vec![0])));
         assert_eq!(ids(":29"), Ok((0, 29, vec![29])));
         assert_eq!(
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_need_no_entry_but_use_one() {
+    fn numeric_users_need_no_entry_but_use_one() {
         assert_eq!(ids("1000"), Ok((1000, 1000, vec![1000, 29, 44])));
         assert_eq!(ids("1234"), Ok((1234, 0, vec![0])));
         assert_eq!(ids("1234:5678"), Ok((1234, 5678, vec![5678])));
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_user_is_refused() {
+    fn malformed_users_are_refused() {
         for spec in [
             "nobody",
             "broken",
@@ -256,7 +256,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_files_will_do(
+        fn arbitrary_passwd_files_give_a_valid_identity(
             spec in "\\PC{0,12}",
             passwd in prop::collection::vec(any::<u8>(), 0..300),
             group in "([a-z:,0-9\n]|:x:){0,60}",

@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn gzip_notices_what_is_missing_or_foreign() {
+    fn gzip_notices_cut_members_and_foreign_bytes() {
         let blob = gzip(&sample());
         assert!(matches!(
             ungzip(&blob[..blob.len() - 1]),

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn types_of_archives_and_of_filesystems() {
+    fn media_types_of_archives_and_of_filesystems_are_known() {
         let kind = |media_type| LayerKind::of(Some(media_type)).ok();
         for archive in [
             "application/vnd.oci.image.layer.v1.tar",

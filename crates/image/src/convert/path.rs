@@ -76,14 +76,14 @@ mod tests {
     }
 
     #[test]
-    fn paths_out_of_the_layer() {
+    fn paths_that_lead_out_of_the_layer_are_refused() {
         for path in ["..", "../a", "a/../../b", "./../a"] {
             assert_eq!(clean(path), Err(Problem::Escapes), "{path}");
         }
     }
 
     #[test]
-    fn paths_that_are_too_much() {
+    fn paths_that_are_too_deep_or_long_are_refused() {
         assert_eq!(clean("a/b/c/d"), Err(Problem::TooDeep));
         assert_eq!(clean(&"x".repeat(256)), Err(Problem::NameTooLong));
         assert!(clean(&"x".repeat(255)).is_ok());

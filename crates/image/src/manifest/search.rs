@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn the_search_takes_the_best_platform_then_what_says_nothing() {
+    fn the_search_prefers_the_best_platform_to_an_entry_without_one() {
         let mut search = wanting("linux/arm64");
         search
             .index(&index(&[

@@ -54,7 +54,7 @@ fn a_document_is_what_its_type_says_or_else_its_shape() {
 }
 
 #[test]
-fn what_is_no_image_is_refused_by_name() {
+fn documents_that_are_not_images_are_refused_by_name() {
     let schema1 = json!({"schemaVersion": 1, "name": "x", "tag": "y", "fsLayers": []});
     assert_eq!(document(schema1, None).unwrap_err(), ManifestError::Schema1);
     let signed = Some("application/vnd.docker.distribution.manifest.v1+prettyjws");
@@ -199,7 +199,7 @@ fn damaged() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn damage_is_an_error_or_harmless(bytes in damaged(), others in damaged()) {
+    fn damaged_documents_are_an_error_or_harmless(bytes in damaged(), others in damaged()) {
         let config = parse_config(&others);
         let mut search = Search::new(Platform::host());
         match Document::parse(&bytes, None) {

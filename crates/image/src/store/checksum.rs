@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn every_byte_counts() {
+    fn a_checksum_changes_with_every_byte() {
         let (file, checksum) = written(&[(4096, &[1; 100 * BLOCK]), (0, b"head")]);
         let length = file.metadata().unwrap().len();
         for at in [0, 3, 4095, 4096, 299_999, length - 1] {

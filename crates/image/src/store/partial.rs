@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_blob_goes_on_where_it_was() {
+    fn a_partial_blob_is_resumed() {
         let (_directory, store) = store();
         let blob = Digest::of(b"blob");
         assert!(store.partial(&blob, SIZE - 1).is_none(), "too small");
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_the_blob_has_is_none_of_it() {
+    fn a_partial_blob_longer_than_the_blob_is_discarded() {
         let (_directory, store) = store();
         let blob = Digest::of(b"blob");
         let path = store.layout.tmp().join(blob.hex() + SUFFIX);
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn old_ones_go_and_the_newest_stay() {
+    fn old_partial_blobs_are_removed_and_the_newest_kept() {
         let (_directory, store) = store();
         let day = Duration::from_secs(24 * 3600);
         let make = |number: u8, age: Duration| {

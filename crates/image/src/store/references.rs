@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn short_digests() {
+    fn short_digests_are_told_from_names() {
         assert!(is_short_digest("0123ab"));
         for name in ["0123a", "0123AB", "debian", &"a".repeat(65)] {
             assert!(!is_short_digest(name));

@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_living_makers_scratch_is_no_leftover() {
+    fn scratch_of_a_living_process_is_kept() {
         let tmp = tempfile::tempdir().unwrap();
         let scratch = Scratch::new(tmp.path()).unwrap();
         scratch.create("file").unwrap();
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn who_only_looked_keeps_no_lock() {
+    fn looking_for_leftovers_keeps_no_lock() {
         let tmp = tempfile::tempdir().unwrap();
         fs::write(tmp.path().join("dead.lock"), "").unwrap();
         std::thread::scope(|scope| {
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_makers_scratch_is_found_and_removed() {
+    fn scratch_of_a_dead_process_is_found_and_removed() {
         let tmp = tempfile::tempdir().unwrap();
         fs::write(tmp.path().join("dead.lock"), "").unwrap();
         fs::create_dir(tmp.path().join("dead")).unwrap();

@@ -37,7 +37,7 @@ fn assert_refused(bundle: &Bundle, part: &str) {
 }
 
 #[test]
-fn names_do_not_lead_out() {
+fn names_in_an_archive_do_not_lead_out_of_it() {
     let directory = tempfile::tempdir().unwrap();
     let (image, bundle) = docker();
     // The exact bytes, in a file outside.
@@ -101,7 +101,7 @@ fn names_do_not_lead_out() {
 }
 
 #[test]
-fn links_in_circles_end() {
+fn cycles_of_links_end() {
     let (_, mut bundle) = docker();
     bundle
         .0
@@ -115,7 +115,7 @@ fn links_in_circles_end() {
 }
 
 #[test]
-fn what_is_no_file_is_not_opened() {
+fn a_blob_that_is_not_a_regular_file_is_not_opened() {
     let (image, bundle) = oci();
     let directory = tempfile::tempdir().unwrap();
     let path = bundle.write_directory(directory.path());
@@ -137,7 +137,7 @@ fn what_is_no_file_is_not_opened() {
 }
 
 #[test]
-fn blobs_must_be_what_they_are_called() {
+fn blobs_must_have_the_digest_in_their_name() {
     let (image, bundle) = oci();
     let altered = |name: &str| {
         let mut bytes = bundle.bytes(name);
@@ -179,7 +179,7 @@ fn blobs_must_be_what_they_are_called() {
 }
 
 #[test]
-fn what_is_missing_is_named() {
+fn missing_members_are_named() {
     let (image, bundle) = oci();
     for name in [blob(&image.digest()), blob(&Digest::of(&image.config))] {
         assert_refused(
@@ -198,7 +198,7 @@ fn what_is_missing_is_named() {
 }
 
 #[test]
-fn documents_may_be_anything() {
+fn malformed_documents_are_refused() {
     let (image, bundle) = docker();
     for (document, part) in [
         ("", "malformed"),
@@ -250,7 +250,7 @@ fn documents_may_be_anything() {
 }
 
 #[test]
-fn what_is_no_archive_is_refused() {
+fn bytes_that_are_not_an_archive_are_refused() {
     let (_, bundle) = oci();
     let archive = bundle.archive();
     let mut flipped = archive.clone();
@@ -288,7 +288,7 @@ fn what_is_no_archive_is_refused() {
 }
 
 #[test]
-fn a_bomb_is_defused() {
+fn a_decompression_bomb_is_stopped() {
     let directory = tempfile::tempdir().unwrap();
     let bomb = gzip(&vec![0; 32 << 20]);
     let path = write(directory.path(), bomb);
@@ -405,7 +405,7 @@ fn messages_show_a_bounded_part_of_what_is_foreign() {
 }
 
 #[test]
-fn a_window_that_is_too_large_names_its_setting() {
+fn a_zstd_window_that_is_too_large_names_its_setting() {
     let (_, bundle) = oci();
     let archive = bundle.archive();
     let mut encoder = zstd::Encoder::new(Vec::new(), 1).unwrap();

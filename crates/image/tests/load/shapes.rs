@@ -78,7 +78,7 @@ fn an_archive_may_come_through_a_pipe() {
 }
 
 #[test]
-fn names_come_from_annotations() {
+fn names_of_images_come_from_annotations() {
     let image = small();
     // (annotation, value, name in the store, bare tag in a notice)
     for (annotation, value, name) in [
@@ -206,7 +206,7 @@ fn one_name_for_several_platforms_is_one_image() {
 }
 
 #[test]
-fn docker_save_in_its_old_shape() {
+fn docker_save_in_its_old_shape_is_loaded() {
     let (image, other) = (
         docker_image(),
         TestImage::new(vec![plain_layer("a"), plain_layer("c")]),
@@ -277,7 +277,7 @@ fn docker_archives_of_other_tools_have_compressed_layers_and_hard_links() {
 }
 
 #[test]
-fn docker_save_with_a_layout_inside() {
+fn docker_save_with_a_layout_inside_is_loaded() {
     let image = docker_image();
     let item = |tags: serde_json::Value| {
         let layers: Vec<_> = image
@@ -346,7 +346,7 @@ fn attestations_are_no_images() {
 }
 
 #[test]
-fn later_members_replace_earlier_ones() {
+fn later_members_of_an_archive_replace_earlier_ones() {
     let image = small();
     let bundle = layout(&[named(&image, REF_NAME, "x:1")], &[&image]);
     let junk = Bundle::new().with("index.json", "junk").archive();
@@ -433,7 +433,7 @@ fn skopeos_own_directories_are_named() {
 }
 
 #[test]
-fn what_was_left_out_of_a_layer_is_a_notice() {
+fn entries_left_out_of_a_layer_are_a_notice() {
     let archive = crate::layer::archive::Archive::new()
         .pax(&[("SCHILY.acl.access", b"no ACL at all")])
         .file("f", "")

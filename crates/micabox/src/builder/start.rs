@@ -568,7 +568,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn changes_in_place_are_for_what_may_be_changed() {
+    fn changes_in_place_need_a_writable_root_disk() {
         let directory = tempfile::tempdir().unwrap();
         let store = Store::open(directory.path()).unwrap();
         let check = |in_place, upper| {

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_come_as_they_went_and_nonsense_does_not() {
+    fn records_round_trip_and_malformed_ones_are_refused() {
         let mut told = Vec::new();
         for record in [(1_u32, "one"), (2, "")] {
             write(&mut told, &record).unwrap();

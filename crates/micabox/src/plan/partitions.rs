@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn others_find_the_table_right() {
+    fn sfdisk_and_sgdisk_accept_the_partition_table() {
         let huge = 3 << 40;
         for lengths in [
             vec![2 * MIB],
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_layers_get_the_same_table() {
+    fn the_same_layers_get_the_same_partition_table() {
         let table = Table::of(b"seed", &[2 * MIB, 4 * MIB]);
         assert_eq!(table, Table::of(b"seed", &[2 * MIB, 4 * MIB]));
         assert_ne!(table.uuid, Table::of(b"weed", &[2 * MIB, 4 * MIB]).uuid);

@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_child_on_its_way_keeps_no_lock() {
+    fn a_child_process_being_started_keeps_no_lock() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("lock");
         std::thread::scope(|scope| {

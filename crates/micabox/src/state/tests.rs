@@ -96,7 +96,7 @@ fn a_sandbox_lives_as_long_as_its_creator() {
 }
 
 #[test]
-fn nothing_is_left_of_what_nobody_is_to_remember() {
+fn a_sandbox_with_auto_remove_leaves_nothing() {
     let root = tempfile::tempdir().unwrap();
     let sandboxes = Directory::open(root.path()).unwrap();
     let fleeting = Record {
@@ -127,7 +127,7 @@ fn nothing_is_left_of_what_nobody_is_to_remember() {
 }
 
 #[test]
-fn what_is_not_ours_stays() {
+fn foreign_files_among_sandboxes_are_kept() {
     let root = tempfile::tempdir().unwrap();
     let sandboxes = Directory::open(root.path()).unwrap();
     let foreign = root.path().join("sandboxes/notes");

@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn holes_stay_holes() {
+    fn holes_in_a_copied_disk_stay_holes() {
         let directory = tempfile::tempdir().unwrap();
         let (from, to) = (directory.path().join("from"), directory.path().join("to"));
         let file = File::create(&from).unwrap();

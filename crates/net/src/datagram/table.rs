@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_silent_make_room() {
+    fn the_longest_idle_flow_makes_room() {
         let idle = Duration::from_secs(10);
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);

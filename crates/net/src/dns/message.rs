@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_and_its_answer() {
+    fn a_question_and_its_answer_are_parsed() {
         let bytes = query(b"\x01A\x07example");
         let query = Query::parse(&bytes).unwrap();
         assert_eq!(query.name, Name::from_text("a.example"));
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_question_is_none() {
+    fn a_malformed_question_is_none() {
         let good = query(b"\x01a");
         for length in 0..good.len() {
             assert_eq!(Query::parse(&good[..length]), None);
@@ -306,7 +306,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn anything_is_survived(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fn arbitrary_messages_are_parsed_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
             let _ = Query::parse(&bytes);
             let asked = Query::parse(&query(b"\x01a")).unwrap();
             let mut answer = asked.with_id(1);

@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_file_it_is_the_machine_itself() {
+    fn without_resolv_conf_the_resolver_is_loopback() {
         let none = read(std::path::Path::new("/nonexistent"));
         assert_eq!(none, ["127.0.0.1:53".parse().unwrap()]);
     }

@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_end_and_make_room() {
+    fn learned_addresses_expire_and_make_room() {
         let mut learned = Learned::default();
         let name = Name::from_text("a.example").unwrap();
         let start = Instant::now();

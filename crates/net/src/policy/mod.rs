@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn without_rules_all_but_what_is_private_to_the_host() {
+    fn without_rules_all_addresses_but_the_hosts_private_ones_are_open() {
         let open = policy(&[], &[]);
         for address in ["1.1.1.1", "10.0.0.1", "192.168.1.1", "172.16.0.1"] {
             assert!(allows(&open, address, 443), "{address}");
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn one_allow_rule_closes_the_rest() {
+    fn one_allow_rule_closes_all_other_addresses() {
         let some = policy(&["10.0.0.0/8:443", "127.0.0.1:8080"], &["10.9.0.0/16"]);
         assert!(allows(&some, "10.1.1.1", 443));
         assert!(!allows(&some, "10.1.1.1", 80));
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_does_not_open_what_is_private() {
+    fn a_name_does_not_open_a_private_address() {
         let mut named = policy(&["rebinding.example", "10.1.2.3:80"], &[]);
         let now = Instant::now();
         for (address, own) in [
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_rule_for_nothing_else_opens_what_is_the_hosts() {
+    fn only_a_rule_for_exactly_that_address_opens_one_of_the_host() {
         let own: Ipv4Addr = [192, 168, 7, 7].into();
         for (rule, opens) in [
             ("0.0.0.0/0", false),

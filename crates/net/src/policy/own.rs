@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_knows_its_own() {
+    fn the_kernel_tells_the_hosts_own_addresses() {
         let own = OwnAddresses::new().unwrap();
         for address in [[127, 0, 0, 1], [127, 9, 9, 9]] {
             assert!(own.contains(address.into()), "{address:?}");
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_says_nothing_is_none() {
+    fn a_malformed_netlink_answer_is_none() {
         let mut answer = question(7, Ipv4Addr::LOCALHOST);
         assert_eq!(parse(&answer), None);
         answer[4] = NEW_ROUTE as u8;

@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_star_is_for_what_is_below() {
+    fn a_rule_with_a_star_covers_subdomains_only() {
         let name = |text: &str| Name::from_text(text).unwrap();
         let exact = rule("example.com");
         let below = rule("*.example.com");

@@ -128,7 +128,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_left_of_a_checksum_makes_the_same(data: Vec<u8>) {
+        fn a_partial_checksum_completes_to_the_full_one(data: Vec<u8>) {
             let (mut whole, mut left) = (packet(&data), packet(&data));
             put_checksum(&mut whole, false);
             put_checksum(&mut left, true);
@@ -142,12 +142,12 @@ mod tests {
         }
 
         #[test]
-        fn a_sum_is_what_smoltcp_says(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn a_checksum_is_the_one_smoltcp_computes(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             prop_assert_eq!(sum(&bytes), checksum::data(&bytes));
         }
 
         #[test]
-        fn carries_are_not_lost(length in 0..70_000_usize, last in any::<u8>()) {
+        fn a_checksum_keeps_its_carries(length in 0..70_000_usize, last in any::<u8>()) {
             let mut bytes = vec![0xff; length];
             bytes.push(last);
             prop_assert_eq!(sum(&bytes), checksum::data(&bytes));

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dockers_rules() {
+    fn a_copys_target_follows_dockers_rules() {
         use PathKind::{Directory, Nothing, Other};
         let at = |parent: &str, name: &str| {
             Ok(Place {

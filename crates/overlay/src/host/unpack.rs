@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hostile_archive_reaches_nothing_else() {
+    fn a_hostile_archive_changes_nothing_outside_its_target() {
         use EntryType::{Directory, Link, Regular, Symlink};
         let directory = tempfile::tempdir().unwrap();
         let secret = directory.path().join("secret");

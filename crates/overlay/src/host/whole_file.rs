@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_is_given_up_leaves_nothing() {
+    fn an_unfinished_file_is_removed() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
         let names = || fs::read_dir(directory.path()).unwrap().count();

@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn credit_adds_up_and_goes_first() {
+    fn credit_is_added_up_and_sent_first() {
         let mut outbox = Outbox::default();
         outbox.push(ToGuest::CloseStdin { id: 1 });
         outbox.credit(1, OutputStream::Stdout, Some(10));

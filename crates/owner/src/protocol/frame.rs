@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn another_version_is_named() {
+    fn another_version_of_the_protocol_is_named() {
         let mut decoder = Decoder::<Reply>::default();
         let mut other = preamble();
         other[8] = 9;

@@ -269,7 +269,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_descriptor_does_not_take_waits_in_order() {
+    fn output_that_a_full_descriptor_refuses_waits_in_order() {
         let (mut reader, writer) = std::io::pipe().unwrap();
         let descriptor = Descriptor::new(writer.into(), crate::descriptor::Way::Out);
         let mut output = Output::new(Sink::Descriptor(descriptor), 1 << 20);

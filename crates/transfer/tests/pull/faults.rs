@@ -65,7 +65,7 @@ fn a_break_without_a_promised_length_is_noticed() {
 }
 
 #[test]
-fn wrong_answers_to_a_range_are_coped_with() {
+fn wrong_answers_to_a_range_request_are_survived() {
     let image = TestImage::large();
     let total = image.layers[0].blob.len();
     let range = |start: usize| format!("bytes {start}-{}/{total}", total - 1);
@@ -114,7 +114,7 @@ fn a_range_of_another_blob_is_found_out() {
 }
 
 #[test]
-fn no_progress_means_giving_up() {
+fn a_pull_without_progress_is_given_up() {
     let image = TestImage::large();
     let registry = Registry::with(&image);
     registry.ignore_ranges();
@@ -150,7 +150,7 @@ fn progress_earns_new_attempts() {
 }
 
 #[test]
-fn lies_about_the_length_are_not_asked_again() {
+fn blobs_of_a_wrong_length_are_not_requested_again() {
     let image = TestImage::large();
     let total = image.layers[0].blob.len();
     let lies: [fn(Reply) -> Reply; 4] = [
@@ -185,7 +185,7 @@ fn lies_about_the_length_are_not_asked_again() {
 }
 
 #[test]
-fn altered_bytes_are_not_asked_for_again() {
+fn altered_blobs_are_not_requested_again() {
     let image = TestImage::large();
     let registry = Registry::with(&image);
     registry.blob_fault(&image, usize::MAX, |_, mut reply| {
@@ -289,7 +289,7 @@ fn endless_documents_end() {
 }
 
 #[test]
-fn what_is_no_image_is_refused_by_name() {
+fn documents_that_are_not_images_are_refused_by_name() {
     let registry = Registry::new();
     let mut chart = TestImage::small();
     chart.edit_manifest(|manifest| {
@@ -352,7 +352,7 @@ fn an_index_of_itself_ends() {
 }
 
 #[test]
-fn passing_errors_pass() {
+fn temporary_errors_of_a_pull_are_retried() {
     let image = TestImage::small();
     for (status, header) in [
         (500, None),
@@ -383,7 +383,7 @@ fn passing_errors_pass() {
 }
 
 #[test]
-fn lasting_errors_say_what_to_do() {
+fn permanent_errors_say_what_to_do() {
     let image = TestImage::small();
     // (status, attempts, parts of the message)
     for (status, attempts, parts) in [
@@ -409,7 +409,7 @@ fn lasting_errors_say_what_to_do() {
 }
 
 #[test]
-fn nobody_waits_as_long_as_a_registry_likes() {
+fn a_registrys_retry_after_is_bounded() {
     let registry = Registry::with(&TestImage::small());
     registry.rule(|_| Some(Reply::error(429, "").header("retry-after", "86400")));
     let message = Puller::new().refusal(&registry.reference("x:1"));

@@ -34,7 +34,7 @@ fn image() -> TestImage {
 
 /// Not a test: the other tests run this in a separate process.
 #[test]
-fn another_process() {
+fn a_pull_in_another_process() {
     if let (Some(root), Ok(reference)) = (env::var_os(STORE), env::var(REFERENCE)) {
         pull(&Store::open(&PathBuf::from(root)).unwrap(), &reference);
     }
@@ -43,7 +43,7 @@ fn another_process() {
 /// Pulls in a separate process, and kills it when it has `bytes` bytes of the blob.
 fn kill_at(root: &Path, reference: &str, bytes: usize) -> PathBuf {
     let mut process: Child = Command::new(env::current_exe().unwrap())
-        .args(["--exact", "kept::another_process"])
+        .args(["--exact", "kept::a_pull_in_another_process"])
         .env(STORE, root)
         .env(REFERENCE, reference)
         .stdout(Stdio::null())

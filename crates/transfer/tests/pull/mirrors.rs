@@ -84,7 +84,7 @@ fn the_registrys_own_error_counts_in_the_end() {
 }
 
 #[test]
-fn a_mirror_that_dies_in_the_middle_is_relieved_there() {
+fn a_mirror_that_dies_midway_is_replaced_at_that_offset() {
     let image = TestImage::large();
     let (mirror, origin) = pair(&image);
     mirror.blob_fault(&image, 1, |_, reply| reply.cut(1_000_000, End::Close));

@@ -26,7 +26,7 @@ fn an_image_is_pulled_once() {
 }
 
 #[test]
-fn a_tag_a_digest_or_both_name_it() {
+fn a_tag_a_digest_or_both_name_an_image() {
     let image = TestImage::small();
     let registry = Registry::with(&image);
     let digest = image.digest();

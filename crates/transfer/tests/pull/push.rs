@@ -125,7 +125,7 @@ fn blobs_go_up_once_and_the_manifest_last() {
 }
 
 #[test]
-fn what_is_there_is_neither_made_nor_sent() {
+fn blobs_that_the_registry_has_are_neither_made_nor_sent() {
     let pusher = Pusher::small();
     let registry = Registry::new();
     let uploads = accept(&registry);
@@ -242,7 +242,7 @@ fn refusals_are_told_apart_and_nothing_is_published() {
 }
 
 #[test]
-fn passing_failures_pass() {
+fn temporary_failures_of_a_push_are_retried() {
     for method in ["HEAD", "POST", "PATCH", "PUT"] {
         for status in [429, 500, 503] {
             let pusher = Pusher::small();

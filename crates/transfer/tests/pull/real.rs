@@ -86,7 +86,7 @@ fn what_skopeo_pushes_is_pulled() {
 
 /// TLS by a private authority, and a password, as in a company's registry.
 #[test]
-fn a_private_authority_and_a_password() {
+fn a_registry_with_a_private_authority_and_a_password_is_pulled_from() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name);
     let openssl = |arguments: &[&str]| {

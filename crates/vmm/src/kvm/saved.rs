@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_read_as_it_was_written() {
+    fn a_saved_machine_is_read_as_it_was_written() {
         let file = tempfile::tempfile().unwrap();
         state().write(&file).unwrap();
         let read = Saved::read(&file).unwrap();
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn another_processor_is_told_by_what_differs() {
+    fn another_processor_is_named_by_what_differs() {
         let saved = state();
         let mut entries = saved.features.clone();
         let features = |entries: &[kvm_cpuid_entry2]| CpuId::from_entries(entries).unwrap();

@@ -186,7 +186,7 @@ mod tests {
     use std::os::unix::net::{UnixListener, UnixStream};
 
     #[test]
-    fn a_path_is_taken_over_from_the_dead_only_and_goes_in_the_end() {
+    fn a_socket_path_is_taken_over_only_from_an_ended_process_and_removed_at_the_end() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("vsock");
         let (outside, inside) = Outside::open(&path).unwrap();
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_without_room_for_a_port_is_refused() {
+    fn a_socket_path_without_room_for_a_port_is_refused() {
         let path = PathBuf::from(format!("/tmp/{}", "x".repeat(92)));
         let error = Outside::open(&path).unwrap_err().to_string();
         assert!(error.contains("at most 96 bytes"), "{error}");

@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn endings_are_told_apart() {
+    fn exits_of_a_machine_are_told_apart() {
         assert_eq!(run("exit 0").wait(SOON), Some(Exit::PoweredOff));
         assert_eq!(
             run("echo no such device >&2; exit 1").wait(SOON),
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn the_child_has_its_channels_and_nothing_else() {
+    fn a_child_process_has_its_channels_and_no_other_descriptor() {
         // A descriptor that is wrongly not close-on-exec.
         let (leak, _other) = UnixStream::pair().unwrap();
         rustix::io::fcntl_setfd(&leak, rustix::io::FdFlags::empty()).unwrap();
@@ -515,7 +515,7 @@ mod tests {
     /// Limits are available if [`micabox_jail::Place::find`] returns a place, which `mica doctor`
     /// shows.
     #[test]
-    fn limits_that_are_required_are_there_or_it_does_not_start() {
+    fn a_machine_with_required_limits_does_not_start_without_them() {
         let mut launch = launch("/bin/true", Vec::new());
         launch.require_limits = true;
         let started = Process::start(launch, Channels::new().unwrap());

@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_comes_from_outside() {
+    fn qemu_reads_no_configuration_and_has_one_monitor() {
         let arguments = text(&config(), Processor::Host);
         for flag in ["-no-user-config", "-nodefaults", "-no-reboot"] {
             assert!(arguments.iter().any(|argument| argument == flag));
@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn what_qemu_can_not_do_is_an_error() {
+    fn a_machine_that_qemu_cannot_run_is_an_error() {
         let mut sockets = config();
         sockets.vsock = Some(Sockets::At("/s/vsock".into()));
         let error = build(&sockets, Processor::Host, FDS, None, &files(&sockets)).unwrap_err();

@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ticks_and_nanoseconds_make_kilohertz() {
+    fn ticks_and_nanoseconds_give_kilohertz() {
         assert_eq!(frequency_khz(23_000_000, 10_000_000), Some(2_300_000));
         assert_eq!(frequency_khz(23_000_000, 0), None);
         assert_eq!(frequency_khz(1, 10_000_000), None);
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn two_measurements_agree() {
+    fn two_measurements_of_the_clock_agree() {
         let flags = Flags::read();
         let Some(reading) = Reading::now(&flags) else {
             assert!(!flags.counts_evenly, "no reading of a good counter");

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_descriptor_has_numbers_for_paths() {
+    fn a_vmdk_descriptor_has_fd_numbers_for_paths() {
         let text = "version=1\nRW 8 FLAT \"a b.erofs\" 0\nRW 4 FLAT \"a b.erofs\" 8\n\
                     RW 2 FLAT \"../x\" 0\n\nddb.x = \"4\"\n";
         let expected = "version=1\nRW 8 FLAT \"/dev/fdset/7\" 0\n\

@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_of_its_own_place_brings_what_came_with_it() {
+    fn a_qemu_outside_of_system_directories_may_read_its_prefix() {
         let prefix = |path| prefix(Path::new(path)).display().to_string();
         assert_eq!(prefix("/opt/qemu/bin/qemu"), "/opt/qemu");
         assert_eq!(prefix("/tmp/x/qemu"), "/tmp/x/qemu");

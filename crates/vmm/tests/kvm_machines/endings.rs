@@ -11,12 +11,12 @@ use super::{PATIENCE, config, greeting};
 pub fn tests() -> Vec<Trial> {
     vec![
         Trial::test("a_reset_is_an_orderly_end", reset),
-        Trial::test("a_panic_has_the_kernels_words", panics),
-        Trial::test("a_triple_fault_is_no_reset", triple_fault),
-        Trial::test("a_killed_worker_is_no_end_of_the_guests", killed),
+        Trial::test("a_panic_is_reported_with_the_kernels_message", panics),
+        Trial::test("a_triple_fault_is_told_from_a_reset", triple_fault),
+        Trial::test("a_killed_worker_is_told_from_a_guests_end", killed),
         Trial::test("a_truncated_layer_ends_its_machine_by_name", truncated),
-        Trial::test("no_kernel_is_said_to_be_none", no_kernel),
-        Trial::test("too_much_memory_is_said_to_be", too_much_memory),
+        Trial::test("a_missing_kernel_is_named", no_kernel),
+        Trial::test("too_much_memory_is_an_error", too_much_memory),
     ]
 }
 

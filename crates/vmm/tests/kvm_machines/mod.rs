@@ -23,7 +23,7 @@ pub fn tests() -> Vec<Trial> {
     let mut tests = vec![
         Trial::test("our_kernel_boots_to_the_agent", || boots("vmlinux", 1)),
         Trial::test("a_bzimage_boots_to_the_agent", || boots("bzImage", 1)),
-        Trial::test("three_processors", || boots("vmlinux", 3)),
+        Trial::test("a_kernel_boots_on_three_processors", || boots("vmlinux", 3)),
     ];
     tests.extend(endings::tests());
     tests.extend(limits::tests());

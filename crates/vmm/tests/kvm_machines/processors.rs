@@ -11,7 +11,7 @@ use super::{PATIENCE, config};
 pub fn tests() -> Vec<Trial> {
     vec![
         Trial::test("a_guest_sees_no_virtualisation_and_no_counters", masked),
-        Trial::test("one_that_asks_for_virtualisation_has_it", whole),
+        Trial::test("a_guest_with_nested_virtualisation_has_it", whole),
     ]
 }
 

@@ -21,10 +21,10 @@ pub fn tests() -> Vec<Trial> {
         Trial::test("copies_count_on_from_the_same_number", count_on),
         Trial::test("copies_of_copies_count_on", copies_of_copies),
         Trial::test("a_paused_machine_stands_still", paused),
-        Trial::test("a_kernel_goes_on_in_eight_copies", kernel_goes_on),
-        Trial::test("three_processors_go_on", three_processors),
+        Trial::test("a_kernel_continues_in_eight_copies", kernel_goes_on),
+        Trial::test("copies_with_three_processors_continue", three_processors),
         Trial::test("a_killed_original_takes_no_copy_along", killed_original),
-        Trial::test("what_was_altered_is_refused", altered),
+        Trial::test("an_altered_snapshot_is_refused", altered),
         Trial::test("a_state_is_read_behind_a_filter", filtered),
         Trial::test("another_machines_snapshot_is_refused", another_machine),
     ]

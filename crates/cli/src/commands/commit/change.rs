@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_are_lists_or_lines() {
+    fn commands_in_instructions_are_lists_or_lines() {
         let config = applied(&["CMD [\"a\", \"b c\"]", "ENTRYPOINT exec it"]);
         assert_eq!(*config.cmd(), strings(&["a", "b c"]));
         assert_eq!(*config.entrypoint(), strings(&["/bin/sh", "-c", "exec it"]));
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_are_set_and_used() {
+    fn variables_in_instructions_are_set_and_used() {
         let config = applied(&[
             "ENV PATH=$PATH:/opt \"B=two words\" C='$A' D=\\$A",
             "ENV A the rest  of it",
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rest_is_set_as_well() {
+    fn labels_ports_volumes_and_users_are_set() {
         let config = applied(&[
             "LABEL a=b \"c d\"=\"e f\"",
             "EXPOSE 80 53/udp 80/tcp",
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_named() {
+    fn malformed_instructions_are_named() {
         for text in [
             "",
             "CMD",

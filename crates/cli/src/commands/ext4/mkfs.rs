@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn uuids_survive() {
+    fn uuids_are_parsed_as_they_are_printed() {
         let text = "01234567-89ab-cdef-fedc-ba9876543210";
         assert_eq!(uuid_text(uuid(text).unwrap()), text);
         for wrong in ["", "0", "01234567-89ab-cdef-fedc-ba987654321x", "é"] {

@@ -166,7 +166,7 @@ mod tests {
     use super::size;
 
     #[test]
-    fn sizes_have_units() {
+    fn sizes_of_filesystems_have_units() {
         for (text, bytes) in [
             ("0", 0),
             ("4096", 4096),

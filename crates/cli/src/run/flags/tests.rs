@@ -130,7 +130,7 @@ fn a_disk_has_a_size() {
 }
 
 #[test]
-fn a_network_or_none() {
+fn network_flags_need_a_network() {
     let network = |words: &[&str]| parse(&[words, &["image"]].concat()).unwrap().network();
     assert_eq!(network(&[]).unwrap(), Network::default());
     assert_eq!(network(&["--network", "none"]).unwrap(), Network::None);
@@ -166,7 +166,7 @@ fn a_network_or_none() {
 }
 
 #[test]
-fn processors_and_durations() {
+fn processors_and_durations_are_parsed() {
     assert_eq!(cpus("2"), Ok(2));
     assert_eq!(cpus("1.5"), Ok(2));
     assert_eq!(cpus("0.5"), Ok(1));

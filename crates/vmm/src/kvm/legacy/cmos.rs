@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_update_is_ever_in_progress() {
+    fn the_clock_never_has_an_update_in_progress() {
         let mut cmos = Cmos::default();
         cmos.select(0x8a);
         assert_eq!(cmos.read(Cmos::DATA) & 0x80, 0);

@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_right_words_end_the_machine() {
+    fn only_power_commands_end_the_machine() {
         for (port, value) in [(0x64, 0xfe), (0x600, 0x34), (0x602, 1)] {
             assert_eq!(write(port, value), Some(Ending::PoweredOff));
         }

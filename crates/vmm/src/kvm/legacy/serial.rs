@@ -145,7 +145,7 @@ mod tests {
     use std::io::Read;
 
     #[test]
-    fn lines_are_handed_on_and_the_rest_at_the_end() {
+    fn serial_output_is_handed_on_in_lines() {
         let (console, mut host) = UnixStream::pair().unwrap();
         host.set_nonblocking(true).unwrap();
         let mut serial = Serial::new(EventFd::new(0).unwrap(), console, None).unwrap();

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_there_in_copies_of_copies() {
+    fn written_pages_are_in_copies_of_copies() {
         for with_map in [true, false] {
             let first = GuestMemory::new(SIZE).unwrap();
             put(&first, 0, 1);

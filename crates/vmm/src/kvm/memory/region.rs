@@ -82,7 +82,7 @@ mod tests {
     use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 
     #[test]
-    fn files_follow_each_other() {
+    fn files_of_a_region_follow_each_other() {
         let files: Vec<Mapping> = [1_u8, 2, 3]
             .iter()
             .map(|fill| {
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_mapped_is_told() {
+    fn files_that_cannot_be_mapped_are_named() {
         let (pipe, _other) = rustix::pipe::pipe().unwrap();
         let pipe = Mapping {
             file: pipe.into(),

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_the_list_says_the_memory_is_the_same() {
+    fn lists_of_touched_pages_never_change_the_memory() {
         let lists: [(&[u32], Vec<_>); 5] = [
             (
                 &[5, 1, 4094, 2],

@@ -104,7 +104,7 @@ mod tests {
     /// A guest may make a device read from a mapped file: the console, here. The file is truncated
     /// before the device reads it.
     #[test]
-    fn a_device_that_reads_what_is_gone_ends_the_machine_by_name() {
+    fn a_device_that_reads_a_truncated_layer_ends_the_machine_by_name() {
         /// The port's transmit queue, which the kernel reads, and the queue of control messages
         /// from the driver, which the device reads.
         const QUEUES: [&str; 2] = ["1", "3"];

@@ -200,7 +200,7 @@ mod tests {
 
     /// Changes one byte of a valid state at a time.
     #[test]
-    fn no_state_does_harm() {
+    fn altered_states_of_devices_do_no_harm() {
         for sound in states() {
             for at in 3..sound.len() {
                 for value in [0, 1, 0x7f, 0xff] {
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn no_device_is_harmed() {
+    fn noise_in_queues_harms_no_device() {
         for seed in 0..600 {
             drive((seed % u64::from(KINDS)) as u8, &noise(seed + 1, 2000));
         }
@@ -226,7 +226,7 @@ mod tests {
     /// Puts rings at their own places, so that chains are followed: descriptors, the available ring
     /// and its index are noise, the rest is as a driver has it.
     #[test]
-    fn no_chain_does_harm() {
+    fn random_chains_harm_no_device() {
         for seed in 0..600 {
             let kind = (seed % u64::from(KINDS)) as u8;
             let mut script = Vec::new();

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn last_words_are_heard() {
+    fn events_before_the_end_are_handled() {
         let event = EventFd::new(libc::EFD_NONBLOCK).unwrap();
         let words = event.try_clone().unwrap();
         let listener = Arc::new(Mutex::new(Listener { event, heard: 0 }));

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn the_driver_sees_who_it_is() {
+    fn the_driver_sees_its_address_and_mtu() {
         let (driver, _link) = driver();
         assert_eq!(driver.config(0, 6), ADDRESS);
         assert_eq!(driver.config(10, 2), 65520_u16.to_le_bytes());
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn without_anybody_on_the_other_end_frames_are_lost() {
+    fn frames_without_a_peer_are_dropped() {
         let (mut driver, link) = driver();
         drop(link);
         let buffer = driver.buffer(&[0; 100]);

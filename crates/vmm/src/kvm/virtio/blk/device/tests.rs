@@ -47,7 +47,7 @@ const READ_SECTORS: u32 = blk::VIRTIO_BLK_T_IN;
 const WRITE_SECTORS: u32 = blk::VIRTIO_BLK_T_OUT;
 
 #[test]
-fn files_are_one_disk() {
+fn several_files_are_one_disk() {
     let pieces = (1..=3).map(|fill| piece(file(fill, 2048), 2048)).collect();
     let mut driver = start(pieces, true);
     assert_eq!(driver.config(0, 8), 12_u64.to_le_bytes());
@@ -64,7 +64,7 @@ fn files_are_one_disk() {
 }
 
 #[test]
-fn what_is_not_there_is_an_error_and_no_more() {
+fn requests_outside_of_the_disk_are_errors() {
     let mut driver = start(vec![piece(file(1, 2048), 2048)], true);
     for (kind, sector, length) in [
         (READ_SECTORS, 4, 512),

@@ -76,7 +76,7 @@ fn bytes_go_both_ways_and_wait_for_room() {
 }
 
 #[test]
-fn who_sends_a_control_message_waits_for_no_thread() {
+fn control_messages_are_answered_without_another_thread() {
     let (mut driver, _host) = start();
     let said = driver.buffer(&message(0, 1));
     let head = driver.add(CONTROL_TRANSMIT, &[(said, 8, READ)]);
@@ -91,7 +91,7 @@ fn who_sends_a_control_message_waits_for_no_thread() {
 }
 
 #[test]
-fn the_last_words_before_a_reset_are_heard() {
+fn output_before_a_reset_is_delivered() {
     let (mut driver, mut host) = start();
     let words = driver.buffer(b"bye");
     driver.add(TRANSMIT, &[(words, 3, READ)]);

@@ -269,7 +269,7 @@ pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
 
 #[cfg(test)]
 #[test]
-fn whatever_a_guest_says_no_byte_is_made_up() {
+fn a_hostile_guest_never_makes_the_device_invent_bytes() {
     for (_, seed) in seeds() {
         talk(&seed);
     }

@@ -35,7 +35,7 @@ fn a_client_reaches_the_guest() {
 }
 
 #[test]
-fn who_is_refused_or_says_something_else_sees_the_end() {
+fn a_client_that_is_refused_or_malformed_is_closed() {
     let mut guest = Guest::new();
     let client = guest.client(9);
     let (request, _) = guest.hear_one();
@@ -58,7 +58,7 @@ fn who_is_refused_or_says_something_else_sees_the_end() {
 }
 
 #[test]
-fn the_guest_reaches_who_listens() {
+fn the_guest_reaches_a_listening_socket() {
     let mut guest = Guest::new();
     let to_host = Header {
         source: GUEST,
@@ -197,7 +197,7 @@ fn a_guest_that_sends_more_than_it_may_is_reset() {
 }
 
 #[test]
-fn either_side_may_stop_before_the_other() {
+fn either_side_of_a_connection_may_stop_before_the_other() {
     let mut guest = Guest::new();
     let (client, to_host) = guest.connected();
     client.shutdown(Shutdown::Write).unwrap();
@@ -261,7 +261,7 @@ fn what_the_guest_sent_before_it_closed_arrives() {
 }
 
 #[test]
-fn a_host_that_is_gone_is_told_of() {
+fn a_closed_host_socket_is_reported_to_the_guest() {
     let mut guest = Guest::new();
     let (client, to_host) = guest.connected();
     drop(client);
@@ -338,7 +338,7 @@ fn resets_that_nobody_takes_are_limited() {
 }
 
 #[test]
-fn strangers_are_ignored_and_nonsense_is_reset_or_stopped() {
+fn unknown_packets_are_ignored_and_malformed_ones_reset_or_stop() {
     let mut guest = Guest::new();
     let (_client, to_host) = guest.connected();
     for header in [
