@@ -5,7 +5,7 @@ mod support;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use support::{Finished, Home};
+use support::{Finished, Home, image};
 
 #[test]
 fn nothing_is_logged_unless_requested() {
@@ -34,6 +34,22 @@ fn a_wrong_filter_is_a_wrong_command_line() {
     let mut wrong = home.mica(&["ps"]);
     wrong.env("MICABOX_LOG", "micabox=loud");
     assert_eq!(Finished::of(wrong).code(), 2);
+}
+
+#[test]
+fn a_filter_is_for_parts_of_mica() {
+    let home = Home::empty();
+    let archive = home.path().join("box.tar");
+    image::write_archive(&archive, &image::layers(), &image::config());
+    let load = |filter: &str| {
+        let load = home.output(&["load", "--log", filter, archive.to_str().unwrap()]);
+        assert_eq!(load.code(), 0, "{}", load.stderr());
+        load.stderr()
+    };
+    let log = load("micabox_image=debug");
+    let converted = log.matches("converted the layer diff_id=sha256:").count();
+    assert_eq!(converted, image::layers().len(), "{log}");
+    assert!(!load("micabox=debug").contains("layer"));
 }
 
 #[test]
