@@ -35,7 +35,7 @@ const NAMES: usize = 24;
 
 /// The operation on a filesystem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Deed {
+enum Operation {
     Read,
     Change,
     /// A filesystem that the check finds clean can be read and changed, and is clean afterwards.
@@ -43,38 +43,38 @@ enum Deed {
 }
 
 /// Splits an input: the operation, and the structure in pieces of these lengths.
-fn parts<const N: usize>(input: &[u8], lengths: [usize; N]) -> (Deed, [&[u8]; N]) {
+fn parts<const N: usize>(input: &[u8], lengths: [usize; N]) -> (Operation, [&[u8]; N]) {
     let (first, mut rest) = input.split_first().unwrap_or((&0, &[]));
-    let deed = [Deed::Read, Deed::Change, Deed::Check][usize::from(first % 3)];
+    let operation = [Operation::Read, Operation::Change, Operation::Check][usize::from(first % 3)];
     let parts = lengths.map(|length| {
         let (part, behind) = rest.split_at(rest.len().min(length));
         rest = behind;
         part
     });
-    (deed, parts)
+    (operation, parts)
 }
 
 /// Replaces the superblock.
 pub fn superblock(input: &[u8]) {
     let sound = with_all();
-    let (deed, [bytes]) = parts(input, [Superblock::SIZE]);
+    let (operation, [bytes]) = parts(input, [Superblock::SIZE]);
     let mut raw = [0; Superblock::SIZE];
     raw.copy_from_slice(&sound.image[1024..2048]);
     raw[..bytes.len()].copy_from_slice(bytes);
     let features: u32 = fields::get(&raw, RO_COMPAT);
     fields::put(&mut raw, RO_COMPAT, features & !ro_compat::METADATA_CSUM);
     let disk = Disk::new(&sound.image, [(1024, &raw), NONE, NONE]);
-    perform(deed, disk, walk, new_file);
+    perform(operation, disk, walk, new_file);
 }
 
 /// Replaces parts of a directory with an index: its root, and one of its two leaves.
 pub fn directory(input: &[u8]) {
     let sound = with_names();
-    let (deed, [root, leaf]) = parts(input, [BLOCK; 2]);
+    let (operation, [root, leaf]) = parts(input, [BLOCK; 2]);
     let disk = Disk::new(&sound.image, sound.patches([root, leaf, &[]]));
     let many = sound.file;
     perform(
-        deed,
+        operation,
         disk,
         |filesystem| {
             let names = filesystem.read_dir(many)?;
@@ -101,11 +101,11 @@ pub fn directory(input: &[u8]) {
 /// Replaces an inode's extents, and a leaf of the tree.
 pub fn extents(input: &[u8]) {
     let sound = with_islands();
-    let (deed, [root, leaf]) = parts(input, [60, BLOCK]);
+    let (operation, [root, leaf]) = parts(input, [60, BLOCK]);
     let disk = Disk::new(&sound.image, sound.patches([root, leaf, &[]]));
     let file = sound.file;
     perform(
-        deed,
+        operation,
         disk,
         |filesystem| {
             let mut buffer = [0; 100];
@@ -125,11 +125,11 @@ pub fn extents(input: &[u8]) {
 /// Replaces attributes in an inode and in a block.
 pub fn xattrs(input: &[u8]) {
     let sound = with_attributes();
-    let (deed, [body, block]) = parts(input, [96, BLOCK]);
+    let (operation, [body, block]) = parts(input, [96, BLOCK]);
     let disk = Disk::new(&sound.image, sound.patches([body, block, &[]]));
     let file = sound.file;
     perform(
-        deed,
+        operation,
         disk,
         |filesystem| {
             for name in filesystem.xattr_names(file)?.iter().take(8) {
@@ -156,7 +156,7 @@ pub fn xattrs(input: &[u8]) {
 /// same in memory and on disk.
 pub fn journal(input: &[u8]) {
     let sound = with_log();
-    let (deed, [head, blocks]) = parts(input, [96, LOGGED * BLOCK]);
+    let (operation, [head, blocks]) = parts(input, [96, LOGGED * BLOCK]);
     let log = sound.parts[0];
     let mut raw = sound.image[log..log + 108].to_vec();
     raw[12..12 + head.len()].copy_from_slice(head);
@@ -168,10 +168,10 @@ pub fn journal(input: &[u8]) {
         let mut reader = Ext4::open_read_only(disk, options()).ok()?;
         Some(list(reader.read_dir(ROOT)))
     };
-    let in_memory = match deed {
-        Deed::Read => return drop(read(disk)),
-        Deed::Change => None,
-        Deed::Check => match read(disk.clone()) {
+    let in_memory = match operation {
+        Operation::Read => return drop(read(disk)),
+        Operation::Change => None,
+        Operation::Check => match read(disk.clone()) {
             None => return,
             names => names,
         },
@@ -216,8 +216,8 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     ];
     let mut seeds = Vec::new();
     for (target, structure) in structures {
-        for deed in 0..3 {
-            seeds.push((target, [&[deed], &structure[..]].concat()));
+        for operation in 0..3 {
+            seeds.push((target, [&[operation], &structure[..]].concat()));
         }
     }
     seeds
@@ -531,22 +531,22 @@ impl BlockDevice for Disk<'_> {
 }
 
 fn perform<'i>(
-    deed: Deed,
+    operation: Operation,
     disk: Disk<'i>,
     look: impl FnOnce(&mut Ext4<Disk<'i>>) -> Result<()>,
     change: impl FnOnce(&mut Ext4<Disk<'i>>) -> Result<()>,
 ) {
-    if deed == Deed::Check && !check(&disk).is_empty() {
+    if operation == Operation::Check && !check(&disk).is_empty() {
         return;
     }
-    let clean = deed == Deed::Check;
-    if deed != Deed::Change
+    let clean = operation == Operation::Check;
+    if operation != Operation::Change
         && let Ok(mut filesystem) = Ext4::open_read_only(disk.clone(), options())
     {
         let looked = look(&mut filesystem);
         assert!(!clean || looked.is_ok(), "clean, but {looked:?}");
     }
-    if deed == Deed::Read {
+    if operation == Operation::Read {
         return;
     }
     let Ok(mut filesystem) = Ext4::open(disk, options()) else {

@@ -4,7 +4,7 @@
 use micabox::fuzzing::{REPLIES, changes, listed};
 
 /// Parses a worker's reply, or records from its pipe; the first byte chooses which.
-pub fn told(input: &[u8]) {
+pub fn answers(input: &[u8]) {
     let Some((&kind, bytes)) = input.split_first() else {
         return;
     };
@@ -23,7 +23,7 @@ pub fn told(input: &[u8]) {
             // Most inputs are errors.
             let _ = changes(bytes, |path| {
                 assert!(path.starts_with(b"/"));
-                assert!(path.len() <= bytes.len(), "longer than all that was told");
+                assert!(path.len() <= bytes.len(), "longer than the message");
             });
         }
     }

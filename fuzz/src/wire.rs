@@ -93,11 +93,11 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     vec![
         (
             "to-host",
-            said(2 | 63 << 2, &[hello, output, exited, closed, done]),
+            encoded(2 | 63 << 2, &[hello, output, exited, closed, done]),
         ),
         (
             "to-guest",
-            said(
+            encoded(
                 6 << 2,
                 &[stdin, resize, ToGuest::Shutdown, ToGuest::Quiesce],
             ),
@@ -106,7 +106,7 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-fn said<M: Message>(first: u8, messages: &[M]) -> Vec<u8> {
+fn encoded<M: Message>(first: u8, messages: &[M]) -> Vec<u8> {
     let mut bytes = vec![first];
     for message in messages {
         encode(message, &mut bytes).expect("it is short");

@@ -40,7 +40,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// Makes a failure with a message of ours.
+    /// Makes a failure with a message.
     pub fn new(message: impl Into<String>) -> Self {
         Self {
             message: message.into(),
@@ -51,7 +51,7 @@ impl Failure {
     }
 
     /// Makes a failure that has already been printed.
-    pub fn said(code: u8) -> Self {
+    pub fn printed(code: u8) -> Self {
         Self::new("").code(code)
     }
 

@@ -20,7 +20,7 @@ use failure::{EXIT_MICA, Failure};
 /// Run commands from OCI images, each in a virtual machine of its own.
 ///
 /// An image is pulled once, kept as one filesystem a layer, and given to machines
-/// without copying it. What a machine changes is gone with it.
+/// without copying it. A machine's changes are gone when it ends, unless they are on a disk.
 #[derive(Debug, Parser)]
 #[command(
     name = "mica",
@@ -29,7 +29,7 @@ use failure::{EXIT_MICA, Failure};
     disable_help_subcommand = true,
     after_help = "Images, layers and records of sandboxes are kept in $MICABOX_HOME, \
                   otherwise in micabox below the XDG data directory.\n\
-                  `mica doctor` says what this machine can do."
+                  `mica doctor` shows what this machine supports."
 )]
 struct Cli {
     #[command(flatten)]

@@ -11,7 +11,7 @@ use std::os::unix::fs::OpenOptionsExt;
 /// The line goes through the kernel's log: the kernel has written it when this returns, while
 /// output to the console's terminal waits for interrupts that a machine about to end does not see
 /// any more. Errors are ignored, as nothing can be done about them.
-pub fn say(text: impl Display) {
+pub fn write(text: impl Display) {
     /// The level of a critical condition: shown even if the kernel is configured to be quiet.
     const CRITICAL: &str = "<2>";
     let line = format!("mica-guest: {text}\n");

@@ -45,10 +45,10 @@ pub fn run() -> ExitCode {
     let uptime = machine::uptime_us();
     if let Err(reason) = serve(uptime) {
         // On the console: without a channel, the host sees nothing else.
-        kernel_log::say(reason);
+        kernel_log::write(reason);
     }
     let error = stop::end_machine();
-    kernel_log::say(format_args!("reset: {error}"));
+    kernel_log::write(format_args!("reset: {error}"));
     ExitCode::FAILURE
 }
 
@@ -72,7 +72,7 @@ fn serve(uptime: u64) -> Result<(), String> {
     let sandbox = match boot::boot(&boot, &mut clock) {
         Ok(sandbox) => sandbox,
         Err(failed) => {
-            kernel_log::say(&failed);
+            kernel_log::write(&failed);
             channel.send(&ToHost::BootFailed(failed));
             return channel
                 .flush_all()

@@ -89,11 +89,11 @@ impl Feed {
     }
 
     /// Returns the next part to fill, once the worker has read its previous contents. While it
-    /// waits, it calls `go_on` once a second.
+    /// waits, it calls `keep_going` once a second.
     ///
     /// # Errors
     /// [`NoRoom`].
-    pub fn room(&mut self, mut go_on: impl FnMut() -> bool) -> Result<&mut [u8], NoRoom> {
+    pub fn room(&mut self, mut keep_going: impl FnMut() -> bool) -> Result<&mut [u8], NoRoom> {
         while self.sent - self.read == PARTS {
             // At most as many acknowledgements as there are unread parts: any more would be false,
             // and stay in the socket.
@@ -102,7 +102,7 @@ impl Feed {
                 Ok(0) => return Err(NoRoom::Closed),
                 Ok(count) => self.read += count,
                 Err(error) if is_tick(&error) => {
-                    if !go_on() {
+                    if !keep_going() {
                         return Err(NoRoom::GivenUp);
                     }
                 }

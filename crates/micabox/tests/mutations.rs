@@ -19,5 +19,5 @@ fn a_mutated_record_is_written_as_it_was_read() {
 
 #[test]
 fn a_mutated_workers_answer_is_read_as_it_was_written() {
-    mutate::run(&jailed::seeds(), 2000, jailed::told);
+    mutate::run(&jailed::seeds(), 2000, jailed::answers);
 }

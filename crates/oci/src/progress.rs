@@ -29,7 +29,7 @@ pub enum Event<'a> {
         /// Its new state.
         state: LayerState<'a>,
     },
-    /// One sentence for the user; the transfer goes on.
+    /// One sentence for the user; the transfer continues.
     Notice(&'a str),
 }
 

@@ -25,7 +25,7 @@ fn exited(code: i32) -> Reply {
 
 fn end(fixture: &mut Fixture, id: u32, code: i32) {
     let status = ExitStatus::Exited(code);
-    fixture.guest.say(ToHost::Exited { id, status });
+    fixture.guest.send(ToHost::Exited { id, status });
 }
 
 #[test]
@@ -34,7 +34,7 @@ fn output_and_exit_code_arrive_in_order() {
     let mut client = fixture.connect();
     let id = start(&mut client, &mut fixture.guest, framed(), 0);
     fixture.guest.output(id, b"out");
-    fixture.guest.say(ToHost::Output {
+    fixture.guest.send(ToHost::Output {
         id,
         stream: OutputStream::Stderr,
         data: b"err".to_vec(),
@@ -99,11 +99,11 @@ fn a_reader_gives_credit_and_one_that_is_gone_does_too() {
         bytes: WINDOW / 2,
     };
     client.request(1, &half, &[]).unwrap();
-    assert_eq!(fixture.guest.hear(), credit(WINDOW / 2));
+    assert_eq!(fixture.guest.receive(), credit(WINDOW / 2));
     client.request(1, &Request::Release, &[]).unwrap();
-    let mut heard = [fixture.guest.hear(), fixture.guest.hear()];
-    heard.sort_by_key(|message| matches!(message, ToGuest::Credit { .. }));
-    assert_eq!(heard, [ToGuest::CloseStdin { id }, credit(WINDOW / 2)]);
+    let mut received = [fixture.guest.receive(), fixture.guest.receive()];
+    received.sort_by_key(|message| matches!(message, ToGuest::Credit { .. }));
+    assert_eq!(received, [ToGuest::CloseStdin { id }, credit(WINDOW / 2)]);
 }
 
 #[test]
@@ -116,19 +116,19 @@ fn stdin_in_frames_keeps_to_its_window() {
         id,
         data: data.to_vec(),
     };
-    assert_eq!(fixture.guest.hear(), stdin(b"0123456789"));
-    fixture.guest.say(ToHost::StdinCredit { id, bytes: 4 });
+    assert_eq!(fixture.guest.receive(), stdin(b"0123456789"));
+    fixture.guest.send(ToHost::StdinCredit { id, bytes: 4 });
     assert_eq!(reply(&mut client, 1), Reply::Credit { bytes: 4 });
     client.stdin(1, b"more").unwrap();
     client.end_stdin(1).unwrap();
-    assert_eq!(fixture.guest.hear(), stdin(b"more"));
-    assert_eq!(fixture.guest.hear(), ToGuest::CloseStdin { id });
+    assert_eq!(fixture.guest.receive(), stdin(b"more"));
+    assert_eq!(fixture.guest.receive(), ToGuest::CloseStdin { id });
 
     // A client that sends more than was granted is disconnected.
     let mut greedy = fixture.connect();
     let id = start(&mut greedy, &mut fixture.guest, framed(), 3);
     greedy.stdin(1, b"four").unwrap();
-    assert_eq!(fixture.guest.hear(), ToGuest::Signal { id, signal: 9 });
+    assert_eq!(fixture.guest.receive(), ToGuest::Signal { id, signal: 9 });
 }
 
 #[test]
@@ -148,12 +148,12 @@ fn stdin_from_a_descriptor_keeps_to_its_window_and_ends() {
     drop(writer);
     let mut received = 0;
     loop {
-        match fixture.guest.hear() {
+        match fixture.guest.receive() {
             ToGuest::Stdin { data, .. } => {
                 assert!(data.len() <= 10);
                 received += data.len();
                 let bytes = data.len() as u32;
-                fixture.guest.say(ToHost::StdinCredit { id, bytes });
+                fixture.guest.send(ToHost::StdinCredit { id, bytes });
             }
             ToGuest::CloseStdin { .. } => break,
             other => panic!("{other:?}"),
@@ -175,7 +175,7 @@ fn closed_stdin_is_a_broken_pipe() {
     client.request(1, &request, &[reader.as_fd()]).unwrap();
     drop(reader);
     let id = fixture.guest.start(4);
-    fixture.guest.say(ToHost::StdinClosed { id });
+    fixture.guest.send(ToHost::StdinClosed { id });
     let begun = Instant::now();
     while writer.write_all(b"x").is_ok() {
         assert!(begun.elapsed() < support::SOON);
@@ -229,7 +229,7 @@ fn a_sandbox_that_holds_nothing_is_over_before_its_machine_is() {
         code: Some(5),
         failure: None,
     };
-    assert_eq!(fixture.told(), ended);
+    assert_eq!(fixture.reply(), ended);
     assert!(!fixture.guest.machine.is_gone() && !fixture.owner.is_finished());
     let recorded = ["running", "ended Some(5) None false"];
     assert_eq!(*fixture.record.lock().unwrap(), recorded);
@@ -258,7 +258,7 @@ fn a_sandbox_whose_output_has_no_reader_ends_with_141() {
         code: Some(141),
         failure: None,
     };
-    assert_eq!(fixture.told(), ended);
+    assert_eq!(fixture.reply(), ended);
 }
 
 #[test]
@@ -271,8 +271,8 @@ fn a_client_that_dies_ends_its_attached_commands() {
         id: taken,
         signal: 9,
     };
-    assert_eq!(fixture.guest.hear(), killed);
-    assert_eq!(fixture.guest.hear(), ToGuest::CloseStdin { id: taken });
+    assert_eq!(fixture.guest.receive(), killed);
+    assert_eq!(fixture.guest.receive(), ToGuest::CloseStdin { id: taken });
     let mut client = fixture.connect();
     let exec = Exec {
         stdout: Place::Log,
@@ -281,7 +281,7 @@ fn a_client_that_dies_ends_its_attached_commands() {
     };
     let left = start(&mut client, &mut fixture.guest, exec, 0);
     drop(client);
-    while fixture.guest.hear() != (ToGuest::CloseStdin { id: left }) {}
+    while fixture.guest.receive() != (ToGuest::CloseStdin { id: left }) {}
     fixture.guest.output(left, b"still here");
     let client = fixture.connect();
     client.request(1, &Request::Kill, &[]).unwrap();
@@ -332,14 +332,14 @@ fn a_command_past_its_time_limit_is_terminated() {
         ..framed()
     };
     let id = start(&mut client, &mut fixture.guest, exec, 0);
-    assert_eq!(fixture.guest.hear(), ToGuest::Signal { id, signal: 15 });
+    assert_eq!(fixture.guest.receive(), ToGuest::Signal { id, signal: 15 });
     let status = ExitStatus::Signaled(15);
-    fixture.guest.say(ToHost::Exited { id, status });
+    fixture.guest.send(ToHost::Exited { id, status });
     let ended = Reply::Ended {
         code: Some(124),
         failure: None,
     };
-    assert_eq!(fixture.told(), ended);
+    assert_eq!(fixture.reply(), ended);
 
     // The same for a command that is not the sandbox's lifetime.
     let mut fixture = Fixture::booted();
@@ -350,8 +350,8 @@ fn a_command_past_its_time_limit_is_terminated() {
         ..framed()
     };
     let id = start(&mut client, &mut fixture.guest, exec, 0);
-    assert_eq!(fixture.guest.hear(), ToGuest::Signal { id, signal: 15 });
-    assert_eq!(fixture.guest.hear(), ToGuest::Signal { id, signal: 9 });
+    assert_eq!(fixture.guest.receive(), ToGuest::Signal { id, signal: 15 });
+    assert_eq!(fixture.guest.receive(), ToGuest::Signal { id, signal: 9 });
     end(&mut fixture, id, 0);
     assert_eq!(reply(&mut client, 1), exited(0));
 }

@@ -16,7 +16,7 @@ use support::{Fixture, Guest, SOON, framed, hello, identity, output, reply, star
 
 /// Returns the failure that the creator receives for a start that fails.
 fn boot_error(fixture: &mut Fixture) -> Lost {
-    match fixture.told() {
+    match fixture.reply() {
         Reply::Failed(Failure {
             kind: Kind::Lost,
             lost: Some(lost),
@@ -30,7 +30,7 @@ fn boot_error(fixture: &mut Fixture) -> Lost {
 fn a_failed_boot_step_is_reported_with_the_guests_message() {
     let mut fixture = Fixture::new();
     fixture.greet();
-    fixture.guest.say(ToHost::BootFailed(BootFailed {
+    fixture.guest.send(ToHost::BootFailed(BootFailed {
         step: "mount EROFS".into(),
         target: "layer 3".into(),
         errno: 117,
@@ -88,10 +88,10 @@ fn a_command_that_can_not_start_is_an_error_and_forgotten() {
     for _ in 0..2 {
         let request = Request::Exec(Box::new(framed()));
         client.request(1, &request, &[]).unwrap();
-        let ToGuest::Exec { id, .. } = fixture.guest.hear() else {
+        let ToGuest::Exec { id, .. } = fixture.guest.receive() else {
             panic!("no command");
         };
-        fixture.guest.say(ToHost::StartFailed {
+        fixture.guest.send(ToHost::StartFailed {
             id,
             failure: StartFailed {
                 reason: StartFailure::NotFound,
@@ -131,11 +131,11 @@ fn a_guest_that_breaks_the_protocol_loses_its_machine() {
             "an unknown command",
             Box::new(|guest, id| guest.output(id + 1, b"x")),
         ),
-        ("hello again", Box::new(|guest, _| guest.say(hello()))),
+        ("hello again", Box::new(|guest, _| guest.send(hello()))),
         (
             "started again",
             Box::new(|guest, id| {
-                guest.say(ToHost::Started {
+                guest.send(ToHost::Started {
                     id,
                     pid: 1,
                     stdin_window: 0,
@@ -258,8 +258,8 @@ fn a_quiesced_guest_is_sent_only_thaw() {
     saving
         .request(1, &request, &[files[0].as_fd(), files[1].as_fd()])
         .unwrap();
-    assert_eq!(fixture.guest.hear(), ToGuest::Quiesce);
-    fixture.guest.say(ToHost::Quiesced);
+    assert_eq!(fixture.guest.receive(), ToGuest::Quiesce);
+    fixture.guest.send(ToHost::Quiesced);
     match reply(&mut saving, 1) {
         Reply::Frozen { main, note } => {
             assert_eq!((main, &note["a"]), (Some(id), &1.into()));
@@ -274,9 +274,9 @@ fn a_quiesced_guest_is_sent_only_thaw() {
     assert!(matches!(reply(&mut client, 2), Reply::Info(_)));
     saving.request(1, &Request::Thaw, &[]).unwrap();
     assert_eq!(reply(&mut saving, 1), Reply::Thawed);
-    let first = fixture.guest.hear();
+    let first = fixture.guest.receive();
     assert!(matches!(first, ToGuest::Thaw { .. }), "{first:?}");
-    assert_eq!(fixture.guest.hear(), ToGuest::Signal { id, signal: 10 });
+    assert_eq!(fixture.guest.receive(), ToGuest::Signal { id, signal: 10 });
     assert_eq!(files[1].metadata().unwrap().len(), 6);
 }
 
@@ -287,20 +287,20 @@ fn a_restored_copy_reattaches_its_command() {
         main: Some(5),
     };
     let mut fixture = Fixture::starting(restore, SOON, false);
-    let ToGuest::Restore(restore) = fixture.guest.hear() else {
+    let ToGuest::Restore(restore) = fixture.guest.receive() else {
         panic!("no copy");
     };
     assert_eq!(restore.identity, identity());
     assert_eq!(restore.reattach.map(|reattach| reattach.id), Some(5));
-    fixture.guest.say(ToHost::Restored);
-    fixture.guest.say(ToHost::Started {
+    fixture.guest.send(ToHost::Restored);
+    fixture.guest.send(ToHost::Started {
         id: 5,
         pid: 42,
         stdin_window: 0,
     });
     // Output before a client reattaches is not lost.
     fixture.guest.output(5, b"on");
-    assert!(matches!(fixture.told(), Reply::Up(_)));
+    assert!(matches!(fixture.reply(), Reply::Up(_)));
     let mut client = fixture.connect();
     let request = Request::Reattach(Box::new(framed()));
     client.request(1, &request, &[]).unwrap();
@@ -310,7 +310,7 @@ fn a_restored_copy_reattaches_its_command() {
     ));
     assert_eq!(output(&mut client), b"on");
     let status = ExitStatus::Exited(3);
-    fixture.guest.say(ToHost::Exited { id: 5, status });
+    fixture.guest.send(ToHost::Exited { id: 5, status });
     assert_eq!(reply(&mut client, 1), Reply::Exited { status, info: None });
     // Only one command can be reattached.
     let request = Request::Reattach(Box::new(framed()));
@@ -325,22 +325,22 @@ fn a_copy_whose_command_no_client_claims_is_stopped_in_order() {
         main: Some(5),
     };
     let mut fixture = Fixture::starting(restore, SOON, true);
-    assert!(matches!(fixture.guest.hear(), ToGuest::Restore(_)));
-    fixture.guest.say(ToHost::Restored);
-    fixture.guest.say(ToHost::Started {
+    assert!(matches!(fixture.guest.receive(), ToGuest::Restore(_)));
+    fixture.guest.send(ToHost::Restored);
+    fixture.guest.send(ToHost::Started {
         id: 5,
         pid: 42,
         stdin_window: 0,
     });
     fixture.guest.output(5, b"unread");
-    assert!(matches!(fixture.told(), Reply::Up(_)));
+    assert!(matches!(fixture.reply(), Reply::Up(_)));
     let mut client = fixture.connect();
     let stop = Request::Stop { grace: 30_000 };
     client.request(1, &stop, &[]).unwrap();
     let signal = ToGuest::Signal { id: 5, signal: 15 };
-    while fixture.guest.hear() != signal {}
+    while fixture.guest.receive() != signal {}
     let status = ExitStatus::Signaled(15);
-    fixture.guest.say(ToHost::Exited { id: 5, status });
+    fixture.guest.send(ToHost::Exited { id: 5, status });
     let Fixture {
         guest,
         creator: _creator,

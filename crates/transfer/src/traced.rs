@@ -23,7 +23,7 @@ impl Progress for Traced {
                 LayerState::Present => debug!(image, %diff_id, "the layer is here"),
                 LayerState::Done => info!(image, %diff_id, "the layer is complete"),
                 LayerState::Retrying { reason, pause } => {
-                    warn!(image, %diff_id, reason, ?pause, "the transfer failed, and goes on");
+                    warn!(image, %diff_id, reason, ?pause, "the transfer failed, and is tried again");
                 }
                 _ => {}
             },

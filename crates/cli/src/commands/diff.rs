@@ -12,14 +12,14 @@ use crate::{Outcome, settings, visible};
 /// Bytes per write.
 const PIECE: usize = 64 << 10;
 
-/// List what a sandbox has changed: A added, C changed, D deleted
+/// List a sandbox's changes: A added, C changed, D deleted
 ///
-/// Reads the sandbox's disk, running or not; nothing is mounted. A running sandbox stands
-/// still for a moment. Names have escapes as in the shell's $'...' (`\n`, `\x1b`, `\xff`,
+/// Reads the sandbox's disk, running or not; nothing is mounted. A running sandbox is paused
+/// for a moment. Names have escapes as in the shell's $'...' (`\n`, `\x1b`, `\xff`,
 /// `\\`); in JSON, one that is not UTF-8 has its bytes in `path_hex`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// For scripts
+    /// Print JSON
     #[arg(long)]
     json: bool,
 
@@ -72,7 +72,7 @@ pub fn execute(args: &Args) -> Outcome {
         (true, _) => "\n]\n",
     };
     let written = write!(stdout, "{end}").and_then(|()| stdout.flush());
-    notes::tell(&notes, &args.sandbox);
+    notes::print(&notes, &args.sandbox);
     match written {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             Err(Failure::of(&error).context("writing to stdout"))

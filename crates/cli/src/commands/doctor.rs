@@ -15,12 +15,12 @@ use crate::Outcome;
 use crate::host_memory::HostMemory;
 use crate::output::{Table, print, print_json, size};
 
-/// Say what this machine can do, and what to install for more
+/// Show what this machine supports, and what to install for more
 ///
 /// Exit code 1 if sandboxes can't run here.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The result for scripts
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }

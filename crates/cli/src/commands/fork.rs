@@ -10,32 +10,31 @@ use crate::output::print_json;
 use crate::run::{AttachOptions, Detached, Signals, detach, shell_words};
 use crate::{Outcome, log, settings};
 
-/// Make copies of a running sandbox, which go on where it is (KVM only)
+/// Make copies of a running sandbox, which continue where it is (KVM only)
 ///
-/// A copy has the sandbox's memory, processes and disk as they are at one moment, and a
-/// name, host name, machine ID, network and randomness of its own. It shares what it doesn't
-/// change with the others, and stays behind as with `mica run -d`. The sandbox stands still
-/// meanwhile. Its published ports stay its own. Prints the copies' IDs, for `mica logs`,
-/// `mica stop` and all that takes a sandbox.
+/// A copy has the sandbox's memory, processes and disk of one moment, and a name, host name,
+/// machine ID, network and randomness of its own. It shares all unchanged memory with the others,
+/// and runs detached, as with `mica run -d`. The sandbox is paused meanwhile. Its published ports
+/// stay its own. Prints the copies' IDs, for `mica logs`, `mica stop` and all other commands.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Name or ID
     #[arg(value_name = "SANDBOX")]
     sandbox: String,
 
-    /// How many
+    /// Number of copies
     #[arg(short, long, value_name = "NUMBER", default_value = "1", value_parser = clap::value_parser!(u16).range(1..))]
     number: u16,
 
-    /// Name of the copy, if it is one; otherwise each gets one
+    /// Name of a single copy; otherwise names are generated
     #[arg(long, conflicts_with = "number")]
     name: Option<String>,
 
-    /// Make none unless control groups limit the copies' processes
+    /// Fail unless control groups limit the copies' processes
     #[arg(long)]
     require_limits: bool,
 
-    /// IDs and names, for scripts, once all are there
+    /// Print IDs and names as JSON, once all copies run
     #[arg(long)]
     json: bool,
 }
@@ -96,11 +95,11 @@ impl Copies<'_> {
         let mut failed = None;
         for result in results {
             let (made, outcome) =
-                result.unwrap_or_else(|_| (Vec::new(), Err(Failure::said(EXIT_MICA))));
+                result.unwrap_or_else(|_| (Vec::new(), Err(Failure::printed(EXIT_MICA))));
             copies.extend(made);
             match outcome {
                 Ok(0) => {}
-                Ok(code) => failed = failed.or(Some(Failure::said(code))),
+                Ok(code) => failed = failed.or(Some(Failure::printed(code))),
                 Err(failure) => failed = failed.or(Some(failure)),
             }
         }

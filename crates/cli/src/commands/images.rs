@@ -8,11 +8,11 @@ use crate::{Outcome, settings};
 /// List images
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Only digests
+    /// Print only digests
     #[arg(short, long, conflicts_with = "json")]
     quiet: bool,
 
-    /// Everything, for scripts
+    /// Print all fields as JSON
     #[arg(long)]
     json: bool,
 }

@@ -11,11 +11,11 @@ use crate::{Outcome, settings};
 /// Show everything about images or sandboxes, as JSON
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// JSON it is in any case; for uniformity
+    /// Accepted like elsewhere; the output is always JSON
     #[arg(long)]
     json: bool,
 
-    /// Names, digests or IDs; a sandbox's name comes before an image's
+    /// Names, digests or IDs; a sandbox takes precedence over an image
     #[arg(required = true, value_name = "NAME")]
     names: Vec<String>,
 }

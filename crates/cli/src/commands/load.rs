@@ -22,7 +22,7 @@ pub struct Args {
     #[arg(long, value_name = "OS/ARCH")]
     platform: Option<Platform>,
 
-    /// The result for scripts
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 

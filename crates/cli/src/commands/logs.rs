@@ -14,21 +14,21 @@ use crate::{Outcome, settings};
 /// Interval of reads while a log is followed.
 const POLL: Duration = Duration::from_millis(50);
 
-/// Show what a detached sandbox's command has written
+/// Show the output of a detached sandbox's command
 ///
-/// The last 8 to 16 MB of it are kept, until `mica rm`. Passes on what the command wrote as it
-/// is, control characters included.
+/// The last 8 to 16 MB of it are kept, until `mica rm`. The output is printed unchanged, control
+/// characters included.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Go on until the sandbox ends
+    /// Follow the log until the sandbox ends
     #[arg(short, long)]
     follow: bool,
 
-    /// Only so many lines from the end
+    /// Show only this many lines from the end
     #[arg(short = 'n', long, value_name = "LINES")]
     tail: Option<usize>,
 
-    /// Begin each line with the time at which it was written
+    /// Begin each line with its time
     #[arg(short, long)]
     timestamps: bool,
 

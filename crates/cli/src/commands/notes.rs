@@ -5,18 +5,18 @@ use micabox::Notes;
 use crate::output::write_stderr;
 
 /// Prints the notes to stderr. `whose` names the disk's sandbox.
-pub fn tell(notes: &Notes, whose: &str) {
+pub fn print(notes: &Notes, whose: &str) {
     if notes.damaged {
         write_stderr(&format!(
             "mica: warning: the disk of {whose} is marked as having errors, which a full disk of \
              the host's causes, too: what is read may not be whole\n"
         ));
     }
-    tell_sockets(notes);
+    print_sockets(notes);
 }
 
 /// Prints the sockets that were left out of an archive.
-pub fn tell_sockets(notes: &Notes) {
+pub fn print_sockets(notes: &Notes) {
     let mut text = String::new();
     for socket in &notes.sockets {
         let path = socket.escape_ascii();

@@ -9,15 +9,15 @@ use crate::{Outcome, settings};
 /// List sandboxes
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Those that have ended, too
+    /// Include sandboxes that have ended
     #[arg(short, long)]
     all: bool,
 
-    /// Only IDs
+    /// Print only IDs
     #[arg(short, long, conflicts_with = "json")]
     quiet: bool,
 
-    /// Everything, for scripts
+    /// Print all fields as JSON
     #[arg(long)]
     json: bool,
 }

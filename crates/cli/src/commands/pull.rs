@@ -10,7 +10,7 @@ use crate::{Outcome, bars, settings};
 
 /// Pull an image from a registry
 ///
-/// Layers that are here already are not fetched again. Credentials are Docker's: those
+/// Layers in the store are not fetched again. Credentials are Docker's: those
 /// of `docker login`, credential helpers included.
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -18,7 +18,7 @@ pub struct Args {
     #[arg(long, value_name = "OS/ARCH")]
     platform: Option<Platform>,
 
-    /// The result for scripts
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 

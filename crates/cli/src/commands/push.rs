@@ -10,16 +10,16 @@ use crate::{Outcome, bars, settings};
 
 /// Push an image to a registry
 ///
-/// Layers that the registry has are not sent; others are made again from the store, with
-/// the diff IDs that they always had. Credentials are Docker's: those of `docker login`,
+/// Layers that the registry has are not sent; others are rebuilt from the store, with their
+/// original diff IDs. Credentials are Docker's: those of `docker login`,
 /// credential helpers included.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// How layers are compressed that the registry lacks: gzip, zstd or none
+    /// Compression of layers that the registry lacks: gzip, zstd or none
     #[arg(long, value_name = "HOW", default_value_t)]
     compression: Compression,
 
-    /// The result for scripts
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 
@@ -27,7 +27,7 @@ pub struct Args {
     #[arg(value_name = "IMAGE")]
     image: String,
 
-    /// Where to: NAME or NAME:TAG [default: the image's name]
+    /// The destination: NAME or NAME:TAG [default: the image's name]
     #[arg(value_name = "DESTINATION")]
     destination: Option<Reference>,
 }

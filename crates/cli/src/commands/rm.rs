@@ -7,10 +7,10 @@ use micabox::Error;
 use crate::failure::Failure;
 use crate::{Outcome, settings};
 
-/// Forget sandboxes that have ended
+/// Remove sandboxes that have ended
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Kill those that run
+    /// Kill running ones first
     #[arg(short, long)]
     force: bool,
 

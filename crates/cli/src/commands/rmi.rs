@@ -5,8 +5,8 @@ use crate::{Outcome, settings};
 
 /// Remove images
 ///
-/// Takes a name away; with the last one goes the image, and layers that no other image
-/// needs. A digest means the image with all its names.
+/// Removes a name; with the last name also the image, and layers that no other image needs. A
+/// digest means the image with all its names.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Names or digests

@@ -21,11 +21,11 @@ pub struct Args {
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
-    /// oci-archive, or docker-archive for what Docker wrote before version 25
+    /// oci-archive, or docker-archive: the format of Docker before version 25
     #[arg(long, value_name = "FORMAT", default_value_t)]
     format: ArchiveFormat,
 
-    /// How layers are compressed: gzip, zstd or none [default: gzip; docker-archive: none]
+    /// Compression of layers: gzip, zstd or none [default: gzip; docker-archive: none]
     #[arg(long, value_name = "HOW")]
     compression: Option<Compression>,
 

@@ -21,13 +21,13 @@ pub struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Action {
-    /// Copy a sandbox's disk as it is at one moment
+    /// Copy a sandbox's disk at one moment
     ///
-    /// A running sandbox stands still meanwhile; what it has not flushed may be missing, as
-    /// after a power cut. With --memory nothing is missing: `mica run --from` goes on where
+    /// A running sandbox is paused meanwhile; what it has not flushed may be missing, as
+    /// after a power cut. With --memory nothing is missing: `mica run --from` continues where
     /// the sandbox was.
     Create {
-        /// Save all of a running sandbox: its memory and processes too
+        /// Save the memory and processes of a running sandbox as well
         #[arg(long)]
         memory: bool,
         /// Name or ID
@@ -39,11 +39,11 @@ enum Action {
     },
     /// List snapshots
     Ls {
-        /// For scripts
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Write a snapshot as one file, with a digest at its end; its image is not in it
+    /// Write a snapshot as one file, with a digest at its end, without its image
     Export {
         /// Name of the snapshot
         #[arg(value_name = "NAME")]
@@ -52,15 +52,14 @@ enum Action {
         #[arg(value_name = "FILE")]
         file: PathBuf,
     },
-    /// Read a snapshot from such a file; its image must be here
+    /// Read a snapshot from such a file; its image must be in the store
     ///
-    /// Which file is its root disk, if it has one, is then said with `mica run --from NAME
-    /// --root-disk FILE`.
+    /// If it has a root disk, name the file with `mica run --from NAME --root-disk FILE`.
     Import {
         /// File to read
         #[arg(value_name = "FILE")]
         file: PathBuf,
-        /// Another name than its own
+        /// A name in place of its own
         #[arg(value_name = "NAME")]
         name: Option<String>,
     },
@@ -85,7 +84,7 @@ pub fn execute(args: &Args) -> Outcome {
                 sandboxes.get(sandbox)?.snapshot_with_memory(name)?
             } else {
                 let (snapshot, found) = sandboxes.get(sandbox)?.snapshot(name)?;
-                notes::tell(&found, sandbox);
+                notes::print(&found, sandbox);
                 snapshot
             };
             print(&format!("{}\n", snapshot.name))?;
@@ -135,7 +134,7 @@ pub fn execute(args: &Args) -> Outcome {
             let mut from = BufReader::with_capacity(1 << 20, from);
             let imported = sandboxes.import_snapshot(name.as_deref(), &mut from)?;
             let (snapshot, found) = imported;
-            notes::tell(&found, &snapshot.name);
+            notes::print(&found, &snapshot.name);
             print(&format!("{}\n", snapshot.name))?;
             Ok(0)
         }

@@ -6,11 +6,11 @@ use crate::{Outcome, settings};
 
 /// Start sandboxes again that have ended and kept their disks
 ///
-/// Runs the sandbox's command again on the same files. Without -a the sandbox stays behind,
-/// as with `mica run -d`.
+/// Runs the sandbox's command again on the same files. Without -a the sandbox runs detached, as
+/// with `mica run -d`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Pass the command's output on and wait for its end; its exit code is ours
+    /// Print the command's output, wait for its end, and exit with its code
     #[arg(short, long)]
     attach: bool,
 
@@ -18,7 +18,7 @@ pub struct Args {
     #[arg(short, long)]
     interactive: bool,
 
-    /// Do not start them unless control groups limit their machines' processes
+    /// Fail unless control groups limit the machines' processes
     #[arg(long)]
     require_limits: bool,
 
@@ -37,7 +37,7 @@ pub fn execute(args: &Args) -> Outcome {
     if !args.attach && !args.interactive {
         return super::for_each(&args.sandboxes, |name| match start(name, false)? {
             0 => Ok(name.to_owned()),
-            code => Err(Failure::said(code)),
+            code => Err(Failure::printed(code)),
         });
     }
     let [name] = args.sandboxes.as_slice() else {

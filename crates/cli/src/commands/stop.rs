@@ -7,9 +7,9 @@ use crate::{Outcome, settings};
 
 /// Stop running sandboxes
 ///
-/// Sends the command the image's stop signal, kills it after a while, and waits until
-/// the sandbox is gone. A guest that does not end within two seconds more is killed, unless it
-/// is seen to be at work, writing to its disk above all.
+/// Sends the command the image's stop signal, kills it after a while, and waits until the
+/// sandbox is gone. A guest that does not end within two more seconds is killed, unless it makes
+/// progress, such as writing to its disk.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Seconds between the stop signal and the end

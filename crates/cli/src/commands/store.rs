@@ -7,7 +7,7 @@ use crate::failure::Failure;
 use crate::output::{Table, print, print_json, size};
 use crate::{Outcome, settings, visible};
 
-/// Look after the store: space, leftovers, damage
+/// Maintain the store: space, leftovers, damage
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -16,36 +16,36 @@ pub struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
-    /// Show what takes how much disk space
+    /// Show how much disk space each part takes
     Df {
-        /// The result for scripts
+        /// Print the result as JSON
         #[arg(long)]
         json: bool,
     },
     /// Remove images without a name, layers without an image, warm templates, and leftovers
     Prune {
-        /// Images with a name, too, unless a sandbox runs on them
+        /// Also remove images with a name, unless a sandbox uses them
         #[arg(short, long)]
         all: bool,
-        /// Only say what would go
+        /// Only print what would be removed
         #[arg(long)]
         dry_run: bool,
-        /// The result for scripts
+        /// Print the result as JSON
         #[arg(long)]
         json: bool,
     },
     /// Read and check everything; exit code 1 if something is wrong
     ///
-    /// Hashes every layer, checks every structure, and says what is wrong and what a
-    /// repair would do.
+    /// Hashes every layer, checks every structure, and prints what is wrong and what a repair
+    /// would do.
     Fsck {
-        /// Remove what is damaged, so that the next pull brings it again
+        /// Remove what is damaged, so that the next pull fetches it again
         #[arg(long)]
         repair: bool,
-        /// Also make every layer's archive again, as a save or a push would, and hash it
+        /// Also rebuild and hash every layer's archive, as a save or a push would
         #[arg(long)]
         archives: bool,
-        /// The result for scripts
+        /// Print the result as JSON
         #[arg(long)]
         json: bool,
     },

@@ -7,7 +7,7 @@ use crate::{Outcome, settings};
 
 /// Give an image another name
 ///
-/// What had the name before loses it.
+/// An image that had the name loses it.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The image: a name or a digest

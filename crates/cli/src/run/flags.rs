@@ -63,7 +63,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     patch_tar: Vec<PathBuf>,
 
-    /// Put a copy of a file of the host's there before the start
+    /// Copy a file of the host to that path before the start
     #[arg(long, value_name = "FILE:PATH", value_parser = pair)]
     patch: Vec<(OsString, OsString)>,
 
@@ -71,7 +71,7 @@ pub struct Args {
     #[arg(long, value_name = "TARGET:PATH", value_parser = pair)]
     symlink: Vec<(OsString, OsString)>,
 
-    /// Docker's volumes, of which there are none; here to say so.
+    /// Docker's volumes, which do not exist yet: accepted for a clear error.
     #[arg(short, long, hide = true, value_name = "VOLUME")]
     volume: Vec<OsString>,
 
@@ -80,7 +80,7 @@ pub struct Args {
 
     /// Leave the sandbox running and print its ID
     ///
-    /// What the command writes is for `mica logs`.
+    /// `mica logs` shows the command's output.
     #[arg(short, long, conflicts_with = "timing")]
     pub detach: bool,
 
@@ -109,15 +109,15 @@ pub struct Args {
     #[arg(long, value_name = "tmpfs|disk[:SIZE]", value_parser = upper)]
     pub upper: Option<Upper>,
 
-    /// Start from a copy of a snapshot's disk and on its image; then no IMAGE is given. From
-    /// one with memory, go on where it was: without a COMMAND with the one that runs in it,
-    /// and on the network that it has unless flags say otherwise
+    /// Start from a copy of a snapshot's disk, on its image, without an IMAGE. A snapshot with
+    /// memory continues where it was: without a COMMAND with the one that runs in it, and with
+    /// the network that it had unless flags change that
     #[arg(long, value_name = "SNAPSHOT", conflicts_with_all = ["upper", "pull", "platform"])]
     pub from: Option<String>,
 
-    /// Start from the ext4 or EROFS filesystem in a file; then no IMAGE is given, and without a
-    /// COMMAND /bin/sh is run. The file stays as it is; with :rw, changes go into it. With
-    /// --from, the root disk of an imported snapshot
+    /// Start from the ext4 or EROFS filesystem in a file, without an IMAGE; the default COMMAND
+    /// is /bin/sh. The file is not changed; with :rw, changes go into it. With --from, the root
+    /// disk of an imported snapshot
     #[arg(
         long,
         value_name = "FILE[:rw]",
@@ -135,26 +135,24 @@ pub struct Args {
     #[arg(long, value_name = "NUMBER", value_parser = cpus)]
     pub cpus: Option<u8>,
 
-    /// Network: what this machine reaches, but for its own addresses and what is private to it;
-    /// or none
+    /// Network: all that this machine can reach, except its own and link-local addresses; or none
     #[arg(long, value_name = "KIND", default_value = "user", alias = "network")]
     pub net: Net,
 
-    /// Lead a port of this machine to one of the sandbox's [[IP:]HOST:GUEST[/udp]; IP is
+    /// Publish a port of the sandbox on this machine [[IP:]HOST:GUEST[/udp]; IP is
     /// 127.0.0.1 unless given, 0.0.0.0 is every address]
     #[arg(short, long, value_name = "PORTS")]
     pub publish: Vec<Publish>,
 
-    /// Let the sandbox reach this and nothing else, and resolve names that are allowed; may be
-    /// repeated. This machine's own addresses, its loopback interface and link-local ones are
-    /// opened by a block of nothing else, private networks (10.0.0.0/8 and such) by a block but
-    /// not by a name [10.0.0.0/8, 10.1.2.3:443, example.com:443, *.example.com]
+    /// Let the sandbox reach only this, and resolve only allowed names; may be repeated. This
+    /// machine's own addresses, loopback and link-local ones are opened only by a block that
+    /// covers nothing else; private networks (such as 10.0.0.0/8) by a block, but not by a name [10.0.0.0/8, 10.1.2.3:443, example.com:443, *.example.com]
     #[arg(long, value_name = "CIDR|DOMAIN[:PORT]")]
     pub net_allow: Vec<Rule>,
 
-    /// Keep the sandbox from reaching this, whatever is allowed; may be repeated. A name is not
-    /// resolved, and its addresses are closed as far as they were asked for here: a program that
-    /// knows them otherwise is kept off by --net-allow only
+    /// Keep the sandbox from reaching this, even if it is allowed; may be repeated. A denied name
+    /// is not resolved, and the addresses that it was last resolved to are closed. Only
+    /// --net-allow stops a program that knows the addresses from elsewhere
     #[arg(long, value_name = "CIDR|DOMAIN[:PORT]")]
     pub net_deny: Vec<Rule>,
 
@@ -162,14 +160,14 @@ pub struct Args {
     #[arg(long, value_name = "IP[:PORT]", value_parser = resolver)]
     pub dns: Vec<SocketAddr>,
 
-    /// Make sockets between sandbox and host (AF_VSOCK, backend kvm only): who connects to this
-    /// Unix socket and says `CONNECT PORT` reaches that port of the sandbox, and the sandbox
-    /// reaches who listens at PATH_PORT as port PORT of address 2
+    /// Connect sockets of sandbox and host (AF_VSOCK, backend kvm only): a client that connects to
+    /// this Unix socket and sends `CONNECT PORT` reaches that port of the sandbox; the sandbox
+    /// reaches the socket PATH_PORT as port PORT of address 2
     #[arg(long, value_name = "PATH")]
     pub vsock: Option<PathBuf>,
 
-    /// Let the sandbox run virtual machines itself (KVM inside), and count what its processors
-    /// do; a hostile guest sees more of the host's kernel then
+    /// Let the sandbox run virtual machines itself (KVM inside) and use performance counters; this
+    /// exposes more of the host's kernel to a hostile guest
     #[arg(long)]
     pub nested_virtualization: bool,
 
@@ -178,7 +176,7 @@ pub struct Args {
     #[arg(long)]
     pub require_limits: bool,
 
-    /// Stop the command after so long [30, 90s, 5m, 2h]
+    /// Stop the command after this time [30, 90s, 5m, 2h]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub timeout: Option<Duration>,
 
@@ -190,7 +188,7 @@ pub struct Args {
     #[arg(long, value_parser = hostname)]
     pub hostname: Option<String>,
 
-    /// When to ask the registry
+    /// When to contact the registry
     #[arg(long, value_name = "WHEN")]
     pub pull: Option<Pull>,
 
@@ -198,8 +196,8 @@ pub struct Args {
     #[arg(long, value_name = "OS/ARCH")]
     pub platform: Option<Platform>,
 
-    /// Have a process of ours as process 1, which reaps orphans; `--init=false` makes
-    /// the command itself process 1
+    /// Run an init as process 1, which reaps orphans; `--init=false` makes the command itself
+    /// process 1
     #[arg(
         long,
         value_name = "BOOL",
@@ -231,12 +229,11 @@ pub struct Args {
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub backend: Backend,
 
-    /// Boot the machine, even where one like it was saved when it had booted, to go on from
-    /// (KVM only)
+    /// Boot the machine instead of starting from a warm template (KVM only)
     #[arg(long)]
     pub cold: bool,
 
-    /// Say afterwards where the time until the first output went
+    /// Print afterwards how long each step to the first output took
     #[arg(
         long,
         value_name = "FORMAT",
@@ -324,7 +321,7 @@ impl Args {
             .ok_or_else(|| Failure::new("the image's name is not UTF-8"))
     }
 
-    /// Fails if the flags ask for what there is not.
+    /// Fails if the flags ask for something that does not exist.
     pub fn check(&self) -> Result<(), Failure> {
         if let Some(volume) = self.volume.iter().chain(&self.mount).next() {
             return Err(Failure::new(format!(

@@ -57,12 +57,12 @@ impl Drop for Small {
 }
 
 /// A `mica` with its stderr in a pipe.
-struct Said {
+struct Messages {
     mica: Child,
     stderr: BufReader<ChildStderr>,
 }
 
-impl Said {
+impl Messages {
     fn start(mut mica: Command) -> Self {
         let mica = mica.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut mica = mica.stderr(Stdio::piped()).spawn().unwrap();
@@ -71,7 +71,7 @@ impl Said {
     }
 
     /// Waits for a line of its stderr with these words.
-    fn says(&mut self, words: &str) {
+    fn wait_for(&mut self, words: &str) {
         let mut all = String::new();
         while !all.contains(words) {
             let count = self.stderr.read_line(&mut all).unwrap();
@@ -97,8 +97,8 @@ pub fn writes_wait_for_room(backend: &str) {
         "tr '\\0' x </dev/zero | head -c 33554432 >big && sync && md5sum big; echo $?; exit 7";
     let command = ["--upper", "disk:128m", "box", "sh", "-c", script];
     small.fill(24 * MIB);
-    let mut mica = Said::start(home.mica(&[&run[..], &command].concat()));
-    mica.says("the host's disk is full");
+    let mut mica = Messages::start(home.mica(&[&run[..], &command].concat()));
+    mica.wait_for("the host's disk is full");
     // The sandbox can be frozen.
     drop(Holding::new(home, "it"));
     small.make_room();
@@ -121,8 +121,8 @@ pub fn writes_wait_for_room(backend: &str) {
     // Until the user kills the sandbox.
     home.output(&["rm", "it"]).ok();
     small.fill(24 * MIB);
-    let mut mica = Said::start(home.mica(&[&run[..], &command].concat()));
-    mica.says("the host's disk is full");
+    let mut mica = Messages::start(home.mica(&[&run[..], &command].concat()));
+    mica.wait_for("the host's disk is full");
     let begun = Instant::now();
     let stop = home.output(&["stop", "-t", "1", "it"]);
     let took = begun.elapsed();
@@ -152,8 +152,8 @@ pub fn an_end_is_recorded(backend: &str) {
         "none",
     ];
     let command = ["box", "sh", "-c", "echo ready >&2; read line; exit 7"];
-    let mut mica = Said::start(home.mica(&[&run[..], &command].concat()));
-    mica.says("ready");
+    let mut mica = Messages::start(home.mica(&[&run[..], &command].concat()));
+    mica.wait_for("ready");
     small.fill(0);
     drop(mica.mica.stdin.take());
     let mut rest = String::new();

@@ -64,7 +64,7 @@ impl Channel {
     pub fn send(&mut self, message: &ToHost) {
         // Fails only if the message exceeds the frame's limit, and the agent bounds all its parts.
         if let Err(error) = encode(message, &mut self.outgoing) {
-            kernel_log::say(format_args!("a message was dropped: {error}"));
+            kernel_log::write(format_args!("a message was dropped: {error}"));
         }
     }
 

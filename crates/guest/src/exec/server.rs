@@ -229,12 +229,12 @@ impl Server {
         let open = self.channel.receive().map_err(|_| Stop::HostGone)?;
         let protocol = |error: Error| Stop::Protocol(error.to_string());
         while let Some(message) = self.channel.next_message().map_err(protocol)? {
-            self.obey(message)?;
+            self.handle(message)?;
         }
         if open { Ok(()) } else { Err(Stop::HostGone) }
     }
 
-    fn obey(&mut self, message: ToGuest) -> Result<(), Stop> {
+    fn handle(&mut self, message: ToGuest) -> Result<(), Stop> {
         // Messages to a command that has ended were sent before its end was known.
         let id = match message {
             ToGuest::Boot(_) => return Err(Stop::Protocol("a second Boot".to_owned())),
@@ -430,7 +430,7 @@ mod tests {
         }
         // Other commands' output fills the queue in the turn in which the credit arrives.
         server
-            .obey(ToGuest::Credit {
+            .handle(ToGuest::Credit {
                 id: 1,
                 stream: OutputStream::Stdout,
                 bytes: 1000,

@@ -198,12 +198,12 @@ impl Passed {
 }
 
 /// Passes the blob in `source` to a worker and hashes it. Returns `None` if the worker closes its
-/// end early, or if `go_on` returns false; `go_on` is called once a second while there is no room.
+/// end early, or if `keep_going` returns false; `keep_going` is called once a second while there is no room.
 pub(super) fn pass(
     mut source: impl Read,
     expected: Expected<'_>,
     feed: &mut Feed,
-    mut go_on: impl FnMut(u64) -> bool,
+    mut keep_going: impl FnMut(u64) -> bool,
 ) -> Result<Option<Passed>, Reason> {
     let mut tally = Tally::new(expected);
     let mut plain = None;
@@ -213,7 +213,7 @@ pub(super) fn pass(
     };
     loop {
         let got = tally.got;
-        let room = match feed.room(|| go_on(got)) {
+        let room = match feed.room(|| keep_going(got)) {
             Ok(room) => room,
             Err(error) => return passed(error),
         };

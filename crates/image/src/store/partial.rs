@@ -36,7 +36,7 @@ pub struct Partial {
 impl Store {
     /// Opens the kept start of a blob of `size` bytes, which may be empty. `None` if the blob
     /// isn't worth keeping, if another pull uses its start, or if the disk fails: then the pull
-    /// goes on without it.
+    /// continues without it.
     pub fn partial(&self, blob: &Digest, size: u64) -> Option<Partial> {
         if size < WORTH_KEEPING {
             return None;

@@ -129,17 +129,17 @@ impl<C: Call> Worker<C> {
         self.wait_while(|| true)
     }
 
-    /// As [`Worker::wait`], but calls `go_on` once a second and stops waiting if it returns false.
+    /// As [`Worker::wait`], but calls `keep_going` once a second and stops waiting if it returns false.
     ///
     /// # Errors
-    /// [`CallError`]; [`Death::GivenUp`] if `go_on` returned false.
+    /// [`CallError`]; [`Death::GivenUp`] if `keep_going` returned false.
     pub fn wait_while(
         mut self,
-        mut go_on: impl FnMut() -> bool,
+        mut keep_going: impl FnMut() -> bool,
     ) -> Result<C::Reply, CallError<C::Error>> {
         let ended = loop {
             match self.ended.recv_timeout(TICK) {
-                Err(RecvTimeoutError::Timeout) if go_on() => {}
+                Err(RecvTimeoutError::Timeout) if keep_going() => {}
                 Err(RecvTimeoutError::Timeout) => {
                     return Err(CallError::Died {
                         kind: C::KIND,

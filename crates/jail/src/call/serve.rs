@@ -45,7 +45,7 @@ pub(crate) fn serve<C: Call>(descriptor: RawFd) -> i32 {
 
 fn enter() -> Result<(), String> {
     bound_arenas();
-    last_words().map_err(|error| format!("handling signals: {error}"))?;
+    report_fatal_signals().map_err(|error| format!("handling signals: {error}"))?;
     let walls = enter_what_there_is().map_err(|error| error.to_string())?;
     if walls.namespaces.is_ok() {
         // Without a namespace, the user's other processes would count too.
@@ -96,7 +96,7 @@ fn bound_arenas() {}
 /// Makes the process's exit code show which signal ended it: process 1 of a namespace has no
 /// default action for signals. A file that is too long becomes an error of the write.
 #[allow(unsafe_code)]
-fn last_words() -> io::Result<()> {
+fn report_fatal_signals() -> io::Result<()> {
     // SAFETY: numbers.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     on_signal(libc::SIGABRT, exit)?;

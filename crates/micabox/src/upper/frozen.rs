@@ -137,7 +137,7 @@ impl Directory {
                 return Ok(());
             }
         }
-        let interrupted = io::Error::other("the sandbox went on before the copy was complete");
+        let interrupted = io::Error::other("the sandbox was resumed before the copy was complete");
         Err(copying(&original)(interrupted))
     }
 

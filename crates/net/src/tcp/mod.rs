@@ -310,7 +310,7 @@ impl Tcp {
                 let guest_port = port.guest_port;
                 let Ok((host, _)) = port.listener.accept() else {
                     // The queue is empty, or the process is out of descriptors: in both cases
-                    // another event follows, and connections that wait go on waiting.
+                    // another event follows, and waiting connections keep waiting.
                     port.readable = false;
                     break;
                 };

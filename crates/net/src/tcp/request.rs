@@ -42,7 +42,7 @@ impl Request {
 }
 
 /// Whether smoltcp will accept the packet as a request. A socket opened for a packet that smoltcp
-/// rejects would go on listening and take the next request.
+/// rejects would keep listening and take the next request.
 pub(super) fn is_request(packet: &Packet<'_>, guest: std::net::Ipv4Addr) -> bool {
     let Ok(header) = TcpPacket::new_checked(packet.payload) else {
         return false;

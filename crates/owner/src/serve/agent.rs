@@ -99,14 +99,14 @@ impl Owner {
                     .map_err(|error| error.to_string())?;
                 let (is_framed, client) = (matches!(command.stdin, Input::Frames), command.client);
                 if let Some((client, number)) = client.filter(|_| is_framed) {
-                    self.tell(client, number, &Reply::Credit { bytes });
+                    self.send(client, number, &Reply::Credit { bytes });
                 }
             }
             ToHost::StdinClosed { id } => {
                 let command = self.running(id)?;
                 command.stdin = Input::Closed;
                 if let Some((client, number)) = command.client {
-                    self.tell(client, number, &Reply::StdinClosed);
+                    self.send(client, number, &Reply::StdinClosed);
                 }
             }
             ToHost::Quiesced => {
@@ -150,7 +150,7 @@ impl Owner {
         if let Err(error) = ready {
             let message = format!("listening for requests: {error}");
             let failure = Failure::new(Kind::Invalid, message);
-            self.tell(self.creator, 0, &Reply::Failed(failure));
+            self.send(self.creator, 0, &Reply::Failed(failure));
             self.die();
             return;
         }
@@ -158,7 +158,7 @@ impl Owner {
             self.next_stall_look = Some(now + STALL_LOOK);
         }
         let directory = self.directory.clone();
-        self.tell(self.creator, 0, &Reply::Up(Up { directory }));
+        self.send(self.creator, 0, &Reply::Up(Up { directory }));
     }
 
     /// Notifies the client that a command runs, or that its start failed.
@@ -182,7 +182,7 @@ impl Owner {
                     Input::Frames => command.stdin_window.available() as u32,
                     Input::Closed | Input::Idle | Input::Descriptor(_) => 0,
                 };
-                self.tell(client, number, &Reply::Started { pid, window });
+                self.send(client, number, &Reply::Started { pid, window });
             }
             Err(failure) => {
                 let lifetime = command.lifetime;
@@ -192,7 +192,7 @@ impl Owner {
                 }
                 let code = u8::try_from(failure.exit_code()).ok();
                 let failure = Failure::from(failure);
-                self.tell(client, number, &Reply::Failed(failure.clone()));
+                self.send(client, number, &Reply::Failed(failure.clone()));
                 if lifetime {
                     self.end.code = code;
                     self.end.failure = Some(failure);
@@ -221,7 +221,7 @@ impl Owner {
             }
             Sink::Log => {
                 if let Some(registrar) = &mut self.registrar {
-                    registrar.log(said(stream), data);
+                    registrar.log(log_stream(stream), data);
                 }
                 Ok(data.len())
             }
@@ -302,7 +302,7 @@ pub(super) fn pipe(stream: OutputStream) -> Pipe {
     }
 }
 
-fn said(stream: OutputStream) -> Stream {
+fn log_stream(stream: OutputStream) -> Stream {
     match stream {
         OutputStream::Stdout => Stream::Stdout,
         OutputStream::Stderr => Stream::Stderr,

@@ -36,7 +36,7 @@ pub(super) enum Freeze {
 
 /// A request to freeze.
 #[derive(Debug)]
-pub(super) struct Wish {
+pub(super) struct FreezeRequest {
     pub(super) client: ClientId,
     pub(super) number: u32,
     /// The files that the machine is saved to, if requested.
@@ -47,12 +47,12 @@ pub(super) struct Wish {
 #[derive(Debug, Default)]
 pub(super) struct Freezer {
     current: Option<Current>,
-    waiting: VecDeque<Wish>,
+    waiting: VecDeque<FreezeRequest>,
 }
 
 #[derive(Debug)]
 struct Current {
-    wish: Wish,
+    request: FreezeRequest,
     beats: Option<Sender<Beat>>,
     /// The client is gone, or the sandbox is about to end.
     is_abandoned: bool,
@@ -69,8 +69,8 @@ impl Current {
 
 impl Freezer {
     /// Adds a request.
-    pub(super) fn push(&mut self, wish: Wish) {
-        self.waiting.push_back(wish);
+    pub(super) fn push(&mut self, request: FreezeRequest) {
+        self.waiting.push_back(request);
     }
 
     /// Begins the next request, if none is current. Returns whether the guest must be quiesced
@@ -79,10 +79,10 @@ impl Freezer {
         if self.current.is_some() {
             return None;
         }
-        let wish = self.waiting.pop_front()?;
-        let saves = wish.memory.is_some();
+        let request = self.waiting.pop_front()?;
+        let saves = request.memory.is_some();
         self.current = Some(Current {
-            wish,
+            request,
             beats: None,
             is_abandoned: false,
             quiesce: saves.then(|| Instant::now() + QUIESCE_TIMEOUT),
@@ -97,7 +97,7 @@ impl Freezer {
         };
         current.quiesce = None;
         let (beats, inbox) = channel();
-        let (machine, memory) = (Arc::clone(machine), current.wish.memory.clone());
+        let (machine, memory) = (Arc::clone(machine), current.request.memory.clone());
         let thread_notifier = notifier.clone();
         let thread = std::thread::Builder::new()
             .name("freeze".into())
@@ -123,13 +123,14 @@ impl Freezer {
     }
 
     /// Returns the current request.
-    pub(super) fn current(&self) -> Option<&Wish> {
-        self.current.as_ref().map(|current| &current.wish)
+    pub(super) fn current(&self) -> Option<&FreezeRequest> {
+        self.current.as_ref().map(|current| &current.request)
     }
 
     /// Returns whether the machine is being saved, with the guest quiesced or about to be.
     pub(super) fn saves(&self) -> bool {
-        self.current().is_some_and(|wish| wish.memory.is_some())
+        self.current()
+            .is_some_and(|request| request.memory.is_some())
     }
 
     /// Returns the deadline for the guest to quiesce.
@@ -145,7 +146,7 @@ impl Freezer {
     /// Passes a client's message on to the thread of its freeze.
     pub(super) fn beat(&self, client: ClientId, beat: Beat) {
         if let Some(current) = &self.current
-            && current.wish.client == client
+            && current.request.client == client
             && let Some(beats) = &current.beats
         {
             // If the thread has ended, the machine runs again, and the client is about to be
@@ -155,22 +156,22 @@ impl Freezer {
     }
 
     /// Ends the current request and returns it.
-    pub(super) fn end(&mut self) -> Option<Wish> {
-        self.current.take().map(|current| current.wish)
+    pub(super) fn end(&mut self) -> Option<FreezeRequest> {
+        self.current.take().map(|current| current.request)
     }
 
     /// Drops a client's requests.
     pub(super) fn forget(&mut self, client: ClientId) {
-        self.waiting.retain(|wish| wish.client != client);
+        self.waiting.retain(|request| request.client != client);
         if let Some(current) = &mut self.current
-            && current.wish.client == client
+            && current.request.client == client
         {
             current.abandon();
         }
     }
 
     /// Thaws the machine because the sandbox is about to end. Returns the requests that waited.
-    pub(super) fn give_up(&mut self) -> VecDeque<Wish> {
+    pub(super) fn give_up(&mut self) -> VecDeque<FreezeRequest> {
         if let Some(current) = &mut self.current {
             current.abandon();
         }

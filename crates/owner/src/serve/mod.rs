@@ -106,7 +106,7 @@ pub trait Registrar: Send {
     /// Those of the record's file; the start fails.
     fn running(&mut self) -> io::Result<()>;
 
-    /// Marks the sandbox as one that goes on without its creator.
+    /// Marks the sandbox as one that continues without its creator.
     ///
     /// # Errors
     /// Those of its file; the creator hears of them.
@@ -325,7 +325,7 @@ impl Owner {
                 Source::Output(id, stream) => self.write_output(id, stream, ready),
             }
         }
-        self.look_at_clocks();
+        self.check_deadlines();
         self.link.flush();
         self.flush();
         Ok(())
@@ -419,7 +419,7 @@ impl Owner {
         commands.chain(others.into_iter().flatten()).min()
     }
 
-    fn look_at_clocks(&mut self) {
+    fn check_deadlines(&mut self) {
         let now = Instant::now();
         let is_due = |deadline: Option<Instant>| deadline.is_some_and(|deadline| deadline <= now);
         if is_due(self.up_deadline) {
@@ -442,14 +442,14 @@ impl Owner {
         for id in late {
             self.time_is_over(id);
         }
-        self.look_at_end();
+        self.check_end();
     }
 
     fn look_for_stall(&mut self) {
         let stalled = self.machine.is_stalled();
         if stalled != self.is_stalled {
             self.is_stalled = stalled;
-            self.tell(self.creator, 0, &Reply::Stalled { stalled });
+            self.send(self.creator, 0, &Reply::Stalled { stalled });
         }
     }
 
@@ -527,7 +527,7 @@ impl Owner {
     }
 
     /// Sends a client a message, if it is still connected.
-    fn tell(&mut self, client: ClientId, number: u32, reply: &Reply) {
+    fn send(&mut self, client: ClientId, number: u32, reply: &Reply) {
         if let Some(client) = self.clients.get_mut(&client) {
             client.reply(number, reply);
         }

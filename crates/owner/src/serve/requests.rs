@@ -10,7 +10,7 @@ use rustix::event::PollFlags;
 use super::Owner;
 use super::client::ClientId;
 use super::command::{self, Command, Input, Sink, Streams};
-use super::freezer::{Beat, Wish};
+use super::freezer::{Beat, FreezeRequest};
 use crate::descriptor::{Descriptor, Way};
 use crate::protocol::frame::Pipe;
 use crate::protocol::{Exec, Failure, Frame, Kind, Place, Reply, Request};
@@ -94,7 +94,7 @@ impl Owner {
             .detached()
             .map_err(|error| Failure::new(Kind::Invalid, error.to_string()))?;
         self.is_detached = true;
-        self.tell(client, number, &Reply::Detached);
+        self.send(client, number, &Reply::Detached);
         Ok(())
     }
 
@@ -146,12 +146,12 @@ impl Owner {
             }
             Request::Info => {
                 let info = self.info();
-                self.tell(client, number, &Reply::Info(info));
+                self.send(client, number, &Reply::Info(info));
                 Ok(())
             }
         };
         if let Err(failure) = done {
-            self.tell(client, number, &Reply::Failed(failure));
+            self.send(client, number, &Reply::Failed(failure));
         }
     }
 
@@ -352,7 +352,7 @@ impl Owner {
         {
             return Err(Failure::new(Kind::NotFrozen, why.clone()));
         }
-        self.freezer.push(Wish {
+        self.freezer.push(FreezeRequest {
             client,
             number,
             memory,
@@ -382,22 +382,22 @@ impl Owner {
 
     /// Notifies the client that the machine is frozen.
     pub(super) fn frozen(&mut self) {
-        let Some(wish) = self.freezer.current() else {
+        let Some(request) = self.freezer.current() else {
             return;
         };
-        let (client, number) = (wish.client, wish.number);
-        let note = match (&wish.memory, &self.saves) {
+        let (client, number) = (request.client, request.number);
+        let note = match (&request.memory, &self.saves) {
             (Some(_), Ok(note)) => note.clone(),
             _ => serde_json::Value::Null,
         };
         let main = self.first.map(|first| first.id);
-        self.tell(client, number, &Reply::Frozen { main, note });
+        self.send(client, number, &Reply::Frozen { main, note });
     }
 
     /// Handles the end of a freeze: the machine runs again, or never was frozen.
     pub(super) fn freeze_over(&mut self, over: Result<bool, String>) {
         let saved = self.freezer.saves();
-        let Some(wish) = self.freezer.end() else {
+        let Some(request) = self.freezer.end() else {
             return;
         };
         if saved && self.is_linked {
@@ -423,7 +423,7 @@ impl Owner {
             }
             Err(why) => Reply::Failed(Failure::new(Kind::NotFrozen, why)),
         };
-        self.tell(wish.client, wish.number, &reply);
+        self.send(request.client, request.number, &reply);
         self.next_freeze();
     }
 }

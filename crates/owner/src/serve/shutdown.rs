@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use micabox_wire::ToGuest;
 
 use super::end::{Phase, Step};
-use super::freezer::Wish;
+use super::freezer::FreezeRequest;
 use super::work::SHUTDOWN_TIMEOUT;
 use super::{Event, Outcome, Owner};
 use crate::Lost;
@@ -36,7 +36,7 @@ impl Owner {
                 self.end.ask(grace.unwrap_or_default());
                 self.signal(first.id, self.stop_signal);
             }
-            None => self.tell_guest_to_shut_down(),
+            None => self.shut_down_guest(),
         }
     }
 
@@ -61,11 +61,11 @@ impl Owner {
         if self.end.is_killed || (self.disk.is_none() && self.network.is_none()) {
             self.die();
         } else {
-            self.tell_guest_to_shut_down();
+            self.shut_down_guest();
         }
     }
 
-    fn tell_guest_to_shut_down(&mut self) {
+    fn shut_down_guest(&mut self) {
         if matches!(
             self.end.phase,
             Phase::ShuttingDown | Phase::Dying | Phase::Over
@@ -87,7 +87,7 @@ impl Owner {
         self.die();
     }
 
-    pub(super) fn look_at_end(&mut self) {
+    pub(super) fn check_end(&mut self) {
         if self.end.deadline().is_none() {
             return;
         }
@@ -169,7 +169,7 @@ impl Owner {
         self.commands.remove(&id);
         if let Some((client, number)) = client {
             let info = measure.then(|| self.info());
-            self.tell(client, number, &Reply::Exited { status, info });
+            self.send(client, number, &Reply::Exited { status, info });
             if let Some(client) = self.clients.get_mut(&client) {
                 client.commands.remove(&number);
             }
@@ -185,7 +185,7 @@ impl Owner {
         } else if self.first.is_some_and(|first| first.id == id)
             && matches!(self.end.phase, Phase::Asked { .. } | Phase::Killed)
         {
-            self.tell_guest_to_shut_down();
+            self.shut_down_guest();
         }
     }
 
@@ -198,7 +198,7 @@ impl Owner {
         self.up_deadline = None;
         if self.up.is_none() {
             let failure = Failure::from(lost.clone());
-            self.tell(self.creator, 0, &Reply::Failed(failure));
+            self.send(self.creator, 0, &Reply::Failed(failure));
         }
         let had_begun = self.end.has_begun() || self.end.is_killed;
         if self.commands.values().any(|command| command.lifetime) && self.end.code.is_none() {
@@ -226,7 +226,7 @@ impl Owner {
         let lost = self.lost.clone().unwrap_or_else(Lost::closed);
         for command in std::mem::take(&mut self.commands).into_values() {
             if let Some((client, number)) = command.client {
-                self.tell(client, number, &Reply::Failed(lost.clone().into()));
+                self.send(client, number, &Reply::Failed(lost.clone().into()));
             }
         }
         self.machine.kill();
@@ -236,8 +236,8 @@ impl Owner {
     /// Concludes the end once the machine is gone: records the result, and then notifies clients.
     pub(super) fn conclude(&mut self, is_gone: bool) {
         self.end.phase = Phase::Over;
-        if let Some(wish) = self.freezer.end() {
-            self.tell_of_end(&wish);
+        if let Some(request) = self.freezer.end() {
+            self.fail_freeze(&request);
         }
         let result = self.end.conclude(self.disk.is_some());
         let failure = self.end.failure.clone().or_else(|| {
@@ -252,7 +252,7 @@ impl Owner {
             Err(lost) => Reply::Failed(lost.clone().into()),
         };
         for (client, number) in std::mem::take(&mut self.end.waiting) {
-            self.tell(client, number, &stopped);
+            self.send(client, number, &stopped);
         }
     }
 
@@ -269,19 +269,19 @@ impl Owner {
             disk_is_in_use,
         });
         drop(registrar);
-        self.tell(self.creator, 0, &Reply::Ended { code, failure });
+        self.send(self.creator, 0, &Reply::Ended { code, failure });
     }
 
     fn give_up_freezes(&mut self) {
-        for wish in self.freezer.give_up() {
-            self.tell_of_end(&wish);
+        for request in self.freezer.give_up() {
+            self.fail_freeze(&request);
         }
     }
 
     /// Notifies a client that requested a freeze that the sandbox ends.
-    fn tell_of_end(&mut self, wish: &Wish) {
+    fn fail_freeze(&mut self, request: &FreezeRequest) {
         let failure = Failure::new(Kind::Ending, "the sandbox is about to end");
-        self.tell(wish.client, wish.number, &Reply::Failed(failure));
+        self.send(request.client, request.number, &Reply::Failed(failure));
     }
 
     pub(super) fn signal(&mut self, id: u32, signal: i32) {

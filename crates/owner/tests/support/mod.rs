@@ -101,20 +101,20 @@ pub struct Guest {
 }
 
 impl Guest {
-    pub fn say(&mut self, message: ToHost) {
+    pub fn send(&mut self, message: ToHost) {
         write_message(&mut self.stream, &message).unwrap();
     }
 
-    pub fn hear(&mut self) -> ToGuest {
+    pub fn receive(&mut self) -> ToGuest {
         read_message(&mut self.stream).unwrap().unwrap()
     }
 
     /// Starts the next requested command and returns its ID.
     pub fn start(&mut self, stdin_window: u32) -> u32 {
-        let ToGuest::Exec { id, .. } = self.hear() else {
+        let ToGuest::Exec { id, .. } = self.receive() else {
             panic!("no command");
         };
-        self.say(ToHost::Started {
+        self.send(ToHost::Started {
             id,
             pid: 7,
             stdin_window,
@@ -123,7 +123,7 @@ impl Guest {
     }
 
     pub fn output(&mut self, id: u32, data: &[u8]) {
-        self.say(ToHost::Output {
+        self.send(ToHost::Output {
             id,
             stream: OutputStream::Stdout,
             data: data.to_vec(),
@@ -132,9 +132,9 @@ impl Guest {
 
     /// Shuts down on request, as a guest does.
     pub fn shut_down(mut self, problem: Option<&str>) {
-        while self.hear() != ToGuest::Shutdown {}
+        while self.receive() != ToGuest::Shutdown {}
         let problem = problem.map(str::to_owned);
-        self.say(ToHost::ShutdownDone { problem });
+        self.send(ToHost::ShutdownDone { problem });
         self.machine.end(Exit::PoweredOff);
     }
 }
@@ -257,21 +257,21 @@ impl Fixture {
     pub fn booted_with(keeps: bool) -> Self {
         let mut fixture = Self::starting(boot(), SOON, keeps);
         fixture.greet();
-        assert!(matches!(fixture.guest.hear(), ToGuest::Boot(_)));
+        assert!(matches!(fixture.guest.receive(), ToGuest::Boot(_)));
         let booted = BootTimings { phases: Vec::new() };
-        fixture.guest.say(ToHost::Booted(booted));
-        let up = fixture.told();
+        fixture.guest.send(ToHost::Booted(booted));
+        let up = fixture.reply();
         assert!(matches!(up, Reply::Up(_)), "{up:?}");
         fixture
     }
 
     pub fn greet(&mut self) {
         self.guest.stream.write_all(&preamble::encode()).unwrap();
-        self.guest.say(hello());
+        self.guest.send(hello());
     }
 
     /// Returns the next message to the creator without a request.
-    pub fn told(&mut self) -> Reply {
+    pub fn reply(&mut self) -> Reply {
         reply(&mut self.creator, 0)
     }
 

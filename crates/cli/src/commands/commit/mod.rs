@@ -12,13 +12,13 @@ use crate::failure::Failure;
 use crate::output::{print, rfc3339};
 use crate::{Outcome, settings};
 
-/// Make an image of what a sandbox has changed
+/// Make an image of a sandbox's changes
 ///
-/// The image has the layers of the sandbox's image and one more, and its configuration. A
-/// running sandbox stands still for a moment; what it has not flushed may be missing.
+/// The image has the layers of the sandbox's image and one more, and its configuration. A running
+/// sandbox is paused for a moment, and what it has not flushed may be missing.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Who made it
+    /// The author
     #[arg(short, long)]
     author: Option<String>,
 
@@ -27,7 +27,7 @@ pub struct Args {
     #[arg(short, long, value_name = "INSTRUCTION")]
     change: Vec<String>,
 
-    /// What to say of it, in the image's history
+    /// A comment for the image's history
     #[arg(short, long)]
     message: Option<String>,
 
@@ -60,7 +60,7 @@ pub fn execute(args: &Args) -> Outcome {
     };
     let limits = &settings.limits;
     let (image, found) = sandbox.commit(&changes, &references, limits)?;
-    notes::tell(&found, &args.sandbox);
+    notes::print(&found, &args.sandbox);
     print(&format!("{}\n", image.manifest_digest))?;
     Ok(0)
 }

@@ -17,30 +17,30 @@ use crate::{Outcome, output, settings};
 
 /// Copy files and directories into a stopped sandbox, or out of one
 ///
-/// As with Docker: a directory that exists gets what is copied inside, and DIRECTORY/. stands
-/// for what is in a directory. What goes in belongs to root, what comes out to whoever copies.
-/// Times and permissions are kept. Directories on the way in are made if they are missing.
+/// As with Docker: into an existing directory the copy goes inside, and DIRECTORY/. means its
+/// contents. Files copied in belong to root, files copied out to the user who copies. Times and
+/// permissions are kept. Missing parent directories in the sandbox are made.
 ///
-/// Reads and writes the sandbox's disk itself; nothing is mounted. Out of a running sandbox,
-/// which stands still for a moment, comes what it has flushed.
+/// Reads and writes the sandbox's disk directly; nothing is mounted. A running sandbox is paused
+/// for a moment, and what it has not flushed may be missing.
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "mica cp [OPTIONS] FROM|- SANDBOX:PATH\n       mica cp [OPTIONS] SANDBOX:PATH TO|-"
 )]
 pub struct Args {
-    /// Keep owners: numbers, not names
+    /// Keep owners, by number
     #[arg(short, long)]
     archive: bool,
 
-    /// Copy what a symbolic link FROM leads to, not the link
+    /// If FROM is a symbolic link, copy its target
     #[arg(short = 'L', long)]
     follow_link: bool,
 
-    /// What to copy; - unpacks an uncompressed archive from stdin
+    /// The source; - unpacks an uncompressed archive from stdin
     #[arg(value_name = "FROM")]
     from: String,
 
-    /// Where to; - writes an archive to stdout
+    /// The destination; - writes an archive to stdout
     #[arg(value_name = "TO")]
     to: String,
 }
@@ -135,7 +135,7 @@ fn copy_out(args: &Args, sandbox: &SandboxRef, name: &str, path: &str) -> Outcom
         }
         let mut archive = read(named.as_bytes())?;
         match pass_on(&mut archive, &mut output::raw::stdout()) {
-            Ok(true) => notes::tell(&archive.finish()?, name),
+            Ok(true) => notes::print(&archive.finish()?, name),
             Ok(false) => {}
             // The error about the sandbox's disk explains more.
             Err(failure) => return Err(archive.verdict().map_or(failure, Failure::from)),
@@ -165,7 +165,7 @@ fn copy_out(args: &Args, sandbox: &SandboxRef, name: &str, path: &str) -> Outcom
     });
     match unpacked {
         Ok(_) => {
-            notes::tell(&archive.finish()?, name);
+            notes::print(&archive.finish()?, name);
             Ok(0)
         }
         // The error about the sandbox's disk explains more.

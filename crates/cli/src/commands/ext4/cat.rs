@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use micabox::jailed::ext4;
 
-use super::{about, bytes, open, tell};
+use super::{about, bytes, open, print_notes};
 use crate::Outcome;
 use crate::output::{pass_on, raw};
 
@@ -23,7 +23,7 @@ pub fn execute(args: &Args) -> Outcome {
     let contents = ext4::read(open(&args.file)?, bytes(&args.path));
     let mut contents = contents.map_err(&fail)?;
     match pass_on(&mut contents, &mut raw::stdout()) {
-        Ok(true) => tell(&contents.finish().map_err(&fail)?, &args.file),
+        Ok(true) => print_notes(&contents.finish().map_err(&fail)?, &args.file),
         Ok(false) => {}
         Err(failure) => return Err(contents.verdict().map_or(failure, &fail)),
     }

@@ -22,7 +22,7 @@ use crate::{Outcome, visible};
 pub struct Args {
     /// The file with the filesystem
     file: PathBuf,
-    /// The result for scripts
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }

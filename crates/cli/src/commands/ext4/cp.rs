@@ -9,20 +9,20 @@ use std::path::{Path, PathBuf};
 use micabox::jailed::{CallError, Fault, ext4};
 use micabox_overlay::host::{pack, unpack};
 
-use super::{about, bytes, open, tell, writable};
+use super::{about, bytes, open, print_notes, writable};
 use crate::Outcome;
 use crate::failure::Failure;
 
 /// Copy files and directories into a filesystem or out of it
 ///
 /// One of the two is a path within the filesystem, as `FILE:/path`. Directories are copied
-/// with all that is in them. Permissions and times are kept, and into the filesystem owners;
-/// out of it come no set-id bits.
+/// with their contents. Permissions and times are kept; into the filesystem owners as well, out
+/// of it no set-id bits.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// What to copy
+    /// The source
     from: PathBuf,
-    /// Where to; a directory that exists gets it inside
+    /// The destination; into an existing directory the copy goes inside
     to: PathBuf,
 }
 
@@ -75,7 +75,7 @@ fn copy_out(image: &Path, path: &Path, to: &Path) -> Outcome {
     };
     let mut found = archive.finish().map_err(fail)?;
     let sockets = std::mem::take(&mut found.sockets);
-    tell(&found, image);
+    print_notes(&found, image);
     let socket = sockets.first().map(|socket| {
         let below = socket.strip_prefix(unpack::ROOT).unwrap_or_default();
         let below = below.strip_prefix(b"/").unwrap_or_default();

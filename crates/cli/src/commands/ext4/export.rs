@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use micabox::jailed::ext4;
 
-use super::{about, bytes, open, tell};
+use super::{about, bytes, open, print_notes};
 use crate::Outcome;
 use crate::failure::Failure;
 use crate::output::{pass_on, raw, stdout_is_terminal};
@@ -41,7 +41,7 @@ pub fn execute(args: &Args) -> Outcome {
     match pass_on(&mut archive, output) {
         Ok(true) => {
             let found = archive.finish().map_err(&fail)?;
-            tell(&found, &args.file);
+            print_notes(&found, &args.file);
             Ok(0)
         }
         Ok(false) => Ok(0),

@@ -15,7 +15,7 @@ use crate::output::{print, size};
 /// Unpack a tar archive into a filesystem
 ///
 /// Keeps owners, times, extended attributes, access control lists, devices, hard links and
-/// holes. What is there already is replaced.
+/// holes. Existing files are replaced.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The file with the filesystem

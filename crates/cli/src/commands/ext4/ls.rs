@@ -6,14 +6,14 @@ use micabox::jailed::ext4;
 use micabox_ext4::FileKind;
 use serde::Serialize;
 
-use super::{about, bytes, mode, open, tell};
+use super::{about, bytes, mode, open, print_notes};
 use crate::output::{json_name, print_json, stdout_is_terminal, write_stdout};
 use crate::{Outcome, visible};
 
 /// List a directory
 ///
 /// On a terminal, names have escapes as in the shell's $'...' (`\n`, `\x1b`, `\xff`, `\\`);
-/// elsewhere they are as they are. In JSON, one that is not UTF-8 has its bytes in `name_hex`.
+/// elsewhere they are unchanged. In JSON, one that is not UTF-8 has its bytes in `name_hex`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The file with the filesystem
@@ -21,10 +21,10 @@ pub struct Args {
     /// The directory within it
     #[arg(default_value = "/")]
     path: PathBuf,
-    /// With permissions, owners, sizes and times
+    /// Show permissions, owners, sizes and times
     #[arg(short, long)]
     long: bool,
-    /// The result for scripts
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
@@ -106,7 +106,7 @@ pub fn execute(args: &Args) -> Outcome {
         }
         text.push(b'\n');
     }
-    tell(&names.finish().map_err(&fail)?, &args.file);
+    print_notes(&names.finish().map_err(&fail)?, &args.file);
     if args.json {
         print_json(&entries)?;
         return Ok(0);

@@ -20,7 +20,7 @@ use crate::output::{print, print_json};
 pub struct Args {
     /// The file to make
     file: PathBuf,
-    /// How large, such as 8G
+    /// The size, such as 8G
     #[arg(long, value_parser = size)]
     size: u64,
     /// Its label, at most 16 bytes
@@ -32,22 +32,22 @@ pub struct Args {
     /// When it was made, in seconds since 1970 [default: $SOURCE_DATE_EPOCH, or now]
     #[arg(long, value_name = "SECONDS")]
     time: Option<i64>,
-    /// How many inodes [default: one for every 16 KiB, more for small ones]
+    /// Number of inodes [default: one for every 16 KiB, more for small ones]
     #[arg(long, value_name = "NUMBER")]
     inodes: Option<u64>,
     /// Size of the journal [default: 4M to 1G with the filesystem's size, none below 8M]
     #[arg(long, value_name = "SIZE", value_parser = size, conflicts_with = "no_journal")]
     journal_size: Option<u64>,
-    /// Without a journal
+    /// Make no journal
     #[arg(long)]
     no_journal: bool,
-    /// Percent of the blocks that only root may use
+    /// Percentage of blocks reserved for root
     #[arg(long, value_name = "PERCENT", default_value = "0", value_parser = percent)]
     reserved: u16,
     /// Replace the file if it exists
     #[arg(long)]
     force: bool,
-    /// The result for scripts
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }

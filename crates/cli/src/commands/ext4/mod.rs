@@ -25,10 +25,10 @@ use crate::failure::Failure;
 use crate::output::write_stderr;
 use crate::{Outcome, visible};
 
-/// Make, look into, change and check ext4 filesystems in files
+/// Make, read, change and check ext4 filesystems in files
 ///
-/// Needs neither root nor a mount. A journal that was left behind is replayed: in memory for
-/// what only reads, on disk for what writes.
+/// Needs neither root nor a mount. A dirty journal is replayed: in memory by commands that only
+/// read, on disk by those that write.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -76,7 +76,7 @@ fn open(path: &Path) -> Result<File, Failure> {
 }
 
 /// Prints notes about a filesystem that was read.
-fn tell(found: &Notes, path: &Path) {
+fn print_notes(found: &Notes, path: &Path) {
     if found.damaged {
         write_stderr(&format!(
             "mica: {}: marked as having errors, what is read may not be whole; `mica ext4 replay` \
@@ -84,7 +84,7 @@ fn tell(found: &Notes, path: &Path) {
             visible::path(path)
         ));
     }
-    notes::tell_sockets(found);
+    notes::print_sockets(found);
 }
 
 /// Opens and locks an existing file for writing.

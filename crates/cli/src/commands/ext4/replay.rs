@@ -8,10 +8,10 @@ use super::{about, writable};
 use crate::Outcome;
 use crate::output::write_stderr;
 
-/// Put what the journal has in its place, as mounting would
+/// Replay the journal, as mounting would
 ///
-/// Also frees what was deleted while it was open. A filesystem that was unmounted stays as it
-/// is. One that is marked as having errors is checked then: if nothing is wrong, the mark goes.
+/// Also frees files that were deleted while open. An unmounted filesystem is not changed. One that
+/// is marked as having errors is then checked, and the mark is removed if nothing is wrong.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The file with the filesystem

@@ -14,10 +14,10 @@ use crate::output::{print, print_json};
 pub struct Args {
     /// The file with the filesystem
     file: PathBuf,
-    /// How large it is to be, such as 16G
+    /// The new size, such as 16G
     #[arg(long, value_parser = size)]
     size: u64,
-    /// The result for scripts
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }

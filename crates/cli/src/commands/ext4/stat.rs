@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use micabox::jailed::ext4;
 use serde::Serialize;
 
-use super::{about, bytes, mode, open, tell};
+use super::{about, bytes, mode, open, print_notes};
 use crate::Outcome;
 use crate::output::{print, print_json};
 
-/// Show what an inode says of itself
+/// Show the attributes of an inode
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The file with the filesystem
@@ -18,7 +18,7 @@ pub struct Args {
     /// The path within it; of a symbolic link, the link
     #[arg(default_value = "/")]
     path: PathBuf,
-    /// The result for scripts
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
@@ -51,7 +51,7 @@ pub fn execute(args: &Args) -> Outcome {
         xattrs,
         notes,
     } = shown.map_err(about(&args.file))?;
-    tell(&notes, &args.file);
+    print_notes(&notes, &args.file);
     let text = |bytes: &[u8]| bytes.escape_ascii().to_string();
     let xattrs = xattrs.iter();
     let shown = Shown {

@@ -2,7 +2,7 @@
 //! snapshot have them from the start.
 //!
 //! The first write to a page is an exit, in which the kernel finds out what to do, copies the page
-//! and maps it. A machine that goes on from a template does that hundreds of times before its
+//! and maps it. A machine that starts from a template does that hundreds of times before its
 //! command says anything, always for nearly the same pages. A machine that has done so makes a list
 //! of them once, and for others these pages are copied and mapped in a few calls. Pages that are
 //! only read are left out: the kernel maps their neighbours with them, so that it does not know

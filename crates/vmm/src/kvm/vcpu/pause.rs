@@ -120,7 +120,7 @@ impl Pause {
     }
 
     /// Resumes the processors.
-    pub(crate) fn go_on(&self) {
+    pub(crate) fn resume(&self) {
         let mut state = lock(&self.state);
         state.wanted = false;
         self.wanted.store(false, Ordering::Release);

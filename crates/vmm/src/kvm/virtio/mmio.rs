@@ -230,14 +230,14 @@ impl Transport {
                     interrupt: self.interrupt.clone(),
                 });
                 self.device.activate(features);
-                self.look_at_everything();
+                self.process_pending();
             }
             Err(violation) => self.stop(violation),
         }
     }
 
     /// Makes the device process all that is already pending.
-    pub(crate) fn look_at_everything(&self) {
+    pub(crate) fn process_pending(&self) {
         for notification in &self.notifications {
             let _ = notification.write(1);
         }

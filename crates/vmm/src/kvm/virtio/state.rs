@@ -130,7 +130,7 @@ impl Transport {
         self.device.resume(&state.device).map_err(|_| Mismatch)?;
         self.interrupt.resume(state.interrupt);
         if self.active.is_some() {
-            self.look_at_everything();
+            self.process_pending();
         }
         Ok(())
     }

@@ -77,7 +77,7 @@ impl Saver {
         let sent = Answer(done).send(&self.requests);
         let next = sent.and_then(|()| Request::receive(&self.requests));
         drop(devices);
-        self.pause.go_on();
+        self.pause.resume();
         match next? {
             Some((Request::GoOn, _)) => Ok(true),
             None => Ok(false),

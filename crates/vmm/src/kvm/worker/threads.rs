@@ -56,7 +56,7 @@ impl Loop {
             let stalled = lock(device).stalled();
             if let Some(wait) = stalled {
                 std::thread::sleep(wait);
-                lock(device).look_at_everything();
+                lock(device).process_pending();
             }
         }
     }

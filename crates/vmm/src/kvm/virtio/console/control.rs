@@ -39,14 +39,14 @@ impl Control {
     }
 
     /// Handles a message from the driver.
-    pub(super) fn hear(&mut self, message: [u8; LENGTH]) {
+    pub(super) fn handle(&mut self, message: [u8; LENGTH]) {
         let [a, b, c, d, e, f, g, h] = message;
         let port = u32::from_le_bytes([a, b, c, d]);
         match (u16::from_le_bytes([e, f]), u16::from_le_bytes([g, h])) {
-            (DEVICE_READY, 1) => self.say(PORT_ADD, 1, ""),
+            (DEVICE_READY, 1) => self.queue(PORT_ADD, 1, ""),
             (PORT_READY, 1) if port == PORT => {
-                self.say(PORT_NAME, 1, self.name);
-                self.say(PORT_OPEN, 1, "");
+                self.queue(PORT_NAME, 1, self.name);
+                self.queue(PORT_OPEN, 1, "");
             }
             // The driver may open and close the port at any time; the host's end is always open.
             _ => {}
@@ -55,10 +55,10 @@ impl Control {
 
     /// Reports to the driver that the host's end is closed.
     pub(super) fn close(&mut self) {
-        self.say(PORT_OPEN, 0, "");
+        self.queue(PORT_OPEN, 0, "");
     }
 
-    fn say(&mut self, event: u16, value: u16, name: &str) {
+    fn queue(&mut self, event: u16, value: u16, name: &str) {
         if self.waiting.len() < MAX_WAITING {
             let mut message = PORT.to_le_bytes().to_vec();
             message.extend(event.to_le_bytes());

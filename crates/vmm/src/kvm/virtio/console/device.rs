@@ -72,7 +72,7 @@ impl Console {
                     queue.undo_pop();
                     self.closed = true;
                     self.control.close();
-                    self.tell(active)?;
+                    self.send_control(active)?;
                     break;
                 }
                 Ok(count) => {
@@ -128,20 +128,20 @@ impl Console {
     }
 
     /// Handles control messages from the driver.
-    fn hear(&mut self, active: &mut Active) -> Result<(), Violation> {
+    fn handle_control(&mut self, active: &mut Active) -> Result<(), Violation> {
         let queue = active.queues.get(CONTROL_TRANSMIT)?;
         while let Some(chain) = queue.pop(&active.memory)? {
             if let Some(message) = chain.readable.read::<LENGTH>() {
-                self.control.hear(message);
+                self.control.handle(message);
             }
             queue.complete(&active.memory, chain.head, 0)?;
         }
         active.notify(CONTROL_TRANSMIT)?;
-        self.tell(active)
+        self.send_control(active)
     }
 
     /// Sends control messages to the driver.
-    fn tell(&mut self, active: &mut Active) -> Result<(), Violation> {
+    fn send_control(&mut self, active: &mut Active) -> Result<(), Violation> {
         if !active.queues.has(CONTROL_RECEIVE) {
             return Ok(());
         }
@@ -202,8 +202,8 @@ impl Device for Console {
         match index {
             RECEIVE => self.receive(active),
             TRANSMIT => self.transmit(active),
-            CONTROL_RECEIVE => self.tell(active),
-            _ => self.hear(active),
+            CONTROL_RECEIVE => self.send_control(active),
+            _ => self.handle_control(active),
         }
     }
 

@@ -42,7 +42,7 @@ pub(super) struct Broken;
 
 /// The contents of a packet to the guest, without its ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Say {
+pub(super) struct Packet {
     pub(super) operation: Operation,
     pub(super) flags: u32,
     pub(super) length: u32,
@@ -269,8 +269,8 @@ impl Connection {
     }
 
     /// Returns the next packet to the guest, whose next buffer has `room`.
-    pub(super) fn next(&mut self, room: &mut Buffers<'_>) -> Result<Option<Say>, Broken> {
-        let say = |operation| Say {
+    pub(super) fn next(&mut self, room: &mut Buffers<'_>) -> Result<Option<Packet>, Broken> {
+        let packet = |operation| Packet {
             operation,
             flags: 0,
             length: 0,
@@ -278,7 +278,7 @@ impl Connection {
         let said = if self.stage == Stage::Draining {
             None
         } else if let Some(operation) = self.opening.take() {
-            Some(say(operation))
+            Some(packet(operation))
         } else if self.stage != Stage::Open {
             None
         } else if let Some(data) = self.receive(room)? {
@@ -286,12 +286,12 @@ impl Connection {
         } else if self.host_stopped & !self.told != 0 {
             self.told = self.host_stopped;
             let flags = self.host_stopped;
-            Some(Say {
+            Some(Packet {
                 flags,
-                ..say(Operation::SHUTDOWN)
+                ..packet(Operation::SHUTDOWN)
             })
         } else if self.owes_credit {
-            Some(say(Operation::CREDIT))
+            Some(packet(Operation::CREDIT))
         } else {
             None
         };
@@ -304,7 +304,7 @@ impl Connection {
 
     /// Reads data from the host, as much as the guest has room for, or requests room from the
     /// guest.
-    fn receive(&mut self, room: &mut Buffers<'_>) -> Result<Option<Say>, Broken> {
+    fn receive(&mut self, room: &mut Buffers<'_>) -> Result<Option<Packet>, Broken> {
         let stopped = self.host_stopped & SENDS | self.guest_stopped & RECEIVES;
         if !self.readable || stopped != 0 {
             return Ok(None);
@@ -312,7 +312,7 @@ impl Connection {
         let credit = usize::try_from(self.credit()).unwrap_or(usize::MAX);
         if credit == 0 {
             let asked = std::mem::replace(&mut self.has_asked_for_credit, true);
-            return Ok((!asked).then_some(Say {
+            return Ok((!asked).then_some(Packet {
                 operation: Operation::CREDIT_REQUEST,
                 flags: 0,
                 length: 0,
@@ -333,7 +333,7 @@ impl Connection {
                 Ok(count) => {
                     let length = u32::try_from(count).unwrap_or(u32::MAX);
                     self.sent = self.sent.wrapping_add(length);
-                    Ok(Some(Say {
+                    Ok(Some(Packet {
                         operation: Operation::DATA,
                         flags: 0,
                         length,

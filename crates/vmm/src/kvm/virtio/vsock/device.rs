@@ -7,7 +7,7 @@ use std::os::fd::{OwnedFd, RawFd};
 use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
 use vmm_sys_util::epoll::EventSet;
 
-use super::connection::{Broken, Connection, Ports, ROOM, Say, Stage};
+use super::connection::{Broken, Connection, Packet, Ports, ROOM, Stage};
 use super::header::{self, Header, Operation};
 use super::host::{Event, FIRST_CONNECTION, Greeting, Host, greeting};
 use crate::kvm::virtio::chain::Buffers;
@@ -181,12 +181,12 @@ impl Vsock {
     }
 
     fn reset_ports(&mut self, ports: Ports) {
-        let say = Say {
+        let packet = Packet {
             operation: Operation::RESET,
             flags: 0,
             length: 0,
         };
-        self.resets.push_back(packet(ports, say, 0));
+        self.resets.push_back(header_of(ports, packet, 0));
     }
 
     /// Queues a connection that may have a packet for the guest.
@@ -306,7 +306,7 @@ impl Vsock {
             if data.len() != length {
                 return Err(Violation::BadChain);
             }
-            self.hear(&header, data);
+            self.handle(&header, data);
             let queue = active.queues.get(TRANSMIT)?;
             queue.complete(&active.memory, chain.head, 0)?;
             used = true;
@@ -318,7 +318,7 @@ impl Vsock {
     }
 
     /// Handles a packet from the guest.
-    fn hear(&mut self, header: &Header, data: Buffers<'_>) {
+    fn handle(&mut self, header: &Header, data: Buffers<'_>) {
         // Packets from or to other addresses are ignored.
         if header.source != GUEST || header.destination != HOST {
             return;
@@ -334,7 +334,7 @@ impl Vsock {
             .filter(|_| header.kind == header::STREAM);
         match (known, header.operation) {
             (Some(token), Operation::RESET) => self.remove(token),
-            (Some(token), operation) => match self.hear_of(token, operation, header, data) {
+            (Some(token), operation) => match self.handle_known(token, operation, header, data) {
                 Ok(()) => self.mark(token),
                 Err(Broken) => self.break_off(token),
             },
@@ -345,7 +345,7 @@ impl Vsock {
     }
 
     /// Handles a packet of an existing connection.
-    fn hear_of(
+    fn handle_known(
         &mut self,
         token: u64,
         operation: Operation,
@@ -428,8 +428,8 @@ impl Vsock {
             };
             connection.queued = false;
             match connection.next(&mut room.clone()) {
-                Ok(Some(say)) => {
-                    let packet = packet(connection.ports, say, connection.forwarded());
+                Ok(Some(packet)) => {
+                    let packet = header_of(connection.ports, packet, connection.forwarded());
                     // It may have more data, but other connections are first.
                     self.mark(token);
                     return Some(packet);
@@ -442,16 +442,16 @@ impl Vsock {
 }
 
 /// Returns the header of a packet to the guest.
-fn packet(ports: Ports, say: Say, forwarded: u32) -> Header {
+fn header_of(ports: Ports, packet: Packet, forwarded: u32) -> Header {
     Header {
         source: HOST,
         destination: GUEST,
         source_port: ports.host,
         destination_port: ports.guest,
-        length: say.length,
+        length: packet.length,
         kind: header::STREAM,
-        operation: say.operation,
-        flags: say.flags,
+        operation: packet.operation,
+        flags: packet.flags,
         room: ROOM,
         forwarded,
     }

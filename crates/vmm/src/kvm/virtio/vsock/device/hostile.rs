@@ -43,7 +43,7 @@ pub(crate) fn talk(script: &[u8]) {
             6 => guest.leave(usize::from(byte())),
             _ => guest.answer(byte()),
         }
-        guest.hear();
+        guest.receive();
         if guest.driver.is_stopped() {
             break;
         }
@@ -206,7 +206,7 @@ impl Guest {
     }
 
     /// Receives at both ends, and checks that no more came out than was sent.
-    fn hear(&mut self) {
+    fn receive(&mut self) {
         self.driver.host();
         for (head, length) in self.driver.used(RECEIVE) {
             let buffer = self.buffers.remove(&head).expect("a buffer of ours");

@@ -19,7 +19,7 @@ fn a_client_reaches_the_guest() {
     assert_eq!(guest.driver.config(0, 8), 3_u64.to_le_bytes());
     let (mut client, to_host) = guest.connected();
     client.write_all(b"question").unwrap();
-    let (header, question) = guest.hear_one();
+    let (header, question) = guest.receive_one();
     assert_eq!(
         (header.operation, &question[..]),
         (Operation::DATA, &b"question"[..])
@@ -29,16 +29,16 @@ fn a_client_reaches_the_guest() {
     // Data that the client sends right behind its request is not lost.
     let mut hasty = guest.client(8);
     hasty.write_all(b"at once").unwrap();
-    let (request, _) = guest.hear_one();
+    let (request, _) = guest.receive_one();
     guest.send(with(reply(&request), Operation::RESPONSE), b"");
-    assert_eq!(guest.hear_one().1, b"at once");
+    assert_eq!(guest.receive_one().1, b"at once");
 }
 
 #[test]
 fn a_client_that_is_refused_or_malformed_is_closed() {
     let mut guest = Guest::new();
     let client = guest.client(9);
-    let (request, _) = guest.hear_one();
+    let (request, _) = guest.receive_one();
     guest.send(with(reply(&request), Operation::RESET), b"");
     assert_eq!(rest(client), b"");
     for line in [
@@ -50,7 +50,7 @@ fn a_client_that_is_refused_or_malformed_is_closed() {
     ] {
         let mut client = guest.stranger();
         client.write_all(line.as_bytes()).unwrap();
-        assert!(guest.hear().is_empty(), "{line}");
+        assert!(guest.receive().is_empty(), "{line}");
         // Some of the client's data was not read, so its stream ends with an error.
         let mut byte = [0];
         assert!(!matches!(client.read(&mut byte), Ok(1..)), "{line}");
@@ -74,7 +74,7 @@ fn the_guest_reaches_a_listening_socket() {
         guest.send(with(to_host, Operation::REQUEST), b"");
         recv(&guest.owner, &mut port, rustix::net::RecvFlags::empty()).unwrap();
         assert_eq!(port, 80_u32.to_le_bytes());
-        assert!(guest.hear().is_empty());
+        assert!(guest.receive().is_empty());
         let (mut program, stream) = UnixStream::pair().unwrap();
         stream.set_nonblocking(true).unwrap();
         let stream = OwnedFd::from(stream);
@@ -84,7 +84,7 @@ fn the_guest_reaches_a_listening_socket() {
         )
         .unwrap();
         drop(stream);
-        let (header, _) = guest.hear_one();
+        let (header, _) = guest.receive_one();
         let ports = (header.source_port, header.destination_port);
         assert_eq!(ports, (80, 50_000));
         if !listens {
@@ -95,10 +95,10 @@ fn the_guest_reaches_a_listening_socket() {
         guest.send(data(to_host, 5), b"hello");
         assert_eq!(read(&mut program, 5), b"hello");
         program.write_all(b"welcome").unwrap();
-        assert_eq!(guest.hear_one().1, b"welcome");
+        assert_eq!(guest.receive_one().1, b"welcome");
     }
     // The program left. The guest gives up before the owner has answered, so the answer is dropped.
-    guest.hear();
+    guest.receive();
     let other = Header {
         source_port: 50_001,
         ..to_host
@@ -109,7 +109,7 @@ fn the_guest_reaches_a_listening_socket() {
     let stream = OwnedFd::from(stream);
     answer(&guest.owner, Some(std::os::fd::AsFd::as_fd(&stream))).unwrap();
     drop(stream);
-    assert!(guest.hear().is_empty());
+    assert!(guest.receive().is_empty());
     assert_eq!(rest(program), b"");
 }
 
@@ -123,29 +123,29 @@ fn the_guest_gets_what_it_has_room_for() {
     };
     guest.send(little, b"");
     client.write_all(&[7; 25]).unwrap();
-    let heard = guest.hear();
-    assert_eq!(heard[0].1, [7; 10]);
+    let received = guest.receive();
+    assert_eq!(received[0].1, [7; 10]);
     // The device requests credit once, however often the guest announces that it has none.
-    assert_eq!(heard[1].0.operation, Operation::CREDIT_REQUEST);
-    assert_eq!(heard.len(), 2);
+    assert_eq!(received[1].0.operation, Operation::CREDIT_REQUEST);
+    assert_eq!(received.len(), 2);
     guest.send(little, b"");
-    assert!(guest.hear().is_empty());
+    assert!(guest.receive().is_empty());
     let more = Header {
         forwarded: 10,
         ..little
     };
     guest.send(more, b"");
-    assert_eq!(guest.hear()[0].1, [7; 10]);
+    assert_eq!(guest.receive()[0].1, [7; 10]);
     // A guest that has passed on more than it received has no room as far as is known.
     let liar = Header {
         forwarded: 1000,
         ..little
     };
     guest.send(liar, b"");
-    let heard = guest.hear();
+    let received = guest.receive();
     assert!(
-        heard.iter().all(|(header, _)| header.length == 0),
-        "{heard:?}"
+        received.iter().all(|(header, _)| header.length == 0),
+        "{received:?}"
     );
 }
 
@@ -168,7 +168,7 @@ fn a_guest_that_keeps_to_its_credit_loses_nothing() {
             guest.send(data(to_host, next.len()), next);
             sent += next.len();
         }
-        for (header, _) in guest.hear() {
+        for (header, _) in guest.receive() {
             assert_eq!(header.operation, Operation::CREDIT);
             credit = (header.room, header.forwarded);
         }
@@ -183,8 +183,8 @@ fn a_guest_that_sends_more_than_it_may_is_reset() {
     let full = vec![1; 64 << 10];
     let reset = (0..100).any(|_| {
         guest.send(data(to_host, full.len()), &full);
-        let heard = guest.hear();
-        heard
+        let received = guest.receive();
+        received
             .iter()
             .any(|(header, _)| header.operation == Operation::RESET)
     });
@@ -192,7 +192,7 @@ fn a_guest_that_sends_more_than_it_may_is_reset() {
     assert!(rest(client).len() < 64 * full.len());
     // The connection is gone, the device is not.
     guest.send(data(to_host, 1), b"x");
-    assert_eq!(guest.hear_one().0.operation, Operation::RESET);
+    assert_eq!(guest.receive_one().0.operation, Operation::RESET);
     guest.connected();
 }
 
@@ -201,7 +201,7 @@ fn either_side_of_a_connection_may_stop_before_the_other() {
     let mut guest = Guest::new();
     let (client, to_host) = guest.connected();
     client.shutdown(Shutdown::Write).unwrap();
-    let (header, _) = guest.hear_one();
+    let (header, _) = guest.receive_one();
     assert_eq!(
         (header.operation, header.flags),
         (Operation::SHUTDOWN, SENDS)
@@ -209,28 +209,28 @@ fn either_side_of_a_connection_may_stop_before_the_other() {
     guest.send(data(to_host, 4), b"more");
     guest.send(shutdown(to_host, SENDS | RECEIVES), b"");
     assert_eq!(rest(client), b"more");
-    assert_eq!(guest.hear_one().0.operation, Operation::RESET);
+    assert_eq!(guest.receive_one().0.operation, Operation::RESET);
 
     let (mut client, to_host) = guest.connected();
     guest.send(data(to_host, 4), b"last");
     guest.send(shutdown(to_host, SENDS), b"");
     assert_eq!(rest(client.try_clone().unwrap()), b"last");
     client.write_all(b"not yet").unwrap();
-    assert_eq!(guest.hear_one().1, b"not yet");
+    assert_eq!(guest.receive_one().1, b"not yet");
     drop(client);
-    let (header, _) = guest.hear_one();
+    let (header, _) = guest.receive_one();
     assert_eq!(
         (header.operation, header.flags),
         (Operation::SHUTDOWN, SENDS | RECEIVES)
     );
     guest.send(with(to_host, Operation::RESET), b"");
-    assert!(guest.hear().is_empty());
+    assert!(guest.receive().is_empty());
 
     // Data after the end of sending breaks the connection.
     let (_client, to_host) = guest.connected();
     guest.send(shutdown(to_host, SENDS), b"");
     guest.send(data(to_host, 1), b"x");
-    assert_eq!(guest.hear_one().0.operation, Operation::RESET);
+    assert_eq!(guest.receive_one().0.operation, Operation::RESET);
 }
 
 #[test]
@@ -247,7 +247,7 @@ fn what_the_guest_sent_before_it_closed_arrives() {
     guest.send(shutdown(to_host, SENDS | RECEIVES), b"");
     assert!(
         guest
-            .hear()
+            .receive()
             .iter()
             .any(|(header, _)| header.operation == Operation::RESET)
     );
@@ -265,25 +265,25 @@ fn a_closed_host_socket_is_reported_to_the_guest() {
     let mut guest = Guest::new();
     let (client, to_host) = guest.connected();
     drop(client);
-    let (header, _) = guest.hear_one();
+    let (header, _) = guest.receive_one();
     assert_eq!(
         (header.operation, header.flags),
         (Operation::SHUTDOWN, SENDS | RECEIVES)
     );
     guest.send(data(to_host, 1), b"x");
-    assert!(guest.hear().is_empty());
+    assert!(guest.receive().is_empty());
     // The client leaves with unread data.
     let (client, to_host) = guest.connected();
     guest.send(data(to_host, 1), b"x");
     drop(client);
-    assert_eq!(guest.hear_one().0.operation, Operation::RESET);
+    assert_eq!(guest.receive_one().0.operation, Operation::RESET);
 }
 
 #[test]
 fn connections_are_limited_and_others_wait() {
     let mut guest = Guest::new();
     let mut clients: Vec<_> = (0..MOST_CONNECTIONS + 1).map(|_| guest.client(7)).collect();
-    let requests = guest.hear();
+    let requests = guest.receive();
     assert_eq!(requests.len(), MOST_CONNECTIONS);
     let from_guest = Header {
         source_port: 1,
@@ -291,21 +291,21 @@ fn connections_are_limited_and_others_wait() {
         ..reply(&requests[0].0)
     };
     guest.send(with(from_guest, Operation::REQUEST), b"");
-    assert_eq!(guest.hear_one().0.operation, Operation::RESET);
+    assert_eq!(guest.receive_one().0.operation, Operation::RESET);
     // One client leaves, the next one connects.
     drop(clients.remove(0));
-    let heard = guest.hear();
+    let received = guest.receive();
     assert!(
-        heard
+        received
             .iter()
             .any(|(header, _)| header.operation == Operation::RESET),
-        "{heard:?}"
+        "{received:?}"
     );
     assert!(
-        heard
+        received
             .iter()
             .any(|(header, _)| header.operation == Operation::REQUEST),
-        "{heard:?}"
+        "{received:?}"
     );
 }
 
@@ -332,7 +332,7 @@ fn resets_that_nobody_takes_are_limited() {
     }
     assert_eq!(answered, 64 + MOST_RESETS);
     // As soon as the resets are taken, the guest's packets are read again.
-    guest.hear();
+    guest.receive();
     guest.driver.host();
     assert!(!guest.driver.used(TRANSMIT).is_empty());
 }
@@ -357,7 +357,7 @@ fn unknown_packets_are_ignored_and_malformed_ones_reset_or_stop() {
         },
     ] {
         guest.send(header, b"");
-        assert!(guest.hear().is_empty(), "{header:?}");
+        assert!(guest.receive().is_empty(), "{header:?}");
     }
     let (_client, sequence) = guest.connected();
     let (_client, unknown) = guest.connected();
@@ -371,7 +371,11 @@ fn unknown_packets_are_ignored_and_malformed_ones_reset_or_stop() {
         with(request, Operation::REQUEST),
     ] {
         guest.send(header, b"");
-        assert_eq!(guest.hear_one().0.operation, Operation::RESET, "{header:?}");
+        assert_eq!(
+            guest.receive_one().0.operation,
+            Operation::RESET,
+            "{header:?}"
+        );
     }
     assert!(!guest.driver.is_stopped());
     // More data in the header than behind it.
@@ -436,6 +440,6 @@ fn a_copy_is_told_that_its_connections_stayed_behind() {
         with(call, Operation::REQUEST),
     ] {
         guest.send(packet, b"");
-        assert_eq!(guest.hear_one().0.operation, Operation::RESET);
+        assert_eq!(guest.receive_one().0.operation, Operation::RESET);
     }
 }

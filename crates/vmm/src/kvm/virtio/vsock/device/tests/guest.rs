@@ -86,13 +86,13 @@ impl Guest {
     }
 
     /// Returns the packets that the device sent since the last call.
-    pub fn hear(&mut self) -> Vec<(Header, Vec<u8>)> {
+    pub fn receive(&mut self) -> Vec<(Header, Vec<u8>)> {
         self.driver.host();
-        let mut heard = Vec::new();
+        let mut received = Vec::new();
         loop {
             let used = self.driver.used(RECEIVE);
             if used.is_empty() {
-                return heard;
+                return received;
             }
             for (head, length) in used {
                 let buffer = self.buffers.remove(&head).unwrap();
@@ -101,7 +101,7 @@ impl Guest {
                 let header = Header::from_bytes(*header);
                 assert_eq!(header.length as usize, data.len());
                 assert_eq!((header.source, header.destination), (HOST, GUEST));
-                heard.push((header, data.to_vec()));
+                received.push((header, data.to_vec()));
                 self.offer(buffer);
             }
             self.driver.run(RECEIVE);
@@ -109,23 +109,23 @@ impl Guest {
     }
 
     /// Returns the only packet that the device sent.
-    pub fn hear_one(&mut self) -> (Header, Vec<u8>) {
-        let mut heard = self.hear();
-        assert_eq!(heard.len(), 1, "{heard:?}");
-        heard.remove(0)
+    pub fn receive_one(&mut self) -> (Header, Vec<u8>) {
+        let mut received = self.receive();
+        assert_eq!(received.len(), 1, "{received:?}");
+        received.remove(0)
     }
 
     /// Connects to port 7 of the guest, which accepts.
     pub fn connected(&mut self) -> (UnixStream, Header) {
         let mut client = self.client(7);
-        let (request, _) = self.hear_one();
+        let (request, _) = self.receive_one();
         assert_eq!(request.operation, Operation::REQUEST);
         assert_eq!(request.destination_port, 7);
         let guest = reply(&request);
         self.send(with(guest, Operation::RESPONSE), b"");
         let line = format!("OK {}\n", request.source_port);
         assert_eq!(read(&mut client, line.len()), line.as_bytes());
-        assert!(self.hear().is_empty());
+        assert!(self.receive().is_empty());
         (client, guest)
     }
 }
