@@ -25,7 +25,7 @@ const PARTS: usize = 4;
 /// Interval at which a waiting caller is asked whether to continue.
 pub(crate) const TICK: Duration = Duration::from_secs(1);
 
-/// The caller's end.
+/// The caller's end of a feed: passes bytes to a worker through shared memory.
 #[derive(Debug)]
 pub struct Feed {
     memory: Memory,
@@ -37,7 +37,7 @@ pub struct Feed {
     read: usize,
 }
 
-/// The worker's end, which reads parts in place.
+/// The worker's end of a feed: reads the parts in place.
 #[derive(Debug)]
 pub struct Fed {
     memory: Memory,

@@ -61,5 +61,5 @@ pub use start::cgroup::{Cgroup, Place, Quota};
 pub use start::child::{Child, Program, Spawned};
 pub use start::confine::{CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID, CAP_SYS_ADMIN, Confinement};
 pub use tail::Tail;
-pub use walls::{Error, View, Walls, enter, enter_for_program, enter_what_there_is, enter_with};
+pub use walls::{Error, View, Walls, enter, enter_available, enter_for_program, enter_with};
 pub use worker::{Kind, NO_PROGRAM, arguments, plain_arguments, program, run_if_worker, take};

@@ -68,8 +68,8 @@ impl ProcessId {
     }
 }
 
-/// Returns the processor time of a running process and its descendants in clock ticks. One of them
-/// may be the process that runs the machine.
+/// Returns the processor time of a running process and its descendants in clock ticks. The
+/// machine may run in a descendant.
 pub fn processor_time(pid: u32) -> Option<u64> {
     let stat = stat(pid)?;
     let mut times = fields(&stat)?.skip(11).map(str::parse::<u64>);
@@ -78,8 +78,8 @@ pub fn processor_time(pid: u32) -> Option<u64> {
     Some(user.saturating_add(system) + children.sum::<u64>())
 }
 
-/// Returns the bytes of anonymous memory of a process and its descendants. One of them may be the
-/// process that runs the machine.
+/// Returns the bytes of anonymous memory of a process and its descendants. The
+/// machine may run in a descendant.
 pub fn private_memory(pid: u32) -> Option<u64> {
     const PAGE: u64 = 4096;
     let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;

@@ -1,6 +1,6 @@
 //! Credit: how many bytes of one stream may be in flight.
 
-/// The peer violated the window.
+/// A violation of a stream's credit by the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WindowError {
     /// The granted credit exceeds 32 bits.

@@ -28,7 +28,7 @@ impl Message for ToHost {
     const MAX_FRAME: usize = 2 * MAX_DATA;
 }
 
-/// An error of the stream.
+/// An error of the stream between host and agent.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The stream failed.

@@ -15,18 +15,18 @@ use rustix::mount::{MountAttrFlags, OpenTreeFlags};
 use super::Step;
 use crate::mount::{Filesystem, attach};
 
-/// Where the agent keeps their contents: a separate filesystem, because the sandbox may write to
+/// Where the agent keeps the contents of the files in `/etc`: a separate filesystem, because the sandbox may write to
 /// them.
 pub const DIRECTORY: &str = "/files";
 
-/// Their names in `/etc`.
+/// Names of the files in `/etc` that the agent provides.
 pub const NAMES: [&str; 4] = ["hostname", "hosts", "machine-id", "resolv.conf"];
 
 /// Proof that the files are written, and mounted in the agent's namespace.
 #[derive(Debug)]
 pub struct Prepared(());
 
-/// Mounts of single files that are in no namespace.
+/// Mounts of single files, not attached to a namespace yet.
 #[derive(Debug)]
 pub struct Detached(Vec<(&'static str, OwnedFd)>);
 

@@ -11,7 +11,7 @@ use super::step::failed;
 use super::{Clock, Step, upper};
 use crate::mount::{self, Filesystem, attach};
 
-/// Mounts all filesystems of the root. Returns the root as a detached mount.
+/// Mounts the root: its layers and the overlay, or a root disk in place. Returns it detached.
 pub fn mount(boot: &Boot, clock: &mut Clock) -> Result<OwnedFd, BootFailed> {
     if let Upper::InPlace { serial } = &boot.upper {
         let root = upper::mount_in_place(serial)?;

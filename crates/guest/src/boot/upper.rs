@@ -17,7 +17,7 @@ use crate::mount::{self, Filesystem, attach};
 /// Where the agent has the upper's filesystem mounted.
 pub const UPPER: &str = "/upper";
 
-/// The upper layer itself.
+/// The directory with overlayfs's upper layer.
 pub const ROOT: &str = "/upper/root";
 
 /// The directory that overlayfs works in.

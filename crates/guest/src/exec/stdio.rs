@@ -9,7 +9,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::pty::OpenptFlags;
 use rustix::termios::Winsize;
 
-/// The agent's ends, non-blocking.
+/// The agent's ends of a command's streams, non-blocking.
 #[derive(Debug)]
 pub struct AgentEnds {
     /// The write end of stdin; None if the command has no stdin.
@@ -23,7 +23,7 @@ pub struct AgentEnds {
     pub terminal: Option<OwnedFd>,
 }
 
-/// The command's ends.
+/// The command's ends of its streams.
 #[derive(Debug)]
 pub struct CommandEnds {
     pub stdin: OwnedFd,

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use super::{Call, Given};
 use crate::seccomp::on_signal;
 use crate::start::confine::limit;
-use crate::walls::{Walls, enter_what_there_is};
+use crate::walls::{Walls, enter_available};
 use crate::{Filter, take};
 
 /// Exit codes of a worker without a reply.
@@ -46,7 +46,7 @@ pub(crate) fn serve<C: Call>(descriptor: RawFd) -> i32 {
 fn enter() -> Result<(), String> {
     bound_arenas();
     report_fatal_signals().map_err(|error| format!("handling signals: {error}"))?;
-    let walls = enter_what_there_is().map_err(|error| error.to_string())?;
+    let walls = enter_available().map_err(|error| error.to_string())?;
     if walls.namespaces.is_ok() {
         // Without a namespace, the user's other processes would count too.
         limit(libc::RLIMIT_NPROC, MAX_THREADS, 0)

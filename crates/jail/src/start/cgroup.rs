@@ -24,7 +24,7 @@ const PERIOD: u64 = 100_000;
 /// How long killed processes may take to end.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What the processes of a group may use together.
+/// Limits on the processes of a control group, all of them together.
 #[derive(Clone, Copy, Debug)]
 pub struct Quota {
     /// Bytes of memory, including page cache, which the kernel reclaims as far as it can.
@@ -35,7 +35,7 @@ pub struct Quota {
     pub tasks: u64,
 }
 
-/// A group. Dropping it kills its processes and removes it.
+/// A control group. Dropping it kills its processes and removes it.
 #[derive(Debug)]
 pub struct Cgroup {
     directory: PathBuf,
@@ -47,7 +47,7 @@ pub struct Cgroup {
     missing: Vec<&'static str>,
 }
 
-/// The parent directory of new groups.
+/// The parent directory of new control groups.
 #[derive(Debug)]
 pub struct Place {
     directory: PathBuf,

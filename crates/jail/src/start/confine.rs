@@ -8,7 +8,7 @@
 use std::io;
 use std::os::fd::RawFd;
 
-/// The limits, decided before the fork.
+/// The restrictions of a child process, decided before the fork.
 #[derive(Clone, Debug)]
 pub struct Confinement {
     /// Descriptors to inherit beside 0, 1 and 2.

@@ -73,7 +73,7 @@ pub fn enter() -> Result<(), Error> {
     enter_with(|| ())
 }
 
-/// As [`enter`], but the jailed process first takes a `last_look` at the host's files, after it has
+/// As [`enter`], but the jailed process first calls `last_look`, which may open the host's files, after it has
 /// given up root's identity.
 ///
 /// # Errors
@@ -92,7 +92,7 @@ pub fn enter_with<T>(last_look: impl FnOnce() -> T) -> Result<T, Error> {
 ///
 /// # Errors
 /// [`Error::Step`], in the process where it happened.
-pub fn enter_what_there_is() -> Result<Walls, Error> {
+pub fn enter_available() -> Result<Walls, Error> {
     let owner = namespaces::Owner::now();
     identity::become_nobody(None, identity::is_user())?;
     let namespaces = match namespaces::enter() {

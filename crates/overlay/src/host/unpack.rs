@@ -13,7 +13,7 @@ use rustix::fs::{AtFlags, CWD, Gid, Timespec, Timestamps, Uid};
 
 use super::WholeFile;
 
-/// Name of the top in the archive.
+/// Name of the archive's top entry.
 pub const ROOT: &[u8] = b"root";
 
 /// Bytes of the archive, and of contents, that are copied at a time.
@@ -58,7 +58,7 @@ struct Open {
     owner: Option<(u32, u32)>,
 }
 
-/// Unpacks an archive whose only top is called [`ROOT`]. `place` returns the destination, given
+/// Unpacks an archive whose only top entry is called [`ROOT`]. `place` returns the destination, given
 /// whether the top is a directory. Unpacked files grant no privileges: they have no set-id bits,
 /// and no owner but the caller unless `owners`. Nothing is written through a symbolic link, nor
 /// outside of the destination. Holes stay holes. Devices and FIFOs are left out.

@@ -81,7 +81,8 @@ pub struct Launch {
     pub registrar: Box<dyn Registrar>,
 }
 
-/// Takes something from a machine that is about to end, for later ones. Must not take long.
+/// Is called with a machine that is about to end, to keep something of it for later machines.
+/// Must return quickly.
 pub type Learn = Box<dyn FnOnce(&dyn Machine) + Send>;
 
 /// How a guest starts.
