@@ -67,7 +67,7 @@ class Userland:
     def directory(self, path):
         """The path of a directory that is really there: deleting nothing would test nothing."""
         if not self._members[path].isdir():
-            raise SystemExit(f"sample image: /{path} is not a directory in the userland")
+            raise SystemExit(f"sample image: /{path} is no directory in the userland")
         return path.encode()
 
 
