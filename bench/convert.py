@@ -72,7 +72,7 @@ def in_scratch(contender, layer: Layer) -> Cost:
 
     The first one has the machine get its memory together. A virtual machine's host takes
     free memory back, and the next to fill the page cache pays for faulting it in: here
-    2 s of CPU for 600 MiB written, on top of 0.7 s. Who that is depends on who came before.
+    2 s of CPU for 600 MiB written, on top of 0.7 s. Which contender pays depends on the one before.
     """
     for _ in range(2):
         work = pathlib.Path(tempfile.mkdtemp(dir=CACHE))

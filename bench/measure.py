@@ -83,7 +83,7 @@ def interleave(
     contenders: dict[str, Callable[[], object]], rounds: int, log=sys.stderr
 ) -> dict[str, list]:
     """Runs every contender once a round, in an order that rotates from round to round,
-    so that a slow minute of the machine hits all of them and nobody always goes first.
+    so that a slow minute of the machine hits all of them and none always goes first.
     """
     names = list(contenders)
     results = {name: [] for name in names}

@@ -2,8 +2,8 @@
 
     python3 -m bench.merge [--rounds N]
 
-Debian's mkfs.erofs 1.5 has no merge to time. It can make a metadata-only image of a tree
-that somebody else merged (`--blobdev`): as root, with umoci, we compare sizes with that.
+Debian's mkfs.erofs 1.5 cannot merge. It can make a metadata-only image of a merged tree
+(`--blobdev`): as root, the tree is merged with umoci, and the sizes are compared.
 """
 
 import argparse

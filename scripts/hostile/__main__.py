@@ -67,7 +67,7 @@ def main():
     options.add_argument("names", nargs="*", metavar="NAME", help="these attempts alone")
     arguments = options.parse_args()
     if os.geteuid() != 0:
-        sys.exit("hostile: this takes root, who can become another user")
+        sys.exit("hostile: needs root, to become another user")
     arguments.mica = arguments.mica.resolve(strict=True)
     for module in MODULES:
         importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""What is attempted, by whom, and what must come of it."""
+"""The attempts: attacker, attempt, and the required outcome."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,5 +1,4 @@
-"""Hostile ext4 filesystems, which another program of ours has never written: e2fsprogs made
-them and debugfs spoilt them."""
+"""Hostile ext4 filesystems, made by e2fsprogs and damaged with debugfs."""
 
 import os
 import stat
@@ -104,7 +103,7 @@ def links_to_the_host(world):
         world.mica("ext4", "cp", f"{disk}:/tree", out)
     assert (host / "file").read_text() == "mine"
     assert [path.name for path in host.iterdir()] == ["file"]
-    # What is a link already is no way out either.
+    # An existing link does not lead out either.
     other = make(world, "mkdir tree", "cd tree", "mkdir link", name="other.ext4")
     debugfs(other, "cd tree/link", f"write {plain_file(world)} file")
     world.mica("ext4", "cp", f"{other}:/tree", out)

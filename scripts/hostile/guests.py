@@ -45,7 +45,7 @@ def inside(world, script, *options, code=None):
 
 
 class Server:
-    """Counts who connects, at all of this machine's addresses."""
+    """Counts connections to all of this machine's addresses."""
 
     def __init__(self, world):
         self.socket = socket.create_server(("0.0.0.0", 0))

@@ -40,7 +40,7 @@ def exported(world, change=lambda head: None, disk=None, head_length=None):
 
 
 def nothing_imported(world):
-    """There is no snapshot, and nothing of one."""
+    """Checks that no part of a snapshot is left."""
     left = list((world.store / "sandboxes").glob("snapshot-*"))
     assert not left, f"{left}"
 

@@ -1,5 +1,5 @@
 //! What a machine says on its serial port, and when: the host's kernel traces each write.
-//! So it is seen without anybody asking, and at the moment at which the guest made it.
+//! So output is noticed without polling, at the moment at which the guest makes it.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
@@ -19,7 +19,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Makes a trace of our own, beside anybody else's.
+    /// Makes a trace instance, separate from those of other programs.
     pub fn new() -> Result<Self> {
         let root = tracefs()?;
         let instance = root.join("instances").join("vmm-timer");
@@ -128,7 +128,7 @@ fn mounted(kind: &str, usual: &[&str]) -> Result<PathBuf> {
             return Ok(place.into());
         }
     }
-    // A sandbox's /sys may be closed to us; a directory of ours never is.
+    // A sandbox's /sys may be closed to us; our own directory never is.
     let own = format!("/tmp/vmm-timer-{kind}");
     fs::create_dir_all(&own)?;
     for place in usual.iter().chain([&own.as_str()]) {

@@ -26,7 +26,7 @@ const BUFFERS: [usize; 3] = [4 << 10, 32 << 10, 128 << 10];
 /// A path of many directories.
 const DEEP: &str = "/1/2/3/4/5/6/7/8/file";
 
-/// What every filesystem can do. All by path: nobody may skip the walk.
+/// The operations of every filesystem. All take paths, so that none can skip the lookup.
 trait Filesystem {
     /// A file that is being read or written.
     type File;
