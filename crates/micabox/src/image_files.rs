@@ -6,11 +6,12 @@ use std::path::Path;
 use micabox_erofs::{BLOCK_SIZE, Reader};
 use micabox_image::identity;
 use micabox_image::store::Image;
+use micabox_vmm::MachineFile;
 
 use crate::plan::{ImageFile, ImageFiles};
 use crate::{Error, Source};
 
-/// Returns the files of `image` after cheap checks of each: its length, and its superblock with the
+/// Opens the files of `image`, with cheap checks of each: its length, and its superblock with the
 /// checksum over it. Checking all bytes is for the store's fsck.
 pub(crate) fn open(image: &Image) -> Result<ImageFiles, Error> {
     let layers: Result<Vec<_>, _> = image
@@ -34,7 +35,6 @@ pub(crate) fn open(image: &Image) -> Result<ImageFiles, Error> {
         layers: layers?,
         first_layer: image.first_layer,
         fixup: fixup.transpose()?,
-        disk: image.vmdk.clone(),
     })
 }
 
@@ -56,20 +56,72 @@ fn check(path: &Path, blocks: u64, uuid: [u8; 16]) -> Result<ImageFile, Error> {
         source,
     };
     let size = blocks.saturating_mul(BLOCK_SIZE);
-    let file = File::open(path).map_err(|error| unusable(error.into()))?;
-    let metadata = file.metadata().map_err(|error| unusable(error.into()))?;
-    if metadata.len() != size {
-        let length = metadata.len();
+    let file = MachineFile::open(path).map_err(|error| match error {
+        micabox_vmm::Error::File { why, .. } => unusable(why.into()),
+        error => unusable(error.into()),
+    })?;
+    let length = file.length();
+    if length != size {
         let problem = format!("it has {length} bytes and should have {size}");
         return Err(unusable(problem.into()));
     }
-    let reader = Reader::open(file).map_err(|error| unusable(error.into()))?;
+    let reader = Reader::open(&**file.file()).map_err(|error| unusable(error.into()))?;
     if reader.uuid() != uuid {
         return Err(unusable("it holds another image".into()));
     }
-    Ok(ImageFile {
-        path: path.to_owned(),
-        size,
-        uuid,
-    })
+    Ok(ImageFile { file, uuid })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+    use std::sync::Arc;
+
+    use micabox_image::convert::Place;
+    use micabox_image::{LoadOptions, Settings, Store, progress};
+    use micabox_testing::image as sample;
+
+    use super::*;
+
+    fn superblock(file: &MachineFile) -> [u8; 128] {
+        let mut bytes = [0; 128];
+        file.file().read_exact_at(&mut bytes, 1024).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn a_layer_that_is_replaced_after_its_check_is_not_the_machines() {
+        let directory = tempfile::tempdir().unwrap();
+        let archive = directory.path().join("box.tar");
+        sample::write_archive(&archive, &sample::layers(), &sample::config());
+        let store = Store::open(&directory.path().join("store")).unwrap();
+        let options = LoadOptions {
+            platform: None,
+            settings: Arc::new(Settings {
+                conversion: Place::Here,
+                ..Settings::default()
+            }),
+        };
+        micabox_image::load(&store, &archive, None, &options, &progress::Silent).unwrap();
+        let image = store.image("box").unwrap();
+
+        // A layer in the place of another one is noticed.
+        let [first, second] = [0, 1].map(|index| &image.layers[index]);
+        let uuid = identity::layer_uuid(&second.diff_id);
+        let error = check(&first.path, first.blocks, uuid).unwrap_err();
+        assert!(error.to_string().contains("another image"), "{error}");
+
+        let opened = open(&image).unwrap();
+        let all = || std::iter::once(&opened.fsmeta).chain(&opened.layers);
+        let before: Vec<_> = all().map(|file| superblock(&file.file)).collect();
+        let other = directory.path().join("other");
+        for file in all() {
+            std::fs::write(&other, vec![0; 8192]).unwrap();
+            std::fs::rename(&other, file.file.path()).unwrap();
+        }
+        let after: Vec<_> = all().map(|file| superblock(&file.file)).collect();
+        assert_eq!(after, before);
+        let replaced = open(&image).unwrap_err().to_string();
+        assert!(replaced.contains("it has 8192 bytes"), "{replaced}");
+    }
 }

@@ -49,7 +49,7 @@ mod timings;
 mod upper;
 mod worker;
 
-pub use base::{Base, DiskProblem, Format, RootDisk};
+pub use base::{Base, DiskProblem, Format, OpenDisk, RootDisk};
 pub use builder::{Builder, DEFAULT_MEMORY_MIB, OwnerLog, Restore};
 pub use cancel::Cancel;
 pub use command::{Command, CommandError, EnvChange, Overrides};

@@ -2,8 +2,9 @@
 //! starts the machine before it serves clients.
 //!
 //! It is this program executed again ([`KIND`]), in a session of its own. Its stdin is the
-//! creator's connection. The creator sends a [`Job`] first, with descriptors for locks that the
-//! owner takes over. Then both use the owner's protocol.
+//! creator's connection. The creator sends a [`Job`] first, with the locks that the owner takes over
+//! and all files of the machine: the creator has opened and checked them, and the owner opens none.
+//! Then both use the owner's protocol.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -19,8 +20,8 @@ use micabox_jail::Kind;
 use micabox_owner::protocol::{self, Failure, Reply, frame, preamble};
 use micabox_owner::{Launch, Outcome, Start, socket};
 use micabox_vmm::{
-    Acceleration, Backend, BackendChoice, Disk, Machine, MachineConfig, NetworkInterface,
-    PmemRegion, Sockets,
+    Acceleration, Backend, BackendChoice, Begin, Disk, FileRef, Machine, MachineConfig,
+    MachineFile, NetworkInterface, PmemRegion, Snapshot, Sockets,
 };
 use micabox_wire::{Boot, Identity, Init, Lower, Upper};
 use serde::{Deserialize, Serialize};
@@ -34,7 +35,7 @@ use crate::registrar::Registrar;
 use crate::sandbox::now;
 use crate::snapshot::memory;
 use crate::state::{Directory, Lock, ProcessId, Record, Registration};
-use crate::{Error, GuestFiles, Network, Spec, worker};
+use crate::{Error, Network, Spec, worker};
 
 /// The kind of worker that owns a sandbox.
 pub(crate) const KIND: Kind = Kind::new(NAME, work);
@@ -44,12 +45,15 @@ const NAME: &str = "owner";
 /// Most bytes of a job: paths of a few hundred layers, and a command line.
 const MAX_JOB: u32 = 64 << 20;
 
+/// Bytes of a job's length.
+const LENGTH: usize = size_of::<u32>();
+
 /// How long a guest may take to boot: far more than it needs. If it hangs, the error only comes
 /// later.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
 const EMULATED_BOOT_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// A sandbox to start and to own.
+/// A sandbox to start and to own. Its files are named by their places among the job's descriptors.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Job {
     /// The root of the store.
@@ -60,11 +64,13 @@ pub(crate) struct Job {
     /// Whether the sandbox is started again.
     pub(crate) is_restart: bool,
     pub(crate) is_kvm: bool,
-    pub(crate) guest: GuestFiles,
+    pub(crate) origin: Origin,
+    /// Additional words for the kernel's command line.
+    pub(crate) cmdline: Vec<String>,
     /// RAM including what pmem regions cost, MiB.
     pub(crate) memory_mib: u32,
-    pub(crate) pmem: Vec<PmemRegion>,
-    pub(crate) disks: Vec<Disk>,
+    pub(crate) pmem: Vec<PmemRegion<FileRef>>,
+    pub(crate) disks: Vec<Disk<FileRef>>,
     pub(crate) lowers: Vec<Lower>,
     pub(crate) upper: Upper,
     pub(crate) init: Init,
@@ -73,11 +79,9 @@ pub(crate) struct Job {
     pub(crate) vsock: Option<Sockets>,
     pub(crate) nested_virtualization: bool,
     pub(crate) require_limits: bool,
-    /// The directory of the saved machine to restore, and the agent's number for the command to
-    /// reattach.
-    pub(crate) restore: Option<(PathBuf, Option<u32>)>,
-    /// Whether to make the list of the pages that copies of the restored machine write to first.
-    pub(crate) learns: bool,
+    /// The directory of a template without the list of the pages that its copies write to first:
+    /// the list is made.
+    pub(crate) learns: Option<PathBuf>,
     pub(crate) boot_timeout: Option<Duration>,
     pub(crate) stop_signal: i32,
     /// The disk that the guest must flush before it ends.
@@ -90,6 +94,55 @@ pub(crate) struct Job {
     pub(crate) log: Option<String>,
 }
 
+/// What a machine begins from.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Origin {
+    /// A kernel and the agent.
+    Boot { kernel: FileRef, initrd: FileRef },
+    /// A saved machine.
+    Restore {
+        state: RawFd,
+        memory: RawFd,
+        touched: Option<RawFd>,
+        /// The agent's number for the command to reattach.
+        main: Option<u32>,
+    },
+}
+
+/// The descriptors of a job, in the order of their places.
+#[derive(Debug, Default)]
+pub(crate) struct Descriptors(Vec<Arc<File>>);
+
+impl Descriptors {
+    /// Adds a descriptor and returns its place.
+    pub(crate) fn add(&mut self, file: Arc<File>) -> RawFd {
+        let place = RawFd::try_from(self.0.len()).unwrap_or(RawFd::MAX);
+        self.0.push(file);
+        place
+    }
+
+    pub(crate) fn file(&mut self, file: &MachineFile) -> FileRef {
+        let place = self.add(Arc::clone(file.file()));
+        file.describe(place)
+    }
+}
+
+/// The files of a job that the owner has received, each until it is taken.
+struct Received(Vec<Option<File>>);
+
+impl Received {
+    fn take(&mut self, place: RawFd) -> io::Result<File> {
+        let place = usize::try_from(place).ok();
+        let file = place.and_then(|place| self.0.get_mut(place)?.take());
+        file.ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    fn file(&mut self, description: FileRef) -> io::Result<MachineFile> {
+        let file = self.take(description.number)?;
+        Ok(MachineFile::received(file, description))
+    }
+}
+
 /// A sandbox's owner, as its creator sees it.
 #[derive(Debug)]
 pub(crate) struct Owner {
@@ -97,12 +150,13 @@ pub(crate) struct Owner {
     pub(crate) process: Child,
 }
 
-/// Starts the owner and sends it its job, with the locks of the sandbox and of its root disk. Its
-/// log goes to `stderr`.
+/// Starts the owner and sends it its job, with the locks of the sandbox and of its root disk, and
+/// the job's files. The owner's log goes to `stderr`.
 pub(crate) fn start(
     job: &Job,
     lock: &File,
     claim: Option<&File>,
+    files: &Descriptors,
     stderr: Stdio,
 ) -> io::Result<Owner> {
     let (ours, theirs) = UnixStream::pair()?;
@@ -114,18 +168,23 @@ pub(crate) fn start(
         .stdout(Stdio::null())
         .stderr(stderr)
         .spawn()?;
-    let job = serde_json::to_vec(job)?;
-    let length = u32::try_from(job.len())
+    // The job follows its length.
+    let mut text = vec![0; LENGTH];
+    serde_json::to_writer(&mut text, job)?;
+    let length = u32::try_from(text.len().saturating_sub(LENGTH))
         .ok()
         .filter(|length| *length <= MAX_JOB);
     let length = length.ok_or(io::ErrorKind::InvalidInput)?;
-    let locks: Vec<BorrowedFd<'_>> = [Some(lock), claim]
-        .into_iter()
-        .flatten()
+    if let Some(place) = text.first_chunk_mut() {
+        *place = length.to_le_bytes();
+    }
+    let locks = std::iter::once(lock).chain(claim);
+    let descriptors: Vec<BorrowedFd<'_>> = locks
+        .chain(files.0.iter().map(|file| &**file))
         .map(AsFd::as_fd)
         .collect();
-    socket::send_all(&ours, &length.to_le_bytes(), &locks)?;
-    socket::send_all(&ours, &job, &[])?;
+    socket::send_descriptors(&ours, &descriptors)?;
+    socket::send_all(&ours, &text, &[])?;
     Ok(Owner {
         connection: ours,
         process,
@@ -141,8 +200,8 @@ fn work(descriptor: RawFd) -> i32 {
         let connection = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
         let null = File::open("/dev/null")?;
         rustix::stdio::dup2_stdin(&null)?;
-        let (job, locks) = receive(&connection)?;
-        own(job, locks, connection)
+        let (job, files) = receive(&connection)?;
+        own(job, files, connection)
     };
     match own() {
         Ok(()) => 0,
@@ -151,40 +210,40 @@ fn work(descriptor: RawFd) -> i32 {
     }
 }
 
-/// Receives the creator's job, and the locks that come with it.
+/// Receives the creator's job, and the locks and files that come with it.
 fn receive(connection: &UnixStream) -> io::Result<(Job, Vec<OwnedFd>)> {
-    let mut length = [0; 4];
-    let mut locks = Vec::new();
-    socket::receive_all(connection, &mut length, &mut locks)?;
+    let mut files = socket::receive_descriptors(connection)?;
+    let mut length = [0; LENGTH];
+    socket::receive_all(connection, &mut length, &mut files)?;
     let length = u32::from_le_bytes(length);
     if length > MAX_JOB {
         return Err(io::ErrorKind::InvalidData.into());
     }
     let mut job = vec![0; length as usize];
-    socket::receive_all(connection, &mut job, &mut locks)?;
-    Ok((serde_json::from_slice(&job)?, locks))
+    socket::receive_all(connection, &mut job, &mut files)?;
+    Ok((serde_json::from_slice(&job)?, files))
 }
 
 /// Starts the sandbox and owns it until its end. A failed start is reported to the creator.
-fn own(job: Job, locks: Vec<OwnedFd>, creator: UnixStream) -> io::Result<()> {
+fn own(mut job: Job, files: Vec<OwnedFd>, creator: UnixStream) -> io::Result<()> {
     if let Some(filter) = &job.log {
         worker::subscribe(filter);
     }
     let _span = info_span!("owner", id = job.record.short_id()).entered();
-    let mut locks = locks.into_iter().map(File::from);
+    let mut files = files.into_iter().map(File::from);
     let missing = || io::Error::from(io::ErrorKind::InvalidData);
-    let lock = Lock::taken_over(locks.next().ok_or_else(missing)?);
-    let claim = job.has_claim.then(|| locks.next()).flatten();
+    let lock = Lock::taken_over(files.next().ok_or_else(missing)?);
+    let claim = job.has_claim.then(|| files.next()).flatten();
     let claim = claim.map(Claim::taken_over);
     let directory = Directory::open(&job.store).map_err(io::Error::other)?;
     let registration = Registration::taken_over(directory, job.record.clone(), lock);
     let directory = registration.path().to_owned();
     let mut registrar = Registrar::new(registration, job.auto_remove, job.is_restart, claim);
-    match job.launch(&mut registrar) {
+    let files = Received(files.map(Some).collect());
+    match job.launch(files, &mut registrar) {
         Ok((machine, connection, start, timeout)) => {
             let holds_nothing = job.holds_nothing();
-            let template = job.restore.map(|(directory, _)| directory);
-            let learn = template.filter(|_| job.learns).map(|template| {
+            let learn = job.learns.map(|template| {
                 Box::new(move |machine: &dyn Machine| memory::learn(&template, machine)) as _
             });
             let saves = job
@@ -235,8 +294,8 @@ fn failure_kind(error: &Error) -> protocol::Kind {
 type Launched = (Arc<dyn Machine>, Option<Connection>, Start, Duration);
 
 impl Job {
-    /// Starts the network and the machine.
-    fn launch(&self, registrar: &mut Registrar) -> Result<Launched, Error> {
+    /// Starts the network and the machine. The files are closed once the machine has them.
+    fn launch(&mut self, files: Received, registrar: &mut Registrar) -> Result<Launched, Error> {
         let choice = if self.is_kvm {
             BackendChoice::Kvm
         } else {
@@ -245,14 +304,14 @@ impl Job {
         let backend = micabox_vmm::expect(choice)?;
         let connection = self.network.start(backend.limits().frame_header)?;
         let interface = connection.as_ref().map(|connection| &connection.interface);
-        let machine = self.machine(&*backend, registrar, interface)?;
+        let machine = self.machine(&*backend, files, registrar, interface)?;
         let identity = self.identity(connection.as_ref())?;
-        let start = match &self.restore {
-            Some((_, main)) => Start::Restore {
+        let start = match &self.origin {
+            Origin::Restore { main, .. } => Start::Restore {
                 identity: Box::new(identity),
                 main: *main,
             },
-            None => Start::Boot(Box::new(Boot {
+            Origin::Boot { .. } => Start::Boot(Box::new(Boot {
                 lowers: self.lowers.clone(),
                 upper: self.upper.clone(),
                 init: self.init,
@@ -276,37 +335,59 @@ impl Job {
     }
 
     fn machine(
-        &self,
+        &mut self,
         backend: &dyn Backend,
+        mut files: Received,
         registrar: &mut Registrar,
         interface: Option<&NetworkInterface>,
     ) -> Result<Arc<dyn Machine>, Error> {
-        let saved = self.restore.as_ref();
-        let machine: Arc<dyn Machine> = Arc::from(
-            backend.start(&MachineConfig {
-                name: format!("mica-{}", self.record.short_id()),
-                kernel: self.guest.kernel.clone(),
-                initrd: self.guest.initrd.clone(),
-                memory_mib: self.memory_mib,
-                cpus: self.record.cpus,
-                nested_virtualization: self.nested_virtualization,
-                require_limits: self.require_limits,
-                pmem: self.pmem.clone(),
-                disks: self.disks.clone(),
-                network: interface.cloned(),
-                vsock: self.vsock.clone(),
-                cmdline_extra: self.guest.cmdline.clone(),
-                lifeline: Some(registrar.lifeline()?),
-                resumed: saved
-                    .map(|(directory, _)| memory::open(directory))
-                    .transpose()?,
-            })?,
-        );
+        let missing = |source| Error::System {
+            what: "taking over the machine's files",
+            source,
+        };
+        let begin = match &self.origin {
+            Origin::Boot { kernel, initrd } => Begin::Boot {
+                kernel: files.file(kernel.clone()).map_err(missing)?,
+                initrd: files.file(initrd.clone()).map_err(missing)?,
+            },
+            Origin::Restore {
+                state,
+                memory,
+                touched,
+                ..
+            } => {
+                let mut take = |place: &RawFd| files.take(*place).map_err(missing);
+                let mut snapshot = Snapshot::new(take(state)?, take(memory)?);
+                snapshot.touched = touched.as_ref().map(take).transpose()?.map(Arc::new);
+                Begin::Restore(snapshot)
+            }
+        };
+        let mut file = |description| files.file(description).map_err(missing);
+        let pmem = std::mem::take(&mut self.pmem).into_iter();
+        let pmem = pmem.map(|region| region.try_map(&mut file));
+        let pmem = pmem.collect::<Result<_, _>>()?;
+        let disks = std::mem::take(&mut self.disks).into_iter();
+        let disks = disks.map(|disk| disk.try_map(&mut file));
+        let disks = disks.collect::<Result<_, _>>()?;
+        let machine: Arc<dyn Machine> = Arc::from(backend.start(&MachineConfig {
+            name: format!("mica-{}", self.record.short_id()),
+            begin,
+            memory_mib: self.memory_mib,
+            cpus: self.record.cpus,
+            nested_virtualization: self.nested_virtualization,
+            require_limits: self.require_limits,
+            pmem,
+            disks,
+            network: interface.cloned(),
+            vsock: self.vsock.clone(),
+            cmdline_extra: self.cmdline.clone(),
+            lifeline: Some(registrar.lifeline()?),
+        })?);
         let (backend, pid) = (backend.name(), machine.pid());
         info!(
             backend,
             pid,
-            is_restored = saved.is_some(),
+            is_restored = matches!(self.origin, Origin::Restore { .. }),
             "the machine runs"
         );
         registrar.machine_started(ProcessId::own(), ProcessId::of(pid))?;

@@ -1,5 +1,6 @@
 //! Detects whether a file has changed since an earlier look.
 
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -19,12 +20,21 @@ pub(crate) struct Stamp {
 
 impl Stamp {
     pub(crate) fn of(path: &Path) -> io::Result<Self> {
-        let metadata = path.metadata()?;
-        Ok(Self {
+        Ok(Self::from(&path.metadata()?))
+    }
+
+    pub(crate) fn of_file(file: &File) -> io::Result<Self> {
+        Ok(Self::from(&file.metadata()?))
+    }
+}
+
+impl From<&Metadata> for Stamp {
+    fn from(metadata: &Metadata) -> Self {
+        Self {
             device: metadata.dev(),
             inode: metadata.ino(),
             size: metadata.size(),
             changed: (metadata.ctime(), metadata.ctime_nsec()),
-        })
+        }
     }
 }

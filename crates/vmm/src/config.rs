@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Snapshot};
+use crate::{Error, MachineFile, Snapshot};
 
 /// virtio-pmem's rule: a region's size is a multiple of 2 MiB.
 pub const PMEM_ALIGNMENT: u64 = 2 << 20;
@@ -20,10 +20,8 @@ const MAX_SERIAL: usize = 20;
 pub struct MachineConfig {
     /// The name that `ps` and the backend's messages show; letters, digits, `-`.
     pub name: String,
-    /// An uncompressed ELF kernel with a PVH entry (`vmlinux`).
-    pub kernel: PathBuf,
-    /// An initramfs for it.
-    pub initrd: PathBuf,
+    /// How the machine begins.
+    pub begin: Begin,
     /// Guest RAM in MiB.
     pub memory_mib: u32,
     /// Virtual processors, at least 1.
@@ -48,11 +46,22 @@ pub struct MachineConfig {
     /// A file that the machine's process keeps open until all of it has ended, even if its owner
     /// ends first: a lock (`flock`) on the file lasts as long.
     pub lifeline: Option<Arc<File>>,
-    /// A saved machine to restore in place of a boot, if the backend
-    /// [can](crate::Limits::snapshots). The rest of the configuration must be the saved machine's,
-    /// except for the network interface's link and address, the host's end of its sockets, and the
-    /// contents of the disks' files. Kernel and initrd are not used.
-    pub resumed: Option<Snapshot>,
+}
+
+/// How a machine begins.
+#[derive(Clone, Debug)]
+pub enum Begin {
+    /// By booting a kernel.
+    Boot {
+        /// An uncompressed ELF kernel with a PVH entry (`vmlinux`).
+        kernel: MachineFile,
+        /// An initramfs for it.
+        initrd: MachineFile,
+    },
+    /// By restoring a saved machine, if the backend [can](crate::Limits::snapshots). The rest of
+    /// the configuration must be the saved machine's, except for the network interface's link and
+    /// address, the host's end of its sockets, and the contents of the disks' files.
+    Restore(Snapshot),
 }
 
 /// The host's end of a guest's sockets.
@@ -80,46 +89,25 @@ pub struct NetworkInterface {
 }
 
 /// One read-only persistent-memory device: files mapped back to back.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PmemRegion {
-    /// The files in the order of their addresses. More than one only where
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PmemRegion<F = MachineFile> {
+    /// The files in the order of their addresses, each of a multiple of 2 MiB, not 0. They must not
+    /// change while the machine runs. More than one only where
     /// [`FilesPerRegion::Many`](crate::FilesPerRegion::Many) allows it.
-    pub files: Vec<PmemFile>,
-}
-
-/// One file in a [`PmemRegion`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PmemFile {
-    /// The file. It must not change while the machine runs.
-    pub path: PathBuf,
-    /// Its exact length in bytes: a multiple of 2 MiB, not 0.
-    pub size: u64,
+    pub files: Vec<F>,
 }
 
 /// One virtio block device.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Disk {
-    /// Where the bytes are.
-    pub source: DiskSource,
-    /// Whether the guest may only read it. Only a single file can be written to.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Disk<F = MachineFile> {
+    /// The files with its bytes, one after another. Only a single file can be written to; it must
+    /// be open for writing.
+    pub files: Vec<F>,
+    /// Whether the guest may only read it.
     pub read_only: bool,
     /// The serial number, by which the guest recognises the disk; 1 to 20 printable ASCII
     /// characters.
     pub serial: String,
-}
-
-/// Where a [`Disk`]'s bytes are.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum DiskSource {
-    /// In one file, without a format.
-    Raw(PathBuf),
-    /// In several files, one after another; read-only.
-    Files {
-        /// The files.
-        files: Vec<PmemFile>,
-        /// A VMDK descriptor that lists the same files, for backends that need one.
-        vmdk: PathBuf,
-    },
 }
 
 impl PmemRegion {
@@ -127,7 +115,35 @@ impl PmemRegion {
     pub fn size(&self) -> u64 {
         self.files
             .iter()
-            .fold(0, |sum, file| sum.saturating_add(file.size))
+            .fold(0, |sum, file| sum.saturating_add(file.length()))
+    }
+}
+
+impl<F> PmemRegion<F> {
+    /// Returns the region with each file converted.
+    ///
+    /// # Errors
+    /// The first that `convert` returns.
+    pub fn try_map<G, E>(self, convert: impl FnMut(F) -> Result<G, E>) -> Result<PmemRegion<G>, E> {
+        let files = self.files.into_iter().map(convert);
+        Ok(PmemRegion {
+            files: files.collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+impl<F> Disk<F> {
+    /// Returns the disk with each file converted.
+    ///
+    /// # Errors
+    /// The first that `convert` returns.
+    pub fn try_map<G, E>(self, convert: impl FnMut(F) -> Result<G, E>) -> Result<Disk<G>, E> {
+        let files = self.files.into_iter().map(convert);
+        Ok(Disk {
+            files: files.collect::<Result<_, _>>()?,
+            read_only: self.read_only,
+            serial: self.serial,
+        })
     }
 }
 
@@ -153,45 +169,11 @@ impl MachineConfig {
     /// none.
     pub(crate) fn largest_written_file(&self) -> u64 {
         let written = self.disks.iter().filter(|disk| !disk.read_only);
-        let lengths = written.map(|disk| match &disk.source {
-            DiskSource::Raw(path) => std::fs::metadata(path).map_or(0, |meta| meta.len()),
-            DiskSource::Files { .. } => 0,
-        });
+        let lengths = written.flat_map(|disk| disk.files.iter().map(MachineFile::length));
         lengths.max().unwrap_or_default()
     }
 
-    /// Duplicates the descriptor of the network interface's link for the machine's process.
-    ///
-    /// # Errors
-    /// [`Error::System`] if no descriptors are left.
-    pub(crate) fn link(&self) -> Result<Option<OwnedFd>, Error> {
-        let interface = self.network.as_ref();
-        let link = interface.map(|interface| interface.link.try_clone());
-        link.transpose().map_err(|source| Error::System {
-            what: "handing over the network's link",
-            source,
-        })
-    }
-
-    /// Duplicates the descriptor of the lifeline for the machine's process.
-    ///
-    /// # Errors
-    /// [`Error::System`] if no descriptors are left.
-    pub(crate) fn lifeline(&self) -> Result<Option<OwnedFd>, Error> {
-        let lifeline = self
-            .lifeline
-            .as_ref()
-            .map(|file| file.try_clone())
-            .transpose()
-            .map_err(|source| Error::System {
-                what: "sharing a lock",
-                source,
-            })?;
-        Ok(lifeline.map(OwnedFd::from))
-    }
-
-    /// Checks what every backend relies on, and that the files exist with the given lengths, so
-    /// that a missing layer is reported by name before anything starts.
+    /// Checks what every backend relies on.
     ///
     /// # Errors
     /// [`Error::Config`] or [`Error::File`].
@@ -212,33 +194,24 @@ impl MachineConfig {
         if !name_is_plain {
             return Err(Error::Config(format!("machine name {:?}", self.name)));
         }
-        for file in [&self.kernel, &self.initrd] {
-            if self.resumed.is_none() {
-                length(file)?;
-            }
-        }
         for region in &self.pmem {
             if region.files.is_empty() {
                 return Err(Error::Config("a pmem region without files".into()));
             }
             for file in &region.files {
-                check_length(file)?;
-                if file.size == 0 || file.size % PMEM_ALIGNMENT != 0 {
-                    return Err(Error::File {
-                        path: file.path.clone(),
-                        why: format!("its {} bytes are not a multiple of 2 MiB", file.size),
-                    });
+                let length = file.length();
+                if length == 0 || !length.is_multiple_of(PMEM_ALIGNMENT) {
+                    let why = format!("its {length} bytes are not a multiple of 2 MiB");
+                    return Err(file.failed(why));
                 }
             }
         }
         for disk in &self.disks {
-            let (DiskSource::Raw(path) | DiskSource::Files { vmdk: path, .. }) = &disk.source;
-            length(path)?;
-            if let DiskSource::Files { files, .. } = &disk.source {
-                if !disk.read_only {
-                    return Err(Error::Config("a disk of several files to write to".into()));
-                }
-                files.iter().try_for_each(check_length)?;
+            match disk.files.len() {
+                0 => return Err(Error::Config("a disk without files".into())),
+                1 => {}
+                _ if disk.read_only => {}
+                _ => return Err(Error::Config("a disk of several files to write to".into())),
             }
             let serial = disk.serial.as_bytes();
             if serial.is_empty()
@@ -252,44 +225,23 @@ impl MachineConfig {
     }
 }
 
-fn check_length(file: &PmemFile) -> Result<(), Error> {
-    let actual = length(&file.path)?;
-    if actual == file.size {
-        return Ok(());
-    }
-    Err(Error::File {
-        path: file.path.clone(),
-        why: format!("it has {actual} bytes and should have {}", file.size),
-    })
-}
-
-/// Returns the length of a regular file that can be opened for reading.
-fn length(path: &std::path::Path) -> Result<u64, Error> {
-    let failed = |why: String| Error::File {
-        path: path.to_owned(),
-        why,
-    };
-    // Opening a FIFO would wait for a writer, so look first.
-    let kind = std::fs::metadata(path).map_err(|error| failed(error.to_string()))?;
-    if !kind.is_file() {
-        return Err(failed("it is not a regular file".into()));
-    }
-    let file = std::fs::File::open(path).map_err(|error| failed(error.to_string()))?;
-    let metadata = file.metadata().map_err(|error| failed(error.to_string()))?;
-    Ok(metadata.len())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn config(dir: &std::path::Path) -> MachineConfig {
-        let kernel = dir.join("vmlinux");
-        std::fs::write(&kernel, b"kernel").unwrap();
+    fn file(length: u64) -> MachineFile {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(length).unwrap();
+        MachineFile::new(file, "/store/layer.erofs").unwrap()
+    }
+
+    fn config() -> MachineConfig {
         MachineConfig {
             name: "test".into(),
-            initrd: kernel.clone(),
-            kernel,
+            begin: Begin::Boot {
+                kernel: file(1),
+                initrd: file(1),
+            },
             memory_mib: 256,
             cpus: 1,
             nested_virtualization: false,
@@ -300,56 +252,47 @@ mod tests {
             vsock: None,
             cmdline_extra: Vec::new(),
             lifeline: None,
-            resumed: None,
         }
     }
 
     #[test]
     fn a_layer_of_another_length_is_named() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut config = config(dir.path());
+        let mut config = config();
         config.check().unwrap();
-
-        let path = dir.path().join("layer.erofs");
-        let file = PmemFile {
-            path: path.clone(),
-            size: PMEM_ALIGNMENT,
-        };
-        config.pmem = vec![PmemRegion { files: vec![file] }];
-        let missing = config.check().unwrap_err().to_string();
-        assert!(missing.contains("layer.erofs"), "{missing}");
-
-        let layer = std::fs::File::create(&path).unwrap();
-        layer.set_len(4096).unwrap();
-        let short = config.check().unwrap_err().to_string();
-        assert!(short.contains("4096 bytes"), "{short}");
-
-        layer.set_len(PMEM_ALIGNMENT).unwrap();
-        config.check().unwrap();
-
-        config.pmem[0].files[0].size = 4096;
-        layer.set_len(4096).unwrap();
-        let unaligned = config.check().unwrap_err().to_string();
-        assert!(unaligned.contains("2 MiB"), "{unaligned}");
+        for (length, is_good) in [(0, false), (4096, false), (PMEM_ALIGNMENT, true)] {
+            let files = vec![file(PMEM_ALIGNMENT), file(length)];
+            config.pmem = vec![PmemRegion { files }];
+            let checked = config.check();
+            assert_eq!(checked.is_ok(), is_good);
+            if let Err(error) = checked {
+                let error = error.to_string();
+                assert!(error.contains("layer.erofs"), "{error}");
+                assert!(error.contains("2 MiB"), "{error}");
+            }
+        }
     }
 
     #[test]
     fn a_configuration_that_no_backend_can_run_is_refused() {
-        let dir = tempfile::tempdir().unwrap();
-        let good = config(dir.path());
+        let disk = |files: u64, read_only, serial: usize| Disk {
+            files: (0..files).map(|_| file(512)).collect(),
+            read_only,
+            serial: "x".repeat(serial),
+        };
+        let mut good = config();
+        good.disks = vec![disk(1, false, 1), disk(2, true, 20)];
+        good.check().unwrap();
+        for (files, read_only, serial) in [(1, true, 21), (1, true, 0), (2, false, 1), (0, true, 1)]
+        {
+            let mut config = good.clone();
+            config.disks = vec![disk(files, read_only, serial)];
+            config.check().unwrap_err();
+        }
         for spoil in [
             (|config| config.cpus = 0) as fn(&mut MachineConfig),
             |config| config.memory_mib = 16,
             |config| config.name = "a,b".into(),
-            |config| config.initrd = "/dev/null".into(),
             |config| config.pmem = vec![PmemRegion { files: Vec::new() }],
-            |config| {
-                config.disks = vec![Disk {
-                    source: DiskSource::Raw(config.kernel.clone()),
-                    read_only: true,
-                    serial: "x".repeat(21),
-                }];
-            },
         ] {
             let mut config = good.clone();
             spoil(&mut config);

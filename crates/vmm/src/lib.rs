@@ -27,10 +27,9 @@ mod snapshot;
 use std::path::PathBuf;
 
 pub use backend::{Acceleration, Backend, Exit, FilesPerRegion, Limits, Machine};
-pub use config::{
-    Disk, DiskSource, MachineConfig, NetworkInterface, PmemFile, PmemRegion, Sockets,
-};
+pub use config::{Begin, Disk, MachineConfig, NetworkInterface, PmemRegion, Sockets};
 pub use error::Error;
+pub use file::{FileRef, MachineFile};
 #[cfg(target_arch = "x86_64")]
 pub use kvm::{Kvm, WORKER};
 pub use qemu::{QEMU_WORKER, Qemu};

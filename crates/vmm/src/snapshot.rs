@@ -6,12 +6,13 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create};
+use rustix::fs::{MemfdFlags, OFlags, fcntl_getfl, memfd_create};
 
 use crate::Error;
+use crate::file::reopen;
 
 /// A machine at one moment, from which any number of others can be restored
-/// ([`MachineConfig::resumed`](crate::MachineConfig::resumed)). They share the memory until they
+/// ([`Begin::Restore`](crate::Begin::Restore)). They share the memory until they
 /// write to it; the files must not change.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
@@ -87,17 +88,20 @@ impl Snapshot {
         })
     }
 
-    /// Opens the same files for reading only: a machine must not change what others are restored
-    /// from.
-    pub(crate) fn reopen(&self) -> io::Result<(File, File, Option<File>)> {
-        use std::os::fd::AsRawFd;
-        let again = |file: &File| -> io::Result<File> {
-            let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-            let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-            Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
+    /// Returns the same files, open for reading only: a machine must not change what others are
+    /// restored from.
+    pub(crate) fn for_reading(&self) -> io::Result<Self> {
+        let for_reading = |file: &Arc<File>| -> io::Result<Arc<File>> {
+            if fcntl_getfl(file)? & OFlags::RWMODE == OFlags::RDONLY {
+                return Ok(Arc::clone(file));
+            }
+            Ok(Arc::new(reopen(file, OFlags::RDONLY)?))
         };
-        let touched = self.touched.as_deref().map(again).transpose()?;
-        Ok((again(&self.state)?, again(&self.memory)?, touched))
+        Ok(Self {
+            state: for_reading(&self.state)?,
+            memory: for_reading(&self.memory)?,
+            touched: self.touched.as_ref().map(for_reading).transpose()?,
+        })
     }
 }
 

@@ -4,10 +4,12 @@ use std::fmt;
 use std::fs::{File, TryLockError};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use micabox_ext4::format::features::{compat, incompat, ro_compat};
 use micabox_ext4::format::superblock::{self, SUPERBLOCK_OFFSET, Superblock};
 use micabox_overlay::lower::LowerKind;
+use micabox_vmm::MachineFile;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
@@ -38,6 +40,14 @@ const OTHERS: [(u64, &[u8], &str); 11] = [
     (0x8001, b"CD001", "an ISO 9660 image"),
     (0x1_0040, b"_BHRfS_M", "a btrfs filesystem"),
 ];
+
+/// A root disk that was checked, with the file that was checked.
+#[derive(Clone, Debug)]
+pub struct OpenDisk {
+    pub(crate) disk: RootDisk,
+    /// Open for writing as well, if the disk is to be written to.
+    pub(crate) file: MachineFile,
+}
 
 /// A filesystem in a file that is a sandbox's root.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -103,35 +113,29 @@ pub enum DiskProblem {
 }
 
 impl RootDisk {
-    /// Opens the file for reading. Returns the format, and the file as the only one.
-    pub(crate) fn lower_files(&self) -> Result<(LowerKind, Vec<File>), Error> {
-        let file = File::open(&self.path).map_err(|error| self.unusable(error))?;
-        let kind = match self.format {
-            Format::Erofs => LowerKind::Erofs,
-            Format::Ext4 => LowerKind::Ext4,
-        };
-        Ok((kind, vec![file]))
-    }
-
-    /// Inspects a file for use as a root: which filesystem it holds, and whether a sandbox can boot
-    /// from it. With `in_place`, changes go into the file itself.
+    /// Opens a file for use as a root, and inspects which filesystem it holds, and whether a sandbox
+    /// can boot from it. With `in_place`, changes go into the file itself.
     ///
     /// # Errors
     /// [`Error::RootDisk`].
-    pub fn open(path: &Path, in_place: bool) -> Result<Self, Error> {
+    pub fn open(path: &Path, in_place: bool) -> Result<OpenDisk, Error> {
         let failed = |problem| Error::RootDisk {
             path: path.to_owned(),
             problem,
         };
         let unusable = |error: &dyn fmt::Display| failed(DiskProblem::Unusable(error.to_string()));
         let path = path.canonicalize().map_err(|error| unusable(&error))?;
-        let metadata = path.metadata().map_err(|error| unusable(&error))?;
-        if !metadata.is_file() {
-            return Err(unusable(&"it is not a regular file"));
-        }
-        let mut options = File::options();
-        let file = options.read(true).write(in_place).open(&path);
-        let file = file.map_err(|error| unusable(&error))?;
+        let opened = if in_place {
+            MachineFile::open_for_writing(&path)
+        } else {
+            MachineFile::open(&path)
+        };
+        let opened = opened.map_err(|error| match error {
+            micabox_vmm::Error::File { why, .. } => unusable(&why),
+            error => unusable(&error),
+        })?;
+        let file = opened.file();
+        let metadata = file.metadata().map_err(|error| unusable(&error))?;
         let size = metadata.len();
         let mut disk = Self {
             path: path.clone(),
@@ -143,15 +147,15 @@ impl RootDisk {
             modified: (metadata.mtime(), metadata.mtime_nsec()),
         };
         if starts(
-            &file,
+            file,
             SUPERBLOCK_OFFSET + 0x38,
             &superblock::MAGIC.to_le_bytes(),
         ) {
             disk.look_at_ext4(file).map_err(failed)?;
-        } else if starts(&file, EROFS_MAGIC_AT, &EROFS_MAGIC) {
+        } else if starts(file, EROFS_MAGIC_AT, &EROFS_MAGIC) {
             disk.look_at_erofs(file).map_err(failed)?;
         } else {
-            return Err(failed(foreign(&file)));
+            return Err(failed(foreign(file)));
         }
         if !size.is_multiple_of(SECTOR) {
             let problem =
@@ -161,10 +165,10 @@ impl RootDisk {
         if !size.is_multiple_of(PMEM_UNIT) {
             disk.unmapped = Some("its size is not a multiple of 2 MiB".into());
         }
-        Ok(disk)
+        Ok(OpenDisk { disk, file: opened })
     }
 
-    fn look_at_ext4(&mut self, file: File) -> Result<(), DiskProblem> {
+    fn look_at_ext4(&mut self, file: &File) -> Result<(), DiskProblem> {
         let unusable = |error: &dyn fmt::Display| DiskProblem::Unusable(error.to_string());
         let mut bytes = [0; Superblock::SIZE];
         file.read_exact_at(&mut bytes, SUPERBLOCK_OFFSET)
@@ -195,7 +199,7 @@ impl RootDisk {
         Ok(())
     }
 
-    fn look_at_erofs(&mut self, file: File) -> Result<(), DiskProblem> {
+    fn look_at_erofs(&mut self, file: &File) -> Result<(), DiskProblem> {
         if self.in_place {
             return Err(DiskProblem::ReadOnlyFormat);
         }
@@ -215,12 +219,12 @@ impl RootDisk {
 
     /// Inspects the file again. Fails if it is not the same filesystem, or, for a root that is not
     /// written to, if anything about the file has changed.
-    pub(crate) fn reopen(&self) -> Result<Self, Error> {
+    pub(crate) fn reopen(&self) -> Result<OpenDisk, Error> {
         let now = Self::open(&self.path, self.in_place)?;
         let is_same = if self.in_place {
-            now.uuid == self.uuid
+            now.disk.uuid == self.uuid
         } else {
-            now == *self
+            now.disk == *self
         };
         if is_same {
             Ok(now)
@@ -231,29 +235,13 @@ impl RootDisk {
 
     /// Finds the filesystem that this describes in a file that the user names. Format, size and
     /// UUID must agree; path and time may differ.
-    pub(crate) fn found_at(&self, path: &Path) -> Result<Self, Error> {
+    pub(crate) fn found_at(&self, path: &Path) -> Result<OpenDisk, Error> {
         let found = Self::open(path, false)?;
         let identity = |disk: &Self| (disk.format, disk.size, disk.uuid);
-        if identity(&found) == identity(self) {
+        if identity(&found.disk) == identity(self) {
             Ok(found)
         } else {
-            Err(found.failed(DiskProblem::Another))
-        }
-    }
-
-    /// Locks the file: exclusively if this root is written to, otherwise shared, which keeps
-    /// writers out.
-    pub(crate) fn claim(&self) -> Result<Claim, Error> {
-        let file = File::open(&self.path).map_err(|error| self.unusable(error))?;
-        let locked = if self.in_place {
-            file.try_lock()
-        } else {
-            file.try_lock_shared()
-        };
-        match locked {
-            Ok(()) => Ok(Claim::of(file)),
-            Err(TryLockError::WouldBlock) => Err(self.failed(DiskProblem::Busy)),
-            Err(TryLockError::Error(error)) => Err(self.unusable(error)),
+            Err(found.disk.failed(DiskProblem::Another))
         }
     }
 
@@ -269,8 +257,47 @@ impl RootDisk {
     }
 }
 
+impl OpenDisk {
+    /// Returns what the disk was when it was checked.
+    pub fn disk(&self) -> &RootDisk {
+        &self.disk
+    }
+
+    /// Returns the format, and the file as the only one, for reading.
+    pub(crate) fn lower_files(&self) -> Result<(LowerKind, Vec<File>), Error> {
+        let kind = match self.disk.format {
+            Format::Erofs => LowerKind::Erofs,
+            Format::Ext4 => LowerKind::Ext4,
+        };
+        let file = self.file.file().try_clone();
+        Ok((kind, vec![file.map_err(|error| self.disk.unusable(error))?]))
+    }
+
+    /// Locks the file: exclusively if this root is written to, otherwise shared, which keeps
+    /// writers out. Returns the locked file for the machine. Each claim has a lock of its own, even
+    /// if several are of one open disk.
+    pub(crate) fn claim(&self) -> Result<(Claim, MachineFile), Error> {
+        let opened = self.file.reopen();
+        let opened = opened.map_err(|error| self.disk.unusable(error))?;
+        let file = opened.file();
+        let locked = if self.disk.in_place {
+            file.try_lock()
+        } else {
+            file.try_lock_shared()
+        };
+        match locked {
+            Ok(()) => Ok((Claim::of(Arc::clone(file)), opened)),
+            Err(TryLockError::WouldBlock) => Err(self.disk.failed(DiskProblem::Busy)),
+            Err(TryLockError::Error(error)) => Err(self.disk.unusable(error)),
+        }
+    }
+}
+
 /// Inspects a file's filesystem in a worker.
-fn inspect(kind: LowerKind, file: File) -> Result<Inspected, DiskProblem> {
+fn inspect(kind: LowerKind, file: &File) -> Result<Inspected, DiskProblem> {
+    let file = file
+        .try_clone()
+        .map_err(|error| DiskProblem::Unusable(error.to_string()))?;
     let found = jailed::call(&Inspect { kind }, file, Vec::new(), 0);
     found.map_err(|error| DiskProblem::Unusable(chain(&error)))
 }
@@ -278,13 +305,13 @@ fn inspect(kind: LowerKind, file: File) -> Result<Inspected, DiskProblem> {
 /// A lock on a root disk's file.
 #[derive(Debug)]
 pub(crate) struct Claim {
-    file: File,
+    file: Arc<File>,
     /// Another process has taken the claim over.
     is_handed_over: bool,
 }
 
 impl Claim {
-    fn of(file: File) -> Self {
+    fn of(file: Arc<File>) -> Self {
         Self {
             file,
             is_handed_over: false,
@@ -293,11 +320,11 @@ impl Claim {
 
     /// Takes over the claim of the creator, from its locked file.
     pub(crate) fn taken_over(file: File) -> Self {
-        Self::of(file)
+        Self::of(Arc::new(file))
     }
 
     /// The locked file, for a process that takes the claim over.
-    pub(crate) fn file(&self) -> &File {
+    pub(crate) fn file(&self) -> &Arc<File> {
         &self.file
     }
 
@@ -365,5 +392,79 @@ impl fmt::Display for Format {
             Self::Ext4 => "ext4",
             Self::Erofs => "EROFS",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{hard_link, rename, write};
+
+    use super::*;
+
+    fn open(path: &Path, in_place: bool) -> OpenDisk {
+        let file = if in_place {
+            MachineFile::open_for_writing(path)
+        } else {
+            MachineFile::open(path)
+        };
+        OpenDisk {
+            disk: RootDisk {
+                path: path.to_owned(),
+                format: Format::Ext4,
+                in_place,
+                size: 0,
+                uuid: [0; 16],
+                unmapped: None,
+                modified: (0, 0),
+            },
+            file: file.unwrap(),
+        }
+    }
+
+    /// Whether another root disk of this file could be claimed now.
+    fn is_free(path: &Path, in_place: bool) -> bool {
+        match open(path, in_place).claim() {
+            Ok(_) => true,
+            Err(Error::RootDisk {
+                problem: DiskProblem::Busy,
+                ..
+            }) => false,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    #[test]
+    fn the_locked_file_is_the_machines_and_the_one_that_was_checked() {
+        let directory = tempfile::tempdir().unwrap();
+        let [path, other, kept] = ["disk", "other", "kept"].map(|name| directory.path().join(name));
+        write(&path, "first").unwrap();
+        write(&other, "another").unwrap();
+        hard_link(&path, &kept).unwrap();
+        let disk = open(&path, true);
+        rename(&other, &path).unwrap();
+
+        let (claim, file) = disk.claim().unwrap();
+        assert!(Arc::ptr_eq(claim.file(), file.file()));
+        file.file().write_all_at(b"FIRST", 0).unwrap();
+        assert_eq!(std::fs::read(&kept).unwrap(), b"FIRST");
+        assert_eq!(std::fs::read(&path).unwrap(), b"another");
+        assert!(!is_free(&kept, true) && !is_free(&kept, false));
+        assert!(is_free(&path, true));
+        // The machine's file does not outlive the claim's lock, even where it is still open.
+        drop(claim);
+        assert!(is_free(&kept, true));
+    }
+
+    #[test]
+    fn one_open_disk_is_written_to_by_one_sandbox() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let disk = open(file.path(), true);
+        let first = disk.claim().unwrap();
+        let busy = disk.claim().unwrap_err().to_string();
+        assert!(busy.contains("another sandbox uses it"), "{busy}");
+        drop(first);
+        let shared = open(file.path(), false);
+        let _both = [shared.claim().unwrap(), shared.claim().unwrap()];
+        disk.claim().unwrap_err();
     }
 }

@@ -15,7 +15,7 @@ use crate::state::ImageName;
 use crate::{Error, Record, Snapshot, image_files};
 
 pub(crate) use disk::Claim;
-pub use disk::{DiskProblem, Format, RootDisk};
+pub use disk::{DiskProblem, Format, OpenDisk, RootDisk};
 
 /// What a sandbox is made from.
 #[derive(Clone, Debug)]
@@ -23,7 +23,7 @@ pub enum Base {
     /// An image in the store.
     Image(Box<Image>),
     /// A filesystem in one of the user's files.
-    Disk(RootDisk),
+    Disk(OpenDisk),
 }
 
 impl Base {
@@ -96,7 +96,7 @@ impl Base {
                 digest: image.manifest_digest.to_string(),
             },
             Self::Disk(disk) => ImageName {
-                reference: Some(disk.path.display().to_string()),
+                reference: Some(disk.disk.path.display().to_string()),
                 digest: String::new(),
             },
         }
@@ -105,7 +105,7 @@ impl Base {
     /// Returns the root disk, if the base is one.
     pub fn disk(&self) -> Option<&RootDisk> {
         match self {
-            Self::Disk(disk) => Some(disk),
+            Self::Disk(disk) => Some(disk.disk()),
             Self::Image(_) => None,
         }
     }
@@ -122,20 +122,28 @@ impl Base {
     pub(crate) fn metadata_path(&self) -> PathBuf {
         match self {
             Self::Image(image) => image.fsmeta.clone(),
-            Self::Disk(disk) => disk.path.clone(),
+            Self::Disk(disk) => disk.disk.path.clone(),
         }
     }
 
-    /// Plans the devices of a machine on this base.
+    /// Plans the devices of a machine on this base. Returns the plan with the lock of a root disk,
+    /// which is on the very file that the machine gets.
     pub(crate) fn plan(
         &self,
         transport: Transport,
         root: Root,
         limits: &micabox_vmm::Limits,
-    ) -> Result<Plan, Error> {
-        Ok(match self {
-            Self::Image(image) => Plan::new(&image_files::open(image)?, transport, root, limits)?,
-            Self::Disk(disk) => Plan::of_disk(disk, transport, limits)?,
-        })
+    ) -> Result<(Plan, Option<Claim>), Error> {
+        match self {
+            Self::Image(image) => {
+                let files = image_files::open(image)?;
+                Ok((Plan::new(&files, transport, root, limits)?, None))
+            }
+            Self::Disk(disk) => {
+                let (claim, file) = disk.claim()?;
+                let plan = Plan::of_disk(disk.disk(), file, transport, limits)?;
+                Ok((plan, Some(claim)))
+            }
+        }
     }
 }

@@ -1,21 +1,23 @@
 //! Starts a sandbox from its builder: by a boot, or by restoring a saved machine.
 
+use std::convert::Infallible;
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use micabox_owner::protocol::{Failure, Kind, Reply};
 use micabox_owner::{Client, Lost};
-use micabox_vmm::{Acceleration, Backend, Disk, DiskSource, Limits, Sockets};
+use micabox_vmm::{Acceleration, Backend, Begin, Disk, Limits, MachineFile, Sockets};
 use oci_spec::image::Config;
 use tracing::{debug, info, info_span};
 
 use super::{Origin, OwnerLog, Start};
 use crate::base::Claim;
 use crate::name::is_valid;
-use crate::owner::{self, Job, Owner};
+use crate::owner::{self, Descriptors, Job, Owner};
 use crate::plan::{Plan, ROOT_SERIAL};
 use crate::registrar::EXIT_NOT_STARTED;
 use crate::sandbox::{Created, now};
@@ -23,8 +25,8 @@ use crate::snapshot::memory;
 use crate::state::{Directory, ID_LENGTH, ProcessId, Record, Registration, Status};
 use crate::template::Template;
 use crate::{
-    Base, Command, Error, GuestFiles, Network, Patch, RootDisk, Sandbox, SavedMachine, Spec, Upper,
-    patch, signal_number, upper,
+    Base, Command, Error, GuestFiles, Network, Patch, Sandbox, SavedMachine, Spec, Upper, patch,
+    signal_number, upper,
 };
 
 /// Most virtual processors that a sandbox gets by default.
@@ -37,6 +39,15 @@ const OWNER_LOG: &str = "owner.log";
 /// has left when it is idle (RCU). Otherwise every copy would, which is a fifth of the pages that a
 /// copy changes until its first output.
 const AFTER_BOOT: Duration = Duration::from_millis(100);
+
+/// A machine's devices and the saved machine to restore, if there is one: every file is open and
+/// checked.
+struct Planned {
+    plan: Plan,
+    /// The lock of a root disk.
+    claim: Option<Claim>,
+    saved: Option<micabox_vmm::Snapshot>,
+}
 
 impl Start {
     /// Starts the sandbox and waits until it is ready for commands.
@@ -54,10 +65,11 @@ impl Start {
         // Keeps the image in the store until the sandbox has a lease on it.
         let shared = self.store.shared()?;
         self.check_in_place()?;
-        let plan = self.plan(&*backend)?;
-        let template = self.template(&plan, &guest, &*backend);
+        let mut planned = self.plan(&*backend)?;
+        let mut template = self.template(&planned.plan, &guest, &*backend);
         if let Some(template) = &template
             && let Some(machine) = template.machine()
+            && let Ok(saved) = memory::open(template.directory())
         {
             // Keeps the template from being pruned meanwhile.
             let _kept = self.store.shared()?;
@@ -69,13 +81,12 @@ impl Start {
                 }),
                 ..self.clone()
             };
-            match warm.attempt(
-                self.store.shared()?,
-                &*backend,
-                plan.clone(),
-                guest.clone(),
-                begun,
-            ) {
+            let planned = Planned {
+                plan: planned.plan.clone(),
+                claim: None,
+                saved: Some(saved),
+            };
+            match warm.attempt(self.store.shared()?, &*backend, planned, &guest, begun) {
                 // Saved on another processor, or damaged: the template is removed, and made again
                 // after a boot.
                 Err(Error::Boot(lost)) => {
@@ -87,14 +98,13 @@ impl Start {
         }
         // No machine has run here yet, or not like this.
         let tried = micabox_vmm::choose(self.backend_choice)?;
-        let (plan, template) = if tried.name() == backend.name() {
-            (plan, template)
-        } else {
-            let plan = self.plan(&*tried)?;
-            let template = self.template(&plan, &guest, &*tried);
-            (plan, template)
-        };
-        let sandbox = self.attempt(shared, &*tried, plan, guest, begun)?;
+        if tried.name() != backend.name() {
+            // A root disk is locked once.
+            drop(planned);
+            planned = self.plan(&*tried)?;
+            template = self.template(&planned.plan, &guest, &*tried);
+        }
+        let sandbox = self.attempt(shared, &*tried, planned, &guest, begun)?;
         if let Some(template) = template {
             template.make(|directory| {
                 std::thread::sleep(AFTER_BOOT);
@@ -104,20 +114,21 @@ impl Start {
         Ok(sandbox)
     }
 
-    /// Plans the machine's devices.
-    fn plan(&self, backend: &dyn Backend) -> Result<Plan, Error> {
-        self.check_machine(backend)?;
+    /// Plans the machine's devices, and opens and checks the files that it needs.
+    fn plan(&self, backend: &dyn Backend) -> Result<Planned, Error> {
+        let saved = self.saved_machine(backend)?;
         let limits = backend.limits();
-        let plan = self.base.plan(self.transport, self.root, &limits)?;
+        let (plan, claim) = self.base.plan(self.transport, self.root, &limits)?;
         debug!(
             backend = backend.name(),
             transport = %plan.transport,
+            reason = plan.reason.as_deref(),
             root = %plan.root,
             regions = plan.pmem.len(),
             disks = plan.disks.len(),
             "planned the machine"
         );
-        Ok(plan)
+        Ok(Planned { plan, claim, saved })
     }
 
     /// Returns the place of the template for machines like this one, if there can be one.
@@ -151,23 +162,31 @@ impl Start {
         &self,
         shared: impl Sized,
         backend: &dyn Backend,
-        mut plan: Plan,
-        guest: GuestFiles,
+        mut planned: Planned,
+        guest: &GuestFiles,
         begun: Instant,
     ) -> Result<Sandbox, Error> {
-        let claim = self.base.disk().map(RootDisk::claim).transpose()?;
-        let mut registration = self.register(&plan, backend)?;
+        let begin = match planned.saved.take() {
+            Some(saved) => Begin::Restore(saved),
+            None => Begin::Boot {
+                kernel: MachineFile::open(&guest.kernel)?,
+                initrd: MachineFile::open(&guest.initrd)?,
+            },
+        };
+        let plan = &mut planned.plan;
+        let mut registration = self.register(plan, backend)?;
         if let Base::Image(image) = &self.base {
             let id = &registration.record().id;
             self.store.lease(id, &image.manifest_digest)?;
         }
         drop(shared);
-        let prepared = plan
+        let started = plan
             .write_files(registration.path())
-            .and_then(|()| self.attach_upper(&mut plan, registration.path(), &backend.limits()));
-        let started = prepared
-            .and_then(|()| self.start_owner(backend, &plan, guest, &registration, claim.as_ref()));
-        let planned = begun.elapsed();
+            .and_then(|()| self.attach_upper(plan, registration.path(), &backend.limits()))
+            .and_then(|()| self.start_owner(backend, &planned, &begin, guest, &registration));
+        let duration = begun.elapsed();
+        // The owner has the files.
+        drop((planned.plan, begin));
         let created = started.and_then(|owner| self.wait_for_owner(owner));
         let (client, process) = match created {
             Ok(created) => created,
@@ -197,7 +216,7 @@ impl Start {
         );
         // The registration and the claim are the owner's now.
         registration.hand_over();
-        if let Some(claim) = claim {
+        if let Some(claim) = planned.claim {
             claim.hand_over();
         }
         let config = self.base.config();
@@ -208,7 +227,7 @@ impl Start {
             record,
             stop_signal: self.stop_signal_for(&config),
             config,
-            planned,
+            planned: duration,
         })
     }
 
@@ -225,15 +244,16 @@ impl Start {
         }
     }
 
-    /// Checks whether the snapshot's machine, if there is one, can be restored with these settings.
-    fn check_machine(&self, backend: &dyn Backend) -> Result<(), Error> {
+    /// Opens the snapshot's machine, if there is one, and checks it and whether it can be restored
+    /// with these settings.
+    fn saved_machine(&self, backend: &dyn Backend) -> Result<Option<micabox_vmm::Snapshot>, Error> {
         let Some(Origin {
             name: Some(name),
             directory,
             machine: Some(machine),
         }) = &self.origin
         else {
-            return Ok(());
+            return Ok(None);
         };
         if !backend.limits().snapshots {
             let backend = backend.name();
@@ -258,7 +278,7 @@ impl Start {
         if self.reattaches && machine.main.is_none() {
             return Err(Error::NothingRuns(name.clone()));
         }
-        memory::check(name, directory, machine)
+        memory::open_checked(name, directory, machine).map(Some)
     }
 
     /// Makes the record, or takes over the record of a sandbox that is started again. If a later
@@ -308,9 +328,15 @@ impl Start {
                 patch::apply(&path, &self.base, &self.patches)?;
             }
         }
+        let read_only = self.upper == Upper::Tmpfs;
+        let file = if read_only {
+            MachineFile::open(&path)?
+        } else {
+            MachineFile::open_for_writing(&path)?
+        };
         let disk = Disk {
-            source: DiskSource::Raw(path),
-            read_only: self.upper == Upper::Tmpfs,
+            files: vec![file],
+            read_only,
             serial: serial.into(),
         };
         Ok(plan.add_disk(disk, limits)?)
@@ -320,30 +346,50 @@ impl Start {
     fn start_owner(
         &self,
         backend: &dyn Backend,
-        plan: &Plan,
-        guest: GuestFiles,
+        planned: &Planned,
+        begin: &Begin,
+        guest: &GuestFiles,
         registration: &Registration,
-        claim: Option<&Claim>,
     ) -> Result<Owner, Error> {
-        let machine = self.machine();
-        let directory = self.origin.as_ref().map(|origin| origin.directory.clone());
-        let is_template = |origin: &&Origin| origin.name.is_none();
-        let template = self.origin.as_ref().filter(is_template);
-        let main = machine
-            .filter(|_| self.reattaches)
-            .and_then(|machine| machine.main);
-        let record = registration.record().clone();
+        let Planned { plan, claim, .. } = planned;
+        let mut files = Descriptors::default();
+        let origin = match begin {
+            Begin::Boot { kernel, initrd } => owner::Origin::Boot {
+                kernel: files.file(kernel),
+                initrd: files.file(initrd),
+            },
+            Begin::Restore(saved) => owner::Origin::Restore {
+                state: files.add(Arc::clone(&saved.state)),
+                memory: files.add(Arc::clone(&saved.memory)),
+                touched: saved.touched.clone().map(|list| files.add(list)),
+                main: self
+                    .machine()
+                    .filter(|_| self.reattaches)
+                    .and_then(|machine| machine.main),
+            },
+        };
+        let template = self.origin.as_ref().filter(|origin| origin.name.is_none());
+        let learns = match begin {
+            Begin::Restore(saved) if saved.touched.is_none() => template,
+            _ => None,
+        };
+        let mut file = |file| Ok::<_, Infallible>(files.file(&file));
+        let pmem = plan.pmem.iter().cloned();
+        let Ok(pmem) = pmem.map(|region| region.try_map(&mut file)).collect();
+        let disks = plan.disks.iter().cloned();
+        let Ok(disks) = disks.map(|disk| disk.try_map(&mut file)).collect();
         let job = Job {
             store: self.store.root().to_owned(),
             disk: self.kept_file(registration.path()),
-            record,
+            record: registration.record().clone(),
             auto_remove: self.auto_remove,
             is_restart: self.resumed.is_some(),
             is_kvm: backend.name() == "kvm",
-            guest,
+            origin,
+            cmdline: guest.cmdline.clone(),
             memory_mib: self.memory_mib.saturating_add(plan.pmem_overhead_mib()),
-            pmem: plan.pmem.clone(),
-            disks: plan.disks.clone(),
+            pmem,
+            disks,
             lowers: plan.lowers.clone(),
             upper: self.upper_for_guest(),
             init: self.init,
@@ -352,25 +398,23 @@ impl Start {
             vsock: self.sockets(),
             nested_virtualization: self.nested_virtualization,
             require_limits: self.require_limits,
-            learns: template.is_some_and(|origin| memory::is_to_learn(&origin.directory)),
-            restore: directory
-                .filter(|_| machine.is_some())
-                .map(|directory| (directory, main)),
+            learns: learns.map(|template| template.directory.clone()),
             boot_timeout: self.boot_timeout,
             stop_signal: self.stop_signal_for(&self.base.config()),
             saves: self.saves(plan, backend),
             has_claim: claim.is_some(),
             log: self.owner_log.as_ref().map(|(filter, _)| filter.clone()),
         };
+        let claim = claim.as_ref().map(|claim| &**claim.file());
         let stderr = self.owner_stderr(registration.path())?;
-        let owner = owner::start(&job, registration.lock(), claim.map(Claim::file), stderr);
+        let owner = owner::start(&job, registration.lock(), claim, &files, stderr);
         let owner = owner.map_err(|source| Error::System {
             what: "starting the sandbox's owner",
             source,
         })?;
         debug!(
             pid = owner.process.id(),
-            is_restored = job.restore.is_some(),
+            is_restored = matches!(begin, Begin::Restore(_)),
             "started the owner"
         );
         self.cancel.watch(&owner.connection);
@@ -566,14 +610,17 @@ mod tests {
     use micabox_image::Store;
 
     use super::*;
+    use crate::base::{OpenDisk, RootDisk};
 
     #[test]
     fn changes_in_place_need_a_writable_root_disk() {
         let directory = tempfile::tempdir().unwrap();
         let store = Store::open(directory.path()).unwrap();
         let check = |in_place, upper| {
+            let path = directory.path().join("root.ext4");
+            std::fs::write(&path, b"").unwrap();
             let disk = RootDisk {
-                path: directory.path().join("root.ext4"),
+                path: path.clone(),
                 format: crate::Format::Ext4,
                 in_place,
                 size: 16 << 20,
@@ -581,6 +628,8 @@ mod tests {
                 unmapped: None,
                 modified: (0, 0),
             };
+            let file = MachineFile::open(&path).unwrap();
+            let disk = OpenDisk { disk, file };
             let start = Start::on(&store, Base::Disk(disk));
             Start { upper, ..start }.check_in_place()
         };

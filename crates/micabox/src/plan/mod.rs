@@ -19,9 +19,9 @@ mod partitions;
 use std::collections::HashSet;
 use std::fmt;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use micabox_vmm::{Disk, DiskSource, FilesPerRegion, Limits, PmemFile, PmemRegion};
+use micabox_vmm::{Disk, FilesPerRegion, Limits, MachineFile, PmemRegion};
 use micabox_wire::{Device, Extent, Format, Lower, Range};
 use serde::{Deserialize, Serialize};
 
@@ -60,18 +60,16 @@ const IMAGE_SERIAL: &str = "image";
 pub(crate) const ROOT_SERIAL: &str = "root";
 
 /// One file of an image.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct ImageFile {
-    /// The file.
-    pub path: PathBuf,
-    /// Its length in bytes.
-    pub size: u64,
+    /// The file, open for reading.
+    pub file: MachineFile,
     /// The UUID in its superblock.
     pub uuid: [u8; 16],
 }
 
 /// All files of an image.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct ImageFiles {
     /// The merged image's metadata.
     pub fsmeta: ImageFile,
@@ -82,12 +80,10 @@ pub struct ImageFiles {
     /// The fixup that a stack of the layers needs on top to show what fsmeta shows. Its device
     /// table lists all layers.
     pub fixup: Option<ImageFile>,
-    /// A VMDK descriptor of `[fsmeta | layers...]`.
-    pub disk: PathBuf,
 }
 
 /// A machine's devices, and how the guest mounts them.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Plan {
     /// Never [`Transport::Auto`].
     pub transport: Transport,
@@ -99,7 +95,8 @@ pub struct Plan {
     pub disks: Vec<Disk>,
     /// The overlay's lower side for the guest, topmost first.
     pub lowers: Vec<Lower>,
-    /// The partition table of the device with all layers, until it is [written](Self::write_files).
+    /// The partition table of the one device with all layers, until it is
+    /// [written](Self::write_files) and its files are the device's first and last.
     pub(crate) table: Option<Table>,
     /// Why the transport was chosen, if it was not requested.
     pub reason: Option<String>,
@@ -167,18 +164,19 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Plans the devices for a root disk.
+    /// Plans the devices for a root disk, which is `file`.
     ///
     /// # Errors
     /// [`PlanError`].
     pub(crate) fn of_disk(
         disk: &RootDisk,
+        file: MachineFile,
         transport: Transport,
         limits: &Limits,
     ) -> Result<Self, PlanError> {
         let unmapped = match (disk.in_place, disk.unmapped.as_deref()) {
             (true, _) => Some("it is to be written to"),
-            (false, None) if limits.public_regions && is_private(&disk.path) => Some(PRIVATE),
+            (false, None) if limits.public_regions && is_private(&file) => Some(PRIVATE),
             (false, why) => why,
         };
         let (transport, reason) = match (transport, unmapped) {
@@ -195,16 +193,12 @@ impl Plan {
         let mut plan = Self::of(Vec::new(), Vec::new(), Vec::new());
         let image = match transport {
             Transport::Pmem => {
-                plan.pmem.push(region([&ImageFile {
-                    path: disk.path.clone(),
-                    size: disk.size,
-                    uuid: disk.uuid,
-                }]));
+                plan.pmem.push(PmemRegion { files: vec![file] });
                 on_pmem(disk.uuid, None)
             }
             _ => {
                 plan.disks.push(Disk {
-                    source: DiskSource::Raw(disk.path.clone()),
+                    files: vec![file],
                     read_only: !disk.in_place,
                     serial: ROOT_SERIAL.into(),
                 });
@@ -276,8 +270,9 @@ impl Plan {
 const PRIVATE: &str = "only root may read it, and the machine's process is not root";
 
 /// Whether a file is not readable for all users.
-fn is_private(path: &Path) -> bool {
-    std::fs::metadata(path).is_ok_and(|meta| meta.permissions().mode() & 0o004 == 0)
+fn is_private(file: &MachineFile) -> bool {
+    let metadata = file.file().metadata();
+    metadata.is_ok_and(|meta| meta.permissions().mode() & 0o004 == 0)
 }
 
 /// Chooses the transport. Returns the reason too, unless the transport was requested.
@@ -299,7 +294,7 @@ fn choose(
         FilesPerRegion::Many => 1,
     };
     let mut files = image.layers.iter().chain([&image.fsmeta]);
-    if limits.public_regions && files.any(|file| is_private(&file.path)) {
+    if limits.public_regions && files.any(|file| is_private(&file.file)) {
         return (Transport::Blk, Some(PRIVATE.to_owned()));
     }
     if regions <= limits.cheap_regions.min(limits.max_devices) {
@@ -336,7 +331,7 @@ fn stacked_pmem(image: &ImageFiles, limits: &Limits) -> Plan {
             // one device are two devices. So with a fixup, every layer is a piece, which happens to
             // be all of its device.
             let range = |file: &ImageFile| {
-                let length = file.size;
+                let length = file.file.length();
                 image.fixup.as_ref().map(|_| Range { offset: 0, length })
             };
             let layers: Vec<_> = image
@@ -380,10 +375,7 @@ fn stacked_disk(image: &ImageFiles) -> Plan {
     let serial = IMAGE_SERIAL.to_owned();
     let lowers = packed.lowers(image, Device::Disk { serial });
     let disk = Disk {
-        source: DiskSource::Files {
-            files: packed.files,
-            vmdk: packed::DESCRIPTOR.into(),
-        },
+        files: packed.files,
         read_only: true,
         serial: IMAGE_SERIAL.into(),
     };
@@ -414,22 +406,19 @@ fn stack(image: &ImageFiles, layers: Vec<Extent>, fixup: Option<Lower>) -> Vec<L
 
 fn image_disk(image: &ImageFiles) -> Disk {
     Disk {
-        source: DiskSource::Files {
-            files: region(std::iter::once(&image.fsmeta).chain(&image.layers)).files,
-            vmdk: image.disk.clone(),
-        },
+        files: open_files(std::iter::once(&image.fsmeta).chain(&image.layers)),
         read_only: true,
         serial: IMAGE_SERIAL.into(),
     }
 }
 
+fn open_files<'a>(files: impl IntoIterator<Item = &'a ImageFile>) -> Vec<MachineFile> {
+    files.into_iter().map(|file| file.file.clone()).collect()
+}
+
 fn region<'a>(files: impl IntoIterator<Item = &'a ImageFile>) -> PmemRegion {
-    let files = files.into_iter().map(|file| PmemFile {
-        path: file.path.clone(),
-        size: file.size,
-    });
     PmemRegion {
-        files: files.collect(),
+        files: open_files(files),
     }
 }
 

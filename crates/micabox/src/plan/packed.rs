@@ -11,24 +11,23 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use micabox_image::store::vmdk;
-use micabox_vmm::{DiskSource, PmemFile};
+use micabox_vmm::MachineFile;
 use micabox_wire::{Device, Extent, Format, Lower, Range};
 
 use super::partitions::{MOST, ROOM, Table};
-use super::{ImageFile, ImageFiles, Plan, region, stack};
+use super::{ImageFile, ImageFiles, Plan, open_files, stack};
 use crate::Error;
 
 /// Names of the files that a plan adds to the sandbox's directory.
 const HEAD: &str = "partitions";
 const TAIL: &str = "partitions.copy";
-pub(super) const DESCRIPTOR: &str = "stack.vmdk";
 
 /// The files of one device, and the ranges of its pieces.
 pub(super) struct Packed {
     /// The device's UUID: the table's, or that of the layer at its start.
     pub(super) uuid: [u8; 16],
-    pub(super) files: Vec<PmemFile>,
+    /// Without the table's.
+    pub(super) files: Vec<MachineFile>,
     /// None if there are more pieces than possible partitions; then the guest needs a device
     /// mapper.
     pub(super) table: Option<Table>,
@@ -42,24 +41,15 @@ impl Packed {
         let layers = image.layers.iter().map(|layer| vec![layer]);
         let flat = |fixup| std::iter::once(fixup).chain(&image.layers).collect();
         let pieces: Vec<Vec<&ImageFile>> = layers.chain(image.fixup.iter().map(flat)).collect();
-        let length = |piece: &Vec<&ImageFile>| piece.iter().map(|file| file.size).sum();
+        let length = |piece: &Vec<&ImageFile>| piece.iter().map(|file| file.file.length()).sum();
         let lengths: Vec<u64> = pieces.iter().map(length).collect();
 
         let table = (lengths.len() <= MOST).then(|| {
             let uuids: Vec<u8> = pieces.iter().flatten().flat_map(|it| it.uuid).collect();
             Table::of(&uuids, &lengths)
         });
-        let mut files = region(pieces.into_iter().flatten()).files;
-        let mut offset = 0;
-        if table.is_some() {
-            offset = ROOM;
-            let own = |name: &str| PmemFile {
-                path: name.into(),
-                size: ROOM,
-            };
-            files.insert(0, own(HEAD));
-            files.push(own(TAIL));
-        }
+        let files = open_files(pieces.into_iter().flatten());
+        let mut offset = if table.is_some() { ROOM } else { 0 };
         let mut layers = Vec::with_capacity(lengths.len());
         for length in lengths {
             layers.push(Range { offset, length });
@@ -96,73 +86,39 @@ impl Packed {
 }
 
 impl Plan {
-    /// Writes the plan's own files into `directory`, the sandbox's.
+    /// Writes the plan's own files into `directory`, the sandbox's, and adds them to the device.
     ///
     /// # Errors
-    /// [`Error::System`] if they can't be written; [`Error::Store`] if a path can't be in
-    /// a VMDK descriptor.
+    /// [`Error::System`] if they can't be written.
     pub(crate) fn write_files(&mut self, directory: &Path) -> Result<(), Error> {
-        if let Some(table) = self.table.take() {
-            write_table(&table, directory).map_err(|source| Error::System {
-                what: "writing a partition table",
-                source,
-            })?;
-        }
-        for region in &mut self.pmem {
-            place(&mut region.files, directory);
-        }
-        for disk in &mut self.disks {
-            let DiskSource::Files { files, vmdk } = &mut disk.source else {
-                continue;
-            };
-            place(files, directory);
-            if vmdk.as_path() == Path::new(DESCRIPTOR) {
-                *vmdk = directory.join(DESCRIPTOR);
-                write_descriptor(files, vmdk)?;
-            }
+        let Some(table) = self.table.take() else {
+            return Ok(());
+        };
+        let [head, tail] = write_table(&table, directory).map_err(|source| Error::System {
+            what: "writing a partition table",
+            source,
+        })?;
+        let region = self.pmem.first_mut().map(|region| &mut region.files);
+        let disk = self.disks.first_mut().map(|disk| &mut disk.files);
+        if let Some(files) = region.or(disk) {
+            files.insert(0, head);
+            files.push(tail);
         }
         Ok(())
     }
 }
 
-/// Sets the paths of the plan's own files among `files`.
-fn place(files: &mut [PmemFile], directory: &Path) {
-    for file in files {
-        if [HEAD, TAIL].iter().any(|name| file.path == Path::new(name)) {
-            file.path = directory.join(&file.path);
-        }
-    }
-}
-
-fn write_table(table: &Table, directory: &Path) -> io::Result<()> {
+fn write_table(table: &Table, directory: &Path) -> io::Result<[MachineFile; 2]> {
     let tail_at = ROOM.saturating_sub(table.tail.len() as u64);
-    for (name, bytes, at) in [(HEAD, &table.head, 0), (TAIL, &table.tail, tail_at)] {
-        let file = File::create(directory.join(name))?;
+    let write = |name, bytes: &[u8], at| {
+        let path = directory.join(name);
+        let file = File::create(&path)?;
         file.set_len(ROOM)?;
         file.write_all_at(bytes, at)?;
-    }
-    Ok(())
-}
-
-fn write_descriptor(files: &[PmemFile], path: &Path) -> Result<(), Error> {
-    let failed = |source| Error::System {
-        what: "writing a disk's descriptor",
-        source,
+        MachineFile::open(&path).map_err(io::Error::other)
     };
-    // Relative paths in a descriptor are relative to its directory.
-    let paths: io::Result<Vec<_>> = files
-        .iter()
-        .map(|file| std::path::absolute(&file.path))
-        .collect();
-    let paths = paths.map_err(failed)?;
-    let extents: Vec<_> = paths
-        .iter()
-        .zip(files)
-        .map(|(path, file)| vmdk::Extent {
-            path,
-            length: file.size,
-        })
-        .collect();
-    let text = vmdk::descriptor(&extents)?;
-    std::fs::write(path, text).map_err(failed)
+    Ok([
+        write(HEAD, &table.head, 0)?,
+        write(TAIL, &table.tail, tail_at)?,
+    ])
 }

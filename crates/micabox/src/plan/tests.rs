@@ -1,4 +1,7 @@
 use super::*;
+use std::os::unix::fs::FileExt;
+
+use micabox_vmm::FileRef;
 
 const MIB: u64 = 1 << 20;
 
@@ -17,9 +20,15 @@ const MANY: Limits = Limits {
 };
 
 fn file(number: u8, mib: u64) -> ImageFile {
+    let description = FileRef {
+        number: 0,
+        length: mib * MIB,
+        name: format!("/s/{number}"),
+    };
+    // The plan doesn't read it.
+    let file = std::fs::File::open("/dev/null").unwrap();
     ImageFile {
-        path: format!("/s/{number}").into(),
-        size: mib * MIB,
+        file: MachineFile::received(file, description),
         uuid: [number; 16],
     }
 }
@@ -33,7 +42,6 @@ fn image(layers: u8) -> ImageFiles {
             .collect(),
         first_layer: 0,
         fixup: None,
-        disk: "/s/disk.vmdk".into(),
     }
 }
 
@@ -60,14 +68,16 @@ fn lower(image: Extent, devices: Vec<Extent>) -> Lower {
     }
 }
 
-/// Returns the numbers of the files of each region.
+fn names(files: &[MachineFile]) -> Vec<&str> {
+    let names = files.iter().map(|file| file.path().to_str().unwrap());
+    names.collect()
+}
+
+/// Returns the names of the files of each region.
 fn regions(plan: &Plan) -> Vec<Vec<&str>> {
     plan.pmem
         .iter()
-        .map(|region| {
-            let names = region.files.iter().map(|file| file.path.to_str().unwrap());
-            names.collect()
-        })
+        .map(|region| names(&region.files))
         .collect()
 }
 
@@ -76,7 +86,7 @@ fn merged_pmem_mounts_fsmeta_over_a_device_a_layer() {
     let plan = plan(&image(2), Transport::Pmem, Root::Merged, &ONE);
     assert_eq!(regions(&plan), [["/s/100"], ["/s/0"], ["/s/1"]]);
     assert_eq!(plan.lowers, [lower(pmem(100), vec![pmem(0), pmem(1)])]);
-    assert_eq!(plan.disks, []);
+    assert!(plan.disks.is_empty());
 }
 
 #[test]
@@ -90,14 +100,9 @@ fn merged_pmem_is_one_flat_region_where_that_can_be() {
 #[test]
 fn merged_blk_is_one_flat_disk() {
     let plan = plan(&image(2), Transport::Blk, Root::Merged, &ONE);
-    assert_eq!(plan.pmem, []);
+    assert!(plan.pmem.is_empty());
     assert_eq!(plan.disks.len(), 1);
-    let DiskSource::Files { files, vmdk } = &plan.disks[0].source else {
-        panic!("{plan:?}");
-    };
-    assert_eq!(vmdk.to_str(), Some("/s/disk.vmdk"));
-    let names = files.iter().map(|file| file.path.to_str().unwrap());
-    assert_eq!(names.collect::<Vec<_>>(), ["/s/100", "/s/0", "/s/1"]);
+    assert_eq!(names(&plan.disks[0].files), ["/s/100", "/s/0", "/s/1"]);
     assert!(plan.disks[0].read_only);
     assert_eq!(plan.lowers, [lower(on_disk("image", None), vec![])]);
 }
@@ -110,18 +115,9 @@ fn stacked_layers_come_topmost_first() {
     assert_eq!(plan.lowers, expected);
 }
 
-/// Returns the names of a disk's files.
-fn files_of(disk: &Disk) -> Vec<&str> {
-    let DiskSource::Files { files, .. } = &disk.source else {
-        panic!("{disk:?}");
-    };
-    let names = files.iter().map(|file| file.path.to_str().unwrap());
-    names.collect()
-}
-
 #[test]
 fn stacked_pieces_of_one_region_and_of_one_disk() {
-    let packed = ["partitions", "/s/0", "/s/1", "partitions.copy"];
+    let packed = ["/s/0", "/s/1"];
     let pieces = [piece(4, 4), piece(2, 2)];
     let region = plan(&image(2), Transport::Pmem, Root::Stacked, &MANY);
     assert_eq!(regions(&region), [packed]);
@@ -130,7 +126,7 @@ fn stacked_pieces_of_one_region_and_of_one_disk() {
     assert_eq!(region.lowers, expected);
 
     let disk = plan(&image(2), Transport::Blk, Root::Stacked, &ONE);
-    assert_eq!(files_of(&disk.disks[0]), packed);
+    assert_eq!(names(&disk.disks[0].files), packed);
     let expected = pieces.map(|range| lower(on_disk("image", range), vec![]));
     assert_eq!(disk.lowers, expected);
     assert_eq!(disk.table, region.table);
@@ -171,15 +167,7 @@ fn the_fixup_lies_on_top_and_reads_from_all_layers() {
     );
 
     // On one device the fixup is a flat image, followed by the layers again.
-    let packed = [
-        "partitions",
-        "/s/0",
-        "/s/1",
-        "/s/200",
-        "/s/0",
-        "/s/1",
-        "partitions.copy",
-    ];
+    let packed = ["/s/0", "/s/1", "/s/200", "/s/0", "/s/1"];
     let pieces = [piece(8, 8), piece(4, 4), piece(2, 2)];
     let region = plan(&image, Transport::Pmem, Root::Stacked, &MANY);
     assert_eq!(regions(&region), [packed]);
@@ -189,7 +177,7 @@ fn the_fixup_lies_on_top_and_reads_from_all_layers() {
 
     let disk = plan(&image, Transport::Blk, Root::Stacked, &ONE);
     assert_eq!(disk.disks.len(), 1);
-    assert_eq!(files_of(&disk.disks[0]), packed);
+    assert_eq!(names(&disk.disks[0].files), packed);
     let expected = pieces.map(|range| lower(on_disk("image", range), vec![]));
     assert_eq!(disk.lowers, expected);
 
@@ -201,36 +189,34 @@ fn the_fixup_lies_on_top_and_reads_from_all_layers() {
 #[test]
 fn the_machine_finds_what_the_plan_wrote() {
     let directory = tempfile::tempdir().unwrap();
-    let written = |name: &str| {
-        let path = directory.path().join(name);
-        let length = std::fs::metadata(&path).unwrap().len();
-        (path, length)
+    let lengths = |files: &[MachineFile]| {
+        let lengths = files.iter().map(MachineFile::length);
+        lengths.collect::<Vec<_>>()
     };
     let mut region = plan(&image(2), Transport::Pmem, Root::Stacked, &MANY);
+    let table = region.table.clone().unwrap();
     region.write_files(directory.path()).unwrap();
-    let files: Vec<_> = region.pmem[0]
-        .files
-        .iter()
-        .map(|file| (file.path.clone(), file.size))
-        .collect();
-    let layers = [("/s/0".into(), 2 * MIB), ("/s/1".into(), 4 * MIB)];
-    let (head, tail) = (written("partitions"), written("partitions.copy"));
-    assert_eq!(files, [&[head][..], &layers, &[tail]].concat());
+    let files = &region.pmem[0].files;
+    let own = |name| directory.path().join(name).display().to_string();
+    let (head, tail) = (own("partitions"), own("partitions.copy"));
+    assert_eq!(names(files), [&*head, "/s/0", "/s/1", &*tail]);
+    assert_eq!(
+        lengths(files),
+        [2, 2, 4, 2].map(|mib| mib * MIB),
+        "where the plan has put the layers"
+    );
+    let mut bytes = vec![0; table.head.len()];
+    files[0].file().read_exact_at(&mut bytes, 0).unwrap();
+    assert_eq!(bytes, table.head);
 
     let mut disk = plan(&image(2), Transport::Blk, Root::Stacked, &ONE);
     disk.write_files(directory.path()).unwrap();
-    let DiskSource::Files { files: same, vmdk } = &disk.disks[0].source else {
-        panic!("{disk:?}");
-    };
-    assert_eq!(*same, region.pmem[0].files);
-    let text = std::fs::read_to_string(vmdk).unwrap();
-    assert!(text.contains("RW 8192 FLAT \"/s/1\" 0"), "{text}");
+    assert_eq!(names(&disk.disks[0].files), names(files));
 
-    // The store's own files are not written to.
+    // The image's own files are all that a merged root needs.
     let mut merged = plan(&image(2), Transport::Blk, Root::Merged, &ONE);
-    let before = merged.clone();
     merged.write_files(directory.path()).unwrap();
-    assert_eq!(merged, before);
+    assert_eq!(names(&merged.disks[0].files), ["/s/100", "/s/0", "/s/1"]);
 }
 
 #[test]
@@ -307,7 +293,7 @@ fn an_image_from_scratch_has_a_merged_root() {
 #[test]
 fn describing_pmem_costs_the_guest_memory() {
     let mut image = image(1);
-    image.layers[0].size = 2 << 30;
+    image.layers[0] = file(0, 2 << 10);
     let pmem = plan(&image, Transport::Pmem, Root::Stacked, &ONE);
     assert_eq!(pmem.pmem_overhead_mib(), 32);
     let blk = plan(&image, Transport::Blk, Root::Stacked, &ONE);

@@ -84,11 +84,6 @@ pub(crate) fn learn(directory: &Path, machine: &dyn Machine) {
     let _ = learn();
 }
 
-/// Returns whether copies of a saved machine should make the list ([`learn`]).
-pub(crate) fn is_to_learn(directory: &Path) -> bool {
-    !directory.join(TOUCHED).exists()
-}
-
 /// Makes empty files for a machine.
 fn create(directory: &Path) -> Result<micabox_vmm::Snapshot, Error> {
     let (machine, memory) = (directory.join(MACHINE), directory.join(MEMORY));
@@ -164,20 +159,24 @@ impl SandboxRef {
     }
 }
 
-/// Checks that the memory file of the snapshot `name` in a directory is unchanged.
-pub(crate) fn check(name: &str, directory: &Path, machine: &SavedMachine) -> Result<(), Error> {
+/// Opens the machine of the snapshot `name` in a directory, and checks that its memory is unchanged.
+pub(crate) fn open_checked(
+    name: &str,
+    directory: &Path,
+    machine: &SavedMachine,
+) -> Result<micabox_vmm::Snapshot, Error> {
+    let files = open(directory)?;
     let Some(expected) = &machine.memory else {
-        return Ok(());
+        return Ok(files);
     };
-    let path = directory.join(MEMORY);
-    let is_untouched = Stamp::of(&path).is_ok_and(|stamp| stamp == expected.stamp);
-    let is_same = || digest(&path).is_ok_and(|digest| digest == expected.sha256);
+    let is_untouched = Stamp::of_file(&files.memory).is_ok_and(|stamp| stamp == expected.stamp);
+    let is_same = || digest(&files.memory).is_ok_and(|digest| digest == expected.sha256);
     if is_untouched || is_same() {
-        Ok(())
+        Ok(files)
     } else {
         Err(Error::DamagedSnapshot {
             name: name.to_owned(),
-            path,
+            path: directory.join(MEMORY),
         })
     }
 }
@@ -282,18 +281,17 @@ fn written(path: &Path) -> io::Result<Written> {
     // The stamp comes first: a change while the bytes are read changes it.
     Ok(Written {
         stamp: Stamp::of(path)?,
-        sha256: digest(path)?,
+        sha256: digest(&File::open(path)?)?,
     })
 }
 
 /// Returns the SHA-256 over the length, and offset and bytes of every page that isn't zero: the
 /// same wherever the host's filesystem has holes.
-fn digest(path: &Path) -> io::Result<String> {
-    let file = File::open(path)?;
+fn digest(file: &File) -> io::Result<String> {
     let mut hash = Sha256::new();
     hash.update(file.metadata()?.len().to_le_bytes());
     let mut buffer = vec![0; 256 * PAGE];
-    for (start, length) in data_runs(&file)? {
+    for (start, length) in data_runs(file)? {
         let (mut at, end) = (start / PAGE as u64 * PAGE as u64, start + length);
         while at < end {
             let count = buffer.len().min((end - at) as usize);
@@ -333,7 +331,7 @@ mod tests {
             file.set_len(1 << 20).unwrap();
             file.write_all_at(b"abc", 300_000).unwrap();
             change(&file);
-            digest(&path).unwrap()
+            digest(&File::open(&path).unwrap()).unwrap()
         };
         let plain = make(&|_| {});
         assert_eq!(

@@ -166,21 +166,17 @@ impl Backend for Kvm {
             Some(Sockets::Nowhere) => (None, Some(Inside::nowhere()?)),
             Some(Sockets::At(path)) => Some(Outside::open(path)?).unzip(),
         };
-        let mut files = WorkerSpec::prepare(config, kvm, inside, channels.descriptors())?;
-        files.extend(config.lifeline()?);
+        let (description, mut files) =
+            WorkerSpec::prepare(config, kvm, inside, channels.descriptors())?;
+        files.extend(config.lifeline.clone().map(|file| file as _));
         let claim = Claim::new().map_err(|source| Error::System {
             what: "finding a user for the machine",
             source,
         })?;
-        let arguments = files
-            .first()
-            .into_iter()
-            .flat_map(|file| arguments(worker::NAME, file, claim.as_ref()))
-            .collect();
         let launch = Launch {
             program,
             name: Some(config.name.clone()),
-            arguments,
+            arguments: arguments(worker::NAME, &description, claim.as_ref()),
             address_space: config.address_space().saturating_add(OWN_ADDRESS_SPACE),
             // The largest file of a snapshot is the RAM.
             file_size: config.largest_written_file().max(config.ram()),

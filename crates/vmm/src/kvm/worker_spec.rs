@@ -1,20 +1,20 @@
 //! What a machine's worker is given: descriptors and one description of them.
 //!
-//! The parent opens everything, so that the worker opens nothing: a path in the description is only
-//! for messages.
+//! The worker inherits each file open, and opens nothing: a path in the description is only for
+//! messages.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{Read, Seek, Write};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::path::Path;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 
 use super::vsock::Inside;
-use crate::file::open;
-use crate::process::Descriptors;
-use crate::{DiskSource, Error, MachineConfig};
+use crate::process::{Descriptors, SharedDescriptor};
+use crate::{Begin, Disk, Error, FileRef, MachineConfig, MachineFile, PmemRegion};
 
 /// A machine for a worker to run.
 #[derive(Debug, Serialize, Deserialize)]
@@ -28,8 +28,8 @@ pub(super) struct WorkerSpec {
     pub(super) agent: RawFd,
     pub(super) console: RawFd,
     pub(super) control: RawFd,
-    pub(super) regions: Vec<Vec<SharedFile>>,
-    pub(super) disks: Vec<SharedDisk>,
+    pub(super) regions: Vec<PmemRegion<FileRef>>,
+    pub(super) disks: Vec<Disk<FileRef>>,
     pub(super) network: Option<SharedLink>,
     pub(super) vsock: Option<SharedVsock>,
 }
@@ -49,23 +49,6 @@ pub(super) enum Start {
         memory: RawFd,
         touched: Option<RawFd>,
     },
-}
-
-/// An open file.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct SharedFile {
-    pub(super) descriptor: RawFd,
-    /// Bytes of the file that the machine uses.
-    pub(super) length: u64,
-    pub(super) name: String,
-}
-
-/// A disk of open files.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct SharedDisk {
-    pub(super) files: Vec<SharedFile>,
-    pub(super) serial: String,
-    pub(super) read_only: bool,
 }
 
 /// A network interface.
@@ -89,80 +72,57 @@ pub(super) struct SharedVsock {
 const COMMAND_LINE: &str = "console=ttyS0 loglevel=3 panic=-1 pci=off";
 
 impl WorkerSpec {
-    /// Opens what `config` names. The worker inherits the descriptors under the same numbers; the
-    /// first holds the description.
+    /// Describes the machine. Returns the description's file, and the descriptors that the worker
+    /// must inherit under the same numbers: the description's is one of them.
     pub(super) fn prepare(
         config: &MachineConfig,
         kvm: OwnedFd,
         vsock: Option<Inside>,
         channels: Descriptors,
-    ) -> Result<Vec<OwnedFd>, Error> {
-        let mut opened = Opened(vec![kvm]);
-        let start = opened.start(config)?;
-        let regions = config.pmem.iter().map(|region| {
-            region
-                .files
-                .iter()
-                .map(|file| opened.open(&file.path, Some(file.size), true))
-                .collect::<Result<Vec<_>, _>>()
-        });
-        let regions = regions.collect::<Result<Vec<_>, _>>()?;
-        let disks = config.disks.iter().map(|disk| {
-            let files = match &disk.source {
-                DiskSource::Raw(path) => vec![opened.open(path, None, disk.read_only)?],
-                DiskSource::Files { files, .. } => files
-                    .iter()
-                    .map(|file| opened.open(&file.path, Some(file.size), true))
-                    .collect::<Result<_, _>>()?,
-            };
-            Ok(SharedDisk {
-                files,
-                serial: disk.serial.clone(),
-                read_only: disk.read_only,
+    ) -> Result<(Arc<OwnedFd>, Vec<SharedDescriptor>), Error> {
+        let mut inherited = Inherited::default();
+        let kvm = inherited.add(Arc::new(kvm))?;
+        let start = inherited.start(config)?;
+        let regions = config.pmem.iter().cloned();
+        let regions = regions.map(|region| region.try_map(|file| inherited.file(&file)));
+        let regions = regions.collect::<Result<_, Error>>()?;
+        let disks = config.disks.iter().cloned();
+        let disks = disks.map(|disk| disk.try_map(|file| inherited.file(&file)));
+        let disks = disks.collect::<Result<_, Error>>()?;
+        let network = config.network.as_ref().map(|interface| {
+            Ok(SharedLink {
+                descriptor: inherited.add(Arc::clone(&interface.link) as _)?,
+                address: interface.address,
+                mtu: interface.mtu,
             })
         });
-        let disks = disks.collect::<Result<Vec<_>, Error>>()?;
-        let network = config
-            .network
-            .as_ref()
-            .zip(config.link()?)
-            .map(|(interface, link)| {
-                let descriptor = link.as_raw_fd();
-                opened.0.push(link);
-                SharedLink {
-                    descriptor,
-                    address: interface.address,
-                    mtu: interface.mtu,
-                }
-            });
         let vsock = vsock.map(|inside| {
-            let shared = SharedVsock {
-                listener: inside.listener.as_raw_fd(),
-                owner: inside.owner.as_raw_fd(),
-            };
-            opened.0.extend([inside.listener, inside.owner]);
-            shared
+            Ok(SharedVsock {
+                listener: inherited.add(Arc::new(inside.listener))?,
+                owner: inherited.add(Arc::new(inside.owner))?,
+            })
         });
         let worker_spec = Self {
             memory_mib: config.memory_mib,
             cpus: config.cpus,
             is_host: config.nested_virtualization,
-            kvm: opened.0.first().map_or(-1, AsRawFd::as_raw_fd),
+            kvm,
             start,
             agent: channels.agent,
             console: channels.console,
             control: channels.control,
             regions,
             disks,
-            network,
-            vsock,
+            network: network.transpose()?,
+            vsock: vsock.transpose()?,
         };
         let description = worker_spec.write().map_err(|source| Error::System {
             what: "describing the machine to its worker",
             source,
         })?;
-        opened.0.insert(0, description);
-        Ok(opened.0)
+        let description = Arc::new(description);
+        inherited.add(Arc::clone(&description) as _)?;
+        Ok((description, inherited.descriptors))
     }
 
     fn write(&self) -> std::io::Result<OwnedFd> {
@@ -187,51 +147,62 @@ pub(super) fn own(descriptor: RawFd) -> std::io::Result<OwnedFd> {
     unsafe { micabox_jail::take(descriptor) }
 }
 
-/// Opened files, which stay open until the worker has them.
-struct Opened(Vec<OwnedFd>);
+/// Descriptors that the worker inherits, each number once.
+#[derive(Debug, Default)]
+struct Inherited {
+    descriptors: Vec<SharedDescriptor>,
+    numbers: HashSet<RawFd>,
+}
 
-impl Opened {
-    fn start(&mut self, config: &MachineConfig) -> Result<Start, Error> {
-        let Some(snapshot) = &config.resumed else {
-            let words = std::iter::once(COMMAND_LINE)
-                .chain(config.cmdline_extra.iter().map(String::as_str));
-            return Ok(Start::Boot {
-                kernel: self.open(&config.kernel, None, true)?.descriptor,
-                initrd: self.open(&config.initrd, None, true)?.descriptor,
-                command_line: words.collect::<Vec<_>>().join(" "),
-            });
-        };
-        let (state, memory, touched) = snapshot.reopen().map_err(|source| Error::System {
-            what: "handing over the snapshot",
+impl Inherited {
+    /// Adds a descriptor, or a duplicate if the worker has it already. Returns its number.
+    fn add(&mut self, descriptor: SharedDescriptor) -> Result<RawFd, Error> {
+        let number = descriptor.as_fd().as_raw_fd();
+        if self.numbers.insert(number) {
+            self.descriptors.push(descriptor);
+            return Ok(number);
+        }
+        let again = descriptor.as_fd().try_clone_to_owned();
+        self.add(Arc::new(again.map_err(|source| Error::System {
+            what: "sharing a file",
             source,
-        })?;
-        let mut push = |file: File| {
-            let descriptor = file.as_raw_fd();
-            self.0.push(file.into());
-            descriptor
-        };
-        Ok(Start::Resume {
-            state: push(state),
-            memory: push(memory),
-            touched: touched.map(push),
-        })
+        })?))
     }
 
-    /// Opens a file, which must have `length` bytes if that is given.
-    fn open(
-        &mut self,
-        path: &Path,
-        length: Option<u64>,
-        read_only: bool,
-    ) -> Result<SharedFile, Error> {
-        let (file, length) = open(path, length, read_only)?;
-        let file = OwnedFd::from(file);
-        let shared = SharedFile {
-            descriptor: file.as_raw_fd(),
-            length,
-            name: path.display().to_string(),
-        };
-        self.0.push(file);
-        Ok(shared)
+    fn file(&mut self, file: &MachineFile) -> Result<FileRef, Error> {
+        Ok(file.describe(self.add(Arc::clone(file.file()) as _)?))
     }
+
+    fn start(&mut self, config: &MachineConfig) -> Result<Start, Error> {
+        match &config.begin {
+            Begin::Boot { kernel, initrd } => {
+                let words = std::iter::once(COMMAND_LINE)
+                    .chain(config.cmdline_extra.iter().map(String::as_str));
+                // The worker reads them through the descriptors' offsets, which must be its own.
+                Ok(Start::Boot {
+                    kernel: self.file(&kernel.reopen()?)?.number,
+                    initrd: self.file(&initrd.reopen()?)?.number,
+                    command_line: words.collect::<Vec<_>>().join(" "),
+                })
+            }
+            Begin::Restore(snapshot) => {
+                let files = snapshot.for_reading();
+                let files = files.map_err(|source| Error::System {
+                    what: "handing over the snapshot",
+                    source,
+                })?;
+                Ok(Start::Resume {
+                    state: self.add(files.state)?,
+                    memory: self.add(files.memory)?,
+                    touched: files.touched.map(|list| self.add(list)).transpose()?,
+                })
+            }
+        }
+    }
+}
+
+/// Takes an inherited file, in the worker.
+pub(super) fn own_file(description: FileRef) -> std::io::Result<MachineFile> {
+    let file = own(description.number)?;
+    Ok(MachineFile::received(file.into(), description))
 }

@@ -7,7 +7,7 @@ mod stopped;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
@@ -46,7 +46,7 @@ pub(crate) struct Launch {
     pub(crate) name: Option<String>,
     pub(crate) arguments: Vec<OsString>,
     /// Descriptors that the process inherits under the same numbers, except for the channels.
-    pub(crate) files: Vec<OwnedFd>,
+    pub(crate) files: Vec<SharedDescriptor>,
     /// Maximum bytes of address space.
     pub(crate) address_space: u64,
     /// Maximum length in bytes of a file that the process writes to; 0 if it writes none.
@@ -68,6 +68,14 @@ pub(crate) struct Launch {
     /// A value to drop when the process is gone.
     pub(crate) attached: Option<Box<dyn Attached>>,
 }
+
+/// An open descriptor of any kind.
+pub(crate) trait Descriptor: AsFd + std::fmt::Debug + Send + Sync {}
+
+impl<T: AsFd + std::fmt::Debug + Send + Sync> Descriptor for T {}
+
+/// A descriptor that stays open until a process has inherited it.
+pub(crate) type SharedDescriptor = Arc<dyn Descriptor>;
 
 /// A part of a machine outside of its process.
 pub(crate) trait Attached: std::fmt::Debug + Send + Sync {}
@@ -181,7 +189,7 @@ impl Process {
         let confinement = Confinement {
             keep: files
                 .iter()
-                .map(AsRawFd::as_raw_fd)
+                .map(|file| file.as_fd().as_raw_fd())
                 .chain([descriptors.agent, descriptors.console])
                 .chain((launch.saves > 0 || launch.monitored).then_some(descriptors.control))
                 .collect(),

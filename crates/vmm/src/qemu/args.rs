@@ -1,7 +1,7 @@
 //! Builds QEMU's command line for a machine.
 
 use std::ffi::OsString;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use super::files::{Files, shared_path};
 use super::pci::Functions;
 use crate::config::PMEM_ALIGNMENT;
 use crate::process::Descriptors;
-use crate::{AGENT_PORT, Disk, DiskSource, Error, MachineConfig, NetworkInterface, PmemRegion};
+use crate::{AGENT_PORT, Disk, Error, MachineConfig, NetworkInterface, PmemRegion};
 
 /// PCI functions that every machine uses or may use: the agent's, the entropy device and the
 /// network interface.
@@ -38,13 +38,11 @@ pub(super) enum Processor {
     },
 }
 
-/// Returns the arguments, without the program's name. `link` is the number that the network
-/// interface's descriptor has in the child.
+/// Returns the arguments, without the program's name.
 pub(super) fn build(
     config: &MachineConfig,
     processor: Processor,
     fds: Descriptors,
-    link: Option<RawFd>,
     files: &Files,
 ) -> Result<Vec<OsString>, Error> {
     if config.vsock.is_some() {
@@ -108,8 +106,8 @@ pub(super) fn build(
         &mut functions,
         json!({"driver": "virtio-rng-pci", "rng": "entropy"}),
     )?;
-    if let (Some(interface), Some(link)) = (&config.network, link) {
-        network(&mut arguments, &mut functions, interface, link)?;
+    if let Some(interface) = &config.network {
+        network(&mut arguments, &mut functions, interface)?;
     }
     for (index, (region, path)) in config.pmem.iter().zip(&files.regions).enumerate() {
         pmem(&mut arguments, &mut functions, index, region, path)?;
@@ -196,9 +194,9 @@ fn block(
     disk: &Disk,
     number: RawFd,
 ) -> Result<(), Error> {
-    let driver = match &disk.source {
-        DiskSource::Raw(_) => "raw",
-        DiskSource::Files { .. } => "vmdk",
+    let driver = match disk.files.len() {
+        1 => "raw",
+        _ => "vmdk",
     };
     let node = format!("disk{index}");
     // Discarded blocks become holes in the file.
@@ -224,8 +222,8 @@ fn network(
     arguments: &mut Arguments,
     functions: &mut Functions,
     interface: &NetworkInterface,
-    link: RawFd,
 ) -> Result<(), Error> {
+    let link = interface.link.as_raw_fd();
     let [a, b, c, d, e, f] = interface.address;
     let address = format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}");
     // One frame a message, for any kind of socket.
@@ -286,7 +284,7 @@ mod tests {
     use micabox_jail::View;
 
     use super::*;
-    use crate::{PmemFile, Sockets};
+    use crate::{Begin, FileRef, MachineFile, Sockets};
 
     const FDS: Descriptors = Descriptors {
         agent: 10,
@@ -294,11 +292,22 @@ mod tests {
         control: 12,
     };
 
+    fn file(name: &str) -> MachineFile {
+        let description = FileRef {
+            number: 0,
+            length: 4 << 20,
+            name: name.into(),
+        };
+        MachineFile::received(tempfile::tempfile().unwrap(), description)
+    }
+
     fn config() -> MachineConfig {
         MachineConfig {
             name: "mica-1".into(),
-            kernel: "/guest/vmlinux".into(),
-            initrd: "/guest/a,b.cpio".into(),
+            begin: Begin::Boot {
+                kernel: file("/guest/vmlinux"),
+                initrd: file("/guest/a,b.cpio"),
+            },
             memory_mib: 512,
             cpus: 2,
             nested_virtualization: false,
@@ -309,7 +318,6 @@ mod tests {
             vsock: None,
             cmdline_extra: vec!["mica.x=1".into()],
             lifeline: None,
-            resumed: None,
         }
     }
 
@@ -323,10 +331,7 @@ mod tests {
 
     fn region(path: &str) -> PmemRegion {
         PmemRegion {
-            files: vec![PmemFile {
-                path: path.into(),
-                size: 4 << 20,
-            }],
+            files: vec![file(path)],
         }
     }
 
@@ -347,7 +352,7 @@ mod tests {
     }
 
     fn text(config: &MachineConfig, processor: Processor) -> Vec<String> {
-        build(config, processor, FDS, None, &files(config))
+        build(config, processor, FDS, &files(config))
             .unwrap()
             .into_iter()
             .map(|argument| argument.into_string().unwrap())
@@ -455,13 +460,17 @@ mod tests {
     fn a_network_interface_has_its_link_and_nothing_to_boot_from() {
         let mut config = config();
         config.network = Some(interface());
-        let arguments = build(&config, Processor::Host, FDS, Some(12), &files(&config)).unwrap();
+        let arguments = build(&config, Processor::Host, FDS, &files(&config)).unwrap();
         let arguments: Vec<String> = arguments
             .into_iter()
             .map(|argument| argument.into_string().unwrap())
             .collect();
         let netdev = values(&arguments, "-netdev");
-        assert_eq!(netdev, ["dgram,id=link,local.type=fd,local.str=12"]);
+        let link = config.network.unwrap().link.as_raw_fd();
+        assert_eq!(
+            netdev,
+            [format!("dgram,id=link,local.type=fd,local.str={link}")]
+        );
         let device: Value = serde_json::from_str(values(&arguments, "-device")[3]).unwrap();
         assert_eq!(device["mac"], "02:00:00:ab:cd:ef");
         assert_eq!(device["host_mtu"], 9000);
@@ -474,15 +483,12 @@ mod tests {
         let mut config = config();
         config.disks = vec![
             Disk {
-                source: DiskSource::Files {
-                    files: Vec::new(),
-                    vmdk: "/s/disk.vmdk".into(),
-                },
+                files: vec![file("/s/fsmeta"), file("/s/layer")],
                 read_only: true,
                 serial: "image".into(),
             },
             Disk {
-                source: DiskSource::Raw("/s/raw".into()),
+                files: vec![file("/s/raw")],
                 read_only: true,
                 serial: "other".into(),
             },
@@ -512,15 +518,15 @@ mod tests {
     fn a_machine_that_qemu_cannot_run_is_an_error() {
         let mut sockets = config();
         sockets.vsock = Some(Sockets::At("/s/vsock".into()));
-        let error = build(&sockets, Processor::Host, FDS, None, &files(&sockets)).unwrap_err();
+        let error = build(&sockets, Processor::Host, FDS, &files(&sockets)).unwrap_err();
         assert!(error.to_string().contains("--vsock"), "{error}");
 
         let mut too_many = config();
         too_many.network = Some(interface());
         too_many.pmem = vec![region("/s/x"); Functions::COUNT - OWN_DEVICES];
-        build(&too_many, Processor::Host, FDS, Some(12), &files(&too_many)).unwrap();
+        build(&too_many, Processor::Host, FDS, &files(&too_many)).unwrap();
         too_many.pmem.push(region("/s/x"));
-        let error = build(&too_many, Processor::Host, FDS, Some(12), &files(&too_many));
+        let error = build(&too_many, Processor::Host, FDS, &files(&too_many));
         let error = error.unwrap_err();
         assert!(error.to_string().contains("237 devices"), "{error}");
     }

@@ -3,23 +3,27 @@
 
 use std::fs::File;
 use std::io::{Seek, Write};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::sync::Arc;
 
 use micabox_jail::View;
-use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::fs::{MemfdFlags, OFlags, memfd_create};
 use rustix::process::geteuid;
 
-use crate::file::open;
-use crate::{DiskSource, Error, MachineConfig, PmemFile};
+use super::vmdk;
+use crate::file::reopen;
+use crate::process::SharedDescriptor;
+use crate::{Begin, Error, MachineConfig, MachineFile};
 
 /// Files of a machine.
 #[derive(Debug, Default)]
 pub(super) struct Files {
     /// Descriptors that the process inherits.
-    pub(super) open: Vec<OwnedFd>,
-    /// The host's paths and the descriptors of files that QEMU opens again.
+    pub(super) open: Vec<SharedDescriptor>,
+    /// The host's paths and the descriptors of files that QEMU opens again. The jail shows it the
+    /// files that are open, or fails.
     pub(super) paths: Vec<(PathBuf, RawFd)>,
     pub(super) kernel: PathBuf,
     pub(super) initrd: PathBuf,
@@ -31,10 +35,15 @@ pub(super) struct Files {
 }
 
 impl Files {
-    pub(super) fn open(config: &MachineConfig) -> Result<Self, Error> {
+    pub(super) fn of(config: &MachineConfig) -> Result<Self, Error> {
         let mut files = Self::default();
-        files.kernel = files.again(&config.kernel, None)?;
-        files.initrd = files.again(&config.initrd, None)?;
+        match &config.begin {
+            Begin::Boot { kernel, initrd } => {
+                files.kernel = files.again(kernel)?;
+                files.initrd = files.again(initrd)?;
+            }
+            Begin::Restore(_) => return Err(Error::NoSnapshots { backend: "QEMU" }),
+        }
         for region in &config.pmem {
             let [file] = region.files.as_slice() else {
                 return Err(Error::Unsupported {
@@ -42,87 +51,67 @@ impl Files {
                     what: "can't map several files into one pmem region".into(),
                 });
             };
-            let path = files.again(&file.path, Some(file.size))?;
+            let path = files.again(file)?;
             files.regions.push(path);
         }
         for disk in &config.disks {
-            let number = match &disk.source {
-                DiskSource::Raw(path) => files.share(open(path, None, disk.read_only)?.0),
-                DiskSource::Files { files: parts, vmdk } => files.descriptor(parts, vmdk)?,
+            let number = match disk.files.as_slice() {
+                [file] => files.share(Arc::clone(file.file())),
+                parts => files.several(parts)?,
             };
             files.disks.push(number);
         }
         Ok(files)
     }
 
-    /// Opens a file for reading that QEMU opens again; returns the path where QEMU finds it.
-    fn again(&mut self, path: &Path, length: Option<u64>) -> Result<PathBuf, Error> {
-        let failed = |why: String| Error::File {
-            path: path.to_owned(),
-            why,
-        };
-        let (file, _) = open(path, length, true)?;
-        let meta = file.metadata().map_err(|error| failed(error.to_string()))?;
+    /// Shows QEMU a file that it opens again, for reading; returns the path where QEMU finds it.
+    fn again(&mut self, file: &MachineFile) -> Result<PathBuf, Error> {
+        let failed = |error: std::io::Error| file.failed(error.to_string());
+        let meta = file.file().metadata().map_err(failed)?;
         if geteuid().is_root() && meta.permissions().mode() & 0o004 == 0 {
             let why = "QEMU is not root and may not read it: `chmod o+r` it, or, if it is a root \
                        disk, use `--transport blk`";
-            return Err(failed(why.to_owned()));
+            return Err(file.failed(why.to_owned()));
         }
-        let place = path
-            .canonicalize()
-            .map_err(|error| failed(error.to_string()))?;
-        let number = self.keep(file.into());
-        self.paths.push((place, number));
+        let number = file.number();
+        if !self.paths.iter().any(|(_, known)| *known == number) {
+            let place = file.path().canonicalize().map_err(failed)?;
+            self.open.push(Arc::clone(file.file()) as _);
+            self.paths.push((place, number));
+        }
         Ok(View::file_path(number))
     }
 
     /// Shares a file with QEMU by number.
-    fn share(&mut self, file: File) -> RawFd {
-        let number = self.keep(file.into());
-        self.shared.push(number);
-        number
-    }
-
-    fn keep(&mut self, file: OwnedFd) -> RawFd {
+    fn share(&mut self, file: Arc<File>) -> RawFd {
         let number = file.as_raw_fd();
-        self.open.push(file);
+        if !self.shared.contains(&number) {
+            self.open.push(file);
+            self.shared.push(number);
+        }
         number
     }
 
-    /// Copies the VMDK descriptor at `path`, with numbers in place of its parts' paths.
-    fn descriptor(&mut self, parts: &[PmemFile], path: &Path) -> Result<RawFd, Error> {
-        let failed = |why: String| Error::File {
-            path: path.to_owned(),
-            why,
-        };
-        let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
-        let parts = parts.iter().map(|part| {
-            let (file, _) = open(&part.path, Some(part.size), true)?;
-            Ok(self.share(file))
+    /// Shares several files, which are one disk, and returns the number of the disk's descriptor.
+    fn several(&mut self, parts: &[MachineFile]) -> Result<RawFd, Error> {
+        let extents = parts.iter().map(|part| {
+            let number = self.share(Arc::clone(part.file()));
+            (shared_path(number), part.length())
         });
-        let numbers = parts.collect::<Result<Vec<_>, Error>>()?;
-        let text = by_numbers(&text, &numbers)
-            .ok_or_else(|| failed("it does not list the files of the disk".into()))?;
+        let text = vmdk::descriptor(extents);
         let write = || -> std::io::Result<File> {
             let mut file = File::from(memfd_create("disk", MemfdFlags::CLOEXEC)?);
             file.write_all(text.as_bytes())?;
             file.rewind()?;
-            Ok(file)
+            // The memfd is open for reading and writing. QEMU opens it for reading only, and needs
+            // a descriptor with that access mode.
+            reopen(&file, OFlags::RDONLY)
         };
         let file = write().map_err(|source| Error::System {
             what: "describing a disk to QEMU",
             source,
         })?;
-        // The memfd is open for reading and writing. QEMU opens it for reading only, and needs a
-        // descriptor with that access mode.
-        let reading =
-            File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).map_err(|source| {
-                Error::System {
-                    what: "describing a disk to QEMU",
-                    source,
-                }
-            })?;
-        Ok(self.share(reading))
+        Ok(self.share(Arc::new(file)))
     }
 }
 
@@ -131,76 +120,54 @@ pub(super) fn shared_path(number: RawFd) -> String {
     format!("/dev/fdset/{number}")
 }
 
-/// Replaces the paths in a VMDK descriptor's text. Extents of one file follow each other, and the
-/// first of them begins at the file's first sector.
-fn by_numbers(text: &str, numbers: &[RawFd]) -> Option<String> {
-    let mut numbers = numbers.iter();
-    let mut current = None;
-    let mut lines = Vec::new();
-    for line in text.lines() {
-        let Some((before, rest)) = line.split_once(" FLAT \"") else {
-            lines.push(line.to_owned());
-            continue;
-        };
-        let (_, start) = rest.rsplit_once("\" ")?;
-        if start == "0" {
-            current = numbers.next();
-        }
-        let path = shared_path(*current?);
-        lines.push(format!("{before} FLAT \"{path}\" {start}"));
-    }
-    lines.push(String::new());
-    numbers.next().is_none().then(|| lines.join("\n"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::PmemRegion;
+    use crate::{Disk, PmemRegion};
+
+    fn file() -> MachineFile {
+        let file = tempfile::tempfile().unwrap();
+        let mode = std::fs::Permissions::from_mode(0o644);
+        file.set_permissions(mode).unwrap();
+        MachineFile::new(file, "/dev").unwrap()
+    }
 
     #[test]
-    fn a_region_is_one_file() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let mode = std::fs::Permissions::from_mode(0o644);
-        file.as_file().set_permissions(mode).unwrap();
-        let part = PmemFile {
-            path: file.path().to_owned(),
-            size: 0,
-        };
+    fn a_file_is_given_once_however_often_the_machine_has_it() {
+        let part = file();
         let mut config = MachineConfig {
             name: "x".into(),
-            kernel: file.path().to_owned(),
-            initrd: file.path().to_owned(),
+            begin: Begin::Boot {
+                kernel: file(),
+                initrd: file(),
+            },
             memory_mib: 1,
             cpus: 1,
             nested_virtualization: false,
             require_limits: false,
-            pmem: vec![PmemRegion {
-                files: vec![part.clone()],
+            pmem: vec![
+                PmemRegion {
+                    files: vec![part.clone()]
+                };
+                2
+            ],
+            disks: vec![Disk {
+                files: vec![file(), part.clone(), part.clone()],
+                read_only: true,
+                serial: "x".into(),
             }],
-            disks: Vec::new(),
             network: None,
             vsock: None,
             cmdline_extra: Vec::new(),
             lifeline: None,
-            resumed: None,
         };
-        let files = Files::open(&config).unwrap();
-        assert_eq!((files.regions.len(), files.paths.len()), (1, 3));
+        let files = Files::of(&config).unwrap();
+        assert_eq!((files.regions.len(), files.paths.len()), (2, 3));
+        // The disk's two files and their descriptor.
+        assert_eq!((files.disks.len(), files.shared.len()), (1, 3));
+        assert_eq!(files.disks[0], files.shared[2]);
         config.pmem[0].files.push(part);
-        let error = Files::open(&config).unwrap_err();
+        let error = Files::of(&config).unwrap_err();
         assert!(matches!(error, Error::Unsupported { .. }), "{error}");
-    }
-
-    #[test]
-    fn a_vmdk_descriptor_has_fd_numbers_for_paths() {
-        let text = "version=1\nRW 8 FLAT \"a b.erofs\" 0\nRW 4 FLAT \"a b.erofs\" 8\n\
-                    RW 2 FLAT \"../x\" 0\n\nddb.x = \"4\"\n";
-        let expected = "version=1\nRW 8 FLAT \"/dev/fdset/7\" 0\n\
-                        RW 4 FLAT \"/dev/fdset/7\" 8\nRW 2 FLAT \"/dev/fdset/9\" 0\n\n\
-                        ddb.x = \"4\"\n";
-        assert_eq!(by_numbers(text, &[7, 9]).as_deref(), Some(expected));
-        assert_eq!(by_numbers(text, &[7]), None);
-        assert_eq!(by_numbers(text, &[7, 8, 9]), None);
     }
 }

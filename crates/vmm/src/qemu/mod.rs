@@ -11,9 +11,10 @@ mod clock;
 mod files;
 mod jail;
 mod pci;
+mod vmdk;
 
-use std::os::fd::AsRawFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use micabox_jail::{
     CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID, CAP_SYS_ADMIN, Claim, Quota, arguments,
@@ -21,7 +22,7 @@ use micabox_jail::{
 
 use crate::backend::{Acceleration, Backend, FilesPerRegion, Limits, Machine};
 use crate::cpu::Flags;
-use crate::process::{Channels, Launch, Process};
+use crate::process::{Channels, Launch, Process, SharedDescriptor};
 use crate::{Error, Exit, MachineConfig, host_kvm};
 
 pub use binary::{install_command, version};
@@ -107,9 +108,6 @@ impl Backend for Qemu {
 
     fn start(&self, config: &MachineConfig) -> Result<Box<dyn Machine>, Error> {
         config.check()?;
-        if config.resumed.is_some() {
-            return Err(Error::NoSnapshots { backend: "QEMU" });
-        }
         let processor = match (&self.acceleration, &self.counter) {
             (Acceleration::Kvm, _) => args::Processor::Host,
             (Acceleration::Emulated { .. }, counter) => args::Processor::Emulated {
@@ -117,18 +115,25 @@ impl Backend for Qemu {
             },
         };
         let channels = Channels::new()?;
-        let link = config.link()?;
-        let number = link.as_ref().map(AsRawFd::as_raw_fd);
         let system = |what| move |source| Error::System { what, source };
-        let mut files = Files::open(config)?;
-        let command = args::build(config, processor, channels.descriptors(), number, &files)?;
+        let mut files = Files::of(config)?;
+        let command = args::build(config, processor, channels.descriptors(), &files)?;
         let uses_kvm = matches!(processor, args::Processor::Host);
         let paths = std::mem::take(&mut files.paths);
         let start = Start::new(&self.program, command, paths, uses_kvm);
         let description = start
             .and_then(|start| start.write())
             .map_err(system("describing the machine to its worker"))?;
+        let description = Arc::new(description);
         let claim = Claim::new().map_err(system("finding a user for the machine"))?;
+        let link = config.network.iter().map(|interface| &interface.link);
+        let others = link
+            .chain([&description])
+            .map(|file| Arc::clone(file) as SharedDescriptor);
+        files.open.extend(others);
+        files
+            .open
+            .extend(config.lifeline.clone().map(|file| file as _));
         let launch = Launch {
             program: micabox_jail::program(jail::NAME).map_err(|source| Error::Spawn {
                 path: "mica".into(),
@@ -136,13 +141,7 @@ impl Backend for Qemu {
             })?,
             name: None,
             arguments: arguments(jail::NAME, &description, claim.as_ref()),
-            files: files
-                .open
-                .into_iter()
-                .chain(link)
-                .chain([description])
-                .chain(config.lifeline()?)
-                .collect(),
+            files: files.open,
             address_space: config.address_space().saturating_add(OWN_ADDRESS_SPACE),
             file_size: config.largest_written_file(),
             // To change to another user, in a root of its own.

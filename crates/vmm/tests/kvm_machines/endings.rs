@@ -3,10 +3,10 @@
 use std::os::unix::net::UnixStream;
 
 use libtest_mimic::{Failed, Trial};
-use micabox_vmm::{Backend, Exit, Kvm, Machine, MachineConfig, PmemFile, PmemRegion};
+use micabox_vmm::{Backend, Exit, Kvm, Machine, MachineConfig, MachineFile, PmemRegion};
 use tempfile::NamedTempFile;
 
-use super::{PATIENCE, config, greeting};
+use super::{PATIENCE, boot, config, greeting, guest};
 
 pub fn tests() -> Vec<Trial> {
     vec![
@@ -15,6 +15,7 @@ pub fn tests() -> Vec<Trial> {
         Trial::test("a_triple_fault_is_told_from_a_reset", triple_fault),
         Trial::test("a_killed_worker_is_told_from_a_guests_end", killed),
         Trial::test("a_truncated_layer_ends_its_machine_by_name", truncated),
+        Trial::test("a_machine_has_the_files_that_were_opened", replaced),
         Trial::test("a_missing_kernel_is_named", no_kernel),
         Trial::test("too_much_memory_is_an_error", too_much_memory),
     ]
@@ -47,7 +48,7 @@ fn reset() -> Result<(), Failed> {
 fn panics() -> Result<(), Failed> {
     let empty = NamedTempFile::new()?;
     let machine = start(&MachineConfig {
-        initrd: empty.path().to_owned(),
+        begin: boot(&guest("vmlinux"), empty.path()),
         ..config()
     })?;
     let exit = end(&*machine)?;
@@ -90,10 +91,9 @@ fn truncated() -> Result<(), Failed> {
         Ok(file)
     };
     let with = |files: &[&NamedTempFile]| {
-        let files = files.iter().map(|file| PmemFile {
-            path: file.path().to_owned(),
-            size: 2 << 20,
-        });
+        let files = files
+            .iter()
+            .map(|file| MachineFile::open(file.path()).unwrap());
         MachineConfig {
             pmem: vec![PmemRegion {
                 files: files.collect(),
@@ -120,12 +120,44 @@ fn truncated() -> Result<(), Failed> {
     Ok(())
 }
 
+/// The machine has the files that were opened, whatever their names lead to when it starts. That a
+/// region's file is the first one shows in what the owner of that file can do.
+fn replaced() -> Result<(), Failed> {
+    let directory = tempfile::tempdir()?;
+    let path = |name: &str| directory.path().join(name);
+    let (kernel, initrd, layer) = (path("kernel"), path("initrd"), path("layer"));
+    std::fs::copy(guest("vmlinux"), &kernel)?;
+    std::fs::copy(guest("initrd.cpio"), &initrd)?;
+    let first = std::fs::File::create(&layer)?;
+    first.set_len(2 << 20)?;
+    let config = MachineConfig {
+        begin: boot(&kernel, &initrd),
+        pmem: vec![PmemRegion {
+            files: vec![MachineFile::open(&layer)?],
+        }],
+        ..config()
+    };
+    for file in [&kernel, &initrd, &layer] {
+        std::fs::write(path("other"), b"another file")?;
+        std::fs::rename(path("other"), file)?;
+    }
+    let machine = start(&config)?;
+    greeting(&*machine)?;
+    let again = start(&config)?;
+    first.set_len(0)?;
+    match end(&*again)? {
+        Exit::Failed { message, .. } => assert!(message.contains("truncated"), "{message}"),
+        exit => return Err(format!("{exit}\n{}", again.console_tail()).into()),
+    }
+    Ok(())
+}
+
 fn no_kernel() -> Result<(), Failed> {
     let file = NamedTempFile::new()?;
     for bytes in [&b""[..], b"#!/bin/sh\n", b"\x7fELF", &[0xff; 8192]] {
         std::fs::write(file.path(), bytes)?;
         let machine = start(&MachineConfig {
-            kernel: file.path().to_owned(),
+            begin: boot(file.path(), &guest("initrd.cpio")),
             ..config()
         })?;
         match end(&*machine)? {

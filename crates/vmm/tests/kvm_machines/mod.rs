@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use libtest_mimic::{Failed, Trial};
-use micabox_vmm::{Backend, Exit, Kvm, Machine, MachineConfig};
+use micabox_vmm::{Backend, Begin, Exit, Kvm, Machine, MachineConfig, MachineFile};
 
 /// Timeout far above the duration of a boot: only a hang reaches it.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -38,11 +38,19 @@ fn guest(name: &str) -> PathBuf {
     Path::new(&directory).join(name)
 }
 
+/// Begins a machine with these files.
+fn boot(kernel: &Path, initrd: &Path) -> Begin {
+    let open = |path| MachineFile::open(path).unwrap();
+    Begin::Boot {
+        kernel: open(kernel),
+        initrd: open(initrd),
+    }
+}
+
 fn config() -> MachineConfig {
     MachineConfig {
         name: "test".into(),
-        kernel: guest("vmlinux"),
-        initrd: guest("initrd.cpio"),
+        begin: boot(&guest("vmlinux"), &guest("initrd.cpio")),
         memory_mib: 128,
         cpus: 1,
         nested_virtualization: false,
@@ -53,13 +61,12 @@ fn config() -> MachineConfig {
         vsock: None,
         cmdline_extra: Vec::new(),
         lifeline: None,
-        resumed: None,
     }
 }
 
 fn boots(kernel: &str, cpus: u8) -> Result<(), Failed> {
     let machine = Kvm::probe()?.start(&MachineConfig {
-        kernel: guest(kernel),
+        begin: boot(&guest(kernel), &guest("initrd.cpio")),
         cpus,
         ..config()
     })?;

@@ -6,7 +6,7 @@ use libtest_mimic::{Failed, Trial};
 use micabox_vmm::{Backend, Kvm, Machine, MachineConfig, Snapshot};
 
 use super::snapshots::{SAY_EBX, kernel};
-use super::{PATIENCE, config};
+use super::{PATIENCE, boot, config, guest};
 
 pub fn tests() -> Vec<Trial> {
     vec![
@@ -38,7 +38,7 @@ fn code() -> Vec<u8> {
 fn start(nested_virtualization: bool) -> Result<(Box<dyn Machine>, [u32; 3]), Failed> {
     let file = kernel(&code());
     let machine = Kvm::probe()?.start(&MachineConfig {
-        kernel: file.path().to_owned(),
+        begin: boot(file.path(), &guest("initrd.cpio")),
         nested_virtualization,
         ..config()
     })?;

@@ -6,13 +6,13 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Failed, Trial};
-use micabox_vmm::{Backend, Exit, Kvm, Machine, MachineConfig, Snapshot};
+use micabox_vmm::{Backend, Begin, Exit, Kvm, Machine, MachineConfig, Snapshot};
 use micabox_wire::{
     Boot, Identity, Init, ToGuest, ToHost, Upper, preamble, read_message, write_message,
 };
 use tempfile::NamedTempFile;
 
-use super::{PATIENCE, config};
+use super::{PATIENCE, boot, config, guest};
 
 const COPIES: usize = 8;
 
@@ -97,7 +97,7 @@ pub fn kernel(code: &[u8]) -> NamedTempFile {
 fn counting() -> Result<(Box<dyn Machine>, MachineConfig, NamedTempFile), Failed> {
     let kernel = counter();
     let config = MachineConfig {
-        kernel: kernel.path().to_owned(),
+        begin: boot(kernel.path(), &guest("initrd.cpio")),
         ..config()
     };
     let machine = start(&config)?;
@@ -112,7 +112,7 @@ fn start(config: &MachineConfig) -> Result<Box<dyn Machine>, Failed> {
 /// Restores a machine from `snapshot`.
 fn resume(config: &MachineConfig, snapshot: &Snapshot) -> Result<Box<dyn Machine>, Failed> {
     start(&MachineConfig {
-        resumed: Some(snapshot.clone()),
+        begin: Begin::Restore(snapshot.clone()),
         ..config.clone()
     })
 }

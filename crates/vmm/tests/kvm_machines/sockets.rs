@@ -10,10 +10,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Failed, Trial};
-use micabox_vmm::{Backend, Exit, Kvm, Machine, MachineConfig, Snapshot, Sockets};
+use micabox_vmm::{Backend, Begin, Exit, Kvm, Machine, MachineConfig, Snapshot, Sockets};
 use sha2::{Digest, Sha256};
 
-use super::{PATIENCE, config};
+use super::{PATIENCE, boot, config};
 
 /// The host's address.
 const HOST: u32 = 2;
@@ -62,7 +62,7 @@ fn both_ways() -> Result<(), Failed> {
         UnixListener::bind(at(CALLED))?,
     );
     let machine = Kvm::probe()?.start(&MachineConfig {
-        initrd,
+        begin: boot(&super::guest("vmlinux"), &initrd),
         memory_mib: 512,
         vsock: Some(Sockets::At(path.clone())),
         ..config()
@@ -135,7 +135,7 @@ fn copies() -> Result<(), Failed> {
         UnixListener::bind(path(&format!("second_{READY}")))?,
     );
     let config = MachineConfig {
-        initrd,
+        begin: boot(&super::guest("vmlinux"), &initrd),
         memory_mib: 512,
         vsock: Some(Sockets::At(path("first"))),
         ..config()
@@ -151,7 +151,7 @@ fn copies() -> Result<(), Failed> {
     let copy = |vsock| -> Result<Box<dyn Machine>, Failed> {
         Ok(Kvm::probe()?.start(&MachineConfig {
             vsock: Some(vsock),
-            resumed: Some(snapshot.clone()),
+            begin: Begin::Restore(snapshot.clone()),
             ..config.clone()
         })?)
     };

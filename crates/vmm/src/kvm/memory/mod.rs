@@ -159,7 +159,8 @@ fn extend<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use region::{Mapping, map};
+    use crate::MachineFile;
+    use region::map;
 
     #[test]
     fn devices_read_everything_and_write_ram() {
@@ -167,7 +168,7 @@ mod tests {
         let mut memory = GuestMemory::new(1 << 20).unwrap();
         let file = tempfile::tempfile().unwrap();
         file.set_len(8192).unwrap();
-        let region = map(&[Mapping { file, length: 8192 }]).unwrap();
+        let region = map(&[MachineFile::new(file, "layer").unwrap()]).unwrap();
         memory.add_region(region, PMEM).unwrap();
         let readable = |at, length| memory.readable(GuestAddress(at), length, &mut Vec::new());
         let writable = |at, length| memory.writable(GuestAddress(at), length, &mut Vec::new());

@@ -2,20 +2,11 @@
 
 #![allow(unsafe_code)]
 
-use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 
 use vm_memory::mmap::{MmapRegion, MmapRegionError};
 
-/// A piece of a region.
-#[derive(Debug)]
-pub(crate) struct Mapping {
-    /// Open for reading.
-    pub(crate) file: File,
-    /// Bytes of the file that are mapped, a multiple of the page size.
-    pub(crate) length: u64,
-}
+use crate::MachineFile;
 
 /// Why a region can't be mapped.
 #[derive(Debug, thiserror::Error)]
@@ -28,16 +19,16 @@ pub(crate) enum Error {
     Region(#[from] MmapRegionError),
 }
 
-/// Maps the files one after the other, shared and read-only.
+/// Maps the files, of whole pages, one after the other, shared and read-only.
 ///
 /// The whole range is reserved first, and every file replaces its part of the reservation, so that
 /// no other mapping can end up in between.
-pub(crate) fn map(files: &[Mapping]) -> Result<MmapRegion, Error> {
+pub(crate) fn map(files: &[MachineFile]) -> Result<MmapRegion, Error> {
     const FLAGS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
 
     let total = files
         .iter()
-        .fold(0_u64, |sum, file| sum.saturating_add(file.length));
+        .fold(0_u64, |sum, file| sum.saturating_add(file.length()));
     let size = usize::try_from(total).unwrap_or(usize::MAX);
     // SAFETY: a new mapping, where the kernel chooses; nothing is overwritten.
     let base = unsafe { libc::mmap(std::ptr::null_mut(), size, libc::PROT_NONE, FLAGS, -1, 0) };
@@ -48,8 +39,8 @@ pub(crate) fn map(files: &[Mapping]) -> Result<MmapRegion, Error> {
         });
     }
     let mut offset = 0_usize;
-    for (index, mapping) in files.iter().enumerate() {
-        let length = usize::try_from(mapping.length).unwrap_or(usize::MAX);
+    for (index, file) in files.iter().enumerate() {
+        let length = usize::try_from(file.length()).unwrap_or(usize::MAX);
         // SAFETY: the lengths add up to the reservation's, so this replaces a part of it
         // that no file has yet.
         let mapped = unsafe {
@@ -58,7 +49,7 @@ pub(crate) fn map(files: &[Mapping]) -> Result<MmapRegion, Error> {
                 length,
                 libc::PROT_READ,
                 libc::MAP_SHARED | libc::MAP_FIXED,
-                mapping.file.as_raw_fd(),
+                file.number(),
                 0,
             )
         };
@@ -78,18 +69,18 @@ pub(crate) fn map(files: &[Mapping]) -> Result<MmapRegion, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::{Seek, Write};
+    use crate::FileRef;
+    use std::io::Write;
     use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 
     #[test]
     fn files_of_a_region_follow_each_other() {
-        let files: Vec<Mapping> = [1_u8, 2, 3]
+        let files: Vec<MachineFile> = [1_u8, 2, 3]
             .iter()
             .map(|fill| {
                 let mut file = tempfile::tempfile().unwrap();
                 file.write_all(&[*fill; 8192]).unwrap();
-                file.rewind().unwrap();
-                Mapping { file, length: 8192 }
+                MachineFile::new(file, "layer").unwrap()
             })
             .collect();
         let region = GuestRegionMmap::new(map(&files).unwrap(), GuestAddress(0)).unwrap();
@@ -103,17 +94,18 @@ mod tests {
 
     #[test]
     fn files_that_cannot_be_mapped_are_named() {
+        let claimed = |file, length| {
+            let description = FileRef {
+                number: 0,
+                length,
+                name: "layer".into(),
+            };
+            MachineFile::received(file, description)
+        };
         let (pipe, _other) = rustix::pipe::pipe().unwrap();
-        let pipe = Mapping {
-            file: pipe.into(),
-            length: 4096,
-        };
+        let pipe = claimed(pipe.into(), 4096);
         assert!(matches!(map(&[pipe]), Err(Error::Map { index: 0, .. })));
-        let file = tempfile::tempfile().unwrap();
-        let huge = Mapping {
-            file,
-            length: u64::MAX,
-        };
+        let huge = claimed(tempfile::tempfile().unwrap(), u64::MAX);
         assert!(matches!(map(&[huge]), Err(Error::Reserve { .. })));
     }
 }

@@ -18,8 +18,9 @@
 #![allow(unsafe_code)]
 
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 
 use kvm_ioctls::VcpuFd;
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap};
@@ -102,8 +103,10 @@ pub(crate) fn prepare(
     file: &File,
     mut map: impl FnMut(u64, u64),
 ) -> io::Result<()> {
-    let mut bytes = Vec::new();
-    file.take(MOST * RANGE as u64).read_to_end(&mut bytes)?;
+    // Other processes may read the same file at the same time.
+    let length = file.metadata()?.len().min(MOST * RANGE as u64);
+    let mut bytes = vec![0; usize::try_from(length).map_err(io::Error::other)?];
+    file.read_exact_at(&mut bytes, 0)?;
     let ranges = bytes.as_chunks().0.iter().copied().map(Range::decode);
     let ranges: Vec<Range> = ranges.collect();
     if pages_of(&ranges) > MOST {
@@ -165,7 +168,6 @@ const PRE_FAULT_MEMORY: libc::c_ulong =
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::FileExt;
 
     use vm_memory::{Bytes, GuestAddress};
 

@@ -7,9 +7,9 @@
 
 #![allow(unsafe_code)]
 
+use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 /// A mapped file.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub(crate) struct Mapped {
     pub(crate) length: u64,
     /// Offset of the mapped part in the file.
     pub(crate) offset: u64,
-    pub(crate) file: OwnedFd,
+    pub(crate) file: Arc<File>,
     pub(crate) name: String,
 }
 
@@ -46,7 +46,7 @@ pub(crate) fn watch(files: Vec<Mapped>) -> io::Result<()> {
 pub(crate) fn reason() -> String {
     let files = FILES.get().map(Vec::as_slice).unwrap_or_default();
     let truncated = files.iter().find(|file| {
-        rustix::fs::fstat(file.file.as_fd()).is_ok_and(|stat| {
+        rustix::fs::fstat(&file.file).is_ok_and(|stat| {
             u64::try_from(stat.st_size).unwrap_or_default()
                 < file.offset.saturating_add(file.length)
         })
@@ -129,7 +129,7 @@ mod tests {
             start: region.as_ptr() as usize,
             offset: 0,
             length: vm_memory::GuestMemoryRegion::len(region),
-            file: driver.pmem.try_clone().unwrap().into(),
+            file: Arc::new(driver.pmem.try_clone().unwrap()),
             name: "layer 7".to_owned(),
         };
         watch(vec![mapped]).unwrap();

@@ -10,9 +10,10 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryRegion};
 use super::Device;
 use super::mmio::Transport;
 use super::state::{Mismatch, State};
+use crate::MachineFile;
 use crate::kvm::bus::{Mmio, lock};
 use crate::kvm::memory::GuestMemory;
-use crate::kvm::memory::region::{Mapping, map};
+use crate::kvm::memory::region::map;
 
 /// A buffer that the device reads or writes.
 pub(crate) const READ: u16 = 0;
@@ -133,7 +134,7 @@ impl Driver {
         let file = std::fs::File::from(file.unwrap());
         file.set_len(PAGE).unwrap();
         let pmem = file.try_clone().unwrap();
-        let region = map(&[Mapping { file, length: PAGE }]).unwrap();
+        let region = map(&[MachineFile::new(file, "pmem").unwrap()]).unwrap();
         memory.add_region(region, PMEM).unwrap();
         let transport = Transport::new(device, memory.clone()).unwrap();
         let transport = Arc::new(Mutex::new(transport));

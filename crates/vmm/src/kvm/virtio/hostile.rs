@@ -13,13 +13,14 @@ use vm_memory::{Bytes, GuestAddress};
 
 use super::Device;
 use super::balloon::Balloon;
-use super::blk::{Blk, Piece, Storage};
+use super::blk::{Blk, Storage};
 use super::console::Console;
 use super::driver::Driver;
 use super::pmem::Pmem;
 use super::rng::Rng;
 use super::state::State;
 use super::vsock::Vsock;
+use crate::MachineFile;
 use crate::kvm::bus::{Mmio, lock};
 
 /// Kinds of devices.
@@ -110,10 +111,8 @@ fn device(kind: u8) -> (Box<dyn Device>, Vec<UnixStream>) {
         let file = rustix::fs::memfd_create("disk", rustix::fs::MemfdFlags::CLOEXEC);
         let file = std::fs::File::from(file.unwrap());
         file.set_len(1 << 16).unwrap();
-        let length = 1 << 16;
-        let name = "disk".into();
-        let piece = Piece { file, length, name };
-        Blk::new(Storage::new(vec![piece], read_only), "disk")
+        let file = MachineFile::new(file, "disk").unwrap();
+        Blk::new(Storage::new(vec![file], read_only), "disk")
     };
     match kind {
         0 => (Box::new(Rng), Vec::new()),

@@ -18,26 +18,26 @@ use super::begin::Begin;
 use super::filters::Thread;
 use super::requests::Saver;
 use super::threads::{End, Loop, Threads, Waker};
-use crate::AGENT_PORT;
 use crate::kvm::boot;
 use crate::kvm::bus::{Attached, Bus, lock};
 use crate::kvm::ending::Ending;
 use crate::kvm::legacy::{self, Serial};
-use crate::kvm::memory::region::{Mapping, map};
+use crate::kvm::memory::region::map;
 use crate::kvm::memory::truncation::{self, Mapped};
 use crate::kvm::memory::{self, GuestMemory, layout};
 use crate::kvm::vcpu::{self, Pause, cpuid, pause};
 use crate::kvm::virtio::Device;
 use crate::kvm::virtio::balloon::Balloon;
-use crate::kvm::virtio::blk::{Blk, Piece, Storage};
+use crate::kvm::virtio::blk::{Blk, Storage};
 use crate::kvm::virtio::console::Console;
 use crate::kvm::virtio::mmio::Transport;
 use crate::kvm::virtio::net::Net;
 use crate::kvm::virtio::pmem::Pmem;
 use crate::kvm::virtio::rng::Rng;
 use crate::kvm::virtio::vsock::Vsock;
-use crate::kvm::worker_spec::{SharedDisk, SharedFile, WorkerSpec, own};
+use crate::kvm::worker_spec::{WorkerSpec, own, own_file};
 use crate::kvm::{INTERRUPTS, acpi, saved};
+use crate::{AGENT_PORT, Disk, FileRef, PmemRegion};
 
 /// Why a machine can't be built.
 #[derive(Debug, thiserror::Error)]
@@ -108,7 +108,7 @@ impl Machine {
         let ram_size = u64::from(spec.memory_mib) << 20;
         let mut begin = Begin::new(spec.start, ram_size)?;
         let mut memory = begin.memory(ram_size)?;
-        let mut watched = watched_ram(&memory)?;
+        let mut watched = watched_ram(&memory);
         let limit = cpuid::address_limit(&supported);
         let regions = map_regions(&mut memory, ram_size, limit, spec.regions, &mut watched)?;
         truncation::watch(watched).map_err(system("watching the layers"))?;
@@ -223,36 +223,25 @@ fn map_regions(
     memory: &mut GuestMemory,
     ram_size: u64,
     limit: u64,
-    regions: Vec<Vec<SharedFile>>,
+    regions: Vec<PmemRegion<FileRef>>,
     watched: &mut Vec<Mapped>,
 ) -> Result<Vec<std::ops::Range<u64>>, Error> {
-    let size = |region: &Vec<SharedFile>| {
-        let lengths = region.iter().map(|file| file.length);
-        lengths.fold(0_u64, u64::saturating_add)
-    };
-    let sizes: Vec<u64> = regions.iter().map(size).collect();
+    let take = |region: PmemRegion<FileRef>| region.try_map(own_file);
+    let regions = regions.into_iter().map(take).collect::<Result<Vec<_>, _>>();
+    let regions = regions.map_err(system("taking a layer"))?;
+    let sizes: Vec<u64> = regions.iter().map(PmemRegion::size).collect();
     let ranges = layout::pmem(ram_size, &sizes, limit).ok_or(Error::NoAddresses)?;
-    for (region, range) in regions.into_iter().zip(&ranges) {
-        let mut mappings = Vec::with_capacity(region.len());
-        let mut names = Vec::with_capacity(region.len());
-        for file in region {
-            let descriptor = own(file.descriptor).map_err(system("taking a layer"))?;
-            mappings.push(Mapping {
-                file: descriptor.into(),
-                length: file.length,
-            });
-            names.push(file.name);
-        }
-        let mapped = map(&mappings).map_err(memory::Error::from)?;
+    for (region, range) in regions.iter().zip(&ranges) {
+        let mapped = map(&region.files).map_err(memory::Error::from)?;
         let mut start = mapped.as_ptr() as usize;
-        for (mapping, name) in mappings.into_iter().zip(names) {
-            let length = mapping.length;
+        for file in &region.files {
+            let length = file.length();
             watched.push(Mapped {
                 start,
                 length,
                 offset: 0,
-                file: mapping.file.into(),
-                name,
+                file: Arc::clone(file.file()),
+                name: file.path().display().to_string(),
             });
             start = start.saturating_add(usize::try_from(length).unwrap_or(usize::MAX));
         }
@@ -262,20 +251,18 @@ fn map_regions(
 }
 
 /// Returns the parts of RAM that map a file.
-fn watched_ram(memory: &GuestMemory) -> Result<Vec<Mapped>, Error> {
+fn watched_ram(memory: &GuestMemory) -> Vec<Mapped> {
     let of_files = memory.ram().iter().filter_map(|region| {
         let part = region.file_offset()?;
-        Some(part.file().try_clone().map(|file| Mapped {
+        Some(Mapped {
             start: region.as_ptr() as usize,
             length: region.len(),
             offset: part.start(),
-            file: file.into(),
+            file: Arc::clone(part.arc()),
             name: "the snapshot's memory".to_owned(),
-        }))
+        })
     });
-    of_files
-        .collect::<Result<_, _>>()
-        .map_err(system("watching the snapshot"))
+    of_files.collect()
 }
 
 /// Adds the memory to the machine: RAM, and each pmem region as one read-only slot.
@@ -304,18 +291,12 @@ fn add_slots(vm: &VmFd, memory: &GuestMemory) -> Result<(), Error> {
     Ok(())
 }
 
-fn open_disk(disk: SharedDisk) -> Result<Blk, Error> {
-    let pieces = disk.files.into_iter().map(|file| {
-        Ok(Piece {
-            file: own(file.descriptor)
-                .map_err(system("taking a disk"))?
-                .into(),
-            length: file.length / 512 * 512,
-            name: file.name,
-        })
-    });
-    let pieces = pieces.collect::<Result<_, Error>>()?;
-    Ok(Blk::new(Storage::new(pieces, disk.read_only), &disk.serial))
+fn open_disk(disk: Disk<FileRef>) -> Result<Blk, Error> {
+    let disk = disk.try_map(own_file).map_err(system("taking a disk"))?;
+    Ok(Blk::new(
+        Storage::new(disk.files, disk.read_only),
+        &disk.serial,
+    ))
 }
 
 /// Puts each device behind registers, with an interrupt.

@@ -5,4 +5,4 @@ mod request;
 mod storage;
 
 pub(crate) use device::Blk;
-pub(crate) use storage::{Piece, Storage};
+pub(crate) use storage::Storage;

@@ -2,40 +2,46 @@
 
 #![allow(unsafe_code)]
 
-use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 
+use crate::MachineFile;
 use crate::kvm::virtio::chain::Buffers;
+
+/// Bytes of a sector. What is behind a file's last whole sector is not on the disk.
+const SECTOR: u64 = 512;
 
 /// One file of a disk.
 #[derive(Debug)]
-pub(crate) struct Piece {
-    pub(crate) file: File,
+struct Piece {
+    /// The disk's offset of the file's first byte.
+    start: u64,
     /// Bytes of the file that belong to the disk, a multiple of 512.
-    pub(crate) length: u64,
-    /// The file's name, for messages.
-    pub(crate) name: String,
+    length: u64,
+    file: MachineFile,
 }
 
 /// A disk's bytes.
 #[derive(Debug)]
 pub(crate) struct Storage {
-    /// Each with the offset of its first byte, ascending.
-    pieces: Vec<(u64, Piece)>,
+    /// In the order of their offsets.
+    pieces: Vec<Piece>,
     length: u64,
     read_only: bool,
 }
 
 impl Storage {
-    pub(crate) fn new(pieces: Vec<Piece>, read_only: bool) -> Self {
+    pub(crate) fn new(files: Vec<MachineFile>, read_only: bool) -> Self {
         let mut length = 0_u64;
-        let pieces = pieces
+        let pieces = files
             .into_iter()
-            .map(|piece| {
-                let start = length;
+            .map(|file| {
+                let piece = Piece {
+                    start: length,
+                    length: file.length() / SECTOR * SECTOR,
+                    file,
+                };
                 length = length.saturating_add(piece.length);
-                (start, piece)
+                piece
             })
             .collect();
         Self {
@@ -64,11 +70,11 @@ impl Storage {
     /// Fills `buffers` from `offset` on.
     pub(super) fn read(&self, offset: u64, buffers: Buffers<'_>) -> io::Result<()> {
         self.each(offset, buffers, |piece, at, part| {
-            let read = part.read_at(&piece.file, at)?;
+            let read = part.read_at(piece.file.file(), at)?;
             if read < part.len() {
                 return Err(io::Error::other(format!(
                     "{} was truncated while the machine ran",
-                    piece.name
+                    piece.file.path().display()
                 )));
             }
             Ok(())
@@ -78,7 +84,7 @@ impl Storage {
     /// Writes `buffers` from `offset` on.
     pub(super) fn write(&self, offset: u64, buffers: Buffers<'_>) -> io::Result<()> {
         self.each(offset, buffers, |piece, at, part| {
-            part.write_at(&piece.file, at)
+            part.write_at(piece.file.file(), at)
         })
     }
 
@@ -89,14 +95,15 @@ impl Storage {
         }
         self.pieces
             .iter()
-            .try_for_each(|(_, piece)| piece.file.sync_data())
+            .try_for_each(|piece| piece.file.file().sync_data())
     }
 
     /// Makes `length` bytes at `offset` read as zeroes and frees their space.
     pub(super) fn erase(&self, offset: u64, length: u64) -> io::Result<()> {
         const MODE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        for (start, piece) in &self.pieces {
-            let from = offset.max(*start);
+        for piece in &self.pieces {
+            let start = piece.start;
+            let from = offset.max(start);
             let end = offset
                 .saturating_add(length)
                 .min(start.saturating_add(piece.length));
@@ -104,7 +111,7 @@ impl Storage {
             if from < end {
                 let (at, count) = (number(from - start)?, number(end - from)?);
                 // SAFETY: takes a descriptor and integers.
-                if unsafe { libc::fallocate(piece.file.as_raw_fd(), MODE, at, count) } != 0 {
+                if unsafe { libc::fallocate(piece.file.number(), MODE, at, count) } != 0 {
                     return Err(io::Error::last_os_error());
                 }
             }
@@ -120,13 +127,13 @@ impl Storage {
         mut transfer: impl FnMut(&Piece, u64, &Buffers<'_>) -> io::Result<()>,
     ) -> io::Result<()> {
         let mut offset = offset;
-        let first = self.pieces.partition_point(|(start, _)| *start <= offset);
+        let first = self.pieces.partition_point(|piece| piece.start <= offset);
         let pieces = self.pieces.iter().skip(first.saturating_sub(1));
-        for (start, piece) in pieces {
+        for piece in pieces {
             if buffers.len() == 0 {
                 break;
             }
-            let at = offset.saturating_sub(*start);
+            let at = offset.saturating_sub(piece.start);
             let left = piece.length.saturating_sub(at);
             let part = buffers.take(usize::try_from(left).unwrap_or(usize::MAX));
             transfer(piece, at, &part)?;

@@ -3,8 +3,8 @@ use std::os::unix::fs::FileExt;
 
 use super::*;
 use crate::kvm::bus::lock;
-use crate::kvm::virtio::blk::Piece;
 use crate::kvm::virtio::driver::{Driver, PMEM, READ, WRITE};
+use crate::{FileRef, MachineFile};
 
 fn file(fill: u8, length: usize) -> File {
     let file = tempfile::tempfile().unwrap();
@@ -12,12 +12,16 @@ fn file(fill: u8, length: usize) -> File {
     file
 }
 
-fn piece(file: File, length: u64) -> Piece {
-    let name = "layer".into();
-    Piece { file, length, name }
+fn piece(file: File, length: u64) -> MachineFile {
+    let description = FileRef {
+        number: 0,
+        length,
+        name: "layer".into(),
+    };
+    MachineFile::received(file, description)
 }
 
-fn start(pieces: Vec<Piece>, read_only: bool) -> Driver {
+fn start(pieces: Vec<MachineFile>, read_only: bool) -> Driver {
     let storage = Storage::new(pieces, read_only);
     Driver::new(Box::new(Blk::new(storage, "image")))
 }
