@@ -49,7 +49,7 @@ mod timings;
 mod upper;
 mod worker;
 
-pub use base::{Base, DiskProblem, Format, OpenDisk, RootDisk};
+pub use base::{Base, BaseName, DiskProblem, Format, ImageName, OpenDisk, RootDisk};
 pub use builder::{Builder, DEFAULT_MEMORY_MIB, OwnerLog, Restore};
 pub use cancel::Cancel;
 pub use command::{Command, CommandError, EnvChange, Overrides};
@@ -65,7 +65,7 @@ pub use sandbox::{Ended, Event, Sandbox};
 pub use signal::signal_number;
 pub use snapshot::{EphemeralSnapshot, SavedMachine, Snapshot};
 pub use spec::Spec;
-pub use state::{ImageName, ProcessId, Record, SandboxRef, Sandboxes, Status};
+pub use state::{ProcessId, Record, SandboxRef, Sandboxes, Status};
 pub use stop::{DEFAULT_GRACE, Stopped};
 pub use timings::Timings;
 pub use upper::{Change, ChangeKind, DEFAULT_DISK_SIZE, FrozenDisk, Upper};

@@ -71,7 +71,6 @@ fn table(records: &[Record]) -> String {
     const MAX_COMMAND: usize = 40;
     let mut table = Table::new(&["ID", "NAME", "IMAGE", "COMMAND", "CREATED", "STATUS"]);
     for record in records {
-        let image = record.image.reference.as_deref();
         let mut command: String = record.command.chars().take(MAX_COMMAND).collect();
         if command.len() < record.command.len() {
             command.push('…');
@@ -79,7 +78,7 @@ fn table(records: &[Record]) -> String {
         table.row([
             record.short_id().to_owned(),
             record.name.clone(),
-            image.unwrap_or(&record.image.digest).to_owned(),
+            record.base.to_string(),
             command,
             ago(record.created),
             match &record.status {

@@ -98,10 +98,9 @@ pub fn execute(args: &Args) -> Outcome {
             let mut table =
                 Table::new(&["NAME", "IMAGE", "SANDBOX", ">DISK", ">MEMORY", "CREATED"]);
             for snapshot in sandboxes.snapshots()? {
-                let image = snapshot.image.reference.unwrap_or(snapshot.image.digest);
                 table.row([
                     snapshot.name,
-                    image,
+                    snapshot.base.to_string(),
                     snapshot.sandbox,
                     match snapshot.size {
                         0 => "-".to_owned(),

@@ -1,6 +1,7 @@
 //! The base of a sandbox, below its changes: an image in the store, or a root disk of the user's.
 
 mod disk;
+mod name;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -11,11 +12,11 @@ use micabox_overlay::lower::LowerKind;
 use oci_spec::image::Config;
 
 use crate::plan::{Plan, Root, Transport};
-use crate::state::ImageName;
 use crate::{Error, Record, Snapshot, image_files};
 
 pub(crate) use disk::Claim;
 pub use disk::{DiskProblem, Format, OpenDisk, RootDisk};
+pub use name::{BaseName, ImageName};
 
 /// What a sandbox is made from.
 #[derive(Clone, Debug)]
@@ -33,7 +34,7 @@ impl Base {
     /// [`Error::Store`] if the image is no longer in the store; [`Error::RootDisk`] if the root
     /// disk has changed or can't be used.
     pub fn of(store: &Store, record: &Record) -> Result<Self, Error> {
-        Self::find(store, &record.image, record.root_disk.as_ref())
+        Self::find(store, &record.base, &record.name)
     }
 
     /// Finds the base of a snapshot's sandbox.
@@ -42,10 +43,7 @@ impl Base {
     /// As [`Base::of`]; [`Error::RootDiskUnnamed`] if the snapshot was imported and has a root
     /// disk.
     pub fn of_snapshot(store: &Store, snapshot: &Snapshot) -> Result<Self, Error> {
-        if snapshot.is_without_path() {
-            return Err(Error::RootDiskUnnamed(snapshot.name.clone()));
-        }
-        Self::find(store, &snapshot.image, snapshot.root_disk.as_ref())
+        Self::find(store, &snapshot.base, &snapshot.name)
     }
 
     /// Uses the file at `path` as the root disk of a snapshot. Format, size and UUID must be the
@@ -59,7 +57,7 @@ impl Base {
             name: snapshot.name.clone(),
             problem,
         };
-        match &snapshot.root_disk {
+        match snapshot.base.disk() {
             None => Err(differs("is of an image, and has no root disk")),
             Some(_) if snapshot.memory.is_some() => Err(differs(
                 "has memory, which continues only with its own root disk",
@@ -68,16 +66,18 @@ impl Base {
         }
     }
 
-    fn find(store: &Store, image: &ImageName, disk: Option<&RootDisk>) -> Result<Self, Error> {
-        Ok(match disk {
-            Some(disk) => Self::Disk(disk.reopen()?),
-            None => {
+    /// Finds the base of the sandbox or snapshot `of`.
+    fn find(store: &Store, name: &BaseName, of: &str) -> Result<Self, Error> {
+        match name {
+            BaseName::Disk(disk) => Ok(Self::Disk(disk.reopen()?)),
+            BaseName::DiskElsewhere { .. } => Err(Error::RootDiskUnnamed(of.to_owned())),
+            BaseName::Image(image) => {
                 let mut found = store.image_by_digest(&image.parse_digest()?)?;
                 // The reference under which the image was requested.
                 found.reference = image.reference.as_ref().and_then(|name| name.parse().ok());
-                Self::Image(Box::new(found))
+                Ok(Self::Image(Box::new(found)))
             }
-        })
+        }
     }
 
     /// Returns the image's configuration; the default one for a root disk, which has none.
@@ -89,16 +89,13 @@ impl Base {
     }
 
     /// Returns the base's name for the record.
-    pub(crate) fn name(&self) -> ImageName {
+    pub(crate) fn name(&self) -> BaseName {
         match self {
-            Self::Image(image) => ImageName {
+            Self::Image(image) => BaseName::Image(ImageName {
                 reference: image.reference.as_ref().map(ToString::to_string),
                 digest: image.manifest_digest.to_string(),
-            },
-            Self::Disk(disk) => ImageName {
-                reference: Some(disk.disk.path.display().to_string()),
-                digest: String::new(),
-            },
+            }),
+            Self::Disk(disk) => BaseName::Disk(disk.disk().clone()),
         }
     }
 

@@ -53,7 +53,7 @@ impl Start {
     /// Starts the sandbox and waits until it is ready for commands.
     pub(super) fn create(self) -> Result<Sandbox, Error> {
         let begun = Instant::now();
-        let _span = info_span!("create", base = self.base.name().reference).entered();
+        let _span = info_span!("create", base = %self.base.name()).entered();
         if let Some(name) = self.name.as_deref().filter(|name| !is_valid(name)) {
             return Err(Error::BadName(name.to_owned()));
         }
@@ -288,8 +288,8 @@ impl Start {
         match &self.resumed {
             None => directory.register(self.name.as_deref(), self.record(plan, backend)?),
             Some(id) => directory.resume(id, |record| {
-                record.transport = plan.transport.to_string();
-                record.root = plan.root.to_string();
+                record.transport = plan.transport;
+                record.root = plan.root;
                 record.owner = ProcessId::own();
                 record.creator = ProcessId::own();
                 record.machine = None;
@@ -498,14 +498,13 @@ impl Start {
         Ok(Record {
             id: id.iter().map(|byte| format!("{byte:02x}")).collect(),
             name: String::new(),
-            image: self.base.name(),
-            root_disk: self.base.disk().cloned(),
+            base: self.base.name(),
             command: self.description.clone(),
             created: now().0,
             memory_mib: self.memory_mib,
             cpus: self.cpus.unwrap_or_else(|| default_cpus(backend)),
-            transport: plan.transport.to_string(),
-            root: plan.root.to_string(),
+            transport: plan.transport,
+            root: plan.root,
             upper: self.upper,
             spec: self.spec(),
             auto_remove: true,

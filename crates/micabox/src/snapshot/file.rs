@@ -80,9 +80,7 @@ impl Sandboxes {
         let Head { mut snapshot, runs } = read_head(&mut from).map_err(failed)?;
         // The file contains only a disk.
         (snapshot.memory, snapshot.ephemeral) = (None, false);
-        if let Some(disk) = &mut snapshot.root_disk {
-            disk.path.clear();
-        }
+        snapshot.base = snapshot.base.elsewhere();
         if let Some(name) = name {
             name.clone_into(&mut snapshot.name);
         }
@@ -172,7 +170,7 @@ fn read_head(from: &mut Hashed<'_>) -> io::Result<Head> {
         let next = next.filter(|next| *offset >= end && *next <= head.snapshot.size);
         end = next.ok_or_else(|| wrong("its runs of bytes are not in order"))?;
     }
-    let disk = head.snapshot.root_disk.as_ref();
+    let disk = head.snapshot.base.disk();
     if disk.is_some_and(|disk| disk.in_place) {
         return Err(wrong(
             "its root disk is one that is written to, which has no snapshots",
@@ -219,4 +217,47 @@ fn read_disk(from: &mut Hashed<'_>, path: &Path, size: u64, runs: &[(u64, u64)])
         return Err(io::Error::new(io::ErrorKind::InvalidData, problem));
     }
     disk.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::BaseName;
+
+    /// Returns a file as versions of mica before [`BaseName`] wrote it, with an empty disk.
+    fn exported(base: &str) -> Vec<u8> {
+        let head = format!(
+            r#"{{"snapshot":{{"name":"monday",{base},"sandbox":"db","created":1763800000,
+                "size":67108864}},"runs":[[0,4096]]}}"#
+        );
+        let mut file = MAGIC.to_vec();
+        file.extend(u32::try_from(head.len()).unwrap().to_le_bytes());
+        file.extend(head.as_bytes());
+        file
+    }
+
+    #[test]
+    fn files_of_earlier_versions_are_read() {
+        let digest = format!("sha256:{}", "1".repeat(64));
+        let image = format!(r#""image":{{"reference":"debian:12","digest":"{digest}"}}"#);
+        let (snapshot, runs) = head_alone(&mut &*exported(&image)).unwrap();
+        let BaseName::Image(image) = &snapshot.base else {
+            panic!("{snapshot:?}");
+        };
+        assert_eq!(image.parse_digest().unwrap().to_string(), digest);
+        assert_eq!(runs, [(0, 4096)]);
+
+        let disk = |in_place| {
+            let disk = format!(
+                r#""image":{{"reference":"/d","digest":""}},"root_disk":{{"path":"/d",
+                    "format":"erofs","in_place":{in_place},"size":4096,
+                    "uuid":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16],"modified":[1,2]}}"#
+            );
+            head_alone(&mut &*exported(&disk))
+        };
+        let (snapshot, _) = disk(false).unwrap();
+        assert!(matches!(&snapshot.base, BaseName::Disk(disk) if disk.path.ends_with("d")));
+        let error = disk(true).unwrap_err().to_string();
+        assert!(error.contains("written to"), "{error}");
+    }
 }

@@ -26,9 +26,9 @@ use tracing::info;
 use crate::jailed::{self, Notes, Settle};
 use crate::name::is_valid;
 use crate::sandbox::now;
-use crate::state::{ImageName, Lock};
+use crate::state::Lock;
 use crate::upper::copy;
-use crate::{Error, Record, RootDisk, SandboxRef, Sandboxes, Source, Upper};
+use crate::{BaseName, Error, Record, SandboxRef, Sandboxes, Source, Upper};
 
 pub use memory::{EphemeralSnapshot, SavedMachine};
 
@@ -42,11 +42,9 @@ const LOCK: &str = "lock";
 pub struct Snapshot {
     /// Unique among snapshots.
     pub name: String,
-    /// The image that the disk's changes apply to.
-    pub image: ImageName,
-    /// The root disk that the changes apply to, if there is no image.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub root_disk: Option<RootDisk>,
+    /// What the disk's changes apply to.
+    #[serde(flatten)]
+    pub base: BaseName,
     /// The sandbox's name.
     pub sandbox: String,
     /// When it was made, seconds since 1970-01-01 UTC.
@@ -66,14 +64,6 @@ pub struct Snapshot {
     /// Its directory.
     #[serde(skip)]
     pub(crate) directory: PathBuf,
-}
-
-impl Snapshot {
-    /// Returns whether the path of its root disk is unknown, because the snapshot was imported.
-    pub(crate) fn is_without_path(&self) -> bool {
-        let disk = self.root_disk.as_ref();
-        disk.is_some_and(|disk| disk.path.as_os_str().is_empty())
-    }
 }
 
 impl SandboxRef {
@@ -198,8 +188,7 @@ impl Sandboxes {
 fn of(record: &Record, name: String) -> Snapshot {
     Snapshot {
         name,
-        image: record.image.clone(),
-        root_disk: record.root_disk.clone(),
+        base: record.base.clone(),
         sandbox: record.name.clone(),
         created: now().0,
         size: match record.upper {
@@ -214,11 +203,11 @@ fn of(record: &Record, name: String) -> Snapshot {
 
 /// Leases the image, so that it stays in the store.
 fn lease(store: &Store, snapshot: &Snapshot) -> Result<(), Error> {
-    if snapshot.root_disk.is_some() {
+    let BaseName::Image(image) = &snapshot.base else {
         return Ok(());
-    }
+    };
     let name = format!("{PREFIX}{}", snapshot.name);
-    Ok(store.lease(&name, &snapshot.image.parse_digest()?)?)
+    Ok(store.lease(&name, &image.parse_digest()?)?)
 }
 
 /// Removes a directory that a killed process left. The caller holds the lock on names.

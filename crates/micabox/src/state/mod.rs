@@ -20,7 +20,7 @@ mod sandboxes;
 pub(crate) use directory::{Directory, Found, ID_LENGTH, Registration};
 pub(crate) use lock::Lock;
 pub use micabox_owner::process::ProcessId;
-pub use record::{ImageName, Record, Status};
+pub use record::{Record, Status};
 pub use sandboxes::{SandboxRef, Sandboxes};
 
 #[cfg(test)]

@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-use micabox_image::Digest;
 use serde::{Deserialize, Serialize};
 
 use super::ProcessId;
-use crate::{Error, RootDisk, Spec, Upper};
+use crate::plan::{Root, Transport};
+use crate::{BaseName, Error, Spec, Upper};
 
 /// The record of a sandbox: `state.json`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -15,11 +15,9 @@ pub struct Record {
     pub id: String,
     /// Unique among all records.
     pub name: String,
-    /// The image it was made from, or the path of its root disk.
-    pub image: ImageName,
-    /// The root disk, if the root is not an image.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub root_disk: Option<RootDisk>,
+    /// What it was made from.
+    #[serde(flatten)]
+    pub base: BaseName,
     /// The first command, quoted for a shell.
     pub command: String,
     /// When it was created, seconds since 1970-01-01 UTC.
@@ -28,10 +26,10 @@ pub struct Record {
     pub memory_mib: u32,
     /// Virtual processors.
     pub cpus: u8,
-    /// `pmem` or `blk`.
-    pub transport: String,
-    /// `merged` or `stacked`.
-    pub root: String,
+    /// How the bytes of the base reach it, in its last start: never [`Transport::Auto`].
+    pub transport: Transport,
+    /// Its root's lower side, in its last start.
+    pub root: Root,
     /// Where its changes are.
     #[serde(default)]
     pub upper: Upper,
@@ -50,15 +48,6 @@ pub struct Record {
     pub machine: Option<ProcessId>,
     /// Its status.
     pub status: Status,
-}
-
-/// The image a sandbox was made from.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ImageName {
-    /// The reference under which the image was requested, or the root disk's path.
-    pub reference: Option<String>,
-    /// Digest of its manifest; empty for a root disk.
-    pub digest: String,
 }
 
 /// The status of a sandbox.
@@ -103,24 +92,13 @@ impl fmt::Display for Status {
     }
 }
 
-impl ImageName {
-    /// Parses the digest of the image's manifest.
-    ///
-    /// # Errors
-    /// [`Error::BadRecord`] if it is not a digest.
-    pub fn parse_digest(&self) -> Result<Digest, Error> {
-        let digest = self.digest.parse();
-        digest.map_err(|_| Error::BadRecord(self.digest.clone()))
-    }
-}
-
 impl Record {
     /// Returns the size in bytes of the disk with its changes.
     ///
     /// # Errors
     /// [`Error::NotKept`] or [`Error::InPlace`] if it has no such disk.
     pub(crate) fn disk_size(&self) -> Result<u64, Error> {
-        match (self.upper, &self.root_disk) {
+        match (self.upper, self.base.disk()) {
             (Upper::Disk { size }, _) => Ok(size),
             (Upper::InPlace, Some(disk)) => Err(Error::InPlace {
                 name: self.name.clone(),

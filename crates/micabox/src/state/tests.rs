@@ -3,23 +3,23 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::*;
-use crate::{Error, Upper};
+use crate::plan::{Root, Transport};
+use crate::{BaseName, Error, ImageName, RootDisk, Upper};
 
 fn record(id: &str) -> Record {
     Record {
         id: id.repeat(32 / id.len()),
         name: String::new(),
-        image: ImageName {
+        base: BaseName::Image(ImageName {
             reference: None,
             digest: "sha256:00".into(),
-        },
-        root_disk: None,
+        }),
         command: "true".into(),
         created: 0,
         memory_mib: 1,
         cpus: 1,
-        transport: "pmem".into(),
-        root: "merged".into(),
+        transport: Transport::Pmem,
+        root: Root::Merged,
         upper: Upper::Tmpfs,
         spec: None,
         auto_remove: false,
@@ -135,4 +135,48 @@ fn foreign_files_among_sandboxes_are_kept() {
     fs::write(foreign.join("state.json"), "{}").unwrap();
     assert_eq!(names(&sandboxes), [""; 0]);
     assert!(foreign.join("state.json").exists());
+}
+
+/// Records as versions of mica before [`BaseName`] wrote them: each reads as itself, and its JSON,
+/// which `mica ps --json` shows, stays the same.
+#[test]
+fn records_of_earlier_versions_are_read_and_written_as_they_were() {
+    let image = r#"{
+        "id": "0123456789abcdef0123456789abcdef", "name": "calm-fox",
+        "image": {"reference": "docker.io/library/debian:12", "digest": "sha256:00"},
+        "command": "sleep 9", "created": 1763800000, "memory_mib": 1024, "cpus": 2,
+        "transport": "blk", "root": "stacked", "upper": {"kind": "disk", "size": 10737418240},
+        "auto_remove": false, "owner": null, "creator": null, "machine": null,
+        "status": {"state": "exited", "code": 3, "at": 1763800001, "error": null}
+    }"#;
+    let disk = r#"{
+        "id": "0123456789abcdef0123456789abcdef", "name": "calm-fox",
+        "image": {"reference": "/srv/root.ext4", "digest": ""},
+        "root_disk": {
+            "path": "/srv/root.ext4", "format": "ext4", "in_place": true, "size": 67108864,
+            "uuid": [1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16],
+            "unmapped": "its blocks are not of 4096 bytes", "modified": [1763800000, 5]
+        },
+        "command": "sh", "created": 1763800000, "memory_mib": 512, "cpus": 1,
+        "transport": "pmem", "root": "merged", "upper": {"kind": "in_place"},
+        "auto_remove": true, "owner": null, "creator": null, "machine": null,
+        "status": {"state": "running", "since": 1763800001}
+    }"#;
+    let read = |text| serde_json::from_str::<Record>(text).unwrap();
+    let (of_image, of_disk) = (read(image), read(disk));
+    let BaseName::Image(name) = &of_image.base else {
+        panic!("{of_image:?}");
+    };
+    assert_eq!(name.digest, "sha256:00");
+    assert_eq!(of_image.transport, Transport::Blk);
+    assert_eq!(of_image.root, Root::Stacked);
+    let BaseName::Disk(RootDisk { path, in_place, .. }) = &of_disk.base else {
+        panic!("{of_disk:?}");
+    };
+    assert_eq!((path.to_str(), *in_place), (Some("/srv/root.ext4"), true));
+    assert!(matches!(of_disk.disk_size(), Err(Error::InPlace { .. })));
+    for (record, text) in [(of_image, image), (of_disk, disk)] {
+        let value: serde_json::Value = serde_json::from_str(text).unwrap();
+        assert_eq!(serde_json::to_value(&record).unwrap(), value);
+    }
 }
