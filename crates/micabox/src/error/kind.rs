@@ -152,3 +152,43 @@ fn of_root_disk(problem: &DiskProblem) -> ErrorKind {
         _ => ErrorKind::Unsupported,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kind_says_what_can_be_done() {
+        let written = |kind: io::ErrorKind| Error::State {
+            what: "writing",
+            path: "/state.json".into(),
+            source: kind.into(),
+        };
+        let published = |kind: io::ErrorKind| {
+            Error::from(Network::Publish {
+                port: "8080:80".parse().unwrap(),
+                source: kind.into(),
+            })
+        };
+        let image_file = |source: Source| Error::ImageFile {
+            path: "/layer.erofs".into(),
+            source,
+        };
+        let refused = || io::Error::from(io::ErrorKind::PermissionDenied);
+        let name = || "it".to_owned();
+        for (error, kind) in [
+            (written(io::ErrorKind::StorageFull), ErrorKind::Full),
+            (written(io::ErrorKind::PermissionDenied), ErrorKind::Host),
+            (published(io::ErrorKind::AddrInUse), ErrorKind::InUse),
+            (image_file(refused().into()), ErrorKind::Host),
+            (image_file("another image".into()), ErrorKind::Damaged),
+            (Store::NoImage { name: name() }.into(), ErrorKind::NotFound),
+            (Machine::Config("?".into()).into(), ErrorKind::Invalid),
+            (Error::NotKept(name()), ErrorKind::Unsupported),
+            (Error::SnapshotExists(name()), ErrorKind::NameInUse),
+            (Error::OwnerGone, ErrorKind::Disconnected),
+        ] {
+            assert_eq!(error.kind(), kind, "{error}");
+        }
+    }
+}
