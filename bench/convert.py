@@ -1,15 +1,18 @@
-"""Conversion of a layer beside `gzip -dc | sha256sum` and mkfs.erofs.
+"""Conversion of a layer beside `gzip -dc | sha256sum` and mkfs.erofs; pull beside containerd.
 
-    python3 -m bench.convert [--rounds N] [--quick]
+    python3 -m bench.convert [--rounds N] [--quick] [--only-pull]
 
 `convert` is the library's conversion as a program: it reads the blob, checks both digests,
 writes the EROFS image, flushes it to disk and publishes it in an empty store. `mica load`
 does that for an OCI layout, and merges and publishes the image. `gzip -dc | sha256sum` is what merely checking
 the layer takes with standard tools. `tar -xz` and Debian's mkfs.erofs is how one makes
 the same image by hand; nothing is checked or flushed there.
+
+The pull is one of both layers, from a registry on loopback; only for root, as containerd mounts.
 """
 
 import argparse
+import datetime
 import pathlib
 import shlex
 import shutil
@@ -17,7 +20,7 @@ import subprocess
 import tempfile
 from functools import partial
 
-from bench import layers, layout, measure, mica, report
+from bench import containerd, layers, layout, measure, mica, report
 from bench.layers import Layer
 from bench.measure import CACHE, Cost
 
@@ -46,6 +49,76 @@ def load(layer: Layer, work: pathlib.Path) -> Cost:
     return measure.run(command, env=mica.environment(work / "store"), stderr=subprocess.DEVNULL)
 
 
+def both(layer_names: tuple[str, ...]) -> pathlib.Path:
+    """An image of several layers, as an OCI layout in the cache."""
+    place = CACHE / "-".join(layer_names)
+    blobs = [
+        layout.Blob(layer.blob, layer.blob_digest, layer.diff_id, f"{layout.LAYER}+gzip")
+        for layer in map(layers.layer, layer_names)
+    ]
+    layout.write(place, blobs)
+    return place
+
+
+def pull(reference: str, work: pathlib.Path) -> Cost:
+    """Pulls an image into a new store."""
+    environment = mica.environment(work / "store")
+    command = [mica.binary(), "pull", reference]
+    return measure.run(command, env=environment, stderr=subprocess.DEVNULL)
+
+
+def convert_all(_: str, work: pathlib.Path) -> Cost:
+    """Converts both layers, one after the other, into new stores: what a pull can't do without."""
+    costs = []
+    for name in PULLED:
+        (work / name).mkdir()
+        costs.append(convert(layers.layer(name), work / name))
+    return Cost(
+        *(sum(getattr(cost, field) for cost in costs) for field in ("wall", "user", "system")),
+        max(cost.rss for cost in costs),
+    )
+
+
+PULLED = ("debian", "modules")
+PULLERS = {
+    "mica pull": pull,
+    "convert, both layers": convert_all,
+    "containerd, EROFS": lambda reference, work: containerd.pull(reference, "erofs", work),
+    "containerd, overlayfs": lambda reference, work: containerd.pull(reference, "overlayfs", work),
+}
+
+
+def pulls(rounds: int) -> dict:
+    """Pulls an image of two layers from a registry on loopback."""
+    programs = containerd.programs()
+    image = both(PULLED)
+    host = measure.machine()
+    was_running = registry("status", check=False).returncode == 0
+    registry("start")
+    try:
+        pushed = registry("push", image, "bench/convert:latest").stdout.strip()
+        runs = measure.interleave(
+            {who: partial(in_scratch, run, pushed) for who, run in PULLERS.items()}, rounds
+        )
+    finally:
+        if not was_running:
+            registry("stop")
+    return {
+        "date": datetime.date.today().isoformat(),
+        "commit": measure.commit(),
+        "machine": host,
+        "containerd": containerd.VERSION,
+        "mkfs.erofs": ".".join(map(str, containerd.mkfs_version(programs / "mkfs.erofs"))),
+        "blob_bytes": sum(layers.layer(name).blob.stat().st_size for name in PULLED),
+        "contenders": {who: measure.summary(costs) for who, costs in runs.items()},
+    }
+
+
+def registry(*words, check: bool = True) -> subprocess.CompletedProcess:
+    command = [measure.REPOSITORY / "scripts" / "registry", *words]
+    return subprocess.run(command, check=check, stdout=subprocess.PIPE, text=True)
+
+
 def gzip_sha256sum(layer: Layer, work: pathlib.Path) -> Cost:
     del work
     return measure.run(["sh", "-c", f"gzip -dc {shlex.quote(str(layer.blob))} | sha256sum"])
@@ -67,7 +140,7 @@ CONTENDERS = {
 }
 
 
-def in_scratch(contender, layer: Layer) -> Cost:
+def in_scratch(contender, subject: Layer | str) -> Cost:
     """The second of two runs, each in a directory of its own, removed untimed.
 
     The first one has the machine get its memory together. A virtual machine's host takes
@@ -77,7 +150,7 @@ def in_scratch(contender, layer: Layer) -> Cost:
     for _ in range(2):
         work = pathlib.Path(tempfile.mkdtemp(dir=CACHE))
         try:
-            cost = contender(layer, work)
+            cost = contender(subject, work)
         finally:
             shutil.rmtree(work)
     return cost
@@ -87,9 +160,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python3 -m bench.convert")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="one round")
+    parser.add_argument("--only-pull", action="store_true", help="keep the other results")
     arguments = parser.parse_args()
+    rounds = 1 if arguments.quick else arguments.rounds
     mica.binary()
     build()
+    if arguments.only_pull:
+        measure.amend("convert", {"pull": pulls(rounds)})
+    else:
+        convert_layers(rounds)
+    report.write()
+
+
+def convert_layers(rounds: int) -> None:
     host = measure.machine()
     result = {
         "peers": {
@@ -101,7 +184,7 @@ def main() -> None:
         layer = layers.layer(name)
         runs = measure.interleave(
             {who: partial(in_scratch, run, layer) for who, run in CONTENDERS.items()},
-            1 if arguments.quick else arguments.rounds,
+            rounds,
         )
         result["layers"][name] = {
             **layer.facts(),
@@ -117,8 +200,9 @@ def main() -> None:
         },
     }
     result["rss_floor"] = measure.rss_floor()
+    if measure.Group.usable():
+        result["pull"] = pulls(rounds)
     measure.save("convert", host, result)
-    report.write()
 
 
 if __name__ == "__main__":
