@@ -347,6 +347,23 @@ def net(result: dict) -> str:
     return "\n\n".join(parts)
 
 
+def whole_aims(starts: dict, scale: float) -> str:
+    """What is left of a sandbox's start and end, beside a container."""
+    first, end = starts["first"], starts["exit"]
+    warm = first["mica run"]["seconds"] * scale
+    rest = end["mica run"]["seconds"] * scale - warm
+    fork = end["mica fork"]["seconds"] * scale
+    parts = [
+        f"Aim, 15 to a first output without a pool: {met(warm <= 15)} ({warm:.1f}).",
+        f"Aim, 2 from there to the end: {met(rest <= 2)} ({rest:.1f}).",
+        f"Aim, 25 for `mica fork`: {met(fork <= 25)} ({fork:.1f}).",
+    ]
+    if "crun run" in first:
+        ratio = first["mica run"]["seconds"] / first["crun run"]["seconds"]
+        parts.insert(0, f"`mica run` is at {ratio:.2f} of `crun run`.")
+    return " ".join(parts)
+
+
 def vmm(result: dict) -> str:
     clock, counted = result["by clock"], result.get("by instructions")
     best = counted or clock
@@ -395,6 +412,16 @@ def vmm(result: dict) -> str:
             mib(found, "owner", "own", "pss"),
         ]
         for who, found in output.items()
+    ]
+    whole = [
+        [
+            f"`{who}`",
+            ""
+            if who not in best["starts"]["first"]
+            else f"{best['starts']['first'][who]['seconds'] * scale:.1f}",
+            *times(found, clock["starts"]["exit"][who]),
+        ]
+        for who, found in best["starts"]["exit"].items()
     ]
     fourth = []
     for count, found in best["forks"].items():
@@ -474,10 +501,12 @@ def vmm(result: dict) -> str:
                 "exits",
                 "machine's PSS, MiB",
                 "guest's RAM, MiB",
-                "`mica`'s PSS, MiB",
+                "PSS of owner and `mica`, MiB",
             ],
             third,
         ),
+        table(["to the end", "first output", f"whole, {unit}", f"whole, {ms}"], whole),
+        whole_aims(best["starts"], scale),
         table(
             [
                 "copies",
@@ -489,7 +518,7 @@ def vmm(result: dict) -> str:
                 f"p99, {ms}",
                 "machine's PSS, MiB",
                 "RAM of its own, MiB",
-                "`mica`'s PSS, MiB",
+                "PSS of owner and `mica`, MiB",
             ],
             fourth,
         ),

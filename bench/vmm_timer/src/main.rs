@@ -11,10 +11,12 @@
 //! bare.cpio  an init that says `init` there, and waits if a word tells it to
 //! guest/     kernel and initrd of sandboxes
 //! box.tar    an image
+//! bundle/    the same as a bundle for `crun`; need not exist
 //! ```
 //!
 //! FORKS are how many copies of a running sandbox to make, as `1,8,64`; `-` for none.
 
+mod container;
 mod host;
 mod machines;
 mod processes;
@@ -46,14 +48,19 @@ fn main() -> Result<()> {
     let trace = trace::Trace::new()?;
     let home = sandboxes::Home::new(&files)?;
     let machines = machines::contenders(&files)?;
-    let contenders = machines.len() + sandboxes::WAYS.len();
+    let container = container::Crun::new(&files);
+    let sandboxes = machines.len() + sandboxes::WAYS.len();
+    let contenders = sandboxes + usize::from(container.is_some());
     // The first round is not counted: it brings all files into the page cache.
     for round in 0..=rounds {
         for turn in 0..contenders {
             let who = (round + turn) % contenders;
             let report = match machines.get(who) {
                 Some(machine) => machine.measure(&files, &trace)?,
-                None => home.measure(&sandboxes::WAYS[who - machines.len()])?,
+                None if who < sandboxes => home.measure(&sandboxes::WAYS[who - machines.len()])?,
+                None => container
+                    .as_ref()
+                    .map_or(Ok(Vec::new()), |crun| crun.measure())?,
             };
             let Some(round) = round.checked_sub(1) else {
                 continue;
@@ -63,6 +70,11 @@ fn main() -> Result<()> {
                 println!("{line}");
             }
         }
+    }
+    for round in 0..rounds {
+        let mut line = home.fork()?;
+        line["round"] = round.into();
+        println!("{line}");
     }
     for count in forks.split(',').filter(|count| *count != "-") {
         for line in home.forks(count.parse()?)? {

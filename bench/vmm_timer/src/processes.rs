@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::Read;
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
@@ -29,6 +31,12 @@ pub fn tree(pid: u32) -> Vec<u32> {
         at += 1;
     }
     found
+}
+
+/// Whether the process is a sandbox's owner.
+pub fn is_owner(pid: u32) -> bool {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    line.starts_with(b"mica-owner\0")
 }
 
 /// Seconds of CPU that the processes had so far, what they ran of their guests included.
@@ -74,6 +82,28 @@ pub fn now() -> f64 {
     // SAFETY: writes to a timespec that lives.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+/// Runs a command: seconds until its first output, and until its end.
+pub fn watch(command: &mut Command) -> Result<(f64, f64)> {
+    let begun = now();
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut said = [0; 4];
+    child
+        .stdout
+        .as_mut()
+        .ok_or("no stdout")?
+        .read_exact(&mut said)?;
+    let output = now() - begun;
+    let status = child.wait()?;
+    let exit = now() - begun;
+    if !status.success() {
+        return Err(format!("{command:?}: {status}").into());
+    }
+    Ok((output, exit))
 }
 
 /// The machines that there are in the kernel.

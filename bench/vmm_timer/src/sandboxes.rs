@@ -37,6 +37,9 @@ const IMAGE: &str = "mica-nested:latest";
 /// Says something and then stays, to be looked at.
 const SCRIPT: &str = "echo said; exec sleep 100000";
 
+/// Says something and ends.
+const SHORT: &str = "echo said";
+
 /// A store with an image in it.
 pub struct Home {
     mica: PathBuf,
@@ -100,15 +103,33 @@ impl Home {
         let (running, seconds) = self.run(way.flags, "measured")?;
         let mut line = line(&running, way.name, "output", seconds);
         line["counters"] = processes::counters(&others)?;
-        Ok(vec![line])
+        drop(running);
+        let mut short = self.mica(&[]);
+        let memory = format!("{MEMORY_MIB}m");
+        short.args(words(way.flags, &memory, "short", SHORT));
+        let (first, exit) = processes::watch(&mut short)?;
+        let whole = |what, seconds: f64| json!({"who": way.name, "what": what, "seconds": seconds});
+        Ok(vec![line, whole("first", first), whole("exit", exit)])
     }
 
     fn run(&self, flags: &[&str], name: &str) -> Result<(Running, f64)> {
         let memory = format!("{MEMORY_MIB}m");
-        let machine = ["--memory", &memory, "--cpus", "1", "--net", "none"];
-        let image = ["--transport", "pmem", "--pull", "never", "--name", name];
-        let command = [IMAGE, "sh", "-c", SCRIPT];
-        self.start(&[&["run", "--rm"], flags, &machine, &image, &command].concat())
+        self.start(&words(flags, &memory, name, SCRIPT))
+    }
+
+    /// `mica fork` of a sandbox that was just started, from its start to its end.
+    pub fn fork(&self) -> Result<Value> {
+        let (_original, _) = self.run(&["--backend", "kvm"], "original")?;
+        let begun = processes::now();
+        let fork = self
+            .mica(&["fork", "original", "--name", "copy"])
+            .output()?;
+        let seconds = processes::now() - begun;
+        if !fork.status.success() {
+            return Err(String::from_utf8_lossy(&fork.stderr).into());
+        }
+        self.mica(&["rm", "--force", "copy"]).output()?;
+        Ok(json!({"who": "mica fork", "what": "exit", "seconds": seconds}))
     }
 
     /// Copies of one sandbox that was just started, one after the other; all of them stay.
@@ -138,11 +159,20 @@ impl Home {
     }
 }
 
-/// What a sandbox took so far: its machine's processes, and `mica` itself.
+/// The command line of a sandbox that runs a script.
+fn words<'a>(flags: &[&'a str], memory: &'a str, name: &'a str, script: &'a str) -> Vec<&'a str> {
+    let machine = ["--memory", memory, "--cpus", "1", "--net", "none"];
+    let image = ["--transport", "pmem", "--pull", "never", "--name", name];
+    let command = [IMAGE, "sh", "-c", script];
+    [&["run", "--rm"], flags, &machine, &image, &command].concat()
+}
+
+/// What a sandbox took so far: its machine's processes, and its owner with `mica` itself.
 fn line(running: &Running, who: &str, what: &str, seconds: f64) -> Value {
     let own = running.0.id();
     let machine = processes::tree(own);
-    let (owner, machine): (Vec<u32>, Vec<u32>) = machine.iter().partition(|pid| **pid == own);
+    let is_owner = |pid: &&u32| **pid == own || processes::is_owner(**pid);
+    let (owner, machine): (Vec<u32>, Vec<u32>) = machine.iter().partition(is_owner);
     json!({
         "who": who,
         "what": what,
