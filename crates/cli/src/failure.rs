@@ -207,13 +207,11 @@ fn hint(error: &micabox::Error) -> Option<&'static str> {
             "look inside with `mica ext4 ls FILE` and `mica ext4 cp` once it has stopped"
         }
         E::NoImage(_) => "`mica snapshot create` keeps its changes, or `mica cp` gets files out",
-        E::NotInPlace(_) => "leave :rw away, and the file stays as it is",
+        E::NotInPlace(_) => "omit :rw, and the file is not changed",
         E::RootDisk { problem, .. } => return root_disk_hint(problem),
-        E::RootDiskUnnamed(_) => {
-            "say which file it is: `mica run --from SNAPSHOT --root-disk FILE`"
-        }
+        E::RootDiskUnnamed(_) => "name the file: `mica run --from SNAPSHOT --root-disk FILE`",
         E::NothingRuns(_) => "add a COMMAND: `mica run --from NAME COMMAND`",
-        E::HasMemory(_) => "make one of the disk alone, without --memory",
+        E::HasMemory(_) => "make a snapshot of the disk alone, without --memory",
         E::NoSuchSnapshot(_) => "`mica snapshot ls` lists all snapshots",
         E::Ambiguous(_) => "give more digits of the ID",
         E::Running(_) => "stop it first with `mica stop`",
@@ -239,9 +237,9 @@ fn root_disk_hint(problem: &micabox::DiskProblem) -> Option<&'static str> {
         P::Foreign(_) | P::Unknown => {
             "make one with `mke2fs -d DIRECTORY FILE SIZE` or `mkfs.erofs FILE DIRECTORY`"
         }
-        P::Busy => "`mica ps` lists those that run; without :rw, any number may share the file",
-        P::Changed => "make a new sandbox, or give the file back what it had",
-        P::ReadOnlyFormat => "leave :rw away: changes then go to memory, or to `--upper disk`",
+        P::Busy => "`mica ps` lists running sandboxes; without :rw, any number may share the file",
+        P::Changed => "make a new sandbox, or restore the file's contents",
+        P::ReadOnlyFormat => "omit :rw: changes then go to memory, or to `--upper disk`",
         P::Another => "a copy of the file has the same UUID; another filesystem does not",
         P::Unusable(_) => return None,
     })

@@ -111,8 +111,8 @@ const ROWS: &[Row] = &[
     (
         &["cp", "here", "there"],
         1,
-        "mica: one of the two must be in a sandbox, and the other not\n      \
-         write SANDBOX:/absolute/path, and ./name for a file of yours with a colon\n",
+        "mica: one path must be in a sandbox, and the other on the host\n      \
+         write SANDBOX:/absolute/path, and ./name for a host file with a colon in its name\n",
     ),
     (
         &["snapshot", "import", "/etc/hosts"],

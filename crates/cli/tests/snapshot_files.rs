@@ -76,7 +76,7 @@ fn an_imported_snapshot_opens_no_file_that_the_user_did_not_name() {
     let mut in_place = elsewhere.into_os_string();
     in_place.push(":rw");
     let in_place = named(Path::new(&in_place));
-    assert!(in_place.stderr().contains("leave :rw away"));
+    assert!(in_place.stderr().contains("omit :rw"));
 
     // mica never exports a snapshot of a root disk that is written to.
     head["root_disk"] = root_disk(&secret, true);

@@ -101,7 +101,7 @@ pub enum Error {
     #[error("sandbox {0} is running")]
     Running(String),
     /// The sandbox has no disk: its changes are in memory and lost when it ends.
-    #[error("sandbox {0} has no disk: its changes are in memory, and gone with it")]
+    #[error("sandbox {0} has no disk: its changes are in memory only")]
     NotKept(String),
     /// An operation on a sandbox's disk failed.
     #[error("{what} the disk {}: {}", path.display(), chain(&**source))]
@@ -114,7 +114,7 @@ pub enum Error {
         source: Source,
     },
     /// The sandbox writes to its root disk itself, so it has no changes apart from it.
-    #[error("sandbox {name} makes its changes in {} itself", path.display())]
+    #[error("sandbox {name} writes its changes directly to {}", path.display())]
     InPlace {
         /// Its name.
         name: String,
@@ -137,10 +137,10 @@ pub enum Error {
     #[error("sandbox {0} is not made from an image")]
     NoImage(String),
     /// The operation is not possible on a root disk that is written to.
-    #[error("{0} is for a root that is not written to, and this one is")]
+    #[error("{0} needs a root that is not written to")]
     NotInPlace(&'static str),
     /// ImageEdit in place were requested without a root disk that is written to.
-    #[error("changes in place are for a root disk that is opened to be written to")]
+    #[error("changes in place need a root disk that is opened for writing")]
     NoPlace,
     /// A record names an image by something that is not a digest.
     #[error("the record names an image by `{0}`, which is not a digest")]
@@ -174,7 +174,7 @@ pub enum Error {
         path: PathBuf,
     },
     /// No command runs in the snapshot that could be reattached.
-    #[error("no command runs in snapshot {0}, so say which one to run")]
+    #[error("no command runs in snapshot {0}, so name one to run")]
     NothingRuns(String),
     /// The requested settings differ from the snapshot's.
     #[error("snapshot {name} {problem}")]

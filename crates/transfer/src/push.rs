@@ -74,7 +74,7 @@ pub enum PushError {
         source: Box<ManifestError>,
     },
     /// The image has no name in the store to push it by.
-    #[error("say where to push `{0}` to: it was asked for by its digest")]
+    #[error("name a destination for `{0}`: it was given by its digest")]
     NoDestination(String),
     /// The destination has a digest, which only the pushed manifest can determine.
     #[error("cannot push to {0}: a destination has a tag and no digest")]

@@ -8,8 +8,8 @@ use crate::output::write_stderr;
 pub fn print(notes: &Notes, whose: &str) {
     if notes.damaged {
         write_stderr(&format!(
-            "mica: warning: the disk of {whose} is marked as having errors, which a full disk of \
-             the host's causes, too: what is read may not be whole\n"
+            "mica: warning: the disk of {whose} is marked as having errors, which a full host \
+             disk also causes: the result may be incomplete\n"
         ));
     }
     print_sockets(notes);
@@ -20,7 +20,9 @@ pub fn print_sockets(notes: &Notes) {
     let mut text = String::new();
     for socket in &notes.sockets {
         let path = socket.escape_ascii();
-        text.push_str(&format!("mica: /{path}: a socket; archives have none\n"));
+        text.push_str(&format!(
+            "mica: /{path}: a socket, which archives cannot hold\n"
+        ));
     }
     if notes.more_sockets > 0 {
         let count = notes.more_sockets;

@@ -382,7 +382,7 @@ impl Args {
             return Err(differs("does not virtualise (--nested-virtualization)").into());
         }
         if !self.patches()?.is_empty() {
-            let problem = "runs already: nothing can be patched before its start";
+            let problem = "has started already: it cannot be patched";
             return Err(differs(problem).into());
         }
         Ok(())

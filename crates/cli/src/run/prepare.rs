@@ -70,7 +70,7 @@ impl Preparation<'_> {
                 return Err(Failure::new(
                     "a snapshot has its changes on a disk of its own, not in its root disk",
                 )
-                .hint("leave :rw away"));
+                .hint("omit :rw"));
             }
         };
         match restore {

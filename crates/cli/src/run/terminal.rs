@@ -22,7 +22,7 @@ pub fn wanted(options: &AttachOptions) -> Result<Option<TtySize>, Failure> {
     if options.tty && options.interactive && !io::stdin().is_terminal() {
         return Err(
             Failure::new("stdin is not a terminal, so it can't be the command's")
-                .hint("leave -t away to pipe something in"),
+                .hint("omit -t to pipe data in"),
         );
     }
     Ok(options.tty.then(|| size().unwrap_or(DEFAULT_SIZE)))

@@ -226,7 +226,7 @@ fn own_group() -> Result<(PathBuf, PathBuf), String> {
         .ok_or("this process is in no group of version 2")?;
     let below_root = Path::new(path)
         .strip_prefix(root)
-        .map_err(|_| "this process's group is out of sight")?;
+        .map_err(|_| "this process's group is not visible here")?;
     let mount = PathBuf::from(mount);
     // Without a trailing slash, which `join` with an empty path would add.
     let own = mount.components().chain(below_root.components()).collect();

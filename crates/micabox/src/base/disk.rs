@@ -105,7 +105,7 @@ pub enum DiskProblem {
     #[error("another sandbox uses it")]
     Busy,
     /// The file has changed since the sandbox was made.
-    #[error("it has changed since the sandbox was made, whose changes are to what it was")]
+    #[error("it has changed since the sandbox was made, so the sandbox's changes no longer fit it")]
     Changed,
     /// The file is not the root disk that an imported snapshot was made with.
     #[error("it is not the root disk of the snapshot: format, size or UUID differ")]
@@ -158,8 +158,7 @@ impl RootDisk {
             return Err(failed(foreign(file)));
         }
         if !size.is_multiple_of(SECTOR) {
-            let problem =
-                format!("its {size} bytes are not a multiple of {SECTOR}, as a disk's are");
+            let problem = format!("its {size} bytes are not a multiple of {SECTOR}");
             return Err(unusable(&problem));
         }
         if !size.is_multiple_of(PMEM_UNIT) {
@@ -190,7 +189,7 @@ impl RootDisk {
         // Errors name the unsupported feature.
         inspect(LowerKind::Ext4, file)?;
         if superblock.block_size() != Some(PAGE) {
-            self.unmapped = Some("its blocks are not of 4096 bytes".into());
+            self.unmapped = Some("its block size is not 4096 bytes".into());
         } else if superblock.has_incompat(incompat::INLINE_DATA) {
             self.unmapped = Some("files lie inside inodes (inline_data)".into());
         }
@@ -206,9 +205,7 @@ impl RootDisk {
         let unusable = |text: &str| DiskProblem::Unusable(text.to_owned());
         let found = inspect(LowerKind::Erofs, file)?;
         if found.has_devices {
-            return Err(unusable(
-                "its files lie in other images, on devices of its own",
-            ));
+            return Err(unusable("its files are in other images (extra devices)"));
         }
         if self.size < found.size {
             return Err(unusable("it is shorter than its superblock says"));

@@ -268,12 +268,12 @@ impl Start {
             has_network(&machine.spec.network),
             has_network(&self.network),
         ) {
-            (true, false) => return Err(differs("has a network, which can't be taken away")),
-            (false, true) => return Err(differs("has no network, and can't be given one")),
+            (true, false) => return Err(differs("has a network, which can't be removed")),
+            (false, true) => return Err(differs("has no network, and none can be added")),
             _ => {}
         }
         if self.vsock.is_some() && machine.spec.vsock.is_none() {
-            return Err(differs("has no sockets (vsock), and can't be given any"));
+            return Err(differs("has no sockets (vsock), and none can be added"));
         }
         if self.reattaches && machine.main.is_none() {
             return Err(Error::NothingRuns(name.clone()));

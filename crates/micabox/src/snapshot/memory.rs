@@ -255,7 +255,7 @@ pub(crate) fn save(record: &Record, own: &Path, directory: &Path) -> Result<Save
         copy = Some(copied.map_err(copying)?);
     }
     if !frozen.thaw() {
-        return Err(problem("it ran again before its disk was copied".into()));
+        return Err(problem("it was resumed before its disk was copied".into()));
     }
     if let Some(copy) = copy {
         copy.sync_all().map_err(copying)?;

@@ -130,7 +130,7 @@ impl Owner {
         self.commands
             .get_mut(&id)
             .filter(|command| command.runs())
-            .ok_or_else(|| format!("the guest spoke of command {id}, which does not run"))
+            .ok_or_else(|| format!("the guest sent a message of command {id}, which does not run"))
     }
 
     fn first_with(&mut self, id: u32) -> Option<&mut First> {

@@ -418,7 +418,7 @@ impl Owner {
                 Reply::Failed(Failure::new(Kind::Ending, "the sandbox is about to end"))
             }
             Ok(false) => {
-                let message = "the machine ran again before it was to";
+                let message = "the machine was resumed too early";
                 Reply::Failed(Failure::new(Kind::NotFrozen, message))
             }
             Err(why) => Reply::Failed(Failure::new(Kind::NotFrozen, why)),

@@ -19,7 +19,7 @@ pub fn apply(config: &mut Config, instructions: &[String]) -> Result<(), String>
             .unwrap_or((text, ""));
         let rest = rest.trim();
         if rest.is_empty() {
-            return Err(wrong("expected an instruction and what it is to set"));
+            return Err(wrong("expected an instruction and its arguments"));
         }
         let words = || words(rest, config.env().as_deref().unwrap_or_default());
         match name.to_ascii_uppercase().as_str() {

@@ -52,8 +52,9 @@ pub fn execute(args: &Args) -> Outcome {
         (None, Some((name, path))) => copy_in(args, &sandboxes.get(name)?, path),
         (Some((name, path)), None) => copy_out(args, &sandboxes.get(name)?, name, path),
         _ => Err(
-            Failure::new("one of the two must be in a sandbox, and the other not")
-                .hint("write SANDBOX:/absolute/path, and ./name for a file of yours with a colon"),
+            Failure::new("one path must be in a sandbox, and the other on the host").hint(
+                "write SANDBOX:/absolute/path, and ./name for a host file with a colon in its name",
+            ),
         ),
     }
 }

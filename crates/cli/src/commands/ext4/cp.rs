@@ -32,7 +32,7 @@ pub fn execute(args: &Args) -> Outcome {
         (Some((image, path)), None) => copy_out(image, path, &args.to),
         (None, Some((image, path))) => copy_in(&args.from, image, path),
         _ => Err(
-            Failure::new("one of the two must be a path within a filesystem")
+            Failure::new("one of the two paths must be within a filesystem")
                 .hint("write it as FILE:/path"),
         ),
     }
@@ -98,7 +98,7 @@ fn copy_in(from: &Path, image: &Path, path: &Path) -> Outcome {
     let reading = about(from);
     let is_directory = fs::symlink_metadata(from).map_err(&reading)?.is_dir();
     let name = from.file_name().ok_or_else(|| {
-        let what = "has no name to be copied under";
+        let what = "has no name to use for the copy";
         Failure::new(format!("{}: {what}", from.display()))
     })?;
     let file = writable(image)?;

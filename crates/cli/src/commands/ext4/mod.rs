@@ -79,8 +79,8 @@ fn open(path: &Path) -> Result<File, Failure> {
 fn print_notes(found: &Notes, path: &Path) {
     if found.damaged {
         write_stderr(&format!(
-            "mica: {}: marked as having errors, what is read may not be whole; `mica ext4 replay` \
-             takes the mark away if nothing is wrong\n",
+            "mica: {}: marked as having errors: the result may be incomplete; `mica ext4 \
+             replay` clears the mark if nothing is wrong\n",
             visible::path(path)
         ));
     }
