@@ -120,7 +120,7 @@ fn eight_copies_have_a_past_and_nothing_else_in_common() {
 }
 
 #[test]
-fn the_first_command_goes_on() {
+fn the_originals_command_continues_in_a_copy() {
     let home = Home::new();
     let mut original = base(&home, &["--net", "none"]);
     let before = number(&mut original);
@@ -323,7 +323,7 @@ fn a_copy_boots_nothing_and_adds_little() {
 }
 
 #[test]
-fn what_was_altered_is_not_gone_on_from() {
+fn an_altered_snapshot_is_not_restored() {
     let home = Home::new();
     let original = base(&home, &[]);
     home.output(&["snapshot", "create", "--memory", "base", "past"])
@@ -388,7 +388,7 @@ fn way(home: &Home, flags: &[&str], guest: Option<&Path>) -> (String, String) {
 }
 
 #[test]
-fn a_machine_boots_once() {
+fn a_template_is_booted_once() {
     let home = Home::new();
     let by = |flags: &[&str]| way(&home, flags, None).0;
     let templates = || {
