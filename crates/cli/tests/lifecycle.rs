@@ -163,7 +163,7 @@ fn a_killed_mica_with_rm_leaves_no_record() {
 
 #[test]
 #[ignore = "needs a built guest"]
-fn a_killed_machine_is_an_error_that_says_so() {
+fn a_killed_machine_is_a_named_error() {
     let home = Home::new();
     let mut command = home.mica(&["run", "--name", "victim", "box", "sh", "-c", WAITS]);
     let errors = home.path().join("stderr");

@@ -204,7 +204,7 @@ fn failures_of_source_and_target_are_told_apart() {
 }
 
 #[test]
-fn what_an_interrupted_writer_leaves_is_no_image() {
+fn an_interrupted_writer_leaves_no_valid_image() {
     let mut out = Cursor::new(Vec::new());
     let options = Options {
         uuid: [0; 16],
@@ -336,7 +336,7 @@ fn the_same_stack_gives_the_same_bytes() {
 }
 
 #[test]
-fn nothing_to_merge_is_an_empty_directory() {
+fn a_merge_of_no_layers_is_an_empty_directory() {
     let merged = merge(&[]).unwrap();
     assert!(!merged.needs_fixup());
     let (image, written) = merged

@@ -153,7 +153,7 @@ fn names_with_slashes_or_nul_bytes_are_refused() {
 }
 
 #[test]
-fn directories_that_share_their_entries_are_no_bomb() {
+fn directories_that_share_their_entries_are_bounded() {
     // Each directory gets the blocks of the large one.
     let mut entries = vec![directory("/"), directory("/large")];
     entries.extend((0..2000).map(|i| file(format!("/large/{i:0200}"), "")));

@@ -94,7 +94,7 @@ fn a_log_that_contains_a_block_of_itself_is_not_replayed() {
 
 /// Neither Linux nor e2fsck takes a reserved inode from the list of orphans.
 #[test]
-fn a_reserved_inode_is_no_orphan() {
+fn a_reserved_inode_is_refused_as_an_orphan() {
     for field in ["last_orphan 2", "last_orphan 8", "first_ino 2"] {
         let image = Image::mke2fs(24 << 20, &["-t", "ext4"]);
         let script = image.path().with_extension("script");

@@ -81,7 +81,7 @@ fn a_filesystem_of_any_size_grows_to_30_gib() {
 }
 
 #[test]
-fn what_mke2fs_made_grows_where_its_table_has_room() {
+fn filesystems_of_mke2fs_grow_where_their_table_has_room() {
     for kind in [
         "-t ext4",
         "-t ext4 -O ^metadata_csum,uninit_bg",

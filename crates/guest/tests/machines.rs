@@ -137,7 +137,7 @@ fn a_sandbox_looks_as_docker_makes_it() {
 
 #[test]
 #[ignore = "needs a built guest"]
-fn nothing_that_a_sandbox_does_to_itself_loses_an_exit_code() {
+fn an_exit_code_survives_everything_a_sandbox_does_to_itself() {
     let (mut machine, _directory) = booted(Init::Reaper);
     let host = &mut machine.host;
     // The agent is not among the processes.

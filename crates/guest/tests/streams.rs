@@ -92,7 +92,7 @@ fn input_that_is_not_read_does_no_harm() {
 }
 
 #[test]
-fn the_host_is_told_that_stdin_is_closed() {
+fn a_closed_stdin_is_reported_to_the_host() {
     let mut host = Host::new();
     let mut spec = shell("exec 0<&-; exec sleep 1000");
     spec.stdin = true;

@@ -202,7 +202,7 @@ proptest! {
 
     /// Whatever a recipe contains, reading ends, with no more bytes than the layer has.
     #[test]
-    fn damaged_recipes_end(
+    fn damaged_recipes_are_read_to_an_end(
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..12),
         inside in any::<bool>(),
     ) {

@@ -161,7 +161,7 @@ fn a_blob_longer_than_declared_is_left_at_once() {
 }
 
 #[test]
-fn damage_on_the_way_is_told_from_damage_at_the_origin() {
+fn damage_in_transfer_is_told_from_damage_at_the_origin() {
     let archive = archive();
     for blob in [archive.clone(), gzip(&archive), zstd(&archive)] {
         let mut damaged = blob.clone();

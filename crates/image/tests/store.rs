@@ -391,7 +391,7 @@ fn fsck_notices_names_and_leases_without_an_image() {
 }
 
 #[test]
-fn unfinished_work_is_no_damage() {
+fn fsck_does_not_report_unfinished_imports() {
     let store = store();
     let image = image(&store, "image");
     // Killed between the two renames of a layer, and in the middle of an import.

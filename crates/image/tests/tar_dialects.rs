@@ -363,7 +363,7 @@ fn sparse_files_are_read_in_all_four_dialects() {
 }
 
 #[test]
-fn an_old_sparse_map_goes_on_in_further_blocks() {
+fn an_old_sparse_map_continues_in_further_blocks() {
     let octal = |number: usize| format!("{number:011o}\0");
     let extents: Vec<_> = (0..30).map(|i| (i * 10_000, 100)).collect();
     let text = |extents: &[(usize, usize)]| {
@@ -583,7 +583,7 @@ fn an_archive_cut_anywhere_is_refused_or_ends_between_members() {
 }
 
 #[test]
-fn an_entry_of_unknown_type_is_named_and_is_no_damage() {
+fn an_entry_of_unknown_type_is_named_and_not_called_damage() {
     let message = refusal(
         &Archive::new()
             .member(b'Q', b"queer", b"", 0o644, b"")

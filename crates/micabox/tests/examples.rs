@@ -25,7 +25,7 @@ fn run(example: &str, arguments: &[&str]) -> String {
 
 #[test]
 #[ignore = "needs a built guest"]
-fn hello_says_it() {
+fn the_hello_example_prints_hello() {
     assert_eq!(run("hello", &["box", "echo", "hello"]), "hello\n");
 }
 

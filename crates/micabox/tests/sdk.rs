@@ -122,7 +122,7 @@ fn a_stream_can_be_any_descriptor() {
 
 #[test]
 #[ignore = "needs a built guest"]
-fn a_sandbox_goes_on_when_it_is_detached() {
+fn a_detached_sandbox_outlives_its_creator() {
     let fixture = Fixture::new();
     let sandbox = fixture.builder().name("it").keep_record().create().unwrap();
     let options = ExecOptions {

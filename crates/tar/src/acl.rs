@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn the_permission_bits_alone_are_no_acl() {
+    fn permission_bits_alone_are_not_an_acl() {
         assert_eq!(from_text(b"user::rw-,group::r--,other::r--"), Ok(None));
     }
 

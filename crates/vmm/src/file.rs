@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_file_is_refused_at_once() {
+    fn a_path_that_is_not_a_file_is_refused_at_once() {
         let dir = tempfile::tempdir().unwrap();
         let fifo = dir.path().join("fifo");
         rustix::fs::mknodat(

@@ -142,7 +142,7 @@ fn a_frame_length_is_refused_before_anything_is_allocated() {
 }
 
 #[test]
-fn a_count_inside_a_message_is_no_reason_to_allocate() {
+fn a_count_inside_a_message_allocates_nothing() {
     // Output{id: 0, stream: Stdout, data: 2^32-1 bytes} in a frame of ten bytes.
     let frame = [5, 0, 0, 0xff, 0xff, 0xff, 0xff, 0x0f, 1, 2];
     let mut decoder = Decoder::<ToHost>::new();

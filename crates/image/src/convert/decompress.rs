@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn compression_is_told_by_the_first_bytes() {
+    fn compression_is_recognised_by_the_first_bytes() {
         assert_eq!(Compression::detect(b""), Ok(Compression::None));
         assert_eq!(Compression::detect(b"\x1f"), Ok(Compression::None));
         assert_eq!(Compression::detect(b"\x1f\x8b\x08"), Ok(Compression::Gzip));

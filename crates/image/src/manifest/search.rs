@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn the_search_goes_into_nested_indexes_first_but_not_for_ever() {
+    fn the_search_reads_nested_indexes_first_up_to_a_limit() {
         let mut search = wanting("linux/amd64");
         search.index(&index(&[None, Some("linux/amd64")])).unwrap();
         assert_eq!(search.next_document().unwrap().size(), 1);

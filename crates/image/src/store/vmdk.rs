@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_qemu_would_misread_is_refused() {
+    fn file_names_that_qemu_would_misread_are_refused() {
         for path in ["a\"b", "a\nb", "a\rb", "", "nbd:b"] {
             let extent = Extent {
                 path: Path::new(path),

@@ -325,7 +325,7 @@ fn a_layer_that_the_store_has_is_not_read() {
 }
 
 #[test]
-fn attestations_are_no_images() {
+fn attestations_are_not_taken_for_images() {
     let image = small();
     let mut attestation = TestImage::large().entry(Some("unknown/unknown"));
     attestation["annotations"] = json!({"vnd.docker.reference.type": "attestation-manifest"});

@@ -32,7 +32,7 @@ fn survives(
 const CUT: usize = 1_000_000;
 
 #[test]
-fn a_transfer_that_breaks_or_stalls_goes_on_where_it_was() {
+fn a_pull_that_breaks_or_stalls_is_resumed() {
     let image = TestImage::large();
     for end in [End::Close, End::Stall] {
         let registry = Registry::with(&image);
@@ -262,7 +262,7 @@ fn documents_must_have_their_digests() {
 }
 
 #[test]
-fn endless_documents_end() {
+fn endless_documents_are_cut_off() {
     let image = TestImage::small();
     let config = Digest::of(&image.config).to_string();
     for (which, length) in [

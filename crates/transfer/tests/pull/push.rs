@@ -140,7 +140,7 @@ fn blobs_that_the_registry_has_are_neither_made_nor_sent() {
 }
 
 #[test]
-fn a_broken_transfer_goes_on_where_it_was_or_begins_again() {
+fn a_broken_upload_resumes_or_starts_over() {
     for (forgetful, transfers) in [(false, 1), (true, 2)] {
         let pusher = Pusher::with(TestImage::large());
         let registry = Registry::new();
@@ -190,7 +190,7 @@ fn a_limit_on_the_size_of_requests_is_kept_to() {
 }
 
 #[test]
-fn refusals_are_told_apart_and_nothing_is_published() {
+fn refusals_of_a_push_are_told_apart_and_publish_nothing() {
     let pusher = Pusher::small().edit_settings(|settings| settings.transfer.attempts = 2);
     let starts: [(u16, &str); 6] = [
         (401, "docker login"),

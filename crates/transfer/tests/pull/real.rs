@@ -37,7 +37,7 @@ pub fn layout(directory: &Path, entries: &[serde_json::Value], images: &[&TestIm
 }
 
 #[test]
-fn what_skopeo_pushes_is_pulled() {
+fn an_image_pushed_by_skopeo_is_pulled() {
     let directory = tempfile::tempdir().unwrap();
     let registry = DockerRegistry::start(directory.path(), "");
     let make = |seed, platform: &str| {
@@ -226,7 +226,7 @@ fn copied(reference: &Reference, directory: &Path, options: &[&str]) -> serde_js
 
 /// A pushed image is accepted by the real registry, and pulled back by us and by skopeo.
 #[test]
-fn what_is_pushed_is_pulled_back() {
+fn a_pushed_image_is_pulled_back() {
     let directory = tempfile::tempdir().unwrap();
     let registry = DockerRegistry::start(directory.path(), "");
     let insecure = ["--src-tls-verify=false"];

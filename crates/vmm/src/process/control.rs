@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_has_one_deadline_and_there_is_no_save_after_it() {
+    fn after_a_missed_deadline_the_worker_saves_no_more() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let control = Control::new(ours, 4096);
         // Sends each byte in time, and never the last one.

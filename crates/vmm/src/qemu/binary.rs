@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn distributions_are_told_their_own_command() {
+    fn a_missing_qemu_names_the_distributions_install_command() {
         assert!(install_command_for("NAME=x\nID=debian\n").contains("apt-get"));
         assert!(install_command_for("ID=mint\nID_LIKE=\"ubuntu debian\"\n").contains("apt-get"));
         assert!(install_command_for("ID=rocky\nID_LIKE=\"rhel centos fedora\"").contains("dnf"));

@@ -235,7 +235,7 @@ fn a_disk_writes_from_pmem_and_never_to_it() {
 }
 
 #[test]
-fn a_chain_that_is_no_request_stops_the_disk() {
+fn a_malformed_chain_stops_the_disk() {
     for chain in [
         vec![(0x8000, 16, READ)],
         vec![(0x8000, 15, READ), (0x9000, 1, WRITE)],

@@ -234,7 +234,7 @@ fn either_side_of_a_connection_may_stop_before_the_other() {
 }
 
 #[test]
-fn what_the_guest_sent_before_it_closed_arrives() {
+fn data_sent_before_the_guest_closed_arrives() {
     let mut guest = Guest::new();
     let (client, to_host) = guest.connected();
     // More than the host's socket takes at once.
@@ -310,7 +310,7 @@ fn connections_are_limited_and_others_wait() {
 }
 
 #[test]
-fn resets_that_nobody_takes_are_limited() {
+fn resets_that_wait_for_the_guest_are_limited() {
     let mut guest = Guest::new();
     let stray = Header {
         source: GUEST,
@@ -410,7 +410,7 @@ fn a_reset_device_has_forgotten_everything() {
 }
 
 #[test]
-fn a_copy_is_told_that_its_connections_stayed_behind() {
+fn a_copys_driver_learns_that_its_connections_are_gone() {
     let mut guest = Guest::new();
     let buffer = guest.driver.buffer(&[0xff; 8]);
     let head = guest.driver.add(EVENTS, &[(buffer, 8, WRITE)]);
