@@ -1,6 +1,7 @@
 //! Builder for a [`Sandbox`].
 
 mod kind;
+mod record;
 mod restore;
 mod start;
 

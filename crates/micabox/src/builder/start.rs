@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use micabox_owner::protocol::{Failure, Kind, Reply};
 use micabox_owner::{Client, Lost};
-use micabox_vmm::{Acceleration, Backend, Begin, Disk, Limits, MachineFile, Sockets};
-use oci_spec::image::Config;
+use micabox_vmm::{Backend, Begin, Disk, Limits, MachineFile, Sockets};
 use tracing::{debug, info, info_span};
 
+use super::record::default_cpus;
 use super::{Origin, OwnerLog, Start};
 use crate::base::Claim;
 use crate::name::is_valid;
@@ -22,15 +22,9 @@ use crate::plan::{Plan, ROOT_SERIAL};
 use crate::registrar::EXIT_NOT_STARTED;
 use crate::sandbox::{Created, now};
 use crate::snapshot::memory;
-use crate::state::{Directory, ID_LENGTH, ProcessId, Record, Registration, Status};
+use crate::state::{Directory, ProcessId, Registration, Status};
 use crate::template::Template;
-use crate::{
-    Base, Command, Error, GuestFiles, Network, Patch, Sandbox, SavedMachine, Spec, Upper, patch,
-    signal_number, upper,
-};
-
-/// Most virtual processors that a sandbox gets by default.
-const MOST_CPUS: usize = 4;
+use crate::{Base, Error, GuestFiles, Network, Patch, Sandbox, SavedMachine, Upper, patch, upper};
 
 /// The file in the sandbox's directory with its owner's log.
 const OWNER_LOG: &str = "owner.log";
@@ -492,76 +486,6 @@ impl Start {
         }
     }
 
-    /// Makes the record of a start. `auto_remove` is set, so that a failed start leaves no record.
-    fn record(&self, plan: &Plan, backend: &dyn Backend) -> Result<Record, Error> {
-        let id = random::<{ ID_LENGTH / 2 }>()?;
-        Ok(Record {
-            id: id.iter().map(|byte| format!("{byte:02x}")).collect(),
-            name: String::new(),
-            base: self.base.name(),
-            command: self.description.clone(),
-            created: now().0,
-            memory_mib: self.memory_mib,
-            cpus: self.cpus.unwrap_or_else(|| default_cpus(backend)),
-            transport: plan.transport,
-            root: plan.root,
-            upper: self.upper,
-            spec: self.spec(),
-            auto_remove: true,
-            owner: ProcessId::own(),
-            creator: ProcessId::own(),
-            machine: None,
-            status: Status::Starting,
-        })
-    }
-
-    /// Returns the settings that a copy of this sandbox must have as well, or why it can't be
-    /// copied.
-    fn saves(&self, plan: &Plan, backend: &dyn Backend) -> Result<Spec, String> {
-        if !backend.limits().snapshots {
-            let backend = backend.name();
-            return Err(micabox_vmm::Error::NoSnapshots { backend }.to_string());
-        }
-        if self.upper == Upper::Tmpfs && !self.patches.is_empty() {
-            return Err("its patches are no longer in a file (run it with `--upper disk`)".into());
-        }
-        if self.nested_virtualization {
-            return Err("it may run virtual machines of its own (--nested-virtualization)".into());
-        }
-        if self.base.disk().is_some() {
-            return Err("its root is a disk of yours, which may change".into());
-        }
-        let command = self.command.clone();
-        let nothing = || Command::new(Vec::<String>::new());
-        Ok(Spec {
-            transport: plan.transport,
-            root: plan.root,
-            network: self.network.unpublished(),
-            ..self.spec_of(command.unwrap_or_else(nothing))
-        })
-    }
-
-    /// Returns the settings for a later start; none if the sandbox can't be started again.
-    fn spec(&self) -> Option<Spec> {
-        let command = self.command.clone().filter(|_| self.upper.is_kept())?;
-        Some(self.spec_of(command))
-    }
-
-    fn spec_of(&self, command: Command) -> Spec {
-        Spec {
-            command,
-            hostname: self.hostname.clone(),
-            transport: self.transport,
-            root: self.root,
-            init: self.init,
-            stop_signal: self.stop_signal,
-            network: self.network.clone(),
-            vsock: self.vsock.clone(),
-            nested_virtualization: self.nested_virtualization,
-            require_limits: self.require_limits,
-        }
-    }
-
     /// Converts where changes go for the guest.
     fn upper_for_guest(&self) -> micabox_wire::Upper {
         match self.upper {
@@ -576,22 +500,6 @@ impl Start {
                 serial: ROOT_SERIAL.into(),
             },
         }
-    }
-
-    fn stop_signal_for(&self, config: &Config) -> i32 {
-        self.stop_signal
-            .or_else(|| signal_number(config.stop_signal().as_deref()?))
-            .unwrap_or(libc::SIGTERM)
-    }
-}
-
-fn default_cpus(backend: &dyn Backend) -> u8 {
-    match backend.acceleration() {
-        Acceleration::Kvm => {
-            let host = std::thread::available_parallelism().map_or(1, usize::from);
-            u8::try_from(host.min(MOST_CPUS)).unwrap_or(1)
-        }
-        Acceleration::Emulated { .. } => 1,
     }
 }
 

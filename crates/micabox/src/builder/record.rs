@@ -1,0 +1,101 @@
+//! What is recorded of a start: the sandbox's record, and the settings for later starts and copies.
+
+use micabox_vmm::{Acceleration, Backend};
+use oci_spec::image::Config;
+
+use super::{Start, random};
+use crate::plan::Plan;
+use crate::sandbox::now;
+use crate::state::{ID_LENGTH, ProcessId, Record, Status};
+use crate::{Command, Error, Spec, Upper, signal_number};
+
+/// Most virtual processors that a sandbox gets by default.
+const MOST_CPUS: usize = 4;
+
+impl Start {
+    /// Makes the record of a start. `auto_remove` is set, so that a failed start leaves no record.
+    pub(super) fn record(&self, plan: &Plan, backend: &dyn Backend) -> Result<Record, Error> {
+        let id = random::<{ ID_LENGTH / 2 }>()?;
+        Ok(Record {
+            id: id.iter().map(|byte| format!("{byte:02x}")).collect(),
+            name: String::new(),
+            base: self.base.name(),
+            command: self.description.clone(),
+            created: now().0,
+            memory_mib: self.memory_mib,
+            cpus: self.cpus.unwrap_or_else(|| default_cpus(backend)),
+            transport: plan.transport,
+            root: plan.root,
+            upper: self.upper,
+            spec: self.spec(),
+            auto_remove: true,
+            owner: ProcessId::own(),
+            creator: ProcessId::own(),
+            machine: None,
+            status: Status::Starting,
+        })
+    }
+
+    /// Returns the settings that a copy of this sandbox must have as well, or why it can't be
+    /// copied.
+    pub(super) fn saves(&self, plan: &Plan, backend: &dyn Backend) -> Result<Spec, String> {
+        if !backend.limits().snapshots {
+            let backend = backend.name();
+            return Err(micabox_vmm::Error::NoSnapshots { backend }.to_string());
+        }
+        if self.upper == Upper::Tmpfs && !self.patches.is_empty() {
+            return Err("its patches are no longer in a file (run it with `--upper disk`)".into());
+        }
+        if self.nested_virtualization {
+            return Err("it may run virtual machines of its own (--nested-virtualization)".into());
+        }
+        if self.base.disk().is_some() {
+            return Err("its root is a disk of yours, which may change".into());
+        }
+        let command = self.command.clone();
+        let nothing = || Command::new(Vec::<String>::new());
+        Ok(Spec {
+            transport: plan.transport,
+            root: plan.root,
+            network: self.network.unpublished(),
+            ..self.spec_of(command.unwrap_or_else(nothing))
+        })
+    }
+
+    /// Returns the settings for a later start; none if the sandbox can't be started again.
+    fn spec(&self) -> Option<Spec> {
+        let command = self.command.clone().filter(|_| self.upper.is_kept())?;
+        Some(self.spec_of(command))
+    }
+
+    fn spec_of(&self, command: Command) -> Spec {
+        Spec {
+            command,
+            hostname: self.hostname.clone(),
+            transport: self.transport,
+            root: self.root,
+            init: self.init,
+            stop_signal: self.stop_signal,
+            network: self.network.clone(),
+            vsock: self.vsock.clone(),
+            nested_virtualization: self.nested_virtualization,
+            require_limits: self.require_limits,
+        }
+    }
+
+    pub(super) fn stop_signal_for(&self, config: &Config) -> i32 {
+        self.stop_signal
+            .or_else(|| signal_number(config.stop_signal().as_deref()?))
+            .unwrap_or(libc::SIGTERM)
+    }
+}
+
+pub(super) fn default_cpus(backend: &dyn Backend) -> u8 {
+    match backend.acceleration() {
+        Acceleration::Kvm => {
+            let host = std::thread::available_parallelism().map_or(1, usize::from);
+            u8::try_from(host.min(MOST_CPUS)).unwrap_or(1)
+        }
+        Acceleration::Emulated { .. } => 1,
+    }
+}
