@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use micabox_vmm::{Backend, BackendChoice, Machine, MachineConfig, choose};
+use micabox_vmm::{Backend, BackendChoice, Begin, Machine, MachineConfig, MachineFile, choose};
 use serde_json::{Value, json};
 
 use crate::trace::Trace;
@@ -87,18 +87,20 @@ impl Contender {
         match self {
             Self::Ours(_, backend) => Ok(Started::Ours(backend.start(&MachineConfig {
                 name: "timed".into(),
-                kernel,
-                initrd,
+                begin: Begin::Boot {
+                    kernel: MachineFile::open(&kernel)?,
+                    initrd: MachineFile::open(&initrd)?,
+                },
                 memory_mib: MEMORY_MIB,
                 cpus: 1,
- nested_virtualization: false,
- require_limits: false,
+                nested_virtualization: false,
+                require_limits: false,
                 pmem: Vec::new(),
                 disks: Vec::new(),
                 network: None,
                 vsock: None,
                 cmdline_extra: vec![HOLD.into()],
-                resumed: None,
+                lifeline: None,
             })?)),
             Self::Microvm => {
                 let machine = "microvm,x-option-roms=off,pit=off,pic=off,rtc=off,isa-serial=on";
