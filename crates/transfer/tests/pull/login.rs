@@ -206,7 +206,7 @@ fn useless_token_servers_are_named() {
         ("Bearer realm=\"http://token.example.com/\"", "plain HTTP"),
         ("Bearer realm=\"file:///etc/passwd\"", "file"),
         ("Digest realm=\"x\", nonce=\"y\"", "Digest"),
-        ("", "isn't known"),
+        ("", "is not supported"),
     ] {
         let registry = Registry::with(&image);
         registry.rule(move |_| Some(challenge(realm)));
