@@ -448,7 +448,7 @@ def vmm(result: dict) -> str:
             else f"{best['starts']['first'][who]['seconds'] * scale:.1f}",
             *times(found, clock["starts"]["exit"][who]),
         ]
-        for who, found in best["starts"]["exit"].items()
+        for who, found in best["starts"].get("exit", {}).items()
     ]
     fourth = []
     for count, found in best["forks"].items():
@@ -532,8 +532,15 @@ def vmm(result: dict) -> str:
             ],
             third,
         ),
-        table(["to the end", "first output", f"whole, {unit}", f"whole, {ms}"], whole),
-        whole_aims(best["starts"], scale),
+        # Results of earlier versions don't have it.
+        *(
+            [
+                table(["to the end", "first output", f"whole, {unit}", f"whole, {ms}"], whole),
+                whole_aims(best["starts"], scale),
+            ]
+            if whole
+            else []
+        ),
         table(
             [
                 "copies",
