@@ -155,8 +155,8 @@ fn evil_home() -> Home {
     File::create(directory.join("lock")).unwrap();
     let record = json!({
         "id": id, "name": "box", "image": {"reference": TEXT, "digest": digest},
-        "command": TEXT, "created": 0, "memory_mib": 1, "cpus": 1, "transport": TEXT,
-        "root": TEXT, "auto_remove": false, "owner": null, "machine": null,
+        "command": TEXT, "created": 0, "memory_mib": 1, "cpus": 1, "transport": "pmem",
+        "root": "merged", "auto_remove": false, "owner": null, "machine": null,
         "status": {"state": "exited", "code": 1, "at": 0, "error": TEXT},
     });
     fs::write(directory.join("state.json"), record.to_string()).unwrap();

@@ -79,7 +79,7 @@ fn an_attached_sandbox_logs_to_stderr() {
         assert!(log.contains(step), "{step}: {log}");
     }
     assert!(
-        log.contains("create{base=\"docker.io/library/box:latest\"}"),
+        log.contains("create{base=docker.io/library/box:latest}"),
         "{log}"
     );
     home.assert_nothing_left();

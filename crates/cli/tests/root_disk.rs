@@ -309,7 +309,11 @@ fn a_root_disk_is_written_to_when_asked_for() {
     ] {
         let refused = home.output(arguments);
         assert_eq!(refused.code(), 1);
-        assert!(refused.stderr().contains("itself"), "{}", refused.stderr());
+        assert!(
+            refused.stderr().contains("directly"),
+            "{}",
+            refused.stderr()
+        );
     }
     home.output(&["rm", "it"]).ok();
     home.assert_nothing_left();
