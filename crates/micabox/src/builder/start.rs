@@ -51,6 +51,11 @@ impl Start {
         if let Some(name) = self.name.as_deref().filter(|name| !is_valid(name)) {
             return Err(Error::BadName(name.to_owned()));
         }
+        if let Some(id) = &self.resumed {
+            // The machine of a killed owner uses its files, and holds the lock of a root disk, until
+            // it has ended.
+            drop(Directory::open(self.store.root())?.hold(id)?);
+        }
         let backend = micabox_vmm::expect(self.backend_choice)?;
         let guest = match &self.guest {
             Some(files) => files.clone(),
