@@ -93,8 +93,8 @@ def launch(words: list[str], group: "Group | None", options: dict) -> Cost:
 
 
 class Group:
-    """A control group: counts the CPU time of all processes in it, also of those that nobody
-    waits for, as `mica`'s workers and the children of a daemon. Needs root.
+    """A control group: counts the CPU time of all processes in it, also of those that are not
+    waited for, as `mica`'s workers and the children of a daemon. Needs root.
     """
 
     V1 = pathlib.Path("/sys/fs/cgroup/cpuacct")
