@@ -32,7 +32,7 @@ for kind, target in (
 environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/root"}
 (port,) = glob.glob("/dev/vport*")
 with open("/bench/workloads.py") as source, open(port, "wb") as out:
-    words = ["/usr/bin/python3", "-", "run", os.environ["WORKLOAD"], os.environ["ITERATIONS"]]
+    words = ["/usr/bin/python3", "-", "run", *os.environ["WORKLOAD"].split(",")]
     subprocess.run(words, stdin=source, stdout=out, env=environment)
 """
 
@@ -82,6 +82,10 @@ class Machine:
             elif option == "-m":
                 size = value.split(",")[0].removeprefix("size=")
                 machine.memory_mib = int(size.removesuffix("M"))
+            elif option == "-kernel":
+                # A descriptor of that process.
+                kernel = os.readlink(value.replace("/self/", f"/{pid}/"))
+                machine.arguments += [option, kernel]
             elif shared(option, value):
                 machine.arguments += [option, anywhere(value) if option == "-device" else value]
         return machine
@@ -89,7 +93,7 @@ class Machine:
 
 def shared(option: str, value: str) -> bool:
     """Whether a peer's machine has this option too."""
-    if option in ("-sandbox", "-display", "-machine", "-accel", "-cpu", "-smp", "-kernel"):
+    if option in ("-sandbox", "-display", "-machine", "-accel", "-cpu", "-smp"):
         return True
     if option == "-object":
         return json.loads(value)["qom-type"].startswith("rng")
@@ -144,9 +148,7 @@ def ext4(image: pathlib.Path, memory_mib: int) -> Iterator[Root]:
 @contextmanager
 def virtiofs(tree: pathlib.Path, memory_mib: int) -> Iterator[Root]:
     """A fresh copy of `tree` shared by virtio-fs with virtiofsd's defaults."""
-    with tempfile.TemporaryDirectory(dir=tree.parent) as directory:
-        copy = pathlib.Path(directory, "root")
-        subprocess.run(["cp", "-a", tree, copy], check=True)
+    with copied(tree) as copy, tempfile.TemporaryDirectory() as directory:
         socket = pathlib.Path(directory, "socket")
         command = [VIRTIOFSD, f"--socket-path={socket}", "-o", f"source={copy}"]
         with pathlib.Path(directory, "log").open("wb") as log:
@@ -163,6 +165,15 @@ def virtiofs(tree: pathlib.Path, memory_mib: int) -> Iterator[Root]:
             daemon.wait()
 
 
+@contextmanager
+def copied(tree: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A copy of `tree` on the same filesystem."""
+    with tempfile.TemporaryDirectory(dir=tree.parent) as directory:
+        copy = pathlib.Path(directory, "root")
+        subprocess.run(["cp", "-a", tree, copy], check=True)
+        yield copy
+
+
 def wait_for(socket: pathlib.Path, daemon: subprocess.Popen) -> None:
     while not socket.exists():
         if daemon.poll() is not None:
@@ -170,13 +181,16 @@ def wait_for(socket: pathlib.Path, daemon: subprocess.Popen) -> None:
         time.sleep(0.01)
 
 
-def workload(machine: Machine, root: Root, name: str, iterations: int, limit: float) -> dict:
+def workload(
+    machine: Machine, root: Root, name: str, iterations: int, limit: float, *options: str
+) -> dict:
     """Runs a workload in a fresh VM and returns what it printed."""
     with tempfile.TemporaryDirectory() as directory:
         console, port = pathlib.Path(directory, "console"), pathlib.Path(directory, "port")
         channels = ["-serial", f"file:{console}", "-chardev", f"file,id=result,path={port}"]
         channels += device(driver="virtserialport", nr=1, chardev="result", name="result")
-        words = ["init=/bench/init", f"WORKLOAD={name}", f"ITERATIONS={iterations}"]
+        arguments = ",".join([name, str(iterations), *options])
+        words = ["init=/bench/init", f"WORKLOAD={arguments}"]
         command = command_line(machine, root, channels, words)
         try:
             subprocess.run(command, check=True, timeout=limit, capture_output=True)

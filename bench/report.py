@@ -6,31 +6,15 @@ Text outside the `<!-- NAME -->` … `<!-- /NAME -->` markers is left as it is.
 """
 
 import re
+import statistics
 from collections.abc import Callable
 
-from bench import measure
+from bench import measure, report_sandboxes
+from bench.table import MIB, met, source, table
 
 README = measure.REPOSITORY / "bench" / "README.md"
-MIB = 2**20
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table; all columns but the first are right-aligned."""
-    rule = ["---"] + ["---:"] * (len(header) - 1)
-    return "\n".join("| " + " | ".join(row) + " |" for row in [header, rule, *rows])
-
-
-def met(value: bool) -> str:
-    return "met" if value else "**not met**"
-
-
-def source(result: dict) -> str:
-    """Where and when."""
-    machine = result["machine"]
-    return (
-        f"Measured {result['date']} at {result['commit']} on {machine['cpus']} cores of "
-        f"{machine['processor']}, {machine['memory_gib']} GiB, Linux {machine['kernel']}."
-    )
+# The ways to see the host's changes.
+SHARES = ["mica", "mica, cached"]
 
 
 def pull(result: dict) -> list[str]:
@@ -260,6 +244,35 @@ def fs(result: dict) -> str:
     )
 
 
+def share(result: dict) -> str:
+    peer = "virtiofsd"
+    rows = []
+    for workload, runs in result["workloads"].items():
+        base = runs[peer]["median"]
+        row = [f"`{workload}`", f"{base * 1e3:.1f}"]
+        rows.append(row + [f"{runs[who]['median'] / base:.2f}" for who in SHARES])
+    means = result["geometric_mean"]
+    rows.append(["**geometric mean**", "", *(f"**{means[who]:.2f}**" for who in SHARES)])
+    iterations = next(iter(result["workloads"].values()))[peer]["iterations"]
+    aims = [f"{met(means[who] <= 0.7)} ({means[who]:.2f})" for who in SHARES]
+    parts = [
+        f"{source(result)} {result['peer']}; medians of {iterations} iterations.",
+        table(["workload", f"{peer}, ms", *SHARES], rows),
+        f"Aim, 0.7 of {peer} or less: {aims[0]}; with `cached` {aims[1]}.",
+    ]
+    if programs := result.get("programs"):
+        rows = [
+            [f"`{name}`", f"{statistics.median(found['ext4']):.2f}"]
+            + [
+                f"{statistics.median(found[who]) / statistics.median(found['ext4']):.2f}"
+                for who in SHARES
+            ]
+            for name, found in programs.items()
+        ]
+        parts.append(table(["program", "own ext4 disk, s", *SHARES], rows))
+    return "\n\n".join(parts)
+
+
 def dax(result: dict) -> str:
     rows = [
         [
@@ -385,6 +398,25 @@ def whole_aims(starts: dict, scale: float) -> str:
         f"Aim, 2 from there to the end: {met(rest <= 2)} ({rest:.1f}).",
         f"Aim, 25 for `mica fork`: {met(fork <= 25)} ({fork:.1f}).",
     ]
+    if "memory" in end["mica fork"]:
+        copy = end["mica fork"]
+        machine, owner = copy["memory"], copy["owner"]["own"]["pss"] / MIB
+        ram, own = machine["ram"]["private"] / MIB, machine["own"]["pss"] / MIB
+        parts.append(
+            f"Aim, 6 MiB for its copy, idle: {met(ram + own + owner <= 6)} (RAM of its own {ram:.1f}, "
+            f"PSS of its machine's processes {own:.1f}, of its owner {owner:.1f})."
+        )
+    if "mica run, from a pool" in first:
+        pooled = first["mica run, from a pool"]["seconds"] * scale
+        parts.insert(1, f"Aim, 8.7 with one: {met(pooled <= 8.7)} ({pooled:.1f}).")
+    if "mica exec" in end and "crun exec" in end:
+        ours, theirs = (end[who]["seconds"] * scale for who in ("mica exec", "crun exec"))
+        aim = f"Aim, `crun exec` for `mica exec`: {met(ours <= theirs)}"
+        parts.append(f"{aim} ({ours:.1f}, at {ours / theirs:.2f}).")
+    if "mica exec" in end and "msb exec" in end:
+        ours, theirs = (end[who]["seconds"] * scale for who in ("mica exec", "msb exec"))
+        aim = f"Aim, a quarter of microsandbox's `msb exec`: {met(ours <= theirs / 4)}"
+        parts.append(f"{aim} (at {ours / theirs:.2f} of {theirs:.1f}).")
     if "crun run" in first:
         ratio = first["mica run"]["seconds"] / first["crun run"]["seconds"]
         parts.insert(0, f"`mica run` is at {ratio:.2f} of `crun run`.")
@@ -574,8 +606,10 @@ TABLES = {
     "kernel": kernel,
     "start": start,
     "fs": fs,
+    "share": share,
     "dax": dax,
     "net": net,
+    **report_sandboxes.TABLES,
 }
 
 

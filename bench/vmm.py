@@ -19,7 +19,7 @@ import sys
 import tempfile
 from collections import defaultdict
 
-from bench import first_instruction, kernel, measure, mica, report
+from bench import first_instruction, kernel, measure, mica, microsandbox, report
 from bench.measure import REPOSITORY
 
 TIMER = REPOSITORY / "bench" / "vmm_timer"
@@ -84,6 +84,8 @@ def inputs(place: pathlib.Path) -> pathlib.Path:
         bundle(place / "bundle")
     else:
         print("bench.vmm: no crun here, so no comparison with it", file=sys.stderr)
+    if programs := microsandbox.programs():
+        shutil.copytree(programs, place / "msb")
     return place
 
 
@@ -99,6 +101,10 @@ def bundle(place: pathlib.Path) -> None:
     config = json.loads(file.read_text())
     config["process"].update(terminal=False, args=["sh", "-c", "echo said"])
     file.write_text(json.dumps(config))
+    for name in ("true", "sleep"):
+        shutil.copy("/bin/busybox", shell.parent / name)
+    config["process"]["args"] = ["sleep", "100000"]
+    place.joinpath("stay.json").write_text(json.dumps(config))
 
 
 def run(
@@ -115,6 +121,10 @@ def run(
     if files.joinpath("bundle").exists():
         names.append("bundle")
         programs.append(shutil.which("crun"))
+    if files.joinpath("msb").exists():
+        names.append("msb")
+        # It reads the certificates at each start.
+        programs.append("/etc/ssl/certs")
     command = [REPOSITORY / "scripts" / "test-kvm", program, str(rounds), forks, files]
     settings = {
         "MICA": str(mica.binary()),

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Filesystem workloads, run by one Python process inside a sandbox.
 
-`workloads.py list` names them; `workloads.py run NAME ITERATIONS` runs one and
-prints a JSON object: name, iterations, median, mean, stdev, min, max (seconds)
+`workloads.py list` names them; `workloads.py run NAME ITERATIONS [root]` runs one, with
+`/tmp` on a tmpfs or as it is on the root, and prints a JSON object: name, iterations, median, mean, stdev, min, max (seconds)
 and every raw time. Standard library only: the sandbox has nothing else.
 
 Each workload is a class: `setup` runs once, `prepare` before every timed
@@ -506,8 +506,9 @@ def measure(name, iterations):
 def main(arguments):
     if arguments == ["list"]:
         print("\n".join(WORKLOADS))
-    elif len(arguments) == 3 and arguments[0] == "run" and arguments[1] in WORKLOADS:
-        tmpfs_on_tmp()
+    elif arguments[:1] == ["run"] and arguments[1] in WORKLOADS and arguments[3:] in ([], ["root"]):
+        if not arguments[3:]:
+            tmpfs_on_tmp()
         print(json.dumps(measure(arguments[1], int(arguments[2]))))
     else:
         sys.exit(__doc__)

@@ -7,6 +7,7 @@ pub mod documents;
 pub mod erofs;
 pub mod erofs_seeds;
 pub mod ext4;
+pub mod files;
 pub mod frames;
 pub mod headers;
 pub mod jailed;

@@ -23,7 +23,7 @@ pub fn stream(bytes: &[u8]) {
 }
 
 /// Checks that the messages do not depend on the pieces, and that each survives another round trip.
-fn frames<M: Message + PartialEq + Debug>(bytes: &[u8], piece: usize) {
+pub(crate) fn frames<M: Message + PartialEq + Debug>(bytes: &[u8], piece: usize) {
     let mut decoder = Decoder::<M>::new();
     let mut messages = Vec::new();
     let mut failed = false;
@@ -106,7 +106,8 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-fn encoded<M: Message>(first: u8, messages: &[M]) -> Vec<u8> {
+/// Returns the frames of messages, after a byte.
+pub(crate) fn encoded<M: Message>(first: u8, messages: &[M]) -> Vec<u8> {
     let mut bytes = vec![first];
     for message in messages {
         encode(message, &mut bytes).expect("it is short");

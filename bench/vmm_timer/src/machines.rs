@@ -93,6 +93,8 @@ impl Contender {
                 },
                 memory_mib: MEMORY_MIB,
                 cpus: 1,
+                cpu_quota: None,
+                disk_rate: micabox_vmm::DiskRate::default(),
                 nested_virtualization: false,
                 require_limits: false,
                 pmem: Vec::new(),
@@ -100,6 +102,7 @@ impl Contender {
                 network: None,
                 vsock: None,
                 cmdline_extra: vec![HOLD.into()],
+                shares: Vec::new(),
                 lifeline: None,
             })?)),
             Self::Microvm => {

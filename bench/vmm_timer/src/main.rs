@@ -11,7 +11,8 @@
 //! bare.cpio  an init that says `init` there, and waits if a word tells it to
 //! guest/     kernel and initrd of sandboxes
 //! box.tar    an image
-//! bundle/    the same as a bundle for `crun`; need not exist
+//! bundle/    the same as a bundle for `crun`, and `stay.json`, with which it stays; need not exist
+//! msb/       microsandbox's programs; need not exist
 //! ```
 //!
 //! FORKS are how many copies of a running sandbox to make, as `1,8,64`; `-` for none.
@@ -19,6 +20,7 @@
 mod container;
 mod host;
 mod machines;
+mod microsandbox;
 mod processes;
 mod sandboxes;
 mod trace;
@@ -30,6 +32,9 @@ pub type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// Guest RAM of every machine, MiB.
 pub const MEMORY_MIB: u32 = 512;
+
+/// The command that takes the least time.
+pub const SHORTEST: &str = "true";
 
 fn main() -> Result<()> {
     let usage = "vmm-timer ROUNDS FORKS DIRECTORY | rate DIRECTORY";
@@ -50,7 +55,7 @@ fn main() -> Result<()> {
     let machines = machines::contenders(&files)?;
     let container = container::Crun::new(&files);
     let sandboxes = machines.len() + sandboxes::WAYS.len();
-    let contenders = sandboxes + usize::from(container.is_some());
+    let contenders = sandboxes + 1 + usize::from(container.is_some());
     // The first round is not counted: it brings all files into the page cache.
     for round in 0..=rounds {
         for turn in 0..contenders {
@@ -58,6 +63,7 @@ fn main() -> Result<()> {
             let report = match machines.get(who) {
                 Some(machine) => machine.measure(&files, &trace)?,
                 None if who < sandboxes => home.measure(&sandboxes::WAYS[who - machines.len()])?,
+                None if who == sandboxes => home.measure_pooled()?,
                 None => container
                     .as_ref()
                     .map_or(Ok(Vec::new()), |crun| crun.measure())?,
@@ -69,6 +75,19 @@ fn main() -> Result<()> {
                 line["round"] = round.into();
                 println!("{line}");
             }
+        }
+    }
+    for line in home.exec(rounds)? {
+        println!("{line}");
+    }
+    if let Some(crun) = &container {
+        for line in crun.exec(rounds)? {
+            println!("{line}");
+        }
+    }
+    if let Some(microsandbox) = microsandbox::Microsandbox::new(&files) {
+        for line in microsandbox.exec(&files, rounds)? {
+            println!("{line}");
         }
     }
     for round in 0..rounds {

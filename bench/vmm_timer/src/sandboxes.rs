@@ -3,6 +3,7 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -30,6 +31,12 @@ pub const WAYS: [Way; 3] = [
         flags: &["--backend", "kvm"],
     },
 ];
+
+/// A start with a machine from a pool.
+const POOLED: &str = "mica run, from a pool";
+
+/// How long a machine of a pool is left alone before it is used.
+const SETTLE: Duration = Duration::from_millis(300);
 
 /// The image's name.
 const IMAGE: &str = "mica-nested:latest";
@@ -112,12 +119,41 @@ impl Home {
         Ok(vec![line, whole("first", first), whole("exit", exit)])
     }
 
+    /// As [`Home::measure`], with a machine from a pool, once the pool is full.
+    pub fn measure_pooled(&self) -> Result<Vec<Value>> {
+        let memory = format!("{MEMORY_MIB}m");
+        let machine = ["--memory", &memory, "--cpus", "1", "--net", "none"];
+        let flags = ["pool", "-n", "1", "--backend", "kvm", "--transport", "pmem"];
+        let mut pool = self.mica(&[&flags[..], &machine, &[IMAGE]].concat());
+        let mut pool = Running(pool.stdout(Stdio::piped()).spawn()?);
+        let stdout = pool.0.stdout.as_mut().ok_or("no stdout")?;
+        stdout.read_exact(&mut [0; 6])?;
+        // The guest settles after its restore.
+        std::thread::sleep(SETTLE);
+        let mut short = self.mica(&[]);
+        short.args(words(&["--backend", "kvm"], &memory, "short", SHORT));
+        let (first, exit) = processes::watch(&mut short)?;
+        let whole = |what, seconds: f64| json!({"who": POOLED, "what": what, "seconds": seconds});
+        Ok(vec![whole("first", first), whole("exit", exit)])
+    }
+
     fn run(&self, flags: &[&str], name: &str) -> Result<(Running, f64)> {
         let memory = format!("{MEMORY_MIB}m");
         self.start(&words(flags, &memory, name, SCRIPT))
     }
 
-    /// `mica fork` of a sandbox that was just started, from its start to its end.
+    /// So many short commands in a sandbox that runs, each from its start to its end.
+    pub fn exec(&self, rounds: usize) -> Result<Vec<Value>> {
+        let (_running, _) = self.run(&["--backend", "kvm"], "running")?;
+        // The guest settles after its restore.
+        std::thread::sleep(SETTLE);
+        processes::repeat("mica exec", rounds, || {
+            self.mica(&["exec", "running", crate::SHORTEST])
+        })
+    }
+
+    /// `mica fork` of a sandbox that was just started, from its start to its end; and the memory of
+    /// the copy, when it is idle.
     pub fn fork(&self) -> Result<Value> {
         let (_original, _) = self.run(&["--backend", "kvm"], "original")?;
         let begun = processes::now();
@@ -128,8 +164,26 @@ impl Home {
         if !fork.status.success() {
             return Err(String::from_utf8_lossy(&fork.stderr).into());
         }
+        let id = String::from_utf8(fork.stdout)?;
+        let record = self
+            .store
+            .join("sandboxes")
+            .join(id.trim())
+            .join("state.json");
+        let record: Value = serde_json::from_slice(&std::fs::read(record)?)?;
+        let owner = record["owner"]["pid"].as_u64().ok_or("no owner")?;
+        std::thread::sleep(SETTLE);
+        let processes = processes::tree(u32::try_from(owner)?);
+        let (owner, machine) = processes.split_at(1);
+        let line = json!({
+            "who": "mica fork",
+            "what": "exit",
+            "seconds": seconds,
+            "memory": processes::memory(machine),
+            "owner": processes::memory(owner),
+        });
         self.mica(&["rm", "--force", "copy"]).output()?;
-        Ok(json!({"who": "mica fork", "what": "exit", "seconds": seconds}))
+        Ok(line)
     }
 
     /// Copies of one sandbox that was just started, one after the other; all of them stay.

@@ -116,13 +116,24 @@ pub fn print_all(failures: &[Failure]) {
     failures.iter().for_each(Failure::print);
 }
 
-/// Indents all lines of a message but the first, and cuts it to [`MESSAGE_MAX`] characters.
+/// Indents all lines of a message but the first, and cuts it.
 fn indented(message: &str) -> String {
-    let lines = message.trim_end().replace('\n', &format!("\n{INDENT}"));
-    match lines.char_indices().nth(MESSAGE_MAX) {
-        None => lines,
-        Some((at, _)) => format!("{}…", lines.get(..at).unwrap_or_default()),
+    cut(message.trim_end().replace('\n', &format!("\n{INDENT}")))
+}
+
+/// Cuts a message to [`MESSAGE_MAX`] characters: the operation is at its beginning, and the cause at its
+/// end.
+pub fn cut(message: String) -> String {
+    let mut places = message.char_indices().map(|(at, _)| at);
+    let count = places.clone().count();
+    if count <= MESSAGE_MAX {
+        return message;
     }
+    let half = MESSAGE_MAX / 2;
+    let (head, tail) = (places.nth(half), places.nth(count - 2 * half - 1));
+    let (head, tail) = head.zip(tail).unwrap_or_default();
+    let (head, tail) = (message.get(..head), message.get(tail..));
+    format!("{}…{}", head.unwrap_or_default(), tail.unwrap_or_default())
 }
 
 /// Formats an error and its causes in one line. Some errors include their causes already.
@@ -199,9 +210,19 @@ fn hint(error: &micabox::Error) -> Option<&'static str> {
             "`mica doctor` says whether this machine has a KVM that works"
         }
         E::Machine(_) | E::MachineNotStarted(_) => "`mica doctor` checks what a machine needs",
+        E::Share { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
+            "`-v` makes a missing folder, `--mount` does not"
+        }
+        E::NoPool => {
+            "a pool's machines are restored from a template and have no disk and no sockets; \
+             `mica run --log debug` says what a sandbox starts from"
+        }
         E::NameTaken { .. } => "choose another name, or remove that one with `mica rm`",
         E::SnapshotExists(_) => "choose another name, or remove that one with `mica snapshot rm`",
         E::NoSuchSandbox(_) => "`mica ps -a` lists all sandboxes",
+        E::DoesNotRun(_) => "`mica ps -a` shows how it ended",
+        E::Unlimited(_) => "`mica doctor` says what control groups need",
+        E::Paused => "`mica unpause` lets it continue",
         E::NotKept(_) => "run it with `--upper disk`",
         E::InPlace { .. } => {
             "look inside with `mica ext4 ls FILE` and `mica ext4 cp` once it has stopped"
@@ -213,6 +234,11 @@ fn hint(error: &micabox::Error) -> Option<&'static str> {
         E::NothingRuns(_) => "add a COMMAND: `mica run --from NAME COMMAND`",
         E::HasMemory(_) => "make a snapshot of the disk alone, without --memory",
         E::NoSuchSnapshot(_) => "`mica snapshot ls` lists all snapshots",
+        E::NoSuchVolume(_) => "`mica volume ls` lists all volumes",
+        E::VolumeExists(_) => "choose another name, or remove that one with `mica volume rm`",
+        E::VolumeInUse { .. } => {
+            "a volume has one writer or many readers: mount it with :ro, or stop the sandbox"
+        }
         E::Ambiguous(_) => "give more digits of the ID",
         E::Running(_) => "stop it first with `mica stop`",
         _ => return None,
@@ -241,7 +267,7 @@ fn root_disk_hint(problem: &micabox::DiskProblem) -> Option<&'static str> {
         P::Changed => "make a new sandbox, or restore the file's contents",
         P::ReadOnlyFormat => "omit :rw: changes then go to memory, or to `--upper disk`",
         P::Another => "a copy of the file has the same UUID; another filesystem does not",
-        P::Unusable(_) => return None,
+        P::Missing(_) | P::Unusable(_) => return None,
     })
 }
 
@@ -267,3 +293,18 @@ from_words!(
     micabox_transfer::settings::ConfigError,
     micabox::CommandError
 );
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_message_keeps_its_beginning_and_its_cause() {
+        let short = "é".repeat(MESSAGE_MAX);
+        assert_eq!(cut(short.clone()), short);
+        let long = format!("reading {}: no such file", "é".repeat(100_000));
+        let shown = cut(long);
+        assert!(shown.starts_with("reading é") && shown.ends_with("é: no such file"));
+        assert_eq!(shown.chars().count(), MESSAGE_MAX + 1, "{shown}");
+    }
+}

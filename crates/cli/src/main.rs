@@ -8,6 +8,7 @@ mod log;
 mod output;
 mod run;
 mod settings;
+mod template;
 mod visible;
 
 use std::process::ExitCode;
@@ -42,16 +43,33 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(Box<run::Args>),
+    Create(Box<commands::create::Args>),
     Ps(commands::ps::Args),
     Start(commands::start::Args),
     Stop(commands::stop::Args),
+    Restart(commands::restart::Args),
+    Pause(commands::pause::PauseArgs),
+    Unpause(commands::pause::UnpauseArgs),
+    Stats(commands::stats::Args),
+    Metrics(commands::metrics::Args),
+    Events(commands::events::Args),
+    Rename(commands::rename::Args),
+    Port(commands::port::Args),
+    Exec(Box<commands::exec::Args>),
+    Attach(commands::attach::Args),
+    Wait(commands::wait::Args),
+    Top(commands::top::Args),
+    Kill(commands::kill::Args),
+    Update(commands::update::Args),
     Logs(commands::logs::Args),
     Rm(commands::rm::Args),
     Cp(commands::cp::Args),
     Diff(commands::diff::Args),
     Commit(commands::commit::Args),
     Snapshot(commands::snapshot::Args),
+    Volume(commands::volume::Args),
     Fork(commands::fork::Args),
+    Pool(commands::pool::Args),
     Pull(commands::pull::Args),
     Load(commands::load::Args),
     Save(commands::save::Args),
@@ -101,16 +119,38 @@ enum RunCommand {
     Run(Box<run::Args>),
 }
 
+/// The same for `mica exec`.
+#[derive(Debug, Parser)]
+#[command(name = "mica", max_term_width = 100, disable_help_subcommand = true)]
+struct ExecOnly {
+    #[command(flatten)]
+    log: log::Flag,
+
+    #[command(subcommand)]
+    command: ExecCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum ExecCommand {
+    Exec(Box<commands::exec::Args>),
+}
+
 fn parse() -> Result<Cli, clap::Error> {
-    if std::env::args_os().nth(1).is_none_or(|word| word != "run") {
-        return Cli::try_parse();
+    match std::env::args_os().nth(1) {
+        Some(word) if word == "run" => {
+            let RunOnly { log, command } = RunOnly::try_parse()?;
+            let RunCommand::Run(args) = command;
+            let command = Command::Run(args);
+            Ok(Cli { log, command })
+        }
+        Some(word) if word == "exec" => {
+            let ExecOnly { log, command } = ExecOnly::try_parse()?;
+            let ExecCommand::Exec(args) = command;
+            let command = Command::Exec(args);
+            Ok(Cli { log, command })
+        }
+        _ => Cli::try_parse(),
     }
-    let RunOnly { log, command } = RunOnly::try_parse()?;
-    let RunCommand::Run(args) = command;
-    Ok(Cli {
-        log,
-        command: Command::Run(args),
-    })
 }
 
 fn main() -> ExitCode {
@@ -124,7 +164,7 @@ fn main() -> ExitCode {
     if let Err(failure) = log::start(cli.log) {
         failure.print();
         return ExitCode::from(match cli.command {
-            Command::Run(_) => EXIT_MICA,
+            Command::Run(_) | Command::Exec(_) | Command::Create(_) => EXIT_MICA,
             _ => EXIT_USAGE,
         });
     }
@@ -132,14 +172,31 @@ fn main() -> ExitCode {
         Command::Run(args) => run::execute(*args),
         Command::Ps(args) => commands::ps::execute(&args),
         Command::Start(args) => commands::start::execute(&args),
+        Command::Create(args) => commands::create::execute(&args),
+        Command::Restart(args) => commands::restart::execute(&args),
+        Command::Pause(args) => commands::pause::pause(&args),
+        Command::Unpause(args) => commands::pause::unpause(&args),
+        Command::Stats(args) => commands::stats::execute(&args),
+        Command::Metrics(args) => commands::metrics::execute(&args),
+        Command::Events(args) => commands::events::execute(&args),
+        Command::Rename(args) => commands::rename::execute(&args),
+        Command::Port(args) => commands::port::execute(&args),
         Command::Stop(args) => commands::stop::execute(&args),
+        Command::Exec(args) => commands::exec::execute(*args),
+        Command::Attach(args) => commands::attach::execute(&args),
+        Command::Top(args) => commands::top::execute(&args),
+        Command::Wait(args) => commands::wait::execute(&args),
+        Command::Update(args) => commands::update::execute(&args),
+        Command::Kill(args) => commands::kill::execute(&args),
         Command::Logs(args) => commands::logs::execute(&args),
         Command::Rm(args) => commands::rm::execute(&args),
         Command::Cp(args) => commands::cp::execute(&args),
         Command::Diff(args) => commands::diff::execute(&args),
         Command::Commit(args) => commands::commit::execute(&args),
         Command::Snapshot(args) => commands::snapshot::execute(&args),
+        Command::Volume(args) => commands::volume::execute(&args),
         Command::Fork(args) => commands::fork::execute(&args),
+        Command::Pool(args) => commands::pool::execute(&args),
         Command::Pull(args) => commands::pull::execute(args),
         Command::Load(args) => commands::load::execute(&args),
         Command::Save(args) => commands::save::execute(&args),
@@ -172,12 +229,22 @@ fn usage(error: &clap::Error) -> ExitCode {
         let _ = error.print();
         return ExitCode::SUCCESS;
     }
-    // The error repeats arguments, which may be names of foreign files.
-    output::write_stderr(&error.render().to_string());
-    match std::env::args_os().nth(1) {
-        Some(command) if command == "run" => ExitCode::from(EXIT_MICA),
-        _ => ExitCode::from(EXIT_USAGE),
+    let command = std::env::args_os().nth(1);
+    let is = |names: &[&str]| {
+        names
+            .iter()
+            .any(|name| command.as_deref() == Some(name.as_ref()))
+    };
+    match run::refusal(error).filter(|_| is(&["run", "create"])) {
+        Some(message) => Failure::new(message).print(),
+        // The error repeats arguments, which may be names of foreign files.
+        None => output::write_stderr(&failure::cut(error.render().to_string())),
     }
+    ExitCode::from(if is(&["run", "exec", "create"]) {
+        EXIT_MICA
+    } else {
+        EXIT_USAGE
+    })
 }
 
 /// The result of every command: an exit code, or the failure to print.

@@ -22,6 +22,7 @@ use crate::visible;
 pub mod raw {
     use std::io::{self, StderrLock, StdoutLock};
 
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use rustix::fd::BorrowedFd;
 
     /// Returns stdout.
@@ -37,6 +38,20 @@ pub mod raw {
     /// Returns stdout without a buffer.
     pub fn stdout_fd() -> BorrowedFd<'static> {
         rustix::stdio::stdout()
+    }
+
+    /// Returns whether nothing reads stdout any more.
+    pub fn is_stdout_closed() -> bool {
+        let stdout = stdout_fd();
+        let mut ends = [PollFd::new(&stdout, PollFlags::empty())];
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        poll(&mut ends, Some(&now)).is_ok()
+            && ends
+                .iter()
+                .any(|end| end.revents().intersects(PollFlags::ERR))
     }
 
     /// Returns stderr without a buffer.
@@ -95,6 +110,15 @@ pub fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     let text = serde_json::to_string_pretty(value)
         .map_err(|error| Failure::of(&error).context("making JSON"))?;
     write_stdout((visible::json(&text).into_owned() + "\n").as_bytes())
+}
+
+/// Writes `value` as JSON on a line, for programs that read a stream. Returns whether anything still
+/// reads it.
+pub fn print_json_line(value: &impl Serialize) -> Result<bool, Failure> {
+    let text =
+        serde_json::to_string(value).map_err(|error| Failure::of(&error).context("making JSON"))?;
+    write_stdout((visible::json(&text).into_owned() + "\n").as_bytes())?;
+    Ok(!raw::is_stdout_closed())
 }
 
 /// Converts a name for JSON, which has text only. Returns the text and, if the name is not UTF-8
@@ -201,16 +225,24 @@ pub fn span(duration: Duration) -> String {
     format!("{count} {unit}{}", if count == 1 { "" } else { "s" })
 }
 
-/// Formats how long ago a moment (seconds since 1970-01-01 UTC) was.
-pub fn ago(moment: i64) -> String {
+/// Returns the time of day: seconds since 1970-01-01 UTC.
+pub fn now() -> f64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0.0, |since| since.as_secs_f64())
+}
+
+/// Returns how long ago a moment (seconds since 1970-01-01 UTC) was.
+pub fn since(moment: i64) -> Duration {
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_secs());
     let then = u64::try_from(moment).unwrap_or(0);
-    format!(
-        "{} ago",
-        span(Duration::from_secs(now.saturating_sub(then)))
-    )
+    Duration::from_secs(now.saturating_sub(then))
+}
+
+/// Formats how long ago a moment (seconds since 1970-01-01 UTC) was.
+pub fn ago(moment: i64) -> String {
+    format!("{} ago", span(since(moment)))
 }
 
 /// Formats a moment (seconds since 1970-01-01 UTC) as in RFC 3339.

@@ -127,7 +127,7 @@ fn a_filesystem_with_an_error_mark_is_only_read_until_replay_clears_it() {
     assert!(String::from_utf8_lossy(&copied.stderr).contains("marked as having errors"));
 
     let replayed = mica(&["replay", image]);
-    assert!(replayed.status.success());
+    assert!(replayed.status.success(), "{replayed:?}");
     assert!(String::from_utf8_lossy(&replayed.stderr).contains("nothing is wrong"));
     assert_sound(image);
     assert!(mica(&["ls", image]).stderr.is_empty());
@@ -138,7 +138,7 @@ fn a_filesystem_with_an_error_mark_is_only_read_until_replay_clears_it() {
         &format!("{debugfs} 'ssv state 2' image; {debugfs} 'sif lost+found links_count 7' image"),
     );
     let replayed = mica(&["replay", image]);
-    assert!(replayed.status.success());
+    assert!(replayed.status.success(), "{replayed:?}");
     assert!(String::from_utf8_lossy(&replayed.stderr).contains("e2fsck -p"));
     assert!(String::from_utf8_lossy(&mica(&["ls", image]).stderr).contains("marked"));
 }

@@ -263,3 +263,69 @@ fn a_machine_that_outlives_its_owner_keeps_its_disk() {
     assert_eq!(said.recv_timeout(PATIENCE).unwrap(), "done");
     assert_eq!(again.join().unwrap(), 0);
 }
+
+#[test]
+fn a_volume_is_mounted_and_keeps_its_writer_from_being_copied() {
+    let home = Home::new();
+    let run = [
+        "run",
+        "-d",
+        "--rm",
+        "--backend",
+        "kvm",
+        "--idle",
+        "--name",
+        "it",
+    ];
+    let mounts = [
+        "-v",
+        "data:/data",
+        "-v",
+        "data:/seen:ro",
+        "--tmpfs",
+        "/t:size=1m",
+    ];
+    home.output(&[&run[..], &mounts, &["box"]].concat()).ok();
+    let script = "echo kept >/data/file; cat /seen/file; ! (echo x >/seen/file) 2>/dev/null; df /t | grep -c 1024";
+    let inside = home.output(&["exec", "it", "sh", "-c", script]);
+    assert_eq!(inside.ok(), "kept\n1\n");
+    let refused = home.output(&["fork", "it"]);
+    assert!(
+        refused.stderr().contains("it writes to a volume"),
+        "{}",
+        refused.stderr()
+    );
+    home.output(&["stop", "it"]).ok();
+    // A copy of a reader reads as well.
+    let reads = ["-v", "data:/data:ro"];
+    home.output(&[&run[..], &reads, &["box"]].concat()).ok();
+    let copy = home.output(&["fork", "it"]).ok();
+    for name in ["it", copy.trim()] {
+        assert_eq!(
+            home.output(&["exec", name, "cat", "/data/file"]).ok(),
+            "kept\n"
+        );
+        home.output(&["stop", "-t", "0", name]).ok();
+    }
+    home.output(&["volume", "rm", "data"]).ok();
+}
+
+#[test]
+fn a_template_has_no_sandboxs_mounts() {
+    let home = Home::new();
+    let show = [
+        "sh",
+        "-c",
+        "grep -o ' /[xy] ' /proc/mounts; df /dev/shm | grep -c 2048",
+    ];
+    let run = |flags: &[&str]| {
+        let run = ["run", "--rm", "--backend", "kvm"];
+        home.output(&[&run[..], flags, &["box"], &show].concat())
+            .stdout()
+    };
+    assert_eq!(run(&["--tmpfs", "/x", "--shm-size", "2m"]), " /x \n1\n");
+    assert_eq!(run(&["--tmpfs", "/y"]), " /y \n0\n");
+    assert_eq!(run(&[]), "0\n");
+    let templates = std::fs::read_dir(home.store().join("templates")).unwrap();
+    assert_eq!(templates.count(), 1);
+}

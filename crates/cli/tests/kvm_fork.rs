@@ -215,6 +215,53 @@ fn forks_stay_behind_with_disks_of_their_own() {
     });
 }
 
+/// Copies of a machine from a template have only what differs from the template in files of their
+/// own, and nothing that they share goes before they do.
+#[test]
+fn copies_of_copies_outlive_template_and_originals() {
+    let home = Home::new();
+    let warm = ["--backend", "kvm", "--net", "none", "--memory", "256m"];
+    let run = [&["run", "--rm"], &warm[..], &["box", "true"]].concat();
+    home.output(&run).ok();
+    // A sum that is wrong ends the loop.
+    let script = "head -c 200k /dev/urandom > /r; sha256sum /r > /sum; \
+        head -c 2m /dev/urandom > /x; rm /x; \
+        n=0; while sha256sum -c /sum > /dev/null; do n=$((n+1)); echo $n; sleep 0.2; done; echo end";
+    let start = ["run", "--rm", "--name", "one"];
+    let command = ["box", "sh", "-c", script];
+    let mut original = home.start(&[&start[..], &warm, &command].concat());
+    let mut before = number(&mut original);
+    let pruned = || home.output(&["store", "prune", "--json"]).json()["templates"].clone();
+    let last = |name: &str| {
+        let log = home.output(&["logs", name]).ok();
+        assert!(!log.contains("end"), "{log}");
+        log.lines().last().and_then(|line| line.parse::<u32>().ok())
+    };
+    for (from, to) in [("one", "two"), ("two", "three")] {
+        home.output(&["fork", from, "--name", to]).ok();
+        if from == "one" {
+            assert_eq!(pruned(), 1);
+        }
+        // Its pages are read after the original is gone.
+        home.output(&["stop", "-t", "0", from]).ok();
+        wait_until("the copy goes on", || {
+            last(to).is_some_and(|number| number > before)
+        });
+        before = last(to).unwrap();
+    }
+    // A snapshot that is kept needs nothing else.
+    let keep = ["snapshot", "create", "--memory", "three", "kept"];
+    home.output(&keep).ok();
+    home.output(&["stop", "-t", "0", "three"]).ok();
+    let mut copy = home.start(&["run", "--rm", "--from", "kept"]);
+    let first = number(&mut copy);
+    assert!(first > before, "{first} after {before}");
+    assert_eq!(number(&mut copy), first + 1);
+    stop(copy);
+    original.wait();
+    home.output(&["snapshot", "rm", "kept"]).ok();
+}
+
 #[test]
 fn a_disk_is_saved_between_two_requests() {
     let home = Home::new();

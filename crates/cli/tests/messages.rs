@@ -17,18 +17,45 @@ const NAME_RULE: &str =
 /// Rows that need no machine.
 const ROWS: &[Row] = &[
     (
-        &["run", "-v", "/tmp:/data", "box"],
+        &[
+            "run",
+            "--mount",
+            "type=bind,src=/nowhere/x,dst=/data",
+            "box",
+        ],
         125,
-        "mica: cannot mount `/tmp:/data`: there are no volumes yet\n      \
-         `--patch FILE:PATH` puts a file into the sandbox, `--patch-tar FILE` a directory's \
-         archive; with `--upper disk`, `mica cp` gets files out\n",
+        "mica: cannot share `/nowhere/x`: No such file or directory (os error 2)\n      \
+         `-v` makes a missing folder, `--mount` does not\n",
     ),
     (
-        &["run", "--mount", "type=bind,src=/tmp,dst=/data", "box"],
+        &["run", "--mount", "type=tmpfs,tmpfs-size=1m", "box"],
         125,
-        "mica: cannot mount `type=bind,src=/tmp,dst=/data`: there are no volumes yet\n      \
-         `--patch FILE:PATH` puts a file into the sandbox, `--patch-tar FILE` a directory's \
-         archive; with `--upper disk`, `mica cp` gets files out\n",
+        "error: invalid value 'type=tmpfs,tmpfs-size=1m' for '--mount <MOUNT>': target is required\n\n\
+         For more information, try '--help'.\n",
+    ),
+    (
+        &["run", "--tmpfs", "/a:size=x", "box"],
+        125,
+        "error: invalid value '/a:size=x' for '--tmpfs <PATH[:OPTIONS]>': expected a number with \
+         b, k, m, g or t\n\n\
+         For more information, try '--help'.\n",
+    ),
+    (
+        &[
+            "run",
+            "--tmpfs",
+            "/a",
+            "--mount",
+            "type=tmpfs,dst=/a/",
+            "box",
+        ],
+        125,
+        "mica: cannot mount anything at `/a/`: something else is mounted there as well\n",
+    ),
+    (
+        &["run", "--tmpfs", "/tmp/../..", "box"],
+        125,
+        "mica: cannot mount anything at `/tmp/../..`: the path has `..` in it\n",
     ),
     (
         &["run", "-m", "4000g", "box"],
@@ -269,9 +296,14 @@ const LIVE: &[Row] = &[
         "mica: sandbox it is running\n      stop it first with `mica stop`, or use `mica rm -f`\n",
     ),
     (
-        &["cp", "/etc/hosts", "it:/etc"],
+        &["cp", "it:/no/such", "."],
         1,
-        "mica: sandbox it is running\n      stop it first with `mica stop`\n",
+        "mica: reading `/no/such` in the sandbox: No such file or directory (os error 2)\n",
+    ),
+    (
+        &["cp", "/etc/hosts", "it:/etc/hosts/x"],
+        1,
+        "mica: looking at `/etc/hosts/x` in the sandbox: Not a directory (os error 20)\n",
     ),
     (
         &["snapshot", "create", "it", "s"],
@@ -304,7 +336,7 @@ fn messages_tell_running_sandboxes_from_ended_ones() {
     let id = home.output(&["ps", "-q"]).ok();
     let taken = home.output(&["run", "--name", "it", "box", "true"]);
     let expected = format!(
-        "mica: cannot create sandbox `it`: the name is in use by sandbox {}\n      \
+        "mica: cannot call a sandbox `it`: the name is in use by sandbox {}\n      \
          choose another name, or remove that one with `mica rm`\n",
         id.trim()
     );

@@ -63,8 +63,8 @@ fn patches_are_applied_before_the_start_in_memory_and_on_disk() {
     let into_home = format!("{}:/home/app", at("file"));
     let tar = at("patch.tar");
     let flags = [
-        "--rm=/srv/data",
-        "--rm=/srv/kept",
+        "--remove=/srv/data",
+        "--remove=/srv/kept",
         "--mkdir",
         "/srv/kept",
         "--mkdir",
@@ -101,7 +101,7 @@ fn patches_are_applied_before_the_start_in_memory_and_on_disk() {
         .ok();
 
     for (flag, what) in [
-        ("--rm=/srv/nope", "nothing of that name"),
+        ("--remove=/srv/nope", "nothing of that name"),
         ("--mkdir=/srv/run/x", "not a directory"),
         ("--symlink=x:/srv", "there is a directory"),
         ("--patch-tar=/nope", "No such file"),

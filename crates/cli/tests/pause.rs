@@ -52,13 +52,12 @@ fn an_interrupted_copy_leaves_nothing() {
     for (number, command) in [
         (KILL, "diff"),
         (TERM, "diff"),
-        (KILL, "cp"),
+        (KILL, "commit"),
         (TERM, "commit"),
     ] {
         // The command waits for the other client, with its own file open.
         let held = Holding::new(&home, "it");
         let arguments: &[&str] = match command {
-            "cp" => &["cp", "it:/srv", "-"],
             "commit" => &["commit", "it", "mine"],
             command => &[command, "it"],
         };
@@ -98,4 +97,72 @@ fn a_silent_client_pauses_a_sandbox_for_seconds_only() {
     assert_eq!(held.wait_for_end(), "ending");
     sandbox.wait();
     support::assert_clean(&home.directory_of("it").join("upper.ext4"));
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn a_paused_sandbox_does_nothing_until_it_is_resumed_or_ended() {
+    let home = Home::new();
+    // USR1 is noted when it arrives; TERM ends the command in order.
+    let script = "trap 'echo late' USR1; trap 'exit 4' TERM; echo ready; \
+                  while :; do echo tick; sleep 0.05; done";
+    let run = ["run", "-d", "--name", "it", "--upper", "disk:64m"];
+    home.output(&[&run[..], &["box", "sh", "-c", script]].concat())
+        .ok();
+    let ticks = || {
+        home.output(&["logs", "it"])
+            .stdout()
+            .matches("tick")
+            .count()
+    };
+    wait_until("it runs", || ticks() > 0);
+    let refused = |arguments: &[&str], words: &str| {
+        let finished = home.output(arguments);
+        assert!(finished.code() != 0, "{arguments:?}");
+        let said = finished.stderr();
+        assert!(said.contains(words), "{arguments:?}: {said}");
+    };
+    refused(&["unpause", "it"], "is not paused");
+    assert_eq!(home.output(&["pause", "it"]).ok(), "it\n");
+    let seen = ticks();
+    for arguments in [
+        &["exec", "it", "true"][..],
+        &["attach", "it"],
+        &["top", "it"],
+        &["pause", "it"],
+        &["start", "it"],
+    ] {
+        refused(arguments, "the sandbox is paused");
+    }
+    refused(&["rm", "it"], "is running");
+    let line = home.output(&["ps", "-f", "status=paused", "--format", "{{.Status}}"]);
+    assert!(line.ok().ends_with("(Paused)\n"));
+    // Its disk can be read, and it stays as it is: a signal arrives when it is resumed.
+    assert!(home.output(&["diff", "it"]).code() == 0);
+    home.output(&["kill", "-s", "USR1", "it"]).ok();
+    home.output(&["rename", "it", "that"]).ok();
+    let log = home.output(&["logs", "that"]).ok();
+    assert_eq!(
+        (log.matches("tick").count(), log.contains("late")),
+        (seen, false)
+    );
+    home.output(&["unpause", "that"]).ok();
+    wait_until("it continues", || {
+        let log = home.output(&["logs", "that"]).ok();
+        log.matches("tick").count() > seen && log.contains("late")
+    });
+
+    // A stop resumes it, so its command ends in order; so does the signal that a stop sends.
+    home.output(&["pause", "that"]).ok();
+    home.output(&["stop", "that"]).ok();
+    let code = || home.output(&["wait", "that"]).ok();
+    assert_eq!(code(), "4\n");
+    home.output(&["start", "that"]).ok();
+    home.output(&["pause", "that"]).ok();
+    home.output(&["kill", "that"]).ok();
+    assert_eq!(code(), "137\n");
+    home.output(&["start", "that"]).ok();
+    home.output(&["pause", "that"]).ok();
+    home.output(&["rm", "-f", "that"]).ok();
+    home.assert_nothing_left();
 }

@@ -169,7 +169,7 @@ fn changes_to_a_root_disk_are_kept_apart_from_it() {
             "disk:64m",
             "--patch",
             &patch,
-            "--rm=/etc/passwd",
+            "--remove=/etc/passwd",
             "--mkdir",
             "/made/here",
             "sh",

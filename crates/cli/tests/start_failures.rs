@@ -117,3 +117,16 @@ fn a_machine_without_qemu_or_guest_says_what_to_do() {
         home.assert_nothing_left();
     }
 }
+
+#[test]
+#[ignore = "needs a built guest"]
+fn a_pool_needs_machines_that_can_be_restored() {
+    let home = Home::new();
+    let pool = home.output(&["pool", "--backend", "qemu", "box"]);
+    let text = message(&home, &pool);
+    assert!(text.contains("qemu") && text.contains("doctor"), "{text}");
+    let pool = home.output(&["pool", "-n", "0", "box"]);
+    assert_eq!(pool.code(), 2, "{}", pool.stderr());
+    let pool = home.output(&["pool", "absent", "--pull", "never"]);
+    assert_eq!(pool.code(), 125, "{}", pool.stderr());
+}

@@ -133,3 +133,49 @@ fn without_i_the_terminal_is_unchanged_and_ctrl_c_is_a_signal() {
     assert_eq!(wait(&mut session.child), 3);
     home.assert_nothing_left();
 }
+
+#[test]
+#[ignore = "needs a built guest"]
+fn the_detach_keys_leave_a_sandbox_and_attach_returns_to_it() {
+    let home = Home::new();
+    let mut session = Session::start(&home, &["run", "-it", "--name", "it", "box", "sh"]);
+    session.expect("# ");
+    session.write("kept=yes\n");
+    session.expect("# ");
+    session.write("\x10\x11");
+    session.expect("detached");
+    assert_eq!(wait(&mut session.child), 0);
+    assert!(session.is_cooked());
+
+    // A command with a terminal of its own, in a sandbox without a client now.
+    let mut session = Session::start(&home, &["exec", "-it", "it", "sh"]);
+    session.expect("# ");
+    assert!(!session.is_cooked());
+    session.write("stty size; tty\n");
+    session.expect("40 100\r\n");
+    session.expect("/dev/pts/1\r\n");
+    session.terminal.resize(Size::new(50, 120)).unwrap();
+    session.write("sleep 0.5; stty size\n");
+    session.expect("50 120\r\n");
+    // Half of the keys are keys like any other: the last line again, which Ctrl-U removes.
+    session.write("\x10\x15exit 4\n");
+    assert_eq!(wait(&mut session.child), 4);
+    assert!(session.is_cooked());
+
+    let attach = ["attach", "--detach-keys", "ctrl-a", "it"];
+    let mut session = Session::start(&home, &attach);
+    session.write("echo $kept; stty size\n");
+    session.expect("yes\r\n");
+    session.expect("40 100\r\n");
+    session.write("\x01");
+    session.expect("detached");
+    assert_eq!(wait(&mut session.child), 0);
+    assert!(session.is_cooked());
+    let mut session = Session::start(&home, &["attach", "it"]);
+    session.write("exit 5\n");
+    assert_eq!(wait(&mut session.child), 5);
+    assert!(session.is_cooked());
+    assert_eq!(home.output(&["wait", "it"]).ok(), "5\n");
+    home.output(&["rm", "it"]).ok();
+    home.assert_nothing_left();
+}

@@ -21,8 +21,8 @@
 //! The sandbox is alone in its machine, so network, IPC, UTS, user and cgroup namespaces would have
 //! nothing to separate.
 //!
-//! The agent never opens a path in the sandbox: each new process does so itself, after it has
-//! entered. A filesystem that hangs blocks only the processes that use it.
+//! Once commands run, the agent opens no path in the sandbox: each new process does so itself, after
+//! it has entered. A filesystem that hangs blocks only the processes that use it.
 
 pub mod boot;
 pub mod exec;
@@ -85,11 +85,9 @@ fn serve(uptime: u64) -> Result<(), String> {
     let stopped = server.serve();
     let (mut channel, sandbox) = server.into_parts();
     stop::end_processes();
-    let problem = match boot.upper {
-        // The tmpfs ends with the machine.
-        Upper::Tmpfs { .. } => None,
-        Upper::Disk { .. } | Upper::InPlace { .. } => stop::unmount_upper(sandbox),
-    };
+    // A tmpfs ends with the machine.
+    let is_kept = !matches!(boot.upper, Upper::Tmpfs { .. });
+    let problem = stop::unmount_disks(sandbox, is_kept);
     match stopped {
         Stop::Shutdown => {
             channel.send(&ToHost::ShutdownDone { problem });

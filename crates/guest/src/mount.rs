@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 use std::fmt;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::fs::CWD;
 use rustix::io::Errno;
@@ -97,6 +97,29 @@ pub fn attach(mount: &OwnedFd, path: impl rustix::path::Arg) -> rustix::io::Resu
         path,
         MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH,
     )
+}
+
+/// Makes a mount read-only.
+pub fn make_read_only(mount: &OwnedFd) -> rustix::io::Result<()> {
+    /// `struct mount_attr` of `linux/mount.h`: flags to set and to clear, propagation, a user
+    /// namespace.
+    const READ_ONLY: [u64; 4] = [libc::MOUNT_ATTR_RDONLY, 0, 0, 0];
+    // SAFETY: an open descriptor, an empty path, and a structure of the given size that lives.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            mount.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            READ_ONLY.as_ptr(),
+            size_of_val(&READ_ONLY),
+        )
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(crate::exec::last_errno())
+    }
 }
 
 /// Mounts the calling process's PID namespace at `/proc`.

@@ -6,7 +6,7 @@ use rustix::mount::UnmountFlags;
 use rustix::process::WaitOptions;
 use rustix::system::RebootCommand;
 
-use crate::boot::UPPER;
+use crate::boot::{UPPER, disk};
 use crate::exec::Sandbox;
 
 /// Kills all processes, and waits until the data that they sent has arrived.
@@ -21,18 +21,34 @@ pub fn end_processes() {
     crate::network::settle();
 }
 
-/// Unmounts the disk with the sandbox's changes. Returns the first error, if any.
-pub fn unmount_upper(sandbox: Sandbox) -> Option<String> {
+/// Unmounts the mounted disks, and the disk with the sandbox's changes if there is one. Returns the first
+/// error, if any.
+pub fn unmount_disks(sandbox: Sandbox, has_upper: bool) -> Option<String> {
+    let upper = has_upper.then(|| ("the upper layer".to_owned(), UPPER.to_owned()));
+    let mounted = disk::mounted().into_iter();
+    let mounted = mounted.map(|path| (path.clone(), path));
+    let disks: Vec<(String, String)> = upper.into_iter().chain(mounted).collect();
+    if disks.is_empty() {
+        return None;
+    }
     // The sandbox holds the last reference to its mount namespace, and so to the overlay.
     drop(sandbox);
     rustix::fs::sync();
+    let unmounted: Vec<_> = disks
+        .iter()
+        .map(|(name, path)| unmount(name, path))
+        .collect();
+    unmounted.into_iter().find_map(Result::err)
+}
+
+fn unmount(name: &str, path: &str) -> Result<(), String> {
     // Only syncfs reports whether some of the data written since the start never reached the disk.
-    let flushed = rustix::fs::open(UPPER, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-        .and_then(|upper| rustix::fs::syncfs(&upper))
-        .map_err(|errno| format!("flush the upper layer: {errno}"));
-    let unmounted = rustix::mount::unmount(UPPER, UnmountFlags::empty())
-        .map_err(|errno| format!("unmount the upper layer: {errno}"));
-    flushed.and(unmounted).err()
+    let flushed = rustix::fs::open(path, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+        .and_then(|root| rustix::fs::syncfs(&root))
+        .map_err(|errno| format!("flush {name}: {errno}"));
+    let unmounted = rustix::mount::unmount(path, UnmountFlags::empty())
+        .map_err(|errno| format!("unmount {name}: {errno}"));
+    flushed.and(unmounted)
 }
 
 /// Ends the machine. Returns only with an error.

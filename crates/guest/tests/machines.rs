@@ -6,8 +6,8 @@ mod machine;
 use host::{command, shell};
 use machine::{Attach, Machine, disk, lower, plan, userland};
 use micabox_wire::{
-    Exec, ExitStatus, Identity, Init, OutputStream, Reattach, Restore, StartFailure, ToGuest,
-    ToHost, TtySize, Upper,
+    Exec, ExitStatus, Identity, Init, OutputStream, Reattach, Restore, Setup, StartFailure,
+    ToGuest, ToHost, TtySize, Upper,
 };
 
 /// Boots a machine with the userland as its only layer, on a disk.
@@ -370,6 +370,7 @@ fn a_restored_copy_is_another_machine_and_keeps_one_command() {
             id: 11,
             output_window,
         }),
+        setup: Setup::default(),
     })));
     assert_eq!(machine.host.receive(), ToHost::Restored);
     machine.host.started(11);
@@ -408,6 +409,7 @@ fn a_restored_copy_reports_that_its_command_had_ended() {
             id: 7,
             output_window: 1,
         }),
+        setup: Setup::default(),
     })));
     assert_eq!(machine.host.receive(), ToHost::Restored);
     let answer = machine.host.receive();

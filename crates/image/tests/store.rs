@@ -82,7 +82,7 @@ fn prune_removes_what_has_neither_name_nor_sandbox() {
         image(&store, "leased"),
         image(&store, "gone"),
     );
-    store.lease("box", &leased.manifest_digest).unwrap();
+    store.lease("box", &[leased.manifest_digest]).unwrap();
     fs::write(store.sandboxes().join("no-sandbox"), "").unwrap();
     for name in ["leased", "gone"] {
         store.untag(&name.parse().unwrap()).unwrap();
@@ -122,7 +122,7 @@ fn prune_removes_what_has_neither_name_nor_sandbox() {
 fn prune_touches_nothing_while_a_lease_cannot_be_read() {
     let store = store();
     let image = image(&store, "image");
-    store.lease("box", &image.manifest_digest).unwrap();
+    store.lease("box", &[image.manifest_digest]).unwrap();
     store.untag(&"image".parse().unwrap()).unwrap();
     fs::write(store.sandboxes().join("box/lease.json"), "{").unwrap();
     assert!(matches!(
@@ -137,11 +137,11 @@ fn leases_are_only_given_on_images_that_are_there() {
     let store = store();
     let image = image(&store, "image");
     assert!(matches!(
-        store.lease("box", &Digest::of(b"")),
+        store.lease("box", &[Digest::of(b"")]),
         Err(Error::NoImage { .. })
     ));
     for id in ["", ".", "..", "a/b", "/a"] {
-        assert!(store.lease(id, &image.manifest_digest).is_err(), "{id}");
+        assert!(store.lease(id, &[image.manifest_digest]).is_err(), "{id}");
     }
 }
 
@@ -178,7 +178,7 @@ fn an_image_in_use_keeps_its_last_name() {
     store
         .tag(&"alias".parse().unwrap(), &image.manifest_digest)
         .unwrap();
-    store.lease("box", &image.manifest_digest).unwrap();
+    store.lease("box", &[image.manifest_digest]).unwrap();
     store.remove("image").unwrap();
     match store.remove("alias") {
         Err(Error::InUse { sandbox, .. }) => assert_eq!(sandbox, "box"),

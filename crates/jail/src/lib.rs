@@ -57,9 +57,16 @@ pub use call::{Call, CallError, Death, Limits, Worker, probe};
 pub use feed::{Fed, Feed, NoRoom};
 pub use identity::Claim;
 pub use seccomp::{CAUGHT, Filter};
-pub use start::cgroup::{Cgroup, Place, Quota};
+pub use start::cgroup::{Cgroup, Place, ProcessorTime, Quota};
 pub use start::child::{Child, Program, Spawned};
-pub use start::confine::{CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID, CAP_SYS_ADMIN, Confinement};
+pub use start::confine::{
+    CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID, CAP_SYS_ADMIN, Confinement, MAX_FILES,
+};
 pub use tail::Tail;
-pub use walls::{Error, View, Walls, enter, enter_available, enter_for_program, enter_with};
-pub use worker::{Kind, NO_PROGRAM, arguments, plain_arguments, program, run_if_worker, take};
+pub use walls::{
+    Error, FOLDER_CAPABILITIES, View, Walls, enter, enter_available, enter_folder,
+    enter_for_program, enter_with,
+};
+pub use worker::{
+    Kind, NO_PROGRAM, arguments, plain_arguments, program, run_if_worker, take, take_inherited,
+};

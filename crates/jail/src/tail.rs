@@ -1,12 +1,15 @@
 //! Bounded output of a jailed process or its guest.
 //!
 //! Either can write without end. Its owner never stores all of the output, and the writer never
-//! waits for its owner: a thread always drains the pipe, and keeps only the last part.
+//! waits for its owner: a thread always drains the pipes, and keeps only their last parts.
 
 use std::collections::VecDeque;
-use std::io::Read;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::{read, retry_on_intr};
 
 /// The last part of a stream that a thread drains.
 #[derive(Clone, Debug)]
@@ -31,20 +34,42 @@ impl Tail {
         }
     }
 
-    /// Drains `source` to its end in a new thread.
-    pub fn drain(&self, mut source: impl Read + Send + 'static) -> JoinHandle<()> {
-        let tail = self.clone();
-        std::thread::spawn(move || {
-            let mut buffer = [0; 4096];
-            loop {
-                match source.read(&mut buffer) {
-                    Ok(0) => break,
-                    Ok(count) => tail.push(buffer.get(..count).unwrap_or_default()),
-                    Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                    Err(_) => break,
-                }
+    /// Drains streams to their ends, each into its tail. Blocks until the last one ends.
+    pub fn drain(streams: &[(&Self, BorrowedFd<'_>)]) {
+        let mut open = streams.to_vec();
+        let mut buffer = [0; 4096];
+        while !open.is_empty() {
+            let fds = open.iter();
+            let mut fds: Vec<_> = fds
+                .map(|(_, fd)| PollFd::from_borrowed_fd(*fd, PollFlags::IN))
+                .collect();
+            if open.len() > 1 && retry_on_intr(|| poll(&mut fds, None)).is_err() {
+                return;
             }
-        })
+            let mut is_ready = fds.iter().map(|fd| !fd.revents().is_empty());
+            let is_single = open.len() == 1;
+            open.retain(|(tail, fd)| {
+                if !is_ready.next().unwrap_or_default() && !is_single {
+                    return true;
+                }
+                let count = retry_on_intr(|| read(fd, &mut buffer)).unwrap_or_default();
+                tail.push(buffer.get(..count).unwrap_or_default());
+                count > 0
+            });
+        }
+    }
+
+    /// As [`Tail::drain`], for one stream in a new thread.
+    ///
+    /// # Errors
+    /// When there can't be another thread.
+    pub fn drain_in_thread(
+        &self,
+        stream: impl AsFd + Send + 'static,
+    ) -> std::io::Result<JoinHandle<()>> {
+        let tail = self.clone();
+        let thread = std::thread::Builder::new().name("stderr".into());
+        thread.spawn(move || Self::drain(&[(&tail, stream.as_fd())]))
     }
 
     fn push(&self, bytes: &[u8]) {
@@ -69,16 +94,29 @@ impl Tail {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
 
     #[test]
-    fn a_tail_keeps_only_the_end() {
-        let tail = Tail::new(8);
-        tail.drain(std::io::repeat(b'x').take(1 << 20))
-            .join()
-            .unwrap();
-        tail.push(b"the end\n");
-        assert_eq!(tail.text(), "the end\n");
+    fn tails_keep_only_the_ends_of_streams() {
+        let tails = [Tail::new(8), Tail::new(8)];
+        let [(first, mut to_first), (second, mut to_second)] =
+            [(); 2].map(|()| std::io::pipe().unwrap());
+        let [one, two] = &tails;
+        std::thread::scope(|scope| {
+            scope.spawn(|| Tail::drain(&[(one, first.as_fd()), (two, second.as_fd())]));
+            // More than pipes hold, in turns.
+            for _ in 0..64 {
+                to_first.write_all(&[b'x'; 16 << 10]).unwrap();
+                to_second.write_all(&[b'y'; 16 << 10]).unwrap();
+            }
+            drop(to_first);
+            to_second.write_all(b"the end\n").unwrap();
+            drop(to_second);
+        });
+        assert_eq!(one.text(), "xxxxxxxx");
+        assert_eq!(two.text(), "the end\n");
     }
 
     #[test]

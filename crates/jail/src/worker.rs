@@ -153,3 +153,20 @@ pub unsafe fn take(descriptor: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: the descriptor is open, and the caller guarantees the rest.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
+
+/// As [`take`], for a descriptor that is inherited for certain: those that this process opened itself
+/// are close-on-exec, and so is one that was taken.
+///
+/// # Errors
+/// If it is not open, or was not inherited, or was taken before.
+pub fn take_inherited(descriptor: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: a call with a number and no memory.
+    match unsafe { libc::fcntl(descriptor, libc::F_GETFD) } {
+        -1 => Err(io::Error::last_os_error()),
+        flags if descriptor < 3 || flags & libc::FD_CLOEXEC != 0 => {
+            Err(io::ErrorKind::InvalidInput.into())
+        }
+        // SAFETY: inherited, and not taken before.
+        _ => unsafe { take(descriptor) },
+    }
+}

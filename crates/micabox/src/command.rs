@@ -5,7 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use micabox_owner::protocol::{Exec, Text};
-use micabox_wire::TtySize;
+use micabox_wire::{Confinement, TtySize};
 use oci_spec::image::Config;
 
 /// A command to run in a sandbox.
@@ -24,6 +24,8 @@ pub struct Command {
     pub tty: Option<TtySize>,
     /// Whether the command has a stdin; otherwise it is `/dev/null`.
     pub stdin: bool,
+    /// What limits it. Commands that are started later in the sandbox have the same.
+    pub confinement: Confinement,
 }
 
 /// The caller's changes to the image's configuration: `docker run`'s flags.
@@ -40,6 +42,8 @@ pub struct Overrides {
     pub user: Option<String>,
     /// Replaces the image's WorkingDir; absolute.
     pub workdir: Option<OsString>,
+    /// What limits the sandbox's commands.
+    pub confinement: Confinement,
 }
 
 /// A change to the environment.
@@ -63,6 +67,12 @@ pub enum CommandError {
     /// The program's name is empty.
     #[error("the program to run has an empty name")]
     EmptyProgram,
+    /// A word that Linux can't pass on.
+    #[error("the argument or variable {0:?} has a NUL byte")]
+    Nul(OsString),
+    /// A variable's name that no program could read.
+    #[error("{0:?} is not the name of a variable: it is empty, or has `=` or a NUL byte in it")]
+    BadVariable(OsString),
     /// Arguments and environment are longer than Linux accepts.
     #[error("arguments and environment are too long")]
     TooLong,
@@ -108,7 +118,49 @@ impl Command {
                 .unwrap_or_default(),
             tty: None,
             stdin: false,
+            confinement: overrides.confinement.clone(),
         })
+    }
+
+    /// Makes the command that `docker exec` makes in a container: the environment, user, directory
+    /// and limits of `first`, with which the container was made.
+    pub(crate) fn beside(first: &Self, overrides: &Overrides) -> Result<Self, CommandError> {
+        let mut env = first.env.clone();
+        change(&mut env, &overrides.env);
+        let workdir = match &overrides.workdir {
+            Some(wish) => workdir(&Config::default(), Some(wish))?,
+            None => first.workdir.clone(),
+        };
+        Ok(Self {
+            argv: overrides.args.clone(),
+            env,
+            workdir,
+            user: overrides.user.clone().unwrap_or(first.user.clone()),
+            tty: None,
+            stdin: false,
+            confinement: first.confinement.clone(),
+        })
+    }
+
+    /// Checks that the command is one that Linux can run.
+    pub(crate) fn check(&self) -> Result<(), CommandError> {
+        let program = self.argv.first().ok_or(CommandError::Nothing)?;
+        if program.is_empty() {
+            return Err(CommandError::EmptyProgram);
+        }
+        let bad = self.env.iter().find(|(name, _)| {
+            let name = name.as_encoded_bytes();
+            name.is_empty() || name.contains(&b'=') || name.contains(&0)
+        });
+        if let Some((name, _)) = bad {
+            return Err(CommandError::BadVariable(name.clone()));
+        }
+        let values = self.env.iter().map(|(_, value)| value);
+        let mut words = self.argv.iter().chain(values).chain([&self.workdir]);
+        match words.find(|word| word.as_encoded_bytes().contains(&0)) {
+            Some(word) => Err(CommandError::Nul(word.clone())),
+            None => Ok(()),
+        }
     }
 
     /// Makes the request for a sandbox's owner. The caller sets where the streams go.
@@ -123,6 +175,7 @@ impl Command {
                 .collect(),
             workdir: text(&self.workdir),
             user: self.user.clone(),
+            confinement: self.confinement.clone(),
             tty: self.tty,
             ..Exec::default()
         }
@@ -150,28 +203,34 @@ fn argv(image: &Config, overrides: &Overrides) -> Vec<OsString> {
 
 fn environment(image: &Config, changes: &[EnvChange]) -> Vec<(OsString, OsString)> {
     let mut env: Vec<(OsString, OsString)> = Vec::new();
-    let mut set = |name: &OsStr, value: Option<&OsStr>| {
-        let at = env.iter().position(|(known, _)| known == name);
-        match (at.and_then(|at| env.get_mut(at)), value) {
-            (Some(entry), Some(value)) => entry.1 = value.to_owned(),
-            (None, Some(value)) => env.push((name.to_owned(), value.to_owned())),
-            (Some(_), None) => env.retain(|(known, _)| known != name),
-            (None, None) => {}
-        }
-    };
     for entry in image.env().iter().flatten() {
         // An entry without `=` has no value; Docker's daemon drops it, too.
         if let Some((name, value)) = entry.split_once('=').filter(|(name, _)| !name.is_empty()) {
-            set(OsStr::new(name), Some(OsStr::new(value)));
+            set(&mut env, OsStr::new(name), Some(OsStr::new(value)));
         }
     }
+    change(&mut env, changes);
+    env
+}
+
+/// Applies changes in order.
+fn change(env: &mut Vec<(OsString, OsString)>, changes: &[EnvChange]) {
     for change in changes {
         match change {
-            EnvChange::Set(name, value) => set(name, Some(value)),
-            EnvChange::Unset(name) => set(name, None),
+            EnvChange::Set(name, value) => set(env, name, Some(value)),
+            EnvChange::Unset(name) => set(env, name, None),
         }
     }
-    env
+}
+
+fn set(env: &mut Vec<(OsString, OsString)>, name: &OsStr, value: Option<&OsStr>) {
+    let at = env.iter().position(|(known, _)| known == name);
+    match (at.and_then(|at| env.get_mut(at)), value) {
+        (Some(entry), Some(value)) => entry.1 = value.to_owned(),
+        (None, Some(value)) => env.push((name.to_owned(), value.to_owned())),
+        (Some(_), None) => env.retain(|(known, _)| known != name),
+        (None, None) => {}
+    }
 }
 
 fn workdir(image: &Config, wish: Option<&OsStr>) -> Result<OsString, CommandError> {

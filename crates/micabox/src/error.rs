@@ -53,12 +53,22 @@ pub enum Error {
         /// The directories that were searched.
         searched: Vec<PathBuf>,
     },
+    /// Another process keeps such machines ready.
+    #[error("another pool keeps such machines ready")]
+    PoolExists,
+    /// Such sandboxes don't start from a template that can be saved, or need more than a ready
+    /// machine.
+    #[error("no machine can be kept ready for such a sandbox")]
+    NoPool,
     /// The sandbox's owner could not start a virtual machine.
     #[error("{0}")]
     MachineNotStarted(String),
     /// The sandbox's owner could not start something else that a machine needs.
     #[error("{0}")]
     NotStarted(String),
+    /// Something else uses what the sandbox needs, such as a port of the host.
+    #[error("{0}")]
+    InUse(String),
     /// The guest did not boot or restore.
     #[error("the sandbox did not start: {0}")]
     Boot(#[source] Lost),
@@ -78,7 +88,7 @@ pub enum Error {
     #[error("{}", .0.message)]
     Start(StartFailed),
     /// Another sandbox has the name.
-    #[error("cannot create sandbox `{name}`: the name is in use by sandbox {id}")]
+    #[error("cannot call a sandbox `{name}`: the name is in use by sandbox {id}")]
     NameTaken {
         /// The name.
         name: String,
@@ -88,6 +98,28 @@ pub enum Error {
     /// Not a valid name of a sandbox.
     #[error("invalid sandbox name `{0}`: {NAME_RULE}")]
     BadName(String),
+    /// Nothing can be mounted there.
+    #[error("cannot mount anything at `{target}`: {problem}")]
+    BadMount {
+        /// The path in the sandbox.
+        target: String,
+        /// Why not.
+        problem: &'static str,
+    },
+    /// Not valid labels of a sandbox.
+    #[error("invalid labels: {0}")]
+    BadLabels(&'static str),
+    /// A folder or file of the host can't be shared with a sandbox.
+    #[error("cannot share `{}`", path.display())]
+    Share {
+        /// The path on the host.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The server of a folder of the host does not run.
+    #[error(transparent)]
+    ShareServer(#[from] micabox_share::Error),
     /// Not a valid name of a snapshot.
     #[error("invalid snapshot name `{0}`: {NAME_RULE}")]
     BadSnapshotName(String),
@@ -100,6 +132,30 @@ pub enum Error {
     /// A running sandbox can't be removed.
     #[error("sandbox {0} is running")]
     Running(String),
+    /// The sandbox does not run, and the operation needs a running one.
+    #[error("sandbox {0} does not run")]
+    DoesNotRun(String),
+    /// The sandbox is paused.
+    #[error("the sandbox is paused")]
+    Paused,
+    /// The guest's list of processes is malformed.
+    #[error("the guest's list of processes is malformed")]
+    BadList,
+    /// An operation on a running sandbox's file failed. The kind of `source` says why:
+    /// [`io::ErrorKind::NotFound`], [`io::ErrorKind::PermissionDenied`],
+    /// [`io::ErrorKind::IsADirectory`], [`io::ErrorKind::StorageFull`] and so on.
+    #[error("{what} `{}` in the sandbox: {source}", path.display())]
+    File {
+        /// What was being done.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why it failed, by the guest's account.
+        source: io::Error,
+    },
+    /// The guest's reply to an operation on files is malformed.
+    #[error("the guest's reply about a file is malformed")]
+    BadReply,
     /// The sandbox has no disk: its changes are in memory and lost when it ends.
     #[error("sandbox {0} has no disk: its changes are in memory only")]
     NotKept(String),
@@ -151,6 +207,37 @@ pub enum Error {
     /// A snapshot has this name already.
     #[error("cannot create snapshot `{0}`: there is one already")]
     SnapshotExists(String),
+    /// Not a valid host name.
+    #[error(
+        "invalid host name {0:?}: up to 64 letters, digits, `-`, `_` and `.`, no part beginning or \
+         ending with `-`"
+    )]
+    BadHostname(String),
+    /// Not a valid name of a volume.
+    #[error("invalid volume name `{0}`: {NAME_RULE}")]
+    BadVolumeName(String),
+    /// No volume has this name.
+    #[error("no such volume: `{0}`")]
+    NoSuchVolume(String),
+    /// A volume has this name already.
+    #[error("cannot create volume `{0}`: there is one already")]
+    VolumeExists(String),
+    /// A volume can't have this size.
+    #[error("volume {name} can't have that size: {problem}")]
+    VolumeSize {
+        /// Its name.
+        name: String,
+        /// Why not.
+        problem: String,
+    },
+    /// A sandbox or another process uses the volume: it has one writer or many readers.
+    #[error("volume {name} is in use: {user}")]
+    VolumeInUse {
+        /// Its name.
+        name: String,
+        /// What uses it.
+        user: String,
+    },
     /// A snapshot with memory can't be exported: it can be restored on this host only.
     #[error("snapshot {0} holds a machine's memory, which can only continue on this host")]
     HasMemory(String),
@@ -212,6 +299,20 @@ pub enum Error {
         path: PathBuf,
         /// Why it failed.
         source: io::Error,
+    },
+    /// The guest did not answer in time.
+    #[error("{0}")]
+    Silent(String),
+    /// No control group of the host limits the machine's process.
+    #[error("no control group limits the sandbox's processor time: {0}")]
+    Unlimited(String),
+    /// A sandbox can't have what was requested of a change.
+    #[error("sandbox {name} can't be changed: {problem}")]
+    BadChange {
+        /// Its name.
+        name: String,
+        /// Why not.
+        problem: &'static str,
     },
     /// The sandbox's owner refused a request.
     #[error("the sandbox's owner refuses: {0}")]

@@ -1,6 +1,7 @@
 //! Freezes the machines of other processes' sandboxes through their owners, and saves them if
 //! requested.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -27,6 +28,16 @@ pub(crate) struct Frozen {
     pub(crate) main: Option<u32>,
     /// The creator's description of the machine.
     pub(crate) note: serde_json::Value,
+    /// What the saved memory is a delta of.
+    pub(crate) base: Option<File>,
+}
+
+/// The files that a machine is saved to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SaveTo<'a> {
+    pub(crate) files: &'a Snapshot,
+    /// Whether the memory may be a delta.
+    pub(crate) delta: bool,
 }
 
 /// Why a machine is not frozen.
@@ -45,26 +56,37 @@ impl From<io::Error> for Problem {
 }
 
 /// Requests that the owner of the sandbox in `directory` freezes its machine, and saves it to
-/// `memory` if given. Waits for at most `patience`.
+/// `save` if given. Waits for at most `patience`.
 pub(crate) fn freeze(
     directory: &Path,
-    memory: Option<&Snapshot>,
+    save: Option<SaveTo<'_>>,
     patience: Duration,
 ) -> Result<Frozen, Problem> {
     let mut client = Client::connect(directory)?;
     let request = Request::Freeze {
-        memory: memory.is_some(),
+        memory: save.is_some(),
+        delta: save.is_some_and(|save| save.delta),
     };
-    let files = memory.map(|memory| [memory.state.as_fd(), memory.memory.as_fd()]);
+    let files = save.map(|save| [save.files.state.as_fd(), save.files.memory.as_fd()]);
     client.request(1, &request, files.as_ref().map_or(&[], |files| &files[..]))?;
     match client.reply(1, Instant::now().checked_add(patience))? {
-        Some(Reply::Frozen { main, note }) => {
-            debug!(?directory, is_saved = memory.is_some(), "froze the machine");
+        Some(Reply::Frozen { main, note, base }) => {
+            debug!(
+                ?directory,
+                is_saved = save.is_some(),
+                is_delta = base,
+                "froze the machine"
+            );
+            let base = match base.then(|| client.descriptor()) {
+                Some(None) => return Err(Problem::Ending(io::ErrorKind::InvalidData.into())),
+                base => base.flatten().map(File::from),
+            };
             Ok(Frozen {
                 client,
                 told: Instant::now(),
                 main,
                 note,
+                base,
             })
         }
         Some(Reply::Failed(failure)) => Err(match failure.kind {

@@ -1,13 +1,15 @@
 //! Entry points for `fuzz/`: parsers of foreign files and of workers' replies.
 
 use std::io;
+use std::path::PathBuf;
 
 use micabox_jail::Call;
+use micabox_wire::files::FileReply;
 
-use crate::Snapshot;
 use crate::jailed::{self, ext4, records};
 use crate::snapshot::file::head_alone;
 use crate::upper::read_changes;
+use crate::{DirectoryEntry, FileEvent, Snapshot};
 
 /// Reads the head of an exported snapshot, and the runs of bytes of its disk.
 ///
@@ -59,4 +61,13 @@ pub fn changes(mut told: &[u8], mut each: impl FnMut(&[u8])) -> io::Result<()> {
         each(change.path);
         Ok(())
     })
+}
+
+/// Returns the path of a file that an agent reports, if the SDK would pass it on.
+pub fn found(reply: FileReply) -> Option<PathBuf> {
+    match reply {
+        FileReply::Entry(entry) => DirectoryEntry::new(entry).ok().map(|entry| entry.path),
+        FileReply::Event(event) => FileEvent::new(event).ok().map(|event| event.path),
+        _ => None,
+    }
 }

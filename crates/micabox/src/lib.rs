@@ -15,29 +15,39 @@
 
 #![forbid(unsafe_code)]
 
+mod archives;
 mod base;
 pub mod builder;
 mod cancel;
 mod command;
 mod commit;
+mod confinement;
 mod error;
+mod expiry;
 mod files;
 mod freeze;
 #[doc(hidden)]
 pub mod fuzzing;
 mod guest_files;
+mod history;
 mod image_files;
 #[doc(hidden)]
 pub mod jailed;
 mod log;
+mod mount;
 mod name;
 mod network;
 mod owner;
 mod patch;
 mod plan;
+mod pool;
 mod process;
+mod processes;
 mod registrar;
+mod resources;
+mod running;
 mod sandbox;
+mod share;
 mod signal;
 mod snapshot;
 mod spec;
@@ -47,20 +57,33 @@ mod stop;
 mod template;
 mod timings;
 mod upper;
+mod volume;
 mod worker;
 
 pub use base::{Base, BaseName, DiskProblem, Format, ImageName, OpenDisk, RootDisk};
 pub use builder::{Builder, DEFAULT_MEMORY_MIB, OwnerLog, Restore};
 pub use cancel::Cancel;
 pub use command::{Command, CommandError, EnvChange, Overrides};
+pub use confinement::{capability_set, ulimit_number};
 pub use error::{Error, ErrorKind, Source};
+pub use expiry::Expiry;
+pub use files::{
+    Attributes, DirectoryEntry, Entries, FileEvent, FileReader, FileWriter, Files, LeftOut, Watch,
+    WriteOptions,
+};
 pub use guest_files::GuestFiles;
+pub use history::{History, SandboxEvent};
 pub use jailed::{Notes, Unread};
 pub use log::{LogReader, LogRecord, LogStream};
+pub use mount::{BindSource, ImageSource, Mount, MountSource, Setup, VolumeSource};
+pub use name::is_hostname;
 pub use network::{Network, UserNetwork};
 pub use patch::Patch;
 pub use plan::{PlanError, Root, Transport};
+pub use pool::{Pool, PoolRecord};
 pub use process::{ExecOptions, Finished, Handle, Output, Process, Stdin, Stdio};
+pub use processes::GuestProcess;
+pub use resources::Resources;
 pub use sandbox::{Ended, Event, Sandbox};
 pub use signal::signal_number;
 pub use snapshot::{EphemeralSnapshot, SavedMachine, Snapshot};
@@ -69,6 +92,7 @@ pub use state::{ProcessId, Record, SandboxRef, Sandboxes, Status};
 pub use stop::{DEFAULT_GRACE, Stopped};
 pub use timings::Timings;
 pub use upper::{Change, ChangeKind, DEFAULT_DISK_SIZE, FrozenDisk, Upper};
+pub use volume::{MIN_VOLUME_SIZE, Volume};
 #[doc(hidden)]
 pub use worker::worker_kinds;
 pub use worker::{run_if_worker, run_if_worker_with};
@@ -76,13 +100,19 @@ pub use worker::{run_if_worker, run_if_worker_with};
 pub use micabox_image as image;
 pub use micabox_image::store::{Error as StoreError, Image};
 pub use micabox_image::{AppendLayerError, Digest, ImageEdit, Limits, Reference, Store};
-pub use micabox_net::{Error as NetworkError, Protocol, Publish, PublishError, Rule, RuleError};
+pub use micabox_net::{
+    Error as NetworkError, Protocol, Publish, PublishError, Rate as NetRate, Rule, RuleError,
+};
 pub use micabox_overlay::view::PathKind;
+pub use micabox_owner::protocol::Stats;
 pub use micabox_owner::{Lost, LostReason};
 #[cfg(feature = "registry")]
 pub use micabox_transfer as transfer;
 #[cfg(feature = "registry")]
 pub use micabox_transfer::{PullError, PullOptions, PullPolicy, pull, pull_blocking};
-pub use micabox_vmm::{BackendChoice, Error as MachineError, Exit, control_groups};
-pub use micabox_wire::{BootFailed, ExitStatus, Init, StartFailed, StartFailure, TtySize};
+pub use micabox_vmm::{BackendChoice, DiskRate, Error as MachineError, Exit, control_groups};
+pub use micabox_wire::files::{Existing, FileChange, FileStat, FileTime, FileType};
+pub use micabox_wire::{
+    BootFailed, Confinement, ExitStatus, Init, StartFailed, StartFailure, Tmpfs, TtySize, Ulimit,
+};
 pub use oci_spec::image::Config as ImageConfig;

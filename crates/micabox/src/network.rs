@@ -1,9 +1,10 @@
 //! A sandbox's network: which addresses it reaches, and which ports lead to it.
 
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use micabox_net::{Addresses, Config, Publish, Rule};
+use micabox_net::{Addresses, Config, Publish, Rate as NetRate, Rule};
 use micabox_vmm::NetworkInterface;
 use serde::{Deserialize, Serialize};
 
@@ -42,6 +43,8 @@ pub struct UserNetwork {
     pub publish: Vec<Publish>,
     /// Resolvers for the sandbox's DNS queries, in place of the host's.
     pub resolvers: Vec<SocketAddr>,
+    /// What limits its traffic.
+    pub rate: NetRate,
 }
 
 impl Default for Network {
@@ -50,13 +53,57 @@ impl Default for Network {
     }
 }
 
-/// A running network, with its settings for the machine and the guest.
+/// The link between a machine and its network, which may be started later.
+#[derive(Debug)]
+pub(crate) struct Link {
+    /// The machine's end.
+    pub(crate) interface: NetworkInterface,
+    /// The network's end.
+    network: OwnedFd,
+    addresses: Addresses,
+    /// Whether frames for the machine have a header ([`Config::header`]).
+    header: bool,
+}
+
+/// A running network, with its settings for the guest.
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) network: micabox_net::Network,
-    pub(crate) interface: NetworkInterface,
     pub(crate) boot: micabox_wire::Network,
     pub(crate) resolv_conf: Vec<u8>,
+}
+
+/// A network in the hands of an owner.
+pub(crate) struct Running(pub(crate) micabox_net::Network);
+
+impl micabox_owner::Network for Running {
+    fn traffic(&self) -> (u64, u64) {
+        let traffic = self.0.traffic();
+        (traffic.received, traffic.sent)
+    }
+}
+
+impl Link {
+    /// Makes a link for a machine of a backend that requires a header before frames, or does not.
+    pub(crate) fn new(header: bool) -> Result<Self, Error> {
+        // Each machine has its own address, though no network has two of them.
+        let [a, b, c, d, e] = random()?;
+        let addresses = Addresses {
+            guest_mac: [LOCAL, a, b, c, d, e],
+            ..Addresses::default()
+        };
+        let (network, machine) = micabox_net::link()?;
+        Ok(Self {
+            interface: NetworkInterface {
+                link: Arc::new(machine),
+                address: addresses.guest_mac,
+                mtu: addresses.mtu,
+            },
+            network,
+            addresses,
+            header,
+        })
+    }
 }
 
 impl Network {
@@ -71,32 +118,23 @@ impl Network {
         }
     }
 
-    /// Starts the network; None if there is none to start.
-    pub(crate) fn start(&self, frame_header: bool) -> Result<Option<Connection>, Error> {
-        let Self::User(user) = self else {
+    /// Starts the network on a machine's link; None if one of the two does not exist.
+    pub(crate) fn start(&self, link: Option<Link>) -> Result<Option<Connection>, Error> {
+        let (Self::User(user), Some(link)) = (self, link) else {
             return Ok(None);
         };
-        // Each machine has its own address, though no network has two of them.
-        let [a, b, c, d, e] = random()?;
-        let addresses = Addresses {
-            guest_mac: [LOCAL, a, b, c, d, e],
-            ..Addresses::default()
-        };
-        let (network, link) = micabox_net::Network::start(Config {
+        let addresses = link.addresses;
+        let config = Config {
             addresses,
             allow: user.allow.clone(),
             deny: user.deny.clone(),
             publish: user.publish.clone(),
-            header: frame_header,
+            header: link.header,
             resolvers: user.resolvers.clone(),
-        })?;
+            rate: user.rate,
+        };
         Ok(Some(Connection {
-            network,
-            interface: NetworkInterface {
-                link: Arc::new(link),
-                address: addresses.guest_mac,
-                mtu: addresses.mtu,
-            },
+            network: micabox_net::Network::start_on(link.network, config)?,
             boot: micabox_wire::Network {
                 hardware_address: addresses.guest_mac,
                 address: addresses.guest.octets(),
@@ -105,6 +143,11 @@ impl Network {
             },
             resolv_conf: format!("nameserver {}\n", addresses.gateway).into_bytes(),
         }))
+    }
+
+    /// Returns whether there is a network.
+    pub(crate) fn is_some(&self) -> bool {
+        matches!(self, Self::User(_))
     }
 }
 
@@ -119,6 +162,10 @@ mod tests {
             deny: vec!["10.0.0.0/8".parse().unwrap()],
             publish: vec!["8080:80".parse().unwrap()],
             resolvers: vec!["192.0.2.1:53".parse().unwrap()],
+            rate: NetRate {
+                incoming: Some(1),
+                outgoing: None,
+            },
         });
         let text = serde_json::to_string(&network).unwrap();
         assert!(text.contains("127.0.0.1:8080:80/tcp"), "{text}");

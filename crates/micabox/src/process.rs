@@ -2,7 +2,6 @@
 
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -53,6 +52,19 @@ pub struct ExecOptions {
     pub detach: bool,
     /// Whether to measure durations, for [`Handle::info`].
     pub measure: bool,
+    /// Whether the command gets SIGPIPE when it writes to an output whose descriptor nothing reads
+    /// any more. Otherwise the output is dropped.
+    pub sigpipe: bool,
+}
+
+/// How a connection gets its command.
+pub(crate) enum Begin {
+    /// By starting it.
+    Exec(Exec),
+    /// In a copy: by reattaching the original's first command.
+    Reattach(Exec),
+    /// By attaching to the first command, of any client.
+    Attach,
 }
 
 impl ExecOptions {
@@ -78,6 +90,7 @@ pub struct Process {
     /// The command's stderr, if it is a pipe; empty with a terminal.
     pub stderr: Option<Output>,
     pid: u32,
+    has_terminal: bool,
     handle: Handle,
 }
 
@@ -128,6 +141,7 @@ struct Command {
 struct State {
     client: Client,
     end: Option<Result<ExitStatus, Failure>>,
+    timed_out: bool,
     info: Option<Info>,
 }
 
@@ -176,13 +190,11 @@ fn output() -> io::Result<(OwnedFd, PipeReader)> {
 }
 
 impl Process {
-    /// Requests that the owner of the sandbox in `directory` starts a command, or reattaches the
-    /// first command of the machine that the sandbox's is a copy of. Waits until the command runs.
+    /// Requests a command of the sandbox's owner, and waits until it runs.
     pub(crate) fn start(
-        directory: &Path,
-        mut exec: Exec,
+        mut client: Client,
+        begin: Begin,
         options: ExecOptions,
-        reattach: bool,
     ) -> Result<Self, Error> {
         let pipes = |source| Error::System {
             what: "making a command's pipes",
@@ -196,30 +208,53 @@ impl Process {
         let stderr = Ends::new(options.stderr, output).map_err(pipes)?;
         let is_detached = options.detach;
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        exec.stdin = stdin.place;
-        exec.stdout = stdout.place;
-        exec.stderr = stderr.place;
-        exec.lifetime = options.lifetime;
-        exec.timeout = options.timeout.map_or(0, |time| millis(time).max(1));
-        exec.grace = millis(options.grace);
-        exec.detach = options.detach;
-        exec.measure = options.measure;
-        let request = if reattach {
-            Request::Reattach(Box::new(exec))
-        } else {
-            Request::Exec(Box::new(exec))
+        let complete = |exec: Exec| {
+            Box::new(Exec {
+                stdin: stdin.place,
+                stdout: stdout.place,
+                stderr: stderr.place,
+                lifetime: options.lifetime,
+                timeout: options.timeout.map_or(0, |time| millis(time).max(1)),
+                grace: millis(options.grace),
+                detach: options.detach,
+                measure: options.measure,
+                sigpipe: options.sigpipe,
+                ..exec
+            })
+        };
+        let (request, has_terminal) = match begin {
+            Begin::Exec(exec) => {
+                let tty = exec.tty.is_some();
+                (Request::Exec(complete(exec)), tty)
+            }
+            Begin::Reattach(exec) => {
+                let tty = exec.tty.is_some();
+                (Request::Reattach(complete(exec)), tty)
+            }
+            Begin::Attach => {
+                let request = Request::Attach {
+                    stdin: stdin.place,
+                    stdout: stdout.place,
+                    stderr: stderr.place,
+                };
+                (request, false)
+            }
         };
         let theirs = [&stdin.theirs, &stdout.theirs, &stderr.theirs];
         let descriptors: Vec<_> = theirs.into_iter().flatten().map(AsFd::as_fd).collect();
-        let asked = Client::connect(directory).and_then(|mut client| {
+        let mut ask = || {
             client.request(COMMAND, &request, &descriptors)?;
             let reply = client.reply(COMMAND, None)?;
-            Ok((client.as_fd().try_clone_to_owned()?, client, reply))
-        });
+            io::Result::Ok((client.as_fd().try_clone_to_owned()?, reply))
+        };
         // Without an owner there is no sandbox.
-        let (socket, client, reply) = asked.map_err(|_| Lost::closed())?;
-        let pid = match reply {
-            Some(Reply::Started { pid, .. }) => pid,
+        let (socket, reply) = ask().map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidInput => Error::from(CommandError::TooLong),
+            _ => Lost::closed().into(),
+        })?;
+        let (pid, has_terminal) = match reply {
+            Some(Reply::Started { pid, .. }) => (pid, has_terminal),
+            Some(Reply::Attached { pid, tty }) => (pid, tty),
             Some(Reply::Failed(failure)) => return Err(error(failure)),
             _ => return Err(Lost::closed().into()),
         };
@@ -229,6 +264,7 @@ impl Process {
             state: Mutex::new(State {
                 client,
                 end: None,
+                timed_out: false,
                 info: None,
             }),
         });
@@ -246,8 +282,14 @@ impl Process {
             stdout: output(stdout.ours),
             stderr: output(stderr.ours),
             pid,
+            has_terminal,
             handle: Handle { command },
         })
+    }
+
+    /// Returns whether the command has a terminal.
+    pub fn has_terminal(&self) -> bool {
+        self.has_terminal
     }
 
     /// Returns its process ID inside the sandbox.
@@ -344,6 +386,20 @@ impl Handle {
         self.command.request(&Request::Resize(size));
     }
 
+    /// Leaves the command running with its stdin open, whatever becomes of this process: as when a
+    /// user presses detach keys. The output of the command with the sandbox's lifetime goes to the
+    /// sandbox's log from now on, that of any other command is dropped. This handle has no command
+    /// any more: its waits never end.
+    pub fn leave(&self) {
+        self.command.request(&Request::Leave);
+    }
+
+    /// Returns whether the command has ended because its [time](ExecOptions::timeout) was over, and
+    /// without SIGKILL.
+    pub fn timed_out(&self) -> bool {
+        lock(&self.command.state).timed_out
+    }
+
     /// Returns what was measured, once the command has ended; see [`ExecOptions::measure`].
     pub(crate) fn info(&self) -> Option<Info> {
         lock(&self.command.state).info.clone()
@@ -364,13 +420,21 @@ impl Command {
         while state.end.is_none() {
             match state.client.try_receive() {
                 Ok(None) => return None,
-                Ok(Some(Frame::Message(COMMAND, Reply::Exited { status, info }))) => {
-                    state.end = Some(Ok(status));
-                    state.info = info;
-                }
-                Ok(Some(Frame::Message(COMMAND, Reply::Failed(failure)))) => {
-                    state.end = Some(Err(failure));
-                }
+                Ok(Some(Frame::Message(COMMAND, reply))) => match reply {
+                    Reply::Exited {
+                        status,
+                        timed_out,
+                        info,
+                    } => {
+                        state.end = Some(Ok(status));
+                        state.timed_out = timed_out;
+                        state.info = info;
+                    }
+                    // Nothing reads the copy of its output.
+                    Reply::Detached => state.end = Some(Ok(ExitStatus::Signaled(libc::SIGPIPE))),
+                    Reply::Failed(failure) => state.end = Some(Err(failure)),
+                    _ => {}
+                },
                 Ok(Some(_)) => {}
                 Err(_) => state.end = Some(Err(Lost::closed().into())),
             }
@@ -393,6 +457,9 @@ pub(crate) fn error(failure: Failure) -> Error {
         (Kind::Start, Some(start), _) => Error::Start(*start),
         (Kind::Lost, _, Some(lost)) => Error::Lost(*lost),
         (Kind::TooLong, ..) => CommandError::TooLong.into(),
+        (Kind::Paused, ..) => Error::Paused,
+        (Kind::Silent, ..) => Error::Silent(failure.message),
+        (Kind::Unlimited, ..) => Error::Unlimited(failure.message),
         (Kind::Ending, ..) => Error::Lost(Lost::closed()),
         _ => Error::Refused(failure.message),
     }

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use micabox_owner::Outcome;
 use micabox_owner::protocol::{Kind, Stream};
@@ -10,12 +11,16 @@ use tracing::{info, warn};
 
 use crate::base::Claim;
 use crate::log::LogWriter;
+use crate::name::is_valid;
 use crate::sandbox::now;
 use crate::state::{Registration, Status};
-use crate::{Error, LogStream, ProcessId, upper};
+use crate::{Error, Expiry, LogStream, ProcessId, upper};
 
 /// Recorded exit code of a sandbox that did not start; Docker's for its own failures.
 pub(crate) const EXIT_NOT_STARTED: i32 = 125;
+
+/// Recorded exit code of a sandbox whose machine was killed.
+pub(crate) const EXIT_KILLED: i32 = 128 + libc::SIGKILL;
 
 /// The record of an owner's sandbox. Dropping it leaves a record of the end, or removes the
 /// sandbox's directory if the record has `auto_remove`.
@@ -61,10 +66,15 @@ impl Registrar {
         owner: Option<ProcessId>,
         machine: Option<ProcessId>,
     ) -> Result<(), Error> {
-        self.registration.update(|record| {
-            record.owner = owner;
-            record.machine = machine;
-        })
+        self.has_machine(owner, machine);
+        self.registration.update(|_| {})
+    }
+
+    /// As [`Registrar::machine_started`], but the record is written with the next change.
+    pub(crate) fn has_machine(&mut self, owner: Option<ProcessId>, machine: Option<ProcessId>) {
+        let record = self.registration.record_mut();
+        record.owner = owner;
+        record.machine = machine;
     }
 
     /// Records the end, unless the record is removed.
@@ -89,12 +99,61 @@ impl micabox_owner::Registrar for Registrar {
             record.status = Status::Running { since: now().0 };
             record.auto_remove = auto_remove;
         });
+        self.registration.note("start", &[]);
         updated.map_err(io::Error::other)
     }
 
     fn detached(&mut self) -> io::Result<()> {
         let updated = self.registration.update(|record| record.creator = None);
         updated.map_err(io::Error::other)
+    }
+
+    fn expires(&mut self, idle_timeout: u64, max_life: u64) -> io::Result<()> {
+        let time = |millis| (millis > 0).then(|| Duration::from_millis(millis));
+        let expiry = Expiry {
+            idle_timeout: time(idle_timeout),
+            max_life: time(max_life),
+        };
+        match &mut self.registration.record_mut().spec {
+            Some(spec) if spec.expiry != expiry => spec.expiry = expiry,
+            _ => return Ok(()),
+        }
+        self.registration.note("update", &[]);
+        self.registration.update(|_| {}).map_err(io::Error::other)
+    }
+
+    fn limited(&mut self, cpu_quota: Option<u32>) -> io::Result<()> {
+        info!(cpu_quota, "the sandbox's processor time changes");
+        self.registration.note("update", &[]);
+        let updated = self
+            .registration
+            .update(|record| record.cpu_quota = cpu_quota);
+        updated.map_err(io::Error::other)
+    }
+
+    fn event(&mut self, action: &str, attributes: &[(&str, String)]) {
+        self.registration.note(action, attributes);
+    }
+
+    fn paused(&mut self, is_paused: bool) -> io::Result<()> {
+        let status = match (&self.registration.record().status, is_paused) {
+            (&Status::Running { since }, true) => Status::Paused { since },
+            (&Status::Paused { since }, false) => Status::Running { since },
+            _ => return Ok(()),
+        };
+        info!(is_paused, "the sandbox pauses or resumes");
+        let action = if is_paused { "pause" } else { "unpause" };
+        self.registration.note(action, &[]);
+        let updated = self.registration.update(|record| record.status = status);
+        updated.map_err(io::Error::other)
+    }
+
+    fn rename(&mut self, name: &str) -> io::Result<()> {
+        // Any program of the user's may ask.
+        if !is_valid(name) {
+            return Err(io::Error::other(Error::BadName(name.to_owned())));
+        }
+        self.registration.rename(name).map_err(io::Error::other)
     }
 
     fn log(&mut self, stream: Stream, bytes: &[u8]) {
@@ -123,7 +182,12 @@ impl micabox_owner::Registrar for Registrar {
         if outcome.disk_is_in_use {
             self.registration.outlive_us();
         }
-        let killed = 128 + libc::SIGKILL;
+        if self.is_running {
+            let code = outcome.code.map_or(EXIT_KILLED, i32::from);
+            let mut attributes = vec![("exit_code", code.to_string())];
+            attributes.extend(failure.map(|failure| ("error", failure.message.clone())));
+            self.registration.note("die", &attributes);
+        }
         if !self.is_running {
             if self.is_restart {
                 let why = failure
@@ -143,7 +207,7 @@ impl micabox_owner::Registrar for Registrar {
         match (outcome.code, problem) {
             (Some(code), problem) => self.exited(code.into(), problem),
             (None, Some(problem)) => self.exited(EXIT_NOT_STARTED, Some(problem)),
-            (None, None) => self.exited(killed, None),
+            (None, None) => self.exited(EXIT_KILLED, None),
         }
     }
 }

@@ -13,11 +13,11 @@ use micabox_owner::protocol::{Exec, Failure, Frame, Info, Reply, Request};
 use micabox_owner::{Client, Lost};
 use oci_spec::image::Config;
 
-use crate::process::{ExecOptions, Process, error};
+use crate::process::{Begin, ExecOptions, Process, error};
 use crate::snapshot::memory;
 use crate::state::Record;
 use crate::timings::Timings;
-use crate::{Builder, Command, CommandError, Error, Overrides};
+use crate::{Builder, Command, CommandError, Error, Expiry, Overrides};
 
 /// How long an owner may take to exit once its sandbox is over.
 const OWNER_END: Duration = Duration::from_secs(30);
@@ -53,7 +53,7 @@ pub struct Sandbox {
 #[derive(Debug)]
 struct Creator {
     client: Client,
-    /// None once another thread waits for it.
+    /// None once another thread waits for it, and for an owner of a pool.
     process: Option<Child>,
     ended: Option<Ended>,
 }
@@ -61,7 +61,8 @@ struct Creator {
 /// A sandbox that was just started.
 pub(crate) struct Created {
     pub(crate) client: Client,
-    pub(crate) process: Child,
+    /// None if the owner is not this process's child.
+    pub(crate) process: Option<Child>,
     pub(crate) directory: PathBuf,
     pub(crate) record: Record,
     pub(crate) config: Config,
@@ -105,7 +106,7 @@ impl Sandbox {
         Ok(Self {
             creator: Mutex::new(Creator {
                 client: created.client,
-                process: Some(created.process),
+                process: created.process,
                 ended: None,
             }),
             socket,
@@ -137,6 +138,11 @@ impl Sandbox {
         &self.record
     }
 
+    /// Returns the directory of the sandbox's state.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
     /// Makes a command of the image's configuration and `overrides`, as `docker run` has it.
     ///
     /// # Errors
@@ -163,6 +169,15 @@ impl Sandbox {
         self.info().is_none_or(|info| info.ending)
     }
 
+    /// Sets when the sandbox ends by itself; what is None stays as it is.
+    ///
+    /// # Errors
+    /// [`Error::OwnerGone`].
+    pub fn expire(&self, expiry: &Expiry) -> Result<Expiry, Error> {
+        let client = Client::connect(&self.directory).map_err(|_| Error::OwnerGone);
+        expiry.set(&mut client?)
+    }
+
     /// Starts a command with pipes for its streams, and waits until it runs. The first command is
     /// the one that [`Sandbox::stop`] asks to end.
     ///
@@ -177,10 +192,8 @@ impl Sandbox {
     /// # Errors
     /// As [`Sandbox::exec`].
     pub fn exec_with(&self, command: &Command, options: ExecOptions) -> Result<Process, Error> {
-        if command.argv.is_empty() {
-            return Err(CommandError::Nothing.into());
-        }
-        self.start(command.to_exec(), options, false)
+        command.check()?;
+        self.start(Begin::Exec(command.to_exec()), options)
     }
 
     /// Reattaches the first command of the sandbox that this one is a copy of, as if it had just
@@ -189,11 +202,17 @@ impl Sandbox {
     /// # Errors
     /// As [`Sandbox::exec`]; [`Error::Refused`] if the copy was made for other commands.
     pub fn reattach(&self, options: ExecOptions) -> Result<Process, Error> {
-        self.start(Exec::default(), options, true)
+        let command = self.record.defaults.as_ref();
+        let exec = Exec {
+            tty: command.and_then(|command| command.tty),
+            ..Exec::default()
+        };
+        self.start(Begin::Reattach(exec), options)
     }
 
-    fn start(&self, exec: Exec, options: ExecOptions, reattach: bool) -> Result<Process, Error> {
-        let process = Process::start(&self.directory, exec, options, reattach);
+    fn start(&self, begin: Begin, options: ExecOptions) -> Result<Process, Error> {
+        let client = Client::connect(&self.directory).map_err(|_| Lost::closed().into());
+        let process = client.and_then(|client| Process::start(client, begin, options));
         process.map_err(|error| match error {
             // The creator's connection has the reason.
             Error::Lost(lost) => Error::Lost(self.why_lost().unwrap_or(lost)),
@@ -217,7 +236,7 @@ impl Sandbox {
 
     /// Saves the machine into a template's directory.
     pub(crate) fn save(&self, directory: &Path) -> Result<(), Error> {
-        memory::save(&self.record, &self.directory, directory).map(drop)
+        memory::save(&self.record, &self.directory, directory, false).map(drop)
     }
 
     /// Returns the phases of the time until the first command's first output. After the sandbox's

@@ -4,11 +4,12 @@ use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
-use micabox_wire::{Init, TtySize};
+use micabox_vmm::BackendChoice;
+use micabox_wire::{Confinement, Init, TtySize};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::plan::{Root, Transport};
-use crate::{Command, Network};
+use crate::{Command, Expiry, Network};
 
 /// The settings of every start of a sandbox that its [`Record`](crate::Record) does not have.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -38,6 +39,18 @@ pub struct Spec {
     /// Whether it must not start without a control group's limits.
     #[serde(default)]
     pub require_limits: bool,
+    /// When it ends by itself.
+    #[serde(default)]
+    pub expiry: Expiry,
+    /// What runs the machine.
+    #[serde(default)]
+    pub backend: BackendChoice,
+    /// Whether its first start must be a boot.
+    #[serde(default)]
+    pub cold: bool,
+    /// Whether it is removed after its end.
+    #[serde(default)]
+    pub auto_remove: bool,
 }
 
 /// A [`Command`] in JSON.
@@ -53,6 +66,8 @@ struct StoredCommand {
     user: String,
     tty: Option<TtySize>,
     stdin: bool,
+    #[serde(default)]
+    confinement: Confinement,
 }
 
 /// Bytes of an argument or a path: text as a rule, which JSON can hold as a string.
@@ -78,6 +93,28 @@ impl From<Text> for OsString {
             Text::Utf8(text) => text.into(),
             Text::Bytes(bytes) => Self::from_vec(bytes),
         }
+    }
+}
+
+/// A [`Command`] in JSON that may be missing.
+pub(crate) mod defaults {
+    use super::{Command, Deserialize, Deserializer, Serialize, Serializer, StoredCommand};
+
+    #[derive(Serialize, Deserialize)]
+    struct Stored(#[serde(with = "StoredCommand")] Command);
+
+    pub(crate) fn serialize<S: Serializer>(
+        command: &Option<Command>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        command.clone().map(Stored).serialize(to)
+    }
+
+    pub(crate) fn deserialize<'a, D: Deserializer<'a>>(
+        from: D,
+    ) -> Result<Option<Command>, D::Error> {
+        let stored = Option::<Stored>::deserialize(from)?;
+        Ok(stored.map(|Stored(command)| command))
     }
 }
 
@@ -142,6 +179,10 @@ mod tests {
                     columns: 80,
                 }),
                 stdin: true,
+                confinement: Confinement {
+                    capabilities: Some(1),
+                    ..Confinement::default()
+                },
             },
             hostname: None,
             transport: Transport::Auto,
@@ -152,12 +193,17 @@ mod tests {
             vsock: Some("/run/box".into()),
             nested_virtualization: true,
             require_limits: true,
+            expiry: Expiry::default(),
+            backend: BackendChoice::Qemu,
+            cold: false,
+            auto_remove: false,
         };
         let text = serde_json::to_string(&spec).unwrap();
         let again: Spec = serde_json::from_str(&text).unwrap();
         assert_eq!(again.command, spec.command);
         assert_eq!(again.root, spec.root);
         assert_eq!(again.vsock, spec.vsock);
+        assert_eq!(again.backend, spec.backend);
         assert!(again.nested_virtualization && again.require_limits);
     }
 }

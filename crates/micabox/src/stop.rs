@@ -4,7 +4,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use micabox_owner::protocol::{Reply, Request};
-use micabox_owner::{Client, Lost};
+use micabox_owner::{Client, FLUSH_TIMEOUT, LAG, Lost, SHUTDOWN_TIMEOUT};
 use tracing::{info, warn};
 
 use crate::state::{Found, Record};
@@ -12,15 +12,6 @@ use crate::{Error, SandboxRef};
 
 /// How long the first command has after its stop signal by default; as with Docker.
 pub const DEFAULT_GRACE: Duration = Duration::from_secs(10);
-
-/// How long a guest that should end may show no activity.
-const LAG: Duration = Duration::from_secs(2);
-
-/// How long a killed machine, or an owner that has replied that it is done, may take to exit.
-const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// How long a guest may take to flush its memory to its disk.
-const FLUSH_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Interval of checks on an owner that has not replied.
 const POLL: Duration = Duration::from_millis(100);

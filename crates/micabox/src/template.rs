@@ -18,12 +18,11 @@ use std::time::SystemTime;
 
 use micabox_image::store::Image;
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 
 use crate::plan::Plan;
 use crate::snapshot::{claim, memory};
 use crate::stamp::Stamp;
-use crate::{GuestFiles, SavedMachine};
+use crate::{Digest, GuestFiles, SavedMachine};
 
 /// Must be raised with every change to a machine that no other part of the key reflects.
 const FORMAT: u32 = 1;
@@ -60,10 +59,9 @@ impl Template {
             "plan": format!("{:?} {:?}", plan.pmem, plan.disks),
             "settings": settings,
         });
-        let digest = Sha256::digest(ingredients.to_string());
-        let key: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        let key = Digest::of(ingredients.to_string().as_bytes());
         Some(Self {
-            directory: root.join("templates").join(key),
+            directory: root.join("templates").join(key.hex()),
         })
     }
 
@@ -126,6 +124,8 @@ fn make_room(directory: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn make(parent: &Path, number: usize) -> Template {
@@ -139,11 +139,17 @@ mod tests {
     #[test]
     fn templates_in_use_are_kept() {
         let parent = tempfile::tempdir().unwrap();
+        let used = |template: &Template, second| {
+            let directory = File::open(template.directory()).unwrap();
+            let time = SystemTime::UNIX_EPOCH + Duration::from_secs(second);
+            directory.set_modified(time).unwrap();
+        };
         let first = make(parent.path(), 0);
         for number in 1..MOST + 3 {
-            let directory = File::open(first.directory()).unwrap();
-            directory.set_modified(SystemTime::now()).unwrap();
-            make(parent.path(), number);
+            let second = number as u64;
+            used(&first, second + 1);
+            // The newest has the time of now while it looks for the oldest.
+            used(&make(parent.path(), number), second);
         }
         assert!(first.directory().join("machine").exists());
         assert_eq!(fs::read_dir(parent.path()).unwrap().count(), MOST);

@@ -14,6 +14,7 @@ const WORKERS: &[Kind] = &[
     #[cfg(target_arch = "x86_64")]
     micabox_vmm::WORKER,
     micabox_image::WORKER,
+    micabox_share::KIND,
     micabox_vmm::QEMU_WORKER,
     crate::owner::KIND,
 ];

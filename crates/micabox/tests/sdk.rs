@@ -2,12 +2,13 @@
 
 mod support;
 
-use std::io::{Read, Seek, Write};
+use std::io::{ErrorKind as ErrorKindOfFile, Read, Seek, Write};
+use std::path::Path;
 use std::time::Duration;
 
 use micabox::{
-    Builder, Cancel, Command, Error, ErrorKind, ExecOptions, ExitStatus, Handle, Process, Restore,
-    Sandbox, SandboxRef, Sandboxes, Snapshot, Status, Stdio, Upper,
+    Builder, Cancel, Command, Error, ErrorKind, ExecOptions, ExitStatus, FileChange, Handle,
+    Process, Restore, Sandbox, SandboxRef, Sandboxes, Snapshot, Status, Stdio, Upper,
 };
 use support::{Fixture, guest};
 
@@ -122,6 +123,134 @@ fn a_stream_can_be_any_descriptor() {
 
 #[test]
 #[ignore = "needs a built guest"]
+fn files_of_a_running_sandbox_are_used_from_outside() {
+    let fixture = Fixture::new();
+    let sandbox = fixture.sandbox();
+    let files = sandbox.files();
+    let inside = |script: &str| {
+        let finished = sandbox.exec(&shell(script)).unwrap().finish().unwrap();
+        String::from_utf8(finished.stdout).unwrap()
+    };
+    let kind = |result: Result<(), Error>| match result {
+        Err(Error::File { source, .. }) => source.kind(),
+        other => panic!("{other:?}"),
+    };
+    // The sandbox's process 1 is its first command: before it, nothing can run.
+    inside("true");
+
+    // On the overlay, and on filesystems that only the sandbox sees.
+    for path in ["/a file", "/tmp/file", "/dev/shm/file"] {
+        files.write(path, b"one\n").unwrap();
+        files.append(path, b"two\n").unwrap();
+        assert_eq!(inside(&format!("cat '{path}'")), "one\ntwo\n");
+    }
+    assert_eq!(files.read("/proc/1/comm").unwrap().last(), Some(&b'\n'));
+    let many = vec![7; 5 << 20];
+    files.write("/many", &many).unwrap();
+    assert_eq!(inside("wc -c </many").trim(), many.len().to_string());
+    assert!(files.read("/many").unwrap() == many);
+    let stat = files.stat("/many").unwrap();
+    assert_eq!((stat.size, stat.mode, stat.uid), (5 << 20, 0o644, 0));
+    inside("rm /many");
+    assert!(!files.exists("/many").unwrap());
+
+    // What another user may, and what no user may.
+    let user = files.clone().as_user("1000:1000");
+    user.write("/tmp/theirs", b"").unwrap();
+    assert_eq!(inside("stat -c %u:%g /tmp/theirs"), "1000:1000\n");
+    assert_eq!(
+        kind(user.write("/mine", b"")),
+        ErrorKindOfFile::PermissionDenied
+    );
+    assert_eq!(
+        kind(files.write("/tmp", b"")),
+        ErrorKindOfFile::IsADirectory
+    );
+    assert_eq!(
+        kind(files.write("/a file/x", b"")),
+        ErrorKindOfFile::NotADirectory
+    );
+    assert_eq!(
+        kind(files.make_directory("/tmp", false)),
+        ErrorKindOfFile::AlreadyExists
+    );
+    assert_eq!(
+        kind(files.write("/dev/full", b"x")),
+        ErrorKindOfFile::StorageFull
+    );
+    let missing = files.read("/no/such").unwrap_err();
+    assert_eq!(missing.kind(), ErrorKind::NotFound);
+    assert_eq!(
+        missing.to_string(),
+        "reading `/no/such` in the sandbox: No such file or directory (os error 2)"
+    );
+
+    // A path is the sandbox's, however it is written and whatever links are there.
+    inside("ln -s / /up; ln -s /etc/hostname /dev/shm/host");
+    assert_eq!(
+        files.read("../../up/../dev/shm/host").unwrap(),
+        files.read("/etc/hostname").unwrap()
+    );
+
+    files.make_directory("/tree/below", true).unwrap();
+    files.symlink("below", "/tree/link").unwrap();
+    let listed: Vec<_> = files
+        .list("/tree", 2)
+        .unwrap()
+        .map(Result::unwrap)
+        .collect();
+    let paths: Vec<_> = listed
+        .iter()
+        .map(|entry| entry.path.to_str().unwrap())
+        .collect();
+    assert_eq!(paths, ["below", "link"]);
+    assert_eq!(listed[1].target.as_deref(), Some("below".as_ref()));
+    files.set_mode("/tree", 0o700).unwrap();
+    files.set_owner("/tree", 5, 6).unwrap();
+    let moment = std::time::UNIX_EPOCH + Duration::new(1_000_000_000, 1);
+    files.set_times("/tree", moment, moment).unwrap();
+    assert_eq!(
+        inside("stat -c '%a %u:%g %Y' /tree"),
+        "700 5:6 1000000000\n"
+    );
+    files.rename("/tree", "/moved", false).unwrap();
+    files.remove("/moved", true).unwrap();
+    assert_eq!(inside("ls -d /tree /moved 2>/dev/null"), "");
+
+    // Changes by programs inside and from outside.
+    files.make_directory("/watched", false).unwrap();
+    let mut watch = files.watch("/watched", true).unwrap();
+    assert_eq!(watch.next_within(Duration::ZERO).unwrap(), None);
+    let mut until = |change, path: &str| {
+        let found = watch.by_ref().map(Result::unwrap);
+        let found = found
+            .into_iter()
+            .find(|event| event.change == change && event.path == Path::new(path));
+        found.unwrap()
+    };
+    // What comes before the watch of its directory is reported as created only.
+    inside("mkdir -p /watched/a/b");
+    until(FileChange::Created, "a/b");
+    inside("echo x > /watched/a/b/file");
+    until(FileChange::Written, "a/b/file");
+    files.remove("/watched", true).unwrap();
+    until(FileChange::Removed, "a/b");
+    until(FileChange::Removed, "");
+    assert!(watch.next().is_none());
+    // A reader that is dropped ends what it read.
+    let mut zeros = files.open("/dev/zero").unwrap();
+    zeros.read_exact(&mut [1; 100_000]).unwrap();
+    drop(zeros);
+
+    // As any process of the user.
+    let found = fixture.sandboxes().get(&sandbox.record().id).unwrap();
+    assert_eq!(found.files().read("/a file").unwrap(), b"one\ntwo\n");
+    sandbox.kill();
+    assert!(found.files().read("/a file").is_err());
+}
+
+#[test]
+#[ignore = "needs a built guest"]
 fn a_detached_sandbox_outlives_its_creator() {
     let fixture = Fixture::new();
     let sandbox = fixture.builder().name("it").keep_record().create().unwrap();
@@ -183,12 +312,19 @@ fn a_sandbox_is_used_by_its_name_and_its_disk_is_started_from_again() {
     });
     told.unwrap();
     assert_eq!(changed, [b"/kept"]);
+    // The copy of a running sandbox's disk has no name, and is in the store's own scratch.
+    let frozen = found.frozen_disk().unwrap();
+    let open = std::fs::read_dir("/proc/self/fd").unwrap();
+    let mut files = open.filter_map(|link| std::fs::read_link(link.unwrap().path()).ok());
+    let scratch = fixture.store.root().join("tmp");
+    assert!(files.any(|file| file.starts_with(&scratch)));
+    drop(frozen);
     let (snapshot, _) = found.snapshot("then").unwrap();
     assert_eq!(found.remove().unwrap_err().kind(), ErrorKind::InUse);
     sandbox.stop(Duration::from_secs(10)).unwrap();
     drop(sandbox);
     let unused = found.exec(&shell("true")).unwrap_err();
-    assert_eq!(unused.kind(), ErrorKind::Disconnected, "{unused}");
+    assert_eq!(unused.kind(), ErrorKind::NotRunning, "{unused}");
 
     let Restore::Disk(copy) = Restore::new(sandboxes.store(), &snapshot).unwrap() else {
         panic!("a snapshot without memory boots");
@@ -207,6 +343,72 @@ fn a_sandbox_is_used_by_its_name_and_its_disk_is_started_from_again() {
     found.remove().unwrap();
     assert_eq!(found.reload().unwrap_err().kind(), ErrorKind::NotFound);
     sandboxes.remove_snapshot("then").unwrap();
+    assert!(fixture.is_empty());
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn any_process_attaches_to_the_first_command_signals_it_and_waits_for_it() {
+    let fixture = Fixture::new();
+    let first = Command {
+        user: "app".into(),
+        stdin: true,
+        ..shell("while read line; do echo got $line; done")
+    };
+    let builder = fixture.builder().name("it").keep_record();
+    let sandbox = builder.command(&first).create().unwrap();
+    let options = ExecOptions {
+        stdin: Stdio::Idle,
+        stdout: Stdio::Log,
+        lifetime: true,
+        detach: true,
+        ..ExecOptions::default()
+    };
+    drop(sandbox.exec_with(&first, options).unwrap());
+    sandbox.detach().unwrap();
+    let sandbox = fixture.sandboxes().get("it").unwrap();
+    let overrides = micabox::Overrides {
+        args: vec!["id".into(), "-un".into()],
+        ..micabox::Overrides::default()
+    };
+    let command = sandbox.command(&overrides).unwrap();
+    let finished = sandbox.exec(&command).unwrap().finish().unwrap();
+    assert_eq!(finished.stdout, b"app\n");
+
+    let piped = || ExecOptions {
+        stdin: Stdio::Piped,
+        stdout: Stdio::Piped,
+        ..ExecOptions::default()
+    };
+    for _ in 0..2 {
+        let mut process = sandbox.attach(piped()).unwrap();
+        assert!(!process.has_terminal());
+        let stdin = process.stdin.as_mut().unwrap();
+        stdin.write_all(b"this\n").unwrap();
+        let mut line = [0; 9];
+        let stdout = process.stdout.as_mut().unwrap();
+        stdout.read_exact(&mut line).unwrap();
+        assert_eq!(&line, b"got this\n");
+        // Dropping it leaves the command as it is.
+    }
+    let waiting = std::thread::spawn({
+        let sandbox = sandbox.clone();
+        move || sandbox.wait().unwrap()
+    });
+    let process = sandbox.attach(piped()).unwrap();
+    sandbox.signal(TERM).unwrap();
+    assert_eq!(process.wait().unwrap(), ExitStatus::Signaled(TERM));
+    assert_eq!(waiting.join().unwrap(), 143);
+    assert_eq!(sandbox.wait().unwrap(), 143);
+    let errors = [
+        sandbox.attach(piped()).unwrap_err(),
+        sandbox.signal(TERM).unwrap_err(),
+    ];
+    for error in errors {
+        assert_eq!(error.kind(), ErrorKind::NotRunning, "{error}");
+    }
+    sandbox.remove().unwrap();
+    assert_eq!(sandbox.wait().unwrap_err().kind(), ErrorKind::NotFound);
     assert!(fixture.is_empty());
 }
 

@@ -68,14 +68,15 @@ impl Engine {
         // than fit into one turn.
         let (mut readable, mut more) = (false, false);
         loop {
-            let busy = more || (readable && self.io.link.has_room());
+            let busy = more || (readable && self.io.link.is_open());
             let timeout = if busy {
                 Some(Duration::ZERO)
             } else {
-                self.quiet_for()
+                self.quiet_for(readable)
             };
             self.io.poll.wait(&mut events, timeout)?;
             self.io.now = Instant::now();
+            self.io.link.advance(self.io.now);
             let mut stop = false;
             for event in &events {
                 match event.token {
@@ -90,11 +91,13 @@ impl Engine {
             if stop {
                 return self.finish();
             }
-            // Reads no frames while the link is full: most frames cause replies.
             let mut turn = 0;
-            while readable && turn < TURN && self.io.link.has_room() {
+            while readable && turn < TURN && self.io.link.is_open() {
                 match self.io.link.receive(&mut self.incoming)? {
-                    Received::Frame(length) => self.frame(length),
+                    Received::Frame(length) => {
+                        self.io.link.received(length);
+                        self.frame(length);
+                    }
                     Received::Nothing => readable = false,
                     Received::End => return self.finish(),
                 }
@@ -145,13 +148,15 @@ impl Engine {
         }
     }
 
-    /// Returns the time until a timer is due; None if no timer runs.
-    fn quiet_for(&mut self) -> Option<Duration> {
+    /// Returns the time until a timer is due; None if no timer runs. Frames from the guest wait for
+    /// their rate if there are any.
+    fn quiet_for(&mut self, has_frames: bool) -> Option<Duration> {
         let now = self.io.now;
         let all = [
             self.tcp.quiet_for(&self.io),
             self.datagrams.quiet_for(now),
             self.dns.quiet_for(now),
+            self.io.link.held_for(has_frames),
         ];
         all.into_iter().flatten().min()
     }

@@ -28,6 +28,8 @@ mod tcp;
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -68,6 +70,19 @@ pub struct Config {
     pub header: bool,
     /// The resolvers for the guest's DNS queries; if empty, the host's.
     pub resolvers: Vec<SocketAddr>,
+    /// What limits the guest's traffic.
+    pub rate: Rate,
+}
+
+/// Limits of a guest's traffic, in bytes of frames a second. What is beyond them waits; packets are
+/// not dropped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
+pub struct Rate {
+    /// To the guest.
+    pub incoming: Option<u64>,
+    /// From the guest.
+    pub outgoing: Option<u64>,
 }
 
 /// Errors of starting a network.
@@ -107,6 +122,16 @@ pub struct Network {
     /// Closed to stop the thread.
     stop: Option<OwnedFd>,
     thread: Option<JoinHandle<()>>,
+    counters: Arc<link::Counters>,
+}
+
+/// Bytes of ethernet frames since a network's start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// To the guest.
+    pub received: u64,
+    /// From the guest.
+    pub sent: u64,
 }
 
 impl Network {
@@ -118,21 +143,30 @@ impl Network {
     /// # Errors
     /// When a port can't be published, or a system call fails.
     pub fn start(config: Config) -> Result<(Self, OwnedFd), Error> {
+        let (ours, theirs) = link()?;
+        Ok((Self::start_on(ours, config)?, theirs))
+    }
+
+    /// As [`Network::start`], on one end of a [`link()`] whose other end a machine may have already.
+    ///
+    /// # Errors
+    /// As [`Network::start`].
+    pub fn start_on(link: OwnedFd, config: Config) -> Result<Self, Error> {
         let system = |what| move |source: std::io::Error| Error::System { what, source };
         let start = system("starting the network");
         let now = Instant::now();
-        let (ours, theirs) = link::pair().map_err(system("making the network's link"))?;
         let (stop, stop_here) =
             pipe_with(PipeFlags::CLOEXEC).map_err(|errno| start(errno.into()))?;
         let io = Io {
             poll: poll::Poll::new().map_err(start)?,
-            link: link::Link::new(ours, config.addresses, config.header),
+            link: link::Link::new(link, config.addresses, config.header).limited(config.rate, now),
             policy: policy::Policy::new(config.allow, config.deny),
             own: policy::OwnAddresses::new()
                 .map_err(system("asking the kernel for its own addresses"))?,
             resolvers: dns::Resolvers::new(config.resolvers, now),
             now,
         };
+        let counters = io.link.counters();
         let mut engine = Engine::new(io, stop).map_err(start)?;
         for port in config.publish {
             engine
@@ -147,12 +181,32 @@ impl Network {
                 let _ = engine.run();
             })
             .map_err(start)?;
-        let network = Self {
+        Ok(Self {
             stop: Some(stop_here),
             thread: Some(thread),
-        };
-        Ok((network, theirs))
+            counters,
+        })
     }
+
+    /// Returns how much the guest has received and sent.
+    pub fn traffic(&self) -> Traffic {
+        Traffic {
+            received: self.counters.received.load(Ordering::Relaxed),
+            sent: self.counters.sent.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// Makes a link: the network's end, for [`Network::start_on`], and the machine's. Frames wait in the
+/// kernel until the network runs, as many as its buffer holds.
+///
+/// # Errors
+/// When a system call fails.
+pub fn link() -> Result<(OwnedFd, OwnedFd), Error> {
+    link::pair().map_err(|source| Error::System {
+        what: "making the network's link",
+        source,
+    })
 }
 
 impl Drop for Network {

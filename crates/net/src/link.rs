@@ -3,7 +3,11 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
+use micabox_rate::Bucket;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, recv, send, shutdown,
@@ -11,6 +15,7 @@ use rustix::net::{
 };
 use smoltcp::wire::{EthernetAddress, EthernetFrame, EthernetProtocol};
 
+use crate::Rate;
 use crate::address::{Addresses, ETHERNET_HEADER};
 
 /// Bytes of the header before a frame (`struct virtio_net_hdr_v1`, Virtio 1.2, section 5.1.6). It
@@ -37,6 +42,15 @@ const HEADERS: usize = 128;
 /// [`Link::has_room`] first, so only replies to single frames wait here.
 const MAX_WAITING: usize = 64;
 
+/// Bytes of frames since the network's start.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    /// From the guest.
+    pub(crate) sent: AtomicU64,
+    /// To the guest.
+    pub(crate) received: AtomicU64,
+}
+
 /// The network's end of a pair of sockets that preserve frame boundaries; the machine has the
 /// other.
 #[derive(Debug)]
@@ -48,6 +62,42 @@ pub(crate) struct Link {
     waiting: VecDeque<Vec<u8>>,
     /// The buffer for the frame that is being made.
     outgoing: Vec<u8>,
+    counters: Arc<Counters>,
+    /// What limits frames to the guest, and how long they wait.
+    to_guest: Limit,
+    /// What limits frames from the guest, and how long they wait.
+    from_guest: Limit,
+    /// The time of the batch of events that is being handled.
+    now: Instant,
+}
+
+/// The limit of one direction.
+#[derive(Debug, Default)]
+struct Limit {
+    bucket: Option<Bucket>,
+    /// From the last [`Link::advance`] on.
+    wait: Option<Duration>,
+}
+
+impl Limit {
+    fn new(rate: Option<u64>, now: Instant) -> Self {
+        Self {
+            bucket: rate.map(|rate| Bucket::new(rate, now)),
+            wait: None,
+        }
+    }
+
+    fn advance(&mut self, now: Instant) {
+        self.wait = self.bucket.as_mut().and_then(|bucket| bucket.wait(now));
+    }
+
+    /// Counts a frame at the time `now`.
+    fn count(&mut self, length: usize, now: Instant) {
+        if let Some(bucket) = &mut self.bucket {
+            bucket.take(length as u64);
+            self.wait = bucket.wait(now);
+        }
+    }
 }
 
 impl Drop for Link {
@@ -87,7 +137,49 @@ impl Link {
             has_header,
             waiting: VecDeque::new(),
             outgoing: Vec::new(),
+            counters: Arc::default(),
+            to_guest: Limit::default(),
+            from_guest: Limit::default(),
+            now: Instant::now(),
         }
+    }
+
+    /// Limits the traffic from `now` on.
+    pub(crate) fn limited(mut self, rate: Rate, now: Instant) -> Self {
+        self.to_guest = Limit::new(rate.incoming, now);
+        self.from_guest = Limit::new(rate.outgoing, now);
+        self.now = now;
+        self
+    }
+
+    /// Moves the time on.
+    pub(crate) fn advance(&mut self, now: Instant) {
+        self.now = now;
+        self.to_guest.advance(now);
+        self.from_guest.advance(now);
+    }
+
+    /// Returns the time until frames to the guest pass again that the rate holds back, and frames
+    /// from it if there are any.
+    pub(crate) fn held_for(&self, has_frames: bool) -> Option<Duration> {
+        let from_guest = self.from_guest.wait.filter(|_| has_frames);
+        self.to_guest.wait.into_iter().chain(from_guest).min()
+    }
+
+    /// Whether frames may be read from the guest. Not while the link is full: most frames cause
+    /// replies.
+    pub(crate) fn is_open(&self) -> bool {
+        self.waiting.is_empty() && self.from_guest.wait.is_none()
+    }
+
+    /// Counts a frame that was read.
+    pub(crate) fn received(&mut self, length: usize) {
+        self.from_guest.count(length, self.now);
+    }
+
+    /// Returns the counters, which the link updates.
+    pub(crate) fn counters(&self) -> Arc<Counters> {
+        Arc::clone(&self.counters)
     }
 
     /// Returns a buffer for the longest valid frame. A longer one is truncated, and then discarded
@@ -109,7 +201,12 @@ impl Link {
         loop {
             return match recv(&self.socket, &mut *buffer, RecvFlags::DONTWAIT) {
                 Ok((0, _)) => Ok(Received::End),
-                Ok((length, _)) => Ok(Received::Frame(length)),
+                Ok((length, _)) => {
+                    self.counters
+                        .sent
+                        .fetch_add(length as u64, Ordering::Relaxed);
+                    Ok(Received::Frame(length))
+                }
                 // Reported once, when the other end closed without reading all of our frames; the
                 // frames that it sent before can still be read.
                 Err(Errno::INTR | Errno::CONNRESET) => continue,
@@ -122,7 +219,7 @@ impl Link {
 
     /// Whether the link accepts frames. A sender with more of them waits until it does.
     pub(crate) fn has_room(&self) -> bool {
-        self.waiting.is_empty()
+        self.waiting.is_empty() && self.to_guest.wait.is_none()
     }
 
     /// Whether TCP checksums are left to the guest, as [`Link::send_tcp`] describes.
@@ -172,7 +269,8 @@ impl Link {
         let result = fill(frame.payload_mut());
         let start = if self.has_header { 0 } else { HEADER };
         let message = outgoing.get(start..end).unwrap_or_default();
-        let blocked = !self.has_room() || self.put(message) == Err(Errno::AGAIN);
+        let blocked = !self.waiting.is_empty() || self.put(message) == Err(Errno::AGAIN);
+        self.to_guest.count(length, self.now);
         if blocked && self.waiting.len() < MAX_WAITING {
             self.waiting.push_back(message.to_vec());
         }
@@ -194,7 +292,12 @@ impl Link {
     fn put(&self, frame: &[u8]) -> Result<(), Errno> {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         match send(&self.socket, frame, flags) {
-            Ok(_) => Ok(()),
+            Ok(_) => {
+                let header = if self.has_header { HEADER } else { 0 };
+                let length = frame.len().saturating_sub(header) as u64;
+                self.counters.received.fetch_add(length, Ordering::Relaxed);
+                Ok(())
+            }
             Err(Errno::INTR | Errno::NOBUFS) => Err(Errno::AGAIN),
             Err(errno) => Err(errno),
         }

@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use guest::{Guest, outside};
-use micabox_net::Config;
+use micabox_net::{Config, Rate};
 use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket, sockopt};
 
 /// Serves one connection after the other.
@@ -119,6 +119,41 @@ print('whole')
     );
     assert_eq!(text, "whole");
     server.join().unwrap();
+}
+
+/// A rate holds back what is beyond it, in its own direction only.
+#[test]
+#[ignore = "needs root"]
+fn a_rate_limits_one_direction() {
+    const SENT: u32 = 1 << 20;
+    let megabyte = Some(u64::from(SENT));
+    for (incoming, outgoing, slow) in [(megabyte, None, "down"), (None, megabyte, "up")] {
+        let guest = Guest::new(Config {
+            allow: vec![outside().to_string().parse().unwrap()],
+            rate: Rate { incoming, outgoing },
+            ..Config::default()
+        });
+        let (port, server) = serve(2, echo);
+        let text = guest.run(
+            "
+data = bytes(int(sys.argv[3]))
+def measure():
+    stream = connect(*sys.argv[1:3])
+    start = time.monotonic()
+    stream.sendall(data)
+    stream.shutdown(socket.SHUT_WR)
+    assert read_all(stream) == data
+    return time.monotonic() - start
+whole = measure() + measure()
+print(round(whole, 2))
+",
+            &[&outside().to_string(), &port, &SENT.to_string()],
+        );
+        // Twice a second's worth, of which a tenth may pass at once.
+        let seconds: f64 = text.parse().unwrap();
+        assert!((1.6..4.0).contains(&seconds), "{slow}: {seconds}");
+        server.join().unwrap();
+    }
 }
 
 #[test]

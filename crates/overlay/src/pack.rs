@@ -8,6 +8,7 @@ use micabox_tar::{Attributes, Kind, Member, Writer};
 
 use crate::view::{Entry, Found, View, ViewError};
 use crate::walk::{Scope, Walk};
+use crate::words;
 
 /// Why packing failed.
 #[derive(Debug, thiserror::Error)]
@@ -29,8 +30,8 @@ pub enum PackError {
 type Result<T> = std::result::Result<T, PackError>;
 
 /// Writes the files at a path as an archive, with the members below `name`, or at the top if
-/// `name` is empty: files, directories and links, names in the order of their bytes. Devices,
-/// FIFOs and sockets are left out.
+/// `name` is empty; names are in the order of their bytes. `left_out` is called with the paths of
+/// sockets, which archives can't hold.
 ///
 /// # Errors
 /// [`PackError`].
@@ -39,10 +40,12 @@ pub fn pack<D: BlockDevice>(
     found: Found,
     name: &[u8],
     output: impl Write,
+    left_out: &mut dyn FnMut(&[u8]),
 ) -> Result<()> {
     let mut packing = Packing {
         archive: Writer::new(output),
         linked: HashMap::new(),
+        left_out,
     };
     match found {
         Found::Other(entry) => packing.add(view, name, &entry)?,
@@ -66,13 +69,14 @@ pub fn pack<D: BlockDevice>(
 }
 
 /// An archive that is being written.
-struct Packing<W: Write> {
+struct Packing<'a, W: Write> {
     archive: Writer<W>,
+    left_out: &'a mut dyn FnMut(&[u8]),
     /// First names of files that have several.
     linked: HashMap<(bool, u64), Vec<u8>>,
 }
 
-impl<W: Write> Packing<W> {
+impl<W: Write> Packing<'_, W> {
     fn add<D: BlockDevice>(
         &mut self,
         view: &mut View<D>,
@@ -83,42 +87,52 @@ impl<W: Write> Packing<W> {
         let linked = entry.linked().filter(|_| kind != Some(FileKind::Directory));
         if let Some(file) = linked {
             if let Some(first) = self.linked.get(&file) {
-                let link = member(path, entry, Kind::HardLink(first.clone()));
-                return Ok(self.archive.add(&link)?);
+                let first = Kind::HardLink(first.clone());
+                return Ok(self.archive.add(&member(path, entry, first, Vec::new()))?);
             }
-            if kind == Some(FileKind::File) {
+            if kind != Some(FileKind::Socket) {
                 self.linked.insert(file, path.to_vec());
             }
         }
-        match kind {
-            Some(FileKind::Directory) => {
-                Ok(self.archive.add(&member(path, entry, Kind::Directory))?)
+        let (major, minor) = entry.device();
+        let kind = match kind {
+            Some(FileKind::File) => Kind::File {
+                size: entry.size(),
+                segments: Some(view.segments(entry)?),
+            },
+            Some(FileKind::Directory) => Kind::Directory,
+            Some(FileKind::Symlink) => Kind::Symlink(view.read_link(entry)?),
+            Some(FileKind::CharDevice) => Kind::CharDevice(major, minor),
+            Some(FileKind::BlockDevice) => Kind::BlockDevice(major, minor),
+            Some(FileKind::Fifo) => Kind::Fifo,
+            Some(FileKind::Socket) | None => {
+                (self.left_out)(path);
+                return Ok(());
             }
-            Some(FileKind::File) => {
-                let kind = Kind::File {
-                    size: entry.size(),
-                    segments: Some(view.segments(entry)?),
-                };
-                let member = member(path, entry, kind);
-                self.archive.add_file(&member, |offset, piece| {
-                    if view.read(entry, offset, piece)? == piece.len() {
-                        Ok(())
-                    } else {
-                        Err(PackError::Short)
-                    }
-                })
+        };
+        let member = member(path, entry, kind, xattrs(view, entry)?);
+        self.archive.add_file(&member, |offset, piece| {
+            if view.read(entry, offset, piece)? == piece.len() {
+                Ok(())
+            } else {
+                Err(PackError::Short)
             }
-            Some(FileKind::Symlink) => {
-                let target = view.read_link(entry)?;
-                let link = member(path, entry, Kind::Symlink(target));
-                Ok(self.archive.add(&link)?)
-            }
-            _ => Ok(()),
-        }
+        })
     }
 }
 
-fn member(path: &[u8], entry: &Entry, kind: Kind) -> Member {
+/// Returns the extended attributes that a file has in a sandbox.
+fn xattrs<D: BlockDevice>(view: &mut View<D>, entry: &Entry) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    let mut xattrs = Vec::new();
+    for (name, value) in view.xattrs(entry)? {
+        if !words::is_marker(&name) {
+            xattrs.push((words::unescape_xattr_name(&name).into(), value));
+        }
+    }
+    Ok(xattrs)
+}
+
+fn member(path: &[u8], entry: &Entry, kind: Kind, xattrs: Vec<(Vec<u8>, Vec<u8>)>) -> Member {
     let Owner {
         permissions,
         uid,
@@ -132,7 +146,7 @@ fn member(path: &[u8], entry: &Entry, kind: Kind) -> Member {
             uid,
             gid,
             mtime: entry.mtime(),
-            xattrs: Vec::new(),
+            xattrs,
         },
     }
 }

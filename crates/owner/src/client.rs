@@ -1,5 +1,6 @@
 //! A client's end of a connection to an owner.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -23,6 +24,8 @@ const RECEIVE: usize = 64 << 10;
 pub struct Client {
     socket: UnixStream,
     decoder: Decoder<Reply>,
+    /// Received descriptors, in order: those of [`Reply::Frozen`].
+    descriptors: VecDeque<OwnedFd>,
     /// Where bytes are received; empty until some are.
     buffer: Vec<u8>,
 }
@@ -34,7 +37,7 @@ impl Client {
     /// Those of connect(2): [`io::ErrorKind::NotFound`] and
     /// [`io::ErrorKind::ConnectionRefused`] where there is no owner.
     pub fn connect(directory: &Path) -> io::Result<Self> {
-        Self::over(socket::connect(directory)?)
+        Self::over(socket::connect_to_owner(directory)?)
     }
 
     /// Uses an existing connection, and sends the preamble.
@@ -45,6 +48,7 @@ impl Client {
         let client = Self {
             socket,
             decoder: Decoder::default(),
+            descriptors: VecDeque::new(),
             buffer: Vec::new(),
         };
         client.send(&preamble(), &[])?;
@@ -54,7 +58,8 @@ impl Client {
     /// Sends a request, with the descriptors that belong to it.
     ///
     /// # Errors
-    /// Those of send(2).
+    /// Those of send(2); [`io::ErrorKind::InvalidInput`] if the request is longer than any that an
+    /// owner accepts.
     pub fn request(
         &self,
         number: u32,
@@ -63,6 +68,9 @@ impl Client {
     ) -> io::Result<()> {
         let mut bytes = Vec::new();
         frame::encode(number, request, &mut bytes);
+        if bytes.len() > frame::MAX_MESSAGE {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
         self.send(&bytes, descriptors)
     }
 
@@ -114,11 +122,10 @@ impl Client {
             if frame.is_some() {
                 return Ok(frame);
             }
-            let mut none = Vec::<OwnedFd>::new();
             match socket::receive(
                 &self.socket,
                 &mut self.buffer,
-                &mut none,
+                &mut self.descriptors,
                 RecvFlags::DONTWAIT,
             ) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -144,6 +151,11 @@ impl Client {
                 Some(_) => {}
             }
         }
+    }
+
+    /// Takes the next descriptor that came with a message.
+    pub fn descriptor(&mut self) -> Option<OwnedFd> {
+        self.descriptors.pop_front()
     }
 
     /// Shuts down the sending half of the connection. The owner may still send replies.

@@ -19,4 +19,6 @@ pub mod socket;
 
 pub use client::{Client, wait};
 pub use lost::{Lost, LostReason};
-pub use serve::{Launch, Learn, Outcome, Registrar, Start, serve};
+pub use serve::{
+    FLUSH_TIMEOUT, LAG, Launch, Learn, Network, Outcome, Registrar, SHUTDOWN_TIMEOUT, Start, serve,
+};

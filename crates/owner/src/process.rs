@@ -89,6 +89,43 @@ pub fn private_memory(pid: u32) -> Option<u64> {
     Some(resident.saturating_sub(shared) * PAGE + children.sum::<u64>())
 }
 
+/// Memory and disk use of a process and its descendants.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Resources {
+    /// Bytes of resident memory that are not of files.
+    pub own: u64,
+    /// Bytes of resident memory that are of files, which other processes may share.
+    pub shared: u64,
+    /// Bytes read from and written to disks; none if the kernel does not say.
+    pub disk: Option<(u64, u64)>,
+}
+
+/// Returns what a process and its descendants use. The machine may run in a descendant.
+pub fn resources(pid: u32) -> Resources {
+    let read = |file| std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
+    let (status, io) = (read("status"), read("io"));
+    let number = |text: &str, name: &str| -> Option<u64> {
+        let mut lines = text.lines();
+        let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        value.split_ascii_whitespace().next()?.parse().ok()
+    };
+    let bytes = |name| number(&status, name).unwrap_or(0) * 1024;
+    let own = Resources {
+        own: bytes("RssAnon") + bytes("RssShmem"),
+        shared: bytes("RssFile"),
+        disk: number(&io, "read_bytes").zip(number(&io, "write_bytes")),
+    };
+    let children = children(pid).into_iter().map(resources);
+    children.fold(own, |sum, child| Resources {
+        own: sum.own + child.own,
+        shared: sum.shared + child.shared,
+        disk: match (sum.disk, child.disk) {
+            (Some(a), Some(b)) => Some((a.0 + b.0, a.1 + b.1)),
+            (a, b) => a.or(b),
+        },
+    })
+}
+
 /// Returns whether a thread of a process, or of a descendant, waits for the host's disk.
 pub fn waits_for_disk(pid: u32) -> bool {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter();

@@ -1,10 +1,11 @@
-//! The owner's socket in a sandbox's directory, and transfers of bytes with descriptors.
+//! Sockets in directories, and transfers of bytes with descriptors.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -14,8 +15,8 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-/// The socket's name. The directory belongs to one user and is closed to all others, so any process
-/// that can connect may send requests.
+/// The socket's name. The directory belongs to one user and is closed to all others; the owner
+/// accepts no other user either.
 const SOCKET: &str = "control";
 
 /// Most descriptors with one piece of the stream: those of one request.
@@ -44,7 +45,7 @@ impl Listener {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        let socket = with_short_path(directory, UnixListener::bind)?;
+        let socket = listen(directory, SOCKET.as_ref())?;
         socket.set_nonblocking(true)?;
         Ok(Self { socket, path })
     }
@@ -57,21 +58,46 @@ impl Drop for Listener {
 }
 
 /// Connects to the owner of the sandbox in `directory`.
-pub(crate) fn connect(directory: &Path) -> io::Result<UnixStream> {
-    with_short_path(directory, UnixStream::connect)
+pub(crate) fn connect_to_owner(directory: &Path) -> io::Result<UnixStream> {
+    connect(directory, SOCKET.as_ref())
+}
+
+/// Connects to the socket `name` in `directory`.
+///
+/// # Errors
+/// Those of open(2) and connect(2).
+pub fn connect(directory: &Path, name: &OsStr) -> io::Result<UnixStream> {
+    with_short_path(directory, name, UnixStream::connect)
+}
+
+/// Makes the socket `name` in `directory`, and listens on it.
+///
+/// # Errors
+/// Those of open(2) and bind(2).
+pub fn listen(directory: &Path, name: &OsStr) -> io::Result<UnixListener> {
+    with_short_path(directory, name, UnixListener::bind)
+}
+
+/// Returns whether a process has the socket `name` in `directory` open, unless that can't be found
+/// out. A listener notices nothing: a connection of another type is refused before that.
+pub fn is_open(directory: &Path, name: &OsStr) -> bool {
+    let connect = |path: PathBuf| UnixDatagram::unbound()?.connect(path);
+    match with_short_path(directory, name, connect) {
+        Err(error) => error.kind() != io::ErrorKind::ConnectionRefused,
+        Ok(()) => true,
+    }
 }
 
 /// Calls `use_path` with a short path of the socket: a socket's address has 108 bytes, and a store
 /// may lie deeper than that.
 fn with_short_path<T>(
     directory: &Path,
+    name: &OsStr,
     use_path: impl FnOnce(PathBuf) -> io::Result<T>,
 ) -> io::Result<T> {
     let directory = fs::File::open(directory)?;
-    use_path(PathBuf::from(format!(
-        "/proc/self/fd/{}/{SOCKET}",
-        directory.as_raw_fd()
-    )))
+    let path = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd()));
+    use_path(path.join(name))
 }
 
 /// Sends bytes, and descriptors with the first of them. Returns the number of bytes sent.
@@ -272,6 +298,19 @@ mod tests {
             receive_all(&theirs, &mut next, &mut Vec::new()).unwrap();
             assert_eq!(&next, b"next");
         }
+    }
+
+    #[test]
+    fn an_open_socket_is_known_from_one_that_was_left() {
+        let directory = tempfile::tempdir().unwrap();
+        let name = OsStr::new("socket");
+        let listener = listen(directory.path(), name).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        assert!(is_open(directory.path(), name));
+        let error = listener.accept().unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        drop(listener);
+        assert!(!is_open(directory.path(), name));
     }
 
     #[test]

@@ -3,14 +3,15 @@
 mod support;
 
 use std::io::Write;
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use micabox_owner::protocol::{Exec, Failure, Kind, Reply, Request};
 use micabox_owner::{Lost, LostReason, Start};
 use micabox_vmm::Exit;
 use micabox_wire::{
-    BootFailed, ExitStatus, MAX_DATA, OutputStream, StartFailed, StartFailure, ToGuest, ToHost,
-    preamble, write_message,
+    BootFailed, ExitStatus, MAX_DATA, OutputStream, Setup, StartFailed, StartFailure, ToGuest,
+    ToHost, preamble, write_message,
 };
 use support::{Fixture, Guest, SOON, framed, hello, identity, output, reply, start};
 
@@ -46,6 +47,7 @@ fn the_wait_for_a_silent_guest_ends() {
     let start = Start::Restore {
         identity: Box::new(identity()),
         main: None,
+        setup: Setup::default(),
     };
     let mut fixture = Fixture::starting(start, Duration::from_millis(10), false);
     let lost = boot_error(&mut fixture);
@@ -211,6 +213,73 @@ fn a_guest_that_stops_listening_blocks_only_stdin() {
     assert!(matches!(reply(&mut client, 1), Reply::Failed(_)));
 }
 
+/// A command whose guest says nothing fails, and is killed if it starts after all.
+#[test]
+fn a_guest_that_never_answers_fails_the_command_and_not_its_caller() {
+    let patience = Duration::from_secs(3);
+    let mut fixture = Fixture::booted_within(patience);
+    let mut client = fixture.connect();
+    let request = Request::Exec(Box::new(framed()));
+    client.request(1, &request, &[]).unwrap();
+    match reply(&mut client, 1) {
+        Reply::Failed(failure) => {
+            assert_eq!(failure.kind, Kind::Silent);
+            assert!(failure.message.contains("3 seconds"), "{failure:?}");
+        }
+        other => panic!("{other:?}"),
+    }
+    let id = fixture.guest.start(0);
+    let killed = ToGuest::Signal { id, signal: 9 };
+    assert_eq!(fixture.guest.receive(), killed);
+    // The number is free again, and the sandbox is as good as before.
+    start(&mut client, &mut fixture.guest, framed(), 0);
+}
+
+#[test]
+fn a_command_whose_caller_died_before_it_started_is_killed() {
+    let mut fixture = Fixture::booted();
+    let client = fixture.connect();
+    let request = Request::Exec(Box::new(framed()));
+    client.request(1, &request, &[]).unwrap();
+    let ToGuest::Exec { id, .. } = fixture.guest.receive() else {
+        panic!("no command");
+    };
+    drop(client);
+    // The owner has seen that end when it answers another client.
+    let mut other = fixture.connect();
+    other.request(1, &Request::Info, &[]).unwrap();
+    reply(&mut other, 1);
+    fixture.guest.send(ToHost::Started {
+        id,
+        pid: 7,
+        stdin_window: 0,
+    });
+    let mut messages = std::iter::from_fn(|| Some(fixture.guest.receive()));
+    let killed = ToGuest::Signal { id, signal: 9 };
+    assert!(messages.any(|message| message == killed));
+}
+
+#[test]
+fn processor_time_is_limited_or_the_host_can_not() {
+    let fixture = Fixture::booted();
+    let mut client = fixture.connect();
+    let mut ask = |quota| {
+        client
+            .request(1, &Request::LimitProcessors { quota }, &[])
+            .unwrap();
+        reply(&mut client, 1)
+    };
+    let kind = |reply| match reply {
+        Reply::Failed(failure) => failure.kind,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(ask(Some(500)), Reply::Limited);
+    assert_eq!(kind(ask(Some(9))), Kind::Invalid);
+    assert_eq!(kind(ask(None)), Kind::Unlimited);
+    let record = fixture.record.lock().unwrap().clone();
+    assert_eq!(record, ["running", "limited Some(500)"]);
+}
+
 #[test]
 fn an_endless_argument_list_is_refused() {
     let fixture = Fixture::booted();
@@ -247,21 +316,52 @@ fn a_failed_shutdown_reports_the_guests_problem() {
 }
 
 #[test]
+fn a_delta_comes_with_its_base() {
+    let mut fixture = Fixture::booted();
+    fixture.guest.machine.base.set_len(4711).unwrap();
+    for (delta, length) in [(true, 5), (false, 6)] {
+        let mut saving = fixture.connect();
+        let files = [tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap()];
+        let memory = true;
+        let request = Request::Freeze { memory, delta };
+        let descriptors = [files[0].as_fd(), files[1].as_fd()];
+        saving.request(1, &request, &descriptors).unwrap();
+        assert_eq!(fixture.guest.receive(), ToGuest::Quiesce);
+        fixture.guest.send(ToHost::Quiesced);
+        match reply(&mut saving, 1) {
+            Reply::Frozen { base, .. } => assert_eq!(base, delta),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(files[1].metadata().unwrap().len(), length);
+        let base = saving.descriptor().map(std::fs::File::from);
+        let base = base.map(|base| base.metadata().unwrap().len());
+        assert_eq!(base, delta.then_some(4711));
+        assert!(saving.descriptor().is_none());
+        saving.request(1, &Request::Thaw, &[]).unwrap();
+        assert_eq!(reply(&mut saving, 1), Reply::Thawed);
+        let thaw = fixture.guest.receive();
+        assert!(matches!(thaw, ToGuest::Thaw { .. }), "{thaw:?}");
+    }
+}
+
+#[test]
 fn a_quiesced_guest_is_sent_only_thaw() {
     let mut fixture = Fixture::booted();
     let mut client = fixture.connect();
     let id = start(&mut client, &mut fixture.guest, framed(), 1 << 20);
     let mut saving = fixture.connect();
     let files = [tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap()];
-    use std::os::fd::AsFd;
-    let request = Request::Freeze { memory: true };
+    let request = Request::Freeze {
+        memory: true,
+        delta: false,
+    };
     saving
         .request(1, &request, &[files[0].as_fd(), files[1].as_fd()])
         .unwrap();
     assert_eq!(fixture.guest.receive(), ToGuest::Quiesce);
     fixture.guest.send(ToHost::Quiesced);
     match reply(&mut saving, 1) {
-        Reply::Frozen { main, note } => {
+        Reply::Frozen { main, note, .. } => {
             assert_eq!((main, &note["a"]), (Some(id), &1.into()));
         }
         other => panic!("{other:?}"),
@@ -285,6 +385,7 @@ fn a_restored_copy_reattaches_its_command() {
     let restore = Start::Restore {
         identity: Box::new(identity()),
         main: Some(5),
+        setup: Setup::default(),
     };
     let mut fixture = Fixture::starting(restore, SOON, false);
     let ToGuest::Restore(restore) = fixture.guest.receive() else {
@@ -311,7 +412,12 @@ fn a_restored_copy_reattaches_its_command() {
     assert_eq!(output(&mut client), b"on");
     let status = ExitStatus::Exited(3);
     fixture.guest.send(ToHost::Exited { id: 5, status });
-    assert_eq!(reply(&mut client, 1), Reply::Exited { status, info: None });
+    let exited = Reply::Exited {
+        status,
+        timed_out: false,
+        info: None,
+    };
+    assert_eq!(reply(&mut client, 1), exited);
     // Only one command can be reattached.
     let request = Request::Reattach(Box::new(framed()));
     client.request(2, &request, &[]).unwrap();
@@ -323,6 +429,7 @@ fn a_copy_whose_command_no_client_claims_is_stopped_in_order() {
     let restore = Start::Restore {
         identity: Box::new(identity()),
         main: Some(5),
+        setup: Setup::default(),
     };
     let mut fixture = Fixture::starting(restore, SOON, true);
     assert!(matches!(fixture.guest.receive(), ToGuest::Restore(_)));

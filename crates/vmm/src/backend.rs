@@ -3,6 +3,7 @@
 use std::fmt;
 use std::fs::File;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -63,6 +64,9 @@ pub struct Limits {
     /// Whether frames for a machine come behind a virtio-net header, as described at
     /// [`NetworkInterface`](crate::NetworkInterface).
     pub frame_header: bool,
+    /// Whether a server of a shared folder is spoken to by vhost-user. It then maps the guest's
+    /// memory.
+    pub vhost_user: bool,
 }
 
 /// How many files one pmem region can consist of.
@@ -92,6 +96,12 @@ pub trait Machine: Send + Sync {
     /// [`Error::NoSnapshots`] or [`Error::Save`]; the machine runs on, unless it has ended.
     fn save(&self, to: &Snapshot, meanwhile: &mut dyn FnMut()) -> Result<(), Error>;
 
+    /// Returns the memory that this machine was restored with, or its base: with it as
+    /// [`Snapshot::base`], [`Machine::save`] writes only the pages that differ.
+    fn base(&self) -> Option<Arc<File>> {
+        None
+    }
+
     /// Writes a list of the pages that this restored machine has written to into an empty file,
     /// for [`Snapshot::touched`]. The file stays empty if they are too many.
     ///
@@ -109,6 +119,13 @@ pub trait Machine: Send + Sync {
     /// # Errors
     /// [`Error::Pause`]; then `meanwhile` did not run.
     fn pause(&self, meanwhile: &mut dyn FnMut()) -> Result<(), Error>;
+
+    /// Limits how much processor time the machine's process may use from now on, as
+    /// [`MachineConfig::cpu_quota`](crate::MachineConfig::cpu_quota) did at its start.
+    ///
+    /// # Errors
+    /// [`Error::NoLimits`] if its process has no control group that can limit it.
+    fn limit_processors(&self, quota: Option<u32>) -> Result<(), Error>;
 
     /// Returns whether a write of the guest waits for room on the host's disk.
     fn is_stalled(&self) -> bool;

@@ -15,6 +15,9 @@ pub const PMEM_ALIGNMENT: u64 = 2 << 20;
 /// virtio-blk's limit on a serial number (`VIRTIO_BLK_ID_BYTES`).
 const MAX_SERIAL: usize = 20;
 
+/// Most bytes of the name of a virtio-fs device.
+const LONGEST_TAG: usize = 36;
+
 /// A machine, independent of the backend that runs it.
 #[derive(Clone, Debug)]
 pub struct MachineConfig {
@@ -26,6 +29,9 @@ pub struct MachineConfig {
     pub memory_mib: u32,
     /// Virtual processors, at least 1.
     pub cpus: u8,
+    /// Thousandths of a processor that the machine's process may use, where a control group can
+    /// limit it; at least 10. None for what its virtual processors and one more thread can use.
+    pub cpu_quota: Option<u32>,
     /// Whether the guest may run virtual machines itself, and use performance counters. Both expose
     /// large parts of the host's kernel to a guest that may be hostile. Such a machine can't be
     /// saved.
@@ -36,11 +42,15 @@ pub struct MachineConfig {
     pub pmem: Vec<PmemRegion>,
     /// Disks.
     pub disks: Vec<Disk>,
+    /// What limits the traffic of each disk.
+    pub disk_rate: DiskRate,
     /// A network interface.
     pub network: Option<NetworkInterface>,
     /// Sockets between the guest's programs and the host's (virtio-vsock), where the backend has
     /// them.
     pub vsock: Option<Sockets>,
+    /// Folders of the host, each a device that the guest's kernel mounts by its tag (virtio-fs).
+    pub shares: Vec<Share>,
     /// Words to append to the kernel command line.
     pub cmdline_extra: Vec<String>,
     /// A file that the machine's process keeps open until all of it has ended, even if its owner
@@ -72,6 +82,24 @@ pub enum Sockets {
     /// No programs: for a copy of a machine that had sockets.
     Nowhere,
 }
+
+/// A folder of the host, by virtio-fs.
+#[derive(Clone, Debug)]
+pub struct Share {
+    /// The device's name, by which the guest mounts it: at most 36 letters and digits.
+    pub tag: String,
+    /// The socket to the server. Where the backend's limits say so
+    /// ([`Limits::vhost_user`](crate::Limits::vhost_user)), vhost-user is spoken on it; otherwise it
+    /// is a stream of FUSE requests, and of replies to them, with `unique` of the sender's choice.
+    pub socket: Arc<OwnedFd>,
+    /// The server, which is dropped when the machine has ended.
+    pub server: Arc<dyn ShareServer>,
+}
+
+/// What serves a share.
+pub trait ShareServer: std::fmt::Debug + Send + Sync {}
+
+impl<T: std::fmt::Debug + Send + Sync> ShareServer for T {}
 
 /// A virtio network device.
 #[derive(Clone, Debug)]
@@ -108,6 +136,19 @@ pub struct Disk<F = MachineFile> {
     /// The serial number, by which the guest recognises the disk; 1 to 20 printable ASCII
     /// characters.
     pub serial: String,
+}
+
+/// Limits of the traffic between the guest and each of its disks. Requests beyond them wait. pmem is
+/// memory, and not limited.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DiskRate {
+    /// Bytes that are read in a second.
+    pub read: Option<u64>,
+    /// Bytes that are written in a second.
+    pub write: Option<u64>,
+    /// Requests of any kind in a second.
+    pub operations: Option<u64>,
 }
 
 impl PmemRegion {
@@ -147,6 +188,45 @@ impl<F> Disk<F> {
     }
 }
 
+/// Returns how much processor time the process of a machine with so many virtual processors may use,
+/// in thousandths of a processor.
+pub(crate) fn processor_time(cpus: u8, quota: Option<u32>) -> u64 {
+    // One more for the devices' thread.
+    let whole = (u64::from(cpus) + 1) * 1000;
+    quota.map_or(whole, u64::from)
+}
+
+/// Most virtual processors of a machine.
+const MOST_CPUS: u8 = 64;
+
+/// Fewest MiB of a machine's memory.
+const LEAST_MEMORY: u32 = 64;
+
+/// Fewest thousandths of a processor that a machine's process may use.
+const LEAST_QUOTA: u32 = 10;
+
+/// Checks the size of a machine: its memory in MiB, its virtual processors if they are known, and the
+/// thousandths of a processor that its process may use.
+///
+/// # Errors
+/// [`Error::Config`].
+pub fn check_size(memory_mib: u32, cpus: Option<u8>, cpu_quota: Option<u32>) -> Result<(), Error> {
+    let range = 1..=MOST_CPUS;
+    if cpus.is_some_and(|cpus| !range.contains(&cpus)) {
+        let message = format!("a machine has 1 to {MOST_CPUS} virtual processors");
+        return Err(Error::Config(message));
+    }
+    if cpu_quota.is_some_and(|quota| quota < LEAST_QUOTA) {
+        return Err(Error::Config("less than a hundredth of a processor".into()));
+    }
+    if memory_mib < LEAST_MEMORY {
+        return Err(Error::Config(format!(
+            "{memory_mib} MiB of memory are not enough to boot; give at least {LEAST_MEMORY}"
+        )));
+    }
+    Ok(())
+}
+
 impl MachineConfig {
     /// Returns the bytes of RAM.
     pub(crate) fn memory(&self) -> u64 {
@@ -173,26 +253,30 @@ impl MachineConfig {
         lengths.max().unwrap_or_default()
     }
 
+    /// Returns the servers of its shares.
+    pub(crate) fn servers(&self) -> Vec<Arc<dyn ShareServer>> {
+        let servers = self.shares.iter().map(|share| &share.server);
+        servers.map(Arc::clone).collect()
+    }
+
     /// Checks what every backend relies on.
     ///
     /// # Errors
     /// [`Error::Config`] or [`Error::File`].
     pub(crate) fn check(&self) -> Result<(), Error> {
-        if self.cpus == 0 {
-            return Err(Error::Config("a machine needs at least one CPU".into()));
-        }
-        if self.memory_mib < 64 {
-            return Err(Error::Config(format!(
-                "{} MiB of memory are not enough to boot; give at least 64",
-                self.memory_mib
-            )));
-        }
+        check_size(self.memory_mib, Some(self.cpus), self.cpu_quota)?;
         let name_is_plain = self
             .name
             .bytes()
             .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
         if !name_is_plain {
             return Err(Error::Config(format!("machine name {:?}", self.name)));
+        }
+        for share in &self.shares {
+            let is_plain = share.tag.bytes().all(|byte| byte.is_ascii_alphanumeric());
+            if !is_plain || share.tag.is_empty() || share.tag.len() > LONGEST_TAG {
+                return Err(Error::Config(format!("share tag {:?}", share.tag)));
+            }
         }
         for region in &self.pmem {
             if region.files.is_empty() {
@@ -244,12 +328,15 @@ mod tests {
             },
             memory_mib: 256,
             cpus: 1,
+            cpu_quota: None,
             nested_virtualization: false,
             require_limits: false,
             pmem: Vec::new(),
+            disk_rate: DiskRate::default(),
             disks: Vec::new(),
             network: None,
             vsock: None,
+            shares: Vec::new(),
             cmdline_extra: Vec::new(),
             lifeline: None,
         }

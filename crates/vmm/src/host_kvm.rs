@@ -6,6 +6,7 @@
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::sync::mpsc::channel;
 
 use crate::cpu::Flags;
 
@@ -17,15 +18,33 @@ const API_VERSION: i32 = 12;
 
 /// Checks that KVM works here: makes a machine.
 ///
+/// The kernel takes tens of milliseconds to remove a machine, waiting for other processors, and
+/// the process that closes its last descriptor waits. So a thread makes and removes it, with descriptors of
+/// its own: otherwise a process that is started meanwhile inherits one, and its execution waits.
+///
 /// # Errors
 /// Why KVM does not work, in a few words, with a remedy where there is one.
 pub(crate) fn probe(flags: &Flags) -> Result<(), String> {
-    let machine = look(flags)?
-        .create_vm()
-        .map_err(|error| format!("{DEVICE} creates no virtual machine: {error}"))?;
-    // The kernel takes tens of milliseconds to remove a machine, waiting for other processors.
-    std::thread::spawn(move || drop(machine));
-    Ok(())
+    let (result, made) = channel();
+    let flags = *flags;
+    std::thread::spawn(move || {
+        forget_descriptors();
+        let machine = look(&flags).and_then(|kvm| {
+            let machine = kvm.create_vm();
+            machine.map_err(|error| format!("{DEVICE} creates no virtual machine: {error}"))
+        });
+        let _ = result.send(machine.as_ref().map(drop).map_err(String::clone));
+    });
+    made.recv()
+        .unwrap_or_else(|_| Err(format!("{DEVICE}: its test failed")))
+}
+
+/// Gives this thread a table of descriptors of its own, without those of the process but the
+/// standard streams. Before Linux 5.9, the thread keeps the process's table.
+#[allow(unsafe_code)]
+fn forget_descriptors() {
+    // SAFETY: closes descriptors in this thread's own table, and the thread uses none of them.
+    unsafe { libc::close_range(3, u32::MAX, libc::CLOSE_RANGE_UNSHARE.cast_signed()) };
 }
 
 /// Checks that there is a KVM for ordinary kernels here.

@@ -27,7 +27,10 @@ mod snapshot;
 use std::path::PathBuf;
 
 pub use backend::{Acceleration, Backend, Exit, FilesPerRegion, Limits, Machine};
-pub use config::{Begin, Disk, MachineConfig, NetworkInterface, PmemRegion, Sockets};
+pub use config::{
+    Begin, Disk, DiskRate, MachineConfig, NetworkInterface, PmemRegion, Share, ShareServer,
+    Sockets, check_size,
+};
 pub use error::Error;
 pub use file::{FileRef, MachineFile};
 #[cfg(target_arch = "x86_64")]
@@ -49,7 +52,8 @@ pub fn control_groups() -> Result<(PathBuf, Vec<&'static str>), String> {
 pub const AGENT_PORT: &str = "micabox.agent.0";
 
 /// Which backend to use.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum BackendChoice {
     /// The best one here.
     #[default]

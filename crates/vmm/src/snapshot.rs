@@ -11,6 +11,10 @@ use rustix::fs::{MemfdFlags, OFlags, fcntl_getfl, memfd_create};
 use crate::Error;
 use crate::file::reopen;
 
+/// Bytes before the pages in a memory that has a base: the list of the pages that differ. A multiple
+/// of a page.
+pub(crate) const DELTA_HEAD: u64 = 8192;
+
 /// A machine at one moment, from which any number of others can be restored
 /// ([`Begin::Restore`](crate::Begin::Restore)). They share the memory until they
 /// write to it; the files must not change.
@@ -20,8 +24,13 @@ pub struct Snapshot {
     /// read it.
     pub state: Arc<File>,
     /// RAM, in the order of its addresses and without the hole below 4 GiB; pages of
-    /// zeros are holes.
+    /// zeros are holes. Behind a list, and without the pages that are the base's, if there is one.
     pub memory: Arc<File>,
+    /// The whole memory of another machine, which most pages are the same as: the machine's own
+    /// ([`Machine::base`]).
+    ///
+    /// [`Machine::base`]: crate::Machine::base
+    pub base: Option<Arc<File>>,
     /// The pages that a machine restored from it writes to first ([`Machine::touched`]), if known.
     /// Others then have them from the start.
     ///
@@ -35,6 +44,7 @@ impl Snapshot {
         Self {
             state: Arc::new(state),
             memory: Arc::new(memory),
+            base: None,
             touched: None,
         }
     }
@@ -54,6 +64,7 @@ impl Snapshot {
         Ok(Self {
             state: Arc::new(make("machine-state")?),
             memory: Arc::new(make("machine-memory")?),
+            base: None,
             touched: None,
         })
     }
@@ -71,6 +82,7 @@ impl Snapshot {
         Ok(Self {
             state: make(state)?,
             memory: make(memory)?,
+            base: None,
             touched: None,
         })
     }
@@ -84,25 +96,36 @@ impl Snapshot {
         Ok(Self {
             state: open(state)?,
             memory: open(memory)?,
+            base: None,
             touched: None,
+        })
+    }
+
+    /// Returns the memory, or its base, open for reading only.
+    pub(crate) fn whole_memory(&self) -> Result<Arc<File>, Error> {
+        for_reading(self.base.as_ref().unwrap_or(&self.memory)).map_err(|source| Error::System {
+            what: "sharing the snapshot's memory",
+            source,
         })
     }
 
     /// Returns the same files, open for reading only: a machine must not change what others are
     /// restored from.
     pub(crate) fn for_reading(&self) -> io::Result<Self> {
-        let for_reading = |file: &Arc<File>| -> io::Result<Arc<File>> {
-            if fcntl_getfl(file)? & OFlags::RWMODE == OFlags::RDONLY {
-                return Ok(Arc::clone(file));
-            }
-            Ok(Arc::new(reopen(file, OFlags::RDONLY)?))
-        };
         Ok(Self {
             state: for_reading(&self.state)?,
             memory: for_reading(&self.memory)?,
+            base: self.base.as_ref().map(for_reading).transpose()?,
             touched: self.touched.as_ref().map(for_reading).transpose()?,
         })
     }
+}
+
+fn for_reading(file: &Arc<File>) -> io::Result<Arc<File>> {
+    if fcntl_getfl(file)? & OFlags::RWMODE == OFlags::RDONLY {
+        return Ok(Arc::clone(file));
+    }
+    Ok(Arc::new(reopen(file, OFlags::RDONLY)?))
 }
 
 fn file(path: &Path) -> impl FnOnce(io::Error) -> Error {

@@ -5,7 +5,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use micabox_vmm::{Backend, Begin, Disk, Exit, MachineConfig, MachineFile, PmemRegion, Qemu};
+use micabox_vmm::{
+    Backend, Begin, Disk, DiskRate, Exit, MachineConfig, MachineFile, PmemRegion, Qemu,
+};
 
 /// Timeout far above the duration of a boot: only a hang reaches it.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -37,12 +39,15 @@ fn config() -> MachineConfig {
         begin: boot(&guest("vmlinux"), &guest("initrd.cpio")),
         memory_mib: 256,
         cpus: 1,
+        cpu_quota: None,
         nested_virtualization: false,
         require_limits: false,
         pmem: Vec::new(),
+        disk_rate: DiskRate::default(),
         disks: Vec::new(),
         network: None,
         vsock: None,
+        shares: Vec::new(),
         cmdline_extra: Vec::new(),
         lifeline: None,
     }

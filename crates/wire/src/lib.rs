@@ -44,11 +44,15 @@
 
 #![forbid(unsafe_code)]
 
+mod confinement;
 mod credit;
+pub mod files;
 mod frame;
 mod message;
 pub mod preamble;
+mod setup;
 
+pub use confinement::{Confinement, Ulimit};
 pub use credit::{ReceiveWindow, SendWindow, WindowError};
 pub use frame::{Decoder, Error, Message, encode, read_message, write_message};
 pub use message::{
@@ -56,10 +60,19 @@ pub use message::{
     Lower, Network, OutputStream, Phase, Range, Reattach, Restore, StartFailed, StartFailure,
     ToGuest, ToHost, TtySize, Upper,
 };
+pub use setup::{Mount, MountSource, MountedDisk, Setup, Tmpfs};
 
 /// The protocol's version. Host and guest must agree exactly: they are built and shipped together,
 /// so there is nothing to negotiate.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 9;
+
+/// The program's name for the agent's list of processes: no file's name has a NUL byte.
+///
+/// The command writes a line `uptime SECONDS`, and one for each process in the sandbox's `/proc` but
+/// itself: PID, parent's PID, user ID, state, number of the terminal, ticks of processor time (100 a
+/// second), the tick since boot at which it started, resident KiB, and its arguments or name, without
+/// control characters.
+pub const PROCESSES: &[u8] = b"\0processes";
 
 /// Maximum number of bytes of stdin or output in one message. Longer data is sent as several
 /// messages, so that commands share the stream fairly.

@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::{Confinement, Setup};
+
 /// A message from the host to the guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToGuest {
@@ -168,6 +170,8 @@ pub struct Boot {
     pub init: Init,
     /// The machine's unique properties.
     pub identity: Identity,
+    /// What the sandbox has beyond its root.
+    pub setup: Setup,
 }
 
 /// The properties that distinguish a machine from its copies.
@@ -199,6 +203,8 @@ pub struct Restore {
     /// sends [`ToHost::Started`] again, or [`ToHost::StartFailed`] if the command has ended. Other
     /// commands continue with end-of-file on stdin, and their output is dropped.
     pub reattach: Option<Reattach>,
+    /// What the sandbox gets in addition to what the original has.
+    pub setup: Setup,
 }
 
 /// A command of the original that the copy's host reattaches.
@@ -379,6 +385,8 @@ pub struct Exec {
     pub stdin: bool,
     /// Bytes of stdout, and also of stderr, that the guest may send before it gets more credit.
     pub output_window: u32,
+    /// What limits it.
+    pub confinement: Confinement,
 }
 
 /// A terminal's size.
@@ -444,6 +452,9 @@ pub enum StartFailure {
     NoSuchUser,
     /// The working directory can't be created or entered.
     BadWorkdir,
+    /// An operation on files ([`files`](crate::files)) could not begin; the error number and the
+    /// message say why.
+    File,
     /// Another reason: no memory, too many processes, an invalid request.
     Other,
 }
@@ -457,7 +468,10 @@ impl StartFailed {
             StartFailure::NotFound => 127,
             StartFailure::NotExecutable => 126,
             StartFailure::BadWorkdir if self.errno == EACCES => 126,
-            StartFailure::BadWorkdir | StartFailure::NoSuchUser | StartFailure::Other => 125,
+            StartFailure::BadWorkdir
+            | StartFailure::NoSuchUser
+            | StartFailure::File
+            | StartFailure::Other => 125,
         }
     }
 }

@@ -200,7 +200,8 @@ fn the_largest_piece_of_data_fits() {
 /// The preamble's format is the same in all versions, so it is spelt out here.
 #[test]
 fn the_preamble_tells_versions_and_strangers_apart() {
-    let mut bytes = *b"MICABOX\n\x04\0\0\0";
+    let mut bytes = *b"MICABOX\n\0\0\0\0";
+    bytes[8] = u8::try_from(VERSION).unwrap();
     assert_eq!(preamble::encode(), bytes);
     preamble::check(&bytes).unwrap();
     bytes[9] = 1;

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::path::Path;
 
-use micabox::GuestFiles;
+use micabox::{GuestFiles, PoolRecord};
 use micabox_image::Store;
 use micabox_transfer::Settings;
 use micabox_transfer::settings::FILE_VARIABLE;
@@ -75,6 +75,7 @@ pub fn execute(args: &Args) -> Outcome {
     checks.push(limits());
     checks.push(guest());
     checks.extend(store());
+    checks.extend(pools());
     checks.push(settings());
     let code = u8::from(checks.iter().any(|check| check.verdict == Verdict::Missing));
     if args.json {
@@ -96,6 +97,20 @@ pub fn execute(args: &Args) -> Outcome {
     }
     print(&text)?;
     Ok(code)
+}
+
+/// Lists the pools of machines that are kept ready.
+fn pools() -> Vec<Check> {
+    let store = Store::default_root().ok().filter(|root| root.exists());
+    let store = store.and_then(|root| Store::open(&root).ok());
+    let pools = store
+        .map(|store| PoolRecord::list(&store))
+        .unwrap_or_default();
+    let found = pools.iter().map(|pool| {
+        let pid = pool.process.map_or(0, |process| process.pid);
+        format!("{} of {}, process {pid}", pool.size, pool.base)
+    });
+    found.map(|found| Check::ok("pool", found)).collect()
 }
 
 /// Checks the emulator and acceleration.

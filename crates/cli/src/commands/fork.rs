@@ -136,9 +136,14 @@ impl Copies<'_> {
     }
 
     fn one(&self) -> Result<Result<Detached, u8>, Failure> {
-        let builder = self.moment.restore()?.cancel(self.cancel.clone());
-        let mut builder = log::in_owner(builder.reattach(), true);
-        if let Some(machine) = &self.moment.snapshot().memory {
+        let mut builder = self.moment.restore()?.cancel(self.cancel.clone());
+        let machine = self.moment.snapshot().memory.as_ref();
+        let idle = machine.is_some_and(|machine| !machine.has_first_command());
+        if !idle {
+            builder = builder.reattach();
+        }
+        let mut builder = log::in_owner(builder, true);
+        if let Some(machine) = machine.filter(|_| !idle) {
             builder = builder.description(shell_words(&machine.spec.command.argv));
         }
         if !self.auto_remove {
@@ -152,6 +157,7 @@ impl Copies<'_> {
         }
         let options = AttachOptions {
             detached: true,
+            idle,
             has_stdin: true,
             stop_timeout: DEFAULT_GRACE.as_secs(),
             ..AttachOptions::default()

@@ -1,27 +1,44 @@
 //! All commands but `run`, one in each file.
 
+pub mod attach;
 pub mod commit;
 pub mod cp;
+pub mod create;
 pub mod diff;
 pub mod doctor;
+pub mod events;
+pub mod exec;
 pub mod ext4;
 pub mod fork;
 pub mod images;
 pub mod inspect;
+pub mod kill;
 pub mod load;
 pub mod logs;
+pub mod metrics;
+mod named;
 mod notes;
+pub mod pause;
+pub mod pool;
+pub mod port;
 pub mod ps;
 pub mod pull;
 pub mod push;
+pub mod rename;
+pub mod restart;
 pub mod rm;
 pub mod rmi;
 pub mod save;
 pub mod snapshot;
 pub mod start;
+pub mod stats;
 pub mod stop;
 pub mod store;
 pub mod tag;
+pub mod top;
+pub mod update;
+pub mod volume;
+pub mod wait;
 
 use crate::failure::{Failure, print_all};
 use crate::{Outcome, output};

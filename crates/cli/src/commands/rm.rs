@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use micabox::Error;
 
+use super::named::Named;
+use crate::Outcome;
 use crate::failure::Failure;
-use crate::{Outcome, settings};
 
 /// Remove sandboxes that have ended
 #[derive(Debug, clap::Args)]
@@ -14,28 +15,27 @@ pub struct Args {
     #[arg(short, long)]
     force: bool,
 
-    /// Names or IDs
-    #[arg(required = true, value_name = "SANDBOX")]
-    sandboxes: Vec<String>,
+    #[command(flatten)]
+    named: Named,
 }
 
 /// Removes records of sandboxes.
 pub fn execute(args: &Args) -> Outcome {
-    let sandboxes = settings::sandboxes(&settings::store()?)?;
-    super::for_each(&args.sandboxes, |name| {
-        let sandbox = sandboxes.get(name)?;
-        if args.force {
-            sandbox.stop(Duration::ZERO)?;
-        }
+    args.named.each(|sandbox| {
+        // What could not be saved is not wanted any more.
+        let stopped = match args.force {
+            true => sandbox.stop(Duration::ZERO).map(drop),
+            false => Ok(()),
+        };
         match sandbox.remove() {
             // A sandbox with `auto_remove` is removed already.
-            Err(Error::NoSuchSandbox(_)) if args.force => {}
+            Err(Error::NoSuchSandbox(_)) if args.force => Ok(()),
+            Err(Error::Running(_)) if stopped.is_err() => Ok(stopped?),
             Err(error @ Error::Running(_)) => {
                 let hint = "stop it first with `mica stop`, or use `mica rm -f`";
-                return Err(Failure::from(error).hint(hint));
+                Err(Failure::from(error).hint(hint))
             }
-            result => drop(result?),
+            result => Ok(result.map(drop)?),
         }
-        Ok(name.to_owned())
     })
 }

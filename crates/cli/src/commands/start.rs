@@ -1,5 +1,8 @@
 //! `mica start`
 
+use micabox::SandboxRef;
+
+use super::named::Named;
 use crate::failure::{EXIT_MICA, Failure};
 use crate::run::restart;
 use crate::{Outcome, settings};
@@ -22,28 +25,28 @@ pub struct Args {
     #[arg(long)]
     require_limits: bool,
 
-    /// Names or IDs
-    #[arg(required = true, value_name = "SANDBOX")]
-    sandboxes: Vec<String>,
+    #[command(flatten)]
+    named: Named,
 }
 
 /// Starts sandboxes.
 pub fn execute(args: &Args) -> Outcome {
-    let sandboxes = settings::sandboxes(&settings::store()?)?;
-    let start = |name: &str, attach| {
-        let sandbox = sandboxes.get(name)?;
-        restart::start(&sandbox, attach, args.interactive, args.require_limits)
+    let start = |sandbox: &SandboxRef, attach| {
+        restart::start(sandbox, attach, args.interactive, args.require_limits)
     };
     if !args.attach && !args.interactive {
-        return super::for_each(&args.sandboxes, |name| match start(name, false)? {
-            0 => Ok(name.to_owned()),
+        return args.named.each(|sandbox| match start(sandbox, false)? {
+            0 => Ok(()),
             code => Err(Failure::printed(code)),
         });
     }
-    let [name] = args.sandboxes.as_slice() else {
+    let [name] = args.named.sandboxes.as_slice() else {
         return Err(Failure::new(
             "only one sandbox can be attached to at a time",
         ));
     };
-    start(name, true).map_err(|failure| failure.at_least(EXIT_MICA))
+    let sandboxes = settings::sandboxes(&settings::store()?)?;
+    let attached = sandboxes.get(name).map_err(Failure::from);
+    let attached = attached.and_then(|sandbox| start(&sandbox, true));
+    attached.map_err(|failure| failure.at_least(EXIT_MICA))
 }

@@ -1,9 +1,7 @@
 //! `mica stop`
 
-use std::time::Duration;
-
-use crate::output::write_stderr;
-use crate::{Outcome, settings};
+use super::named::{Grace, Named};
+use crate::Outcome;
 
 /// Stop running sandboxes
 ///
@@ -12,23 +10,14 @@ use crate::{Outcome, settings};
 /// progress, such as writing to its disk.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Seconds between the stop signal and the end
-    #[arg(short, long, value_name = "SECONDS", default_value = "10")]
-    time: u64,
+    #[command(flatten)]
+    grace: Grace,
 
-    /// Names or IDs
-    #[arg(required = true, value_name = "SANDBOX")]
-    sandboxes: Vec<String>,
+    #[command(flatten)]
+    named: Named,
 }
 
 /// Stops sandboxes.
 pub fn execute(args: &Args) -> Outcome {
-    let sandboxes = settings::sandboxes(&settings::store()?)?;
-    super::for_each(&args.sandboxes, |name| {
-        let stopped = sandboxes.get(name)?.stop(Duration::from_secs(args.time))?;
-        if let Some(why) = stopped.killed {
-            write_stderr(&format!("mica: sandbox {name}: {why}\n"));
-        }
-        Ok(name.to_owned())
-    })
+    args.named.each(|sandbox| args.grace.stop(sandbox))
 }

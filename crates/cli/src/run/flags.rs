@@ -5,6 +5,11 @@
     reason = "their documentation is text for --help"
 )]
 
+mod confinement;
+mod machine;
+mod mount;
+mod rate;
+
 use std::ffi::{OsStr, OsString};
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::ffi::OsStrExt;
@@ -13,13 +18,17 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use micabox::{
-    BackendChoice, DEFAULT_DISK_SIZE, Error, Network, Patch, Publish, Rule, Upper, UserNetwork,
+    DEFAULT_DISK_SIZE, DiskRate, Error, Expiry, Mount, NetRate, Network, Patch, Publish, Rule,
+    Ulimit, Upper, UserNetwork,
 };
-use micabox_image::Platform;
-use micabox_transfer::PullPolicy;
 
 use crate::failure::Failure;
 use crate::host_memory::HostMemory;
+use crate::run::{DETACH_KEYS, Keys};
+pub use confinement::{Cpus, cpus, processes};
+pub use machine::{MachineArgs, Net, memory};
+use mount::MountFlag;
+pub use rate::{disk_rate, net_rate};
 
 /// Run a command from an image in a virtual machine of its own
 ///
@@ -44,16 +53,24 @@ pub struct Args {
     #[arg(short, long)]
     pub tty: bool,
 
-    /// Forget the sandbox when it ends; otherwise `mica ps -a` remembers it. With =PATH,
-    /// remove PATH from the image's files before the start
+    /// Forget the sandbox when it ends; otherwise `mica ps -a` remembers it
     #[arg(
         long,
-        value_name = "PATH",
+        value_name = "BOOL",
         num_args = 0..=1,
         require_equals = true,
-        default_missing_value = "true"
+        default_value_t = false,
+        default_missing_value = "true",
+        hide_possible_values = true,
+        value_parser = forgets,
+        overrides_with = "rm",
+        action = clap::ArgAction::Set
     )]
-    rm: Vec<OsString>,
+    rm: bool,
+
+    /// Remove a path from the image's files before the start
+    #[arg(long, value_name = "PATH")]
+    remove: Vec<OsString>,
 
     /// Make a directory before the start
     #[arg(long, value_name = "PATH")]
@@ -71,18 +88,80 @@ pub struct Args {
     #[arg(long, value_name = "TARGET:PATH", value_parser = pair)]
     symlink: Vec<(OsString, OsString)>,
 
-    /// Docker's volumes, which do not exist yet: accepted for a clear error.
-    #[arg(short, long, hide = true, value_name = "VOLUME")]
-    volume: Vec<OsString>,
+    /// Mount a folder or file of this machine, or a volume: a name without a slash. What is missing is
+    /// made. What is made in a folder belongs to you. With `cached`, changes made outside may be seen a
+    /// second late inside, and much is faster
+    #[arg(short, long, value_name = "HOST|NAME:PATH[:ro][,cached]", value_parser = mount::volume)]
+    volume: Vec<MountFlag>,
 
-    #[arg(long, hide = true, value_name = "MOUNT")]
-    mount: Vec<OsString>,
+    /// Mount a filesystem [type=bind,source=HOST,target=PATH[,readonly][,consistency=cached],
+    /// type=volume,source=NAME,target=PATH[,readonly][,volume-nocopy=true],
+    /// type=image,source=IMAGE,target=PATH[,image-subpath=PATH] or
+    /// type=tmpfs,target=PATH[,tmpfs-size=SIZE][,tmpfs-mode=MODE][,readonly]]
+    #[arg(long, value_name = "MOUNT", value_parser = mount::mount)]
+    mount: Vec<MountFlag>,
+
+    /// Mount an empty filesystem in memory; options are those of Docker [size=64m,mode=1777,exec]
+    #[arg(long, value_name = "PATH[:OPTIONS]", value_parser = mount::tmpfs)]
+    tmpfs: Vec<Mount>,
+
+    /// Make the root read-only; /dev, /proc and mounts stay writable. Root inside can undo that,
+    /// unless --cap-drop SYS_ADMIN takes the capability away
+    #[arg(long)]
+    pub read_only: bool,
+
+    /// Limit a resource of each process [NAME=SOFT[:HARD], as in nofile=1024:4096; -1 is unlimited]
+    #[arg(long, value_name = "LIMIT", value_parser = confinement::ulimit)]
+    ulimit: Vec<Ulimit>,
+
+    /// Keep a capability that --cap-drop ALL takes away; root has all of them unless they are
+    /// dropped [NET_ADMIN, CAP_NET_ADMIN, ALL]
+    #[arg(long, value_name = "CAPABILITY", value_parser = confinement::capability)]
+    cap_add: Vec<u64>,
+
+    /// Take a capability away from root and every program
+    #[arg(long, value_name = "CAPABILITY", value_parser = confinement::capability)]
+    cap_drop: Vec<u64>,
+
+    /// Run commands with this group as well [name or gid]
+    #[arg(long, value_name = "GROUP")]
+    group_add: Vec<String>,
+
+    /// Most processes and threads of all commands together; 0 or -1 for no limit
+    #[arg(
+        long,
+        value_name = "NUMBER",
+        allow_negative_numbers = true,
+        value_parser = processes
+    )]
+    pub pids_limit: Option<u64>,
+
+    /// Size of /dev/shm [default: 64m]
+    #[arg(long, value_name = "SIZE", value_parser = mount::size)]
+    pub shm_size: Option<u64>,
 
     /// Leave the sandbox running and print its ID
     ///
     /// `mica logs` shows the command's output.
     #[arg(short, long, conflicts_with = "timing")]
     pub detach: bool,
+
+    /// Run no command: the sandbox is there for `mica exec`, until it is stopped
+    #[arg(long, conflicts_with_all = ["from", "timeout", "interactive", "tty"])]
+    pub idle: bool,
+
+    /// Stop the sandbox when nothing has run in it and no client has been connected to it for this
+    /// time; 0 for never
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub idle_timeout: Option<Duration>,
+
+    /// Stop the sandbox after this time; 0 for never
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub max_life: Option<Duration>,
+
+    /// Keys that leave the sandbox running, with -it
+    #[arg(long, value_name = "KEYS", default_value = DETACH_KEYS)]
+    pub detach_keys: Keys,
 
     /// Set a variable, or take its value from here [NAME=VALUE or NAME]
     #[arg(short, long, value_name = "VARIABLE")]
@@ -103,6 +182,14 @@ pub struct Args {
     /// Name of the sandbox
     #[arg(long)]
     pub name: Option<String>,
+
+    /// Label of the sandbox, for `mica ps --filter`
+    #[arg(short, long, value_name = "NAME[=VALUE]")]
+    pub label: Vec<String>,
+
+    /// Read labels from a file, one a line
+    #[arg(long, value_name = "FILE")]
+    pub label_file: Vec<PathBuf>,
 
     /// Where changes go: memory, gone with the sandbox, or a disk of that size [8g], kept
     /// until `mica rm` [default: tmpfs]
@@ -125,19 +212,8 @@ pub struct Args {
     )]
     pub root_disk: Option<OsString>,
 
-    /// Memory of the machine, changed files included unless on a disk [512m, 2g; default:
-    /// 1g]
-    #[arg(short, long, value_name = "SIZE", value_parser = memory)]
-    pub memory: Option<u32>,
-
-    /// Processors of the machine; a fraction counts as a whole one [default: up to 4
-    /// under KVM, 1 when emulated]
-    #[arg(long, value_name = "NUMBER", value_parser = cpus)]
-    pub cpus: Option<u8>,
-
-    /// Network: all that this machine can reach, except its own and link-local addresses; or none
-    #[arg(long, value_name = "KIND", default_value = "user", alias = "network")]
-    pub net: Net,
+    #[command(flatten)]
+    pub machine: MachineArgs,
 
     /// Publish a port of the sandbox on this machine [[IP:]HOST:GUEST[/udp]; IP is
     /// 127.0.0.1 unless given, 0.0.0.0 is every address]
@@ -159,6 +235,15 @@ pub struct Args {
     /// Resolver for the sandbox's names in place of this machine's; may be repeated
     #[arg(long, value_name = "IP[:PORT]", value_parser = resolver)]
     pub dns: Vec<SocketAddr>,
+
+    /// Limit the traffic of each disk, in bytes a second, and the number of its requests; an image that
+    /// is mapped as memory has no disk [50m; read=50m,write=20m,iops=1000]
+    #[arg(long, value_name = "RATE", value_parser = disk_rate)]
+    pub disk_rate: Option<DiskRate>,
+
+    /// Limit the network's traffic, in bytes a second [10m; in=10m,out=1m]
+    #[arg(long, value_name = "RATE", value_parser = net_rate)]
+    pub net_rate: Option<NetRate>,
 
     /// Connect sockets of sandbox and host (AF_VSOCK, backend kvm only): a client that connects to
     /// this Unix socket and sends `CONNECT PORT` reaches that port of the sandbox; the sandbox
@@ -188,46 +273,13 @@ pub struct Args {
     #[arg(long, value_parser = hostname)]
     pub hostname: Option<String>,
 
-    /// When to contact the registry
-    #[arg(long, value_name = "WHEN")]
-    pub pull: Option<Pull>,
-
-    /// Platform of the image [default: this machine's]
-    #[arg(long, value_name = "OS/ARCH")]
-    pub platform: Option<Platform>,
-
-    /// Run an init as process 1, which reaps orphans; `--init=false` makes the command itself
-    /// process 1
-    #[arg(
-        long,
-        value_name = "BOOL",
-        num_args = 0..=1,
-        require_equals = true,
-        default_value_t = true,
-        default_missing_value = "true",
-        action = clap::ArgAction::Set
-    )]
-    pub init: bool,
-
     /// Signal that asks the command to end [default: the image's, or TERM]
     #[arg(long, value_name = "SIGNAL", value_parser = signal)]
     pub stop_signal: Option<i32>,
 
-    /// Seconds between that signal and the end
-    #[arg(long, value_name = "SECONDS", default_value = "10")]
-    pub stop_timeout: u64,
-
-    /// How the image's bytes reach the machine: mapped memory or a disk
-    #[arg(long, value_name = "KIND", default_value = "auto")]
-    pub transport: Transport,
-
-    /// Root filesystem: the layers as one, or stacked
-    #[arg(long, value_name = "KIND", default_value = "merged")]
-    pub root: Root,
-
-    /// What runs the machine: our own monitor on KVM, or QEMU
-    #[arg(long, value_name = "NAME", default_value = "auto")]
-    pub backend: Backend,
+    /// Seconds between that signal and the end [default: 10]
+    #[arg(long, value_name = "SECONDS")]
+    stop_timeout: Option<u64>,
 
     /// Boot the machine instead of starting from a warm template (KVM only)
     #[arg(long)]
@@ -253,57 +305,6 @@ pub struct Args {
     image_and_command: Vec<OsString>,
 }
 
-/// `--pull`.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum Pull {
-    /// Every time.
-    Always,
-    /// If the image is not here.
-    Missing,
-    /// Not at all.
-    Never,
-}
-
-/// `--net`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Net {
-    /// Through this machine's own sockets.
-    User,
-    /// Nothing but the sandbox's loopback interface.
-    None,
-}
-
-/// `--transport`.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum Transport {
-    /// Whichever boots faster.
-    Auto,
-    /// Persistent memory, mapped without a copy.
-    Pmem,
-    /// A block device.
-    Blk,
-}
-
-/// `--root`.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum Root {
-    /// One filesystem for all layers.
-    Merged,
-    /// One filesystem a layer.
-    Stacked,
-}
-
-/// `--backend`.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum Backend {
-    /// Ours where KVM works, QEMU elsewhere.
-    Auto,
-    /// Ours, on KVM.
-    Kvm,
-    /// QEMU, which emulates where KVM does not work.
-    Qemu,
-}
-
 /// `--timing`.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum Timing {
@@ -321,19 +322,44 @@ impl Args {
             .ok_or_else(|| Failure::new("the image's name is not UTF-8"))
     }
 
+    /// Fails if a flag is not for `mica run`.
+    pub fn check_for_run(&self) -> Result<(), Failure> {
+        if self.idle && !self.detach {
+            return Err(Failure::new("an idle sandbox has nothing to wait for").hint("add -d"));
+        }
+        Ok(())
+    }
+
+    /// Fails if a flag is not for `mica create`, which runs no command.
+    pub fn check_for_create(&self) -> Result<(), Failure> {
+        let late = [
+            (self.detach, "--detach"),
+            (self.timing.is_some(), "--timing"),
+            (self.timeout.is_some(), "--timeout"),
+            (self.stop_timeout.is_some(), "--stop-timeout"),
+        ];
+        match late.into_iter().find(|(is_given, _)| *is_given) {
+            None => Ok(()),
+            Some((_, flag)) => Err(Failure::new(format!(
+                "{flag} is about a command that runs, and `mica create` starts none"
+            ))
+            .hint("`mica start` starts the sandbox; --max-life bounds how long it runs")),
+        }
+    }
+
+    /// Returns the seconds between stop signal and SIGKILL.
+    pub fn stop_timeout(&self) -> u64 {
+        self.stop_timeout
+            .unwrap_or(micabox::DEFAULT_GRACE.as_secs())
+    }
+
     /// Fails if the flags ask for something that does not exist.
     pub fn check(&self) -> Result<(), Failure> {
-        if let Some(volume) = self.volume.iter().chain(&self.mount).next() {
-            return Err(Failure::new(format!(
-                "cannot mount `{}`: there are no volumes yet",
-                volume.display()
-            ))
-            .hint(
-                "`--patch FILE:PATH` puts a file into the sandbox, `--patch-tar FILE` a \
-                         directory's archive; with `--upper disk`, `mica cp` gets files out",
-            ));
+        if self.idle && (!self.command().is_empty() || self.entrypoint.is_some()) {
+            return Err(Failure::new("an idle sandbox runs no command of its own")
+                .hint("run the command with `mica exec`, or omit --idle"));
         }
-        let Some((wanted, host)) = self.memory.zip(HostMemory::now()) else {
+        let Some((wanted, host)) = self.machine.memory.zip(HostMemory::now()) else {
             return Ok(());
         };
         if u64::from(wanted) << 20 <= host.most {
@@ -367,9 +393,10 @@ impl Args {
             problem,
         };
         let late = [
-            (self.memory.is_some(), "--memory"),
-            (self.cpus.is_some(), "--cpus"),
-            (!self.init, "--init=false"),
+            (self.machine.memory.is_some(), "--memory"),
+            (self.machine.cpus.is_some(), "--cpus"),
+            (self.pids_limit.is_some(), "--pids-limit"),
+            (!self.machine.init, "--init=false"),
             (self.cold, "--cold"),
         ];
         if let Some((_, flag)) = late.into_iter().find(|(is_given, _)| *is_given) {
@@ -391,23 +418,21 @@ impl Args {
     /// Returns whether any flag is about the network.
     pub fn has_network_flags(&self) -> bool {
         let lists = self.net_allow.len() + self.net_deny.len();
-        self.net == Net::None || lists + self.publish.len() + self.dns.len() > 0
+        let flags = lists + self.publish.len() + self.dns.len();
+        self.machine.net == Net::None || flags > 0 || self.net_rate.is_some()
     }
 
     /// Returns whether the sandbox is removed after its end (`--rm`).
     pub fn is_forgotten(&self) -> bool {
-        self.rm.iter().any(|value| value == "true")
+        self.rm
     }
 
     /// Returns the changes before the start: removals first, then directories, archives, files,
     /// links.
     pub fn patches(&self) -> Result<Vec<Patch>, Failure> {
         let mut patches = Vec::new();
-        for path in &self.rm {
-            match path.as_bytes() {
-                b"true" | b"false" => {}
-                path => patches.push(Patch::Remove(absolute("--rm", path)?)),
-            }
+        for path in &self.remove {
+            patches.push(Patch::Remove(absolute("--remove", path.as_bytes())?));
         }
         for path in &self.mkdir {
             patches.push(Patch::Directory(absolute("--mkdir", path.as_bytes())?));
@@ -428,6 +453,14 @@ impl Args {
         Ok(patches)
     }
 
+    /// Returns when the sandbox ends by itself.
+    pub fn expiry(&self) -> Expiry {
+        Expiry {
+            idle_timeout: self.idle_timeout,
+            max_life: self.max_life,
+        }
+    }
+
     /// Returns the command and its arguments, if any are given.
     pub fn command(&self) -> &[OsString] {
         let image = usize::from(self.from.is_none() && self.root_disk.is_none());
@@ -443,53 +476,15 @@ impl Args {
             deny: self.net_deny.clone(),
             publish: self.publish.clone(),
             resolvers: self.dns.clone(),
+            rate: self.net_rate.unwrap_or_default(),
         };
-        match self.net {
+        match self.machine.net {
             Net::User => Ok(Network::User(user)),
             Net::None if user == UserNetwork::default() => Ok(Network::None),
             Net::None => Err(Failure::new(
-                "--publish, --net-allow, --net-deny and --dns are about a network, and --net none \
-                 is for a sandbox without one",
+                "--publish, --net-allow, --net-deny, --net-rate and --dns are about a network, and \
+                 --net none is for a sandbox without one",
             )),
-        }
-    }
-}
-
-impl From<Pull> for PullPolicy {
-    fn from(pull: Pull) -> Self {
-        match pull {
-            Pull::Always => Self::Always,
-            Pull::Missing => Self::Missing,
-            Pull::Never => Self::Never,
-        }
-    }
-}
-
-impl From<Backend> for BackendChoice {
-    fn from(backend: Backend) -> Self {
-        match backend {
-            Backend::Auto => Self::Auto,
-            Backend::Kvm => Self::Kvm,
-            Backend::Qemu => Self::Qemu,
-        }
-    }
-}
-
-impl From<Transport> for micabox::Transport {
-    fn from(transport: Transport) -> Self {
-        match transport {
-            Transport::Auto => Self::Auto,
-            Transport::Pmem => Self::Pmem,
-            Transport::Blk => Self::Blk,
-        }
-    }
-}
-
-impl From<Root> for micabox::Root {
-    fn from(root: Root) -> Self {
-        match root {
-            Root::Merged => Self::Merged,
-            Root::Stacked => Self::Stacked,
         }
     }
 }
@@ -514,15 +509,6 @@ fn pair(text: &str) -> Result<(OsString, OsString), String> {
     }
 }
 
-/// Parses a size of memory as Docker does, in MiB, rounded up: bytes, or with b, k, m, g or t.
-fn memory(text: &str) -> Result<u32, String> {
-    match mebibytes(text)? {
-        mib @ 64.0..=4_194_304.0 => Ok(mib as u32),
-        0.0..64.0 => Err("a machine needs at least 64m".into()),
-        _ => Err("more than any machine has".into()),
-    }
-}
-
 /// Parses `tmpfs`, `disk` or `disk:SIZE`.
 fn upper(text: &str) -> Result<Upper, String> {
     let size = match text.split_once(':') {
@@ -540,6 +526,11 @@ fn upper(text: &str) -> Result<Upper, String> {
 
 /// Parses a size as Docker does, rounded up to whole MiB.
 fn mebibytes(text: &str) -> Result<f64, String> {
+    Ok((bytes(text)? / f64::from(1 << 20)).ceil())
+}
+
+/// Parses a size as Docker does, in bytes.
+fn bytes(text: &str) -> Result<f64, String> {
     let lower = text.trim().to_ascii_lowercase();
     let unit_at = lower
         .find(|c: char| !c.is_ascii_digit() && c != '.')
@@ -555,21 +546,11 @@ fn mebibytes(text: &str) -> Result<f64, String> {
     };
     let number: f64 = number.parse().map_err(|_| "expected a number")?;
     let half = f64::from(1_u32 << (shift / 2));
-    let bytes = number * half * f64::from(1_u32 << (shift - shift / 2));
-    Ok((bytes / f64::from(1 << 20)).ceil())
-}
-
-/// Parses a number of processors, 1 to 64; fractions are rounded up.
-fn cpus(text: &str) -> Result<u8, String> {
-    let number: f64 = text.parse().map_err(|_| "expected a number")?;
-    match number.ceil() {
-        whole @ 1.0..=64.0 => Ok(whole as u8),
-        _ => Err("expected 1 to 64".into()),
-    }
+    Ok(number * half * f64::from(1_u32 << (shift - shift / 2)))
 }
 
 /// Parses a duration as coreutils' `timeout` does: seconds, or with s, m, h or d. 0 means none.
-fn duration(text: &str) -> Result<Duration, String> {
+pub fn duration(text: &str) -> Result<Duration, String> {
     let (number, factor) = match text.as_bytes().last() {
         Some(b's') => (text.strip_suffix('s'), 1.0),
         Some(b'm') => (text.strip_suffix('m'), 60.0),
@@ -594,19 +575,20 @@ fn resolver(text: &str) -> Result<SocketAddr, String> {
 
 /// Parses a host name that Linux and resolvers accept: labels as in RFC 1123, and underscores.
 fn hostname(text: &str) -> Result<String, String> {
-    const MAX: usize = 64;
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
-    let is_label = |label: &str| {
-        let is_edge = |byte: Option<&u8>| byte.is_some_and(|byte| *byte != b'-');
-        let bytes = label.as_bytes();
-        is_edge(bytes.first()) && is_edge(bytes.last()) && label.bytes().all(is_plain)
-    };
-    if text.len() <= MAX && text.split('.').all(is_label) {
+    if micabox::is_hostname(text) {
         Ok(text.to_owned())
     } else {
-        Err(format!(
-            "expected up to {MAX} letters, digits, `-`, `_` and `.`, no part beginning or ending with `-`"
-        ))
+        Err("expected up to 64 letters, digits, `-`, `_` and `.`, no part beginning or ending with `-`".into())
+    }
+}
+
+/// Parses the value of `--rm`, as Docker does.
+fn forgets(text: &str) -> Result<bool, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "1" | "t" | "true" => Ok(true),
+        "0" | "f" | "false" => Ok(false),
+        _ if text.starts_with('/') => Err(format!("use `--remove {text}`")),
+        _ => Err("expected true or false; `--remove PATH` removes a path".into()),
     }
 }
 

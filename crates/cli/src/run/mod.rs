@@ -1,15 +1,23 @@
 //! `mica run`: runs a command from an image in its own virtual machine.
 
-mod environment;
+pub mod attend;
+pub mod environment;
 mod flags;
+mod keys;
+mod labels;
 mod prepare;
+mod refused;
 pub mod restart;
 mod streams;
 mod supervise;
-mod terminal;
+pub mod terminal;
 
-pub use flags::Args;
-pub use supervise::{Detached, Signals, detach};
+pub use flags::{
+    Args, Cpus, MachineArgs, Net, cpus, disk_rate, duration, memory, net_rate, processes,
+};
+pub use keys::{DEFAULT as DETACH_KEYS, Keys};
+pub use refused::refusal;
+pub use supervise::{Detached, Signals, detach, our_streams, start_failure};
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -18,7 +26,7 @@ use micabox::Cancel;
 
 use crate::failure::EXIT_MICA;
 use crate::{Outcome, output};
-use prepare::Preparation;
+pub use prepare::Preparation;
 
 /// How mica attends to a running command.
 #[derive(Clone, Debug, Default)]
@@ -31,10 +39,14 @@ pub struct AttachOptions {
     pub has_stdin: bool,
     /// Whether the sandbox is detached.
     pub detached: bool,
+    /// Whether a detached sandbox runs no command.
+    pub idle: bool,
     /// Time after which the command is stopped.
     pub timeout: Option<Duration>,
     /// Seconds between the stop signal and SIGKILL.
     pub stop_timeout: u64,
+    /// The keys that leave the command running.
+    pub detach_keys: Keys,
     /// The format in which timings are printed, if they are.
     pub timing: Option<flags::Timing>,
 }
@@ -42,16 +54,27 @@ pub struct AttachOptions {
 /// Runs the command. Returns its exit code.
 pub fn execute(args: Args) -> Outcome {
     if !args.require_limits {
-        warn_of_no_limits();
+        warn_of_no_limits(&args);
     }
     // A failure before the command runs must not look like the command's own exit code.
     run(args).map_err(|failure| failure.at_least(EXIT_MICA))
 }
 
-/// Warns a user at a terminal that no control group will limit the machine. Scripts have
-/// `--require-limits`.
-fn warn_of_no_limits() {
-    if output::stderr_is_terminal()
+/// Warns a user at a terminal that no control group will limit the machine, and everyone who asked
+/// for a share of a processor. Scripts have `--require-limits`.
+fn warn_of_no_limits(args: &Args) {
+    let has_quota = args.machine.cpus.is_some_and(|cpus| cpus.quota.is_some());
+    let why = || match micabox_vmm::control_groups() {
+        Ok((_, controllers)) if controllers.contains(&"cpu") => None,
+        Ok(_) => Some("there is no cpu controller".to_owned()),
+        Err(why) => Some(why),
+    };
+    if has_quota && let Some(why) = why() {
+        output::write_stderr(&format!(
+            "mica: no control group limits the machine's processor time, so --cpus counts as a whole \
+             number: {why} (`mica doctor`)\n"
+        ));
+    } else if output::stderr_is_terminal()
         && let Err(why) = micabox_vmm::control_groups()
     {
         output::write_stderr(&format!(
@@ -62,20 +85,24 @@ fn warn_of_no_limits() {
 }
 
 fn run(args: Args) -> Outcome {
+    args.check_for_run()?;
     args.check()?;
     let options = AttachOptions {
         tty: args.tty,
         interactive: args.interactive && !args.detach,
         has_stdin: args.interactive,
         detached: args.detach,
+        idle: args.idle,
         timeout: args.timeout,
-        stop_timeout: args.stop_timeout,
+        stop_timeout: args.stop_timeout(),
+        detach_keys: args.detach_keys.clone(),
         timing: args.timing,
     };
     let cancel = Cancel::default();
     let prepared = Preparation {
         args: &args,
         tty: terminal::wanted(&options)?,
+        is_stopped: false,
         cancel: cancel.clone(),
     }
     .prepare()?;

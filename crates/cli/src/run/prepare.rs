@@ -2,16 +2,16 @@
 
 use micabox::builder::{Boots, FromMemory, New};
 use micabox::{
-    Base, Builder, Cancel, Command, Error, Overrides, Restore, Root, RootDisk, Sandbox, Snapshot,
-    Transport, TtySize,
+    Base, Builder, Cancel, Command, Error, Overrides, Restore, RootDisk, Sandbox, SandboxRef,
+    Snapshot, TtySize,
 };
-use micabox_image::store::Image;
-use micabox_image::{Reference, Store};
-use micabox_transfer::{PullOptions, PullPolicy, pull_blocking};
 
-use super::{Args, environment, shell_words};
+use super::{Args, environment, labels, shell_words};
 use crate::failure::Failure;
-use crate::{bars, log, settings};
+use crate::{log, settings};
+
+/// The description of a sandbox without a command.
+const IDLE: &str = "(idle)";
 
 /// The command on a root disk, which has no configuration with one.
 const SHELL: &str = "/bin/sh";
@@ -22,6 +22,8 @@ pub struct Prepared {
     pub command: Option<Command>,
     /// Starts it.
     pub create: Box<dyn FnOnce() -> Result<Sandbox, Error>>,
+    /// Makes it without a start, if that is what it is prepared for and possible.
+    pub create_stopped: Option<Box<dyn FnOnce() -> Result<SandboxRef, Error>>>,
 }
 
 /// What a sandbox is prepared from.
@@ -30,6 +32,8 @@ pub struct Preparation<'a> {
     pub args: &'a Args,
     /// The size of the command's terminal, if it has one.
     pub tty: Option<TtySize>,
+    /// Whether the sandbox is not to be started.
+    pub is_stopped: bool,
     /// Cancels the start.
     pub cancel: Cancel,
 }
@@ -39,7 +43,6 @@ impl Preparation<'_> {
     /// flags.
     pub fn prepare(&self) -> Result<Prepared, Failure> {
         let args = self.args;
-        let settings = settings::settings()?;
         let store = settings::store()?;
         let overrides = Overrides {
             entrypoint: args.entrypoint.clone(),
@@ -47,11 +50,12 @@ impl Preparation<'_> {
             env: environment::changes(&args.env_file, &args.env)?,
             user: args.user.clone(),
             workdir: args.workdir.clone(),
+            confinement: args.confinement(),
         };
         let Some(name) = &args.from else {
             let base = match args.root_disk() {
                 Some((path, in_place)) => Base::Disk(RootDisk::open(&path, in_place)?),
-                None => Base::Image(Box::new(image(&store, args, PullOptions::new(settings))?)),
+                None => Base::Image(Box::new(args.machine.image(&store, args.image()?)?)),
             };
             let mut builder = Builder::on(&store, base);
             if let Some(upper) = args.upper {
@@ -80,34 +84,32 @@ impl Preparation<'_> {
     }
 
     /// Prepares a sandbox whose machine boots.
-    fn boot<K: Boots + 'static>(
+    fn boot<K: Boots + Clone + 'static>(
         &self,
         builder: Builder<K>,
         overrides: &Overrides,
     ) -> Result<Prepared, Failure> {
         let args = self.args;
         let command = self.command(builder.base(), overrides)?;
-        let mut builder = self
-            .with_flags(builder)
-            .transport(Transport::from(args.transport))
-            .root(Root::from(args.root))
+        let mut builder = self.with_flags(args.machine.apply(builder))?;
+        if let Some(processes) = args.pids_limit.filter(|limit| *limit != u64::MAX) {
+            builder = builder.pids_limit(processes);
+        }
+        let builder = builder
             .nested_virtualization(args.nested_virtualization)
             .patches(args.patches()?)
             .network(args.network()?)
-            .description(shell_words(&command.argv))
+            .description(if args.idle {
+                IDLE.to_owned()
+            } else {
+                shell_words(&command.argv)
+            })
             .command(&command);
-        if let Some(memory) = args.memory {
-            builder = builder.memory_mib(memory);
-        }
-        if let Some(cpus) = args.cpus {
-            builder = builder.cpus(cpus);
-        }
-        if !args.init {
-            builder = builder.first_command_is_init();
-        }
+        let stopped = self.is_stopped.then(|| builder.clone());
         Ok(Prepared {
             command: Some(command),
             create: Box::new(|| builder.create()),
+            create_stopped: stopped.map(|builder| Box::new(|| builder.create_stopped()) as _),
         })
     }
 
@@ -127,7 +129,7 @@ impl Preparation<'_> {
         } else {
             Some(self.command(builder.base(), overrides)?)
         };
-        let mut builder = self.with_flags(builder);
+        let mut builder = self.with_flags(builder)?;
         if args.has_network_flags() {
             builder = builder.network(args.network()?);
         }
@@ -143,15 +145,17 @@ impl Preparation<'_> {
         Ok(Prepared {
             command,
             create: Box::new(|| builder.create()),
+            create_stopped: None,
         })
     }
 
     /// Takes the settings that every new sandbox has.
-    fn with_flags<K: New>(&self, builder: Builder<K>) -> Builder<K> {
+    fn with_flags<K: New>(&self, builder: Builder<K>) -> Result<Builder<K>, Failure> {
         let args = self.args;
         let mut builder = builder
-            .backend_choice(args.backend.into())
+            .backend_choice(args.machine.backend.into())
             .require_limits(args.require_limits)
+            .expiry(args.expiry())
             .cancel(self.cancel.clone());
         builder = log::in_owner(builder, args.detach);
         if let Some(name) = &args.name {
@@ -167,15 +171,35 @@ impl Preparation<'_> {
         if let Some(signal) = args.stop_signal {
             builder = builder.stop_signal(signal);
         }
+        for (name, value) in labels::of(&args.label_file, &args.label)? {
+            builder = builder.label(name, value);
+        }
         if !args.is_forgotten() {
             builder = builder.keep_record();
         }
-        builder
+        let image = |name: &str| args.machine.image(&settings::store()?, name);
+        for mount in args.mounts(image)? {
+            builder = builder.mount(mount);
+        }
+        if args.read_only {
+            builder = builder.read_only();
+        }
+        if let Some(rate) = args.disk_rate {
+            builder = builder.disk_rate(rate);
+        }
+        if let Some(size) = args.shm_size {
+            builder = builder.shm_size(size);
+        }
+        Ok(builder)
     }
 
-    /// Makes the command of the image's configuration and the flags.
+    /// Makes the command of the image's configuration and the flags; one without a program for an
+    /// idle sandbox.
     fn command(&self, base: &Base, overrides: &Overrides) -> Result<Command, Failure> {
         let mut config = base.config();
+        if self.args.idle {
+            return Ok(Command::in_image(&config, overrides)?);
+        }
         if base.disk().is_some() {
             config.set_cmd(Some(vec![SHELL.to_owned()]));
         }
@@ -184,26 +208,4 @@ impl Preparation<'_> {
         command.stdin = self.args.interactive;
         Ok(command)
     }
-}
-
-/// Finds the image, and pulls it if necessary and allowed.
-fn image(store: &Store, args: &Args, mut options: PullOptions) -> Result<Image, Failure> {
-    let name = args.image()?;
-    if let Some(policy) = args.pull {
-        options.policy = policy.into();
-    }
-    options.platform = args.platform.clone();
-    if options.policy != PullPolicy::Always && options.platform.is_none() {
-        match store.image(name) {
-            Ok(image) => return Ok(image),
-            // Pulling an image again repairs one that lost a layer.
-            Err(error) if options.policy == PullPolicy::Never => return Err(error.into()),
-            Err(_) => {}
-        }
-    }
-    let reference: Reference = name
-        .parse()
-        .map_err(|error| Failure::of(&error).context("reading the image's name"))?;
-    let progress = bars::watch(&reference.familiar());
-    Ok(pull_blocking(store, &reference, &options, progress)?)
 }

@@ -1,6 +1,6 @@
 //! `mica start`: starts a kept sandbox again.
 
-use micabox::{Cancel, Error, Record, SandboxRef};
+use micabox::{Cancel, Error, Record, SandboxRef, Status};
 
 use super::{AttachOptions, Signals, detach, supervise, terminal};
 use crate::failure::Failure;
@@ -8,6 +8,9 @@ use crate::{Outcome, log};
 
 /// Fails for a sandbox that runs.
 pub fn may_start(record: &Record) -> Result<(), Failure> {
+    if matches!(record.status, Status::Paused { .. }) && !record.is_orphaned() {
+        return Err(Error::Paused.into());
+    }
     if record.status.is_live() && !record.is_orphaned() {
         return Err(running(&record.name));
     }
@@ -32,11 +35,17 @@ pub fn start(
         return Err(Error::NotKept(record.name.clone()).into());
     };
     let mut command = spec.command.clone();
+    let idle = command.argv.is_empty();
+    if idle && attach {
+        let message = format!("sandbox {} has no command to attach to", record.name);
+        return Err(Failure::new(message));
+    }
     let options = AttachOptions {
         tty: command.tty.is_some(),
         interactive: interactive && command.stdin,
         has_stdin: command.stdin,
         detached: !attach,
+        idle,
         stop_timeout: micabox::DEFAULT_GRACE.as_secs(),
         ..AttachOptions::default()
     };

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use micabox::{Cancel, Command, Ended, Error, Event, ExecOptions, Handle, Process, Sandbox, Stdio};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::stdio::stdin;
 use signal_hook::consts::{
@@ -64,18 +64,43 @@ impl Signals {
         Ok(Self { started, inbox })
     }
 
+    /// From now on, no signal cancels the start.
+    pub fn begin(&self) {
+        self.started.store(true, Ordering::Release);
+    }
+
     /// Takes the signals that have arrived.
-    fn take(&self) -> Vec<i32> {
+    pub fn take(&self) -> Vec<i32> {
         let mut numbers = [0; 64];
         let count = (&self.inbox).read(&mut numbers).unwrap_or(0);
         let numbers = numbers.get(..count).unwrap_or_default();
         numbers.iter().copied().map(i32::from).collect()
     }
 
+    /// Stops cancelling the start at a signal that ends processes.
+    pub fn started(&self) {
+        self.started.store(true, Ordering::Release);
+    }
+
+    /// Waits for a signal that ends processes, for at most `timeout`. Returns whether one came.
+    pub fn wait_for_end(&self, timeout: Duration) -> bool {
+        let timeout = Timespec::try_from(timeout).ok();
+        let mut ready = [PollFd::new(&self.inbox, PollFlags::IN)];
+        let _ = poll(&mut ready, timeout.as_ref());
+        self.first_ending().is_some()
+    }
+
     /// Takes the signals so far, and returns the first one that ends processes.
     fn first_ending(&self) -> Option<i32> {
         let ends = |signal: &i32| matches!(*signal, SIGINT | SIGTERM | SIGHUP | SIGQUIT);
         self.take().into_iter().find(ends)
+    }
+}
+
+impl AsFd for Signals {
+    /// Returns a descriptor that is readable when [`Signals::take`] has some.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inbox.as_fd()
     }
 }
 
@@ -104,22 +129,28 @@ pub fn supervise(
         Err(Error::Lost(_)) if sandbox.is_stopping() => return Ok(exit_code_of(SIGKILL)),
         Err(error) => return Err(start_failure(error)),
     };
-    if let Some(stdin) = process.stdin.take() {
-        let thread = std::thread::Builder::new().name("stdin".into());
-        let spawned = thread.spawn(move || streams::copy_stdin(stdin));
-        spawned.map_err(|error| Failure::of(&error).context("starting a thread"))?;
-    }
+    let keys = (options.tty && options.interactive).then(|| options.detach_keys.clone());
+    let stdin = process.stdin.take();
+    let pressed = stdin.map(|stdin| streams::relay(stdin, keys)).transpose()?;
     let watch = Watch {
         sandbox: &sandbox,
         handle: process.handle(),
         options,
         raw,
+        pressed,
         is_over: false,
         is_interrupted: false,
         is_asked: false,
         is_warned: false,
     };
-    let ended = watch.until_the_end(&signals)?;
+    let Some(ended) = watch.until_the_end(&signals)? else {
+        let name = sandbox.record().name.clone();
+        sandbox.detach()?;
+        write_stderr(&format!(
+            "mica: detached; `mica attach {name}` returns to it\n"
+        ));
+        return Ok(0);
+    };
     sandbox.leave();
     match (ended.error(), ended.code) {
         (Some(error), _) => Err(error.into()),
@@ -127,8 +158,8 @@ pub fn supervise(
     }
 }
 
-/// Starts `command` in the sandbox, and detaches the sandbox once the command runs. The inner error
-/// is an exit code.
+/// Starts `command` in the sandbox, unless that is to be idle, and detaches the sandbox once the
+/// command runs. The inner error is an exit code.
 pub fn detach(
     sandbox: Result<Sandbox, Error>,
     command: Option<&Command>,
@@ -143,7 +174,9 @@ pub fn detach(
         id: sandbox.record().id.clone(),
         name: sandbox.record().name.clone(),
     };
-    start(&sandbox, command, exec_options(options)).map_err(start_failure)?;
+    if !options.idle {
+        start(&sandbox, command, exec_options(options)).map_err(start_failure)?;
+    }
     sandbox.detach()?;
     Ok(Ok(detached))
 }
@@ -168,7 +201,7 @@ fn created(
     sandbox: Result<Sandbox, Error>,
     signals: &Signals,
 ) -> Result<Result<Sandbox, u8>, Failure> {
-    signals.started.store(true, Ordering::Release);
+    signals.begin();
     match (sandbox, signals.first_ending()) {
         (Ok(sandbox), None) => Ok(Ok(sandbox)),
         // Cancelled by the user: no message is needed.
@@ -188,7 +221,7 @@ fn start(
     }
 }
 
-fn start_failure(error: Error) -> Failure {
+pub fn start_failure(error: Error) -> Failure {
     match error {
         Error::Start(failed) => {
             let code = u8::try_from(failed.exit_code()).unwrap_or(EXIT_MICA);
@@ -200,35 +233,54 @@ fn start_failure(error: Error) -> Failure {
 
 /// Converts the options of a command: its streams, and how long it may run.
 fn exec_options(options: &AttachOptions) -> ExecOptions {
-    let output = |fd: BorrowedFd<'_>| match fd.try_clone_to_owned() {
-        Ok(fd) => Stdio::Descriptor(fd),
-        // The stream is closed.
-        Err(_) => Stdio::Null,
-    };
-    let streams = match (options.detached, options.interactive) {
-        (true, true) => (Stdio::Idle, Stdio::Log, Stdio::Log),
-        (true, false) => (Stdio::Null, Stdio::Log, Stdio::Log),
-        (false, interactive) => {
-            let stdin = match (interactive, options.has_stdin) {
-                (false, true) => Stdio::Idle,
-                (false, false) => Stdio::Null,
-                // Only the job in a terminal's foreground can read it: not the owner.
-                (true, _) if rustix::termios::isatty(stdin()) => Stdio::Piped,
-                (true, _) => output(stdin()),
-            };
-            (stdin, output(raw::stdout_fd()), output(raw::stderr_fd()))
+    let idle = || {
+        if options.has_stdin {
+            Stdio::Idle
+        } else {
+            Stdio::Null
         }
     };
+    let streams = match (options.detached, options.interactive) {
+        (true, _) => streams_of(idle(), Stdio::Log, Stdio::Log),
+        (false, true) => our_streams(true),
+        (false, false) => ExecOptions {
+            stdin: idle(),
+            ..our_streams(false)
+        },
+    };
     ExecOptions {
-        stdin: streams.0,
-        stdout: streams.1,
-        stderr: streams.2,
         lifetime: true,
         timeout: options.timeout.filter(|timeout| !timeout.is_zero()),
         grace: Duration::from_secs(options.stop_timeout),
         detach: options.detached,
         measure: options.timing.is_some(),
+        ..streams
     }
+}
+
+fn streams_of(stdin: Stdio, stdout: Stdio, stderr: Stdio) -> ExecOptions {
+    ExecOptions {
+        stdin,
+        stdout,
+        stderr,
+        ..ExecOptions::default()
+    }
+}
+
+/// Hands mica's own streams over to a command; stdin only if it is `interactive`.
+pub fn our_streams(interactive: bool) -> ExecOptions {
+    let output = |fd: BorrowedFd<'_>| match fd.try_clone_to_owned() {
+        Ok(fd) => Stdio::Descriptor(fd),
+        // The stream is closed.
+        Err(_) => Stdio::Null,
+    };
+    let stdin = match interactive {
+        false => Stdio::Null,
+        // Only the job in a terminal's foreground can read it: not the owner.
+        true if rustix::termios::isatty(stdin()) => Stdio::Piped,
+        true => output(stdin()),
+    };
+    streams_of(stdin, output(raw::stdout_fd()), output(raw::stderr_fd()))
 }
 
 /// The state of an attached command.
@@ -238,6 +290,8 @@ struct Watch<'a> {
     options: &'a AttachOptions,
     /// The terminal in raw mode, until the command is over.
     raw: Option<terminal::Raw>,
+    /// Readable when the user has pressed the detach keys.
+    pressed: Option<UnixStream>,
     is_over: bool,
     is_interrupted: bool,
     /// The user has asked for a stop.
@@ -247,8 +301,8 @@ struct Watch<'a> {
 }
 
 impl Watch<'_> {
-    /// Handles events until the sandbox is over.
-    fn until_the_end(mut self, signals: &Signals) -> Result<Ended, Failure> {
+    /// Handles events until the sandbox is over. None if the user has left it.
+    fn until_the_end(mut self, signals: &Signals) -> Result<Option<Ended>, Failure> {
         self.resize();
         loop {
             // All sources are checked in each turn; none of the checks blocks.
@@ -258,12 +312,16 @@ impl Watch<'_> {
             if !self.is_over && !matches!(self.handle.wait_timeout(Duration::ZERO), Ok(None)) {
                 self.over();
             }
+            if self.keys_are_pressed() && !self.is_over {
+                self.handle.leave();
+                return Ok(None);
+            }
             match self.sandbox.event(Some(Instant::now()))? {
                 Some(Event::Ended(ended)) => {
                     // The end of the command is on a connection of its own.
                     let _ = self.handle.wait_timeout(LAST_WORD);
                     self.over();
-                    return Ok(ended);
+                    return Ok(Some(ended));
                 }
                 Some(Event::Stalled(true)) => write_stderr(
                     "mica: the host's disk is full: what the sandbox writes waits until there is \
@@ -283,10 +341,26 @@ impl Watch<'_> {
                     if !self.is_over {
                         fds.push(PollFd::from_borrowed_fd(command, PollFlags::IN));
                     }
+                    let pressed = self.pressed.as_ref().map(AsFd::as_fd);
+                    fds.extend(pressed.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
                     // EINTR means that a signal has arrived.
                     let _ = poll(&mut fds, None);
                 }
             }
+        }
+    }
+
+    fn keys_are_pressed(&mut self) -> bool {
+        let Some(mut pressed) = self.pressed.as_ref() else {
+            return false;
+        };
+        match pressed.read(&mut [0; 1]) {
+            Ok(1) => true,
+            Ok(_) => {
+                self.pressed = None;
+                false
+            }
+            Err(_) => false,
         }
     }
 
@@ -348,7 +422,7 @@ impl Watch<'_> {
     }
 }
 
-fn exit_code_of(signal: i32) -> u8 {
+pub fn exit_code_of(signal: i32) -> u8 {
     u8::try_from(128 + signal).unwrap_or(EXIT_MICA)
 }
 

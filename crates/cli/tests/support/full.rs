@@ -165,4 +165,18 @@ pub fn an_end_is_recorded(backend: &str) {
         (&"exited".into(), &7.into())
     );
     assert!(!home.files_of("it").iter().any(|name| name.contains("tmp")));
+
+    // Nor does it keep a sandbox from being listed, paused and removed, with what it can't save.
+    small.make_room();
+    let run = ["run", "-d", "--idle", "--name", "db", "--upper", "disk:64m"];
+    home.output(&[&run[..], &["--backend", backend, "--net", "none", "box"]].concat())
+        .ok();
+    small.fill(0);
+    let write = "head -c 4000000 /dev/urandom >/x";
+    home.output(&["exec", "db", "sh", "-c", write]).ok();
+    home.output(&["pause", "db"]).ok();
+    let list = home.output(&["ps", "--json"]).json();
+    assert_eq!(list[0]["state"], "paused");
+    home.output(&["rm", "-f", "db", "it"]).ok();
+    assert!(home.sandboxes().is_empty());
 }

@@ -3,6 +3,8 @@
 #![allow(dead_code, reason = "every test binary uses a part of it")]
 
 pub mod dns;
+pub mod exec;
+pub mod share;
 pub mod snapshot;
 
 use std::ffi::OsStr;

@@ -2,9 +2,13 @@
 
 mod device;
 mod device_mapper;
+pub mod disk;
 pub mod files;
+mod group;
 mod process_one;
 mod root;
+pub mod setup;
+mod share;
 mod step;
 mod tree;
 mod upper;
@@ -90,10 +94,11 @@ fn assemble(boot: &Boot, clock: &mut Clock) -> Result<Sandbox, BootFailed> {
     let interface = identity::set_up(&boot.identity)?;
     clock.lap("machine");
     let overlay = root::mount(boot, clock)?;
-    let place = tree::build(&overlay, boot)?;
+    let mut place = tree::build(&overlay, boot)?;
     clock.lap("kernel filesystems");
     let pids = process_one::start(boot.init, &place)?;
     clock.lap("process 1");
+    setup::apply(&boot.setup, &mut place)?;
     Ok(Sandbox {
         place,
         pids,

@@ -44,6 +44,7 @@ pub fn build(overlay: &OwnedFd, boot: &Boot) -> Result<Place, BootFailed> {
         mounts,
         root: open("/", OFlags::PATH | OFlags::DIRECTORY)?,
         terminals: open("/dev/pts", OFlags::PATH | OFlags::DIRECTORY)?,
+        group: None,
     };
     rustix::thread::move_into_link_name_space(
         std::os::fd::AsFd::as_fd(&own),

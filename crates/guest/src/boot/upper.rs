@@ -98,7 +98,8 @@ fn tmpfs(size_bytes: Option<u64>) -> Result<Filesystem, mount::Error> {
     Ok(tmpfs)
 }
 
-fn ext4(path: &str) -> Result<Filesystem, mount::Error> {
+/// Returns the filesystem of a disk that is written to.
+pub fn ext4(path: &str) -> Result<Filesystem, mount::Error> {
     let ext4 = Filesystem::new("ext4")?;
     ext4.set("source", path)?;
     // The host's file is sparse: deleted files return their space, and inode tables need not be

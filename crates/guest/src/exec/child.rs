@@ -75,8 +75,19 @@ pub fn reset_signals() {
     };
 }
 
-/// Moves this process into the sandbox.
+/// Moves this process into the sandbox, and into its control group if there is one.
 pub fn enter(place: &Place) -> rustix::io::Result<()> {
+    if let Place::Namespace {
+        group: Some(group), ..
+    } = place
+    {
+        rustix::io::write(group, b"0")?;
+    }
+    enter_mounts(place)
+}
+
+/// Moves this process into the sandbox's mount namespace and root.
+pub fn enter_mounts(place: &Place) -> rustix::io::Result<()> {
     let Place::Namespace { mounts, root, .. } = place else {
         return Ok(());
     };

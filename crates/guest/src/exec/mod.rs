@@ -6,13 +6,16 @@
 mod channel;
 pub(crate) mod child;
 mod command;
+mod confinement;
 mod environment;
+mod files;
+mod processes;
 mod program;
 mod server;
 mod spawn;
 mod start;
 mod stdio;
-mod user;
+pub(crate) mod user;
 
 pub(crate) use child::last_errno;
 pub(crate) use program::describe;

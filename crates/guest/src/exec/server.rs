@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use super::channel::Channel;
 use super::command::{Command, Progress};
 use super::spawn::{PidNamespace, Process, Sandbox};
+use crate::boot::setup;
 use crate::identity;
 
 /// Why the server stopped.
@@ -295,7 +296,9 @@ impl Server {
 
     /// Continues as a copy: takes on its own identity, and keeps only the reattached command.
     fn restore(&mut self, restore: &Restore) -> Result<(), Stop> {
-        if let Err(failed) = identity::assume(&restore.identity, &mut self.sandbox) {
+        let assumed = identity::assume(&restore.identity, &mut self.sandbox)
+            .and_then(|()| setup::apply(&restore.setup, &mut self.sandbox.place));
+        if let Err(failed) = assumed {
             self.channel.send(&ToHost::BootFailed(failed));
             self.channel.flush_all().map_err(|_| Stop::HostGone)?;
             return Err(Stop::Stillborn);
@@ -423,6 +426,7 @@ mod tests {
             tty: None,
             stdin: false,
             output_window: 0,
+            confinement: micabox_wire::Confinement::default(),
         };
         server.start(1, spec);
         while server.commands.get(&1).is_some_and(Command::runs) {

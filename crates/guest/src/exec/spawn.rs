@@ -40,6 +40,9 @@ pub enum Place {
         root: OwnedFd,
         /// Its devpts filesystem.
         terminals: OwnedFd,
+        /// A process that writes to it joins the control group of commands; None if they are in
+        /// the agent's.
+        group: Option<OwnedFd>,
     },
 }
 
@@ -88,6 +91,10 @@ impl Sandbox {
         stdio::set_nonblocking(&report).map_err(|errno| other("make a pipe", errno))?;
 
         let first = matches!(self.pids, PidNamespace::Pending);
+        if first && start::is_own(spec) {
+            let message = "no process has run in the sandbox".to_owned();
+            return Err(failed(StartFailure::Other, message, None));
+        }
         let child = fork().map_err(|errno| match (&self.pids, errno) {
             (PidNamespace::Started(_) | PidNamespace::Owned, Errno::NOMEM) => failed(
                 StartFailure::Other,

@@ -13,18 +13,21 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
 
-use micabox_wire::{Exec, StartFailed, StartFailure, ToHost, encode};
+use micabox_wire::{Exec, PROCESSES, StartFailed, StartFailure, ToHost, encode};
 use rustix::fs::fstat;
 use rustix::io::Errno;
 use rustix::process::{Gid, Resource, Rlimit, Uid};
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 
 use super::child::{close_others, enter, exit, last_errno, reset_signals};
+use super::confinement::{bound_capabilities, drop_capabilities, set_ulimits};
 use super::environment::{DEFAULT_PATH, Environment};
+use super::files;
+use super::processes;
 use super::program::{self, describe, failed, shown};
 use super::spawn::Place;
 use super::stdio::CommandEnds;
-use super::user::{self, Identity};
+use super::user::{self, Identity, Unknown};
 use crate::mount;
 
 /// The command that a new process must become.
@@ -54,7 +57,7 @@ const MAX_ACCOUNTS: u64 = 8 * 1024 * 1024;
 pub fn run(order: &SpawnRequest<'_>) -> ! {
     let pid = rustix::process::getpid().as_raw_pid();
     let _ = rustix::io::write(&order.report, &pid.to_le_bytes());
-    let Err(failure) = become_command(order);
+    let Err(failure) = become_command(order, pid);
     let mut frame = Vec::new();
     let id = order.id;
     if encode(&ToHost::StartFailed { id, failure }, &mut frame).is_ok() {
@@ -63,7 +66,7 @@ pub fn run(order: &SpawnRequest<'_>) -> ! {
     exit(127)
 }
 
-fn become_command(order: &SpawnRequest<'_>) -> Result<Infallible, StartFailed> {
+fn become_command(order: &SpawnRequest<'_>, pid: i32) -> Result<Infallible, StartFailed> {
     let SpawnRequest { spec, .. } = order;
     reset_signals();
     enter(order.place).map_err(|errno| other("enter the sandbox", errno))?;
@@ -80,15 +83,29 @@ fn become_command(order: &SpawnRequest<'_>) -> Result<Infallible, StartFailed> {
             .map_err(|errno| other("take the terminal", errno))?;
     }
 
-    let identity = find_user(&spec.user)?;
-    enter_directory(&spec.cwd)?;
+    if is_list(spec) {
+        list_processes(order, pid);
+    }
+    let identity = find_user(&spec.user, &spec.confinement.groups)?;
+    let is_operation = files::is_operation(spec);
+    if !is_operation {
+        enter_directory(&spec.cwd)?;
+    }
     if matches!(order.place, Place::Namespace { .. }) {
         set_limits().map_err(|errno| other("set resource limits", errno))?;
+        set_ulimits(&spec.confinement.ulimits)?;
+        bound_capabilities(&spec.confinement).map_err(|errno| other("drop capabilities", errno))?;
     }
     let may_switch =
         matches!(order.place, Place::Namespace { .. }) || rustix::process::geteuid().is_root();
     if may_switch {
         switch_user(&identity).map_err(|errno| other("switch user", errno))?;
+    }
+    drop_capabilities(&spec.confinement).map_err(|errno| other("drop capabilities", errno))?;
+    if is_operation {
+        let work = files::begin(spec)?;
+        report_started(order);
+        exit(files::finish(work));
     }
 
     let mut environment = Environment::new(spec.env.clone());
@@ -118,6 +135,31 @@ fn become_command(order: &SpawnRequest<'_>) -> Result<Infallible, StartFailed> {
     Err(program::explain(&file, errno))
 }
 
+/// Returns whether the command is the agent's own, and no program.
+pub fn is_own(spec: &Exec) -> bool {
+    is_list(spec) || files::is_operation(spec)
+}
+
+/// Returns whether the command is the agent's list of processes.
+fn is_list(spec: &Exec) -> bool {
+    spec.argv.first().is_some_and(|name| name == PROCESSES)
+}
+
+/// Writes the list of processes, and exits.
+fn list_processes(order: &SpawnRequest<'_>, own: i32) -> ! {
+    report_started(order);
+    match processes::write(own, &mut io::stdout()) {
+        Ok(()) => exit(0),
+        Err(_) => exit(1),
+    }
+}
+
+/// Ends the report, which says that the command runs.
+fn report_started(order: &SpawnRequest<'_>) {
+    // SAFETY: this process never returns, so the report is not closed a second time.
+    unsafe { rustix::io::close(order.report.as_raw_fd()) };
+}
+
 fn other(what: &str, errno: Errno) -> StartFailed {
     let message = format!("{what}: {}", describe(errno));
     failed(StartFailure::Other, message, Some(errno))
@@ -131,15 +173,18 @@ fn take_streams(order: &SpawnRequest<'_>) -> rustix::io::Result<()> {
     close_others(order.report.as_raw_fd())
 }
 
-fn find_user(spec: &str) -> Result<Identity, StartFailed> {
+fn find_user(spec: &str, groups: &[String]) -> Result<Identity, StartFailed> {
     let read = |path: &str| {
         read_accounts(path).map_err(|error| {
             let errno = Errno::from_io_error(&error);
             failed(StartFailure::NoSuchUser, format!("{path}: {error}"), errno)
         })
     };
-    user::resolve(spec, &read("/etc/passwd")?, &read("/etc/group")?)
-        .map_err(|unknown| failed(StartFailure::NoSuchUser, unknown.0, None))
+    let (passwd, group) = (read("/etc/passwd")?, read("/etc/group")?);
+    let unknown = |unknown: Unknown| failed(StartFailure::NoSuchUser, unknown.0, None);
+    let mut identity = user::resolve(spec, &passwd, &group).map_err(unknown)?;
+    user::add_groups(&mut identity, groups, &group).map_err(unknown)?;
+    Ok(identity)
 }
 
 /// Reads a file of accounts; a missing file counts as empty, as in Docker.
@@ -222,8 +267,8 @@ fn set_limits() -> rustix::io::Result<()> {
     rustix::process::setrlimit(Resource::Nproc, unlimited)
 }
 
-/// Switches to the user. Root keeps all capabilities: the sandbox is alone in its machine, so root
-/// can't affect others. Other users have none, as usual.
+/// Switches to the user. Root keeps all capabilities unless they are taken away: the sandbox is alone
+/// in its machine, so root can't affect others. Other users have none, as usual.
 fn switch_user(identity: &Identity) -> rustix::io::Result<()> {
     let uid = Uid::from_raw(identity.uid);
     let gid = Gid::from_raw(identity.gid);

@@ -68,14 +68,7 @@ pub fn resolve(spec: &str, passwd: &[u8], group: &[u8]) -> Result<Identity, Unkn
 
     let mut groups = Vec::new();
     if !wanted_group.is_empty() {
-        let number = parse_id(wanted_group.as_bytes());
-        gid = group_lines(group)
-            .find(|line| {
-                line.name == wanted_group.as_bytes() || number.is_some_and(|gid| gid == line.gid)
-            })
-            .map(|line| line.gid)
-            .or(number)
-            .ok_or_else(|| unknown("group", wanted_group, "/etc/group"))?;
+        gid = find_group(wanted_group, group)?;
     } else if let Some(entry) = &entry {
         groups.extend(
             group_lines(group)
@@ -94,6 +87,27 @@ pub fn resolve(spec: &str, passwd: &[u8], group: &[u8]) -> Result<Identity, Unkn
         groups,
         home: home.to_vec(),
     })
+}
+
+/// Adds `names`, names or numbers, to the identity's groups.
+pub fn add_groups(identity: &mut Identity, names: &[String], group: &[u8]) -> Result<(), Unknown> {
+    for name in names {
+        let gid = find_group(name, group)?;
+        if !identity.groups.contains(&gid) {
+            identity.groups.push(gid);
+        }
+    }
+    Ok(())
+}
+
+/// Finds a group by its name or its number, which need not be in the file.
+fn find_group(name: &str, group: &[u8]) -> Result<u32, Unknown> {
+    let number = parse_id(name.as_bytes());
+    group_lines(group)
+        .find(|line| line.name == name.as_bytes() || number.is_some_and(|gid| gid == line.gid))
+        .map(|line| line.gid)
+        .or(number)
+        .ok_or_else(|| unknown("group", name, "/etc/group"))
 }
 
 fn lines(file: &[u8]) -> impl Iterator<Item = &[u8]> {

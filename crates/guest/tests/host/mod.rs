@@ -8,8 +8,8 @@ use std::thread::{self, JoinHandle};
 
 use micabox_guest::exec::{Channel, Sandbox, Server, Stop};
 use micabox_wire::{
-    Exec, ExitStatus, OutputStream, ReceiveWindow, SendWindow, StartFailed, ToGuest, ToHost,
-    read_message, write_message,
+    Confinement, Exec, ExitStatus, OutputStream, ReceiveWindow, SendWindow, StartFailed, ToGuest,
+    ToHost, read_message, write_message,
 };
 
 /// The host's end of the stream, and the server's thread if it runs here.
@@ -61,6 +61,7 @@ pub fn command(argv: &[&str]) -> Exec {
         tty: None,
         stdin: false,
         output_window: 64 * 1024,
+        confinement: Confinement::default(),
     }
 }
 

@@ -11,7 +11,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 
 use micabox_wire::{
     Boot, BootFailed, BootTimings, Device, Extent, Format, Hello, Identity, Init, Lower, Range,
-    ToGuest, ToHost, Upper, preamble,
+    Setup, ToGuest, ToHost, Upper, preamble,
 };
 use tempfile::TempDir;
 
@@ -192,6 +192,7 @@ pub fn plan(lowers: Vec<Lower>) -> Boot {
             wall_clock: (1_700_000_000, 500_000_000),
             entropy: [7; 32],
         },
+        setup: Setup::default(),
     }
 }
 

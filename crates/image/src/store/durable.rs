@@ -49,6 +49,9 @@ pub(crate) fn place(from: &Path, to: &Path) -> Result<()> {
 
 /// Makes a directory and its missing parents, durably.
 pub(crate) fn create_directories(directory: &Path) -> Result<()> {
+    if directory.is_dir() {
+        return Ok(());
+    }
     match fs::create_dir(directory) {
         Ok(()) => sync_directory(parent(directory)?),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && directory.is_dir() => Ok(()),

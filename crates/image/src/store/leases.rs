@@ -14,32 +14,45 @@ const FILE: &str = "lease.json";
 
 #[derive(Debug, Serialize, Deserialize)]
 struct LeaseRecord {
-    manifest: Digest,
+    /// The only image, in leases of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    manifest: Option<Digest>,
+    #[serde(default)]
+    manifests: Vec<Digest>,
 }
 
-/// A sandbox and the image that it holds.
+/// A sandbox and the images that it holds.
 pub(crate) struct Lease {
     pub sandbox: String,
-    /// `None` if the sandbox has no lease, or not yet.
-    pub manifest: Result<Option<Digest>>,
+    /// Empty if the sandbox has no lease, or not yet.
+    pub manifests: Result<Vec<Digest>>,
+}
+
+impl LeaseRecord {
+    fn into_manifests(self) -> impl Iterator<Item = Digest> {
+        self.manifest.into_iter().chain(self.manifests)
+    }
 }
 
 impl Store {
-    /// Keeps an image for a sandbox until the sandbox's directory is removed, by the sandbox's
-    /// owner. Makes the directory if it is missing.
+    /// Keeps images for a sandbox until the sandbox's directory is removed, by the sandbox's owner.
+    /// Makes the directory if it is missing, and replaces the sandbox's lease if it has one.
     ///
     /// # Errors
     ///
     /// Errors of [`Store::image_by_digest`]; an invalid sandbox id; errors of the disk.
-    pub fn lease(&self, sandbox: &str, manifest: &Digest) -> Result<()> {
+    pub fn lease(&self, sandbox: &str, manifests: &[Digest]) -> Result<()> {
         let _shared = self.shared()?;
-        self.image_by_digest(manifest)?;
+        for manifest in manifests {
+            self.image_by_digest(manifest)?;
+        }
         let path = self.lease_path(sandbox)?;
         durable::publish_json(
             &self.layout.tmp(),
             &path,
             &LeaseRecord {
-                manifest: *manifest,
+                manifest: None,
+                manifests: manifests.to_vec(),
             },
         )
     }
@@ -54,7 +67,10 @@ impl Store {
                 let record = durable::read_json::<LeaseRecord>(&path);
                 Ok(Lease {
                     sandbox,
-                    manifest: record.map(|r| r.map(|r| r.manifest)),
+                    manifests: record.map(|record| {
+                        let record = record.into_iter();
+                        record.flat_map(LeaseRecord::into_manifests).collect()
+                    }),
                 })
             })
             .collect()

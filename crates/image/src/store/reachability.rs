@@ -113,12 +113,16 @@ impl Reachability {
             }
         }
         for lease in store.leases()? {
-            match lease.manifest {
-                Ok(None) => {}
-                Ok(Some(manifest)) => match reachability.images.get_mut(&manifest) {
-                    Some(image) => image.sandboxes.push(lease.sandbox),
-                    None => reachability.broken_leases.push((lease.sandbox, manifest)),
-                },
+            match lease.manifests {
+                Ok(manifests) => {
+                    for manifest in manifests {
+                        let sandbox = lease.sandbox.clone();
+                        match reachability.images.get_mut(&manifest) {
+                            Some(image) => image.sandboxes.push(sandbox),
+                            None => reachability.broken_leases.push((sandbox, manifest)),
+                        }
+                    }
+                }
                 Err(error) => reachability.unreadable_leases.push((lease.sandbox, error)),
             }
         }

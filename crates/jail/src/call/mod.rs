@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Kind, Walls};
 pub use owner::Worker;
-pub(crate) use serve::serve;
+pub(crate) use serve::{parser_filter, serve};
 
 /// A request to a kind of parser, and how the parser answers it. Requests and replies are encoded
 /// with `postcard`: any bytes, but no `serde_json::Value` and no untagged enum.

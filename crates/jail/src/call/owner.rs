@@ -18,8 +18,8 @@ use super::serve::{ABORTED, OUT_OF_TIME, PANICKED};
 use super::{Call, CallError, Death, Given, Limits};
 use crate::feed::TICK;
 use crate::{
-    CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID, CAUGHT, Child, Claim, Confinement, Program,
-    Spawned, Tail, arguments, program,
+    CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID, CAUGHT, Child, Claim, Confinement, MAX_FILES,
+    Program, Spawned, Tail, arguments, program,
 };
 
 /// Bytes of address space of every worker: the program, its libraries, stacks and what an allocator
@@ -81,6 +81,7 @@ impl<C: Call> Worker<C> {
             keep: keep.collect(),
             address_space: limits.memory.saturating_add(OWN_ADDRESS_SPACE),
             file_size: limits.file_size,
+            descriptors: MAX_FILES,
             processor_seconds: limits.processor_seconds,
             // To read its own program, and to change its user in its jail.
             capabilities: &[CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID],
@@ -206,7 +207,8 @@ fn watch(
     let handle = Handle::new(handle);
     let _ = started.send(Ok(Handle::clone(&handle)));
     let tail = Tail::new(MESSAGES);
-    let drained = tail.drain(stderr);
+    // Without a thread the worker's messages are lost, and it may wait until it is killed.
+    let drained = tail.drain_in_thread(stderr);
     let kill = || {
         let _ = pidfd_send_signal(&*handle, Signal::KILL);
     };
@@ -220,7 +222,7 @@ fn watch(
         kill();
         let _ = end.send(ended);
         let _ = child.wait();
-        let _ = drained.join();
+        let _ = drained.map(JoinHandle::join);
         return;
     }
     let mut gone = [PollFd::new(&*handle, PollFlags::IN)];
@@ -228,7 +230,7 @@ fn watch(
         kill();
     }
     let status = child.wait();
-    let _ = drained.join();
+    let _ = drained.map(JoinHandle::join);
     let _ = end.send(Ended::Died(status, tail.text().trim().to_owned()));
 }
 

@@ -155,8 +155,13 @@ const MORE: [libc::c_long; 3] = [libc::SYS_newfstatat, libc::SYS_statx, libc::SY
 const UNKNOWN: [libc::c_long; 2] = [libc::SYS_sendfile, libc::SYS_splice];
 
 fn filter() -> Filter {
+    parser_filter([])
+}
+
+/// Returns the filter of a parser that may make these calls as well.
+pub(crate) fn parser_filter(more: impl IntoIterator<Item = libc::c_long>) -> Filter {
     let descriptors = [libc::F_DUPFD_CLOEXEC, libc::F_SETFD].map(libc::c_int::cast_unsigned);
-    Filter::allowing(CALLS.into_iter().chain(MORE))
+    Filter::allowing(CALLS.into_iter().chain(MORE).chain(more))
         .with_threads()
         .allow_if(libc::SYS_fcntl, 1, u32::MAX, &descriptors)
         // Lets the process abort itself.

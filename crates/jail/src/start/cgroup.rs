@@ -6,6 +6,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -21,6 +22,9 @@ const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
 /// The period over which processor time is counted, in microseconds: the kernel's default.
 const PERIOD: u64 = 100_000;
 
+/// The file of a group's limit of processor time.
+const PROCESSOR_TIME: &str = "cpu.max";
+
 /// How long killed processes may take to end.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -29,8 +33,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub struct Quota {
     /// Bytes of memory, including page cache, which the kernel reclaims as far as it can.
     pub memory: u64,
-    /// Processor time, in whole processors.
-    pub cpus: u64,
+    /// Processor time, in thousandths of a processor.
+    pub processor_time: u64,
     /// Processes and threads.
     pub tasks: u64,
 }
@@ -46,6 +50,10 @@ pub struct Cgroup {
     /// Controllers that its parent doesn't have.
     missing: Vec<&'static str>,
 }
+
+/// The processor time of a control group. It does not keep the group.
+#[derive(Debug)]
+pub struct ProcessorTime(File);
 
 /// The parent directory of new control groups.
 #[derive(Debug)]
@@ -83,13 +91,14 @@ impl Place {
             let has = |name: &&str| text.split_whitespace().any(|word| word == *name);
             CONTROLLERS.into_iter().filter(has).collect::<Vec<_>>()
         };
-        for controller in CONTROLLERS {
-            if !enabled().contains(&controller) {
+        let mut controllers = enabled();
+        if controllers.len() < CONTROLLERS.len() {
+            for controller in CONTROLLERS {
                 // The list of enabled controllers shows whether it worked.
                 let _ = fs::write(&control, format!("+{controller}"));
             }
+            controllers = enabled();
         }
-        let controllers = enabled();
         match controllers.first() {
             Some(&"memory") => Ok(Self {
                 directory: directory.to_owned(),
@@ -152,10 +161,7 @@ impl Cgroup {
                     // A machine that has lost some of its processes is of no use.
                     set("memory.oom.group", "1".to_owned())?;
                 }
-                "cpu" => {
-                    let share = limits.cpus.saturating_mul(PERIOD);
-                    set("cpu.max", format!("{share} {PERIOD}"))?;
-                }
+                "cpu" => set(PROCESSOR_TIME, share(limits.processor_time))?,
                 _ => set("pids.max", limits.tasks.to_string())?,
             }
         }
@@ -178,6 +184,17 @@ impl Cgroup {
         &self.missing
     }
 
+    /// Opens the group's limit of processor time, so that it can be changed.
+    ///
+    /// # Errors
+    /// Why it can't be.
+    pub fn processor_time(&self) -> Result<ProcessorTime, String> {
+        let path = self.directory.join(PROCESSOR_TIME);
+        let file = File::options().write(true).open(&path);
+        let file = file.map_err(|error| format!("{}: {error}", path.display()))?;
+        Ok(ProcessorTime(file))
+    }
+
     /// Returns whether a process is in the group.
     pub fn has(&self, pid: u32) -> bool {
         let members = fs::read_to_string(self.directory.join("cgroup.procs"));
@@ -189,6 +206,22 @@ impl Cgroup {
     pub(super) fn join(&self) -> io::Result<()> {
         (&self.members).write_all(b"0")
     }
+}
+
+impl ProcessorTime {
+    /// Limits the group's processes to `thousandths` of a processor together.
+    ///
+    /// # Errors
+    /// Those of the kernel; the group may be gone.
+    pub fn set(&self, thousandths: u64) -> io::Result<()> {
+        self.0.write_all_at(share(thousandths).as_bytes(), 0)
+    }
+}
+
+/// Returns a limit of processor time in the kernel's terms.
+fn share(thousandths: u64) -> String {
+    let share = thousandths.saturating_mul(PERIOD) / 1000;
+    format!("{share} {PERIOD}")
 }
 
 impl Drop for Cgroup {

@@ -17,6 +17,8 @@ pub struct Confinement {
     pub address_space: u64,
     /// Maximum length in bytes of a file that the process writes to.
     pub file_size: u64,
+    /// Maximum number of descriptors: [`MAX_FILES`] for most.
+    pub descriptors: u64,
     /// Seconds of processor time after which the process gets SIGXCPU; one second later it is
     /// killed.
     pub processor_seconds: Option<u64>,
@@ -34,7 +36,7 @@ pub const CAP_SETUID: libc::c_ulong = 7;
 pub const CAP_SYS_ADMIN: libc::c_ulong = 21;
 
 /// Maximum number of descriptors: more than a machine has extents and devices.
-const MAX_FILES: u64 = 16 << 10;
+pub const MAX_FILES: u64 = 16 << 10;
 
 impl Confinement {
     /// Confines the calling process, a child of `parent`, and everything it executes.
@@ -47,7 +49,7 @@ impl Confinement {
         // The process must not fill a disk with core files or other output.
         limit(libc::RLIMIT_CORE, 0, 0)?;
         limit(libc::RLIMIT_FSIZE, self.file_size, 0)?;
-        limit(libc::RLIMIT_NOFILE, MAX_FILES, 0)?;
+        limit(libc::RLIMIT_NOFILE, self.descriptors, 0)?;
         limit(libc::RLIMIT_AS, self.address_space, 0)?;
         if let Some(seconds) = self.processor_seconds {
             limit(libc::RLIMIT_CPU, seconds, 1)?;

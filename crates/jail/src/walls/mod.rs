@@ -6,6 +6,7 @@
 //! ([`landlock`]), and for each thread the few system calls that it makes ([`crate::Filter`]). Each
 //! wall holds without the others; `docs/threat-model.md` describes what is left.
 
+mod folder;
 pub(crate) mod identity;
 mod landlock;
 mod namespaces;
@@ -18,6 +19,7 @@ use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use serde::{Deserialize, Serialize};
 
+pub use folder::{FOLDER_CAPABILITIES, enter_folder};
 pub use view::{View, enter_for_program};
 
 /// Why a process could not be jailed. The process must not continue.

@@ -26,7 +26,20 @@ pub(super) fn enter() -> Result<(), Error> {
     let own = own_directory().map_err(refused)?;
     unshare(UnshareFlags::NEWNS | UnshareFlags::NEWPID | WITHOUT_PATHS).map_err(refused)?;
     map_identity(&own, uid, gid).map_err(refused)?;
+    become_first(&owner)
+}
 
+/// As [`enter`], for root, which stays the user that it is: without a user namespace.
+pub(super) fn enter_without_user() -> Result<(), Error> {
+    let owner = Owner::now();
+    let refused = |source| Error::Namespaces { source };
+    let others = WITHOUT_PATHS.difference(UnshareFlags::NEWUSER);
+    unshare(UnshareFlags::NEWNS | UnshareFlags::NEWPID | others).map_err(refused)?;
+    become_first(&owner)
+}
+
+/// Continues in a child, which is process 1 of the new namespace.
+fn become_first(owner: &Owner) -> Result<(), Error> {
     owner.die_with()?;
     let keeper = pidfd_open(getpid(), PidfdFlags::empty()).map_err(step("naming its keeper"))?;
     // SAFETY: the process has one thread, so that no lock is held in the child.

@@ -37,17 +37,40 @@ pub(super) fn make_of(view: &View) -> Result<(), Error> {
     move_there()
 }
 
+/// Replaces the root by the working directory, with what is mounted below it; read-only if
+/// `read_only`.
+pub(super) fn make_of_here(read_only: bool) -> Result<(), Error> {
+    keep_mounts()?;
+    mount_bind_recursive(".", PLACE).map_err(step("mounting the folder"))?;
+    chdir(PLACE).map_err(step("entering the folder"))?;
+    pivot_root(".", ".").map_err(step("changing the root"))?;
+    unmount(".", UnmountFlags::DETACH).map_err(step("leaving the old root"))?;
+    chdir("/").map_err(step("entering its root"))?;
+    let flags = libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOEXEC;
+    let read_only = if read_only {
+        libc::MOUNT_ATTR_RDONLY
+    } else {
+        0
+    };
+    set_attributes(Path::new("/"), libc::MOUNT_ATTR_NOSUID | flags | read_only)
+        .map_err(step("sealing its root"))
+}
+
 const FLAGS: MountFlags = MountFlags::NOSUID
     .union(MountFlags::NODEV)
     .union(MountFlags::NOEXEC);
 
 fn mount_root(options: &std::ffi::CStr) -> Result<(), Error> {
+    keep_mounts()?;
+    mount("none", PLACE, "tmpfs", FLAGS, options).map_err(step("mounting an empty root"))
+}
+
+fn keep_mounts() -> Result<(), Error> {
     mount_change(
         "/",
         MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC,
     )
-    .map_err(step("keeping mounts to itself"))?;
-    mount("none", PLACE, "tmpfs", FLAGS, options).map_err(step("mounting an empty root"))
+    .map_err(step("keeping mounts to itself"))
 }
 
 fn move_there() -> Result<(), Error> {
@@ -127,9 +150,19 @@ struct Attributes {
 
 /// Makes a mount and all mounts below it read-only and nosuid, with more `flags` (`MOUNT_ATTR_*`).
 fn make_read_only(target: &Path, flags: u64) -> io::Result<()> {
+    let set = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | flags;
+    match set_attributes(target, set) {
+        // Linux before 5.12: the process's identity and Landlock still prevent writes.
+        Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => Ok(()),
+        result => result,
+    }
+}
+
+/// Sets attributes (`MOUNT_ATTR_*`) of a mount and all mounts below it.
+fn set_attributes(target: &Path, set: u64) -> io::Result<()> {
     let path = CString::new(target.as_os_str().as_bytes())?;
     let attributes = Attributes {
-        set: libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | flags,
+        set,
         ..Attributes::default()
     };
     // SAFETY: a path and a structure that live, and the structure's size.
@@ -145,11 +178,7 @@ fn make_read_only(target: &Path, flags: u64) -> io::Result<()> {
     };
     match result {
         0 => Ok(()),
-        _ => match io::Error::last_os_error() {
-            // Linux before 5.12: the process's identity and Landlock still prevent writes.
-            error if error.raw_os_error() == Some(libc::ENOSYS) => Ok(()),
-            error => Err(error),
-        },
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

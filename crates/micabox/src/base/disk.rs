@@ -85,6 +85,9 @@ pub enum DiskProblem {
     /// The file can't be read, is damaged, or needs a feature that is not supported.
     #[error("{0}")]
     Unusable(String),
+    /// There is no such file.
+    #[error("{0}")]
+    Missing(String),
     /// The file has contents of another kind.
     #[error("it is {0}")]
     Foreign(&'static str),
@@ -124,7 +127,10 @@ impl RootDisk {
             problem,
         };
         let unusable = |error: &dyn fmt::Display| failed(DiskProblem::Unusable(error.to_string()));
-        let path = path.canonicalize().map_err(|error| unusable(&error))?;
+        let path = path.canonicalize().map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => failed(DiskProblem::Missing(error.to_string())),
+            _ => unusable(&error),
+        })?;
         let opened = if in_place {
             MachineFile::open_for_writing(&path)
         } else {
@@ -173,11 +179,7 @@ impl RootDisk {
         file.read_exact_at(&mut bytes, SUPERBLOCK_OFFSET)
             .map_err(|error| unusable(&error))?;
         let superblock = Superblock::decode(&bytes);
-        let has_orphans =
-            superblock.last_orphan != 0 || superblock.has_ro_compat(ro_compat::ORPHAN_PRESENT);
-        let is_dirty = superblock.has_compat(compat::HAS_JOURNAL)
-            && (superblock.has_incompat(incompat::RECOVER) || has_orphans);
-        if is_dirty && !self.in_place {
+        if is_dirty(&superblock) && !self.in_place {
             let locked = file.try_lock_shared();
             let _ = file.unlock();
             return Err(match locked {
@@ -288,6 +290,14 @@ impl OpenDisk {
             Err(TryLockError::Error(error)) => Err(self.disk.unusable(error)),
         }
     }
+}
+
+/// Returns whether a filesystem was not unmounted, so that its journal has to be replayed.
+pub(crate) fn is_dirty(superblock: &Superblock) -> bool {
+    let has_orphans =
+        superblock.last_orphan != 0 || superblock.has_ro_compat(ro_compat::ORPHAN_PRESENT);
+    superblock.has_compat(compat::HAS_JOURNAL)
+        && (superblock.has_incompat(incompat::RECOVER) || has_orphans)
 }
 
 /// Inspects a file's filesystem in a worker.

@@ -14,7 +14,7 @@ use oci_spec::image::Config;
 use crate::plan::{Plan, Root, Transport};
 use crate::{Error, Record, Snapshot, image_files};
 
-pub(crate) use disk::Claim;
+pub(crate) use disk::{Claim, is_dirty};
 pub use disk::{DiskProblem, Format, OpenDisk, RootDisk};
 pub use name::{BaseName, ImageName};
 

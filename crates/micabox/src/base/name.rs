@@ -18,7 +18,7 @@ pub enum BaseName {
     Image(ImageName),
     /// One of the user's files, at its path.
     Disk(RootDisk),
-    /// A root disk of the user who exported a snapshot. Its path is none of this machine.
+    /// A root disk of the user who exported a snapshot. Its path is of another machine.
     DiskElsewhere {
         /// The path there, to be shown and not to be opened.
         was: Option<String>,

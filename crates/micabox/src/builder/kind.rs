@@ -21,7 +21,7 @@ pub enum FromDisk {}
 #[derive(Clone, Copy, Debug)]
 pub enum FromMemory {}
 
-/// Another start of a sandbox that has kept its disk.
+/// The start of a sandbox that was only created, or another start of one that has kept its disk.
 #[derive(Clone, Copy, Debug)]
 pub enum Restart {}
 

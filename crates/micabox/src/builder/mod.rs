@@ -1,27 +1,33 @@
 //! Builder for a [`Sandbox`].
 
+mod jobs;
 mod kind;
 mod record;
 mod restore;
 mod start;
+mod stock;
+mod stopped;
 
+use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use micabox_image::Store;
 use micabox_image::store::Image;
-use micabox_vmm::BackendChoice;
+use micabox_vmm::{BackendChoice, DiskRate};
 use micabox_wire::Init;
 
 use crate::plan::{Root, Transport};
 use crate::{
-    Base, Cancel, Command, Error, GuestFiles, Network, Patch, Sandbox, SavedMachine, Upper,
+    Base, Cancel, Command, Error, Expiry, GuestFiles, Mount, Network, Patch, Sandbox, SandboxRef,
+    SavedMachine, Setup, Upper,
 };
 
 pub use kind::{Boots, Fresh, FromDisk, FromMemory, Kind, New, Restart};
 pub use restore::Restore;
 pub(crate) use start::random;
+pub(crate) use stock::Stock;
 
 /// Default RAM for the sandbox's programs and files, MiB. Memory that a guest does not touch costs
 /// the host nothing.
@@ -35,26 +41,31 @@ pub const DEFAULT_MEMORY_MIB: u32 = 1024;
 /// | `Builder` | an image or a root disk | [`Builder::new`], [`Builder::on`] |
 /// | `Builder<FromDisk>` | a snapshot's disk | [`Restore`] |
 /// | `Builder<FromMemory>` | a snapshot's machine | [`Restore`] |
-/// | `Builder<Restart>` | a sandbox that has ended | [`SandboxRef::restart`](crate::SandboxRef::restart) |
+/// | `Builder<Restart>` | a sandbox that does not run | [`SandboxRef::restart`](crate::SandboxRef::restart) |
 #[derive(Clone)]
 pub struct Builder<K: Kind = Fresh> {
-    start: Start,
+    pub(crate) start: Start,
     kind: PhantomData<K>,
 }
 
 /// All settings of a start.
 #[derive(Clone)]
-struct Start {
+pub(crate) struct Start {
     store: Store,
     base: Base,
     name: Option<String>,
     hostname: Option<String>,
     memory_mib: u32,
     cpus: Option<u8>,
+    cpu_quota: Option<u32>,
+    disk_rate: DiskRate,
     transport: Transport,
     root: Root,
     init: Init,
     upper: Upper,
+    setup: Setup,
+    /// How many virtio-fs devices the machine has at least: a template has some without a folder.
+    shares: usize,
     command: Option<Command>,
     patches: Vec<Patch>,
     /// The snapshot or template that the sandbox starts from.
@@ -63,14 +74,20 @@ struct Start {
     cold: bool,
     /// Whether to reattach the saved machine's first command in place of starting one.
     reattaches: bool,
-    /// The ID of the sandbox to start again.
+    /// The ID of the sandbox that exists and is to be started.
     resumed: Option<String>,
+    /// Whether that has never been started.
+    is_first: bool,
+    /// Whether that has a layer of patches.
+    is_patched: bool,
+    labels: BTreeMap<String, String>,
     auto_remove: bool,
     stop_signal: Option<i32>,
     network: Network,
     vsock: Option<PathBuf>,
     nested_virtualization: bool,
     require_limits: bool,
+    expiry: Expiry,
     boot_timeout: Option<Duration>,
     description: String,
     backend_choice: BackendChoice,
@@ -109,6 +126,8 @@ impl Start {
             hostname: None,
             memory_mib: DEFAULT_MEMORY_MIB,
             cpus: None,
+            cpu_quota: None,
+            disk_rate: DiskRate::default(),
             transport: Transport::default(),
             root: Root::default(),
             init: Init::Reaper,
@@ -117,18 +136,24 @@ impl Start {
             } else {
                 Upper::default()
             },
+            setup: Setup::default(),
+            shares: 0,
             command: None,
             patches: Vec::new(),
             origin: None,
             cold: false,
             reattaches: false,
             resumed: None,
+            is_first: false,
+            is_patched: false,
+            labels: BTreeMap::new(),
             auto_remove: true,
             stop_signal: None,
             network: Network::default(),
             vsock: None,
             nested_virtualization: false,
             require_limits: false,
+            expiry: Expiry::default(),
             boot_timeout: None,
             description: String::new(),
             backend_choice: BackendChoice::default(),
@@ -136,6 +161,11 @@ impl Start {
             owner_log: None,
             cancel: Cancel::default(),
         }
+    }
+
+    /// Returns whether there is a layer of patches for a sandbox whose changes are in memory.
+    fn has_patches(&self) -> bool {
+        self.is_patched || !self.patches.is_empty()
     }
 
     /// Returns the machine to restore; none if the sandbox boots.
@@ -171,6 +201,16 @@ impl Builder {
 }
 
 impl<K: Boots> Builder<K> {
+    /// Creates the sandbox without starting it, with its disk if it has one.
+    /// [`SandboxRef::restart`] starts it; so does any other process. Unless its changes are kept, it
+    /// can be started once.
+    ///
+    /// # Errors
+    /// [`Error`]; nothing of the sandbox is left behind.
+    pub fn create_stopped(self) -> Result<SandboxRef, Error> {
+        self.start.create_stopped()
+    }
+
     /// Sets the RAM for programs and changed files in MiB. What the kernel needs to describe the
     /// image's pmem is added to it.
     #[must_use]
@@ -217,6 +257,15 @@ impl<K: Boots> Builder<K> {
         self
     }
 
+    /// Sets how many processes and threads all commands together may have, those of later
+    /// commands included. Default: as many as the machine's memory has room for. A process with
+    /// the capability `SYS_ADMIN`, which root has unless it is dropped, can undo that.
+    #[must_use]
+    pub fn pids_limit(mut self, processes: u64) -> Self {
+        self.start.setup.pids_limit = Some(processes);
+        self
+    }
+
     /// Makes the first command process 1, as plain `docker run` does. By default the agent is
     /// process 1, and the sandbox outlives its commands.
     #[must_use]
@@ -245,6 +294,14 @@ impl<K: New> Builder<K> {
     #[must_use]
     pub fn description(mut self, text: impl Into<String>) -> Self {
         self.start.description = text.into();
+        self
+    }
+
+    /// Adds a label, which replaces another one of this name. Labels are for programs that find
+    /// sandboxes by them; all of a sandbox's have 64 KiB at most.
+    #[must_use]
+    pub fn label(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.start.labels.insert(name.into(), value.into());
         self
     }
 
@@ -278,6 +335,28 @@ impl<K: New> Builder<K> {
         self
     }
 
+    /// Mounts a filesystem over a directory of the root, after those that were added before.
+    #[must_use]
+    pub fn mount(mut self, mount: Mount) -> Self {
+        self.start.setup.mounts.push(mount);
+        self
+    }
+
+    /// Makes the root read-only, with the mounts that Docker makes read-only with it. A process
+    /// with the capability `SYS_ADMIN`, which root has unless it is dropped, can undo that.
+    #[must_use]
+    pub fn read_only(mut self) -> Self {
+        self.start.setup.read_only = true;
+        self
+    }
+
+    /// Sets how many bytes `/dev/shm` may hold. Default: 64 MiB.
+    #[must_use]
+    pub fn shm_size(mut self, bytes: u64) -> Self {
+        self.start.setup.shm_size = Some(bytes);
+        self
+    }
+
     /// Connects the sandbox's vsock (virtio-vsock, backend `kvm` only) to Unix sockets of the host.
     /// A client that connects to the socket at `path`, which must be absolute, and writes
     /// `CONNECT PORT\n` reaches that port in the sandbox. A connection from the sandbox to port PORT
@@ -303,12 +382,26 @@ impl<K: Kind> Builder<K> {
         &self.start.base
     }
 
-    /// Starts the sandbox and waits until it is ready for commands.
+    /// Starts the sandbox and waits until it is ready for commands. The first sandbox of a kind boots
+    /// and is then saved as a template for later ones, which takes some 100 ms more
+    /// ([`Builder::cold`]).
     ///
     /// # Errors
     /// [`Error`]; no record or directory of a new sandbox is left behind.
     pub fn create(self) -> Result<Sandbox, Error> {
-        self.start.create()
+        let expiry = self.start.expiry;
+        let sandbox = self.start.create()?;
+        if expiry != Expiry::default() {
+            sandbox.expire(&expiry)?;
+        }
+        Ok(sandbox)
+    }
+
+    /// Sets when the sandbox ends by itself, in later starts as well. Default: never.
+    #[must_use]
+    pub fn expiry(mut self, expiry: Expiry) -> Self {
+        self.start.expiry = expiry;
+        self
     }
 
     /// Makes the start fail unless a control group limits the machine's process. By default, a
@@ -346,6 +439,23 @@ impl<K: Kind> Builder<K> {
     #[must_use]
     pub fn owner_log(mut self, filter: impl Into<String>, to: OwnerLog) -> Self {
         self.start.owner_log = Some((filter.into(), to));
+        self
+    }
+
+    /// Sets how much processor time the machine's process may use, in thousandths of a processor:
+    /// at least 10. Without a control group for it, it is not limited
+    /// ([`Builder::require_limits`]). Default: a little more than its virtual processors can use.
+    #[must_use]
+    pub fn cpu_quota(mut self, thousandths: u32) -> Self {
+        self.start.cpu_quota = Some(thousandths);
+        self
+    }
+
+    /// Limits the traffic of each of the sandbox's disks. An image that is mapped as memory
+    /// ([`Transport::Pmem`]) is read without a disk.
+    #[must_use]
+    pub fn disk_rate(mut self, rate: DiskRate) -> Self {
+        self.start.disk_rate = rate;
         self
     }
 

@@ -7,7 +7,7 @@ use super::{Start, random};
 use crate::plan::Plan;
 use crate::sandbox::now;
 use crate::state::{ID_LENGTH, ProcessId, Record, Status};
-use crate::{Command, Error, Spec, Upper, signal_number};
+use crate::{Command, Error, Network, Overrides, Spec, Upper, signal_number};
 
 /// Most virtual processors that a sandbox gets by default.
 const MOST_CPUS: usize = 4;
@@ -16,23 +16,57 @@ impl Start {
     /// Makes the record of a start. `auto_remove` is set, so that a failed start leaves no record.
     pub(super) fn record(&self, plan: &Plan, backend: &dyn Backend) -> Result<Record, Error> {
         let id = random::<{ ID_LENGTH / 2 }>()?;
+        let creator = ProcessId::own();
+        let (created, created_nanos) = now();
         Ok(Record {
             id: id.iter().map(|byte| format!("{byte:02x}")).collect(),
             name: String::new(),
             base: self.base.name(),
             command: self.description.clone(),
-            created: now().0,
+            created,
+            created_nanos,
             memory_mib: self.memory_mib,
             cpus: self.cpus.unwrap_or_else(|| default_cpus(backend)),
+            cpu_quota: self.cpu_quota,
+            disk_rate: self.disk_rate,
             transport: plan.transport,
             root: plan.root,
             upper: self.upper,
+            setup: self.setup.clone(),
             spec: self.spec(),
+            defaults: Some(self.defaults()?),
+            labels: self.labels.clone(),
+            published: match &self.network {
+                Network::None => Vec::new(),
+                Network::User(user) => user.publish.clone(),
+            },
             auto_remove: true,
-            owner: ProcessId::own(),
-            creator: ProcessId::own(),
+            owner: creator,
+            creator,
             machine: None,
             status: Status::Starting,
+        })
+    }
+
+    /// Returns the first command, or that of the sandbox that this one is a copy of.
+    fn original_command(&self) -> Option<Command> {
+        let of_copy = || {
+            let origin = self.origin.as_ref()?;
+            origin.name.as_ref()?;
+            Some(origin.machine.as_ref()?.spec.command.clone())
+        };
+        self.command.clone().or_else(of_copy)
+    }
+
+    /// Returns what commands have unless told otherwise.
+    pub(super) fn defaults(&self) -> Result<Command, Error> {
+        let command = match self.original_command() {
+            Some(command) => command,
+            None => Command::in_image(&self.base.config(), &Overrides::default())?,
+        };
+        Ok(Command {
+            argv: Vec::new(),
+            ..command
         })
     }
 
@@ -43,16 +77,22 @@ impl Start {
             let backend = backend.name();
             return Err(micabox_vmm::Error::NoSnapshots { backend }.to_string());
         }
-        if self.upper == Upper::Tmpfs && !self.patches.is_empty() {
+        if self.upper == Upper::Tmpfs && self.has_patches() {
             return Err("its patches are no longer in a file (run it with `--upper disk`)".into());
+        }
+        if self.setup.shares() > 0 {
+            return Err("it shares folders of this machine, which another one would change".into());
         }
         if self.nested_virtualization {
             return Err("it may run virtual machines of its own (--nested-virtualization)".into());
         }
+        if self.setup.volumes().iter().any(|used| !used.read_only) {
+            return Err("it writes to a volume, which has one writer".into());
+        }
         if self.base.disk().is_some() {
             return Err("its root is a disk of yours, which may change".into());
         }
-        let command = self.command.clone();
+        let command = self.original_command();
         let nothing = || Command::new(Vec::<String>::new());
         Ok(Spec {
             transport: plan.transport,
@@ -68,7 +108,7 @@ impl Start {
         Some(self.spec_of(command))
     }
 
-    fn spec_of(&self, command: Command) -> Spec {
+    pub(super) fn spec_of(&self, command: Command) -> Spec {
         Spec {
             command,
             hostname: self.hostname.clone(),
@@ -80,6 +120,10 @@ impl Start {
             vsock: self.vsock.clone(),
             nested_virtualization: self.nested_virtualization,
             require_limits: self.require_limits,
+            expiry: self.expiry,
+            backend: self.backend_choice,
+            cold: self.cold,
+            auto_remove: self.auto_remove,
         }
     }
 

@@ -6,7 +6,7 @@ use micabox_image::Store;
 
 use super::kind::{FromDisk, FromMemory, Restart};
 use super::{Builder, Origin, Start};
-use crate::{Base, Error, Sandbox, SandboxRef, SavedMachine, Snapshot, Upper};
+use crate::{Base, Error, Sandbox, SandboxRef, SavedMachine, Snapshot, Status, Upper, upper};
 
 /// Builder for a sandbox from a snapshot. Only what may differ in a copy can be set.
 #[derive(Clone)]
@@ -82,7 +82,10 @@ impl Start {
         Self {
             memory_mib: machine.memory_mib,
             cpus: Some(machine.cpus),
+            cpu_quota: machine.cpu_quota,
+            disk_rate: machine.disk_rate,
             upper: machine.upper,
+            setup: machine.setup.clone(),
             transport: spec.transport,
             root: spec.root,
             init: spec.init,
@@ -108,33 +111,43 @@ impl Builder<FromMemory> {
 }
 
 impl SandboxRef {
-    /// Begins another start of the sandbox, on the same disk and with the same settings.
+    /// Begins the first start of a sandbox that was only created, or another start of one that has
+    /// kept its disk; with the settings that it was made with.
     ///
     /// # Errors
-    /// [`Error::NotKept`] if the sandbox has kept no changes or has no first command on record;
+    /// [`Error::NotKept`] if the sandbox has ended and kept no changes, or has no first command on
+    /// record;
     /// those of [`SandboxRef::base`].
     pub fn restart(&self) -> Result<Builder<Restart>, Error> {
         let record = self.record();
         let spec = record.spec.clone();
-        let Some(spec) = spec.filter(|_| record.upper.is_kept()) else {
+        let Some(spec) = spec.filter(|_| record.can_start()) else {
             return Err(Error::NotKept(record.name.clone()));
         };
         Ok(Builder::of(Start {
             hostname: spec.hostname,
             memory_mib: record.memory_mib,
             cpus: Some(record.cpus),
+            cpu_quota: record.cpu_quota,
+            disk_rate: record.disk_rate,
             transport: spec.transport,
             root: spec.root,
             init: spec.init,
             upper: record.upper,
+            setup: record.setup.clone(),
             command: Some(spec.command),
             resumed: Some(record.id.clone()),
-            auto_remove: false,
+            is_first: record.status == Status::Created,
+            is_patched: record.upper == Upper::Tmpfs && upper::patches(self.path()).exists(),
+            auto_remove: spec.auto_remove,
+            backend_choice: spec.backend,
+            cold: spec.cold,
             stop_signal: spec.stop_signal,
             network: spec.network,
             vsock: spec.vsock,
             nested_virtualization: spec.nested_virtualization,
             require_limits: spec.require_limits,
+            expiry: spec.expiry,
             description: record.command.clone(),
             ..Start::on(self.sandboxes().store(), self.base()?)
         }))

@@ -1,30 +1,32 @@
 //! Starts a sandbox from its builder: by a boot, or by restoring a saved machine.
 
-use std::convert::Infallible;
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::{Child, Stdio};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use micabox_owner::protocol::{Failure, Kind, Reply};
 use micabox_owner::{Client, Lost};
-use micabox_vmm::{Backend, Begin, Disk, Limits, MachineFile, Sockets};
+use micabox_vmm::{Backend, Begin, Disk, Limits, MachineFile};
 use tracing::{debug, info, info_span};
 
 use super::record::default_cpus;
 use super::{Origin, OwnerLog, Start};
 use crate::base::Claim;
-use crate::name::is_valid;
-use crate::owner::{self, Descriptors, Job, Owner};
-use crate::plan::{Plan, ROOT_SERIAL};
+use crate::owner::{self, Job, Owner};
+use crate::plan::{Plan, image_disk};
+use crate::pool;
 use crate::registrar::EXIT_NOT_STARTED;
 use crate::sandbox::{Created, now};
 use crate::snapshot::memory;
-use crate::state::{Directory, ProcessId, Registration, Status};
+use crate::state::{Directory, ProcessId, Record, Registration, Status};
 use crate::template::Template;
-use crate::{Base, Error, GuestFiles, Network, Patch, Sandbox, SavedMachine, Upper, patch, upper};
+use crate::volume::Use;
+use crate::{
+    Base, Error, GuestFiles, Network, Sandbox, Sandboxes, SavedMachine, Setup, Upper, image_files,
+};
 
 /// The file in the sandbox's directory with its owner's log.
 const OWNER_LOG: &str = "owner.log";
@@ -36,11 +38,22 @@ const AFTER_BOOT: Duration = Duration::from_millis(100);
 
 /// A machine's devices and the saved machine to restore, if there is one: every file is open and
 /// checked.
-struct Planned {
-    plan: Plan,
+pub(super) struct Planned {
+    pub(super) plan: Plan,
     /// The lock of a root disk.
-    claim: Option<Claim>,
+    pub(super) claim: Option<Claim>,
     saved: Option<micabox_vmm::Snapshot>,
+}
+
+/// Where a sandbox's machine comes from.
+enum Machine<'a> {
+    /// The sandbox's owner starts it, and additional words for the kernel's command line.
+    Owned { begin: Begin, cmdline: &'a [String] },
+    /// An owner in a pool has started it from a template.
+    Pooled {
+        connection: UnixStream,
+        template: &'a Path,
+    },
 }
 
 impl Start {
@@ -48,44 +61,58 @@ impl Start {
     pub(super) fn create(self) -> Result<Sandbox, Error> {
         let begun = Instant::now();
         let _span = info_span!("create", base = %self.base.name()).entered();
-        if let Some(name) = self.name.as_deref().filter(|name| !is_valid(name)) {
-            return Err(Error::BadName(name.to_owned()));
-        }
+        self.check()?;
         if let Some(id) = &self.resumed {
             // The machine of a killed owner uses its files, and holds the lock of a root disk, until
             // it has ended.
-            drop(Directory::open(self.store.root())?.hold(id)?);
+            drop(Directory::open(self.store.root())?.hold_for_start(id)?);
         }
-        let backend = micabox_vmm::expect(self.backend_choice)?;
+        let mut backend = micabox_vmm::expect(self.backend_choice)?;
         let guest = match &self.guest {
             Some(files) => files.clone(),
             None => GuestFiles::find()?,
         };
         // Keeps the image in the store until the sandbox has a lease on it.
         let shared = self.store.shared()?;
-        self.check_in_place()?;
         let mut planned = self.plan(&*backend)?;
         let mut template = self.template(&planned.plan, &guest, &*backend);
+        if let Some(template) = &template
+            && self.can_be_pooled()
+            && let Some(connection) = pool::claim(self.store.root(), template)
+        {
+            let plan = planned.plan.clone();
+            let pooled = Machine::Pooled {
+                connection,
+                template: template.directory(),
+            };
+            match self.attempt(self.store.shared()?, &*backend, plan, None, pooled, begun) {
+                // The pool had none left, or its machine has ended.
+                Err(Error::Boot(lost)) => debug!(error = %lost, "no machine from the pool"),
+                result => return result,
+            }
+        }
+        if let Some(template) = &template
+            && self.setup != Setup::default()
+            && template.machine().is_none()
+            && micabox_vmm::choose(self.backend_choice)?.name() == backend.name()
+        {
+            // A template has nothing of one sandbox's own: one without a setup makes it.
+            debug!("making the template");
+            drop(self.bare().create()?);
+        }
         if let Some(template) = &template
             && let Some(machine) = template.machine()
             && let Ok(saved) = memory::open(template.directory())
         {
             // Keeps the template from being pruned meanwhile.
             let _kept = self.store.shared()?;
-            let warm = Self {
-                origin: Some(Origin {
-                    name: None,
-                    directory: template.directory().to_owned(),
-                    machine: Some(machine),
-                }),
-                ..self.clone()
+            let warm = self.with_template(template, machine);
+            let restored = Machine::Owned {
+                begin: Begin::Restore(saved),
+                cmdline: &guest.cmdline,
             };
-            let planned = Planned {
-                plan: planned.plan.clone(),
-                claim: None,
-                saved: Some(saved),
-            };
-            match warm.attempt(self.store.shared()?, &*backend, planned, &guest, begun) {
+            let plan = planned.plan.clone();
+            match warm.attempt(self.store.shared()?, &*backend, plan, None, restored, begun) {
                 // Saved on another processor, or damaged: the template is removed, and made again
                 // after a boot.
                 Err(Error::Boot(lost)) => {
@@ -95,16 +122,31 @@ impl Start {
                 result => return result,
             }
         }
-        // No machine has run here yet, or not like this.
-        let tried = micabox_vmm::choose(self.backend_choice)?;
-        if tried.name() != backend.name() {
-            // A root disk is locked once.
-            drop(planned);
-            planned = self.plan(&*tried)?;
-            template = self.template(&planned.plan, &guest, &*tried);
+        // A machine that was saved has run here. Otherwise none may have, or not like this.
+        if self.machine().is_none() {
+            let tried = micabox_vmm::choose(self.backend_choice)?;
+            if tried.name() != backend.name() {
+                // A root disk is locked once.
+                drop(planned);
+                planned = self.plan(&*tried)?;
+                template = self.template(&planned.plan, &guest, &*tried);
+            }
+            backend = tried;
         }
-        let sandbox = self.attempt(shared, &*tried, planned, &guest, begun)?;
-        if let Some(template) = template {
+        let Planned { plan, claim, saved } = planned;
+        let begin = match saved {
+            Some(saved) => Begin::Restore(saved),
+            None => Begin::Boot {
+                kernel: MachineFile::open(&guest.kernel)?,
+                initrd: MachineFile::open(&guest.initrd)?,
+            },
+        };
+        let machine = Machine::Owned {
+            begin,
+            cmdline: &guest.cmdline,
+        };
+        let sandbox = self.attempt(shared, &*backend, plan, claim, machine, begun)?;
+        if let Some(template) = template.filter(|_| self.setup == Setup::default()) {
             template.make(|directory| {
                 std::thread::sleep(AFTER_BOOT);
                 sandbox.save(directory)
@@ -113,8 +155,37 @@ impl Start {
         Ok(sandbox)
     }
 
+    /// Returns a start of a sandbox with the same machine, which has nothing else of this one.
+    fn bare(&self) -> Self {
+        Self {
+            name: None,
+            setup: Setup::default(),
+            shares: self.shares(),
+            network: self.network.unpublished(),
+            auto_remove: true,
+            ..self.clone()
+        }
+    }
+
+    /// Returns how many virtio-fs devices the machine has.
+    fn shares(&self) -> usize {
+        self.shares.max(self.setup.shares())
+    }
+
+    /// Returns the same start, from a template.
+    pub(super) fn with_template(&self, template: &Template, machine: SavedMachine) -> Self {
+        Self {
+            origin: Some(Origin {
+                name: None,
+                directory: template.directory().to_owned(),
+                machine: Some(machine),
+            }),
+            ..self.clone()
+        }
+    }
+
     /// Plans the machine's devices, and opens and checks the files that it needs.
-    fn plan(&self, backend: &dyn Backend) -> Result<Planned, Error> {
+    pub(super) fn plan(&self, backend: &dyn Backend) -> Result<Planned, Error> {
         let saved = self.saved_machine(backend)?;
         let limits = backend.limits();
         let (plan, claim) = self.base.plan(self.transport, self.root, &limits)?;
@@ -131,12 +202,20 @@ impl Start {
     }
 
     /// Returns the place of the template for machines like this one, if there can be one.
-    fn template(&self, plan: &Plan, guest: &GuestFiles, backend: &dyn Backend) -> Option<Template> {
-        let is_new = self.origin.is_none() && self.resumed.is_none();
+    pub(super) fn template(
+        &self,
+        plan: &Plan,
+        guest: &GuestFiles,
+        backend: &dyn Backend,
+    ) -> Option<Template> {
+        // The disk of one that was created without a start may have been written to.
+        let is_fresh = self.resumed.is_none() || self.is_first && self.upper == Upper::Tmpfs;
+        let is_new = self.origin.is_none() && is_fresh;
         if self.cold
             || self.nested_virtualization
             || !is_new
-            || !self.patches.is_empty()
+            || self.has_patches()
+            || self.setup.has_disks()
             || !backend.limits().snapshots
         {
             return None;
@@ -148,6 +227,7 @@ impl Start {
             "init": format!("{:?}", self.init),
             "network": matches!(self.network, Network::User(_)),
             "vsock": self.vsock.is_some(),
+            "shares": self.shares(),
         });
         let Base::Image(image) = &self.base else {
             return None;
@@ -155,51 +235,48 @@ impl Start {
         Template::place(self.store.root(), image, plan, guest, &settings)
     }
 
-    /// Starts the sandbox by a boot or a restore. `shared` keeps the image in the store until the
-    /// sandbox's lease does.
+    /// Starts the sandbox with `machine`. `shared` keeps the image in the store until the sandbox's
+    /// lease does.
     fn attempt(
         &self,
         shared: impl Sized,
         backend: &dyn Backend,
-        mut planned: Planned,
-        guest: &GuestFiles,
+        mut plan: Plan,
+        claim: Option<Claim>,
+        machine: Machine<'_>,
         begun: Instant,
     ) -> Result<Sandbox, Error> {
-        let begin = match planned.saved.take() {
-            Some(saved) => Begin::Restore(saved),
-            None => Begin::Boot {
-                kernel: MachineFile::open(&guest.kernel)?,
-                initrd: MachineFile::open(&guest.initrd)?,
-            },
-        };
-        let plan = &mut planned.plan;
-        let mut registration = self.register(plan, backend)?;
-        if let Base::Image(image) = &self.base {
-            let id = &registration.record().id;
-            self.store.lease(id, &image.manifest_digest)?;
-        }
+        let mut registration = self.register(&plan, backend)?;
+        self.lease(registration.record())?;
         drop(shared);
-        let started = plan
-            .write_files(registration.path())
-            .and_then(|()| self.attach_upper(plan, registration.path(), &backend.limits()))
-            .and_then(|()| self.start_owner(backend, &planned, &begin, guest, &registration));
+        let started = match machine {
+            Machine::Pooled {
+                connection,
+                template,
+            } => self.give_to_owner(backend, &plan, connection, template, &registration),
+            Machine::Owned { begin, cmdline } => plan
+                .write_files(registration.path())
+                .and_then(|()| self.attach_upper(&mut plan, registration.path(), &backend.limits()))
+                .and_then(|()| self.attach_disks(&mut plan, &backend.limits()))
+                .and_then(|()| {
+                    self.start_owner(
+                        backend,
+                        &plan,
+                        claim.as_ref(),
+                        &begin,
+                        cmdline,
+                        &registration,
+                    )
+                }),
+        };
         let duration = begun.elapsed();
         // The owner has the files.
-        drop((planned.plan, begin));
+        drop(plan);
         let created = started.and_then(|owner| self.wait_for_owner(owner));
         let (client, process) = match created {
             Ok(created) => created,
             Err(error) => {
-                if self.resumed.is_some() {
-                    let message = error.to_string();
-                    registration.update(|record| {
-                        record.status = Status::Exited {
-                            code: EXIT_NOT_STARTED,
-                            at: now().0,
-                            error: Some(message),
-                        };
-                    })?;
-                }
+                self.has_failed(&mut registration, &error)?;
                 return Err(error);
             }
         };
@@ -215,7 +292,7 @@ impl Start {
         );
         // The registration and the claim are the owner's now.
         registration.hand_over();
-        if let Some(claim) = planned.claim {
+        if let Some(claim) = claim {
             claim.hand_over();
         }
         let config = self.base.config();
@@ -230,9 +307,42 @@ impl Start {
         })
     }
 
+    /// Records that a sandbox that existed before did not start.
+    fn has_failed(&self, registration: &mut Registration, error: &Error) -> Result<(), Error> {
+        if self.resumed.is_none() {
+            return Ok(());
+        }
+        let status = match self.is_first {
+            true => Status::Created,
+            false => Status::Exited {
+                code: EXIT_NOT_STARTED,
+                at: now().0,
+                error: Some(error.to_string()),
+            },
+        };
+        registration.update(|record| record.status = status)?;
+        // Its owner has released the images.
+        match self.is_first {
+            true => self.lease(registration.record()),
+            false => Ok(()),
+        }
+    }
+
+    /// Leases the images that the sandbox uses.
+    pub(super) fn lease(&self, record: &Record) -> Result<(), Error> {
+        let mut manifests = self.setup.image_digests()?;
+        if let Base::Image(image) = &self.base {
+            manifests.push(image.manifest_digest);
+        }
+        match manifests.is_empty() {
+            true => Ok(()),
+            false => Ok(self.store.lease(&record.id, &manifests)?),
+        }
+    }
+
     /// Checks that in-place changes and a root disk that is written to go together, without
     /// patches.
-    fn check_in_place(&self) -> Result<(), Error> {
+    pub(super) fn check_in_place(&self) -> Result<(), Error> {
         let is_in_place = self.base.disk().is_some_and(|disk| disk.in_place);
         match (is_in_place, self.upper) {
             (false, Upper::InPlace) => Err(Error::NoPlace),
@@ -305,28 +415,14 @@ impl Start {
         directory: &Path,
         limits: &Limits,
     ) -> Result<(), Error> {
-        let (path, size, serial) = match self.upper {
-            Upper::Disk { size } => (upper::disk(directory), size, upper::SERIAL),
-            Upper::Tmpfs if !self.patches.is_empty() => {
-                let contents = self.patches.iter().map(Patch::size);
-                let contents = contents.sum::<Result<u64, Error>>()?;
-                // The file is sparse, so ample room costs nothing.
-                let size = contents.saturating_mul(2).saturating_add(256 << 20);
-                (upper::patches(directory), size, upper::PATCHES_SERIAL)
-            }
-            Upper::Tmpfs | Upper::InPlace => return Ok(()),
+        // A sandbox that exists has its disk already.
+        let made = match self.resumed {
+            None => self.make_upper(directory)?,
+            Some(_) => self.upper_file(directory),
         };
-        // A sandbox that is started again has its disk already.
-        if self.resumed.is_none() {
-            debug!(size, is_copy = self.origin.is_some(), "making the disk");
-            match &self.origin {
-                None => upper::make_disk(&path, size, random()?)?,
-                Some(origin) => upper::copy_disk(&memory::disk(&origin.directory), &path)?,
-            }
-            if !self.patches.is_empty() {
-                patch::apply(&path, &self.base, &self.patches)?;
-            }
-        }
+        let Some((path, serial)) = made else {
+            return Ok(());
+        };
         let read_only = self.upper == Upper::Tmpfs;
         let file = if read_only {
             MachineFile::open(&path)?
@@ -341,83 +437,95 @@ impl Start {
         Ok(plan.add_disk(disk, limits)?)
     }
 
+    /// Adds the disks of mounted images and volumes to the plan. The volumes' files hold their
+    /// locks.
+    fn attach_disks(&self, plan: &mut Plan, limits: &Limits) -> Result<(), Error> {
+        for (image, serial) in self.setup.images() {
+            let image = self.store.image_by_digest(&image.parse_digest()?)?;
+            let disk = image_disk(&image_files::open(&image)?, serial);
+            plan.add_disk(disk, limits)?;
+        }
+        let volumes = self.setup.volumes();
+        if volumes.is_empty() {
+            return Ok(());
+        }
+        let sandboxes = Sandboxes::open(&self.store)?;
+        for used in volumes {
+            let usage = Use {
+                target: used.target.as_bytes(),
+                read_only: used.read_only,
+                no_copy: used.source.no_copy,
+            };
+            let file = sandboxes.attach_volume(&used.source.name, &self.base, usage)?;
+            let disk = Disk {
+                files: vec![file],
+                read_only: used.read_only,
+                serial: used.serial,
+            };
+            plan.add_disk(disk, limits)?;
+        }
+        Ok(())
+    }
+
     /// Starts the owner, which starts the machine.
     fn start_owner(
         &self,
         backend: &dyn Backend,
-        planned: &Planned,
+        plan: &Plan,
+        claim: Option<&Claim>,
         begin: &Begin,
-        guest: &GuestFiles,
+        cmdline: &[String],
         registration: &Registration,
     ) -> Result<Owner, Error> {
-        let Planned { plan, claim, .. } = planned;
-        let mut files = Descriptors::default();
-        let origin = match begin {
-            Begin::Boot { kernel, initrd } => owner::Origin::Boot {
-                kernel: files.file(kernel),
-                initrd: files.file(initrd),
-            },
-            Begin::Restore(saved) => owner::Origin::Restore {
-                state: files.add(Arc::clone(&saved.state)),
-                memory: files.add(Arc::clone(&saved.memory)),
-                touched: saved.touched.clone().map(|list| files.add(list)),
-                main: self
-                    .machine()
-                    .filter(|_| self.reattaches)
-                    .and_then(|machine| machine.main),
-            },
-        };
-        let template = self.origin.as_ref().filter(|origin| origin.name.is_none());
-        let learns = match begin {
-            Begin::Restore(saved) if saved.touched.is_none() => template,
-            _ => None,
-        };
-        let mut file = |file| Ok::<_, Infallible>(files.file(&file));
-        let pmem = plan.pmem.iter().cloned();
-        let Ok(pmem) = pmem.map(|region| region.try_map(&mut file)).collect();
-        let disks = plan.disks.iter().cloned();
-        let Ok(disks) = disks.map(|disk| disk.try_map(&mut file)).collect();
-        let job = Job {
-            store: self.store.root().to_owned(),
-            disk: self.kept_file(registration.path()),
-            record: registration.record().clone(),
-            auto_remove: self.auto_remove,
-            is_restart: self.resumed.is_some(),
-            is_kvm: backend.name() == "kvm",
-            origin,
-            cmdline: guest.cmdline.clone(),
-            memory_mib: self.memory_mib.saturating_add(plan.pmem_overhead_mib()),
-            pmem,
-            disks,
-            lowers: plan.lowers.clone(),
-            upper: self.upper_for_guest(),
-            init: self.init,
-            hostname: self.hostname.clone(),
-            network: self.network.clone(),
-            vsock: self.sockets(),
-            nested_virtualization: self.nested_virtualization,
-            require_limits: self.require_limits,
-            learns: learns.map(|template| template.directory.clone()),
-            boot_timeout: self.boot_timeout,
-            stop_signal: self.stop_signal_for(&self.base.config()),
-            saves: self.saves(plan, backend),
-            has_claim: claim.is_some(),
-            log: self.owner_log.as_ref().map(|(filter, _)| filter.clone()),
-        };
-        let claim = claim.as_ref().map(|claim| &**claim.file());
+        let record = registration.record();
+        let name = format!("mica-{}", record.short_id());
+        let shares = self.setup.open_shares()?;
+        let (mut machine, mut files) =
+            self.machine_job(name, record.cpus, backend, plan, begin, cmdline);
+        machine.shares = self.share_jobs(&mut files, &shares);
+        let mut sandbox = self.sandbox_job(backend, plan, &shares, registration);
+        sandbox.template = self.template_directory();
+        sandbox.has_claim = claim.is_some();
+        let job = Job::Sandbox(Box::new((sandbox, machine)));
+        let claim = claim.map(|claim| &**claim.file());
+        let locks = std::iter::once(registration.lock()).chain(claim);
         let stderr = self.owner_stderr(registration.path())?;
-        let owner = owner::start(&job, registration.lock(), claim, &files, stderr);
+        let owner = owner::start(&job, locks.chain(files.iter()), stderr);
         let owner = owner.map_err(|source| Error::System {
             what: "starting the sandbox's owner",
             source,
         })?;
         debug!(
-            pid = owner.process.id(),
+            pid = owner.process.as_ref().map(Child::id),
             is_restored = matches!(begin, Begin::Restore(_)),
             "started the owner"
         );
         self.cancel.watch(&owner.connection);
         Ok(owner)
+    }
+
+    /// Gives the sandbox to an owner in a pool, which has a machine for it.
+    fn give_to_owner(
+        &self,
+        backend: &dyn Backend,
+        plan: &Plan,
+        connection: UnixStream,
+        template: &Path,
+        registration: &Registration,
+    ) -> Result<Owner, Error> {
+        self.cancel.watch(&connection);
+        let mut sandbox = self.sandbox_job(backend, plan, &[], registration);
+        sandbox.template = Some(template.to_owned());
+        // An error shows where the reply is awaited.
+        let sent = owner::send(&connection, &sandbox, [registration.lock()]);
+        debug!(
+            is_sent = sent.is_ok(),
+            "gave the sandbox to an owner in the pool"
+        );
+        Ok(Owner {
+            connection,
+            process: None,
+        })
     }
 
     /// Returns where the owner's log goes.
@@ -440,7 +548,7 @@ impl Start {
     }
 
     /// Waits until the sandbox is ready for commands.
-    fn wait_for_owner(&self, owner: Owner) -> Result<(Client, Child), Error> {
+    fn wait_for_owner(&self, owner: Owner) -> Result<(Client, Option<Child>), Error> {
         let Owner {
             connection,
             mut process,
@@ -455,7 +563,9 @@ impl Start {
         // The owner holds the sandbox's lock until it has exited.
         client.end();
         while let Ok(Some(_)) = client.receive(None) {}
-        let _ = process.wait();
+        if let Some(process) = &mut process {
+            let _ = process.wait();
+        }
         if self.cancel.is_cancelled() {
             return Err(Error::Cancelled);
         }
@@ -466,45 +576,10 @@ impl Start {
             Some(failure) if failure.kind == Kind::Machine => {
                 Error::MachineNotStarted(failure.message)
             }
+            Some(failure) if failure.kind == Kind::InUse => Error::InUse(failure.message),
             Some(failure) => Error::NotStarted(failure.message),
             None => Error::Boot(Lost::closed()),
         })
-    }
-
-    /// Returns the file with the changes that the sandbox keeps; none if they are in memory.
-    fn kept_file(&self, directory: &Path) -> Option<PathBuf> {
-        match self.upper {
-            Upper::Tmpfs => None,
-            Upper::Disk { .. } => Some(upper::disk(directory)),
-            Upper::InPlace => self.base.disk().map(|disk| disk.path.clone()),
-        }
-    }
-
-    /// Returns where the sandbox's vsock leads. A restored machine that had one keeps the device,
-    /// which then leads nowhere unless a path is set.
-    fn sockets(&self) -> Option<Sockets> {
-        let has_some = |machine: &SavedMachine| machine.spec.vsock.is_some();
-        match &self.vsock {
-            Some(path) => Some(Sockets::At(path.clone())),
-            None if self.machine().is_some_and(has_some) => Some(Sockets::Nowhere),
-            None => None,
-        }
-    }
-
-    /// Converts where changes go for the guest.
-    fn upper_for_guest(&self) -> micabox_wire::Upper {
-        match self.upper {
-            Upper::Tmpfs => micabox_wire::Upper::Tmpfs {
-                size_bytes: None,
-                patches: (!self.patches.is_empty()).then(|| upper::PATCHES_SERIAL.into()),
-            },
-            Upper::Disk { .. } => micabox_wire::Upper::Disk {
-                serial: upper::SERIAL.into(),
-            },
-            Upper::InPlace => micabox_wire::Upper::InPlace {
-                serial: ROOT_SERIAL.into(),
-            },
-        }
     }
 }
 

@@ -16,13 +16,13 @@ use crate::DiskProblem;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// Nothing has this name: no sandbox, snapshot or image, or no program in the sandbox.
+    /// Nothing has this name: no sandbox, snapshot or image, or no program or file in the sandbox.
     NotFound,
     /// Something else has this name.
     NameInUse,
     /// The sandbox runs, or another one uses the file, the port or the image.
     InUse,
-    /// The sandbox does not run.
+    /// The sandbox does not run, or is paused.
     NotRunning,
     /// The request is wrong, or its parts do not go together. It fails wherever it is made.
     Invalid,
@@ -38,7 +38,7 @@ pub enum ErrorKind {
     TimedOut,
     /// A file of the store, a snapshot or a disk is damaged, or was changed by something else.
     Damaged,
-    /// The host's disk is full, or a quota is used up.
+    /// The host's disk is full, or a quota is used up; or a filesystem in the sandbox is full.
     Full,
     /// The host failed, or lacks something: a system call, a file, QEMU, the guest's kernel.
     Host,
@@ -52,6 +52,7 @@ impl Error {
             Self::Store(error) => of_store(error),
             Self::Machine(error) => of_machine(error),
             Self::Network(Network::Publish { source, .. }) => of_publish(source),
+            Self::System { source, .. } if is_malformed(source) => Kind::Damaged,
             Self::Network(Network::System { source, .. })
             | Self::State { source, .. }
             | Self::System { source, .. } => of_io(source),
@@ -60,14 +61,25 @@ impl Error {
                 AppendLayerError::Read(error) => of_io(error),
                 _ => Kind::Damaged,
             },
+            Self::Disk {
+                what: "making",
+                source,
+                ..
+            } => of_new_file(source),
             Self::ImageFile { source, .. } | Self::Disk { source, .. } => of_file(source),
-            Self::Patch { source, .. } => match source.downcast_ref() {
+            Self::Share { source, .. } => match source.kind() {
+                io::ErrorKind::NotFound => Kind::NotFound,
+                _ => of_io(source),
+            },
+            Self::Patch { source, .. } => match source.downcast_ref::<io::Error>() {
+                Some(error) if error.kind() == io::ErrorKind::NotFound => Kind::NotFound,
                 Some(error) => of_io(error),
                 None => Kind::Invalid,
             },
             Self::RootDisk { problem, .. } => of_root_disk(problem),
             Self::Boot(lost) if lost.reason == LostReason::Silent => Kind::TimedOut,
-            Self::Boot(_) => Kind::Guest,
+            Self::BadList | Self::BadReply | Self::Boot(_) => Kind::Guest,
+            Self::File { source, .. } => of_guest_file(source),
             Self::Lost(lost) if lost.reason == LostReason::Closed => Kind::Disconnected,
             Self::Lost(_) => Kind::Guest,
             Self::OwnerGone => Kind::Disconnected,
@@ -76,17 +88,29 @@ impl Error {
                 StartFailure::Other => Kind::Guest,
                 _ => Kind::Invalid,
             },
-            Self::NoSuchSandbox(_) | Self::NoSuchSnapshot(_) => Kind::NotFound,
-            Self::NameTaken { .. } | Self::SnapshotExists(_) => Kind::NameInUse,
-            Self::Running(_) => Kind::InUse,
-            Self::NotRunning(_) => Kind::NotRunning,
+            Self::NoSuchSandbox(_) | Self::NoSuchSnapshot(_) | Self::NoSuchVolume(_) => {
+                Kind::NotFound
+            }
+            Self::NameTaken { .. } | Self::SnapshotExists(_) | Self::VolumeExists(_) => {
+                Kind::NameInUse
+            }
+            Self::InUse(_) | Self::PoolExists | Self::Running(_) | Self::VolumeInUse { .. } => {
+                Kind::InUse
+            }
+            Self::DoesNotRun(_) | Self::NotRunning(_) | Self::Paused => Kind::NotRunning,
             Self::Cancelled => Kind::Cancelled,
-            Self::Stuck { .. } => Kind::TimedOut,
+            Self::Silent(_) | Self::Stuck { .. } => Kind::TimedOut,
             Self::DamagedSnapshot { .. } | Self::BadRecord(_) => Kind::Damaged,
             Self::Command(_)
             | Self::Ambiguous(_)
+            | Self::BadChange { .. }
+            | Self::BadHostname(_)
+            | Self::BadLabels(_)
+            | Self::BadMount { .. }
             | Self::BadName(_)
             | Self::BadSnapshotName(_)
+            | Self::BadVolumeName(_)
+            | Self::VolumeSize { .. }
             | Self::NoPlace
             | Self::NotInPlace(_)
             | Self::NothingRuns(_)
@@ -97,11 +121,24 @@ impl Error {
             | Self::InPlace { .. }
             | Self::NoImage(_)
             | Self::NotKept(_)
+            | Self::NoPool
             | Self::NotSaved { .. }
-            | Self::Plan(_) => Kind::Unsupported,
-            Self::MachineNotStarted(_) | Self::NoGuest { .. } | Self::NotStarted(_) => Kind::Host,
+            | Self::Plan(_)
+            | Self::Unlimited(_) => Kind::Unsupported,
+            Self::MachineNotStarted(_)
+            | Self::NoGuest { .. }
+            | Self::NotStarted(_)
+            | Self::ShareServer(_) => Kind::Host,
         }
     }
+}
+
+/// Whether what was read is not what it claims to be, or ends too early.
+fn is_malformed(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof
+    )
 }
 
 fn of_io(error: &io::Error) -> ErrorKind {
@@ -111,9 +148,29 @@ fn of_io(error: &io::Error) -> ErrorKind {
     }
 }
 
+fn of_guest_file(error: &io::Error) -> ErrorKind {
+    match error.kind() {
+        io::ErrorKind::NotFound => ErrorKind::NotFound,
+        io::ErrorKind::AlreadyExists => ErrorKind::NameInUse,
+        // The agent's process was killed.
+        io::ErrorKind::Interrupted => ErrorKind::Guest,
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorKind::Full,
+        _ => ErrorKind::Invalid,
+    }
+}
+
 /// A file that can't be opened or written is the host's problem; otherwise its contents are.
 fn of_file(source: &Source) -> ErrorKind {
     source.downcast_ref().map_or(ErrorKind::Damaged, of_io)
+}
+
+/// A new file has no contents that could be damaged: its size is the problem.
+fn of_new_file(source: &Source) -> ErrorKind {
+    use io::ErrorKind::{FileTooLarge, InvalidInput};
+    match source.downcast_ref::<io::Error>() {
+        Some(error) if !matches!(error.kind(), FileTooLarge | InvalidInput) => of_io(error),
+        _ => ErrorKind::Invalid,
+    }
 }
 
 fn of_publish(error: &io::Error) -> ErrorKind {
@@ -138,7 +195,9 @@ fn of_store(error: &Store) -> ErrorKind {
 fn of_machine(error: &Machine) -> ErrorKind {
     match error {
         Machine::Config(_) => ErrorKind::Invalid,
-        Machine::NoSnapshots { .. } | Machine::Unsupported { .. } => ErrorKind::Unsupported,
+        Machine::NoLimits { .. } | Machine::NoSnapshots { .. } | Machine::Unsupported { .. } => {
+            ErrorKind::Unsupported
+        }
         Machine::System { source, .. } | Machine::Spawn { source, .. } => of_io(source),
         _ => ErrorKind::Host,
     }
@@ -149,6 +208,7 @@ fn of_root_disk(problem: &DiskProblem) -> ErrorKind {
         DiskProblem::Busy => ErrorKind::InUse,
         DiskProblem::Changed | DiskProblem::Unusable(_) => ErrorKind::Damaged,
         DiskProblem::Another => ErrorKind::Invalid,
+        DiskProblem::Missing(_) => ErrorKind::NotFound,
         _ => ErrorKind::Unsupported,
     }
 }

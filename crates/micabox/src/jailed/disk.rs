@@ -138,12 +138,17 @@ impl Call for Pack {
 
     fn run(self, files: Vec<OwnedFd>) -> Result<Notes, Fault> {
         let mut files = Files::new(files);
-        let (disk, notes) = disk(files.next()?)?;
+        let (disk, mut notes) = disk(files.next()?)?;
         let mut output = BufWriter::with_capacity(PIECE, files.next()?);
         let mut view = view(disk, self.lower, files)?;
         let found = view.find(&self.path, self.follow);
-        let found = found.map_err(Fault::asked)?;
-        pack(&mut view, found, &self.name, &mut output).map_err(|error| match error {
+        let found = found.map_err(|error| match error {
+            ViewError::Nothing => Fault::Missing(error.to_string()),
+            error => Fault::asked(error),
+        })?;
+        let mut socket = |path: &[u8]| notes.socket(path);
+        let packed = pack(&mut view, found, &self.name, &mut output, &mut socket);
+        packed.map_err(|error| match error {
             PackError::Output(error) => Fault::output(error),
             error => Fault::asked(error),
         })?;
@@ -250,6 +255,15 @@ impl From<ViewError> for Fault {
 }
 
 impl Notes {
+    /// Adds a socket that was left out.
+    pub(crate) fn socket(&mut self, path: &[u8]) {
+        if self.sockets.len() < Exported::SOCKETS {
+            self.sockets.push(path.to_vec());
+        } else {
+            self.more_sockets += 1;
+        }
+    }
+
     pub(super) fn with(self, exported: Exported) -> Self {
         Self {
             sockets: exported.sockets,

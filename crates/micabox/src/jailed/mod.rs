@@ -4,7 +4,7 @@
 //! worker gets open files and opens nothing: first the filesystem, then a stream in or out if there
 //! is one, then the base of a disk for changes. What may be large passes through the stream, which
 //! is a pipe: an archive, bytes, or [`records`]. The caller's side is in the modules that use it:
-//! [`crate::files`], [`crate::commit`], `crate::upper::still`.
+//! [`crate::files`], [`crate::commit`], `crate::upper::frozen`.
 //!
 //! | kind | reads | writes |
 //! |---|---|---|
@@ -87,6 +87,9 @@ pub enum Fault {
     /// Writing the output failed.
     #[error("{0}")]
     Output(String),
+    /// Nothing is at the requested path.
+    #[error("{0}")]
+    Missing(String),
 }
 
 impl Fault {

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use micabox_jail::{Call, CallError};
 
 use super::{Fault, Notes, Stream, length};
+use crate::files::Packed;
 use crate::{Base, Error, Source};
 
 /// How many times the base's bytes may be read: an image may have one body for several files.
@@ -78,6 +79,10 @@ impl About {
                 },
                 None => self.disk(problem),
             },
+            CallError::Refused(Fault::Missing(problem)) => Error::Patch {
+                what: self.asked.clone().unwrap_or_default(),
+                source: io::Error::new(io::ErrorKind::NotFound, problem).into(),
+            },
             CallError::Refused(Fault::Output(problem)) => Error::System {
                 what: "writing the archive",
                 source: io::Error::other(problem),
@@ -87,12 +92,17 @@ impl About {
     }
 }
 
-/// An archive that a worker writes while the caller reads it. Only [`finish`](Unread::finish)
-/// reports whether it is complete. Dropping it ends the worker.
+/// An archive that a worker, or a running sandbox's agent, writes while the caller reads it. Only
+/// [`finish`](Unread::finish) reports whether it is complete. Dropping it ends the worker.
 #[derive(Debug)]
 pub struct Unread {
-    archive: Box<dyn Archive>,
-    about: About,
+    made: Made,
+}
+
+#[derive(Debug)]
+enum Made {
+    Disk(Box<dyn Archive>, About),
+    Agent(Packed),
 }
 
 /// A [`Stream`] of any kind of job.
@@ -128,8 +138,7 @@ impl Unread {
         let started = Stream::start(&job, disk, below, most);
         let stream = started.map_err(|error| about.error(error))?;
         Ok(Self {
-            archive: Box::new(stream),
-            about,
+            made: Made::Disk(Box::new(stream), about),
         })
     }
 
@@ -138,19 +147,34 @@ impl Unread {
     /// # Errors
     /// Why the archive is incomplete.
     pub fn finish(self) -> Result<Notes, Error> {
-        let finished = self.archive.finish();
-        finished.map_err(|error| self.about.error(error))
+        match self.made {
+            Made::Disk(archive, about) => archive.finish().map_err(|error| about.error(error)),
+            Made::Agent(archive) => archive.finish(),
+        }
     }
 
-    /// Returns the error about the disk, if reading failed because of it.
+    /// Returns the error about the disk or in the sandbox, if reading failed because of it.
     pub fn verdict(self) -> Option<Error> {
-        let verdict = self.archive.verdict();
-        verdict.map(|error| self.about.error(error))
+        match self.made {
+            Made::Disk(archive, about) => archive.verdict().map(|error| about.error(error)),
+            Made::Agent(archive) => archive.finish().err(),
+        }
+    }
+}
+
+impl From<Packed> for Unread {
+    fn from(archive: Packed) -> Self {
+        Self {
+            made: Made::Agent(archive),
+        }
     }
 }
 
 impl Read for Unread {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.archive.read(buffer)
+        match &mut self.made {
+            Made::Disk(archive, _) => archive.read(buffer),
+            Made::Agent(archive) => archive.read(buffer),
+        }
     }
 }

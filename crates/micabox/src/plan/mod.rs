@@ -367,7 +367,8 @@ fn merged_disk(image: &ImageFiles) -> Plan {
         image: on_disk(IMAGE_SERIAL, None),
         devices: Vec::new(),
     };
-    Plan::of(Vec::new(), vec![image_disk(image)], vec![lower])
+    let disk = image_disk(image, IMAGE_SERIAL.into());
+    Plan::of(Vec::new(), vec![disk], vec![lower])
 }
 
 fn stacked_disk(image: &ImageFiles) -> Plan {
@@ -404,11 +405,12 @@ fn stack(image: &ImageFiles, layers: Vec<Extent>, fixup: Option<Lower>) -> Vec<L
     lowers
 }
 
-fn image_disk(image: &ImageFiles) -> Disk {
+/// Returns a disk that holds the flat image: one EROFS filesystem, at its beginning.
+pub(crate) fn image_disk(image: &ImageFiles, serial: String) -> Disk {
     Disk {
         files: open_files(std::iter::once(&image.fsmeta).chain(&image.layers)),
         read_only: true,
-        serial: IMAGE_SERIAL.into(),
+        serial,
     }
 }
 

@@ -12,6 +12,7 @@ const ONE: Limits = Limits {
     public_regions: false,
     snapshots: false,
     frame_header: false,
+    vhost_user: false,
 };
 
 const MANY: Limits = Limits {

@@ -7,17 +7,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use micabox_vmm::Machine;
+use micabox_vmm::{DiskRate, Machine};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::{DISK, Snapshot, failed, of};
 use crate::builder::{FromMemory, random};
-use crate::freeze::{Problem, freeze};
+use crate::freeze::{Problem, SaveTo, freeze};
 use crate::stamp::Stamp;
 use crate::state::{Found, Lock, Record};
 use crate::upper::{self, copy, data_runs};
-use crate::{Builder, Error, Restore, SandboxRef, Sandboxes, Source, Spec, Upper};
+use crate::{Builder, Error, Restore, SandboxRef, Sandboxes, Setup, Source, Spec, Upper};
 
 /// Names of the files with the machine's state, its memory, and the description for a restore.
 const MACHINE: &str = "machine";
@@ -42,8 +42,17 @@ pub struct SavedMachine {
     pub memory_mib: u32,
     /// Virtual processors.
     pub cpus: u8,
+    /// Thousandths of a processor that its process may use, if that is limited.
+    #[serde(default)]
+    pub cpu_quota: Option<u32>,
+    /// What limits the traffic of its disks.
+    #[serde(default)]
+    pub disk_rate: DiskRate,
     /// Where its changes are; the snapshot includes a disk of them.
     pub upper: Upper,
+    /// Its mounts, and what limits its files.
+    #[serde(default)]
+    pub setup: Setup,
     /// Its settings; the network without published ports, which only one sandbox can have.
     pub spec: Spec,
     /// The agent's number for the first command.
@@ -51,6 +60,17 @@ pub struct SavedMachine {
     /// The expected memory file, if the snapshot is kept.
     #[serde(default)]
     pub(crate) memory: Option<Written>,
+    /// The memory that the snapshot's is a delta of, if the snapshot is ephemeral.
+    #[serde(skip)]
+    pub(crate) base: Option<Arc<File>>,
+}
+
+impl SavedMachine {
+    /// Returns whether the machine has a first command, for
+    /// [`Builder::reattach`](crate::Builder::reattach).
+    pub fn has_first_command(&self) -> bool {
+        self.main.is_some()
+    }
 }
 
 /// The identity of a file as it was written.
@@ -115,14 +135,14 @@ impl SandboxRef {
     pub fn snapshot_with_memory(&self, name: &str) -> Result<Snapshot, Error> {
         let found = self.running()?;
         let fill = |snapshot: &mut Snapshot| {
-            let mut machine = ask(&found, &snapshot.directory)?;
+            let mut machine = save(&found.record, &found.path, &snapshot.directory, false)?;
             let path = snapshot.directory.join(MEMORY);
             let written = sync(&snapshot.directory.join(MACHINE)).and_then(|()| written(&path));
             machine.memory = Some(written.map_err(failed("reading", &path))?);
             snapshot.memory = Some(machine);
             Ok(())
         };
-        let snapshot = of(&found.record, name.to_owned());
+        let snapshot = of(&found.record, name.to_owned())?;
         let (snapshot, _lock) = self.sandboxes().add_snapshot(snapshot, fill)?;
         Ok(snapshot)
     }
@@ -135,10 +155,11 @@ impl SandboxRef {
     pub fn ephemeral_snapshot(&self) -> Result<EphemeralSnapshot, Error> {
         let found = self.running()?;
         let number = u64::from_le_bytes(random()?);
-        let mut snapshot = of(&found.record, format!("fork-{number:016x}"));
+        let mut snapshot = of(&found.record, format!("fork-{number:016x}"))?;
         snapshot.ephemeral = true;
         let fill = |snapshot: &mut Snapshot| {
-            snapshot.memory = Some(ask(&found, &snapshot.directory)?);
+            let directory = &snapshot.directory;
+            snapshot.memory = Some(save(&found.record, &found.path, directory, true)?);
             Ok(())
         };
         let (snapshot, lock) = self.sandboxes().add_snapshot(snapshot, fill)?;
@@ -165,7 +186,8 @@ pub(crate) fn open_checked(
     directory: &Path,
     machine: &SavedMachine,
 ) -> Result<micabox_vmm::Snapshot, Error> {
-    let files = open(directory)?;
+    let mut files = open(directory)?;
+    files.base.clone_from(&machine.base);
     let Some(expected) = &machine.memory else {
         return Ok(files);
     };
@@ -219,19 +241,25 @@ impl Drop for EphemeralSnapshot {
 #[error("its owner does not answer: {0}")]
 struct NoAnswer(#[source] io::Error);
 
-/// Saves the machine of `found` through its owner, and copies its disk while the machine is frozen.
-fn ask(found: &Found, directory: &Path) -> Result<SavedMachine, Error> {
-    save(&found.record, &found.path, directory)
-}
-
-/// Saves the machine of a sandbox, whose state is in the directory `own`, into another directory.
-pub(crate) fn save(record: &Record, own: &Path, directory: &Path) -> Result<SavedMachine, Error> {
+/// Saves the machine of a sandbox, whose state is in the directory `own`, into another directory
+/// through its owner, and copies its disk while the machine is frozen. With `ephemeral`, the memory
+/// may be a delta, and nothing is synced to the host's disk.
+pub(crate) fn save(
+    record: &Record,
+    own: &Path,
+    directory: &Path,
+    ephemeral: bool,
+) -> Result<SavedMachine, Error> {
     let problem = |source: Source| Error::NotSaved {
         name: record.name.clone(),
         source,
     };
     let files = create(directory)?;
-    let frozen = freeze(own, Some(&files), PATIENCE);
+    let to = SaveTo {
+        files: &files,
+        delta: ephemeral,
+    };
+    let frozen = freeze(own, Some(to), PATIENCE);
     let mut frozen = frozen.map_err(|error| match error {
         Problem::Refused(why) => problem(why.into()),
         Problem::Ending(error) => problem(NoAnswer(error).into()),
@@ -239,11 +267,15 @@ pub(crate) fn save(record: &Record, own: &Path, directory: &Path) -> Result<Save
     let machine = SavedMachine {
         memory_mib: record.memory_mib,
         cpus: record.cpus,
+        cpu_quota: record.cpu_quota,
+        disk_rate: record.disk_rate,
         upper: record.upper,
+        setup: record.setup.clone(),
         spec: serde_json::from_value(std::mem::take(&mut frozen.note))
             .map_err(|error| problem(error.into()))?,
         main: frozen.main,
         memory: None,
+        base: frozen.base.take().map(Arc::new),
     };
     let copying = |source| Error::System {
         what: "copying its disk",
@@ -257,7 +289,7 @@ pub(crate) fn save(record: &Record, own: &Path, directory: &Path) -> Result<Save
     if !frozen.thaw() {
         return Err(problem("it was resumed before its disk was copied".into()));
     }
-    if let Some(copy) = copy {
+    if let Some(copy) = copy.filter(|_| !ephemeral) {
         copy.sync_all().map_err(copying)?;
     }
     describe(directory, &machine)?;

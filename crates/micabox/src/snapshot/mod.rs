@@ -6,7 +6,7 @@
 //! sandboxes/snapshot-<name>/machine         processors and devices
 //! sandboxes/snapshot-<name>/memory          the machine's memory
 //! sandboxes/snapshot-<name>/machine.json    the machine's settings, for a restore
-//! sandboxes/snapshot-<name>/snapshot.json   the snapshot's record; written last
+//! sandboxes/snapshot-<name>/snapshot.json   the snapshot's record; written last, unless ephemeral
 //! sandboxes/snapshot-<name>/lock            locked (flock) while it is made
 //! sandboxes/snapshot-<name>/lease.json      keeps the image in the store
 //! ```
@@ -28,7 +28,7 @@ use crate::name::is_valid;
 use crate::sandbox::now;
 use crate::state::Lock;
 use crate::upper::copy;
-use crate::{BaseName, Error, Record, SandboxRef, Sandboxes, Source, Upper};
+use crate::{BaseName, Digest, Error, Record, SandboxRef, Sandboxes, Source, Upper};
 
 pub use memory::{EphemeralSnapshot, SavedMachine};
 
@@ -64,6 +64,9 @@ pub struct Snapshot {
     /// Its directory.
     #[serde(skip)]
     pub(crate) directory: PathBuf,
+    /// The images that are mounted in the sandbox, for the lease.
+    #[serde(skip)]
+    pub(crate) mounted: Vec<Digest>,
 }
 
 impl SandboxRef {
@@ -76,7 +79,7 @@ impl SandboxRef {
         let record = self.record();
         // Fails unless the sandbox has a disk.
         record.disk_size()?;
-        let snapshot = of(record, name.to_owned());
+        let snapshot = of(record, name.to_owned())?;
         let mut notes = Notes::default();
         let (snapshot, _lock) = self.sandboxes().add_snapshot(snapshot, |snapshot| {
             let path = snapshot.directory.join(DISK);
@@ -109,7 +112,13 @@ impl Sandboxes {
         };
         let made = lease(self.store(), &snapshot)
             .and_then(|()| fill(&mut snapshot))
-            .and_then(|()| publish(&snapshot).map_err(failed("writing", &directory)));
+            .and_then(|()| {
+                if snapshot.ephemeral {
+                    // It has no other user; unlocked and without a record it is removed.
+                    return Ok(());
+                }
+                publish(&snapshot).map_err(failed("writing", &directory))
+            });
         match made {
             Ok(()) => {
                 let has_memory = snapshot.memory.is_some();
@@ -185,8 +194,8 @@ impl Sandboxes {
 }
 
 /// Makes the record of a snapshot of a sandbox.
-fn of(record: &Record, name: String) -> Snapshot {
-    Snapshot {
+fn of(record: &Record, name: String) -> Result<Snapshot, Error> {
+    Ok(Snapshot {
         name,
         base: record.base.clone(),
         sandbox: record.name.clone(),
@@ -198,7 +207,8 @@ fn of(record: &Record, name: String) -> Snapshot {
         memory: None,
         ephemeral: false,
         directory: PathBuf::new(),
-    }
+        mounted: record.setup.image_digests()?,
+    })
 }
 
 /// Leases the image, so that it stays in the store.
@@ -207,7 +217,8 @@ fn lease(store: &Store, snapshot: &Snapshot) -> Result<(), Error> {
         return Ok(());
     };
     let name = format!("{PREFIX}{}", snapshot.name);
-    Ok(store.lease(&name, &image.parse_digest()?)?)
+    let manifests = [&[image.parse_digest()?], &*snapshot.mounted].concat();
+    Ok(store.lease(&name, &manifests)?)
 }
 
 /// Removes a directory that a killed process left. The caller holds the lock on names.

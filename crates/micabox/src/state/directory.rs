@@ -11,7 +11,7 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use super::lock::Lock;
 use super::{Record, Status};
-use crate::{Error, name};
+use crate::{Error, history, name, upper};
 
 /// Hexadecimal digits of a sandbox's ID.
 pub(crate) const ID_LENGTH: usize = 32;
@@ -92,6 +92,7 @@ impl Directory {
     pub(crate) fn remove(&self, name_or_id: &str) -> Result<Record, Error> {
         let (_names, found, _lock) = self.ended(name_or_id)?;
         discard(&found.path)?;
+        self.note(&found.record, "destroy", &[]);
         Ok(found.record)
     }
 
@@ -144,7 +145,10 @@ impl Directory {
             is_handed_over: false,
         };
         match written {
-            Ok(()) => Ok(registration),
+            Ok(()) => {
+                registration.note("create", &[]);
+                Ok(registration)
+            }
             Err(error) => {
                 registration.forget();
                 Err(error)
@@ -159,7 +163,7 @@ impl Directory {
         id: &str,
         change: impl FnOnce(&mut Record),
     ) -> Result<Registration, Error> {
-        let (Found { mut record, path }, lock) = self.hold(id)?;
+        let (Found { mut record, path }, lock) = self.hold_for_start(id)?;
         change(&mut record);
         let names = self.lock()?;
         write_record(&path, &record)?;
@@ -173,6 +177,50 @@ impl Directory {
         })
     }
 
+    /// Renames a sandbox that does not run. The owner of one that runs has its record
+    /// ([`Registration::rename`]).
+    pub(crate) fn rename(&self, id: &str, name: &str) -> Result<(), Error> {
+        let (_names, mut found, lock) = self.ended(id)?;
+        let _lock = lock.map_err(state("locking", &found.path))?;
+        let name = choose_name(Some(name), id, &self.scan_locked()?)?;
+        let old = std::mem::replace(&mut found.record.name, name);
+        write_record(&found.path, &found.record)?;
+        self.note(&found.record, "rename", &[("old_name", old)]);
+        Ok(())
+    }
+
+    /// Changes the record of a sandbox that does not run. None, and no change, if `change` returns
+    /// none.
+    pub(crate) fn change<T>(
+        &self,
+        id: &str,
+        change: impl FnOnce(&mut Record) -> Option<T>,
+    ) -> Result<Option<T>, Error> {
+        let (_names, mut found, lock) = self.ended(id)?;
+        let _lock = lock.map_err(state("locking", &found.path))?;
+        if !found.record.can_start() {
+            return Ok(None);
+        }
+        let changed = change(&mut found.record);
+        if changed.is_some() {
+            write_record(&found.path, &found.record)?;
+            self.note(&found.record, "update", &[]);
+        }
+        Ok(changed)
+    }
+
+    /// Adds an event of a sandbox to the store's history.
+    pub(crate) fn note(&self, record: &Record, action: &str, attributes: &[(&str, String)]) {
+        if let Some(root) = self.path.parent() {
+            history::note(root, record, action, attributes);
+        }
+    }
+
+    /// Checks that no sandbox has this name.
+    pub(crate) fn check_name(&self, name: &str) -> Result<(), Error> {
+        choose_name(Some(name), "", &self.scan()?).map(drop)
+    }
+
     /// Locks a sandbox that has a disk and does not run, which keeps it from being started or
     /// removed for as long as the lock is held.
     pub(crate) fn hold(&self, name_or_id: &str) -> Result<(Found, Lock), Error> {
@@ -180,6 +228,19 @@ impl Directory {
         if !record.upper.is_kept() {
             return Err(Error::NotKept(record.name));
         }
+        self.lock_ended(&record)
+    }
+
+    /// Locks a sandbox that can be started, as [`Directory::hold`] does.
+    pub(crate) fn hold_for_start(&self, id: &str) -> Result<(Found, Lock), Error> {
+        let record = self.find(id)?.record;
+        if !record.can_start() && !record.status.is_live() {
+            return Err(Error::NotKept(record.name));
+        }
+        self.lock_ended(&record)
+    }
+
+    fn lock_ended(&self, record: &Record) -> Result<(Found, Lock), Error> {
         let (names, found, lock) = self.ended(&record.id)?;
         drop(names);
         let lock = lock.map_err(state("locking", &found.path))?;
@@ -235,6 +296,19 @@ impl Directory {
         self.scan_locked()
     }
 
+    /// Returns the directories of sandboxes with a disk whose records can't be read.
+    pub(crate) fn unreadable(&self) -> Result<Vec<PathBuf>, Error> {
+        let _names = self.lock()?;
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&self.path).map_err(state("reading", &self.path))? {
+            let path = entry.map_err(state("reading", &self.path))?.path();
+            if is_sandbox(&path) && upper::disk(&path).exists() && read_record(&path).is_none() {
+                found.push(path);
+            }
+        }
+        Ok(found)
+    }
+
     fn scan_locked(&self) -> Result<Vec<Found>, Error> {
         let mut all = Vec::new();
         let entries = fs::read_dir(&self.path).map_err(state("reading", &self.path))?;
@@ -254,23 +328,37 @@ impl Directory {
                 Some(mut record) if !record.auto_remove => {
                     if record.status.is_live() {
                         record.status = Status::Dead;
+                        // The first that sees it.
+                        if write_record(&path, &record).is_ok() {
+                            self.note(&record, "die", &[died()]);
+                        }
                     }
                     release_image(&path, &record);
                     all.push(Found { record, path });
                 }
-                // It has `auto_remove`, or its record can't be read.
-                _ if !is_alive => match discard(&path) {
+                // Its record is damaged, or of another version of mica.
+                None if upper::disk(&path).exists() => {}
+                // It has `auto_remove`, or its creator died before it wrote the record.
+                record if !is_alive => match discard(&path) {
                     // A read-only store can be listed; what should be removed is left out.
                     Err(Error::State { source, .. })
                         if source.kind() == io::ErrorKind::ReadOnlyFilesystem => {}
-                    discarded => discarded?,
+                    discarded => {
+                        discarded?;
+                        if let Some(record) = record {
+                            if record.status.is_live() {
+                                self.note(&record, "die", &[died()]);
+                            }
+                            self.note(&record, "destroy", &[]);
+                        }
+                    }
                 },
                 _ => {}
             }
         }
         all.sort_by(|a, b| {
-            let order = |found: &Found| (found.record.created, found.record.id.clone());
-            order(a).cmp(&order(b))
+            let order = |found: &Found| (found.record.created, found.record.created_nanos);
+            order(a).cmp(&order(b)).then(a.record.id.cmp(&b.record.id))
         });
         Ok(all)
     }
@@ -304,6 +392,11 @@ impl Registration {
         &self.record
     }
 
+    /// Returns the record, for changes that the next [`Registration::update`] writes.
+    pub(crate) fn record_mut(&mut self) -> &mut Record {
+        &mut self.record
+    }
+
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -314,6 +407,25 @@ impl Registration {
         // Readers of records hold this lock.
         let _names = self.sandboxes.lock()?;
         write_record(&self.path, &self.record)
+    }
+
+    /// Renames the sandbox.
+    pub(crate) fn rename(&mut self, name: &str) -> Result<(), Error> {
+        let _names = self.sandboxes.lock()?;
+        let others = self.sandboxes.scan_locked()?;
+        let name = choose_name(Some(name), &self.record.id, &others)?;
+        let old = std::mem::replace(&mut self.record.name, name);
+        if let Err(error) = write_record(&self.path, &self.record) {
+            self.record.name = old;
+            return Err(error);
+        }
+        self.note("rename", &[("old_name", old)]);
+        Ok(())
+    }
+
+    /// Adds an event of the sandbox to the store's history.
+    pub(crate) fn note(&self, action: &str, attributes: &[(&str, String)]) {
+        self.sandboxes.note(&self.record, action, attributes);
     }
 
     /// Returns a file that the machine's process holds open for as long as it may use the sandbox's
@@ -342,11 +454,21 @@ impl Drop for Registration {
         // Keeps scans from finding an incomplete directory.
         let _names = self.sandboxes.lock();
         if self.record.auto_remove {
-            let _ = discard(&self.path);
+            if discard(&self.path).is_ok() {
+                self.note("destroy", &[]);
+            }
         } else {
             release_image(&self.path, &self.record);
         }
     }
+}
+
+/// Returns what an event says of a sandbox that was found dead.
+fn died() -> (&'static str, String) {
+    (
+        "error",
+        "its owner was killed, or the host restarted".to_owned(),
+    )
 }
 
 /// Returns the requested name if it is free, or generates a free one.
@@ -389,9 +511,9 @@ fn is_sandbox(path: &Path) -> bool {
         .is_some_and(|name| name.len() == ID_LENGTH && name.bytes().all(is_digit))
 }
 
-/// Releases the image of a sandbox that has ended, unless the sandbox can be started again.
+/// Releases the image of a sandbox that does not run, unless the sandbox can be started.
 fn release_image(path: &Path, record: &Record) {
-    if !record.upper.is_kept() {
+    if !record.can_start() {
         let _ = fs::remove_file(path.join(LEASE));
     }
 }
@@ -410,13 +532,14 @@ fn discard(path: &Path) -> Result<(), Error> {
 /// spare file has its blocks already, so the record of an end can be written on a full disk. The
 /// caller holds the lock on names, as do readers, so readers never see a spare file being written.
 /// Only a record of an end, or of a sandbox with changes to keep, is synced to disk: after a crash
-/// of the host no sandbox runs, and a damaged record is removed.
+/// of the host no sandbox runs, and a damaged record without a disk is removed.
 fn write_record(directory: &Path, record: &Record) -> Result<(), Error> {
     let write = || {
         let text = serde_json::to_vec_pretty(record)?;
         let (current, spare) = (directory.join(STATE), directory.join(SPARE));
         let file = fill(&spare, &text)?;
-        let matters = matches!(record.status, Status::Exited { .. }) || record.upper.is_kept();
+        let matters = matches!(record.status, Status::Created | Status::Exited { .. })
+            || record.upper.is_kept();
         let durable = matters && !record.auto_remove;
         if durable {
             file.sync_all()?;

@@ -1,12 +1,15 @@
 //! The record of a sandbox.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
+use micabox_net::Publish;
+use micabox_vmm::DiskRate;
 use serde::{Deserialize, Serialize};
 
 use super::ProcessId;
 use crate::plan::{Root, Transport};
-use crate::{BaseName, Error, Spec, Upper};
+use crate::{BaseName, Command, Error, MountSource, Setup, Spec, Upper};
 
 /// The record of a sandbox: `state.json`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -22,10 +25,19 @@ pub struct Record {
     pub command: String,
     /// When it was created, seconds since 1970-01-01 UTC.
     pub created: i64,
+    /// Nanoseconds of that, which order sandboxes of one second.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub created_nanos: u32,
     /// Guest RAM in MiB.
     pub memory_mib: u32,
     /// Virtual processors.
     pub cpus: u8,
+    /// Thousandths of a processor that its process may use, if that is limited.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub cpu_quota: Option<u32>,
+    /// What limits the traffic of its disks.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub disk_rate: DiskRate,
     /// How the bytes of the base reach it, in its last start: never [`Transport::Auto`].
     pub transport: Transport,
     /// Its root's lower side, in its last start.
@@ -33,9 +45,26 @@ pub struct Record {
     /// Where its changes are.
     #[serde(default)]
     pub upper: Upper,
+    /// Its mounts, and what limits its files.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub setup: Setup,
     /// The settings of its starts, if it can be started again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spec: Option<Spec>,
+    /// What a command in the sandbox has unless told otherwise: the environment, user and directory
+    /// that the sandbox was made with, and the terminal of the first command. Without a program.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        with = "crate::spec::defaults"
+    )]
+    pub defaults: Option<Command>,
+    /// Its labels.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// The ports of the host that lead to it while it runs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub published: Vec<Publish>,
     /// Whether the sandbox's directory, with this record, is removed after its end.
     pub auto_remove: bool,
     /// The owner. While the sandbox starts: its creator.
@@ -50,15 +79,27 @@ pub struct Record {
     pub status: Status,
 }
 
+/// Whether a setting says nothing: records of sandboxes without it don't have it.
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
 /// The status of a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "state")]
 pub enum Status {
+    /// It was made, and has not been started.
+    Created,
     /// Its machine is being started.
     Starting,
     /// It runs.
     Running {
         /// Since when, seconds since 1970-01-01 UTC.
+        since: i64,
+    },
+    /// It runs, but for its processors.
+    Paused {
+        /// Since when it runs, seconds since 1970-01-01 UTC.
         since: i64,
     },
     /// It has ended, or its start failed.
@@ -77,15 +118,20 @@ pub enum Status {
 impl Status {
     /// Returns whether there is, or is about to be, a machine.
     pub fn is_live(&self) -> bool {
-        matches!(self, Self::Starting | Self::Running { .. })
+        matches!(
+            self,
+            Self::Starting | Self::Running { .. } | Self::Paused { .. }
+        )
     }
 }
 
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Created => f.write_str("created"),
             Self::Starting => f.write_str("starting"),
             Self::Running { .. } => f.write_str("running"),
+            Self::Paused { .. } => f.write_str("paused"),
             Self::Exited { code, .. } => write!(f, "exited ({code})"),
             Self::Dead => f.write_str("dead"),
         }
@@ -106,6 +152,21 @@ impl Record {
             }),
             (Upper::InPlace | Upper::Tmpfs, _) => Err(Error::NotKept(self.name.clone())),
         }
+    }
+
+    /// Returns whether the sandbox can be started: for the first time, or again with the changes
+    /// that it has kept.
+    pub(crate) fn can_start(&self) -> bool {
+        self.status == Status::Created || self.upper.is_kept()
+    }
+
+    /// Returns the names of the volumes that it uses.
+    pub(crate) fn volumes(&self) -> impl Iterator<Item = &str> {
+        let mounts = self.setup.mounts.iter();
+        mounts.filter_map(|mount| match &mount.source {
+            MountSource::Volume(volume) => Some(volume.name.as_str()),
+            MountSource::Tmpfs(_) | MountSource::Image(_) | MountSource::Bind(_) => None,
+        })
     }
 
     /// Returns whether a process that the sandbox ends with is gone, so that the sandbox ends about

@@ -1,12 +1,12 @@
 //! A store's sandboxes, by name.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use micabox_image::Store;
 
 use super::{Directory, Found, Lock, Record};
-use crate::process::{ExecOptions, Process};
-use crate::{Base, Command, CommandError, Error, Overrides};
+use crate::{Base, Error};
 
 /// All sandboxes of a store, running or with a record only, and its snapshots. Cheap to clone.
 ///
@@ -67,6 +67,15 @@ impl Sandboxes {
         Ok(all.map(|found| found.record).collect())
     }
 
+    /// Returns the directories of sandboxes whose records can't be read, because they are damaged
+    /// or of another version, but which have a disk. They are in no list, and are not removed.
+    ///
+    /// # Errors
+    /// [`Error::State`].
+    pub fn unreadable(&self) -> Result<Vec<PathBuf>, Error> {
+        self.directory.unreadable()
+    }
+
     /// Finds the sandbox with this name, ID, or beginning of an ID.
     ///
     /// # Errors
@@ -125,33 +134,9 @@ impl SandboxRef {
         self.directory().wait_for_end(&self.found, timeout)
     }
 
-    /// Makes a command with the image's environment, user and directory, as `docker exec` has it.
-    ///
-    /// # Errors
-    /// [`Error::Command`]; those of [`SandboxRef::base`].
-    pub fn command(&self, overrides: &Overrides) -> Result<Command, Error> {
-        Ok(Command::in_image(&self.base()?.config(), overrides)?)
-    }
-
-    /// Starts a command in the sandbox, which must run, with pipes for its streams, and waits until
-    /// it runs. Whichever process made the sandbox, the command is this one's: it is killed when
-    /// this process ends.
-    ///
-    /// # Errors
-    /// [`Error::Start`] if the guest can't start it; [`Error::Lost`] if the sandbox does not run.
-    pub fn exec(&self, command: &Command) -> Result<Process, Error> {
-        self.exec_with(command, ExecOptions::piped(command.stdin))
-    }
-
-    /// Starts a command as [`SandboxRef::exec`] does, with `options`.
-    ///
-    /// # Errors
-    /// As [`SandboxRef::exec`].
-    pub fn exec_with(&self, command: &Command, options: ExecOptions) -> Result<Process, Error> {
-        if command.argv.is_empty() {
-            return Err(CommandError::Nothing.into());
-        }
-        Process::start(&self.found.path, command.to_exec(), options, false)
+    /// Returns the directory of the sandbox's state.
+    pub(crate) fn path(&self) -> &Path {
+        &self.found.path
     }
 
     pub(crate) fn sandboxes(&self) -> &Sandboxes {

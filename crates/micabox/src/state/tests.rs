@@ -1,8 +1,11 @@
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
 use super::*;
+use crate::DiskRate;
+use crate::Setup;
 use crate::plan::{Root, Transport};
 use crate::{BaseName, Error, ImageName, RootDisk, Upper};
 
@@ -16,12 +19,19 @@ fn record(id: &str) -> Record {
         }),
         command: "true".into(),
         created: 0,
+        created_nanos: 0,
         memory_mib: 1,
+        cpu_quota: None,
+        disk_rate: DiskRate::default(),
         cpus: 1,
         transport: Transport::Pmem,
         root: Root::Merged,
         upper: Upper::Tmpfs,
+        setup: Setup::default(),
         spec: None,
+        defaults: None,
+        labels: BTreeMap::new(),
+        published: Vec::new(),
         auto_remove: false,
         owner: None,
         creator: None,
@@ -124,6 +134,24 @@ fn a_sandbox_with_auto_remove_leaves_nothing() {
     fs::write(torn.join("state.json"), "{").unwrap();
     assert_eq!(names(&sandboxes), [""; 0]);
     assert_eq!(entries(root.path()), 0);
+}
+
+#[test]
+fn a_disk_is_kept_though_its_record_cannot_be_read() {
+    let root = tempfile::tempdir().unwrap();
+    let sandboxes = Directory::open(root.path()).unwrap();
+    let registration = sandboxes.register(Some("db"), record("a")).unwrap();
+    let path = registration.path().to_owned();
+    drop(registration);
+    fs::write(path.join("upper.ext4"), "data").unwrap();
+    fs::write(
+        path.join("state.json"),
+        r#"{"transport": "of a later version"}"#,
+    )
+    .unwrap();
+    assert_eq!(names(&sandboxes), [""; 0]);
+    assert_eq!(fs::read(path.join("upper.ext4")).unwrap(), b"data");
+    assert_eq!(sandboxes.unreadable().unwrap(), [path]);
 }
 
 #[test]

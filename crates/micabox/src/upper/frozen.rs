@@ -54,7 +54,7 @@ impl FrozenDisk {
             Err(source) => Err(match stream.verdict() {
                 Some(error) => about.error(error),
                 None => Error::System {
-                    what: "telling the changes",
+                    what: "passing on the changes",
                     source,
                 },
             }),
@@ -115,7 +115,7 @@ impl SandboxRef {
                 copy: None,
             });
         }
-        let copy = tempfile::tempfile_in(&path).map_err(copying(&disk(&path)))?;
+        let copy = self.sandboxes().store().unnamed(&[])?;
         self.directory().copy_frozen(&record.id, &copy)?;
         Ok(FrozenDisk {
             path: disk(&path),

@@ -22,8 +22,8 @@ pub use micabox_overlay::diff::{Change, ChangeKind};
 /// Default size of a disk in bytes. The host allocates space only as it fills.
 pub const DEFAULT_DISK_SIZE: u64 = 8 << 30;
 
-/// The filesystems' label.
-const LABEL: [u8; 16] = *b"mica-upper\0\0\0\0\0\0";
+/// The label of a disk for changes.
+pub(crate) const LABEL: [u8; 16] = *b"mica-upper\0\0\0\0\0\0";
 
 /// The disk's file in the sandbox's directory.
 const FILE: &str = "upper.ext4";
@@ -77,8 +77,13 @@ pub(crate) fn patches(directory: &Path) -> PathBuf {
     directory.join("patches.ext4")
 }
 
-/// Makes an empty filesystem of `size` bytes for changes, in a new file.
-pub(crate) fn make_disk(path: &Path, size: u64, uuid: [u8; 16]) -> Result<(), Error> {
+/// Makes an empty filesystem of `size` bytes in a new file.
+pub(crate) fn make_disk(
+    path: &Path,
+    size: u64,
+    uuid: [u8; 16],
+    label: [u8; 16],
+) -> Result<(), Error> {
     let failed = |source: Source| Error::Disk {
         what: "making",
         path: path.to_owned(),
@@ -94,7 +99,7 @@ pub(crate) fn make_disk(path: &Path, size: u64, uuid: [u8; 16]) -> Result<(), Er
     file.set_len(size).map_err(|error| failed(error.into()))?;
     let options = Options {
         uuid,
-        label: LABEL,
+        label,
         time: now().0,
         inodes: None,
         journal: Journal::Default,

@@ -1,30 +1,26 @@
 //! Unpacks an archive from a sandbox or a disk, which is not trusted, into host files.
 
 use std::ffi::OsStr;
-use std::fs::{self, File, FileTimes, Permissions};
 use std::io::{self, BufReader, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, PermissionsExt};
-use std::path::{Component, Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::path::{Path, PathBuf};
 
-use micabox_tar::{Kind, Limits, Member, Members, MembersError, Segment, Timestamp};
-use rustix::fs::{AtFlags, CWD, Gid, Timespec, Timestamps, Uid};
-
-use super::WholeFile;
+use micabox_tar::{Kind, Limits, Members, MembersError};
+use micabox_tree::{Root, Unpacker, Unpacking};
+use rustix::fs::{CWD, Mode, OFlags};
 
 /// Name of the archive's top entry.
 pub const ROOT: &[u8] = b"root";
 
-/// Bytes of the archive, and of contents, that are copied at a time.
+/// Bytes of the archive that are read at a time.
 const PIECE: usize = 256 << 10;
 
 /// Why unpacking failed; a part may be unpacked then.
 #[derive(Debug, thiserror::Error)]
 pub enum Problem {
     /// The archive ends early or is malformed.
-    #[error(transparent)]
-    Archive(#[from] MembersError),
+    #[error("{0}")]
+    Archive(String),
     /// The archive is valid, but not one of ours.
     #[error("{0}")]
     Foreign(&'static str),
@@ -41,27 +37,33 @@ pub enum Problem {
     },
 }
 
+impl From<MembersError> for Problem {
+    fn from(error: MembersError) -> Self {
+        Self::Archive(error.to_string())
+    }
+}
+
 type Result<T> = std::result::Result<T, Problem>;
 
-/// Files that were left out.
+/// What was left out.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Unpacked {
     /// Host path of the first device or FIFO.
     pub special: Option<PathBuf>,
-}
-
-/// A directory whose attributes are set once all its entries are written.
-struct Open {
-    path: PathBuf,
-    mode: u32,
-    mtime: Timestamp,
-    owner: Option<(u32, u32)>,
+    /// How many devices and FIFOs.
+    pub specials: u64,
+    /// Host path of the first file with an extended attribute that this user or filesystem can't
+    /// have, and the attribute's name.
+    pub xattr: Option<(PathBuf, Vec<u8>)>,
+    /// How many such attributes.
+    pub xattrs: u64,
 }
 
 /// Unpacks an archive whose only top entry is called [`ROOT`]. `place` returns the destination, given
-/// whether the top is a directory. Unpacked files grant no privileges: they have no set-id bits,
-/// and no owner but the caller unless `owners`. Nothing is written through a symbolic link, nor
-/// outside of the destination. Holes stay holes. Devices and FIFOs are left out.
+/// whether the top is a directory. Files belong to the caller and grant no privileges: they have no
+/// set-id bits, no access control lists, no capabilities, and devices and FIFOs are left out. With
+/// `owners`, they keep owners and lists, and if the caller is root all the rest. Nothing is written
+/// through a symbolic link, nor outside of the destination. Holes stay holes.
 ///
 /// # Errors
 /// [`Problem`]; a part may be unpacked then.
@@ -72,259 +74,143 @@ pub fn unpack(
 ) -> Result<Unpacked> {
     let from = BufReader::with_capacity(PIECE, from);
     let mut members = Members::new(from, Limits::default());
-    let mut place = Some(place);
-    let mut unpacking = Unpacking {
-        root: PathBuf::new(),
-        owners,
-        open: Vec::new(),
-        buffer: vec![0; PIECE],
-        unpacked: Unpacked::default(),
-    };
-    while let Some(member) = members.next_member().map_err(Problem::Archive)? {
-        let path = below(&member.path)?;
-        let is_directory = member.kind == Kind::Directory;
-        if let Some(place) = place.take() {
-            if path != Path::new("") {
-                return Err(Problem::Foreign("it begins in the middle"));
-            }
-            let root = place(is_directory).map_err(Problem::Place)?;
-            unpacking.root = root;
-            // Merged into the existing directory, which keeps its attributes.
-            if is_directory && unpacking.root.is_dir() {
-                continue;
-            }
-        }
-        unpacking.one(&path, &member, &mut members.body())?;
-    }
-    if place.is_some() {
+    let Some(first) = members.next_member()? else {
         return Err(Problem::Foreign("it is empty"));
+    };
+    if !below(&first.path)?.is_empty() {
+        return Err(Problem::Foreign("it begins in the middle"));
     }
-    unpacking.leave(Path::new(""), true)?;
-    Ok(unpacking.unpacked)
+    let is_directory = first.kind == Kind::Directory;
+    let target = Target::new(place(is_directory).map_err(Problem::Place)?, is_directory)?;
+    let is_root = owners && rustix::process::geteuid().is_root();
+    let options = Unpacking {
+        owners,
+        set_id: is_root,
+        special: is_root,
+        parents: false,
+        whole: true,
+        xattrs: match (is_root, owners) {
+            (true, _) => |name| !name.starts_with(b"trusted.overlay."),
+            (false, true) => |name| name.starts_with(b"user.") || name.starts_with(b"system."),
+            (false, false) => |name| name.starts_with(b"user."),
+        },
+    };
+    let mut unpacker = Unpacker::new(Root::without_links(target.open()?), options);
+    let mut next = Some(first);
+    while let Some(member) = next {
+        let path = target.inside(below(&member.path)?);
+        let link = match &member.kind {
+            Kind::HardLink(link) => target.inside(below(link)?),
+            _ => Vec::new(),
+        };
+        // Merged into the existing directory, which keeps its attributes.
+        if !path.is_empty() {
+            let added = unpacker.add(&path, &link, &member, &mut members.body());
+            added.map_err(|error| target.problem(error))?;
+        }
+        next = members.next_member()?;
+    }
+    let unpacked = unpacker.finish().map_err(|error| target.problem(error))?;
+    Ok(Unpacked {
+        special: unpacked.special.map(|path| target.host(&path)),
+        specials: unpacked.specials,
+        xattr: unpacked
+            .xattr
+            .map(|(path, name)| (target.host(&path), name)),
+        xattrs: unpacked.xattrs,
+    })
 }
 
-struct Unpacking {
-    root: PathBuf,
-    owners: bool,
-    /// Directories that contain the last member, outermost first.
-    open: Vec<Open>,
-    buffer: Vec<u8>,
-    unpacked: Unpacked,
+/// Where the archive goes.
+struct Target {
+    /// The directory that nothing leads out of.
+    directory: PathBuf,
+    /// The top's name in it; empty if the directory itself is the top.
+    name: Vec<u8>,
 }
 
-impl Unpacking {
-    fn one(&mut self, path: &Path, member: &Member, body: &mut dyn Read) -> Result<()> {
-        let at = self.at(path);
-        self.leave(&at, false)?;
-        check_parents(&self.root, path)?;
-        let attributes = &member.attributes;
-        let owner = self.owners.then_some((attributes.uid, attributes.gid));
-        let mode = u32::from(attributes.mode) & 0o777;
-        let failed = |error: io::Error| host(&at, error);
-        match &member.kind {
-            Kind::Directory => {
-                match fs::create_dir(&at) {
-                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                        let is_directory = at.symlink_metadata().is_ok_and(|it| it.is_dir());
-                        if !is_directory {
-                            return Err(failed(error));
-                        }
-                    }
-                    result => result.map_err(failed)?,
-                }
-                // Writable until all its entries are written.
-                fs::set_permissions(&at, Permissions::from_mode(mode | 0o700)).map_err(failed)?;
-                self.open.push(Open {
-                    mode: u32::from(attributes.mode) & 0o1777,
-                    mtime: attributes.mtime,
-                    owner,
-                    path: at,
-                });
-            }
-            Kind::File { size, segments } => {
-                let whole = WholeFile::create(&at).map_err(failed)?;
-                let file = whole.file();
-                let segments = segments.as_deref();
-                self.contents(*size, segments, body, file).map_err(failed)?;
-                if let Some((uid, gid)) = owner {
-                    rustix::fs::fchown(file, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))
-                        .map_err(|error| failed(error.into()))?;
-                }
-                file.set_permissions(Permissions::from_mode(mode))
-                    .and_then(|()| file.set_times(times(attributes.mtime)))
-                    .map_err(failed)?;
-                whole.publish(&at).map_err(failed)?;
-            }
-            Kind::Symlink(target) => {
-                replace(&at)?;
-                let target = OsStr::from_bytes(target);
-                std::os::unix::fs::symlink(target, &at).map_err(failed)?;
-                set_link_times(&at, attributes.mtime).map_err(failed)?;
-                if let Some((uid, gid)) = owner {
-                    chown(&at, uid, gid).map_err(failed)?;
-                }
-            }
-            Kind::HardLink(target) => {
-                let target = below(target)?;
-                check_parents(&self.root, &target)?;
-                let target = self.at(&target);
-                if !target.symlink_metadata().is_ok_and(|it| it.is_file()) {
-                    return Err(Problem::Foreign(
-                        "a hard link to something that is not a regular file",
-                    ));
-                }
-                // Two names of one file can't replace each other.
-                if target != at {
-                    replace(&at)?;
-                    fs::hard_link(target, &at).map_err(failed)?;
-                }
-            }
-            // Devices and FIFOs of a sandbox have no use on the host.
-            Kind::CharDevice(..) | Kind::BlockDevice(..) | Kind::Fifo => {
-                self.unpacked.special.get_or_insert(at);
-            }
+impl Target {
+    fn new(place: PathBuf, is_directory: bool) -> Result<Self> {
+        if is_directory && place.is_dir() {
+            return Ok(Self {
+                directory: place,
+                name: Vec::new(),
+            });
         }
-        Ok(())
+        let Some(name) = place.file_name() else {
+            let source = io::ErrorKind::IsADirectory.into();
+            return Err(Problem::Host {
+                path: place,
+                source,
+            });
+        };
+        let directory = match place.parent() {
+            Some(parent) if parent != Path::new("") => parent.to_owned(),
+            _ => PathBuf::from("."),
+        };
+        let name = name.as_bytes().to_vec();
+        Ok(Self { directory, name })
     }
 
-    /// Writes a file's contents, with its holes.
-    fn contents(
-        &mut self,
-        size: u64,
-        segments: Option<&[Segment]>,
-        body: &mut dyn Read,
-        file: &File,
-    ) -> io::Result<()> {
-        for segment in segments.unwrap_or(&[Segment::whole(size)]) {
-            let mut at = segment.offset;
-            let end = segment.end();
-            while at < end {
-                let count = (end - at).min(PIECE as u64) as usize;
-                let piece = self.buffer.get_mut(..count).unwrap_or_default();
-                body.read_exact(piece)?;
-                file.write_all_at(piece, at)?;
-                at += count as u64;
+    fn open(&self) -> Result<std::os::fd::OwnedFd> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        rustix::fs::openat(CWD, &self.directory, flags, Mode::empty()).map_err(|errno| {
+            Problem::Host {
+                path: self.directory.clone(),
+                source: errno.into(),
             }
-        }
-        file.set_len(size)
+        })
     }
 
-    /// Returns a member's path on the host.
-    fn at(&self, path: &Path) -> PathBuf {
-        if path == Path::new("") {
-            self.root.clone()
-        } else {
-            self.root.join(path)
+    /// Returns the path from the directory of what is at `path` from the top.
+    fn inside(&self, path: &[u8]) -> Vec<u8> {
+        match (&*self.name, path) {
+            (name, []) => name.to_vec(),
+            ([], path) => path.to_vec(),
+            (name, path) => [name, b"/", path].concat(),
         }
     }
 
-    /// Closes the open directories that don't contain `next`, or all of them: sets their
-    /// attributes.
-    fn leave(&mut self, next: &Path, all: bool) -> Result<()> {
-        while let Some(last) = self
-            .open
-            .pop_if(|last| all || last.path == next || !next.starts_with(&last.path))
-        {
-            last.close().map_err(|error| host(&last.path, error))?;
-        }
-        Ok(())
+    fn host(&self, path: &[u8]) -> PathBuf {
+        self.directory.join(OsStr::from_bytes(path))
     }
-}
 
-impl Open {
-    fn close(&self) -> io::Result<()> {
-        if let Some((uid, gid)) = self.owner {
-            chown(&self.path, uid, gid)?;
+    fn problem(&self, error: micabox_tree::Error) -> Problem {
+        match error {
+            micabox_tree::Error::File { path, source } => Problem::Host {
+                path: self.host(&path),
+                source,
+            },
+            error => Problem::Archive(error.to_string()),
         }
-        let directory = File::open(&self.path)?;
-        directory.set_permissions(Permissions::from_mode(self.mode))?;
-        directory.set_times(times(self.mtime))
     }
 }
 
 /// Returns a member's path below [`ROOT`].
-fn below(path: &[u8]) -> Result<PathBuf> {
-    let is_plain = |part: &Component<'_>| matches!(part, Component::Normal(_));
-    let mut parts = Path::new(OsStr::from_bytes(path)).components();
-    let root = parts.next().map(|part| part.as_os_str().as_encoded_bytes());
-    if root != Some(ROOT) || !parts.clone().all(|part| is_plain(&part)) {
-        let what = "a member outside of what was to be copied";
-        return Err(Problem::Foreign(what));
-    }
-    Ok(parts.collect())
-}
-
-/// Fails unless every parent of `path` below `root` is a directory and not a link.
-fn check_parents(root: &Path, path: &Path) -> Result<()> {
-    let mut at = root.to_owned();
-    let parts = path.parent().into_iter().flat_map(Path::components);
-    for part in parts {
-        at.push(part);
-        if !at.symlink_metadata().is_ok_and(|it| it.is_dir()) {
-            let problem = "a parent of the path, and not a directory";
-            return Err(host(&at, io::Error::other(problem)));
-        }
-    }
-    Ok(())
-}
-
-/// Removes the file that a link replaces; fails on a directory.
-fn replace(at: &Path) -> Result<()> {
-    match fs::remove_file(at) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(host(at, error)),
-        _ => Ok(()),
-    }
-}
-
-fn chown(path: &Path, uid: u32, gid: u32) -> io::Result<()> {
-    let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
-    Ok(rustix::fs::chownat(
-        CWD,
-        path,
-        uid,
-        gid,
-        AtFlags::SYMLINK_NOFOLLOW,
-    )?)
-}
-
-/// Sets the times of a symbolic link itself.
-fn set_link_times(path: &Path, mtime: Timestamp) -> io::Result<()> {
-    let moment = Timespec {
-        tv_sec: mtime.seconds,
-        tv_nsec: mtime.nanos.into(),
+fn below(path: &[u8]) -> Result<&[u8]> {
+    let outside = Problem::Foreign("a member outside of what was to be copied");
+    let below = match path.strip_prefix(ROOT) {
+        Some([]) => return Ok(b""),
+        Some([b'/', below @ ..]) => below,
+        _ => return Err(outside),
     };
-    let times = Timestamps {
-        last_access: moment,
-        last_modification: moment,
-    };
-    Ok(rustix::fs::utimensat(
-        CWD,
-        path,
-        &times,
-        AtFlags::SYMLINK_NOFOLLOW,
-    )?)
-}
-
-fn times(Timestamp { seconds, nanos }: Timestamp) -> FileTimes {
-    let whole = Duration::from_secs(seconds.unsigned_abs());
-    let second: Option<SystemTime> = if seconds < 0 {
-        UNIX_EPOCH.checked_sub(whole)
+    let end = below.iter().rposition(|byte| *byte != b'/');
+    let below = below
+        .get(..end.map_or(0, |end| end + 1))
+        .unwrap_or_default();
+    let is_plain = |name: &[u8]| !matches!(name, b"" | b"." | b"..");
+    if below.is_empty() || below.split(|byte| *byte == b'/').all(is_plain) {
+        Ok(below)
     } else {
-        UNIX_EPOCH.checked_add(whole)
-    };
-    let moment = second.and_then(|second| second.checked_add(Duration::from_nanos(nanos.into())));
-    FileTimes::new().set_modified(moment.unwrap_or(UNIX_EPOCH))
-}
-
-fn host(path: &Path, error: io::Error) -> Problem {
-    Problem::Host {
-        path: path.to_owned(),
-        source: error,
+        Err(outside)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
     use tar::EntryType;
 
     use super::*;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use micabox_wire::{ExitStatus, Phase, StartFailed, TtySize};
+use micabox_wire::{Confinement, ExitStatus, Phase, StartFailed, TtySize};
 use serde::{Deserialize, Serialize};
 
 use super::Text;
@@ -18,9 +18,29 @@ pub enum Request {
     /// In a copy of a sandbox: reattach the original's first command, as if it had just been
     /// started. Only where its streams go and how it ends is taken from `Exec`.
     Reattach(Box<Exec>),
+    /// Attach to the first command, of any client: a copy of its outputs from now on, and its
+    /// stdin if that is open and idle. Replies: [`Reply::Attached`], and [`Reply::Exited`] when it
+    /// has ended. The number stands for the command until then, for signals and sizes; the
+    /// command continues when the connection ends.
+    Attach {
+        /// [`Place::Null`] or [`Place::Descriptor`], as the outputs.
+        #[serde(default)]
+        stdin: Place,
+        /// A copy of stdout, or of the terminal's output.
+        #[serde(default)]
+        stdout: Place,
+        /// A copy of stderr.
+        #[serde(default)]
+        stderr: Place,
+    },
     /// Send the command's process a signal: its number on Linux x86-64, 1 to 64.
     Signal {
         /// The number.
+        signal: i32,
+    },
+    /// Send the first command, of any client, a signal. Reply: [`Reply::Signaled`].
+    SignalFirst {
+        /// The number, as for [`Request::Signal`].
         signal: i32,
     },
     /// The command's terminal has another size.
@@ -35,6 +55,9 @@ pub enum Request {
     /// Leave the command running: no more messages about it are sent, its stdin is closed and its
     /// output dropped.
     Release,
+    /// Leave the command running as [`Request::Release`] does, but with its stdin open. The output
+    /// of the command with the sandbox's lifetime goes to the sandbox's log from now on.
+    Leave,
     /// From the creator: the sandbox continues without it. Reply: [`Reply::Detached`].
     Detach,
     /// End the sandbox: the stop signal for its first command, SIGKILL after so many milliseconds,
@@ -48,6 +71,37 @@ pub enum Request {
     End,
     /// Kill the sandbox, which is like a power cut. Reply as for [`Request::Stop`].
     Kill,
+    /// End the sandbox, as with [`Request::Stop`], when it has had no command and no client for
+    /// `idle_timeout`, or when it is `max_life` old. Milliseconds; 0 stands for never. What is
+    /// missing stays as it is. Reply: [`Reply::Expires`].
+    Expire {
+        /// Milliseconds without commands and clients.
+        #[serde(default)]
+        idle_timeout: Option<u64>,
+        /// Milliseconds since the sandbox was ready for commands.
+        #[serde(default)]
+        max_life: Option<u64>,
+    },
+    /// Stop the machine's processors until [`Request::Unpause`]. Reply: [`Reply::Paused`].
+    Pause,
+    /// Let them run again. Reply: [`Reply::Unpaused`].
+    Unpause,
+    /// Limit the processor time of the machine's process, for later starts too. Reply:
+    /// [`Reply::Limited`].
+    LimitProcessors {
+        /// Thousandths of a processor, at least 10; none for all of the machine's processors.
+        #[serde(default)]
+        quota: Option<u32>,
+    },
+    /// Request for [`Reply::Stats`].
+    Stats,
+    /// Give the sandbox another name. Reply: [`Reply::Renamed`].
+    Rename {
+        /// The name.
+        name: String,
+    },
+    /// Request for [`Reply::Ended`] when the sandbox is over.
+    Wait,
     /// Freeze the machine until [`Request::Thaw`]. Reply: [`Reply::Frozen`]. The client repeats
     /// [`Request::Hold`] at least every ten seconds; otherwise the machine is thawed.
     Freeze {
@@ -55,6 +109,10 @@ pub enum Request {
         /// the state, one for the memory.
         #[serde(default)]
         memory: bool,
+        /// Of the memory, write only the pages that differ from its base, if it has one:
+        /// [`Reply::Frozen`] then comes with the base.
+        #[serde(default)]
+        delta: bool,
     },
     /// The machine must stay frozen.
     Hold,
@@ -77,6 +135,8 @@ pub struct Exec {
     pub workdir: Text,
     /// `name`, `uid`, `name:group` and so on, looked up in the sandbox. Empty means root.
     pub user: String,
+    /// What limits it.
+    pub confinement: Confinement,
     /// A terminal of this size in place of pipes.
     pub tty: Option<TtySize>,
     /// Where stdin comes from.
@@ -98,6 +158,11 @@ pub struct Exec {
     pub detach: bool,
     /// [`Reply::Exited`] comes with [`Info`].
     pub measure: bool,
+    /// The command is not the sandbox's first one, even if there was no other before.
+    pub beside: bool,
+    /// The command gets SIGPIPE when nothing reads an output's descriptor any more. Without this,
+    /// the output is dropped.
+    pub sigpipe: bool,
 }
 
 /// Where a stream comes from or goes to.
@@ -140,6 +205,13 @@ pub enum Reply {
         /// Bytes of stdin that may be sent before more are granted; 0 if it has no stdin.
         window: u32,
     },
+    /// The client is attached to the first command.
+    Attached {
+        /// Its process ID inside the sandbox.
+        pid: u32,
+        /// Whether it has a terminal.
+        tty: bool,
+    },
     /// Grant: so many more bytes of stdin may be sent.
     Credit {
         /// Bytes.
@@ -152,12 +224,35 @@ pub enum Reply {
     Exited {
         /// How it ended.
         status: ExitStatus,
+        /// Whether it ended because its time was over, without SIGKILL.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        timed_out: bool,
         /// Measurements, if requested.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         info: Option<Info>,
     },
-    /// The sandbox continues without its creator.
+    /// The sandbox continues without its creator; or the client is no longer attached to the first
+    /// command, because nothing reads the copy of its output.
     Detached,
+    /// The first command was sent the signal.
+    Signaled,
+    /// The sandbox is paused.
+    Paused,
+    /// The sandbox runs again.
+    Unpaused,
+    /// The sandbox's processor time is limited.
+    Limited,
+    /// What the sandbox uses.
+    Stats(Stats),
+    /// The sandbox has the name.
+    Renamed,
+    /// When the sandbox ends by itself, in milliseconds as in [`Request::Expire`].
+    Expires {
+        /// After so long without commands and clients.
+        idle_timeout: u64,
+        /// At this age.
+        max_life: u64,
+    },
     /// The sandbox is over.
     Stopped {
         /// Why its machine was killed, if the guest did not shut down; nothing that the sandbox
@@ -171,6 +266,9 @@ pub enum Reply {
         /// The creator's description of a saved machine.
         #[serde(default)]
         note: serde_json::Value,
+        /// The memory was written as a delta; a descriptor of its base comes with the message.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        base: bool,
     },
     /// The machine was frozen until now, and runs again.
     Thawed,
@@ -182,7 +280,7 @@ pub enum Reply {
         /// Whether they wait.
         stalled: bool,
     },
-    /// To the creator, without a request: the sandbox is over. The last message.
+    /// The sandbox is over. To the creator, without a request, as the last message.
     Ended {
         /// Its exit code, if a command had its lifetime.
         code: Option<u8>,
@@ -216,12 +314,20 @@ pub enum Kind {
     Invalid,
     /// The machine could not be started.
     Machine,
+    /// Something else uses what the sandbox needs: a port, a file, a name.
+    InUse,
     /// The command could not be started.
     Start,
     /// Arguments and environment are longer than Linux accepts.
     TooLong,
     /// The sandbox is over, or is about to be.
     Ending,
+    /// The sandbox is paused.
+    Paused,
+    /// The guest did not answer in time.
+    Silent,
+    /// The host has no control group that can limit the machine's process.
+    Unlimited,
     /// The machine can't be saved, or did not stay frozen until [`Request::Thaw`].
     NotFrozen,
     /// The sandbox ended before the request was carried out.
@@ -233,6 +339,27 @@ pub enum Kind {
 pub struct Up {
     /// The directory of the sandbox's state, where its socket is.
     pub directory: PathBuf,
+}
+
+/// What a running sandbox uses of its host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stats {
+    /// Microseconds of processor time since its start.
+    pub processor_time: u64,
+    /// Bytes of resident memory that are its machine's own: the guest's memory, as far as it was
+    /// written, and that of the monitor.
+    pub own_memory: u64,
+    /// Bytes of resident memory that are of files, which sandboxes share: the image's, and those of
+    /// a template or snapshot that it has not written to.
+    pub shared_memory: u64,
+    /// Bytes read from disks since its start; none if the host does not say.
+    pub disk_read: Option<u64>,
+    /// Bytes written to disks.
+    pub disk_written: Option<u64>,
+    /// Bytes of ethernet frames that it has received since its start; none without a network.
+    pub network_received: Option<u64>,
+    /// Bytes of ethernet frames that it has sent.
+    pub network_sent: Option<u64>,
 }
 
 /// Information about a running sandbox.

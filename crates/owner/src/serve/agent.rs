@@ -6,6 +6,7 @@ use std::time::Instant;
 use micabox_wire::{MAX_DATA, OutputStream, SendWindow, ToGuest, ToHost};
 use rustix::event::PollFlags;
 
+use super::client::ClientId;
 use super::command::{Command, Input, Sink};
 use super::{First, Owner, STALL_LOOK};
 use crate::Lost;
@@ -54,6 +55,9 @@ impl Owner {
                 command.start = Some(Ok(pid));
                 command.started = Some(now);
                 command.stdin_window = SendWindow::new(stdin_window);
+                if command.is_abandoned {
+                    self.signal(id, libc::SIGKILL);
+                }
                 if let Some(first) = self.first_with(id) {
                     first.started = Some(now);
                 }
@@ -105,7 +109,8 @@ impl Owner {
             ToHost::StdinClosed { id } => {
                 let command = self.running(id)?;
                 command.stdin = Input::Closed;
-                if let Some((client, number)) = command.client {
+                let clients = [command.client, command.input_of.take()];
+                for (client, number) in clients.into_iter().flatten() {
                     self.send(client, number, &Reply::StdinClosed);
                 }
             }
@@ -120,10 +125,42 @@ impl Owner {
     }
 
     fn starting(&mut self, id: u32) -> Result<&mut Command, String> {
-        self.commands
-            .get_mut(&id)
-            .filter(|command| command.start.is_none())
-            .ok_or_else(|| format!("the guest started command {id} without a request"))
+        let command = self.commands.get_mut(&id);
+        let command = command.filter(|command| command.start.is_none());
+        let command =
+            command.ok_or_else(|| format!("the guest started command {id} without a request"))?;
+        command.answer_by = None;
+        Ok(command)
+    }
+
+    /// Gives up a command that the guest has not answered about. One that starts later is killed.
+    pub(super) fn unanswered(&mut self, id: u32) {
+        // What is paused can't answer.
+        if self.freezer.is_busy() {
+            let later = Instant::now().checked_add(self.patience);
+            if let Some(command) = self.commands.get_mut(&id) {
+                command.answer_by = later;
+            }
+            return;
+        }
+        let Some(command) = self.commands.get_mut(&id) else {
+            return;
+        };
+        command.answer_by = None;
+        let (client, lifetime) = (command.client, command.lifetime);
+        let message = format!(
+            "the guest has not answered for {} seconds",
+            self.patience.as_secs()
+        );
+        let failure = Failure::new(Kind::Silent, message);
+        if let Some((client, number)) = client {
+            self.send(client, number, &Reply::Failed(failure.clone()));
+        }
+        self.abandon(id);
+        if lifetime {
+            self.end.failure = Some(failure);
+            self.finish();
+        }
     }
 
     fn running(&mut self, id: u32) -> Result<&mut Command, String> {
@@ -209,6 +246,7 @@ impl Owner {
         };
         let client = command.client;
         let output = command.output(stream);
+        let broken = output.copy(data);
         let written = match &output.sink {
             Sink::Frames => {
                 if let Some((client, number)) = client
@@ -234,6 +272,40 @@ impl Owner {
             }
             Err(_) => self.output_broken(id, stream, true),
         }
+        for client in broken {
+            self.copy_broken(id, client);
+        }
+    }
+
+    /// Handles the descriptor of an output's copy that is writable, or that nothing reads any more.
+    pub(super) fn write_copy(
+        &mut self,
+        id: u32,
+        stream: OutputStream,
+        client: (ClientId, u32),
+        ready: PollFlags,
+    ) {
+        if !ready.intersects(PollFlags::OUT) {
+            return self.copy_broken(id, client);
+        }
+        let Some(command) = self.commands.get_mut(&id) else {
+            return;
+        };
+        let is_running = command.exit.is_none();
+        let output = command.output(stream);
+        let broken = output.copy(&[]);
+        let credit = output.handed_on(0).filter(|_| is_running);
+        self.link.outbox.credit(id, stream, credit);
+        for client in broken {
+            self.copy_broken(id, client);
+        }
+        self.complete(id);
+    }
+
+    /// Detaches a client from a command because nothing reads the copy of its output.
+    fn copy_broken(&mut self, id: u32, client: (ClientId, u32)) {
+        self.send(client.0, client.1, &Reply::Detached);
+        self.leave_first(id, client);
     }
 
     /// Handles an output's descriptor that is writable, or that nothing reads any more.
@@ -242,13 +314,16 @@ impl Owner {
             self.pass_on(id, stream, &[]);
             self.complete(id);
         } else if ready.intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL) {
-            self.output_broken(id, stream, stream == OutputStream::Stdout);
+            let command = self.commands.get(&id);
+            // A program gets SIGPIPE only when it writes.
+            let waits = command.is_some_and(|command| command.sigpipe);
+            self.output_broken(id, stream, stream == OutputStream::Stdout && !waits);
         }
     }
 
     /// Handles an output that nothing reads any more. If it belongs to the command with the
     /// sandbox's lifetime and `matters` (it is stdout, or more was to be written), the command and
-    /// the sandbox end.
+    /// the sandbox end. Another command gets SIGPIPE, if it was started so.
     fn output_broken(&mut self, id: u32, stream: OutputStream, matters: bool) {
         let Some(command) = self.commands.get_mut(&id) else {
             return;
@@ -259,11 +334,14 @@ impl Owner {
             output.sink = Sink::Broken;
         }
         let (lifetime, has_ended) = (command.lifetime, command.exit.is_some());
+        let sigpipe = command.sigpipe;
         if !has_ended {
             self.link.outbox.credit(id, stream, credit);
         }
         if matters && lifetime {
             self.unseen(id);
+        } else if matters && sigpipe {
+            self.signal(id, libc::SIGPIPE);
         }
         self.complete(id);
     }
@@ -274,6 +352,10 @@ impl Owner {
         let Some(command) = self.commands.get_mut(&id).filter(|command| command.runs()) else {
             return;
         };
+        // An attached client may have left since poll(2).
+        if !matches!(command.stdin, Input::Descriptor(_)) {
+            return;
+        }
         let most = command.stdin_window.available().min(MAX_DATA).min(room);
         let part = buffer.get_mut(..most).unwrap_or_default();
         if part.is_empty() {
@@ -287,6 +369,8 @@ impl Owner {
                 let _ = command.stdin_window.take(count);
                 self.link.outbox.push(ToGuest::Stdin { id, data });
             }
+            // The command keeps its stdin when an attached client's ends.
+            None if command.input_of.take().is_some() => command.stdin = Input::Idle,
             None => {
                 command.stdin = Input::Closed;
                 self.link.outbox.push(ToGuest::CloseStdin { id });
@@ -302,7 +386,7 @@ pub(super) fn pipe(stream: OutputStream) -> Pipe {
     }
 }
 
-fn log_stream(stream: OutputStream) -> Stream {
+pub(super) fn log_stream(stream: OutputStream) -> Stream {
     match stream {
         OutputStream::Stdout => Stream::Stdout,
         OutputStream::Stderr => Stream::Stderr,

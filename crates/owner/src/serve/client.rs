@@ -1,11 +1,13 @@
 //! The owner's end of a connection to a client.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io::{self, Write};
+use std::fs::File;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 
-use rustix::net::RecvFlags;
+use rustix::net::{RecvFlags, SendFlags};
 
 use crate::protocol::frame::{self, Pipe};
 use crate::protocol::{Decoder, Frame, FrameError, Reply, Request, preamble};
@@ -32,10 +34,14 @@ pub(super) struct Client {
     /// Received descriptors, in order.
     pub(super) descriptors: VecDeque<OwnedFd>,
     outgoing: Vec<u8>,
+    /// Descriptors that go with the next bytes: before the message that they belong to, or with it.
+    outgoing_descriptors: Vec<Arc<File>>,
     /// Bytes at the front of `outgoing` that have been sent.
     sent: usize,
     /// The client's numbers for its commands, mapped to the agent's.
     pub(super) commands: BTreeMap<u32, u32>,
+    /// The same for commands of others that it is attached to.
+    pub(super) attached: BTreeMap<u32, u32>,
     /// The client sends no more requests, and still receives messages.
     pub(super) has_ended: bool,
 }
@@ -48,14 +54,23 @@ impl Client {
             decoder: Decoder::default(),
             descriptors: VecDeque::new(),
             outgoing: preamble().to_vec(),
+            outgoing_descriptors: Vec::new(),
             sent: 0,
             commands: BTreeMap::new(),
+            attached: BTreeMap::new(),
             has_ended: false,
         })
     }
 
     pub(super) fn reply(&mut self, number: u32, reply: &Reply) {
         frame::encode(number, reply, &mut self.outgoing);
+    }
+
+    /// As [`Client::reply`], with a descriptor. At most as many replies of this kind may be unsent as
+    /// descriptors go with one piece of the stream.
+    pub(super) fn reply_with(&mut self, number: u32, reply: &Reply, descriptor: Arc<File>) {
+        self.outgoing_descriptors.push(descriptor);
+        self.reply(number, reply);
     }
 
     pub(super) fn data(&mut self, number: u32, pipe: Pipe, bytes: &[u8]) {
@@ -83,8 +98,12 @@ impl Client {
     pub(super) fn flush(&mut self) -> io::Result<()> {
         while self.has_unsent() {
             let unsent = self.outgoing.get(self.sent..).unwrap_or_default();
-            match (&self.socket).write(unsent) {
-                Ok(count) => self.sent += count,
+            let descriptors: Vec<_> = self.outgoing_descriptors.iter().map(AsFd::as_fd).collect();
+            match socket::send(&self.socket, unsent, &descriptors, SendFlags::DONTWAIT) {
+                Ok(count) => {
+                    self.sent += count;
+                    self.outgoing_descriptors.clear();
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(_) => self.sent = self.outgoing.len(),

@@ -1,6 +1,7 @@
 //! The state of a command in the guest, and of its streams.
 
 use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use micabox_wire::{ExitStatus, OutputStream, ReceiveWindow, SendWindow, StartFailed, WindowError};
@@ -34,9 +35,21 @@ pub(super) struct Command {
     pub(super) lifetime: bool,
     pub(super) detach: bool,
     pub(super) measure: bool,
+    pub(super) sigpipe: bool,
+    /// Its start was noted as an event, and its end will be.
+    pub(super) is_noted: bool,
+    pub(super) has_tty: bool,
+    /// The attached client whose descriptor is its stdin.
+    pub(super) input_of: Option<(ClientId, u32)>,
+    /// Its time is over, and it has got its stop signal but no SIGKILL.
+    pub(super) timed_out: bool,
     /// How long it may run, and the time between its stop signal and SIGKILL.
     pub(super) timeout: Option<Duration>,
     pub(super) grace: Duration,
+    /// It is killed if it starts: its client is gone.
+    pub(super) is_abandoned: bool,
+    /// When its start fails if the guest has not answered.
+    pub(super) answer_by: Option<Instant>,
     /// When it gets its stop signal or, after that, SIGKILL.
     pub(super) deadline: Option<Instant>,
 }
@@ -78,7 +91,20 @@ pub(super) struct Output {
     pub(super) sink: Sink,
     /// Bytes that the descriptor has not accepted yet.
     pending: VecDeque<u8>,
+    /// Copies, for clients that have attached to the command.
+    copies: Vec<Copy>,
+    /// Bytes that were handed on while a copy was behind: the guest gets no credit for them yet.
+    owed: usize,
     window: ReceiveWindow,
+}
+
+/// A copy of an output.
+#[derive(Debug)]
+pub(super) struct Copy {
+    pub(super) client: (ClientId, u32),
+    descriptor: Descriptor,
+    /// Bytes that the descriptor has not accepted yet.
+    pending: VecDeque<u8>,
 }
 
 impl Command {
@@ -97,6 +123,13 @@ impl Command {
             lifetime: false,
             detach: false,
             measure: false,
+            sigpipe: false,
+            is_noted: false,
+            has_tty: false,
+            input_of: None,
+            timed_out: false,
+            is_abandoned: false,
+            answer_by: None,
             deadline: None,
             grace: Duration::ZERO,
             timeout: None,
@@ -109,6 +142,7 @@ impl Command {
         let mut command = Self {
             stdout: Output::new(Sink::Held, window),
             stderr: Output::new(Sink::Held, window),
+            has_tty: exec.tty.is_some(),
             ..Self::unclaimed()
         };
         command.claim(client, exec, streams);
@@ -124,6 +158,7 @@ impl Command {
         self.lifetime = exec.lifetime;
         self.detach = exec.detach;
         self.measure = exec.measure;
+        self.sigpipe = exec.sigpipe;
         self.timeout = (exec.timeout > 0).then(|| Duration::from_millis(exec.timeout));
         self.grace = Duration::from_millis(exec.grace);
     }
@@ -141,13 +176,26 @@ impl Command {
 
     /// Returns whether all its output has been written.
     pub(super) fn is_written(&self) -> bool {
-        self.stdout.pending.is_empty() && self.stderr.pending.is_empty()
+        let is_written = |output: &Output| !output.is_pending() && output.has_copied();
+        is_written(&self.stdout) && is_written(&self.stderr)
     }
 
     /// Drops what could not be written.
     pub(super) fn drop_output(&mut self) {
-        self.stdout.discard();
-        self.stderr.discard();
+        for output in [&mut self.stdout, &mut self.stderr] {
+            output.discard();
+            output.copies.clear();
+        }
+    }
+
+    /// Returns the clients that are attached to it.
+    pub(super) fn attached(&self) -> Vec<(ClientId, u32)> {
+        let copies = self.stdout.copies.iter().chain(&self.stderr.copies);
+        let mut clients: Vec<_> = copies.map(|copy| copy.client).collect();
+        clients.extend(self.input_of);
+        clients.sort_unstable();
+        clients.dedup();
+        clients
     }
 }
 
@@ -173,6 +221,8 @@ impl Output {
         Self {
             sink,
             pending: VecDeque::new(),
+            copies: Vec::new(),
+            owed: 0,
             window: ReceiveWindow::new(window),
         }
     }
@@ -194,7 +244,50 @@ impl Output {
 
     /// Accounts for bytes that are no longer held. Returns credit for the guest, if it is due.
     pub(super) fn handed_on(&mut self, count: usize) -> Option<u32> {
-        self.window.handed_on(count)
+        self.owed = self.owed.saturating_add(count);
+        if !self.has_copied() {
+            return None;
+        }
+        self.window.handed_on(std::mem::take(&mut self.owed))
+    }
+
+    /// Adds a copy of all later bytes for a client.
+    pub(super) fn copy_to(&mut self, client: (ClientId, u32), descriptor: Descriptor) {
+        self.copies.push(Copy {
+            client,
+            descriptor,
+            pending: VecDeque::new(),
+        });
+    }
+
+    /// Removes a client's copy. Returns credit for the guest, if it is due.
+    pub(super) fn remove_copy(&mut self, client: (ClientId, u32)) -> Option<u32> {
+        self.copies.retain(|copy| copy.client != client);
+        self.handed_on(0)
+    }
+
+    /// Returns whether no copy is behind.
+    fn has_copied(&self) -> bool {
+        self.copies.iter().all(|copy| copy.pending.is_empty())
+    }
+
+    /// Returns the copies, and whether each is behind.
+    pub(super) fn copies(&self) -> impl Iterator<Item = (&Copy, bool)> {
+        self.copies
+            .iter()
+            .map(|copy| (copy, !copy.pending.is_empty()))
+    }
+
+    /// Writes `data` to all copies, after what is pending. Returns the clients whose descriptors
+    /// nothing reads any more.
+    pub(super) fn copy(&mut self, data: &[u8]) -> Vec<(ClientId, u32)> {
+        let mut broken = Vec::new();
+        for copy in &mut self.copies {
+            if write_some(&copy.descriptor, &mut copy.pending, data).is_err() {
+                broken.push(copy.client);
+            }
+        }
+        broken
     }
 
     /// Writes pending bytes and then `data` to the descriptor, as far as it accepts them; the rest
@@ -202,7 +295,7 @@ impl Output {
     ///
     /// # Errors
     /// Those of write(2): all later writes would fail as well.
-    pub(super) fn write(&mut self, mut data: &[u8]) -> rustix::io::Result<usize> {
+    pub(super) fn write(&mut self, data: &[u8]) -> rustix::io::Result<usize> {
         let descriptor = match &self.sink {
             Sink::Descriptor(descriptor) => descriptor,
             Sink::Held => {
@@ -212,26 +305,7 @@ impl Output {
             Sink::Broken => return Err(rustix::io::Errno::PIPE),
             Sink::Discard | Sink::Frames | Sink::Log => return Ok(data.len()),
         };
-        let mut written = 0;
-        while !self.pending.is_empty() {
-            let (front, _) = self.pending.as_slices();
-            let count = descriptor.write(front)?;
-            if count == 0 {
-                break;
-            }
-            self.pending.drain(..count);
-            written += count;
-        }
-        while self.pending.is_empty() && !data.is_empty() {
-            let count = descriptor.write(data)?;
-            if count == 0 {
-                break;
-            }
-            written += count;
-            data = data.get(count..).unwrap_or_default();
-        }
-        self.pending.extend(data);
-        Ok(written)
+        write_some(descriptor, &mut self.pending, data)
     }
 
     /// Takes the bytes held until now.
@@ -245,7 +319,42 @@ impl Output {
         self.pending.clear();
         // Bytes that were sent to a client, which will not acknowledge them any more, count as
         // well.
-        self.window.handed_on(usize::MAX)
+        self.handed_on(usize::MAX)
+    }
+}
+
+/// Writes `pending` and then `data` to a descriptor, as far as it accepts them; the rest stays
+/// pending. Returns the number of bytes written.
+fn write_some(
+    descriptor: &Descriptor,
+    pending: &mut VecDeque<u8>,
+    mut data: &[u8],
+) -> rustix::io::Result<usize> {
+    let mut written = 0;
+    while !pending.is_empty() {
+        let (front, _) = pending.as_slices();
+        let count = descriptor.write(front)?;
+        if count == 0 {
+            break;
+        }
+        pending.drain(..count);
+        written += count;
+    }
+    while pending.is_empty() && !data.is_empty() {
+        let count = descriptor.write(data)?;
+        if count == 0 {
+            break;
+        }
+        written += count;
+        data = data.get(count..).unwrap_or_default();
+    }
+    pending.extend(data);
+    Ok(written)
+}
+
+impl AsFd for Copy {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
     }
 }
 

@@ -7,13 +7,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::client::ClientId;
-use super::work::{LAG, SHUTDOWN_TIMEOUT, Work};
+use super::work::{FLUSH_TIMEOUT, LAG, SHUTDOWN_TIMEOUT, Work};
 use crate::protocol::Failure;
 use crate::{Lost, LostReason};
-
-/// How long a guest may take to flush its memory to its disk. A host whose disk is busy needs long
-/// for a large guest, and killing the guest would lose data.
-const FLUSH_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Interval of checks on a guest that should end.
 const LOOK: Duration = Duration::from_millis(100);
@@ -62,6 +58,8 @@ pub(super) struct End {
     pub(super) failure: Option<Failure>,
     /// Clients that wait for the end, and their requests' numbers.
     pub(super) waiting: Vec<(ClientId, u32)>,
+    /// Clients that wait for the exit code, and their requests' numbers.
+    pub(super) watching: Vec<(ClientId, u32)>,
 }
 
 /// The next step of an end.
@@ -90,6 +88,7 @@ impl Default for End {
             code: None,
             failure: None,
             waiting: Vec::new(),
+            watching: Vec::new(),
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Freezes the machine for as long as a client needs it, and saves it if requested.
+//! Freezes the machine for as long as a client needs it, and saves it if requested; or pauses it
+//! until that is taken back.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -34,6 +35,25 @@ pub(super) enum Freeze {
     Over(Result<bool, String>),
 }
 
+/// Progress of a pause.
+#[derive(Debug)]
+pub(super) enum Pausing {
+    /// The machine is paused.
+    Paused,
+    /// The machine runs again, or why it could not be paused.
+    Over(Result<(), String>),
+}
+
+/// The next thing to do with the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    Wait,
+    /// The guest must be quiesced; [`Freezer::freeze`] comes next.
+    Quiesce,
+    Freeze,
+    Pause,
+}
+
 /// A request to freeze.
 #[derive(Debug)]
 pub(super) struct FreezeRequest {
@@ -48,6 +68,17 @@ pub(super) struct FreezeRequest {
 pub(super) struct Freezer {
     current: Option<Current>,
     waiting: VecDeque<FreezeRequest>,
+    /// Whether the machine is to be paused when no request needs it otherwise.
+    is_pause_wanted: bool,
+    pause: Option<Pause>,
+}
+
+/// A thread that keeps the machine paused.
+#[derive(Debug)]
+struct Pause {
+    /// Dropped to end the pause.
+    release: Option<Sender<()>>,
+    is_paused: bool,
 }
 
 #[derive(Debug)]
@@ -73,13 +104,27 @@ impl Freezer {
         self.waiting.push_back(request);
     }
 
-    /// Begins the next request, if none is current. Returns whether the guest must be quiesced
-    /// first; if not, [`Freezer::freeze`] comes next.
-    pub(super) fn begin(&mut self) -> Option<bool> {
+    /// Begins the next request, if none is current.
+    pub(super) fn begin(&mut self) -> Step {
         if self.current.is_some() {
-            return None;
+            return Step::Wait;
         }
-        let request = self.waiting.pop_front()?;
+        let saves = self.waiting.front().map(|next| next.memory.is_some());
+        match (&mut self.pause, saves) {
+            (None, None) if self.is_pause_wanted => return Step::Pause,
+            (_, None) if self.is_pause_wanted => return Step::Wait,
+            // A guest must run to quiesce.
+            (Some(pause), None | Some(true)) => {
+                pause.release = None;
+                return Step::Wait;
+            }
+            // It is about to be paused, or to run.
+            (Some(pause), _) if !pause.is_paused || pause.release.is_none() => return Step::Wait,
+            _ => {}
+        }
+        let Some(request) = self.waiting.pop_front() else {
+            return Step::Wait;
+        };
         let saves = request.memory.is_some();
         self.current = Some(Current {
             request,
@@ -87,7 +132,52 @@ impl Freezer {
             is_abandoned: false,
             quiesce: saves.then(|| Instant::now() + QUIESCE_TIMEOUT),
         });
-        Some(saves)
+        if saves { Step::Quiesce } else { Step::Freeze }
+    }
+
+    /// Returns whether the machine is paused, or about to be.
+    pub(super) fn is_pause_wanted(&self) -> bool {
+        self.is_pause_wanted
+    }
+
+    /// Sets whether the machine is to be paused. [`Freezer::begin`] comes next.
+    pub(super) fn want_pause(&mut self, is_wanted: bool) {
+        self.is_pause_wanted = is_wanted;
+    }
+
+    /// Pauses the machine in a thread.
+    pub(super) fn pause(&mut self, machine: &Arc<dyn Machine>, notifier: &Notifier<Event>) {
+        let (release, released) = channel::<()>();
+        self.pause = Some(Pause {
+            release: Some(release),
+            is_paused: false,
+        });
+        let (machine, thread_notifier) = (Arc::clone(machine), notifier.clone());
+        let thread = std::thread::Builder::new().name("pause".into());
+        let spawned = thread.spawn(move || {
+            let mut meanwhile = || {
+                thread_notifier.notify(Event::Pause(Pausing::Paused));
+                let _ = released.recv();
+            };
+            let over = machine.pause(&mut meanwhile);
+            let over = over.map_err(|error| error.to_string());
+            thread_notifier.notify(Event::Pause(Pausing::Over(over)));
+        });
+        if let Err(error) = spawned {
+            notifier.notify(Event::Pause(Pausing::Over(Err(error.to_string()))));
+        }
+    }
+
+    /// Notes that the machine is paused.
+    pub(super) fn paused(&mut self) {
+        if let Some(pause) = &mut self.pause {
+            pause.is_paused = true;
+        }
+    }
+
+    /// Notes that the machine is not paused any more.
+    pub(super) fn pause_over(&mut self) {
+        self.pause = None;
     }
 
     /// Freezes the machine in a thread, which waits for the machine's process.
@@ -99,6 +189,8 @@ impl Freezer {
         let (beats, inbox) = channel();
         let (machine, memory) = (Arc::clone(machine), current.request.memory.clone());
         let thread_notifier = notifier.clone();
+        // The pause lasts until the freeze is over.
+        let is_paused = self.pause.is_some();
         let thread = std::thread::Builder::new()
             .name("freeze".into())
             .spawn(move || {
@@ -109,6 +201,10 @@ impl Freezer {
                 };
                 let frozen = match memory {
                     Some(memory) => machine.save(&memory, &mut meanwhile),
+                    None if is_paused => {
+                        meanwhile();
+                        Ok(())
+                    }
                     None => machine.pause(&mut meanwhile),
                 };
                 let over = frozen
@@ -131,6 +227,11 @@ impl Freezer {
     pub(super) fn saves(&self) -> bool {
         self.current()
             .is_some_and(|request| request.memory.is_some())
+    }
+
+    /// Returns whether the machine is paused, frozen or saved, or about to be.
+    pub(super) fn is_busy(&self) -> bool {
+        self.current.is_some() || self.pause.is_some() || self.is_pause_wanted
     }
 
     /// Returns the deadline for the guest to quiesce.
@@ -174,6 +275,10 @@ impl Freezer {
     pub(super) fn give_up(&mut self) -> VecDeque<FreezeRequest> {
         if let Some(current) = &mut self.current {
             current.abandon();
+        }
+        self.is_pause_wanted = false;
+        if let Some(pause) = &mut self.pause {
+            pause.release = None;
         }
         std::mem::take(&mut self.waiting)
     }

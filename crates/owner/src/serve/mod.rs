@@ -3,17 +3,21 @@
 //! a machine's end or copying its memory, has a thread for as long as it takes ([`wake`]).
 
 mod agent;
+mod attach;
 mod client;
 mod command;
 mod end;
+mod expiry;
 mod freezer;
+mod limits;
+mod pause;
 mod requests;
 mod shutdown;
 mod wake;
 mod work;
 
-use std::any::Any;
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -23,10 +27,10 @@ use std::time::{Duration, Instant};
 
 use micabox_vmm::Machine;
 use micabox_wire::{
-    Boot, Hello, Identity, MAX_DATA, OutputStream, Phase, Reattach, Restore, ToGuest,
+    Boot, Hello, Identity, MAX_DATA, OutputStream, Phase, Reattach, Restore, Setup, ToGuest,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGTERM};
 
 use crate::Lost;
 use crate::guest::{Broken, Link};
@@ -35,11 +39,16 @@ use crate::socket::Listener;
 use client::{Client, ClientId};
 use command::{Command, Input, Sink};
 use end::End;
-use freezer::{Freeze, Freezer};
+use expiry::Expiry;
+use freezer::{Freeze, Freezer, Pausing};
 use wake::{Inbox, Notifier};
+pub use work::{FLUSH_TIMEOUT, LAG, SHUTDOWN_TIMEOUT};
 
 /// Interval of checks whether the host's disk is full, for a sandbox with a disk.
 const STALL_LOOK: Duration = Duration::from_secs(1);
+
+/// Time until clients are accepted again after a failure of accept(2).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// How long clients may take to read their last messages.
 const LINGER: Duration = Duration::from_secs(10);
@@ -56,11 +65,11 @@ pub struct Launch {
     pub machine: Arc<dyn Machine>,
     /// How its guest starts.
     pub start: Start,
-    /// How long the guest may take to start.
+    /// How long the guest may take to start, and later to answer that a command runs.
     pub timeout: Duration,
     /// Runs the sandbox's network until it is dropped. Dropped after the machine, which would
     /// otherwise see its link go down.
-    pub network: Option<Box<dyn Any + Send>>,
+    pub network: Option<Box<dyn Network>>,
     /// The file of the disk that the guest must flush before it ends, if there is one.
     pub disk: Option<PathBuf>,
     /// Whether the machine holds nothing that another sandbox may ask for: no disk, no port of the
@@ -95,7 +104,15 @@ pub enum Start {
         identity: Box<Identity>,
         /// The agent's number for the command to reattach as the copy's first one.
         main: Option<u32>,
+        /// What the copy has in addition to what the original has.
+        setup: Setup,
     },
+}
+
+/// A sandbox's network, which runs until it is dropped.
+pub trait Network: Send {
+    /// Returns the bytes of frames that the guest has received, and those that it has sent.
+    fn traffic(&self) -> (u64, u64);
 }
 
 /// Keeps a sandbox's record and log.
@@ -110,8 +127,36 @@ pub trait Registrar: Send {
     /// Marks the sandbox as one that continues without its creator.
     ///
     /// # Errors
-    /// Those of its file; the creator hears of them.
+    /// Those of the record's file; the creator's request fails.
     fn detached(&mut self) -> io::Result<()>;
+
+    /// Gives the sandbox another name.
+    ///
+    /// # Errors
+    /// Those of the record's file, and if another sandbox has the name; the client's request fails.
+    fn rename(&mut self, name: &str) -> io::Result<()>;
+
+    /// Marks the sandbox as paused, or as running again.
+    ///
+    /// # Errors
+    /// Those of the record's file.
+    fn paused(&mut self, is_paused: bool) -> io::Result<()>;
+
+    /// Records when the sandbox ends by itself, for later starts; milliseconds, 0 for never.
+    ///
+    /// # Errors
+    /// Those of the record's file.
+    fn expires(&mut self, idle_timeout: u64, max_life: u64) -> io::Result<()>;
+
+    /// Records how much processor time the machine's process may use, for later starts: thousandths of
+    /// a processor, none for all of its processors.
+    ///
+    /// # Errors
+    /// Those of the record's file.
+    fn limited(&mut self, cpu_quota: Option<u32>) -> io::Result<()>;
+
+    /// Notes what a client did with the sandbox, for readers of its events.
+    fn event(&mut self, action: &str, attributes: &[(&str, String)]);
 
     /// Appends a command's output to the log. A full disk must not end the command.
     fn log(&mut self, stream: Stream, bytes: &[u8]);
@@ -138,6 +183,8 @@ pub struct Outcome<'a> {
 enum Event {
     /// Progress of a freeze.
     Freeze(Freeze),
+    /// Progress of a pause.
+    Pause(Pausing),
     /// Why the agent's stream ended.
     Lost(Lost),
     /// Whether the machine is gone, after the wait for its end.
@@ -155,6 +202,8 @@ enum Source {
     Client(ClientId),
     Stdin(u32),
     Output(u32, OutputStream),
+    /// The copy of an output for a client that has attached.
+    Copy(u32, OutputStream, (ClientId, u32)),
 }
 
 /// The first command, and when it reached its stages.
@@ -172,7 +221,7 @@ struct Owner {
     // that everything else is gone.
     listener: Option<Listener>,
     machine: Arc<dyn Machine>,
-    network: Option<Box<dyn Any + Send>>,
+    network: Option<Box<dyn Network>>,
     /// None once the sandbox's end is recorded.
     registrar: Option<Box<dyn Registrar>>,
     clients: BTreeMap<ClientId, Client>,
@@ -187,6 +236,8 @@ struct Owner {
     up: Option<(Instant, Vec<Phase>)>,
     /// Deadline for the guest's start.
     up_deadline: Option<Instant>,
+    /// How long the guest may take to answer.
+    patience: Duration,
     lost: Option<Lost>,
 
     commands: BTreeMap<u32, Command>,
@@ -197,9 +248,13 @@ struct Owner {
 
     next_client: ClientId,
     creator: ClientId,
+    /// When clients are accepted again, after a failure.
+    accept_at: Option<Instant>,
     is_detached: bool,
     freezer: Freezer,
+    pauses: pause::Waiting,
     end: End,
+    expiry: Expiry,
     is_stalled: bool,
     next_stall_look: Option<Instant>,
     notifier: Notifier<Event>,
@@ -234,6 +289,9 @@ pub fn serve(launch: Launch) -> io::Result<()> {
 fn catch_signals() -> io::Result<UnixStream> {
     let (reader, writer) = UnixStream::pair()?;
     reader.set_nonblocking(true)?;
+    // A client that closes its end of a pipe ends nothing: the write fails. The runtime of Rust sees
+    // to that, but not in a program that is not Rust's.
+    signal_hook::flag::register(SIGPIPE, Arc::default())?;
     for signal in [SIGTERM, SIGINT, SIGHUP] {
         signal_hook::low_level::pipe::register(signal, writer.try_clone()?)?;
     }
@@ -249,7 +307,11 @@ impl Owner {
         let (mut boot, mut unclaimed) = (None, None);
         match launch.start {
             Start::Boot(message) => boot = Some(message),
-            Start::Restore { identity, main } => {
+            Start::Restore {
+                identity,
+                main,
+                setup,
+            } => {
                 let restore = Restore {
                     identity: *identity,
                     reattach: main.map(|id| {
@@ -258,6 +320,7 @@ impl Owner {
                         commands.insert(id, command);
                         Reattach { id, output_window }
                     }),
+                    setup,
                 };
                 unclaimed = main;
                 link.outbox.push(ToGuest::Restore(Box::new(restore)));
@@ -277,6 +340,7 @@ impl Owner {
             hello: None,
             up: None,
             up_deadline: now.checked_add(launch.timeout),
+            patience: launch.timeout,
             lost: None,
             commands,
             next_command: 0,
@@ -289,9 +353,12 @@ impl Owner {
             unclaimed,
             next_client: 1,
             creator: 0,
+            accept_at: None,
             is_detached: false,
             freezer: Freezer::default(),
+            pauses: pause::Waiting::default(),
             end: End::default(),
+            expiry: Expiry::default(),
             is_stalled: false,
             next_stall_look: None,
             notifier,
@@ -324,6 +391,7 @@ impl Owner {
                 Source::Client(id) => self.read_client(id, ready, buffer),
                 Source::Stdin(id) => self.read_stdin(id, buffer),
                 Source::Output(id, stream) => self.write_output(id, stream, ready),
+                Source::Copy(id, stream, client) => self.write_copy(id, stream, client, ready),
             }
         }
         self.check_deadlines();
@@ -359,7 +427,9 @@ impl Owner {
         }
         add(Source::Inbox, self.inbox.as_fd(), PollFlags::IN);
         add(Source::Signal, self.signals.as_fd(), PollFlags::IN);
-        if let Some(listener) = &self.listener {
+        if let Some(listener) = &self.listener
+            && self.accept_at.is_none()
+        {
             add(Source::Listener, listener.socket.as_fd(), PollFlags::IN);
         }
         for (&id, client) in &self.clients {
@@ -388,6 +458,11 @@ impl Owner {
                     events.set(PollFlags::OUT, output.is_pending());
                     add(Source::Output(id, stream), descriptor.as_fd(), events);
                 }
+                for (copy, is_behind) in output.copies() {
+                    let mut events = PollFlags::empty();
+                    events.set(PollFlags::OUT, is_behind);
+                    add(Source::Copy(id, stream, copy.client), copy.as_fd(), events);
+                }
             }
         }
         let left = self
@@ -407,17 +482,17 @@ impl Owner {
 
     /// Returns the next deadline.
     fn deadline(&self) -> Option<Instant> {
-        let commands = self
-            .commands
-            .values()
-            .filter_map(|command| command.deadline);
+        let commands = self.commands.values();
+        let commands = commands.flat_map(|command| [command.deadline, command.answer_by]);
         let others = [
             self.up_deadline,
             self.end.deadline(),
             self.freezer.deadline(),
             self.next_stall_look,
+            self.accept_at,
+            self.expiry_deadline(),
         ];
-        commands.chain(others.into_iter().flatten()).min()
+        commands.chain(others).flatten().min()
     }
 
     fn check_deadlines(&mut self) {
@@ -429,6 +504,9 @@ impl Owner {
         }
         if is_due(self.freezer.deadline()) {
             self.freeze_over(Err("the guest did not answer in time".to_owned()));
+        }
+        if is_due(self.accept_at) {
+            self.accept_at = None;
         }
         if is_due(self.next_stall_look) {
             self.next_stall_look = Some(now + STALL_LOOK);
@@ -443,6 +521,16 @@ impl Owner {
         for id in late {
             self.time_is_over(id);
         }
+        let unanswered: Vec<_> = self
+            .commands
+            .iter()
+            .filter(|(_, command)| is_due(command.answer_by))
+            .map(|(&id, _)| id)
+            .collect();
+        for id in unanswered {
+            self.unanswered(id);
+        }
+        self.check_expiry();
         self.check_end();
     }
 
@@ -495,9 +583,21 @@ impl Owner {
     }
 
     fn accept(&mut self) {
-        while let Some(listener) = &self.listener
-            && let Ok((socket, _)) = listener.socket.accept()
-        {
+        while let Some(listener) = &self.listener {
+            let socket = match listener.socket.accept() {
+                Ok((socket, _)) => socket,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                // As a rule, no descriptors are left, and the connection waits.
+                Err(_) => {
+                    self.accept_at = Instant::now().checked_add(ACCEPT_PAUSE);
+                    return;
+                }
+            };
+            // The directory is its user's alone; a descriptor of it, or a mistake, is not enough.
+            let peer = rustix::net::sockopt::socket_peercred(&socket);
+            if !peer.is_ok_and(|peer| peer.uid == rustix::process::geteuid()) {
+                continue;
+            }
             // If no descriptors are left, the connection is closed, and the client may retry.
             if let Ok(client) = Client::new(socket) {
                 self.clients.insert(self.next_client, client);
@@ -510,6 +610,7 @@ impl Owner {
         match event {
             Event::Freeze(Freeze::Frozen) => self.frozen(),
             Event::Freeze(Freeze::Over(over)) => self.freeze_over(over),
+            Event::Pause(pausing) => self.pausing(pausing),
             Event::Lost(lost) => self.lose(lost),
             Event::Gone(is_gone) => self.conclude(is_gone),
         }
@@ -531,6 +632,12 @@ impl Owner {
     fn send(&mut self, client: ClientId, number: u32, reply: &Reply) {
         if let Some(client) = self.clients.get_mut(&client) {
             client.reply(number, reply);
+        }
+    }
+
+    fn send_with(&mut self, client: ClientId, number: u32, reply: &Reply, file: Arc<File>) {
+        if let Some(client) = self.clients.get_mut(&client) {
+            client.reply_with(number, reply, file);
         }
     }
 

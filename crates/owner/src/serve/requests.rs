@@ -1,7 +1,7 @@
 //! Handles clients' requests.
 
 use std::os::fd::OwnedFd;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use micabox_vmm::Snapshot;
 use micabox_wire::{OutputStream, ToGuest, encode};
@@ -55,6 +55,7 @@ impl Owner {
             return;
         };
         let commands = std::mem::take(&mut client.commands);
+        let attached = std::mem::take(&mut client.attached);
         // The creator still receives the sandbox's end, and its connection ends when everything is
         // gone.
         client.has_ended = true;
@@ -63,15 +64,19 @@ impl Owner {
         }
         self.freezer.forget(id);
         self.end.waiting.retain(|(waiting, _)| *waiting != id);
+        self.end.watching.retain(|(watching, _)| *watching != id);
+        for (number, command) in attached {
+            self.leave_first(command, (id, number));
+        }
         for command in commands.into_values() {
             let detach = self
                 .commands
                 .get(&command)
                 .is_some_and(|command| command.detach);
-            if !detach {
-                self.signal(command, libc::SIGKILL);
+            match detach {
+                true => self.release(command, false),
+                false => self.abandon(command),
             }
-            self.release(command, !detach);
         }
         let is_recorded = self.registrar.is_none();
         if id == self.creator && !self.is_detached && !is_recorded {
@@ -98,24 +103,73 @@ impl Owner {
         Ok(())
     }
 
+    /// Gives the sandbox another name.
+    fn rename(&mut self, client: ClientId, number: u32, name: &str) -> Result<(), Failure> {
+        let ending = || Failure::new(Kind::Ending, "the sandbox is about to end");
+        let registrar = self.registrar.as_mut().ok_or_else(ending)?;
+        registrar
+            .rename(name)
+            .map_err(|error| Failure::new(Kind::Invalid, error.to_string()))?;
+        self.send(client, number, &Reply::Renamed);
+        Ok(())
+    }
+
     fn request(&mut self, client: ClientId, number: u32, request: Request) {
         let done = match request {
             Request::Exec(exec) => self.exec(client, number, &exec),
             Request::Reattach(exec) => self.reattach(client, number, &exec),
-            Request::Signal { signal } => self.on_command(client, number, |owner, id| {
+            Request::Attach {
+                stdin,
+                stdout,
+                stderr,
+            } => self.attach(client, number, stdin, [stdout, stderr]),
+            Request::Signal { signal } => self.on_any(client, number, |owner, id| {
                 owner.signal(id, signal);
             }),
-            Request::Resize(size) => self.on_command(client, number, |owner, id| {
+            Request::SignalFirst { signal } => self.signal_first(client, number, signal),
+            Request::Resize(size) => self.on_any(client, number, |owner, id| {
                 owner.link.outbox.push(ToGuest::Resize { id, size });
             }),
             Request::Credit { stream, bytes } => self.on_command(client, number, |owner, id| {
                 owner.credit(id, stream.into(), bytes);
             }),
+            Request::Release if self.is_attached(client, number) => {
+                self.on_any(client, number, |owner, id| {
+                    owner.leave_first(id, (client, number))
+                })
+            }
             Request::Release => self.on_command(client, number, |owner, id| {
                 owner.release(id, true);
             }),
+            Request::Leave if self.is_attached(client, number) => {
+                self.on_any(client, number, |owner, id| {
+                    owner.leave_first(id, (client, number))
+                })
+            }
+            Request::Leave => self.on_command(client, number, Self::leave),
+            Request::Expire {
+                idle_timeout,
+                max_life,
+            } => {
+                self.expire(client, number, idle_timeout, max_life);
+                Ok(())
+            }
+            Request::LimitProcessors { quota } => self.limit_processors(client, number, quota),
+            Request::Stats => {
+                let stats = self.stats();
+                self.send(client, number, &Reply::Stats(stats));
+                Ok(())
+            }
+            Request::Pause => self.pause(client, number),
+            Request::Unpause => self.unpause(client, number),
+            Request::Rename { name } => self.rename(client, number, &name),
+            Request::Wait => {
+                self.watch(client, number);
+                Ok(())
+            }
             Request::Detach => self.detach(client, number),
             Request::Stop { grace } => {
+                self.note("stop", &[]);
                 self.end.waiting.push((client, number));
                 self.begin_end(Some(Duration::from_millis(grace)));
                 Ok(())
@@ -135,7 +189,7 @@ impl Owner {
                 self.machine.kill();
                 Ok(())
             }
-            Request::Freeze { memory } => self.freeze(client, number, memory),
+            Request::Freeze { memory, delta } => self.freeze(client, number, memory, delta),
             Request::Hold => {
                 self.freezer.beat(client, Beat::Hold);
                 Ok(())
@@ -169,6 +223,27 @@ impl Owner {
         Ok(())
     }
 
+    /// As [`Owner::on_command`], for commands that the client is attached to as well.
+    fn on_any(
+        &mut self,
+        client: ClientId,
+        number: u32,
+        act: impl FnOnce(&mut Self, u32),
+    ) -> Result<(), Failure> {
+        let client = self.clients.get(&client);
+        let all = client.map(|client| [&client.commands, &client.attached]);
+        let id = all.into_iter().flatten().find_map(|all| all.get(&number));
+        if let Some(&id) = id {
+            act(self, id);
+        }
+        Ok(())
+    }
+
+    fn is_attached(&self, client: ClientId, number: u32) -> bool {
+        let client = self.clients.get(&client);
+        client.is_some_and(|client| client.attached.contains_key(&number))
+    }
+
     fn exec(&mut self, client: ClientId, number: u32, exec: &Exec) -> Result<(), Failure> {
         let streams = self.streams(client, exec)?;
         self.check_new(client, number)?;
@@ -192,6 +267,7 @@ impl Owner {
             tty: exec.tty,
             stdin: !matches!(streams.stdin, Input::Closed),
             output_window: command::output_window(exec),
+            confinement: exec.confinement.clone(),
         };
         let request = ToGuest::Exec {
             id,
@@ -202,14 +278,26 @@ impl Owner {
             return Err(Failure::new(Kind::TooLong, message));
         }
         self.link.outbox.push(request);
-        self.commands
-            .insert(id, Command::new((client, number), exec, streams));
-        self.first.get_or_insert(super::First {
-            id,
-            started: None,
-            first_output: None,
-            has_ended: false,
-        });
+        let mut command = Command::new((client, number), exec, streams);
+        command.answer_by = Instant::now().checked_add(self.patience);
+        // A program with such a name is the agent's own.
+        let is_agents = |program: &crate::protocol::Text| program.0.first() == Some(&0);
+        if exec.beside && !exec.argv.first().is_some_and(is_agents) {
+            command.is_noted = true;
+            self.note(
+                "exec",
+                &[("exec", id.to_string()), ("command", shown(&exec.argv))],
+            );
+        }
+        self.commands.insert(id, command);
+        if !exec.beside {
+            self.first.get_or_insert(super::First {
+                id,
+                started: None,
+                first_output: None,
+                has_ended: false,
+            });
+        }
         if let Some(client) = self.clients.get_mut(&client) {
             client.commands.insert(number, id);
         }
@@ -239,9 +327,10 @@ impl Owner {
     }
 
     /// Checks that a client can have a new command with this number.
-    fn check_new(&self, client: ClientId, number: u32) -> Result<(), Failure> {
+    pub(super) fn check_new(&self, client: ClientId, number: u32) -> Result<(), Failure> {
+        let is_attached = self.is_attached(client, number);
         let client = self.clients.get(&client);
-        if client.is_some_and(|client| client.commands.contains_key(&number)) {
+        if is_attached || client.is_some_and(|client| client.commands.contains_key(&number)) {
             let message = format!("request {number} is a command that runs");
             return Err(Failure::new(Kind::Invalid, message));
         }
@@ -254,7 +343,7 @@ impl Owner {
         if self.up.is_none() {
             return Err(Failure::new(Kind::Invalid, "the sandbox is not ready yet"));
         }
-        Ok(())
+        self.check_not_paused()
     }
 
     /// Returns where the streams of a command go, with the descriptors that came with the request.
@@ -315,6 +404,15 @@ impl Owner {
         }
     }
 
+    /// Kills a command, as soon as it has started, and detaches it from its client.
+    pub(super) fn abandon(&mut self, id: u32) {
+        if let Some(command) = self.commands.get_mut(&id) {
+            command.is_abandoned = true;
+        }
+        self.signal(id, libc::SIGKILL);
+        self.release(id, true);
+    }
+
     /// Detaches a command from its client; with `streams`, closes its descriptors too.
     pub(super) fn release(&mut self, id: u32, streams: bool) {
         let Some(command) = self.commands.get_mut(&id) else {
@@ -342,8 +440,17 @@ impl Owner {
         self.complete(id);
     }
 
-    fn freeze(&mut self, client: ClientId, number: u32, memory: bool) -> Result<(), Failure> {
-        let memory = memory.then(|| self.snapshot(client)).transpose()?;
+    fn freeze(
+        &mut self,
+        client: ClientId,
+        number: u32,
+        memory: bool,
+        delta: bool,
+    ) -> Result<(), Failure> {
+        let mut memory = memory.then(|| self.snapshot(client)).transpose()?;
+        if let Some(memory) = memory.as_mut().filter(|_| delta) {
+            memory.base = self.machine.base();
+        }
         if self.end.has_begun() || self.lost.is_some() {
             return Err(Failure::new(Kind::Ending, "the sandbox is about to end"));
         }
@@ -372,14 +479,6 @@ impl Owner {
         Ok(Snapshot::new(next()?, next()?))
     }
 
-    fn next_freeze(&mut self) {
-        match self.freezer.begin() {
-            None => {}
-            Some(true) => self.link.outbox.push(ToGuest::Quiesce),
-            Some(false) => self.freezer.freeze(&self.machine, &self.notifier),
-        }
-    }
-
     /// Notifies the client that the machine is frozen.
     pub(super) fn frozen(&mut self) {
         let Some(request) = self.freezer.current() else {
@@ -390,8 +489,17 @@ impl Owner {
             (Some(_), Ok(note)) => note.clone(),
             _ => serde_json::Value::Null,
         };
-        let main = self.first.map(|first| first.id);
-        self.send(client, number, &Reply::Frozen { main, note });
+        let base = request.memory.as_ref();
+        let base = base.and_then(|memory| memory.base.clone());
+        let reply = Reply::Frozen {
+            main: self.first.map(|first| first.id),
+            note,
+            base: base.is_some(),
+        };
+        match base {
+            Some(base) => self.send_with(client, number, &reply, base),
+            None => self.send(client, number, &reply),
+        }
     }
 
     /// Handles the end of a freeze: the machine runs again, or never was frozen.
@@ -426,6 +534,24 @@ impl Owner {
         self.send(request.client, request.number, &reply);
         self.next_freeze();
     }
+}
+
+/// Shows the beginning of a command.
+fn shown(argv: &[crate::protocol::Text]) -> String {
+    const MOST: usize = 256;
+    let mut text = String::new();
+    for word in argv {
+        if !text.is_empty() {
+            text.push(' ');
+        }
+        text.push_str(&String::from_utf8_lossy(
+            word.0.get(..MOST).unwrap_or(&word.0),
+        ));
+        if text.len() > MOST {
+            return text.chars().take(MOST).chain(['…']).collect();
+        }
+    }
+    text
 }
 
 /// Returns the time of day: seconds since 1970-01-01 UTC, and nanoseconds.

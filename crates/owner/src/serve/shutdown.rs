@@ -4,12 +4,13 @@ use std::time::{Duration, Instant};
 
 use micabox_wire::ToGuest;
 
+use super::client::ClientId;
 use super::end::{Phase, Step};
 use super::freezer::FreezeRequest;
 use super::work::SHUTDOWN_TIMEOUT;
 use super::{Event, Outcome, Owner};
 use crate::Lost;
-use crate::protocol::{Failure, Info, Kind, Reply};
+use crate::protocol::{Failure, Info, Kind, Reply, Stats};
 
 /// Exit code after a command's timeout, as coreutils' `timeout` has it.
 const EXIT_TIMEOUT: u8 = 124;
@@ -142,8 +143,10 @@ impl Owner {
             self.end.timed_out |= !self.end.has_begun();
             self.begin_end(Some(grace));
         } else if has_signal {
+            command.timed_out = false;
             self.signal(id, libc::SIGKILL);
         } else {
+            command.timed_out = true;
             self.signal(id, self.stop_signal);
         }
     }
@@ -164,14 +167,34 @@ impl Owner {
             return;
         }
         let (lifetime, measure) = (command.lifetime, command.measure);
-        let client = command.client;
-        // Descriptors are closed before the client is notified.
+        let (client, attached) = (command.client, command.attached());
+        let (timed_out, is_noted) = (command.timed_out, command.is_noted);
+        // Descriptors are closed before the clients are notified.
         self.commands.remove(&id);
+        if is_noted {
+            let code = status.code().to_string();
+            self.note("exec_die", &[("exec", id.to_string()), ("exit_code", code)]);
+        }
         if let Some((client, number)) = client {
-            let info = measure.then(|| self.info());
-            self.send(client, number, &Reply::Exited { status, info });
+            let exited = Reply::Exited {
+                status,
+                timed_out,
+                info: measure.then(|| self.info()),
+            };
+            self.send(client, number, &exited);
             if let Some(client) = self.clients.get_mut(&client) {
                 client.commands.remove(&number);
+            }
+        }
+        for (client, number) in attached {
+            let exited = Reply::Exited {
+                status,
+                timed_out: false,
+                info: None,
+            };
+            self.send(client, number, &exited);
+            if let Some(client) = self.clients.get_mut(&client) {
+                client.attached.remove(&number);
             }
         }
         let is_asked = matches!(self.end.phase, Phase::Asked { .. });
@@ -225,7 +248,7 @@ impl Owner {
         self.next_stall_look = None;
         let lost = self.lost.clone().unwrap_or_else(Lost::closed);
         for command in std::mem::take(&mut self.commands).into_values() {
-            if let Some((client, number)) = command.client {
+            for (client, number) in command.attached().into_iter().chain(command.client) {
                 self.send(client, number, &Reply::Failed(lost.clone().into()));
             }
         }
@@ -269,7 +292,21 @@ impl Owner {
             disk_is_in_use,
         });
         drop(registrar);
-        self.send(self.creator, 0, &Reply::Ended { code, failure });
+        let watching = std::mem::take(&mut self.end.watching);
+        for (client, number) in watching.into_iter().chain([(self.creator, 0)]) {
+            let failure = failure.clone();
+            self.send(client, number, &Reply::Ended { code, failure });
+        }
+    }
+
+    /// Handles a client's request for the exit code.
+    pub(super) fn watch(&mut self, client: ClientId, number: u32) {
+        if self.registrar.is_some() {
+            self.end.watching.push((client, number));
+            return;
+        }
+        let (code, failure) = (self.end.code, self.end.failure.clone());
+        self.send(client, number, &Reply::Ended { code, failure });
     }
 
     fn give_up_freezes(&mut self) {
@@ -287,6 +324,31 @@ impl Owner {
     pub(super) fn signal(&mut self, id: u32, signal: i32) {
         if self.commands.get(&id).is_some_and(|command| command.runs()) {
             self.link.outbox.push(ToGuest::Signal { id, signal });
+        }
+    }
+
+    /// Notes what happens to the sandbox, for readers of its events.
+    pub(super) fn note(&mut self, action: &str, attributes: &[(&str, String)]) {
+        if let Some(registrar) = &mut self.registrar {
+            registrar.event(action, attributes);
+        }
+    }
+
+    /// Returns what the sandbox uses.
+    pub(super) fn stats(&self) -> Stats {
+        const MICROS_PER_TICK: u64 = 10_000;
+        let pid = self.machine.pid();
+        let used = crate::process::resources(pid);
+        let traffic = self.network.as_ref().map(|network| network.traffic());
+        let ticks = crate::process::processor_time(pid).unwrap_or(0);
+        Stats {
+            processor_time: ticks.saturating_mul(MICROS_PER_TICK),
+            own_memory: used.own,
+            shared_memory: used.shared,
+            disk_read: used.disk.map(|(read, _)| read),
+            disk_written: used.disk.map(|(_, written)| written),
+            network_received: traffic.map(|(received, _)| received),
+            network_sent: traffic.map(|(_, sent)| sent),
         }
     }
 

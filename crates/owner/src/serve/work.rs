@@ -8,11 +8,15 @@ use std::time::{Duration, Instant};
 use crate::process::{processor_time, waits_for_disk};
 
 /// How long a guest that should end may show no activity.
-pub(super) const LAG: Duration = Duration::from_secs(2);
+pub const LAG: Duration = Duration::from_secs(2);
 
-/// How long a guest may take to kill its commands and to power off; and how long a guest that
-/// should flush may write nothing to its disk.
-pub(super) const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a guest may take to kill its commands and to power off, and its machine and owner to
+/// exit; and how long a guest that should flush may write nothing to its disk.
+pub const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a guest may take to flush its memory to its disk. A host whose disk is busy needs long
+/// for a large guest, and killing the guest would lose data.
+pub const FLUSH_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// A guest's activity: its use of processor time, and its writes to its disk if it has one.
 #[derive(Debug)]

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "every test binary uses a part of it")]
 
+use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,8 +15,8 @@ use micabox_owner::protocol::{Exec, Frame, Place, Reply, Request, Stream};
 use micabox_owner::{Client, Launch, Outcome, Registrar, Start, serve};
 use micabox_vmm::{Exit, Machine, Snapshot};
 use micabox_wire::{
-    Boot, BootTimings, Hello, Identity, Init, OutputStream, ToGuest, ToHost, Upper, preamble,
-    read_message, write_message,
+    Boot, BootTimings, Hello, Identity, Init, OutputStream, Setup, ToGuest, ToHost, Upper,
+    preamble, read_message, write_message,
 };
 
 /// A timeout far longer than any step takes: only a hang reaches it.
@@ -30,6 +31,8 @@ pub struct FakeMachine {
     pub lingers: AtomicBool,
     /// How often the machine was frozen.
     pub frozen: Mutex<u32>,
+    /// The memory that it was restored with.
+    pub base: Arc<File>,
 }
 
 impl FakeMachine {
@@ -54,14 +57,28 @@ impl Machine for FakeMachine {
     }
 
     fn save(&self, to: &Snapshot, meanwhile: &mut dyn FnMut()) -> Result<(), micabox_vmm::Error> {
-        (&*to.memory).write_all(b"memory").unwrap();
+        let what: &[u8] = if to.base.is_some() {
+            b"delta"
+        } else {
+            b"memory"
+        };
+        (&*to.memory).write_all(what).unwrap();
         self.pause(meanwhile)
+    }
+
+    fn base(&self) -> Option<Arc<File>> {
+        Some(Arc::clone(&self.base))
     }
 
     fn pause(&self, meanwhile: &mut dyn FnMut()) -> Result<(), micabox_vmm::Error> {
         *self.frozen.lock().unwrap() += 1;
         meanwhile();
         Ok(())
+    }
+
+    fn limit_processors(&self, quota: Option<u32>) -> Result<(), micabox_vmm::Error> {
+        let why = || micabox_vmm::Error::NoLimits { why: "none".into() };
+        quota.map(drop).ok_or_else(why)
     }
 
     fn is_stalled(&self) -> bool {
@@ -145,6 +162,28 @@ pub type Record = Arc<Mutex<Vec<String>>>;
 struct Notes(Record);
 
 impl Registrar for Notes {
+    fn expires(&mut self, _idle_timeout: u64, _max_life: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn limited(&mut self, cpu_quota: Option<u32>) -> io::Result<()> {
+        self.0
+            .lock()
+            .unwrap()
+            .push(format!("limited {cpu_quota:?}"));
+        Ok(())
+    }
+
+    fn event(&mut self, _action: &str, _attributes: &[(&str, String)]) {}
+
+    fn paused(&mut self, _is_paused: bool) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn rename(&mut self, _name: &str) -> io::Result<()> {
+        Ok(())
+    }
+
     fn running(&mut self) -> io::Result<()> {
         self.0.lock().unwrap().push("running".to_owned());
         Ok(())
@@ -197,6 +236,7 @@ fn boot() -> Start {
         },
         init: Init::Reaper,
         identity: identity(),
+        setup: Setup::default(),
     }))
 }
 
@@ -215,6 +255,7 @@ impl Fixture {
             changed: Condvar::new(),
             lingers: AtomicBool::new(false),
             frozen: Mutex::new(0),
+            base: Arc::new(tempfile::tempfile().unwrap()),
         });
         let (creator, owners) = UnixStream::pair().unwrap();
         let directory = tempfile::tempdir().unwrap();
@@ -255,7 +296,16 @@ impl Fixture {
     }
 
     pub fn booted_with(keeps: bool) -> Self {
-        let mut fixture = Self::starting(boot(), SOON, keeps);
+        Self::starting(boot(), SOON, keeps).boot()
+    }
+
+    /// As [`Fixture::booted`], with a guest that has so long to answer.
+    pub fn booted_within(timeout: Duration) -> Self {
+        Self::starting(boot(), timeout, false).boot()
+    }
+
+    fn boot(self) -> Self {
+        let mut fixture = self;
         fixture.greet();
         assert!(matches!(fixture.guest.receive(), ToGuest::Boot(_)));
         let booted = BootTimings { phases: Vec::new() };

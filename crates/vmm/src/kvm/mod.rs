@@ -33,9 +33,11 @@ use micabox_jail::{
 };
 
 use crate::backend::{Acceleration, Backend, FilesPerRegion, Limits, Machine};
+use crate::config::processor_time;
 use crate::cpu::Flags;
 use crate::process::{Channels, Launch, Process};
-use crate::{Error, MachineConfig, Sockets, host_kvm};
+use crate::snapshot::DELTA_HEAD;
+use crate::{Begin, Error, MachineConfig, Sockets, host_kvm};
 use vsock::{Inside, Outside};
 use worker_spec::WorkerSpec;
 
@@ -147,6 +149,7 @@ impl Backend for Kvm {
             public_regions: false,
             snapshots: true,
             frame_header: true,
+            vhost_user: false,
         }
     }
 
@@ -166,6 +169,10 @@ impl Backend for Kvm {
             Some(Sockets::Nowhere) => (None, Some(Inside::nowhere()?)),
             Some(Sockets::At(path)) => Some(Outside::open(path)?).unzip(),
         };
+        let base = match &config.begin {
+            Begin::Boot { .. } => None,
+            Begin::Restore(snapshot) => Some(snapshot.whole_memory()?),
+        };
         let (description, mut files) =
             WorkerSpec::prepare(config, kvm, inside, channels.descriptors())?;
         files.extend(config.lifeline.clone().map(|file| file as _));
@@ -179,8 +186,11 @@ impl Backend for Kvm {
             arguments: arguments(worker::NAME, &description, claim.as_ref()),
             address_space: config.address_space().saturating_add(OWN_ADDRESS_SPACE),
             // The largest file of a snapshot is the RAM.
-            file_size: config.largest_written_file().max(config.ram()),
+            file_size: config
+                .largest_written_file()
+                .max(config.ram().saturating_add(DELTA_HEAD)),
             saves: config.ram(),
+            base,
             monitored: false,
             // To read its own program, and to change its user in its jail.
             capabilities: &[CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID],
@@ -188,13 +198,13 @@ impl Backend for Kvm {
             failure: ending::exit,
             quota: Quota {
                 memory: config.memory().saturating_add(OWN_MEMORY),
-                // One more for the devices' thread.
-                cpus: u64::from(config.cpus) + 1,
+                processor_time: processor_time(config.cpus, config.cpu_quota),
                 tasks: u64::from(config.cpus) + config.disks.len() as u64 + OWN_TASKS,
             },
+            cpus: config.cpus,
             require_limits: config.require_limits,
             claim,
-            attached: vsock.map(|vsock| Box::new(vsock) as _),
+            attached: Some(Box::new((vsock, config.servers()))),
         };
         Ok(Box::new(Process::start(launch, channels)?))
     }

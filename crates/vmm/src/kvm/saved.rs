@@ -4,7 +4,7 @@
 //! |---|---|
 //! | 16 | `micabox machine` and a line feed |
 //! | 4 | version, little endian |
-//! | 32 | SHA-256 of the rest |
+//! | 4 | CRC-32C of the rest, little endian |
 //! | | the state, in postcard's format |
 //!
 //! Each version of the program reads only its own format: a state depends on nearly all of the
@@ -15,9 +15,9 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
+use crc32c::crc32c;
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use super::legacy::{Cmos, serial};
 use super::vcpu;
@@ -28,7 +28,7 @@ const MAGIC: &[u8; 16] = b"micabox machine\n";
 
 /// Must be raised with every change to what is saved, to the layout of the machine or to the order
 /// of its devices.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Maximum bytes of a file; a processor takes some 20 KiB.
 const MAX_LENGTH: u64 = 16 << 20;
@@ -77,7 +77,7 @@ impl Saved {
         let state = postcard::to_allocvec(self).map_err(io::Error::other)?;
         let mut bytes = MAGIC.to_vec();
         bytes.extend(VERSION.to_le_bytes());
-        bytes.extend(Sha256::digest(&state));
+        bytes.extend(crc32c(&state).to_le_bytes());
         bytes.extend(state);
         file.write_all_at(&bytes, 0)
     }
@@ -103,10 +103,10 @@ impl Saved {
         }
         let mut rest = vec![0; length as usize - HEAD];
         file.read_exact_at(&mut rest, HEAD as u64)?;
-        let Some((digest, state)) = rest.split_first_chunk::<32>() else {
+        let Some((checksum, state)) = rest.split_first_chunk() else {
             return Err(Error::Damaged);
         };
-        if Sha256::digest(state)[..] != digest[..] {
+        if crc32c(state) != u32::from_le_bytes(*checksum) {
             return Err(Error::Damaged);
         }
         postcard::from_bytes(state).map_err(|_| Error::Damaged)
@@ -143,7 +143,7 @@ pub(super) mod fuzzing {
         postcard::to_allocvec(&saved).expect("into memory")
     }
 
-    /// Reads a state with a correct head and digest, and checks that the state is the same when it
+    /// Reads a state with a correct head and checksum, and checks that the state is the same when it
     /// is written and read again.
     pub fn saved(state: &[u8]) {
         let file = || {
@@ -153,7 +153,7 @@ pub(super) mod fuzzing {
         let (first, second) = (file(), file());
         let mut bytes = MAGIC.to_vec();
         bytes.extend(VERSION.to_le_bytes());
-        bytes.extend(Sha256::digest(state));
+        bytes.extend(crc32c(state).to_le_bytes());
         bytes.extend(state);
         first.write_all_at(&bytes, 0).expect("into memory");
         let Ok(saved) = Saved::read(&first) else {

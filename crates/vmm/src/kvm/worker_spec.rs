@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::vsock::Inside;
 use crate::process::{Descriptors, SharedDescriptor};
-use crate::{Begin, Disk, Error, FileRef, MachineConfig, MachineFile, PmemRegion};
+use crate::{Begin, Disk, DiskRate, Error, FileRef, MachineConfig, MachineFile, PmemRegion};
 
 /// A machine for a worker to run.
 #[derive(Debug, Serialize, Deserialize)]
@@ -30,8 +30,10 @@ pub(super) struct WorkerSpec {
     pub(super) control: RawFd,
     pub(super) regions: Vec<PmemRegion<FileRef>>,
     pub(super) disks: Vec<Disk<FileRef>>,
+    pub(super) disk_rate: DiskRate,
     pub(super) network: Option<SharedLink>,
     pub(super) vsock: Option<SharedVsock>,
+    pub(super) shares: Vec<SharedFolder>,
 }
 
 /// How the machine begins.
@@ -47,6 +49,8 @@ pub(super) enum Start {
     Resume {
         state: RawFd,
         memory: RawFd,
+        /// The memory that `memory` is a delta of, if it is one.
+        base: Option<RawFd>,
         touched: Option<RawFd>,
     },
 }
@@ -64,6 +68,13 @@ pub(super) struct SharedLink {
 pub(super) struct SharedVsock {
     pub(super) listener: RawFd,
     pub(super) owner: RawFd,
+}
+
+/// A folder of the host.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct SharedFolder {
+    pub(super) server: RawFd,
+    pub(super) tag: String,
 }
 
 /// The words of every machine's command line: log messages of level critical and above (the kernel
@@ -102,6 +113,13 @@ impl WorkerSpec {
                 owner: inherited.add(Arc::new(inside.owner))?,
             })
         });
+        let shares = config.shares.iter().map(|share| {
+            Ok(SharedFolder {
+                server: inherited.add(Arc::clone(&share.socket) as _)?,
+                tag: share.tag.clone(),
+            })
+        });
+        let shares = shares.collect::<Result<_, Error>>()?;
         let worker_spec = Self {
             memory_mib: config.memory_mib,
             cpus: config.cpus,
@@ -113,8 +131,10 @@ impl WorkerSpec {
             control: channels.control,
             regions,
             disks,
+            disk_rate: config.disk_rate,
             network: network.transpose()?,
             vsock: vsock.transpose()?,
+            shares,
         };
         let description = worker_spec.write().map_err(|source| Error::System {
             what: "describing the machine to its worker",
@@ -194,6 +214,7 @@ impl Inherited {
                 Ok(Start::Resume {
                     state: self.add(files.state)?,
                     memory: self.add(files.memory)?,
+                    base: files.base.map(|base| self.add(base)).transpose()?,
                     touched: files.touched.map(|list| self.add(list)).transpose()?,
                 })
             }

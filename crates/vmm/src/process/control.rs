@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
+use crate::snapshot::DELTA_HEAD;
 use crate::{Error, Snapshot};
 
 /// Timeout of an answer: far longer than writing a machine's memory takes, or a flush of its disks.
@@ -33,6 +34,9 @@ pub(crate) enum Request {
     State = b's',
     /// Write state and memory; the file for the memory comes with the request.
     Memory = b'm',
+    /// As [`Request::Memory`], but only the pages that differ from the memory that the machine was
+    /// restored with, or from its base.
+    Delta = b'd',
     /// Resume the machine.
     GoOn = b'g',
     /// Write the list of the pages that the restored machine has written to, into the file that
@@ -40,7 +44,8 @@ pub(crate) enum Request {
     Touched = b't',
 }
 
-/// The result of [`Request::Pause`], [`Request::Memory`] or [`Request::Touched`].
+/// The result of [`Request::Pause`], [`Request::Memory`], [`Request::Delta`] or
+/// [`Request::Touched`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Answer(pub(crate) Result<(), String>);
 
@@ -54,6 +59,7 @@ impl Request {
             (_, [b'p']) => Self::Pause,
             (_, [b's']) => Self::State,
             (_, [b'm']) => Self::Memory,
+            (_, [b'd']) => Self::Delta,
             (_, [b'g']) => Self::GoOn,
             (_, [b't']) => Self::Touched,
             _ => return Err(io::ErrorKind::InvalidData.into()),
@@ -188,12 +194,16 @@ impl Control {
         if !self.is_served() {
             return Err(Error::NoSnapshots { backend: "QEMU" });
         }
+        let (memory, length) = match to.base {
+            None => (Request::Memory, self.ram),
+            Some(_) => (Request::Delta, self.ram.saturating_add(DELTA_HEAD)),
+        };
         let save = |stream: &UnixStream| {
             Request::State.send(stream, Some(&to.state))?;
-            Request::Memory.send(stream, Some(&to.memory))
+            memory.send(stream, Some(&to.memory))
         };
         // The process's seccomp filter does not allow `ftruncate`.
-        let sized = to.memory.set_len(self.ram);
+        let sized = to.memory.set_len(length);
         sized.map_err(|error| Error::Save(error.to_string()))?;
         self.ask(patience, save, meanwhile).map_err(Error::Save)
     }

@@ -17,10 +17,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use micabox_jail::{Cgroup, Child, Claim, Confinement, Program, Quota, Tail};
+use micabox_jail::{
+    Cgroup, Child, Claim, Confinement, MAX_FILES, ProcessorTime, Program, Quota, Tail,
+};
 use rustix::process::{Signal, pidfd_send_signal};
 
 use crate::backend::{Exit, Machine};
+use crate::config::processor_time;
 use crate::console::panic_message;
 use crate::{Error, Snapshot};
 use control::Control;
@@ -55,12 +58,16 @@ pub(crate) struct Launch {
     pub(crate) capabilities: &'static [libc::c_ulong],
     /// Bytes of the machine's RAM; 0 if the process takes no requests to save it.
     pub(crate) saves: u64,
+    /// The memory that the machine is restored with, or its base.
+    pub(crate) base: Option<Arc<File>>,
     /// Whether the process's end of the channel for requests is QEMU's monitor.
     pub(crate) monitored: bool,
     /// Converts an exit code other than 0.
     pub(crate) failure: fn(code: i32, message: String) -> Exit,
     /// Limits of the process's control group, where one is available.
     pub(crate) quota: Quota,
+    /// The machine's virtual processors.
+    pub(crate) cpus: u8,
     /// Whether the control group is required.
     pub(crate) require_limits: bool,
     /// The user that the process becomes.
@@ -129,6 +136,10 @@ pub(crate) struct Process {
     console: Tail,
     stderr: Tail,
     control: Control,
+    base: Option<Arc<File>>,
+    cpus: u8,
+    /// The limit of its control group, or why there is none.
+    processor_time: Result<ProcessorTime, String>,
     /// Whether the monitor reported that the host's disk is full, if there is a monitor.
     is_full: Arc<AtomicBool>,
     fate: Arc<Fate>,
@@ -174,11 +185,14 @@ impl Process {
         let control = Control::new(control, launch.saves);
         let files = launch.files;
         let attached = (launch.attached, launch.claim);
-        let cgroup = match Cgroup::create(&launch.quota) {
-            Ok(group) => Some(group),
+        let (cgroup, processor_time) = match Cgroup::create(&launch.quota) {
+            Ok(group) => {
+                let processor_time = group.processor_time();
+                (Some(group), processor_time)
+            }
             Err(why) if launch.require_limits => return Err(Error::NoLimits { why }),
             // `mica doctor` shows the reason.
-            Err(_) => None,
+            Err(why) => (None, Err(why)),
         };
         let missing = cgroup.as_ref().map_or(&[][..], Cgroup::missing);
         if launch.require_limits && !missing.is_empty() {
@@ -195,6 +209,7 @@ impl Process {
                 .collect(),
             address_space: launch.address_space,
             file_size: launch.file_size,
+            descriptors: MAX_FILES,
             processor_seconds: None,
             capabilities: launch.capabilities,
         };
@@ -239,11 +254,9 @@ impl Process {
                             return;
                         }
                     };
-                    let drained = [tail.drain(console), stderr_tail.drain(stderr)];
+                    // Both end with the process.
+                    Tail::drain(&[(&tail, console.as_fd()), (&stderr_tail, stderr.as_fd())]);
                     let status = child.wait();
-                    for thread in drained {
-                        let _ = thread.join();
-                    }
                     // Dropped before the end is published, because the waiting thread may then end
                     // this process.
                     drop((attached, cgroup));
@@ -280,6 +293,9 @@ impl Process {
             console: console_tail,
             stderr: stderr_tail,
             control,
+            base: launch.base,
+            cpus: launch.cpus,
+            processor_time,
             is_full,
             fate,
             watcher: Some(watcher),
@@ -329,6 +345,10 @@ impl Machine for Process {
         self.control.save(to, meanwhile)
     }
 
+    fn base(&self) -> Option<Arc<File>> {
+        self.base.clone()
+    }
+
     fn touched(&self, to: &File) -> Result<(), Error> {
         self.control.touched(to)
     }
@@ -343,6 +363,14 @@ impl Machine for Process {
         meanwhile();
         drop(stopped);
         Ok(())
+    }
+
+    fn limit_processors(&self, quota: Option<u32>) -> Result<(), Error> {
+        let limit = self.processor_time.as_ref().map_err(String::clone);
+        let time = processor_time(self.cpus, quota);
+        limit
+            .and_then(|limit| limit.set(time).map_err(|error| error.to_string()))
+            .map_err(|why| Error::NoLimits { why })
     }
 
     fn is_stalled(&self) -> bool {
@@ -415,13 +443,15 @@ mod tests {
             file_size: 0,
             capabilities: &[CAP_DAC_READ_SEARCH],
             saves: 0,
+            base: None,
             monitored: false,
             failure: |code, message| Exit::Failed { code, message },
             quota: Quota {
                 memory: 4 << 30,
-                cpus: 2,
+                processor_time: 2000,
                 tasks: 64,
             },
+            cpus: 1,
             require_limits: false,
             claim: None,
             attached: None,

@@ -10,7 +10,7 @@ use super::files::{Files, shared_path};
 use super::pci::Functions;
 use crate::config::PMEM_ALIGNMENT;
 use crate::process::Descriptors;
-use crate::{AGENT_PORT, Disk, Error, MachineConfig, NetworkInterface, PmemRegion};
+use crate::{AGENT_PORT, Disk, DiskRate, Error, MachineConfig, NetworkInterface, PmemRegion};
 
 /// PCI functions that every machine uses or may use: the agent's, the entropy device and the
 /// network interface.
@@ -22,6 +22,12 @@ pub(super) const CHEAP_REGIONS: usize = 16;
 /// The emulator's buffer for translated code, in MiB. QEMU's default is 1 GiB, and a busy guest
 /// fills it.
 const CODE_BUFFER_MIB: u32 = 256;
+
+/// The device of a shared folder.
+const SHARE: &str = "vhost-user-fs-pci";
+
+/// Entries of the queue of a shared folder: a request of 1 MiB is 260 buffers.
+const SHARE_QUEUE: u16 = 1024;
 
 /// What QEMU's seccomp filter denies to QEMU itself.
 const SECCOMP: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
@@ -59,7 +65,17 @@ pub(super) fn build(
     arguments.pair("-name", &config.name);
     arguments.pair("-sandbox", SECCOMP);
     arguments.pair("-display", "none");
-    arguments.pair("-machine", "pc,usb=off,vmport=off,hpet=off");
+    let mut machine = "pc,usb=off,vmport=off,hpet=off".to_owned();
+    if !config.shares.is_empty() {
+        // The servers of shared folders map the guest's memory too.
+        machine.push_str(",memory-backend=ram");
+        arguments.json(
+            "-object",
+            &json!({"qom-type": "memory-backend-memfd", "id": "ram", "share": true,
+                    "size": config.ram()}),
+        );
+    }
+    arguments.pair("-machine", &machine);
     match processor {
         Processor::Host => {
             arguments.pair("-accel", "kvm");
@@ -109,6 +125,15 @@ pub(super) fn build(
     if let Some(interface) = &config.network {
         network(&mut arguments, &mut functions, interface)?;
     }
+    for (index, share) in config.shares.iter().enumerate() {
+        let (socket, tag) = (share.socket.as_raw_fd(), &share.tag);
+        arguments.pair("-chardev", &format!("socket,id=share{index},fd={socket}"));
+        arguments.device(
+            &mut functions,
+            json!({"driver": SHARE, "chardev": format!("share{index}"),
+                   "tag": tag, "queue-size": SHARE_QUEUE}),
+        )?;
+    }
     for (index, (region, path)) in config.pmem.iter().zip(&files.regions).enumerate() {
         pmem(&mut arguments, &mut functions, index, region, path)?;
     }
@@ -116,7 +141,8 @@ pub(super) fn build(
         arguments.pair("-add-fd", &format!("fd={number},set={number}"));
     }
     for (index, (disk, number)) in config.disks.iter().zip(&files.disks).enumerate() {
-        block(&mut arguments, &mut functions, index, disk, *number)?;
+        let rate = &config.disk_rate;
+        block(&mut arguments, &mut functions, index, disk, rate, *number)?;
     }
     Ok(arguments.0)
 }
@@ -192,6 +218,7 @@ fn block(
     functions: &mut Functions,
     index: usize,
     disk: &Disk,
+    rate: &DiskRate,
     number: RawFd,
 ) -> Result<(), Error> {
     let driver = match disk.files.len() {
@@ -201,13 +228,25 @@ fn block(
     let node = format!("disk{index}");
     // Discarded blocks become holes in the file.
     let discard = if disk.read_only { "ignore" } else { "unmap" };
-    arguments.json(
-        "-blockdev",
-        &json!({"driver": driver, "node-name": node, "read-only": disk.read_only,
-                "auto-read-only": false, "discard": discard,
-                "file": {"driver": "file", "filename": shared_path(number), "discard": discard,
-                         "read-only": disk.read_only, "auto-read-only": false}}),
-    );
+    let mut blocks = json!({
+        "driver": driver, "node-name": node, "read-only": disk.read_only, "auto-read-only": false,
+        "discard": discard,
+        "file": {"driver": "file", "filename": shared_path(number), "discard": discard,
+                 "read-only": disk.read_only, "auto-read-only": false},
+    });
+    if *rate != DiskRate::default() {
+        let group = format!("rate{index}");
+        arguments.json("-object", &throttle(&group, rate));
+        if let Some(fields) = blocks.as_object_mut() {
+            fields.remove("node-name");
+        }
+        blocks = json!({
+            "driver": "throttle", "node-name": node, "throttle-group": group,
+            "read-only": disk.read_only, "auto-read-only": false, "discard": discard,
+            "file": blocks,
+        });
+    }
+    arguments.json("-blockdev", &blocks);
     arguments.device(
         functions,
         // Writes are complete when the host's page cache has them, and durable after the guest's
@@ -216,6 +255,15 @@ fn block(
         json!({"driver": "virtio-blk-pci", "drive": node, "serial": disk.serial,
                "write-cache": "on", "werror": "enospc", "rerror": "report"}),
     )
+}
+
+/// Describes a group of QEMU's for the traffic of one disk. A limit of 0 is none.
+fn throttle(name: &str, rate: &DiskRate) -> Value {
+    json!({"qom-type": "throttle-group", "id": name, "limits": {
+        "bps-read": rate.read.unwrap_or_default(),
+        "bps-write": rate.write.unwrap_or_default(),
+        "iops-total": rate.operations.unwrap_or_default(),
+    }})
 }
 
 fn network(
@@ -272,7 +320,10 @@ impl Arguments {
             fields.insert("addr".into(), address.to_string().into());
             fields.insert("multifunction".into(), true.into());
             // Only the modern interface, which needs no I/O ports: there are too few.
-            fields.insert("disable-legacy".into(), "on".into());
+            // A shared folder has no other.
+            if fields.get("driver").is_none_or(|driver| driver != SHARE) {
+                fields.insert("disable-legacy".into(), "on".into());
+            }
         }
         self.json("-device", &device);
         Ok(())
@@ -310,12 +361,15 @@ mod tests {
             },
             memory_mib: 512,
             cpus: 2,
+            cpu_quota: None,
             nested_virtualization: false,
             require_limits: false,
             pmem: Vec::new(),
+            disk_rate: DiskRate::default(),
             disks: Vec::new(),
             network: None,
             vsock: None,
+            shares: Vec::new(),
             cmdline_extra: vec!["mica.x=1".into()],
             lifeline: None,
         }
@@ -429,6 +483,30 @@ mod tests {
         let uneven = words(1, Processor::Emulated { tsc_khz: None });
         assert!(!has(&uneven, "acpi=off") && !has(&uneven, "tsc=reliable"));
         assert!(!has(&words(1, Processor::Host), "no_timer_check"));
+    }
+
+    #[test]
+    fn a_rate_is_a_group_of_its_own_for_each_disk() {
+        let mut config = config();
+        let disk = |serial: &str| Disk {
+            files: vec![file("/s/disk")],
+            read_only: false,
+            serial: serial.into(),
+        };
+        config.disks = vec![disk("a"), disk("b")];
+        config.disk_rate.write = Some(5);
+        let arguments = text(&config, Processor::Host);
+        let blocks = values(&arguments, "-blockdev");
+        for (index, block) in blocks.into_iter().enumerate() {
+            let block: Value = serde_json::from_str(block).unwrap();
+            assert_eq!(block["driver"], "throttle");
+            assert_eq!(block["throttle-group"], format!("rate{index}"));
+            assert_eq!(block["file"]["driver"], "raw");
+        }
+        let groups = values(&arguments, "-object");
+        let group: Value = serde_json::from_str(groups.last().unwrap()).unwrap();
+        assert_eq!(group["id"], "rate1");
+        assert_eq!(group["limits"]["bps-write"], 5);
     }
 
     #[test]

@@ -123,7 +123,7 @@ pub(super) fn shared_path(number: RawFd) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Disk, PmemRegion};
+    use crate::{Disk, DiskRate, PmemRegion};
 
     fn file() -> MachineFile {
         let file = tempfile::tempfile().unwrap();
@@ -143,6 +143,7 @@ mod tests {
             },
             memory_mib: 1,
             cpus: 1,
+            cpu_quota: None,
             nested_virtualization: false,
             require_limits: false,
             pmem: vec![
@@ -151,6 +152,7 @@ mod tests {
                 };
                 2
             ],
+            disk_rate: DiskRate::default(),
             disks: vec![Disk {
                 files: vec![file(), part.clone(), part.clone()],
                 read_only: true,
@@ -158,6 +160,7 @@ mod tests {
             }],
             network: None,
             vsock: None,
+            shares: Vec::new(),
             cmdline_extra: Vec::new(),
             lifeline: None,
         };

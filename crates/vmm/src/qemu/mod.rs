@@ -21,6 +21,7 @@ use micabox_jail::{
 };
 
 use crate::backend::{Acceleration, Backend, FilesPerRegion, Limits, Machine};
+use crate::config::processor_time;
 use crate::cpu::Flags;
 use crate::process::{Channels, Launch, Process, SharedDescriptor};
 use crate::{Error, Exit, MachineConfig, host_kvm};
@@ -80,6 +81,16 @@ impl Qemu {
     }
 }
 
+/// Returns the length of the largest file that QEMU writes to. RAM that it shares is a file.
+fn largest_file(config: &MachineConfig) -> u64 {
+    let ram = if config.shares.is_empty() {
+        0
+    } else {
+        config.ram()
+    };
+    config.largest_written_file().max(ram)
+}
+
 impl Backend for Qemu {
     fn name(&self) -> &'static str {
         "qemu"
@@ -103,6 +114,7 @@ impl Backend for Qemu {
             // QEMU's sockets have no such header, so the guest verifies the checksums of what it
             // receives.
             frame_header: false,
+            vhost_user: true,
         }
     }
 
@@ -127,7 +139,9 @@ impl Backend for Qemu {
         let description = Arc::new(description);
         let claim = Claim::new().map_err(system("finding a user for the machine"))?;
         let link = config.network.iter().map(|interface| &interface.link);
+        let shares = config.shares.iter().map(|share| &share.socket);
         let others = link
+            .chain(shares)
             .chain([&description])
             .map(|file| Arc::clone(file) as SharedDescriptor);
         files.open.extend(others);
@@ -143,20 +157,22 @@ impl Backend for Qemu {
             arguments: arguments(jail::NAME, &description, claim.as_ref()),
             files: files.open,
             address_space: config.address_space().saturating_add(OWN_ADDRESS_SPACE),
-            file_size: config.largest_written_file(),
+            file_size: largest_file(config),
             // To change to another user, in a root of its own.
             capabilities: &[CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID, CAP_SYS_ADMIN],
             saves: 0,
+            base: None,
             monitored: true,
             failure: |code, message| Exit::Failed { code, message },
             quota: Quota {
                 memory: config.memory().saturating_add(OWN_MEMORY),
-                cpus: u64::from(config.cpus) + 1,
+                processor_time: processor_time(config.cpus, config.cpu_quota),
                 tasks: u64::from(config.cpus) + OWN_TASKS,
             },
+            cpus: config.cpus,
             require_limits: config.require_limits,
             claim,
-            attached: None,
+            attached: Some(Box::new(config.servers())),
         };
         Ok(Box::new(Process::start(launch, channels)?))
     }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use libtest_mimic::{Failed, Trial};
-use micabox_vmm::{Backend, Begin, Exit, Kvm, Machine, MachineConfig, MachineFile};
+use micabox_vmm::{Backend, Begin, DiskRate, Exit, Kvm, Machine, MachineConfig, MachineFile};
 
 /// Timeout far above the duration of a boot: only a hang reaches it.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -24,6 +24,7 @@ pub fn tests() -> Vec<Trial> {
         Trial::test("our_kernel_boots_to_the_agent", || boots("vmlinux", 1)),
         Trial::test("a_bzimage_boots_to_the_agent", || boots("bzImage", 1)),
         Trial::test("a_kernel_boots_on_three_processors", || boots("vmlinux", 3)),
+        Trial::test("the_test_of_kvm_leaves_no_descriptor", probe),
     ];
     tests.extend(endings::tests());
     tests.extend(limits::tests());
@@ -53,12 +54,15 @@ fn config() -> MachineConfig {
         begin: boot(&guest("vmlinux"), &guest("initrd.cpio")),
         memory_mib: 128,
         cpus: 1,
+        cpu_quota: None,
         nested_virtualization: false,
         require_limits: false,
         pmem: Vec::new(),
+        disk_rate: DiskRate::default(),
         disks: Vec::new(),
         network: None,
         vsock: None,
+        shares: Vec::new(),
         cmdline_extra: Vec::new(),
         lifeline: None,
     }
@@ -74,6 +78,27 @@ fn boots(kernel: &str, cpus: u8) -> Result<(), Failed> {
     machine.kill();
     let exit = machine.wait(PATIENCE).ok_or("it does not end")?;
     assert!(matches!(exit, Exit::Killed { by_us: true, .. }), "{exit}");
+    Ok(())
+}
+
+/// A program that is executed closes what it inherits, and the process that closes a
+/// machine's last descriptor waits until the machine is removed.
+fn probe() -> Result<(), Failed> {
+    let of_machines = || -> Result<usize, Failed> {
+        let links = std::fs::read_dir("/proc/self/fd")?.map(|entry| Ok(entry?.path()));
+        let links = links.collect::<std::io::Result<Vec<_>>>()?;
+        let targets = links
+            .iter()
+            .filter_map(|link| std::fs::read_link(link).ok());
+        Ok(targets
+            .filter(|target| target.to_string_lossy().contains("kvm-vm"))
+            .count())
+    };
+    let machine = kvm_ioctls::Kvm::new()?.create_vm()?;
+    assert_eq!(of_machines()?, 1);
+    drop(machine);
+    Kvm::probe()?;
+    assert_eq!(of_machines()?, 0);
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use libtest_mimic::{Failed, Trial};
 use micabox_vmm::{Backend, Begin, Exit, Kvm, Machine, MachineConfig, Snapshot};
 use micabox_wire::{
-    Boot, Identity, Init, ToGuest, ToHost, Upper, preamble, read_message, write_message,
+    Boot, Identity, Init, Setup, ToGuest, ToHost, Upper, preamble, read_message, write_message,
 };
 use tempfile::NamedTempFile;
 
@@ -20,6 +20,8 @@ pub fn tests() -> Vec<Trial> {
     vec![
         Trial::test("copies_count_on_from_the_same_number", count_on),
         Trial::test("copies_of_copies_count_on", copies_of_copies),
+        Trial::test("copies_of_deltas_count_on", copies_of_deltas),
+        Trial::test("an_altered_delta_is_refused", altered_delta),
         Trial::test("a_paused_machine_stands_still", paused),
         Trial::test("a_kernel_continues_in_eight_copies", kernel_goes_on),
         Trial::test("copies_with_three_processors_continue", three_processors),
@@ -234,6 +236,64 @@ fn copies_of_copies() -> Result<(), Failed> {
     Ok(())
 }
 
+/// Saves only what differs from the machine's base.
+fn save_delta(machine: &dyn Machine) -> Result<Snapshot, Failed> {
+    let mut snapshot = Snapshot::in_memory()?;
+    snapshot.base = Some(machine.base().ok_or("it has no base")?);
+    machine.save(&snapshot, &mut || ())?;
+    Ok(snapshot)
+}
+
+fn copies_of_deltas() -> Result<(), Failed> {
+    let (original, config, _kernel) = counting()?;
+    assert!(original.base().is_none());
+    let whole = save(&*original)?;
+    drop(original);
+    let mut machine = resume(&config, &whole)?;
+    let first = machine.base().ok_or("it has no base")?.metadata()?;
+    assert_eq!(first.ino(), whole.memory.metadata()?.ino());
+    let all = whole.memory.metadata()?.blocks();
+    drop(whole);
+    let mut last = 0;
+    for _ in 0..3 {
+        let numbers = counts(&*machine)?;
+        assert!(numbers[0] > last, "{numbers:?} after {last}");
+        last = numbers[0];
+        let delta = save_delta(&*machine)?;
+        let written = delta.memory.metadata()?.blocks();
+        assert!(written < all / 4, "{written} of {all}");
+        machine = resume(&config, &delta)?;
+        let base = machine.base().ok_or("it has no base")?.metadata()?;
+        assert_eq!(base.ino(), first.ino());
+    }
+    // All of it again.
+    let numbers = counts(&*resume(&config, &save(&*machine)?)?)?;
+    assert!(numbers[0] > last, "{numbers:?} after {last}");
+    Ok(())
+}
+
+fn altered_delta() -> Result<(), Failed> {
+    let (original, config, _kernel) = counting()?;
+    let machine = resume(&config, &save(&*original)?)?;
+    let good = save_delta(&*machine)?;
+    let with = |change: &dyn Fn(&mut Snapshot)| -> Result<(), Failed> {
+        let mut snapshot = good.clone();
+        change(&mut snapshot);
+        let why = refusal(&config, &snapshot)?;
+        assert!(why.contains("damaged; make it again"), "{why}");
+        Ok(())
+    };
+    with(&|snapshot| snapshot.base = None)?;
+    with(&|snapshot| snapshot.base = Some(snapshot.memory.clone()))?;
+    // A range that ends behind the RAM.
+    let mut before = [0; 8];
+    good.memory.read_exact_at(&mut before, 8)?;
+    good.memory.write_all_at(&[0xff; 8], 8)?;
+    with(&|_| ())?;
+    good.memory.write_all_at(&before, 8)?;
+    counts(&*resume(&config, &good)?).map(drop)
+}
+
 /// Sends the agent an invalid description of a sandbox, and checks that it answers, so it lives.
 fn speaks(machine: &dyn Machine) -> Result<(), Failed> {
     let mut agent = machine.agent()?;
@@ -253,6 +313,7 @@ fn speaks(machine: &dyn Machine) -> Result<(), Failed> {
             wall_clock: (1_800_000_000, 0),
             entropy: [1; 32],
         },
+        setup: Setup::default(),
     };
     write_message(&mut agent, &ToGuest::Boot(Box::new(boot)))?;
     match read_message::<ToHost>(&mut agent) {
@@ -348,7 +409,7 @@ fn altered() -> Result<(), Failed> {
             &Snapshot {
                 state,
                 memory,
-                touched: None,
+                ..good.clone()
             },
         )
     };
@@ -366,7 +427,7 @@ fn altered() -> Result<(), Failed> {
         &Snapshot {
             state,
             memory,
-            touched: None,
+            ..good.clone()
         },
     )?;
     assert!(short.contains("damaged"), "{short}");
@@ -386,7 +447,7 @@ fn filtered() -> Result<(), Failed> {
         &Snapshot {
             state,
             memory,
-            touched: None,
+            ..good.clone()
         },
     )?;
     let deadline = Instant::now() + PATIENCE;

@@ -67,7 +67,7 @@ fn both_ways() -> Result<(), Failed> {
         vsock: Some(Sockets::At(path.clone())),
         ..config()
     })?;
-    let _up = accept(&ready, &*machine)?;
+    let _up = accept_ready(&ready, &*machine)?;
 
     // Eight connections at once, each with more data than any buffer holds, and one side ends
     // first.
@@ -141,7 +141,7 @@ fn copies() -> Result<(), Failed> {
         ..config()
     };
     let original = Kvm::probe()?.start(&config)?;
-    let _up = accept(&first, &*original)?;
+    let _up = accept_ready(&first, &*original)?;
     let mut client = connect(&path("first"), ECHO)?;
     client.write_all(b"before")?;
     let mut back = [0; 6];
@@ -158,7 +158,7 @@ fn copies() -> Result<(), Failed> {
 
     // The guest calls again, since it was told that its call is over.
     let second_machine = copy(Sockets::At(path("second")))?;
-    let _up = accept(&second, &*second_machine)?;
+    let _up = accept_ready(&second, &*second_machine)?;
     echo(&path("second"), &bytes(1, MIB))?;
     // With no program to call, the guest gives up.
     let third = copy(Sockets::Nowhere)?;
@@ -191,6 +191,14 @@ fn accept(listener: &UnixListener, machine: &dyn Machine) -> Result<UnixStream, 
             return Err(format!("nobody came; {exit:?}\n{}", machine.console_tail()).into());
         }
     }
+}
+
+/// Accepts the call that says that the guest is up, and its first byte: a machine that is saved
+/// while the guest's `connect` has yet to return fails that `connect` in each copy.
+fn accept_ready(listener: &UnixListener, machine: &dyn Machine) -> Result<UnixStream, Failed> {
+    let mut up = accept(listener, machine)?;
+    up.read_exact(&mut [0])?;
+    Ok(up)
 }
 
 /// Connects to a port of the guest.
@@ -332,7 +340,7 @@ pub fn guest() -> ! {
     }
     // In a copy the call breaks off, and another one is needed.
     while let Ok(mut up) = call(READY)
-        && up.read(&mut [0]).is_err()
+        && (up.write_all(b"!").is_err() || up.read(&mut [0]).is_err())
     {}
     // SAFETY: ends the machine.
     unsafe { libc::reboot(libc::RB_AUTOBOOT) };

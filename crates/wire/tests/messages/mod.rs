@@ -1,9 +1,10 @@
 //! Strategies for every message, with arbitrary contents.
 
 use micabox_wire::{
-    Boot, BootFailed, BootTimings, Device, Exec, ExitStatus, Extent, Format, Hello, Identity, Init,
-    Lower, Network, OutputStream, Phase, Range, Reattach, Restore, StartFailed, StartFailure,
-    ToGuest, ToHost, TtySize, Upper,
+    Boot, BootFailed, BootTimings, Confinement, Device, Exec, ExitStatus, Extent, Format, Hello,
+    Identity, Init, Lower, Mount, MountSource, MountedDisk, Network, OutputStream, Phase, Range,
+    Reattach, Restore, Setup, StartFailed, StartFailure, Tmpfs, ToGuest, ToHost, TtySize, Ulimit,
+    Upper,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -56,12 +57,14 @@ fn boot() -> impl Strategy<Value = Boot> {
         ],
         prop_oneof![Just(Init::Reaper), Just(Init::FirstExec)],
         identity(),
+        setup(),
     )
-        .prop_map(|(lowers, upper, init, identity)| Boot {
+        .prop_map(|(lowers, upper, init, identity, setup)| Boot {
             lowers,
             upper,
             init,
             identity,
+            setup,
         })
 }
 
@@ -86,11 +89,61 @@ fn identity() -> impl Strategy<Value = Identity> {
         )
 }
 
+fn setup() -> impl Strategy<Value = Setup> {
+    let tmpfs = (
+        any::<(Option<u64>, Option<u64>, Option<u32>)>(),
+        any::<(u32, u32, bool, bool, bool)>(),
+    );
+    let tmpfs = tmpfs.prop_map(
+        |((size_bytes, inodes, mode), (uid, gid, exec, suid, dev))| {
+            MountSource::Tmpfs(Tmpfs {
+                size_bytes,
+                inodes,
+                mode,
+                uid,
+                gid,
+                exec,
+                suid,
+                dev,
+            })
+        },
+    );
+    let format = prop_oneof![Just(Format::Erofs), Just(Format::Ext4)];
+    let disk = (text(), format, text(), any::<bool>());
+    let disk = disk.prop_map(|(serial, format, directory, is_written)| {
+        MountSource::Disk(MountedDisk {
+            serial,
+            format,
+            directory,
+            is_written,
+        })
+    });
+    let share = (text(), option::of(text()), text());
+    let share = share.prop_map(|(tag, file, user)| MountSource::Share { tag, file, user });
+    let source = prop_oneof![tmpfs, disk, share];
+    let mount = (text(), source, any::<bool>());
+    let mount = mount.prop_map(|(target, source, read_only)| Mount {
+        target,
+        source,
+        read_only,
+    });
+    let limits = any::<(Option<u64>, Option<u64>, bool)>();
+    (vec(mount, 0..4), limits).prop_map(|(mounts, (shm_bytes, max_processes, read_only))| Setup {
+        mounts,
+        shm_bytes,
+        max_processes,
+        read_only,
+    })
+}
+
 fn restore() -> impl Strategy<Value = Restore> {
     let reattach =
         any::<(u32, u32)>().prop_map(|(id, output_window)| Reattach { id, output_window });
-    (identity(), option::of(reattach))
-        .prop_map(|(identity, reattach)| Restore { identity, reattach })
+    (identity(), option::of(reattach), setup()).prop_map(|(identity, reattach, setup)| Restore {
+        identity,
+        reattach,
+        setup,
+    })
 }
 
 fn network() -> impl Strategy<Value = Network> {
@@ -104,6 +157,22 @@ fn network() -> impl Strategy<Value = Network> {
     )
 }
 
+fn confinement() -> impl Strategy<Value = Confinement> {
+    let limit = any::<(u32, Option<u64>, Option<u64>)>();
+    let limit = limit.prop_map(|(resource, soft, hard)| Ulimit {
+        resource,
+        soft,
+        hard,
+    });
+    (any::<Option<u64>>(), vec(limit, 0..4), vec(text(), 0..4)).prop_map(
+        |(capabilities, ulimits, groups)| Confinement {
+            capabilities,
+            ulimits,
+            groups,
+        },
+    )
+}
+
 fn exec() -> impl Strategy<Value = Exec> {
     (
         vec(bytes(), 0..4),
@@ -111,18 +180,21 @@ fn exec() -> impl Strategy<Value = Exec> {
         bytes(),
         text(),
         option::of(size()),
-        any::<bool>(),
-        any::<u32>(),
+        any::<(bool, u32)>(),
+        confinement(),
     )
-        .prop_map(|(argv, env, cwd, user, tty, stdin, output_window)| Exec {
-            argv,
-            env,
-            cwd,
-            user,
-            tty,
-            stdin,
-            output_window,
-        })
+        .prop_map(
+            |(argv, env, cwd, user, tty, (stdin, output_window), confinement)| Exec {
+                argv,
+                env,
+                cwd,
+                user,
+                tty,
+                stdin,
+                output_window,
+                confinement,
+            },
+        )
 }
 
 pub fn to_guest() -> impl Strategy<Value = ToGuest> {

@@ -15,20 +15,22 @@ use crate::failure::Failure;
 use crate::output::pass_on;
 use crate::{Outcome, output, settings};
 
-/// Copy files and directories into a stopped sandbox, or out of one
+/// Copy files and directories into a sandbox, or out of one
 ///
 /// As with Docker: into an existing directory the copy goes inside, and DIRECTORY/. means its
-/// contents. Files copied in belong to root, files copied out to the user who copies. Times and
-/// permissions are kept. Missing parent directories in the sandbox are made.
+/// contents. Files copied in belong to root, files copied out to the user who copies. Times,
+/// permissions, holes and user attributes are kept. Missing parent directories in the sandbox are
+/// made.
 ///
-/// Reads and writes the sandbox's disk directly; nothing is mounted. A running sandbox is paused
-/// for a moment, and what it has not flushed may be missing.
+/// In a running sandbox, its agent reads and writes what programs inside see. Of a stopped one, the
+/// disk is read and written directly; nothing is mounted.
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "mica cp [OPTIONS] FROM|- SANDBOX:PATH\n       mica cp [OPTIONS] SANDBOX:PATH TO|-"
 )]
 pub struct Args {
-    /// Keep owners, by number
+    /// Keep owners, by number, and access control lists; out of a sandbox, for root, also set-id
+    /// bits, capabilities, devices and FIFOs
     #[arg(short, long)]
     archive: bool,
 
@@ -76,7 +78,7 @@ fn copy_in(args: &Args, sandbox: &SandboxRef, path: &str) -> Outcome {
         }
         let stdin = io::stdin().as_fd().try_clone_to_owned();
         let stdin = stdin.map_err(|error| Failure::of(&error).context("reading stdin"))?;
-        sandbox.write_archive(path.as_bytes(), stdin)?;
+        notes::print_left_out(&sandbox.write_archive(path.as_bytes(), stdin)?);
         return Ok(0);
     }
     let from = Path::new(&args.from);
@@ -119,7 +121,11 @@ fn copy_in(args: &Args, sandbox: &SandboxRef, path: &str) -> Outcome {
         match packing.join() {
             // If the unpacking side has failed, its error is the cause of the closed pipe.
             Ok(Err(error)) if error.kind() != io::ErrorKind::BrokenPipe => Err(reading(error)),
-            Ok(_) => Ok(written.map(|()| 0)?),
+            Ok(packed) => {
+                notes::print_left_out(&written?);
+                notes::print_host_sockets(&packed.unwrap_or_default());
+                Ok(0)
+            }
             Err(_) => Err(Failure::new("the thread that reads the files died")),
         }
     })
@@ -165,9 +171,26 @@ fn copy_out(args: &Args, sandbox: &SandboxRef, name: &str, path: &str) -> Outcom
         Ok(Path::new(OsStr::from_bytes(&parent)).to_owned())
     });
     match unpacked {
-        Ok(_) => {
+        Ok(unpacked) => {
             notes::print(&archive.finish()?, name);
+            let is_all = unpacked
+                .special
+                .as_ref()
+                .is_some_and(|path| is_top(path, to, named));
+            if is_all {
+                return Err(special(path));
+            }
+            notes::print_unpacked(&unpacked);
             Ok(0)
+        }
+        // The archive of a socket is empty.
+        Err(problem @ unpack::Problem::Foreign(_)) => {
+            let notes = archive.finish()?;
+            Err(if notes.sockets.is_empty() {
+                problem.into()
+            } else {
+                special(path)
+            })
         }
         // The error about the sandbox's disk explains more.
         Err(problem @ unpack::Problem::Archive(_)) => {
@@ -176,6 +199,16 @@ fn copy_out(args: &Args, sandbox: &SandboxRef, name: &str, path: &str) -> Outcom
         }
         Err(problem) => Err(problem.into()),
     }
+}
+
+/// Returns whether a host path is that of the copy itself.
+fn is_top(path: &Path, to: &Path, named: &str) -> bool {
+    path == to || path == to.join(named)
+}
+
+fn special(path: &str) -> Failure {
+    let what = "sockets are not copied, devices and FIFOs only by root";
+    Failure::new(format!("{path}: {what}")).hint("`mica cp -a` as root makes devices and FIFOs")
 }
 
 /// Returns whether a path stands for a directory's contents.

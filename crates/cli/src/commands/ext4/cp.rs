@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use micabox::jailed::{CallError, Fault, ext4};
 use micabox_overlay::host::{pack, unpack};
 
-use super::{about, bytes, open, print_notes, writable};
+use super::{Writable, about, bytes, open, print_notes};
 use crate::Outcome;
 use crate::failure::Failure;
 
@@ -101,7 +101,8 @@ fn copy_in(from: &Path, image: &Path, path: &Path) -> Outcome {
         let what = "has no name to use for the copy";
         Failure::new(format!("{}: {what}", from.display()))
     })?;
-    let file = writable(image)?;
+    let locked = Writable::open(image)?;
+    let file = locked.file()?;
     let into = ext4::Destination {
         path: bytes(path).to_vec(),
         name: name.as_bytes().to_vec(),

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use micabox::jailed::{CallError, Fault, ext4};
 
-use super::{about, writable};
+use super::{Writable, about};
 use crate::Outcome;
 use crate::failure::Failure;
 use crate::output::{print, size};
@@ -26,14 +26,14 @@ pub struct Args {
 
 /// Unpacks an archive.
 pub fn execute(args: &Args) -> Outcome {
-    let file = writable(&args.file)?;
+    let image = Writable::open(&args.file)?;
     let opened = if args.archive.as_os_str() == "-" {
         io::stdin().as_fd().try_clone_to_owned()
     } else {
         File::open(&args.archive).map(OwnedFd::from)
     };
     let archive = opened.map_err(about(&args.archive))?;
-    let imported = ext4::import(file, archive, None);
+    let imported = ext4::import(image.file()?, archive, None);
     let (members, bytes) = imported.map_err(|error| match &error {
         CallError::Refused(Fault::Asked(_)) => about(&args.archive)(error),
         CallError::Refused(Fault::Output(_)) => Failure::of(&error),

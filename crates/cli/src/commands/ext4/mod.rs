@@ -87,18 +87,36 @@ fn print_notes(found: &Notes, path: &Path) {
     notes::print_sockets(found);
 }
 
-/// Opens and locks an existing file for writing.
-fn writable(path: &Path) -> Result<File, Failure> {
-    let file = OpenOptions::new().read(true).write(true).open(path);
-    let file = file.map_err(about(path))?;
-    // Two writers would damage the filesystem. A virtual machine's disk is locked, too.
-    file.try_lock().map_err(|_| {
-        Failure::new(format!(
-            "cannot write to `{}`: it is in use",
-            visible::path(path)
-        ))
-    })?;
-    Ok(file)
+/// A filesystem's file, open and locked for writing.
+struct Writable(File);
+
+impl Writable {
+    /// Opens and locks an existing file.
+    fn open(path: &Path) -> Result<Self, Failure> {
+        let file = OpenOptions::new().read(true).write(true).open(path);
+        let file = file.map_err(about(path))?;
+        // Two writers would damage the filesystem. A virtual machine's disk is locked, too.
+        file.try_lock().map_err(|_| {
+            Failure::new(format!(
+                "cannot write to `{}`: it is in use",
+                visible::path(path)
+            ))
+        })?;
+        Ok(Self(file))
+    }
+
+    /// Returns the file again, to give to a worker.
+    fn file(&self) -> Result<File, Failure> {
+        self.0.try_clone().map_err(|error| Failure::of(&error))
+    }
+}
+
+impl Drop for Writable {
+    /// Unlocks explicitly: a worker that has replied holds the file until it has exited, and the
+    /// next command must not find it in use.
+    fn drop(&mut self) {
+        let _ = self.0.unlock();
+    }
 }
 
 /// Returns a path within a filesystem as bytes.
@@ -107,7 +125,7 @@ fn bytes(path: &Path) -> &[u8] {
 }
 
 /// Parses a number of bytes: `512M`, `8G`; powers of 1024.
-fn size(text: &str) -> Result<u64, String> {
+pub fn size(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
     let shift = match text
         .get(digits.len()..)

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use micabox::jailed::ext4;
 
-use super::{about, writable};
+use super::{Writable, about};
 use crate::Outcome;
 use crate::output::write_stderr;
 
@@ -20,7 +20,8 @@ pub struct Args {
 
 /// Replays the journal.
 pub fn execute(args: &Args) -> Outcome {
-    let replayed = ext4::replay(writable(&args.file)?).map_err(about(&args.file))?;
+    let image = Writable::open(&args.file)?;
+    let replayed = ext4::replay(image.file()?).map_err(about(&args.file))?;
     if replayed.had_errors {
         let path = args.file.display();
         write_stderr(&if replayed.is_sound {

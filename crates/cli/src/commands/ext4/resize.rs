@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use micabox::jailed::ext4;
 use serde::Serialize;
 
-use super::{about, size, writable};
+use super::{Writable, about, size};
 use crate::Outcome;
 use crate::output::{print, print_json};
 
@@ -34,13 +34,13 @@ struct Resized {
 /// Grows a filesystem.
 pub fn execute(args: &Args) -> Outcome {
     let path = &args.file;
-    let file = writable(path)?;
+    let image = Writable::open(path)?;
+    let file = image.file()?;
     let length = file.metadata().map_err(about(path))?.len();
     if length < args.size {
         file.set_len(args.size).map_err(about(path))?;
     }
-    let grown = file.try_clone().map_err(about(path))?;
-    let grown = ext4::grow(grown, args.size);
+    let grown = ext4::grow(image.file()?, args.size);
     if grown.is_err() && length < args.size {
         let _ = file.set_len(length);
     }

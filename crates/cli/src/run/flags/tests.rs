@@ -1,5 +1,6 @@
 use clap::Parser;
 
+use super::machine::memory;
 use super::*;
 
 #[derive(Parser)]
@@ -8,7 +9,7 @@ struct Cli {
     args: Args,
 }
 
-fn parse(words: &[&str]) -> Result<Args, clap::Error> {
+pub(super) fn parse(words: &[&str]) -> Result<Args, clap::Error> {
     let words = std::iter::once("run").chain(words.iter().copied());
     Cli::try_parse_from(words).map(|cli| cli.args)
 }
@@ -29,7 +30,8 @@ fn patches_come_in_a_fixed_order() {
     let args = parse(&[
         "--symlink",
         "../a:/b",
-        "--rm=/etc/motd",
+        "--remove",
+        "/etc/motd",
         "--patch",
         "x:y:/z",
         "--rm",
@@ -54,17 +56,27 @@ fn patches_come_in_a_fixed_order() {
             },
         ]
     );
-    let args = parse(&["--rm=relative", "alpine"]).unwrap();
+    let args = parse(&["--remove=relative", "alpine"]).unwrap();
     assert!(!args.is_forgotten());
     assert!(args.patches().is_err());
     assert!(parse(&["--patch", "x:y", "alpine"]).is_err());
 }
 
 #[test]
+fn rm_takes_no_path() {
+    let is_forgotten = |flag| parse(&[flag, "alpine"]).map(|args| args.is_forgotten());
+    assert!(is_forgotten("--rm").unwrap());
+    assert!(is_forgotten("--rm=true").unwrap());
+    assert!(!is_forgotten("--rm=false").unwrap());
+    let refusal = is_forgotten("--rm=/etc/motd").unwrap_err().to_string();
+    assert!(refusal.contains("use `--remove /etc/motd`"), "{refusal}");
+}
+
+#[test]
 fn init_is_on_unless_switched_off() {
-    assert!(parse(&["alpine"]).unwrap().init);
-    assert!(parse(&["--init", "alpine"]).unwrap().init);
-    assert!(!parse(&["--init=false", "alpine"]).unwrap().init);
+    assert!(parse(&["alpine"]).unwrap().machine.init);
+    assert!(parse(&["--init", "alpine"]).unwrap().machine.init);
+    assert!(!parse(&["--init=false", "alpine"]).unwrap().machine.init);
 }
 
 #[test]
@@ -166,13 +178,7 @@ fn network_flags_need_a_network() {
 }
 
 #[test]
-fn processors_and_durations_are_parsed() {
-    assert_eq!(cpus("2"), Ok(2));
-    assert_eq!(cpus("1.5"), Ok(2));
-    assert_eq!(cpus("0.5"), Ok(1));
-    for bad in ["0", "-1", "65", "nan", "inf", "x"] {
-        cpus(bad).unwrap_err();
-    }
+fn durations_are_parsed() {
     assert_eq!(duration("1.5"), Ok(Duration::from_millis(1500)));
     assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
     assert_eq!(duration("1d"), Ok(Duration::from_secs(86_400)));

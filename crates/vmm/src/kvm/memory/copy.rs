@@ -1,8 +1,7 @@
 //! Copies the guest's RAM to a file, without pages that are zero.
 //!
 //! Most of a guest's RAM was never touched, and reading a page makes the kernel provide one. So the
-//! kernel's page map shows which pages exist (`/proc/self/pagemap`, whose bits
-//! `Documentation/admin-guide/mm/pagemap.rst` describes).
+//! kernel's page map shows which pages exist.
 
 #![allow(unsafe_code)]
 
@@ -15,23 +14,27 @@ use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap};
 
+use super::delta::Delta;
+use super::page_map::{BATCH, UNKNOWN, is_private, look_up};
+
 /// Bytes of a page.
 pub(super) const PAGE: usize = 4096;
 
-/// Number of pages that are processed together.
-const BATCH: usize = 512;
-
-/// Bits of a page map entry: the page is in memory, is swapped out, belongs to a file.
-const PRESENT: u64 = 1 << 63;
-const SWAPPED: u64 = 1 << 62;
-const OF_FILE: u64 = 1 << 61;
-
 /// Writes `ram` to `to`, which must have the same length and be one hole. The RAM must not change
-/// meanwhile. `pages` is the page map of this process, if available.
-pub(crate) fn write(ram: &GuestMemoryMmap, pages: Option<&File>, to: &File) -> io::Result<()> {
+/// meanwhile. `delta` is what a RAM of a file had of its own from the start. `pages` is the page map
+/// of this process, if available.
+pub(crate) fn write(
+    ram: &GuestMemoryMmap,
+    delta: Option<&Delta>,
+    pages: Option<&File>,
+    to: &File,
+) -> io::Result<()> {
     let mut offset = 0;
     for region in ram.iter() {
-        write_region(region, pages, to, offset)?;
+        let mut base = base_runs(region)?;
+        let ranges = delta.map_or(&[][..], Delta::ranges).iter();
+        base.extend(ranges.filter_map(|range| range.bytes_within(offset, region.len())));
+        write_region(region, &base, pages, to, offset)?;
         offset += region.len();
     }
     Ok(())
@@ -39,11 +42,11 @@ pub(crate) fn write(ram: &GuestMemoryMmap, pages: Option<&File>, to: &File) -> i
 
 fn write_region(
     region: &GuestRegionMmap,
+    base: &[Range<u64>],
     pages: Option<&File>,
     to: &File,
     offset: u64,
 ) -> io::Result<()> {
-    let base = base_runs(region)?;
     let count = usize::try_from(region.len()).unwrap_or(usize::MAX) / PAGE;
     let mut batch = [0_u64; BATCH];
     for first in (0..count).step_by(BATCH) {
@@ -53,52 +56,46 @@ fn write_region(
         let start = region.as_ptr() as usize + first * PAGE;
         match pages {
             Some(pages) => look_up(pages, start, batch)?,
-            None => batch.fill(PRESENT),
+            None => batch.fill(UNKNOWN),
         }
         let bytes = (first * PAGE) as u64;
         let in_base = base
             .iter()
             .any(|run| run.start < bytes + (batch.len() * PAGE) as u64 && run.end > bytes);
-        let mut run = 0..0;
-        for (index, entry) in batch.iter().enumerate() {
-            // Pages that the base file has data for may or may not be in memory.
-            let exists = in_base || (entry & (PRESENT | SWAPPED) != 0 && entry & OF_FILE == 0);
-            if exists && !is_zero(page(region, first + index)) {
-                if run.end != index {
-                    write_run(region, first, &run, to, offset)?;
-                    run = index..index;
-                }
-                run.end = index + 1;
-            }
-        }
-        write_run(region, first, &run, to, offset)?;
+        // Pages that the base file has data for may or may not be in memory.
+        let exists = |entry: &u64| in_base || is_private(*entry);
+        let entries = (first..).zip(batch.iter());
+        let existing = entries.filter_map(|(page, entry)| exists(entry).then_some(page));
+        write_pages(region, existing, to, offset)?;
     }
     Ok(())
 }
 
-/// Returns the pages of a region of a file that are no longer the file's, counted from the region's
-/// start: those that were written to.
-pub(super) fn private_pages(region: &GuestRegionMmap, pages: &File) -> io::Result<Vec<u64>> {
-    let count = usize::try_from(region.len()).unwrap_or(usize::MAX) / PAGE;
-    let mut found = Vec::new();
-    let mut batch = [0_u64; BATCH];
-    for first in (0..count).step_by(BATCH) {
-        let batch = batch
-            .get_mut(..BATCH.min(count - first))
-            .unwrap_or_default();
-        look_up(pages, region.as_ptr() as usize + first * PAGE, batch)?;
-        let entries = (first as u64..).zip(batch.iter());
-        let is_private = |entry: u64| entry & (PRESENT | SWAPPED) != 0 && entry & OF_FILE == 0;
-        let private = entries.filter(|(_, entry)| is_private(**entry));
-        found.extend(private.map(|(page, _)| page));
+/// Writes those of a region's ascending `pages` that aren't zero, each to its place from `offset`
+/// on.
+pub(super) fn write_pages(
+    region: &GuestRegionMmap,
+    pages: impl IntoIterator<Item = usize>,
+    to: &File,
+    offset: u64,
+) -> io::Result<()> {
+    let mut run = 0..0;
+    for index in pages {
+        if is_zero(page(region, index)) {
+            continue;
+        }
+        if run.end != index || run.len() >= BATCH {
+            write_run(region, &run, to, offset)?;
+            run = index..index;
+        }
+        run.end = index + 1;
     }
-    Ok(found)
+    write_run(region, &run, to, offset)
 }
 
-/// Writes pages of a batch that begins at page `first` of the region.
+/// Writes consecutive pages of the region.
 fn write_run(
     region: &GuestRegionMmap,
-    first: usize,
     run: &Range<usize>,
     to: &File,
     offset: u64,
@@ -106,7 +103,7 @@ fn write_run(
     if run.is_empty() {
         return Ok(());
     }
-    let start = (first + run.start) * PAGE;
+    let start = run.start * PAGE;
     // SAFETY: the pages lie within the region, which stays mapped and does not change.
     let bytes =
         unsafe { std::slice::from_raw_parts(region.as_ptr().byte_add(start), run.len() * PAGE) };
@@ -124,19 +121,8 @@ fn is_zero(page: &[u8]) -> bool {
     page == ZEROS
 }
 
-fn look_up(pages: &File, start: usize, batch: &mut [u64]) -> io::Result<()> {
-    const ENTRY: usize = size_of::<u64>();
-    let mut bytes = [0; BATCH * ENTRY];
-    let bytes = bytes.get_mut(..batch.len() * ENTRY).unwrap_or_default();
-    pages.read_exact_at(bytes, (start / PAGE * ENTRY) as u64)?;
-    for (entry, bytes) in batch.iter_mut().zip(bytes.as_chunks().0) {
-        *entry = u64::from_ne_bytes(*bytes);
-    }
-    Ok(())
-}
-
 /// Returns where a region's base file has data, in bytes from the region's start.
-fn base_runs(region: &GuestRegionMmap) -> io::Result<Vec<Range<u64>>> {
+pub(super) fn base_runs(region: &GuestRegionMmap) -> io::Result<Vec<Range<u64>>> {
     let Some(base) = region.file_offset() else {
         return Ok(Vec::new());
     };
@@ -171,7 +157,7 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         file.set_len(SIZE).unwrap();
         let pages = File::open("/proc/self/pagemap").unwrap();
-        write(memory.ram(), with_map.then_some(&pages), &file).unwrap();
+        write(memory.ram(), None, with_map.then_some(&pages), &file).unwrap();
         file
     }
 
@@ -198,13 +184,13 @@ mod tests {
                 "holes are kept"
             );
 
-            let second = GuestMemory::resumed(SIZE, file.try_clone().unwrap()).unwrap();
-            let third = GuestMemory::resumed(SIZE, file.try_clone().unwrap()).unwrap();
+            let second = GuestMemory::resumed(SIZE, file.try_clone().unwrap(), None).unwrap();
+            let third = GuestMemory::resumed(SIZE, file.try_clone().unwrap(), None).unwrap();
             put(&second, 5 << 20, 0);
             put(&second, 7 << 20, 4);
             put(&third, 0, 9);
             let copy = saved(&second, with_map);
-            let fourth = GuestMemory::resumed(SIZE, copy).unwrap();
+            let fourth = GuestMemory::resumed(SIZE, copy, None).unwrap();
             for (memory, wanted) in [
                 (&second, [1, 0, 4, 3]),
                 (&third, [9, 2, 0, 3]),

@@ -6,8 +6,12 @@
 //! apart, so that the devices need not.
 
 pub(crate) mod copy;
+pub(crate) mod delta;
+mod large;
 pub(crate) mod layout;
+pub(crate) mod page_map;
 mod ram;
+mod range;
 pub(crate) mod region;
 pub(crate) mod touched;
 pub(crate) mod truncation;
@@ -21,6 +25,7 @@ use vm_memory::{
     GuestRegionMmap, MmapRegion, VolatileSlice,
 };
 
+use delta::Delta;
 use ram::Room;
 
 /// A piece of guest memory as it is mapped in the worker.
@@ -31,7 +36,9 @@ pub(crate) type Slice<'a> = VolatileSlice<'a, BS<'a, ()>>;
 pub(crate) struct GuestMemory {
     ram: GuestMemoryMmap,
     all: GuestMemoryMmap,
-    /// The mappings of RAM, unless it is a file's.
+    /// What the RAM had of its own from the start, if it is a delta.
+    delta: Option<Delta>,
+    /// The mappings of RAM.
     _rooms: Arc<[Room]>,
 }
 
@@ -45,6 +52,8 @@ pub(crate) enum Error {
     },
     #[error(transparent)]
     Region(#[from] region::Error),
+    #[error("mapping what differs from the snapshot's base: {0}")]
+    Delta(std::io::Error),
     #[error("no address for a region of {size} bytes")]
     Address { size: u64 },
     #[error("arranging the guest's memory: {0}")]
@@ -68,37 +77,36 @@ impl GuestMemory {
         Ok(Self {
             all: ram.clone(),
             ram,
+            delta: None,
             _rooms: rooms.into(),
         })
     }
 
-    /// Creates `size` bytes of RAM that begin with the contents of `file`. Writes stay private, and
-    /// pages that aren't written to are shared.
-    pub(crate) fn resumed(size: u64, file: File) -> Result<Self, Error> {
-        const FLAGS: i32 = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
+    /// Creates `size` bytes of RAM that begin with the contents of `file`, and of `delta` where that
+    /// differs. Writes stay private, and pages that aren't written to are shared.
+    pub(crate) fn resumed(size: u64, file: File, delta: Option<Delta>) -> Result<Self, Error> {
         let file = Arc::new(file);
         let mut offset = 0_u64;
-        let mut regions = Vec::new();
+        let (mut rooms, mut regions) = (Vec::new(), Vec::new());
         for range in layout::ram(size) {
             let length = range.end - range.start;
             let part = FileOffset::from_arc(Arc::clone(&file), offset);
             offset = offset.saturating_add(length);
-            let region = MmapRegion::build(
-                Some(part),
-                usize::try_from(length).unwrap_or(usize::MAX),
-                libc::PROT_READ | libc::PROT_WRITE,
-                FLAGS,
-            )
-            .map_err(region::Error::from)?;
+            let (room, region) = Room::of_file(length, part).map_err(region::Error::from)?;
+            rooms.push(room);
             let region = GuestRegionMmap::new(region, GuestAddress(range.start))
                 .ok_or(Error::Address { size: length })?;
             regions.push(region);
         }
         let ram = GuestMemoryMmap::from_regions(regions)?;
+        if let Some(delta) = &delta {
+            delta.map(&ram).map_err(Error::Delta)?;
+        }
         Ok(Self {
             all: ram.clone(),
             ram,
-            _rooms: Arc::new([]),
+            delta,
+            _rooms: rooms.into(),
         })
     }
 
@@ -114,6 +122,11 @@ impl GuestMemory {
     /// Returns the RAM, which guest and devices write.
     pub(crate) fn ram(&self) -> &GuestMemoryMmap {
         &self.ram
+    }
+
+    /// Returns what the RAM had of its own from the start, if it is a delta.
+    pub(crate) fn delta(&self) -> Option<&Delta> {
+        self.delta.as_ref()
     }
 
     /// Adds the memory that a device may read at `address` to `slices`; false if some of it is not

@@ -6,14 +6,12 @@
 //! command says anything, always for nearly the same pages. A machine that has done so makes a list
 //! of them once, and for others these pages are copied and mapped in a few calls. Pages that are
 //! only read are left out: the kernel maps their neighbours with them, so that it does not know
-//! which of them the guest has used, and mapping all would take longer than the exits.
+//! which of them the guest has used, and mapping all would take longer than the exits. Where there
+//! are many, they become one [large page](super::large).
 //!
-//! ```text
-//! range...    first page and number of pages, u32 each, little endian; ascending
-//! ```
-//!
-//! Pages are counted through the RAM, without the hole below 4 GiB. The list is a hint: whatever it
-//! says, the guest sees the same memory.
+//! The file is a list of [ranges](super::range). The highest bit of a range's first page is set if
+//! the range becomes a large page. The list is a hint: whatever it says, the guest sees the same
+//! memory.
 
 #![allow(unsafe_code)]
 
@@ -25,10 +23,10 @@ use std::os::unix::fs::FileExt;
 use kvm_ioctls::VcpuFd;
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap};
 
-use super::copy::{PAGE, private_pages};
-
-/// Bytes of a range in the file.
-const RANGE: usize = 8;
+use super::copy::PAGE;
+use super::large;
+use super::page_map::private_pages;
+use super::range::{LENGTH, Range, Ranges, pages_of};
 
 /// Maximum number of pages in a list, 16 MiB. A machine that has written to more ran something that
 /// others won't.
@@ -38,57 +36,34 @@ const MOST: u64 = 4096;
 /// as some pages do.
 const GAP: u64 = 2;
 
-/// Consecutive pages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Range {
-    first: u64,
-    count: u64,
-}
+/// Maximum number of large pages in a list: a kernel's code has 6 MiB.
+const MOST_LARGE: usize = 4;
 
-impl Range {
-    /// Adds a page behind; false if it is too far away.
-    fn extend(&mut self, page: u64) -> bool {
-        let is_near = page <= self.first + self.count + GAP;
-        if is_near {
-            self.count = page + 1 - self.first;
-        }
-        is_near
-    }
+/// The bit of a range's first page if the range becomes a large page.
+const IN_ONE: u64 = 1 << 31;
 
-    fn encode(self) -> Option<[u8; RANGE]> {
-        let [a, b, c, d] = u32::try_from(self.first).ok()?.to_le_bytes();
-        let [e, f, g, h] = u32::try_from(self.count).ok()?.to_le_bytes();
-        Some([a, b, c, d, e, f, g, h])
-    }
-
-    fn decode([a, b, c, d, e, f, g, h]: [u8; RANGE]) -> Self {
-        Self {
-            first: u32::from_le_bytes([a, b, c, d]).into(),
-            count: u32::from_le_bytes([e, f, g, h]).into(),
-        }
-    }
-}
-
-fn pages_of(ranges: &[Range]) -> u64 {
-    let counts = ranges.iter().map(|range| range.count);
-    counts.fold(0, u64::saturating_add)
-}
-
-/// Writes the list of the pages that the machine has written to. The file stays empty if they are
+/// Writes the list of the pages that the machine has written to, and of large ones that it reads. The file stays empty if they are
 /// too many. The RAM must be a file's ([`GuestMemory::resumed`](super::GuestMemory::resumed));
 /// `pages` is the page map of this process.
 pub(crate) fn record(ram: &GuestMemoryMmap, pages: &File, mut to: &File) -> io::Result<()> {
-    let mut ranges: Vec<Range> = Vec::new();
+    let mut written = Ranges::new(GAP, MOST as usize);
+    let mut large = Vec::new();
     let mut region_start = 0;
     for region in ram.iter() {
-        for page in private_pages(region, pages)? {
-            let first = region_start + page;
-            if !ranges.last_mut().is_some_and(|last| last.extend(first)) {
-                ranges.push(Range { first, count: 1 });
-            }
-        }
+        private_pages(region, pages, |first, count| {
+            let first = region_start + first;
+            written.add(Range { first, count });
+        })?;
+        let read_only = large::read_only(region, pages)?.into_iter();
+        large.extend(read_only.map(|page| Range {
+            first: (region_start + page) | IN_ONE,
+            count: large::PAGES,
+        }));
         region_start += region.len() / PAGE as u64;
     }
+    large.truncate(MOST_LARGE);
+    let mut ranges = written.list();
+    ranges.extend(large);
     if pages_of(&ranges) > MOST {
         return Ok(());
     }
@@ -104,7 +79,7 @@ pub(crate) fn prepare(
     mut map: impl FnMut(u64, u64),
 ) -> io::Result<()> {
     // Other processes may read the same file at the same time.
-    let length = file.metadata()?.len().min(MOST * RANGE as u64);
+    let length = file.metadata()?.len().min(MOST * LENGTH as u64);
     let mut bytes = vec![0; usize::try_from(length).map_err(io::Error::other)?];
     file.read_exact_at(&mut bytes, 0)?;
     let ranges = bytes.as_chunks().0.iter().copied().map(Range::decode);
@@ -112,19 +87,25 @@ pub(crate) fn prepare(
     if pages_of(&ranges) > MOST {
         return Ok(());
     }
-    for range in ranges {
-        let mut region_start = 0;
-        for region in ram.iter() {
-            let pages = region.len() / PAGE as u64;
-            let at = range.first.checked_sub(region_start);
-            if let Some(at) = at.filter(|&at| at < pages && range.count <= pages - at) {
-                let (start, length) = (at * PAGE as u64, range.count * PAGE as u64);
-                if !copy(region, start, length) {
-                    return Ok(());
-                }
-                map(region.start_addr().raw_value() + start, length);
+    for mut range in ranges {
+        let is_large = range.first & IN_ONE != 0;
+        range.first &= !IN_ONE;
+        for (region, _, pages) in range.parts(ram) {
+            if pages.end - pages.start != range.count {
+                continue;
             }
-            region_start += pages;
+            let start = pages.start * PAGE as u64;
+            let length = range.count * PAGE as u64;
+            let is_there = if is_large {
+                range.count == large::PAGES && large::make(region, pages.start)
+            } else {
+                copy(region, start, length)
+            };
+            if is_there {
+                map(region.start_addr().raw_value() + start, length);
+            } else if !is_large {
+                return Ok(());
+            }
         }
     }
     Ok(())
@@ -184,7 +165,7 @@ mod tests {
     }
 
     fn list_of(pages: &[u64]) -> File {
-        let memory = GuestMemory::resumed(SIZE, base()).unwrap();
+        let memory = GuestMemory::resumed(SIZE, base(), None).unwrap();
         for page in pages {
             let at = GuestAddress(page * PAGE as u64 + 9);
             memory.ram().write_obj(1_u8, at).unwrap();
@@ -212,13 +193,48 @@ mod tests {
     }
 
     #[test]
+    fn a_large_page_that_was_only_read_is_mapped_at_once() {
+        const LARGE: u64 = 2 << 20;
+        let file = base();
+        file.write_all_at(&[7; 6 << 20], 4 << 20).unwrap();
+        let memory = || GuestMemory::resumed(SIZE, file.try_clone().unwrap(), None).unwrap();
+        let used = memory();
+        for at in (0..SIZE).step_by(16 * PAGE) {
+            let _: u8 = used.ram().read_obj(GuestAddress(at)).unwrap();
+        }
+        // One large page is written to, others have no data.
+        used.ram().write_obj(1_u8, GuestAddress(7 << 20)).unwrap();
+        let list = tempfile::tempfile().unwrap();
+        let map = File::open("/proc/self/pagemap").unwrap();
+        record(used.ram(), &map, &list).unwrap();
+        let page = |at: u64| at / PAGE as u64;
+        let large = [4 << 20, 8 << 20].map(|at| (page(at) | IN_ONE, large::PAGES));
+        assert_eq!(ranges(&list), [&[(page(7 << 20), 1)], &large[..]].concat());
+
+        let other = memory();
+        let mut mapped = Vec::new();
+        prepare(other.ram(), &list, |at, length| mapped.push((at, length))).unwrap();
+        assert_eq!(mapped.remove(0), (7 << 20, PAGE as u64));
+        // If this kernel can.
+        if !mapped.is_empty() {
+            assert_eq!(mapped, [(4 << 20, LARGE), (8 << 20, LARGE)]);
+        }
+        let mut found = vec![0; 6 << 20];
+        let at = GuestAddress(4 << 20);
+        other.ram().read_slice(&mut found, at).unwrap();
+        assert!(found.iter().all(|byte| *byte == 7));
+    }
+
+    #[test]
     fn lists_of_touched_pages_never_change_the_memory() {
-        let lists: [(&[u32], Vec<_>); 5] = [
+        let lists: [(&[u32], Vec<_>); 7] = [
             (
                 &[5, 1, 4094, 2],
                 vec![(5 << 12, 1 << 12), (4094 << 12, 2 << 12)],
             ),
             (&[4095, 2], vec![]),
+            (&[1 << 31, 511], vec![]),
+            (&[1 << 31 | 3585, 512], vec![]),
             (&[u32::MAX, u32::MAX], vec![]),
             (&[0, 4097], vec![]),
             (&[7], vec![]),
@@ -227,7 +243,7 @@ mod tests {
             let list = tempfile::tempfile().unwrap();
             let bytes: Vec<u8> = numbers.iter().flat_map(|n| n.to_le_bytes()).collect();
             list.write_all_at(&bytes, 0).unwrap();
-            let memory = GuestMemory::resumed(SIZE, base()).unwrap();
+            let memory = GuestMemory::resumed(SIZE, base(), None).unwrap();
             let mut mapped = Vec::new();
             prepare(memory.ram(), &list, |at, length| mapped.push((at, length))).unwrap();
             assert_eq!(mapped, wanted);

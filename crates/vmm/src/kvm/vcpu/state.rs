@@ -31,6 +31,10 @@ pub(crate) struct State {
 /// controller, so it is restored last.
 const TSC_DEADLINE: u32 = 0x6e0;
 
+/// `IA32_DEBUGCTL`, 0 in a new processor. KVM on AMD's processors logs each write where it can't
+/// virtualise the record of branches.
+const DEBUG_CONTROL: u32 = 0x1d9;
+
 /// Tolerance, in parts of a million, within which the frequency of another time stamp counter
 /// counts as the same: kernels measure it that differently.
 const TSC_TOLERANCE: u64 = 250;
@@ -100,7 +104,9 @@ impl State {
         vcpu.set_lapic(&self.timer)
             .map_err(ioctl("setting the local interrupt controller"))?;
         let is_last = |entry: &&kvm_msr_entry| entry.index == TSC_DEADLINE;
-        let first = self.model.iter().filter(|entry| !is_last(entry));
+        let is_default = |entry: &&kvm_msr_entry| entry.index == DEBUG_CONTROL && entry.data == 0;
+        let first = self.model.iter();
+        let first = first.filter(|entry| !is_last(entry) && !is_default(entry));
         write_model(vcpu, first)?;
         write_model(vcpu, self.model.iter().filter(is_last))?;
         vcpu.set_vcpu_events(&self.events)

@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 
 use virtio_queue::DescriptorChain;
-use vm_memory::{GuestMemoryMmap, VolatileSlice};
+use vm_memory::{GuestAddress, GuestMemoryMmap, VolatileSlice};
 
 use super::Violation;
 use crate::kvm::memory::{GuestMemory, Slice, truncation};
@@ -30,6 +30,30 @@ pub(crate) struct Chain<'m> {
 pub(crate) struct Buffers<'m> {
     pieces: Vec<Slice<'m>>,
     length: usize,
+}
+
+/// Where the buffers of a chain are that the device writes. Their memory stays when the chain is
+/// dropped, and the driver can't move them any more.
+#[derive(Debug)]
+pub(crate) struct Places(Vec<(GuestAddress, usize)>);
+
+impl Places {
+    pub(super) fn of(descriptors: &DescriptorChain<&GuestMemoryMmap>) -> Self {
+        let writable = descriptors.clone().writable();
+        let places = writable.map(|descriptor| (descriptor.addr(), descriptor.len() as usize));
+        Self(places.take(MAX_PIECES).collect())
+    }
+
+    /// Returns the buffers.
+    pub(crate) fn buffers<'m>(&self, memory: &'m GuestMemory) -> Result<Buffers<'m>, Violation> {
+        let mut pieces = Vec::with_capacity(self.0.len());
+        for (address, length) in &self.0 {
+            if !memory.writable(*address, *length, &mut pieces) {
+                return Err(Violation::BadBuffer);
+            }
+        }
+        Ok(pieces.into())
+    }
 }
 
 impl<'m> Chain<'m> {

@@ -25,7 +25,7 @@ const MEMORY: u64 = 16 << 20;
 pub(crate) const PMEM: u64 = 0x1_0000_0000;
 const PAGE: u64 = 4096;
 
-/// Addresses of a queue's parts, each a page of its own.
+/// Addresses of a queue's parts, each on pages of its own.
 #[derive(Debug)]
 struct Rings {
     size: u16,
@@ -65,10 +65,11 @@ impl Driver {
     /// Initialises the device, accepts all features and makes all queues ready.
     pub(crate) fn new(device: Box<dyn Device>) -> Self {
         let mut driver = Self::without_queues(device);
-        let mut next = PAGE;
-        let mut page = || {
-            next += PAGE;
-            next
+        let mut end = 2 * PAGE;
+        let mut place = |length: u64| {
+            let start = end;
+            end += length.next_multiple_of(PAGE);
+            start
         };
         driver.write(0x70, 1);
         driver.write(0x70, 3);
@@ -88,9 +89,9 @@ impl Driver {
             }
             let rings = Rings {
                 size: size as u16,
-                descriptors: page(),
-                available: page(),
-                used: page(),
+                descriptors: place(u64::from(size) * 16),
+                available: place(u64::from(size) * 2 + 6),
+                used: place(u64::from(size) * 8 + 6),
                 next_descriptor: 0,
                 added: 0,
                 seen: 0,
@@ -107,7 +108,7 @@ impl Driver {
             driver.write(0x44, 1);
             driver.rings.push(rings);
         }
-        driver.next_buffer = page() + PAGE;
+        driver.next_buffer = place(PAGE) + PAGE;
         driver.write(0x70, 15);
         driver.host();
         driver

@@ -16,6 +16,7 @@ use super::balloon::Balloon;
 use super::blk::{Blk, Storage};
 use super::console::Console;
 use super::driver::Driver;
+use super::fs::Fs;
 use super::pmem::Pmem;
 use super::rng::Rng;
 use super::state::State;
@@ -24,7 +25,7 @@ use crate::MachineFile;
 use crate::kvm::bus::{Mmio, lock};
 
 /// Kinds of devices.
-pub(crate) const KINDS: u8 = 7;
+pub(crate) const KINDS: u8 = 8;
 
 /// Start of the memory that holds the rings and descriptors of [`Driver`].
 const RINGS: u64 = 0x1000;
@@ -126,6 +127,18 @@ fn device(kind: u8) -> (Box<dyn Device>, Vec<UnixStream>) {
         5 => {
             let (device, clients) = vsock();
             (Box::new(device), clients)
+        }
+        6 => {
+            // A server that has sent two replies, which nothing may wait for.
+            let (host, device) = UnixStream::pair().unwrap();
+            for unique in [1_u64, 2] {
+                let reply = [&[16_u8, 0, 0, 0, 0, 0, 0, 0][..], &unique.to_le_bytes()].concat();
+                rustix::io::write(&host, &reply).unwrap();
+            }
+            (
+                Box::new(Fs::new(device.into(), "share").unwrap()),
+                vec![host],
+            )
         }
         _ => {
             let (host, guest) = UnixStream::pair().unwrap();

@@ -10,6 +10,7 @@ pub(crate) mod blk;
 pub(crate) mod chain;
 pub(crate) mod console;
 mod device;
+pub(crate) mod fs;
 mod interrupt;
 pub(crate) mod mmio;
 pub(crate) mod net;

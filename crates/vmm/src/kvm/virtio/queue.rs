@@ -3,6 +3,7 @@
 use virtio_queue::{DescriptorChain, QueueOwnedT, QueueState, QueueT};
 use vm_memory::GuestMemoryMmap;
 
+use super::chain::Places;
 use super::{Chain, Violation};
 use crate::kvm::memory::GuestMemory;
 
@@ -42,14 +43,16 @@ impl Queue {
             if let Some(descriptors) = self.next(memory.ram())? {
                 return Chain::new(descriptors, memory).map(Some);
             }
-            let more = self
-                .0
-                .enable_notification(memory.ram())
-                .map_err(|_| Violation::BadQueue)?;
-            if !more {
+            if !self.ask(memory)? {
                 return Ok(None);
             }
         }
+    }
+
+    /// Requests a notification of the next chain. Returns whether there is one already.
+    fn ask(&mut self, memory: &GuestMemory) -> Result<bool, Violation> {
+        let asked = self.0.enable_notification(memory.ram());
+        asked.map_err(|_| Violation::BadQueue)
     }
 
     fn next<'m>(
@@ -58,6 +61,24 @@ impl Queue {
     ) -> Result<Option<DescriptorChain<&'m GuestMemoryMmap>>, Violation> {
         let mut chains = self.0.iter(ram).map_err(|_| Violation::BadQueue)?;
         Ok(chains.next())
+    }
+
+    /// As [`Queue::pop`], but also returns where the buffers are that the device writes, for a request
+    /// that is completed later.
+    pub(crate) fn pop_to_keep<'m>(
+        &mut self,
+        memory: &'m GuestMemory,
+    ) -> Result<Option<(Chain<'m>, Places)>, Violation> {
+        loop {
+            if let Some(descriptors) = self.next(memory.ram())? {
+                let places = Places::of(&descriptors);
+                let chain = Chain::new(descriptors, memory)?;
+                return Ok(Some((chain, places)));
+            }
+            if !self.ask(memory)? {
+                return Ok(None);
+            }
+        }
     }
 
     /// Undoes the last [`Queue::pop`]: its chain is the next one again.

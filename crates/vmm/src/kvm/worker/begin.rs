@@ -9,6 +9,7 @@ use super::machine::{Error, kvm, system};
 use crate::kvm::boot;
 use crate::kvm::bus::{Bus, lock};
 use crate::kvm::legacy::{Cmos, serial};
+use crate::kvm::memory::delta::Delta;
 use crate::kvm::memory::{GuestMemory, touched};
 use crate::kvm::saved::{self, Saved};
 use crate::kvm::vcpu::registers;
@@ -24,8 +25,8 @@ pub(super) enum Begin {
     },
     Resume {
         saved: Box<Saved>,
-        /// The memory's file, until it is mapped.
-        memory: Option<File>,
+        /// The memory's file, and what differs from it, until they are mapped.
+        memory: Option<(File, Option<Delta>)>,
         /// The list of the pages that the machine will write to first.
         touched: Option<File>,
     },
@@ -50,16 +51,25 @@ impl Begin {
             Start::Resume {
                 state,
                 memory,
+                base,
                 touched,
             } => {
                 let touched = touched.map(&take).transpose()?;
                 let memory = take(memory)?;
                 let saved = Saved::read(&take(state)?)?;
-                let length = memory.metadata().map_err(saved::Error::Read)?.len();
                 if u64::from(saved.memory_mib) << 20 != ram_size {
                     return Err(saved::Error::Machine("its memory is of another size").into());
                 }
-                if length != ram_size {
+                let read = saved::Error::Read;
+                let memory = match base {
+                    None => (memory, None),
+                    Some(base) => {
+                        let delta = Delta::read(memory, ram_size).map_err(read)?;
+                        let delta = delta.ok_or(saved::Error::Damaged)?;
+                        (take(base)?, Some(delta))
+                    }
+                };
+                if memory.0.metadata().map_err(read)?.len() != ram_size {
                     return Err(saved::Error::Damaged.into());
                 }
                 Ok(Self::Resume {
@@ -73,13 +83,13 @@ impl Begin {
 
     /// Creates the machine's RAM. Can be called once.
     pub(super) fn memory(&mut self, size: u64) -> Result<GuestMemory, Error> {
-        let file = match self {
+        let files = match self {
             Self::Boot { .. } => None,
             Self::Resume { memory, .. } => memory.take(),
         };
-        Ok(match file {
+        Ok(match files {
             None => GuestMemory::new(size)?,
-            Some(file) => GuestMemory::resumed(size, file)?,
+            Some((file, delta)) => GuestMemory::resumed(size, file, delta)?,
         })
     }
 

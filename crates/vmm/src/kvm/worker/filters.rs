@@ -8,6 +8,8 @@ use kvm_bindings::{
 };
 use micabox_jail::{Error, Filter};
 
+use crate::kvm::memory::page_map;
+
 /// The kinds of threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Thread {
@@ -39,8 +41,9 @@ const PROCESSOR_REQUESTS: [u32; 12] = [
     request(0, 0, 0xad), // The guest was paused.
 ];
 
-/// KVM requests of the devices' thread: to save the machine's state.
-const DEVICES_REQUESTS: [u32; 3] = [
+/// Requests of the devices' thread: to save the machine's state, and to find its pages.
+const DEVICES_REQUESTS: [u32; 4] = [
+    page_map::SCAN,
     change::<kvm_irqchip>(0x62),
     read::<kvm_clock_data>(0x7c),
     read::<kvm_pit_state2>(0x9f),
@@ -159,7 +162,12 @@ impl Thread {
         Filter::allowing(calls)
             .with_threads()
             .allow_if(libc::SYS_ioctl, 1, 0xff00, &[request(0, 0, 0)])
-            .allow_if(libc::SYS_ioctl, 1, u32::MAX, &[libc::FIONBIO as u32])
+            .allow_if(
+                libc::SYS_ioctl,
+                1,
+                u32::MAX,
+                &[libc::FIONBIO as u32, page_map::SCAN],
+            )
             .allow_if(libc::SYS_fcntl, 1, u32::MAX, &descriptors)
             .allow_if(
                 libc::SYS_prctl,

@@ -30,6 +30,7 @@ use crate::kvm::virtio::Device;
 use crate::kvm::virtio::balloon::Balloon;
 use crate::kvm::virtio::blk::{Blk, Storage};
 use crate::kvm::virtio::console::Console;
+use crate::kvm::virtio::fs::Fs;
 use crate::kvm::virtio::mmio::Transport;
 use crate::kvm::virtio::net::Net;
 use crate::kvm::virtio::pmem::Pmem;
@@ -37,7 +38,7 @@ use crate::kvm::virtio::rng::Rng;
 use crate::kvm::virtio::vsock::Vsock;
 use crate::kvm::worker_spec::{WorkerSpec, own, own_file};
 use crate::kvm::{INTERRUPTS, acpi, saved};
-use crate::{AGENT_PORT, Disk, FileRef, PmemRegion};
+use crate::{AGENT_PORT, Disk, DiskRate, FileRef, PmemRegion};
 
 /// Why a machine can't be built.
 #[derive(Debug, thiserror::Error)]
@@ -129,11 +130,16 @@ impl Machine {
             let vsock = Vsock::new(listener, owner).map_err(system("the guest's sockets"))?;
             devices.push(Box::new(vsock));
         }
+        for share in spec.shares {
+            let server = take(share.server)?;
+            let device = Fs::new(server, &share.tag).map_err(system("a shared folder"))?;
+            devices.push(Box::new(device));
+        }
         for region in &regions {
             devices.push(Box::new(Pmem::new(region)));
         }
         for disk in spec.disks {
-            devices.push(Box::new(open_disk(disk)?));
+            devices.push(Box::new(open_disk(disk, &spec.disk_rate)?));
         }
         let virtio = attach(&vm, &memory, devices)?;
         let bus = Arc::new(Bus {
@@ -262,7 +268,9 @@ fn watched_ram(memory: &GuestMemory) -> Vec<Mapped> {
             name: "the snapshot's memory".to_owned(),
         })
     });
-    of_files.collect()
+    let own = memory.delta().into_iter();
+    let own = own.flat_map(|delta| delta.mapped(memory.ram()));
+    own.chain(of_files).collect()
 }
 
 /// Adds the memory to the machine: RAM, and each pmem region as one read-only slot.
@@ -291,12 +299,9 @@ fn add_slots(vm: &VmFd, memory: &GuestMemory) -> Result<(), Error> {
     Ok(())
 }
 
-fn open_disk(disk: Disk<FileRef>) -> Result<Blk, Error> {
+fn open_disk(disk: Disk<FileRef>, rate: &DiskRate) -> Result<Blk, Error> {
     let disk = disk.try_map(own_file).map_err(system("taking a disk"))?;
-    Ok(Blk::new(
-        Storage::new(disk.files, disk.read_only),
-        &disk.serial,
-    ))
+    Ok(Blk::new(Storage::new(disk.files, disk.read_only), &disk.serial).limited(rate))
 }
 
 /// Puts each device behind registers, with an interrupt.

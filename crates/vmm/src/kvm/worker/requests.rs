@@ -13,7 +13,7 @@ use vmm_sys_util::epoll::EventSet;
 
 use super::Controllers;
 use crate::kvm::bus::{Bus, lock};
-use crate::kvm::memory::{GuestMemory, copy, touched};
+use crate::kvm::memory::{GuestMemory, copy, delta, touched};
 use crate::kvm::saved::Saved;
 use crate::kvm::vcpu::{self, Pause};
 use crate::kvm::virtio::mmio::Transport;
@@ -49,7 +49,8 @@ impl Saver {
             }
             Some((Request::Pause, None)) => None,
             Some((Request::State, Some(state))) => match Request::receive(&self.requests)? {
-                Some((Request::Memory, Some(memory))) => Some((state, memory)),
+                Some((Request::Memory, Some(memory))) => Some((state, memory, false)),
+                Some((Request::Delta, Some(memory))) => Some((state, memory, true)),
                 _ => return Err(io::ErrorKind::InvalidData.into()),
             },
             None => return Ok(false),
@@ -65,9 +66,9 @@ impl Saver {
             .map(|device| lock(&device.transport))
             .collect();
         let done = processors.and_then(|processors| match &files {
-            Some((state, memory)) => {
+            Some((state, memory, is_delta)) => {
                 let processors = processors.into_iter().collect::<Result<_, _>>()?;
-                self.save(processors, &devices, state, memory)
+                self.save(processors, &devices, state, memory, *is_delta)
             }
             // A machine that can't be saved can be paused.
             None => Ok(()),
@@ -97,6 +98,7 @@ impl Saver {
         devices: &[MutexGuard<'_, Transport>],
         state: &File,
         memory: &File,
+        is_delta: bool,
     ) -> Result<(), String> {
         if self.is_host {
             return Err("it may run virtual machines of its own (nested virtualisation)".into());
@@ -113,7 +115,9 @@ impl Saver {
         saved
             .write(state)
             .map_err(|error| format!("writing its state: {error}"))?;
-        copy::write(self.memory.ram(), self.pages.as_ref(), memory)
+        let write = if is_delta { delta::write } else { copy::write };
+        let (ram, own) = (self.memory.ram(), self.memory.delta());
+        write(ram, own, self.pages.as_ref(), memory)
             .map_err(|error| format!("writing its memory: {error}"))
     }
 }

@@ -4,6 +4,7 @@
 use std::io;
 use std::sync::{Arc, Barrier, Mutex, OnceLock};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberOps};
 use vmm_sys_util::epoll::EventSet;
@@ -41,23 +42,24 @@ impl Loop {
         }
     }
 
-    /// As [`Loop::run`], for one slow device. The device is not locked while it waits for the host,
-    /// so that its machine can be paused, saved and ended.
+    /// As [`Loop::run`], for one slow device. The device is not locked while it waits for the host or
+    /// for its rate, so that its machine can be paused, saved and ended.
     pub(super) fn run_slow(
         &mut self,
         device: &Mutex<Transport>,
         end: &End,
     ) -> Result<Ending, Error> {
+        let mut wait = None;
         loop {
             if let Some(ending) = end.ending.get() {
                 return Ok(ending.clone());
             }
-            self.turn(-1)?;
-            let stalled = lock(device).stalled();
-            if let Some(wait) = stalled {
-                std::thread::sleep(wait);
-                lock(device).process_pending();
+            self.turn(wait.map_or(-1, milliseconds))?;
+            let mut device = lock(device);
+            if wait.is_some() {
+                device.process_pending();
             }
+            wait = device.stalled();
         }
     }
 
@@ -69,6 +71,11 @@ impl Loop {
             result => result.map(drop).map_err(events),
         }
     }
+}
+
+/// Returns a time for epoll_wait(2), rounded up.
+fn milliseconds(time: Duration) -> i32 {
+    i32::try_from(time.as_micros().div_ceil(1000)).unwrap_or(i32::MAX)
 }
 
 fn events(error: event_manager::Error) -> Error {

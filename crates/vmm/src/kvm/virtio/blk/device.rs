@@ -1,12 +1,14 @@
 //! The block device (specification section 5.2).
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use virtio_bindings::virtio_blk as blk;
 use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 
-use super::request::{MOST_ERASED, MOST_RANGES, NoSpace, SECTOR, serve};
+use super::request::{HEADER, MOST_ERASED, MOST_RANGES, NoSpace, SECTOR, STATUS, serve};
 use super::storage::Storage;
+use super::throttle::Throttle;
+use crate::DiskRate;
 use crate::kvm::virtio::{Active, Device, Violation};
 use crate::process::{FULL, ROOM};
 
@@ -31,8 +33,11 @@ pub(crate) struct Blk {
     config: [u8; CONFIG],
     /// How long the next request waits, while the host's disk is full.
     wait: Option<Duration>,
-    /// [`Device::stalled`].
+    /// [`Device::stalled`], because the host's disk is full.
     is_stalled: bool,
+    throttle: Throttle,
+    /// [`Device::stalled`], because of the rate.
+    pause: Option<Duration>,
 }
 
 impl Blk {
@@ -66,6 +71,16 @@ impl Blk {
             config,
             wait: None,
             is_stalled: false,
+            throttle: Throttle::new(&DiskRate::default(), Instant::now()),
+            pause: None,
+        }
+    }
+
+    /// Limits the traffic.
+    pub(crate) fn limited(self, rate: &DiskRate) -> Self {
+        Self {
+            throttle: Throttle::new(rate, Instant::now()),
+            ..self
         }
     }
 
@@ -119,18 +134,28 @@ impl Device for Blk {
     }
 
     fn stalled(&mut self) -> Option<Duration> {
-        std::mem::take(&mut self.is_stalled)
-            .then_some(self.wait)
-            .flatten()
+        let is_full = std::mem::take(&mut self.is_stalled);
+        let pause = self.pause.take();
+        self.wait.filter(|_| is_full).or(pause)
     }
 
     fn reset(&mut self) {
         self.note(false);
+        self.pause = None;
     }
 
     fn queue(&mut self, index: usize, active: &mut Active) -> Result<(), Violation> {
-        while let Some(chain) = active.queues.get(index)?.pop(&active.memory)? {
+        loop {
+            if let Some(wait) = self.throttle.wait() {
+                self.pause = Some(wait);
+                return Ok(());
+            }
+            let Some(chain) = active.queues.get(index)?.pop(&active.memory)? else {
+                return Ok(());
+            };
             let head = chain.head;
+            let room = chain.writable.len().saturating_sub(STATUS);
+            let data = chain.readable.len().saturating_sub(HEADER);
             let served = serve(chain, &self.storage, &self.serial)?;
             self.note(served == Err(NoSpace));
             let Ok(written) = served else {
@@ -138,12 +163,12 @@ impl Device for Blk {
                 active.queues.get(index)?.undo_pop();
                 return Ok(());
             };
+            self.throttle.count(room as u64, data as u64);
             let queue = active.queues.get(index)?;
             queue.complete(&active.memory, head, written)?;
             // One at a time: a request may take long, and its issuer may be waiting.
             active.notify(index)?;
         }
-        Ok(())
     }
 }
 

@@ -3,6 +3,7 @@
 mod device;
 mod request;
 mod storage;
+mod throttle;
 
 pub(crate) use device::Blk;
 pub(crate) use storage::Storage;

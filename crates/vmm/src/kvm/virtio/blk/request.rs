@@ -11,7 +11,10 @@ use crate::kvm::virtio::{Chain, Violation};
 pub(super) const SECTOR: u64 = 512;
 
 /// Bytes of a header: type, reserved, sector.
-const HEADER: usize = 16;
+pub(super) const HEADER: usize = 16;
+
+/// Bytes of a request's status.
+pub(super) const STATUS: usize = 1;
 
 /// Bytes of a range to erase: sector, number of sectors, flags.
 const RANGE: usize = 16;

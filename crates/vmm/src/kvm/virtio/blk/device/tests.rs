@@ -212,6 +212,53 @@ fn a_request_without_room_on_the_host_waits_and_is_served_later() {
 }
 
 #[test]
+fn a_request_beyond_the_rate_waits_and_is_served_later() {
+    let device = |rate: DiskRate| {
+        let storage = Storage::new(vec![piece(file(7, 8192), 8192)], false);
+        Box::new(Blk::new(storage, "image").limited(&rate))
+    };
+    let read = |driver: &mut Driver| request(driver, READ_SECTORS, 0, &[0; 4096]).0;
+    let stalled = |driver: &Driver| lock(&driver.transport).stalled();
+    for rate in [
+        DiskRate {
+            read: Some(4096),
+            ..DiskRate::default()
+        },
+        DiskRate {
+            operations: Some(1),
+            ..DiskRate::default()
+        },
+    ] {
+        let mut driver = Driver::new(device(rate));
+        while read(&mut driver) == 0 {
+            // Longer than the clocks of a virtual machine's processors differ by.
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let wait = stalled(&driver).unwrap();
+        let second = Duration::from_secs(1);
+        assert!(second / 2 < wait && wait <= second, "{wait:?}");
+        assert_eq!((stalled(&driver), driver.is_stopped()), (None, false));
+        // A copy of the machine without a rate serves the request.
+        driver.used(0);
+        let state = lock(&driver.transport).save();
+        driver.replace(device(DiskRate::default()), state).unwrap();
+        driver.host();
+        assert_eq!((driver.used(0).len(), stalled(&driver)), (1, None));
+    }
+    // Writes do not count as reads.
+    let rate = DiskRate {
+        write: Some(1),
+        ..DiskRate::default()
+    };
+    let mut driver = Driver::new(device(rate));
+    for _ in 0..3 {
+        assert_eq!(read(&mut driver), 0);
+    }
+    assert_eq!(request(&mut driver, WRITE_SECTORS, 0, &[1; 4096]).0, 0);
+    assert_eq!(read(&mut driver), 0xff);
+}
+
+#[test]
 fn a_disk_writes_from_pmem_and_never_to_it() {
     let mut driver = start(vec![piece(file(7, 4096), 4096)], false);
     let chain = |driver: &mut Driver, kind: u32, direction| {

@@ -1,0 +1,97 @@
+"""Tables of what sandboxes take while they are used."""
+
+from bench.table import MIB, met, source, table
+
+WHERE = {"kvm": "our monitor", "qemu": "QEMU, emulated"}
+# What is beside each way through a sandbox.
+PEERS = {
+    "exec cat": "pipe",
+    "exec, in": "pipe",
+    "exec, out": "pipe",
+    "cp, in": "tar",
+    "cp, out": "tar",
+}
+
+
+def where(result: dict, backend: str) -> str:
+    nested = backend == "kvm" and result["emulated"]
+    return WHERE[backend] + (", in an emulated machine with one processor" if nested else "")
+
+
+def load(result: dict) -> str:
+    return f"{source(result)} Load {result['machine']['load_before']:.1f} before the first round."
+
+
+def streams(result: dict) -> str:
+    parts = [f"{load(result)} {result['rounds']} interleaved rounds of {result['mib']} MiB."]
+    for backend, found in result["backends"].items():
+        contenders, rows = found["contenders"], []
+        has_before = any(who.startswith("before") for who in contenders)
+        for way, peer in PEERS.items():
+            mine, base = contenders[f"now: {way}"], contenders[peer]
+            row = [f"`{way}`", speed(found, base), speed(found, mine)]
+            row.append(f"{mine['median'] / base['median']:.1f}")
+            if has_before:
+                before = contenders[f"before: {way}"]
+                row += [speed(found, before), f"{mine['median'] / before['median']:.2f}"]
+            rows.append(row)
+        header = ["MB/s, median (slowest to fastest)", "without a sandbox", "now", "time, to that"]
+        header += ["before", "time, now to before"] if has_before else []
+        parts += [f"**{where(result, backend)}**", table(header, rows)]
+    return "\n\n".join(parts)
+
+
+def speed(found: dict, contender: dict) -> str:
+    rates = [found["mib"] * MIB / 1e6 / contender[key] for key in ("median", "max", "min")]
+    return f"{rates[0]:,.0f} ({rates[1]:,.0f}\N{EN DASH}{rates[2]:,.0f})"
+
+
+def lives(result: dict) -> str:
+    parts = [load(result)]
+    for backend, found in result["backends"].items():
+        rows = []
+        for who, ways in found["ways"].items():
+            for at_once, way in ways.items():
+                times = [
+                    f"{phase[key] * 1e3:,.0f}"
+                    for phase in way["phases"].values()
+                    for key in ("p50", "p99")
+                ]
+                pss = way.get("memory", {}).get("pss")
+                rows.append(
+                    [
+                        f"`{who}`, {at_once} at a time",
+                        *times,
+                        f"{pss['p50'] / MIB:.1f}" if pss else "",
+                    ]
+                )
+        names = [
+            f"{phase} {key}"
+            for phase in ("create", "use", "remove", "whole")
+            for key in ("p50", "p99")
+        ]
+        count = found["count"]
+        parts.append(f"**{where(result, backend)}**, {count} sandboxes each way")
+        parts.append(table(["milliseconds", *names, "PSS, MiB"], rows))
+        remains = {kind: len(left) for kind, left in found["left"].items()}
+        said = ", ".join(f"{number} {kind}" for kind, number in remains.items())
+        parts.append(f"Aim, nothing left behind: {met(not any(remains.values()))} ({said}).")
+    return "\n\n".join(parts)
+
+
+def soak(result: dict) -> str:
+    rows = [[what, f"{count:,}"] for what, count in sorted(result["counts"].items())]
+    rows += [["errors", str(len(result["errors"]))], ["left behind", str(len(result["left"]))]]
+    return "\n\n".join(
+        [
+            (
+                f"{source(result)} {result['minutes']:.0f} minutes, {result['jobs']} jobs, seed "
+                f"{result['seed']}, on {WHERE.get(result['backend'], result['backend'])}; faults: "
+                f"{', '.join(result['faults']) or 'kill -9 alone'}."
+            ),
+            table(["what", "times"], rows),
+        ]
+    )
+
+
+TABLES = {"streams": streams, "lives": lives, "soak": soak}

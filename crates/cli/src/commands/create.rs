@@ -1,0 +1,54 @@
+//! `mica create`
+
+use crate::failure::{EXIT_MICA, Failure};
+use crate::output::print;
+use crate::run::{self, Preparation, terminal};
+use crate::{Outcome, run::AttachOptions};
+
+/// Make a sandbox without starting it, and print its ID
+///
+/// Takes the flags of `mica run`. `mica start` starts the sandbox: with `--upper disk` any number of
+/// times, and otherwise once. `mica cp` can put files on its disk before.
+#[derive(Debug, clap::Args)]
+#[command(
+    override_usage = "mica create [OPTIONS] IMAGE [COMMAND] [ARG...]",
+    mut_arg("detach", |arg| arg.hide(true)),
+    mut_arg("detach_keys", |arg| arg.hide(true)),
+    mut_arg("timing", |arg| arg.hide(true)),
+    mut_arg("timeout", |arg| arg.hide(true)),
+    mut_arg("stop_timeout", |arg| arg.hide(true))
+)]
+pub struct Args {
+    #[command(flatten)]
+    run: run::Args,
+}
+
+/// Makes a sandbox.
+pub fn execute(args: &Args) -> Outcome {
+    create(&args.run).map_err(|failure| failure.at_least(EXIT_MICA))
+}
+
+fn create(args: &run::Args) -> Outcome {
+    args.check_for_create()?;
+    args.check()?;
+    let options = AttachOptions {
+        tty: args.tty,
+        detached: true,
+        ..AttachOptions::default()
+    };
+    let prepared = Preparation {
+        args,
+        tty: terminal::wanted(&options)?,
+        is_stopped: true,
+        cancel: micabox::Cancel::default(),
+    }
+    .prepare()?;
+    let Some(create) = prepared.create_stopped else {
+        return Err(
+            Failure::new("a snapshot with a machine's memory runs at once")
+                .hint("use `mica run -d --from SNAPSHOT`"),
+        );
+    };
+    print(&format!("{}\n", create()?.id()))?;
+    Ok(0)
+}

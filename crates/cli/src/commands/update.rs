@@ -1,0 +1,106 @@
+//! `mica update`
+
+use std::time::Duration;
+
+use micabox::{DiskRate, Error, Expiry, NetRate, Resources, SandboxRef};
+
+use super::named::Named;
+use crate::Outcome;
+use crate::failure::Failure;
+use crate::run::{Cpus, cpus, disk_rate, duration, memory, net_rate, processes};
+
+/// Change what sandboxes may use, for now and for later starts
+///
+/// When a sandbox ends by itself can be changed at any time, and so can the time of its processors, up
+/// to the number that it was started with. All else is a part of its machine, and is changed while the
+/// sandbox does not run, for its next start: `mica stop`, `mica update`, `mica start`.
+#[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("change").required(true).multiple(true))]
+pub struct Args {
+    /// Stop the sandbox when nothing has run in it and no client has been connected to it for this
+    /// time; 0 for never
+    #[arg(long, value_name = "DURATION", value_parser = duration, group = "change")]
+    idle_timeout: Option<Duration>,
+
+    /// Stop the sandbox this long after its start; 0 for never
+    #[arg(long, value_name = "DURATION", value_parser = duration, group = "change")]
+    max_life: Option<Duration>,
+
+    /// Processors: of a running sandbox, how much of their time it may use, where a control group limits
+    /// it; otherwise as for `mica run`
+    #[arg(long, value_name = "NUMBER", value_parser = cpus, group = "change")]
+    cpus: Option<Cpus>,
+
+    /// Memory of the machine, of a sandbox that does not run
+    #[arg(short, long, value_name = "SIZE", value_parser = memory, group = "change")]
+    memory: Option<u32>,
+
+    /// Most processes and threads, of a sandbox that does not run; 0 and -1 for no limit
+    #[arg(
+        long,
+        value_name = "NUMBER",
+        value_parser = processes,
+        group = "change",
+        allow_negative_numbers = true
+    )]
+    pids_limit: Option<u64>,
+
+    /// Bytes a second of each disk, of a sandbox that does not run [10m, or read=50m,write=10m,iops=500]
+    #[arg(long, value_name = "RATE", value_parser = disk_rate, group = "change")]
+    disk_rate: Option<DiskRate>,
+
+    /// Bytes a second of the network, of a sandbox that does not run [5m, or in=10m,out=1m]
+    #[arg(long, value_name = "RATE", value_parser = net_rate, group = "change")]
+    net_rate: Option<NetRate>,
+
+    #[command(flatten)]
+    named: Named,
+}
+
+/// Changes sandboxes.
+pub fn execute(args: &Args) -> Outcome {
+    args.named.each(|sandbox| args.change(sandbox))
+}
+
+impl Args {
+    fn change(&self, sandbox: &SandboxRef) -> Result<(), Failure> {
+        let resources = Resources {
+            memory_mib: self.memory,
+            processors: self.cpus.map(Cpus::thousandths),
+            pids_limit: self.pids_limit,
+            disk_rate: self.disk_rate,
+            net_rate: self.net_rate,
+        };
+        if resources != Resources::default() {
+            sandbox.update(&resources).map_err(|error| match error {
+                Error::Running(name) => self.must_stop(&name, sandbox.record().cpus),
+                error => error.into(),
+            })?;
+        }
+        if self.idle_timeout.is_some() || self.max_life.is_some() {
+            sandbox.expire(&Expiry {
+                idle_timeout: self.idle_timeout,
+                max_life: self.max_life,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Makes the message for a change that a running sandbox can't take.
+    fn must_stop(&self, name: &str, cpus: u8) -> Failure {
+        let others = [
+            self.memory.is_some(),
+            self.pids_limit.is_some(),
+            self.disk_rate.is_some(),
+            self.net_rate.is_some(),
+        ];
+        let what = if others.contains(&true) {
+            "only the time of its processors can be changed meanwhile".to_owned()
+        } else {
+            format!("it can't have more than the {cpus} processors that it was started with")
+        };
+        Failure::new(format!("sandbox {name} runs: {what}")).hint(format!(
+            "`mica stop {name}`, then `mica update`, and `mica start {name}`"
+        ))
+    }
+}

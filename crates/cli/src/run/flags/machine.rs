@@ -1,0 +1,213 @@
+//! The flags that say what a machine is made of: those of `mica run` and `mica pool`.
+
+#![allow(
+    rustdoc::broken_intra_doc_links,
+    reason = "their documentation is text for --help"
+)]
+
+use clap::ValueEnum;
+use micabox::builder::Boots;
+use micabox::{BackendChoice, Builder};
+use micabox_image::store::Image;
+use micabox_image::{Platform, Reference, Store};
+use micabox_transfer::{PullOptions, PullPolicy, pull_blocking};
+
+use super::confinement::{Cpus, cpus};
+use super::mebibytes;
+use crate::failure::Failure;
+use crate::{bars, settings};
+
+/// What a machine is made of, except its image.
+#[derive(Debug, clap::Args)]
+pub struct MachineArgs {
+    /// Memory of the machine, changed files included unless on a disk [512m, 2g; default:
+    /// 1g]
+    #[arg(short, long, value_name = "SIZE", value_parser = memory)]
+    pub memory: Option<u32>,
+
+    /// Processors of the machine; for a fraction its process's time is limited, where a control group
+    /// can be had [0.5, 2; default: up to 4 under KVM, 1 when emulated]
+    #[arg(long, value_name = "NUMBER", value_parser = cpus)]
+    pub cpus: Option<Cpus>,
+
+    /// Network: all that this machine can reach, except its own and link-local addresses; or none
+    #[arg(long, value_name = "KIND", default_value = "user", alias = "network")]
+    pub net: Net,
+
+    /// When to contact the registry
+    #[arg(long, value_name = "WHEN")]
+    pub pull: Option<Pull>,
+
+    /// Platform of the image [default: this machine's]
+    #[arg(long, value_name = "OS/ARCH")]
+    pub platform: Option<Platform>,
+
+    /// Run an init as process 1, which reaps orphans; `--init=false` makes the command itself
+    /// process 1
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_value_t = true,
+        default_missing_value = "true",
+        action = clap::ArgAction::Set
+    )]
+    pub init: bool,
+
+    /// How the image's bytes reach the machine: mapped memory or a disk
+    #[arg(long, value_name = "KIND", default_value = "auto")]
+    pub transport: Transport,
+
+    /// Root filesystem: the layers as one, or stacked
+    #[arg(long, value_name = "KIND", default_value = "merged")]
+    pub root: Root,
+
+    /// What runs the machine: our own monitor on KVM, or QEMU
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    pub backend: Backend,
+}
+
+impl MachineArgs {
+    /// Finds an image, and pulls it if necessary and allowed.
+    pub fn image(&self, store: &Store, name: &str) -> Result<Image, Failure> {
+        let mut options = PullOptions::new(settings::settings()?);
+        if let Some(policy) = self.pull {
+            options.policy = policy.into();
+        }
+        options.platform = self.platform.clone();
+        if options.policy != PullPolicy::Always && options.platform.is_none() {
+            match store.image(name) {
+                Ok(image) => return Ok(image),
+                // Pulling an image again repairs one that lost a layer.
+                Err(error) if options.policy == PullPolicy::Never => return Err(error.into()),
+                Err(_) => {}
+            }
+        }
+        let reference: Reference = name
+            .parse()
+            .map_err(|error| Failure::of(&error).context("reading the image's name"))?;
+        let progress = bars::watch(&reference.familiar());
+        Ok(pull_blocking(store, &reference, &options, progress)?)
+    }
+
+    /// Takes the settings of the machine, except its network.
+    pub fn apply<K: Boots>(&self, builder: Builder<K>) -> Builder<K> {
+        let mut builder = builder
+            .backend_choice(self.backend.into())
+            .transport(self.transport.into())
+            .root(self.root.into());
+        if let Some(memory) = self.memory {
+            builder = builder.memory_mib(memory);
+        }
+        if let Some(cpus) = self.cpus {
+            builder = builder.cpus(cpus.whole);
+            if let Some(quota) = cpus.quota {
+                builder = builder.cpu_quota(quota);
+            }
+        }
+        if !self.init {
+            builder = builder.first_command_is_init();
+        }
+        builder
+    }
+}
+
+/// `--pull`.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Pull {
+    /// Every time.
+    Always,
+    /// If the image is not here.
+    Missing,
+    /// Not at all.
+    Never,
+}
+
+/// `--net`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Net {
+    /// Through this machine's own sockets.
+    User,
+    /// Nothing but the sandbox's loopback interface.
+    None,
+}
+
+/// `--transport`.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Transport {
+    /// Whichever boots faster.
+    Auto,
+    /// Persistent memory, mapped without a copy.
+    Pmem,
+    /// A block device.
+    Blk,
+}
+
+/// `--root`.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Root {
+    /// One filesystem for all layers.
+    Merged,
+    /// One filesystem a layer.
+    Stacked,
+}
+
+/// `--backend`.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Backend {
+    /// Ours where KVM works, QEMU elsewhere.
+    Auto,
+    /// Ours, on KVM.
+    Kvm,
+    /// QEMU, which emulates where KVM does not work.
+    Qemu,
+}
+
+impl From<Pull> for PullPolicy {
+    fn from(pull: Pull) -> Self {
+        match pull {
+            Pull::Always => Self::Always,
+            Pull::Missing => Self::Missing,
+            Pull::Never => Self::Never,
+        }
+    }
+}
+
+impl From<Backend> for BackendChoice {
+    fn from(backend: Backend) -> Self {
+        match backend {
+            Backend::Auto => Self::Auto,
+            Backend::Kvm => Self::Kvm,
+            Backend::Qemu => Self::Qemu,
+        }
+    }
+}
+
+impl From<Transport> for micabox::Transport {
+    fn from(transport: Transport) -> Self {
+        match transport {
+            Transport::Auto => Self::Auto,
+            Transport::Pmem => Self::Pmem,
+            Transport::Blk => Self::Blk,
+        }
+    }
+}
+
+impl From<Root> for micabox::Root {
+    fn from(root: Root) -> Self {
+        match root {
+            Root::Merged => Self::Merged,
+            Root::Stacked => Self::Stacked,
+        }
+    }
+}
+
+/// Parses a size of memory as Docker does, in MiB, rounded up: bytes, or with b, k, m, g or t.
+pub fn memory(text: &str) -> Result<u32, String> {
+    match mebibytes(text)? {
+        mib @ 64.0..=4_194_304.0 => Ok(mib as u32),
+        0.0..64.0 => Err("a machine needs at least 64m".into()),
+        _ => Err("more than any machine has".into()),
+    }
+}

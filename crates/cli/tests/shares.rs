@@ -1,0 +1,147 @@
+//! `-v` and `--mount type=bind` on QEMU.
+
+mod support;
+
+use std::fs;
+use std::io::Write;
+
+use support::Home;
+use support::share::{Folder, works};
+
+#[test]
+#[ignore = "needs a built guest"]
+fn a_folder_is_inside_what_programs_expect_and_outside_the_users_own() {
+    works(&Home::new(), "qemu");
+}
+
+/// What an editor does on the host is seen at once, in every way to look.
+#[test]
+#[ignore = "needs a built guest"]
+fn changes_on_the_host_are_seen_at_once_and_a_kept_sandbox_has_the_folder_again() {
+    let home = Home::new();
+    let folder = Folder::new();
+    let volume = format!("{}:/w", folder.path().display());
+    // Answers each line with what it sees.
+    let look = "while read n; do cat /w/$n 2>/dev/null || echo none; stat -c %s /w/$n 2>/dev/null; \
+                ls /w | grep -c $n; done; exit 0";
+    let arguments = [
+        "run",
+        "-i",
+        "--name",
+        "kept",
+        "--upper",
+        "disk:64m",
+        "--backend",
+        "qemu",
+        "-v",
+        &volume,
+        "box",
+        "sh",
+        "-c",
+        look,
+    ];
+    let mut mica = home.mica(&arguments);
+    let mica = mica.stdin(std::process::Stdio::piped());
+    let mut running = mica.stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut to = running.stdin.take().unwrap();
+    let mut from = std::io::BufReader::new(running.stdout.take().unwrap());
+    let mut seen = |name: &str, lines: usize| {
+        writeln!(to, "{name}").unwrap();
+        let read = (0..lines).map(|_| {
+            let mut line = String::new();
+            std::io::BufRead::read_line(&mut from, &mut line).unwrap();
+            line
+        });
+        read.collect::<String>()
+    };
+    let path = folder.path().join("edited");
+    assert_eq!(seen("edited", 2), "none\n0\n");
+    fs::write(&path, "one\n").unwrap();
+    assert_eq!(seen("edited", 3), "one\n4\n1\n");
+    // In place, of the same length; and by another file, as editors do it.
+    fs::write(&path, "two\n").unwrap();
+    assert_eq!(seen("edited", 3), "two\n4\n1\n");
+    fs::write(folder.path().join("new"), "three\n").unwrap();
+    fs::rename(folder.path().join("new"), &path).unwrap();
+    assert_eq!(seen("edited", 3), "three\n6\n1\n");
+    fs::remove_file(&path).unwrap();
+    assert_eq!(seen("edited", 2), "none\n0\n");
+    drop(to);
+    assert!(running.wait().unwrap().success());
+
+    // The same folder in another start; without it, a start that says so.
+    fs::write(&path, "again\n").unwrap();
+    let mut mica = home.mica(&["start", "-a", "-i", "kept"]);
+    let mut again = mica.stdin(std::process::Stdio::piped());
+    again = again.stdout(std::process::Stdio::piped());
+    let mut running = again.spawn().unwrap();
+    running
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(b"edited\n")
+        .unwrap();
+    let output = running.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "again\n6\n1\n");
+    drop(folder);
+    let gone = home.output(&["start", "-a", "kept"]);
+    assert_ne!(gone.code(), 0);
+    let text = gone.stderr();
+    assert!(
+        text.contains("cannot share") && text.contains("No such file"),
+        "{text}"
+    );
+    home.output(&["rm", "kept"]).ok();
+    home.assert_nothing_left();
+}
+
+/// As Docker: `-v` makes a missing folder, `--mount` does not; a name without a slash is a volume.
+#[test]
+#[ignore = "needs a built guest"]
+fn what_can_not_be_shared_is_refused_with_a_reason() {
+    let home = Home::new();
+    let folder = tempfile::tempdir().unwrap();
+    let missing = folder.path().join("missing");
+    let missing = missing.to_str().unwrap();
+    let socket = folder.path().join("socket");
+    let _socket = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    for (flag, value, why) in [
+        (
+            "--mount",
+            format!("type=bind,src={missing},dst=/a"),
+            "cannot share",
+        ),
+        (
+            "-v",
+            format!("{}:/a", socket.display()),
+            "neither a directory nor a regular file",
+        ),
+        (
+            "-v",
+            format!("{missing}:/"),
+            "the root can't be mounted over",
+        ),
+        ("-v", format!("{missing}:a"), "not absolute"),
+        ("-v", format!("{missing}:/a:x"), "expected ro, rw or cached"),
+    ] {
+        let run = home.output(&["run", "--rm", flag, &value, "box", "true"]);
+        assert_eq!(run.code(), 125, "{value}");
+        let text = run.stderr();
+        assert!(text.contains(why), "{value}: {text}");
+    }
+    fs::remove_dir(missing).unwrap_or_default();
+    let run = home.output(&[
+        "run",
+        "--rm",
+        "--backend",
+        "qemu",
+        "-v",
+        &format!("{missing}:/a"),
+        "box",
+        "touch",
+        "/a/b",
+    ]);
+    run.ok();
+    assert!(fs::exists(format!("{missing}/b")).unwrap());
+    home.assert_nothing_left();
+}

@@ -1,0 +1,208 @@
+//! What the sandbox has beyond its root: further mounts, and a root that is read-only.
+//!
+//! The agent makes them itself, in the sandbox's mount namespace and below its root: at boot, and
+//! in a machine that was saved before its sandbox was known. In a copy of a sandbox that has run
+//! commands, a filesystem that hangs keeps the copy from starting, and nothing else.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Component, Path, PathBuf};
+
+use micabox_wire::{BootFailed, Mount, MountSource, Setup, Tmpfs};
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, chmodat, fstat, mkdirat, openat, openat2};
+use rustix::io::Errno;
+use rustix::mount::{MountAttrFlags, MountFlags, MoveMountFlags, mount_remount, move_mount};
+use rustix::thread::LinkNameSpaceType;
+
+use super::Step;
+use super::{disk, files, group, share};
+use crate::exec::{Place, child};
+use crate::mount::{self, Filesystem};
+
+/// The mode of a tmpfs on a directory that is made for it.
+const TMPFS_MODE: u32 = 0o1777;
+
+const SHM: &str = "/dev/shm";
+
+/// Flags of the mounts of `/sys` and `/dev/shm`.
+const DATA: MountFlags = MountFlags::NOSUID
+    .union(MountFlags::NOEXEC)
+    .union(MountFlags::NODEV);
+
+/// Makes the mounts and applies the limits of `setup`.
+pub fn apply(setup: &Setup, place: &mut Place) -> Result<(), BootFailed> {
+    if matches!(place, Place::Here) || *setup == Setup::default() {
+        return Ok(());
+    }
+    // The sandbox need not have the devices.
+    let opened = setup.mounts.iter().map(|mount| match &mount.source {
+        MountSource::Tmpfs(_) => Ok(None),
+        MountSource::Disk(disk) => disk::open(disk, mount.read_only).map(Some),
+        MountSource::Share { tag, file, user } => {
+            let owner = share::owner(user, place);
+            share::open(tag, file.as_deref(), &owner, mount.read_only)
+                .step("mount the share for", &mount.target)
+                .map(Some)
+        }
+    });
+    let opened: Vec<Option<OwnedFd>> = opened.collect::<Result<_, _>>()?;
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let own = rustix::fs::open("/proc/self/ns/mnt", flags, Mode::empty())
+        .step("open the mount namespace", "of the agent")?;
+    let result = child::enter_mounts(place)
+        .step("enter the mount namespace", "of the sandbox")
+        .and_then(|()| set_up(setup, opened, place));
+    rustix::thread::move_into_link_name_space(own.as_fd(), Some(LinkNameSpaceType::Mount))
+        .step("return to the mount namespace", "of the agent")?;
+    result
+}
+
+fn set_up(
+    setup: &Setup,
+    opened: Vec<Option<OwnedFd>>,
+    place: &mut Place,
+) -> Result<(), BootFailed> {
+    let Place::Namespace { root, group, .. } = place else {
+        return Ok(());
+    };
+    if let Some(processes) = setup.max_processes {
+        *group = Some(group::make(processes)?);
+    }
+    if let Some(bytes) = setup.shm_bytes {
+        mount_remount(SHM, DATA, format!("size={bytes}")).step("resize", SHM)?;
+    }
+    for (mount, opened) in setup.mounts.iter().zip(opened) {
+        make(mount, opened, root)?;
+    }
+    if setup.read_only {
+        make_read_only(&setup.mounts)?;
+    }
+    Ok(())
+}
+
+/// Mounts a filesystem, which is `opened` if the agent had to do that outside the sandbox.
+fn make(mount: &Mount, opened: Option<OwnedFd>, root: &OwnedFd) -> Result<(), BootFailed> {
+    let mode = match &mount.source {
+        MountSource::Tmpfs(_) => TMPFS_MODE,
+        MountSource::Disk(_) | MountSource::Share { .. } => 0o755,
+    };
+    let path = Path::new(&mount.target);
+    let target = match &mount.source {
+        MountSource::Share { file: Some(_), .. } => {
+            file(root, path).step("make the file", &mount.target)?
+        }
+        _ => directory(root, path, mode).step("make the directory", &mount.target)?,
+    };
+    match &mount.source {
+        MountSource::Tmpfs(options) => {
+            tmpfs(options, mount.read_only, &target).step("mount tmpfs", &mount.target)
+        }
+        MountSource::Disk(_) | MountSource::Share { .. } => match opened {
+            Some(opened) => attach(&opened, &target).step("mount", &mount.target),
+            None => Ok(()),
+        },
+    }
+}
+
+/// Returns the file to mount on, which is made if it is missing, as Docker does.
+fn file(root: &OwnedFd, target: &Path) -> rustix::io::Result<OwnedFd> {
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    let place = OFlags::PATH | OFlags::CLOEXEC;
+    let open = || openat2(root, target, place, Mode::empty(), resolve);
+    match open() {
+        Err(Errno::NOENT) => {
+            let parent = directory(root, target.parent().unwrap_or(Path::new("/")), 0o755)?;
+            let name = target.file_name().ok_or(Errno::INVAL)?;
+            let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+            openat(&parent, name, flags, Mode::from_raw_mode(0o644))?;
+            open()
+        }
+        result => result,
+    }
+}
+
+/// Returns the directory to mount on. If it is missing it is made with `mode`, and what leads to it
+/// with 0755, all owned by root, as Docker does. Links are followed as a process in the sandbox
+/// would.
+fn directory(root: &OwnedFd, target: &Path, mode: u32) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    let open = |path: &Path| openat2(root, path, flags, Mode::empty(), resolve);
+    let mut path = PathBuf::from("/");
+    let mut directory = open(&path)?;
+    let mut made = None;
+    for component in target.components() {
+        if let Component::Normal(name) = component {
+            path.push(name);
+            let next = match open(&path) {
+                Err(Errno::NOENT) => {
+                    mkdirat(&directory, name, Mode::from_raw_mode(0o755))?;
+                    made = Some((directory, name));
+                    open(&path)?
+                }
+                result => result?,
+            };
+            directory = next;
+        }
+    }
+    if let Some((parent, name)) = made {
+        chmodat(&parent, name, Mode::from_raw_mode(mode), AtFlags::empty())?;
+    }
+    Ok(directory)
+}
+
+fn tmpfs(options: &Tmpfs, read_only: bool, target: &OwnedFd) -> Result<(), mount::Error> {
+    let tmpfs = Filesystem::new("tmpfs")?;
+    if let Some(bytes) = options.size_bytes {
+        tmpfs.set("size", bytes.to_string())?;
+    }
+    if let Some(inodes) = options.inodes {
+        tmpfs.set("nr_inodes", inodes.to_string())?;
+    }
+    let mode = match options.mode {
+        Some(mode) => mode,
+        None => Mode::from_raw_mode(fstat(target)?.st_mode).bits(),
+    };
+    tmpfs.set("mode", format!("{mode:o}"))?;
+    tmpfs.set("uid", options.uid.to_string())?;
+    tmpfs.set("gid", options.gid.to_string())?;
+    let mut attributes = MountAttrFlags::empty();
+    for (is_set, flag) in [
+        (read_only, MountAttrFlags::MOUNT_ATTR_RDONLY),
+        (!options.exec, MountAttrFlags::MOUNT_ATTR_NOEXEC),
+        (!options.suid, MountAttrFlags::MOUNT_ATTR_NOSUID),
+        (!options.dev, MountAttrFlags::MOUNT_ATTR_NODEV),
+    ] {
+        attributes.set(flag, is_set);
+    }
+    let mount = tmpfs.mount(attributes)?;
+    Ok(attach(&mount, target)?)
+}
+
+/// Attaches a detached mount to a directory or file.
+fn attach(mount: &OwnedFd, target: &OwnedFd) -> rustix::io::Result<()> {
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    move_mount(mount, c"", target, c"", flags)
+}
+
+/// Makes the root read-only, and every mount that Docker makes read-only with it: all but `/proc`,
+/// those at and below `/dev`, and the `mounts` that the user asked for.
+fn make_read_only(mounts: &[Mount]) -> Result<(), BootFailed> {
+    let of_etc = files::NAMES.map(|name| (format!("/etc/{name}"), MountFlags::empty()));
+    let kernel = ["/sys/fs/cgroup", "/sys"].map(|path| (path.to_owned(), DATA));
+    let root = ("/".to_owned(), MountFlags::empty());
+    for (path, flags) in of_etc.into_iter().chain(kernel).chain([root]) {
+        if mounts
+            .iter()
+            .any(|mount| Path::new(&mount.target) == Path::new(&path))
+        {
+            continue;
+        }
+        let flags = flags | MountFlags::BIND | MountFlags::RDONLY;
+        match mount_remount(&path, flags, c"") {
+            // A mount of the user's covers it.
+            Err(Errno::INVAL | Errno::NOENT | Errno::NOTDIR) if path != "/" => {}
+            result => result.step("make read-only", path)?,
+        }
+    }
+    Ok(())
+}

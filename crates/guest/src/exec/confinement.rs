@@ -1,0 +1,89 @@
+//! What a new process gives up before it becomes its command.
+
+use micabox_wire::{Confinement, StartFailed, StartFailure, Ulimit};
+use rustix::io::Errno;
+use rustix::thread::{CapabilitySet, CapabilitySets};
+
+use super::child::last_errno;
+use super::program::{describe, failed};
+
+/// Sets the resource limits.
+pub fn set_ulimits(ulimits: &[Ulimit]) -> Result<(), StartFailed> {
+    for ulimit in ulimits {
+        let value = |limit: Option<u64>| limit.unwrap_or(libc::RLIM_INFINITY);
+        let limit = libc::rlimit {
+            rlim_cur: value(ulimit.soft),
+            rlim_max: value(ulimit.hard),
+        };
+        // SAFETY: the kernel reads `limit`.
+        let result = unsafe { libc::setrlimit(ulimit.resource as _, &raw const limit) };
+        if result != 0 {
+            let errno = last_errno();
+            let what = name(ulimit.resource);
+            let message = format!("set the resource limit {what}: {}", describe(errno));
+            return Err(failed(StartFailure::Other, message, Some(errno)));
+        }
+    }
+    Ok(())
+}
+
+/// Returns a resource's name.
+fn name(resource: u32) -> String {
+    const NAMES: [&str; 16] = [
+        "cpu",
+        "fsize",
+        "data",
+        "stack",
+        "core",
+        "rss",
+        "nproc",
+        "nofile",
+        "memlock",
+        "as",
+        "locks",
+        "sigpending",
+        "msgqueue",
+        "nice",
+        "rtprio",
+        "rttime",
+    ];
+    let known = NAMES.get(resource as usize);
+    known.map_or_else(|| resource.to_string(), |name| (*name).to_owned())
+}
+
+/// Takes all capabilities but these out of the bounding set: no program can get them, whatever user
+/// executes it. Needs `CAP_SETPCAP`, so it comes before the switch of users.
+pub fn bound_capabilities(confinement: &Confinement) -> rustix::io::Result<()> {
+    let Some(kept) = confinement.capabilities else {
+        return Ok(());
+    };
+    for number in 0..64 {
+        if kept & 1 << number != 0 {
+            continue;
+        }
+        let capability = CapabilitySet::from_bits_retain(1 << number);
+        match rustix::thread::remove_capability_from_bounding_set(capability) {
+            // There are no more.
+            Err(Errno::INVAL) => break,
+            result => result?,
+        }
+    }
+    Ok(())
+}
+
+/// Gives up all capabilities but these: root's, as the kernel took those of other users.
+pub fn drop_capabilities(confinement: &Confinement) -> rustix::io::Result<()> {
+    let Some(kept) = confinement.capabilities else {
+        return Ok(());
+    };
+    let own = rustix::thread::capabilities(None)?;
+    let kept = CapabilitySet::from_bits_retain(kept);
+    rustix::thread::set_capabilities(
+        None,
+        CapabilitySets {
+            effective: own.effective & kept,
+            permitted: own.permitted & kept,
+            inheritable: CapabilitySet::empty(),
+        },
+    )
+}

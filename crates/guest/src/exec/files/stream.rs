@@ -1,0 +1,157 @@
+//! Does what needs an operation's streams: bytes, entries and archives.
+
+use std::io::{self, BufReader, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use micabox_tar::{Limits, Members};
+use micabox_tree::{Packing, Root, Source, Unpacker, Unpacking};
+use micabox_wire::encode;
+use micabox_wire::files::FileReply;
+use rustix::io::Errno;
+use rustix::stdio::{stderr, stdin, stdout};
+
+use super::{Failed, Work, list, operate, send, write_all};
+
+/// Bytes that are read or written at a time: as many as a pipe holds.
+const PIECE: usize = 64 << 10;
+
+/// Most bytes of messages about what was left out: nothing reads them before the end.
+const LEFT_OUT: usize = 16 << 10;
+
+pub fn finish(work: Work) -> Result<(), Failed> {
+    match work {
+        Work::Done => Ok(()),
+        Work::Reply(reply) => Ok(send(&stdout(), &reply)?),
+        Work::Read(file, length) => copy(&file, &stdout(), length.unwrap_or(u64::MAX)),
+        Work::Write(file) => copy(&stdin(), &file, u64::MAX),
+        Work::Remove(parent, name) => operate::remove_all(&parent, &name),
+        Work::List(directory, depth) => entries(directory, depth),
+        Work::Pack(source, name) => pack(source, &name),
+        Work::Unpack(root, path) => unpack(root, &path),
+        Work::Watch(watcher) => watcher.report(&stdout()),
+    }
+}
+
+/// Copies bytes to the end.
+fn copy(from: &impl AsFd, to: &impl AsFd, mut left: u64) -> Result<(), Failed> {
+    let mut buffer = vec![0; PIECE];
+    while left > 0 {
+        let most = left.min(PIECE as u64) as usize;
+        let piece = buffer.get_mut(..most).unwrap_or_default();
+        match rustix::io::read(from, &mut *piece) {
+            Ok(0) => break,
+            Ok(count) => {
+                write_all(to, piece.get(..count).unwrap_or_default())?;
+                left -= count as u64;
+            }
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(())
+}
+
+fn entries(directory: OwnedFd, depth: u32) -> Result<(), Failed> {
+    let mut frames = Vec::new();
+    list::list(directory, depth, |entry| {
+        encode(&entry, &mut frames).map_err(|error| Failed::new(error.to_string()))?;
+        if frames.len() >= PIECE {
+            write_all(&stdout(), &frames)?;
+            frames.clear();
+        }
+        Ok(())
+    })?;
+    Ok(write_all(&stdout(), &frames)?)
+}
+
+fn pack(source: Source, name: &[u8]) -> Result<(), Failed> {
+    let packing = Packing {
+        owners: true,
+        xattrs: |_| true,
+        only_plain: false,
+    };
+    let mut notes = Notes::default();
+    source.pack(name, packing, Stream(stdout()), &mut |socket| {
+        notes.add(socket.0, "a socket, which archives cannot hold");
+    })?;
+    Ok(())
+}
+
+fn unpack(root: Root, path: &[u8]) -> Result<(), Failed> {
+    let is_root = rustix::process::geteuid().is_root();
+    let options = Unpacking {
+        owners: is_root,
+        set_id: true,
+        special: is_root,
+        parents: true,
+        whole: false,
+        xattrs: |_| true,
+    };
+    let mut unpacker = Unpacker::new(root, options);
+    let input = BufReader::with_capacity(PIECE, Stream(stdin()));
+    let mut members = Members::new(input, Limits::default());
+    let at = |member: &[u8]| [path, b"/", member].concat();
+    let bad = |error: micabox_tar::MembersError| Failed::new(error.to_string());
+    while let Some(member) = members.next_member().map_err(bad)? {
+        let target = match &member.kind {
+            micabox_tar::Kind::HardLink(target) => at(target),
+            _ => Vec::new(),
+        };
+        unpacker.add(&at(&member.path), &target, &member, &mut members.body())?;
+    }
+    drop(members);
+    let unpacked = unpacker.finish()?;
+    let mut notes = Notes::default();
+    if let Some(path) = unpacked.special {
+        notes.add(&path, "a device or FIFO, which only root makes");
+    }
+    if let Some((path, name)) = unpacked.xattr {
+        let name = name.escape_ascii();
+        notes.add(
+            &path,
+            &format!("the extended attribute {name} can't be set"),
+        );
+    }
+    // Whatever writes the archive may not know that its end has been read.
+    let mut buffer = vec![0; PIECE];
+    while rustix::io::read(stdin(), &mut *buffer).is_ok_and(|count| count > 0) {}
+    Ok(())
+}
+
+/// Messages about what was left out.
+#[derive(Default)]
+struct Notes {
+    bytes: usize,
+}
+
+impl Notes {
+    fn add(&mut self, path: &[u8], what: &str) {
+        self.bytes += path.len() + what.len();
+        if self.bytes <= LEFT_OUT {
+            let note = FileReply::LeftOut {
+                path: path.to_vec(),
+                what: what.to_owned(),
+            };
+            let _ = send(&stderr(), &note);
+        }
+    }
+}
+
+/// A standard stream, unbuffered.
+struct Stream<'a>(BorrowedFd<'a>);
+
+impl Read for Stream<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        Ok(rustix::io::read(self.0, buffer)?)
+    }
+}
+
+impl Write for Stream<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(rustix::io::write(self.0, bytes)?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,97 @@
+//! Copies files, as archives, into a sandbox and out of it: by its agent while it runs, otherwise
+//! from and to its disk.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+
+use micabox_overlay::view::PathKind;
+use micabox_owner::Client;
+use micabox_wire::files::FileType;
+
+use crate::jailed::{self, About, Look, Pack, Unread};
+use crate::{Base, Error, LeftOut, SandboxRef, patch, upper};
+
+impl SandboxRef {
+    /// Returns what a path in the sandbox leads to, all symbolic links followed. Used before writing
+    /// there.
+    ///
+    /// # Errors
+    /// [`Error::File`] in a running sandbox; [`Error::NotKept`], [`Error::InPlace`] without a disk;
+    /// [`Error::Patch`] if the path can't be read there.
+    pub fn path_kind(&self, path: &[u8]) -> Result<PathKind, Error> {
+        if self.runs() {
+            return match self.files().stat(OsStr::from_bytes(path)) {
+                Ok(stat) if stat.kind == FileType::Directory => Ok(PathKind::Directory),
+                Ok(_) => Ok(PathKind::Other),
+                Err(Error::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                    Ok(PathKind::Nothing)
+                }
+                Err(error) => Err(error),
+            };
+        }
+        let (found, _lock) = self.hold()?;
+        found.record.disk_size()?;
+        let base = Base::of(self.sandboxes().store(), &found.record)?;
+        let disk = upper::disk(&found.path);
+        let about = About::new("reading", &disk, &base).asked(path);
+        let (lower, below) = base.lower_files()?;
+        let file = File::open(&disk).map_err(|error| about.disk(error))?;
+        let look = Look {
+            lower,
+            path: path.to_vec(),
+        };
+        jailed::call(&look, file, below, 0).map_err(|error| about.error(error))
+    }
+
+    /// Reads what is at a path in the sandbox as an archive, with owners, times and extended
+    /// attributes. Its members are below `name`, or below nothing if that is empty. Sockets are left
+    /// out. With `follow`, a symbolic link at the path's end is followed.
+    ///
+    /// # Errors
+    /// [`Error::File`] in a running sandbox; those of [`SandboxRef::frozen_disk`] otherwise.
+    /// [`Unread::finish`] has the others: [`Error::Patch`] if there is no such path.
+    pub fn read_archive(&self, path: &[u8], follow: bool, name: &[u8]) -> Result<Unread, Error> {
+        if self.runs() {
+            return Ok(self.files().pack(path, follow, name)?.into());
+        }
+        let frozen = self.frozen_disk()?;
+        let base = self.base()?;
+        let about = frozen.about("reading", &base).asked(path);
+        let (lower, below) = base.lower_files()?;
+        let disk = frozen.open(&about)?;
+        let pack = Pack {
+            lower,
+            path: path.to_vec(),
+            follow,
+            name: name.to_vec(),
+        };
+        Unread::start(pack, about, disk, below)
+    }
+
+    /// Unpacks an archive below the directory `root` of the sandbox. Missing directories on the way are
+    /// made. Symbolic links are followed as inside. Returns what could not be made there.
+    ///
+    /// # Errors
+    /// [`Error::File`] in a running sandbox; otherwise [`Error::NotKept`], [`Error::InPlace`],
+    /// [`Error::Patch`], [`Error::Disk`]. A part of the archive may have been unpacked then.
+    pub fn write_archive(&self, root: &[u8], archive: OwnedFd) -> Result<Vec<LeftOut>, Error> {
+        if self.runs() {
+            return self.files().unpack(root, archive);
+        }
+        let (found, _lock) = self.hold()?;
+        found.record.disk_size()?;
+        let base = Base::of(self.sandboxes().store(), &found.record)?;
+        patch::unpack(&upper::disk(&found.path), &base, root, archive.into())?;
+        Ok(Vec::new())
+    }
+
+    /// Returns whether the sandbox runs and has an owner, which can ask its agent. An owner whose
+    /// sandbox has ended has its socket for a moment longer.
+    fn runs(&self) -> bool {
+        let is_live = self.reload().is_ok_and(|now| now.record().status.is_live());
+        is_live && Client::connect(self.path()).is_ok()
+    }
+}

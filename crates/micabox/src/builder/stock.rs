@@ -1,0 +1,109 @@
+//! What a pool's machines are started from.
+
+use std::process::Stdio;
+
+use micabox_image::Store;
+use micabox_vmm::{Backend, Begin, DiskRate, Snapshot};
+
+use super::record::default_cpus;
+use super::{Start, random};
+use crate::owner::{self, Job, Owner};
+use crate::plan::Plan;
+use crate::snapshot::memory;
+use crate::template::Template;
+use crate::{Error, GuestFiles, Upper};
+
+/// A template, and everything else that another machine of a pool is started from. Its files are
+/// open, so removing the image or the template does not affect it.
+pub(crate) struct Stock {
+    start: Start,
+    backend: Box<dyn Backend>,
+    guest: GuestFiles,
+    plan: Plan,
+    template: Template,
+    saved: Snapshot,
+}
+
+impl Start {
+    /// Returns whether a machine of a pool can be this one's: whether everything that is not in the
+    /// template's key can be given to it afterwards.
+    pub(super) fn can_be_pooled(&self) -> bool {
+        self.upper == Upper::Tmpfs
+            && self.vsock.is_none()
+            && self.owner_log.is_none()
+            && !self.require_limits
+            && self.cpu_quota.is_none()
+            && self.disk_rate == DiskRate::default()
+            && self.setup.shares() == 0
+    }
+
+    /// Opens what a pool's machines are started from. Makes the template if there is none.
+    pub(crate) fn stock(self) -> Result<(Store, Stock), Error> {
+        let backend = micabox_vmm::choose(self.backend_choice)?;
+        if !backend.limits().snapshots {
+            let backend = backend.name();
+            return Err(micabox_vmm::Error::NoSnapshots { backend }.into());
+        }
+        let guest = match &self.guest {
+            Some(files) => files.clone(),
+            None => GuestFiles::find()?,
+        };
+        let store = self.store.clone();
+        let plan = self.plan(&*backend)?.plan;
+        let template = self.template(&plan, &guest, &*backend);
+        let template = template.filter(|_| self.can_be_pooled());
+        let template = template.ok_or(Error::NoPool)?;
+        if template.machine().is_none() {
+            // The first sandbox makes it.
+            drop(self.clone().create()?);
+        }
+        let machine = template.machine().ok_or(Error::NoPool)?;
+        let saved = memory::open(template.directory())?;
+        let start = self.with_template(&template, machine);
+        Ok((
+            store,
+            Stock {
+                start,
+                backend,
+                guest,
+                plan,
+                template,
+                saved,
+            },
+        ))
+    }
+}
+
+impl Stock {
+    pub(crate) fn template(&self) -> &Template {
+        &self.template
+    }
+
+    /// Starts an owner with a machine, for a sandbox that comes later.
+    pub(crate) fn start(&mut self) -> Result<Owner, Error> {
+        if self.saved.touched.is_none()
+            && let Ok(saved) = memory::open(self.template.directory())
+        {
+            // The first sandbox of the template has made the list meanwhile.
+            self.saved = saved;
+        }
+        let id: String = random::<6>()?
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        let cpus = self.start.cpus;
+        let (machine, files) = self.start.machine_job(
+            format!("mica-pool-{id}"),
+            cpus.unwrap_or_else(|| default_cpus(&*self.backend)),
+            &*self.backend,
+            &self.plan,
+            &Begin::Restore(self.saved.clone()),
+            &self.guest.cmdline,
+        );
+        let job = Job::Pooled(Box::new(machine));
+        owner::start(&job, files.iter(), Stdio::null()).map_err(|source| Error::System {
+            what: "starting an owner for the pool",
+            source,
+        })
+    }
+}

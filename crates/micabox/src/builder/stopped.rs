@@ -1,0 +1,113 @@
+//! Makes what a sandbox has before its first start: its record and its disk.
+
+use std::path::{Path, PathBuf};
+
+use tracing::{debug, info_span};
+
+use super::{Start, random};
+use crate::name::{is_hostname, is_valid};
+use crate::snapshot::memory;
+use crate::state::{Directory, Status};
+use crate::{Error, Patch, SandboxRef, Sandboxes, Upper, patch, upper};
+
+/// Most bytes of a sandbox's labels.
+const MAX_LABELS: usize = 64 << 10;
+
+impl Start {
+    /// Creates the sandbox without starting it.
+    pub(super) fn create_stopped(self) -> Result<SandboxRef, Error> {
+        let _span = info_span!("create", base = %self.base.name()).entered();
+        self.check()?;
+        let sandboxes = Sandboxes::open(&self.store)?;
+        let backend = micabox_vmm::expect(self.backend_choice)?;
+        // Keeps the image in the store until the sandbox has a lease on it.
+        let shared = self.store.shared()?;
+        let plan = self.plan(&*backend)?.plan;
+        let mut record = self.record(&plan, &*backend)?;
+        let command = match &self.command {
+            Some(command) => command.clone(),
+            None => self.defaults()?,
+        };
+        record.spec = Some(self.spec_of(command));
+        let directory = Directory::open(self.store.root())?;
+        // Dropped after a failure, this leaves nothing.
+        let mut registration = directory.register(self.name.as_deref(), record)?;
+        self.lease(registration.record())?;
+        drop(shared);
+        self.make_upper(registration.path())?;
+        registration.update(|record| {
+            record.auto_remove = false;
+            record.owner = None;
+            record.creator = None;
+            record.status = Status::Created;
+        })?;
+        let id = registration.record().id.clone();
+        drop(registration);
+        sandboxes.get(&id)
+    }
+
+    /// Checks what can be checked without the machine's files.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        if let Some(name) = self.name.as_deref().filter(|name| !is_valid(name)) {
+            return Err(Error::BadName(name.to_owned()));
+        }
+        if let Some(name) = self.hostname.as_deref().filter(|name| !is_hostname(name)) {
+            return Err(Error::BadHostname(name.to_owned()));
+        }
+        micabox_vmm::check_size(self.memory_mib, self.cpus, self.cpu_quota)?;
+        self.setup.check()?;
+        // Before anything is made for it.
+        self.setup.open_shares()?;
+        let sizes = self
+            .labels
+            .iter()
+            .map(|(name, value)| name.len() + value.len());
+        if sizes.sum::<usize>() > MAX_LABELS {
+            return Err(Error::BadLabels("they have more than 64 KiB"));
+        }
+        if self.labels.keys().any(String::is_empty) {
+            return Err(Error::BadLabels("one has no name"));
+        }
+        self.check_in_place()
+    }
+
+    /// Returns the file with the sandbox's changes or patches, and the disk's serial number; none if
+    /// there is no such file.
+    pub(super) fn upper_file(&self, directory: &Path) -> Option<(PathBuf, &'static str)> {
+        match self.upper {
+            Upper::Disk { .. } => Some((upper::disk(directory), upper::SERIAL)),
+            Upper::Tmpfs if self.has_patches() => {
+                Some((upper::patches(directory), upper::PATCHES_SERIAL))
+            }
+            Upper::Tmpfs | Upper::InPlace => None,
+        }
+    }
+
+    /// Makes that file.
+    pub(super) fn make_upper(
+        &self,
+        directory: &Path,
+    ) -> Result<Option<(PathBuf, &'static str)>, Error> {
+        let Some((path, serial)) = self.upper_file(directory) else {
+            return Ok(None);
+        };
+        let size = match self.upper {
+            Upper::Disk { size } => size,
+            _ => {
+                let contents = self.patches.iter().map(Patch::size);
+                let contents = contents.sum::<Result<u64, Error>>()?;
+                // The file is sparse, so ample room costs nothing.
+                contents.saturating_mul(2).saturating_add(256 << 20)
+            }
+        };
+        debug!(size, is_copy = self.origin.is_some(), "making the disk");
+        match &self.origin {
+            None => upper::make_disk(&path, size, random()?, upper::LABEL)?,
+            Some(origin) => upper::copy_disk(&memory::disk(&origin.directory), &path)?,
+        }
+        if !self.patches.is_empty() {
+            patch::apply(&path, &self.base, &self.patches)?;
+        }
+        Ok(Some((path, serial)))
+    }
+}

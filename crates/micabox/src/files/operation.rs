@@ -1,0 +1,178 @@
+//! One operation: a command of the agent's own.
+
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use micabox_owner::Client;
+use micabox_owner::protocol::{Exec, Text};
+use micabox_wire::files::{FILES, FileFailed, FileReply, FileRequest};
+use micabox_wire::{ExitStatus, StartFailed, StartFailure, read_message};
+
+use super::{Files, bytes};
+use crate::process::{Begin, ExecOptions, Process};
+use crate::{Error, Stdio};
+
+/// Most bytes of messages after an operation's end. The guest may lie.
+const MAX_MESSAGES: u64 = 1 << 20;
+
+/// Where an operation's streams come from and go to.
+#[derive(Debug, Default)]
+pub struct Ends {
+    pub stdin: Stdio,
+    pub stdout: Stdio,
+}
+
+/// An operation that has begun. Dropping it ends it, done or not.
+#[derive(Debug)]
+pub struct Operation {
+    pub process: Process,
+    what: &'static str,
+    path: PathBuf,
+    is_over: bool,
+}
+
+impl Drop for Operation {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.process.handle().signal(libc::SIGKILL);
+        }
+    }
+}
+
+/// Something that is not in an archive, or was not unpacked from it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeftOut {
+    /// The file's path in the archive.
+    pub path: Vec<u8>,
+    /// What, and why.
+    pub what: String,
+}
+
+impl Files {
+    /// Begins an operation.
+    pub(crate) fn start(
+        &self,
+        what: &'static str,
+        path: &Path,
+        request: &FileRequest,
+        ends: Ends,
+    ) -> Result<Operation, Error> {
+        let exec = Exec {
+            argv: [FILES.to_vec(), request.encode()].map(Text).to_vec(),
+            user: self.user.clone(),
+            beside: true,
+            ..Exec::default()
+        };
+        let options = ExecOptions {
+            stdin: ends.stdin,
+            stdout: ends.stdout,
+            stderr: Stdio::Piped,
+            ..ExecOptions::default()
+        };
+        let client = Client::connect(&self.directory);
+        let client = client.map_err(|_| Error::DoesNotRun(self.name.clone()))?;
+        let process = Process::start(client, Begin::Exec(exec), options);
+        let process = process.map_err(|error| match error {
+            Error::Start(StartFailed {
+                reason: StartFailure::File,
+                message,
+                errno,
+            }) => failed(
+                what,
+                path,
+                FileFailed {
+                    path: Vec::new(),
+                    errno,
+                    message,
+                },
+            ),
+            error => error,
+        })?;
+        Ok(Operation {
+            process,
+            what,
+            path: path.to_owned(),
+            is_over: false,
+        })
+    }
+
+    /// Performs an operation without a reply.
+    pub(super) fn perform(
+        &self,
+        what: &'static str,
+        path: &Path,
+        request: &FileRequest,
+    ) -> Result<(), Error> {
+        let mut operation = self.start(what, path, request, Ends::default())?;
+        operation.end().map(drop)
+    }
+
+    /// Performs an operation with one reply.
+    pub(super) fn ask(
+        &self,
+        what: &'static str,
+        path: &Path,
+        request: &FileRequest,
+    ) -> Result<FileReply, Error> {
+        let ends = Ends {
+            stdout: Stdio::Piped,
+            ..Ends::default()
+        };
+        let mut operation = self.start(what, path, request, ends)?;
+        let reply = match &mut operation.process.stdout {
+            Some(stdout) => read_message(stdout).ok().flatten(),
+            None => None,
+        };
+        operation.end()?;
+        reply.ok_or(Error::BadReply)
+    }
+}
+
+impl Operation {
+    /// Waits for the operation's end. Returns what was left out.
+    pub fn end(&mut self) -> Result<Vec<LeftOut>, Error> {
+        drop(self.process.stdin.take());
+        self.is_over = true;
+        let status = self.process.wait()?;
+        let mut left_out = Vec::new();
+        if let Some(stderr) = self.process.stderr.take() {
+            let mut messages = stderr.take(MAX_MESSAGES);
+            while let Some(reply) = read_message(&mut messages).map_err(|_| Error::BadReply)? {
+                match reply {
+                    FileReply::Failed(failure) => {
+                        return Err(failed(self.what, &self.path, failure));
+                    }
+                    FileReply::LeftOut { path, what } => left_out.push(LeftOut { path, what }),
+                    _ => return Err(Error::BadReply),
+                }
+            }
+        }
+        match status {
+            ExitStatus::Exited(0) => Ok(left_out),
+            ExitStatus::Exited(_) => Err(Error::BadReply),
+            ExitStatus::Signaled(signal) => Err(Error::File {
+                what: self.what,
+                path: self.path.clone(),
+                source: io::Error::new(
+                    io::ErrorKind::Interrupted,
+                    format!("the agent's process was ended by signal {signal}"),
+                ),
+            }),
+        }
+    }
+}
+
+fn failed(what: &'static str, path: &Path, failure: FileFailed) -> Error {
+    let error = failure.error();
+    let source = match &*failure.path {
+        [] => error,
+        file if file == bytes(path) => error,
+        // The kind is kept, and the file named.
+        file => io::Error::new(error.kind(), format!("{}: {error}", file.escape_ascii())),
+    };
+    Error::File {
+        what,
+        path: path.to_owned(),
+        source,
+    }
+}

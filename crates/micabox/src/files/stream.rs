@@ -1,0 +1,144 @@
+//! Bytes and entries of an operation that goes on.
+
+use std::io::{self, BufReader, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+
+use micabox_wire::files::FileReply;
+use micabox_wire::read_message;
+
+use super::{DirectoryEntry, Operation};
+use crate::{Error, Output, Stdin};
+
+/// Bytes of entries that are read at a time.
+const PIECE: usize = 64 << 10;
+
+/// A file that is being read. Its end is reported only if all of it has arrived.
+#[derive(Debug)]
+pub struct FileReader {
+    /// None after the end.
+    output: Option<Output>,
+    operation: Operation,
+}
+
+/// A file that is being written. A write blocks while the sandbox does not take the bytes. Dropping
+/// it leaves what was written by then.
+#[derive(Debug)]
+pub struct FileWriter {
+    stdin: Stdin,
+    operation: Operation,
+}
+
+/// The files in a directory.
+#[derive(Debug)]
+pub struct Entries {
+    /// None after the end.
+    output: Option<BufReader<Output>>,
+    operation: Operation,
+}
+
+impl FileReader {
+    pub(super) fn new(mut operation: Operation) -> Result<Self, Error> {
+        Ok(Self {
+            output: Some(operation.process.stdout.take().ok_or(Error::BadReply)?),
+            operation,
+        })
+    }
+}
+
+impl Read for FileReader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let Some(output) = &mut self.output else {
+            return Ok(0);
+        };
+        let count = output.read(buffer)?;
+        if count == 0 && !buffer.is_empty() {
+            self.output = None;
+            self.operation.end().map_err(io_error)?;
+        }
+        Ok(count)
+    }
+}
+
+impl FileWriter {
+    pub(super) fn new(mut operation: Operation) -> Result<Self, Error> {
+        Ok(Self {
+            stdin: operation.process.stdin.take().ok_or(Error::BadReply)?,
+            operation,
+        })
+    }
+
+    /// Ends the file, and waits until all of it is written in the sandbox.
+    ///
+    /// # Errors
+    /// [`Error::File`]: why it could not be written; [`Error::Lost`] if the sandbox ended first.
+    pub fn finish(mut self) -> Result<(), Error> {
+        drop(self.stdin);
+        self.operation.end().map(drop)
+    }
+}
+
+impl Write for FileWriter {
+    /// Fails with `BrokenPipe` after a failure inside, which [`FileWriter::finish`] explains.
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        self.stdin.write(data)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl AsFd for FileWriter {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stdin.as_fd()
+    }
+}
+
+impl Entries {
+    pub(super) fn new(mut operation: Operation) -> Result<Self, Error> {
+        let output = operation.process.stdout.take().ok_or(Error::BadReply)?;
+        Ok(Self {
+            output: Some(BufReader::with_capacity(PIECE, output)),
+            operation,
+        })
+    }
+}
+
+impl Iterator for Entries {
+    type Item = Result<DirectoryEntry, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let reply = read_message(self.output.as_mut()?);
+        let entry = match reply {
+            Ok(Some(FileReply::Entry(entry))) => DirectoryEntry::new(entry),
+            Ok(None) => {
+                self.output = None;
+                return self.operation.end().err().map(Err);
+            }
+            Ok(Some(_)) | Err(_) => Err(Error::BadReply),
+        };
+        if entry.is_err() {
+            self.output = None;
+        }
+        Some(entry)
+    }
+}
+
+/// Returns an error as that of a stream.
+fn io_error(error: Error) -> io::Error {
+    let kind = match &error {
+        Error::File { source, .. } => source.kind(),
+        _ => io::ErrorKind::Other,
+    };
+    io::Error::new(kind, error)
+}
+
+/// Returns the error of which [`io_error`] made that of a stream.
+pub(super) fn original(what: &'static str, path: &Path, error: io::Error) -> Error {
+    error.downcast().unwrap_or_else(|source| Error::File {
+        what,
+        path: path.to_owned(),
+        source,
+    })
+}

@@ -1,0 +1,137 @@
+//! Changes of files, as they happen.
+
+use std::io::Read;
+use std::os::fd::AsFd;
+use std::path::{Component, Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use micabox_owner::Lost;
+use micabox_wire::Decoder;
+use micabox_wire::files::{FileChange, FileReply, FileRequest};
+
+use super::{Ends, Files, Operation, bytes, from_bytes};
+use crate::{Error, Output, Stdio};
+
+/// Bytes of events that are read at a time.
+const PIECE: usize = 64 << 10;
+
+/// A change of a file that is watched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileEvent {
+    /// What changed.
+    pub change: FileChange,
+    /// The file's path from the watched directory: names, without `..`. Empty for what is watched
+    /// itself.
+    pub path: PathBuf,
+    /// Whether it is a directory.
+    pub is_directory: bool,
+    /// The same number in both halves of a move within what is watched; otherwise 0.
+    pub cookie: u32,
+}
+
+/// The changes of a file or directory, from [`Files::watch`]. Ends when what is watched is removed.
+/// Dropping it ends the watch.
+#[derive(Debug)]
+pub struct Watch {
+    /// None after the end.
+    output: Option<Output>,
+    decoder: Decoder<FileReply>,
+    operation: Operation,
+}
+
+impl Files {
+    /// Watches a file, or the entries of a directory; `recursive`, everything below it. All changes
+    /// after this call are reported, in order, those of directories made meanwhile included, whose
+    /// first entries may be reported twice. [`FileChange::Overflow`] says that some are missing. The
+    /// guest's kernel reports what programs inside and [`Files`] change; not writes through mmap(2).
+    ///
+    /// # Errors
+    /// As [`Files::read`].
+    pub fn watch(&self, path: impl AsRef<Path>, recursive: bool) -> Result<Watch, Error> {
+        let path = path.as_ref();
+        let request = FileRequest::Watch {
+            path: bytes(path),
+            recursive,
+        };
+        let ends = Ends {
+            stdout: Stdio::Piped,
+            ..Ends::default()
+        };
+        let mut operation = self.start("watching", path, &request, ends)?;
+        let output = operation.process.stdout.take().ok_or(Error::BadReply)?;
+        Ok(Watch {
+            output: Some(output),
+            decoder: Decoder::new(),
+            operation,
+        })
+    }
+}
+
+impl Watch {
+    /// Waits for the next change for at most `timeout`; None if there is none.
+    ///
+    /// # Errors
+    /// [`Error::File`], [`Error::Lost`]; [`Error::BadReply`] if the guest sends something else.
+    pub fn next_within(&mut self, timeout: Duration) -> Result<Option<FileEvent>, Error> {
+        // A deadline beyond the clock's range means none.
+        self.next_until(Instant::now().checked_add(timeout))
+    }
+
+    fn next_until(&mut self, deadline: Option<Instant>) -> Result<Option<FileEvent>, Error> {
+        let event = self.decode(deadline);
+        if event.is_err() {
+            self.output = None;
+        }
+        event
+    }
+
+    fn decode(&mut self, deadline: Option<Instant>) -> Result<Option<FileEvent>, Error> {
+        let mut buffer = vec![0; PIECE];
+        loop {
+            match self.decoder.next_message() {
+                Ok(Some(FileReply::Event(event))) => return FileEvent::new(event).map(Some),
+                Ok(None) => {}
+                Ok(Some(_)) | Err(_) => return Err(Error::BadReply),
+            }
+            let Some(output) = &mut self.output else {
+                return Ok(None);
+            };
+            let ready = micabox_owner::wait(output.as_fd(), deadline);
+            if !ready.map_err(|_| Lost::closed())? {
+                return Ok(None);
+            }
+            match output.read(&mut buffer).map_err(|_| Lost::closed())? {
+                0 => {
+                    self.output = None;
+                    self.operation.end()?;
+                }
+                count => self.decoder.push(buffer.get(..count).unwrap_or_default()),
+            }
+        }
+    }
+}
+
+impl Iterator for Watch {
+    type Item = Result<FileEvent, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.next_until(None).transpose()
+    }
+}
+
+impl FileEvent {
+    /// Checks what a guest sent: its paths must not lead anywhere else.
+    pub(crate) fn new(event: micabox_wire::files::FileEvent) -> Result<Self, Error> {
+        let path = from_bytes(event.path);
+        let mut parts = path.components();
+        if !parts.all(|part| matches!(part, Component::Normal(_))) {
+            return Err(Error::BadReply);
+        }
+        Ok(Self {
+            change: event.change,
+            path,
+            is_directory: event.is_directory,
+            cookie: event.cookie,
+        })
+    }
+}

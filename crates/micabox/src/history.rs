@@ -1,0 +1,253 @@
+//! The events of a store's sandboxes: a file that every process appends to, and its readers.
+//!
+//! ```text
+//! events/log    the newest events, a JSON object a line
+//! events/old    those before, replaced when the log is full
+//! ```
+//!
+//! There is no daemon to ask. The process that changes a sandbox notes it: as a rule its owner, and its
+//! creator or remover before and after that. The death of an owner that was killed is noted by the
+//! first process that sees it. Noting never fails what is noted: on a full disk, events are missing.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::sandbox::now;
+use crate::state::{Lock, Record};
+use crate::{Error, Store};
+
+/// Most bytes of a file of events. There are two.
+const MAX_FILE: u64 = 1 << 20;
+
+/// Most bytes of an attribute.
+const MAX_VALUE: usize = 2048;
+
+/// What happened to a sandbox.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SandboxEvent {
+    /// When, seconds since 1970-01-01 UTC.
+    pub time: i64,
+    /// Nanoseconds of that.
+    pub nanos: u32,
+    /// What: `create`, `start`, `exec`, `exec_die`, `kill`, `pause`, `unpause`, `rename`, `update`,
+    /// `stop`, `die`, `destroy`.
+    pub action: String,
+    /// The sandbox's ID.
+    pub id: String,
+    /// Its name then.
+    pub name: String,
+    /// What it was made from.
+    pub image: String,
+    /// What else there is to say, such as an `exit_code`.
+    #[serde(default)]
+    pub attributes: BTreeMap<String, String>,
+}
+
+/// Adds an event, if that is possible.
+pub(crate) fn note(root: &Path, record: &Record, action: &str, attributes: &[(&str, String)]) {
+    let (time, nanos) = now();
+    let cut = |value: &String| value.chars().take(MAX_VALUE).collect();
+    let attributes = attributes.iter();
+    let event = SandboxEvent {
+        time,
+        nanos,
+        action: action.to_owned(),
+        id: record.id.clone(),
+        name: record.name.clone(),
+        image: cut(&record.base.to_string()),
+        attributes: attributes
+            .map(|(name, value)| ((*name).to_owned(), cut(value)))
+            .collect(),
+    };
+    if let Ok(mut line) = serde_json::to_vec(&event) {
+        line.push(b'\n');
+        let _ = append(root, &line);
+    }
+}
+
+fn directory(root: &Path) -> PathBuf {
+    root.join("events")
+}
+
+/// Appends a line under the file's lock. A full file becomes the old one; who waits for its lock
+/// then finds that the file was replaced, and takes the new one.
+fn append(root: &Path, line: &[u8]) -> io::Result<()> {
+    let directory = directory(root);
+    let (log, old) = (directory.join("log"), directory.join("old"));
+    let mut lock = match Lock::wait(&log) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let mut builder = fs::DirBuilder::new();
+            builder.recursive(true).mode(0o700).create(&directory)?;
+            Lock::wait(&log)?
+        }
+        lock => lock?,
+    };
+    if lock.file().metadata()?.len() + line.len() as u64 > MAX_FILE {
+        fs::rename(&log, &old)?;
+        lock = Lock::wait(&log)?;
+    }
+    let end = lock.file().metadata()?.len();
+    let written = lock.file().write_all_at(line, end);
+    if written.is_err() {
+        // A part of a line would spoil the next one.
+        lock.file().set_len(end)?;
+    }
+    written
+}
+
+/// A reader of a store's events, from the oldest that is kept.
+#[derive(Debug)]
+pub struct History {
+    directory: PathBuf,
+    file: Option<File>,
+    offset: u64,
+    /// The beginning of a line.
+    rest: Vec<u8>,
+}
+
+impl History {
+    /// Opens the events of a store.
+    pub fn open(store: &Store) -> Self {
+        let directory = directory(store.root());
+        Self {
+            file: File::open(directory.join("old")).ok(),
+            directory,
+            offset: 0,
+            rest: Vec::new(),
+        }
+    }
+
+    /// Returns the events since the last call, in order; none if nothing has happened. Lines that are
+    /// no events are left out. A reader that does not call this for some thousand events misses some.
+    ///
+    /// # Errors
+    /// [`Error::State`].
+    pub fn read(&mut self) -> Result<Vec<SandboxEvent>, Error> {
+        let mut events = Vec::new();
+        let path = self.directory.join("log");
+        loop {
+            let now = fs::metadata(&path)
+                .ok()
+                .map(|file| (file.dev(), file.ino()));
+            if let Some(file) = &self.file {
+                let ours = file.metadata().map(|file| (file.dev(), file.ino()));
+                self.rest_of(&mut events)?;
+                // Nothing is added to a file that was replaced.
+                if now.is_none() || ours.is_ok_and(|ours| Some(ours) == now) {
+                    return Ok(events);
+                }
+            }
+            match File::open(&path) {
+                Ok(file) => self.file = Some(file),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(events),
+                Err(source) => {
+                    return Err(Error::State {
+                        what: "opening",
+                        path,
+                        source,
+                    });
+                }
+            }
+            (self.offset, self.rest) = (0, Vec::new());
+        }
+    }
+
+    /// Reads the rest of the current file.
+    fn rest_of(&mut self, events: &mut Vec<SandboxEvent>) -> Result<(), Error> {
+        const PIECE: usize = 64 << 10;
+        let Some(file) = &self.file else {
+            return Ok(());
+        };
+        let mut piece = vec![0; PIECE];
+        loop {
+            let count = file.read_at(&mut piece, self.offset);
+            let count = count.map_err(|source| Error::State {
+                what: "reading",
+                path: self.directory.join("log"),
+                source,
+            })?;
+            if count == 0 {
+                return Ok(());
+            }
+            self.offset += count as u64;
+            self.rest.extend(piece.get(..count).unwrap_or_default());
+            let end = self.rest.iter().rposition(|byte| *byte == b'\n');
+            let rest = self.rest.split_off(end.map_or(0, |end| end + 1));
+            let lines = std::mem::replace(&mut self.rest, rest);
+            let lines = lines.split(|byte| *byte == b'\n');
+            events.extend(lines.filter_map(|line| serde_json::from_slice(line).ok()));
+            if self.rest.len() as u64 > MAX_FILE {
+                self.rest.clear();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reader_sees_every_event_of_many_writers_across_files_and_the_files_stay_small() {
+        const EACH: usize = 2500;
+        let home = tempfile::tempdir().unwrap();
+        let store = Store::open(home.path()).unwrap();
+        let line = |writer: usize, number: usize| {
+            let event = SandboxEvent {
+                time: 0,
+                nanos: 0,
+                action: "exec".into(),
+                id: writer.to_string(),
+                name: number.to_string(),
+                image: "x".repeat(100),
+                attributes: BTreeMap::new(),
+            };
+            [serde_json::to_vec(&event).unwrap(), b"\n".to_vec()].concat()
+        };
+        let mut reader = History::open(&store);
+        assert!(reader.read().unwrap().is_empty());
+        // What is no event is skipped.
+        append(store.root(), b"{\n").unwrap();
+        let mut seen = [0; 4];
+        std::thread::scope(|scope| {
+            let writers: Vec<_> = (0..seen.len())
+                .map(|writer| {
+                    let root = store.root();
+                    scope.spawn(move || {
+                        for number in 0..EACH {
+                            append(root, &line(writer, number)).unwrap();
+                        }
+                    })
+                })
+                .collect();
+            loop {
+                let is_over = writers.iter().all(|writer| writer.is_finished());
+                for event in reader.read().unwrap() {
+                    let writer: usize = event.id.parse().unwrap();
+                    assert_eq!(event.name, seen[writer].to_string());
+                    seen[writer] += 1;
+                }
+                if is_over {
+                    break;
+                }
+            }
+        });
+        assert_eq!(seen, [EACH; 4]);
+        let sizes = ["log", "old"].map(|name| {
+            let path = directory(store.root()).join(name);
+            fs::metadata(path).unwrap().len()
+        });
+        assert!(
+            sizes.iter().all(|size| (1..=MAX_FILE).contains(size)),
+            "{sizes:?}"
+        );
+        // A later reader sees the end of it.
+        let late = History::open(&store).read().unwrap();
+        assert!(late.len() > EACH && late.iter().any(|event| event.name == "2499"));
+    }
+}

@@ -1,0 +1,117 @@
+//! What a sandbox may use, and changes of it.
+
+use micabox_net::Rate as NetRate;
+use micabox_owner::protocol::{Reply, Request};
+use micabox_vmm::DiskRate;
+
+use crate::process::error;
+use crate::state::Record;
+use crate::{Error, Network, SandboxRef};
+
+/// Changes of what a sandbox may use; what is None stays as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Resources {
+    /// Guest RAM in MiB, at least 64.
+    pub memory_mib: Option<u32>,
+    /// Thousandths of a processor, 10 to 64,000. The machine has as many virtual processors as can use
+    /// all of it ([`Builder::cpu_quota`](crate::Builder::cpu_quota)).
+    pub processors: Option<u32>,
+    /// Maximum number of processes and threads of all commands together.
+    pub pids_limit: Option<u64>,
+    /// What limits the traffic of its disks.
+    pub disk_rate: Option<DiskRate>,
+    /// What limits the traffic of its network, which it must have.
+    pub net_rate: Option<NetRate>,
+}
+
+impl Resources {
+    /// Returns whether only the processors change.
+    fn are_processors(&self) -> bool {
+        let processors = Self {
+            processors: self.processors,
+            ..Self::default()
+        };
+        self.processors.is_some() && *self == processors
+    }
+
+    fn check(&self) -> Result<(), &'static str> {
+        if self.memory_mib.is_some_and(|memory| memory < 64) {
+            return Err("a machine needs at least 64 MiB of memory");
+        }
+        let range = 10..=64_000;
+        if self.processors.is_some_and(|time| !range.contains(&time)) {
+            return Err("a machine has a hundredth of a processor to 64 processors");
+        }
+        if self.pids_limit == Some(0) {
+            return Err("no command would run in it");
+        }
+        Ok(())
+    }
+
+    /// Changes the record of a sandbox that does not run.
+    fn apply(&self, record: &mut Record) -> Result<(), &'static str> {
+        if let (Some(rate), Some(spec)) = (self.net_rate, &mut record.spec) {
+            match &mut spec.network {
+                Network::User(network) => network.rate = rate,
+                Network::None => return Err("it has no network"),
+            }
+        }
+        record.memory_mib = self.memory_mib.unwrap_or(record.memory_mib);
+        if let Some(time) = self.processors {
+            let whole = time.div_ceil(1000);
+            record.cpus = u8::try_from(whole).unwrap_or(u8::MAX);
+            record.cpu_quota = (time < whole * 1000).then_some(time);
+        }
+        record.setup.pids_limit = self.pids_limit.or(record.setup.pids_limit);
+        record.disk_rate = self.disk_rate.unwrap_or(record.disk_rate);
+        Ok(())
+    }
+}
+
+impl SandboxRef {
+    /// Changes what the sandbox may use, for its next start and all later ones. Only the time of
+    /// processors can be changed while it runs, up to that of its machine's virtual processors, and
+    /// counts at once.
+    ///
+    /// # Errors
+    /// [`Error::Running`] if the sandbox must be stopped for it; [`Error::BadChange`] if it can't have
+    /// that; [`Error::NotKept`] if it can't be started again; [`Error::Unlimited`] if no control group
+    /// limits the running one.
+    pub fn update(&self, resources: &Resources) -> Result<(), Error> {
+        let refused = |problem| Error::BadChange {
+            name: self.record().name.clone(),
+            problem,
+        };
+        let not_kept = || Error::NotKept(self.record().name.clone());
+        resources.check().map_err(refused)?;
+        let mut problem = None;
+        let changed = self.directory().change(self.id(), |record| {
+            record.spec.as_ref()?;
+            let applied = resources.apply(record);
+            applied.map_err(|why| problem = Some(why)).ok()
+        });
+        match changed {
+            // Its owner has the record, and its machine.
+            Err(Error::Running(_)) if resources.are_processors() => self.limit(resources),
+            Err(error) => Err(error),
+            Ok(Some(())) => Ok(()),
+            Ok(None) => Err(problem.map_or_else(not_kept, refused)),
+        }
+    }
+
+    /// Limits the processor time of a running sandbox.
+    fn limit(&self, resources: &Resources) -> Result<(), Error> {
+        let now = self.reload()?;
+        let all = u32::from(now.record().cpus) * 1000;
+        let time = resources.processors.unwrap_or(all);
+        if time > all {
+            return Err(Error::Running(now.record().name.clone()));
+        }
+        let quota = (time < all).then_some(time);
+        match self.ask(&Request::LimitProcessors { quota })? {
+            Reply::Limited => Ok(()),
+            Reply::Failed(failure) => Err(error(failure)),
+            _ => Err(Error::OwnerGone),
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! What any process of the same user does with a running sandbox: commands, the first command, and
+//! how the sandbox ends.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use micabox_owner::Client;
+use micabox_owner::protocol::{Exec, Reply, Request, Stats};
+
+use crate::name::is_valid;
+use crate::process::{Begin, ExecOptions, Process, error};
+use crate::registrar::{EXIT_KILLED, EXIT_NOT_STARTED};
+use crate::{Command, Error, Expiry, Overrides, SandboxRef, Status};
+
+/// How long an owner may take to reply to a request that needs no waiting.
+const ANSWER: Duration = Duration::from_secs(30);
+
+/// Interval of looks at a sandbox whose owner does not listen.
+const POLL: Duration = Duration::from_millis(20);
+
+impl SandboxRef {
+    /// Makes a command as `docker exec` does: with the environment, user and directory that the
+    /// sandbox was made with (those of its image, changed as its creator wished), and `overrides`.
+    ///
+    /// # Errors
+    /// [`Error::Command`]; those of [`SandboxRef::base`] for a record of an older version.
+    pub fn command(&self, overrides: &Overrides) -> Result<Command, Error> {
+        Ok(match &self.record().defaults {
+            Some(defaults) => Command::beside(defaults, overrides)?,
+            None => Command::in_image(&self.base()?.config(), overrides)?,
+        })
+    }
+
+    /// Starts a command in the sandbox, which must run, with pipes for its streams, and waits until
+    /// it runs. Whichever process made the sandbox, the command is this one's: it is killed when
+    /// this process ends.
+    ///
+    /// # Errors
+    /// [`Error::Start`] if the guest can't start it; [`Error::DoesNotRun`] if the sandbox does not
+    /// run, [`Error::Lost`] if it ends first.
+    pub fn exec(&self, command: &Command) -> Result<Process, Error> {
+        self.exec_with(command, ExecOptions::piped(command.stdin))
+    }
+
+    /// Starts a command as [`SandboxRef::exec`] does, with `options`.
+    ///
+    /// # Errors
+    /// As [`SandboxRef::exec`].
+    pub fn exec_with(&self, command: &Command, options: ExecOptions) -> Result<Process, Error> {
+        command.check()?;
+        let exec = Exec {
+            beside: true,
+            ..command.to_exec()
+        };
+        Process::start(self.connect()?, Begin::Exec(exec), options)
+    }
+
+    /// Attaches to the first command, which continues when this process ends. Of `options`, only
+    /// the streams matter: its outputs from now on are copied to them, and a stdin that is open and
+    /// idle (`mica run -d -i`) comes from there. A copy that is not read stops the command. When
+    /// nothing reads it any more, the process counts as ended by SIGPIPE.
+    ///
+    /// # Errors
+    /// [`Error::DoesNotRun`]; [`Error::Refused`] if the sandbox has no command, or another client
+    /// is attached to its stdin.
+    pub fn attach(&self, options: ExecOptions) -> Result<Process, Error> {
+        Process::start(self.connect()?, Begin::Attach, options)
+    }
+
+    /// Sends the first command a signal: its number on Linux, 1 to 64.
+    ///
+    /// # Errors
+    /// [`Error::DoesNotRun`]; [`Error::Refused`] if the sandbox has no command, or there is no such
+    /// signal.
+    pub fn signal(&self, signal: i32) -> Result<(), Error> {
+        match self.ask(&Request::SignalFirst { signal })? {
+            Reply::Signaled => Ok(()),
+            Reply::Failed(failure) => Err(error(failure)),
+            _ => Err(Error::OwnerGone),
+        }
+    }
+
+    /// Changes when the sandbox ends by itself, now and in later starts; what is None stays as it is.
+    /// Returns all of it.
+    ///
+    /// # Errors
+    /// [`Error::DoesNotRun`] if it has ended and can't be started again.
+    pub fn expire(&self, expiry: &Expiry) -> Result<Expiry, Error> {
+        match self.connect() {
+            Ok(mut client) => expiry.set(&mut client),
+            Err(Error::DoesNotRun(name)) => {
+                let changed = self.directory().change(self.id(), |record| {
+                    let spec = record.spec.as_mut()?;
+                    spec.expiry = spec.expiry.changed(expiry);
+                    Some(spec.expiry)
+                });
+                changed?.ok_or(Error::DoesNotRun(name))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Stops the sandbox's processors until [`SandboxRef::unpause`]. No command can be started
+    /// meanwhile, and those that run do nothing; connections may time out on their other end. A stop
+    /// resumes the sandbox first. A machine that is saved runs for that moment.
+    ///
+    /// # Errors
+    /// [`Error::DoesNotRun`]; [`Error::Paused`] if it is paused already.
+    pub fn pause(&self) -> Result<(), Error> {
+        match self.ask(&Request::Pause)? {
+            Reply::Paused => Ok(()),
+            Reply::Failed(failure) => Err(error(failure)),
+            _ => Err(Error::OwnerGone),
+        }
+    }
+
+    /// Lets a paused sandbox continue.
+    ///
+    /// # Errors
+    /// [`Error::DoesNotRun`]; [`Error::Refused`] if it is not paused.
+    pub fn unpause(&self) -> Result<(), Error> {
+        match self.ask(&Request::Unpause)? {
+            Reply::Unpaused => Ok(()),
+            Reply::Failed(failure) => Err(error(failure)),
+            _ => Err(Error::OwnerGone),
+        }
+    }
+
+    /// Returns what the sandbox uses of its host.
+    ///
+    /// # Errors
+    /// [`Error::DoesNotRun`].
+    pub fn stats(&self) -> Result<Stats, Error> {
+        match self.ask(&Request::Stats)? {
+            Reply::Stats(stats) => Ok(stats),
+            Reply::Failed(failure) => Err(error(failure)),
+            _ => Err(Error::OwnerGone),
+        }
+    }
+
+    /// Gives the sandbox another name, whether it runs or not. Its host name stays.
+    ///
+    /// # Errors
+    /// [`Error::BadName`], [`Error::NameTaken`], [`Error::NoSuchSandbox`].
+    pub fn rename(&self, name: &str) -> Result<(), Error> {
+        if !is_valid(name) {
+            return Err(Error::BadName(name.to_owned()));
+        }
+        match self.directory().rename(self.id(), name) {
+            // Its owner has the record. The name may be taken until then, but not twice.
+            Err(Error::Running(_)) => {}
+            result => return result,
+        }
+        self.directory().check_name(name)?;
+        let name = name.to_owned();
+        match self.ask(&Request::Rename { name })? {
+            Reply::Renamed => Ok(()),
+            Reply::Failed(failure) => Err(error(failure)),
+            _ => Err(Error::OwnerGone),
+        }
+    }
+
+    /// Waits until the sandbox has ended. Returns the exit code of its first command: 137 if it was
+    /// killed with the sandbox.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchSandbox`] if it is removed; [`Error::OwnerGone`] if its owner was killed;
+    /// [`Error::DoesNotRun`] if it was never started.
+    pub fn wait(&self) -> Result<i32, Error> {
+        loop {
+            if let Ok(mut client) = Client::connect(self.path()) {
+                let asked = client.request(1, &Request::Wait, &[]);
+                let reply = asked.and_then(|()| client.reply(1, None));
+                if let Ok(Some(Reply::Ended { code, failure })) = reply {
+                    return Ok(match (code, failure) {
+                        (Some(code), _) => code.into(),
+                        (None, Some(_)) => EXIT_NOT_STARTED,
+                        (None, None) => EXIT_KILLED,
+                    });
+                }
+            }
+            match self.reload()?.record().status {
+                Status::Exited { code, .. } => return Ok(code),
+                Status::Dead => return Err(Error::OwnerGone),
+                Status::Created => return Err(Error::DoesNotRun(self.record().name.clone())),
+                // It is about to start, or to end.
+                Status::Starting | Status::Running { .. } | Status::Paused { .. } => {
+                    std::thread::sleep(POLL);
+                }
+            }
+        }
+    }
+
+    /// Sends a request whose reply needs no waiting.
+    pub(crate) fn ask(&self, request: &Request) -> Result<Reply, Error> {
+        let mut client = self.connect()?;
+        let gone = |_: io::Error| Error::OwnerGone;
+        client.request(1, request, &[]).map_err(gone)?;
+        let reply = client.reply(1, Instant::now().checked_add(ANSWER));
+        reply.map_err(gone)?.ok_or(Error::OwnerGone)
+    }
+
+    /// Connects to the owner.
+    pub(crate) fn connect(&self) -> Result<Client, Error> {
+        Client::connect(self.path()).or_else(|_| {
+            let now = self.reload()?;
+            Err(Error::DoesNotRun(now.record().name.clone()))
+        })
+    }
+}

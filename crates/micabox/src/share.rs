@@ -1,0 +1,80 @@
+//! Folders and files of the host that are mounted in a sandbox.
+
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+
+use rustix::fs::{Mode, OFlags};
+
+use crate::{BindSource, Error, MountSource, Setup};
+
+/// The name by which a guest finds a file that is shared, in a share of its own.
+pub(crate) const ONLY: &str = "file";
+
+/// A folder or file of the host that is open, for a mount.
+#[derive(Clone, Debug)]
+pub(crate) struct Share {
+    /// The mount's place among all mounts.
+    pub(crate) mount: usize,
+    /// The share's place among all shares.
+    index: usize,
+    pub(crate) source: Arc<File>,
+    pub(crate) is_file: bool,
+    pub(crate) read_only: bool,
+    pub(crate) cached: bool,
+}
+
+impl Share {
+    /// Returns the name of the share's device.
+    pub(crate) fn tag(&self) -> String {
+        tag(self.index)
+    }
+}
+
+/// Returns the name of the device of a share.
+pub(crate) fn tag(index: usize) -> String {
+    format!("share{index}")
+}
+
+impl Setup {
+    /// Returns how many folders and files of the host are mounted.
+    pub(crate) fn shares(&self) -> usize {
+        self.binds().count()
+    }
+
+    /// Returns the places of the mounts of the host's files, and the mounts.
+    fn binds(&self) -> impl Iterator<Item = (usize, &BindSource, bool)> {
+        let mounts = self.mounts.iter().enumerate();
+        mounts.filter_map(|(place, mount)| match &mount.source {
+            MountSource::Bind(source) => Some((place, source, mount.read_only)),
+            _ => None,
+        })
+    }
+
+    /// Opens the folders and files of the host, as places.
+    pub(crate) fn open_shares(&self) -> Result<Vec<Share>, Error> {
+        let open = |(index, (mount, bind, read_only)): (usize, (usize, &BindSource, bool))| {
+            let failed = |source: io::Error| Error::Share {
+                path: (&bind.source).into(),
+                source,
+            };
+            let flags = OFlags::PATH | OFlags::CLOEXEC;
+            let file = rustix::fs::open(&bind.source, flags, Mode::empty());
+            let file = File::from(file.map_err(|error| failed(error.into()))?);
+            let kind = file.metadata().map_err(failed)?.file_type();
+            if !kind.is_dir() && !kind.is_file() {
+                let why = "it is neither a directory nor a regular file";
+                return Err(failed(io::Error::other(why)));
+            }
+            Ok(Share {
+                mount,
+                index,
+                source: Arc::new(file),
+                is_file: kind.is_file(),
+                read_only,
+                cached: bind.cached,
+            })
+        };
+        self.binds().enumerate().map(open).collect()
+    }
+}

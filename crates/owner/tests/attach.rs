@@ -1,0 +1,365 @@
+//! Clients that attach to the first command, those that leave theirs, and requests about it.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use micabox_owner::Client;
+use micabox_owner::protocol::{Exec, Kind, Place, Reply, Request};
+use micabox_wire::{ExitStatus, MAX_DATA, ToGuest, ToHost};
+use support::{Fixture, framed, output, reply, start};
+
+/// The window of a command that requests none.
+const WINDOW: usize = 256 << 10;
+
+const PIPE: i32 = 13;
+const TERM: i32 = 15;
+
+/// Starts the first command of a sandbox that its creator leaves to itself.
+fn detached(fixture: &mut Fixture, stdin_window: u32) -> u32 {
+    let mut client = fixture.connect();
+    let exec = Exec {
+        stdin: Place::Idle,
+        stdout: Place::Log,
+        stderr: Place::Log,
+        lifetime: true,
+        detach: true,
+        ..framed()
+    };
+    start(&mut client, &mut fixture.guest, exec, stdin_window)
+}
+
+/// Attaches a client with pipes. Returns the client, our end of its stdin, and that of its stdout.
+fn attach(fixture: &Fixture) -> (Client, std::io::PipeWriter, std::io::PipeReader) {
+    let mut client = fixture.connect();
+    let (stdin, typed) = std::io::pipe().unwrap();
+    let (shown, stdout) = std::io::pipe().unwrap();
+    let request = Request::Attach {
+        stdin: Place::Descriptor,
+        stdout: Place::Descriptor,
+        stderr: Place::Null,
+    };
+    let descriptors = [stdin.as_fd(), stdout.as_fd()];
+    client.request(1, &request, &descriptors).unwrap();
+    let attached = reply(&mut client, 1);
+    let expected = Reply::Attached { pid: 7, tty: false };
+    assert_eq!(attached, expected);
+    (client, typed, shown)
+}
+
+#[track_caller]
+fn refused(client: &mut Client) -> (Kind, String) {
+    match reply(client, 1) {
+        Reply::Failed(failure) => (failure.kind, failure.message),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn stdin(id: u32, data: &[u8]) -> ToGuest {
+    ToGuest::Stdin {
+        id,
+        data: data.to_vec(),
+    }
+}
+
+fn read(from: &mut impl Read, count: usize) -> Vec<u8> {
+    let mut bytes = vec![0; count];
+    from.read_exact(&mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn attached_clients_see_the_output_and_one_of_them_types() {
+    let mut fixture = Fixture::booted();
+    let id = detached(&mut fixture, 100);
+    fixture.guest.output(id, b"before");
+    let (first, mut typed, mut shown) = attach(&fixture);
+    fixture.guest.output(id, b"to one");
+    assert_eq!(read(&mut shown, 6), b"to one");
+    typed.write_all(b"input").unwrap();
+    assert_eq!(fixture.guest.receive(), stdin(id, b"input"));
+
+    // Another one sees it as well, but can't type at the same time.
+    let mut second = fixture.connect();
+    let (ours, theirs) = std::io::pipe().unwrap();
+    let request = |stdin| Request::Attach {
+        stdin,
+        stdout: Place::Null,
+        stderr: Place::Null,
+    };
+    let typing = request(Place::Descriptor);
+    second.request(1, &typing, &[ours.as_fd()]).unwrap();
+    let (kind, why) = refused(&mut second);
+    assert_eq!(kind, Kind::Invalid);
+    assert!(why.contains("another client"), "{why}");
+    second.request(1, &request(Place::Null), &[]).unwrap();
+    assert!(matches!(reply(&mut second, 1), Reply::Attached { .. }));
+    second
+        .request(1, &Request::Signal { signal: TERM }, &[])
+        .unwrap();
+    assert_eq!(
+        fixture.guest.receive(),
+        ToGuest::Signal { id, signal: TERM }
+    );
+    drop(theirs);
+
+    // The end of a client's input is not the end of the command's.
+    drop(typed);
+    first.request(1, &Request::Release, &[]).unwrap();
+    let mut rest = Vec::new();
+    shown.read_to_end(&mut rest).unwrap();
+    assert_eq!(rest, b"");
+    fixture.guest.output(id, b"not to it");
+    let (_third, mut typed, mut shown) = attach(&fixture);
+    typed.write_all(b"more").unwrap();
+    assert_eq!(fixture.guest.receive(), stdin(id, b"more"));
+    fixture.guest.output(id, b"again");
+    assert_eq!(read(&mut shown, 5), b"again");
+
+    let status = ExitStatus::Exited(3);
+    fixture.guest.send(ToHost::Exited { id, status });
+    let exited = |reply| matches!(reply, Reply::Exited { status, .. } if status.code() == 3);
+    assert!(exited(reply(&mut second, 1)));
+    let record = fixture.record_at_end();
+    let logged: String = record
+        .iter()
+        .filter_map(|line| line.strip_prefix("Stdout: "))
+        .collect();
+    assert_eq!(logged, "beforeto onenot to itagain");
+}
+
+#[test]
+fn a_copy_that_is_not_read_stops_only_its_command() {
+    let mut fixture = Fixture::booted();
+    let id = detached(&mut fixture, 0);
+    let (_client, _typed, mut shown) = attach(&fixture);
+    for _ in 0..WINDOW / MAX_DATA {
+        fixture.guest.output(id, &[b'x'; MAX_DATA]);
+    }
+    // Another command is served: had there been credit for the first one, it would come before.
+    let mut other = fixture.connect();
+    let second = start(&mut other, &mut fixture.guest, framed(), 0);
+    fixture.guest.output(second, b"y");
+    assert_eq!(output(&mut other), b"y");
+    assert_eq!(read(&mut shown, WINDOW), vec![b'x'; WINDOW]);
+    let credit = fixture.guest.receive();
+    assert!(
+        matches!(credit, ToGuest::Credit { id: of, bytes, .. } if of == id && bytes as usize == WINDOW)
+    );
+
+    // A reader that goes away is told, and stops nothing.
+    drop(shown);
+    fixture.guest.output(id, b"unseen");
+    let mut last = fixture.connect();
+    let third = start(&mut last, &mut fixture.guest, framed(), 0);
+    fixture.guest.output(third, b"z");
+    assert_eq!(output(&mut last), b"z");
+}
+
+#[test]
+fn a_command_that_its_client_leaves_continues_with_an_open_stdin() {
+    let mut fixture = Fixture::booted();
+    for lifetime in [false, true] {
+        let mut client = fixture.connect();
+        let exec = Exec {
+            lifetime,
+            ..framed()
+        };
+        let id = start(&mut client, &mut fixture.guest, exec, 100);
+        fixture.guest.output(id, b"seen");
+        assert_eq!(output(&mut client), b"seen");
+        client.request(1, &Request::Leave, &[]).unwrap();
+        client
+            .request(1, &Request::Signal { signal: 9 }, &[])
+            .unwrap();
+        client.request(2, &Request::Info, &[]).unwrap();
+        assert!(matches!(reply(&mut client, 2), Reply::Info(_)));
+        drop(client);
+        fixture.guest.output(id, b"afterwards");
+        // Neither the end of stdin nor a signal.
+        let mut other = fixture.connect();
+        let second = start(&mut other, &mut fixture.guest, framed(), 0);
+        let status = ExitStatus::Exited(0);
+        for id in [second, id] {
+            fixture.guest.send(ToHost::Exited { id, status });
+        }
+    }
+    let record = fixture.record_at_end();
+    let logged = record.iter().filter(|line| line.starts_with("Stdout"));
+    assert_eq!(logged.collect::<Vec<_>>(), ["Stdout: afterwards"]);
+}
+
+#[test]
+fn any_client_signals_the_first_command_and_waits_for_the_exit_code() {
+    let mut fixture = Fixture::booted();
+    let signal = Request::SignalFirst { signal: TERM };
+    let mut client = fixture.connect();
+    client.request(1, &signal, &[]).unwrap();
+    assert_eq!(refused(&mut client).0, Kind::Invalid);
+    let id = detached(&mut fixture, 0);
+    let wrong = Request::SignalFirst { signal: 65 };
+    client.request(1, &wrong, &[]).unwrap();
+    assert_eq!(refused(&mut client).0, Kind::Invalid);
+    client.request(1, &signal, &[]).unwrap();
+    assert_eq!(reply(&mut client, 1), Reply::Signaled);
+    assert_eq!(
+        fixture.guest.receive(),
+        ToGuest::Signal { id, signal: TERM }
+    );
+    client.request(2, &Request::Wait, &[]).unwrap();
+    let status = ExitStatus::Signaled(TERM);
+    fixture.guest.send(ToHost::Exited { id, status });
+    let ended = Reply::Ended {
+        code: Some(143),
+        failure: None,
+    };
+    assert_eq!(reply(&mut client, 2), ended);
+}
+
+#[test]
+fn a_command_whose_reader_is_gone_gets_sigpipe_when_it_writes() {
+    let mut fixture = Fixture::booted();
+    let mut client = fixture.connect();
+    let (reader, writer) = std::io::pipe().unwrap();
+    let exec = Exec {
+        stdout: Place::Descriptor,
+        sigpipe: true,
+        ..framed()
+    };
+    let request = Request::Exec(Box::new(exec));
+    client.request(1, &request, &[writer.as_fd()]).unwrap();
+    drop(writer);
+    let id = fixture.guest.start(0);
+    assert!(matches!(reply(&mut client, 1), Reply::Started { .. }));
+    drop(reader);
+    // Another command passes by: nothing has happened so far.
+    let mut other = fixture.connect();
+    start(&mut other, &mut fixture.guest, framed(), 0);
+    fixture.guest.output(id, b"x");
+    assert_eq!(
+        fixture.guest.receive(),
+        ToGuest::Signal { id, signal: PIPE }
+    );
+    let status = ExitStatus::Signaled(PIPE);
+    fixture.guest.send(ToHost::Exited { id, status });
+    assert!(matches!(reply(&mut client, 1), Reply::Exited { .. }));
+}
+
+#[test]
+fn a_command_that_its_time_limit_ends_says_so() {
+    let mut fixture = Fixture::booted();
+    for (grace, expected) in [(60_000, true), (1, false)] {
+        let mut client = fixture.connect();
+        let exec = Exec {
+            timeout: 1,
+            grace,
+            ..framed()
+        };
+        let id = start(&mut client, &mut fixture.guest, exec, 0);
+        assert_eq!(
+            fixture.guest.receive(),
+            ToGuest::Signal { id, signal: TERM }
+        );
+        if !expected {
+            assert_eq!(fixture.guest.receive(), ToGuest::Signal { id, signal: 9 });
+        }
+        let status = ExitStatus::Exited(0);
+        fixture.guest.send(ToHost::Exited { id, status });
+        match reply(&mut client, 1) {
+            Reply::Exited { timed_out, .. } => assert_eq!(timed_out, expected),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn another_user_is_refused() {
+    let fixture = Fixture::booted();
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    // As if the directory and its socket were open to all.
+    let socket = fixture.directory.path().join("control");
+    for path in [fixture.directory.path(), &socket] {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
+    }
+    let script = "import socket, sys\n\
+        connection = socket.socket(socket.AF_UNIX)\n\
+        connection.connect(sys.argv[1])\n\
+        try: print(len(connection.recv(12)))\n\
+        except ConnectionResetError: print(0)";
+    let received = |uid| {
+        let mut python = Command::new("python3");
+        let python = python.args(["-c", script]).arg(&socket).uid(uid);
+        let output = python.output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{errors}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert_eq!(received(0), "12\n");
+    assert_eq!(received(65_534), "0\n");
+}
+
+/// Lets the sandbox continue without its creator, and sets when it ends.
+fn expiring(fixture: &mut Fixture, idle_timeout: Option<u64>, max_life: Option<u64>) -> Client {
+    fixture.creator.request(1, &Request::Detach, &[]).unwrap();
+    assert_eq!(reply(&mut fixture.creator, 1), Reply::Detached);
+    fixture.creator.hang_up();
+    let request = Request::Expire {
+        idle_timeout,
+        max_life,
+    };
+    let mut client = fixture.connect();
+    client.request(1, &request, &[]).unwrap();
+    let expected = Reply::Expires {
+        idle_timeout: idle_timeout.unwrap_or(0),
+        max_life: max_life.unwrap_or(0),
+    };
+    assert_eq!(reply(&mut client, 1), expected);
+    client
+}
+
+#[test]
+fn a_sandbox_that_nobody_uses_ends_by_itself() {
+    let mut fixture = Fixture::booted();
+    let mut client = expiring(&mut fixture, Some(300), None);
+    let (used, begun) = (Duration::from_millis(600), Instant::now());
+    std::thread::sleep(used);
+    // Its client can start a command, which is not the first one and goes on without it.
+    let exec = Exec {
+        stdin: Place::Null,
+        stdout: Place::Null,
+        stderr: Place::Null,
+        detach: true,
+        beside: true,
+        ..framed()
+    };
+    let id = start(&mut client, &mut fixture.guest, exec, 0);
+    let signal = Request::SignalFirst { signal: TERM };
+    client.request(2, &signal, &[]).unwrap();
+    assert!(matches!(reply(&mut client, 2), Reply::Failed(_)));
+    drop(client);
+    std::thread::sleep(used);
+    let status = ExitStatus::Exited(0);
+    fixture.guest.send(ToHost::Exited { id, status });
+    while fixture.guest.receive() != ToGuest::Shutdown {}
+    // 300 ms, less what the clocks of a virtual machine's processors may differ by.
+    assert!(begun.elapsed() >= 2 * used + Duration::from_millis(200));
+}
+
+#[test]
+fn a_sandbox_ends_at_its_age_whatever_runs() {
+    let mut fixture = Fixture::booted();
+    let client = expiring(&mut fixture, None, Some(500));
+    let id = detached(&mut fixture, 0);
+    assert_eq!(
+        fixture.guest.receive(),
+        ToGuest::Signal { id, signal: TERM }
+    );
+    drop(client);
+}

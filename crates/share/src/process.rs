@@ -1,0 +1,264 @@
+//! The server's process: this program executed again, in a jail whose root is the folder.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use std::thread::JoinHandle;
+
+use micabox_jail::{
+    self as jail, Child, Confinement, FOLDER_CAPABILITIES, Kind, Program, Tail, enter_folder,
+    plain_arguments,
+};
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, getsockname, listen,
+    socket_with,
+};
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{Resource, Signal, getrlimit, pidfd_send_signal};
+use serde::{Deserialize, Serialize};
+
+use crate::queues;
+use crate::server::Server;
+use crate::stream;
+
+/// The kind of worker that serves a folder.
+pub const KIND: Kind = Kind::new(NAME, work);
+
+const NAME: &str = "share";
+
+/// Bytes of address space beyond a machine's memory: the program, stacks, and what the guest makes
+/// the server know.
+const ADDRESS_SPACE: u64 = 4 << 30;
+
+/// Most descriptors of a server, where the user may have as many.
+const DESCRIPTORS: u64 = 1 << 20;
+
+/// Bytes of a server's messages to keep.
+const MESSAGES: usize = 4 << 10;
+
+/// How requests reach the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Transport {
+    /// As frames on a stream: a request is as long as its header says, and so is a reply.
+    Stream,
+    /// By vhost-user, from a machine with this many bytes of memory.
+    VhostUser {
+        /// The machine's memory.
+        memory: u64,
+    },
+}
+
+/// What a server serves.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Whether nothing can be changed through it.
+    pub read_only: bool,
+    /// Whether the guest may see names and attributes as they were a second ago.
+    pub cached: bool,
+    /// The name of the only entry of the share, if what is shared is a file and not a folder.
+    pub only: Option<CString>,
+    /// How requests reach it.
+    pub transport: Transport,
+}
+
+/// Why a folder can't be shared.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The process could not be started.
+    #[error("starting the server of a shared folder")]
+    Start(#[source] io::Error),
+    /// The process ended before it served; its message.
+    #[error("the server of a shared folder ended: {0}")]
+    Ended(String),
+}
+
+/// A running server. Dropping it kills it.
+#[derive(Debug)]
+pub struct Process {
+    handle: Arc<OwnedFd>,
+    watcher: Option<JoinHandle<()>>,
+}
+
+/// What the process is given.
+#[derive(Debug, Serialize, Deserialize)]
+struct Task {
+    folder: RawFd,
+    socket: RawFd,
+    ready: RawFd,
+    read_only: bool,
+    cached: bool,
+    only: Option<Vec<u8>>,
+    transport: Transport,
+}
+
+/// Starts the server of `folder`, which may be open as a place (`O_PATH`), and returns it with the
+/// socket for a monitor.
+///
+/// # Errors
+/// [`Error`].
+pub fn start(folder: OwnedFd, settings: &Settings) -> Result<(Process, OwnedFd), Error> {
+    let (ours, theirs) = sockets(settings.transport).map_err(Error::Start)?;
+    let (ready, ready_child) =
+        pipe_with(PipeFlags::CLOEXEC).map_err(|error| Error::Start(error.into()))?;
+    let task = Task {
+        folder: folder.as_raw_fd(),
+        socket: theirs.as_raw_fd(),
+        ready: ready_child.as_raw_fd(),
+        read_only: settings.read_only,
+        cached: settings.cached,
+        only: settings.only.clone().map(CString::into_bytes),
+        transport: settings.transport,
+    };
+    let memory = match settings.transport {
+        Transport::Stream => 0,
+        Transport::VhostUser { memory } => memory,
+    };
+    let tail = Tail::new(MESSAGES);
+    let run = || -> io::Result<Process> {
+        let description = describe(&task)?;
+        let confinement = Confinement {
+            keep: vec![
+                task.folder,
+                task.socket,
+                task.ready,
+                description.as_raw_fd(),
+            ],
+            address_space: memory.saturating_add(ADDRESS_SPACE),
+            file_size: u64::MAX,
+            descriptors: DESCRIPTORS,
+            processor_seconds: None,
+            capabilities: FOLDER_CAPABILITIES,
+        };
+        let arguments = plain_arguments(NAME, description.as_raw_fd());
+        let path = jail::program(NAME)?;
+        let program = Program::new(&path, Some("mica share"), arguments.to_vec())?;
+        let (started, start) = sync_channel(1);
+        let tail = tail.clone();
+        // The kernel kills the child when the thread that forked it ends.
+        let watcher = std::thread::Builder::new()
+            .name(NAME.into())
+            .spawn(move || {
+                let spawned = Child::spawn(&program, &confinement, None);
+                drop((folder, theirs, ready_child, description));
+                match spawned {
+                    Ok(spawned) => {
+                        let _ = started.send(Ok(Arc::new(spawned.handle)));
+                        Tail::drain(&[(&tail, std::os::fd::AsFd::as_fd(&spawned.stderr))]);
+                        let _ = spawned.child.wait();
+                        let text = tail.text();
+                        if !text.trim().is_empty() {
+                            // For the log of the sandbox's owner.
+                            eprintln!("the server of a shared folder ended: {}", text.trim());
+                        }
+                    }
+                    Err(error) => drop(started.send(Err(error))),
+                }
+            })?;
+        let handle = start.recv();
+        Ok(Process {
+            handle: handle.unwrap_or_else(|_| Err(io::Error::other("its thread died")))?,
+            watcher: Some(watcher),
+        })
+    };
+    let mut process = run().map_err(Error::Start)?;
+    // The pipe ends without a byte if the process does.
+    match File::from(ready).read_exact(&mut [0]) {
+        Ok(()) => Ok((process, ours)),
+        Err(_) => {
+            process.end();
+            Err(Error::Ended(tail.text().trim().to_owned()))
+        }
+    }
+}
+
+impl Process {
+    fn end(&mut self) {
+        if let Some(watcher) = self.watcher.take() {
+            // Fails only if it has ended already.
+            let _ = pidfd_send_signal(&*self.handle, Signal::KILL);
+            let _ = watcher.join();
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Returns the monitor's socket and the server's.
+fn sockets(transport: Transport) -> io::Result<(OwnedFd, OwnedFd)> {
+    match transport {
+        Transport::Stream => {
+            let (ours, theirs) = UnixStream::pair()?;
+            Ok((ours.into(), theirs.into()))
+        }
+        Transport::VhostUser { .. } => {
+            // The server takes the first connection, which is made here.
+            let socket = || {
+                socket_with(
+                    AddressFamily::UNIX,
+                    SocketType::STREAM,
+                    SocketFlags::CLOEXEC,
+                    None,
+                )
+            };
+            let listener = socket()?;
+            bind(&listener, &SocketAddrUnix::new_unnamed())?;
+            listen(&listener, 1)?;
+            let client = socket()?;
+            connect(&client, &getsockname(&listener)?)?;
+            Ok((client, listener))
+        }
+    }
+}
+
+fn describe(task: &Task) -> io::Result<OwnedFd> {
+    let mut file = File::from(memfd_create("share", MemfdFlags::CLOEXEC)?);
+    file.write_all(&serde_json::to_vec(task)?)?;
+    file.rewind()?;
+    Ok(file.into())
+}
+
+/// Runs the server. Returns its exit code.
+fn work(descriptor: RawFd) -> i32 {
+    match serve(descriptor) {
+        Ok(()) => 0,
+        Err(why) => {
+            eprintln!("{why}");
+            1
+        }
+    }
+}
+
+fn serve(descriptor: RawFd) -> Result<(), String> {
+    let failed = |what: &'static str| move |error: io::Error| format!("{what}: {error}");
+    let take = |number| jail::take_inherited(number).map_err(failed("taking a descriptor"));
+    let mut text = Vec::new();
+    File::from(take(descriptor)?)
+        .read_to_end(&mut text)
+        .map_err(failed("reading what to serve"))?;
+    let task: Task = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
+    let (folder, socket, ready) = (take(task.folder)?, take(task.socket)?, take(task.ready)?);
+    let root = enter_folder(folder, task.read_only).map_err(|error| error.to_string())?;
+    let only = task.only.map(CString::new).transpose();
+    let only = only.map_err(|error| error.to_string())?;
+    let files = getrlimit(Resource::Nofile).current.unwrap_or(DESCRIPTORS);
+    let most = usize::try_from(files / 2).unwrap_or(usize::MAX);
+    let server = Server::new(root, only, task.read_only, task.cached, most);
+    let server = server.map_err(|error| format!("opening the folder: {error}"))?;
+    File::from(ready)
+        .write_all(&[1])
+        .map_err(failed("reporting"))?;
+    match task.transport {
+        Transport::Stream => stream::serve(&server, UnixStream::from(socket)),
+        Transport::VhostUser { .. } => queues::serve(Arc::new(server), UnixListener::from(socket)),
+    }
+    .map_err(failed("serving"))
+}

@@ -1,0 +1,190 @@
+//! Requests about directories that are open.
+
+use std::ffi::CStr;
+use std::mem::MaybeUninit;
+
+use rustix::fs::{CWD, FileType, Mode, OFlags, RawDir, SeekFrom, fstat, openat, seek};
+use rustix::io::Errno;
+
+use super::{Server, bounded};
+use crate::message::{Reply, Request, Shown, opcode};
+use crate::nodes::ROOT;
+use crate::owner::path;
+
+/// Bytes of entries that are read from the host at a time: about as many as the answer has room for.
+const PIECES: std::ops::RangeInclusive<usize> = 600..=32 << 10;
+
+/// Bytes of an entry without its name, and of the attributes before it (`fuse_dirent`,
+/// `fuse_entry_out`).
+const ENTRY: usize = 24;
+const ATTRIBUTES: usize = 128;
+
+/// The number of the open root of a file that is shared: no handle has it.
+const ONLY: u64 = 0;
+
+impl Server {
+    pub(super) fn open_directory(
+        &self,
+        request: &Request<'_>,
+        reply: &mut Reply,
+    ) -> Result<(), Errno> {
+        let place = self.nodes.get(request.node)?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let file = self.with_room(|| openat(CWD, path(&place), flags, Mode::empty()))?;
+        self.opened(file, 0, reply);
+        Ok(())
+    }
+
+    /// Answers with entries from a place on, as many as have room; with their attributes if
+    /// `is_plus`.
+    pub(super) fn entries(
+        &self,
+        request: &Request<'_>,
+        reply: &mut Reply,
+        is_plus: bool,
+    ) -> Result<(), Errno> {
+        let mut body = request.body;
+        let (handle, offset, size) = (body.u64()?, body.u64()?, bounded(body.u32()?));
+        let handle = self.handles.get(handle)?;
+        let mut place = handle.place();
+        if *place != offset {
+            seek(&handle.file, SeekFrom::Start(offset))?;
+        }
+        // Unknown until all that was read is taken.
+        *place = u64::MAX;
+        let piece = if is_plus { size / 6 } else { size } as usize;
+        let mut space = vec![MaybeUninit::uninit(); piece.clamp(*PIECES.start(), *PIECES.end())];
+        let mut directory = RawDir::new(&handle.file, &mut space);
+        let mut next = offset;
+        while let Some(entry) = directory.next() {
+            let entry = match entry {
+                Ok(entry) => entry,
+                Err(error) if reply.length() == 0 => return Err(error),
+                Err(_) => return Ok(()),
+            };
+            let name = entry.file_name();
+            let after = entry.next_entry_cookie();
+            let found = Entry {
+                number: entry.ino(),
+                after,
+                kind: entry.file_type(),
+                name,
+            };
+            let is_self = matches!(name.to_bytes(), b"." | b"..");
+            if reply.length().saturating_add(found.length(is_plus)) > size as usize {
+                return Ok(());
+            }
+            if is_plus {
+                // Of an entry without attributes the guest asks itself, or sees that it is gone.
+                let known = (!is_self).then(|| self.nodes.look_up(request.node, name));
+                match known.and_then(Result::ok) {
+                    Some(known) => self.tell(request, &known, reply),
+                    None => reply.bytes(&[0; ATTRIBUTES]),
+                }
+            }
+            found.write(reply);
+            next = after;
+            if directory.is_buffer_empty() {
+                // All that was read is in the reply: the next request continues here.
+                break;
+            }
+        }
+        *place = next;
+        Ok(())
+    }
+
+    /// Answers a request about the root of a share that is one file: a directory with one entry.
+    pub(super) fn serve_only_entry(
+        &self,
+        request: &Request<'_>,
+        reply: &mut Reply,
+    ) -> Result<(), Errno> {
+        let name = self.only.as_deref().unwrap_or_default();
+        let file = self.nodes.get(ROOT)?;
+        let stat = fstat(&*file)?;
+        let mut body = request.body;
+        match request.opcode {
+            opcode::INIT => self.begin(request, reply),
+            opcode::DESTROY => self.end(),
+            opcode::SETXATTR => self.set_extended(request),
+            opcode::STATFS => self.room(request, reply),
+            opcode::RELEASEDIR | opcode::FSYNCDIR => Ok(()),
+            opcode::GETATTR => {
+                let owner = self.owner();
+                let shown = Shown {
+                    uid: owner.uid,
+                    gid: owner.gid,
+                    mode: FileType::Directory.as_raw_mode() | 0o755,
+                };
+                let mut stat = stat;
+                stat.st_nlink = 2;
+                reply.only_attributes(&stat, &shown, self.validity);
+                Ok(())
+            }
+            opcode::LOOKUP if body.name()? == name => {
+                let place = openat(
+                    CWD,
+                    path(&file),
+                    OFlags::PATH | OFlags::CLOEXEC,
+                    Mode::empty(),
+                );
+                let found = self.nodes.tell(ROOT, name, place?, true)?;
+                self.tell(request, &found, reply);
+                Ok(())
+            }
+            opcode::LOOKUP => Err(Errno::NOENT),
+            opcode::OPENDIR => {
+                reply.u64(ONLY);
+                reply.u64(0);
+                Ok(())
+            }
+            opcode::READDIR | opcode::READDIRPLUS => {
+                body.u64()?;
+                let offset = body.u64()?;
+                if offset == 0 {
+                    if request.opcode == opcode::READDIRPLUS {
+                        reply.bytes(&[0; ATTRIBUTES]);
+                    }
+                    let entry = Entry {
+                        number: stat.st_ino,
+                        after: 1,
+                        kind: FileType::RegularFile,
+                        name,
+                    };
+                    entry.write(reply);
+                }
+                Ok(())
+            }
+            _ => Err(Errno::PERM),
+        }
+    }
+}
+
+/// An entry of a directory.
+struct Entry<'a> {
+    number: u64,
+    /// The place behind it.
+    after: u64,
+    kind: FileType,
+    name: &'a CStr,
+}
+
+impl Entry<'_> {
+    fn length(&self, is_plus: bool) -> usize {
+        let name = self.name.to_bytes().len().next_multiple_of(8);
+        name.saturating_add(ENTRY)
+            .saturating_add(if is_plus { ATTRIBUTES } else { 0 })
+    }
+
+    fn write(&self, reply: &mut Reply) {
+        let name = self.name.to_bytes();
+        reply.u64(self.number);
+        reply.u64(self.after);
+        reply.u32(u32::try_from(name.len()).unwrap_or_default());
+        // As in `dirent.d_type`.
+        reply.u32(self.kind.as_raw_mode() >> 12);
+        reply.bytes(name);
+        let padding = name.len().next_multiple_of(8).saturating_sub(name.len());
+        reply.bytes([0; 8].get(..padding).unwrap_or_default());
+    }
+}

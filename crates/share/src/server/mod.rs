@@ -1,0 +1,269 @@
+//! Answers the requests of a guest about one folder.
+//!
+//! A request names a file by number and at most one entry of a directory by name. The guest's
+//! kernel checks permissions, against the owners and modes that it is shown; the host's kernel
+//! checks that the user who runs the server may do what is asked.
+
+mod attributes;
+mod contents;
+mod directories;
+mod names;
+
+use std::ffi::{CStr, CString};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{FileType, Stat};
+use rustix::io::Errno;
+
+use crate::handles::Handles;
+use crate::message::{LARGEST, MAJOR, MINOR, MOST_DATA, Reply, Request, Shown, Validity, opcode};
+use crate::nodes::{Nodes, ROOT};
+use crate::owner::{self, Ids};
+
+/// What the server offers to the kernel (`FUSE_*` flags of `INIT`), of which the kernel uses what it
+/// knows: reads and direct I/O side by side, data dropped from its cache when a file's time or size
+/// has changed, lookups side by side in a directory, requests of 1 MiB, set-id bits cleared by the
+/// server.
+const OFFERED: u32 = 1 << 0 // ASYNC_READ
+    | 1 << 5 // BIG_WRITES
+    | 1 << 12 // AUTO_INVAL_DATA
+    | 1 << 15 // ASYNC_DIO
+    | 1 << 18 // PARALLEL_DIROPS
+    | 1 << 22 // MAX_PAGES
+    | 1 << 28; // HANDLE_KILLPRIV_V2
+
+/// What the server offers beyond this where names stay valid: directories read with what a lookup of
+/// each entry would answer.
+const OFFERED_CACHED: u32 = 1 << 13 // DO_READDIRPLUS
+    | 1 << 14; // READDIRPLUS_AUTO
+
+/// Requests that the kernel sends without waiting for them (readahead, for one).
+const BACKGROUND: u16 = 32;
+
+/// The user of requests that no process makes.
+const NO_USER: u32 = u32::MAX;
+
+/// The server of one folder.
+#[derive(Debug)]
+pub(crate) struct Server {
+    nodes: Nodes,
+    handles: Handles,
+    is_read_only: bool,
+    /// The name of the only file, if a file is shared and not a folder: the root's only entry.
+    only: Option<CString>,
+    validity: Validity,
+    offered: u32,
+    /// The owner inside of files without a record: the user in the upper half, the group.
+    owner: AtomicU64,
+}
+
+impl Server {
+    /// Creates the server of a folder, or of a file that it calls `only`, which may hold up to
+    /// `most` places open. With `is_cached`, the guest may see the host's changes a second late. The
+    /// process's working directory must be that of its own descriptors
+    /// (`/proc/self/fd`), and its umask 0.
+    pub(crate) fn new(
+        root: OwnedFd,
+        only: Option<CString>,
+        is_read_only: bool,
+        is_cached: bool,
+        most: usize,
+    ) -> Result<Self, Errno> {
+        let (validity, offered) = if is_cached {
+            (Validity::CACHED, OFFERED | OFFERED_CACHED)
+        } else {
+            (Validity::CONSISTENT, OFFERED)
+        };
+        Ok(Self {
+            nodes: Nodes::new(root, most)?,
+            handles: Handles::default(),
+            is_read_only,
+            only,
+            validity,
+            offered,
+            owner: AtomicU64::new(0),
+        })
+    }
+
+    /// Answers a request of at most [`LARGEST`] bytes. None if it has no answer.
+    pub(crate) fn answer(&self, request: &[u8]) -> Option<Vec<u8>> {
+        let request = Request::read(request)?;
+        let mut reply = Reply::new();
+        let done = match request.opcode {
+            opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT => {
+                // These requests have no reply, so no error either.
+                let _ = self.forget(&request);
+                return None;
+            }
+            _ => self.serve(&request, &mut reply),
+        };
+        Some(reply.finish(request.unique, done.err()))
+    }
+
+    fn serve(&self, request: &Request<'_>, reply: &mut Reply) -> Result<(), Errno> {
+        if self.is_read_only && changes(request.opcode) {
+            return Err(Errno::ROFS);
+        }
+        if self.only.is_some() && request.node == ROOT {
+            return self.serve_only_entry(request, reply);
+        }
+        match request.opcode {
+            opcode::INIT => self.begin(request, reply),
+            opcode::DESTROY => self.end(),
+            opcode::LOOKUP => self.look_up(request, reply),
+            opcode::GETATTR => self.attributes(request, reply),
+            opcode::SETATTR => self.set_attributes(request, reply),
+            opcode::READLINK => self.read_link(request, reply),
+            opcode::SYMLINK => self.make_link(request, reply),
+            opcode::MKNOD => self.make_node(request, reply),
+            opcode::MKDIR => self.make_directory(request, reply),
+            opcode::UNLINK => self.remove(request, false),
+            opcode::RMDIR => self.remove(request, true),
+            opcode::RENAME => self.rename(request, false),
+            opcode::RENAME2 => self.rename(request, true),
+            opcode::LINK => self.add_name(request, reply),
+            opcode::OPEN => self.open(request, reply),
+            opcode::OPENDIR => self.open_directory(request, reply),
+            opcode::READ => self.read(request, reply),
+            opcode::WRITE => self.write(request, reply),
+            opcode::STATFS => self.room(request, reply),
+            opcode::RELEASE | opcode::RELEASEDIR => self.close(request),
+            opcode::FSYNC | opcode::FSYNCDIR => self.flush(request),
+            opcode::SYNCFS => self.flush_all(request),
+            opcode::SETXATTR => self.set_extended(request),
+            opcode::GETXATTR => self.extended(request, reply),
+            opcode::LISTXATTR => self.list_extended(request, reply),
+            opcode::REMOVEXATTR => self.remove_extended(request),
+            opcode::CREATE => self.create(request, reply),
+            opcode::TMPFILE => self.create_unnamed(request, reply),
+            opcode::READDIR => self.entries(request, reply, false),
+            opcode::READDIRPLUS => self.entries(request, reply, true),
+            opcode::FALLOCATE => self.allocate(request),
+            opcode::LSEEK => self.seek(request, reply),
+            opcode::COPY_FILE_RANGE => self.copy(request, reply),
+            // Locks are the guest's own, and permissions are checked by its kernel.
+            _ => Err(Errno::NOSYS),
+        }
+    }
+
+    /// Begins a conversation: forgets one before.
+    fn begin(&self, request: &Request<'_>, reply: &mut Reply) -> Result<(), Errno> {
+        let mut body = request.body;
+        let (major, minor) = (body.u32()?, body.u32()?);
+        let (readahead, offered) = (body.u32()?, body.u32()?);
+        if major < MAJOR || minor < 31 {
+            return Err(Errno::PROTO);
+        }
+        self.end()?;
+        reply.u32(MAJOR);
+        reply.u32(MINOR);
+        reply.u32(readahead);
+        reply.u32(self.offered & offered);
+        reply.u16(BACKGROUND);
+        reply.u16(BACKGROUND / 4 * 3);
+        reply.u32(MOST_DATA);
+        reply.u32(1); // Times are in nanoseconds.
+        reply.u16(u16::try_from(MOST_DATA / 4096).unwrap_or(u16::MAX));
+        reply.u16(0); // No mapping into the guest's memory.
+        reply.bytes(&[0; 32]);
+        Ok(())
+    }
+
+    fn end(&self) -> Result<(), Errno> {
+        self.handles.clear();
+        self.nodes.clear()
+    }
+
+    fn forget(&self, request: &Request<'_>) -> Result<(), Errno> {
+        let mut body = request.body;
+        match request.opcode {
+            opcode::FORGET => self.nodes.forget(request.node, body.u64()?),
+            opcode::BATCH_FORGET => {
+                let count = body.u32()?;
+                body.u32()?;
+                for _ in 0..count {
+                    let (node, lookups) = (body.u64()?, body.u64()?);
+                    self.nodes.forget(node, lookups);
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Returns the owner inside of files without a record.
+    fn owner(&self) -> Ids {
+        let both = self.owner.load(Ordering::Relaxed);
+        Ids {
+            uid: (both >> 32) as u32,
+            gid: (both & 0xffff_ffff) as u32,
+        }
+    }
+
+    fn set_owner(&self, ids: Ids) {
+        let both = u64::from(ids.uid) << 32 | u64::from(ids.gid);
+        self.owner.store(both, Ordering::Relaxed);
+    }
+
+    /// Returns what a request shows of a file. A symbolic link, which can't have a record, belongs to
+    /// the user who looks at it, for programs set the times of the links that they make.
+    fn shown(&self, request: &Request<'_>, file: &OwnedFd, stat: &Stat) -> Shown {
+        let is_link = FileType::from_raw_mode(stat.st_mode) == FileType::Symlink;
+        let owner = match request.uid {
+            0 | NO_USER => self.owner(),
+            uid if is_link => Ids {
+                uid,
+                gid: request.gid,
+            },
+            _ => self.owner(),
+        };
+        owner::shown(file, stat, owner)
+    }
+
+    /// Opens something, and once more with fewer places held open if the process has too many
+    /// descriptors.
+    fn with_room<T>(&self, open: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
+        match open() {
+            Err(Errno::MFILE) => {
+                self.nodes.make_room();
+                open()
+            }
+            result => result,
+        }
+    }
+}
+
+/// Returns whether a request always changes something. Of others, [`Server::open`] knows.
+fn changes(opcode: u32) -> bool {
+    matches!(
+        opcode,
+        opcode::SETATTR
+            | opcode::SYMLINK
+            | opcode::MKNOD
+            | opcode::MKDIR
+            | opcode::UNLINK
+            | opcode::RMDIR
+            | opcode::RENAME
+            | opcode::RENAME2
+            | opcode::LINK
+            | opcode::WRITE
+            | opcode::REMOVEXATTR
+            | opcode::CREATE
+            | opcode::TMPFILE
+            | opcode::FALLOCATE
+            | opcode::COPY_FILE_RANGE
+    )
+}
+
+/// Returns the number of bytes to read: what is asked for, as far as a reply has room.
+fn bounded(size: u32) -> u32 {
+    size.min(MOST_DATA)
+}
+
+const _: () = assert!(LARGEST > MOST_DATA as usize);
+
+/// Reads two names.
+fn two_names<'a>(body: &mut crate::message::Body<'a>) -> Result<(&'a CStr, &'a CStr), Errno> {
+    Ok((body.name()?, body.name()?))
+}

@@ -1,0 +1,224 @@
+//! Requests about entries of directories.
+
+use std::ffi::CStr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, linkat, mkdirat, mknodat, openat,
+    readlinkat_raw, renameat_with, symlinkat, unlinkat,
+};
+use rustix::io::Errno;
+
+use super::{Server, two_names};
+use crate::message::{Reply, Request, Shown};
+use crate::nodes::Found;
+use crate::owner::{self, PLAIN, SPECIAL, path};
+
+/// Directories pass their group on to what is made in them, if they have this bit.
+const SET_GROUP: u32 = 0o2000;
+
+/// Longest target of a symbolic link.
+const LONGEST_TARGET: u32 = 4096;
+
+impl Server {
+    pub(super) fn look_up(&self, request: &Request<'_>, reply: &mut Reply) -> Result<(), Errno> {
+        let mut body = request.body;
+        let name = body.name()?;
+        let found = self.with_room(|| self.nodes.look_up(request.node, name))?;
+        self.tell(request, &found, reply);
+        Ok(())
+    }
+
+    /// Adds a file to the reply.
+    pub(super) fn tell(&self, request: &Request<'_>, found: &Found, reply: &mut Reply) {
+        let shown = self.shown(request, &found.file, &found.stat);
+        reply.entry(found.node, &found.stat, &shown, self.validity);
+    }
+
+    pub(super) fn read_link(&self, request: &Request<'_>, reply: &mut Reply) -> Result<(), Errno> {
+        let link = self.nodes.get(request.node)?;
+        reply.fill(LONGEST_TARGET, |place| readlinkat_raw(&*link, c"", place))?;
+        Ok(())
+    }
+
+    pub(super) fn make_link(&self, request: &Request<'_>, reply: &mut Reply) -> Result<(), Errno> {
+        let mut body = request.body;
+        let (name, target) = (body.name()?, body.text()?);
+        let directory = self.nodes.get(request.node)?;
+        symlinkat(target, &*directory, name)?;
+        self.tell(request, &self.nodes.look_up(request.node, name)?, reply);
+        Ok(())
+    }
+
+    pub(super) fn make_node(&self, request: &Request<'_>, reply: &mut Reply) -> Result<(), Errno> {
+        let mut body = request.body;
+        let (mode, device) = (body.u32()?, body.u32()?);
+        body.u64()?;
+        let name = body.name()?;
+        let directory = self.nodes.get(request.node)?;
+        let kind = match FileType::from_raw_mode(mode) {
+            FileType::Unknown => FileType::RegularFile,
+            kind => kind,
+        };
+        let (major, minor) = (
+            (device >> 8) & 0xfff,
+            (device & 0xff) | ((device >> 12) & 0xfff00),
+        );
+        let number = rustix::fs::makedev(major, minor);
+        mknodat(&*directory, name, kind, plain(mode), number)?;
+        let found = self.made(request, name, mode & !0o170_000 | kind.as_raw_mode())?;
+        self.tell(request, &found, reply);
+        Ok(())
+    }
+
+    pub(super) fn make_directory(
+        &self,
+        request: &Request<'_>,
+        reply: &mut Reply,
+    ) -> Result<(), Errno> {
+        let mut body = request.body;
+        let mode = body.u32()?;
+        body.u32()?;
+        let name = body.name()?;
+        let directory = self.nodes.get(request.node)?;
+        mkdirat(&*directory, name, plain(mode))?;
+        let kind = FileType::Directory.as_raw_mode();
+        let found = self.made(request, name, mode & 0o7777 | kind)?;
+        self.tell(request, &found, reply);
+        Ok(())
+    }
+
+    /// Finds what was just made, and makes it belong to whom asked for it.
+    fn made(&self, request: &Request<'_>, name: &CStr, mode: u32) -> Result<Found, Errno> {
+        let found = self.nodes.look_up(request.node, name)?;
+        self.give(request, &found.file, mode)?;
+        Ok(found)
+    }
+
+    /// Makes a new file belong to whom asked for it.
+    fn give(&self, request: &Request<'_>, file: &OwnedFd, mode: u32) -> Result<(), Errno> {
+        let directory = self.nodes.get(request.node)?;
+        let above = self.shown(request, &directory, &rustix::fs::fstat(&*directory)?);
+        let is_directory = FileType::from_raw_mode(mode) == FileType::Directory;
+        let mut shown = Shown {
+            uid: request.uid,
+            gid: request.gid,
+            mode,
+        };
+        if above.mode & SET_GROUP != 0 {
+            shown.gid = above.gid;
+            if is_directory {
+                shown.mode |= SET_GROUP;
+            }
+        }
+        match owner::show(file, shown, self.owner()) {
+            // The host's filesystem has no such attributes: the file is the share's owner's.
+            Err(Errno::PERM) => Ok(()),
+            result => result,
+        }
+    }
+
+    pub(super) fn create(&self, request: &Request<'_>, reply: &mut Reply) -> Result<(), Errno> {
+        let mut body = request.body;
+        let (flags, mode) = (body.u32()?, body.u32()?);
+        body.u64()?;
+        let name = body.name()?;
+        let asked = OFlags::from_bits_retain(flags);
+        let directory = self.nodes.get(request.node)?;
+        // Never opens what is there already, which may be a link or a FIFO.
+        let new = super::contents::usable(asked) | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+        let made = self.with_room(|| openat(&*directory, name, new, plain(mode)));
+        let (found, file) = match made {
+            Ok(file) => {
+                let mode = mode & 0o7777 | FileType::RegularFile.as_raw_mode();
+                (self.made(request, name, mode)?, file)
+            }
+            Err(Errno::EXIST) if !asked.contains(OFlags::EXCL) => {
+                let found = self.nodes.look_up(request.node, name)?;
+                let file = self.open_node(found.node, asked)?;
+                (found, file)
+            }
+            Err(error) => return Err(error),
+        };
+        self.tell(request, &found, reply);
+        self.opened(file, 0, reply);
+        Ok(())
+    }
+
+    /// Creates a file without a name (`O_TMPFILE`).
+    pub(super) fn create_unnamed(
+        &self,
+        request: &Request<'_>,
+        reply: &mut Reply,
+    ) -> Result<(), Errno> {
+        let mut body = request.body;
+        let (flags, mode) = (body.u32()?, body.u32()?);
+        let asked = OFlags::from_bits_retain(flags);
+        let directory = self.nodes.get(request.node)?;
+        let new = super::contents::usable(asked) | OFlags::TMPFILE | (asked & OFlags::EXCL);
+        let file = self.with_room(|| openat(CWD, path(&directory), new, plain(mode)))?;
+        let place = openat(
+            CWD,
+            path(&file),
+            OFlags::PATH | OFlags::CLOEXEC,
+            Mode::empty(),
+        )?;
+        let mode = mode & 0o7777 | FileType::RegularFile.as_raw_mode();
+        self.give(request, &place, mode)?;
+        let found = self.nodes.tell(request.node, c"", place, true)?;
+        self.tell(request, &found, reply);
+        self.opened(file, 0, reply);
+        Ok(())
+    }
+
+    pub(super) fn add_name(&self, request: &Request<'_>, reply: &mut Reply) -> Result<(), Errno> {
+        let mut body = request.body;
+        let node = body.u64()?;
+        let name = body.name()?;
+        let file = self.nodes.get(node)?;
+        let directory = self.nodes.get(request.node)?;
+        // Follows the descriptor's own link, to the file itself.
+        linkat(CWD, path(&file), &*directory, name, AtFlags::SYMLINK_FOLLOW)?;
+        self.tell(request, &self.nodes.look_up(request.node, name)?, reply);
+        Ok(())
+    }
+
+    pub(super) fn remove(&self, request: &Request<'_>, is_directory: bool) -> Result<(), Errno> {
+        let mut body = request.body;
+        let name = body.name()?;
+        let directory = self.nodes.get(request.node)?;
+        self.nodes.pin(request.node, name);
+        let flags = if is_directory {
+            AtFlags::REMOVEDIR
+        } else {
+            AtFlags::empty()
+        };
+        unlinkat(&*directory, name, flags)
+    }
+
+    pub(super) fn rename(&self, request: &Request<'_>, has_flags: bool) -> Result<(), Errno> {
+        let mut body = request.body;
+        let to = body.u64()?;
+        let mut flags = RenameFlags::empty();
+        if has_flags {
+            flags = RenameFlags::from_bits(body.u32()?).ok_or(Errno::INVAL)?;
+            body.u32()?;
+        }
+        let (name, new_name) = two_names(&mut body)?;
+        let directories: [Arc<OwnedFd>; 2] = [self.nodes.get(request.node)?, self.nodes.get(to)?];
+        let [from, into] = &directories;
+        self.nodes.pin(to, new_name);
+        renameat_with(&**from, name, &**into, new_name, flags)?;
+        self.nodes.moved(to, new_name);
+        if flags.contains(RenameFlags::EXCHANGE) {
+            self.nodes.moved(request.node, name);
+        }
+        Ok(())
+    }
+}
+
+/// Returns the part of a mode that a file gets outside.
+fn plain(mode: u32) -> Mode {
+    Mode::from_raw_mode(mode & PLAIN & !SPECIAL)
+}

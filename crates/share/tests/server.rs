@@ -1,0 +1,233 @@
+//! The server's process, spoken to as a hostile guest could.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use micabox_share::{HEADER, KIND, Process, Settings, Transport};
+
+micabox_jail::run_if_worker_before_main!(&[KIND]);
+
+const EIO: i32 = 5;
+const EINVAL: i32 = 22;
+const EROFS: i32 = 30;
+const ENOSYS: i32 = 38;
+
+/// Operations (`linux/fuse.h`).
+const LOOKUP: u32 = 1;
+const GETATTR: u32 = 3;
+const OPEN: u32 = 14;
+const INIT: u32 = 26;
+/// Every operation that changes something, with open as one that may.
+const CHANGES: [u32; 17] = [
+    4, 6, 8, 9, 10, 11, 12, 13, 16, 21, 24, 35, 43, 45, 47, 51, OPEN,
+];
+
+const ROOT: u64 = 1;
+
+/// Stands in for a guest.
+struct Guest {
+    stream: UnixStream,
+    _server: Process,
+}
+
+impl Guest {
+    fn new(folder: &Path, read_only: bool) -> Self {
+        let settings = Settings {
+            read_only,
+            cached: false,
+            only: None,
+            transport: Transport::Stream,
+        };
+        let folder = fs::File::open(folder).unwrap();
+        let (server, socket) = micabox_share::start(folder.into(), &settings).unwrap();
+        let stream = UnixStream::from(socket);
+        stream
+            .set_read_timeout(Some(Duration::from_secs(60)))
+            .unwrap();
+        let mut guest = Self {
+            stream,
+            _server: server,
+        };
+        let version = [7_u32, 38, 1 << 17, u32::MAX]
+            .map(u32::to_le_bytes)
+            .concat();
+        guest.ask(INIT, 0, &version).unwrap();
+        guest
+    }
+
+    /// Sends a request, and returns the reply or its error.
+    fn ask(&mut self, operation: u32, node: u64, body: &[u8]) -> Result<Vec<u8>, i32> {
+        let mut request = u32::try_from(HEADER + body.len())
+            .unwrap()
+            .to_le_bytes()
+            .to_vec();
+        request.extend(operation.to_le_bytes());
+        request.extend(7_u64.to_le_bytes());
+        request.extend(node.to_le_bytes());
+        request.resize(HEADER, 0);
+        request.extend(body);
+        self.stream.write_all(&request).unwrap();
+        let mut header = [0; 16];
+        self.stream.read_exact(&mut header).map_err(|_| EIO)?;
+        let length = u32::from_le_bytes(header[..4].try_into().unwrap());
+        let error = i32::from_le_bytes(header[4..8].try_into().unwrap());
+        let mut body = vec![0; length as usize - 16];
+        self.stream.read_exact(&mut body).unwrap();
+        if error == 0 { Ok(body) } else { Err(-error) }
+    }
+
+    /// Looks a name up; returns the number by which the file is known, and its own.
+    fn look_up(&mut self, node: u64, name: &[u8]) -> Result<(u64, u64), i32> {
+        let found = self.ask(LOOKUP, node, &[name, &[0]].concat())?;
+        let number = |at: usize| u64::from_le_bytes(found[at..at + 8].try_into().unwrap());
+        Ok((number(0), number(40)))
+    }
+}
+
+/// Renames a directory and a link to one outside over each other while a guest goes through them: it
+/// never gets out, neither by a race nor by name. For a minute: `SHARE_RACE_SECONDS=60`.
+#[test]
+fn nothing_leads_out_of_the_folder() {
+    let above = tempfile::tempdir().unwrap();
+    let outside = above.path().join("outside");
+    let folder = above.path().join("folder");
+    fs::create_dir_all(folder.join("place")).unwrap();
+    fs::create_dir_all(folder.join("deep/er")).unwrap();
+    fs::create_dir(&outside).unwrap();
+    fs::write(outside.join("file"), "secret").unwrap();
+    fs::write(folder.join("place/file"), "inside").unwrap();
+    symlink(&outside, folder.join("link")).unwrap();
+    symlink("../outside", folder.join("up")).unwrap();
+    let secret = fs::metadata(outside.join("file")).unwrap().ino();
+    let mut guest = Guest::new(&folder, false);
+    for name in [
+        &b".."[..],
+        b".",
+        b"",
+        b"../outside",
+        b"/etc",
+        b"place/file",
+        b"/",
+    ] {
+        assert_eq!(guest.look_up(ROOT, name), Err(EINVAL), "{name:?}");
+    }
+    // A link is not a directory, and can't be opened.
+    for name in [&b"link"[..], b"up"] {
+        let (link, _) = guest.look_up(ROOT, name).unwrap();
+        guest.look_up(link, b"file").unwrap_err();
+        guest.ask(OPEN, link, &[0; 8]).unwrap_err();
+    }
+    let seconds = std::env::var("SHARE_RACE_SECONDS").ok();
+    let seconds = seconds.map_or(2, |seconds| seconds.parse().unwrap());
+    let end = Instant::now() + Duration::from_secs(seconds);
+    let ends = AtomicBool::new(false);
+    let mut tries = [0, 0];
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let [place, link, other] = ["place", "link", "other"].map(|name| folder.join(name));
+            while !ends.load(Ordering::Relaxed) {
+                fs::rename(&place, &other).unwrap();
+                fs::rename(&link, &place).unwrap();
+                fs::rename(&place, &link).unwrap();
+                fs::rename(&other, &place).unwrap();
+                // A directory that the guest is in leaves, and returns elsewhere.
+                fs::rename(folder.join("deep/er"), folder.join("er")).unwrap();
+                fs::rename(folder.join("er"), folder.join("deep/er")).unwrap();
+            }
+        });
+        while Instant::now() < end {
+            let Ok((place, _)) = guest.look_up(ROOT, b"place") else {
+                continue;
+            };
+            tries[0] += 1;
+            if let Ok((file, number)) = guest.look_up(place, b"file") {
+                tries[1] += 1;
+                assert_ne!(number, secret);
+                guest.ask(GETATTR, file, &[0; 16]).unwrap();
+            }
+        }
+        ends.store(true, Ordering::Relaxed);
+    });
+    assert!(tries[0] > tries[1] && tries[1] > 0, "no race: {tries:?}");
+}
+
+#[test]
+fn a_read_only_folder_refuses_every_change() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("file"), "kept").unwrap();
+    let mut guest = Guest::new(folder.path(), true);
+    let (file, _) = guest.look_up(ROOT, b"file").unwrap();
+    // Access modes to write, and to truncate.
+    for flags in [1_u32, 2, 0o1000] {
+        let body = [flags, 0].map(u32::to_le_bytes).concat();
+        assert_eq!(guest.ask(OPEN, file, &body), Err(EROFS));
+    }
+    let mut body = [0_u8; 128];
+    body[24..30].copy_from_slice(b"user.a");
+    for operation in CHANGES.into_iter().filter(|operation| *operation != OPEN) {
+        for node in [ROOT, file] {
+            assert_eq!(guest.ask(operation, node, &body), Err(EROFS), "{operation}");
+        }
+    }
+    guest.ask(OPEN, file, &[0; 8]).unwrap();
+}
+
+#[test]
+fn garbage_in_requests_is_answered() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("directory")).unwrap();
+    let mut guest = Guest::new(folder.path(), false);
+    let mut state = 88_172_645_463_325_252_u64;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    for round in 0..4000 {
+        let operation = (next() % 64) as u32;
+        // Those that have no reply, and one that takes as much of the disk as it is told.
+        if [2, 36, 42, 43].contains(&operation) {
+            continue;
+        }
+        let length = (next() % 200) as usize;
+        let small = next() % 2 == 0;
+        let body: Vec<u8> = (0..length)
+            .map(|_| {
+                if small {
+                    next() as u8 & 1
+                } else {
+                    next() as u8
+                }
+            })
+            .collect();
+        let result = guest.ask(operation, next() % 4, &body);
+        assert_ne!(
+            result,
+            Err(EIO),
+            "round {round}, operation {operation}: the server is gone"
+        );
+    }
+    assert_eq!(guest.ask(99, ROOT, &[]), Err(ENOSYS));
+    // A frame that is not a request ends the server, and nothing else.
+    guest.stream.write_all(&[0; HEADER]).unwrap();
+    assert_eq!(guest.stream.read(&mut [0; 1]).unwrap(), 0);
+}
+
+/// What is made belongs to this user, without a bit that means more to the host than to its owner.
+#[test]
+fn files_outside_are_the_users_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut guest = Guest::new(folder.path(), false);
+    // Directory of mode 06755.
+    let body = [&0o6755_u32.to_le_bytes()[..], &[0; 4], b"made\0"].concat();
+    guest.ask(9, ROOT, &body).unwrap();
+    let made = fs::metadata(folder.path().join("made")).unwrap();
+    assert_eq!(made.permissions().mode() & 0o7777, 0o755);
+    assert_eq!(made.uid(), rustix::process::geteuid().as_raw());
+}

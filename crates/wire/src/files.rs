@@ -1,0 +1,366 @@
+//! Operations on the sandbox's files, which the agent performs itself.
+//!
+//! An operation is a command whose program is [`FILES`] and whose only argument is an encoded
+//! [`FileRequest`]; [`Exec::user`](crate::Exec::user) is whom it runs as. An operation that can't
+//! begin is a command that fails to start ([`StartFailure::File`](crate::StartFailure::File)). Of
+//! one that began, stdin has the bytes to write and stdout the bytes that were read, or
+//! [`FileReply`] messages, framed as on the agent's channel. If it fails after its start, stderr has
+//! a [`FileFailed`], and the exit code is 1.
+
+use std::io;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Message};
+
+/// The program's name for an operation on files: no file's name has a NUL byte.
+pub const FILES: &[u8] = b"\0files";
+
+/// An operation on files. Paths are from the sandbox's root, with or without a slash in front.
+/// Symbolic links in them lead where they lead for programs inside, except for the kernel's own
+/// links in `/proc`, which are not followed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FileRequest {
+    /// Writes a file's bytes to stdout.
+    Read {
+        /// The file.
+        path: Vec<u8>,
+        /// The first byte.
+        offset: u64,
+        /// Maximum number of bytes.
+        length: Option<u64>,
+    },
+    /// Writes stdin to a file.
+    Write {
+        /// The file.
+        path: Vec<u8>,
+        /// What becomes of an existing file.
+        existing: Existing,
+        /// Permission bits of a new file.
+        mode: u16,
+        /// Whether missing parent directories are made.
+        parents: bool,
+    },
+    /// Replies with [`FileReply::Stat`].
+    Stat {
+        /// The file.
+        path: Vec<u8>,
+        /// Whether a symbolic link at the path's end is followed.
+        follow: bool,
+    },
+    /// Replies with a [`FileReply::Entry`] for each file below a directory, a directory before what
+    /// is in it.
+    List {
+        /// The directory.
+        path: Vec<u8>,
+        /// How many levels: 1 for the directory's own entries.
+        depth: u32,
+    },
+    /// Makes a directory.
+    MakeDirectory {
+        /// The directory.
+        path: Vec<u8>,
+        /// Permission bits.
+        mode: u16,
+        /// Whether missing parents are made too, and an existing directory is no error.
+        parents: bool,
+    },
+    /// Removes a file or an empty directory; not what a symbolic link leads to.
+    Remove {
+        /// The file.
+        path: Vec<u8>,
+        /// Whether a directory is removed with everything below it.
+        recursive: bool,
+    },
+    /// Gives a file another path.
+    Rename {
+        /// The file.
+        from: Vec<u8>,
+        /// Its new path.
+        to: Vec<u8>,
+        /// Whether a file that is there is replaced.
+        replace: bool,
+    },
+    /// Makes a symbolic link.
+    Symlink {
+        /// What the link says.
+        target: Vec<u8>,
+        /// The link.
+        path: Vec<u8>,
+    },
+    /// Gives a file a second name.
+    HardLink {
+        /// The file.
+        file: Vec<u8>,
+        /// Its second name.
+        path: Vec<u8>,
+    },
+    /// Replies with [`FileReply::Target`].
+    ReadLink {
+        /// The symbolic link.
+        path: Vec<u8>,
+    },
+    /// Sets what is given.
+    Set {
+        /// The file.
+        path: Vec<u8>,
+        /// Whether a symbolic link at the path's end is followed.
+        follow: bool,
+        /// Permission bits.
+        mode: Option<u16>,
+        /// The owner's number.
+        uid: Option<u32>,
+        /// The group's number.
+        gid: Option<u32>,
+        /// Time of the last access.
+        accessed: Option<FileTime>,
+        /// Time of the last change of the contents.
+        modified: Option<FileTime>,
+    },
+    /// Writes a file, or a directory with everything below it, to stdout as an archive.
+    Pack {
+        /// The file.
+        path: Vec<u8>,
+        /// Whether a symbolic link at the path's end is followed.
+        follow: bool,
+        /// What the file is called in the archive; empty for members without a directory in front.
+        name: Vec<u8>,
+    },
+    /// Unpacks the archive on stdin.
+    Unpack {
+        /// The directory to unpack into; made if missing.
+        path: Vec<u8>,
+    },
+    /// Replies with a [`FileReply::Event`] for each change, until it is killed.
+    Watch {
+        /// The file or directory.
+        path: Vec<u8>,
+        /// Whether everything below the directory is watched.
+        recursive: bool,
+    },
+}
+
+/// What becomes of an existing file that is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Existing {
+    /// It loses its bytes.
+    Truncate,
+    /// It keeps them, and grows.
+    Append,
+    /// It keeps them, except for those that are overwritten from this one on.
+    At(u64),
+    /// The operation fails.
+    Refuse,
+}
+
+/// A reply of an operation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FileReply {
+    /// A file's attributes.
+    Stat(FileStat),
+    /// A file in a directory.
+    Entry(FileEntry),
+    /// What a symbolic link says.
+    Target(Vec<u8>),
+    /// A change.
+    Event(FileEvent),
+    /// Why the operation failed, on stderr.
+    Failed(FileFailed),
+    /// Something that is not in an archive, or was not unpacked from it, on stderr.
+    LeftOut {
+        /// The file's path in the archive.
+        path: Vec<u8>,
+        /// What, and why.
+        what: String,
+    },
+}
+
+impl Message for FileReply {
+    /// A path and a link's target.
+    const MAX_FRAME: usize = 64 * 1024;
+}
+
+/// A file's type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FileType {
+    /// A regular file.
+    File,
+    /// A directory.
+    Directory,
+    /// A symbolic link.
+    Symlink,
+    /// A character device.
+    CharDevice,
+    /// A block device.
+    BlockDevice,
+    /// A FIFO.
+    Fifo,
+    /// A socket.
+    Socket,
+}
+
+/// A point in time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct FileTime {
+    /// Seconds since 1970-01-01 UTC; negative before.
+    pub seconds: i64,
+    /// Nanoseconds after `seconds`, 0 to 999,999,999.
+    pub nanos: u32,
+}
+
+/// A file's attributes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileStat {
+    /// Its type.
+    pub kind: FileType,
+    /// Permission bits, 07777.
+    pub mode: u16,
+    /// The owner's number.
+    pub uid: u32,
+    /// The group's number.
+    pub gid: u32,
+    /// Its length in bytes.
+    pub size: u64,
+    /// Bytes that it occupies.
+    pub allocated: u64,
+    /// How many names it has.
+    pub links: u32,
+    /// Its number in its filesystem.
+    pub inode: u64,
+    /// A device's major and minor number.
+    pub device: (u32, u32),
+    /// Time of the last access.
+    pub accessed: FileTime,
+    /// Time of the last change of the contents.
+    pub modified: FileTime,
+    /// Time of the last change of contents or attributes.
+    pub changed: FileTime,
+    /// Time at which it was made, where the filesystem knows it.
+    pub created: Option<FileTime>,
+}
+
+/// A file in a directory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileEntry {
+    /// Its path from the listed directory.
+    pub path: Vec<u8>,
+    /// Its attributes; a symbolic link's own.
+    pub stat: FileStat,
+    /// What a symbolic link says; empty for all else.
+    pub target: Vec<u8>,
+}
+
+/// A change of a file that is watched.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileEvent {
+    /// What changed.
+    pub change: FileChange,
+    /// The file's path from the watched directory; empty for what is watched itself.
+    pub path: Vec<u8>,
+    /// Whether it is a directory.
+    pub is_directory: bool,
+    /// The same number in both halves of a move within what is watched; otherwise 0.
+    pub cookie: u32,
+}
+
+/// What changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FileChange {
+    /// It was made.
+    Created,
+    /// Its contents changed.
+    Modified,
+    /// It was closed by a process that had it open for writing.
+    Written,
+    /// Its mode, owner, times, links or extended attributes changed.
+    Attributes,
+    /// It was removed.
+    Removed,
+    /// It was moved away from this path.
+    MovedFrom,
+    /// It was moved to this path.
+    MovedTo,
+    /// Changes were lost: there were more than the kernel or the agent keeps track of.
+    Overflow,
+}
+
+/// Why an operation failed after its start.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileFailed {
+    /// The file, if it is another than that of the request.
+    pub path: Vec<u8>,
+    /// The kernel's error number; 0 if the error is not the kernel's.
+    pub errno: i32,
+    /// The cause in words.
+    pub message: String,
+}
+
+impl FileRequest {
+    /// Encodes the request for [`FILES`].
+    pub fn encode(&self) -> Vec<u8> {
+        // Serialising into memory fails only for sequences of unknown length, and it has none.
+        postcard::to_allocvec(self).unwrap_or_default()
+    }
+
+    /// Decodes a request.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`] if the bytes are not exactly one request.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Error> {
+        match postcard::take_from_bytes(bytes) {
+            Ok((request, [])) => Ok(request),
+            _ => Err(Error::Malformed("not an operation on files")),
+        }
+    }
+}
+
+impl FileTime {
+    /// Returns the time as the system's; None if it is out of range.
+    pub fn system(self) -> Option<SystemTime> {
+        let whole = Duration::from_secs(self.seconds.unsigned_abs());
+        let second = match self.seconds {
+            0.. => UNIX_EPOCH.checked_add(whole),
+            _ => UNIX_EPOCH.checked_sub(whole),
+        };
+        second?.checked_add(Duration::from_nanos(self.nanos.into()))
+    }
+}
+
+impl From<SystemTime> for FileTime {
+    fn from(time: SystemTime) -> Self {
+        let seconds = |time: Duration| i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
+        match time.duration_since(UNIX_EPOCH) {
+            Ok(since) => Self {
+                seconds: seconds(since),
+                nanos: since.subsec_nanos(),
+            },
+            Err(before) => {
+                let before = before.duration();
+                let whole = -seconds(before);
+                match before.subsec_nanos() {
+                    0 => Self {
+                        seconds: whole,
+                        nanos: 0,
+                    },
+                    nanos => Self {
+                        seconds: whole - 1,
+                        nanos: 1_000_000_000 - nanos,
+                    },
+                }
+            }
+        }
+    }
+}
+
+impl FileFailed {
+    /// Returns the failure as an error of the system.
+    pub fn error(&self) -> io::Error {
+        match self.errno {
+            0 => io::Error::other(self.message.clone()),
+            errno => io::Error::from_raw_os_error(errno),
+        }
+    }
+}
