@@ -3,6 +3,7 @@
 mod support;
 
 use std::fs;
+use std::time::SystemTime;
 
 use support::{Finished, Home, wait_until};
 
@@ -231,9 +232,12 @@ fn a_created_sandbox_starts_and_one_with_a_disk_restarts_under_its_new_name() {
     home.assert_nothing_left();
 }
 
-/// Returns the events of sandboxes that match, and their attributes, until now.
+/// Returns the events of sandboxes that match, and their attributes, until now. The clocks of a
+/// machine's processors can differ by milliseconds: now is a second later.
 fn events(home: &Home, filters: &[&str]) -> Vec<(String, serde_json::Value)> {
-    let mut arguments = vec!["events", "--json", "--since", "1h", "--until", "0s"];
+    let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let until = (since_epoch.unwrap().as_secs() + 1).to_string();
+    let mut arguments = vec!["events", "--json", "--since", "1h", "--until", &until];
     filters
         .iter()
         .for_each(|filter| arguments.extend(["-f", filter]));

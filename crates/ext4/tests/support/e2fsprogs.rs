@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::time::SystemTime;
 
 /// Returns the output of a program, both streams.
 fn text(output: &Output) -> String {
@@ -21,7 +22,15 @@ pub fn tool(name: &str) -> Command {
         .unwrap_or_else(|| panic!("{name} is installed (Debian package e2fsprogs)"));
     let mut command = Command::new(program);
     command.env("LC_ALL", "C").env("TZ", "UTC");
+    command.env("E2FSCK_TIME", (now() + 2).to_string());
     command
+}
+
+/// Returns the seconds since 1970. e2fsck takes a little more for the present: a machine whose
+/// processors' clocks differ by milliseconds can have written a superblock a second later than now.
+fn now() -> u64 {
+    let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since_epoch.expect("a clock that is set").as_secs()
 }
 
 /// Runs a command that must succeed, and returns its output.
@@ -50,12 +59,17 @@ pub struct Verdict {
 
 /// Runs `e2fsck -fn`. `None` if it was stopped: it loops on some broken images.
 pub fn e2fsck(image: &Path) -> Option<Verdict> {
+    let e2fsck = tool("e2fsck");
     let output = Command::new("timeout")
         .arg("20")
-        .arg(tool("e2fsck").get_program())
+        .arg(e2fsck.get_program())
         .arg("-fn")
         .arg(image)
-        .env("LC_ALL", "C")
+        .envs(
+            e2fsck
+                .get_envs()
+                .filter_map(|(name, value)| Some((name, value?))),
+        )
         .output()
         .expect("timeout and e2fsck run");
     let text = text(&output);
