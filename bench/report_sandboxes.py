@@ -79,6 +79,31 @@ def lives(result: dict) -> str:
     return "\n\n".join(parts)
 
 
+def limits(result: dict) -> str:
+    parts = [load(result)]
+    for backend, found in result["backends"].items():
+        back = found["given_back"]
+        returned = (back["full"] - back["after"]) / back["fill"]
+        held = [f"{back[key] / MIB:,.0f}" for key in ("idle", "full", "after")]
+        parts += [
+            f"**{where(result, backend)}**",
+            f"A guest that writes {back['fill'] / MIB:.0f} MiB and frees them: PSS {held[0]} MiB idle, {held[1]} "
+            f"full, {held[2]} after {back['seconds']:.1f} s: {returned:.0%} is given back.",
+        ]
+        rows, worst = [], 0.0
+        for name, states in found["loads"].items():
+            ratio = states["loaded"]["p99"] / states["idle"]["p99"]
+            worst = max(worst, ratio)
+            times = [
+                f"{states[state][key] * 1e3:,.1f}" for state in states for key in ("p50", "p99")
+            ]
+            rows.append([name, *times, f"{ratio:.2f}"])
+        header = ["load, ms of its neighbours", "idle p50", "idle p99", "loaded p50", "loaded p99"]
+        parts.append(table([*header, "p99 to p99"], rows))
+        parts.append(f"Aim, twice at most: {met(worst <= 2)} ({worst:.2f}).")
+    return "\n\n".join(parts)
+
+
 def soak(result: dict) -> str:
     rows = [[what, f"{count:,}"] for what, count in sorted(result["counts"].items())]
     rows += [["errors", str(len(result["errors"]))], ["left behind", str(len(result["left"]))]]
@@ -94,4 +119,4 @@ def soak(result: dict) -> str:
     )
 
 
-TABLES = {"streams": streams, "lives": lives, "soak": soak}
+TABLES = {"streams": streams, "lives": lives, "limits": limits, "soak": soak}
