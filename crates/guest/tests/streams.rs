@@ -357,7 +357,7 @@ fn a_host_that_breaks_the_protocol_is_not_served() {
     host.exec(1, spec);
     host.started(1);
     host.send(ToGuest::Signal { id: 1, signal: 9 });
-    let data = vec![0; 64 * 1024 + 1];
+    let data = vec![0; 256 * 1024 + 1];
     host.send(ToGuest::Exec {
         id: 2,
         spec: Box::new({

@@ -40,6 +40,9 @@ pub struct GuestProcess {
     pub command: String,
 }
 
+/// Milliseconds that the guest may be silent while it makes the list.
+const ANSWER_TIMEOUT: u64 = 60_000;
+
 impl SandboxRef {
     /// Lists the processes in the sandbox. No program of the image is needed for it.
     ///
@@ -49,6 +52,7 @@ impl SandboxRef {
         let exec = Exec {
             argv: vec![Text(PROCESSES.to_vec())],
             beside: true,
+            answer_timeout: ANSWER_TIMEOUT,
             ..Exec::default()
         };
         let mut process = Process::start(

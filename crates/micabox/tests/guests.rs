@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::symlink;
 use std::time::Duration;
 
-use micabox::{Command, Error, ErrorKind, SandboxRef, Sandboxes, Store};
+use micabox::{Command, Error, ErrorKind, Files, SandboxRef, Sandboxes, Store};
 use micabox_wire::files::{FileChange, FileEntry, FileEvent, FileReply, FileStat, FileType};
 use micabox_wire::{ExitStatus, OutputStream, StartFailed, StartFailure, ToHost};
 use played::{Fixture, Guest};
@@ -354,4 +354,58 @@ fn a_guest_that_answers_nothing_is_waited_for_as_long_as_for_its_boot() {
             "{error}"
         );
     }
+}
+
+/// Begins a file operation of which the guest then says nothing more.
+fn begins(guest: &mut Guest) {
+    let id = guest.start(0);
+    guest.output(id, b"some bytes");
+}
+
+#[test]
+fn a_file_operation_that_falls_silent_fails() {
+    let calls: [Call; 4] = [
+        |sandbox| files(sandbox).stat("/x").map(drop),
+        |sandbox| files(sandbox).read("/x").map(drop),
+        |sandbox| files(sandbox).remove("/x", true),
+        // The guest has no room for a byte of it.
+        |sandbox| files(sandbox).write("/x", &[0; 1 << 20]),
+    ];
+    for call in calls {
+        let error = answered(Fixture::booted(), begins, call);
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+        assert!(
+            error.to_string().contains("has not answered for 1 seconds"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_client_that_pauses_is_not_the_guests_silence() {
+    let mut fixture = Fixture::booted();
+    let sandbox = Sandbox::of(&fixture);
+    const PAUSE: Duration = Duration::from_millis(2500);
+    std::thread::scope(|scope| {
+        let guest = &mut fixture.guest;
+        scope.spawn(|| {
+            // Twice a pipe's capacity: the owner holds the rest until the client reads.
+            let id = guest.start(0);
+            for _ in 0..128 {
+                guest.output(id, &[7; 1024]);
+            }
+            std::thread::sleep(PAUSE);
+            guest.send(ToHost::Exited { id, status: DONE });
+        });
+        let mut file = files(&sandbox.found).open("/x").unwrap();
+        std::thread::sleep(PAUSE);
+        let mut bytes = Vec::new();
+        std::io::Read::read_to_end(&mut file, &mut bytes).unwrap();
+        assert_eq!(bytes.len(), 128 * 1024);
+    });
+}
+
+/// The files of a sandbox that may be silent for a second.
+fn files(sandbox: &SandboxRef) -> Files {
+    sandbox.files().answer_timeout(Duration::from_secs(1))
 }

@@ -75,6 +75,11 @@ impl ReceiveWindow {
         }
     }
 
+    /// Returns the number of bytes that the peer may send now.
+    pub fn available(&self) -> u32 {
+        self.granted
+    }
+
     /// Returns the number of bytes that the receiver must be ready to hold.
     pub fn size(&self) -> u32 {
         self.size

@@ -16,6 +16,13 @@ const FULL: usize = 256 * 1024;
 /// Bytes read at a time: as many as a virtio-serial port returns in one read.
 const READ: usize = 32 * 1024;
 
+/// Bytes from which on what was received is handled before more is read.
+const ENOUGH: usize = 128 * 1024;
+
+/// Bytes of the buffers that Linux gives a virtio-serial port (a page each), of which one read
+/// returns one. A shorter read was the last buffer.
+const PORT_BUFFER: usize = 4096;
+
 /// The agent's end of the stream.
 #[derive(Debug)]
 pub struct Channel {
@@ -114,21 +121,29 @@ impl Channel {
         }
     }
 
-    /// Reads received data. Returns false if the host has closed the stream.
+    /// Reads what has been received, a bounded number of bytes. Returns false if the host has closed
+    /// the stream.
     ///
     /// # Errors
     /// Those of read(2); the host is gone.
     pub fn receive(&mut self) -> rustix::io::Result<bool> {
         let mut buffer = [0; READ];
-        match rustix::io::read(&self.stream, &mut buffer) {
-            Ok(0) => Ok(false),
-            Ok(count) => {
-                self.decoder.push(buffer.get(..count).unwrap_or_default());
-                Ok(true)
+        let mut received = 0;
+        while received < ENOUGH {
+            match rustix::io::read(&self.stream, &mut buffer) {
+                Ok(0) => return Ok(false),
+                Ok(count) => {
+                    self.decoder.push(buffer.get(..count).unwrap_or_default());
+                    received += count;
+                    if count < PORT_BUFFER {
+                        break;
+                    }
+                }
+                Err(Errno::AGAIN | Errno::INTR) => break,
+                Err(errno) => return Err(errno),
             }
-            Err(Errno::AGAIN | Errno::INTR) => Ok(true),
-            Err(errno) => Err(errno),
         }
+        Ok(true)
     }
 
     /// Returns the next message that has been received completely.

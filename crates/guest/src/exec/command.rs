@@ -14,8 +14,9 @@ use super::child::kill;
 use super::spawn::{Outcome, Process};
 use super::stdio::{self, AgentEnds};
 
-/// Bytes of stdin that the agent holds for a command: as many as a pipe holds.
-pub const STDIN_WINDOW: u32 = 64 * 1024;
+/// Bytes of stdin that the agent holds for a command: several messages, so that the command never
+/// waits for the host while the host has data.
+pub const STDIN_WINDOW: u32 = 256 * 1024;
 
 /// More than a terminal buffers between a writer and its master: 8 KiB of buffers and the line
 /// discipline's 4 KiB.

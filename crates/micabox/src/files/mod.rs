@@ -9,7 +9,7 @@ mod watch;
 use std::io::{Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 use std::{ffi::OsString, io};
 
 use micabox_wire::files::{
@@ -23,6 +23,9 @@ pub use operation::LeftOut;
 pub(crate) use operation::{Ends, Operation};
 pub use stream::{Entries, FileReader, FileWriter};
 pub use watch::{FileEvent, Watch};
+
+/// How long the guest may be silent. It has nothing to say while it removes a large tree.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Most bytes of a file that [`Files::read`] returns.
 const MAX_READ: u64 = 256 << 20;
@@ -51,6 +54,7 @@ pub struct Files {
     directory: PathBuf,
     name: String,
     user: String,
+    answer_timeout: Duration,
 }
 
 /// How a file is written.
@@ -123,6 +127,7 @@ impl Files {
             directory: directory.to_owned(),
             name: name.to_owned(),
             user: String::new(),
+            answer_timeout: ANSWER_TIMEOUT,
         }
     }
 
@@ -131,6 +136,14 @@ impl Files {
     #[must_use]
     pub fn as_user(mut self, user: impl Into<String>) -> Self {
         self.user = user.into();
+        self
+    }
+
+    /// Sets how long the sandbox may be silent during an operation while this process waits for it:
+    /// five minutes unless set. Then the operation fails with [`Error::Silent`]. A watch has no limit.
+    #[must_use]
+    pub fn answer_timeout(mut self, timeout: Duration) -> Self {
+        self.answer_timeout = timeout;
         self
     }
 

@@ -61,6 +61,13 @@ impl Files {
             argv: [FILES.to_vec(), request.encode()].map(Text).to_vec(),
             user: self.user.clone(),
             beside: true,
+            answer_timeout: match request {
+                // Its next message comes with the next change.
+                FileRequest::Watch { .. } => 0,
+                _ => u64::try_from(self.answer_timeout.as_millis())
+                    .unwrap_or(u64::MAX)
+                    .max(1),
+            },
             ..Exec::default()
         };
         let options = ExecOptions {

@@ -154,6 +154,10 @@ pub struct Exec {
     pub timeout: u64,
     /// Milliseconds between stop signal and SIGKILL after `timeout`.
     pub grace: u64,
+    /// Milliseconds that the guest may be silent about the running command while it is the guest's
+    /// turn: while output can be taken, and stdin has ended or fills the guest's window. Then the
+    /// command is killed and fails with [`Kind::Silent`]; 0 stands for no limit.
+    pub answer_timeout: u64,
     /// The command continues when the connection ends.
     pub detach: bool,
     /// [`Reply::Exited`] comes with [`Info`].

@@ -135,22 +135,25 @@ impl Owner {
 
     /// Gives up a command that the guest has not answered about. One that starts later is killed.
     pub(super) fn unanswered(&mut self, id: u32) {
-        // What is paused can't answer.
-        if self.freezer.is_busy() {
-            let later = Instant::now().checked_add(self.patience);
-            if let Some(command) = self.commands.get_mut(&id) {
-                command.answer_by = later;
-            }
-            return;
-        }
         let Some(command) = self.commands.get_mut(&id) else {
             return;
+        };
+        let limit = command.answer_timeout.filter(|_| command.runs());
+        command.answer_timeout = None;
+        let patience = match limit {
+            Some(timeout) => timeout,
+            // What is paused can't answer.
+            None if self.freezer.is_busy() => {
+                command.answer_by = Instant::now().checked_add(self.patience);
+                return;
+            }
+            None => self.patience,
         };
         command.answer_by = None;
         let (client, lifetime) = (command.client, command.lifetime);
         let message = format!(
             "the guest has not answered for {} seconds",
-            self.patience.as_secs()
+            patience.as_secs()
         );
         let failure = Failure::new(Kind::Silent, message);
         if let Some((client, number)) = client {
@@ -163,11 +166,15 @@ impl Owner {
         }
     }
 
+    /// Returns the command of a message that the guest has sent.
     fn running(&mut self, id: u32) -> Result<&mut Command, String> {
-        self.commands
-            .get_mut(&id)
-            .filter(|command| command.runs())
-            .ok_or_else(|| format!("the guest sent a message of command {id}, which does not run"))
+        let command = self.commands.get_mut(&id);
+        let command = command.filter(|command| command.runs());
+        let command = command.ok_or_else(|| {
+            format!("the guest sent a message of command {id}, which does not run")
+        })?;
+        command.answer_by = None;
+        Ok(command)
     }
 
     fn first_with(&mut self, id: u32) -> Option<&mut First> {

@@ -48,8 +48,10 @@ pub(super) struct Command {
     pub(super) grace: Duration,
     /// It is killed if it starts: its client is gone.
     pub(super) is_abandoned: bool,
-    /// When its start fails if the guest has not answered.
+    /// When the guest must have answered: about its start, or, with `answer_timeout`, at all.
     pub(super) answer_by: Option<Instant>,
+    /// How long the guest may be silent about the running command while it is the guest's turn.
+    pub(super) answer_timeout: Option<Duration>,
     /// When it gets its stop signal or, after that, SIGKILL.
     pub(super) deadline: Option<Instant>,
 }
@@ -130,6 +132,7 @@ impl Command {
             timed_out: false,
             is_abandoned: false,
             answer_by: None,
+            answer_timeout: None,
             deadline: None,
             grace: Duration::ZERO,
             timeout: None,
@@ -159,7 +162,9 @@ impl Command {
         self.detach = exec.detach;
         self.measure = exec.measure;
         self.sigpipe = exec.sigpipe;
-        self.timeout = (exec.timeout > 0).then(|| Duration::from_millis(exec.timeout));
+        let limit = |millis| (millis > 0).then(|| Duration::from_millis(millis));
+        self.timeout = limit(exec.timeout);
+        self.answer_timeout = limit(exec.answer_timeout);
         self.grace = Duration::from_millis(exec.grace);
     }
 
@@ -178,6 +183,26 @@ impl Command {
     pub(super) fn is_written(&self) -> bool {
         let is_written = |output: &Output| !output.is_pending() && output.has_copied();
         is_written(&self.stdout) && is_written(&self.stderr)
+    }
+
+    /// Sets when the guest must have sent a message of the running command, if it is the guest's turn.
+    pub(super) fn expect_answer(&mut self, now: Instant, is_busy: bool) {
+        let Some(timeout) = self.answer_timeout.filter(|_| self.runs()) else {
+            return;
+        };
+        self.answer_by = if is_busy || self.waits_for_client() {
+            None
+        } else {
+            self.answer_by.or_else(|| now.checked_add(timeout))
+        };
+    }
+
+    /// Returns whether the guest can send no output, or waits for stdin.
+    fn waits_for_client(&self) -> bool {
+        let is_held =
+            |output: &Output| matches!(output.sink, Sink::Frames) && output.window.available() == 0;
+        let can_send = !matches!(self.stdin, Input::Closed) && self.stdin_window.available() > 0;
+        can_send || !self.is_written() || is_held(&self.stdout) || is_held(&self.stderr)
     }
 
     /// Drops what could not be written.

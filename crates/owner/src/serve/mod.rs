@@ -521,6 +521,10 @@ impl Owner {
         for id in late {
             self.time_is_over(id);
         }
+        let is_busy = self.freezer.is_busy();
+        for command in self.commands.values_mut() {
+            command.expect_answer(now, is_busy);
+        }
         let unanswered: Vec<_> = self
             .commands
             .iter()
