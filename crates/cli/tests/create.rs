@@ -331,6 +331,11 @@ fn what_a_sandbox_uses_and_what_happens_to_it_is_shown_and_changes_last() {
         1,
         "more than the 1 processors",
     );
+    refused(
+        &home.output(&["update", "--pids-limit", "9", "it"]),
+        1,
+        "started without a limit of processes",
+    );
     home.output(&["update", "--max-life", "2h", "it"]).ok();
     home.output(&["stop", "-t", "0", "it"]).ok();
     let resources = "update -m 320m --cpus 1.5 --pids-limit 77 --disk-rate 9m --net-rate in=1m \
@@ -357,8 +362,17 @@ fn what_a_sandbox_uses_and_what_happens_to_it_is_shown_and_changes_last() {
     let kib: u64 = total.split_whitespace().nth(1).unwrap().parse().unwrap();
     assert!(kib > 230 << 10, "{total}");
     assert!(total.ends_with("\n2\n77\n"), "{total}");
-    let expiry = &home.output(&["inspect", "it"]).json()[0]["sandbox"]["spec"]["expiry"];
-    assert_eq!(expiry["max_life"]["secs"], 7200);
+    let rates = ["update", "--pids-limit", "66", "--net-rate", "out=2m", "it"];
+    home.output(&rates).ok();
+    assert_eq!(exec("cat /sys/fs/cgroup/pids.max"), "66\n");
+    home.output(&["update", "--pids-limit", "-1", "it"]).ok();
+    assert_eq!(exec("cat /sys/fs/cgroup/pids.max"), "max\n");
+    let record = &home.output(&["inspect", "it"]).json()[0]["sandbox"];
+    assert_eq!(record["spec"]["expiry"]["max_life"]["secs"], 7200);
+    assert_eq!(
+        record["spec"]["network"]["user"]["rate"],
+        serde_json::json!({"incoming": null, "outgoing": 2 << 20})
+    );
 
     // An owner that is killed can't say so: the first that looks does.
     home.kill_owner();
@@ -376,7 +390,8 @@ fn what_a_sandbox_uses_and_what_happens_to_it_is_shown_and_changes_last() {
         actions,
         [
             "create", "start", "exec", "exec_die", "pause", "unpause", "update", "stop", "die",
-            "update", "update", "start", "exec", "exec_die", "die", "destroy"
+            "update", "update", "start", "exec", "exec_die", "update", "update", "exec",
+            "exec_die", "update", "exec", "exec_die", "die", "destroy"
         ]
     );
     assert!(

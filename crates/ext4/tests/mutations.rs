@@ -363,8 +363,8 @@ fn mutations_that_e2fsck_reports_are_reported() {
 
 #[test]
 #[ignore = "takes minutes"]
-fn mutations_that_e2fsck_reports_are_reported_of_5000() {
+fn mutations_that_e2fsck_reports_are_reported_of_2000() {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
-    let count = number("MICABOX_MUTATIONS").unwrap_or(5000);
+    let count = number("MICABOX_MUTATIONS").unwrap_or(2000);
     mutate(count as usize, number("MICABOX_SEED").unwrap_or(2));
 }

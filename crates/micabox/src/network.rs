@@ -81,6 +81,10 @@ impl micabox_owner::Network for Running {
         let traffic = self.0.traffic();
         (traffic.received, traffic.sent)
     }
+
+    fn limit(&self, incoming: Option<u64>, outgoing: Option<u64>) {
+        self.0.limit(NetRate { incoming, outgoing });
+    }
 }
 
 impl Link {

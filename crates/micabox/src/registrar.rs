@@ -5,8 +5,9 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use micabox_net::Rate as NetRate;
 use micabox_owner::Outcome;
-use micabox_owner::protocol::{Kind, Stream};
+use micabox_owner::protocol::{Kind, Limit, Stream};
 use tracing::{info, warn};
 
 use crate::base::Claim;
@@ -14,7 +15,7 @@ use crate::log::LogWriter;
 use crate::name::is_valid;
 use crate::sandbox::now;
 use crate::state::{Registration, Status};
-use crate::{Error, Expiry, LogStream, ProcessId, upper};
+use crate::{Error, Expiry, LogStream, Network, ProcessId, upper};
 
 /// Recorded exit code of a sandbox that did not start; Docker's for its own failures.
 pub(crate) const EXIT_NOT_STARTED: i32 = 125;
@@ -122,12 +123,20 @@ impl micabox_owner::Registrar for Registrar {
         self.registration.update(|_| {}).map_err(io::Error::other)
     }
 
-    fn limited(&mut self, cpu_quota: Option<u32>) -> io::Result<()> {
-        info!(cpu_quota, "the sandbox's processor time changes");
+    fn limited(&mut self, limit: Limit) -> io::Result<()> {
+        info!(?limit, "a limit of the sandbox changes");
         self.registration.note("update", &[]);
-        let updated = self
-            .registration
-            .update(|record| record.cpu_quota = cpu_quota);
+        let updated = self.registration.update(|record| match limit {
+            Limit::Processors(quota) => record.cpu_quota = quota,
+            Limit::Processes(most) => record.setup.pids_limit = Some(most),
+            Limit::Network { incoming, outgoing } => {
+                if let Some(spec) = &mut record.spec
+                    && let Network::User(network) = &mut spec.network
+                {
+                    network.rate = NetRate { incoming, outgoing };
+                }
+            }
+        });
         updated.map_err(io::Error::other)
     }
 

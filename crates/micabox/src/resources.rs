@@ -1,7 +1,7 @@
 //! What a sandbox may use, and changes of it.
 
 use micabox_net::Rate as NetRate;
-use micabox_owner::protocol::{Reply, Request};
+use micabox_owner::protocol::{Limit, Reply, Request};
 use micabox_vmm::DiskRate;
 
 use crate::process::error;
@@ -25,13 +25,26 @@ pub struct Resources {
 }
 
 impl Resources {
-    /// Returns whether only the processors change.
-    fn are_processors(&self) -> bool {
-        let processors = Self {
-            processors: self.processors,
-            ..Self::default()
-        };
-        self.processors.is_some() && *self == processors
+    /// Returns the limits to change of a sandbox that runs; None if one is a part of its machine.
+    fn live(&self, record: &Record) -> Option<Vec<Limit>> {
+        if self.memory_mib.is_some() || self.disk_rate.is_some() {
+            return None;
+        }
+        let mut limits = Vec::new();
+        if let Some(time) = self.processors {
+            let all = u32::from(record.cpus) * 1000;
+            let quota = (time < all).then_some(time);
+            limits.push((time <= all).then_some(Limit::Processors(quota))?);
+        }
+        if let Some(processes) = self.pids_limit {
+            // Without a limit at its start it has no group of processes.
+            record.setup.pids_limit?;
+            limits.push(Limit::Processes(processes));
+        }
+        if let Some(NetRate { incoming, outgoing }) = self.net_rate {
+            limits.push(Limit::Network { incoming, outgoing });
+        }
+        Some(limits)
     }
 
     fn check(&self) -> Result<(), &'static str> {
@@ -69,14 +82,15 @@ impl Resources {
 }
 
 impl SandboxRef {
-    /// Changes what the sandbox may use, for its next start and all later ones. Only the time of
-    /// processors can be changed while it runs, up to that of its machine's virtual processors, and
-    /// counts at once.
+    /// Changes what the sandbox may use, for its next start and all later ones. While it runs, the
+    /// time of processors can be changed up to that of its machine's virtual processors, the number of
+    /// processes if it was started with a limit of them, and the rate of its network. They count at
+    /// once.
     ///
     /// # Errors
     /// [`Error::Running`] if the sandbox must be stopped for it; [`Error::BadChange`] if it can't have
     /// that; [`Error::NotKept`] if it can't be started again; [`Error::Unlimited`] if no control group
-    /// limits the running one.
+    /// limits the processor time of the running one. Limits before the one that failed are changed.
     pub fn update(&self, resources: &Resources) -> Result<(), Error> {
         let refused = |problem| Error::BadChange {
             name: self.record().name.clone(),
@@ -92,23 +106,20 @@ impl SandboxRef {
         });
         match changed {
             // Its owner has the record, and its machine.
-            Err(Error::Running(_)) if resources.are_processors() => self.limit(resources),
+            Err(Error::Running(name)) => {
+                let limits = resources.live(self.reload()?.record());
+                let mut limits = limits.ok_or(Error::Running(name))?.into_iter();
+                limits.try_for_each(|limit| self.limit(limit))
+            }
             Err(error) => Err(error),
             Ok(Some(())) => Ok(()),
             Ok(None) => Err(problem.map_or_else(not_kept, refused)),
         }
     }
 
-    /// Limits the processor time of a running sandbox.
-    fn limit(&self, resources: &Resources) -> Result<(), Error> {
-        let now = self.reload()?;
-        let all = u32::from(now.record().cpus) * 1000;
-        let time = resources.processors.unwrap_or(all);
-        if time > all {
-            return Err(Error::Running(now.record().name.clone()));
-        }
-        let quota = (time < all).then_some(time);
-        match self.ask(&Request::LimitProcessors { quota })? {
+    /// Limits a running sandbox.
+    fn limit(&self, limit: Limit) -> Result<(), Error> {
+        match self.ask(&Request::Limit { limit })? {
             Reply::Limited => Ok(()),
             Reply::Failed(failure) => Err(error(failure)),
             _ => Err(Error::OwnerGone),

@@ -1,7 +1,6 @@
 //! What any process of the same user does with a running sandbox: commands, the first command, and
 //! how the sandbox ends.
 
-use std::io;
 use std::time::{Duration, Instant};
 
 use micabox_owner::Client;
@@ -86,8 +85,13 @@ impl SandboxRef {
     /// # Errors
     /// [`Error::DoesNotRun`] if it has ended and can't be started again.
     pub fn expire(&self, expiry: &Expiry) -> Result<Expiry, Error> {
-        match self.connect() {
-            Ok(mut client) => expiry.set(&mut client),
+        let set = self
+            .connect()
+            .and_then(|mut client| expiry.set(&mut client));
+        match set.map_err(|error| match error {
+            Error::OwnerGone => self.disconnected(),
+            error => error,
+        }) {
             Err(Error::DoesNotRun(name)) => {
                 let changed = self.directory().change(self.id(), |record| {
                     let spec = record.spec.as_mut()?;
@@ -96,7 +100,7 @@ impl SandboxRef {
                 });
                 changed?.ok_or(Error::DoesNotRun(name))
             }
-            Err(error) => Err(error),
+            result => result,
         }
     }
 
@@ -194,10 +198,22 @@ impl SandboxRef {
     /// Sends a request whose reply needs no waiting.
     pub(crate) fn ask(&self, request: &Request) -> Result<Reply, Error> {
         let mut client = self.connect()?;
-        let gone = |_: io::Error| Error::OwnerGone;
-        client.request(1, request, &[]).map_err(gone)?;
-        let reply = client.reply(1, Instant::now().checked_add(ANSWER));
-        reply.map_err(gone)?.ok_or(Error::OwnerGone)
+        let asked = client.request(1, request, &[]);
+        let reply = asked.and_then(|()| client.reply(1, Instant::now().checked_add(ANSWER)));
+        reply
+            .map_err(|_| self.disconnected())?
+            .ok_or(Error::OwnerGone)
+    }
+
+    /// Returns why the owner has ended the connection.
+    fn disconnected(&self) -> Error {
+        match self.reload() {
+            Ok(now) => match now.record().status {
+                Status::Exited { .. } => Error::DoesNotRun(now.record().name.clone()),
+                _ => Error::OwnerGone,
+            },
+            Err(error) => error,
+        }
     }
 
     /// Connects to the owner.

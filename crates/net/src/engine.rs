@@ -3,8 +3,10 @@
 use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use smoltcp::wire::{
     ArpOperation, ArpPacket, ArpRepr, EthernetAddress, EthernetFrame, EthernetProtocol, IpProtocol,
 };
@@ -17,7 +19,7 @@ use crate::link::Received;
 use crate::packet::Packet;
 use crate::poll::{Event, Token};
 use crate::tcp::Tcp;
-use crate::{Protocol, Publish};
+use crate::{Protocol, Publish, Rate};
 
 /// Frames taken from the guest before the host's sockets have their turn.
 const TURN: usize = 64;
@@ -32,14 +34,19 @@ pub(crate) struct Engine {
     dns: Proxy,
     /// The buffer for the frame that is being read.
     incoming: Vec<u8>,
-    /// Kept open for epoll: its other end is closed to stop the network.
-    _stop: OwnedFd,
+    /// Readable when `rate` has changed; its other end is closed to stop the network.
+    control: OwnedFd,
+    rate: Arc<Mutex<Option<Rate>>>,
 }
 
 impl Engine {
-    pub(crate) fn new(mut io: Io, stop: OwnedFd) -> io::Result<Self> {
+    pub(crate) fn new(
+        mut io: Io,
+        control: OwnedFd,
+        rate: Arc<Mutex<Option<Rate>>>,
+    ) -> io::Result<Self> {
         io.poll.add(io.link.socket(), Token::Link)?;
-        io.poll.add(&stop, Token::Stop)?;
+        io.poll.add(&control, Token::Control)?;
         let mut seed = [0; 8];
         rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())?;
         let tcp = Tcp::new(&mut io.link, io.now, u64::from_ne_bytes(seed));
@@ -49,7 +56,8 @@ impl Engine {
             tcp,
             datagrams: Datagrams::new(),
             dns: Proxy::new(),
-            _stop: stop,
+            control,
+            rate,
         })
     }
 
@@ -80,7 +88,8 @@ impl Engine {
             let mut stop = false;
             for event in &events {
                 match event.token {
-                    Token::Stop => stop = true, // after the others, which come only once
+                    // After the others, which come only once.
+                    Token::Control => stop |= self.read_control(),
                     Token::Link => {
                         readable |= event.readable;
                         self.io.link.flush();
@@ -107,6 +116,23 @@ impl Engine {
             more = self.datagrams.advance(&mut self.io);
             self.tcp.advance(&mut self.io);
         }
+    }
+
+    /// Applies a changed rate. Returns whether the network is to stop.
+    fn read_control(&mut self) -> bool {
+        loop {
+            match rustix::io::read(&self.control, &mut [0; 16]) {
+                Ok(0) => return true,
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(_) => break,
+            }
+        }
+        let rate = self.rate.lock();
+        let rate = rate.unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(rate) = rate {
+            self.io.link.limit(rate, self.io.now);
+        }
+        false
     }
 
     /// Delivers to the host's side what the guest sent and the network has acknowledged: the last
@@ -139,7 +165,7 @@ impl Engine {
     fn event(&mut self, event: Event) {
         let io = &mut self.io;
         match event.token {
-            Token::Link | Token::Stop => {}
+            Token::Link | Token::Control => {}
             Token::Tcp(id) => self.tcp.event(io, id, event),
             Token::TcpPort(id) => self.tcp.port_event(id),
             Token::Datagram(id) => self.datagrams.event(io, id, event),

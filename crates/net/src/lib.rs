@@ -28,8 +28,8 @@ mod tcp;
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -119,8 +119,10 @@ fn hint(error: &std::io::Error) -> &'static str {
 /// link.
 #[derive(Debug)]
 pub struct Network {
-    /// Closed to stop the thread.
-    stop: Option<OwnedFd>,
+    /// A byte makes the thread look at `rate`; closed to stop the thread.
+    control: Option<OwnedFd>,
+    /// The limits that the thread has not applied yet.
+    rate: Arc<Mutex<Option<Rate>>>,
     thread: Option<JoinHandle<()>>,
     counters: Arc<link::Counters>,
 }
@@ -155,19 +157,21 @@ impl Network {
         let system = |what| move |source: std::io::Error| Error::System { what, source };
         let start = system("starting the network");
         let now = Instant::now();
-        let (stop, stop_here) =
-            pipe_with(PipeFlags::CLOEXEC).map_err(|errno| start(errno.into()))?;
-        let io = Io {
+        let (control, control_here) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)
+            .map_err(|errno| start(errno.into()))?;
+        let mut io = Io {
             poll: poll::Poll::new().map_err(start)?,
-            link: link::Link::new(link, config.addresses, config.header).limited(config.rate, now),
+            link: link::Link::new(link, config.addresses, config.header),
             policy: policy::Policy::new(config.allow, config.deny),
             own: policy::OwnAddresses::new()
                 .map_err(system("asking the kernel for its own addresses"))?,
             resolvers: dns::Resolvers::new(config.resolvers, now),
             now,
         };
+        io.link.limit(config.rate, now);
         let counters = io.link.counters();
-        let mut engine = Engine::new(io, stop).map_err(start)?;
+        let rate = Arc::default();
+        let mut engine = Engine::new(io, control, Arc::clone(&rate)).map_err(start)?;
         for port in config.publish {
             engine
                 .publish(&port)
@@ -182,10 +186,20 @@ impl Network {
             })
             .map_err(start)?;
         Ok(Self {
-            stop: Some(stop_here),
+            control: Some(control_here),
+            rate,
             thread: Some(thread),
             counters,
         })
+    }
+
+    /// Limits the traffic from now on, in place of all earlier limits.
+    pub fn limit(&self, rate: Rate) {
+        *self.rate.lock().unwrap_or_else(PoisonError::into_inner) = Some(rate);
+        if let Some(control) = &self.control {
+            // A full pipe has woken the thread already, and a thread that ended has no traffic.
+            let _ = rustix::io::write(control, b"l");
+        }
     }
 
     /// Returns how much the guest has received and sent.
@@ -211,7 +225,7 @@ pub fn link() -> Result<(OwnedFd, OwnedFd), Error> {
 
 impl Drop for Network {
     fn drop(&mut self) {
-        drop(self.stop.take());
+        drop(self.control.take());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -144,12 +144,11 @@ impl Link {
         }
     }
 
-    /// Limits the traffic from `now` on.
-    pub(crate) fn limited(mut self, rate: Rate, now: Instant) -> Self {
+    /// Limits the traffic from `now` on, in place of all earlier limits.
+    pub(crate) fn limit(&mut self, rate: Rate, now: Instant) {
         self.to_guest = Limit::new(rate.incoming, now);
         self.from_guest = Limit::new(rate.outgoing, now);
         self.now = now;
-        self
     }
 
     /// Moves the time on.

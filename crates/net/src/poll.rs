@@ -16,7 +16,7 @@ pub(crate) enum Token {
     /// The guest's frames.
     Link,
     /// The request to stop.
-    Stop,
+    Control,
     /// A TCP connection's socket.
     Tcp(Id),
     /// A published TCP port.
@@ -56,7 +56,7 @@ impl Token {
     fn pack(self) -> u64 {
         let (kind, id) = match self {
             Self::Link => (0, 0),
-            Self::Stop => (1, 0),
+            Self::Control => (1, 0),
             Self::Tcp(id) => (2, id),
             Self::TcpPort(id) => (3, id),
             Self::Datagram(id) => (4, id),
@@ -70,7 +70,7 @@ impl Token {
         let id = packed / KINDS;
         Some(match packed % KINDS {
             0 => Self::Link,
-            1 => Self::Stop,
+            1 => Self::Control,
             2 => Self::Tcp(id),
             3 => Self::TcpPort(id),
             4 => Self::Datagram(id),
@@ -147,7 +147,7 @@ mod tests {
     fn tokens_come_back_from_epoll_unchanged() {
         for token in [
             Token::Link,
-            Token::Stop,
+            Token::Control,
             Token::Tcp(1),
             Token::TcpPort(2),
             Token::Datagram(3),

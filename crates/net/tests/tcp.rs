@@ -158,6 +158,41 @@ print(round(whole, 2))
 
 #[test]
 #[ignore = "needs root"]
+fn a_running_networks_rate_changes() {
+    const SENT: u32 = 1 << 20;
+    let guest = Guest::free();
+    let measure = |incoming| -> f64 {
+        guest.network.limit(Rate {
+            incoming,
+            outgoing: None,
+        });
+        let (port, server) = serve(1, echo);
+        let text = guest.run(
+            "
+data = bytes(int(sys.argv[3]))
+stream = connect(*sys.argv[1:3])
+start = time.monotonic()
+stream.sendall(data)
+stream.shutdown(socket.SHUT_WR)
+assert read_all(stream) == data
+print(round(time.monotonic() - start, 2))
+",
+            &[&outside().to_string(), &port, &SENT.to_string()],
+        );
+        server.join().unwrap();
+        text.parse().unwrap()
+    };
+    let slow = measure(Some(u64::from(SENT) / 2));
+    let slower = measure(Some(u64::from(SENT) / 4));
+    let free = measure(None);
+    assert!(
+        slow > 1.5 && slower > 3.0 && free < slow,
+        "{slow} {slower} {free}"
+    );
+}
+
+#[test]
+#[ignore = "needs root"]
 fn each_direction_ends_by_itself() {
     // The guest ends first and gets its answer; then the host does.
     let (port, server) = serve(2, |mut stream| {

@@ -6,7 +6,7 @@ use std::io::Write;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use micabox_owner::protocol::{Exec, Failure, Kind, Reply, Request};
+use micabox_owner::protocol::{Exec, Failure, Kind, Limit, Reply, Request};
 use micabox_owner::{Lost, LostReason, Start};
 use micabox_vmm::Exit;
 use micabox_wire::{
@@ -260,24 +260,33 @@ fn a_command_whose_caller_died_before_it_started_is_killed() {
 }
 
 #[test]
-fn processor_time_is_limited_or_the_host_can_not() {
-    let fixture = Fixture::booted();
+fn a_running_sandbox_is_limited_or_the_client_learns_why_not() {
+    let mut fixture = Fixture::booted();
     let mut client = fixture.connect();
-    let mut ask = |quota| {
-        client
-            .request(1, &Request::LimitProcessors { quota }, &[])
-            .unwrap();
+    let mut ask = |limit| {
+        client.request(1, &Request::Limit { limit }, &[]).unwrap();
         reply(&mut client, 1)
     };
     let kind = |reply| match reply {
         Reply::Failed(failure) => failure.kind,
         other => panic!("{other:?}"),
     };
-    assert_eq!(ask(Some(500)), Reply::Limited);
-    assert_eq!(kind(ask(Some(9))), Kind::Invalid);
-    assert_eq!(kind(ask(None)), Kind::Unlimited);
+    let processors = Limit::Processors;
+    assert_eq!(ask(processors(Some(500))), Reply::Limited);
+    assert_eq!(kind(ask(processors(Some(9)))), Kind::Invalid);
+    assert_eq!(kind(ask(processors(None))), Kind::Unlimited);
+    assert_eq!(ask(Limit::Processes(7)), Reply::Limited);
+    let limit = ToGuest::LimitProcesses { most: 7 };
+    assert_eq!(fixture.guest.receive(), limit);
+    assert_eq!(kind(ask(Limit::Processes(0))), Kind::Invalid);
+    let network = Limit::Network {
+        incoming: Some(1),
+        outgoing: None,
+    };
+    assert_eq!(kind(ask(network)), Kind::Invalid);
     let record = fixture.record.lock().unwrap().clone();
-    assert_eq!(record, ["running", "limited Some(500)"]);
+    let limits = ["limited Processors(Some(500))", "limited Processes(7)"];
+    assert_eq!(record, [&["running"][..], &limits].concat());
 }
 
 #[test]

@@ -64,7 +64,7 @@ pub use setup::{Mount, MountSource, MountedDisk, Setup, Tmpfs};
 
 /// The protocol's version. Host and guest must agree exactly: they are built and shipped together,
 /// so there is nothing to negotiate.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 
 /// The program's name for the agent's list of processes: no file's name has a NUL byte.
 ///

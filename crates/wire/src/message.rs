@@ -75,6 +75,12 @@ pub enum ToGuest {
     /// This is a copy, with its own host: take on a new identity and reply with
     /// [`ToHost::Restored`].
     Restore(Box<Restore>),
+    /// Limit the number of processes and threads of all commands together, in place of
+    /// [`Setup::max_processes`](crate::Setup::max_processes). Ignored without that.
+    LimitProcesses {
+        /// Their number, at least 1.
+        most: u64,
+    },
 }
 
 /// A message from the guest to the host.

@@ -11,9 +11,10 @@ use crate::run::{Cpus, cpus, disk_rate, duration, memory, net_rate, processes};
 
 /// Change what sandboxes may use, for now and for later starts
 ///
-/// When a sandbox ends by itself can be changed at any time, and so can the time of its processors, up
-/// to the number that it was started with. All else is a part of its machine, and is changed while the
-/// sandbox does not run, for its next start: `mica stop`, `mica update`, `mica start`.
+/// When a sandbox ends by itself can be changed at any time, and so can the rate of its network, the time
+/// of its processors, up to the number that it was started with, and the number of its processes, if it
+/// was started with a limit of them. All else is a part of its machine, and is changed while the sandbox
+/// does not run, for its next start: `mica stop`, `mica update`, `mica start`.
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("change").required(true).multiple(true))]
 pub struct Args {
@@ -35,7 +36,8 @@ pub struct Args {
     #[arg(short, long, value_name = "SIZE", value_parser = memory, group = "change")]
     memory: Option<u32>,
 
-    /// Most processes and threads, of a sandbox that does not run; 0 and -1 for no limit
+    /// Most processes and threads; 0 and -1 for no limit. Of a running sandbox, only if it was started
+    /// with a limit
     #[arg(
         long,
         value_name = "NUMBER",
@@ -49,7 +51,7 @@ pub struct Args {
     #[arg(long, value_name = "RATE", value_parser = disk_rate, group = "change")]
     disk_rate: Option<DiskRate>,
 
-    /// Bytes a second of the network, of a sandbox that does not run [5m, or in=10m,out=1m]
+    /// Bytes a second of the network [5m, or in=10m,out=1m]
     #[arg(long, value_name = "RATE", value_parser = net_rate, group = "change")]
     net_rate: Option<NetRate>,
 
@@ -73,7 +75,7 @@ impl Args {
         };
         if resources != Resources::default() {
             sandbox.update(&resources).map_err(|error| match error {
-                Error::Running(name) => self.must_stop(&name, sandbox.record().cpus),
+                Error::Running(name) => self.must_stop(&name, sandbox.record().cpus.into()),
                 error => error.into(),
             })?;
         }
@@ -87,17 +89,16 @@ impl Args {
     }
 
     /// Makes the message for a change that a running sandbox can't take.
-    fn must_stop(&self, name: &str, cpus: u8) -> Failure {
-        let others = [
-            self.memory.is_some(),
-            self.pids_limit.is_some(),
-            self.disk_rate.is_some(),
-            self.net_rate.is_some(),
-        ];
-        let what = if others.contains(&true) {
-            "only the time of its processors can be changed meanwhile".to_owned()
-        } else {
+    fn must_stop(&self, name: &str, cpus: u32) -> Failure {
+        let what = if self.memory.is_some() || self.disk_rate.is_some() {
+            "its memory and the rate of its disks can't be changed meanwhile".to_owned()
+        } else if self
+            .cpus
+            .is_some_and(|time| time.thousandths() > cpus * 1000)
+        {
             format!("it can't have more than the {cpus} processors that it was started with")
+        } else {
+            "it was started without a limit of processes".to_owned()
         };
         Failure::new(format!("sandbox {name} runs: {what}")).hint(format!(
             "`mica stop {name}`, then `mica update`, and `mica start {name}`"

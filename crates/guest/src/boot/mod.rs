@@ -25,6 +25,7 @@ use crate::kernel_log::KernelLog;
 use crate::machine;
 use crate::mount;
 
+pub use group::Group;
 pub use step::Step;
 pub use upper::UPPER;
 

@@ -81,7 +81,7 @@ pub fn enter(place: &Place) -> rustix::io::Result<()> {
         group: Some(group), ..
     } = place
     {
-        rustix::io::write(group, b"0")?;
+        group.join()?;
     }
     enter_mounts(place)
 }

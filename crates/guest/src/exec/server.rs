@@ -11,9 +11,10 @@ use rustix::io::Errno;
 
 use super::channel::Channel;
 use super::command::{Command, Progress};
-use super::spawn::{PidNamespace, Process, Sandbox};
+use super::spawn::{PidNamespace, Place, Process, Sandbox};
 use crate::boot::setup;
 use crate::identity;
+use crate::kernel_log;
 
 /// Why the server stopped.
 #[derive(Debug)]
@@ -244,6 +245,10 @@ impl Server {
             ToGuest::Thaw { .. } | ToGuest::Restore(_) => {
                 return Err(Stop::Protocol("not quiesced".to_owned()));
             }
+            ToGuest::LimitProcesses { most } => {
+                self.limit_processes(most);
+                return Ok(());
+            }
             ToGuest::Exec { id, spec } => {
                 self.start(id, *spec);
                 return Ok(());
@@ -275,6 +280,16 @@ impl Server {
             _ => Ok(()),
         };
         result.map_err(|error| Stop::Protocol(format!("command {id}: {error}")))
+    }
+
+    fn limit_processes(&self, most: u64) {
+        if let Place::Namespace {
+            group: Some(group), ..
+        } = &self.sandbox.place
+            && let Err(errno) = group.limit(most)
+        {
+            kernel_log::write(format_args!("the limit of processes stays: {errno}"));
+        }
     }
 
     /// Sends nothing while the machine is copied, in the original and in every copy.

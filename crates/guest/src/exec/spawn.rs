@@ -11,6 +11,7 @@ use super::child::{fork, kill};
 use super::program::{describe, failed};
 use super::start::{self, SpawnRequest};
 use super::stdio::{self, AgentEnds};
+use crate::boot::Group;
 use crate::network::Interface;
 
 /// The environment that commands run in.
@@ -40,9 +41,8 @@ pub enum Place {
         root: OwnedFd,
         /// Its devpts filesystem.
         terminals: OwnedFd,
-        /// A process that writes to it joins the control group of commands; None if they are in
-        /// the agent's.
-        group: Option<OwnedFd>,
+        /// The control group of commands; None if they are in the agent's.
+        group: Option<Group>,
     },
 }
 

@@ -86,12 +86,10 @@ pub enum Request {
     Pause,
     /// Let them run again. Reply: [`Reply::Unpaused`].
     Unpause,
-    /// Limit the processor time of the machine's process, for later starts too. Reply:
-    /// [`Reply::Limited`].
-    LimitProcessors {
-        /// Thousandths of a processor, at least 10; none for all of the machine's processors.
-        #[serde(default)]
-        quota: Option<u32>,
+    /// Limit what the sandbox may use, at once and for later starts. Reply: [`Reply::Limited`].
+    Limit {
+        /// What, and how much of it.
+        limit: Limit,
     },
     /// Request for [`Reply::Stats`].
     Stats,
@@ -167,6 +165,25 @@ pub struct Exec {
     /// The command gets SIGPIPE when nothing reads an output's descriptor any more. Without this,
     /// the output is dropped.
     pub sigpipe: bool,
+}
+
+/// What a running sandbox may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Limit {
+    /// Time of the machine's process, in thousandths of a processor, at least 10; none for all of the
+    /// machine's processors.
+    Processors(Option<u32>),
+    /// Processes and threads of all commands together, at least 1. It counts in a sandbox that was
+    /// started with such a limit.
+    Processes(u64),
+    /// Bytes of frames a second; none for no limit.
+    Network {
+        /// To the guest.
+        incoming: Option<u64>,
+        /// From the guest.
+        outgoing: Option<u64>,
+    },
 }
 
 /// Where a stream comes from or goes to.

@@ -1,32 +1,44 @@
-//! Changes what limits a machine while it runs.
+//! Changes what limits a sandbox while it runs.
+
+use micabox_wire::ToGuest;
 
 use super::Owner;
 use super::client::ClientId;
-use crate::protocol::{Failure, Kind, Reply};
+use crate::protocol::{Failure, Kind, Limit, Reply};
 
 /// Least processor time, in thousandths of a processor.
 const LEAST: u32 = 10;
 
 impl Owner {
-    /// Handles a client's request to limit the machine's processor time.
-    pub(super) fn limit_processors(
+    /// Handles a client's request to limit what the sandbox may use.
+    pub(super) fn limit(
         &mut self,
         client: ClientId,
         number: u32,
-        quota: Option<u32>,
+        limit: Limit,
     ) -> Result<(), Failure> {
-        if quota.is_some_and(|quota| quota < LEAST) {
-            let message = "less than a hundredth of a processor";
-            return Err(Failure::new(Kind::Invalid, message));
+        let invalid = |message: &str| Err(Failure::new(Kind::Invalid, message));
+        match limit {
+            Limit::Processors(Some(0..LEAST)) => {
+                return invalid("less than a hundredth of a processor");
+            }
+            Limit::Processors(quota) => {
+                let limited = self.machine.limit_processors(quota);
+                limited.map_err(|error| match error {
+                    micabox_vmm::Error::NoLimits { why } => Failure::new(Kind::Unlimited, why),
+                    error => Failure::new(Kind::Invalid, error.to_string()),
+                })?;
+            }
+            Limit::Processes(0) => return invalid("no command would run in it"),
+            Limit::Processes(most) => self.link.outbox.push(ToGuest::LimitProcesses { most }),
+            Limit::Network { incoming, outgoing } => match &self.network {
+                Some(network) => network.limit(incoming, outgoing),
+                None => return invalid("it has no network"),
+            },
         }
-        let limited = self.machine.limit_processors(quota);
-        limited.map_err(|error| match error {
-            micabox_vmm::Error::NoLimits { why } => Failure::new(Kind::Unlimited, why),
-            error => Failure::new(Kind::Invalid, error.to_string()),
-        })?;
         if let Some(registrar) = &mut self.registrar {
             // A failure leaves later starts as they were.
-            let _ = registrar.limited(quota);
+            let _ = registrar.limited(limit);
         }
         self.send(client, number, &Reply::Limited);
         Ok(())

@@ -34,7 +34,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGTERM};
 
 use crate::Lost;
 use crate::guest::{Broken, Link};
-use crate::protocol::{Failure, Reply, Stream};
+use crate::protocol::{Failure, Limit, Reply, Stream};
 use crate::socket::Listener;
 use client::{Client, ClientId};
 use command::{Command, Input, Sink};
@@ -113,6 +113,9 @@ pub enum Start {
 pub trait Network: Send {
     /// Returns the bytes of frames that the guest has received, and those that it has sent.
     fn traffic(&self) -> (u64, u64);
+
+    /// Limits the traffic to and from the guest from now on, in bytes of frames a second.
+    fn limit(&self, incoming: Option<u64>, outgoing: Option<u64>);
 }
 
 /// Keeps a sandbox's record and log.
@@ -148,12 +151,11 @@ pub trait Registrar: Send {
     /// Those of the record's file.
     fn expires(&mut self, idle_timeout: u64, max_life: u64) -> io::Result<()>;
 
-    /// Records how much processor time the machine's process may use, for later starts: thousandths of
-    /// a processor, none for all of its processors.
+    /// Records what the sandbox may use, for later starts.
     ///
     /// # Errors
     /// Those of the record's file.
-    fn limited(&mut self, cpu_quota: Option<u32>) -> io::Result<()>;
+    fn limited(&mut self, limit: Limit) -> io::Result<()>;
 
     /// Notes what a client did with the sandbox, for readers of its events.
     fn event(&mut self, action: &str, attributes: &[(&str, String)]);

@@ -154,7 +154,7 @@ impl Owner {
                 self.expire(client, number, idle_timeout, max_life);
                 Ok(())
             }
-            Request::LimitProcessors { quota } => self.limit_processors(client, number, quota),
+            Request::Limit { limit } => self.limit(client, number, limit),
             Request::Stats => {
                 let stats = self.stats();
                 self.send(client, number, &Reply::Stats(stats));

@@ -50,7 +50,6 @@ impl Owner {
     pub(super) fn finish(&mut self) {
         self.give_up_freezes();
         if self.holds_nothing {
-            drop(self.listener.take());
             let failure = self.end.failure.clone();
             self.record(failure, false);
             // Before the kill, which keeps this processor's kernel busy.
@@ -291,6 +290,8 @@ impl Owner {
             is_abandoned: self.end.is_abandoned,
             disk_is_in_use,
         });
+        // Clients that find the socket without its lock would wait for replies.
+        drop(self.listener.take());
         drop(registrar);
         let watching = std::mem::take(&mut self.end.watching);
         for (client, number) in watching.into_iter().chain([(self.creator, 0)]) {

@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use micabox_owner::protocol::frame::Pipe;
-use micabox_owner::protocol::{Exec, Frame, Place, Reply, Request, Stream};
+use micabox_owner::protocol::{Exec, Frame, Limit, Place, Reply, Request, Stream};
 use micabox_owner::{Client, Launch, Outcome, Registrar, Start, serve};
 use micabox_vmm::{Exit, Machine, Snapshot};
 use micabox_wire::{
@@ -166,11 +166,8 @@ impl Registrar for Notes {
         Ok(())
     }
 
-    fn limited(&mut self, cpu_quota: Option<u32>) -> io::Result<()> {
-        self.0
-            .lock()
-            .unwrap()
-            .push(format!("limited {cpu_quota:?}"));
+    fn limited(&mut self, limit: Limit) -> io::Result<()> {
+        self.0.lock().unwrap().push(format!("limited {limit:?}"));
         Ok(())
     }
 

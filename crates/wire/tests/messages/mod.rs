@@ -220,6 +220,7 @@ pub fn to_guest() -> impl Strategy<Value = ToGuest> {
             entropy,
         }),
         restore().prop_map(|restore| ToGuest::Restore(Box::new(restore))),
+        any::<u64>().prop_map(|most| ToGuest::LimitProcesses { most }),
     ]
 }
 
