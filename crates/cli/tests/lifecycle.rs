@@ -126,6 +126,62 @@ fn a_killed_owner_leaves_no_machine_and_a_record_until_removed() {
     home.assert_nothing_left();
 }
 
+/// After a reboot, the store is as it was when the power failed, no lock is held, and the processes of
+/// the records may be others: here, the ones that run on in the original of the store.
+#[test]
+#[ignore = "needs a built guest"]
+fn a_reboot_leaves_dead_sandboxes_that_start_and_are_removed() {
+    let home = Home::new();
+    let upper = ["--upper", "disk:64m"];
+    for (name, flags) in [("kept", &upper[..]), ("gone", &[]), ("auto", &["--rm"])] {
+        let run = ["run", "-d", "--idle", "--name", name];
+        home.output(&[&run[..], flags, &["box"]].concat()).ok();
+    }
+    let script = "echo before >/file; sync";
+    home.output(&["exec", "kept", "sh", "-c", script]).ok();
+
+    let rebooted = Home::empty();
+    let copied = Command::new("cp")
+        .args(["-a", "--sparse=always"])
+        .args([home.store(), rebooted.store()])
+        .status();
+    assert!(copied.unwrap().success());
+    for sandbox in rebooted.sandboxes() {
+        let state = sandbox.join("state.json");
+        let record = fs::read(&state).unwrap();
+        let mut record: serde_json::Value = serde_json::from_slice(&record).unwrap();
+        for process in ["owner", "machine"] {
+            let boot = &mut record[process]["boot"];
+            *boot = (boot.as_u64().unwrap() ^ 1).into();
+        }
+        fs::write(&state, record.to_string()).unwrap();
+    }
+
+    let list = rebooted.output(&["ps", "-a", "--json"]).json();
+    let states = |list: &serde_json::Value| {
+        let sandboxes = list.as_array().unwrap().iter();
+        let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+        let states = sandboxes.map(|one| (text(&one["name"]), text(&one["state"])));
+        states.collect::<Vec<_>>()
+    };
+    let dead = |name: &str| (name.to_owned(), "dead".to_owned());
+    assert_eq!(states(&list), [dead("gone"), dead("kept")]);
+    rebooted.output(&["start", "kept"]).ok();
+    let file = rebooted.output(&["exec", "kept", "cat", "/file"]).ok();
+    assert_eq!(file, "before\n");
+    rebooted.output(&["rm", "-f", "kept", "gone"]).ok();
+    rebooted.assert_nothing_left();
+
+    let list = home.output(&["ps", "--json"]).json();
+    assert_eq!(states(&list).len(), 3);
+    assert_eq!(home.machines().len(), 3);
+    for name in ["kept", "gone", "auto"] {
+        home.output(&["exec", name, "true"]).ok();
+        home.output(&["rm", "-f", name]).ok();
+    }
+    home.assert_nothing_left();
+}
+
 /// Its machine may still be taken apart then: by the owner, or by the kernel when that is killed.
 #[test]
 #[ignore = "needs a built guest"]

@@ -1,4 +1,4 @@
-//! Identifies processes by PID and start time, since PIDs are reused.
+//! Identifies processes by PID, start time and boot, since PIDs are reused.
 
 use std::time::Duration;
 
@@ -8,13 +8,17 @@ use rustix::io::retry_on_intr;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
-/// A process: its PID, and when it started, since PIDs are reused.
+/// A process: its PID, and when it started, since PIDs are reused. Records of it outlive the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessId {
     /// The PID.
     pub pid: u32,
     /// When it started: clock ticks since the host's boot, field 22 of `/proc/<pid>/stat`.
     pub start_time: u64,
+    /// The host's boot: the first 48 bits of `/proc/sys/kernel/random/boot_id`. 0 in records of older
+    /// versions, and where the kernel does not tell: any boot.
+    #[serde(default)]
+    pub boot: u64,
 }
 
 impl ProcessId {
@@ -23,6 +27,7 @@ impl ProcessId {
         Some(Self {
             pid,
             start_time: start_time(pid)?,
+            boot: boot(),
         })
     }
 
@@ -64,8 +69,20 @@ impl ProcessId {
     fn open(self) -> Option<OwnedFd> {
         let pid = Pid::from_raw(self.pid.cast_signed())?;
         let handle = pidfd_open(pid, PidfdFlags::empty()).ok()?;
-        (start_time(self.pid) == Some(self.start_time)).then_some(handle)
+        let is_same = start_time(self.pid) == Some(self.start_time);
+        (is_same && (self.boot == 0 || self.boot == boot())).then_some(handle)
     }
+}
+
+/// Returns the number of the host's boot, 0 if the kernel does not tell.
+fn boot() -> u64 {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let digits: String = text
+        .chars()
+        .filter(char::is_ascii_hexdigit)
+        .take(12)
+        .collect();
+    u64::from_str_radix(&digits, 16).unwrap_or(0)
 }
 
 /// Returns the processor time of a running process and its descendants in clock ticks. The
@@ -189,12 +206,22 @@ mod tests {
     fn a_recycled_process_id_is_not_killed() {
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
         let right = ProcessId::of(child.id()).unwrap();
-        let wrong = ProcessId {
-            start_time: right.start_time + 1,
-            ..right
-        };
-        wrong.kill();
-        assert!(child.try_wait().unwrap().is_none());
+        assert_ne!(right.boot, 0);
+        let others = [
+            ProcessId {
+                start_time: right.start_time + 1,
+                ..right
+            },
+            ProcessId {
+                boot: right.boot + 1,
+                ..right
+            },
+        ];
+        for wrong in others {
+            wrong.kill();
+            assert!(wrong.has_ended());
+            assert!(child.try_wait().unwrap().is_none());
+        }
         right.kill();
         assert!(!child.wait().unwrap().success());
         assert_eq!(ProcessId::of(child.id()), None);
