@@ -76,6 +76,17 @@ fn an_idle_sandbox_is_copied_with_what_was_done_in_it() {
         name: copy.trim(),
     };
     assert_eq!(copy.exec(&[], &["cat", "/done"]).ok(), "done\n");
+    // Its files, in and out.
+    let (there, back) = (home.path().join("there"), home.path().join("back"));
+    std::fs::write(&there, vec![7; 300_000]).unwrap();
+    let inside = format!("{}:/there", copy.name);
+    home.output(&["cp", there.to_str().unwrap(), &inside]).ok();
+    assert_eq!(
+        copy.exec(&[], &["wc", "-c", "/there"]).ok(),
+        "300000 /there\n"
+    );
+    home.output(&["cp", &inside, back.to_str().unwrap()]).ok();
+    assert!(std::fs::read(&there).unwrap() == std::fs::read(&back).unwrap());
     home.output(&["stop", copy.name]).ok();
     wait_until("all are gone", || home.sandboxes().is_empty());
 }
