@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::fmt::Write;
+use std::io::ErrorKind;
 
 use micabox::LostReason;
 use micabox_image::Store;
@@ -224,6 +225,21 @@ fn hint(error: &micabox::Error) -> Option<&'static str> {
         E::Unlimited(_) => "`mica doctor` says what control groups need",
         E::Paused => "`mica unpause` lets it continue",
         E::NotKept(_) => "run it with `--upper disk`",
+        E::InFolder { .. } => {
+            "`mica diff` and `mica commit` read the folder, and it can be copied once the sandbox \
+             has stopped"
+        }
+        E::UpperFolder { source, .. } if source.kind() == ErrorKind::NotFound => {
+            "make the folder that it is in"
+        }
+        E::UpperFolder { .. } => {
+            "name a folder that is empty or has only a sandbox's changes, on a filesystem such as \
+             ext4, XFS or Btrfs"
+        }
+        E::UpperInUse(_) => "one sandbox uses it at a time: stop that one, or name another folder",
+        E::NotInFolder(_) => {
+            "omit --add, --mkdir, --symlink and --remove, or run it with `--upper disk`"
+        }
         E::InPlace { .. } => {
             "look inside with `mica ext4 ls FILE` and `mica ext4 cp` once it has stopped"
         }

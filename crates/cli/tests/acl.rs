@@ -29,6 +29,28 @@ fn an_acl_can_be_set_on_a_file_of_the_image_and_is_committed() {
     let config = serde_json::json!({"Env": ["PATH=/usr/bin:/bin"], "Cmd": ["sh"]});
     home.load(&layers, &config);
     let script = format!("set -e; {SET}; {LOOK}");
+    let directory = tempfile::tempdir().unwrap();
+    let folder = format!("folder:{}", directory.path().display());
+    // In a folder of the host, a FIFO has no list.
+    let of_pipe = "; mkfifo /srv/pipe; setfacl -m u:7:w /srv/pipe";
+    let run = home.output(&[
+        "run",
+        "--name",
+        "folder",
+        "--upper",
+        &folder,
+        "box",
+        "sh",
+        "-c",
+        &script.replace(of_pipe, "").replace(" /srv/pipe", ""),
+    ]);
+    let expected = EXPECTED.rsplit_once("user::rw-\nuser:7:-w-").unwrap().0;
+    assert_eq!(run.ok(), expected);
+    home.output(&["commit", "folder", "ours"]).ok();
+    let look = LOOK.replace(" /srv/pipe", "");
+    let look = home.output(&["run", "--rm", "ours", "sh", "-c", &look]);
+    assert_eq!(look.ok(), expected);
+    home.output(&["rm", "folder"]).ok();
     for (root, upper) in [("stacked", "tmpfs"), ("merged", "disk:64m")] {
         let flags = ["run", "--name", root, "--root", root, "--upper", upper];
         let run = home.output(&[&flags[..], &["box", "sh", "-c", &script]].concat());

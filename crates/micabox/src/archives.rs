@@ -2,7 +2,6 @@
 //! from and to its disk.
 
 use std::ffi::OsStr;
-use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -11,7 +10,7 @@ use micabox_overlay::view::PathKind;
 use micabox_owner::Client;
 use micabox_wire::files::FileType;
 
-use crate::jailed::{self, About, Look, Pack, Unread};
+use crate::jailed::{self, Look, Pack, Unread};
 use crate::{Base, Error, LeftOut, SandboxRef, patch, upper};
 
 impl SandboxRef {
@@ -33,17 +32,17 @@ impl SandboxRef {
             };
         }
         let (found, _lock) = self.hold()?;
-        found.record.disk_size()?;
+        let frozen = self.frozen_disk()?;
         let base = Base::of(self.sandboxes().store(), &found.record)?;
-        let disk = upper::disk(&found.path);
-        let about = About::new("reading", &disk, &base).asked(path);
+        let about = frozen.about("reading", &base).asked(path);
         let (lower, below) = base.lower_files()?;
-        let file = File::open(&disk).map_err(|error| about.disk(error))?;
+        let disk = frozen.open(&about)?;
         let look = Look {
+            medium: disk.medium,
             lower,
             path: path.to_vec(),
         };
-        jailed::call(&look, file, below, 0).map_err(|error| about.error(error))
+        jailed::call(&look, disk.file, below, 0).map_err(|error| about.error(error))
     }
 
     /// Reads what is at a path in the sandbox as an archive, with owners, times and extended
@@ -63,6 +62,7 @@ impl SandboxRef {
         let (lower, below) = base.lower_files()?;
         let disk = frozen.open(&about)?;
         let pack = Pack {
+            medium: disk.medium,
             lower,
             path: path.to_vec(),
             follow,

@@ -169,6 +169,28 @@ pub enum Error {
         /// Why it failed.
         source: Source,
     },
+    /// The sandbox's changes are in a folder of the host, and the operation is one on a disk.
+    #[error("the changes of sandbox {name} are in the folder {}, not on a disk", path.display())]
+    InFolder {
+        /// Its name.
+        name: String,
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A folder of the host can't hold a sandbox's changes.
+    #[error("the folder `{}` for a sandbox's changes: {source}", path.display())]
+    UpperFolder {
+        /// Its path.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// Another sandbox has its changes in the folder, and runs; or its changes are being read.
+    #[error("the folder `{}` for a sandbox's changes is in use", _0.display())]
+    UpperInUse(PathBuf),
+    /// Changes before the start can't be made in a folder.
+    #[error("changes before the start can't be made in the folder `{}`", _0.display())]
+    NotInFolder(PathBuf),
     /// The sandbox writes to its root disk itself, so it has no changes apart from it.
     #[error("sandbox {name} writes its changes directly to {}", path.display())]
     InPlace {

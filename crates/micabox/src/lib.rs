@@ -29,6 +29,7 @@ mod freeze;
 #[doc(hidden)]
 pub mod fuzzing;
 mod guest_files;
+mod held;
 mod history;
 mod image_files;
 #[doc(hidden)]

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use micabox_ext4::BlockDevice;
 use serde::{Deserialize, Serialize};
 
+use crate::upper::Upper;
 use crate::view::{View, ViewError};
 use crate::walk::{Scope, Walk};
 
@@ -57,8 +57,8 @@ pub struct Step {
 ///
 /// # Errors
 /// [`ViewError`], and those of `each`.
-pub fn diff<D: BlockDevice, E: From<ViewError>>(
-    view: &mut View<D>,
+pub fn diff<U: Upper, E: From<ViewError>>(
+    view: &mut View<U>,
     mut each: impl FnMut(&Step) -> Result<(), E>,
 ) -> Result<(), E> {
     let root = view.root()?;

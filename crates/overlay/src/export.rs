@@ -4,8 +4,10 @@
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
 
-use micabox_ext4::{BlockDevice, DirEntry, Error, Ext4, FileKind, Ino, Place, Stat};
+use micabox_ext4::{FileKind, Ino, Place, Stat};
 use micabox_tar::{Attributes, Kind, Member, Writer};
+
+use crate::upper::{Entries, Upper, UpperError};
 
 /// Why an export failed.
 #[derive(Debug, thiserror::Error)]
@@ -17,7 +19,7 @@ pub enum ExportError {
         /// The path within the archive.
         path: Vec<u8>,
         /// The filesystem's error.
-        source: Error,
+        source: UpperError,
     },
     /// The archive can't be written.
     #[error("cannot write the archive: {0}")]
@@ -53,8 +55,8 @@ impl Exported {
 /// # Errors
 ///
 /// [`ExportError`]; the archive is incomplete then.
-pub fn export<D: BlockDevice, W: Write>(
-    filesystem: &mut Ext4<D>,
+pub fn export<U: Upper, W: Write>(
+    filesystem: &mut U,
     directory: Ino,
     output: W,
 ) -> Result<Exported, ExportError> {
@@ -84,13 +86,11 @@ const PATH_SHOWN: usize = 100;
 
 impl<W: Write> Exporter<W> {
     /// Starts an archive for files of `filesystem`.
-    pub fn new<D: BlockDevice>(filesystem: &Ext4<D>, output: W) -> Self {
-        let statistics = filesystem.statistics();
-        let bytes = statistics.blocks * u64::from(statistics.block_size);
+    pub fn new<U: Upper>(filesystem: &U, output: W) -> Self {
         Self {
             archive: Writer::new(output),
             links: HashMap::new(),
-            left: bytes.saturating_mul(2),
+            left: filesystem.capacity().saturating_mul(2),
             exported: Exported::default(),
         }
     }
@@ -116,9 +116,9 @@ impl<W: Write> Exporter<W> {
     /// # Errors
     ///
     /// [`ExportError`]; the archive is incomplete then.
-    pub fn tree<D: BlockDevice>(
+    pub fn tree<U: Upper>(
         &mut self,
-        filesystem: &mut Ext4<D>,
+        filesystem: &mut U,
         root: Ino,
         name: &[u8],
         rename: impl Fn(&[u8]) -> Option<Vec<u8>>,
@@ -128,7 +128,7 @@ impl<W: Write> Exporter<W> {
         let mut visited = HashSet::new();
         let mut path = name.to_vec();
         let stat = filesystem
-            .stat(root)
+            .attributes(root)
             .map_err(|source| fail(&path, source))?;
         self.add(filesystem, &path, &stat, &rename)?;
         if stat.kind() != Some(FileKind::Directory) {
@@ -142,22 +142,22 @@ impl<W: Write> Exporter<W> {
         let mut stack = Vec::from([(path.len(), names.into_iter())]);
         while let Some((length, names)) = stack.last_mut() {
             path.truncate(*length);
-            let Some(entry) = names.next() else {
+            let Some((name, ino)) = names.next() else {
                 stack.pop();
                 continue;
             };
-            path.extend_from_slice(&entry.name);
+            path.extend_from_slice(&name);
             let stat = filesystem
-                .stat(entry.ino)
+                .attributes(ino)
                 .map_err(|source| fail(&path, source))?;
-            if stat.kind() == Some(FileKind::Directory) && !visited.insert(entry.ino) {
+            if stat.kind() == Some(FileKind::Directory) && !visited.insert(ino) {
                 let problem = "a directory with several names";
-                return Err(fail(&path, Place::Inode(entry.ino).corrupt(problem)));
+                return Err(fail(&path, Place::Inode(ino).corrupt(problem)));
             }
             self.add(filesystem, &path, &stat, &rename)?;
             if stat.kind() == Some(FileKind::Directory) {
                 path.push(b'/');
-                let names = self::names(filesystem, &path, entry.ino)?;
+                let names = self::names(filesystem, &path, ino)?;
                 stack.push((path.len(), names.into_iter()));
             }
         }
@@ -170,9 +170,9 @@ impl<W: Write> Exporter<W> {
     /// # Errors
     ///
     /// [`ExportError`]; the archive is incomplete then.
-    pub fn add<D: BlockDevice>(
+    pub fn add<U: Upper>(
         &mut self,
-        filesystem: &mut Ext4<D>,
+        filesystem: &mut U,
         path: &[u8],
         stat: &Stat,
         rename: impl Fn(&[u8]) -> Option<Vec<u8>>,
@@ -218,7 +218,7 @@ impl<W: Write> Exporter<W> {
             FileKind::File => return self.file(filesystem, member, stat),
             FileKind::Symlink => Kind::Symlink(
                 filesystem
-                    .read_link(ino)
+                    .target(ino)
                     .map_err(|source| fail(path, source))?,
             ),
             FileKind::Directory => Kind::Directory,
@@ -238,15 +238,15 @@ impl<W: Write> Exporter<W> {
         Ok(())
     }
 
-    fn file<D: BlockDevice>(
+    fn file<U: Upper>(
         &mut self,
-        filesystem: &mut Ext4<D>,
+        filesystem: &mut U,
         mut member: Member,
         stat: &Stat,
     ) -> Result<(), ExportError> {
         let path = &*member.path;
         let segments = filesystem
-            .segments(stat.ino)
+            .data(stat.ino)
             .map_err(|source| fail(path, source))?;
         let bytes = segments.iter().map(|segment| segment.length).sum();
         self.take(path, stat.ino, bytes)?;
@@ -257,7 +257,7 @@ impl<W: Write> Exporter<W> {
         let path = &*member.path;
         self.archive.add_file(&member, |offset, piece| {
             let got = filesystem
-                .read(stat.ino, offset, piece)
+                .read_at(stat.ino, offset, piece)
                 .map_err(|source| fail(path, source))?;
             if got != piece.len() {
                 let problem = "the file is shorter than its size";
@@ -269,40 +269,41 @@ impl<W: Write> Exporter<W> {
 }
 
 /// Returns a directory's entries, sorted by name.
-fn names<D: BlockDevice>(
-    filesystem: &mut Ext4<D>,
+fn names<U: Upper>(
+    filesystem: &mut U,
     path: &[u8],
     directory: Ino,
-) -> Result<Vec<DirEntry>, ExportError> {
+) -> Result<Entries, ExportError> {
     let mut names = filesystem
-        .read_dir(directory)
+        .entries(directory)
         .map_err(|source| fail(path, source))?;
-    names.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+    names.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
     Ok(names)
 }
 
 type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// Returns an inode's extended attributes under their new names, sorted.
-fn xattrs<D: BlockDevice>(
-    filesystem: &mut Ext4<D>,
+fn xattrs<U: Upper>(
+    filesystem: &mut U,
     ino: Ino,
     rename: impl Fn(&[u8]) -> Option<Vec<u8>>,
-) -> Result<Xattrs, Error> {
+) -> Result<Xattrs, UpperError> {
     let mut xattrs = Vec::new();
-    for name in filesystem.xattr_names(ino)? {
+    for name in filesystem.attribute_names(ino)? {
         let renamed = rename(&name).unwrap_or_else(|| name.to_vec());
         if !renamed.is_empty() {
-            xattrs.push((renamed, filesystem.xattr(ino, &name)?));
+            let value = filesystem.attribute(ino, &name)?;
+            xattrs.extend(value.map(|value| (renamed, value)));
         }
     }
     xattrs.sort_unstable();
     Ok(xattrs)
 }
 
-fn fail(path: &[u8], source: Error) -> ExportError {
+fn fail(path: &[u8], source: impl Into<UpperError>) -> ExportError {
     ExportError::Filesystem {
         path: path.to_vec(),
-        source,
+        source: source.into(),
     }
 }

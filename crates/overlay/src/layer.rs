@@ -5,9 +5,10 @@
 use std::io::Write;
 
 use crate::export::{ExportError, Exported, Exporter};
-use micabox_ext4::{BlockDevice, FileKind, Timestamp};
+use micabox_ext4::{FileKind, Timestamp};
 use micabox_tar::{Attributes, Kind, Member, Writer};
 
+use crate::upper::Upper;
 use crate::view::{Entry, View, ViewError};
 use crate::walk::{Scope, Step, Walk};
 use crate::words::{ESCAPED_PREFIX, archive as marks, is_marker, unescape_xattr_name};
@@ -42,8 +43,8 @@ fn printable(path: &[u8]) -> String {
 ///
 /// # Errors
 /// [`LayerError`].
-pub fn write_layer<D: BlockDevice>(
-    view: &mut View<D>,
+pub fn write_layer<U: Upper>(
+    view: &mut View<U>,
     output: impl Write,
 ) -> Result<Exported, LayerError> {
     let mut archive = Exporter::new(&view.upper, output);
@@ -58,9 +59,9 @@ pub fn write_layer<D: BlockDevice>(
     Ok(archive.finish()?)
 }
 
-fn add<D: BlockDevice, W: Write>(
+fn add<U: Upper, W: Write>(
     archive: &mut Exporter<W>,
-    view: &mut View<D>,
+    view: &mut View<U>,
     walk: &Walk,
     step: &Step,
 ) -> Result<(), LayerError> {

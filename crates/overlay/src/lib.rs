@@ -1,14 +1,14 @@
 //! Reads and writes a sandbox's changes: overlayfs's view of an upper layer over a lower one,
 //! without a kernel.
 //!
-//! The upper layer is the directory `/root` of an ext4 filesystem, the lower one an EROFS image or
-//! another ext4 filesystem. Source of the rules: Linux, `Documentation/filesystems/overlayfs.rst`;
+//! The upper layer is the directory `/root` of an ext4 filesystem, or what another reader ([`upper`])
+//! has; the lower one is an EROFS image or another ext4 filesystem. Source of the rules: Linux, `Documentation/filesystems/overlayfs.rst`;
 //! a test compares this crate with the kernel.
 //!
 //! | module | what it does |
 //! |---|---|
 //! | [`words`] | names with which overlayfs and OCI layers mark deletions |
-//! | [`lower`] | reads the lower layer |
+//! | [`upper`], [`lower`] | read the layers |
 //! | [`view`] | looks up names and paths in both |
 //! | [`walk`] | visits every visible or every changed name |
 //! | [`diff`], [`layer`] | the changes as a list, as a layer of an OCI image |
@@ -29,6 +29,7 @@ pub mod pack;
 pub mod patch;
 mod path;
 pub mod unpack;
+pub mod upper;
 pub mod view;
 pub mod walk;
 pub mod words;

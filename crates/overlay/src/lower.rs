@@ -9,7 +9,6 @@ use micabox_ext4::device::ReadOnly;
 use micabox_ext4::{DirEntry, Errno, Ext4, FileKind, Ino, Options, ROOT, Segment, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use crate::view;
 use crate::words::WHITEOUT_DEVICE;
 
 /// A tree of files.
@@ -217,7 +216,14 @@ impl Lower {
                 let pair = xattrs.map(|xattr| (xattr.name.to_vec(), xattr.value.to_vec()));
                 pair.collect()
             }
-            (Self::Ext4(filesystem), At::Ext4(ino)) => view::xattrs(filesystem, *ino)?,
+            (Self::Ext4(filesystem), At::Ext4(ino)) => {
+                let names = filesystem.xattr_names(*ino)?.into_iter();
+                let pair = names.map(|name| {
+                    let value = filesystem.xattr(*ino, &name)?;
+                    Ok::<_, LowerError>((name.into_vec(), value))
+                });
+                pair.collect::<Result<_>>()?
+            }
             _ => Vec::new(),
         })
     }

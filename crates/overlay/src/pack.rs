@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::io::{self, Write};
 
-use micabox_ext4::{BlockDevice, FileKind, Owner};
+use micabox_ext4::{FileKind, Owner};
 use micabox_tar::{Attributes, Kind, Member, Writer};
 
+use crate::upper::Upper;
 use crate::view::{Entry, Found, View, ViewError};
 use crate::walk::{Scope, Walk};
 use crate::words;
@@ -35,8 +36,8 @@ type Result<T> = std::result::Result<T, PackError>;
 ///
 /// # Errors
 /// [`PackError`].
-pub fn pack<D: BlockDevice>(
-    view: &mut View<D>,
+pub fn pack<U: Upper>(
+    view: &mut View<U>,
     found: Found,
     name: &[u8],
     output: impl Write,
@@ -77,12 +78,7 @@ struct Packing<'a, W: Write> {
 }
 
 impl<W: Write> Packing<'_, W> {
-    fn add<D: BlockDevice>(
-        &mut self,
-        view: &mut View<D>,
-        path: &[u8],
-        entry: &Entry,
-    ) -> Result<()> {
+    fn add<U: Upper>(&mut self, view: &mut View<U>, path: &[u8], entry: &Entry) -> Result<()> {
         let kind = entry.kind();
         let linked = entry.linked().filter(|_| kind != Some(FileKind::Directory));
         if let Some(file) = linked {
@@ -122,7 +118,7 @@ impl<W: Write> Packing<'_, W> {
 }
 
 /// Returns the extended attributes that a file has in a sandbox.
-fn xattrs<D: BlockDevice>(view: &mut View<D>, entry: &Entry) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+fn xattrs<U: Upper>(view: &mut View<U>, entry: &Entry) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
     let mut xattrs = Vec::new();
     for (name, value) in view.xattrs(entry)? {
         if !words::is_marker(&name) {

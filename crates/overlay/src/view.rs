@@ -3,13 +3,12 @@
 use std::fs::File;
 
 use micabox_ext4::device::ReadOnly;
-use micabox_ext4::{
-    BlockDevice, Errno, Ext4, FileKind, Ino, Options, Owner, Segment, Stat, Timestamp,
-};
+use micabox_ext4::{Ext4, FileKind, Ino, Options, Owner, Segment, Stat, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use crate::lower::{Lower, LowerError, Node};
 use crate::path::{Loop, Way};
+use crate::upper::{Upper, UpperError};
 use crate::words::{self, OPAQUE};
 
 /// A disk with an upper layer, opened read-only. Its journal is replayed in memory.
@@ -25,8 +24,8 @@ pub fn open(disk: File) -> Result<Disk, micabox_ext4::Error> {
 }
 
 /// An upper layer over a lower one.
-pub struct View<D> {
-    pub(crate) upper: Ext4<D>,
+pub struct View<U> {
+    pub(crate) upper: U,
     pub(crate) lower: Lower,
 }
 
@@ -84,9 +83,9 @@ pub enum PathKind {
 /// Why the layers can't be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ViewError {
-    /// The upper layer's disk can't be read.
+    /// The upper layer can't be read.
     #[error(transparent)]
-    Upper(#[from] micabox_ext4::Error),
+    Upper(#[from] UpperError),
     /// The lower layer can't be read.
     #[error(transparent)]
     Lower(#[from] LowerError),
@@ -216,9 +215,9 @@ impl Directory {
     }
 }
 
-impl<D: BlockDevice> View<D> {
-    /// Combines the upper layer in the directory `/root` of `upper` with `lower`.
-    pub fn new(upper: Ext4<D>, lower: Lower) -> Self {
+impl<U: Upper> View<U> {
+    /// Combines the upper layer in `upper` with `lower`.
+    pub fn new(upper: U, lower: Lower) -> Self {
         Self { upper, lower }
     }
 
@@ -229,7 +228,7 @@ impl<D: BlockDevice> View<D> {
     /// [`ViewError`].
     pub fn root(&mut self) -> Result<Directory> {
         Ok(Directory {
-            upper: self.upper_name(micabox_ext4::ROOT, words::ROOT)?,
+            upper: self.upper.layer()?,
             below: Some(self.lower.root()?),
             hidden: false,
         })
@@ -241,7 +240,7 @@ impl<D: BlockDevice> View<D> {
     /// [`ViewError`].
     pub fn entry(&mut self, directory: &Directory) -> Result<Entry> {
         match (directory.upper, &directory.below) {
-            (Some(ino), _) => Ok(Entry::Upper(self.upper.stat(ino)?)),
+            (Some(ino), _) => Ok(Entry::Upper(self.upper.attributes(ino)?)),
             (None, Some(node)) => Ok(Entry::Below(node.clone())),
             (None, None) => Err(ViewError::Nothing),
         }
@@ -253,7 +252,7 @@ impl<D: BlockDevice> View<D> {
     /// [`ViewError`].
     pub fn slot(&mut self, directory: &Directory, name: &[u8]) -> Result<Slot> {
         let upper = match directory.upper {
-            Some(ino) => self.upper_name(ino, name)?,
+            Some(ino) => self.upper.entry(ino, name)?,
             None => None,
         };
         self.slot_of(directory, name, upper)
@@ -273,7 +272,7 @@ impl<D: BlockDevice> View<D> {
                 .filter(|node| !node.is_whiteout()),
             None => None,
         };
-        let upper = upper.map(|ino| self.upper.stat(ino)).transpose()?;
+        let upper = upper.map(|ino| self.upper.attributes(ino)).transpose()?;
         let opaque = match &upper {
             Some(stat) if stat.kind() == Some(FileKind::Directory) => self.is_opaque(stat.ino)?,
             _ => false,
@@ -286,21 +285,10 @@ impl<D: BlockDevice> View<D> {
         })
     }
 
-    fn upper_name(&mut self, directory: Ino, name: &[u8]) -> Result<Option<Ino>> {
-        match self.upper.lookup(directory, name) {
-            Ok(ino) => Ok(Some(ino)),
-            Err(error) if error.errno() == Errno::NotFound => Ok(None),
-            Err(error) => Err(error.into()),
-        }
-    }
-
     /// Returns whether a directory of the upper layer is opaque.
     fn is_opaque(&mut self, directory: Ino) -> Result<bool> {
-        match self.upper.xattr(directory, OPAQUE) {
-            Ok(value) => Ok(value == words::YES),
-            Err(error) if error.errno() == Errno::NoAttribute => Ok(false),
-            Err(error) => Err(error.into()),
-        }
+        let value = self.upper.attribute(directory, OPAQUE)?;
+        Ok(value.is_some_and(|value| value == words::YES))
     }
 
     /// Resolves a path. Symbolic links before its end are followed as in the sandbox; one at its
@@ -347,7 +335,7 @@ impl<D: BlockDevice> View<D> {
     /// [`ViewError`].
     pub fn read(&mut self, file: &Entry, offset: u64, buffer: &mut [u8]) -> Result<usize> {
         Ok(match file {
-            Entry::Upper(stat) => self.upper.read(stat.ino, offset, buffer)?,
+            Entry::Upper(stat) => self.upper.read_at(stat.ino, offset, buffer)?,
             Entry::Below(node) => self.lower.read(node, offset, buffer)?,
         })
     }
@@ -358,7 +346,7 @@ impl<D: BlockDevice> View<D> {
     /// [`ViewError`].
     pub fn segments(&mut self, file: &Entry) -> Result<Vec<Segment>> {
         Ok(match file {
-            Entry::Upper(stat) => self.upper.segments(stat.ino)?,
+            Entry::Upper(stat) => self.upper.data(stat.ino)?,
             Entry::Below(node) => self.lower.segments(node)?,
         })
     }
@@ -369,7 +357,7 @@ impl<D: BlockDevice> View<D> {
     /// [`ViewError`].
     pub fn read_link(&mut self, link: &Entry) -> Result<Vec<u8>> {
         Ok(match link {
-            Entry::Upper(stat) => self.upper.read_link(stat.ino)?,
+            Entry::Upper(stat) => self.upper.target(stat.ino)?,
             Entry::Below(node) => self.lower.read_link(node)?,
         })
     }
@@ -380,21 +368,15 @@ impl<D: BlockDevice> View<D> {
     /// [`ViewError`].
     pub fn xattrs(&mut self, entry: &Entry) -> Result<Xattrs> {
         Ok(match entry {
-            Entry::Upper(stat) => xattrs(&mut self.upper, stat.ino)?,
+            Entry::Upper(stat) => {
+                let mut xattrs = Xattrs::new();
+                for name in self.upper.attribute_names(stat.ino)? {
+                    let value = self.upper.attribute(stat.ino, &name)?;
+                    xattrs.extend(value.map(|value| (name.into_vec(), value)));
+                }
+                xattrs
+            }
             Entry::Below(node) => self.lower.xattrs(node)?,
         })
     }
-}
-
-/// Returns names and values of an ext4 inode's extended attributes.
-pub(crate) fn xattrs<D: BlockDevice>(
-    filesystem: &mut Ext4<D>,
-    ino: Ino,
-) -> Result<Xattrs, micabox_ext4::Error> {
-    let names = filesystem.xattr_names(ino)?.into_iter();
-    let pair = names.map(|name| {
-        let value = filesystem.xattr(ino, &name)?;
-        Ok((name.into_vec(), value))
-    });
-    pair.collect()
 }

@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use micabox_ext4::{BlockDevice, DirEntry, Ino};
+use micabox_ext4::Ino;
 
+use crate::upper::Upper;
 use crate::view::{Directory, Slot, View, ViewError};
 
 /// The names that a walk visits.
@@ -76,7 +77,7 @@ impl Walk {
     ///
     /// # Errors
     /// [`ViewError`].
-    pub fn next<D: BlockDevice>(&mut self, view: &mut View<D>) -> Result<Option<Step>, ViewError> {
+    pub fn next<U: Upper>(&mut self, view: &mut View<U>) -> Result<Option<Step>, ViewError> {
         if let Some(directory) = self.next.take() {
             let level = self.level(view, directory)?;
             self.levels.push(level);
@@ -103,9 +104,9 @@ impl Walk {
         }
     }
 
-    fn level<D: BlockDevice>(
+    fn level<U: Upper>(
         &mut self,
-        view: &mut View<D>,
+        view: &mut View<U>,
         directory: Directory,
     ) -> Result<Level, ViewError> {
         let mut names = BTreeMap::new();
@@ -115,8 +116,8 @@ impl Walk {
             names.extend(below.map(|name| (name, None)));
         }
         if let Some(ino) = directory.upper {
-            let entries = view.upper.read_dir(ino)?.into_iter();
-            names.extend(entries.map(|DirEntry { name, ino, .. }| (name, Some(ino))));
+            let entries = view.upper.entries(ino)?.into_iter();
+            names.extend(entries.map(|(name, ino)| (name, Some(ino))));
         }
         if !self.path.is_empty() {
             self.path.push(b'/');

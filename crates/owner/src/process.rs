@@ -154,12 +154,19 @@ pub fn waits_for_disk(pid: u32) -> bool {
     }) || children(pid).into_iter().any(waits_for_disk)
 }
 
-/// Returns a process's children.
+/// Returns a process's children, whichever of its threads started them.
 pub fn children(pid: u32) -> Vec<u32> {
-    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
-    let children = children.unwrap_or_default();
-    let children = children.split_ascii_whitespace();
-    children.filter_map(|child| child.parse().ok()).collect()
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter();
+    let lists = threads.flatten().flatten().map(|thread| {
+        let children = std::fs::read_to_string(thread.path().join("children"));
+        children.unwrap_or_default()
+    });
+    let children = lists.flat_map(|list| {
+        let children = list.split_ascii_whitespace();
+        let children = children.filter_map(|child| child.parse().ok());
+        children.collect::<Vec<u32>>()
+    });
+    children.collect()
 }
 
 fn stat(pid: u32) -> Option<String> {

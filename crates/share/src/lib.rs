@@ -8,9 +8,15 @@
 //! the rights of the user who runs it and no more, and it resolves nothing but single names relative
 //! to open directories. Files belong to that user outside. Inside they belong to whom the guest
 //! gave them, which an extended attribute records (`owner.rs`).
+//!
+//! A share may be the upper layer of the guest's overlay ([`Settings::upper`]). A [`Client`] reads it as
+//! the guest does, for programs on the host.
 
 #![forbid(unsafe_code)]
 
+mod acl;
+mod attribute;
+mod client;
 mod handles;
 mod message;
 mod nodes;
@@ -20,5 +26,6 @@ mod queues;
 mod server;
 mod stream;
 
+pub use client::{Attributes, Client, ROOT};
 pub use message::{HEADER, LARGEST};
 pub use process::{Error, KIND, Process, Settings, Transport, start};

@@ -103,6 +103,16 @@ impl<'a> Request<'a> {
 pub(crate) struct Body<'a>(&'a [u8]);
 
 impl<'a> Body<'a> {
+    /// Begins to read a body.
+    pub(crate) fn of(bytes: &'a [u8]) -> Self {
+        Self(bytes)
+    }
+
+    /// Returns whether all has been read.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     fn array<const N: usize>(&mut self) -> Result<[u8; N], Errno> {
         let (first, rest) = self.0.split_first_chunk().ok_or(Errno::INVAL)?;
         self.0 = rest;
@@ -285,7 +295,16 @@ impl Validity {
         name: Duration::from_secs(1),
         attributes: Duration::from_secs(1),
     };
+
+    /// Nobody but the guest changes the folder: what its kernel knows stays valid.
+    pub(crate) const EXCLUSIVE: Self = Self {
+        directory: DAY,
+        name: DAY,
+        attributes: DAY,
+    };
 }
+
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// What the guest sees of a file's owner and mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

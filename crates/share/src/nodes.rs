@@ -98,6 +98,12 @@ impl Nodes {
         Ok(table.nodes.get(&node).ok_or(Errno::STALE)?.kind)
     }
 
+    /// Returns the directory in which a file was last found.
+    pub(crate) fn parent(&self, node: u64) -> Result<u64, Errno> {
+        let table = self.lock();
+        Ok(table.nodes.get(&node).ok_or(Errno::STALE)?.parent)
+    }
+
     /// Finds the entry `name` of a directory, and counts that the guest is told of it.
     pub(crate) fn look_up(&self, parent: u64, name: &CStr) -> Result<Found, Errno> {
         let directory = self.get(parent)?;

@@ -40,7 +40,7 @@ pub(crate) fn path(file: &OwnedFd) -> CString {
 }
 
 /// Returns whether a file of this type can have a record.
-fn can_record(kind: FileType) -> bool {
+pub(crate) fn can_record(kind: FileType) -> bool {
     matches!(kind, FileType::RegularFile | FileType::Directory)
 }
 

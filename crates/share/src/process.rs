@@ -23,7 +23,7 @@ use rustix::process::{Resource, Signal, getrlimit, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
 use crate::queues;
-use crate::server::Server;
+use crate::server::{Manner, Server};
 use crate::stream;
 
 /// The kind of worker that serves a folder.
@@ -60,6 +60,10 @@ pub struct Settings {
     pub read_only: bool,
     /// Whether the guest may see names and attributes as they were a second ago.
     pub cached: bool,
+    /// Whether it is the writable layer of an overlay of the guest's, which nobody else changes. It
+    /// then takes whiteouts and all extended attributes (`attribute.rs`). A lock (flock(2)) that
+    /// the open folder has is held until the server has ended.
+    pub upper: bool,
     /// The name of the only entry of the share, if what is shared is a file and not a folder.
     pub only: Option<CString>,
     /// How requests reach it.
@@ -92,6 +96,7 @@ struct Task {
     ready: RawFd,
     read_only: bool,
     cached: bool,
+    upper: bool,
     only: Option<Vec<u8>>,
     transport: Transport,
 }
@@ -111,6 +116,7 @@ pub fn start(folder: OwnedFd, settings: &Settings) -> Result<(Process, OwnedFd),
         ready: ready_child.as_raw_fd(),
         read_only: settings.read_only,
         cached: settings.cached,
+        upper: settings.upper,
         only: settings.only.clone().map(CString::into_bytes),
         transport: settings.transport,
     };
@@ -246,12 +252,22 @@ fn serve(descriptor: RawFd) -> Result<(), String> {
         .map_err(failed("reading what to serve"))?;
     let task: Task = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
     let (folder, socket, ready) = (take(task.folder)?, take(task.socket)?, take(task.ready)?);
+    // Nobody else may write to the folder for as long as this process can.
+    let _lock = match task.upper {
+        true => Some(folder.try_clone().map_err(failed("keeping the lock"))?),
+        false => None,
+    };
     let root = enter_folder(folder, task.read_only).map_err(|error| error.to_string())?;
     let only = task.only.map(CString::new).transpose();
     let only = only.map_err(|error| error.to_string())?;
     let files = getrlimit(Resource::Nofile).current.unwrap_or(DESCRIPTORS);
     let most = usize::try_from(files / 2).unwrap_or(usize::MAX);
-    let server = Server::new(root, only, task.read_only, task.cached, most);
+    let manner = Manner {
+        is_read_only: task.read_only,
+        is_cached: task.cached,
+        is_upper: task.upper,
+    };
+    let server = Server::new(root, only, manner, most);
     let server = server.map_err(|error| format!("opening the folder: {error}"))?;
     File::from(ready)
         .write_all(&[1])

@@ -325,6 +325,12 @@ pub enum Upper {
         /// Serial number of the virtio block device that the filesystem is on.
         serial: String,
     },
+    /// In a folder of the host, which has nothing but the overlay's directories `upper` and `work`.
+    /// Both are created if there are none yet; `upper` with the attributes of the image's root.
+    Share {
+        /// The tag of the virtio-fs device.
+        tag: String,
+    },
 }
 
 /// How long the set-up took.

@@ -7,8 +7,8 @@ use crate::{Outcome, run::AttachOptions};
 
 /// Make a sandbox without starting it, and print its ID
 ///
-/// Takes the flags of `mica run`. `mica start` starts the sandbox: with `--upper disk` any number of
-/// times, and otherwise once. `mica cp` can put files on its disk before.
+/// Takes the flags of `mica run`. `mica start` starts the sandbox: with `--upper disk` or a folder any
+/// number of times, and otherwise once. `mica cp` can put files on its disk before.
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "mica create [OPTIONS] IMAGE [COMMAND] [ARG...]",

@@ -9,6 +9,7 @@ mod confinement;
 mod machine;
 mod mount;
 mod rate;
+mod upper;
 
 use std::ffi::{OsStr, OsString};
 use std::net::{IpAddr, SocketAddr};
@@ -18,8 +19,8 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use micabox::{
-    DEFAULT_DISK_SIZE, DiskRate, Error, Expiry, Mount, NetRate, Network, Patch, Publish, Rule,
-    Ulimit, Upper, UserNetwork,
+    DiskRate, Error, Expiry, Mount, NetRate, Network, Patch, Publish, Rule, Ulimit, Upper,
+    UserNetwork,
 };
 
 use crate::failure::Failure;
@@ -29,6 +30,7 @@ pub use confinement::{Cpus, cpus, processes};
 pub use machine::{MachineArgs, Net, memory};
 use mount::MountFlag;
 pub use rate::{disk_rate, net_rate};
+use upper::upper;
 
 /// Run a command from an image in a virtual machine of its own
 ///
@@ -191,9 +193,9 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     pub label_file: Vec<PathBuf>,
 
-    /// Where changes go: memory, gone with the sandbox, or a disk of that size [8g], kept
-    /// until `mica rm` [default: tmpfs]
-    #[arg(long, value_name = "tmpfs|disk[:SIZE]", value_parser = upper)]
+    /// Where changes go: memory, gone with the sandbox; a disk of that size [8g], kept until
+    /// `mica rm`; or a folder of the host, kept after that too [default: tmpfs]
+    #[arg(long, value_name = "tmpfs|disk[:SIZE]|folder:DIR", value_parser = upper)]
     pub upper: Option<Upper>,
 
     /// Start from a copy of a snapshot's disk, on its image, without an IMAGE. A snapshot with
@@ -507,21 +509,6 @@ fn pair(text: &str) -> Result<(OsString, OsString), String> {
         Some((first, path)) if !first.is_empty() => Ok((first.into(), format!("/{path}").into())),
         _ => Err("expected two names with a colon between, the second one absolute".into()),
     }
-}
-
-/// Parses `tmpfs`, `disk` or `disk:SIZE`.
-fn upper(text: &str) -> Result<Upper, String> {
-    let size = match text.split_once(':') {
-        None if text == "tmpfs" => return Ok(Upper::Tmpfs),
-        None if text == "disk" => DEFAULT_DISK_SIZE,
-        Some(("disk", size)) => match mebibytes(size)? {
-            mib @ 16.0..=16_777_216.0 => (mib as u64) << 20,
-            0.0..16.0 => return Err("a disk needs at least 16m".into()),
-            _ => return Err("a disk has at most 16t".into()),
-        },
-        _ => return Err("expected tmpfs, disk or disk:SIZE".into()),
-    };
-    Ok(Upper::Disk { size })
 }
 
 /// Parses a size as Docker does, rounded up to whole MiB.

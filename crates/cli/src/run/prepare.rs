@@ -58,8 +58,8 @@ impl Preparation<'_> {
                 None => Base::Image(Box::new(args.machine.image(&store, args.image()?)?)),
             };
             let mut builder = Builder::on(&store, base);
-            if let Some(upper) = args.upper {
-                builder = builder.upper(upper);
+            if let Some(upper) = &args.upper {
+                builder = builder.upper(upper.clone());
             }
             if args.cold {
                 builder = builder.cold();

@@ -1,7 +1,7 @@
 //! New sandboxes: their machines, mounts, limits and networks.
 
 use micabox::ErrorKind::{InUse, Invalid, NameInUse, NotFound, Unsupported};
-use micabox::{Error, Mount, Network, RootDisk, Tmpfs, Upper, UserNetwork};
+use micabox::{Error, Mount, Network, Patch, RootDisk, Tmpfs, Upper, UserNetwork};
 
 use crate::world::{World, long};
 use crate::{Case, case, mica, sdk};
@@ -23,6 +23,11 @@ fn mounted(world: &World, mounts: &[Mount]) -> Result<(), Error> {
 
 fn tmpfs(target: &str) -> Mount {
     Mount::tmpfs(target, Tmpfs::default())
+}
+
+fn upper(world: &World, path: &str) -> Result<(), Error> {
+    let path = path.to_owned();
+    world.create(|builder| builder.upper(Upper::Folder { path }))
 }
 
 fn disk(world: &World, file: &str) -> Result<(), Error> {
@@ -121,6 +126,41 @@ pub const CASES: &[Case] = &[
     sdk(Invalid, "disk", |world| {
         world.create(|builder| builder.upper(Upper::Disk { size: u64::MAX }))
     }),
+    case(
+        "run --upper folder:/no/such/folder box true",
+        125,
+        NotFound,
+        "`/no/such/folder`",
+        |world| upper(world, "/no/such/folder"),
+    ),
+    case(
+        "run --upper folder:/etc box true",
+        125,
+        Invalid,
+        "is not a sandbox's",
+        |world| upper(world, "/etc"),
+    ),
+    case(
+        "run --upper folder:{DIR}/garbage box true",
+        125,
+        Invalid,
+        "Not a directory",
+        |world| upper(world, world.file("garbage").to_str().unwrap_or_default()),
+    ),
+    case(
+        "run --mkdir /a --upper folder:{DIR}/changes box true",
+        125,
+        Unsupported,
+        "changes before the start",
+        |world| {
+            let patches = vec![Patch::Directory(b"/a".to_vec())];
+            let path = world.file("changes").display().to_string();
+            world.create(|builder| builder.upper(Upper::Folder { path }).patches(patches))
+        },
+    ),
+    mica("run --upper folder: box true", 125, "folder:DIR"),
+    sdk(Invalid, "not absolute", |world| upper(world, "relative")),
+    sdk(Invalid, "NUL byte", |world| upper(world, "/a\0b")),
     case(
         "run --tmpfs relative box true",
         125,

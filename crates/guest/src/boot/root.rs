@@ -77,9 +77,9 @@ pub fn mount(boot: &Boot, clock: &mut Clock) -> Result<OwnedFd, BootFailed> {
         layers.insert(0, upper::mount_patches(serial)?);
         lowers.push(upper::PATCHES.to_owned());
     }
-    upper::prepare(&boot.upper, layers.first().map_or("/", String::as_str))?;
+    let upper = upper::prepare(&boot.upper, layers.first().map_or("/", String::as_str))?;
     clock.lap("upper");
-    let overlay = mount_overlay(&layers)?;
+    let overlay = mount_overlay(&layers, &upper)?;
     // The overlay holds the lower mounts; they need not be visible.
     for path in &lowers {
         rustix::mount::unmount(path, UnmountFlags::DETACH).step("detach", path)?;
@@ -138,13 +138,13 @@ fn mount_places() -> Result<String, BootFailed> {
     Ok(places)
 }
 
-fn mount_overlay(lowers: &[String]) -> Result<OwnedFd, BootFailed> {
+fn mount_overlay(lowers: &[String], upper: &str) -> Result<OwnedFd, BootFailed> {
     let overlay = || {
         let overlay = Filesystem::new("overlay")?;
         for lower in lowers {
             overlay.set("lowerdir+", lower)?;
         }
-        overlay.set("upperdir", upper::ROOT)?;
+        overlay.set("upperdir", upper)?;
         overlay.set("workdir", upper::WORK)?;
         // One device number for the whole tree. Otherwise unchanged files have another device
         // number than their directory, and `tar --one-file-system` skips them.

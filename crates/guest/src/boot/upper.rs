@@ -1,5 +1,6 @@
-//! The overlay's writable layer: a filesystem with two directories, `root` for the changes and
-//! `work` for overlayfs.
+//! The overlay's writable layer: a filesystem with two directories, one for the changes and `work` for
+//! overlayfs. The former is `root` on disks of ours, and in a folder of the host `upper`, as people
+//! call it.
 
 use std::ffi::CString;
 use std::fs;
@@ -16,9 +17,6 @@ use crate::mount::{self, Filesystem, attach};
 
 /// Where the agent has the upper's filesystem mounted.
 pub const UPPER: &str = "/upper";
-
-/// The directory with overlayfs's upper layer.
-pub const ROOT: &str = "/upper/root";
 
 /// The directory that overlayfs works in.
 pub const WORK: &str = "/upper/work";
@@ -41,17 +39,19 @@ pub fn mount_patches(serial: &str) -> Result<String, BootFailed> {
     Ok(format!("{PATCHES}/root"))
 }
 
-/// Mounts the upper's filesystem. `top` is the topmost layer: the merged root directory is the
-/// upper's, so that starts with the attributes of the image's.
-pub fn prepare(upper: &Upper, top: &str) -> Result<(), BootFailed> {
+/// Mounts the upper's filesystem, and returns the directory with overlayfs's upper layer. `top` is the
+/// topmost layer: the merged root directory is the upper's, so that starts with the attributes of the
+/// image's.
+pub fn prepare(upper: &Upper, top: &str) -> Result<String, BootFailed> {
     let step = "mount the upper layer";
     fs::create_dir_all(UPPER).step("make the directory", UPPER)?;
-    let (filesystem, target) = match upper {
-        Upper::Tmpfs { size_bytes, .. } => (tmpfs(*size_bytes), "tmpfs".to_owned()),
+    let (filesystem, target, layer) = match upper {
+        Upper::Tmpfs { size_bytes, .. } => (tmpfs(*size_bytes), "tmpfs".to_owned(), "root"),
         Upper::Disk { serial } => {
             let path = format!("/dev/{}", device::disk(serial)?);
-            (ext4(&path), format!("ext4 ({path})"))
+            (ext4(&path), format!("ext4 ({path})"), "root")
         }
+        Upper::Share { tag } => (share(tag), "the folder of the host".to_owned(), "upper"),
         Upper::InPlace { .. } => return Err(failed(step, UPPER, 0, "changes are made in place")),
     };
     filesystem
@@ -61,15 +61,16 @@ pub fn prepare(upper: &Upper, top: &str) -> Result<(), BootFailed> {
     if !Path::new(WORK).is_dir() {
         fs::create_dir(WORK).step(step, WORK)?;
     }
-    if !Path::new(ROOT).is_dir() {
+    let root = format!("{UPPER}/{layer}");
+    if !Path::new(&root).is_dir() {
         // Created under another name until it is complete: the machine may be cut off at any
         // moment, and an existing directory is not checked again.
-        let unfinished = format!("{UPPER}/root.new");
+        let unfinished = format!("{root}.new");
         fs::create_dir_all(&unfinished).step(step, &unfinished)?;
         copy_attributes(top, &unfinished).step("copy the attributes of the root directory", top)?;
-        fs::rename(&unfinished, ROOT).step(step, ROOT)?;
+        fs::rename(&unfinished, &root).step(step, &root)?;
     }
-    Ok(())
+    Ok(root)
 }
 
 /// Mounts a disk that is the root itself at [`UPPER`], which the agent flushes in the end, and
@@ -96,6 +97,12 @@ fn tmpfs(size_bytes: Option<u64>) -> Result<Filesystem, mount::Error> {
     }
     tmpfs.set("mode", "0700")?;
     Ok(tmpfs)
+}
+
+fn share(tag: &str) -> Result<Filesystem, mount::Error> {
+    let share = Filesystem::new("virtiofs")?;
+    share.set("source", tag)?;
+    Ok(share)
 }
 
 /// Returns the filesystem of a disk that is written to.

@@ -1,6 +1,7 @@
 //! From a start's settings to the messages for an owner.
 
 use std::convert::Infallible;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -62,13 +63,28 @@ impl Start {
         (machine, files)
     }
 
-    /// Describes the machine's shares, and adds their folders to its files.
-    pub(super) fn share_jobs(&self, files: &mut Descriptors, shares: &[Share]) -> Vec<ShareJob> {
+    /// Describes the machine's shares, and adds their folders to its files; with the one that its
+    /// changes are in, if they are in a folder.
+    pub(super) fn share_jobs(
+        &self,
+        files: &mut Descriptors,
+        shares: &[Share],
+        upper: Option<File>,
+    ) -> Vec<ShareJob> {
+        let upper = upper.map(|folder| ShareJob {
+            tag: upper::folder::TAG.to_owned(),
+            source: Some(files.add(Arc::new(folder))),
+            read_only: false,
+            cached: false,
+            upper: true,
+            only: None,
+        });
         let shares = shares.iter().map(|share| ShareJob {
             tag: share.tag(),
             source: Some(files.add(Arc::clone(&share.source))),
             read_only: share.read_only,
             cached: share.cached,
+            upper: false,
             only: share.is_file.then(|| ONLY.to_owned()),
         });
         let unused = (shares.len()..self.shares).map(|index| ShareJob {
@@ -76,9 +92,10 @@ impl Start {
             source: None,
             read_only: true,
             cached: false,
+            upper: false,
             only: None,
         });
-        shares.chain(unused).collect()
+        shares.chain(unused).chain(upper).collect()
     }
 
     /// Describes the sandbox to own, without a root disk's lock and without a template.
@@ -122,7 +139,7 @@ impl Start {
     /// Returns a file with something that the sandbox keeps: its changes, or a volume's disk. None
     /// if everything is in memory.
     fn kept_file(&self, directory: &Path) -> Option<PathBuf> {
-        match self.upper {
+        match &self.upper {
             Upper::Tmpfs => {
                 let volumes = self.setup.volumes().into_iter();
                 let mut written = volumes.filter(|used| !used.read_only);
@@ -130,6 +147,7 @@ impl Start {
                 Some(volume::disk_path(self.store.root(), &written.source.name))
             }
             Upper::Disk { .. } => Some(upper::disk(directory)),
+            Upper::Folder { path } => Some(path.into()),
             Upper::InPlace => self.base.disk().map(|disk| disk.path.clone()),
         }
     }
@@ -157,13 +175,16 @@ impl Start {
 
     /// Converts where changes go for the guest.
     fn upper_for_guest(&self) -> micabox_wire::Upper {
-        match self.upper {
+        match &self.upper {
             Upper::Tmpfs => micabox_wire::Upper::Tmpfs {
                 size_bytes: None,
                 patches: self.has_patches().then(|| upper::PATCHES_SERIAL.into()),
             },
             Upper::Disk { .. } => micabox_wire::Upper::Disk {
                 serial: upper::SERIAL.into(),
+            },
+            Upper::Folder { .. } => micabox_wire::Upper::Share {
+                tag: upper::folder::TAG.into(),
             },
             Upper::InPlace => micabox_wire::Upper::InPlace {
                 serial: ROOT_SERIAL.into(),

@@ -31,7 +31,7 @@ impl Start {
             disk_rate: self.disk_rate,
             transport: plan.transport,
             root: plan.root,
-            upper: self.upper,
+            upper: self.upper.clone(),
             setup: self.setup.clone(),
             spec: self.spec(),
             defaults: Some(self.defaults()?),
@@ -79,6 +79,11 @@ impl Start {
         }
         if self.upper == Upper::Tmpfs && self.has_patches() {
             return Err("its patches are no longer in a file (run it with `--upper disk`)".into());
+        }
+        if let Upper::Folder { path } = &self.upper {
+            return Err(format!(
+                "its changes are in the folder {path}, which one sandbox has"
+            ));
         }
         if self.setup.shares() > 0 {
             return Err("it shares folders of this machine, which another one would change".into());

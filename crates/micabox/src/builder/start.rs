@@ -26,6 +26,7 @@ use crate::template::Template;
 use crate::volume::Use;
 use crate::{
     Base, Error, GuestFiles, Network, Sandbox, Sandboxes, SavedMachine, Setup, Upper, image_files,
+    upper,
 };
 
 /// The file in the sandbox's directory with its owner's log.
@@ -215,6 +216,8 @@ impl Start {
             || self.nested_virtualization
             || !is_new
             || self.has_patches()
+            // The overlay is in a template's machine, with its upper layer.
+            || matches!(self.upper, Upper::Folder { .. })
             || self.setup.has_disks()
             || !backend.limits().snapshots
         {
@@ -344,7 +347,7 @@ impl Start {
     /// patches.
     pub(super) fn check_in_place(&self) -> Result<(), Error> {
         let is_in_place = self.base.disk().is_some_and(|disk| disk.in_place);
-        match (is_in_place, self.upper) {
+        match (is_in_place, &self.upper) {
             (false, Upper::InPlace) => Err(Error::NoPlace),
             (false, _) => Ok(()),
             (true, Upper::InPlace) if self.patches.is_empty() => Ok(()),
@@ -482,7 +485,11 @@ impl Start {
         let shares = self.setup.open_shares()?;
         let (mut machine, mut files) =
             self.machine_job(name, record.cpus, backend, plan, begin, cmdline);
-        machine.shares = self.share_jobs(&mut files, &shares);
+        let upper = match &self.upper {
+            Upper::Folder { path } => Some(self.open_folder(path, upper::folder::PATIENCE)?),
+            _ => None,
+        };
+        machine.shares = self.share_jobs(&mut files, &shares, upper);
         let mut sandbox = self.sandbox_job(backend, plan, &shares, registration);
         sandbox.template = self.template_directory();
         sandbox.has_claim = claim.is_some();

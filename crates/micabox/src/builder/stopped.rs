@@ -1,6 +1,8 @@
 //! Makes what a sandbox has before its first start: its record and its disk.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use tracing::{debug, info_span};
 
@@ -58,6 +60,7 @@ impl Start {
         self.setup.check()?;
         // Before anything is made for it.
         self.setup.open_shares()?;
+        self.check_folder()?;
         let sizes = self
             .labels
             .iter()
@@ -71,6 +74,26 @@ impl Start {
         self.check_in_place()
     }
 
+    /// Checks the folder of a new sandbox's changes.
+    fn check_folder(&self) -> Result<(), Error> {
+        let Upper::Folder { path } = &self.upper else {
+            return Ok(());
+        };
+        if !self.patches.is_empty() {
+            return Err(Error::NotInFolder(path.into()));
+        }
+        match self.resumed {
+            None => self.open_folder(path, Duration::ZERO).map(drop),
+            Some(_) => Ok(()),
+        }
+    }
+
+    /// Opens the folder with the sandbox's changes. Later starts don't make it again.
+    pub(super) fn open_folder(&self, path: &str, patience: Duration) -> Result<File, Error> {
+        let make = self.resumed.is_none() || self.is_first;
+        upper::folder::open(Path::new(path), make, patience)
+    }
+
     /// Returns the file with the sandbox's changes or patches, and the disk's serial number; none if
     /// there is no such file.
     pub(super) fn upper_file(&self, directory: &Path) -> Option<(PathBuf, &'static str)> {
@@ -79,7 +102,7 @@ impl Start {
             Upper::Tmpfs if self.has_patches() => {
                 Some((upper::patches(directory), upper::PATCHES_SERIAL))
             }
-            Upper::Tmpfs | Upper::InPlace => None,
+            Upper::Tmpfs | Upper::Folder { .. } | Upper::InPlace => None,
         }
     }
 

@@ -67,6 +67,11 @@ impl Error {
                 ..
             } => of_new_file(source),
             Self::ImageFile { source, .. } | Self::Disk { source, .. } => of_file(source),
+            Self::UpperFolder { source, .. } => match source.kind() {
+                io::ErrorKind::NotFound => Kind::NotFound,
+                io::ErrorKind::InvalidInput | io::ErrorKind::NotADirectory => Kind::Invalid,
+                _ => of_io(source),
+            },
             Self::Share { source, .. } => match source.kind() {
                 io::ErrorKind::NotFound => Kind::NotFound,
                 _ => of_io(source),
@@ -94,9 +99,11 @@ impl Error {
             Self::NameTaken { .. } | Self::SnapshotExists(_) | Self::VolumeExists(_) => {
                 Kind::NameInUse
             }
-            Self::InUse(_) | Self::PoolExists | Self::Running(_) | Self::VolumeInUse { .. } => {
-                Kind::InUse
-            }
+            Self::InUse(_)
+            | Self::PoolExists
+            | Self::Running(_)
+            | Self::UpperInUse(_)
+            | Self::VolumeInUse { .. } => Kind::InUse,
             Self::DoesNotRun(_) | Self::NotRunning(_) | Self::Paused => Kind::NotRunning,
             Self::Cancelled => Kind::Cancelled,
             Self::Silent(_) | Self::Stuck { .. } => Kind::TimedOut,
@@ -118,6 +125,8 @@ impl Error {
             | Self::RootDiskUnnamed(_)
             | Self::SnapshotDiffers { .. } => Kind::Invalid,
             Self::HasMemory(_)
+            | Self::InFolder { .. }
+            | Self::NotInFolder(_)
             | Self::InPlace { .. }
             | Self::NoImage(_)
             | Self::NotKept(_)

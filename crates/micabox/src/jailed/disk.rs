@@ -5,7 +5,6 @@ use std::io::{BufWriter, Write};
 use std::os::fd::OwnedFd;
 
 use micabox_erofs::{BLOCK_SIZE, Reader};
-use micabox_ext4::device::ReadOnly;
 use micabox_ext4::{Ext4, Options};
 use micabox_jail::Call;
 use micabox_overlay::export::{ExportError, Exported};
@@ -13,38 +12,44 @@ use micabox_overlay::layer::{LayerError, write_layer};
 use micabox_overlay::lower::{Lower, LowerKind};
 use micabox_overlay::pack::{PackError, pack};
 use micabox_overlay::patch::Patch;
-use micabox_overlay::view::{self, Disk, PathKind, View, ViewError};
+use micabox_overlay::upper::Upper;
+use micabox_overlay::view::{self, PathKind, View, ViewError};
 use serde::{Deserialize, Serialize};
 
 use super::{Fault, Files, Notes};
 use crate::patch::{self, PatchFault};
-use crate::upper::{self, ChangesError};
+use crate::upper::{ChangesError, Medium, Served, write_changes};
 
 /// Bytes per write into a pipe.
 const PIECE: usize = 64 << 10;
 
-/// Lists the changes on the disk. Files: the disk, a pipe, the base.
+/// Lists the changes on the disk. Files: the disk or a folder's server, a pipe, the base.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Changes {
+    pub(crate) medium: Medium,
     pub(crate) lower: LowerKind,
 }
 
-/// Writes the changes as a layer of an image. Files: the disk, a pipe, the base.
+/// Writes the changes as a layer of an image. Files: as for [`Changes`].
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Layer {
+    pub(crate) medium: Medium,
     pub(crate) lower: LowerKind,
 }
 
-/// Finds what a path leads to, all symbolic links followed. Files: the disk, the base.
+/// Finds what a path leads to, all symbolic links followed. Files: the disk or a folder's server, the
+/// base.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Look {
+    pub(crate) medium: Medium,
     pub(crate) lower: LowerKind,
     pub(crate) path: Vec<u8>,
 }
 
-/// Writes what is at a path as an archive. Files: the disk, a pipe, the base.
+/// Writes what is at a path as an archive. Files: as for [`Changes`].
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Pack {
+    pub(crate) medium: Medium,
     pub(crate) lower: LowerKind,
     pub(crate) path: Vec<u8>,
     /// Whether a symbolic link at its end is followed.
@@ -88,10 +93,10 @@ impl Call for Changes {
 
     fn run(self, files: Vec<OwnedFd>) -> Result<Notes, Fault> {
         let mut files = Files::new(files);
-        let (disk, notes) = disk(files.next()?)?;
+        let (disk, notes) = upper(self.medium, files.next()?)?;
         let mut output = BufWriter::with_capacity(PIECE, files.next()?);
         let mut view = view(disk, self.lower, files)?;
-        let written = upper::write_changes(&mut view, &mut output);
+        let written = write_changes(&mut view, &mut output);
         written.map_err(|error| match error {
             ChangesError::View(error) => error.into(),
             ChangesError::Output(error) => Fault::output(error),
@@ -107,7 +112,7 @@ impl Call for Layer {
 
     fn run(self, files: Vec<OwnedFd>) -> Result<Notes, Fault> {
         let mut files = Files::new(files);
-        let (disk, notes) = disk(files.next()?)?;
+        let (disk, notes) = upper(self.medium, files.next()?)?;
         let output = BufWriter::with_capacity(PIECE, files.next()?);
         match write_layer(&mut view(disk, self.lower, files)?, output) {
             Ok(exported) => Ok(notes.with(exported)),
@@ -125,7 +130,7 @@ impl Call for Look {
 
     fn run(self, files: Vec<OwnedFd>) -> Result<PathKind, Fault> {
         let mut files = Files::new(files);
-        let (disk, _) = disk(files.next()?)?;
+        let (disk, _) = upper(self.medium, files.next()?)?;
         let mut view = view(disk, self.lower, files)?;
         view.path_kind(&self.path).map_err(Fault::asked)
     }
@@ -138,7 +143,7 @@ impl Call for Pack {
 
     fn run(self, files: Vec<OwnedFd>) -> Result<Notes, Fault> {
         let mut files = Files::new(files);
-        let (disk, mut notes) = disk(files.next()?)?;
+        let (disk, mut notes) = upper(self.medium, files.next()?)?;
         let mut output = BufWriter::with_capacity(PIECE, files.next()?);
         let mut view = view(disk, self.lower, files)?;
         let found = view.find(&self.path, self.follow);
@@ -225,14 +230,18 @@ impl Call for Inspect {
     }
 }
 
-/// Opens the disk for reading.
-fn disk(file: File) -> Result<(Disk, Notes), Fault> {
+/// Opens what the upper layer is in for reading.
+fn upper(medium: Medium, file: File) -> Result<(Box<dyn Upper>, Notes), Fault> {
+    if medium == Medium::Folder {
+        let served = Served::new(file).map_err(Fault::disk)?;
+        return Ok((Box::new(served), Notes::default()));
+    }
     let disk = view::open(file).map_err(Fault::disk)?;
     let notes = Notes {
         damaged: disk.has_errors(),
         ..Notes::default()
     };
-    Ok((disk, notes))
+    Ok((Box::new(disk), notes))
 }
 
 /// Opens the base, which the rest of the files are.
@@ -240,9 +249,13 @@ fn lower(kind: LowerKind, files: Files) -> Result<Lower, Fault> {
     Lower::open(kind, files.rest()).map_err(|error| Fault::Below(error.to_string()))
 }
 
-/// Opens the disk's view over the base.
-fn view(disk: Disk, kind: LowerKind, files: Files) -> Result<View<ReadOnly<File>>, Fault> {
-    Ok(View::new(disk, lower(kind, files)?))
+/// Opens the view of the upper layer over the base.
+fn view(
+    upper: Box<dyn Upper>,
+    kind: LowerKind,
+    files: Files,
+) -> Result<View<Box<dyn Upper>>, Fault> {
+    Ok(View::new(upper, lower(kind, files)?))
 }
 
 impl From<ViewError> for Fault {

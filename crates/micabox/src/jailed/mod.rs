@@ -149,6 +149,6 @@ pub(crate) fn call<C: Call>(
 }
 
 /// Returns the length of a file or a block device in bytes.
-fn length(mut file: &File) -> io::Result<u64> {
+pub(crate) fn length(mut file: &File) -> io::Result<u64> {
     io::Seek::seek(&mut file, io::SeekFrom::End(0))
 }

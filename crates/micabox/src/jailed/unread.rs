@@ -8,6 +8,7 @@ use micabox_jail::{Call, CallError};
 
 use super::{Fault, Notes, Stream, length};
 use crate::files::Packed;
+use crate::upper::{Keep, Opened};
 use crate::{Base, Error, Source};
 
 /// How many times the base's bytes may be read: an image may have one body for several files.
@@ -45,13 +46,12 @@ impl About {
         }
     }
 
-    /// Returns the most bytes that may be read from these files: the disk's size, as many again for
-    /// headers, and the base's size times [`SHARED`].
-    pub(crate) fn most(&self, disk: &File, below: &[File]) -> u64 {
+    /// Returns the most bytes that may be read from a filesystem of `size` bytes and these files: the
+    /// filesystem's size, as many again for headers, and the base's size times [`SHARED`].
+    pub(crate) fn most(&self, size: u64, below: &[File]) -> u64 {
         let bytes = |file: &File| length(file).unwrap_or(0);
         let below = below.iter().map(bytes).fold(0, u64::saturating_add);
-        bytes(disk)
-            .saturating_mul(2)
+        size.saturating_mul(2)
             .saturating_add(HEADERS)
             .saturating_add(below.saturating_mul(SHARED))
     }
@@ -101,7 +101,7 @@ pub struct Unread {
 
 #[derive(Debug)]
 enum Made {
-    Disk(Box<dyn Archive>, About),
+    Disk(Box<dyn Archive>, About, Keep),
     Agent(Packed),
 }
 
@@ -128,17 +128,17 @@ impl Unread {
     pub(crate) fn start<C>(
         job: C,
         about: About,
-        disk: File,
+        disk: Opened,
         below: Vec<File>,
     ) -> Result<Self, Error>
     where
         C: Call<Reply = Notes, Error = Fault> + 'static,
     {
-        let most = about.most(&disk, &below);
-        let started = Stream::start(&job, disk, below, most);
+        let most = about.most(disk.size, &below);
+        let started = Stream::start(&job, disk.file, below, most);
         let stream = started.map_err(|error| about.error(error))?;
         Ok(Self {
-            made: Made::Disk(Box::new(stream), about),
+            made: Made::Disk(Box::new(stream), about, disk.keep),
         })
     }
 
@@ -148,7 +148,11 @@ impl Unread {
     /// Why the archive is incomplete.
     pub fn finish(self) -> Result<Notes, Error> {
         match self.made {
-            Made::Disk(archive, about) => archive.finish().map_err(|error| about.error(error)),
+            Made::Disk(archive, about, keep) => {
+                let notes = archive.finish().map_err(|error| about.error(error))?;
+                keep.check().map_err(|error| about.disk(error))?;
+                Ok(notes)
+            }
             Made::Agent(archive) => archive.finish(),
         }
     }
@@ -156,7 +160,7 @@ impl Unread {
     /// Returns the error about the disk or in the sandbox, if reading failed because of it.
     pub fn verdict(self) -> Option<Error> {
         match self.made {
-            Made::Disk(archive, about) => archive.verdict().map(|error| about.error(error)),
+            Made::Disk(archive, about, _) => archive.verdict().map(|error| about.error(error)),
             Made::Agent(archive) => archive.finish().err(),
         }
     }
@@ -173,7 +177,7 @@ impl From<Packed> for Unread {
 impl Read for Unread {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match &mut self.made {
-            Made::Disk(archive, _) => archive.read(buffer),
+            Made::Disk(archive, _, _) => archive.read(buffer),
             Made::Agent(archive) => archive.read(buffer),
         }
     }

@@ -151,6 +151,7 @@ fn serve(share: ShareJob, source: Option<File>, transport: Transport) -> Result<
     let settings = micabox_share::Settings {
         read_only: share.read_only,
         cached: share.cached,
+        upper: share.upper,
         only: only.unwrap_or_default(),
         transport,
     };

@@ -269,7 +269,7 @@ pub(crate) fn save(
         cpus: record.cpus,
         cpu_quota: record.cpu_quota,
         disk_rate: record.disk_rate,
-        upper: record.upper,
+        upper: record.upper.clone(),
         setup: record.setup.clone(),
         spec: serde_json::from_value(std::mem::take(&mut frozen.note))
             .map_err(|error| problem(error.into()))?,

@@ -202,7 +202,7 @@ fn of(record: &Record, name: String) -> Result<Snapshot, Error> {
         created: now().0,
         size: match record.upper {
             Upper::Disk { size } => size,
-            Upper::Tmpfs | Upper::InPlace => 0,
+            Upper::Tmpfs | Upper::Folder { .. } | Upper::InPlace => 0,
         },
         memory: None,
         ephemeral: false,

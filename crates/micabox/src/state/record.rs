@@ -142,10 +142,14 @@ impl Record {
     /// Returns the size in bytes of the disk with its changes.
     ///
     /// # Errors
-    /// [`Error::NotKept`] or [`Error::InPlace`] if it has no such disk.
+    /// [`Error::NotKept`], [`Error::InFolder`] or [`Error::InPlace`] if it has no such disk.
     pub(crate) fn disk_size(&self) -> Result<u64, Error> {
-        match (self.upper, self.base.disk()) {
-            (Upper::Disk { size }, _) => Ok(size),
+        match (&self.upper, self.base.disk()) {
+            (Upper::Disk { size }, _) => Ok(*size),
+            (Upper::Folder { path }, _) => Err(Error::InFolder {
+                name: self.name.clone(),
+                path: path.into(),
+            }),
             (Upper::InPlace, Some(disk)) => Err(Error::InPlace {
                 name: self.name.clone(),
                 path: disk.path.clone(),

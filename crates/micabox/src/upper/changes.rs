@@ -2,8 +2,8 @@
 
 use std::io::{self, Read, Write};
 
-use micabox_ext4::BlockDevice;
 use micabox_overlay::diff::{self, Change, Paths, Step};
+use micabox_overlay::upper::Upper;
 use micabox_overlay::view::{View, ViewError};
 
 use crate::jailed::records;
@@ -18,8 +18,8 @@ pub(crate) enum ChangesError {
 }
 
 /// Writes all changes of an upper layer as records.
-pub(crate) fn write_changes<D: BlockDevice>(
-    view: &mut View<D>,
+pub(crate) fn write_changes<U: Upper>(
+    view: &mut View<U>,
     output: &mut impl Write,
 ) -> Result<(), ChangesError> {
     diff::diff(view, |step| {

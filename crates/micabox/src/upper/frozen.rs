@@ -1,14 +1,19 @@
-//! Reads a sandbox's disk as of one moment.
+//! Reads a sandbox's changes as of one moment.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Change, copy, disk, read_changes};
+use micabox_share::{Process, Settings, Transport};
+use serde::{Deserialize, Serialize};
+
+use super::{Change, Upper, copy, disk, folder, read_changes};
 use crate::freeze::{Frozen, Problem, freeze};
-use crate::jailed::{About, Changes, Layer, Notes, Stream, Unread};
+use crate::held::Held;
+use crate::jailed::{self, About, Layer, Notes, Stream, Unread, length};
 use crate::state::{Directory, Found};
 use crate::{Base, Error, SandboxRef};
 
@@ -22,13 +27,71 @@ const POLL: Duration = Duration::from_millis(10);
 /// the copy is complete.
 const ATTEMPTS: usize = 3;
 
-/// A disk that no machine writes to, or a copy of a frozen one.
+/// A disk that no machine writes to, or a copy of a frozen one; or a folder with a sandbox's changes,
+/// whose machine stays frozen until this is dropped.
 #[derive(Debug)]
 pub struct FrozenDisk {
-    /// The path of the sandbox's disk.
+    /// The path of the sandbox's disk or folder.
     path: PathBuf,
-    /// The copy; a file without a name, so that nothing is left however this process ends.
-    copy: Option<File>,
+    changes: Changes,
+}
+
+/// Where the changes are read.
+#[derive(Debug)]
+enum Changes {
+    Disk,
+    /// In a file without a name, so that nothing is left however this process ends.
+    Copy(File),
+    /// In a folder, which no sandbox uses that runs.
+    Folder {
+        folder: File,
+        held: Option<Arc<Held>>,
+    },
+}
+
+/// What a worker reads an upper layer from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Medium {
+    /// An ext4 filesystem.
+    Disk,
+    /// A socket that leads to the server of a folder.
+    Folder,
+}
+
+/// An upper layer that is open.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(crate) medium: Medium,
+    pub(crate) file: File,
+    /// The size of its filesystem in bytes.
+    pub(crate) size: u64,
+    pub(crate) keep: Keep,
+}
+
+impl Opened {
+    /// Opens the upper layer on a disk.
+    pub(crate) fn disk(file: File) -> io::Result<Self> {
+        Ok(Self {
+            medium: Medium::Disk,
+            size: length(&file)?,
+            file,
+            keep: Keep::default(),
+        })
+    }
+}
+
+/// What must not be dropped while an upper layer is read.
+#[derive(Debug, Default)]
+pub(crate) struct Keep {
+    held: Option<Arc<Held>>,
+    _server: Option<Process>,
+}
+
+impl Keep {
+    /// Checks that nothing has changed meanwhile.
+    pub(crate) fn check(&self) -> io::Result<()> {
+        self.held.as_ref().map_or(Ok(()), |held| held.check())
+    }
 }
 
 impl FrozenDisk {
@@ -46,11 +109,19 @@ impl FrozenDisk {
         let about = self.about("reading", base);
         let (lower, below) = base.lower_files()?;
         let disk = self.open(&about)?;
-        let most = about.most(&disk, &below);
-        let started = Stream::start(&Changes { lower }, disk, below, most);
+        let most = about.most(disk.size, &below);
+        let job = jailed::Changes {
+            medium: disk.medium,
+            lower,
+        };
+        let started = Stream::start(&job, disk.file, below, most);
         let mut stream = started.map_err(|error| about.error(error))?;
         match read_changes(&mut stream, each) {
-            Ok(()) => stream.finish().map_err(|error| about.error(error)),
+            Ok(()) => {
+                let notes = stream.finish().map_err(|error| about.error(error))?;
+                disk.keep.check().map_err(|error| about.disk(error))?;
+                Ok(notes)
+            }
             Err(source) => Err(match stream.verdict() {
                 Some(error) => about.error(error),
                 None => Error::System {
@@ -70,7 +141,11 @@ impl FrozenDisk {
         let about = self.about("making a layer of", base);
         let (lower, below) = base.lower_files()?;
         let disk = self.open(&about)?;
-        Unread::start(Layer { lower }, about, disk, below)
+        let job = Layer {
+            medium: disk.medium,
+            lower,
+        };
+        Unread::start(job, about, disk, below)
     }
 
     /// Describes reads of the disk, for errors.
@@ -78,13 +153,19 @@ impl FrozenDisk {
         About::new(doing, &self.path, base)
     }
 
-    /// Opens the disk's file.
-    pub(crate) fn open(&self, about: &About) -> Result<File, Error> {
-        let opened = match &self.copy {
-            Some(copy) => File::open(format!("/proc/self/fd/{}", copy.as_raw_fd())),
-            None => File::open(&self.path),
+    /// Opens the disk's file, or a way to read the folder.
+    pub(crate) fn open(&self, about: &About) -> Result<Opened, Error> {
+        let opened = match &self.changes {
+            Changes::Copy(copy) => File::open(format!("/proc/self/fd/{}", copy.as_raw_fd())),
+            Changes::Disk => File::open(&self.path),
+            Changes::Folder { folder, held } => {
+                let folder = folder.try_clone().map_err(|error| about.disk(error))?;
+                return serve(folder, held.clone(), about);
+            }
         };
-        opened.map_err(|error| about.disk(error))
+        opened
+            .and_then(Opened::disk)
+            .map_err(|error| about.disk(error))
     }
 }
 
@@ -99,29 +180,67 @@ impl SandboxRef {
         disk.changes(&self.base()?, each)
     }
 
-    /// Returns the disk of the sandbox as it is now. A running sandbox is frozen while the disk is
-    /// copied. What the guest had not flushed is in the copy only as far as its kernel had written
+    /// Returns the changes of the sandbox as they are now. A running sandbox is frozen while its disk is
+    /// copied, or until its folder has been read. What the guest had not flushed is in the copy only as far as its kernel had written
     /// it, as after a power cut.
     ///
     /// # Errors
-    /// [`Error::NotKept`] if the sandbox has no disk, [`Error::InPlace`] if it writes to its root
-    /// disk; [`Error::Disk`].
+    /// [`Error::NotKept`] if the sandbox has no disk and no folder, [`Error::InPlace`] if it writes to
+    /// its root disk; [`Error::Disk`]; [`Error::UpperFolder`], [`Error::UpperInUse`].
     pub fn frozen_disk(&self) -> Result<FrozenDisk, Error> {
         let Found { record, path } = self.directory().find(self.id())?;
+        if let Upper::Folder { path } = &record.upper {
+            return self.frozen_folder(path.as_ref());
+        }
         record.disk_size()?;
         if !record.status.is_live() {
             return Ok(FrozenDisk {
                 path: disk(&path),
-                copy: None,
+                changes: Changes::Disk,
             });
         }
         let copy = self.sandboxes().store().unnamed(&[])?;
         self.directory().copy_frozen(&record.id, &copy)?;
         Ok(FrozenDisk {
             path: disk(&path),
-            copy: Some(copy),
+            changes: Changes::Copy(copy),
         })
     }
+
+    fn frozen_folder(&self, path: &Path) -> Result<FrozenDisk, Error> {
+        let frozen = self.directory().freeze(self.id())?;
+        let held = frozen.map(Held::new).transpose().map_err(copying(path))?;
+        let folder = folder::open_for_reading(path, held.is_some())?;
+        Ok(FrozenDisk {
+            path: path.to_owned(),
+            changes: Changes::Folder {
+                folder,
+                held: held.map(Arc::new),
+            },
+        })
+    }
+}
+
+/// Starts a server of the folder, through which it is read as the guest sees it.
+fn serve(folder: File, held: Option<Arc<Held>>, about: &About) -> Result<Opened, Error> {
+    let size = folder::capacity(&folder).map_err(|error| about.disk(error))?;
+    let settings = Settings {
+        read_only: true,
+        cached: false,
+        upper: true,
+        only: None,
+        transport: Transport::Stream,
+    };
+    let (server, socket) = micabox_share::start(folder.into(), &settings)?;
+    Ok(Opened {
+        medium: Medium::Folder,
+        size,
+        file: socket.into(),
+        keep: Keep {
+            held,
+            _server: Some(server),
+        },
+    })
 }
 
 impl Directory {

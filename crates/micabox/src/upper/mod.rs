@@ -2,7 +2,9 @@
 
 mod changes;
 pub(crate) mod copy;
+pub(crate) mod folder;
 mod frozen;
+mod served;
 
 use std::fs::{self, File};
 use std::os::unix::fs::OpenOptionsExt;
@@ -11,13 +13,15 @@ use std::path::{Path, PathBuf};
 use micabox_ext4::mkfs::{Journal, Options, mkfs};
 use serde::{Deserialize, Serialize};
 
+use crate::Error;
 use crate::sandbox::now;
-use crate::{Error, Source};
 
 pub(crate) use changes::{ChangesError, read_changes, write_changes};
 pub(crate) use copy::{copy, data_runs};
 pub use frozen::FrozenDisk;
+pub(crate) use frozen::{Keep, Medium, Opened};
 pub use micabox_overlay::diff::{Change, ChangeKind};
+pub(crate) use served::Served;
 
 /// Default size of a disk in bytes. The host allocates space only as it fills.
 pub const DEFAULT_DISK_SIZE: u64 = 8 << 30;
@@ -35,7 +39,7 @@ pub(crate) const SERIAL: &str = "upper";
 pub(crate) const PATCHES_SERIAL: &str = "patches";
 
 /// Where a sandbox's changes go.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Upper {
     /// Into its memory, lost when it ends.
@@ -46,6 +50,13 @@ pub enum Upper {
     Disk {
         /// The disk's size in bytes.
         size: u64,
+    },
+    /// Into a folder of the host, in overlayfs's terms: the layer is its directory `upper`. It is made
+    /// if its parent exists, may have nothing else in it, and is never removed. One sandbox uses it at
+    /// a time, and the next start of the sandbox uses it again.
+    Folder {
+        /// The absolute path.
+        path: String,
     },
     /// Into the root disk itself.
     InPlace,
@@ -84,7 +95,7 @@ pub(crate) fn make_disk(
     uuid: [u8; 16],
     label: [u8; 16],
 ) -> Result<(), Error> {
-    let failed = |source: Source| Error::Disk {
+    let failed = |source: crate::Source| Error::Disk {
         what: "making",
         path: path.to_owned(),
         source,

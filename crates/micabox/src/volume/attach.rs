@@ -12,7 +12,8 @@ use std::os::unix::fs::FileExt;
 use super::{DATA, MIN_VOLUME_SIZE, Volume, disk, failed};
 use crate::base::is_dirty;
 use crate::jailed::{self, About, Look, Pack, Settle, Unread};
-use crate::{Base, Error, Sandboxes, Source, upper};
+use crate::upper::{self, Medium, Opened};
+use crate::{Base, Error, Sandboxes, Source};
 
 /// How a sandbox uses a volume.
 #[derive(Clone, Copy, Debug)]
@@ -121,6 +122,7 @@ fn populate(volume: &Volume, disk: &MachineFile, base: &Base, target: &[u8]) -> 
     let changes = result?;
     let (lower, below) = base.lower_files()?;
     let look = Look {
+        medium: Medium::Disk,
         lower,
         path: target.to_vec(),
     };
@@ -131,7 +133,9 @@ fn populate(volume: &Volume, disk: &MachineFile, base: &Base, target: &[u8]) -> 
         Err(error) => return Err(about.error(error)),
     }
     let (lower, below) = base.lower_files()?;
+    let changes = Opened::disk(changes).map_err(|error| about.disk(error))?;
     let pack = Pack {
+        medium: changes.medium,
         lower,
         path: target.to_vec(),
         follow: true,

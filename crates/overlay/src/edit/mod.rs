@@ -60,7 +60,7 @@ impl Place {
 
 /// An upper layer or a filesystem that is being edited.
 pub struct Edit<D> {
-    view: View<D>,
+    view: View<Ext4<D>>,
     kind: Kind,
     root: Place,
     /// The mtimes that directories get at the end: those from before the edit, or those set by it.
@@ -105,7 +105,7 @@ impl<D: BlockDevice> Edit<D> {
         )
     }
 
-    fn new(view: View<D>, kind: Kind, root: Place) -> Self {
+    fn new(view: View<Ext4<D>>, kind: Kind, root: Place) -> Self {
         Self {
             view,
             kind,

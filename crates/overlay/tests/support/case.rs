@@ -4,7 +4,6 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use micabox_ext4::device::ReadOnly;
 use micabox_ext4::mkfs::{Journal, Options, mkfs};
 use micabox_image::convert::{Expect, Place, convert_layer_in};
 use micabox_image::{Digest, Limits, Store};
@@ -81,7 +80,7 @@ impl Case {
     }
 
     /// Opens both layers with this crate.
-    pub fn view(&self) -> View<ReadOnly<File>> {
+    pub fn view(&self) -> View<micabox_overlay::view::Disk> {
         let disk = view::open(File::open(&self.disk).unwrap()).unwrap();
         View::new(disk, self.lower())
     }

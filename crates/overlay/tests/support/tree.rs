@@ -7,7 +7,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-use micabox_ext4::{BlockDevice, FileKind};
+use micabox_ext4::FileKind;
+use micabox_overlay::upper::Upper;
 use micabox_overlay::view::{Entry, View};
 use micabox_overlay::walk::{Scope, Walk};
 use micabox_overlay::words::{ESCAPED_PREFIX, is_marker, unescape_xattr_name};
@@ -87,7 +88,7 @@ pub fn of_directory(root: &Path) -> Tree {
 }
 
 /// Reads the tree that this crate's view shows.
-pub fn of_view<D: BlockDevice>(view: &mut View<D>) -> Tree {
+pub fn of_view<U: Upper>(view: &mut View<U>) -> Tree {
     let mut tree = Tree::new();
     let mut inodes: HashMap<_, Vec<Vec<u8>>> = HashMap::new();
     let root = view.root().unwrap();
@@ -108,7 +109,7 @@ pub fn of_view<D: BlockDevice>(view: &mut View<D>) -> Tree {
     tree
 }
 
-fn node_of<D: BlockDevice>(view: &mut View<D>, path: &[u8], entry: &Entry) -> Node {
+fn node_of<U: Upper>(view: &mut View<U>, path: &[u8], entry: &Entry) -> Node {
     let kind = entry.kind().unwrap();
     let owner = entry.owner();
     let xattrs = view.xattrs(entry).unwrap().into_iter();

@@ -18,11 +18,13 @@ pub const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 /// for a large guest, and killing the guest would lose data.
 pub const FLUSH_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// A guest's activity: its use of processor time, and its writes to its disk if it has one.
+/// A guest's activity: its use of processor time, and its writes to its disk or folder if it has one.
 #[derive(Debug)]
 pub(super) struct Work {
     pid: u32,
     disk: Option<PathBuf>,
+    /// The process that writes to it, by itself or in a descendant.
+    writer: u32,
     /// Its processor time, and when that last changed.
     time: Option<u64>,
     ran: Instant,
@@ -39,6 +41,11 @@ impl Work {
         Self {
             pid,
             disk: disk.map(Path::to_owned),
+            // A folder is written to by its server, which is this process's child.
+            writer: match disk {
+                Some(disk) if disk.is_dir() => std::process::id(),
+                _ => pid,
+            },
             time: processor_time(pid),
             ran: now,
             state: disk.and_then(state),
@@ -54,7 +61,7 @@ impl Work {
             (self.time, self.ran) = (time, now);
         }
         let state = self.disk.as_deref().and_then(state);
-        if state != self.state || self.disk.is_some() && waits_for_disk(self.pid) {
+        if state != self.state || self.disk.is_some() && waits_for_disk(self.writer) {
             (self.state, self.wrote) = (state, now);
         }
     }

@@ -1,6 +1,5 @@
 //! Requests about attributes.
 
-use std::ffi::CStr;
 use std::os::fd::OwnedFd;
 
 use rustix::fs::{
@@ -10,10 +9,12 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+use super::acls::ACCESS;
 use super::{Server, bounded};
+use crate::attribute::{inside, is_overlays, outside};
 use crate::message::{Reply, Request};
 use crate::nodes::ROOT;
-use crate::owner::{self, Ids, PLAIN, RECORD, SPECIAL, path};
+use crate::owner::{Ids, PLAIN, SPECIAL, can_record, path};
 
 /// Which attributes to set (`FATTR_*`).
 const MODE: u32 = 1 << 0;
@@ -50,7 +51,8 @@ impl Server {
         reply: &mut Reply,
     ) -> Result<(), Errno> {
         let stat = fstat(file)?;
-        reply.only_attributes(&stat, &self.shown(request, file, &stat), self.validity);
+        let shown = self.shown(request, request.node, file, &stat);
+        reply.only_attributes(&stat, &shown, self.validity);
         Ok(())
     }
 
@@ -75,7 +77,7 @@ impl Server {
         let file = self.nodes.get(request.node)?;
         let stat = fstat(&*file)?;
         let kind = FileType::from_raw_mode(stat.st_mode);
-        let mut shown = self.shown(request, &file, &stat);
+        let mut shown = self.shown(request, request.node, &file, &stat);
         let before = shown;
         if valid & MODE != 0 {
             shown.mode = shown.mode & !0o7777 | mode & 0o7777;
@@ -87,7 +89,10 @@ impl Server {
             shown.gid = gid;
         }
         let is_given = valid & (UID | GID) != 0;
+        // An overlay clears set-id bits itself, and gives a file that it copies up away after it has
+        // set its mode.
         if kind == FileType::RegularFile
+            && !self.is_upper
             && valid & MODE == 0
             && (is_given || valid & KILL_SET_ID != 0)
         {
@@ -95,11 +100,14 @@ impl Server {
         }
         if shown != before {
             // First what may be refused.
-            owner::show(&file, shown, self.owner())?;
+            self.show(&file, &stat, shown)?;
             if shown.mode & PLAIN != before.mode & PLAIN || stat.st_mode & SPECIAL != 0 {
                 let plain = Mode::from_raw_mode(shown.mode & PLAIN);
                 chmodat(CWD, path(&file), plain, AtFlags::empty())?;
             }
+        }
+        if self.is_upper && valid & MODE != 0 && can_record(kind) {
+            self.follow_mode(&file, shown.mode)?;
         }
         if valid & SIZE != 0 {
             if valid & HANDLE != 0 {
@@ -128,12 +136,16 @@ impl Server {
 
     /// Clears a file's set-id bits, as a write does.
     pub(super) fn clear_set_id(&self, request: &Request<'_>, node: u64) -> Result<(), Errno> {
+        if self.is_upper {
+            return Ok(());
+        }
         let file = self.nodes.get(node)?;
-        let mut shown = self.shown(request, &file, &fstat(&*file)?);
+        let stat = fstat(&*file)?;
+        let mut shown = self.shown(request, node, &file, &stat);
         let cleared = without_set_id(shown.mode);
         if cleared != shown.mode {
             shown.mode = cleared;
-            owner::show(&file, shown, self.owner())?;
+            self.show(&file, &stat, shown)?;
         }
         Ok(())
     }
@@ -166,22 +178,33 @@ impl Server {
         if self.is_read_only {
             return Err(Errno::ROFS);
         }
-        let name = allowed(name)?;
+        let kept = outside(name, self.is_upper)?;
         let flags = XattrFlags::from_bits(flags).ok_or(Errno::INVAL)?;
-        setxattr(path(&*self.nodes.get(request.node)?), name, value, flags)
+        if self.is_upper && is_overlays(name) && !can_record(self.nodes.kind(request.node)?) {
+            // The overlay notes where it copied a symbolic link from. An error would make it do
+            // without attributes from then on, and nothing needs this one.
+            return Ok(());
+        }
+        let file = self.nodes.get(request.node)?;
+        if self.is_upper && name == ACCESS {
+            let stat = fstat(&*file)?;
+            let shown = self.shown(request, request.node, &file, &stat);
+            return self.set_access(&file, &stat, shown, value);
+        }
+        setxattr(path(&file), &*kept, value, flags)
     }
 
     pub(super) fn extended(&self, request: &Request<'_>, reply: &mut Reply) -> Result<(), Errno> {
         let mut body = request.body;
         let size = body.u32()?;
         body.u32()?;
-        let name = allowed(body.text()?)?;
+        let name = outside(body.text()?, self.is_upper)?;
         let path = path(&*self.nodes.get(request.node)?);
         if size == 0 {
-            answer_size(getxattr_query(&path, name)?, reply);
+            answer_size(getxattr_query(&path, &*name)?, reply);
             return Ok(());
         }
-        reply.fill(size.min(LONGEST), |place| getxattr(&path, name, place))?;
+        reply.fill(size.min(LONGEST), |place| getxattr(&path, &*name, place))?;
         Ok(())
     }
 
@@ -196,15 +219,13 @@ impl Server {
         let mut all = vec![0; listxattr_query(&path)?.saturating_add(256)];
         let length = listxattr(&path, all.as_mut_slice())?;
         let names = all.get(..length).unwrap_or_default();
-        let names = names.split_inclusive(|byte| *byte == 0);
-        let seen: Vec<u8> = names
-            .filter(|name| {
-                let name = name.strip_suffix(&[0]).unwrap_or(name);
-                name.starts_with(b"user.") && name != RECORD
-            })
-            .flatten()
-            .copied()
-            .collect();
+        let names = names.split(|byte| *byte == 0);
+        let names = names.filter_map(|name| inside(name, self.is_upper));
+        let mut seen = Vec::new();
+        for name in names {
+            seen.extend_from_slice(&name);
+            seen.push(0);
+        }
         match size {
             0 => answer_size(seen.len(), reply),
             size if seen.len() > size as usize => return Err(Errno::RANGE),
@@ -215,18 +236,8 @@ impl Server {
 
     pub(super) fn remove_extended(&self, request: &Request<'_>) -> Result<(), Errno> {
         let mut body = request.body;
-        let name = allowed(body.text()?)?;
-        removexattr(path(&*self.nodes.get(request.node)?), name)
-    }
-}
-
-/// Returns the name of an attribute that the guest may use: those of users, but for the record.
-/// Others mean something to the host's kernel, or need privileges there.
-fn allowed(name: &CStr) -> Result<&CStr, Errno> {
-    match name.to_bytes() {
-        RECORD => Err(Errno::NOTSUP),
-        bytes if bytes.starts_with(b"user.") => Ok(name),
-        _ => Err(Errno::NOTSUP),
+        let name = outside(body.text()?, self.is_upper)?;
+        removexattr(path(&*self.nodes.get(request.node)?), &*name)
     }
 }
 

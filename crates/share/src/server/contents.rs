@@ -39,7 +39,7 @@ impl Server {
         let mut body = request.body;
         let asked = OFlags::from_bits_retain(body.u32()?);
         let file = self.open_node(request.node, asked)?;
-        let flags = if self.is_unchanged(request.node, &file)? {
+        let flags = if self.is_upper || self.is_unchanged(request.node, &file)? {
             KEEP_CACHE
         } else {
             0

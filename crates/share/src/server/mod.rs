@@ -4,22 +4,23 @@
 //! kernel checks permissions, against the owners and modes that it is shown; the host's kernel
 //! checks that the user who runs the server may do what is asked.
 
+mod acls;
 mod attributes;
 mod contents;
 mod directories;
 mod names;
+mod owners;
 
 use std::ffi::{CStr, CString};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
-use rustix::fs::{FileType, Stat};
 use rustix::io::Errno;
 
 use crate::handles::Handles;
-use crate::message::{LARGEST, MAJOR, MINOR, MOST_DATA, Reply, Request, Shown, Validity, opcode};
+use crate::message::{LARGEST, MAJOR, MINOR, MOST_DATA, Reply, Request, Validity, opcode};
 use crate::nodes::{Nodes, ROOT};
-use crate::owner::{self, Ids};
+use owners::Given;
 
 /// What the server offers to the kernel (`FUSE_*` flags of `INIT`), of which the kernel uses what it
 /// knows: reads and direct I/O side by side, data dropped from its cache when a file's time or size
@@ -38,11 +39,17 @@ const OFFERED: u32 = 1 << 0 // ASYNC_READ
 const OFFERED_CACHED: u32 = 1 << 13 // DO_READDIRPLUS
     | 1 << 14; // READDIRPLUS_AUTO
 
+/// What it offers beyond this for an upper layer: access control lists, with umasks that it applies
+/// where there are none.
+const OFFERED_UPPER: u32 = 1 << 6 // DONT_MASK
+    | 1 << 20; // POSIX_ACL
+
+/// What the server does not offer for an upper layer: to clear set-id bits. The overlay writes as its
+/// own user and clears them itself.
+const NOT_OF_AN_UPPER: u32 = 1 << 28; // HANDLE_KILLPRIV_V2
+
 /// Requests that the kernel sends without waiting for them (readahead, for one).
 const BACKGROUND: u16 = 32;
-
-/// The user of requests that no process makes.
-const NO_USER: u32 = u32::MAX;
 
 /// The server of one folder.
 #[derive(Debug)]
@@ -50,39 +57,57 @@ pub(crate) struct Server {
     nodes: Nodes,
     handles: Handles,
     is_read_only: bool,
+    /// Whether the folder is the writable layer of the guest's overlay, which nobody else changes.
+    is_upper: bool,
     /// The name of the only file, if a file is shared and not a folder: the root's only entry.
     only: Option<CString>,
     validity: Validity,
     offered: u32,
     /// The owner inside of files without a record: the user in the upper half, the group.
     owner: AtomicU64,
+    given: Given,
+}
+
+/// How a server treats its folder.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Manner {
+    pub(crate) is_read_only: bool,
+    /// Whether the guest may see the host's changes a second late.
+    pub(crate) is_cached: bool,
+    /// Whether the folder is an overlay's upper layer.
+    pub(crate) is_upper: bool,
 }
 
 impl Server {
     /// Creates the server of a folder, or of a file that it calls `only`, which may hold up to
-    /// `most` places open. With `is_cached`, the guest may see the host's changes a second late. The
-    /// process's working directory must be that of its own descriptors
+    /// `most` places open. The process's working directory must be that of its own descriptors
     /// (`/proc/self/fd`), and its umask 0.
     pub(crate) fn new(
         root: OwnedFd,
         only: Option<CString>,
-        is_read_only: bool,
-        is_cached: bool,
+        manner: Manner,
         most: usize,
     ) -> Result<Self, Errno> {
-        let (validity, offered) = if is_cached {
-            (Validity::CACHED, OFFERED | OFFERED_CACHED)
-        } else {
-            (Validity::CONSISTENT, OFFERED)
+        let (validity, offered) = match manner {
+            Manner { is_upper: true, .. } => {
+                let offered = OFFERED | OFFERED_CACHED | OFFERED_UPPER;
+                (Validity::EXCLUSIVE, offered & !NOT_OF_AN_UPPER)
+            }
+            Manner {
+                is_cached: true, ..
+            } => (Validity::CACHED, OFFERED | OFFERED_CACHED),
+            _ => (Validity::CONSISTENT, OFFERED),
         };
         Ok(Self {
             nodes: Nodes::new(root, most)?,
             handles: Handles::default(),
-            is_read_only,
+            is_read_only: manner.is_read_only,
+            is_upper: manner.is_upper,
             only,
             validity,
             offered,
             owner: AtomicU64::new(0),
+            given: Given::default(),
         })
     }
 
@@ -190,35 +215,6 @@ impl Server {
             _ => {}
         }
         Ok(())
-    }
-
-    /// Returns the owner inside of files without a record.
-    fn owner(&self) -> Ids {
-        let both = self.owner.load(Ordering::Relaxed);
-        Ids {
-            uid: (both >> 32) as u32,
-            gid: (both & 0xffff_ffff) as u32,
-        }
-    }
-
-    fn set_owner(&self, ids: Ids) {
-        let both = u64::from(ids.uid) << 32 | u64::from(ids.gid);
-        self.owner.store(both, Ordering::Relaxed);
-    }
-
-    /// Returns what a request shows of a file. A symbolic link, which can't have a record, belongs to
-    /// the user who looks at it, for programs set the times of the links that they make.
-    fn shown(&self, request: &Request<'_>, file: &OwnedFd, stat: &Stat) -> Shown {
-        let is_link = FileType::from_raw_mode(stat.st_mode) == FileType::Symlink;
-        let owner = match request.uid {
-            0 | NO_USER => self.owner(),
-            uid if is_link => Ids {
-                uid,
-                gid: request.gid,
-            },
-            _ => self.owner(),
-        };
-        owner::shown(file, stat, owner)
     }
 
     /// Opens something, and once more with fewer places held open if the process has too many

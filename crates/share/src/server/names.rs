@@ -5,15 +5,16 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, linkat, mkdirat, mknodat, openat,
-    readlinkat_raw, renameat_with, symlinkat, unlinkat,
+    AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, Stat, fstat, linkat, mkdirat, mknodat,
+    openat, readlinkat_raw, renameat_with, symlinkat, unlinkat,
 };
 use rustix::io::Errno;
 
+use super::acls::New;
 use super::{Server, two_names};
 use crate::message::{Reply, Request, Shown};
 use crate::nodes::Found;
-use crate::owner::{self, PLAIN, SPECIAL, path};
+use crate::owner::{PLAIN, SPECIAL, path};
 
 /// Directories pass their group on to what is made in them, if they have this bit.
 const SET_GROUP: u32 = 0o2000;
@@ -32,7 +33,7 @@ impl Server {
 
     /// Adds a file to the reply.
     pub(super) fn tell(&self, request: &Request<'_>, found: &Found, reply: &mut Reply) {
-        let shown = self.shown(request, &found.file, &found.stat);
+        let shown = self.shown(request, found.node, &found.file, &found.stat);
         reply.entry(found.node, &found.stat, &shown, self.validity);
     }
 
@@ -47,14 +48,15 @@ impl Server {
         let (name, target) = (body.name()?, body.text()?);
         let directory = self.nodes.get(request.node)?;
         symlinkat(target, &*directory, name)?;
-        self.tell(request, &self.nodes.look_up(request.node, name)?, reply);
+        let found = self.made(request, name, FileType::Symlink, &New::plain(0o777))?;
+        self.tell(request, &found, reply);
         Ok(())
     }
 
     pub(super) fn make_node(&self, request: &Request<'_>, reply: &mut Reply) -> Result<(), Errno> {
         let mut body = request.body;
-        let (mode, device) = (body.u32()?, body.u32()?);
-        body.u64()?;
+        let (mode, device, umask) = (body.u32()?, body.u32()?, body.u32()?);
+        body.u32()?;
         let name = body.name()?;
         let directory = self.nodes.get(request.node)?;
         let kind = match FileType::from_raw_mode(mode) {
@@ -65,9 +67,14 @@ impl Server {
             (device >> 8) & 0xfff,
             (device & 0xff) | ((device >> 12) & 0xfff00),
         );
+        if kind == FileType::CharacterDevice && device == 0 && !self.is_upper {
+            // A whiteout, which any user may make on the host.
+            return Err(Errno::PERM);
+        }
         let number = rustix::fs::makedev(major, minor);
-        mknodat(&*directory, name, kind, plain(mode), number)?;
-        let found = self.made(request, name, mode & !0o170_000 | kind.as_raw_mode())?;
+        let new = self.new_file(&directory, mode, umask, false)?;
+        mknodat(&*directory, name, kind, plain(new.mode), number)?;
+        let found = self.made(request, name, kind, &new)?;
         self.tell(request, &found, reply);
         Ok(())
     }
@@ -78,62 +85,74 @@ impl Server {
         reply: &mut Reply,
     ) -> Result<(), Errno> {
         let mut body = request.body;
-        let mode = body.u32()?;
-        body.u32()?;
+        let (mode, umask) = (body.u32()?, body.u32()?);
         let name = body.name()?;
         let directory = self.nodes.get(request.node)?;
-        mkdirat(&*directory, name, plain(mode))?;
-        let kind = FileType::Directory.as_raw_mode();
-        let found = self.made(request, name, mode & 0o7777 | kind)?;
+        let new = self.new_file(&directory, mode, umask, true)?;
+        mkdirat(&*directory, name, plain(new.mode))?;
+        let found = self.made(request, name, FileType::Directory, &new)?;
         self.tell(request, &found, reply);
         Ok(())
     }
 
     /// Finds what was just made, and makes it belong to whom asked for it.
-    fn made(&self, request: &Request<'_>, name: &CStr, mode: u32) -> Result<Found, Errno> {
+    fn made(
+        &self,
+        request: &Request<'_>,
+        name: &CStr,
+        kind: FileType,
+        new: &New,
+    ) -> Result<Found, Errno> {
         let found = self.nodes.look_up(request.node, name)?;
-        self.give(request, &found.file, mode)?;
+        self.give(request, &found.file, &found.stat, kind, new)?;
         Ok(found)
     }
 
     /// Makes a new file belong to whom asked for it.
-    fn give(&self, request: &Request<'_>, file: &OwnedFd, mode: u32) -> Result<(), Errno> {
+    fn give(
+        &self,
+        request: &Request<'_>,
+        file: &OwnedFd,
+        stat: &Stat,
+        kind: FileType,
+        new: &New,
+    ) -> Result<(), Errno> {
         let directory = self.nodes.get(request.node)?;
-        let above = self.shown(request, &directory, &rustix::fs::fstat(&*directory)?);
-        let is_directory = FileType::from_raw_mode(mode) == FileType::Directory;
+        let above = fstat(&*directory)?;
+        let above = self.shown(request, request.node, &directory, &above);
         let mut shown = Shown {
             uid: request.uid,
             gid: request.gid,
-            mode,
+            mode: kind.as_raw_mode() | new.mode,
         };
         if above.mode & SET_GROUP != 0 {
             shown.gid = above.gid;
-            if is_directory {
+            if kind == FileType::Directory {
                 shown.mode |= SET_GROUP;
             }
         }
-        match owner::show(file, shown, self.owner()) {
+        match self.show(file, stat, shown) {
             // The host's filesystem has no such attributes: the file is the share's owner's.
-            Err(Errno::PERM) => Ok(()),
-            result => result,
+            Err(Errno::PERM) => {}
+            result => result?,
         }
+        self.give_lists(file, new)
     }
 
     pub(super) fn create(&self, request: &Request<'_>, reply: &mut Reply) -> Result<(), Errno> {
         let mut body = request.body;
-        let (flags, mode) = (body.u32()?, body.u32()?);
-        body.u64()?;
+        let (flags, mode, umask) = (body.u32()?, body.u32()?, body.u32()?);
+        body.u32()?;
         let name = body.name()?;
         let asked = OFlags::from_bits_retain(flags);
         let directory = self.nodes.get(request.node)?;
         // Never opens what is there already, which may be a link or a FIFO.
-        let new = super::contents::usable(asked) | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
-        let made = self.with_room(|| openat(&*directory, name, new, plain(mode)));
+        let flags =
+            super::contents::usable(asked) | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+        let new = self.new_file(&directory, mode, umask, false)?;
+        let made = self.with_room(|| openat(&*directory, name, flags, plain(new.mode)));
         let (found, file) = match made {
-            Ok(file) => {
-                let mode = mode & 0o7777 | FileType::RegularFile.as_raw_mode();
-                (self.made(request, name, mode)?, file)
-            }
+            Ok(file) => (self.made(request, name, FileType::RegularFile, &new)?, file),
             Err(Errno::EXIST) if !asked.contains(OFlags::EXCL) => {
                 let found = self.nodes.look_up(request.node, name)?;
                 let file = self.open_node(found.node, asked)?;
@@ -153,19 +172,20 @@ impl Server {
         reply: &mut Reply,
     ) -> Result<(), Errno> {
         let mut body = request.body;
-        let (flags, mode) = (body.u32()?, body.u32()?);
+        let (flags, mode, umask) = (body.u32()?, body.u32()?, body.u32()?);
         let asked = OFlags::from_bits_retain(flags);
         let directory = self.nodes.get(request.node)?;
-        let new = super::contents::usable(asked) | OFlags::TMPFILE | (asked & OFlags::EXCL);
-        let file = self.with_room(|| openat(CWD, path(&directory), new, plain(mode)))?;
+        let flags = super::contents::usable(asked) | OFlags::TMPFILE | (asked & OFlags::EXCL);
+        let new = self.new_file(&directory, mode, umask, false)?;
+        let file = self.with_room(|| openat(CWD, path(&directory), flags, plain(new.mode)))?;
         let place = openat(
             CWD,
             path(&file),
             OFlags::PATH | OFlags::CLOEXEC,
             Mode::empty(),
         )?;
-        let mode = mode & 0o7777 | FileType::RegularFile.as_raw_mode();
-        self.give(request, &place, mode)?;
+        let stat = fstat(&place)?;
+        self.give(request, &place, &stat, FileType::RegularFile, &new)?;
         let found = self.nodes.tell(request.node, c"", place, true)?;
         self.tell(request, &found, reply);
         self.opened(file, 0, reply);
@@ -204,6 +224,9 @@ impl Server {
         if has_flags {
             flags = RenameFlags::from_bits(body.u32()?).ok_or(Errno::INVAL)?;
             body.u32()?;
+        }
+        if flags.contains(RenameFlags::WHITEOUT) && !self.is_upper {
+            return Err(Errno::INVAL);
         }
         let (name, new_name) = two_names(&mut body)?;
         let directories: [Arc<OwnedFd>; 2] = [self.nodes.get(request.node)?, self.nodes.get(to)?];

@@ -54,6 +54,7 @@ fn boot() -> impl Strategy<Value = Boot> {
             }),
             text().prop_map(|serial| Upper::Disk { serial }),
             text().prop_map(|serial| Upper::InPlace { serial }),
+            text().prop_map(|tag| Upper::Share { tag }),
         ],
         prop_oneof![Just(Init::Reaper), Just(Init::FirstExec)],
         identity(),

@@ -68,7 +68,7 @@ fn make_missing(mount: &Mount) -> Result<(), Failure> {
 }
 
 /// Returns the absolute path of a folder of the host.
-fn on_host(source: &str) -> Result<String, String> {
+pub fn on_host(source: &str) -> Result<String, String> {
     let path = std::path::absolute(source).map_err(|error| format!("`{source}`: {error}"))?;
     let path = path.into_os_string().into_string();
     path.map_err(|_| format!("`{source}`: the path is not UTF-8"))

@@ -136,9 +136,23 @@ fn a_disk_has_a_size() {
     assert_eq!(upper("disk"), disk(8 << 30));
     assert_eq!(upper("disk:16m"), disk(16 << 20));
     assert_eq!(upper("disk:1.5T"), disk(3 << 39));
-    for bad in ["", "disk:", "disk:1m", "disk:17t", "tmpfs:1g", "x"] {
+    for bad in [
+        "", "disk:", "disk:1m", "disk:17t", "tmpfs:1g", "folder", "folder:", "x",
+    ] {
         upper(bad).unwrap_err();
     }
+}
+
+#[test]
+fn a_folder_has_an_absolute_path() {
+    let folder = |path: &str| {
+        let path = path.to_owned();
+        Ok(Upper::Folder { path })
+    };
+    assert_eq!(upper("folder:/a/b:c"), folder("/a/b:c"));
+    let here = std::env::current_dir().unwrap();
+    let below = here.join("a").into_os_string().into_string().unwrap();
+    assert_eq!(upper("folder:a"), folder(&below));
 }
 
 #[test]

@@ -1,0 +1,78 @@
+//! A machine that stays frozen while something of it is read, however long that takes.
+
+use std::io;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::freeze::Frozen;
+
+/// Interval between messages to the owner.
+const BEAT: Duration = Duration::from_millis(500);
+
+/// How long the owner waits for a message ([`Request::Freeze`](micabox_owner::protocol::Request)), less
+/// a margin.
+const LIMIT: Duration = Duration::from_secs(8);
+
+/// A frozen machine, which a thread holds until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Held {
+    end: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+    /// When the owner was last told in time; none after a message that was late.
+    told: Arc<Mutex<Option<Instant>>>,
+}
+
+impl Held {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// If there can be no thread.
+    pub(crate) fn new(mut frozen: Frozen) -> io::Result<Self> {
+        let told = Arc::new(Mutex::new(Some(Instant::now())));
+        let (end, ended) = channel();
+        let shared = Arc::clone(&told);
+        let thread = std::thread::Builder::new().name("freeze".into());
+        let thread = thread.spawn(move || {
+            while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(BEAT) {
+                frozen.hold();
+                let mut told = shared.lock().unwrap_or_else(PoisonError::into_inner);
+                *told = told.filter(is_recent).map(|_| Instant::now());
+            }
+            frozen.thaw();
+        })?;
+        Ok(Self {
+            end: Some(end),
+            thread: Some(thread),
+            told,
+        })
+    }
+
+    /// Checks that the machine has not been thawed so far, because this process was stopped.
+    ///
+    /// # Errors
+    /// If it may have been.
+    pub(crate) fn check(&self) -> io::Result<()> {
+        let told = *self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        match told.filter(is_recent) {
+            Some(_) => Ok(()),
+            None => Err(io::Error::other(
+                "the sandbox was resumed before its changes were read",
+            )),
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn is_recent(told: &Instant) -> bool {
+    told.elapsed() < LIMIT
+}

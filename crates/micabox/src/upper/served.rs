@@ -1,0 +1,120 @@
+//! An upper layer in a folder of the host, read through a server as the guest reads it.
+
+use std::fs::File;
+use std::io;
+
+use micabox_ext4::{Ino, Segment, Stat, Timestamp};
+use micabox_overlay::upper::{Entries, Upper, UpperError};
+use micabox_share::{Client, ROOT};
+
+/// The directory in the folder.
+const LAYER: &[u8] = b"upper";
+
+/// A conversation with the folder's server.
+#[derive(Debug)]
+pub(crate) struct Served {
+    client: Client,
+    capacity: u64,
+}
+
+impl Served {
+    /// Begins the conversation on the socket that came with the server.
+    ///
+    /// # Errors
+    /// If the server does not answer.
+    pub(crate) fn new(socket: File) -> io::Result<Self> {
+        let mut client = Client::new(socket.into())?;
+        let capacity = client.capacity()?;
+        Ok(Self { client, capacity })
+    }
+}
+
+type Result<T> = std::result::Result<T, UpperError>;
+
+impl Upper for Served {
+    fn layer(&mut self) -> Result<Option<Ino>> {
+        let layer = self.client.lookup(ROOT, LAYER)?;
+        Ok(layer.map(number).transpose()?)
+    }
+
+    fn entry(&mut self, directory: Ino, name: &[u8]) -> Result<Option<Ino>> {
+        let entry = self.client.lookup(directory.into(), name)?;
+        Ok(entry.map(number).transpose()?)
+    }
+
+    fn attributes(&mut self, file: Ino) -> Result<Stat> {
+        let found = self.client.attributes(file.into())?;
+        let time = |(seconds, nanos)| Timestamp { seconds, nanos };
+        Ok(Stat {
+            ino: file,
+            // The kernel's modes have 16 bits.
+            mode: (found.mode & 0xffff) as u16,
+            links: found.links,
+            uid: found.uid,
+            gid: found.gid,
+            size: found.size,
+            blocks: found.blocks,
+            device: device(found.device),
+            atime: time(found.atime),
+            mtime: time(found.mtime),
+            ctime: time(found.ctime),
+            crtime: Timestamp::default(),
+            flags: 0,
+            generation: 0,
+        })
+    }
+
+    fn entries(&mut self, directory: Ino) -> Result<Entries> {
+        let entries = self.client.entries(directory.into())?.into_iter();
+        let numbered = entries.map(|(name, file)| Ok((name, number(file)?)));
+        numbered.collect()
+    }
+
+    fn read_at(&mut self, file: Ino, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+        Ok(self.client.read(file.into(), offset, buffer)?)
+    }
+
+    fn data(&mut self, file: Ino) -> Result<Vec<Segment>> {
+        let mut segments = Vec::new();
+        let mut offset = 0;
+        while let Some((start, end)) = self.client.data(file.into(), offset)? {
+            if start < offset || end <= start {
+                return Err(io::Error::from(io::ErrorKind::InvalidData).into());
+            }
+            segments.push(Segment {
+                offset: start,
+                length: end - start,
+            });
+            offset = end;
+        }
+        Ok(segments)
+    }
+
+    fn target(&mut self, link: Ino) -> Result<Vec<u8>> {
+        Ok(self.client.read_link(link.into())?)
+    }
+
+    fn attribute(&mut self, file: Ino, name: &[u8]) -> Result<Option<Vec<u8>>> {
+        Ok(self.client.xattr(file.into(), name)?)
+    }
+
+    fn attribute_names(&mut self, file: Ino) -> Result<Vec<Box<[u8]>>> {
+        Ok(self.client.xattr_names(file.into())?)
+    }
+
+    fn capacity(&self) -> u64 {
+        self.capacity
+    }
+}
+
+/// Returns a file's number. The server counts from 1.
+fn number(file: u64) -> io::Result<Ino> {
+    let many = |_| io::Error::other("the folder has more than 4,294,967,295 files");
+    Ino::try_from(file).map_err(many)
+}
+
+/// Returns a device's major and minor number (`new_decode_dev` of `linux/kdev_t.h`).
+fn device(number: u32) -> (u32, u32) {
+    let minor = (number & 0xff) | ((number >> 12) & 0xfff00);
+    ((number >> 8) & 0xfff, minor)
+}
