@@ -42,9 +42,10 @@ type Answer = Box<dyn FnOnce() + Send>;
 
 impl Slow {
     fn answer(&self, answer: Answer) {
-        match self.holds.swap(false, Ordering::SeqCst) {
-            true => self.held.send(answer).unwrap(),
-            false => answer(),
+        if self.holds.swap(false, Ordering::SeqCst) {
+            self.held.send(answer).unwrap()
+        } else {
+            answer()
         }
     }
 
@@ -78,9 +79,10 @@ const VALID: Duration = Duration::from_secs(1);
 
 impl Filesystem for Slow {
     fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        match name == NAME {
-            true => reply.entry(&VALID, &self.attributes(NUMBER), Generation(0)),
-            false => reply.error(Errno::ENOENT),
+        if name == NAME {
+            reply.entry(&VALID, &self.attributes(NUMBER), Generation(0))
+        } else {
+            reply.error(Errno::ENOENT)
         }
     }
 

@@ -71,9 +71,10 @@ impl Images {
         let name = if fixup { "fixup" } else { "fsmeta" };
         let path = self.directory.path().join(name);
         let out = File::create_new(&path).unwrap();
-        let (_, written) = match fixup {
-            true => self.merge.write_fixup(out, [0xf1; 16]).unwrap(),
-            false => self.merge.write_fsmeta(out, [0xf0; 16]).unwrap(),
+        let (_, written) = if fixup {
+            self.merge.write_fixup(out, [0xf1; 16]).unwrap()
+        } else {
+            self.merge.write_fsmeta(out, [0xf0; 16]).unwrap()
         };
         let flat = self.directory.path().join(format!("{name}.flat"));
         self.concatenate(&path, &written, &flat);

@@ -100,9 +100,10 @@ fn filesystems_of_mke2fs_grow_where_their_table_has_room() {
                 .arg(image.path()),
         );
         // Another backup needs more than the reserved descriptor blocks.
-        let more = match kind.contains("^resize_inode") {
-            true => 100,
-            false => 24,
+        let more = if kind.contains("^resize_inode") {
+            100
+        } else {
+            24
         };
         grow_file(&image, more * MIB).unwrap();
         assert_sound(&image);

@@ -212,17 +212,21 @@ fn layers_stack_on_partitions_where_there_is_no_device_mapper() {
         let (path, ranges, uuid) = partitioned(directory.path(), &images);
         let serial = "image";
         for dax in [true, false] {
-            let device = match dax {
-                true => Attach::Pmem(&path),
-                false => Attach::Disk {
+            let device = if dax {
+                Attach::Pmem(&path)
+            } else {
+                Attach::Disk {
                     path: &path,
                     serial,
-                },
+                }
             };
             let mut machine = Machine::start_with(&[device], NO_MAPPER);
-            let extent = |range: &Range| match dax {
-                true => pmem(uuid, Some(*range)),
-                false => disk(serial, Some(*range)),
+            let extent = |range: &Range| {
+                if dax {
+                    pmem(uuid, Some(*range))
+                } else {
+                    disk(serial, Some(*range))
+                }
             };
             let lowers = ranges.iter().map(|range| lower(extent(range))).collect();
             machine.boot(plan(lowers)).unwrap();

@@ -29,12 +29,13 @@ fn image(store: &TestStore, name: &str) -> Image {
 
 fn disk_usage(path: &Path) -> u64 {
     use std::os::unix::fs::MetadataExt;
-    let below: u64 = match path.is_dir() {
-        true => fs::read_dir(path)
+    let below: u64 = if path.is_dir() {
+        fs::read_dir(path)
             .unwrap()
             .map(|entry| disk_usage(&entry.unwrap().path()))
-            .sum(),
-        false => 0,
+            .sum()
+    } else {
+        0
     };
     fs::symlink_metadata(path).unwrap().blocks() * 512 + below
 }

@@ -253,9 +253,10 @@ fn serve(descriptor: RawFd) -> Result<(), String> {
     let task: Task = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
     let (folder, socket, ready) = (take(task.folder)?, take(task.socket)?, take(task.ready)?);
     // Nobody else may write to the folder for as long as this process can.
-    let _lock = match task.upper {
-        true => Some(folder.try_clone().map_err(failed("keeping the lock"))?),
-        false => None,
+    let _lock = if task.upper {
+        Some(folder.try_clone().map_err(failed("keeping the lock"))?)
+    } else {
+        None
     };
     let root = enter_folder(folder, task.read_only).map_err(|error| error.to_string())?;
     let only = task.only.map(CString::new).transpose();

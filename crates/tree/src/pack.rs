@@ -309,9 +309,10 @@ impl<W: Write> Archive<'_, W> {
     }
 
     fn member(&self, path: &[u8], stat: &Stat, kind: Kind, xattrs: xattr::Xattrs) -> Member {
-        let (uid, gid) = match self.packing.owners {
-            true => (stat.st_uid, stat.st_gid),
-            false => (0, 0),
+        let (uid, gid) = if self.packing.owners {
+            (stat.st_uid, stat.st_gid)
+        } else {
+            (0, 0)
         };
         Member {
             path: path.to_vec(),

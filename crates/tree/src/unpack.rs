@@ -128,9 +128,10 @@ impl Unpacker {
                     }
                     _ => (FileType::Fifo, 0),
                 };
-                let made = match self.options.special {
-                    true => self.node(directory, name, kind, device, attributes),
-                    false => Err(Errno::PERM),
+                let made = if self.options.special {
+                    self.node(directory, name, kind, device, attributes)
+                } else {
+                    Err(Errno::PERM)
                 };
                 match made {
                     Err(Errno::PERM) => {

@@ -23,9 +23,10 @@ pub struct Args {
 pub fn execute(args: &Args) -> Outcome {
     args.named.each(|sandbox| {
         // What could not be saved is not wanted any more.
-        let stopped = match args.force {
-            true => sandbox.stop(Duration::ZERO).map(drop),
-            false => Ok(()),
+        let stopped = if args.force {
+            sandbox.stop(Duration::ZERO).map(drop)
+        } else {
+            Ok(())
         };
         match sandbox.remove() {
             // A sandbox with `auto_remove` is removed already.

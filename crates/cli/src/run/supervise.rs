@@ -274,11 +274,13 @@ pub fn our_streams(interactive: bool) -> ExecOptions {
         // The stream is closed.
         Err(_) => Stdio::Null,
     };
-    let stdin = match interactive {
-        false => Stdio::Null,
+    let stdin = if !interactive {
+        Stdio::Null
+    } else if rustix::termios::isatty(stdin()) {
         // Only the job in a terminal's foreground can read it: not the owner.
-        true if rustix::termios::isatty(stdin()) => Stdio::Piped,
-        true => output(stdin()),
+        Stdio::Piped
+    } else {
+        output(stdin())
     };
     streams_of(stdin, output(raw::stdout_fd()), output(raw::stderr_fd()))
 }

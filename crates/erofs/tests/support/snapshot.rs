@@ -117,12 +117,13 @@ fn add_path(
             _ => 0,
         },
         nlink: stat.nlink() as u32,
-        device: match is_device {
-            true => (
+        device: if is_device {
+            (
                 rustix::fs::major(stat.rdev()),
                 rustix::fs::minor(stat.rdev()),
-            ),
-            false => (0, 0),
+            )
+        } else {
+            (0, 0)
         },
         xattrs: xattrs(real),
         content,

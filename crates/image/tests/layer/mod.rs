@@ -117,9 +117,10 @@ fn files_below(directory: &Path) -> Vec<std::path::PathBuf> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(directory).unwrap() {
         let entry = entry.unwrap();
-        match entry.file_type().unwrap().is_dir() {
-            true => files.extend(files_below(&entry.path())),
-            false => files.push(entry.path()),
+        if entry.file_type().unwrap().is_dir() {
+            files.extend(files_below(&entry.path()))
+        } else {
+            files.push(entry.path())
         }
     }
     files

@@ -315,19 +315,21 @@ impl Start {
         if self.resumed.is_none() {
             return Ok(());
         }
-        let status = match self.is_first {
-            true => Status::Created,
-            false => Status::Exited {
+        let status = if self.is_first {
+            Status::Created
+        } else {
+            Status::Exited {
                 code: EXIT_NOT_STARTED,
                 at: now().0,
                 error: Some(error.to_string()),
-            },
+            }
         };
         registration.update(|record| record.status = status)?;
         // Its owner has released the images.
-        match self.is_first {
-            true => self.lease(registration.record()),
-            false => Ok(()),
+        if self.is_first {
+            self.lease(registration.record())
+        } else {
+            Ok(())
         }
     }
 
@@ -337,9 +339,10 @@ impl Start {
         if let Base::Image(image) = &self.base {
             manifests.push(image.manifest_digest);
         }
-        match manifests.is_empty() {
-            true => Ok(()),
-            false => Ok(self.store.lease(&record.id, &manifests)?),
+        if manifests.is_empty() {
+            Ok(())
+        } else {
+            Ok(self.store.lease(&record.id, &manifests)?)
         }
     }
 

@@ -119,9 +119,10 @@ fn by_kernel(mount: &Mount, patch: &Patch, archive: &Path) -> bool {
             if path == b"/" || path.starts_with(b"/lost+found") {
                 return false;
             }
-            match real.symlink_metadata().unwrap().is_dir() {
-                true => fs::remove_dir_all(real).unwrap(),
-                false => fs::remove_file(real).unwrap(),
+            if real.symlink_metadata().unwrap().is_dir() {
+                fs::remove_dir_all(real).unwrap()
+            } else {
+                fs::remove_file(real).unwrap()
             }
             true
         }

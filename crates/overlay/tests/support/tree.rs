@@ -145,9 +145,12 @@ fn node_of<U: Upper>(view: &mut View<U>, path: &[u8], entry: &Entry) -> Node {
             _ => (0, 0),
         },
         xattrs: xattrs
-            .map(|(name, value)| match name.starts_with(ESCAPED_PREFIX) {
-                true => (unescape_xattr_name(&name).into(), value),
-                false => (name, value),
+            .map(|(name, value)| {
+                if name.starts_with(ESCAPED_PREFIX) {
+                    (unescape_xattr_name(&name).into(), value)
+                } else {
+                    (name, value)
+                }
             })
             .collect(),
         content,

@@ -50,9 +50,10 @@ impl Owner {
 
     /// Fails if the sandbox is paused, or about to be.
     pub(super) fn check_not_paused(&self) -> Result<(), Failure> {
-        match self.freezer.is_pause_wanted() {
-            true => Err(Failure::new(Kind::Paused, "the sandbox is paused")),
-            false => Ok(()),
+        if self.freezer.is_pause_wanted() {
+            Err(Failure::new(Kind::Paused, "the sandbox is paused"))
+        } else {
+            Ok(())
         }
     }
 
@@ -87,9 +88,10 @@ impl Owner {
             // The room for the record is there even on a full disk.
             let _ = registrar.paused(is_paused);
         }
-        let (waiting, reply) = match is_paused {
-            true => (&mut self.pauses.pausing, Reply::Paused),
-            false => (&mut self.pauses.resuming, Reply::Unpaused),
+        let (waiting, reply) = if is_paused {
+            (&mut self.pauses.pausing, Reply::Paused)
+        } else {
+            (&mut self.pauses.resuming, Reply::Unpaused)
         };
         for (client, number) in std::mem::take(waiting) {
             self.send(client, number, &reply);

@@ -73,9 +73,10 @@ impl Owner {
                 .commands
                 .get(&command)
                 .is_some_and(|command| command.detach);
-            match detach {
-                true => self.release(command, false),
-                false => self.abandon(command),
+            if detach {
+                self.release(command, false)
+            } else {
+                self.abandon(command)
             }
         }
         let is_recorded = self.registrar.is_none();

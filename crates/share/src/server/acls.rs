@@ -51,9 +51,10 @@ impl Server {
         is_directory: bool,
     ) -> Result<New, Errno> {
         let mode = mode & 0o7777;
-        let default = match self.is_upper {
-            true => list(directory, DEFAULT)?,
-            false => None,
+        let default = if self.is_upper {
+            list(directory, DEFAULT)?
+        } else {
+            None
         };
         let Some(default) = default else {
             return Ok(New::plain(mode & !(umask & PLAIN)));

@@ -120,9 +120,10 @@ fn tokens_are_fetched_anonymously_or_with_a_password() {
         let registry = Registry::with(&image);
         wants_tokens(&registry, usize::MAX, |_| None);
         let (_directory, known) = credentials(&registry, json!({"auth": AUTH}));
-        let puller = match password {
-            true => Puller::new().credentials(known),
-            false => Puller::new(),
+        let puller = if password {
+            Puller::new().credentials(known)
+        } else {
+            Puller::new()
         };
         puller.assert_has(&puller.pull(&registry.reference("x:1")), &image);
         let requests = registry.requests();

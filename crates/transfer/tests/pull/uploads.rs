@@ -45,9 +45,10 @@ impl Uploads {
             }
             ("HEAD", ("blobs", digest)) => {
                 let known = self.blobs.contains(&(repository, digest.to_owned()));
-                Some(match known {
-                    true => Reply::new(200, "").without_length(),
-                    false => Reply::new(404, ""),
+                Some(if known {
+                    Reply::new(200, "").without_length()
+                } else {
+                    Reply::new(404, "")
                 })
             }
             ("PUT", ("manifests", tag)) => Some(self.manifest(request, repository, tag)),

@@ -213,12 +213,13 @@ fn connect(path: &Path, port: u32) -> io::Result<UnixStream> {
         stream.read_exact(&mut byte)?;
         line.extend(byte);
     }
-    match line.starts_with(b"OK ") {
-        true => Ok(stream),
-        false => Err(io::Error::other(format!(
+    if line.starts_with(b"OK ") {
+        Ok(stream)
+    } else {
+        Err(io::Error::other(format!(
             "{:?}",
             String::from_utf8_lossy(&line)
-        ))),
+        )))
     }
 }
 
@@ -234,13 +235,14 @@ fn echo(path: &Path, data: &[u8]) -> io::Result<()> {
         client.read_to_end(&mut back)?;
         writing.join().map_err(|_| io::Error::other("panicked"))?
     })?;
-    match back == data {
-        true => Ok(()),
-        false => Err(io::Error::other(format!(
+    if back == data {
+        Ok(())
+    } else {
+        Err(io::Error::other(format!(
             "{} bytes of {}",
             back.len(),
             data.len()
-        ))),
+        )))
     }
 }
 

@@ -107,9 +107,10 @@ fn check(key: Key, value: &str) -> Result<(), String> {
             let plain = plain.strip_prefix('/').unwrap_or(plain);
             let plain = plain.strip_suffix('$').unwrap_or(plain);
             let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
-            match plain.bytes().all(is_plain) {
-                true => Ok(()),
-                false => Err("expected a part of a name, with ^ before or $ after it".into()),
+            if plain.bytes().all(is_plain) {
+                Ok(())
+            } else {
+                Err("expected a part of a name, with ^ before or $ after it".into())
             }
         }
         Key::Status if !STATES.contains(&value) => {

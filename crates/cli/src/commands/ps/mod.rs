@@ -116,9 +116,10 @@ impl Args {
     }
 
     fn id<'a>(&self, record: &'a Record) -> &'a str {
-        match self.no_trunc {
-            true => &record.id,
-            false => record.short_id(),
+        if self.no_trunc {
+            &record.id
+        } else {
+            record.short_id()
         }
     }
 
