@@ -4,9 +4,9 @@
 use std::path::Component;
 
 use micabox::fuzzing::found;
+use micabox_file::{FileKind, Timestamp};
 use micabox_wire::files::{
     Existing, FileChange, FileEntry, FileEvent, FileFailed, FileReply, FileRequest, FileStat,
-    FileTime, FileType,
 };
 
 use super::wire::{encoded, frames};
@@ -38,7 +38,7 @@ fn replies(mut bytes: &[u8]) {
             FileReply::Stat(stat) | FileReply::Entry(FileEntry { stat, .. }) => {
                 for time in [stat.accessed, stat.modified, stat.changed] {
                     if let Some(system) = time.system() {
-                        let again = FileTime::from(system);
+                        let again = Timestamp::from(system);
                         assert!(again.nanos < 1_000_000_000 && again.system() == Some(system));
                     }
                 }
@@ -61,12 +61,12 @@ fn replies(mut bytes: &[u8]) {
 /// A request of some kinds, and each reply.
 pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     let path = b"/srv/data".to_vec();
-    let time = FileTime {
+    let time = Timestamp {
         seconds: -1,
         nanos: 999_999_999,
     };
     let stat = FileStat {
-        kind: FileType::Symlink,
+        kind: FileKind::Symlink,
         mode: 0o777,
         uid: 0,
         gid: 50,
@@ -77,7 +77,7 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         device: (0, 0),
         accessed: time,
         modified: time,
-        changed: FileTime::default(),
+        changed: Timestamp::default(),
         created: None,
     };
     let requests = [

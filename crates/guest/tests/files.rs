@@ -7,8 +7,9 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
 use host::{Host, Run, command};
+use micabox_file::{FileKind, Timestamp};
 use micabox_wire::files::{
-    Existing, FILES, FileChange, FileEntry, FileReply, FileRequest, FileStat, FileTime, FileType,
+    Existing, FILES, FileChange, FileEntry, FileReply, FileRequest, FileStat,
 };
 use micabox_wire::{Decoder, Exec, ExitStatus, StartFailure, ToHost};
 use rustix::io::Errno;
@@ -183,12 +184,12 @@ fn files_are_described_and_listed_as_they_are() {
     let link = &entries(&at("d"), 1)[1];
     assert_eq!(
         (link.stat.kind, &*link.target),
-        (FileType::Symlink, &b"nowhere"[..])
+        (FileKind::Symlink, &b"nowhere"[..])
     );
 
     let ours = fs::metadata(at("d/e/file")).unwrap();
     let theirs = stat(&at("d/e/file"));
-    assert_eq!(theirs.kind, FileType::File);
+    assert_eq!(theirs.kind, FileKind::File);
     assert_eq!(u32::from(theirs.mode), ours.mode() & 0o7777);
     assert_eq!((theirs.uid, theirs.gid), (ours.uid(), ours.gid()));
     assert_eq!((theirs.size, theirs.allocated), (5, ours.blocks() * 512));
@@ -198,11 +199,11 @@ fn files_are_described_and_listed_as_they_are() {
     );
     assert_eq!(theirs.modified.system(), Some(ours.modified().unwrap()));
     assert_eq!(
-        theirs.created.and_then(FileTime::system),
+        theirs.created.and_then(Timestamp::system),
         ours.created().ok()
     );
     let null = stat(Path::new("/dev/null"));
-    assert_eq!((null.kind, null.device), (FileType::CharDevice, (1, 3)));
+    assert_eq!((null.kind, null.device), (FileKind::CharDevice, (1, 3)));
     let missing = FileRequest::Stat {
         path: bytes(&at("d/link")),
         follow: true,
@@ -285,7 +286,7 @@ fn attributes_are_set_and_those_of_links_only_if_asked() {
         accessed: None,
         modified,
     };
-    let time = |seconds, nanos| Some(FileTime { seconds, nanos });
+    let time = |seconds, nanos| Some(Timestamp { seconds, nanos });
     perform(set(true, Some(0o4711), time(-5, 123_456_789)));
     perform(set(false, None, time(7, 1)));
     let (ours, theirs) = (stat(&file), stat(&link));

@@ -6,9 +6,9 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 
+use micabox_file::FileKind;
 use micabox_overlay::view::PathKind;
 use micabox_owner::Client;
-use micabox_wire::files::FileType;
 
 use crate::jailed::{self, Look, Pack, Unread};
 use crate::{Base, Error, LeftOut, SandboxRef, patch, upper};
@@ -23,7 +23,7 @@ impl SandboxRef {
     pub fn path_kind(&self, path: &[u8]) -> Result<PathKind, Error> {
         if self.runs() {
             return match self.files().stat(OsStr::from_bytes(path)) {
-                Ok(stat) if stat.kind == FileType::Directory => Ok(PathKind::Directory),
+                Ok(stat) if stat.kind == FileKind::Directory => Ok(PathKind::Directory),
                 Ok(_) => Ok(PathKind::Other),
                 Err(Error::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
                     Ok(PathKind::Nothing)

@@ -98,6 +98,7 @@ pub use volume::{MIN_VOLUME_SIZE, Volume};
 pub use worker::worker_kinds;
 pub use worker::{run_if_worker, run_if_worker_with};
 
+pub use micabox_file::{FileKind, Timestamp};
 pub use micabox_image as image;
 pub use micabox_image::store::{Error as StoreError, Image};
 pub use micabox_image::{AppendLayerError, Digest, ImageEdit, Limits, Reference, Store};
@@ -112,7 +113,7 @@ pub use micabox_transfer as transfer;
 #[cfg(feature = "registry")]
 pub use micabox_transfer::{PullError, PullOptions, PullPolicy, pull, pull_blocking};
 pub use micabox_vmm::{BackendChoice, DiskRate, Error as MachineError, Exit, control_groups};
-pub use micabox_wire::files::{Existing, FileChange, FileStat, FileTime, FileType};
+pub use micabox_wire::files::{Existing, FileChange, FileStat};
 pub use micabox_wire::{
     BootFailed, Confinement, ExitStatus, Init, StartFailed, StartFailure, Tmpfs, TtySize, Ulimit,
 };

@@ -8,8 +8,10 @@ use std::fs::{self, File};
 use std::os::unix::fs::symlink;
 use std::time::Duration;
 
-use micabox::{Command, Error, ErrorKind, Files, SandboxRef, Sandboxes, Store};
-use micabox_wire::files::{FileChange, FileEntry, FileEvent, FileReply, FileStat, FileType};
+use micabox::{
+    Command, Error, ErrorKind, FileKind, Files, SandboxRef, Sandboxes, Store, Timestamp,
+};
+use micabox_wire::files::{FileChange, FileEntry, FileEvent, FileReply, FileStat};
 use micabox_wire::{ExitStatus, OutputStream, StartFailed, StartFailure, ToHost};
 use played::{Fixture, Guest};
 use serde_json::json;
@@ -56,7 +58,7 @@ fn refuses(guest: &mut Guest, reason: StartFailure, errno: i32) {
 }
 
 const STAT: FileStat = FileStat {
-    kind: FileType::File,
+    kind: FileKind::File,
     mode: u16::MAX,
     uid: u32::MAX,
     gid: u32::MAX,
@@ -65,15 +67,15 @@ const STAT: FileStat = FileStat {
     links: 0,
     inode: 0,
     device: (u32::MAX, u32::MAX),
-    accessed: micabox::FileTime {
+    accessed: Timestamp {
         seconds: i64::MIN,
         nanos: u32::MAX,
     },
-    modified: micabox::FileTime {
+    modified: Timestamp {
         seconds: i64::MAX,
         nanos: u32::MAX,
     },
-    changed: micabox::FileTime {
+    changed: Timestamp {
         seconds: 0,
         nanos: 0,
     },

@@ -8,8 +8,8 @@
 //! a [`FileFailed`], and the exit code is 1.
 
 use std::io;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use micabox_file::{FileKind, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, Message};
@@ -114,9 +114,9 @@ pub enum FileRequest {
         /// The group's number.
         gid: Option<u32>,
         /// Time of the last access.
-        accessed: Option<FileTime>,
+        accessed: Option<Timestamp>,
         /// Time of the last change of the contents.
-        modified: Option<FileTime>,
+        modified: Option<Timestamp>,
     },
     /// Writes a file, or a directory with everything below it, to stdout as an archive.
     Pack {
@@ -181,40 +181,11 @@ impl Message for FileReply {
     const MAX_FRAME: usize = 64 * 1024;
 }
 
-/// A file's type.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FileType {
-    /// A regular file.
-    File,
-    /// A directory.
-    Directory,
-    /// A symbolic link.
-    Symlink,
-    /// A character device.
-    CharDevice,
-    /// A block device.
-    BlockDevice,
-    /// A FIFO.
-    Fifo,
-    /// A socket.
-    Socket,
-}
-
-/// A point in time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct FileTime {
-    /// Seconds since 1970-01-01 UTC; negative before.
-    pub seconds: i64,
-    /// Nanoseconds after `seconds`, 0 to 999,999,999.
-    pub nanos: u32,
-}
-
 /// A file's attributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileStat {
     /// Its type.
-    pub kind: FileType,
+    pub kind: FileKind,
     /// Permission bits, 07777.
     pub mode: u16,
     /// The owner's number.
@@ -232,13 +203,13 @@ pub struct FileStat {
     /// A device's major and minor number.
     pub device: (u32, u32),
     /// Time of the last access.
-    pub accessed: FileTime,
+    pub accessed: Timestamp,
     /// Time of the last change of the contents.
-    pub modified: FileTime,
+    pub modified: Timestamp,
     /// Time of the last change of contents or attributes.
-    pub changed: FileTime,
+    pub changed: Timestamp,
     /// Time at which it was made, where the filesystem knows it.
-    pub created: Option<FileTime>,
+    pub created: Option<Timestamp>,
 }
 
 /// A file in a directory.
@@ -313,44 +284,6 @@ impl FileRequest {
         match postcard::take_from_bytes(bytes) {
             Ok((request, [])) => Ok(request),
             _ => Err(Error::Malformed("not an operation on files")),
-        }
-    }
-}
-
-impl FileTime {
-    /// Returns the time as the system's; None if it is out of range.
-    pub fn system(self) -> Option<SystemTime> {
-        let whole = Duration::from_secs(self.seconds.unsigned_abs());
-        let second = match self.seconds {
-            0.. => UNIX_EPOCH.checked_add(whole),
-            _ => UNIX_EPOCH.checked_sub(whole),
-        };
-        second?.checked_add(Duration::from_nanos(self.nanos.into()))
-    }
-}
-
-impl From<SystemTime> for FileTime {
-    fn from(time: SystemTime) -> Self {
-        let seconds = |time: Duration| i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
-        match time.duration_since(UNIX_EPOCH) {
-            Ok(since) => Self {
-                seconds: seconds(since),
-                nanos: since.subsec_nanos(),
-            },
-            Err(before) => {
-                let before = before.duration();
-                let whole = -seconds(before);
-                match before.subsec_nanos() {
-                    0 => Self {
-                        seconds: whole,
-                        nanos: 0,
-                    },
-                    nanos => Self {
-                        seconds: whole - 1,
-                        nanos: 1_000_000_000 - nanos,
-                    },
-                }
-            }
         }
     }
 }

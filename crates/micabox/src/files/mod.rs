@@ -12,9 +12,8 @@ use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use std::{ffi::OsString, io};
 
-use micabox_wire::files::{
-    Existing, FileEntry, FileReply, FileRequest, FileStat, FileTime, FileType,
-};
+use micabox_file::{FileKind, Timestamp};
+use micabox_wire::files::{Existing, FileEntry, FileReply, FileRequest, FileStat};
 
 use crate::{Error, Sandbox, SandboxRef, Stdio};
 
@@ -89,9 +88,9 @@ pub struct Attributes {
     /// The group's number.
     pub gid: Option<u32>,
     /// Time of the last access.
-    pub accessed: Option<FileTime>,
+    pub accessed: Option<Timestamp>,
     /// Time of the last change of the contents.
-    pub modified: Option<FileTime>,
+    pub modified: Option<Timestamp>,
     /// Whether a symbolic link at the path's end is itself changed, and not what it leads to.
     pub of_link: bool,
 }
@@ -488,7 +487,7 @@ impl DirectoryEntry {
         if !is_plain || path.as_os_str().is_empty() {
             return Err(Error::BadReply);
         }
-        let is_link = entry.stat.kind == FileType::Symlink;
+        let is_link = entry.stat.kind == FileKind::Symlink;
         Ok(Self {
             path,
             stat: entry.stat,

@@ -2,8 +2,9 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use micabox_file::{FileKind, Timestamp};
 use micabox_tree::names;
-use micabox_wire::files::{FileEntry, FileReply, FileStat, FileTime, FileType};
+use micabox_wire::files::{FileEntry, FileReply, FileStat};
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, StatxTimestamp, openat, readlinkat, statx};
 use rustix::io::Errno;
 
@@ -13,22 +14,13 @@ use super::Failed;
 pub fn stat(file: BorrowedFd<'_>, name: &[u8], flags: AtFlags) -> Result<FileStat, Errno> {
     let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
     let found = statx(file, name, flags | AtFlags::SYMLINK_NOFOLLOW, wanted)?;
-    let time = |time: StatxTimestamp| FileTime {
+    let time = |time: StatxTimestamp| Timestamp {
         seconds: time.tv_sec,
         nanos: time.tv_nsec,
     };
-    let kind = rustix::fs::FileType::from_raw_mode(found.stx_mode.into());
     let created = found.stx_mask & StatxFlags::BTIME.bits() != 0;
     Ok(FileStat {
-        kind: match kind {
-            rustix::fs::FileType::Directory => FileType::Directory,
-            rustix::fs::FileType::Symlink => FileType::Symlink,
-            rustix::fs::FileType::CharacterDevice => FileType::CharDevice,
-            rustix::fs::FileType::BlockDevice => FileType::BlockDevice,
-            rustix::fs::FileType::Fifo => FileType::Fifo,
-            rustix::fs::FileType::Socket => FileType::Socket,
-            _ => FileType::File,
-        },
+        kind: FileKind::from_mode(found.stx_mode).unwrap_or(FileKind::File),
         mode: found.stx_mode & 0o7777,
         uid: found.stx_uid,
         gid: found.stx_gid,
@@ -74,7 +66,7 @@ pub fn list(
             stat => stat.map_err(at)?,
         };
         let target = match stat.kind {
-            FileType::Symlink => readlinkat(&*directory, &*name, Vec::new())
+            FileKind::Symlink => readlinkat(&*directory, &*name, Vec::new())
                 .map(|target| target.into_bytes())
                 .unwrap_or_default(),
             _ => Vec::new(),
@@ -85,7 +77,7 @@ pub fn list(
             stat,
             target,
         }))?;
-        if stat.kind == FileType::Directory && stack.len() < depth as usize {
+        if stat.kind == FileKind::Directory && stack.len() < depth as usize {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let Some((directory, ..)) = stack.last() else {
                 continue;

@@ -2,8 +2,9 @@
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
+use micabox_file::Timestamp;
 use micabox_tree::{Root, Source};
-use micabox_wire::files::{Existing, FileReply, FileRequest, FileTime};
+use micabox_wire::files::{Existing, FileReply, FileRequest};
 use rustix::fs::{
     AtFlags, FileType, Gid, Mode, OFlags, RenameFlags, SeekFrom, Timespec, Timestamps, Uid,
     chownat, fcntl_getfl, fcntl_setfl, fstat, linkat, mkdirat, openat, readlinkat, renameat_with,
@@ -260,7 +261,7 @@ fn bits(mode: u16) -> Mode {
     Mode::from_raw_mode(u32::from(mode & 0o7777))
 }
 
-fn time(time: Option<FileTime>) -> Timespec {
+fn time(time: Option<Timestamp>) -> Timespec {
     match time {
         Some(time) => Timespec {
             tv_sec: time.seconds,
