@@ -70,7 +70,8 @@ def streams(files: pathlib.Path, backend: str, size: int, rounds: int) -> dict:
         }
         for version in versions:
             home = stack.enter_context(Home(files, version, backend))
-            memory = f"{3 * size + 256}m"
+            # Half of it is for files.
+            memory = f"{4 * size + 512}m"
             home.start("work", "-m", memory, "--cpus", "1", "--net", "none")
             home.mica("cp", str(source), "work:/big")
             check(home, source, place)
