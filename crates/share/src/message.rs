@@ -296,7 +296,7 @@ impl Validity {
         attributes: Duration::from_secs(1),
     };
 
-    /// Nobody but the guest changes the folder: what its kernel knows stays valid.
+    /// Only the guest changes the folder: what its kernel knows stays valid.
     pub(crate) const EXCLUSIVE: Self = Self {
         directory: DAY,
         name: DAY,

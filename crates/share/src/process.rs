@@ -60,7 +60,7 @@ pub struct Settings {
     pub read_only: bool,
     /// Whether the guest may see names and attributes as they were a second ago.
     pub cached: bool,
-    /// Whether it is the writable layer of an overlay of the guest's, which nobody else changes. It
+    /// Whether it is the writable layer of an overlay of the guest's, which alone changes it. It
     /// then takes whiteouts and all extended attributes (`attribute.rs`). A lock (flock(2)) that
     /// the open folder has is held until the server has ended.
     pub upper: bool,
@@ -252,7 +252,7 @@ fn serve(descriptor: RawFd) -> Result<(), String> {
         .map_err(failed("reading what to serve"))?;
     let task: Task = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
     let (folder, socket, ready) = (take(task.folder)?, take(task.socket)?, take(task.ready)?);
-    // Nobody else may write to the folder for as long as this process can.
+    // No other sandbox may write to the folder for as long as this process can.
     let _lock = if task.upper {
         Some(folder.try_clone().map_err(failed("keeping the lock"))?)
     } else {

@@ -57,7 +57,7 @@ pub(crate) struct Server {
     nodes: Nodes,
     handles: Handles,
     is_read_only: bool,
-    /// Whether the folder is the writable layer of the guest's overlay, which nobody else changes.
+    /// Whether the folder is the writable layer of the guest's overlay, which alone changes it.
     is_upper: bool,
     /// The name of the only file, if a file is shared and not a folder: the root's only entry.
     only: Option<CString>,
