@@ -3,9 +3,9 @@
     python3 -m bench.limits [--samples N] [--quick] [--backends qemu,kvm]
 
 Memory: a guest fills half of its memory and frees it; the PSS of its processes on the host says how much is
-given back, and when. QEMU has no device for this, our monitor has (free page reporting). Neighbours: the time of
-`mica exec NAME true` in idle sandboxes, while another one is idle and while it loads processors, memory,
-processes, disk or network.
+given back, and when. Our monitor has a device for this (free page reporting), QEMU is started without. Neighbours: the
+time of `mica exec NAME true` in idle sandboxes, while another one is idle and while it loads processors,
+memory, processes, disk or network.
 """
 
 import argparse
