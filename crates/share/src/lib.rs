@@ -25,6 +25,8 @@ mod process;
 mod queues;
 mod server;
 mod stream;
+mod versions;
+mod watches;
 
 pub use client::{Attributes, Client, ROOT};
 pub use message::{HEADER, LARGEST};

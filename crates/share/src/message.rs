@@ -9,6 +9,12 @@ use rustix::io::Errno;
 /// Bytes of a request's header (`fuse_in_header`).
 pub const HEADER: usize = 40;
 
+/// Bytes of attributes (`fuse_attr`).
+const ATTRIBUTES: usize = 88;
+
+/// Nanoseconds of a validity that is a version (`FUSE_VALID_VERSION`).
+const VERSION: u32 = u32::MAX;
+
 /// Bytes of a reply's header (`fuse_out_header`).
 pub(crate) const REPLY_HEADER: usize = 16;
 
@@ -74,12 +80,14 @@ pub(crate) struct Request<'a> {
     /// The user and group of the process that asks.
     pub(crate) uid: u32,
     pub(crate) gid: u32,
+    /// The version of what it is told: what changes from now on outdates it.
+    pub(crate) version: u64,
     pub(crate) body: Body<'a>,
 }
 
 impl<'a> Request<'a> {
-    /// Reads a request, which must be as long as its header says.
-    pub(crate) fn read(bytes: &'a [u8]) -> Option<Self> {
+    /// Reads a request, which must be as long as its header says. Its answer has this version.
+    pub(crate) fn read(bytes: &'a [u8], version: u64) -> Option<Self> {
         let mut body = Body(bytes);
         let length = body.u32().ok()?;
         let request = Self {
@@ -88,6 +96,7 @@ impl<'a> Request<'a> {
             node: body.u64().ok()?,
             uid: body.u32().ok()?,
             gid: body.u32().ok()?,
+            version,
             body: {
                 // The process's number and padding.
                 body.u64().ok()?;
@@ -218,24 +227,33 @@ impl Reply {
     }
 
     /// Adds a file and what is known of it (`fuse_entry_out`).
-    pub(crate) fn entry(&mut self, node: u64, stat: &Stat, shown: &Shown, validity: Validity) {
-        let name = match FileType::from_raw_mode(stat.st_mode) {
-            FileType::Directory => validity.directory,
-            _ => validity.name,
-        };
-        self.u64(node);
-        self.u64(0); // The generation.
-        self.u64(name.as_secs());
-        self.u64(validity.attributes.as_secs());
-        self.u32(name.subsec_nanos());
-        self.u32(validity.attributes.subsec_nanos());
+    pub(crate) fn entry(&mut self, node: u64, stat: &Stat, shown: &Shown, valid: Valid) {
+        self.entry_validity(node, valid);
         self.attributes(stat, shown);
     }
 
+    /// Adds that there is no such file (`fuse_entry_out`).
+    pub(crate) fn no_entry(&mut self, valid: Valid) {
+        self.entry_validity(0, valid);
+        self.bytes(&[0; ATTRIBUTES]);
+    }
+
+    fn entry_validity(&mut self, node: u64, valid: Valid) {
+        let ((name, name_nsec), (attributes, attributes_nsec)) =
+            (valid.name.fields(), valid.attributes.fields());
+        self.u64(node);
+        self.u64(0); // The generation.
+        self.u64(name);
+        self.u64(attributes);
+        self.u32(name_nsec);
+        self.u32(attributes_nsec);
+    }
+
     /// Adds an answer about a file's attributes (`fuse_attr_out`).
-    pub(crate) fn only_attributes(&mut self, stat: &Stat, shown: &Shown, validity: Validity) {
-        self.u64(validity.attributes.as_secs());
-        self.u32(validity.attributes.subsec_nanos());
+    pub(crate) fn only_attributes(&mut self, stat: &Stat, shown: &Shown, valid: Until) {
+        let (seconds, nanoseconds) = valid.fields();
+        self.u64(seconds);
+        self.u32(nanoseconds);
         self.u32(0);
         self.attributes(stat, shown);
     }
@@ -268,7 +286,33 @@ fn device(number: u64) -> u32 {
     (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
 }
 
-/// How long the guest may use what it was told without asking again.
+/// How long the guest may use something that it was told without asking again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Until {
+    /// For so long.
+    Time(Duration),
+    /// Until a higher version is in its slot (`versions.rs`).
+    Version(u64),
+}
+
+impl Until {
+    /// Returns the seconds and nanoseconds of a message.
+    fn fields(self) -> (u64, u32) {
+        match self {
+            Self::Time(time) => (time.as_secs(), time.subsec_nanos()),
+            Self::Version(version) => (version, VERSION),
+        }
+    }
+}
+
+/// How long the guest may use a name and what it leads to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Valid {
+    pub(crate) name: Until,
+    pub(crate) attributes: Until,
+}
+
+/// How long the guest may use what it was told, where nothing tells of changes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Validity {
     /// Of the name of a directory.
@@ -302,6 +346,17 @@ impl Validity {
         name: DAY,
         attributes: DAY,
     };
+
+    /// Returns that of a file of this type.
+    pub(crate) fn of(self, kind: FileType) -> Valid {
+        Valid {
+            name: Until::Time(match kind {
+                FileType::Directory => self.directory,
+                _ => self.name,
+            }),
+            attributes: Until::Time(self.attributes),
+        }
+    }
 }
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -328,11 +383,11 @@ mod tests {
 
     #[test]
     fn a_request_is_as_long_as_it_says() {
-        assert!(Request::read(&request(42, b"a\0")).is_some());
+        assert!(Request::read(&request(42, b"a\0"), 1).is_some());
         for wrong in [0, 41, 43, u32::MAX] {
-            assert!(Request::read(&request(wrong, b"a\0")).is_none());
+            assert!(Request::read(&request(wrong, b"a\0"), 1).is_none());
         }
-        assert!(Request::read(&[0; HEADER - 1]).is_none());
+        assert!(Request::read(&[0; HEADER - 1], 1).is_none());
     }
 
     #[test]

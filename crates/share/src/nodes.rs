@@ -5,7 +5,7 @@
 //! longest held are closed, and found again by directory and name, if it is the same file.
 
 use std::collections::{HashMap, VecDeque};
-use std::ffi::{CStr, CString};
+use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -28,7 +28,9 @@ struct Node {
     file: Option<Arc<OwnedFd>>,
     /// Where it was last found.
     parent: u64,
-    name: CString,
+    name: Arc<CStr>,
+    /// Of a directory: what the guest was last told of its entries, as far as it was.
+    entries: HashMap<Arc<CStr>, u64>,
     /// How many times the guest was told of it and did not forget.
     lookups: u64,
     /// Whether it has no name to be found by.
@@ -125,19 +127,59 @@ impl Nodes {
         Ok(Found { node, file, stat })
     }
 
-    /// Counts that the guest has forgotten a file `count` times.
-    pub(crate) fn forget(&self, node: u64, count: u64) {
+    /// Counts that the guest has forgotten a file `count` times. Returns whether it is forgotten.
+    pub(crate) fn forget(&self, node: u64, count: u64) -> bool {
         let mut table = self.lock();
         let Some(known) = table.nodes.get_mut(&node).filter(|_| node != ROOT) else {
-            return;
+            return false;
         };
         known.lookups = known.lookups.saturating_sub(count);
-        if known.lookups == 0
-            && let Some(gone) = table.nodes.remove(&node)
+        if known.lookups > 0 {
+            return false;
+        }
+        table.displace(node);
+        if let Some(gone) = table.nodes.remove(&node)
             && table.known.get(&gone.key) == Some(&node)
         {
             table.known.remove(&gone.key);
         }
+        true
+    }
+
+    /// Returns the file that the guest was told to have this name.
+    pub(crate) fn told(&self, parent: u64, name: &CStr) -> Option<u64> {
+        self.lock().told(parent, name)
+    }
+
+    /// Returns the directory where the guest was told that a file is; None if the file is not there
+    /// any more, as far as is known.
+    pub(crate) fn place(&self, node: u64) -> Option<u64> {
+        let table = self.lock();
+        let known = table.nodes.get(&node)?;
+        (table.told(known.parent, &known.name) == Some(node)).then_some(known.parent)
+    }
+
+    /// Notes that the guest was told that there is no such entry, or knows nothing of it any more.
+    pub(crate) fn untell(&self, parent: u64, name: &CStr) {
+        let mut table = self.lock();
+        if let Some(directory) = table.nodes.get_mut(&parent) {
+            directory.entries.remove(name);
+        }
+    }
+
+    /// As [`Nodes::untell`], of all entries.
+    pub(crate) fn untell_all(&self) {
+        for node in self.lock().nodes.values_mut() {
+            node.entries.clear();
+        }
+    }
+
+    /// Returns the number by which the guest knows a file.
+    pub(crate) fn number(&self, stat: &Stat) -> Option<u64> {
+        let table = self.lock();
+        let number = table.known.get(&key(stat)).copied()?;
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        (table.nodes.get(&number)?.kind == kind).then_some(number)
     }
 
     /// Notes that a directory's entry is about to be removed or replaced: the guest may have the
@@ -160,21 +202,20 @@ impl Nodes {
     }
 
     /// Notes where an entry is now.
-    pub(crate) fn moved(&self, parent: u64, name: &CStr) {
-        let note = || -> Result<(), Errno> {
-            let file = open(&*self.get(parent)?, name)?;
-            let key = key(&fstat(&file)?);
-            let mut table = self.lock();
-            if let Some(known) = table.known.get(&key).copied()
-                && let Some(node) = table.nodes.get_mut(&known)
-            {
-                node.parent = parent;
-                node.name = name.to_owned();
-                node.is_pinned = false;
-            }
-            Ok(())
-        };
-        let _ = note();
+    ///
+    /// # Errors
+    /// If it is not there any more.
+    pub(crate) fn moved(&self, parent: u64, name: &CStr) -> Result<(), Errno> {
+        let file = open(&*self.get(parent)?, name)?;
+        let key = key(&fstat(&file)?);
+        let mut table = self.lock();
+        if let Some(known) = table.known.get(&key).copied()
+            && let Some(node) = table.nodes.get_mut(&known)
+        {
+            node.is_pinned = false;
+            table.put(known, parent, name);
+        }
+        Ok(())
     }
 
     /// Replaces a file's stamp, and returns the one before.
@@ -208,7 +249,8 @@ impl Table {
             kind,
             file: Some(Arc::clone(&self.root)),
             parent: ROOT,
-            name: CString::default(),
+            name: c"".into(),
+            entries: HashMap::new(),
             lookups: 1,
             is_pinned: true,
             stamp: None,
@@ -235,16 +277,13 @@ impl Table {
             && node.kind == kind
         {
             node.lookups = node.lookups.saturating_add(1);
-            if number != ROOT {
-                node.parent = parent;
-                node.name = name.to_owned();
-            }
-            if let Some(file) = &node.file {
-                return (number, Arc::clone(file));
-            }
-            let file = Arc::new(file);
+            let held = node.file.clone();
+            let file = held.clone().unwrap_or_else(|| Arc::new(file));
             node.file = Some(Arc::clone(&file));
-            self.hold(number);
+            self.put(number, parent, name);
+            if held.is_none() {
+                self.hold(number);
+            }
             return (number, file);
         }
         self.next = self.next.wrapping_add(1);
@@ -255,15 +294,56 @@ impl Table {
             kind,
             file: Some(Arc::clone(&file)),
             parent,
-            name: name.to_owned(),
+            name: name.into(),
+            entries: HashMap::new(),
             lookups: 1,
             is_pinned,
             stamp: None,
         };
         self.known.insert(key, number);
         self.nodes.insert(number, node);
+        self.put(number, parent, name);
         self.hold(number);
         (number, file)
+    }
+
+    /// Notes that the guest was told of a file at this place, and that it is at no other.
+    fn put(&mut self, number: u64, parent: u64, name: &CStr) {
+        if number == ROOT {
+            return;
+        }
+        self.displace(number);
+        let Some(node) = self.nodes.get_mut(&number) else {
+            return;
+        };
+        if *node.name != *name {
+            node.name = name.into();
+        }
+        node.parent = parent;
+        let name = Arc::clone(&node.name);
+        if let Some(directory) = self.nodes.get_mut(&parent)
+            // A file that was made without a name is nowhere.
+            && !name.is_empty()
+        {
+            directory.entries.insert(name, number);
+        }
+    }
+
+    /// Notes that a file is not where the guest was told.
+    fn displace(&mut self, number: u64) {
+        let Some(node) = self.nodes.get(&number) else {
+            return;
+        };
+        let (parent, name) = (node.parent, Arc::clone(&node.name));
+        if self.told(parent, &name) == Some(number)
+            && let Some(directory) = self.nodes.get_mut(&parent)
+        {
+            directory.entries.remove(&name);
+        }
+    }
+
+    fn told(&self, parent: u64, name: &CStr) -> Option<u64> {
+        self.nodes.get(&parent)?.entries.get(name).copied()
     }
 
     /// Notes that a file's descriptor is held, and closes others if they are too many.
@@ -347,7 +427,7 @@ mod tests {
         for number in 0..100 {
             std::fs::write(path.join(format!("a/b/{number}")), "").unwrap();
         }
-        let name = |number: u64| CString::new(number.to_string()).unwrap();
+        let name = |number: u64| std::ffi::CString::new(number.to_string()).unwrap();
         let files: Vec<u64> = (0..100)
             .map(|number| nodes.look_up(b, &name(number)).unwrap().node)
             .collect();
@@ -356,7 +436,7 @@ mod tests {
         assert_eq!(nodes.look_up(b, c"0").unwrap().node, first);
         // Renamed by the guest: known. Replaced by the host: another file.
         std::fs::rename(path.join("a/b/1"), path.join("c")).unwrap();
-        nodes.moved(ROOT, c"c");
+        nodes.moved(ROOT, c"c").unwrap();
         nodes.make_room();
         nodes.get(files[1]).unwrap();
         std::fs::write(path.join("new"), "").unwrap();

@@ -24,7 +24,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::queues;
 use crate::server::{Manner, Server};
-use crate::stream;
+use crate::stream::{self, Writer};
+use crate::versions::Table;
 
 /// The kind of worker that serves a folder.
 pub const KIND: Kind = Kind::new(NAME, work);
@@ -268,14 +269,34 @@ fn serve(descriptor: RawFd) -> Result<(), String> {
         is_cached: task.cached,
         is_upper: task.upper,
     };
-    let server = Server::new(root, only, manner, most);
-    let server = server.map_err(|error| format!("opening the folder: {error}"))?;
-    File::from(ready)
-        .write_all(&[1])
-        .map_err(failed("reporting"))?;
+    let start = |table: Box<dyn Table>| -> Result<Arc<Server>, String> {
+        let server = Server::new(root, only, manner, most, table);
+        let server = server.map_err(|error| format!("opening the folder: {error}"))?;
+        let server = Arc::new(server);
+        if server.has_changes() {
+            let server = Arc::clone(&server);
+            std::thread::Builder::new()
+                .name("changes".into())
+                .spawn(move || server.follow())
+                .map_err(failed("starting a thread"))?;
+        }
+        File::from(ready)
+            .write_all(&[1])
+            .map_err(failed("reporting"))?;
+        Ok(server)
+    };
     match task.transport {
-        Transport::Stream => stream::serve(&server, UnixStream::from(socket)),
-        Transport::VhostUser { .. } => queues::serve(Arc::new(server), UnixListener::from(socket)),
+        Transport::Stream => {
+            let stream = UnixStream::from(socket);
+            let writer = Writer::new(&stream).map_err(failed("sharing the stream"))?;
+            let server = start(Box::new(writer.clone()))?;
+            stream::serve(&server, stream, &writer)
+        }
+        Transport::VhostUser { .. } => {
+            let memory = queues::Shared::new();
+            let server = start(Box::new(memory.clone()))?;
+            queues::serve(server, memory, UnixListener::from(socket))
+        }
     }
     .map_err(failed("serving"))
 }

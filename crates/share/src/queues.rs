@@ -3,6 +3,7 @@
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use vhost::vhost_user::Listener;
 use vhost::vhost_user::message::{VhostUserProtocolFeatures, VhostUserVirtioFeatures};
@@ -11,11 +12,15 @@ use vhost_user_backend::{VhostUserBackend, VhostUserDaemon, VringRwLock, VringT}
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 use virtio_queue::{DescriptorChain, QueueOwnedT};
-use vm_memory::{GuestAddressSpace, GuestMemoryAtomic, GuestMemoryLoadGuard, GuestMemoryMmap};
+use vm_memory::{
+    Bytes, GuestAddress, GuestAddressSpace, GuestMemoryAtomic, GuestMemoryLoadGuard,
+    GuestMemoryMmap,
+};
 use vmm_sys_util::epoll::EventSet;
 
 use crate::message::{HEADER, LARGEST};
 use crate::server::Server;
+use crate::versions::{SLOTS, Slot, Table};
 
 type Memory = GuestMemoryAtomic<GuestMemoryMmap<BitmapMmapRegion>>;
 type Ring = VringRwLock<Memory>;
@@ -26,12 +31,39 @@ const QUEUES: usize = 2;
 /// Entries of a queue: QEMU's most.
 const ENTRIES: usize = 1024;
 
-/// Serves the machine that connects to `listener`, until it disconnects.
+/// A machine's memory, once the machine has connected.
+#[derive(Clone)]
+pub(crate) struct Shared(Memory);
+
+impl Shared {
+    /// Creates the memory of a machine that has not connected.
+    pub(crate) fn new() -> Self {
+        Self(Memory::new(GuestMemoryMmap::new()))
+    }
+}
+
+impl Table for Shared {
+    fn write(&self, address: u64, version: u64, slots: Option<&[Slot]>) {
+        let memory = self.0.memory();
+        let write = |index: u16| {
+            if let Some(at) = address.checked_add(u64::from(index) * 8) {
+                // The guest may have named what is no memory of its own: nothing is written then.
+                let _ = memory.store(version.to_le(), GuestAddress(at), Ordering::Release);
+            }
+        };
+        match slots {
+            Some(slots) => slots.iter().for_each(|slot| write(slot.index())),
+            None => (0..SLOTS).for_each(write),
+        }
+    }
+}
+
+/// Serves the machine that connects to `listener` and has this memory, until it disconnects.
 ///
 /// # Errors
 /// If the monitor breaks the protocol, or a thread can't be started.
-pub(crate) fn serve(server: Arc<Server>, listener: UnixListener) -> io::Result<()> {
-    let memory = Memory::new(GuestMemoryMmap::new());
+pub(crate) fn serve(server: Arc<Server>, memory: Shared, listener: UnixListener) -> io::Result<()> {
+    let Shared(memory) = memory;
     let backend = Arc::new(Backend {
         server,
         memory: memory.clone(),

@@ -3,21 +3,57 @@
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::message::{HEADER, LARGEST};
+use crate::message::{HEADER, LARGEST, Reply};
 use crate::server::Server;
+use crate::versions::{Slot, Table};
 
 /// Requests that are served side by side.
 const THREADS: usize = 4;
+
+/// The number of no request, which replies to none have: they have versions, and the slots that get
+/// them; without slots, all get it.
+const NO_REQUEST: u64 = 0;
+
+/// The sending side of a stream.
+#[derive(Clone)]
+pub(crate) struct Writer(Arc<Mutex<UnixStream>>);
+
+impl Writer {
+    /// Creates that of a stream.
+    ///
+    /// # Errors
+    /// If the process has too many descriptors.
+    pub(crate) fn new(stream: &UnixStream) -> io::Result<Self> {
+        Ok(Self(Arc::new(Mutex::new(stream.try_clone()?))))
+    }
+
+    fn send(&self, reply: &[u8]) -> io::Result<()> {
+        let mut stream = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        stream.write_all(reply)
+    }
+}
+
+impl Table for Writer {
+    /// The monitor knows the address itself.
+    fn write(&self, _address: u64, version: u64, slots: Option<&[Slot]>) {
+        let mut reply = Reply::new();
+        reply.u64(version);
+        for slot in slots.unwrap_or_default() {
+            reply.u16(slot.index());
+        }
+        // A stream that has ended has no guest to tell.
+        let _ = self.send(&reply.finish(NO_REQUEST, None));
+    }
+}
 
 /// Serves requests until the stream ends.
 ///
 /// # Errors
 /// If the peer breaks the protocol, or a thread can't be started.
-pub(crate) fn serve(server: &Server, stream: UnixStream) -> io::Result<()> {
+pub(crate) fn serve(server: &Server, stream: UnixStream, writer: &Writer) -> io::Result<()> {
     let whole = stream.try_clone()?;
-    let writer = Mutex::new(stream.try_clone()?);
     let reader = Mutex::new(stream);
     let work = || -> io::Result<()> {
         let mut request = Vec::new();
@@ -29,8 +65,7 @@ pub(crate) fn serve(server: &Server, stream: UnixStream) -> io::Result<()> {
                 }
             }
             if let Some(reply) = server.answer(&request) {
-                let mut writer = writer.lock().unwrap_or_else(PoisonError::into_inner);
-                writer.write_all(&reply)?;
+                writer.send(&reply)?;
             }
         }
     };

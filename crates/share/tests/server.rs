@@ -1,25 +1,24 @@
 //! The server's process, spoken to as a hostile guest could.
 
+mod guest;
+
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt, symlink};
-use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use micabox_share::{Client, HEADER, KIND, Process, Settings, Transport};
+use guest::{EIO, Guest, ROOT};
+use micabox_share::{Client, HEADER, KIND, Settings, Transport};
 
 micabox_jail::run_if_worker_before_main!(&[KIND]);
 
 const EPERM: i32 = 1;
-const EIO: i32 = 5;
 const EINVAL: i32 = 22;
 const EROFS: i32 = 30;
 const ENOSYS: i32 = 38;
 
 /// Operations (`linux/fuse.h`).
-const LOOKUP: u32 = 1;
 const GETATTR: u32 = 3;
 const SETATTR: u32 = 4;
 const MKNOD: u32 = 8;
@@ -27,84 +26,11 @@ const OPEN: u32 = 14;
 const SETXATTR: u32 = 21;
 const GETXATTR: u32 = 22;
 const LISTXATTR: u32 = 23;
-const INIT: u32 = 26;
 const RENAME2: u32 = 45;
 /// Every operation that changes something, with open as one that may.
 const CHANGES: [u32; 17] = [
     4, 6, 8, 9, 10, 11, 12, 13, 16, 21, 24, 35, 43, 45, 47, 51, OPEN,
 ];
-
-const ROOT: u64 = 1;
-
-/// Stands in for a guest.
-struct Guest {
-    stream: UnixStream,
-    _server: Process,
-}
-
-impl Guest {
-    fn new(folder: &Path, read_only: bool) -> Self {
-        Self::with(folder, read_only, false)
-    }
-
-    /// The guest of a folder that is the upper layer of its overlay.
-    fn of_upper(folder: &Path) -> Self {
-        Self::with(folder, false, true)
-    }
-
-    fn with(folder: &Path, read_only: bool, upper: bool) -> Self {
-        let settings = Settings {
-            read_only,
-            cached: false,
-            upper,
-            only: None,
-            transport: Transport::Stream,
-        };
-        let folder = fs::File::open(folder).unwrap();
-        let (server, socket) = micabox_share::start(folder.into(), &settings).unwrap();
-        let stream = UnixStream::from(socket);
-        stream
-            .set_read_timeout(Some(Duration::from_secs(60)))
-            .unwrap();
-        let mut guest = Self {
-            stream,
-            _server: server,
-        };
-        let version = [7_u32, 38, 1 << 17, u32::MAX]
-            .map(u32::to_le_bytes)
-            .concat();
-        guest.ask(INIT, 0, &version).unwrap();
-        guest
-    }
-
-    /// Sends a request, and returns the reply or its error.
-    fn ask(&mut self, operation: u32, node: u64, body: &[u8]) -> Result<Vec<u8>, i32> {
-        let mut request = u32::try_from(HEADER + body.len())
-            .unwrap()
-            .to_le_bytes()
-            .to_vec();
-        request.extend(operation.to_le_bytes());
-        request.extend(7_u64.to_le_bytes());
-        request.extend(node.to_le_bytes());
-        request.resize(HEADER, 0);
-        request.extend(body);
-        self.stream.write_all(&request).unwrap();
-        let mut header = [0; 16];
-        self.stream.read_exact(&mut header).map_err(|_| EIO)?;
-        let length = u32::from_le_bytes(header[..4].try_into().unwrap());
-        let error = i32::from_le_bytes(header[4..8].try_into().unwrap());
-        let mut body = vec![0; length as usize - 16];
-        self.stream.read_exact(&mut body).unwrap();
-        if error == 0 { Ok(body) } else { Err(-error) }
-    }
-
-    /// Looks a name up; returns the number by which the file is known, and its own.
-    fn look_up(&mut self, node: u64, name: &[u8]) -> Result<(u64, u64), i32> {
-        let found = self.ask(LOOKUP, node, &[name, &[0]].concat())?;
-        let number = |at: usize| u64::from_le_bytes(found[at..at + 8].try_into().unwrap());
-        Ok((number(0), number(40)))
-    }
-}
 
 /// Renames a directory and a link to one outside over each other while a guest goes through them: it
 /// never gets out, neither by a race nor by name. For a minute: `SHARE_RACE_SECONDS=60`.

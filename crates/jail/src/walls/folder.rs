@@ -115,7 +115,7 @@ pub fn enter_folder(folder: OwnedFd, read_only: bool) -> Result<OwnedFd, Error> 
 
 /// Calls to use files of the folder, beside those of a parser: to open, make, link, rename and remove
 /// them, and their attributes; to wait for a machine's queues, and to talk to its monitor.
-const CALLS: [libc::c_long; 36] = [
+const CALLS: [libc::c_long; 39] = [
     libc::SYS_accept4,
     libc::SYS_epoll_create1,
     libc::SYS_epoll_ctl,
@@ -127,6 +127,9 @@ const CALLS: [libc::c_long; 36] = [
     libc::SYS_getdents64,
     libc::SYS_getsockname,
     libc::SYS_getxattr,
+    libc::SYS_inotify_add_watch,
+    libc::SYS_inotify_init1,
+    libc::SYS_inotify_rm_watch,
     libc::SYS_linkat,
     libc::SYS_listxattr,
     libc::SYS_mkdirat,

@@ -52,7 +52,7 @@ impl Server {
     ) -> Result<(), Errno> {
         let stat = fstat(file)?;
         let shown = self.shown(request, request.node, file, &stat);
-        reply.only_attributes(&stat, &shown, self.validity);
+        reply.only_attributes(&stat, &shown, self.valid_attributes(request, &stat));
         Ok(())
     }
 

@@ -15,7 +15,7 @@ use crate::nodes::Stamp;
 use crate::owner::path;
 
 /// The guest may keep what it has cached of the file (`FOPEN_KEEP_CACHE`).
-const KEEP_CACHE: u32 = 1 << 1;
+pub(super) const KEEP_CACHE: u32 = 1 << 1;
 
 /// A write clears set-id bits (`FUSE_WRITE_KILL_SUIDGID`).
 const WRITE_KILLS: u32 = 1 << 2;
@@ -65,7 +65,7 @@ impl Server {
 
     /// Returns whether a file is as it was when it was opened last, so that the guest's cache is
     /// valid. Its times must be old enough to tell.
-    fn is_unchanged(&self, node: u64, file: &OwnedFd) -> Result<bool, Errno> {
+    pub(super) fn is_unchanged(&self, node: u64, file: &OwnedFd) -> Result<bool, Errno> {
         let stat = fstat(file)?;
         let stamp: Stamp = (
             stat.st_mtime,

@@ -6,6 +6,7 @@ use std::mem::MaybeUninit;
 use rustix::fs::{CWD, FileType, Mode, OFlags, RawDir, SeekFrom, fstat, openat, seek};
 use rustix::io::Errno;
 
+use super::contents::KEEP_CACHE;
 use super::{Server, bounded};
 use crate::message::{Reply, Request, Shown, opcode};
 use crate::nodes::ROOT;
@@ -19,6 +20,10 @@ const PIECES: std::ops::RangeInclusive<usize> = 600..=32 << 10;
 const ENTRY: usize = 24;
 const ATTRIBUTES: usize = 128;
 
+/// The guest may keep the entries that it reads (`FOPEN_CACHE_DIR`), as long as attributes say that
+/// the directory has not changed.
+const CACHE_ENTRIES: u32 = 1 << 3;
+
 /// The number of the open root of a file that is shared: no handle has it.
 const ONLY: u64 = 0;
 
@@ -31,7 +36,14 @@ impl Server {
         let place = self.nodes.get(request.node)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let file = self.with_room(|| openat(CWD, path(&place), flags, Mode::empty()))?;
-        self.opened(file, 0, reply);
+        let mut flags = 0;
+        if self.is_watched(request.node) {
+            flags |= CACHE_ENTRIES;
+            if self.is_unchanged(request.node, &file)? {
+                flags |= KEEP_CACHE;
+            }
+        }
+        self.opened(file, flags, reply);
         Ok(())
     }
 
@@ -78,7 +90,7 @@ impl Server {
                 // Of an entry without attributes the guest asks itself, or sees that it is gone.
                 let known = (!is_self).then(|| self.nodes.look_up(request.node, name));
                 match known.and_then(Result::ok) {
-                    Some(known) => self.tell(request, &known, reply),
+                    Some(known) => self.tell(request, &known, reply)?,
                     None => reply.bytes(&[0; ATTRIBUTES]),
                 }
             }
@@ -118,7 +130,8 @@ impl Server {
                 };
                 let mut stat = stat;
                 stat.st_nlink = 2;
-                reply.only_attributes(&stat, &shown, self.validity);
+                let valid = self.validity.of(FileType::Directory);
+                reply.only_attributes(&stat, &shown, valid.attributes);
                 Ok(())
             }
             opcode::LOOKUP if body.name()? == name => {
@@ -129,8 +142,7 @@ impl Server {
                     Mode::empty(),
                 );
                 let found = self.nodes.tell(ROOT, name, place?, true)?;
-                self.tell(request, &found, reply);
-                Ok(())
+                self.tell(request, &found, reply)
             }
             opcode::LOOKUP => Err(Errno::NOENT),
             opcode::OPENDIR => {

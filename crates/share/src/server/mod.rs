@@ -6,6 +6,7 @@
 
 mod acls;
 mod attributes;
+mod changes;
 mod contents;
 mod directories;
 mod names;
@@ -20,6 +21,8 @@ use rustix::io::Errno;
 use crate::handles::Handles;
 use crate::message::{LARGEST, MAJOR, MINOR, MOST_DATA, Reply, Request, Validity, opcode};
 use crate::nodes::{Nodes, ROOT};
+use crate::versions::Table;
+use changes::Changes;
 use owners::Given;
 
 /// What the server offers to the kernel (`FUSE_*` flags of `INIT`), of which the kernel uses what it
@@ -48,6 +51,10 @@ const OFFERED_UPPER: u32 = 1 << 6 // DONT_MASK
 /// own user and clears them itself.
 const NOT_OF_AN_UPPER: u32 = 1 << 28; // HANDLE_KILLPRIV_V2
 
+/// Flags of the kernel's `INIT`: that there are more, and of these, that it has a table of versions.
+const MORE_FLAGS: u32 = 1 << 30; // INIT_EXT
+const HAS_VERSIONS: u32 = 1 << 31; // VERSIONS
+
 /// Requests that the kernel sends without waiting for them (readahead, for one).
 const BACKGROUND: u16 = 32;
 
@@ -61,7 +68,10 @@ pub(crate) struct Server {
     is_upper: bool,
     /// The name of the only file, if a file is shared and not a folder: the root's only entry.
     only: Option<CString>,
+    /// How long the guest may keep what it was told, where changes are not reported.
     validity: Validity,
+    /// What is reported, if the host changes the folder too.
+    changes: Option<Changes>,
     offered: u32,
     /// The owner inside of files without a record: the user in the upper half, the group.
     owner: AtomicU64,
@@ -80,13 +90,14 @@ pub(crate) struct Manner {
 
 impl Server {
     /// Creates the server of a folder, or of a file that it calls `only`, which may hold up to
-    /// `most` places open. The process's working directory must be that of its own descriptors
-    /// (`/proc/self/fd`), and its umask 0.
+    /// `most` places open, for a guest with this table of versions. The process's working directory
+    /// must be that of its own descriptors (`/proc/self/fd`), and its umask 0.
     pub(crate) fn new(
         root: OwnedFd,
         only: Option<CString>,
         manner: Manner,
         most: usize,
+        table: Box<dyn Table>,
     ) -> Result<Self, Errno> {
         let (validity, offered) = match manner {
             Manner { is_upper: true, .. } => {
@@ -98,8 +109,10 @@ impl Server {
             } => (Validity::CACHED, OFFERED | OFFERED_CACHED),
             _ => (Validity::CONSISTENT, OFFERED),
         };
+        let is_told = !(manner.is_upper || manner.is_cached || only.is_some());
         Ok(Self {
             nodes: Nodes::new(root, most)?,
+            changes: is_told.then(|| Changes::new(table)).flatten(),
             handles: Handles::default(),
             is_read_only: manner.is_read_only,
             is_upper: manner.is_upper,
@@ -113,7 +126,8 @@ impl Server {
 
     /// Answers a request of at most [`LARGEST`] bytes. None if it has no answer.
     pub(crate) fn answer(&self, request: &[u8]) -> Option<Vec<u8>> {
-        let request = Request::read(request)?;
+        let version = self.changes.as_ref().map_or(0, Changes::version);
+        let request = Request::read(request, version)?;
         let mut reply = Reply::new();
         let done = match request.opcode {
             opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT => {
@@ -133,6 +147,8 @@ impl Server {
         if self.only.is_some() && request.node == ROOT {
             return self.serve_only_entry(request, reply);
         }
+        let changes = self.changes.as_ref();
+        let _telling = changes.and_then(|changes| changes.telling(request.opcode));
         match request.opcode {
             opcode::INIT => self.begin(request, reply),
             opcode::DESTROY => self.end(),
@@ -181,10 +197,22 @@ impl Server {
             return Err(Errno::PROTO);
         }
         self.end()?;
+        let mut ours = self.offered;
+        let more = match offered & MORE_FLAGS {
+            0 => 0,
+            _ => body.u32().unwrap_or(0),
+        };
+        if let Some(changes) = &self.changes
+            && more & HAS_VERSIONS != 0
+        {
+            changes.begin(body.u64()?);
+            self.watch_root()?;
+            ours |= OFFERED_CACHED;
+        }
         reply.u32(MAJOR);
         reply.u32(MINOR);
         reply.u32(readahead);
-        reply.u32(self.offered & offered);
+        reply.u32(ours & offered);
         reply.u16(BACKGROUND);
         reply.u16(BACKGROUND / 4 * 3);
         reply.u32(MOST_DATA);
@@ -196,6 +224,9 @@ impl Server {
     }
 
     fn end(&self) -> Result<(), Errno> {
+        if let Some(changes) = &self.changes {
+            changes.end();
+        }
         self.handles.clear();
         self.nodes.clear()
     }
@@ -203,18 +234,31 @@ impl Server {
     fn forget(&self, request: &Request<'_>) -> Result<(), Errno> {
         let mut body = request.body;
         match request.opcode {
-            opcode::FORGET => self.nodes.forget(request.node, body.u64()?),
+            opcode::FORGET => self.forget_file(request.node, body.u64()?),
             opcode::BATCH_FORGET => {
                 let count = body.u32()?;
                 body.u32()?;
                 for _ in 0..count {
                     let (node, lookups) = (body.u64()?, body.u64()?);
-                    self.nodes.forget(node, lookups);
+                    self.forget_file(node, lookups);
                 }
             }
             _ => {}
         }
         Ok(())
+    }
+
+    fn forget_file(&self, node: u64, lookups: u64) {
+        if self.nodes.forget(node, lookups)
+            && let Some(changes) = &self.changes
+        {
+            changes.forget(node);
+        }
+    }
+
+    /// Returns whether changes of the folder are to be followed ([`Server::follow`]).
+    pub(crate) fn has_changes(&self) -> bool {
+        self.changes.is_some()
     }
 
     /// Opens something, and once more with fewer places held open if the process has too many

@@ -26,15 +26,28 @@ impl Server {
     pub(super) fn look_up(&self, request: &Request<'_>, reply: &mut Reply) -> Result<(), Errno> {
         let mut body = request.body;
         let name = body.name()?;
-        let found = self.with_room(|| self.nodes.look_up(request.node, name))?;
-        self.tell(request, &found, reply);
-        Ok(())
+        match self.with_room(|| self.nodes.look_up(request.node, name)) {
+            Ok(found) => self.tell(request, &found, reply),
+            Err(Errno::NOENT) => {
+                self.nodes.untell(request.node, name);
+                reply.no_entry(self.valid_absence(request).ok_or(Errno::NOENT)?);
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Adds a file to the reply.
-    pub(super) fn tell(&self, request: &Request<'_>, found: &Found, reply: &mut Reply) {
-        let shown = self.shown(request, found.node, &found.file, &found.stat);
-        reply.entry(found.node, &found.stat, &shown, self.validity);
+    pub(super) fn tell(
+        &self,
+        request: &Request<'_>,
+        found: &Found,
+        reply: &mut Reply,
+    ) -> Result<(), Errno> {
+        let (stat, valid) = self.told(request, found)?;
+        let shown = self.shown(request, found.node, &found.file, &stat);
+        reply.entry(found.node, &stat, &shown, valid);
+        Ok(())
     }
 
     pub(super) fn read_link(&self, request: &Request<'_>, reply: &mut Reply) -> Result<(), Errno> {
@@ -49,8 +62,7 @@ impl Server {
         let directory = self.nodes.get(request.node)?;
         symlinkat(target, &*directory, name)?;
         let found = self.made(request, name, FileType::Symlink, &New::plain(0o777))?;
-        self.tell(request, &found, reply);
-        Ok(())
+        self.tell(request, &found, reply)
     }
 
     pub(super) fn make_node(&self, request: &Request<'_>, reply: &mut Reply) -> Result<(), Errno> {
@@ -75,8 +87,7 @@ impl Server {
         let new = self.new_file(&directory, mode, umask, false)?;
         mknodat(&*directory, name, kind, plain(new.mode), number)?;
         let found = self.made(request, name, kind, &new)?;
-        self.tell(request, &found, reply);
-        Ok(())
+        self.tell(request, &found, reply)
     }
 
     pub(super) fn make_directory(
@@ -91,8 +102,7 @@ impl Server {
         let new = self.new_file(&directory, mode, umask, true)?;
         mkdirat(&*directory, name, plain(new.mode))?;
         let found = self.made(request, name, FileType::Directory, &new)?;
-        self.tell(request, &found, reply);
-        Ok(())
+        self.tell(request, &found, reply)
     }
 
     /// Finds what was just made, and makes it belong to whom asked for it.
@@ -160,7 +170,7 @@ impl Server {
             }
             Err(error) => return Err(error),
         };
-        self.tell(request, &found, reply);
+        self.tell(request, &found, reply)?;
         self.opened(file, 0, reply);
         Ok(())
     }
@@ -187,7 +197,7 @@ impl Server {
         let stat = fstat(&place)?;
         self.give(request, &place, &stat, FileType::RegularFile, &new)?;
         let found = self.nodes.tell(request.node, c"", place, true)?;
-        self.tell(request, &found, reply);
+        self.tell(request, &found, reply)?;
         self.opened(file, 0, reply);
         Ok(())
     }
@@ -200,8 +210,7 @@ impl Server {
         let directory = self.nodes.get(request.node)?;
         // Follows the descriptor's own link, to the file itself.
         linkat(CWD, path(&file), &*directory, name, AtFlags::SYMLINK_FOLLOW)?;
-        self.tell(request, &self.nodes.look_up(request.node, name)?, reply);
-        Ok(())
+        self.tell(request, &self.nodes.look_up(request.node, name)?, reply)
     }
 
     pub(super) fn remove(&self, request: &Request<'_>, is_directory: bool) -> Result<(), Errno> {
@@ -214,7 +223,9 @@ impl Server {
         } else {
             AtFlags::empty()
         };
-        unlinkat(&*directory, name, flags)
+        unlinkat(&*directory, name, flags)?;
+        self.nodes.untell(request.node, name);
+        Ok(())
     }
 
     pub(super) fn rename(&self, request: &Request<'_>, has_flags: bool) -> Result<(), Errno> {
@@ -233,9 +244,14 @@ impl Server {
         let [from, into] = &directories;
         self.nodes.pin(to, new_name);
         renameat_with(&**from, name, &**into, new_name, flags)?;
-        self.nodes.moved(to, new_name);
+        let mut is_known = self.nodes.moved(to, new_name);
         if flags.contains(RenameFlags::EXCHANGE) {
-            self.nodes.moved(request.node, name);
+            is_known = is_known.and(self.nodes.moved(request.node, name));
+        }
+        if is_known.is_err() {
+            // Something else has changed it meanwhile.
+            self.outdate_name(to, new_name);
+            self.outdate_name(request.node, name);
         }
         Ok(())
     }

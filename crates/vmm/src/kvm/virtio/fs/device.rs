@@ -3,13 +3,18 @@
 //! A copy's memory is its own, so no other process can see it. The device copies a request out of
 //! the guest's memory, sends it to the server over a stream, and copies the reply back. Each is as
 //! long as its header says. What the server may be made to send is checked as the guest's bytes are.
+//!
+//! The guest may have a table of versions in its memory
+//! (`kernel/patches/0002-fuse-versions-for-virtio-fs.patch`), to which the device writes for the server.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
 use virtio_bindings::virtio_ids::VIRTIO_ID_FS;
+use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::epoll::EventSet;
 
 use crate::kvm::virtio::chain::Places;
@@ -36,6 +41,24 @@ const MOST_UNSENT: usize = 2 * LARGEST;
 /// Requests without a reply (`FUSE_FORGET`, `FUSE_BATCH_FORGET`).
 const UNANSWERED: [u32; 2] = [2, 42];
 
+/// The request that begins a conversation, and the one that ends it.
+const INIT: u32 = 26;
+const DESTROY: u32 = 38;
+
+/// Of the first one: where its flags are, their second word, and the address of the guest's table of
+/// versions (`fuse_init_in`); what they say of the others (`FUSE_INIT_EXT`, `FUSE_VERSIONS`).
+const FLAGS: usize = REQUEST_HEADER + 12;
+const MORE_FLAGS: usize = REQUEST_HEADER + 16;
+const VERSIONS: usize = REQUEST_HEADER + 20;
+const HAS_MORE_FLAGS: u32 = 1 << 30;
+const HAS_VERSIONS: u32 = 1 << 31;
+
+/// Slots of the table, each with a version of eight bytes.
+const SLOTS: u16 = 4096;
+
+/// The number of no request: a reply to none has a version, and the slots that get it.
+const NO_REQUEST: u64 = 0;
+
 /// The device.
 #[derive(Debug)]
 pub(crate) struct Fs {
@@ -51,6 +74,8 @@ pub(crate) struct Fs {
     /// Requests that wait for a reply, by the number that the server knows them by.
     waiting: BTreeMap<u64, Waiting>,
     next: u64,
+    /// The guest's address of its table of versions.
+    versions: Option<u64>,
 }
 
 /// A request that waits for its reply.
@@ -85,6 +110,7 @@ impl Fs {
             received: Vec::new(),
             waiting: BTreeMap::new(),
             next: 0,
+            versions: None,
         })
     }
 
@@ -125,19 +151,23 @@ impl Fs {
             let mut request = vec![0; length];
             // Copied once: the guest may change its memory meanwhile.
             chain.readable.copy_to(&mut request);
-            let Some(header) = request.first_chunk_mut::<REQUEST_HEADER>() else {
-                return Err(Violation::BadBuffer);
-            };
-            let (declared, opcode, unique) = (word(header, 0), word(header, 4), long(header, 8));
+            let (declared, opcode) = (word(&request, 0), word(&request, 4));
+            let unique = long(&request, 8);
             if declared as usize != length {
                 return Err(Violation::BadBuffer);
+            }
+            match opcode {
+                INIT => self.versions = table(&request),
+                // The guest frees it when it has the reply.
+                DESTROY => self.versions = None,
+                _ => {}
             }
             let is_answered = !UNANSWERED.contains(&opcode) && chain.writable.len() > 0;
             if is_answered && chain.writable.len() < REPLY_HEADER {
                 return Err(Violation::BadBuffer);
             }
             self.next = self.next.wrapping_add(1);
-            for (place, byte) in header.iter_mut().skip(8).zip(self.next.to_le_bytes()) {
+            for (place, byte) in request.iter_mut().skip(8).zip(self.next.to_le_bytes()) {
                 *place = byte;
             }
             if is_answered {
@@ -196,7 +226,9 @@ impl Fs {
             }
             if begun == length && begun >= REPLY_HEADER {
                 let reply = std::mem::take(&mut self.received);
-                if let Some(queue) = self.complete(reply, active)?
+                if long(&reply, 8) == NO_REQUEST {
+                    self.outdate(&reply, active);
+                } else if let Some(queue) = self.complete(reply, active)?
                     && let Some(flag) = has_completed.get_mut(queue)
                 {
                     *flag = true;
@@ -219,6 +251,31 @@ impl Fs {
             active.notify(index)?;
         }
         Ok(has_completed.contains(&true))
+    }
+
+    /// Writes a version to slots of the guest's table, or to all of them. What the guest has no memory
+    /// for is left out.
+    fn outdate(&self, message: &[u8], active: &Active) {
+        let Some(table) = self.versions else {
+            return;
+        };
+        let version = long(message, REPLY_HEADER);
+        let write = |slot: u16| {
+            if let Some(at) = table.checked_add(u64::from(slot % SLOTS) * 8) {
+                let ram = active.memory.ram();
+                let _ = ram.store(version.to_le(), GuestAddress(at), Ordering::Release);
+            }
+        };
+        let slots = message.get(REPLY_HEADER + 8..).unwrap_or_default();
+        if slots.is_empty() {
+            (0..SLOTS).for_each(write);
+        }
+        let (slots, _) = slots.as_chunks();
+        slots
+            .iter()
+            .copied()
+            .map(u16::from_le_bytes)
+            .for_each(write);
     }
 
     /// Gives the guest a reply. Returns its queue; None if no request waits for it, as after a
@@ -271,6 +328,7 @@ impl Device for Fs {
     fn reset(&mut self) {
         // Replies to them are ignored. What was sent in part must be sent whole.
         self.waiting.clear();
+        self.versions = None;
     }
 
     fn queue(&mut self, _index: usize, active: &mut Active) -> Result<(), Violation> {
@@ -286,6 +344,13 @@ impl Device for Fs {
     fn host(&mut self, active: &mut Active) -> Result<(), Violation> {
         self.work(active)
     }
+}
+
+/// Returns the address of the table of versions that a guest names when it begins.
+fn table(request: &[u8]) -> Option<u64> {
+    let has =
+        word(request, FLAGS) & HAS_MORE_FLAGS != 0 && word(request, MORE_FLAGS) & HAS_VERSIONS != 0;
+    has.then(|| long(request, VERSIONS))
 }
 
 /// Returns the reply to a request that can't be served (`EIO`).
@@ -364,6 +429,49 @@ mod tests {
         assert_eq!(driver.used(1), [(two, 24), (one, 20)]);
         assert_eq!(driver.read(second, 24), reply(24, 70, b"the 2nd."));
         assert_eq!(driver.read(first, 20), reply(20, 70, b"1st."));
+    }
+
+    #[test]
+    fn versions_are_written_to_the_table_of_a_guest_that_has_one() {
+        let (mut driver, mut server) = device();
+        let table = driver.buffer(&[0; SLOTS as usize * 8]);
+        let slot = |driver: &Driver, slot: u64| long(&driver.read(table + slot * 8, 8), 0);
+        let outdate =
+            |driver: &mut Driver, server: &mut UnixStream, version: u64, slots: &[u16]| {
+                let slots = slots.iter().flat_map(|slot| slot.to_le_bytes());
+                let body: Vec<u8> = version.to_le_bytes().into_iter().chain(slots).collect();
+                let length = u32::try_from(REPLY_HEADER + body.len()).unwrap();
+                server.write_all(&reply(length, NO_REQUEST, &body)).unwrap();
+                driver.host();
+            };
+        let init = |address: u64| {
+            let words = [7, 38, 0, HAS_MORE_FLAGS, HAS_VERSIONS].map(u32::to_le_bytes);
+            let body = [words.as_flattened(), &address.to_le_bytes(), &[0; 36]].concat();
+            let mut init = request(104, INIT, 1, 0);
+            init.extend(body);
+            init
+        };
+        // Without a table, nothing is written.
+        outdate(&mut driver, &mut server, 5, &[]);
+        send(&mut driver, &init(table), 64);
+        driver.run(1);
+        outdate(&mut driver, &mut server, 6, &[1, 4095]);
+        let at = [0, 1, 2, 4095];
+        assert_eq!(at.map(|at| slot(&driver, at)), [0, 6, 0, 6]);
+        outdate(&mut driver, &mut server, 7, &[]);
+        assert_eq!(at.map(|at| slot(&driver, at)), [7; 4]);
+        send(&mut driver, &request(40, DESTROY, 2, 0), 64);
+        driver.run(1);
+        outdate(&mut driver, &mut server, 8, &[]);
+        assert_eq!(at.map(|at| slot(&driver, at)), [7; 4]);
+        // A table that is not in the guest's memory harms nothing.
+        for wrong in [u64::MAX, u64::MAX - 7, 1 << 40, table + 1] {
+            send(&mut driver, &init(wrong), 64);
+            driver.run(1);
+            outdate(&mut driver, &mut server, 9, &[]);
+        }
+        assert!(!driver.is_stopped());
+        assert_eq!(slot(&driver, 0), 7);
     }
 
     #[test]

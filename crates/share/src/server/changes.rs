@@ -1,0 +1,310 @@
+//! What the guest may keep until it changes, and what has changed.
+//!
+//! The guest is told of names and attributes with the version of when it asked. The kernel of the
+//! host reports each change in the directories that the guest knows. What is reported of a name is
+//! compared with what the guest was told: its own changes, which are reported as well, outdate no name.
+
+use std::ffi::CStr;
+use std::mem::MaybeUninit;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use rustix::fs::inotify::{Event, ReadFlags, Reader};
+use rustix::fs::{AtFlags, FileType, Stat, fstat, statat};
+use rustix::io::Errno;
+
+use super::Server;
+use crate::message::{Request, Until, Valid, opcode};
+use crate::nodes::{Found, ROOT};
+use crate::versions::{Slot, Table, Versions};
+use crate::watches::{Watched, Watches};
+
+/// Bytes of events that are read at a time.
+const EVENTS: usize = 64 << 10;
+
+/// An entry came or went.
+const NAMES: ReadFlags = ReadFlags::CREATE
+    .union(ReadFlags::DELETE)
+    .union(ReadFlags::MOVED_FROM)
+    .union(ReadFlags::MOVED_TO);
+
+/// What the guest may keep until it changes.
+#[derive(Debug)]
+pub(super) struct Changes {
+    versions: Versions,
+    watches: Watches,
+    /// Held by requests that tell of names or change them; exclusively, while what was told is
+    /// compared with what is true.
+    telling: RwLock<()>,
+}
+
+/// What is to be outdated.
+#[derive(Debug, Default)]
+struct Outdated {
+    slots: Vec<Slot>,
+    all: bool,
+}
+
+impl Changes {
+    /// Creates what a server needs to be told of changes; None if this host has no more of it.
+    pub(super) fn new(table: Box<dyn Table>) -> Option<Self> {
+        Some(Self {
+            versions: Versions::new(table),
+            watches: Watches::new().ok()?,
+            telling: RwLock::new(()),
+        })
+    }
+
+    /// Begins with the guest's table at `address`.
+    pub(super) fn begin(&self, address: u64) {
+        self.versions.begin(Some(address));
+    }
+
+    /// Ends: nothing is written to the guest's table any more.
+    pub(super) fn end(&self) {
+        self.versions.begin(None);
+        self.watches.clear();
+    }
+
+    /// Returns the version of what is told from now on.
+    pub(super) fn version(&self) -> u64 {
+        self.versions.latest()
+    }
+
+    /// Notes that a directory is forgotten.
+    pub(super) fn forget(&self, node: u64) {
+        self.watches.forget(node);
+    }
+
+    /// Keeps what the guest was told from being compared meanwhile, for a request that changes it.
+    pub(super) fn telling(&self, opcode: u32) -> Option<RwLockReadGuard<'_, ()>> {
+        tells(opcode).then(|| self.telling.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn comparing(&self) -> RwLockWriteGuard<'_, ()> {
+        self.telling.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Server {
+    /// Returns what to tell of a file that was just found, and for how long. A directory is watched
+    /// from then on.
+    pub(super) fn told(
+        &self,
+        request: &Request<'_>,
+        found: &Found,
+    ) -> Result<(Stat, Valid), Errno> {
+        let mut stat = found.stat;
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        let mut valid = self.validity.of(kind);
+        let Some(changes) = self.changes.as_ref().filter(|on| on.versions.is_on()) else {
+            return Ok((stat, valid));
+        };
+        let has_events = changes.watches.has(request.node);
+        if has_events {
+            valid.name = Until::Version(request.version);
+        }
+        let attributes_have = match kind {
+            FileType::Directory => match self.watch(changes, found) {
+                Watched::New => {
+                    stat = fstat(&found.file)?;
+                    true
+                }
+                Watched::Already => true,
+                Watched::Not => false,
+            },
+            // What is changed through another name is not reported.
+            _ => has_events && stat.st_nlink == 1,
+        };
+        if attributes_have {
+            valid.attributes = Until::Version(request.version);
+        }
+        Ok((stat, valid))
+    }
+
+    fn watch(&self, changes: &Changes, found: &Found) -> Watched {
+        changes
+            .watches
+            .add(found.node, &found.file, found.stat.st_dev)
+    }
+
+    /// Watches the folder itself, for a guest that begins.
+    pub(super) fn watch_root(&self) -> Result<(), Errno> {
+        if let Some(changes) = &self.changes {
+            let file = self.nodes.get(ROOT)?;
+            changes.watches.add(ROOT, &file, fstat(&*file)?.st_dev);
+        }
+        Ok(())
+    }
+
+    /// Returns how long the guest may keep that a directory has no such entry; None if not at all.
+    pub(super) fn valid_absence(&self, request: &Request<'_>) -> Option<Valid> {
+        let until = Until::Version(request.version);
+        self.is_watched(request.node).then_some(Valid {
+            name: until,
+            attributes: until,
+        })
+    }
+
+    /// Returns how long the guest may keep attributes of a file that it knows.
+    pub(super) fn valid_attributes(&self, request: &Request<'_>, stat: &Stat) -> Until {
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        let has_events = match kind {
+            FileType::Directory => self.is_watched(request.node),
+            _ if stat.st_nlink != 1 => false,
+            _ => self
+                .nodes
+                .place(request.node)
+                .is_some_and(|directory| self.is_watched(directory)),
+        };
+        if has_events {
+            Until::Version(request.version)
+        } else {
+            self.validity.of(kind).attributes
+        }
+    }
+
+    /// Returns whether changes in a directory outdate what the guest was told.
+    pub(super) fn is_watched(&self, directory: u64) -> bool {
+        let on = self.changes.as_ref().filter(|on| on.versions.is_on());
+        on.is_some_and(|on| on.watches.has(directory))
+    }
+
+    /// Outdates what the guest was told of an entry.
+    pub(super) fn outdate_name(&self, directory: u64, name: &CStr) {
+        self.nodes.untell(directory, name);
+        if let Some(changes) = &self.changes {
+            changes
+                .versions
+                .outdate(Some(&[Slot::name(directory, name)]));
+        }
+    }
+
+    /// Outdates what has changed, as long as the host tells.
+    pub(crate) fn follow(&self) {
+        let Some(changes) = &self.changes else {
+            return;
+        };
+        let mut space = vec![MaybeUninit::uninit(); EVENTS];
+        let mut events = Reader::new(changes.watches.events(), &mut space);
+        let mut outdated = Outdated::default();
+        loop {
+            match events.next() {
+                Ok(event) => self.note(changes, &event, &mut outdated),
+                Err(Errno::INTR) => continue,
+                Err(error) => {
+                    eprintln!("reading what has changed in a shared folder: {error}");
+                    changes.versions.outdate(None);
+                    changes.versions.begin(None);
+                    return;
+                }
+            }
+            if events.is_buffer_empty() {
+                outdated.flush(&changes.versions);
+            }
+        }
+    }
+
+    fn note(&self, changes: &Changes, event: &Event<'_>, outdated: &mut Outdated) {
+        let what = event.events();
+        if what.contains(ReadFlags::QUEUE_OVERFLOW) {
+            // Anything may have changed.
+            let _comparing = changes.comparing();
+            self.nodes.untell_all();
+            outdated.all = true;
+            return;
+        }
+        let Some(directory) = changes.watches.directory(event.wd()) else {
+            return;
+        };
+        if what.contains(ReadFlags::IGNORED) {
+            changes.watches.lost(event.wd());
+        }
+        match event.file_name() {
+            None => outdated.file(directory),
+            Some(name) if what.intersects(NAMES) => {
+                outdated.slots.push(Slot::contents(directory));
+                let _comparing = changes.comparing();
+                self.compare(directory, name, outdated);
+            }
+            Some(name) => {
+                let file = self.entry(directory, name).ok().flatten();
+                let Some(file) = file.and_then(|stat| self.nodes.number(&stat)) else {
+                    return;
+                };
+                if what.contains(ReadFlags::ATTRIB) {
+                    outdated.file(file);
+                } else {
+                    outdated.slots.push(Slot::contents(file));
+                }
+            }
+        }
+    }
+
+    /// Outdates an entry unless it is as the guest was told, and what changes of a file with its names.
+    fn compare(&self, directory: u64, name: &CStr, outdated: &mut Outdated) {
+        let told = self.nodes.told(directory, name);
+        let found = self.entry(directory, name);
+        let there = found.map(|stat| stat.map(|stat| self.nodes.number(&stat)));
+        let is_as_told = match there {
+            Ok(None) => told.is_none(),
+            Ok(Some(Some(file))) => told == Some(file),
+            Ok(Some(None)) | Err(_) => false,
+        };
+        if !is_as_told {
+            self.nodes.untell(directory, name);
+            outdated.slots.push(Slot::name(directory, name));
+        }
+        let there = there.ok().flatten().flatten();
+        for file in [told, there].into_iter().flatten() {
+            outdated.slots.push(Slot::contents(file));
+        }
+    }
+
+    /// Returns what a directory has by a name; None if there is nothing.
+    fn entry(&self, directory: u64, name: &CStr) -> Result<Option<Stat>, Errno> {
+        let directory = self.nodes.get(directory)?;
+        match statat(&*directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => Ok(Some(stat)),
+            Err(Errno::NOENT) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Outdated {
+    fn file(&mut self, node: u64) {
+        self.slots
+            .extend([Slot::attributes(node), Slot::contents(node)]);
+    }
+
+    fn flush(&mut self, versions: &Versions) {
+        self.slots.sort_unstable();
+        self.slots.dedup();
+        if self.all {
+            versions.outdate(None);
+        } else if !self.slots.is_empty() {
+            versions.outdate(Some(&self.slots));
+        }
+        self.slots.clear();
+        self.all = false;
+    }
+}
+
+/// Returns whether a request tells of names, or changes them.
+fn tells(opcode: u32) -> bool {
+    matches!(
+        opcode,
+        opcode::LOOKUP
+            | opcode::SYMLINK
+            | opcode::MKNOD
+            | opcode::MKDIR
+            | opcode::UNLINK
+            | opcode::RMDIR
+            | opcode::RENAME
+            | opcode::RENAME2
+            | opcode::LINK
+            | opcode::CREATE
+            | opcode::TMPFILE
+            | opcode::READDIRPLUS
+    )
+}

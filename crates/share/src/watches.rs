@@ -1,0 +1,154 @@
+//! The directories whose changes the host's kernel reports (inotify(7)).
+//!
+//! A watch is on a directory itself, whatever its names are, and reports what any process of this host
+//! changes in it. It does not report what another host changes, nor what changes through another name
+//! in a directory that is not watched.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::fstatfs;
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+use rustix::io::Errno;
+
+use crate::owner::path;
+
+/// Filesystems of this host alone (`linux/magic.h`), whose changes its kernel sees all: ext4, xfs,
+/// btrfs, tmpfs, overlayfs, f2fs, zfs, bcachefs, EROFS, squashfs.
+const LOCAL: [u64; 10] = [
+    0xef53,
+    0x5846_5342,
+    0x9123_683e,
+    0x0102_1994,
+    0x794c_7630,
+    0xf2f5_2010,
+    0x2fc1_2fc1,
+    0xca45_1a4e,
+    0xe0f5_e1e2,
+    0x7371_7368,
+];
+
+/// Most directories to watch. A user's watches are limited (`fs.inotify.max_user_watches`), and other
+/// programs need some too.
+const MOST: usize = 1 << 16;
+
+/// What is reported of a directory: entries that come and go, and entries that change. A file that
+/// was changed through a mapping is reported when its last descriptor and mapping are gone.
+const REPORTED: WatchFlags = WatchFlags::ATTRIB
+    .union(WatchFlags::CLOSE_WRITE)
+    .union(WatchFlags::CREATE)
+    .union(WatchFlags::DELETE)
+    .union(WatchFlags::MODIFY)
+    .union(WatchFlags::MOVED_FROM)
+    .union(WatchFlags::MOVED_TO)
+    .union(WatchFlags::ONLYDIR);
+
+/// The watched directories.
+#[derive(Debug)]
+pub(crate) struct Watches {
+    inotify: OwnedFd,
+    table: Mutex<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    /// Watch of a directory; None if it can't have one.
+    watches: HashMap<u64, Option<i32>>,
+    directories: HashMap<i32, u64>,
+    /// Whether files are on a filesystem whose changes are reported, by device.
+    devices: HashMap<u64, bool>,
+}
+
+impl Watches {
+    /// Creates an empty set.
+    ///
+    /// # Errors
+    /// If the user has too many of them (`fs.inotify.max_user_instances`).
+    pub(crate) fn new() -> Result<Self, Errno> {
+        Ok(Self {
+            inotify: inotify::init(CreateFlags::CLOEXEC)?,
+            table: Mutex::default(),
+        })
+    }
+
+    /// Returns where events are read.
+    pub(crate) fn events(&self) -> &OwnedFd {
+        &self.inotify
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Watches a directory, and keeps doing so until it is forgotten.
+    pub(crate) fn add(&self, node: u64, directory: &OwnedFd, device: u64) -> Watched {
+        let mut table = self.lock();
+        if let Some(watch) = table.watches.get(&node) {
+            return match watch {
+                Some(_) => Watched::Already,
+                None => Watched::Not,
+            };
+        }
+        let is_local = *table.devices.entry(device).or_insert_with(|| {
+            fstatfs(directory).is_ok_and(|fs| LOCAL.contains(&fs.f_type.cast_unsigned()))
+        });
+        let watch = (is_local && table.directories.len() < MOST)
+            .then(|| inotify::add_watch(&self.inotify, path(directory), REPORTED).ok())
+            .flatten();
+        table.watches.insert(node, watch);
+        match watch {
+            Some(watch) => {
+                table.directories.insert(watch, node);
+                Watched::New
+            }
+            None => Watched::Not,
+        }
+    }
+
+    /// Returns whether a directory is watched.
+    pub(crate) fn has(&self, node: u64) -> bool {
+        matches!(self.lock().watches.get(&node), Some(Some(_)))
+    }
+
+    /// Returns the directory of a watch.
+    pub(crate) fn directory(&self, watch: i32) -> Option<u64> {
+        self.lock().directories.get(&watch).copied()
+    }
+
+    /// Stops watching a directory.
+    pub(crate) fn forget(&self, node: u64) {
+        let mut table = self.lock();
+        if let Some(Some(watch)) = table.watches.remove(&node) {
+            table.directories.remove(&watch);
+            // The directory may be gone, and its watch with it.
+            let _ = inotify::remove_watch(&self.inotify, watch);
+        }
+    }
+
+    /// Notes that a directory is gone, and its watch with it.
+    pub(crate) fn lost(&self, watch: i32) {
+        let mut table = self.lock();
+        if let Some(node) = table.directories.remove(&watch) {
+            table.watches.insert(node, None);
+        }
+    }
+
+    /// Stops watching all directories.
+    pub(crate) fn clear(&self) {
+        let mut table = self.lock();
+        for watch in table.directories.keys() {
+            let _ = inotify::remove_watch(&self.inotify, *watch);
+        }
+        *table = Table::default();
+    }
+}
+
+/// Whether a directory is watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Watched {
+    /// From now on: what was read of it before may have changed.
+    New,
+    Already,
+    Not,
+}
