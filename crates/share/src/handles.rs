@@ -15,6 +15,12 @@ pub(crate) struct Handle {
 }
 
 impl Handle {
+    /// Creates one that has no number.
+    pub(crate) fn new(file: OwnedFd) -> Self {
+        let place = Mutex::new(0);
+        Self { file, place }
+    }
+
     /// Returns the place, for one reader at a time.
     pub(crate) fn place(&self) -> MutexGuard<'_, u64> {
         self.place.lock().unwrap_or_else(PoisonError::into_inner)
@@ -35,8 +41,7 @@ impl Handles {
         let mut handles = self.lock();
         let number = handles.0.wrapping_add(1);
         handles.0 = number;
-        let place = Mutex::new(0);
-        handles.1.insert(number, Arc::new(Handle { file, place }));
+        handles.1.insert(number, Arc::new(Handle::new(file)));
         number
     }
 

@@ -24,6 +24,7 @@ mod owner;
 mod process;
 mod queues;
 mod server;
+mod settled;
 mod stream;
 mod versions;
 mod watches;

@@ -6,8 +6,14 @@ use std::time::Duration;
 use rustix::fs::{FileType, Stat};
 use rustix::io::Errno;
 
+use crate::settled::is_settled;
+
 /// Bytes of a request's header (`fuse_in_header`).
 pub const HEADER: usize = 40;
+
+/// Of attributes: what the guest has cached of the contents must not outlive them
+/// (`FUSE_ATTR_UNSETTLED`).
+const UNSETTLED: u32 = 1 << 31;
 
 /// Bytes of attributes (`fuse_attr`).
 const ATTRIBUTES: usize = 88;
@@ -276,7 +282,7 @@ impl Reply {
         self.u32(shown.gid);
         self.u32(device(stat.st_rdev));
         self.u32(u32::try_from(stat.st_blksize).unwrap_or(4096));
-        self.u32(0); // Flags.
+        self.u32(if is_settled(stat) { 0 } else { UNSETTLED });
     }
 }
 

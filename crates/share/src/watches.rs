@@ -1,15 +1,15 @@
-//! The directories whose changes the host's kernel reports (inotify(7)).
+//! The files whose changes the host's kernel reports (inotify(7)).
 //!
 //! A watch is on a directory itself, whatever its names are, and reports what any process of this host
 //! changes in it. It does not report what another host changes, nor what changes through another name
-//! in a directory that is not watched.
+//! in a directory that is not watched; a file with several names can have a watch of its own.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rustix::fs::fstatfs;
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+use rustix::fs::{FileType, fstatfs};
 use rustix::io::Errno;
 
 use crate::owner::path;
@@ -29,22 +29,25 @@ const LOCAL: [u64; 10] = [
     0x7371_7368,
 ];
 
-/// Most directories to watch. A user's watches are limited (`fs.inotify.max_user_watches`), and other
+/// Most files to watch. A user's watches are limited (`fs.inotify.max_user_watches`), and other
 /// programs need some too.
 const MOST: usize = 1 << 16;
 
-/// What is reported of a directory: entries that come and go, and entries that change. A file that
-/// was changed through a mapping is reported when its last descriptor and mapping are gone.
-const REPORTED: WatchFlags = WatchFlags::ATTRIB
+/// What is reported of a file. That it was changed through a mapping is when its last descriptor and
+/// mapping are gone.
+const OF_FILES: WatchFlags = WatchFlags::ATTRIB
     .union(WatchFlags::CLOSE_WRITE)
+    .union(WatchFlags::MODIFY);
+
+/// What is reported of a directory: the same of its entries, and that entries come and go.
+const OF_DIRECTORIES: WatchFlags = OF_FILES
     .union(WatchFlags::CREATE)
     .union(WatchFlags::DELETE)
-    .union(WatchFlags::MODIFY)
     .union(WatchFlags::MOVED_FROM)
     .union(WatchFlags::MOVED_TO)
     .union(WatchFlags::ONLYDIR);
 
-/// The watched directories.
+/// The watched files.
 #[derive(Debug)]
 pub(crate) struct Watches {
     inotify: OwnedFd,
@@ -53,9 +56,9 @@ pub(crate) struct Watches {
 
 #[derive(Debug, Default)]
 struct Table {
-    /// Watch of a directory; None if it can't have one.
+    /// Watch of a file; None if it can't have one.
     watches: HashMap<u64, Option<i32>>,
-    directories: HashMap<i32, u64>,
+    files: HashMap<i32, u64>,
     /// Whether files are on a filesystem whose changes are reported, by device.
     devices: HashMap<u64, bool>,
 }
@@ -81,8 +84,8 @@ impl Watches {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Watches a directory, and keeps doing so until it is forgotten.
-    pub(crate) fn add(&self, node: u64, directory: &OwnedFd, device: u64) -> Watched {
+    /// Watches a file, and keeps doing so until it is forgotten.
+    pub(crate) fn add(&self, node: u64, file: &OwnedFd, device: u64, kind: FileType) -> Watched {
         let mut table = self.lock();
         if let Some(watch) = table.watches.get(&node) {
             return match watch {
@@ -91,60 +94,64 @@ impl Watches {
             };
         }
         let is_local = *table.devices.entry(device).or_insert_with(|| {
-            fstatfs(directory).is_ok_and(|fs| LOCAL.contains(&fs.f_type.cast_unsigned()))
+            fstatfs(file).is_ok_and(|fs| LOCAL.contains(&fs.f_type.cast_unsigned()))
         });
-        let watch = (is_local && table.directories.len() < MOST)
-            .then(|| inotify::add_watch(&self.inotify, path(directory), REPORTED).ok())
+        let reported = match kind {
+            FileType::Directory => OF_DIRECTORIES,
+            _ => OF_FILES,
+        };
+        let watch = (is_local && table.files.len() < MOST)
+            .then(|| inotify::add_watch(&self.inotify, path(file), reported).ok())
             .flatten();
         table.watches.insert(node, watch);
         match watch {
             Some(watch) => {
-                table.directories.insert(watch, node);
+                table.files.insert(watch, node);
                 Watched::New
             }
             None => Watched::Not,
         }
     }
 
-    /// Returns whether a directory is watched.
+    /// Returns whether a file is watched.
     pub(crate) fn has(&self, node: u64) -> bool {
         matches!(self.lock().watches.get(&node), Some(Some(_)))
     }
 
-    /// Returns the directory of a watch.
-    pub(crate) fn directory(&self, watch: i32) -> Option<u64> {
-        self.lock().directories.get(&watch).copied()
+    /// Returns the file of a watch.
+    pub(crate) fn file(&self, watch: i32) -> Option<u64> {
+        self.lock().files.get(&watch).copied()
     }
 
-    /// Stops watching a directory.
+    /// Stops watching a file.
     pub(crate) fn forget(&self, node: u64) {
         let mut table = self.lock();
         if let Some(Some(watch)) = table.watches.remove(&node) {
-            table.directories.remove(&watch);
-            // The directory may be gone, and its watch with it.
+            table.files.remove(&watch);
+            // The file may be gone, and its watch with it.
             let _ = inotify::remove_watch(&self.inotify, watch);
         }
     }
 
-    /// Notes that a directory is gone, and its watch with it.
+    /// Notes that a file is gone, and its watch with it.
     pub(crate) fn lost(&self, watch: i32) {
         let mut table = self.lock();
-        if let Some(node) = table.directories.remove(&watch) {
+        if let Some(node) = table.files.remove(&watch) {
             table.watches.insert(node, None);
         }
     }
 
-    /// Stops watching all directories.
+    /// Stops watching all files.
     pub(crate) fn clear(&self) {
         let mut table = self.lock();
-        for watch in table.directories.keys() {
+        for watch in table.files.keys() {
             let _ = inotify::remove_watch(&self.inotify, *watch);
         }
         *table = Table::default();
     }
 }
 
-/// Whether a directory is watched.
+/// Whether a file is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Watched {
     /// From now on: what was read of it before may have changed.

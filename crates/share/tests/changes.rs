@@ -199,17 +199,27 @@ fn what_the_guest_changes_outdates_no_name() {
     assert_eq!(guest.ask(UNLINK, ROOT, &words(&["none"])), Err(2));
 }
 
-/// Of a file with several names the host reports only what changes through those that are watched.
+/// The host reports what changes in a directory by the name there; the guest knows only one of these.
 #[test]
-fn what_is_not_reported_is_asked_for_again() {
+fn a_file_that_changes_through_another_name_is_outdated() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    fs::create_dir(path.join("unknown")).unwrap();
+    fs::write(path.join("one"), "").unwrap();
+    fs::hard_link(path.join("one"), path.join("unknown/two")).unwrap();
+    let mut guest = Guest::with_versions(path);
+    let one = look_up(&mut guest, ROOT, "one");
+    assert!(one.name.is_some() && one.attributes.is_some(), "{one:?}");
+    outdated(&mut guest, &[contents_slot(one.node)], || {
+        fs::write(path.join("unknown/two"), "x").unwrap();
+    });
+}
+
+#[test]
+fn a_guest_without_a_table_is_told_for_a_time() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path();
     fs::write(path.join("one"), "").unwrap();
-    fs::hard_link(path.join("one"), path.join("two")).unwrap();
-    let mut guest = Guest::with_versions(path);
-    let one = look_up(&mut guest, ROOT, "one");
-    assert!(one.name.is_some() && one.attributes.is_none(), "{one:?}");
-    // A guest without a table is told for a time, and that there is none for no time.
     let mut guest = Guest::new(path, false);
     let one = look_up(&mut guest, ROOT, "one");
     assert_eq!((one.name, one.attributes), (None, None));

@@ -92,7 +92,7 @@ pub struct Args {
 
     /// Mount a folder or file of this machine, or a volume: a name without a slash. What is missing is
     /// made. What is made in a folder belongs to you. With `cached`, changes made outside may be seen a
-    /// second late inside, and much is faster
+    /// second late inside: faster for folders that other hosts change too (NFS)
     #[arg(short, long, value_name = "HOST|NAME:PATH[:ro][,cached]", value_parser = mount::volume)]
     volume: Vec<MountFlag>,
 

@@ -115,7 +115,7 @@ pub fn enter_folder(folder: OwnedFd, read_only: bool) -> Result<OwnedFd, Error> 
 
 /// Calls to use files of the folder, beside those of a parser: to open, make, link, rename and remove
 /// them, and their attributes; to wait for a machine's queues, and to talk to its monitor.
-const CALLS: [libc::c_long; 39] = [
+const CALLS: [libc::c_long; 40] = [
     libc::SYS_accept4,
     libc::SYS_epoll_create1,
     libc::SYS_epoll_ctl,
@@ -137,6 +137,7 @@ const CALLS: [libc::c_long; 39] = [
     libc::SYS_openat,
     libc::SYS_poll,
     libc::SYS_prlimit64,
+    libc::SYS_pwritev2,
     libc::SYS_readlinkat,
     libc::SYS_recvfrom,
     libc::SYS_recvmsg,

@@ -10,6 +10,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::acls::ACCESS;
+use super::contents::NO_HANDLE;
 use super::{Server, bounded};
 use crate::attribute::{inside, is_overlays, outside};
 use crate::message::{Reply, Request};
@@ -110,7 +111,7 @@ impl Server {
             self.follow_mode(&file, shown.mode)?;
         }
         if valid & SIZE != 0 {
-            if valid & HANDLE != 0 {
+            if valid & HANDLE != 0 && handle != NO_HANDLE {
                 ftruncate(&self.handles.get(handle)?.file, size)?;
             } else {
                 ftruncate(self.open_node(request.node, OFlags::WRONLY)?, size)?;

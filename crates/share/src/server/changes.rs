@@ -103,17 +103,16 @@ impl Server {
         if has_events {
             valid.name = Until::Version(request.version);
         }
-        let attributes_have = match kind {
-            FileType::Directory => match self.watch(changes, found) {
-                Watched::New => {
-                    stat = fstat(&found.file)?;
-                    true
-                }
-                Watched::Already => true,
-                Watched::Not => false,
-            },
-            // What is changed through another name is not reported.
-            _ => has_events && stat.st_nlink == 1,
+        let attributes_have = if has_own_watch(&stat) {
+            let watched = changes
+                .watches
+                .add(found.node, &found.file, stat.st_dev, kind);
+            if watched == Watched::New {
+                stat = fstat(&found.file)?;
+            }
+            watched != Watched::Not
+        } else {
+            has_events
         };
         if attributes_have {
             valid.attributes = Until::Version(request.version);
@@ -121,17 +120,14 @@ impl Server {
         Ok((stat, valid))
     }
 
-    fn watch(&self, changes: &Changes, found: &Found) -> Watched {
-        changes
-            .watches
-            .add(found.node, &found.file, found.stat.st_dev)
-    }
-
     /// Watches the folder itself, for a guest that begins.
     pub(super) fn watch_root(&self) -> Result<(), Errno> {
         if let Some(changes) = &self.changes {
             let file = self.nodes.get(ROOT)?;
-            changes.watches.add(ROOT, &file, fstat(&*file)?.st_dev);
+            let device = fstat(&*file)?.st_dev;
+            changes
+                .watches
+                .add(ROOT, &file, device, FileType::Directory);
         }
         Ok(())
     }
@@ -147,26 +143,30 @@ impl Server {
 
     /// Returns how long the guest may keep attributes of a file that it knows.
     pub(super) fn valid_attributes(&self, request: &Request<'_>, stat: &Stat) -> Until {
-        let kind = FileType::from_raw_mode(stat.st_mode);
-        let has_events = match kind {
-            FileType::Directory => self.is_watched(request.node),
-            _ if stat.st_nlink != 1 => false,
-            _ => self
-                .nodes
-                .place(request.node)
-                .is_some_and(|directory| self.is_watched(directory)),
+        let watched = if has_own_watch(stat) {
+            Some(request.node)
+        } else {
+            self.nodes.place(request.node)
         };
-        if has_events {
+        if watched.is_some_and(|node| self.is_watched(node)) {
             Until::Version(request.version)
         } else {
+            let kind = FileType::from_raw_mode(stat.st_mode);
             self.validity.of(kind).attributes
         }
     }
 
-    /// Returns whether changes in a directory outdate what the guest was told.
-    pub(super) fn is_watched(&self, directory: u64) -> bool {
+    /// Returns whether the guest opens regular files without a request, and asks for attributes if what
+    /// it knows is outdated.
+    pub(super) fn opens_by_version(&self) -> bool {
+        self.changes.as_ref().is_some_and(|on| on.versions.is_on())
+    }
+
+    /// Returns whether changes in a directory, or of a file that has a watch of its own, outdate what
+    /// the guest was told.
+    pub(super) fn is_watched(&self, node: u64) -> bool {
         let on = self.changes.as_ref().filter(|on| on.versions.is_on());
-        on.is_some_and(|on| on.watches.has(directory))
+        on.is_some_and(|on| on.watches.has(node))
     }
 
     /// Outdates what the guest was told of an entry.
@@ -213,21 +213,21 @@ impl Server {
             outdated.all = true;
             return;
         }
-        let Some(directory) = changes.watches.directory(event.wd()) else {
+        let Some(node) = changes.watches.file(event.wd()) else {
             return;
         };
         if what.contains(ReadFlags::IGNORED) {
             changes.watches.lost(event.wd());
         }
         match event.file_name() {
-            None => outdated.file(directory),
+            None => outdated.file(node),
             Some(name) if what.intersects(NAMES) => {
-                outdated.slots.push(Slot::contents(directory));
+                outdated.slots.push(Slot::contents(node));
                 let _comparing = changes.comparing();
-                self.compare(directory, name, outdated);
+                self.compare(node, name, outdated);
             }
             Some(name) => {
-                let file = self.entry(directory, name).ok().flatten();
+                let file = self.entry(node, name).ok().flatten();
                 let Some(file) = file.and_then(|stat| self.nodes.number(&stat)) else {
                     return;
                 };
@@ -288,6 +288,12 @@ impl Outdated {
         self.slots.clear();
         self.all = false;
     }
+}
+
+/// Returns whether a file needs a watch of its own: a directory, and what may be changed through a name
+/// in a directory that the guest does not know.
+fn has_own_watch(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::Directory || stat.st_nlink > 1
 }
 
 /// Returns whether a request tells of names, or changes them.

@@ -1,18 +1,21 @@
 //! Requests about open files.
 
+use std::io::IoSlice;
 use std::os::fd::OwnedFd;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::Arc;
 
 use rustix::fs::{
     CWD, FallocateFlags, FileType, Mode, OFlags, SeekFrom, copy_file_range, fallocate, fdatasync,
     fstat, fsync, openat, syncfs,
 };
-use rustix::io::{Errno, pread, pwrite};
+use rustix::io::{Errno, ReadWriteFlags, pread, pwritev2};
 
 use super::{Server, bounded};
-use crate::message::{Reply, Request};
+use crate::handles::Handle;
+use crate::message::{Reply, Request, opcode};
 use crate::nodes::Stamp;
 use crate::owner::path;
+use crate::settled::is_settled;
 
 /// The guest may keep what it has cached of the file (`FOPEN_KEEP_CACHE`).
 pub(super) const KEEP_CACHE: u32 = 1 << 1;
@@ -23,14 +26,17 @@ const WRITE_KILLS: u32 = 1 << 2;
 /// Flush data only (`FUSE_FSYNC_FDATASYNC`).
 const DATA_ONLY: u32 = 1;
 
-/// Seconds without a change after which a file's times show every later change, whatever the
-/// resolution of the host's clock and filesystem.
-const SETTLED: i64 = 2;
+/// A write is of what a program has changed in memory, at its own offset (`FUSE_WRITE_CACHE`).
+const WRITE_IS_CACHED: u32 = 1 << 0;
+
+/// The number that stands for no open file: the guest asked for none, or was given none.
+pub(super) const NO_HANDLE: u64 = 0;
 
 /// Returns the flags of a guest's open that the host's open gets: how the file is accessed. What a
-/// path means is not the host's business any more, and direct I/O is for the guest's cache.
+/// path means is not the host's business any more, direct I/O is for the guest's cache, and each
+/// write says whether it appends.
 pub(super) fn usable(asked: OFlags) -> OFlags {
-    let kept = OFlags::ACCMODE | OFlags::APPEND | OFlags::SYNC | OFlags::DSYNC;
+    let kept = OFlags::ACCMODE | OFlags::SYNC | OFlags::DSYNC;
     (asked & kept) | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK
 }
 
@@ -63,6 +69,19 @@ impl Server {
         self.with_room(|| openat(CWD, path(&place), flags, Mode::empty()))
     }
 
+    /// Returns an open file: the one of this number, or one that is opened for this request alone.
+    pub(super) fn opened_file(
+        &self,
+        node: u64,
+        handle: u64,
+        asked: OFlags,
+    ) -> Result<Arc<Handle>, Errno> {
+        match handle {
+            NO_HANDLE => Ok(Arc::new(Handle::new(self.open_node(node, asked)?))),
+            number => self.handles.get(number),
+        }
+    }
+
     /// Returns whether a file is as it was when it was opened last, so that the guest's cache is
     /// valid. Its times must be old enough to tell.
     pub(super) fn is_unchanged(&self, node: u64, file: &OwnedFd) -> Result<bool, Errno> {
@@ -74,11 +93,7 @@ impl Server {
             stat.st_ctime_nsec,
             stat.st_size,
         );
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        let now = now.map_or(0, |now| now.as_secs().cast_signed());
-        let latest = stat.st_mtime.max(stat.st_ctime);
-        let is_settled = latest.saturating_add(SETTLED) <= now;
-        let before = self.nodes.stamp(node, is_settled.then_some(stamp));
+        let before = self.nodes.stamp(node, is_settled(&stat).then_some(stamp));
         Ok(before == Some(stamp))
     }
 
@@ -92,7 +107,7 @@ impl Server {
     pub(super) fn read(&self, request: &Request<'_>, reply: &mut Reply) -> Result<(), Errno> {
         let mut body = request.body;
         let (handle, offset, size) = (body.u64()?, body.u64()?, bounded(body.u32()?));
-        let handle = self.handles.get(handle)?;
+        let handle = self.opened_file(request.node, handle, OFlags::RDONLY)?;
         reply.fill(size, |place| {
             let mut done = 0;
             // A shorter answer is the end of the file for the guest.
@@ -114,18 +129,25 @@ impl Server {
         let mut body = request.body;
         let (handle, offset, size) = (body.u64()?, body.u64()?, body.u32()?);
         let flags = body.u32()?;
-        for _ in 0..2 {
-            body.u64()?;
-        }
+        body.u64()?; // The owner of locks.
+        let asked = OFlags::from_bits_retain(body.u32()?);
+        body.u32()?;
         let data = body.bytes(size)?;
-        let handle = self.handles.get(handle)?;
+        let synced = asked & (OFlags::SYNC | OFlags::DSYNC);
+        let handle = self.opened_file(request.node, handle, OFlags::WRONLY | synced)?;
         if flags & WRITE_KILLS != 0 {
             self.clear_set_id(request, request.node)?;
         }
+        let appends = asked.contains(OFlags::APPEND) && flags & WRITE_IS_CACHED == 0;
+        let how = if appends {
+            ReadWriteFlags::APPEND
+        } else {
+            ReadWriteFlags::empty()
+        };
         let mut done = 0;
         while let Some(rest) = data.get(done..).filter(|rest| !rest.is_empty()) {
             let at = offset.checked_add(done as u64).ok_or(Errno::INVAL)?;
-            match pwrite(&handle.file, rest, at) {
+            match pwritev2(&handle.file, &[IoSlice::new(rest)], at, how) {
                 Ok(0) => break,
                 Ok(count) => done = done.saturating_add(count),
                 Err(Errno::INTR) => {}
@@ -147,7 +169,10 @@ impl Server {
     pub(super) fn flush(&self, request: &Request<'_>) -> Result<(), Errno> {
         let mut body = request.body;
         let (handle, flags) = (body.u64()?, body.u32()?);
-        let handle = self.handles.get(handle)?;
+        let handle = match request.opcode {
+            opcode::FSYNC => self.opened_file(request.node, handle, OFlags::RDONLY)?,
+            _ => self.handles.get(handle)?,
+        };
         if flags & DATA_ONLY != 0 {
             fdatasync(&handle.file)
         } else {
@@ -171,7 +196,7 @@ impl Server {
         let mut body = request.body;
         let (handle, offset, length) = (body.u64()?, body.u64()?, body.u64()?);
         let mode = FallocateFlags::from_bits(body.u32()?).ok_or(Errno::OPNOTSUPP)?;
-        let handle = self.handles.get(handle)?;
+        let handle = self.opened_file(request.node, handle, OFlags::WRONLY)?;
         self.clear_set_id(request, request.node)?;
         fallocate(&handle.file, mode, offset, length)
     }
@@ -181,7 +206,7 @@ impl Server {
         const HOLE: u32 = 4;
         let mut body = request.body;
         let (handle, offset, whence) = (body.u64()?, body.u64()?, body.u32()?);
-        let handle = self.handles.get(handle)?;
+        let handle = self.opened_file(request.node, handle, OFlags::RDONLY)?;
         let to = match whence {
             DATA => SeekFrom::Data(offset),
             HOLE => SeekFrom::Hole(offset),
@@ -198,7 +223,8 @@ impl Server {
         let to_node = body.u64()?;
         let (to, mut to_offset) = (body.u64()?, body.u64()?);
         let length = body.u64()?.min(1 << 30);
-        let (from, to) = (self.handles.get(from)?, self.handles.get(to)?);
+        let from = self.opened_file(request.node, from, OFlags::RDONLY)?;
+        let to = self.opened_file(to_node, to, OFlags::WRONLY)?;
         self.clear_set_id(request, to_node)?;
         let length = usize::try_from(length).map_err(|_| Errno::INVAL)?;
         let copied = copy_file_range(

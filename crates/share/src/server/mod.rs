@@ -197,7 +197,7 @@ impl Server {
             return Err(Errno::PROTO);
         }
         self.end()?;
-        let mut ours = self.offered;
+        let (mut ours, mut ours_more) = (self.offered, 0);
         let more = match offered & MORE_FLAGS {
             0 => 0,
             _ => body.u32().unwrap_or(0),
@@ -207,7 +207,8 @@ impl Server {
         {
             changes.begin(body.u64()?);
             self.watch_root()?;
-            ours |= OFFERED_CACHED;
+            ours |= OFFERED_CACHED | MORE_FLAGS;
+            ours_more |= HAS_VERSIONS;
         }
         reply.u32(MAJOR);
         reply.u32(MINOR);
@@ -219,7 +220,8 @@ impl Server {
         reply.u32(1); // Times are in nanoseconds.
         reply.u16(u16::try_from(MOST_DATA / 4096).unwrap_or(u16::MAX));
         reply.u16(0); // No mapping into the guest's memory.
-        reply.bytes(&[0; 32]);
+        reply.u32(ours_more);
+        reply.bytes(&[0; 28]);
         Ok(())
     }
 

@@ -11,6 +11,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::acls::New;
+use super::contents::NO_HANDLE;
 use super::{Server, two_names};
 use crate::message::{Reply, Request, Shown};
 use crate::nodes::Found;
@@ -171,7 +172,12 @@ impl Server {
             Err(error) => return Err(error),
         };
         self.tell(request, &found, reply)?;
-        self.opened(file, 0, reply);
+        if self.opens_by_version() && is_owners(mode, asked) {
+            reply.u64(NO_HANDLE);
+            reply.u64(0);
+        } else {
+            self.opened(file, 0, reply);
+        }
         Ok(())
     }
 
@@ -255,6 +261,16 @@ impl Server {
         }
         Ok(())
     }
+}
+
+/// Returns whether a file's owner may open it once more in the same way.
+fn is_owners(mode: u32, asked: OFlags) -> bool {
+    let needed = match asked & OFlags::ACCMODE {
+        OFlags::RDONLY => 0o400,
+        OFlags::WRONLY => 0o200,
+        _ => 0o600,
+    };
+    mode & needed == needed
 }
 
 /// Returns the part of a mode that a file gets outside.
