@@ -6,7 +6,7 @@ use std::fs;
 use std::io::Write;
 
 use support::Home;
-use support::share::{Folder, works};
+use support::share::{Folder, edits, works};
 
 #[test]
 #[ignore = "needs a built guest"]
@@ -93,6 +93,12 @@ fn changes_on_the_host_are_seen_at_once_and_a_kept_sandbox_has_the_folder_again(
     );
     home.output(&["rm", "kept"]).ok();
     home.assert_nothing_left();
+}
+
+#[test]
+#[ignore = "needs a built guest"]
+fn each_of_many_quick_edits_is_seen() {
+    edits(&Home::new(), "qemu", 400);
 }
 
 /// As Docker: `-v` makes a missing folder, `--mount` does not; a name without a slash is a volume.

@@ -1,9 +1,10 @@
 //! What a sandbox does in folders of the host, on any backend.
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use super::Home;
 
@@ -183,4 +184,64 @@ fn read_only_stays(home: &Home, backend: &str, folder: &Folder) {
     let meta = fs::metadata(shown.file("file")).unwrap();
     assert_eq!((meta.len(), meta.permissions().mode() & 0o777), (4, 0o644));
     assert_eq!(fs::read(folder.file("sum")).unwrap().len(), 68);
+}
+
+/// Edits a file and looks at it inside, `count` times: the guest opens files without asking
+/// the host, so every edit must outdate what it has cached, also those that change neither the file's length
+/// nor, within a tick of the host's clock, its times.
+pub(crate) fn edits(home: &Home, backend: &str, count: usize) {
+    let folder = Folder::new();
+    let volume = format!("{}:/w", folder.path().display());
+    let look = "while read n; do read seen <$n/file && echo $seen; done";
+    let arguments = [
+        "run",
+        "--rm",
+        "-i",
+        "--backend",
+        backend,
+        "-v",
+        &volume,
+        "-w",
+        "/w",
+    ];
+    let mut mica = home.mica(&[&arguments[..], &["box", "sh", "-c", look]].concat());
+    let mica = mica.stdin(Stdio::piped());
+    let mut running = mica.stdout(Stdio::piped()).spawn().unwrap();
+    let mut to = running.stdin.take().unwrap();
+    let mut from = BufReader::new(running.stdout.take().unwrap());
+    let path = folder.path();
+    let file = path.join("directory/file");
+    fs::create_dir_all(path.join("directory")).unwrap();
+    fs::create_dir(path.join("other")).unwrap();
+    fs::write(&file, "first\n").unwrap();
+    fs::hard_link(&file, path.join("other/link")).unwrap();
+    for edit in 0..count {
+        let text = format!("{edit:05}\n");
+        match edit % 5 {
+            0 => fs::write(&file, &text).unwrap(),
+            1 => {
+                let file = fs::File::options().write(true).open(&file).unwrap();
+                file.write_all_at(text.as_bytes(), 0).unwrap();
+            }
+            2 => fs::write(path.join("other/link"), &text).unwrap(),
+            3 => {
+                fs::write(path.join("new"), &text).unwrap();
+                fs::rename(path.join("new"), &file).unwrap();
+                fs::remove_file(path.join("other/link")).unwrap();
+                fs::hard_link(&file, path.join("other/link")).unwrap();
+            }
+            _ => {
+                fs::rename(path.join("directory"), path.join("away")).unwrap();
+                fs::write(path.join("away/file"), &text).unwrap();
+                fs::rename(path.join("away"), path.join("directory")).unwrap();
+            }
+        }
+        writeln!(to, "directory").unwrap();
+        let mut line = String::new();
+        from.read_line(&mut line).unwrap();
+        assert_eq!(line, text, "edit {edit}");
+    }
+    drop(to);
+    running.wait().unwrap();
+    home.assert_nothing_left();
 }
