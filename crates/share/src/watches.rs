@@ -70,12 +70,12 @@ impl Watches {
     /// If the user has too many of them (`fs.inotify.max_user_instances`).
     pub(crate) fn new() -> Result<Self, Errno> {
         Ok(Self {
-            inotify: inotify::init(CreateFlags::CLOEXEC)?,
+            inotify: inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?,
             table: Mutex::default(),
         })
     }
 
-    /// Returns where events are read.
+    /// Returns where events are read, without waiting for them.
     pub(crate) fn events(&self) -> &OwnedFd {
         &self.inotify
     }

@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use super::Home;
 
@@ -186,62 +187,81 @@ fn read_only_stays(home: &Home, backend: &str, folder: &Folder) {
     assert_eq!(fs::read(folder.file("sum")).unwrap().len(), 68);
 }
 
-/// Edits a file and looks at it inside, `count` times: the guest opens files without asking
-/// the host, so every edit must outdate what it has cached, also those that change neither the file's length
-/// nor, within a tick of the host's clock, its times.
+/// Edits a file and looks at it inside, `count` times: the guest opens files without asking the host, so
+/// every edit must outdate what it has cached, also those that change neither the file's length nor, within
+/// a tick of the host's clock, its times. A command that is started after an edit sees it; a program that
+/// runs sees it a moment later.
 pub(crate) fn edits(home: &Home, backend: &str, count: usize) {
     let folder = Folder::new();
-    let volume = format!("{}:/w", folder.path().display());
-    let look = "while read n; do read seen <$n/file && echo $seen; done";
-    let arguments = [
+    let path = folder.path();
+    fs::create_dir(path.join("directory")).unwrap();
+    fs::create_dir(path.join("other")).unwrap();
+    fs::write(path.join("directory/file"), "first\n").unwrap();
+    fs::hard_link(path.join("directory/file"), path.join("other/link")).unwrap();
+    let volume = format!("{}:/w", path.display());
+    let look = "while read n; do read seen <$n/file && echo $seen || echo none; done";
+    let mut arguments = vec![
         "run",
         "--rm",
         "-i",
+        "--name",
+        "edited",
         "--backend",
         backend,
-        "-v",
-        &volume,
-        "-w",
-        "/w",
     ];
-    let mut mica = home.mica(&[&arguments[..], &["box", "sh", "-c", look]].concat());
+    arguments.extend(["-v", &volume, "-w", "/w", "box", "sh", "-c", look]);
+    let mut mica = home.mica(&arguments);
     let mica = mica.stdin(Stdio::piped());
     let mut running = mica.stdout(Stdio::piped()).spawn().unwrap();
     let mut to = running.stdin.take().unwrap();
     let mut from = BufReader::new(running.stdout.take().unwrap());
-    let path = folder.path();
-    let file = path.join("directory/file");
-    fs::create_dir_all(path.join("directory")).unwrap();
-    fs::create_dir(path.join("other")).unwrap();
-    fs::write(&file, "first\n").unwrap();
-    fs::hard_link(&file, path.join("other/link")).unwrap();
-    for edit in 0..count {
-        let text = format!("{edit:05}\n");
-        match edit % 5 {
-            0 => fs::write(&file, &text).unwrap(),
-            1 => {
-                let file = fs::File::options().write(true).open(&file).unwrap();
-                file.write_all_at(text.as_bytes(), 0).unwrap();
-            }
-            2 => fs::write(path.join("other/link"), &text).unwrap(),
-            3 => {
-                fs::write(path.join("new"), &text).unwrap();
-                fs::rename(path.join("new"), &file).unwrap();
-                fs::remove_file(path.join("other/link")).unwrap();
-                fs::hard_link(&file, path.join("other/link")).unwrap();
-            }
-            _ => {
-                fs::rename(path.join("directory"), path.join("away")).unwrap();
-                fs::write(path.join("away/file"), &text).unwrap();
-                fs::rename(path.join("away"), path.join("directory")).unwrap();
-            }
-        }
+    let mut seen_by_program = || {
         writeln!(to, "directory").unwrap();
         let mut line = String::new();
         from.read_line(&mut line).unwrap();
-        assert_eq!(line, text, "edit {edit}");
+        line
+    };
+    seen_by_program();
+    for number in 0..count {
+        let text = edit(path, number);
+        if number % 8 == 7 {
+            let seen = home.output(&["exec", "edited", "cat", "directory/file"]);
+            assert_eq!(seen.ok(), text, "edit {number}");
+        }
+        let mut seen = seen_by_program();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while seen != text && Instant::now() < deadline {
+            seen = seen_by_program();
+        }
+        assert_eq!(seen, text, "edit {number}");
     }
     drop(to);
     running.wait().unwrap();
     home.assert_nothing_left();
+}
+
+/// Changes `directory/file` in one of five ways. Returns its text then.
+fn edit(folder: &Path, number: usize) -> String {
+    let (file, link) = (folder.join("directory/file"), folder.join("other/link"));
+    let text = format!("{number:05}\n");
+    match number % 5 {
+        0 => fs::write(&file, &text).unwrap(),
+        1 => {
+            let file = fs::File::options().write(true).open(&file).unwrap();
+            file.write_all_at(text.as_bytes(), 0).unwrap();
+        }
+        2 => fs::write(&link, &text).unwrap(),
+        3 => {
+            fs::write(folder.join("new"), &text).unwrap();
+            fs::rename(folder.join("new"), &file).unwrap();
+            fs::remove_file(&link).unwrap();
+            fs::hard_link(&file, &link).unwrap();
+        }
+        _ => {
+            fs::rename(folder.join("directory"), folder.join("away")).unwrap();
+            fs::write(folder.join("away/file"), &text).unwrap();
+            fs::rename(folder.join("away"), folder.join("directory")).unwrap();
+        }
+    }
+    text
 }

@@ -61,7 +61,13 @@ fn set_up(
     opened: Vec<Option<OwnedFd>>,
     place: &mut Place,
 ) -> Result<(), BootFailed> {
-    let Place::Namespace { root, group, .. } = place else {
+    let Place::Namespace {
+        root,
+        group,
+        folders,
+        ..
+    } = place
+    else {
         return Ok(());
     };
     if let Some(processes) = setup.max_processes {
@@ -72,6 +78,9 @@ fn set_up(
     }
     for (mount, opened) in setup.mounts.iter().zip(opened) {
         make(mount, opened, root)?;
+        if let MountSource::Share { file: None, .. } = mount.source {
+            folders.push(mount.target.clone());
+        }
     }
     if setup.read_only {
         make_read_only(&setup.mounts)?;

@@ -45,6 +45,7 @@ pub fn build(overlay: &OwnedFd, boot: &Boot) -> Result<Place, BootFailed> {
         root: open("/", OFlags::PATH | OFlags::DIRECTORY)?,
         terminals: open("/dev/pts", OFlags::PATH | OFlags::DIRECTORY)?,
         group: None,
+        folders: Vec::new(),
     };
     rustix::thread::move_into_link_name_space(
         std::os::fd::AsFd::as_fd(&own),

@@ -43,6 +43,8 @@ pub enum Place {
         terminals: OwnedFd,
         /// The control group of commands; None if they are in the agent's.
         group: Option<Group>,
+        /// Where folders of the host are mounted.
+        folders: Vec<String>,
     },
 }
 

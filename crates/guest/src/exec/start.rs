@@ -14,7 +14,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
 
 use micabox_wire::{Exec, PROCESSES, StartFailed, StartFailure, ToHost, encode};
-use rustix::fs::fstat;
+use rustix::fs::{AtFlags, CWD, StatxFlags, fstat, statx};
 use rustix::io::Errno;
 use rustix::process::{Gid, Resource, Rlimit, Uid};
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
@@ -86,6 +86,7 @@ fn become_command(order: &SpawnRequest<'_>, pid: i32) -> Result<Infallible, Star
     if is_list(spec) {
         list_processes(order, pid);
     }
+    see_folders(order.place);
     let identity = find_user(&spec.user, &spec.confinement.groups)?;
     let is_operation = files::is_operation(spec);
     if !is_operation {
@@ -133,6 +134,22 @@ fn become_command(order: &SpawnRequest<'_>, pid: i32) -> Result<Infallible, Star
     let file = program::find(name, environment.get(b"PATH").unwrap_or_default())?;
     let errno = execute(&file, &argv, &envp);
     Err(program::explain(&file, errno))
+}
+
+/// Has the servers of folders of the host outdate all that has changed there, so that the command sees
+/// what was changed before it was started.
+fn see_folders(place: &Place) {
+    if let Place::Namespace { folders, .. } = place {
+        for folder in folders {
+            // By its path in the sandbox, which may lead elsewhere by now, or nowhere.
+            let _ = statx(
+                CWD,
+                folder.as_str(),
+                AtFlags::STATX_FORCE_SYNC,
+                StatxFlags::BASIC_STATS,
+            );
+        }
+    }
 }
 
 /// Returns whether the command is the agent's own, and no program.

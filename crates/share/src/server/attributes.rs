@@ -41,6 +41,10 @@ const LONGEST: u32 = 64 << 10;
 
 impl Server {
     pub(super) fn attributes(&self, request: &Request<'_>, reply: &mut Reply) -> Result<(), Errno> {
+        if request.node == ROOT {
+            // The guest is about to start a command, which is to see all that was changed before.
+            self.catch_up()?;
+        }
         // Also of an open file: both are the same file, and its place may have a record.
         self.answer_attributes(request, &*self.nodes.get(request.node)?, reply)
     }

@@ -6,8 +6,9 @@
 
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::inotify::{Event, ReadFlags, Reader};
 use rustix::fs::{AtFlags, FileType, Stat, fstat, statat};
 use rustix::io::Errno;
@@ -35,6 +36,8 @@ pub(super) struct Changes {
     /// Held by requests that tell of names or change them; exclusively, while what was told is
     /// compared with what is true.
     telling: RwLock<()>,
+    /// Room for events, of which one thread at a time makes versions.
+    events: Mutex<Vec<MaybeUninit<u8>>>,
 }
 
 /// What is to be outdated.
@@ -51,6 +54,7 @@ impl Changes {
             versions: Versions::new(table),
             watches: Watches::new().ok()?,
             telling: RwLock::new(()),
+            events: Mutex::new(vec![MaybeUninit::uninit(); EVENTS]),
         })
     }
 
@@ -184,19 +188,39 @@ impl Server {
         let Some(changes) = &self.changes else {
             return;
         };
-        let mut space = vec![MaybeUninit::uninit(); EVENTS];
-        let mut events = Reader::new(changes.watches.events(), &mut space);
-        let mut outdated = Outdated::default();
         loop {
-            match events.next() {
-                Ok(event) => self.note(changes, &event, &mut outdated),
-                Err(Errno::INTR) => continue,
+            let events = PollFd::new(changes.watches.events(), PollFlags::IN);
+            let result = match poll(&mut [events], None) {
+                Ok(_) => self.catch_up(),
+                Err(error) => Err(error),
+            };
+            match result {
+                Ok(()) | Err(Errno::INTR) => {}
                 Err(error) => {
                     eprintln!("reading what has changed in a shared folder: {error}");
                     changes.versions.outdate(None);
                     changes.versions.begin(None);
                     return;
                 }
+            }
+        }
+    }
+
+    /// Outdates all that has changed before this call.
+    pub(super) fn catch_up(&self) -> Result<(), Errno> {
+        let Some(changes) = &self.changes else {
+            return Ok(());
+        };
+        let space = changes.events.lock();
+        let mut space = space.unwrap_or_else(PoisonError::into_inner);
+        let mut events = Reader::new(changes.watches.events(), space.as_mut_slice());
+        let mut outdated = Outdated::default();
+        loop {
+            match events.next() {
+                Ok(event) => self.note(changes, &event, &mut outdated),
+                Err(Errno::AGAIN) => return Ok(()),
+                Err(Errno::INTR) => continue,
+                Err(error) => return Err(error),
             }
             if events.is_buffer_empty() {
                 outdated.flush(&changes.versions);
