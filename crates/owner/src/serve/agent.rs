@@ -8,6 +8,7 @@ use rustix::event::PollFlags;
 
 use super::client::ClientId;
 use super::command::{Command, Input, Sink};
+use super::requests::wall_clock;
 use super::{First, Owner, STALL_LOOK};
 use crate::Lost;
 use crate::protocol::frame::Pipe;
@@ -24,7 +25,9 @@ impl Owner {
         match message {
             ToHost::Hello(hello) => {
                 let boot = self.boot.take();
-                let boot = boot.ok_or("an unexpected Hello from the guest")?;
+                let mut boot = boot.ok_or("an unexpected Hello from the guest")?;
+                // It was described before the machine started; times in folders of the host are its.
+                boot.identity.wall_clock = wall_clock();
                 self.hello = Some((now, hello));
                 self.link.outbox.push(ToGuest::Boot(boot));
             }

@@ -556,7 +556,7 @@ fn shown(argv: &[crate::protocol::Text]) -> String {
 }
 
 /// Returns the time of day: seconds since 1970-01-01 UTC, and nanoseconds.
-fn wall_clock() -> (i64, u32) {
+pub(super) fn wall_clock() -> (i64, u32) {
     match SystemTime::now().duration_since(UNIX_EPOCH) {
         Ok(since) => (
             i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
