@@ -166,14 +166,17 @@ def main() -> None:
     mica.binary()
     build()
     if arguments.only_pull:
-        measure.amend("convert", {"pull": pulls(rounds)})
+        name = "convert-quick" if arguments.quick else "convert"
+        measure.amend(name, {"pull": pulls(rounds)})
     else:
-        convert_layers(rounds)
+        host = measure.machine()
+        result = convert_layers(rounds)
+        measure.save("convert", host, result, is_partial=arguments.quick)
     report.write()
 
 
-def convert_layers(rounds: int) -> None:
-    host = measure.machine()
+def convert_layers(rounds: int) -> dict:
+    """What each contender took for each layer, and for pulls."""
     result = {
         "peers": {
             name: measure.package(name) for name in ("gzip", "coreutils", "tar", "erofs-utils")
@@ -202,7 +205,7 @@ def convert_layers(rounds: int) -> None:
     result["rss_floor"] = measure.rss_floor()
     if measure.Group.usable():
         result["pull"] = pulls(rounds)
-    measure.save("convert", host, result)
+    return result
 
 
 if __name__ == "__main__":

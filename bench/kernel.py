@@ -83,7 +83,7 @@ def main() -> None:
             for name, found in runs.items()
         },
     }
-    measure.save("kernel", host, result)
+    measure.save("kernel", host, result, is_partial=arguments.quick)
     report.write()
 
 

@@ -3,9 +3,8 @@
     python3 -m bench.limits [--samples N] [--quick] [--backends qemu,kvm]
 
 Memory: a guest fills half of its memory and frees it; the PSS of its processes on the host says how much is
-given back, and when. Our monitor has a device for this (free page reporting), QEMU is started without. Neighbours: the
-time of `mica exec NAME true` in idle sandboxes, while another one is idle and while it loads processors,
-memory, processes, disk or network.
+given back, and when (free page reporting). Neighbours: the time of `mica exec NAME true` in idle sandboxes,
+while another one is idle and while it loads processors, memory, processes, disk or network.
 """
 
 import argparse
@@ -58,7 +57,8 @@ def main() -> None:
             backends["kvm"] = inside.result("bench.limits", files, *words)
         if "qemu" in arguments.backends and not inside.has_kvm():
             backends["qemu"] = limits(files, "qemu", samples)
-    measure.save("limits", host, {"emulated": not inside.has_kvm(), "backends": backends})
+    result = {"emulated": not inside.has_kvm(), "backends": backends}
+    measure.save("limits", host, result, is_partial=arguments.quick)
     report.write()
 
 

@@ -259,10 +259,12 @@ def first_output(
     return FirstOutput(seconds, said)
 
 
-def save(name: str, host: dict, result: dict) -> pathlib.Path:
-    """Writes `results/NAME.json`; `host` is `machine()` from before the first round."""
+def save(name: str, host: dict, result: dict, *, is_partial: bool = False) -> pathlib.Path:
+    """Writes `results/NAME.json`, or `results/NAME-quick.json` for a short run, so that the whole
+    result stays; `host` is `machine()` from before the first round.
+    """
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+    path = RESULTS / f"{name}{'-quick' if is_partial else ''}.json"
     document = {
         "benchmark": name,
         "date": datetime.date.today().isoformat(),

@@ -116,17 +116,15 @@ def main() -> None:
         "command": " ".join(["python3 -m bench.share", *sys.argv[1:]]),
         "peer": pathlib.Path(plainvm.VIRTIOFSD).name + " " + measure.package("qemu-system-common"),
     }
-    is_partial = arguments.quick or arguments.only
+    is_partial = bool(arguments.quick or arguments.only)
     if not arguments.programs:
         result |= workloads(names, iterations)
     if not (arguments.workloads or is_partial):
         result["programs"] = programs.run()
     result["minutes"] = round((time.monotonic() - started) / 60, 1)
-    if is_partial:
-        measure.save("share-quick", host, result)
-    else:
-        measure.save("share", host, (measure.load("share") or {}) | result)
-        report.write()
+    before = {} if is_partial else measure.load("share") or {}
+    measure.save("share", host, before | result, is_partial=is_partial)
+    report.write()
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def main() -> None:
         "phases": PHASES,
         "contenders": runs,
     }
-    measure.save("start", host, result)
+    measure.save("start", host, result, is_partial=arguments.quick)
     report.write()
 
 

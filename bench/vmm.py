@@ -54,7 +54,7 @@ def main() -> None:
             result["by instructions"] = summary(run(program, files, 3, forks, counting))
             rate = subprocess.run([program, "rate", files], stdout=subprocess.PIPE, check=True)
             result["rate"] = json.loads(rate.stdout)["seconds"]
-    measure.save("vmm", host, result)
+    measure.save("vmm", host, result, is_partial=arguments.quick)
     report.write()
 
 

@@ -85,7 +85,7 @@ def main() -> None:
         "geometric_mean": geometric_means(workloads, list(runs)),
     }
     partial = arguments.quick or arguments.only
-    measure.save("fs-quick" if partial else "fs", host, result)
+    measure.save("fs", host, result, is_partial=bool(partial))
     if not partial:
         plot = measure.REPOSITORY / "bench" / "fs" / "plot.py"
         # Debian's python3-matplotlib belongs to Debian's interpreter.

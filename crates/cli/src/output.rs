@@ -21,6 +21,7 @@ use crate::visible;
 )]
 pub mod raw {
     use std::io::{self, StderrLock, StdoutLock};
+    use std::time::Duration;
 
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use rustix::fd::BorrowedFd;
@@ -44,14 +45,18 @@ pub mod raw {
     pub fn is_stdout_closed() -> bool {
         let stdout = stdout_fd();
         let mut ends = [PollFd::new(&stdout, PollFlags::empty())];
-        let now = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        poll(&mut ends, Some(&now)).is_ok()
-            && ends
-                .iter()
-                .any(|end| end.revents().intersects(PollFlags::ERR))
+        let closed = PollFlags::ERR | PollFlags::HUP;
+        poll(&mut ends, Some(&Timespec::default())).is_ok()
+            && ends.iter().any(|end| end.revents().intersects(closed))
+    }
+
+    /// Waits until `input` can be read from, stdout is closed, or the time is over.
+    pub fn wait(input: Option<BorrowedFd<'_>>, timeout: Duration) {
+        let stdout = stdout_fd();
+        let mut ends = vec![PollFd::new(&stdout, PollFlags::empty())];
+        ends.extend(input.iter().map(|input| PollFd::new(input, PollFlags::IN)));
+        // A signal ends it early.
+        let _ = poll(&mut ends, Timespec::try_from(timeout).ok().as_ref());
     }
 
     /// Returns stderr without a buffer.

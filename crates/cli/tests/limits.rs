@@ -1,10 +1,14 @@
-//! What limits a sandbox: its machine's process, its files, its commands and its disks.
+//! What limits a sandbox: its machine's process, its files, its commands and its disks; and memory
+//! that it gives back.
 
 mod support;
 
+use std::fs;
+use std::io::Write;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use support::Home;
+use support::{Home, Running, wait_until};
 
 /// Without a control group, a sandbox that requires one does not start, and the message has the
 /// reason.
@@ -200,4 +204,45 @@ fn a_disk_has_a_rate_in_every_start() {
     );
     home.output(&["rm", "it"]).ok();
     home.assert_nothing_left();
+}
+
+/// Memory that the guest frees is the host's again, also where it is shared with the server of a
+/// folder.
+#[test]
+#[ignore = "needs a built guest"]
+fn freed_memory_goes_back_to_the_host() {
+    const MIB: u64 = 1 << 20;
+    let home = Home::new();
+    let folder = format!("{}:/w", home.path().display());
+    let script = "dd if=/dev/zero of=/dev/shm/x bs=1M count=200 2>/dev/null; echo full; read next; \
+                  rm /dev/shm/x; echo freed; read end; exit 7";
+    for folders in [&[][..], &["-v", &folder]] {
+        let run = "run -i --rm --backend qemu --net none --shm-size 200m";
+        let run: Vec<&str> = run.split(' ').collect();
+        let mut mica = home.mica(&[&run, folders, &["box", "sh", "-c", script]].concat());
+        mica.stdin(Stdio::piped());
+        let mut sandbox = Running::new(mica);
+        let mut stdin = sandbox.stdin().unwrap();
+        assert_eq!(sandbox.line(), "full");
+        let full = resident(&home);
+        assert!(full > 200 * MIB, "{full}");
+        stdin.write_all(b"next\n").unwrap();
+        assert_eq!(sandbox.line(), "freed");
+        // The guest reports free memory within seconds.
+        wait_until("memory is given back", || {
+            resident(&home) < full - 150 * MIB
+        });
+        drop(stdin);
+        assert_eq!(sandbox.wait(), 7);
+    }
+    home.assert_nothing_left();
+}
+
+/// Returns the resident bytes of all machines' processes.
+fn resident(home: &Home) -> u64 {
+    let pages = home.machines().into_iter().filter_map(|process| {
+        let text = fs::read_to_string(format!("/proc/{process}/statm")).ok()?;
+        text.split(' ').nth(1)?.parse::<u64>().ok()
+    });
+    pages.sum::<u64>() * 4096
 }

@@ -334,7 +334,7 @@ pub enum Error {
         /// Its name.
         name: String,
         /// Why not.
-        problem: &'static str,
+        problem: String,
     },
     /// The sandbox's owner refused a request.
     #[error("the sandbox's owner refuses: {0}")]

@@ -6,14 +6,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use micabox_owner::protocol::HOLD_TIMEOUT;
+
 use crate::freeze::Frozen;
 
 /// Interval between messages to the owner.
 const BEAT: Duration = Duration::from_millis(500);
 
-/// How long the owner waits for a message ([`Request::Freeze`](micabox_owner::protocol::Request)), less
-/// a margin.
-const LIMIT: Duration = Duration::from_secs(8);
+/// How old the last message may be: the owner waits for the next one a little longer.
+const LIMIT: Duration = HOLD_TIMEOUT.saturating_sub(Duration::from_secs(2));
 
 /// A frozen machine, which a thread holds until this is dropped.
 #[derive(Debug)]

@@ -12,9 +12,11 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use serde::{Deserialize, Serialize};
 
 use crate::sandbox::now;
@@ -74,6 +76,19 @@ fn directory(root: &Path) -> PathBuf {
     root.join("events")
 }
 
+fn make(directory: &Path) -> io::Result<()> {
+    let mut builder = fs::DirBuilder::new();
+    builder.recursive(true).mode(0o700).create(directory)
+}
+
+/// Watches a directory for files that are made or written to.
+fn watch(directory: &Path) -> io::Result<OwnedFd> {
+    make(directory)?;
+    let changes = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+    inotify::add_watch(&changes, directory, WatchFlags::CREATE | WatchFlags::MODIFY)?;
+    Ok(changes)
+}
+
 /// Appends a line under the file's lock. A full file becomes the old one; who waits for its lock
 /// then finds that the file was replaced, and takes the new one.
 fn append(root: &Path, line: &[u8]) -> io::Result<()> {
@@ -81,8 +96,7 @@ fn append(root: &Path, line: &[u8]) -> io::Result<()> {
     let (log, old) = (directory.join("log"), directory.join("old"));
     let mut lock = match Lock::wait(&log) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let mut builder = fs::DirBuilder::new();
-            builder.recursive(true).mode(0o700).create(&directory)?;
+            make(&directory)?;
             Lock::wait(&log)?
         }
         lock => lock?,
@@ -104,6 +118,7 @@ fn append(root: &Path, line: &[u8]) -> io::Result<()> {
 #[derive(Debug)]
 pub struct History {
     directory: PathBuf,
+    changes: Option<OwnedFd>,
     file: Option<File>,
     offset: u64,
     /// The beginning of a line.
@@ -115,11 +130,19 @@ impl History {
     pub fn open(store: &Store) -> Self {
         let directory = directory(store.root());
         Self {
+            // Before the first look: nothing happens between the two.
+            changes: watch(&directory).ok(),
             file: File::open(directory.join("old")).ok(),
             directory,
             offset: 0,
             rest: Vec::new(),
         }
+    }
+
+    /// Returns a descriptor that can be read from when there may be more events; none if the system
+    /// has no watches left, or the store is read-only.
+    pub fn changes(&self) -> Option<BorrowedFd<'_>> {
+        self.changes.as_ref().map(AsFd::as_fd)
     }
 
     /// Returns the events since the last call, in order; none if nothing has happened. Lines that are
@@ -128,6 +151,10 @@ impl History {
     /// # Errors
     /// [`Error::State`].
     pub fn read(&mut self) -> Result<Vec<SandboxEvent>, Error> {
+        if let Some(changes) = &self.changes {
+            // What is left of more changes wakes the reader once too often.
+            let _ = rustix::io::read(changes, &mut [0; 4096]);
+        }
         let mut events = Vec::new();
         let path = self.directory.join("log");
         loop {
@@ -190,7 +217,27 @@ impl History {
 
 #[cfg(test)]
 mod tests {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
     use super::*;
+
+    #[test]
+    fn a_reader_is_woken_by_an_event_and_not_before() {
+        let home = tempfile::tempdir().unwrap();
+        let store = Store::open(home.path()).unwrap();
+        let mut reader = History::open(&store);
+        let is_woken = |reader: &History| {
+            let changes = reader.changes().unwrap();
+            let mut changes = [PollFd::new(&changes, PollFlags::IN)];
+            poll(&mut changes, Some(&Timespec::default())).unwrap() == 1
+        };
+        for line in [&b"{}\n"[..], &b" ".repeat(MAX_FILE as usize), b"{}\n"] {
+            assert!(!is_woken(&reader));
+            append(store.root(), line).unwrap();
+            assert!(is_woken(&reader));
+            reader.read().unwrap();
+        }
+    }
 
     #[test]
     fn a_reader_sees_every_event_of_many_writers_across_files_and_the_files_stay_small() {

@@ -1,7 +1,7 @@
 //! What a sandbox may use, and changes of it.
 
 use micabox_net::Rate as NetRate;
-use micabox_owner::protocol::{Limit, Reply, Request};
+use micabox_owner::protocol::{Kind, Limit, Reply, Request};
 use micabox_vmm::DiskRate;
 
 use crate::process::error;
@@ -92,12 +92,8 @@ impl SandboxRef {
     /// that; [`Error::NotKept`] if it can't be started again; [`Error::Unlimited`] if no control group
     /// limits the processor time of the running one. Limits before the one that failed are changed.
     pub fn update(&self, resources: &Resources) -> Result<(), Error> {
-        let refused = |problem| Error::BadChange {
-            name: self.record().name.clone(),
-            problem,
-        };
         let not_kept = || Error::NotKept(self.record().name.clone());
-        resources.check().map_err(refused)?;
+        resources.check().map_err(|why| self.bad_change(why))?;
         let mut problem = None;
         let changed = self.directory().change(self.id(), |record| {
             record.spec.as_ref()?;
@@ -113,7 +109,7 @@ impl SandboxRef {
             }
             Err(error) => Err(error),
             Ok(Some(())) => Ok(()),
-            Ok(None) => Err(problem.map_or_else(not_kept, refused)),
+            Ok(None) => Err(problem.map_or_else(not_kept, |why| self.bad_change(why))),
         }
     }
 
@@ -121,8 +117,19 @@ impl SandboxRef {
     fn limit(&self, limit: Limit) -> Result<(), Error> {
         match self.ask(&Request::Limit { limit })? {
             Reply::Limited => Ok(()),
+            // What it would say of a sandbox that does not run.
+            Reply::Failed(failure) if failure.kind == Kind::Invalid => {
+                Err(self.bad_change(failure.message))
+            }
             Reply::Failed(failure) => Err(error(failure)),
             _ => Err(Error::OwnerGone),
+        }
+    }
+
+    fn bad_change(&self, problem: impl Into<String>) -> Error {
+        Error::BadChange {
+            name: self.record().name.clone(),
+            problem: problem.into(),
         }
     }
 }

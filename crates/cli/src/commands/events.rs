@@ -1,6 +1,6 @@
 //! `mica events`
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use micabox::{History, SandboxEvent};
 
@@ -9,11 +9,8 @@ use crate::output::{now, print, print_json_line, raw, rfc3339};
 use crate::run::duration;
 use crate::{Outcome, settings};
 
-/// Interval of looks at the events.
-const POLL: Duration = Duration::from_millis(50);
-
-/// Looks between two at all sandboxes, which notes those whose owner was killed.
-const LOOKS: u32 = 20;
+/// Interval of looks at all sandboxes, which notes those whose owner was killed.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// Show what happens to sandboxes: create, start, exec, exec_die, kill, pause, unpause, rename,
 /// update, stop, die, destroy
@@ -51,12 +48,12 @@ pub fn execute(args: &Args) -> Outcome {
     let sandboxes = settings::sandboxes(&store)?;
     let mut history = History::open(&store);
     let since = args.since.unwrap_or_else(now);
-    let mut looks = 0_u32;
+    let mut looked: Option<Instant> = None;
     loop {
-        if looks.is_multiple_of(LOOKS) {
+        if looked.is_none_or(|looked| looked.elapsed() >= LOOK) {
+            looked = Some(Instant::now());
             sandboxes.list()?;
         }
-        looks = looks.wrapping_add(1);
         // Looked at before the events: those until then have been read.
         let is_over = args.until.is_some_and(|until| until <= now());
         for event in history.read()? {
@@ -69,7 +66,9 @@ pub fn execute(args: &Args) -> Outcome {
         if is_over || raw::is_stdout_closed() {
             return Ok(0);
         }
-        std::thread::sleep(POLL);
+        let left = args.until.map_or(f64::INFINITY, |until| until - now());
+        let left = Duration::try_from_secs_f64(left.max(0.0)).unwrap_or(LOOK);
+        raw::wait(history.changes(), left.min(LOOK));
     }
 }
 

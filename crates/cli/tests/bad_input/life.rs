@@ -207,13 +207,26 @@ pub const CASES: &[Case] = &[
         "update --net-rate 1m created",
         1,
         Invalid,
-        "it has no network",
+        "sandbox created can't be changed: it has no network",
         |world| {
             let resources = Resources {
                 net_rate: Some(Default::default()),
                 ..Resources::default()
             };
             update(world, "created", resources)
+        },
+    ),
+    case(
+        "update --net-rate 1m paused",
+        1,
+        Invalid,
+        "sandbox paused can't be changed: it has no network",
+        |world| {
+            let resources = Resources {
+                net_rate: Some(Default::default()),
+                ..Resources::default()
+            };
+            update(world, "paused", resources)
         },
     ),
     case(

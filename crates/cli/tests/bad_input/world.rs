@@ -9,7 +9,7 @@ use micabox::{
 
 use crate::support::Home;
 
-/// The sandboxes `it` (idle), `paused`, `created` (without a network), `stopped` (with a disk), `ended`
+/// The sandboxes `it` (idle), `paused`, `created` (both without a network), `stopped` (with a disk), `ended`
 /// (without one) and `removed`; the snapshot `shot`; the volumes `used` and `free`.
 pub struct World<'a> {
     pub home: &'a Home,
@@ -26,7 +26,7 @@ impl<'a> World<'a> {
             home.output(&words).ok();
         };
         run("run -d --idle --name it --upper disk:64m -v used:/used box");
-        run("run -d --name paused box sleep 1000");
+        run("run -d --name paused --net none box sleep 1000");
         run("pause paused");
         run("create --name created --net none box");
         run("run --name stopped --upper disk:64m box true");

@@ -101,7 +101,7 @@ pub enum Request {
     /// Request for [`Reply::Ended`] when the sandbox is over.
     Wait,
     /// Freeze the machine until [`Request::Thaw`]. Reply: [`Reply::Frozen`]. The client repeats
-    /// [`Request::Hold`] at least every ten seconds; otherwise the machine is thawed.
+    /// [`Request::Hold`] before [`HOLD_TIMEOUT`](super::HOLD_TIMEOUT) has passed; otherwise the machine is thawed.
     Freeze {
         /// Save the machine as well. The request comes with two empty files as descriptors: one for
         /// the state, one for the memory.

@@ -9,6 +9,8 @@
 //! Each stream has a window: the receiver grants bytes, and the sender sends no more than was
 //! granted. A stream that is not read stops only its own sender.
 
+use std::time::Duration;
+
 pub mod frame;
 pub mod message;
 mod text;
@@ -22,6 +24,9 @@ pub const VERSION: u32 = 1;
 
 /// Bytes of a preamble.
 pub const PREAMBLE: usize = 12;
+
+/// How long a client that keeps the machine frozen may be silent: its process may be stopped.
+pub const HOLD_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Most bytes of a stream in one frame.
 pub const MAX_DATA: usize = micabox_wire::MAX_DATA;

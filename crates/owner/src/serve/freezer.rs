@@ -11,9 +11,7 @@ use micabox_vmm::{Machine, Snapshot};
 use super::Event;
 use super::client::ClientId;
 use super::wake::Notifier;
-
-/// How long a client that keeps the machine frozen may be silent: its process may be stopped.
-const SILENCE: Duration = Duration::from_secs(10);
+use crate::protocol::HOLD_TIMEOUT;
 
 /// How long a guest may take to quiesce.
 const QUIESCE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -289,7 +287,7 @@ impl Freezer {
 /// sandbox ends.
 fn hold(beats: &Receiver<Beat>) -> bool {
     loop {
-        match beats.recv_timeout(SILENCE) {
+        match beats.recv_timeout(HOLD_TIMEOUT) {
             Ok(Beat::Hold) => {}
             Ok(Beat::Thaw) => return true,
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return false,

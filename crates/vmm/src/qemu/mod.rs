@@ -8,8 +8,10 @@
 mod args;
 mod binary;
 mod clock;
+mod devices;
 mod files;
 mod jail;
+mod options;
 mod pci;
 mod vmdk;
 
@@ -107,7 +109,7 @@ impl Backend for Qemu {
     fn limits(&self) -> Limits {
         Limits {
             files_per_region: FilesPerRegion::One,
-            max_devices: pci::Functions::COUNT - args::OWN_DEVICES,
+            max_devices: pci::Functions::COUNT - options::OWN_DEVICES,
             cheap_regions: args::CHEAP_REGIONS,
             public_regions: rustix::process::geteuid().is_root(),
             snapshots: false,
