@@ -327,6 +327,11 @@ fn what_a_sandbox_uses_and_what_happens_to_it_is_shown_and_changes_last() {
         "mica stop it",
     );
     refused(
+        &home.output(&["update", "--disk-rate", "1m", "it"]),
+        1,
+        "QEMU can't change the rate of its disks",
+    );
+    refused(
         &home.output(&["update", "--cpus", "2", "it"]),
         1,
         "more than the 1 processors",

@@ -2,6 +2,8 @@
 
 mod support;
 
+use std::time::{Duration, Instant};
+
 use support::exec::{FLAGS, Sandbox, WAITS};
 use support::{Home, share, wait_until};
 
@@ -91,9 +93,10 @@ fn an_idle_sandbox_is_copied_with_what_was_done_in_it() {
     wait_until("all are gone", || home.sandboxes().is_empty());
 }
 
-/// The time of a running sandbox's processors is that of its machine's control group.
+/// The time of a running sandbox's processors is that of its machine's control group, and a new rate
+/// of its disk counts for what waits already.
 #[test]
-fn processor_time_changes_while_a_sandbox_runs() {
+fn processor_time_and_the_rate_of_a_disk_change_while_a_sandbox_runs() {
     let home = Home::new();
     let run = "run -d --idle --backend kvm --name it --upper disk:64m --cpus 2 box";
     home.output(&run.split_whitespace().collect::<Vec<_>>())
@@ -131,6 +134,26 @@ fn processor_time_changes_while_a_sandbox_runs() {
     home.output(&["update", "--cpus", "2", "it"]).ok();
     assert_eq!(limit(), "300000 100000\n");
     assert_eq!(record()["cpu_quota"], serde_json::Value::Null);
+
+    // Eight minutes.
+    home.output(&["update", "--disk-rate", "write=4k", "it"])
+        .ok();
+    assert_eq!(record()["disk_rate"]["write"], 4096);
+    let write = "echo begin; dd if=/dev/zero of=/x bs=1M count=2 conv=fsync 2>/dev/null; echo end";
+    let mut writer = home.start(&["exec", "it", "sh", "-c", write]);
+    assert_eq!(writer.line(), "begin");
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(writer.is_running());
+    let begun = Instant::now();
+    home.output(&["update", "--disk-rate", "1g", "it"]).ok();
+    assert_eq!(writer.line(), "end");
+    let taken = begun.elapsed();
+    assert!(taken < Duration::from_secs(120), "{taken:?}");
+    assert_eq!(writer.wait(), 0);
+    home.output(&["pause", "it"]).ok();
+    let paused = home.output(&["update", "--disk-rate", "1m", "it"]);
+    assert!(paused.stderr().contains("paused"), "{}", paused.stderr());
+    assert_eq!(record()["disk_rate"]["write"], 1 << 30);
     home.output(&["rm", "-f", "it"]).ok();
     home.assert_nothing_left();
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use micabox_net::Rate as NetRate;
 use micabox_owner::Outcome;
 use micabox_owner::protocol::{Kind, Limit, Stream};
+use micabox_vmm::DiskRate;
 use tracing::{info, warn};
 
 use crate::base::Claim;
@@ -129,6 +130,17 @@ impl micabox_owner::Registrar for Registrar {
         let updated = self.registration.update(|record| match limit {
             Limit::Processors(quota) => record.cpu_quota = quota,
             Limit::Processes(most) => record.setup.pids_limit = Some(most),
+            Limit::Disk {
+                read,
+                write,
+                operations,
+            } => {
+                record.disk_rate = DiskRate {
+                    read,
+                    write,
+                    operations,
+                };
+            }
             Limit::Network { incoming, outgoing } => {
                 if let Some(spec) = &mut record.spec
                     && let Network::User(network) = &mut spec.network

@@ -27,7 +27,7 @@ pub struct Resources {
 impl Resources {
     /// Returns the limits to change of a sandbox that runs; None if one is a part of its machine.
     fn live(&self, record: &Record) -> Option<Vec<Limit>> {
-        if self.memory_mib.is_some() || self.disk_rate.is_some() {
+        if self.memory_mib.is_some() {
             return None;
         }
         let mut limits = Vec::new();
@@ -43,6 +43,18 @@ impl Resources {
         }
         if let Some(NetRate { incoming, outgoing }) = self.net_rate {
             limits.push(Limit::Network { incoming, outgoing });
+        }
+        if let Some(rate) = self.disk_rate {
+            let DiskRate {
+                read,
+                write,
+                operations,
+            } = rate;
+            limits.push(Limit::Disk {
+                read,
+                write,
+                operations,
+            });
         }
         Some(limits)
     }
@@ -84,8 +96,8 @@ impl Resources {
 impl SandboxRef {
     /// Changes what the sandbox may use, for its next start and all later ones. While it runs, the
     /// time of processors can be changed up to that of its machine's virtual processors, the number of
-    /// processes if it was started with a limit of them, and the rate of its network. They count at
-    /// once.
+    /// processes if it was started with a limit of them, the rate of its network and, on our own monitor,
+    /// that of its disks. They count at once.
     ///
     /// # Errors
     /// [`Error::Running`] if the sandbox must be stopped for it; [`Error::BadChange`] if it can't have
@@ -120,6 +132,9 @@ impl SandboxRef {
             // What it would say of a sandbox that does not run.
             Reply::Failed(failure) if failure.kind == Kind::Invalid => {
                 Err(self.bad_change(failure.message))
+            }
+            Reply::Failed(failure) if failure.kind == Kind::Unsupported => {
+                Err(Error::Running(self.record().name.clone()))
             }
             Reply::Failed(failure) => Err(error(failure)),
             _ => Err(Error::OwnerGone),

@@ -40,10 +40,11 @@ impl Client {
         Self::over(socket::connect_to_owner(directory)?)
     }
 
-    /// Uses an existing connection, and sends the preamble.
+    /// Uses an existing connection, and sends the preamble. That the owner has ended is not an error
+    /// yet: it may have replied before.
     ///
     /// # Errors
-    /// Those of send(2).
+    /// Those of send(2), except `EPIPE`.
     pub fn over(socket: UnixStream) -> io::Result<Self> {
         let client = Self {
             socket,
@@ -51,7 +52,10 @@ impl Client {
             descriptors: VecDeque::new(),
             buffer: Vec::new(),
         };
-        client.send(&preamble(), &[])?;
+        match client.send(&preamble(), &[]) {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+            sent => sent?,
+        }
         Ok(client)
     }
 
@@ -192,5 +196,26 @@ pub fn wait(fd: BorrowedFd<'_>, deadline: Option<Instant>) -> io::Result<bool> {
             Ok(0) => {}
             Ok(_) => return Ok(true),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+    use crate::protocol::{Failure, Kind};
+
+    #[test]
+    fn the_reply_of_an_owner_that_has_ended_is_received() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let reply = Reply::Failed(Failure::new(Kind::InUse, "a port"));
+        let mut bytes = preamble().to_vec();
+        frame::encode(0, &reply, &mut bytes);
+        theirs.write_all(&bytes).unwrap();
+        drop(theirs);
+        let mut client = Client::over(ours).unwrap();
+        assert_eq!(client.reply(0, None).unwrap(), Some(reply));
+        client.reply(0, None).unwrap_err();
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, MachineConfig, Snapshot};
+use crate::{DiskRate, Error, MachineConfig, Snapshot};
 
 /// A way to run machines.
 pub trait Backend: Send + Sync {
@@ -126,6 +126,14 @@ pub trait Machine: Send + Sync {
     /// # Errors
     /// [`Error::NoLimits`] if its process has no control group that can limit it.
     fn limit_processors(&self, quota: Option<u32>) -> Result<(), Error>;
+
+    /// Limits the traffic of each of the machine's disks from now on, as
+    /// [`MachineConfig::disk_rate`](crate::MachineConfig::disk_rate) did at its start. A request that
+    /// waits already counts within a second.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`]; [`Error::Paused`]; [`Error::Limit`].
+    fn limit_disks(&self, rate: &DiskRate) -> Result<(), Error>;
 
     /// Returns whether a write of the guest waits for room on the host's disk.
     fn is_stalled(&self) -> bool;

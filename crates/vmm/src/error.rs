@@ -59,6 +59,12 @@ pub enum Error {
     /// A running machine could not be paused.
     #[error("pausing the machine: {0}")]
     Pause(String),
+    /// What was requested needs a machine that is not paused, as for a copy of its disk.
+    #[error("the machine is paused")]
+    Paused,
+    /// The traffic of a running machine's disks could not be limited.
+    #[error("limiting the machine's disks: {0}")]
+    Limit(String),
     /// The machine's process can't be limited as required.
     #[error("the machine can't be limited in memory, processor time and tasks: {why}")]
     NoLimits {

@@ -11,9 +11,9 @@ use crate::run::{Cpus, cpus, disk_rate, duration, memory, net_rate, processes};
 
 /// Change what sandboxes may use, for now and for later starts
 ///
-/// When a sandbox ends by itself can be changed at any time, and so can the rate of its network, the time
-/// of its processors, up to the number that it was started with, and the number of its processes, if it
-/// was started with a limit of them. All else is a part of its machine, and is changed while the sandbox
+/// When a sandbox ends by itself can be changed at any time, and so can the rates of its network and (not
+/// on QEMU) of its disks, the time of its processors, up to the number that it was started with, and the
+/// number of its processes, if it was started with a limit of them. All else is a part of its machine, and is changed while the sandbox
 /// does not run, for its next start: `mica stop`, `mica update`, `mica start`.
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("change").required(true).multiple(true))]
@@ -47,7 +47,7 @@ pub struct Args {
     )]
     pids_limit: Option<u64>,
 
-    /// Bytes a second of each disk, of a sandbox that does not run [10m, or read=50m,write=10m,iops=500]
+    /// Bytes a second of each disk; on QEMU, of a sandbox that does not run [10m, or read=50m,write=10m,iops=500]
     #[arg(long, value_name = "RATE", value_parser = disk_rate, group = "change")]
     disk_rate: Option<DiskRate>,
 
@@ -90,13 +90,15 @@ impl Args {
 
     /// Makes the message for a change that a running sandbox can't take.
     fn must_stop(&self, name: &str, cpus: u32) -> Failure {
-        let what = if self.memory.is_some() || self.disk_rate.is_some() {
-            "its memory and the rate of its disks can't be changed meanwhile".to_owned()
+        let what = if self.memory.is_some() {
+            "its memory can't be changed meanwhile".to_owned()
         } else if self
             .cpus
             .is_some_and(|time| time.thousandths() > cpus * 1000)
         {
             format!("it can't have more than the {cpus} processors that it was started with")
+        } else if self.disk_rate.is_some() {
+            "QEMU can't change the rate of its disks meanwhile".to_owned()
         } else {
             "it was started without a limit of processes".to_owned()
         };

@@ -184,6 +184,15 @@ pub enum Limit {
         /// From the guest.
         outgoing: Option<u64>,
     },
+    /// Traffic of each disk in a second; none for no limit.
+    Disk {
+        /// Bytes that are read.
+        read: Option<u64>,
+        /// Bytes that are written.
+        write: Option<u64>,
+        /// Requests of any kind.
+        operations: Option<u64>,
+    },
 }
 
 /// Where a stream comes from or goes to.
@@ -347,6 +356,8 @@ pub enum Kind {
     Paused,
     /// The guest did not answer in time.
     Silent,
+    /// The machine's monitor can't do that while the machine runs.
+    Unsupported,
     /// The host has no control group that can limit the machine's process.
     Unlimited,
     /// The machine can't be saved, or did not stay frozen until [`Request::Thaw`].

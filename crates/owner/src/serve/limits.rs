@@ -1,5 +1,6 @@
 //! Changes what limits a sandbox while it runs.
 
+use micabox_vmm::{DiskRate, Error};
 use micabox_wire::ToGuest;
 
 use super::Owner;
@@ -24,10 +25,7 @@ impl Owner {
             }
             Limit::Processors(quota) => {
                 let limited = self.machine.limit_processors(quota);
-                limited.map_err(|error| match error {
-                    micabox_vmm::Error::NoLimits { why } => Failure::new(Kind::Unlimited, why),
-                    error => Failure::new(Kind::Invalid, error.to_string()),
-                })?;
+                limited.map_err(failure)?;
             }
             Limit::Processes(0) => return invalid("no command would run in it"),
             Limit::Processes(most) => self.link.outbox.push(ToGuest::LimitProcesses { most }),
@@ -35,6 +33,19 @@ impl Owner {
                 Some(network) => network.limit(incoming, outgoing),
                 None => return invalid("it has no network"),
             },
+            Limit::Disk {
+                read,
+                write,
+                operations,
+            } => {
+                self.check_not_paused()?;
+                let rate = DiskRate {
+                    read,
+                    write,
+                    operations,
+                };
+                self.machine.limit_disks(&rate).map_err(failure)?;
+            }
         }
         if let Some(registrar) = &mut self.registrar {
             // A failure leaves later starts as they were.
@@ -42,5 +53,14 @@ impl Owner {
         }
         self.send(client, number, &Reply::Limited);
         Ok(())
+    }
+}
+
+fn failure(error: Error) -> Failure {
+    match error {
+        Error::NoLimits { why } => Failure::new(Kind::Unlimited, why),
+        Error::Paused => Failure::new(Kind::Paused, "the sandbox is paused for a copy"),
+        error @ Error::Unsupported { .. } => Failure::new(Kind::Unsupported, error.to_string()),
+        error => Failure::new(Kind::Invalid, error.to_string()),
     }
 }

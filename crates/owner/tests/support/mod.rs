@@ -76,6 +76,10 @@ impl Machine for FakeMachine {
         Ok(())
     }
 
+    fn limit_disks(&self, _: &micabox_vmm::DiskRate) -> Result<(), micabox_vmm::Error> {
+        Err(micabox_vmm::Error::Paused)
+    }
+
     fn limit_processors(&self, quota: Option<u32>) -> Result<(), micabox_vmm::Error> {
         let why = || micabox_vmm::Error::NoLimits { why: "none".into() };
         quota.map(drop).ok_or_else(why)

@@ -1,4 +1,4 @@
-//! Requests to a machine's process to pause or save the machine.
+//! Requests to a machine's process to pause or save the machine, or to change what limits its disks.
 //!
 //! The machine's process opens nothing, so the files to write come with the request. A hostile
 //! guest may have taken it over, so its answers are bounded.
@@ -7,19 +7,22 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use crate::snapshot::DELTA_HEAD;
-use crate::{Error, Snapshot};
+use crate::{DiskRate, Error, Snapshot};
 
 /// Timeout of an answer: far longer than writing a machine's memory takes, or a flush of its disks.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Timeout of an answer that needs no work to speak of.
 const PROMPT: Duration = Duration::from_secs(1);
+
+/// Bytes of a rate: three numbers, little endian, 0 for no limit.
+const RATE: usize = 24;
 
 /// Maximum bytes of an answer.
 const MAX_ANSWER: usize = 1024;
@@ -42,10 +45,13 @@ pub(crate) enum Request {
     /// Write the list of the pages that the restored machine has written to, into the file that
     /// comes with the request. The machine is not paused.
     Touched = b't',
+    /// Limit the traffic of disks from now on, as the bytes behind it say ([`receive_rate`]). The
+    /// machine is not paused.
+    Rate = b'r',
 }
 
-/// The result of [`Request::Pause`], [`Request::Memory`], [`Request::Delta`] or
-/// [`Request::Touched`].
+/// The result of [`Request::Pause`], [`Request::Memory`], [`Request::Delta`],
+/// [`Request::Touched`] or [`Request::Rate`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Answer(pub(crate) Result<(), String>);
 
@@ -62,6 +68,7 @@ impl Request {
             (_, [b'd']) => Self::Delta,
             (_, [b'g']) => Self::GoOn,
             (_, [b't']) => Self::Touched,
+            (_, [b'r']) => Self::Rate,
             _ => return Err(io::ErrorKind::InvalidData.into()),
         };
         Ok(Some((request, file)))
@@ -77,6 +84,27 @@ impl Request {
             None => stream.write_all(&byte),
         }
     }
+}
+
+/// Receives the rate behind [`Request::Rate`].
+pub(crate) fn receive_rate(mut stream: &UnixStream) -> io::Result<DiskRate> {
+    let mut bytes = [0; RATE];
+    stream.read_exact(&mut bytes)?;
+    let mut numbers = bytes.chunks_exact(8).map(|bytes| {
+        let number = bytes.try_into().map_or(0, u64::from_le_bytes);
+        (number > 0).then_some(number)
+    });
+    Ok(DiskRate {
+        read: numbers.next().flatten(),
+        write: numbers.next().flatten(),
+        operations: numbers.next().flatten(),
+    })
+}
+
+fn send_rate(mut stream: &UnixStream, rate: &DiskRate) -> io::Result<()> {
+    let numbers = [rate.read, rate.write, rate.operations];
+    let numbers = numbers.map(|number| number.map_or(0, |number| number.max(1)).to_le_bytes());
+    stream.write_all(&[&[Request::Rate as u8], numbers.as_flattened()].concat())
 }
 
 impl Answer {
@@ -169,20 +197,27 @@ impl Control {
 
     /// Has the process write the list of the pages that its machine has written to.
     pub(super) fn touched(&self, to: &File) -> Result<(), Error> {
-        let mut guard = self.lock();
-        let Some(stream) = guard.as_ref().filter(|_| self.is_served()) else {
+        if !self.is_served() {
             return Err(Error::NoSnapshots { backend: "QEMU" });
+        }
+        let touched = |stream: &UnixStream| Request::Touched.send(stream, Some(to));
+        prompt(&mut self.lock(), touched).map_err(Error::Save)
+    }
+
+    /// Has the process limit the traffic of its disks. Does not wait for another request.
+    pub(super) fn limit_disks(&self, rate: &DiskRate) -> Result<(), Error> {
+        if !self.is_served() {
+            return Err(Error::Unsupported {
+                backend: "QEMU",
+                what: "can't change the rate of a running machine's disks".into(),
+            });
+        }
+        let mut guard = match self.stream.try_lock() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Err(Error::Paused),
         };
-        let ask = || -> io::Result<Result<(), String>> {
-            Request::Touched.send(stream, Some(to))?;
-            Ok(Answer::receive(stream, Instant::now() + PROMPT)?.0)
-        };
-        ask()
-            .unwrap_or_else(|error| {
-                *guard = None;
-                Err(error.to_string())
-            })
-            .map_err(Error::Save)
+        prompt(&mut guard, |stream| send_rate(stream, rate)).map_err(Error::Limit)
     }
 
     fn save_within(
@@ -236,6 +271,24 @@ impl Control {
     }
 }
 
+/// Sends a request that does not pause the machine, and waits for its answer.
+fn prompt(
+    guard: &mut Option<UnixStream>,
+    request: impl FnOnce(&UnixStream) -> io::Result<()>,
+) -> Result<(), String> {
+    let Some(stream) = guard.as_ref() else {
+        return Err("its process did not answer an earlier request".to_owned());
+    };
+    let asked = request(stream).and_then(|()| Answer::receive(stream, Instant::now() + PROMPT));
+    match asked {
+        Ok(Answer(done)) => done,
+        Err(error) => {
+            *guard = None;
+            Err(error.to_string())
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::thread::{sleep, spawn};
@@ -274,6 +327,32 @@ mod tests {
         );
         save(&control, soon).unwrap();
         worker.join().unwrap();
+    }
+
+    #[test]
+    fn a_rate_arrives_as_it_was_sent_but_not_in_a_paused_machine() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let control = Control::new(ours, 4096);
+        let rate = DiskRate {
+            read: None,
+            write: Some(u64::MAX),
+            operations: Some(0),
+        };
+        let worker = spawn(move || {
+            let request = Request::receive(&theirs).unwrap();
+            assert!(matches!(request, Some((Request::Rate, None))));
+            let received = receive_rate(&theirs).unwrap();
+            Answer(Ok(())).send(&theirs).unwrap();
+            received
+        });
+        control.limit_disks(&rate).unwrap();
+        // A rate of none would stop the disk.
+        let operations = Some(1);
+        assert_eq!(worker.join().unwrap(), DiskRate { operations, ..rate });
+        let paused = control.lock();
+        let error = control.limit_disks(&rate).unwrap_err();
+        assert!(matches!(error, Error::Paused), "{error}");
+        drop(paused);
     }
 
     #[test]

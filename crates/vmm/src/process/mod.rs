@@ -25,9 +25,9 @@ use rustix::process::{Signal, pidfd_send_signal};
 use crate::backend::{Exit, Machine};
 use crate::config::processor_time;
 use crate::console::panic_message;
-use crate::{Error, Snapshot};
+use crate::{DiskRate, Error, Snapshot};
 use control::Control;
-pub(crate) use control::{Answer, Request};
+pub(crate) use control::{Answer, Request, receive_rate};
 use stopped::Stopped;
 
 /// Bytes of console output to keep: enough for the kernel's last messages with a stack trace.
@@ -371,6 +371,10 @@ impl Machine for Process {
         limit
             .and_then(|limit| limit.set(time).map_err(|error| error.to_string()))
             .map_err(|why| Error::NoLimits { why })
+    }
+
+    fn limit_disks(&self, rate: &DiskRate) -> Result<(), Error> {
+        self.control.limit_disks(rate)
     }
 
     fn is_stalled(&self) -> bool {

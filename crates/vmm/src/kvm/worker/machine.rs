@@ -138,8 +138,11 @@ impl Machine {
         for region in &regions {
             devices.push(Box::new(Pmem::new(region)));
         }
+        let mut throttles = Vec::new();
         for disk in spec.disks {
-            devices.push(Box::new(open_disk(disk, &spec.disk_rate)?));
+            let disk = open_disk(disk, &spec.disk_rate)?;
+            throttles.push(disk.throttle());
+            devices.push(Box::new(disk));
         }
         let virtio = attach(&vm, &memory, devices)?;
         let bus = Arc::new(Bus {
@@ -163,6 +166,7 @@ impl Machine {
                 vm,
                 memory,
                 bus: Arc::clone(&bus),
+                throttles,
                 pages,
                 memory_mib: spec.memory_mib,
                 is_host: spec.is_host,

@@ -1,10 +1,11 @@
-//! Serves the owner's requests to a running machine: to pause it, or to save it.
+//! Serves the owner's requests to a running machine: to pause it, to save it, or to limit its disks.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use event_manager::{EventOps, Events, MutEventSubscriber};
 use kvm_bindings::kvm_cpuid_entry2;
@@ -16,8 +17,9 @@ use crate::kvm::bus::{Bus, lock};
 use crate::kvm::memory::{GuestMemory, copy, delta, touched};
 use crate::kvm::saved::Saved;
 use crate::kvm::vcpu::{self, Pause};
+use crate::kvm::virtio::blk::Throttle;
 use crate::kvm::virtio::mmio::Transport;
-use crate::process::{Answer, Request};
+use crate::process::{Answer, Request, receive_rate};
 
 /// Pauses and saves the machine. The devices' thread runs it, so that none of that thread's devices
 /// is at work meanwhile; it waits until devices with a thread of their own aren't either.
@@ -29,6 +31,8 @@ pub(super) struct Saver {
     pub(super) vm: VmFd,
     pub(super) memory: GuestMemory,
     pub(super) bus: Arc<Bus>,
+    /// What limits each disk.
+    pub(super) throttles: Vec<Arc<Mutex<Throttle>>>,
     /// This process's page map.
     pub(super) pages: Option<File>,
     pub(super) memory_mib: u32,
@@ -46,6 +50,13 @@ impl Saver {
             Some((Request::Touched, Some(list))) => {
                 let done = self.record(&list).map_err(|error| error.to_string());
                 return Answer(done).send(&self.requests).map(|()| true);
+            }
+            Some((Request::Rate, None)) => {
+                let rate = receive_rate(&self.requests)?;
+                for throttle in &self.throttles {
+                    *lock(throttle) = Throttle::new(&rate, Instant::now());
+                }
+                return Answer(Ok(())).send(&self.requests).map(|()| true);
             }
             Some((Request::Pause, None)) => None,
             Some((Request::State, Some(state))) => match Request::receive(&self.requests)? {

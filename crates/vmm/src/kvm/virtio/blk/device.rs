@@ -1,5 +1,6 @@
 //! The block device (specification section 5.2).
 
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use virtio_bindings::virtio_blk as blk;
@@ -9,6 +10,7 @@ use super::request::{HEADER, MOST_ERASED, MOST_RANGES, NoSpace, SECTOR, STATUS, 
 use super::storage::Storage;
 use super::throttle::Throttle;
 use crate::DiskRate;
+use crate::kvm::bus::lock;
 use crate::kvm::virtio::{Active, Device, Violation};
 use crate::process::{FULL, ROOM};
 
@@ -21,7 +23,8 @@ const CONFIG: usize = 60;
 /// The smallest write that does not require reading first: the host's page.
 const BLOCK: u32 = 4096;
 
-/// How long a request that found the host's disk full waits before a retry, at first and at most.
+/// How long a request that found the host's disk full waits before a retry, at first and at most; one
+/// beyond the rate is looked at again as often.
 const FIRST_WAIT: Duration = Duration::from_millis(50);
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
@@ -35,7 +38,8 @@ pub(crate) struct Blk {
     wait: Option<Duration>,
     /// [`Device::stalled`], because the host's disk is full.
     is_stalled: bool,
-    throttle: Throttle,
+    /// Not under the device's lock, which a slow request holds.
+    throttle: Arc<Mutex<Throttle>>,
     /// [`Device::stalled`], because of the rate.
     pause: Option<Duration>,
 }
@@ -71,17 +75,23 @@ impl Blk {
             config,
             wait: None,
             is_stalled: false,
-            throttle: Throttle::new(&DiskRate::default(), Instant::now()),
+            throttle: Arc::new(Mutex::new(Throttle::new(
+                &DiskRate::default(),
+                Instant::now(),
+            ))),
             pause: None,
         }
     }
 
     /// Limits the traffic.
     pub(crate) fn limited(self, rate: &DiskRate) -> Self {
-        Self {
-            throttle: Throttle::new(rate, Instant::now()),
-            ..self
-        }
+        *lock(&self.throttle) = Throttle::new(rate, Instant::now());
+        self
+    }
+
+    /// Returns what limits the traffic, to be replaced at any time.
+    pub(crate) fn throttle(&self) -> Arc<Mutex<Throttle>> {
+        Arc::clone(&self.throttle)
     }
 
     /// Records whether a request found the host's disk full.
@@ -146,8 +156,9 @@ impl Device for Blk {
 
     fn queue(&mut self, index: usize, active: &mut Active) -> Result<(), Violation> {
         loop {
-            if let Some(wait) = self.throttle.wait() {
-                self.pause = Some(wait);
+            if let Some(wait) = lock(&self.throttle).wait() {
+                // The rate may have changed by then.
+                self.pause = Some(wait.min(LONGEST_WAIT));
                 return Ok(());
             }
             let Some(chain) = active.queues.get(index)?.pop(&active.memory)? else {
@@ -163,7 +174,7 @@ impl Device for Blk {
                 active.queues.get(index)?.undo_pop();
                 return Ok(());
             };
-            self.throttle.count(room as u64, data as u64);
+            lock(&self.throttle).count(room as u64, data as u64);
             let queue = active.queues.get(index)?;
             queue.complete(&active.memory, head, written)?;
             // One at a time: a request may take long, and its issuer may be waiting.

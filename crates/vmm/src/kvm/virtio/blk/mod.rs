@@ -7,3 +7,4 @@ mod throttle;
 
 pub(crate) use device::Blk;
 pub(crate) use storage::Storage;
+pub(crate) use throttle::Throttle;

@@ -8,14 +8,14 @@ use crate::DiskRate;
 
 /// The buckets of a disk; those without a limit are missing.
 #[derive(Debug)]
-pub(super) struct Throttle {
+pub(crate) struct Throttle {
     read: Option<Bucket>,
     written: Option<Bucket>,
     operations: Option<Bucket>,
 }
 
 impl Throttle {
-    pub(super) fn new(rate: &DiskRate, now: Instant) -> Self {
+    pub(crate) fn new(rate: &DiskRate, now: Instant) -> Self {
         let bucket = |rate: Option<u64>| rate.map(|rate| Bucket::new(rate, now));
         Self {
             read: bucket(rate.read),
