@@ -248,7 +248,7 @@ impl Server {
             Some(name) if what.intersects(NAMES) => {
                 outdated.slots.push(Slot::contents(node));
                 let _comparing = changes.comparing();
-                self.compare(node, name, outdated);
+                self.compare(node, name, what.contains(ReadFlags::CREATE), outdated);
             }
             Some(name) => {
                 let file = self.entry(node, name).ok().flatten();
@@ -264,8 +264,9 @@ impl Server {
         }
     }
 
-    /// Outdates an entry unless it is as the guest was told, and what changes of a file with its names.
-    fn compare(&self, directory: u64, name: &CStr, outdated: &mut Outdated) {
+    /// Outdates an entry unless it is as the guest was told, and what changes of a file with its names: but
+    /// with a new name that it was told of, the guest was told that too.
+    fn compare(&self, directory: u64, name: &CStr, is_new: bool, outdated: &mut Outdated) {
         let told = self.nodes.told(directory, name);
         let found = self.entry(directory, name);
         let there = found.map(|stat| stat.map(|stat| self.nodes.number(&stat)));
@@ -277,6 +278,8 @@ impl Server {
         if !is_as_told {
             self.nodes.untell(directory, name);
             outdated.slots.push(Slot::name(directory, name));
+        } else if is_new {
+            return;
         }
         let there = there.ok().flatten().flatten();
         for file in [told, there].into_iter().flatten() {

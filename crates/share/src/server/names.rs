@@ -157,9 +157,15 @@ impl Server {
         let name = body.name()?;
         let asked = OFlags::from_bits_retain(flags);
         let directory = self.nodes.get(request.node)?;
+        let needs_handle = !(self.opens_by_version() && is_owners(mode, asked));
+        let how = if needs_handle {
+            asked
+        } else {
+            // Closing it is then no event.
+            asked & !OFlags::ACCMODE | OFlags::RDONLY
+        };
         // Never opens what is there already, which may be a link or a FIFO.
-        let flags =
-            super::contents::usable(asked) | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+        let flags = super::contents::usable(how) | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
         let new = self.new_file(&directory, mode, umask, false)?;
         let made = self.with_room(|| openat(&*directory, name, flags, plain(new.mode)));
         let (found, file) = match made {
@@ -172,11 +178,11 @@ impl Server {
             Err(error) => return Err(error),
         };
         self.tell(request, &found, reply)?;
-        if self.opens_by_version() && is_owners(mode, asked) {
+        if needs_handle {
+            self.opened(file, 0, reply);
+        } else {
             reply.u64(NO_HANDLE);
             reply.u64(0);
-        } else {
-            self.opened(file, 0, reply);
         }
         Ok(())
     }
