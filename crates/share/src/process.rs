@@ -23,7 +23,7 @@ use rustix::process::{Resource, Signal, getrlimit, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
 use crate::queues;
-use crate::server::{Manner, Server};
+use crate::server::{Manner, Most, Server};
 use crate::stream::{self, Writer};
 use crate::versions::Table;
 
@@ -38,6 +38,9 @@ const ADDRESS_SPACE: u64 = 4 << 30;
 
 /// Most descriptors of a server, where the user may have as many.
 const DESCRIPTORS: u64 = 1 << 20;
+
+/// Most files that a server watches.
+const WATCHES: usize = 1 << 16;
 
 /// Bytes of a server's messages to keep.
 const MESSAGES: usize = 4 << 10;
@@ -99,6 +102,7 @@ struct Task {
     cached: bool,
     upper: bool,
     only: Option<Vec<u8>>,
+    watches: usize,
     transport: Transport,
 }
 
@@ -119,6 +123,7 @@ pub fn start(folder: OwnedFd, settings: &Settings) -> Result<(Process, OwnedFd),
         cached: settings.cached,
         upper: settings.upper,
         only: settings.only.clone().map(CString::into_bytes),
+        watches: watches(),
         transport: settings.transport,
     };
     let memory = match settings.transport {
@@ -226,6 +231,14 @@ fn sockets(transport: Transport) -> io::Result<(OwnedFd, OwnedFd)> {
     }
 }
 
+/// Returns how many files a server may watch: an eighth of the user's watches, which other programs need
+/// too, and no more than [`WATCHES`].
+fn watches() -> usize {
+    let limit = std::fs::read_to_string("/proc/sys/fs/inotify/max_user_watches");
+    let limit = limit.ok().and_then(|text| text.trim().parse().ok());
+    limit.map_or(0, |limit: usize| (limit / 8).min(WATCHES))
+}
+
 fn describe(task: &Task) -> io::Result<OwnedFd> {
     let mut file = File::from(memfd_create("share", MemfdFlags::CLOEXEC)?);
     file.write_all(&serde_json::to_vec(task)?)?;
@@ -263,7 +276,10 @@ fn serve(descriptor: RawFd) -> Result<(), String> {
     let only = task.only.map(CString::new).transpose();
     let only = only.map_err(|error| error.to_string())?;
     let files = getrlimit(Resource::Nofile).current.unwrap_or(DESCRIPTORS);
-    let most = usize::try_from(files / 2).unwrap_or(usize::MAX);
+    let most = Most {
+        places: usize::try_from(files / 2).unwrap_or(usize::MAX),
+        watches: task.watches,
+    };
     let manner = Manner {
         is_read_only: task.read_only,
         is_cached: task.cached,

@@ -29,10 +29,6 @@ const LOCAL: [u64; 10] = [
     0x7371_7368,
 ];
 
-/// Most files to watch. A user's watches are limited (`fs.inotify.max_user_watches`), and other
-/// programs need some too.
-const MOST: usize = 1 << 16;
-
 /// What is reported of a file. That it was changed through a mapping is when its last descriptor and
 /// mapping are gone.
 const OF_FILES: WatchFlags = WatchFlags::ATTRIB
@@ -52,6 +48,8 @@ const OF_DIRECTORIES: WatchFlags = OF_FILES
 pub(crate) struct Watches {
     inotify: OwnedFd,
     table: Mutex<Table>,
+    /// Most files to watch.
+    most: usize,
 }
 
 #[derive(Debug, Default)]
@@ -64,14 +62,15 @@ struct Table {
 }
 
 impl Watches {
-    /// Creates an empty set.
+    /// Creates an empty set, for `most` files.
     ///
     /// # Errors
-    /// If the user has too many of them (`fs.inotify.max_user_instances`).
-    pub(crate) fn new() -> Result<Self, Errno> {
+    /// If the user has too many sets (`fs.inotify.max_user_instances`).
+    pub(crate) fn new(most: usize) -> Result<Self, Errno> {
         Ok(Self {
             inotify: inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?,
             table: Mutex::default(),
+            most,
         })
     }
 
@@ -100,7 +99,7 @@ impl Watches {
             FileType::Directory => OF_DIRECTORIES,
             _ => OF_FILES,
         };
-        let watch = (is_local && table.files.len() < MOST)
+        let watch = (is_local && table.files.len() < self.most)
             .then(|| inotify::add_watch(&self.inotify, path(file), reported).ok())
             .flatten();
         table.watches.insert(node, watch);

@@ -48,11 +48,12 @@ struct Outdated {
 }
 
 impl Changes {
-    /// Creates what a server needs to be told of changes; None if this host has no more of it.
-    pub(super) fn new(table: Box<dyn Table>) -> Option<Self> {
+    /// Creates what a server needs to be told of changes, of `most` directories; None if this host has
+    /// no more of it.
+    pub(super) fn new(table: Box<dyn Table>, most: usize) -> Option<Self> {
         Some(Self {
             versions: Versions::new(table),
-            watches: Watches::new().ok()?,
+            watches: Watches::new(most).ok()?,
             telling: RwLock::new(()),
             events: Mutex::new(vec![MaybeUninit::uninit(); EVENTS]),
         })

@@ -171,7 +171,7 @@ impl Server {
         let (handle, flags) = (body.u64()?, body.u32()?);
         let handle = match request.opcode {
             opcode::FSYNC => self.opened_file(request.node, handle, OFlags::RDONLY)?,
-            _ => self.handles.get(handle)?,
+            _ => self.opened_directory(request.node, handle)?,
         };
         if flags & DATA_ONLY != 0 {
             fdatasync(&handle.file)

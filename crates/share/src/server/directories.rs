@@ -2,12 +2,15 @@
 
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, RawDir, SeekFrom, fstat, openat, seek};
 use rustix::io::Errno;
 
-use super::contents::KEEP_CACHE;
+use super::contents::{KEEP_CACHE, NO_HANDLE};
 use super::{Server, bounded};
+use crate::handles::Handle;
 use crate::message::{Reply, Request, Shown, opcode};
 use crate::nodes::ROOT;
 use crate::owner::path;
@@ -33,9 +36,7 @@ impl Server {
         request: &Request<'_>,
         reply: &mut Reply,
     ) -> Result<(), Errno> {
-        let place = self.nodes.get(request.node)?;
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let file = self.with_room(|| openat(CWD, path(&place), flags, Mode::empty()))?;
+        let file = self.directory(request.node)?;
         let mut flags = 0;
         if self.is_watched(request.node) {
             flags |= CACHE_ENTRIES;
@@ -45,6 +46,20 @@ impl Server {
         }
         self.opened(file, flags, reply);
         Ok(())
+    }
+
+    fn directory(&self, node: u64) -> Result<OwnedFd, Errno> {
+        let place = self.nodes.get(node)?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        self.with_room(|| openat(CWD, path(&place), flags, Mode::empty()))
+    }
+
+    /// Returns an open directory: the one of this number, or one that is opened for this request alone.
+    pub(super) fn opened_directory(&self, node: u64, handle: u64) -> Result<Arc<Handle>, Errno> {
+        match handle {
+            NO_HANDLE => Ok(Arc::new(Handle::new(self.directory(node)?))),
+            number => self.handles.get(number),
+        }
     }
 
     /// Answers with entries from a place on, as many as have room; with their attributes if
@@ -57,7 +72,7 @@ impl Server {
     ) -> Result<(), Errno> {
         let mut body = request.body;
         let (handle, offset, size) = (body.u64()?, body.u64()?, bounded(body.u32()?));
-        let handle = self.handles.get(handle)?;
+        let handle = self.opened_directory(request.node, handle)?;
         let mut place = handle.place();
         if *place != offset {
             seek(&handle.file, SeekFrom::Start(offset))?;

@@ -78,6 +78,15 @@ pub(crate) struct Server {
     given: Given,
 }
 
+/// How much a server may have of what its user has only so many of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Most {
+    /// Files held open.
+    pub(crate) places: usize,
+    /// Watched files.
+    pub(crate) watches: usize,
+}
+
 /// How a server treats its folder.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Manner {
@@ -89,14 +98,14 @@ pub(crate) struct Manner {
 }
 
 impl Server {
-    /// Creates the server of a folder, or of a file that it calls `only`, which may hold up to
-    /// `most` places open, for a guest with this table of versions. The process's working directory
-    /// must be that of its own descriptors (`/proc/self/fd`), and its umask 0.
+    /// Creates the server of a folder, or of a file that it calls `only`, for a guest with this table of
+    /// versions. The process's working directory must be that of its own descriptors (`/proc/self/fd`),
+    /// and its umask 0.
     pub(crate) fn new(
         root: OwnedFd,
         only: Option<CString>,
         manner: Manner,
-        most: usize,
+        most: Most,
         table: Box<dyn Table>,
     ) -> Result<Self, Errno> {
         let (validity, offered) = match manner {
@@ -111,8 +120,8 @@ impl Server {
         };
         let is_told = !(manner.is_upper || manner.is_cached || only.is_some());
         Ok(Self {
-            nodes: Nodes::new(root, most)?,
-            changes: is_told.then(|| Changes::new(table)).flatten(),
+            nodes: Nodes::new(root, most.places)?,
+            changes: is_told.then(|| Changes::new(table, most.watches)).flatten(),
             handles: Handles::default(),
             is_read_only: manner.is_read_only,
             is_upper: manner.is_upper,
