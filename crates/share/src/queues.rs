@@ -4,6 +4,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 
+use micabox_fuse::message::{HEADER, LARGEST};
 use vhost::vhost_user::Listener;
 use vhost::vhost_user::message::{VhostUserProtocolFeatures, VhostUserVirtioFeatures};
 use vhost_user_backend::bitmap::BitmapMmapRegion;
@@ -14,7 +15,6 @@ use virtio_queue::{DescriptorChain, QueueOwnedT};
 use vm_memory::{GuestAddressSpace, GuestMemoryAtomic, GuestMemoryLoadGuard, GuestMemoryMmap};
 use vmm_sys_util::epoll::EventSet;
 
-use crate::message::{HEADER, LARGEST};
 use crate::server::Server;
 
 type Memory = GuestMemoryAtomic<GuestMemoryMmap<BitmapMmapRegion>>;

@@ -5,7 +5,8 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, PoisonError};
 
-use crate::message::{HEADER, LARGEST};
+use micabox_fuse::message::{HEADER, LARGEST};
+
 use crate::server::Server;
 
 /// Requests that are served side by side.

@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
+use micabox_fuse::message::{Reply, Request};
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, XattrFlags,
     chmodat, fstat, fstatfs, fstatvfs, ftruncate, getxattr, getxattr_query, listxattr,
@@ -12,7 +13,6 @@ use rustix::io::Errno;
 use super::acls::ACCESS;
 use super::{Server, bounded};
 use crate::attribute::{inside, is_overlays, outside};
-use crate::message::{Reply, Request};
 use crate::nodes::ROOT;
 use crate::owner::{Ids, PLAIN, SPECIAL, can_record, path};
 
@@ -52,7 +52,7 @@ impl Server {
     ) -> Result<(), Errno> {
         let stat = fstat(file)?;
         let shown = self.shown(request, request.node, file, &stat);
-        reply.only_attributes(&stat, &shown, self.validity);
+        crate::shown::only_attributes(reply, &stat, &shown, self.validity);
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use micabox_fuse::message::{Reply, Request};
 use rustix::fs::{
     CWD, FallocateFlags, FileType, Mode, OFlags, SeekFrom, copy_file_range, fallocate, fdatasync,
     fstat, fsync, openat, syncfs,
@@ -10,7 +11,6 @@ use rustix::fs::{
 use rustix::io::{Errno, pread, pwrite};
 
 use super::{Server, bounded};
-use crate::message::{Reply, Request};
 use crate::nodes::Stamp;
 use crate::owner::path;
 

@@ -15,11 +15,12 @@ use std::ffi::{CStr, CString};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicU64;
 
+use micabox_fuse::message::{Body, LARGEST, MAJOR, MINOR, MOST_DATA, Reply, Request, opcode};
 use rustix::io::Errno;
 
 use crate::handles::Handles;
-use crate::message::{LARGEST, MAJOR, MINOR, MOST_DATA, Reply, Request, Validity, opcode};
 use crate::nodes::{Nodes, ROOT};
+use crate::shown::Validity;
 use owners::Given;
 
 /// What the server offers to the kernel (`FUSE_*` flags of `INIT`), of which the kernel uses what it
@@ -260,6 +261,6 @@ fn bounded(size: u32) -> u32 {
 const _: () = assert!(LARGEST > MOST_DATA as usize);
 
 /// Reads two names.
-fn two_names<'a>(body: &mut crate::message::Body<'a>) -> Result<(&'a CStr, &'a CStr), Errno> {
+fn two_names<'a>(body: &mut Body<'a>) -> Result<(&'a CStr, &'a CStr), Errno> {
     Ok((body.name()?, body.name()?))
 }

@@ -4,6 +4,7 @@ use std::ffi::CStr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use micabox_fuse::message::{Reply, Request};
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, Stat, fstat, linkat, mkdirat, mknodat,
     openat, readlinkat_raw, renameat_with, symlinkat, unlinkat,
@@ -12,9 +13,9 @@ use rustix::io::Errno;
 
 use super::acls::New;
 use super::{Server, two_names};
-use crate::message::{Reply, Request, Shown};
 use crate::nodes::Found;
 use crate::owner::{PLAIN, SPECIAL, path};
+use crate::shown::{self, Shown};
 
 /// Directories pass their group on to what is made in them, if they have this bit.
 const SET_GROUP: u32 = 0o2000;
@@ -34,7 +35,7 @@ impl Server {
     /// Adds a file to the reply.
     pub(super) fn tell(&self, request: &Request<'_>, found: &Found, reply: &mut Reply) {
         let shown = self.shown(request, found.node, &found.file, &found.stat);
-        reply.entry(found.node, &found.stat, &shown, self.validity);
+        shown::entry(reply, found.node, &found.stat, &shown, self.validity);
     }
 
     pub(super) fn read_link(&self, request: &Request<'_>, reply: &mut Reply) -> Result<(), Errno> {
