@@ -14,9 +14,9 @@ const PIECE: u64 = 1 << 20;
 /// What [`Filesystem::seek`] looks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seek {
-    /// A page that is in memory (`SEEK_DATA`).
+    /// A page that was written (`SEEK_DATA`).
     Data,
-    /// A page that is not, or the end (`SEEK_HOLE`).
+    /// A page that was not, or the end (`SEEK_HOLE`).
     Hole,
 }
 

@@ -20,7 +20,7 @@ static MAPPED: AtomicUsize = AtomicUsize::new(0);
 /// The bytes of one span ([`super::span`]).
 #[derive(Debug)]
 pub(super) enum Chunk {
-    /// A page, of which the bytes behind its end are zeros.
+    /// A page, of which the bytes behind its end are zeros. One that was not written has none.
     Page(Box<[u8]>),
     /// Several pages, some of which are there.
     Pages(Box<Pages>),
@@ -32,7 +32,30 @@ pub(super) struct Pages {
     /// Zeros where no page is there.
     memory: Memory,
     /// A bit for each page that is there.
-    present: [u64; 4],
+    present: Bits,
+    /// A bit for each of them that was written.
+    written: Bits,
+}
+
+/// A bit for each page of the largest chunk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Bits([u64; 4]);
+
+impl Bits {
+    fn has(self, page: usize) -> bool {
+        let word = self.0.get(page / 64).copied().unwrap_or_default();
+        word >> (page % 64) & 1 != 0
+    }
+
+    fn set(&mut self, page: usize, is_set: bool) {
+        if let Some(word) = self.0.get_mut(page / 64) {
+            *word = *word & !(1 << (page % 64)) | u64::from(is_set) << (page % 64);
+        }
+    }
+
+    fn count(self) -> u64 {
+        self.0.iter().map(|word| u64::from(word.count_ones())).sum()
+    }
 }
 
 /// Zeroed memory.
@@ -85,7 +108,8 @@ impl Chunk {
         }
         Self::Pages(Box::new(Pages {
             memory: Memory::zeroed(length),
-            present: [0; 4],
+            present: Bits::default(),
+            written: Bits::default(),
         }))
     }
 
@@ -93,9 +117,15 @@ impl Chunk {
     pub(super) fn has(&self, page: usize) -> bool {
         match self {
             Self::Page(_) => true,
-            Self::Pages(pages) => bit(page).is_some_and(|(word, bit)| {
-                pages.present.get(word).is_some_and(|word| word & bit != 0)
-            }),
+            Self::Pages(pages) => pages.present.has(page),
+        }
+    }
+
+    /// Returns whether a page is there and was written; one that was only allocated reads as a hole does.
+    pub(super) fn is_written(&self, page: usize) -> bool {
+        match self {
+            Self::Page(bytes) => !bytes.is_empty(),
+            Self::Pages(pages) => pages.written.has(page),
         }
     }
 
@@ -103,21 +133,14 @@ impl Chunk {
     pub(super) fn count(&self) -> u64 {
         match self {
             Self::Page(_) => 1,
-            Self::Pages(pages) => pages
-                .present
-                .iter()
-                .map(|word| u64::from(word.count_ones()))
-                .sum(),
+            Self::Pages(pages) => pages.present.count(),
         }
     }
 
     /// Notes that a page is there.
     pub(super) fn add(&mut self, page: usize) {
-        if let Self::Pages(pages) = self
-            && let Some((word, bit)) = bit(page)
-            && let Some(word) = pages.present.get_mut(word)
-        {
-            *word |= bit;
+        if let Self::Pages(pages) = self {
+            pages.present.set(page, true);
         }
     }
 
@@ -141,7 +164,12 @@ impl Chunk {
                 }
                 bytes.get_mut(at..end)
             }
-            Self::Pages(pages) => pages.memory.bytes_mut().get_mut(at..end),
+            Self::Pages(pages) => {
+                for page in at / PAGE..end.div_ceil(PAGE) {
+                    pages.written.set(page, true);
+                }
+                pages.memory.bytes_mut().get_mut(at..end)
+            }
         };
         place.ok_or(Errno::FBIG)?.copy_from_slice(data);
         Ok(())
@@ -156,16 +184,15 @@ impl Chunk {
                     place.fill(0);
                 }
             }
-            // Where no page is, there are zeros: they are not written, which would take memory.
+            // A page that was not written has zeros, and takes no memory as long as it is not.
             Self::Pages(pages) => {
                 let mut at = from;
                 while at < to {
                     let page = at / PAGE;
                     let end = to.min((page + 1) * PAGE);
-                    let is_there = bit(page).is_some_and(|(word, bit)| {
-                        pages.present.get(word).is_some_and(|word| word & bit != 0)
-                    });
-                    if is_there && let Some(place) = pages.memory.bytes_mut().get_mut(at..end) {
+                    if pages.written.has(page)
+                        && let Some(place) = pages.memory.bytes_mut().get_mut(at..end)
+                    {
                         place.fill(0);
                     }
                     at = end;
@@ -182,46 +209,32 @@ impl Chunk {
         let Self::Pages(pages) = self else {
             return before;
         };
-        let mut present = pages.present;
+        let written = pages.written;
         for page in first..end {
-            if let Some((word, bit)) = bit(page)
-                && let Some(word) = present.get_mut(word)
-            {
-                *word &= !bit;
-            }
+            pages.present.set(page, false);
+            pages.written.set(page, false);
         }
-        if present == pages.present {
-            return 0;
-        }
-        pages.present = present;
-        let after = self.count();
-        if after > 0 {
-            self.move_pages();
+        let after = pages.present.count();
+        if after > 0 && pages.written != written {
+            pages.shrink();
         }
         before - after
     }
+}
 
-    /// Moves the pages that are there to new memory.
-    fn move_pages(&mut self) {
-        let Self::Pages(pages) = self else { return };
-        let old = &pages.memory;
-        let mut new = Memory::zeroed(old.bytes().len());
-        let (from, to) = (old.bytes().chunks(PAGE), new.bytes_mut().chunks_mut(PAGE));
-        for (page, (from, to)) in from.zip(to).enumerate() {
-            let is_there = bit(page).is_some_and(|(word, bit)| {
-                pages.present.get(word).is_some_and(|word| word & bit != 0)
-            });
-            if is_there {
+impl Pages {
+    /// Moves the pages that were written to new memory.
+    fn shrink(&mut self) {
+        let old = self.memory.bytes();
+        let mut new = Memory::zeroed(old.len());
+        let pages = old.chunks(PAGE).zip(new.bytes_mut().chunks_mut(PAGE));
+        for (page, (from, to)) in pages.enumerate() {
+            if self.written.has(page) {
                 to.copy_from_slice(from);
             }
         }
-        pages.memory = new;
+        self.memory = new;
     }
-}
-
-/// Returns a page's word and bit.
-fn bit(page: usize) -> Option<(usize, u64)> {
-    Some((page / 64, 1_u64.checked_shl((page % 64).try_into().ok()?)?))
 }
 
 /// Makes a page's bytes reach `end`, with room for more if it has grown before.

@@ -284,8 +284,10 @@ impl Contents {
         if size > SIZE_MAX {
             return Err(Errno::FBIG);
         }
-        // Also pages that were allocated behind the end.
-        self.punch(size, u64::MAX, room);
+        // Also pages that were allocated behind the end; a file that grows keeps those.
+        if size <= self.size {
+            self.punch(size, u64::MAX, room);
+        }
         self.size = size;
         Ok(())
     }
@@ -295,7 +297,7 @@ impl Contents {
         self.size = self.size.max(size);
     }
 
-    /// Returns the first byte from `offset` on whose page is there, or is not. The end of the file is a
+    /// Returns the first byte from `offset` on whose page was written, or was not. The end of the file is a
     /// hole.
     pub(crate) fn seek(&self, offset: u64, data: bool) -> Result<u64> {
         if offset >= self.size {
@@ -315,7 +317,7 @@ impl Contents {
             }
             let (from, to) = span.part(at.max(span.start), self.size);
             let pages = from / PAGE..to.div_ceil(PAGE);
-            let found = pages.into_iter().find(|&page| chunk.has(page) == data);
+            let found = pages.into_iter().find(|&page| chunk.is_written(page) == data);
             if let Some(page) = found {
                 return Ok((span.start + (page * PAGE) as u64).max(at));
             }
