@@ -6,7 +6,7 @@ mod place;
 mod server;
 
 pub use error::Error;
-pub use micabox_memfs::{Filesystem, Limits};
+pub use micabox_memfs::{Filesystem, Limits, Usage};
 pub use place::{Manner, Place};
 pub use server::Cache;
 

@@ -5,9 +5,10 @@ pub mod tree;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::thread::{JoinHandle, spawn};
+use std::thread::{JoinHandle, sleep, spawn};
+use std::time::{Duration, Instant};
 
-use micabox_mount::{Cache, Error, Filesystem, Limits, Manner, Place, serve};
+use micabox_mount::{Cache, Error, Filesystem, Limits, Manner, Place, Usage, serve};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tempfile::TempDir;
 
@@ -38,6 +39,23 @@ impl Memory {
 
     pub fn path(&self) -> &Path {
         self.directory.path()
+    }
+
+    /// Waits until all that was removed has given back what it took: the kernel forgets inodes later.
+    pub fn wait_until_empty(&self) {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let none = Usage {
+            bytes: 0,
+            inodes: 0,
+        };
+        while self.files.usage() != none {
+            assert!(
+                Instant::now() < deadline,
+                "{:?} is still taken",
+                self.files.usage()
+            );
+            sleep(Duration::from_millis(1));
+        }
     }
 }
 

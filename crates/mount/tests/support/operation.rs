@@ -49,6 +49,13 @@ pub enum Operation {
     WriteUnlinked(Path, usize),
 }
 
+impl Operation {
+    /// Returns whether it gives a file pages that it does not write.
+    pub fn allocates(&self) -> bool {
+        matches!(self, Self::Allocate(_, 0 | 1, ..))
+    }
+}
+
 fn path() -> impl Strategy<Value = Path> {
     prop::sample::select(&PATHS[..])
 }
