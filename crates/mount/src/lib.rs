@@ -2,10 +2,12 @@
 #![forbid(unsafe_code)]
 
 mod error;
+mod kept;
 mod place;
 mod server;
 
 pub use error::Error;
+pub use kept::{KeepError, load, save};
 pub use micabox_memfs::{Filesystem, Limits, Usage};
 pub use place::{Manner, Place};
 pub use server::Cache;

@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use micabox_fuse::Channel;
-use rustix::fs::{Mode, OFlags, open, stat};
+use rustix::fs::{Mode, OFlags, open, stat, syncfs};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::{getegid, geteuid};
@@ -90,6 +90,14 @@ impl Place {
     /// Returns one more channel to the kernel.
     pub(crate) fn channel(&self) -> Result<Channel, Errno> {
         Ok(Channel::new(fcntl_dupfd_cloexec(&self.device, 0)?))
+    }
+
+    /// Makes the kernel write what it has cached. It may be unmounted already, which wrote it.
+    pub fn flush(&self) {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        if let Ok(root) = open(&self.path, flags, Mode::empty()) {
+            let _ = syncfs(root);
+        }
     }
 
     /// Unmounts, so that no path leads there. What is still open there works until this process ends.

@@ -3,12 +3,13 @@
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::sync::Arc;
 use std::thread;
+use std::time::{Duration, Instant};
 
-use micabox_mount::{Cache, Filesystem, Limits, Manner, Place, serve};
+use micabox_mount::{Cache, Filesystem, Limits, Manner, Place, load, save, serve};
 use rustix::fs::stat;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
@@ -21,6 +22,9 @@ use crate::failure::{EXIT_MICA, Failure};
 /// Exit codes of a command that is not there, and of one that can't be run, as shells have them.
 const EXIT_NOT_FOUND: u8 = 127;
 const EXIT_NOT_RUNNABLE: u8 = 126;
+
+/// How long the kernel may take to give back what it has cached, once nothing is mounted any more.
+const LAST_REQUESTS: Duration = Duration::from_secs(10);
 
 /// Bytes of memory for each inode that a filesystem may have, unless a number is given: as on tmpfs.
 const BYTES_PER_INODE: u64 = 4096;
@@ -46,6 +50,12 @@ pub struct Args {
     /// the kernel needs the memory
     #[arg(long, value_name = "WHAT", value_enum, default_value = "always")]
     cache: Caching,
+    /// Fill it from an archive (tar) or an EROFS image
+    #[arg(long, value_name = "FILE")]
+    load: Option<PathBuf>,
+    /// Keep what is in it at the end: as an EROFS image if the name ends in .erofs, otherwise as an archive
+    #[arg(long, value_name = "FILE")]
+    save: Option<PathBuf>,
     /// A command to run in it
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -80,36 +90,51 @@ pub fn execute(args: &Args) -> Outcome {
 }
 
 fn run(args: &Args) -> Outcome {
+    let kept = |action: &str, path: &Path, error: micabox_mount::KeepError| {
+        Failure::of(&error).context(&format!("{action} {}", path.display()))
+    };
     let files = Arc::new(empty(args)?);
+    if let Some(path) = &args.load {
+        load(&files, path).map_err(|error| kept("loading", path, error))?;
+    }
     let manner = Manner::possible(&args.place, !args.command.is_empty()).map_err(failed)?;
     // Before any thread: a namespace is entered by a process that has one.
     let place = Arc::new(Place::mount(&args.place, manner).map_err(failed)?);
-    let code = attend(args, &files, &place);
-    place.unmount();
-    code
-}
-
-/// Serves until the command has ended, or the filesystem is unmounted, or a signal arrives.
-fn attend(args: &Args, files: &Arc<Filesystem>, place: &Arc<Place>) -> Outcome {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT])
         .map_err(|error| Failure::of(&error).context("catching signals"))?;
     let server = {
-        let (files, place) = (Arc::clone(files), Arc::clone(place));
+        let (files, place) = (Arc::clone(&files), Arc::clone(&place));
         let (cache, stop) = (args.cache.into(), signals.handle());
-        // It ends with the last use of the filesystem, which may be later than this process.
         thread::spawn(move || {
             let served = serve(&place, &files, cache);
             stop.close();
             served
         })
     };
-    if let Some((program, arguments)) = args.command.split_first() {
-        return run_in(place, program, arguments, signals);
+    let code = match args.command.split_first() {
+        Some((program, arguments)) => run_in(&place, program, arguments, signals),
+        None => {
+            // Until a signal arrives, or the server has ended.
+            let _ = signals.forever().next();
+            Ok(0)
+        }
+    };
+    place.flush();
+    place.unmount();
+    // The kernel gives back what it has cached, unless a process still uses the filesystem.
+    let deadline = Instant::now() + LAST_REQUESTS;
+    while args.save.is_some() && !server.is_finished() && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(1));
     }
-    if signals.forever().next().is_none() {
+    let saved = match &args.save {
+        Some(path) => save(&files, path).map_err(|error| kept("saving", path, error)),
+        None => Ok(()),
+    };
+    if server.is_finished() {
         server.join().unwrap_or(Ok(())).map_err(failed)?;
     }
-    Ok(0)
+    let code = code?;
+    saved.map(|()| code)
 }
 
 fn failed(error: micabox_mount::Error) -> Failure {
