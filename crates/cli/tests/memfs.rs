@@ -240,21 +240,25 @@ fn what_is_in_it_is_kept_and_comes_back() {
             fs::create_dir(&seen).unwrap();
             let look = format!("cp -a . {}; stat -c %b holes", seen.display());
             let blocks: u64 = text(&run(&flags, &place, &look)).trim().parse().unwrap();
-            assert!(blocks <= 16, "holes are kept: {blocks}");
+            // mkfs.erofs keeps none.
+            let has_holes = source.extension().unwrap() == "tar";
+            assert_eq!(
+                blocks <= 16,
+                has_holes,
+                "holes of {source:?}: {blocks} blocks"
+            );
             compare(&tree, &seen);
             fs::remove_dir_all(&seen).unwrap();
 
-            fs::create_dir(&seen).unwrap();
             if kept.extension().unwrap() == "tar" {
+                fs::create_dir(&seen).unwrap();
                 shell(
                     &seen,
                     "tar --xattrs --xattrs-include='*' --acls -xpf ../kept.tar",
                 );
+                compare(&tree, &seen);
+                fs::remove_dir_all(&seen).unwrap();
             } else {
-                shell(
-                    &seen,
-                    "fsck.erofs --extract=. --overwrite --preserve ../kept.erofs >/dev/null",
-                );
                 shell(
                     directory.path(),
                     "mount -t erofs -o ro,loop kept.erofs place",
@@ -262,10 +266,6 @@ fn what_is_in_it_is_kept_and_comes_back() {
                 compare(&tree, &place);
                 shell(directory.path(), "umount place");
             }
-            if kept.extension().unwrap() == "tar" {
-                compare(&tree, &seen);
-            }
-            fs::remove_dir_all(&seen).unwrap();
             fs::remove_file(kept).unwrap();
         }
     }

@@ -46,6 +46,7 @@
 mod call;
 mod feed;
 mod filter;
+mod heap;
 mod identity;
 mod seccomp;
 mod start;
@@ -55,6 +56,7 @@ mod worker;
 
 pub use call::{Call, CallError, Death, Limits, Worker, probe};
 pub use feed::{Fed, Feed, NoRoom};
+pub use heap::give_back_free_memory;
 pub use identity::Claim;
 pub use seccomp::{CAUGHT, Filter};
 pub use start::cgroup::{Cgroup, Place, ProcessorTime, Quota};

@@ -56,6 +56,14 @@ impl Filesystem {
         self.room.usage()
     }
 
+    /// Returns whether the contents have become fewer by `by` bytes since it last returned true, as far as
+    /// it was asked in between. Those of small files are on the heap: the caller may have its free
+    /// pages given back.
+    #[must_use]
+    pub fn has_shrunk(&self, by: u64) -> bool {
+        self.room.has_shrunk(by)
+    }
+
     pub(crate) fn room(&self) -> &Room {
         &self.room
     }

@@ -30,6 +30,8 @@ pub(crate) struct Room {
     limits: Limits,
     bytes: AtomicU64,
     inodes: AtomicU64,
+    /// Most bytes since [`Room::has_shrunk`] was true.
+    highest: AtomicU64,
 }
 
 impl Room {
@@ -38,7 +40,19 @@ impl Room {
             limits,
             bytes: AtomicU64::new(0),
             inodes: AtomicU64::new(0),
+            highest: AtomicU64::new(0),
         }
+    }
+
+    /// Returns whether `by` bytes fewer are taken than before; then that is the new measure.
+    pub(crate) fn has_shrunk(&self, by: u64) -> bool {
+        let now = self.bytes.load(Ordering::Relaxed);
+        let before = self.highest.fetch_max(now, Ordering::Relaxed);
+        let has_shrunk = before.saturating_sub(now) >= by;
+        if has_shrunk {
+            self.highest.store(now, Ordering::Relaxed);
+        }
+        has_shrunk
     }
 
     pub(crate) fn limits(&self) -> Limits {

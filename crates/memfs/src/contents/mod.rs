@@ -317,7 +317,9 @@ impl Contents {
             }
             let (from, to) = span.part(at.max(span.start), self.size);
             let pages = from / PAGE..to.div_ceil(PAGE);
-            let found = pages.into_iter().find(|&page| chunk.is_written(page) == data);
+            let found = pages
+                .into_iter()
+                .find(|&page| chunk.is_written(page) == data);
             if let Some(page) = found {
                 return Ok((span.start + (page * PAGE) as u64).max(at));
             }

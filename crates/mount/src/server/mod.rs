@@ -23,6 +23,10 @@ const VALID: Duration = Duration::from_secs(u32::MAX as u64);
 /// Requests that the kernel sends without waiting for them.
 const BACKGROUND: u16 = 64;
 
+/// Bytes by which contents become fewer before free pages of the heap go back to the system. Large
+/// chunks go back at once.
+const KEPT: u64 = 8 << 20;
+
 /// What is offered with every cache: reads and direct I/O side by side, umasks and access control lists
 /// applied here, directories read with what a lookup of each entry would answer, lookups side by side
 /// in a directory, targets of links kept, set-id bits cleared here.
@@ -87,6 +91,14 @@ impl Server for Tree<'_> {
             None => _ = self.forget(request),
             Some(answer) if request.opcode == opcode::READ => self.read(request, answer),
             Some(answer) => answer.reply(self.answer(request)),
+        }
+        // After the answer, for which nothing waits any more.
+        let changes = matches!(
+            request.opcode,
+            opcode::FORGET | opcode::BATCH_FORGET | opcode::SETATTR | opcode::WRITE
+        );
+        if changes && self.files.has_shrunk(KEPT) {
+            micabox_jail::give_back_free_memory();
         }
     }
 }
