@@ -129,6 +129,9 @@ impl Filesystem {
     /// # Errors
     /// Those of [`write`](Self::write) if no byte was copied.
     pub fn copy(&self, from: (u64, u64), to: (u64, u64), count: u64) -> Result<u64> {
+        // As far as the file goes now: it may be the one that grows.
+        let size = self.inode(from.0)?.contents()?.size();
+        let count = count.min(size.saturating_sub(from.1));
         let mut copied = 0;
         while copied < count {
             let piece = (count - copied).min(PIECE);

@@ -43,7 +43,7 @@ struct Pair<'a> {
 }
 
 impl Pair<'_> {
-    fn new(&mut self) -> &mut Directory {
+    fn target(&mut self) -> &mut Directory {
         self.new.as_deref_mut().unwrap_or(self.old)
     }
 }
@@ -140,11 +140,11 @@ impl Filesystem {
         mut pair: Pair<'_>,
         mode: Mode,
     ) -> Result<()> {
-        if pair.new().is_removed {
+        if pair.target().is_removed {
             return Err(Errno::NOENT);
         }
         let moved = Arc::clone(pair.old.get(old.name).ok_or(Errno::NOENT)?);
-        let target = pair.new().get(new.name).cloned();
+        let target = pair.target().get(new.name).cloned();
         let target = match (target, mode) {
             (Some(_), Mode::NoReplace) => return Err(Errno::EXIST),
             (None, Mode::Exchange) => return Err(Errno::NOENT),
@@ -167,7 +167,7 @@ impl Filesystem {
         target: &Arc<Inode>,
     ) -> Result<()> {
         pair.old.replace(old.name, Arc::clone(target));
-        pair.new().replace(new.name, Arc::clone(moved));
+        pair.target().replace(new.name, Arc::clone(moved));
         if pair.new.is_some() {
             move_parent(moved, &old.directory, &new.directory)?;
             move_parent(target, &new.directory, &old.directory)?;
@@ -215,8 +215,8 @@ impl Filesystem {
             return Err(error);
         }
         match &target {
-            Some(_) => pair.new().replace(new.name, Arc::clone(moved)),
-            None => pair.new().insert(new.name, Arc::clone(moved)),
+            Some(_) => pair.target().replace(new.name, Arc::clone(moved)),
+            None => pair.target().insert(new.name, Arc::clone(moved)),
         }
         match whiteout {
             Some(whiteout) => {
