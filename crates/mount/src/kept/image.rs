@@ -14,7 +14,7 @@ use micabox_tar::{Attributes, Kind, Member};
 
 use super::load::Loader;
 use super::save::{Members, walk};
-use super::{BUFFER, KeepError};
+use super::{BUFFER, KeepError, ReadAt};
 
 /// Writes a filesystem as an image.
 pub(super) fn write(files: &Filesystem, file: &File) -> Result<(), KeepError> {
@@ -49,11 +49,7 @@ struct Image<W> {
 }
 
 impl<W: Write + std::io::Seek> Members for Image<W> {
-    fn take(
-        &mut self,
-        member: &Member,
-        read: &mut dyn FnMut(u64, &mut [u8]) -> Result<(), KeepError>,
-    ) -> Result<(), KeepError> {
+    fn take(&mut self, member: &Member, read: &mut ReadAt<'_, KeepError>) -> Result<(), KeepError> {
         let metadata = metadata(&member.attributes);
         if member.path.is_empty() {
             let root = self.writer.tree().root();
@@ -86,7 +82,7 @@ impl<W: Write + std::io::Seek> Image<W> {
         &mut self,
         kind: &Kind,
         path: &[u8],
-        read: &mut dyn FnMut(u64, &mut [u8]) -> Result<(), KeepError>,
+        read: &mut ReadAt<'_, KeepError>,
     ) -> Result<ImageKind, KeepError> {
         let device = |major, minor| {
             encode_device(major, minor).ok_or_else(|| KeepError::file(path, Errno::OVERFLOW))
@@ -119,15 +115,12 @@ struct Stored<'a, E> {
     segments: &'a [Segment],
     /// Bytes of the first that were read.
     done: u64,
-    read: &'a mut dyn FnMut(u64, &mut [u8]) -> Result<(), E>,
+    read: &'a mut ReadAt<'a, E>,
     error: Option<E>,
 }
 
 impl<'a, E> Stored<'a, E> {
-    fn new(
-        segments: &'a [Segment],
-        read: &'a mut dyn FnMut(u64, &mut [u8]) -> Result<(), E>,
-    ) -> Self {
+    fn new(segments: &'a [Segment], read: &'a mut ReadAt<'a, E>) -> Self {
         Self {
             segments,
             done: 0,

@@ -22,6 +22,9 @@ const BUFFER: usize = 256 << 10;
 const MAGIC_AT: u64 = 1024;
 const MAGIC: [u8; 4] = 0xe0f5_e1e2_u32.to_le_bytes();
 
+/// Fills a buffer with a file's bytes from an offset on.
+type ReadAt<'a, E> = dyn FnMut(u64, &mut [u8]) -> Result<(), E> + 'a;
+
 /// Why a filesystem can't be saved or loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum KeepError {

@@ -6,28 +6,20 @@ use std::io::Write;
 use micabox_memfs::{Errno, FileKind, Filesystem, ROOT, Seek, Stat};
 use micabox_tar::{Attributes, Kind, Member, Segment, Writer};
 
-use super::KeepError;
+use super::{KeepError, ReadAt};
 
 /// Takes the members of a filesystem: directories before what is in them, names in the order of their
 /// bytes.
 pub(super) trait Members {
-    /// Takes a member. `read` fills a buffer with a file's bytes from an offset on.
-    fn take(
-        &mut self,
-        member: &Member,
-        read: &mut dyn FnMut(u64, &mut [u8]) -> Result<(), KeepError>,
-    ) -> Result<(), KeepError>;
+    /// Takes a member; `read` reads a file's contents.
+    fn take(&mut self, member: &Member, read: &mut ReadAt<'_, KeepError>) -> Result<(), KeepError>;
 }
 
 /// Members that become an archive.
 pub(super) struct Archive<W: Write>(pub(super) Writer<W>);
 
 impl<W: Write> Members for Archive<W> {
-    fn take(
-        &mut self,
-        member: &Member,
-        read: &mut dyn FnMut(u64, &mut [u8]) -> Result<(), KeepError>,
-    ) -> Result<(), KeepError> {
+    fn take(&mut self, member: &Member, read: &mut ReadAt<'_, KeepError>) -> Result<(), KeepError> {
         self.0.add_file(member, read)
     }
 }

@@ -73,11 +73,10 @@ fn receive(socket: &OwnedFd) -> Option<OwnedFd> {
         flags,
     )
     .ok()?;
-    let file = control.drain().find_map(|message| match message {
+    control.drain().find_map(|message| match message {
         RecvAncillaryMessage::ScmRights(mut files) => files.next(),
         _ => None,
-    });
-    file
+    })
 }
 
 /// Unmounts, also what is in use.
