@@ -9,8 +9,7 @@ use crate::message::{LARGEST, Request, opcode};
 
 /// Answers requests, on several threads at once.
 pub trait Server: Sync {
-    /// Answers a request. Those to forget something, and to interrupt another, have no answer: for
-    /// them `answer` is None.
+    /// Answers a request. Those to forget something have no answer: for them `answer` is None.
     fn serve(&self, request: &Request<'_>, answer: Option<Answer<'_>>);
 }
 
@@ -38,7 +37,7 @@ fn serve_channel(channel: &Channel, server: &impl Server) -> Result<(), Errno> {
             return Err(Errno::PROTO);
         };
         let answer = match request.opcode {
-            opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT => None,
+            opcode::FORGET | opcode::BATCH_FORGET => None,
             _ => Some(Answer::new(channel, request.unique)),
         };
         server.serve(&request, answer);

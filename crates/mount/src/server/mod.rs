@@ -136,8 +136,9 @@ impl Tree<'_> {
             opcode::REMOVEXATTR => self.remove_xattr(request),
             opcode::READDIR => self.list(request, false),
             opcode::READDIRPLUS => self.list(request, true),
-            // Opening a directory, flushing and syncing have nothing to do: once told, the kernel
-            // does not ask again. All else is not a filesystem's.
+            // Opening a directory, flushing and syncing have nothing to do, and no request takes so
+            // long that it could be interrupted: once told, the kernel does not ask again. All else is
+            // not a filesystem's.
             _ => Err(Errno::NOSYS),
         }
     }
