@@ -44,6 +44,7 @@
 #![warn(unsafe_code)]
 
 mod call;
+mod channel;
 mod feed;
 mod filter;
 mod heap;
@@ -55,6 +56,7 @@ mod walls;
 mod worker;
 
 pub use call::{Call, CallError, Death, Limits, Worker, probe};
+pub use channel::clone_fuse_channel;
 pub use feed::{Fed, Feed, NoRoom};
 pub use heap::give_back_free_memory;
 pub use identity::Claim;

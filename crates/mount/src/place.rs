@@ -3,7 +3,7 @@
 mod helper;
 
 use std::ffi::CString;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use micabox_fuse::Channel;
@@ -87,9 +87,13 @@ impl Place {
         &self.path
     }
 
-    /// Returns one more channel to the kernel.
+    /// Returns one more channel to the kernel; the same once more where this user may not have another.
     pub(crate) fn channel(&self) -> Result<Channel, Errno> {
-        Ok(Channel::new(fcntl_dupfd_cloexec(&self.device, 0)?))
+        let channel = match micabox_jail::clone_fuse_channel(self.device.as_fd()) {
+            Ok(channel) => channel,
+            Err(_) => fcntl_dupfd_cloexec(&self.device, 0)?,
+        };
+        Ok(Channel::new(channel))
     }
 
     /// Makes the kernel write what it has cached. It may be unmounted already, which wrote it.
