@@ -9,7 +9,7 @@ import re
 import statistics
 from collections.abc import Callable
 
-from bench import measure, report_sandboxes
+from bench import measure, report_sandboxes, report_trees
 from bench.table import MIB, met, source, table
 
 README = measure.REPOSITORY / "bench" / "README.md"
@@ -604,6 +604,7 @@ TABLES = {
     "dax": dax,
     "net": net,
     **report_sandboxes.TABLES,
+    **report_trees.TABLES,
 }
 
 

@@ -79,6 +79,7 @@ enum Command {
     Inspect(commands::inspect::Args),
     Rmi(commands::rmi::Args),
     Store(commands::store::Args),
+    Memfs(commands::memfs::Args),
     Ext4(commands::ext4::Args),
     Doctor(commands::doctor::Args),
 }
@@ -206,6 +207,7 @@ fn main() -> ExitCode {
         Command::Inspect(args) => commands::inspect::execute(&args),
         Command::Rmi(args) => commands::rmi::execute(&args),
         Command::Store(args) => commands::store::execute(&args),
+        Command::Memfs(args) => commands::memfs::execute(&args),
         Command::Ext4(args) => commands::ext4::execute(&args),
         Command::Doctor(args) => commands::doctor::execute(&args),
     };

@@ -1,4 +1,5 @@
-//! Types that filesystems and archives share: a file's kind, points in time, segments.
+//! Types that filesystems and archives share: a file's kind, points in time, segments, access control
+//! lists.
 //!
 //! EROFS, ext4 and archives each encode these differently; their meaning is defined here.
 
@@ -8,6 +9,8 @@
 #[cfg(feature = "std")]
 extern crate std;
 
+#[cfg(feature = "std")]
+pub mod acl;
 mod kind;
 pub mod narrow;
 mod segment;

@@ -44,8 +44,10 @@
 #![warn(unsafe_code)]
 
 mod call;
+mod channel;
 mod feed;
 mod filter;
+mod heap;
 mod identity;
 mod seccomp;
 mod start;
@@ -54,7 +56,9 @@ mod walls;
 mod worker;
 
 pub use call::{Call, CallError, Death, Limits, Worker, probe};
+pub use channel::clone_fuse_channel;
 pub use feed::{Fed, Feed, NoRoom};
+pub use heap::give_back_free_memory;
 pub use identity::Claim;
 pub use seccomp::{CAUGHT, Filter};
 pub use start::cgroup::{Cgroup, Place, ProcessorTime, Quota};
@@ -65,7 +69,7 @@ pub use start::confine::{
 pub use tail::Tail;
 pub use walls::{
     Error, FOLDER_CAPABILITIES, View, Walls, enter, enter_available, enter_folder,
-    enter_for_program, enter_with,
+    enter_for_program, enter_own_mounts, enter_with,
 };
 pub use worker::{
     Kind, NO_PROGRAM, arguments, plain_arguments, program, run_if_worker, take, take_inherited,

@@ -5,9 +5,8 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 
+use micabox_fuse::message::{Body, HEADER, LARGEST, MAJOR, MINOR, MOST_DATA, REPLY_HEADER, opcode};
 use rustix::io::Errno;
-
-use crate::message::{Body, HEADER, LARGEST, MAJOR, MINOR, MOST_DATA, REPLY_HEADER, opcode};
 
 /// Longest value of an extended attribute, and longest list (`XATTR_SIZE_MAX`, `XATTR_LIST_MAX`).
 const LONGEST: u32 = 64 << 10;

@@ -14,21 +14,20 @@
 
 #![forbid(unsafe_code)]
 
-mod acl;
 mod attribute;
 mod client;
 mod handles;
-mod message;
 mod nodes;
 mod owner;
 mod process;
 mod queues;
 mod server;
 mod settled;
+mod shown;
 mod stream;
 mod versions;
 mod watches;
 
 pub use client::{Attributes, Client, ROOT};
-pub use message::{HEADER, LARGEST};
+pub use micabox_fuse::message::{HEADER, LARGEST};
 pub use process::{Error, KIND, Process, Settings, Transport, start};

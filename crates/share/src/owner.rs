@@ -12,7 +12,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{FileType, Stat, XattrFlags, getxattr, setxattr};
 use rustix::io::Errno;
 
-use crate::message::Shown;
+use crate::shown::Shown;
 
 /// The record's name.
 pub(crate) const RECORD: &[u8] = b"user.containers.override_stat";

@@ -2,9 +2,10 @@
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixListener;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::sync::atomic::Ordering;
 
+use micabox_fuse::message::LARGEST;
 use vhost::vhost_user::Listener;
 use vhost::vhost_user::message::{VhostUserProtocolFeatures, VhostUserVirtioFeatures};
 use vhost_user_backend::bitmap::BitmapMmapRegion;
@@ -18,7 +19,6 @@ use vm_memory::{
 };
 use vmm_sys_util::epoll::EventSet;
 
-use crate::message::{HEADER, LARGEST};
 use crate::server::Server;
 use crate::versions::{SLOTS, Slot, Table};
 
@@ -67,6 +67,7 @@ pub(crate) fn serve(server: Arc<Server>, memory: Shared, listener: UnixListener)
     let backend = Arc::new(Backend {
         server,
         memory: memory.clone(),
+        request: Mutex::default(),
     });
     let failed = |error: vhost_user_backend::Error| io::Error::other(error.to_string());
     let mut daemon = VhostUserDaemon::new("share".into(), backend, memory).map_err(failed)?;
@@ -81,6 +82,8 @@ pub(crate) fn serve(server: Arc<Server>, memory: Shared, listener: UnixListener)
 struct Backend {
     server: Arc<Server>,
     memory: Memory,
+    /// Room for a request, which is answered by one thread at a time.
+    request: Mutex<Vec<u8>>,
 }
 
 impl VhostUserBackend for Backend {
@@ -177,9 +180,12 @@ impl Backend {
             return 0;
         };
         // Copied before anything in it is looked at: the guest may change its memory meanwhile.
-        let mut request = Vec::with_capacity(HEADER);
+        let mut request = self.request.lock().unwrap_or_else(PoisonError::into_inner);
+        request.clear();
+        request.reserve(reader.available_bytes().min(LARGEST));
         let most = LARGEST as u64 + 1;
-        if reader.take(most).read_to_end(&mut request).is_err() || request.len() > LARGEST {
+        let mut reader = reader.take(most);
+        if reader.read_to_end(&mut request).is_err() || request.len() > LARGEST {
             return 0;
         }
         let Some(reply) = self.server.answer(&request) else {

@@ -5,7 +5,8 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::message::{HEADER, LARGEST, Reply};
+use micabox_fuse::message::{HEADER, LARGEST, Reply};
+
 use crate::server::Server;
 use crate::versions::{Slot, Table};
 

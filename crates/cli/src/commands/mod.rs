@@ -15,6 +15,7 @@ pub mod inspect;
 pub mod kill;
 pub mod load;
 pub mod logs;
+pub mod memfs;
 pub mod metrics;
 mod named;
 mod notes;

@@ -9,7 +9,7 @@ use super::{Call, Given};
 use crate::seccomp::on_signal;
 use crate::start::confine::limit;
 use crate::walls::{Walls, enter_available};
-use crate::{Filter, take};
+use crate::{Filter, heap, take};
 
 /// Exit codes of a worker without a reply.
 pub(super) const PANICKED: i32 = 101;
@@ -44,7 +44,7 @@ pub(crate) fn serve<C: Call>(descriptor: RawFd) -> i32 {
 }
 
 fn enter() -> Result<(), String> {
-    bound_arenas();
+    heap::bound_arenas();
     report_fatal_signals().map_err(|error| format!("handling signals: {error}"))?;
     let walls = enter_available().map_err(|error| error.to_string())?;
     if walls.namespaces.is_ok() {
@@ -79,19 +79,6 @@ fn answer<C: Call>(descriptor: RawFd) -> Result<(), String> {
         .and_then(|()| reply.write_all(&bytes));
     sent.map_err(|error| format!("replying: {error}"))
 }
-
-/// Limits the number of the allocator's arenas, for each of which it reserves address space. By
-/// default, glibc reads the number of processors from the host's files.
-#[cfg(target_env = "gnu")]
-#[allow(unsafe_code)]
-fn bound_arenas() {
-    const ARENAS: libc::c_int = 4;
-    // SAFETY: numbers.
-    unsafe { libc::mallopt(libc::M_ARENA_MAX, ARENAS) };
-}
-
-#[cfg(not(target_env = "gnu"))]
-fn bound_arenas() {}
 
 /// Makes the process's exit code show which signal ended it: process 1 of a namespace has no
 /// default action for signals. A file that is too long becomes an error of the write.

@@ -20,6 +20,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use serde::{Deserialize, Serialize};
 
 pub use folder::{FOLDER_CAPABILITIES, enter_folder};
+pub use namespaces::enter_own_mounts;
 pub use view::{View, enter_for_program};
 
 /// Why a process could not be jailed. The process must not continue.

@@ -109,8 +109,26 @@ pub(super) fn enter_in_place(own: &OwnedFd, with_mounts: bool) -> Result<(), Err
     map_identity(own, uid, gid).map_err(refused)
 }
 
+/// Moves this process, which must have one thread, into a user namespace and a mount namespace of its
+/// own, where it has its user's number and may mount what such a namespace allows. No mount there is
+/// seen outside.
+///
+/// # Errors
+/// The system's.
+pub fn enter_own_mounts() -> io::Result<()> {
+    let (uid, gid) = (getuid().as_raw(), getgid().as_raw());
+    let own = own_directory()?;
+    unshare(UnshareFlags::NEWUSER | UnshareFlags::NEWNS)?;
+    map(&own, (uid, uid), (gid, gid))
+}
+
 /// Maps `nobody` as the only user and group inside to the caller's outside.
 fn map_identity(own: &OwnedFd, uid: u32, gid: u32) -> io::Result<()> {
+    map(own, (NOBODY, uid), (NOBODY, gid))
+}
+
+/// Maps one user and one group, each inside to one outside.
+fn map(own: &OwnedFd, uid: (u32, u32), gid: (u32, u32)) -> io::Result<()> {
     // A process that changed its identity doesn't own its files below /proc.
     set_dumpable_behavior(DumpableBehavior::Dumpable)?;
     let write = |name: &str, text: String| {
@@ -119,8 +137,8 @@ fn map_identity(own: &OwnedFd, uid: u32, gid: u32) -> io::Result<()> {
         File::from(file).write_all(text.as_bytes())
     };
     write("setgroups", "deny".to_owned())?;
-    write("gid_map", format!("{NOBODY} {gid} 1"))?;
-    write("uid_map", format!("{NOBODY} {uid} 1"))
+    write("gid_map", format!("{} {} 1", gid.0, gid.1))?;
+    write("uid_map", format!("{} {} 1", uid.0, uid.1))
 }
 
 /// Makes the kernel kill this process when its keeper ends.

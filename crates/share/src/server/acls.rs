@@ -4,14 +4,14 @@
 use std::ffi::CStr;
 use std::os::fd::OwnedFd;
 
+use micabox_file::acl::Acl;
 use rustix::fs::{AtFlags, CWD, Mode, Stat, XattrFlags, chmodat, getxattr, removexattr, setxattr};
 use rustix::io::Errno;
 
 use super::Server;
-use crate::acl::Acl;
 use crate::attribute::outside;
-use crate::message::Shown;
 use crate::owner::{PLAIN, path};
+use crate::shown::Shown;
 
 /// The lists of a file, and of what is made in a directory.
 pub(super) const ACCESS: &CStr = c"system.posix_acl_access";

@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
+use micabox_fuse::message::{Reply, Request};
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, XattrFlags,
     chmodat, fstat, fstatfs, fstatvfs, ftruncate, getxattr, getxattr_query, listxattr,
@@ -13,9 +14,9 @@ use super::acls::ACCESS;
 use super::contents::NO_HANDLE;
 use super::{Server, bounded};
 use crate::attribute::{inside, is_overlays, outside};
-use crate::message::{Reply, Request};
 use crate::nodes::ROOT;
 use crate::owner::{Ids, PLAIN, SPECIAL, can_record, path};
+use crate::shown;
 
 /// Which attributes to set (`FATTR_*`).
 const MODE: u32 = 1 << 0;
@@ -57,7 +58,8 @@ impl Server {
     ) -> Result<(), Errno> {
         let stat = fstat(file)?;
         let shown = self.shown(request, request.node, file, &stat);
-        reply.only_attributes(&stat, &shown, self.valid_attributes(request, &stat));
+        let valid = self.valid_attributes(request, &stat);
+        shown::only_attributes(reply, &stat, &shown, valid);
         Ok(())
     }
 

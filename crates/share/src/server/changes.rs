@@ -7,20 +7,25 @@
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
 use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
 
+use micabox_fuse::message::{Request, Until, opcode};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::inotify::{Event, ReadFlags, Reader};
 use rustix::fs::{AtFlags, FileType, Stat, fstat, statat};
 use rustix::io::Errno;
 
 use super::Server;
-use crate::message::{Request, Until, Valid, opcode};
 use crate::nodes::{Found, ROOT};
+use crate::shown::Valid;
 use crate::versions::{Slot, Table, Versions};
 use crate::watches::{Watched, Watches};
 
 /// Bytes of events that are read at a time.
 const EVENTS: usize = 64 << 10;
+
+/// Time between two looks at events: a guest that changes many files is itself the cause of most.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// An entry came or went.
 const NAMES: ReadFlags = ReadFlags::CREATE
@@ -196,7 +201,8 @@ impl Server {
                 Err(error) => Err(error),
             };
             match result {
-                Ok(()) | Err(Errno::INTR) => {}
+                Ok(()) => std::thread::sleep(PAUSE),
+                Err(Errno::INTR) => {}
                 Err(error) => {
                     eprintln!("reading what has changed in a shared folder: {error}");
                     changes.versions.outdate(None);

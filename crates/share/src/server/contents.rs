@@ -4,6 +4,7 @@ use std::io::IoSlice;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use micabox_fuse::message::{Reply, Request, opcode};
 use rustix::fs::{
     CWD, FallocateFlags, FileType, Mode, OFlags, SeekFrom, copy_file_range, fallocate, fdatasync,
     fstat, fsync, openat, syncfs,
@@ -12,7 +13,6 @@ use rustix::io::{Errno, ReadWriteFlags, pread, pwritev2};
 
 use super::{Server, bounded};
 use crate::handles::Handle;
-use crate::message::{Reply, Request, opcode};
 use crate::nodes::Stamp;
 use crate::owner::path;
 use crate::settled::is_settled;

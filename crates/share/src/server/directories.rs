@@ -1,27 +1,22 @@
 //! Requests about directories that are open.
 
-use std::ffi::CStr;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use micabox_fuse::message::{ENTRY_ATTRIBUTES, Entry, Reply, Request, opcode};
 use rustix::fs::{CWD, FileType, Mode, OFlags, RawDir, SeekFrom, fstat, openat, seek};
 use rustix::io::Errno;
 
 use super::contents::{KEEP_CACHE, NO_HANDLE};
 use super::{Server, bounded};
 use crate::handles::Handle;
-use crate::message::{Reply, Request, Shown, opcode};
 use crate::nodes::ROOT;
 use crate::owner::path;
+use crate::shown::{self, Shown};
 
 /// Bytes of entries that are read from the host at a time: about as many as the answer has room for.
 const PIECES: std::ops::RangeInclusive<usize> = 600..=32 << 10;
-
-/// Bytes of an entry without its name, and of the attributes before it (`fuse_dirent`,
-/// `fuse_entry_out`).
-const ENTRY: usize = 24;
-const ATTRIBUTES: usize = 128;
 
 /// The guest may keep the entries that it reads (`FOPEN_CACHE_DIR`), as long as attributes say that
 /// the directory has not changed.
@@ -94,8 +89,8 @@ impl Server {
             let found = Entry {
                 number: entry.ino(),
                 after,
-                kind: entry.file_type(),
-                name,
+                mode: entry.file_type().as_raw_mode(),
+                name: name.to_bytes(),
             };
             let is_self = matches!(name.to_bytes(), b"." | b"..");
             if reply.length().saturating_add(found.length(is_plus)) > size as usize {
@@ -106,10 +101,10 @@ impl Server {
                 let known = (!is_self).then(|| self.nodes.look_up(request.node, name));
                 match known.and_then(Result::ok) {
                     Some(known) => self.tell(request, &known, reply)?,
-                    None => reply.bytes(&[0; ATTRIBUTES]),
+                    None => reply.bytes(&[0; ENTRY_ATTRIBUTES]),
                 }
             }
-            found.write(reply);
+            reply.directory_entry(&found);
             next = after;
             if directory.is_buffer_empty() {
                 // All that was read is in the reply: the next request continues here.
@@ -146,7 +141,7 @@ impl Server {
                 let mut stat = stat;
                 stat.st_nlink = 2;
                 let valid = self.validity.of(FileType::Directory);
-                reply.only_attributes(&stat, &shown, valid.attributes);
+                shown::only_attributes(reply, &stat, &shown, valid.attributes);
                 Ok(())
             }
             opcode::LOOKUP if body.name()? == name => {
@@ -170,48 +165,19 @@ impl Server {
                 let offset = body.u64()?;
                 if offset == 0 {
                     if request.opcode == opcode::READDIRPLUS {
-                        reply.bytes(&[0; ATTRIBUTES]);
+                        reply.bytes(&[0; ENTRY_ATTRIBUTES]);
                     }
                     let entry = Entry {
                         number: stat.st_ino,
                         after: 1,
-                        kind: FileType::RegularFile,
-                        name,
+                        mode: FileType::RegularFile.as_raw_mode(),
+                        name: name.to_bytes(),
                     };
-                    entry.write(reply);
+                    reply.directory_entry(&entry);
                 }
                 Ok(())
             }
             _ => Err(Errno::PERM),
         }
-    }
-}
-
-/// An entry of a directory.
-struct Entry<'a> {
-    number: u64,
-    /// The place behind it.
-    after: u64,
-    kind: FileType,
-    name: &'a CStr,
-}
-
-impl Entry<'_> {
-    fn length(&self, is_plus: bool) -> usize {
-        let name = self.name.to_bytes().len().next_multiple_of(8);
-        name.saturating_add(ENTRY)
-            .saturating_add(if is_plus { ATTRIBUTES } else { 0 })
-    }
-
-    fn write(&self, reply: &mut Reply) {
-        let name = self.name.to_bytes();
-        reply.u64(self.number);
-        reply.u64(self.after);
-        reply.u32(u32::try_from(name.len()).unwrap_or_default());
-        // As in `dirent.d_type`.
-        reply.u32(self.kind.as_raw_mode() >> 12);
-        reply.bytes(name);
-        let padding = name.len().next_multiple_of(8).saturating_sub(name.len());
-        reply.bytes([0; 8].get(..padding).unwrap_or_default());
     }
 }

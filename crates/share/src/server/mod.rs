@@ -16,11 +16,12 @@ use std::ffi::{CStr, CString};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicU64;
 
+use micabox_fuse::message::{Body, LARGEST, MAJOR, MINOR, MOST_DATA, Reply, Request, opcode};
 use rustix::io::Errno;
 
 use crate::handles::Handles;
-use crate::message::{LARGEST, MAJOR, MINOR, MOST_DATA, Reply, Request, Validity, opcode};
 use crate::nodes::{Nodes, ROOT};
+use crate::shown::Validity;
 use crate::versions::Table;
 use changes::Changes;
 use owners::Given;
@@ -136,7 +137,8 @@ impl Server {
     /// Answers a request of at most [`LARGEST`] bytes. None if it has no answer.
     pub(crate) fn answer(&self, request: &[u8]) -> Option<Vec<u8>> {
         let version = self.changes.as_ref().map_or(0, Changes::version);
-        let request = Request::read(request, version)?;
+        let mut request = Request::read(request)?;
+        request.version = version;
         let mut reply = Reply::new();
         let done = match request.opcode {
             opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT => {
@@ -315,6 +317,6 @@ fn bounded(size: u32) -> u32 {
 const _: () = assert!(LARGEST > MOST_DATA as usize);
 
 /// Reads two names.
-fn two_names<'a>(body: &mut crate::message::Body<'a>) -> Result<(&'a CStr, &'a CStr), Errno> {
+fn two_names<'a>(body: &mut Body<'a>) -> Result<(&'a CStr, &'a CStr), Errno> {
     Ok((body.name()?, body.name()?))
 }

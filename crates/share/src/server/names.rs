@@ -4,6 +4,7 @@ use std::ffi::CStr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use micabox_fuse::message::{Reply, Request};
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, Stat, fstat, linkat, mkdirat, mknodat,
     openat, readlinkat_raw, renameat_with, symlinkat, unlinkat,
@@ -13,9 +14,9 @@ use rustix::io::Errno;
 use super::acls::New;
 use super::contents::NO_HANDLE;
 use super::{Server, two_names};
-use crate::message::{Reply, Request, Shown};
 use crate::nodes::Found;
 use crate::owner::{PLAIN, SPECIAL, path};
+use crate::shown::{self, Shown};
 
 /// Directories pass their group on to what is made in them, if they have this bit.
 const SET_GROUP: u32 = 0o2000;
@@ -31,7 +32,8 @@ impl Server {
             Ok(found) => self.tell(request, &found, reply),
             Err(Errno::NOENT) => {
                 self.nodes.untell(request.node, name);
-                reply.no_entry(self.valid_absence(request).ok_or(Errno::NOENT)?);
+                let valid = self.valid_absence(request).ok_or(Errno::NOENT)?;
+                shown::no_entry(reply, valid);
                 Ok(())
             }
             Err(error) => Err(error),
@@ -47,7 +49,7 @@ impl Server {
     ) -> Result<(), Errno> {
         let (stat, valid) = self.told(request, found)?;
         let shown = self.shown(request, found.node, &found.file, &stat);
-        reply.entry(found.node, &stat, &shown, valid);
+        shown::entry(reply, found.node, &stat, &shown, valid);
         Ok(())
     }
 

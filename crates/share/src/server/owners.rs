@@ -5,12 +5,13 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 
+use micabox_fuse::message::Request;
 use rustix::fs::{FileType, Stat, fstat};
 use rustix::io::Errno;
 
 use super::Server;
-use crate::message::{Request, Shown};
 use crate::owner::{self, Ids, can_record};
+use crate::shown::Shown;
 
 /// The user of requests that no process makes.
 const NO_USER: u32 = u32::MAX;

@@ -1,6 +1,8 @@
 //! POSIX access control lists, as extended attributes have them (`linux/posix_acl_xattr.h`): what a
 //! filesystem does with them beyond keeping them. The rules are those of acl(5).
 
+use std::vec::Vec;
+
 /// The version of the format.
 const VERSION: u32 = 2;
 
@@ -16,11 +18,12 @@ const MOST: usize = (64 << 10) / ENTRY;
 
 /// A list: kind, permissions and the number of a user or group.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Acl(Vec<(u16, u16, u32)>);
+pub struct Acl(Vec<(u16, u16, u32)>);
 
 impl Acl {
     /// Reads an attribute's value. None if it is not a list with the three entries that each has.
-    pub(crate) fn parse(value: &[u8]) -> Option<Self> {
+    #[must_use]
+    pub fn parse(value: &[u8]) -> Option<Self> {
         let (version, entries) = value.split_first_chunk()?;
         let (entries, rest) = entries.as_chunks::<ENTRY>();
         if u32::from_le_bytes(*version) != VERSION || !rest.is_empty() || entries.len() > MOST {
@@ -36,7 +39,8 @@ impl Acl {
     }
 
     /// Returns the attribute's value.
-    pub(crate) fn value(&self) -> Vec<u8> {
+    #[must_use]
+    pub fn value(&self) -> Vec<u8> {
         let mut value = VERSION.to_le_bytes().to_vec();
         for (kind, permissions, id) in &self.0 {
             value.extend(kind.to_le_bytes());
@@ -47,12 +51,14 @@ impl Acl {
     }
 
     /// Returns whether it says no more than a file's permission bits can.
-    pub(crate) fn is_minimal(&self) -> bool {
+    #[must_use]
+    pub fn is_minimal(&self) -> bool {
         self.0.len() == 3
     }
 
     /// Returns the permission bits of a file with this list.
-    pub(crate) fn mode(&self) -> u32 {
+    #[must_use]
+    pub fn mode(&self) -> u32 {
         let bits = |kind| {
             let entry = self.0.iter().find(|entry| entry.0 == kind);
             entry.map(|entry| u32::from(entry.1 & 7))
@@ -62,13 +68,15 @@ impl Acl {
     }
 
     /// Returns the list of the file after a change of its permission bits to those of `mode`.
-    pub(crate) fn with_mode(&self, mode: u32) -> Self {
+    #[must_use]
+    pub fn with_mode(&self, mode: u32) -> Self {
         self.with(|kind_of_mode, _| (mode >> kind_of_mode & 7) as u16)
     }
 
     /// Returns the list that a new file gets from its directory's default list, if its maker asks for
     /// the permission bits of `mode`.
-    pub(crate) fn inherited(&self, mode: u32) -> Self {
+    #[must_use]
+    pub fn inherited(&self, mode: u32) -> Self {
         self.with(|kind_of_mode, has| has & (mode >> kind_of_mode & 7) as u16)
     }
 
@@ -92,6 +100,8 @@ impl Acl {
 
 #[cfg(test)]
 mod tests {
+    use std::vec;
+
     use super::*;
 
     const USER: u16 = 0x02;

@@ -1,0 +1,213 @@
+//! `mica memfs`
+
+use std::ffi::OsString;
+use std::io::{self, ErrorKind};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use micabox_mount::{Cache, Filesystem, Limits, Manner, Place, load, save, serve};
+use rustix::fs::stat;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use super::ext4::size as parse_size;
+use crate::Outcome;
+use crate::failure::{EXIT_MICA, Failure};
+
+/// Exit codes of a command that is not there, and of one that can't be run, as shells have them.
+const EXIT_NOT_FOUND: u8 = 127;
+const EXIT_NOT_RUNNABLE: u8 = 126;
+
+/// How long the kernel may take to give back what it has cached, once nothing is mounted any more.
+const LAST_REQUESTS: Duration = Duration::from_secs(10);
+
+/// Bytes of memory for each inode that a filesystem may have, unless a number is given: as on tmpfs.
+const BYTES_PER_INODE: u64 = 4096;
+
+/// Mount an empty filesystem in memory
+///
+/// It is there until it is unmounted, or until Ctrl-C. With a command, it is there for as long as the
+/// command runs in it; mica then exits with the command's code. What is in it is gone afterwards.
+///
+/// As a user who is not root this needs `fusermount3`; without it, only the command sees the filesystem.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The directory to mount it on, which also gives its owner and permissions
+    #[arg(value_name = "MOUNTPOINT")]
+    place: PathBuf,
+    /// How much it may hold, such as 2G [default: half of the machine's memory]
+    #[arg(long, value_parser = parse_size)]
+    size: Option<u64>,
+    /// How many files it may hold [default: one for each 4 KiB of its size]
+    #[arg(long, value_name = "NUMBER")]
+    inodes: Option<u64>,
+    /// What the kernel caches beside it: nothing; a file's contents until it is opened again; or until
+    /// the kernel needs the memory
+    #[arg(long, value_name = "WHAT", value_enum, default_value = "always")]
+    cache: Caching,
+    /// Fill it from an archive (tar) or an EROFS image
+    #[arg(long, value_name = "FILE")]
+    load: Option<PathBuf>,
+    /// Keep what is in it at the end: as an EROFS image if the name ends in .erofs, otherwise as an archive
+    #[arg(long, value_name = "FILE")]
+    save: Option<PathBuf>,
+    /// A command to run in it
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Caching {
+    None,
+    Auto,
+    Always,
+}
+
+impl From<Caching> for Cache {
+    fn from(caching: Caching) -> Self {
+        match caching {
+            Caching::None => Self::None,
+            Caching::Auto => Self::Auto,
+            Caching::Always => Self::Always,
+        }
+    }
+}
+
+/// Mounts, serves, and runs the command.
+pub fn execute(args: &Args) -> Outcome {
+    let is_command = !args.command.is_empty();
+    let outcome = run(args);
+    if is_command {
+        // The exit code then differs from the command's own ones.
+        return outcome.map_err(|failure| failure.at_least(EXIT_MICA));
+    }
+    outcome
+}
+
+fn run(args: &Args) -> Outcome {
+    let kept = |action: &str, path: &Path, error: micabox_mount::KeepError| {
+        Failure::of(&error).context(&format!("{action} {}", path.display()))
+    };
+    let files = Arc::new(empty(args)?);
+    if let Some(path) = &args.load {
+        load(&files, path).map_err(|error| kept("loading", path, error))?;
+    }
+    let manner = Manner::possible(&args.place, !args.command.is_empty()).map_err(failed)?;
+    // Before any thread: a namespace is entered by a process that has one.
+    let place = Arc::new(Place::mount(&args.place, manner).map_err(failed)?);
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT])
+        .map_err(|error| Failure::of(&error).context("catching signals"))?;
+    let server = {
+        let (files, place) = (Arc::clone(&files), Arc::clone(&place));
+        let (cache, stop) = (args.cache.into(), signals.handle());
+        thread::spawn(move || {
+            let served = serve(&place, &files, cache);
+            stop.close();
+            served
+        })
+    };
+    let code = match args.command.split_first() {
+        Some((program, arguments)) => run_in(&place, program, arguments, signals),
+        None => {
+            // Until a signal arrives, or the server has ended.
+            let _ = signals.forever().next();
+            Ok(0)
+        }
+    };
+    place.flush();
+    place.unmount();
+    // The kernel gives back what it has cached, unless a process still uses the filesystem.
+    let deadline = Instant::now() + LAST_REQUESTS;
+    while args.save.is_some() && !server.is_finished() && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let saved = match &args.save {
+        Some(path) => save(&files, path).map_err(|error| kept("saving", path, error)),
+        None => Ok(()),
+    };
+    if server.is_finished() {
+        server.join().unwrap_or(Ok(())).map_err(failed)?;
+    }
+    let code = code?;
+    saved.map(|()| code)
+}
+
+fn failed(error: micabox_mount::Error) -> Failure {
+    let failure = Failure::of(&error);
+    match error {
+        micabox_mount::Error::NoHelper(_) => {
+            failure.hint("install fuse3, or give a command, which alone sees the filesystem")
+        }
+        _ => failure,
+    }
+}
+
+/// Makes the filesystem.
+fn empty(args: &Args) -> Result<Filesystem, Failure> {
+    let bytes = args.size.unwrap_or_else(half_of_memory);
+    let limits = Limits {
+        bytes,
+        inodes: args.inodes.unwrap_or(bytes / BYTES_PER_INODE),
+    };
+    let root = stat(&args.place)
+        .map_err(|error| Failure::of(&error).context(&args.place.display().to_string()))?;
+    let mode = (root.st_mode & 0o7777) as u16;
+    Ok(Filesystem::new(limits, mode, root.st_uid, root.st_gid))
+}
+
+/// Runs the command; returns its exit code.
+fn run_in(
+    place: &Place,
+    program: &OsString,
+    arguments: &[OsString],
+    mut signals: Signals,
+) -> Outcome {
+    let mut command = Command::new(program);
+    command.args(arguments).current_dir(place.path());
+    let mut child = command.spawn().map_err(|error| {
+        let failure = Failure::of(&error).context(&program.to_string_lossy());
+        failure.code(match error.kind() {
+            ErrorKind::NotFound => EXIT_NOT_FOUND,
+            ErrorKind::PermissionDenied => EXIT_NOT_RUNNABLE,
+            _ => EXIT_MICA,
+        })
+    })?;
+    let failed = |error: &io::Error| Failure::of(error).context("waiting for the command");
+    let process = Pid::from_child(&child);
+    let process =
+        pidfd_open(process, PidfdFlags::empty()).map_err(|error| failed(&error.into()))?;
+    let stop = signals.handle();
+    let forward = thread::spawn(move || {
+        for signal in signals.forever() {
+            // The terminal sends its own signals to the command as well.
+            if let Some(signal) = Signal::from_named_raw(signal)
+                && matches!(signal, Signal::TERM | Signal::HUP)
+            {
+                let _ = pidfd_send_signal(&process, signal);
+            }
+        }
+    });
+    let status = child.wait().map_err(|error| failed(&error));
+    stop.close();
+    let _ = forward.join();
+    Ok(code(status?))
+}
+
+/// Returns the exit code of a command, as shells have it.
+fn code(status: ExitStatus) -> u8 {
+    let code = status
+        .code()
+        .or_else(|| status.signal().map(|signal| 128 + signal));
+    code.and_then(|code| u8::try_from(code).ok())
+        .unwrap_or(EXIT_MICA)
+}
+
+fn half_of_memory() -> u64 {
+    let info = rustix::system::sysinfo();
+    info.totalram * u64::from(info.mem_unit) / 2
+}

@@ -1,0 +1,450 @@
+//! FUSE's messages, as far as bytes go (`linux/fuse.h`, version 7.38).
+
+use std::ffi::CStr;
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+/// Bytes of a request's header (`fuse_in_header`).
+pub const HEADER: usize = 40;
+
+/// Bytes of a reply's header (`fuse_out_header`).
+pub const REPLY_HEADER: usize = 16;
+
+/// Most bytes of data in one request to read or write.
+pub const MOST_DATA: u32 = 1 << 20;
+
+/// Most bytes of a request or a reply: data, and a page for all else.
+pub const LARGEST: usize = MOST_DATA as usize + 4096;
+
+/// The protocol's version that this server has.
+pub const MAJOR: u32 = 7;
+/// Its minor number.
+pub const MINOR: u32 = 38;
+
+/// What a request asks for (`enum fuse_opcode`).
+#[expect(missing_docs, reason = "the kernel's names")]
+pub mod opcode {
+    pub const LOOKUP: u32 = 1;
+    pub const FORGET: u32 = 2;
+    pub const GETATTR: u32 = 3;
+    pub const SETATTR: u32 = 4;
+    pub const READLINK: u32 = 5;
+    pub const SYMLINK: u32 = 6;
+    pub const MKNOD: u32 = 8;
+    pub const MKDIR: u32 = 9;
+    pub const UNLINK: u32 = 10;
+    pub const RMDIR: u32 = 11;
+    pub const RENAME: u32 = 12;
+    pub const LINK: u32 = 13;
+    pub const OPEN: u32 = 14;
+    pub const READ: u32 = 15;
+    pub const WRITE: u32 = 16;
+    pub const STATFS: u32 = 17;
+    pub const RELEASE: u32 = 18;
+    pub const FSYNC: u32 = 20;
+    pub const SETXATTR: u32 = 21;
+    pub const GETXATTR: u32 = 22;
+    pub const LISTXATTR: u32 = 23;
+    pub const REMOVEXATTR: u32 = 24;
+    pub const INIT: u32 = 26;
+    pub const OPENDIR: u32 = 27;
+    pub const READDIR: u32 = 28;
+    pub const RELEASEDIR: u32 = 29;
+    pub const FSYNCDIR: u32 = 30;
+    pub const CREATE: u32 = 35;
+    pub const INTERRUPT: u32 = 36;
+    pub const DESTROY: u32 = 38;
+    pub const BATCH_FORGET: u32 = 42;
+    pub const FALLOCATE: u32 = 43;
+    pub const READDIRPLUS: u32 = 44;
+    pub const RENAME2: u32 = 45;
+    pub const LSEEK: u32 = 46;
+    pub const COPY_FILE_RANGE: u32 = 47;
+    pub const SYNCFS: u32 = 50;
+    pub const TMPFILE: u32 = 51;
+    pub const STATX: u32 = 52;
+}
+
+/// A request.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// One of [`opcode`].
+    pub opcode: u32,
+    /// The number that its reply repeats.
+    pub unique: u64,
+    /// The file that it is about.
+    pub node: u64,
+    /// The user of the process that asks.
+    pub uid: u32,
+    /// Its group.
+    pub gid: u32,
+    /// The version of what it is told ([`Until::Version`]): what changes from now on outdates it. 0 in a
+    /// request that was just read.
+    pub version: u64,
+    /// What follows the header.
+    pub body: Body<'a>,
+}
+
+impl<'a> Request<'a> {
+    /// Reads a request, which must be as long as its header says.
+    pub fn read(bytes: &'a [u8]) -> Option<Self> {
+        let mut body = Body(bytes);
+        let length = body.u32().ok()?;
+        let request = Self {
+            opcode: body.u32().ok()?,
+            unique: body.u64().ok()?,
+            node: body.u64().ok()?,
+            uid: body.u32().ok()?,
+            gid: body.u32().ok()?,
+            version: 0,
+            body: {
+                // The process's number and padding.
+                body.u64().ok()?;
+                body
+            },
+        };
+        (length as usize == bytes.len()).then_some(request)
+    }
+}
+
+/// The bytes of a request that were not read yet.
+#[derive(Clone, Copy, Debug)]
+pub struct Body<'a>(&'a [u8]);
+
+impl<'a> Body<'a> {
+    /// Begins to read a body.
+    pub fn of(bytes: &'a [u8]) -> Self {
+        Self(bytes)
+    }
+
+    /// Returns whether all has been read.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], Errno> {
+        let (first, rest) = self.0.split_first_chunk().ok_or(Errno::INVAL)?;
+        self.0 = rest;
+        Ok(*first)
+    }
+
+    /// Reads 4 bytes.
+    ///
+    /// # Errors
+    /// `EINVAL` if there are fewer.
+    pub fn u32(&mut self) -> Result<u32, Errno> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    /// Reads 8 bytes.
+    ///
+    /// # Errors
+    /// `EINVAL` if there are fewer.
+    pub fn u64(&mut self) -> Result<u64, Errno> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    /// Reads `count` bytes.
+    ///
+    /// # Errors
+    /// `EINVAL` if there are fewer.
+    pub fn bytes(&mut self, count: u32) -> Result<&'a [u8], Errno> {
+        let (first, rest) = self
+            .0
+            .split_at_checked(count as usize)
+            .ok_or(Errno::INVAL)?;
+        self.0 = rest;
+        Ok(first)
+    }
+
+    /// Reads a text that ends with a zero byte.
+    ///
+    /// # Errors
+    /// `EINVAL` if none does.
+    pub fn text(&mut self) -> Result<&'a CStr, Errno> {
+        let text = CStr::from_bytes_until_nul(self.0).map_err(|_| Errno::INVAL)?;
+        let length = text.to_bytes_with_nul().len();
+        self.0 = self.0.get(length..).unwrap_or_default();
+        Ok(text)
+    }
+
+    /// Reads the name of one directory entry: never a path, and neither of the entries that lead
+    /// elsewhere.
+    ///
+    /// # Errors
+    /// `EINVAL`, or `ENAMETOOLONG` above 255 bytes.
+    pub fn name(&mut self) -> Result<&'a CStr, Errno> {
+        let name = self.text()?;
+        match name.to_bytes() {
+            b"" | b"." | b".." => Err(Errno::INVAL),
+            bytes if bytes.contains(&b'/') => Err(Errno::INVAL),
+            bytes if bytes.len() > 255 => Err(Errno::NAMETOOLONG),
+            _ => Ok(name),
+        }
+    }
+}
+
+/// A reply: room for its header, and what follows it.
+#[derive(Debug, Default)]
+pub struct Reply(Vec<u8>);
+
+impl Reply {
+    /// Begins a reply.
+    #[must_use]
+    pub fn new() -> Self {
+        Self(vec![0; REPLY_HEADER])
+    }
+
+    /// Ends a reply, with an error in place of its body if there is one.
+    pub fn finish(mut self, unique: u64, error: Option<Errno>) -> Vec<u8> {
+        if error.is_some() {
+            self.0.truncate(REPLY_HEADER);
+        }
+        let length = u32::try_from(self.0.len()).unwrap_or(u32::MAX);
+        let code = error.map_or(0, |error| -error.raw_os_error());
+        let header = length.to_le_bytes().into_iter().chain(code.to_le_bytes());
+        let header = header.chain(unique.to_le_bytes());
+        for (place, byte) in self.0.iter_mut().zip(header) {
+            *place = byte;
+        }
+        self.0
+    }
+
+    /// Returns the number of bytes of the body.
+    #[must_use]
+    pub fn length(&self) -> usize {
+        self.0.len().saturating_sub(REPLY_HEADER)
+    }
+
+    /// Adds 2 bytes.
+    pub fn u16(&mut self, value: u16) {
+        self.bytes(&value.to_le_bytes());
+    }
+
+    /// Adds 4 bytes.
+    pub fn u32(&mut self, value: u32) {
+        self.bytes(&value.to_le_bytes());
+    }
+
+    /// Adds 8 bytes.
+    pub fn u64(&mut self, value: u64) {
+        self.bytes(&value.to_le_bytes());
+    }
+
+    /// Adds bytes.
+    pub fn bytes(&mut self, bytes: &[u8]) {
+        self.0.extend_from_slice(bytes);
+    }
+
+    /// Adds `size` bytes that `fill` writes the first of; returns how many it wrote.
+    ///
+    /// # Errors
+    /// Those of `fill`.
+    pub fn fill(
+        &mut self,
+        size: u32,
+        fill: impl FnOnce(&mut [u8]) -> Result<usize, Errno>,
+    ) -> Result<usize, Errno> {
+        let start = self.0.len();
+        self.0.resize(start.saturating_add(size as usize), 0);
+        let filled = fill(self.0.get_mut(start..).unwrap_or_default())?;
+        self.0.truncate(start.saturating_add(filled));
+        Ok(filled)
+    }
+
+    /// Adds a file and what is known of it (`fuse_entry_out`), valid for as long as `names` and
+    /// `attributes` say.
+    pub fn entry(&mut self, node: u64, file: &Attributes, names: Until, attributes: Until) {
+        let ((name, name_nanos), (attribute, attribute_nanos)) =
+            (names.fields(), attributes.fields());
+        self.u64(node);
+        self.u64(0); // The generation.
+        self.u64(name);
+        self.u64(attribute);
+        self.u32(name_nanos);
+        self.u32(attribute_nanos);
+        self.attributes(file);
+    }
+
+    /// Adds an answer about a file's attributes (`fuse_attr_out`).
+    pub fn only_attributes(&mut self, file: &Attributes, valid: Until) {
+        let (seconds, nanos) = valid.fields();
+        self.u64(seconds);
+        self.u32(nanos);
+        self.u32(0);
+        self.attributes(file);
+    }
+
+    /// Adds a file's attributes (`fuse_attr`).
+    fn attributes(&mut self, file: &Attributes) {
+        self.u64(file.number);
+        self.u64(file.size);
+        self.u64(file.blocks);
+        // Seconds before 1970 are negative, as the kernel has them.
+        for (seconds, _) in file.times() {
+            self.u64(seconds as u64);
+        }
+        for (_, nanos) in file.times() {
+            self.u32(nanos);
+        }
+        self.u32(file.mode);
+        self.u32(file.links);
+        self.u32(file.uid);
+        self.u32(file.gid);
+        self.u32(device(file.device));
+        self.u32(file.block_size);
+        self.u32(if file.is_unsettled { UNSETTLED } else { 0 });
+    }
+
+    /// Adds an entry of a directory (`fuse_dirent`).
+    pub fn directory_entry(&mut self, entry: &Entry<'_>) {
+        self.u64(entry.number);
+        self.u64(entry.after);
+        self.u32(u32::try_from(entry.name.len()).unwrap_or_default());
+        // As in `dirent.d_type`.
+        self.u32(entry.mode >> 12);
+        self.bytes(entry.name);
+        let padding = entry.name.len().next_multiple_of(8) - entry.name.len();
+        self.bytes([0; 8].get(..padding).unwrap_or_default());
+    }
+}
+
+/// What FUSE says of a file.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Attributes {
+    /// The inode's number.
+    pub number: u64,
+    /// Bytes.
+    pub size: u64,
+    /// Blocks of 512 bytes.
+    pub blocks: u64,
+    /// Times since 1970-01-01 UTC: seconds, and nanoseconds below 1,000,000,000.
+    pub atime: (i64, u32),
+    /// Of the last change of the contents.
+    pub mtime: (i64, u32),
+    /// Of the last change of anything.
+    pub ctime: (i64, u32),
+    /// Type, permissions, set-id and sticky bits.
+    pub mode: u32,
+    /// Number of names.
+    pub links: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Major and minor number of a device.
+    pub device: (u32, u32),
+    /// Bytes that programs should read and write at a time.
+    pub block_size: u32,
+    /// What the kernel has cached of the contents must not outlive these attributes
+    /// (`FUSE_ATTR_UNSETTLED` of `kernel/patches`; other kernels ignore it).
+    pub is_unsettled: bool,
+}
+
+/// How long the kernel may use something that it was told without asking again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Until {
+    /// For so long.
+    Time(Duration),
+    /// Until its table has a higher version in the slot of what it was told (`FUSE_VERSIONS` of
+    /// `kernel/patches`).
+    Version(u64),
+}
+
+impl Until {
+    /// Returns the seconds and nanoseconds of a message.
+    fn fields(self) -> (u64, u32) {
+        match self {
+            Self::Time(time) => (time.as_secs(), time.subsec_nanos()),
+            Self::Version(version) => (version, VERSION),
+        }
+    }
+}
+
+/// Nanoseconds of a validity that is a version (`FUSE_VALID_VERSION`).
+const VERSION: u32 = u32::MAX;
+
+/// The flag of unsettled attributes.
+const UNSETTLED: u32 = 1 << 31;
+
+impl Attributes {
+    fn times(&self) -> [(i64, u32); 3] {
+        [self.atime, self.mtime, self.ctime]
+    }
+}
+
+/// An entry of a directory.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry<'a> {
+    /// The inode's number.
+    pub number: u64,
+    /// The place behind it in the directory.
+    pub after: u64,
+    /// The file's mode, of which the type is used.
+    pub mode: u32,
+    /// Its name.
+    pub name: &'a [u8],
+}
+
+impl Entry<'_> {
+    /// Returns the number of bytes of the entry, after the file's attributes if `is_plus`
+    /// (`fuse_direntplus`).
+    #[must_use]
+    pub fn length(&self, is_plus: bool) -> usize {
+        let before = if is_plus { ENTRY_ATTRIBUTES } else { 0 };
+        let name = self.name.len().next_multiple_of(8);
+        name.saturating_add(ENTRY_HEADER).saturating_add(before)
+    }
+}
+
+/// Bytes of an entry before its name (`fuse_dirent`).
+const ENTRY_HEADER: usize = 24;
+
+/// Bytes of what [`Reply::entry`] adds (`fuse_entry_out`).
+pub const ENTRY_ATTRIBUTES: usize = 128;
+
+/// Returns a device's number as FUSE has it (`new_encode_dev`).
+fn device((major, minor): (u32, u32)) -> u32 {
+    (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(length: u32, body: &[u8]) -> Vec<u8> {
+        let mut bytes = length.to_le_bytes().to_vec();
+        bytes.extend([0; HEADER - 4]);
+        bytes.extend(body);
+        bytes
+    }
+
+    #[test]
+    fn a_request_is_as_long_as_it_says() {
+        assert!(Request::read(&request(42, b"a\0")).is_some());
+        for wrong in [0, 41, 43, u32::MAX] {
+            assert!(Request::read(&request(wrong, b"a\0")).is_none());
+        }
+        assert!(Request::read(&[0; HEADER - 1]).is_none());
+    }
+
+    #[test]
+    fn a_name_is_never_a_path() {
+        let name = |bytes: &[u8]| Body(bytes).name().map(|name| name.to_bytes().to_vec());
+        assert_eq!(name(b"...\0rest"), Ok(b"...".to_vec()));
+        for wrong in [
+            &b"..\0"[..],
+            b".\0",
+            b"\0",
+            b"a/b\0",
+            b"/\0",
+            b"unended",
+            b"",
+        ] {
+            assert_eq!(name(wrong), Err(Errno::INVAL), "{wrong:?}");
+        }
+        let long = [[b'x'; 256].as_slice(), &[0]].concat();
+        assert_eq!(name(&long), Err(Errno::NAMETOOLONG));
+    }
+}

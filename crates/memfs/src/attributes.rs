@@ -1,0 +1,158 @@
+//! Attributes of inodes, and how they change (inode(7), chown(2), write(2)).
+
+use crate::Result;
+use crate::clock::now;
+use crate::filesystem::Filesystem;
+use crate::inode::{Inode, State};
+use crate::xattr::CAPABILITY;
+use micabox_file::{FileKind, Timestamp};
+
+/// Set-id bits of a mode, and execution by the group.
+const SET_UID: u16 = 0o4000;
+pub(crate) const SET_GID: u16 = 0o2000;
+const GROUP_EXECUTES: u16 = 0o010;
+
+/// The attributes of an inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// Its number, which no other inode has or had.
+    pub number: u64,
+    /// What it is.
+    pub kind: FileKind,
+    /// Permission, set-id and sticky bits.
+    pub mode: u16,
+    /// Its names; of a directory also its own two, and one for each directory in it.
+    pub links: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Major and minor number of a device.
+    pub device: (u32, u32),
+    /// Bytes; of a link those of its target.
+    pub size: u64,
+    /// Blocks of 512 bytes in memory.
+    pub blocks: u64,
+    /// Time of the last access that was recorded. Reading records none.
+    pub atime: Timestamp,
+    /// Time of the last change of the contents.
+    pub mtime: Timestamp,
+    /// Time of the last change.
+    pub ctime: Timestamp,
+    /// Time at which it was made.
+    pub born: Timestamp,
+}
+
+/// A time to set.
+#[derive(Clone, Copy, Debug)]
+pub enum Time {
+    /// That of the clock.
+    Now,
+    /// This one.
+    At(Timestamp),
+}
+
+/// Whether a change of the contents takes away what lets a program have more rights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Kill {
+    /// It stays.
+    Nothing,
+    /// A program's capabilities go.
+    #[default]
+    Capabilities,
+    /// Set-id bits go as well: the writer lacks `CAP_FSETID`.
+    SetId,
+}
+
+/// A change of attributes: of those that are given.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Change {
+    /// Permission, set-id and sticky bits.
+    pub mode: Option<u16>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Size of a file, in bytes.
+    pub size: Option<u64>,
+    /// Time of the last access.
+    pub atime: Option<Time>,
+    /// Time of the last change of the contents.
+    pub mtime: Option<Time>,
+    /// Time of the last change; otherwise the clock's.
+    pub ctime: Option<Timestamp>,
+    /// What goes if the size is set.
+    pub kill: Kill,
+}
+
+impl Filesystem {
+    /// Returns an inode's attributes.
+    ///
+    /// # Errors
+    /// `ESTALE`.
+    pub fn stat(&self, number: u64) -> Result<Stat> {
+        Ok(self.inode(number)?.stat())
+    }
+
+    /// Changes attributes. An access control list follows the permissions, and a new owner or group
+    /// takes set-id bits and capabilities from what may be executed.
+    ///
+    /// # Errors
+    /// `ESTALE`; for a size `EISDIR`, `EINVAL` and `EFBIG`.
+    pub fn set(&self, number: u64, change: &Change) -> Result<Stat> {
+        let inode = self.inode(number)?;
+        if let Some(size) = change.size {
+            let mut contents = inode.contents_mut()?;
+            contents.truncate(size, self.room())?;
+            let mut state = inode.state();
+            self.kill(&mut state, change.kill);
+            state.modified(now());
+        }
+        self.set_state(&inode, change);
+        Ok(inode.stat())
+    }
+
+    fn set_state(&self, inode: &Inode, change: &Change) {
+        let now = now();
+        let mut state = inode.state();
+        let is_given_away = change.uid.is_some() || change.gid.is_some();
+        if is_given_away && !inode.is_directory() {
+            self.kill(&mut state, Kill::SetId);
+        }
+        if let Some(mode) = change.mode {
+            state.mode = mode & 0o7777;
+            self.follow_mode(&mut state);
+        }
+        state.uid = change.uid.unwrap_or(state.uid);
+        state.gid = change.gid.unwrap_or(state.gid);
+        let time = |time| match time {
+            Time::Now => now,
+            Time::At(time) => time,
+        };
+        state.atime = change.atime.map_or(state.atime, time);
+        state.mtime = change.mtime.map_or(state.mtime, time);
+        state.ctime = change.ctime.unwrap_or(now);
+    }
+
+    /// Takes away what lets a program have more rights.
+    pub(crate) fn kill(&self, state: &mut State, kill: Kill) {
+        if kill == Kill::SetId {
+            state.mode &= !SET_UID;
+            // Without execution by the group the bit once meant mandatory locks.
+            if state.mode & GROUP_EXECUTES != 0 {
+                state.mode &= !SET_GID;
+            }
+        }
+        if kill != Kill::Nothing {
+            self.drop_xattr(state, CAPABILITY);
+        }
+    }
+
+    /// Returns a symbolic link's target.
+    ///
+    /// # Errors
+    /// `EINVAL` if it is none, `ESTALE`.
+    pub fn read_link(&self, number: u64) -> Result<Vec<u8>> {
+        Ok(self.inode(number)?.target()?.to_vec())
+    }
+}

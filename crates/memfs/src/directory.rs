@@ -1,0 +1,143 @@
+//! The entries of one directory.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Bound;
+use std::sync::Arc;
+
+use micabox_file::FileKind;
+use rustix::io::Errno;
+
+use crate::Result;
+use crate::attributes::Stat;
+use crate::filesystem::{Filesystem, ROOT};
+use crate::inode::Inode;
+
+/// The places of `.` and `..`; entries come after them.
+const SELF: u64 = 1;
+const PARENT: u64 = 2;
+
+/// A directory's entries.
+#[derive(Debug)]
+pub(crate) struct Directory {
+    by_name: HashMap<Arc<[u8]>, Child>,
+    /// In the order in which they were made. A place is never used again, so that reading goes on where it
+    /// stopped, whatever comes and goes.
+    by_place: BTreeMap<u64, Arc<[u8]>>,
+    last: u64,
+    pub(crate) parent: u64,
+    /// Whether it has lost its name: nothing is made in it any more.
+    pub(crate) is_removed: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Child {
+    inode: Arc<Inode>,
+    place: u64,
+}
+
+impl Directory {
+    pub(crate) fn new(parent: u64) -> Self {
+        Self {
+            by_name: HashMap::new(),
+            by_place: BTreeMap::new(),
+            last: PARENT,
+            parent,
+            is_removed: false,
+        }
+    }
+
+    pub(crate) fn get(&self, name: &[u8]) -> Option<&Arc<Inode>> {
+        self.by_name.get(name).map(|child| &child.inode)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.by_name.is_empty()
+    }
+
+    /// Adds an entry. The name is free.
+    pub(crate) fn insert(&mut self, name: &[u8], inode: Arc<Inode>) {
+        self.last += 1;
+        let place = self.last;
+        let name: Arc<[u8]> = name.into();
+        self.by_place.insert(place, Arc::clone(&name));
+        self.by_name.insert(name, Child { inode, place });
+    }
+
+    /// Replaces what a name stands for; the entry keeps its place.
+    pub(crate) fn replace(&mut self, name: &[u8], inode: Arc<Inode>) {
+        if let Some(child) = self.by_name.get_mut(name) {
+            child.inode = inode;
+        }
+    }
+
+    pub(crate) fn remove(&mut self, name: &[u8]) {
+        if let Some(child) = self.by_name.remove(name) {
+            self.by_place.remove(&child.place);
+        }
+        // A directory that was large and is empty takes nothing.
+        if self.by_name.is_empty() {
+            self.by_name = HashMap::new();
+        }
+    }
+}
+
+/// An entry that is listed.
+#[derive(Clone, Copy, Debug)]
+pub struct Listed<'a> {
+    /// The inode's number.
+    pub number: u64,
+    /// Its kind.
+    pub kind: FileKind,
+    /// Where listing goes on behind the entry.
+    pub after: u64,
+    /// The entry's name; also `.` and `..`.
+    pub name: &'a [u8],
+}
+
+impl Filesystem {
+    /// Lists a directory from a place on, 0 at first, until `take` returns false. `take` gets a function
+    /// that holds the entry's inode and returns its attributes, except for `.` and `..`. Entries that
+    /// are made or removed meanwhile are listed or not; all others are listed once.
+    ///
+    /// # Errors
+    /// `ENOTDIR`, `ESTALE`.
+    pub fn list(
+        &self,
+        directory: u64,
+        after: u64,
+        mut take: impl FnMut(Listed<'_>, Option<&dyn Fn() -> Stat>) -> bool,
+    ) -> Result<()> {
+        let inode = self.inode(directory)?;
+        let entries = inode.entries()?;
+        let parent = if directory == ROOT {
+            ROOT
+        } else {
+            entries.parent
+        };
+        for (place, name, number) in [(SELF, &b"."[..], directory), (PARENT, b"..", parent)] {
+            let listed = Listed {
+                number,
+                kind: FileKind::Directory,
+                after: place,
+                name,
+            };
+            if after < place && !take(listed, None) {
+                return Ok(());
+            }
+        }
+        let from = Bound::Excluded(after.max(PARENT));
+        for (&place, name) in entries.by_place.range((from, Bound::Unbounded)) {
+            let child = entries.by_name.get(name).ok_or(Errno::IO)?;
+            let listed = Listed {
+                number: child.inode.number,
+                kind: child.inode.kind,
+                after: place,
+                name,
+            };
+            if !take(listed, Some(&|| child.inode.hold())) {
+                break;
+            }
+        }
+        Ok(())
+    }
+}

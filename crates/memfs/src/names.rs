@@ -1,0 +1,195 @@
+//! Names: how they come and go.
+
+use std::sync::{Arc, PoisonError};
+
+use rustix::io::Errno;
+
+use crate::Result;
+use crate::attributes::Stat;
+use crate::clock::now;
+use crate::directory::Directory;
+use crate::filesystem::Filesystem;
+use crate::inode::{Inode, New};
+
+/// Most bytes of a name.
+pub const NAME_MAX: usize = 255;
+
+/// Most bytes of a symbolic link's target.
+const TARGET_MAX: usize = 4095;
+
+/// Most names of a file, as on ext4: the SDK's and other programs' archives hold no more of them.
+pub(crate) const LINKS: u32 = 65_000;
+
+/// Returns whether a name may be given: it is neither empty nor too long, and leads nowhere else.
+pub(crate) fn check(name: &[u8]) -> Result<()> {
+    match name {
+        b"" | b"." | b".." => Err(Errno::INVAL),
+        _ if name.len() > NAME_MAX => Err(Errno::NAMETOOLONG),
+        _ if name.contains(&b'/') || name.contains(&0) => Err(Errno::INVAL),
+        _ => Ok(()),
+    }
+}
+
+/// Fails where a name is taken, or where the directory has lost its own.
+pub(crate) fn check_free(entries: &Directory, name: &[u8]) -> Result<()> {
+    check(name)?;
+    if entries.is_removed {
+        return Err(Errno::NOENT);
+    }
+    match entries.get(name) {
+        Some(_) => Err(Errno::EXIST),
+        None => Ok(()),
+    }
+}
+
+impl Filesystem {
+    /// Finds a name, and holds what it stands for.
+    ///
+    /// # Errors
+    /// `ENOENT`, `ENOTDIR`, `ENAMETOOLONG`, `ESTALE`.
+    pub fn look_up(&self, directory: u64, name: &[u8]) -> Result<Stat> {
+        if name.len() > NAME_MAX {
+            return Err(Errno::NAMETOOLONG);
+        }
+        let directory = self.inode(directory)?;
+        let entries = directory.entries()?;
+        Ok(entries.get(name).ok_or(Errno::NOENT)?.hold())
+    }
+
+    /// Makes something new with a name, and holds it.
+    ///
+    /// # Errors
+    /// `EEXIST`, `ENOENT` in a directory that was removed, `ENOSPC`, `EMLINK`, `ENAMETOOLONG`, `EINVAL`,
+    /// `ENOTDIR`, `ESTALE`.
+    pub fn make(&self, directory: u64, name: &[u8], new: &New<'_>) -> Result<Stat> {
+        if new.target.len() > TARGET_MAX {
+            return Err(Errno::NAMETOOLONG);
+        }
+        let directory = self.inode(directory)?;
+        let mut entries = directory.entries_mut()?;
+        check_free(&entries, name)?;
+        let is_directory = new.kind == crate::FileKind::Directory;
+        let inode = self.create(&directory, new, if is_directory { 2 } else { 1 })?;
+        entries.insert(name, Arc::clone(&inode));
+        let mut state = directory.state();
+        state.links += u32::from(is_directory);
+        state.modified(now());
+        drop(state);
+        Ok(inode.stat())
+    }
+
+    /// Makes a file without a name for a directory (`O_TMPFILE`), and holds it.
+    ///
+    /// # Errors
+    /// `ENOSPC`, `ENOTDIR`, `ESTALE`.
+    pub fn make_unnamed(&self, directory: u64, new: &New<'_>) -> Result<Stat> {
+        let directory = self.inode(directory)?;
+        if !directory.is_directory() {
+            return Err(Errno::NOTDIR);
+        }
+        Ok(self.create(&directory, new, 0)?.stat())
+    }
+
+    /// Gives a file one more name, and holds it. Each name but the first takes an inode's room, as on
+    /// tmpfs.
+    ///
+    /// # Errors
+    /// Those of [`make`](Self::make); `EPERM` for a directory.
+    pub fn link(&self, number: u64, directory: u64, name: &[u8]) -> Result<Stat> {
+        let inode = self.inode(number)?;
+        if inode.is_directory() {
+            return Err(Errno::PERM);
+        }
+        let directory = self.inode(directory)?;
+        let mut entries = directory.entries_mut()?;
+        check_free(&entries, name)?;
+        let mut state = inode.state();
+        if state.links >= LINKS {
+            return Err(Errno::MLINK);
+        }
+        if state.links > 0 {
+            self.room().take_inode()?;
+        }
+        let now = now();
+        state.links += 1;
+        state.ctime = now;
+        drop(state);
+        entries.insert(name, Arc::clone(&inode));
+        directory.state().modified(now);
+        Ok(inode.hold())
+    }
+
+    /// Removes the name of anything but a directory.
+    ///
+    /// # Errors
+    /// `ENOENT`, `EISDIR`, `ENOTDIR`, `ESTALE`.
+    pub fn unlink(&self, directory: u64, name: &[u8]) -> Result<()> {
+        let directory = self.inode(directory)?;
+        let mut entries = directory.entries_mut()?;
+        let inode = Arc::clone(entries.get(name).ok_or(Errno::NOENT)?);
+        if inode.is_directory() {
+            return Err(Errno::ISDIR);
+        }
+        entries.remove(name);
+        directory.state().modified(now());
+        drop(entries);
+        self.lose_name(&inode);
+        Ok(())
+    }
+
+    /// Takes one name from something that is not a directory, and frees it if that was the last.
+    pub(crate) fn lose_name(&self, inode: &Inode) {
+        let mut state = inode.state();
+        state.links = state.links.saturating_sub(1);
+        state.ctime = now();
+        let (has_names, is_gone) = (state.links > 0, state.is_gone());
+        drop(state);
+        if has_names {
+            self.room().give_inodes(1);
+        } else if is_gone {
+            self.dispose(inode);
+        }
+    }
+
+    /// Removes an empty directory.
+    ///
+    /// # Errors
+    /// `ENOENT`, `ENOTDIR`, `ENOTEMPTY`, `ESTALE`.
+    pub fn remove_directory(&self, directory: u64, name: &[u8]) -> Result<()> {
+        let _moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
+        let directory = self.inode(directory)?;
+        let mut entries = directory.entries_mut()?;
+        let inode = Arc::clone(entries.get(name).ok_or(Errno::NOENT)?);
+        remove_if_empty(&inode)?;
+        entries.remove(name);
+        let mut state = directory.state();
+        state.links = state.links.saturating_sub(1);
+        state.modified(now());
+        drop(state);
+        drop(entries);
+        self.lose_directory(&inode);
+        Ok(())
+    }
+
+    /// Takes both names of a directory that was removed.
+    pub(crate) fn lose_directory(&self, inode: &Inode) {
+        let mut state = inode.state();
+        state.links = 0;
+        state.ctime = now();
+        let is_gone = state.is_gone();
+        drop(state);
+        if is_gone {
+            self.dispose(inode);
+        }
+    }
+}
+
+/// Marks a directory as removed, so that nothing is made in it, if it is empty.
+pub(crate) fn remove_if_empty(inode: &Inode) -> Result<()> {
+    let mut entries = inode.entries_mut()?;
+    if !entries.is_empty() {
+        return Err(Errno::NOTEMPTY);
+    }
+    entries.is_removed = true;
+    Ok(())
+}

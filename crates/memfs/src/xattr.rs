@@ -1,0 +1,147 @@
+//! Extended attributes (xattr(7)).
+
+use std::collections::BTreeMap;
+
+use rustix::io::Errno;
+
+use crate::Result;
+use crate::clock::now;
+use crate::filesystem::Filesystem;
+use crate::inode::State;
+use crate::lists::{ACCESS, DEFAULT};
+use crate::room::Room;
+
+/// A program's capabilities.
+pub(crate) const CAPABILITY: &[u8] = b"security.capability";
+
+/// Longest name, value and list of names (`linux/limits.h`).
+const NAME_MAX: usize = 255;
+const SIZE_MAX: usize = 64 << 10;
+const LIST_MAX: usize = 64 << 10;
+
+type Xattrs = BTreeMap<Box<[u8]>, Box<[u8]>>;
+
+/// Whether an attribute may be there before it is set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SetMode {
+    /// It may.
+    Any,
+    /// It must not (`XATTR_CREATE`).
+    Create,
+    /// It must (`XATTR_REPLACE`).
+    Replace,
+}
+
+fn cost(name: &[u8], value: &[u8]) -> u64 {
+    (name.len() + value.len()) as u64
+}
+
+/// Sets an attribute and takes room for it.
+pub(crate) fn take(room: &Room, xattrs: &mut Xattrs, name: &[u8], value: &[u8]) -> Result<()> {
+    let old = xattrs.get(name).map_or(0, |old| cost(name, old));
+    let new = cost(name, value);
+    room.take_bytes(new.saturating_sub(old))?;
+    room.give_bytes(old.saturating_sub(new));
+    xattrs.insert(name.into(), value.into());
+    Ok(())
+}
+
+impl Filesystem {
+    /// Sets an attribute. If `kill_group`, the set-group-id bit goes with a new access control list
+    /// (`FUSE_SETXATTR_ACL_KILL_SGID`).
+    ///
+    /// # Errors
+    /// `EEXIST`, `ENODATA`, `ERANGE`, `E2BIG`, `ENOSPC`, `EINVAL` for a value that is not a list, `ESTALE`.
+    pub fn set_xattr(
+        &self,
+        number: u64,
+        name: &[u8],
+        value: &[u8],
+        mode: SetMode,
+        kill_group: bool,
+    ) -> Result<()> {
+        if name.is_empty() || name.len() > NAME_MAX {
+            return Err(Errno::RANGE);
+        }
+        if value.len() > SIZE_MAX {
+            return Err(Errno::TOOBIG);
+        }
+        let inode = self.inode(number)?;
+        let mut state = inode.state();
+        match (mode, state.xattrs.contains_key(name)) {
+            (SetMode::Create, true) => return Err(Errno::EXIST),
+            (SetMode::Replace, false) => return Err(Errno::NODATA),
+            (_, true) => {}
+            (_, false) => {
+                let names: usize = state.xattrs.keys().map(|name| name.len() + 1).sum();
+                if names + name.len() + 1 > LIST_MAX {
+                    return Err(Errno::NOSPC);
+                }
+            }
+        }
+        if name == ACCESS {
+            self.set_access(&mut state, value, kill_group)?;
+        } else {
+            take(self.room(), &mut state.xattrs, name, value)?;
+        }
+        state.ctime = now();
+        Ok(())
+    }
+
+    /// Returns an attribute's value.
+    ///
+    /// # Errors
+    /// `ENODATA`, `ESTALE`.
+    pub fn xattr(&self, number: u64, name: &[u8]) -> Result<Vec<u8>> {
+        let inode = self.inode(number)?;
+        let state = inode.state();
+        let value = state.xattrs.get(name).ok_or(Errno::NODATA)?;
+        Ok(value.to_vec())
+    }
+
+    /// Returns the names of all attributes, each with a zero byte after it.
+    ///
+    /// # Errors
+    /// `ESTALE`.
+    pub fn xattr_names(&self, number: u64) -> Result<Vec<u8>> {
+        let inode = self.inode(number)?;
+        let state = inode.state();
+        Ok(state
+            .xattrs
+            .keys()
+            .flat_map(|name| [name, &b"\0"[..]].concat())
+            .collect())
+    }
+
+    /// Removes an attribute.
+    ///
+    /// # Errors
+    /// `ENODATA`, `ESTALE`.
+    pub fn remove_xattr(&self, number: u64, name: &[u8]) -> Result<()> {
+        let inode = self.inode(number)?;
+        let mut state = inode.state();
+        if !self.drop_xattr(&mut state, name) {
+            // A file without a list has that of its permissions.
+            let is_list = name == ACCESS || name == DEFAULT;
+            return if is_list { Ok(()) } else { Err(Errno::NODATA) };
+        }
+        state.ctime = now();
+        Ok(())
+    }
+
+    /// Removes an attribute; returns whether it was there.
+    pub(crate) fn drop_xattr(&self, state: &mut State, name: &[u8]) -> bool {
+        let Some(value) = state.xattrs.remove(name) else {
+            return false;
+        };
+        self.room().give_bytes(cost(name, &value));
+        true
+    }
+
+    /// Removes all attributes.
+    pub(crate) fn drop_xattrs(&self, state: &mut State) {
+        let all = std::mem::take(&mut state.xattrs);
+        let sum = all.iter().map(|(name, value)| cost(name, value)).sum();
+        self.room().give_bytes(sum);
+    }
+}

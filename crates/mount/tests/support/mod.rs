@@ -1,0 +1,100 @@
+//! Filesystems that tests mount, as root.
+
+pub mod operation;
+pub mod tree;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::{JoinHandle, sleep, spawn};
+use std::time::{Duration, Instant};
+
+use micabox_mount::{Cache, Error, Filesystem, Limits, Manner, Place, Usage, serve};
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use tempfile::TempDir;
+
+/// A filesystem in memory that this process serves.
+pub struct Memory {
+    pub files: Arc<Filesystem>,
+    place: Arc<Place>,
+    server: Option<JoinHandle<Result<(), Error>>>,
+    directory: TempDir,
+}
+
+impl Memory {
+    pub fn mount(bytes: u64, inodes: u64, cache: Cache) -> Self {
+        let directory = TempDir::new().unwrap();
+        let files = Arc::new(Filesystem::new(Limits { bytes, inodes }, 0o755, 0, 0));
+        let place = Arc::new(Place::mount(directory.path(), Manner::Kernel).unwrap());
+        let server = {
+            let (files, place) = (Arc::clone(&files), Arc::clone(&place));
+            spawn(move || serve(&place, &files, cache))
+        };
+        Self {
+            files,
+            place,
+            server: Some(server),
+            directory,
+        }
+    }
+
+    pub fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Waits until all that was removed has given back what it took: the kernel forgets inodes later.
+    pub fn wait_until_empty(&self) {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let none = Usage {
+            bytes: 0,
+            inodes: 0,
+        };
+        while self.files.usage() != none {
+            assert!(
+                Instant::now() < deadline,
+                "{:?} is still taken",
+                self.files.usage()
+            );
+            sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        self.place.unmount();
+        let server = self.server.take().unwrap();
+        // If a test has failed, something may still be open there.
+        if !std::thread::panicking() {
+            server.join().unwrap().unwrap();
+        }
+    }
+}
+
+/// The kernel's own filesystem in memory.
+pub struct Tmpfs(TempDir);
+
+impl Tmpfs {
+    pub fn mount() -> Self {
+        let directory = TempDir::new().unwrap();
+        let options = c"mode=755,size=256m";
+        mount(
+            c"tmpfs",
+            directory.path(),
+            c"tmpfs",
+            MountFlags::empty(),
+            options,
+        )
+        .unwrap();
+        Self(directory)
+    }
+
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        let _ = unmount(self.path(), UnmountFlags::DETACH);
+    }
+}
