@@ -2,8 +2,8 @@
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixListener;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use micabox_fuse::message::LARGEST;
 use vhost::vhost_user::Listener;

@@ -32,12 +32,7 @@ fn attributes(stat: &Stat, shown: &Shown) -> Attributes {
 
 /// Adds a file to a reply, and what is known of it.
 pub(crate) fn entry(reply: &mut Reply, node: u64, stat: &Stat, shown: &Shown, valid: Valid) {
-    reply.entry(
-        node,
-        &attributes(stat, shown),
-        valid.name,
-        valid.attributes,
-    );
+    reply.entry(node, &attributes(stat, shown), valid.name, valid.attributes);
 }
 
 /// Adds that there is no such file to a reply.
