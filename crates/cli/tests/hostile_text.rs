@@ -181,7 +181,7 @@ fn words(line: &str) -> Vec<OsString> {
 }
 
 /// Every command, and how the text must be shown; empty if none of it is shown.
-const COMMANDS: [(&str, &str); 89] = [
+const COMMANDS: [(&str, &str); 91] = [
     ("ext4 ls disk", SEEN),
     ("ext4 ls disk", BYTES),
     ("ext4 ls -l disk", SEEN),
@@ -199,6 +199,8 @@ const COMMANDS: [(&str, &str); 89] = [
     ("ext4 mkfs % --size x@", USAGE),
     ("ext4 import disk %", LINE),
     ("ext4 export disk -", "terminal"),
+    ("memfs %", LINE),
+    ("memfs . --load %", LINE),
     ("images", "box"),
     ("images --json", "box"),
     ("inspect box", JSON),

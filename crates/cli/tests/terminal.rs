@@ -4,7 +4,7 @@ mod support;
 
 use std::io::{Read, Write};
 use std::process::Child;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pty_process::Size;
 use pty_process::blocking::{Command, Pty};
@@ -150,6 +150,11 @@ fn the_detach_keys_leave_a_sandbox_and_attach_returns_to_it() {
     // A command with a terminal of its own, in a sandbox without a client now.
     let mut session = Session::start(&home, &["exec", "-it", "it", "sh"]);
     session.expect("# ");
+    // The prompt may be here before mica, which waits for the command's start, has set the terminal up.
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while session.is_cooked() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(10));
+    }
     assert!(!session.is_cooked());
     session.write("stty size; tty\n");
     session.expect("40 100\r\n");
