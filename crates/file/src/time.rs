@@ -39,6 +39,9 @@ impl Timestamp {
     /// Returns the time as the system's; None if it is out of range.
     #[must_use]
     pub fn system(self) -> Option<SystemTime> {
+        if self.nanos >= 1_000_000_000 {
+            return None;
+        }
         let whole = Duration::from_secs(self.seconds.unsigned_abs());
         let second = match self.seconds {
             0.. => UNIX_EPOCH.checked_add(whole),
@@ -51,26 +54,44 @@ impl Timestamp {
 #[cfg(feature = "std")]
 impl From<SystemTime> for Timestamp {
     fn from(time: SystemTime) -> Self {
-        let seconds = |time: Duration| i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
         match time.duration_since(UNIX_EPOCH) {
             Ok(since) => Self {
-                seconds: seconds(since),
+                seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
                 nanos: since.subsec_nanos(),
             },
             Err(before) => {
                 let before = before.duration();
-                let whole = -seconds(before);
+                let whole = 0_i64.saturating_sub_unsigned(before.as_secs());
                 match before.subsec_nanos() {
                     0 => Self {
                         seconds: whole,
                         nanos: 0,
                     },
                     nanos => Self {
-                        seconds: whole - 1,
+                        seconds: whole.saturating_sub(1),
                         nanos: 1_000_000_000 - nanos,
                     },
                 }
             }
+        }
+    }
+}
+
+#[cfg(all(test, feature = "std"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_systems_times_are_converted_without_loss_as_far_as_they_reach() {
+        for seconds in [i64::MIN, i64::MIN + 1, -1, 0, 1, i64::MAX - 1, i64::MAX] {
+            for nanos in [0, 1, 999_999_999] {
+                let time = Timestamp { seconds, nanos };
+                let system = time.system().unwrap();
+                assert_eq!(Timestamp::from(system), time);
+            }
+        }
+        for nanos in [1_000_000_000, u32::MAX] {
+            assert_eq!(Timestamp { seconds: 0, nanos }.system(), None);
         }
     }
 }
