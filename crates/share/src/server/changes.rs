@@ -53,8 +53,8 @@ struct Outdated {
 }
 
 impl Changes {
-    /// Creates what a server needs to be told of changes, of `most` directories; None if this host has
-    /// no more of it.
+    /// Creates what a server needs to be told of changes, with `most` watches; None if its user has no
+    /// more of these.
     pub(super) fn new(table: Box<dyn Table>, most: usize) -> Option<Self> {
         Some(Self {
             versions: Versions::new(table),
@@ -80,7 +80,7 @@ impl Changes {
         self.versions.latest()
     }
 
-    /// Notes that a directory is forgotten.
+    /// Notes that the guest has forgotten a file.
     pub(super) fn forget(&self, node: u64) {
         self.watches.forget(node);
     }
@@ -96,8 +96,8 @@ impl Changes {
 }
 
 impl Server {
-    /// Returns what to tell of a file that was just found, and for how long. A directory is watched
-    /// from then on.
+    /// Returns what to tell of a file that was just found, and for how long. What needs a watch of its own
+    /// has it from then on.
     pub(super) fn told(
         &self,
         request: &Request<'_>,
