@@ -71,10 +71,11 @@ def repository(place: pathlib.Path) -> None:
         directory.mkdir(parents=True)
         for file in range(100):
             (directory / f"source{file}.txt").write_text(f"{number} {file}\n")
-    identity = ["-c", "user.name=bench", "-c", "user.email=bench@localhost"]
+    # Git's own collection goes on behind a commit, beside the one below.
+    options = ["-c", "user.name=bench", "-c", "user.email=bench@localhost", "-c", "gc.auto=0"]
     quietly("git", "init", "--quiet", at=place)
     quietly("git", "add", ".", at=place)
-    quietly("git", *identity, "commit", "--quiet", "-m", "files", at=place)
+    quietly("git", *options, "commit", "--quiet", "-m", "files", at=place)
     quietly("git", "gc", "--quiet", at=place)
 
 
@@ -83,6 +84,8 @@ def server(place: pathlib.Path) -> None:
     manifest = {"name": "bench", "private": True, "dependencies": NPM_DEPENDENCIES}
     (place / "package.json").write_text(json.dumps(manifest))
     quiet = ["--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
+    # With addresses in the lock nothing but the cache's tarballs is needed.
+    quiet.append("--omit-lockfile-registry-resolved=false")
     quietly("npm", "install", *quiet, "--cache", place / "cache", at=place)
     shutil.rmtree(place / "node_modules")
 

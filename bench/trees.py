@@ -79,6 +79,7 @@ def commit(sources: pathlib.Path | None) -> pathlib.Path:
     else:
         make_up(repository)
     git = ["git", "-C", repository, "-c", "user.name=bench", "-c", "user.email=bench@localhost"]
+    git += ["-c", "gc.auto=0"]
     for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "sources"], ["gc", "-q"]):
         subprocess.run([*git, *words], check=True)
     return repository
