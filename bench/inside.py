@@ -14,8 +14,8 @@ import subprocess
 import sys
 import sysconfig
 
-from bench import mica
-from bench.measure import CACHE, REPOSITORY, machine
+from bench import measure, mica
+from bench.measure import CACHE, REPOSITORY
 
 COUNTING = REPOSITORY / "bench" / "qemu-icount"
 # What no benchmark imports.
@@ -23,8 +23,8 @@ UNUSED = ["test", "idlelib", "lib2to3", "tkinter", "turtledemo", "ensurepip", "p
 
 
 def has_kvm() -> bool:
-    """Whether our monitor runs on this machine."""
-    return machine()["virtualisation"] and os.access("/dev/kvm", os.W_OK)
+    """Whether our monitor runs here."""
+    return measure.has_kvm(measure.machine())
 
 
 def inputs(place: pathlib.Path, before: pathlib.Path | None = None) -> pathlib.Path:

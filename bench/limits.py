@@ -57,8 +57,7 @@ def main() -> None:
             backends["kvm"] = inside.result("bench.limits", files, *words)
         if "qemu" in arguments.backends and not inside.has_kvm():
             backends["qemu"] = limits(files, "qemu", samples)
-    result = {"emulated": not inside.has_kvm(), "backends": backends}
-    measure.save("limits", host, result, is_partial=arguments.quick)
+    measure.save_backends("limits", host, backends, is_partial=arguments.quick)
     report.write()
 
 

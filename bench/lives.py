@@ -52,8 +52,7 @@ def main() -> None:
             backends["kvm"] = inside.result("bench.lives", files, "--count", str(count))
         if "qemu" in arguments.backends and not inside.has_kvm():
             backends["qemu"] = lives(files, "qemu", count)
-    result = {"emulated": not inside.has_kvm(), "backends": backends}
-    measure.save("lives", host, result, is_partial=arguments.quick)
+    measure.save_backends("lives", host, backends, is_partial=arguments.quick)
     report.write()
 
 

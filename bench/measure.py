@@ -203,6 +203,11 @@ def machine() -> dict:
     }
 
 
+def has_kvm(host: dict) -> bool:
+    """Whether our monitor runs on a machine."""
+    return host["virtualisation"] and os.access("/dev/kvm", os.W_OK)
+
+
 def commit() -> str:
     """The commit that was measured; `+` when tracked files differ from it."""
 
@@ -280,6 +285,16 @@ def amend(name: str, part: dict) -> None:
     """Replaces parts of `results/NAME.json`."""
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps({**(load(name) or {}), **part}, indent=1) + "\n")
+
+
+def save_backends(name: str, host: dict, found: dict, *, is_partial: bool = False) -> None:
+    """Writes what was measured of some backends; of others what was there stays."""
+    about = {"date": datetime.date.today().isoformat(), "commit": commit(), "machine": host}
+    about["emulated"] = not has_kvm(host)
+    before = {} if is_partial else (load(name) or {}).get("backends", {})
+    backends = before | {backend: about | part for backend, part in found.items()}
+    path = RESULTS / f"{name}{'-quick' if is_partial else ''}.json"
+    path.write_text(json.dumps({"benchmark": name, "backends": backends}, indent=1) + "\n")
 
 
 def load(name: str) -> dict | None:

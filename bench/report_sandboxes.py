@@ -13,17 +13,15 @@ PEERS = {
 }
 
 
-def where(result: dict, backend: str) -> str:
-    nested = backend == "kvm" and result["emulated"]
-    return WHERE[backend] + (", in an emulated machine with one processor" if nested else "")
-
-
-def load(result: dict) -> str:
-    return f"{source(result)} Load {result['machine']['load_before']:.1f} before the first round."
+def heading(found: dict, backend: str) -> str:
+    nested = backend == "kvm" and found["emulated"]
+    where = WHERE[backend] + (", in an emulated machine with one processor" if nested else "")
+    load = found["machine"]["load_before"]
+    return f"**{where}**. {source(found)} Load {load:.1f} before the first round."
 
 
 def streams(result: dict) -> str:
-    parts = [f"{load(result)} {result['rounds']} interleaved rounds of {result['mib']} MiB."]
+    parts = []
     for backend, found in result["backends"].items():
         contenders, rows = found["contenders"], []
         has_before = any(who.startswith("before") for who in contenders)
@@ -37,7 +35,8 @@ def streams(result: dict) -> str:
             rows.append(row)
         header = ["MB/s, median (slowest to fastest)", "without a sandbox", "now", "time, to that"]
         header += ["before", "time, now to before"] if has_before else []
-        parts += [f"**{where(result, backend)}**", table(header, rows)]
+        rounds = f"{found['rounds']} interleaved rounds of {found['mib']} MiB."
+        parts += [f"{heading(found, backend)} {rounds}", table(header, rows)]
     return "\n\n".join(parts)
 
 
@@ -47,7 +46,7 @@ def speed(found: dict, contender: dict) -> str:
 
 
 def lives(result: dict) -> str:
-    parts = [load(result)]
+    parts = []
     for backend, found in result["backends"].items():
         rows = []
         for who, ways in found["ways"].items():
@@ -71,7 +70,7 @@ def lives(result: dict) -> str:
             for key in ("p50", "p99")
         ]
         count = found["count"]
-        parts.append(f"**{where(result, backend)}**, {count} sandboxes each way")
+        parts.append(f"{heading(found, backend)} {count} sandboxes each way.")
         parts.append(table(["milliseconds", *names, "PSS, MiB"], rows))
         remains = {kind: len(left) for kind, left in found["left"].items()}
         said = ", ".join(f"{number} {kind}" for kind, number in remains.items())
@@ -80,13 +79,13 @@ def lives(result: dict) -> str:
 
 
 def limits(result: dict) -> str:
-    parts = [load(result)]
+    parts = []
     for backend, found in result["backends"].items():
         back = found["given_back"]
         returned = (back["full"] - back["after"]) / back["fill"]
         held = [f"{back[key] / MIB:,.0f}" for key in ("idle", "full", "after")]
         parts += [
-            f"**{where(result, backend)}**",
+            heading(found, backend),
             f"A guest that writes {back['fill'] / MIB:.0f} MiB and frees them: PSS {held[0]} MiB idle, {held[1]} "
             f"full, {held[2]} after {back['seconds']:.1f} s: {returned:.0%} is given back.",
         ]

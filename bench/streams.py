@@ -49,8 +49,7 @@ def main() -> None:
         if "kvm" in arguments.backends:
             words = ["--mib", str(size), "--rounds", str(rounds)]
             backends["kvm"] = inside.result("bench.streams", files, *words)
-    result = {"mib": size, "rounds": rounds, "emulated": not inside.has_kvm(), "backends": backends}
-    measure.save("streams", host, result, is_partial=arguments.quick)
+    measure.save_backends("streams", host, backends, is_partial=arguments.quick)
     report.write()
 
 
@@ -79,6 +78,7 @@ def streams(files: pathlib.Path, backend: str, size: int, rounds: int) -> dict:
         found = measure.interleave(contenders, rounds)
     return {
         "mib": size,
+        "rounds": rounds,
         "contenders": {
             who: {
                 "median": statistics.median(seconds),
