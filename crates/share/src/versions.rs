@@ -6,7 +6,7 @@
 //! changed.
 
 use std::ffi::CStr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// Slots of the table, of eight bytes each, little endian (`FUSE_VERSIONS_SLOTS`).
@@ -60,6 +60,8 @@ pub(crate) struct Versions {
     table: Box<dyn Table>,
     /// The table's address, if the guest has one.
     address: Mutex<Option<u64>>,
+    /// Whether there is an address: asked for by every request, without the lock.
+    is_on: AtomicBool,
     latest: AtomicU64,
 }
 
@@ -75,19 +77,21 @@ impl Versions {
         Self {
             table,
             address: Mutex::new(None),
+            is_on: AtomicBool::new(false),
             latest: AtomicU64::new(1),
         }
     }
 
     /// Notes the table's address, or that there is none: then nothing is written any more.
     pub(crate) fn begin(&self, address: Option<u64>) {
-        *self.address.lock().unwrap_or_else(PoisonError::into_inner) = address;
+        let mut current = self.address.lock().unwrap_or_else(PoisonError::into_inner);
+        *current = address;
+        self.is_on.store(address.is_some(), Ordering::Release);
     }
 
     /// Returns whether the guest has a table.
     pub(crate) fn is_on(&self) -> bool {
-        let address = self.address.lock().unwrap_or_else(PoisonError::into_inner);
-        address.is_some()
+        self.is_on.load(Ordering::Acquire)
     }
 
     /// Returns the version of what is looked up from now on.
