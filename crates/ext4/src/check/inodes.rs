@@ -1,5 +1,8 @@
 //! Pass 1: checks every inode in use, its blocks and attributes.
 
+mod attributes;
+mod size;
+
 use alloc::vec;
 use alloc::vec::Vec;
 use core::mem;
@@ -7,9 +10,9 @@ use core::mem;
 use super::inode::{Inode, Kind};
 use super::map::{Map, Walk};
 use super::special::{self, BAD_BLOCKS, Purpose, RESIZE};
-use super::state::{Directory, Seen, Shared, State};
-use super::volume::{Volume, buffer, word};
-use super::xattrs::{self, Facts};
+use super::state::{Directory, Seen, State};
+use super::volume::{Volume, word};
+use super::xattrs::Facts;
 use crate::format::extent;
 use crate::format::features::{compat, incompat, ro_compat};
 use crate::format::group::INODE_UNINIT;
@@ -124,7 +127,7 @@ fn inode(state: &mut State, inode: &Inode) {
     }
     flags_and_fields(state, inode);
     let mut facts = Facts::default();
-    let attribute_blocks = attributes(state, inode, &mut facts);
+    let attribute_blocks = attributes::check(state, inode, &mut facts);
     remember(state, inode);
     let map = contents(state, inode, &facts, attribute_blocks);
     state.usage.add(volume, inode);
@@ -185,13 +188,13 @@ fn reserved(state: &mut State, inode: &Inode, purpose: Purpose) {
         state.found.inode(number, NOT_A_DIRECTORY);
     }
     let mut facts = Facts::default();
-    let attribute_blocks = attributes_in_block(state, inode, &mut facts);
+    let attribute_blocks = attributes::in_block(state, inode, &mut facts);
     if number == RESIZE {
         let map = special::resize(state, inode);
         if state.volume.superblock.has_compat(compat::RESIZE_INODE) {
             if let Some(map) = map {
                 occupied(state, inode, map.nodes.len() as u64 + attribute_blocks);
-                size(state, inode, &map, false);
+                size::check(state, inode, &map, false);
             }
             return;
         }
@@ -340,86 +343,6 @@ fn flags_and_fields(state: &mut State, inode: &Inode) {
     );
 }
 
-/// Checks an inode's attributes. Returns the number of blocks that hold some.
-fn attributes(state: &mut State, inode: &Inode, facts: &mut Facts) -> u64 {
-    let volume = state.volume;
-    let number = inode.number;
-    if inode.extra_size_fits()
-        && let Err(problem) = xattrs::in_inode(volume, inode, facts)
-    {
-        state.found.inode(
-            number,
-            format_args!("extended attribute is corrupt: {problem}"),
-        );
-    }
-    let blocks = attributes_in_block(state, inode, facts);
-    if inode.has(flags::ENCRYPT) {
-        if facts.encryption.is_none() {
-            let what = "has encrypt flag but no encryption extended attribute";
-            state.found.inode(number, what);
-        } else if !facts.is_encryption_sound() {
-            state
-                .found
-                .inode(number, "has corrupt encryption extended attribute");
-        }
-    }
-    for &(value, _) in &facts.value_inodes {
-        *state.value_inodes.entry(value).or_default() += 1;
-    }
-    blocks
-}
-
-/// Checks the block with an inode's attributes. Returns the number of such blocks: one, or none.
-fn attributes_in_block(state: &mut State, inode: &Inode, facts: &mut Facts) -> u64 {
-    let volume = state.volume;
-    let number = inode.number;
-    let mut blocks = 0;
-    let block = inode.attribute_block(volume);
-    if block != 0 {
-        if !volume.superblock.has_compat(compat::EXT_ATTR) {
-            state.found.inode(
-                number,
-                format_args!("i_file_acl is {block}, should be zero"),
-            );
-        } else if !volume.is_data_block(block) || state.is_fixed(block) {
-            state.found.inode(
-                number,
-                format_args!("extended attribute block is invalid ({block})"),
-            );
-        } else {
-            attribute_block(state, inode, block, facts);
-            blocks = 1;
-        }
-    }
-    blocks
-}
-
-/// Checks a block of attributes, only once.
-fn attribute_block(state: &mut State, inode: &Inode, block: u64, facts: &mut Facts) {
-    if let Some(shared) = state.attribute_blocks.get_mut(&block) {
-        shared.counted = shared.counted.saturating_add(1);
-        return;
-    }
-    let volume = state.volume;
-    let mut bytes = buffer(volume);
-    let checked = volume
-        .read_block(block, &mut bytes)
-        .and_then(|()| xattrs::in_block(volume, block, &bytes, facts));
-    let claimed = checked
-        .inspect_err(|problem| {
-            let what = format_args!("extended attribute block {block} is corrupt: {problem}");
-            state.found.inode(inode.number, what);
-        })
-        .ok();
-    let shared = Shared {
-        claimed,
-        counted: 1,
-    };
-    state.attribute_blocks.insert(block, shared);
-    let clusters = state.clusters(block..block + 1);
-    state.claims.add(clusters, inode.number);
-}
-
 /// Checks and claims an inode's blocks, or its contents in their place.
 fn contents(state: &mut State, inode: &Inode, facts: &Facts, attribute_blocks: u64) -> Map {
     let volume = state.volume;
@@ -468,7 +391,7 @@ fn contents(state: &mut State, inode: &Inode, facts: &Facts, attribute_blocks: u
         state.found.inode(number, what);
     }
     occupied(state, inode, allocated + values);
-    size(state, inode, &map, inline);
+    size::check(state, inode, &map, inline);
     map
 }
 
@@ -564,52 +487,4 @@ fn symlink(state: &mut State, inode: &Inode, map: &Map) {
 /// Returns the length of a C string.
 fn length(bytes: &[u8]) -> u64 {
     bytes.iter().take_while(|&&byte| byte != 0).count() as u64
-}
-
-/// Checks that `i_size` matches the blocks.
-fn size(state: &mut State, inode: &Inode, map: &Map, inline: bool) {
-    let volume = state.volume;
-    let block_size = volume.block_size as u64;
-    let size = inode.raw.size();
-    let right = match inode.kind() {
-        Some(Kind::Directory) if !inline => {
-            let most = map.end();
-            let blocks = size / block_size;
-            let preallocated = u64::from(volume.superblock.prealloc_dir_blocks);
-            if size.is_multiple_of(block_size) && blocks <= most && most <= blocks + preallocated {
-                return;
-            }
-            most * block_size
-        }
-        Some(Kind::Regular) if !inline => {
-            // e2fsck accepts one block too many, and mke2fs makes such journals. Verity stores its
-            // tree after the data.
-            let least = map.written_end();
-            let short = size < least.saturating_sub(1) * block_size && !inode.has(flags::VERITY);
-            if !short && size <= size_max(volume, inode) {
-                return;
-            }
-            least * block_size
-        }
-        None if !inline => {
-            if size <= size_max(volume, inode) {
-                return;
-            }
-            0
-        }
-        _ => return,
-    };
-    let what = format_args!("i_size is {size}, should be {right}");
-    state.found.inode(inode.number, what);
-}
-
-/// Returns the largest size that a file's map can hold, in bytes.
-fn size_max(volume: &Volume, inode: &Inode) -> u64 {
-    let block_size = volume.block_size as u64;
-    if volume.has_incompat(incompat::EXTENTS) && inode.has(flags::EXTENTS) {
-        return (block_size << 32) - 1;
-    }
-    let numbers = block_size / 4;
-    let blocks = 12 + numbers + numbers.pow(2) + numbers.pow(3);
-    blocks.saturating_mul(block_size)
 }

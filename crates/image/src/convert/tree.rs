@@ -3,6 +3,9 @@
 //! `docs/oci.md` says how ambiguous archives are read, and which other engines read them the same
 //! way.
 
+mod links;
+mod paths;
+
 use std::collections::{BTreeSet, HashMap};
 use std::io::{Read, Seek, Write};
 
@@ -12,6 +15,7 @@ use micabox_erofs::{
 };
 use micabox_tar::{Kind as Type, Member, Records, XattrError, printable, whiteout};
 
+use self::links::PendingLinks;
 use super::error::Reason;
 use super::path::{self, components};
 use super::xattr;
@@ -50,15 +54,6 @@ pub(super) struct LayerTree<W> {
 struct Entry<'a> {
     member: &'a Member,
     records: &'a Records,
-}
-
-/// Hard links whose target is missing so far: it comes later, or is in a lower layer.
-#[derive(Default)]
-struct PendingLinks {
-    /// Directory, name and the inode that stands in for the target.
-    names: Vec<(InodeId, Box<[u8]>, InodeId)>,
-    /// The target of each stand-in.
-    targets: HashMap<InodeId, Box<[u8]>>,
 }
 
 /// A finished layer.
@@ -291,107 +286,6 @@ impl<W: Write + Seek> LayerTree<W> {
         Ok(())
     }
 
-    fn add_hard_link(
-        &mut self,
-        directory: InodeId,
-        name: &[u8],
-        entry: Entry<'_>,
-    ) -> Result<(), Problem> {
-        let link_target =
-            |problem| Problem::LinkTarget(printable(entry.member.kind.target()), problem);
-        let target =
-            components(entry.member.kind.target(), self.limits.path_depth).map_err(link_target)?;
-        if let [whiteout::AUFS_LINKS, link] = target[..]
-            && let Some(&inode) = self.aufs_links.get(link)
-        {
-            return self.link(directory, name, inode);
-        }
-        match self.find(&target)? {
-            Found::Inode(inode) if self.writer.tree().inode(inode).is_directory() => Err(
-                Problem::LinkToDirectory(printable(entry.member.kind.target())),
-            ),
-            Found::Inode(inode) => {
-                if self.links.targets.contains_key(&inode) {
-                    self.links.names.push((directory, name.into(), inode));
-                }
-                self.link(directory, name, inode)
-            }
-            Found::Missing(target) => {
-                let (metadata, kind) = overlay::link_to_lower(self.metadata(entry)?, &target);
-                let inode = self.writer.tree().add(metadata, kind);
-                self.links.names.push((directory, name.into(), inode));
-                self.links.targets.insert(inode, target);
-                self.link(directory, name, inode)
-            }
-        }
-    }
-
-    /// Resolves hard links whose targets came after them. Those whose target never came remain
-    /// links into a lower layer.
-    fn resolve_links(&mut self) -> Result<(), Reason> {
-        let links = std::mem::take(&mut self.links);
-        let mut resolved = HashMap::new();
-        for (directory, name, stand_in) in &links.names {
-            let replaced = self.writer.tree().lookup(*directory, name) != Some(*stand_in);
-            if replaced || !self.is_in_layer(*directory) {
-                continue; // Another entry has the name by now, or replaced a directory above it.
-            }
-            self.resolve_link(&links, *stand_in, &mut resolved)
-                .and_then(|inode| {
-                    if self.writer.tree().inode(inode).is_directory() {
-                        let target = printable(&links.targets[stand_in]);
-                        Err(Problem::LinkToDirectory(target))
-                    } else {
-                        self.link(*directory, name, inode)
-                    }
-                })
-                .map_err(|problem| self.reason(name, problem))?;
-        }
-        Ok(())
-    }
-
-    /// Returns whether a directory is still part of the tree.
-    fn is_in_layer(&mut self, mut directory: InodeId) -> bool {
-        let tree = self.writer.tree();
-        while let Some(parent) = tree.parent(directory) {
-            directory = parent;
-        }
-        directory == tree.root()
-    }
-
-    /// Returns the inode at the end of a chain of links to links. `resolved` caches the end of
-    /// every chain, so that following all of them takes time in proportion to their number.
-    fn resolve_link(
-        &mut self,
-        links: &PendingLinks,
-        from: InodeId,
-        resolved: &mut HashMap<InodeId, InodeId>,
-    ) -> Result<InodeId, Problem> {
-        let mut chain = vec![from];
-        let mut places = HashMap::from([(from, 0)]);
-        let mut end = from;
-        while let Some(target) = links.targets.get(&end) {
-            if let Some(&known) = resolved.get(&end) {
-                end = known;
-                break;
-            }
-            let path = components(target, self.limits.path_depth)?;
-            let Found::Inode(next) = self.find(&path)? else {
-                break;
-            };
-            if let Some(&place) = places.get(&next) {
-                // A cycle: a lower layer has the file that its first link refers to.
-                end = chain[place..].iter().copied().min().unwrap_or(next);
-                break;
-            }
-            places.insert(next, chain.len());
-            chain.push(next);
-            end = next;
-        }
-        resolved.extend(chain.into_iter().map(|inode| (inode, end)));
-        Ok(end)
-    }
-
     /// Makes an inode for an entry, without a name yet.
     fn new_inode(&mut self, entry: Entry<'_>, body: &mut dyn Read) -> Result<InodeId, Problem> {
         let metadata = self.metadata(entry)?;
@@ -471,107 +365,6 @@ impl<W: Write + Seek> LayerTree<W> {
         Ok(())
     }
 
-    /// Returns the directory with this path; missing directories are implied.
-    fn directory(&mut self, path: &[&[u8]]) -> Result<InodeId, Problem> {
-        if let Some((recent, inode)) = &self.recent
-            && recent.iter().map(Vec::as_slice).eq(path.iter().copied())
-        {
-            return Ok(*inode);
-        }
-        let walk = self.walk(path, |tree, directory, name| {
-            tree.count_one(name.len())?;
-            let inode = tree
-                .writer
-                .tree()
-                .add(overlay::implied_directory(), Kind::directory());
-            tree.link(directory, name, inode)?;
-            Ok(Some(inode))
-        })?;
-        let inode = walk.directory;
-        self.recent = Some((path.iter().map(|name| name.to_vec()).collect(), inode));
-        Ok(inode)
-    }
-
-    /// Looks up `path`, without following its last component.
-    fn find(&mut self, path: &[&[u8]]) -> Result<Found, Problem> {
-        let Some((&name, parents)) = path.split_last() else {
-            return Ok(Found::Inode(self.writer.tree().root()));
-        };
-        let mut walk = self.walk(parents, |_, _, _| Ok(None))?;
-        if walk.ahead.is_empty()
-            && let Some(inode) = self.writer.tree().lookup(walk.directory, name)
-        {
-            return Ok(Found::Inode(inode));
-        }
-        // The rest can't go through this layer's links, so it is only text.
-        walk.ahead.insert(0, name.into());
-        for name in walk.ahead.into_iter().rev() {
-            match &*name {
-                b"" | b"." => {}
-                b".." => drop(walk.names.pop()),
-                _ => walk.names.push(name),
-            }
-        }
-        let names = walk.names.iter().flat_map(|name| [b"/", &**name]);
-        Ok(Found::Missing(names.collect::<Vec<_>>().concat().into()))
-    }
-
-    /// Follows `path` from the root, through symbolic links, without leaving the layer: `..` in a
-    /// link's target stops at the root, and an absolute target starts there. `missing` may make a
-    /// missing directory; if it doesn't, the walk ends.
-    fn walk(
-        &mut self,
-        path: &[&[u8]],
-        missing: impl Fn(&mut Self, InodeId, &[u8]) -> Result<Option<InodeId>, Problem>,
-    ) -> Result<Walk, Problem> {
-        let root = self.writer.tree().root();
-        let mut links = 0;
-        let mut walk = Walk {
-            directory: root,
-            names: Vec::new(),
-            ahead: path.iter().rev().map(|&name| name.into()).collect(),
-        };
-        while let Some(name) = walk.ahead.pop() {
-            match &*name {
-                b"" | b"." => continue,
-                b".." => {
-                    walk.directory = self.writer.tree().parent(walk.directory).unwrap_or(root);
-                    walk.names.pop();
-                    continue;
-                }
-                _ => {}
-            }
-            let inode = match self.writer.tree().lookup(walk.directory, &name) {
-                Some(inode) => Some(inode),
-                None => missing(self, walk.directory, &name)?,
-            };
-            let Some(inode) = inode else {
-                walk.ahead.push(name);
-                break;
-            };
-            match &self.writer.tree().inode(inode).kind {
-                Kind::Directory(_) => {
-                    walk.directory = inode;
-                    walk.names.push(name);
-                }
-                Kind::Symlink(target) => {
-                    links += 1;
-                    if links > SYMLINKS_MAX {
-                        return Err(Problem::SymlinkLoop);
-                    }
-                    walk.ahead
-                        .extend(target.split(|&byte| byte == b'/').rev().map(Box::from));
-                    if target.starts_with(b"/") {
-                        walk.directory = root;
-                        walk.names.clear();
-                    }
-                }
-                _ => return Err(Problem::NotADirectory(printable(&name))),
-            }
-        }
-        Ok(walk)
-    }
-
     /// Returns the error with the entry's name.
     fn reason(&self, name: &[u8], problem: Problem) -> Reason {
         let entry = printable(name);
@@ -599,22 +392,6 @@ impl<W: Write + Seek> LayerTree<W> {
             },
         }
     }
-}
-
-/// Result of a path's lookup.
-enum Found {
-    Inode(InodeId),
-    /// Not in this layer; the absolute path at which a lower layer would have it.
-    Missing(Box<[u8]>),
-}
-
-/// State of a walk.
-struct Walk {
-    directory: InodeId,
-    /// The names from the root to `directory`.
-    names: Vec<Box<[u8]>>,
-    /// The rest of the path, the next name last.
-    ahead: Vec<Box<[u8]>>,
 }
 
 /// Returns the memory that a file's list of pieces takes.
