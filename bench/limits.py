@@ -21,7 +21,18 @@ from bench.sandboxes import MIB, Home, adopt_orphans, memory, share
 
 NEIGHBOURS = 3
 SMALL = ["-m", "128m", "--cpus", "1", "--net", "none"]
-LIMITED = ["-m", "256m", "--cpus", "1", "--pids-limit", "200", "--shm-size", "1g", "--upper", "disk:64m"]
+LIMITED = [
+    "-m",
+    "256m",
+    "--cpus",
+    "1",
+    "--pids-limit",
+    "200",
+    "--shm-size",
+    "1g",
+    "--upper",
+    "disk:64m",
+]
 # Each goes on until its sandbox is removed.
 LOADS = {
     "processors": "for n in 1 2 3 4 5 6 7 8; do (while :; do :; done) & done; wait",

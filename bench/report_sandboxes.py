@@ -86,8 +86,11 @@ def limits(result: dict) -> str:
         held = [f"{back[key] / MIB:,.0f}" for key in ("idle", "full", "after")]
         parts += [
             heading(found, backend),
-            f"A guest that writes {back['fill'] / MIB:.0f} MiB and frees them: PSS {held[0]} MiB idle, {held[1]} "
-            f"full, {held[2]} after {back['seconds']:.1f} s: {returned:.0%} is given back.",
+            (
+                f"A guest that writes {back['fill'] / MIB:.0f} MiB and frees them: PSS {held[0]} MiB "
+                f"idle, {held[1]} full, {held[2]} after {back['seconds']:.1f} s: {returned:.0%} is "
+                f"given back."
+            ),
         ]
         rows, worst = [], 0.0
         for name, states in found["loads"].items():

@@ -1,0 +1,291 @@
+"""Tables of images, disks and shared folders."""
+
+import statistics
+
+from bench.table import MIB, met, source, table
+
+
+def pull(result: dict) -> list[str]:
+    contenders = result["contenders"]
+    base = contenders["mica pull"]
+    rows = [
+        [
+            f"`{who}`" if who == "mica pull" else who,
+            f"{cost['cpu']:.2f}",
+            f"{cost['wall']:.2f}",
+            f"{base['cpu'] / cost['cpu']:.2f}",
+            f"{base['wall'] / cost['wall']:.2f}",
+        ]
+        for who, cost in contenders.items()
+    ]
+    beyond = base["cpu"] - contenders["convert, both layers"]["cpu"]
+    heading = (
+        f"**Pull** of both layers, {result['blob_bytes'] / 1e6:.0f} MB, from a registry on "
+        f"loopback; containerd {result['containerd']}, mkfs.erofs {result['mkfs.erofs']}; median "
+        f"of {len(base['runs'])} interleaved rounds. {source(result)}"
+    )
+    return [
+        heading,
+        table(["", "CPU, s", "wall, s", "`mica pull`'s CPU to it", "and wall"], rows),
+        f"Aim, at most 1 s of CPU beyond conversion: {met(beyond <= 1)} ({beyond:.2f}).",
+    ]
+
+
+def convert(result: dict) -> str:
+    parts = [source(result)]
+    for name, layer in result["layers"].items():
+        contenders = layer["contenders"]
+        base = contenders.get("gzip -dc | sha256sum")
+        if not base:
+            continue
+        rounds = len(base["runs"])
+        parts.append(
+            f"**{name}**: {layer['blob_bytes'] / MIB:.0f} MiB of gzip, "
+            f"{layer['tar_bytes'] / MIB:.0f} MiB of tar, {layer['entries']:,} entries; "
+            f"median of {rounds} interleaved round{'s' * (rounds != 1)}"
+        )
+        parts.append(
+            table(
+                ["", "CPU, s", "wall, s", "CPU ratio", "wall ratio"],
+                [
+                    [
+                        f"`{who}`",
+                        f"{cost['cpu']:.2f}",
+                        f"{cost['wall']:.2f}",
+                        f"{cost['cpu'] / base['cpu']:.2f}",
+                        f"{cost['wall'] / base['wall']:.2f}",
+                    ]
+                    for who, cost in contenders.items()
+                ],
+            )
+        )
+        ratio = contenders["convert"]["cpu"] / base["cpu"]
+        wall = contenders["convert"]["wall"] / base["wall"]
+        parts.append(
+            f"Aim, CPU at 0.33 or less: {met(ratio <= 0.33)} ({ratio:.2f}). "
+            f"Aim, wall time lower still: {met(wall < ratio)} ({wall:.2f})."
+        )
+    rows, within = [], True
+    for name, layer in result["layers"].items():
+        allowed = 16 * MIB + layer["entries"] * 512
+        peaks = [layer["contenders"][who]["rss"] for who in ("convert", "mica load")]
+        within &= max(peaks) <= allowed
+        rows.append(
+            [
+                name,
+                f"{layer['tar_bytes'] / MIB:.0f}",
+                f"{layer['entries']:,}",
+                *(f"{peak / MIB:.1f}" for peak in peaks),
+                f"{allowed / MIB:.1f}",
+            ]
+        )
+    parts.append(
+        table(
+            [
+                "peak RSS",
+                "tar, MiB",
+                "entries",
+                "`convert`",
+                "`mica load`",
+                "16 MiB + 0.5 KB an inode",
+            ],
+            rows,
+        )
+    )
+    parts.append(
+        f"Aim, peak memory: {met(within)}. The measuring process sets a floor of "
+        f"{result['rss_floor'] / MIB:.1f} MiB below which no peak is seen."
+    )
+    parts += pull(result["pull"]) if "pull" in result else []
+    return "\n\n".join(parts)
+
+
+def jail(result: dict) -> str:
+    load = result["machine"]["load_before"]
+    rows, within = [], True
+    for name, layer in result["layers"].items():
+        low, high = layer["ratio_within"]
+        is_large = layer["bytes"] > 16 * MIB
+        within &= layer["ratio"] <= 1.02 or not is_large
+        cost = f"{(layer['ratio'] - 1) * 100:+.1f} %"
+        if not is_large:
+            cost = f"{(layer['jail'] - layer['here']) * 1e3:+.1f} ms"
+        rows.append(
+            [
+                f"{name}, {layer['bytes'] / MIB:.1f} MiB",
+                f"{layer['here']:.3f}",
+                f"{layer['jail']:.3f}",
+                cost,
+                f"{low:.3f} to {high:.3f}",
+            ]
+        )
+    blob = result["layers"]["gzip"]["bytes"]
+    pieces = " and ".join(
+        f"{took / blob * 1e9:.1f} ns a byte in pieces of {piece} KiB"
+        for piece, took in result["kept"].items()
+    )
+    calls = [
+        [f"`{name}`", f"{took['cpu'] * 1e3:.1f}", f"{took['wall'] * 1e3:.1f}"]
+        for name, took in result["calls"].items()
+    ]
+    return "\n\n".join(
+        [
+            f"{source(result)} Load {load:.1f} before the first round.",
+            table(["layer", "here, s of CPU", "in jail, s", "more", "ratio, 95 %"], rows),
+            f"Aim, at most 2 % for large layers: {met(within)}.",
+            f"What a pull keeps of a blob until the layer is published costs {pieces}.",
+            table(["call", "CPU, ms", "wall, ms"], calls),
+        ]
+    )
+
+
+def merge(result: dict) -> str:
+    milliseconds = result["median"] * 1e3
+    per_inode = result["bytes_an_inode_beyond_names"]
+    rows = [
+        ["merge, median", f"{milliseconds:.1f} ms"],
+        [
+            "merge, fastest and slowest",
+            f"{result['min'] * 1e3:.1f} to {result['max'] * 1e3:.1f} ms",
+        ],
+        ["of which on a processor, median", f"{result['cpu_median'] * 1e3:.1f} ms"],
+        ["flush to disk afterwards, median", f"{result['flush_median'] * 1e3:.1f} ms"],
+        ["peak RSS of all that", f"{result['rss'] / MIB:.1f} MiB"],
+        ["fsmeta", f"{result['fsmeta_bytes'] / MIB:.2f} MiB"],
+        ["inodes", f"{result['inodes']:,}"],
+        ["names in directories", f"{result['name_bytes'] / MIB:.2f} MiB"],
+        ["bytes an inode beyond names", f"{per_inode:.1f}"],
+    ]
+    if peer := result.get("mkfs_blobdev"):
+        rows.append(
+            ["`mkfs.erofs --blobdev` of the merged tree", f"{peer['meta_bytes'] / MIB:.2f} MiB"]
+        )
+    return "\n\n".join(
+        [
+            source(result),
+            table(["ten layers, 50,000 files", ""], rows),
+            f"Aim, under 100 ms: {met(milliseconds < 100)}.",
+            f"Aim, under 100 bytes an inode beyond names: {met(per_inode < 100)}.",
+        ]
+    )
+
+
+def fs(result: dict) -> str:
+    names = result["configurations"]
+    rows = []
+    for workload, runs in result["workloads"].items():
+        base = runs["ext4"]["median"]
+        row = [f"`{workload}`", f"{base * 1e3:.1f}", str(runs["ext4"]["iterations"])]
+        row += [f"{runs[who]['median'] / base:.2f}" for who in names if who != "ext4"]
+        rows.append(row)
+    means = result["geometric_mean"]
+    rows.append(
+        ["**geometric mean**", "", ""] + [f"**{means[who]:.2f}**" for who in names if who != "ext4"]
+    )
+    header = ["workload", "ext4, ms", "n"] + [who for who in names if who != "ext4"]
+    return "\n\n".join(
+        [
+            f"{source(result)} {result['minutes']:.0f} minutes.",
+            table(header, rows),
+            "![ratios](results/fs.png)",
+        ]
+    )
+
+
+def share(result: dict) -> str:
+    ours, peer = "mica", "virtiofsd"
+    rows = []
+    for workload, runs in result["workloads"].items():
+        base = runs[peer]["median"]
+        mine = runs[ours]["median"]
+        rows.append(
+            [f"`{workload}`", f"{base * 1e3:.1f}", f"{mine * 1e3:.1f}", f"{mine / base:.2f}"]
+        )
+    mean = result["geometric_mean"]
+    rows.append(["**geometric mean**", "", "", f"**{mean:.2f}**"])
+    iterations = next(iter(result["workloads"].values()))[peer]["iterations"]
+    parts = [
+        f"{source(result)} {result['peer']}; medians of {iterations} iterations.",
+        table(["workload", f"{peer}, ms", f"{ours}, ms", "ratio"], rows),
+        f"Aim, 0.7 or less: {met(mean <= 0.7)} ({mean:.2f}).",
+    ]
+    if programs := result.get("programs"):
+        rows = []
+        for name, found in programs.items():
+            base, mine = statistics.median(found["ext4"]), statistics.median(found[ours])
+            rows.append([f"`{name}`", f"{base:.2f}", f"{mine:.2f}", f"{mine / base:.2f}"])
+        parts.append(table(["program", "own ext4 disk, s", "folder, s", "ratio"], rows))
+    return "\n\n".join(parts)
+
+
+def dax(result: dict) -> str:
+    rows = [
+        [
+            who,
+            f"{found['mapped_bytes'] / MIB:.1f}",
+            f"{found['growth_kib'] / 1024:.2f}",
+            f"{found['seconds'] * 1e3:.0f}",
+        ]
+        for who, found in result["configurations"].items()
+    ]
+    none = all(
+        found["growth_kib"] < 64
+        for who, found in result["configurations"].items()
+        if who.endswith("pmem")
+    )
+    return "\n\n".join(
+        [
+            source(result) + f" Median of {result['rounds']} rounds.",
+            table(["", "mapped, MiB", "page cache grew by, MiB", "time, ms"], rows),
+            f"Aim, DAX shows none: {met(none)}.",
+        ]
+    )
+
+
+def ext4(result: dict) -> str:
+    who = list(result["rows"])
+    mine, kernel = result["rows"]["ours"], result["rows"]["kernel ext4"]
+
+    def cell(row: str, seconds: float) -> str:
+        # Rows with buffers are of 64 MiB as a whole, all others of one operation.
+        if row.startswith(("write", "read")):
+            return f"{64 * MIB / seconds / 1e6:,.0f}"
+        return f"{seconds * 1e6:.2f}"
+
+    def rows(contents: bool) -> list[list[str]]:
+        return [
+            [row, *(cell(row, result["rows"][one][row]) for one in who), verdict(row)]
+            for row in mine
+            if row.startswith(("write", "read")) == contents
+        ]
+
+    def verdict(row: str) -> str:
+        return met(mine[row] <= kernel[row])
+
+    making = [[name, f"{seconds * 1e3:.2f}"] for name, seconds in result["mkfs"].items()]
+    filling = [[name, f"{seconds * 1e3:.0f}"] for name, seconds in result["import"].items()]
+    fastest, mke2fs = list(result["import"].values())[:2]
+    made = result["mkfs"]["ours, in process"]
+    aim = "as fast as the kernel"
+    return "\n\n".join(
+        [
+            source(result) + f" Medians of {result['rounds']} interleaved rounds.",
+            table(["microseconds an operation", *who, aim], rows(False)),
+            table(["MB/s", *who, aim], rows(True)),
+            table(["mkfs of 8 GiB", "ms"], making),
+            f"Aim, under 1 ms in process: {met(made < 1e-3)}.",
+            table(["30,000 files, 228 MiB", "ms"], filling),
+            f"Aim, faster than `mke2fs -d`: {met(fastest < mke2fs)}.",
+        ]
+    )
+
+
+TABLES = {
+    "ext4": ext4,
+    "convert": convert,
+    "jail": jail,
+    "merge": merge,
+    "fs": fs,
+    "share": share,
+    "dax": dax,
+}
