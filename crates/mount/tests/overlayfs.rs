@@ -1,0 +1,190 @@
+//! A filesystem in memory over a lower tree beside the kernel's overlayfs over the same.
+
+#[expect(dead_code, reason = "tests of other crates use more of it")]
+#[path = "../../overlay/tests/support"]
+mod overlay {
+    pub mod case;
+    pub mod history;
+    pub mod mounts;
+    pub mod tree;
+}
+mod lower;
+#[expect(dead_code, reason = "other tests use more of it")]
+mod support;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use lower::Known;
+use micabox_ext4::FileKind;
+use micabox_mount::{Cache, Filesystem, Layer, Limits};
+use micabox_overlay::diff::{self, ChangeKind, Paths};
+use micabox_overlay::layer::write_layer;
+use micabox_overlay::lower::LowerKind;
+use micabox_overlay::upper::Upper;
+use micabox_overlay::view::{View, ViewError};
+use overlay::case::{self, Case};
+use overlay::history::{self, Random};
+use overlay::mounts::Mount;
+use overlay::tree::{self, Tree, assert_same};
+use support::Memory;
+
+const KINDS: [LowerKind; 2] = [LowerKind::Erofs, LowerKind::Ext4];
+const LIMITS: Limits = Limits {
+    bytes: 64 << 20,
+    inodes: 10_000,
+};
+
+fn mount(case: &Case) -> Memory {
+    let files = Filesystem::over(LIMITS, Arc::new(Known::new(case.lower()))).unwrap();
+    Memory::serve(files, Cache::Always)
+}
+
+/// Seconds since 1970.
+fn now() -> i64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.unwrap().as_secs() as i64
+}
+
+/// Sets all times since `start` to none: two filesystems are not changed at the same time.
+fn without_new_times(mut tree: Tree, start: i64) -> Tree {
+    for node in tree.values_mut() {
+        if node.mtime.0 >= start {
+            node.mtime = (0, 0);
+        }
+    }
+    tree
+}
+
+/// Returns what a view says is changed.
+fn changes<U: Upper>(view: &mut View<U>) -> BTreeMap<Vec<u8>, ChangeKind> {
+    let mut changes = BTreeMap::new();
+    let mut joined = Paths::default();
+    diff::diff(view, |step| {
+        let change = joined.change(step).unwrap();
+        let path = change.path.strip_prefix(b"/").unwrap().to_vec();
+        assert!(changes.insert(path, change.kind).is_none(), "a path twice");
+        Ok::<_, ViewError>(())
+    })
+    .unwrap();
+    changes
+}
+
+/// The kernel can rename a directory of the lower, and keep names of one file together.
+#[test]
+#[ignore = "needs root: mounts filesystems"]
+fn the_same_history_leaves_the_same_tree_as_on_overlayfs_and_a_layer_that_makes_it() {
+    for seed in 50..54 {
+        let case = Case::new(KINDS[seed % 2], seed as u64, 0);
+        let below = tree::of_directory(case.mount_lower().path());
+        let disk = Mount::ext4(&case.disk, "rw");
+        let kernels = Mount::overlay_with(case.mount_lower(), disk, "redirect_dir=on,index=on");
+        let ours = mount(&case);
+        assert_same(
+            "before",
+            &tree::of_directory(ours.path()),
+            &tree::of_directory(kernels.path()),
+        );
+        let start = now();
+        for root in [kernels.path(), ours.path()] {
+            history::make(root, &mut Random(seed as u64 + 1000), 300);
+        }
+        let seen = tree::of_directory(ours.path());
+        let expected = without_new_times(tree::of_directory(kernels.path()), start);
+        assert_same("after", &without_new_times(seen.clone(), start), &expected);
+
+        let layer = || View::new(Layer::new(&ours.files).unwrap(), case.lower());
+        assert_same("view", &tree::of_view(&mut layer()), &seen);
+        assert_diff(&changes(&mut layer()), &below, &seen);
+
+        // Archives can't hold sockets.
+        let mut expected = seen;
+        expected.retain(|path, node| {
+            let same = |below: &tree::Node| (below.kind, below.mtime) == (node.kind, node.mtime);
+            node.kind != FileKind::Socket || below.get(path).is_some_and(same)
+        });
+        let archive = case.directory.path().join("layer.tar");
+        write_layer(&mut layer(), File::create(&archive).unwrap()).unwrap();
+        let converted = case::convert(case.directory.path(), &archive);
+        let stack = Mount::stack(vec![Mount::erofs(&converted), case.mount_lower()]);
+        assert_same("layer", &tree::of_directory(stack.path()), &expected);
+    }
+}
+
+/// Compares changes with the trees before and after.
+fn assert_diff(changes: &BTreeMap<Vec<u8>, ChangeKind>, below: &Tree, seen: &Tree) {
+    let is_directory = |path: &[u8]| {
+        let node = seen.get(path);
+        node.is_some_and(|node| node.kind == FileKind::Directory)
+    };
+    for (path, kind) in changes {
+        let expected = match (below.contains_key(path), seen.contains_key(path)) {
+            (true, true) => ChangeKind::Changed,
+            (true, false) => ChangeKind::Deleted,
+            (false, true) => ChangeKind::Added,
+            (false, false) => panic!("{}: neither before nor after", path.escape_ascii()),
+        };
+        assert_eq!(*kind, expected, "{}", path.escape_ascii());
+    }
+    for path in below
+        .keys()
+        .chain(seen.keys())
+        .filter(|path| !path.is_empty())
+    {
+        // The entries of a deleted directory are deleted with it.
+        let is_told = changes.contains_key(path) || !is_directory(tree::parent(path));
+        let of = |tree: &Tree| {
+            tree.get(path).map(|node| tree::Node {
+                first_name: Vec::new(),
+                ..node.clone()
+            })
+        };
+        assert!(is_told || of(below) == of(seen), "{}", path.escape_ascii());
+    }
+}
+
+/// As in a sandbox: no directory of the lower is renamed, and what the kernel refuses is not done.
+#[test]
+#[ignore = "needs root: mounts filesystems"]
+fn a_diff_is_that_of_what_overlayfs_writes() {
+    for seed in 60..63 {
+        let case = Case::new(KINDS[seed % 2], seed as u64, 0);
+        let below = tree::of_directory(case.mount_lower().path());
+        let kernels = case.mount(&case.disk);
+        let ours = mount(&case);
+        for step in 0..150 {
+            let random = || Random(seed as u64 * 1000 + step);
+            let before = tree::of_directory(kernels.path());
+            history::make(kernels.path(), &mut random(), 1);
+            if tree::of_directory(kernels.path()) != before {
+                history::make(ours.path(), &mut random(), 1);
+            }
+        }
+        drop(kernels);
+        let expected = changes(&mut case.view());
+        let found = changes(&mut View::new(
+            Layer::new(&ours.files).unwrap(),
+            case.lower(),
+        ));
+        // A file of the lower with several names: overlayfs changes the one that was used.
+        let first = |path: &[u8]| below.get(path).map(|node| node.first_name.clone());
+        let is_linked = |path: &[u8]| {
+            let names = below.keys().filter(|other| first(other) == first(path));
+            first(path).is_some() && names.count() > 1
+        };
+        for path in found.keys().chain(expected.keys()) {
+            let (one, other) = (found.get(path), expected.get(path));
+            let may_differ = below
+                .keys()
+                .any(|name| name.starts_with(path) && is_linked(name));
+            assert!(
+                one == other || may_differ,
+                "{seed} {}: {one:?} {other:?}",
+                path.escape_ascii()
+            );
+        }
+        assert!(found.len() > 10, "{}", found.len());
+    }
+}
