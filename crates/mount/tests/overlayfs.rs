@@ -48,8 +48,10 @@ fn now() -> i64 {
     since.unwrap().as_secs() as i64
 }
 
-/// Sets all times since `start` to none: two filesystems are not changed at the same time.
-fn without_new_times(mut tree: Tree, start: i64) -> Tree {
+/// Returns a tree without what two filesystems do not share: times since `start`, and the root, which
+/// overlayfs has from the upper directory.
+fn shared(mut tree: Tree, start: i64) -> Tree {
+    tree.remove(&b""[..]);
     for node in tree.values_mut() {
         if node.mtime.0 >= start {
             node.mtime = (0, 0);
@@ -82,18 +84,15 @@ fn the_same_history_leaves_the_same_tree_as_on_overlayfs_and_a_layer_that_makes_
         let disk = Mount::ext4(&case.disk, "rw");
         let kernels = Mount::overlay_with(case.mount_lower(), disk, "redirect_dir=on,index=on");
         let ours = mount(&case);
-        assert_same(
-            "before",
-            &tree::of_directory(ours.path()),
-            &tree::of_directory(kernels.path()),
-        );
         let start = now();
+        let before = |root| shared(tree::of_directory(root), i64::MAX);
+        assert_same("before", &before(ours.path()), &before(kernels.path()));
         for root in [kernels.path(), ours.path()] {
             history::make(root, &mut Random(seed as u64 + 1000), 300);
         }
         let seen = tree::of_directory(ours.path());
-        let expected = without_new_times(tree::of_directory(kernels.path()), start);
-        assert_same("after", &without_new_times(seen.clone(), start), &expected);
+        let expected = shared(tree::of_directory(kernels.path()), start);
+        assert_same("after", &shared(seen.clone(), start), &expected);
 
         let layer = || View::new(Layer::new(&ours.files).unwrap(), case.lower());
         assert_same("view", &tree::of_view(&mut layer()), &seen);
@@ -149,6 +148,7 @@ fn assert_diff(changes: &BTreeMap<Vec<u8>, ChangeKind>, below: &Tree, seen: &Tre
 #[test]
 #[ignore = "needs root: mounts filesystems"]
 fn a_diff_is_that_of_what_overlayfs_writes() {
+    let mut all = 0;
     for seed in 60..63 {
         let case = Case::new(KINDS[seed % 2], seed as u64, 0);
         let below = tree::of_directory(case.mount_lower().path());
@@ -185,6 +185,7 @@ fn a_diff_is_that_of_what_overlayfs_writes() {
                 path.escape_ascii()
             );
         }
-        assert!(found.len() > 10, "{}", found.len());
+        all += found.len();
     }
+    assert!(all > 30, "{all}");
 }
