@@ -79,7 +79,7 @@ fn changes<U: Upper>(view: &mut View<U>) -> BTreeMap<Vec<u8>, ChangeKind> {
 #[test]
 #[ignore = "needs root: mounts filesystems"]
 fn the_same_history_leaves_the_same_tree_as_on_overlayfs_and_a_layer_that_makes_it() {
-    for seed in 50..54 {
+    for seed in 50..58 {
         let case = Case::new(KINDS[seed % 2], seed as u64, 0);
         let disk = Mount::ext4(&case.disk, "rw");
         let kernels = Mount::overlay_with(case.mount_lower(), disk, "redirect_dir=on,index=on");
