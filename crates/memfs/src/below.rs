@@ -27,6 +27,15 @@ pub(crate) fn number_of(file: u64) -> Result<u64> {
     }
 }
 
+/// Returns the file of the lower that has a number here; none for the root.
+fn file_of(number: u64) -> Option<u64> {
+    if number.is_multiple_of(2) {
+        (number / 2).checked_sub(1)
+    } else {
+        None
+    }
+}
+
 /// An inode, which stays as long as this does.
 pub(crate) struct Held<'a> {
     files: &'a Filesystem,
@@ -58,9 +67,16 @@ impl Drop for Held<'_> {
 }
 
 impl Inode {
+    /// Returns whether it is from the lower, and not its root.
+    pub(crate) fn is_from_lower(&self) -> bool {
+        self.number.is_multiple_of(2)
+    }
+
     /// Ends the hold of the directory that it was found in; returns that, once.
     pub(crate) fn give_back(&self) -> Option<u64> {
-        self.below?;
+        if !self.is_from_lower() {
+            return None;
+        }
         let directory = self.parent.swap(0, Ordering::Relaxed);
         (directory != 0).then_some(directory)
     }
@@ -84,9 +100,11 @@ impl Filesystem {
         inode: &'a Inode,
     ) -> Result<RwLockWriteGuard<'a, Directory>> {
         let mut entries = inode.known_entries_mut()?;
-        if let (false, Some(lower), Some(below)) =
-            (entries.is_complete, self.lower.as_deref(), inode.below)
-        {
+        if let (false, Some(lower), Some(below)) = (
+            entries.is_complete,
+            self.lower.as_deref(),
+            self.below(inode.number),
+        ) {
             add_lower(lower, below, &mut entries)?;
         }
         Ok(entries)
@@ -160,7 +178,7 @@ impl Filesystem {
     /// stay below.
     pub(crate) fn keep(&self, inode: &Inode) -> Result<()> {
         // Most are no lower's.
-        if inode.below.is_none() {
+        if !inode.is_from_lower() && inode.number != ROOT {
             return Ok(());
         }
         let mut state = inode.state();
@@ -272,8 +290,7 @@ impl Filesystem {
     pub fn below(&self, number: u64) -> Option<u64> {
         match number {
             ROOT => self.lower.as_ref().map(|lower| lower.root()),
-            _ if number.is_multiple_of(2) => (number / 2).checked_sub(1),
-            _ => None,
+            _ => file_of(number),
         }
     }
 

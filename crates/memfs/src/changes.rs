@@ -33,7 +33,7 @@ impl Filesystem {
     pub fn changes(&self) -> Result<Changes> {
         let mut kept = Vec::new();
         self.inodes.each(|inode| {
-            if let Some(below) = inode.below
+            if let Some(below) = self.below(inode.number)
                 && inode.state().taken > 0
             {
                 kept.push((inode.number, inode.kind, below));

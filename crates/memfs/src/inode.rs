@@ -20,8 +20,6 @@ use crate::lower::Lower;
 pub(crate) struct Inode {
     pub(crate) number: u64,
     pub(crate) kind: FileKind,
-    /// Its number in the lower, if it is from there.
-    pub(crate) below: Option<u64>,
     /// Of a directory the one above it. A file of the lower has the one where it was found, or where it was
     /// moved; whatever is from the lower holds that directory.
     pub(crate) parent: AtomicU64,
@@ -47,15 +45,15 @@ pub(crate) enum Body {
 pub(crate) struct State {
     /// Permission, set-id and sticky bits.
     pub(crate) mode: u16,
+    /// Inodes of the filesystem's room that it takes: one, and one for each further name. None as long as
+    /// it is as the lower has it.
+    pub(crate) taken: u16,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     /// Names; of a directory also its own two, and one for each directory in it.
     pub(crate) links: u32,
     /// How often the inode was given out and not given back ([`crate::Filesystem::forget`]).
     pub(crate) holds: u64,
-    /// Inodes of the filesystem's room that it takes: one, and one for each further name. None as long as
-    /// it is as the lower has it.
-    pub(crate) taken: u32,
     pub(crate) atime: Timestamp,
     pub(crate) mtime: Timestamp,
     pub(crate) ctime: Timestamp,
@@ -155,7 +153,6 @@ impl Inode {
         Self {
             number,
             kind: new.kind,
-            below: None,
             parent: AtomicU64::new(parent),
             device: new.device,
             born: state.ctime,
@@ -186,7 +183,6 @@ impl Inode {
         Self {
             number,
             kind: stat.kind,
-            below: Some(stat.number),
             parent: AtomicU64::new(parent),
             device: stat.device,
             born: stat.born,

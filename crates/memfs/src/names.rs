@@ -112,7 +112,7 @@ impl Filesystem {
         }
         if state.links > 0 {
             self.room().take_inode()?;
-            state.taken += 1;
+            state.taken = state.taken.saturating_add(1);
         }
         let now = now();
         state.links += 1;

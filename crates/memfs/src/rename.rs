@@ -262,9 +262,9 @@ impl Filesystem {
             from.state().lose_directory();
             to.state().links += 1;
         }
-        if inode.is_directory() || inode.below.is_some() {
+        if inode.is_directory() || inode.is_from_lower() {
             let before = inode.parent.swap(to.number, Ordering::Relaxed);
-            if inode.below.is_some() {
+            if inode.is_from_lower() {
                 to.state().holds += 1;
                 self.forget(before, 1);
             }

@@ -87,6 +87,9 @@ fn only_what_is_changed_takes_room() {
             inodes: 1
         }
     );
+    // Also once the directory was forgotten.
+    files.forget(directory, 1);
+    let directory = files.look_up(ROOT, b"d").unwrap().number;
     assert_eq!(files.look_up(directory, b"large"), Err(Errno::NOENT));
 }
 

@@ -244,13 +244,11 @@ impl Contents {
     /// and get other bytes only in part; each with its place in the span.
     pub(super) fn edges(
         &self,
+        below: &Below,
         span: Span,
         from: usize,
         to: usize,
     ) -> Result<Vec<(usize, Vec<u8>)>> {
-        let Some(below) = &self.below else {
-            return Ok(Vec::new());
-        };
         let (first, last) = (from / PAGE, to.saturating_sub(1) / PAGE);
         let head = (!from.is_multiple_of(PAGE) || first == last && !to.is_multiple_of(PAGE))
             .then_some(first);
@@ -261,13 +259,11 @@ impl Contents {
     /// Returns what shows of all pages that a range of a span touches and that are not in memory.
     pub(super) fn raised(
         &self,
+        below: &Below,
         span: Span,
         from: usize,
         to: usize,
     ) -> Result<Vec<(usize, Vec<u8>)>> {
-        let Some(below) = &self.below else {
-            return Ok(Vec::new());
-        };
         self.shown_pages(below, span, from / PAGE..to.div_ceil(PAGE))
     }
 

@@ -199,7 +199,10 @@ impl Contents {
             if end == from {
                 break;
             }
-            let edges = self.edges(span, from, end)?;
+            let edges = match &self.below {
+                Some(below) => self.edges(below, span, from, end)?,
+                None => Vec::new(),
+            };
             let added = self.missing(span.start + from as u64, span.start + end as u64);
             let chunk = self.chunk_mut(span)?;
             for page in from / PAGE..end.div_ceil(PAGE) {
@@ -271,7 +274,10 @@ impl Contents {
 
     fn add_pages(&mut self, offset: u64, end: u64) -> Result<()> {
         for (span, from, to) in spans(offset, end) {
-            let raised = self.raised(span, from, to)?;
+            let raised = match &self.below {
+                Some(below) => self.raised(below, span, from, to)?,
+                None => Vec::new(),
+            };
             let added = self.missing(span.start + from as u64, span.start + to as u64);
             let chunk = self.chunk_mut(span)?;
             for page in from / PAGE..to.div_ceil(PAGE) {
