@@ -3,6 +3,7 @@
 mod support;
 
 use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
 
 use micabox_file::Segment;
 use micabox_memfs::{
@@ -184,7 +185,7 @@ fn what_is_removed_needs_no_room() {
         bytes: 0,
         inodes: 0,
     };
-    let files = Filesystem::over(limits, std::sync::Arc::new(tree)).unwrap();
+    let files = Filesystem::over(limits, Arc::new(tree)).unwrap();
     let directory = files.look_up(ROOT, b"d").unwrap().number;
     let three = files.look_up(ROOT, b"three").unwrap().number;
     assert_eq!(files.set(three, &Change::default()), Err(Errno::NOSPC));
@@ -348,4 +349,74 @@ fn a_damaged_tree_gives_errors() {
         }
     );
     assert_eq!(files.limits().inodes, LIMITS.inodes);
+}
+
+#[test]
+fn inodes_that_come_and_go_side_by_side_lose_no_change() {
+    let mut tree = Tree::new();
+    for number in 0..4 {
+        tree.name(7, &format!("d{number}"), 10 + number, DIRECTORY);
+    }
+    for number in 0..40 {
+        tree.name(10 + number % 4, &format!("f{number}"), 20 + number, FILE)
+            .fill(20 + number, vec![b'.'; 40]);
+    }
+    let limits = micabox_memfs::Limits {
+        bytes: 1 << 20,
+        inodes: 1000,
+    };
+    let files = Filesystem::over(limits, Arc::new(tree)).unwrap();
+    // A directory may be in another.
+    let hold = |number: usize| {
+        let name = format!("d{number}");
+        let stat = files.look_up(ROOT, name.as_bytes());
+        stat.map(|stat| stat.number)
+    };
+    // What each worker has written to.
+    let written: [Mutex<BTreeSet<String>>; 4] = Default::default();
+    std::thread::scope(|scope| {
+        for (worker, written) in written.iter().enumerate() {
+            let (files, hold) = (&files, &hold);
+            scope.spawn(move || {
+                for turn in 0..2000_usize {
+                    let number = (turn * 13 + worker) % 40;
+                    let name = format!("f{number}");
+                    let held = [(worker + turn) % 4, (worker * 3 + turn * 7) % 4].map(hold);
+                    if let [Ok(from), Ok(to)] = held {
+                        if let Ok(stat) = files.look_up(from, name.as_bytes()) {
+                            files.write(stat.number, worker as u64, b"x").unwrap();
+                            files.forget(stat.number, 1);
+                            written.lock().unwrap().insert(name.clone());
+                        }
+                        let name = name.as_bytes();
+                        let _ = files.rename(from, name, to, name, RenameMode::NoReplace);
+                        let _ = files.rename(ROOT, b"d0", to, b"d0", RenameMode::NoReplace);
+                        let _ = files.rename(to, b"d0", ROOT, b"d0", RenameMode::NoReplace);
+                        names(files, to).unwrap();
+                    }
+                    for number in held.into_iter().flatten() {
+                        files.forget(number, 1);
+                    }
+                }
+            });
+        }
+    });
+    let mut left = 0;
+    for directory in 0..4 {
+        let directory = hold(directory).unwrap();
+        for name in names(&files, directory).unwrap() {
+            let file = files.look_up(directory, name.as_bytes()).unwrap();
+            let bytes = all(&files, file.number).unwrap();
+            let mut expected = vec![b'.'; 40];
+            for (worker, written) in written.iter().enumerate() {
+                if written.lock().unwrap().contains(&name) {
+                    expected[worker] = b'x';
+                }
+            }
+            assert_eq!(bytes, expected, "{name}");
+            left += 1;
+        }
+    }
+    assert_eq!(left, 40);
+    assert!(files.usage().inodes > 30, "{:?}", files.usage());
 }
