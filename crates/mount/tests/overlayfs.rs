@@ -19,7 +19,7 @@ use std::time::SystemTime;
 
 use lower::Known;
 use micabox_ext4::FileKind;
-use micabox_mount::{Cache, Filesystem, Layer, Limits, save};
+use micabox_mount::{Cache, Filesystem, Layer, Limits};
 use micabox_overlay::diff::{self, ChangeKind, Paths};
 use micabox_overlay::layer::write_layer;
 use micabox_overlay::lower::LowerKind;
@@ -110,7 +110,7 @@ fn the_same_history_leaves_the_same_tree_as_on_overlayfs_and_a_layer_that_makes_
         assert_diff(&changes, &below, &seen);
 
         let image = case.directory.path().join("saved.erofs");
-        save(&ours.files, &image).unwrap();
+        micabox_mount::save(&ours.files, &image).unwrap();
         let mut expected = seen.clone();
         expected.retain(|_, node| node.kind != FileKind::Socket);
         let saved = tree::of_directory(Mount::erofs(&image).path());
