@@ -98,9 +98,10 @@ impl Filesystem {
     /// takes set-id bits and capabilities from what may be executed.
     ///
     /// # Errors
-    /// `ESTALE`; for a size `EISDIR`, `EINVAL` and `EFBIG`.
+    /// `ESTALE`; for a size `EISDIR`, `EINVAL` and `EFBIG`; over a lower `ENOSPC`.
     pub fn set(&self, number: u64, change: &Change) -> Result<Stat> {
         let inode = self.inode(number)?;
+        self.keep(&inode)?;
         if let Some(size) = change.size {
             let mut contents = inode.contents_mut()?;
             contents.truncate(size, self.room())?;

@@ -25,7 +25,7 @@ impl Filesystem {
     /// meanwhile.
     ///
     /// # Errors
-    /// `EISDIR`, `EINVAL`, `ESTALE`.
+    /// `EISDIR`, `EINVAL`, `ESTALE`, those of the lower.
     pub fn read<T>(
         &self,
         number: u64,
@@ -35,7 +35,8 @@ impl Filesystem {
     ) -> Result<T> {
         let inode = self.inode(number)?;
         let contents = inode.contents()?;
-        Ok(use_pieces(contents.read(offset, count)))
+        let mut buffer = Vec::new();
+        Ok(use_pieces(contents.read(offset, count, &mut buffer)?))
     }
 
     /// Writes bytes, as many as there is room for; returns how many those are. Capabilities go.
@@ -58,6 +59,7 @@ impl Filesystem {
         kill: Kill,
     ) -> Result<usize> {
         let inode = self.inode(number)?;
+        self.keep(&inode)?;
         let mut contents = inode.contents_mut()?;
         let written = contents.write(offset, data, false, self.room())?;
         let mut state = inode.state();
@@ -72,6 +74,7 @@ impl Filesystem {
     /// `ENOSPC`, `EFBIG`, `EISDIR`, `EINVAL`, `ESTALE`.
     pub fn write_back(&self, number: u64, offset: u64, data: &[u8]) -> Result<()> {
         let inode = self.inode(number)?;
+        self.keep(&inode)?;
         inode
             .contents_mut()?
             .write(offset, data, true, self.room())?;
@@ -85,6 +88,7 @@ impl Filesystem {
     pub fn allocate(&self, number: u64, offset: u64, count: u64, keep_size: bool) -> Result<()> {
         let end = end(offset, count)?;
         let inode = self.inode(number)?;
+        self.keep(&inode)?;
         let mut contents = inode.contents_mut()?;
         contents.allocate(offset, count, self.room())?;
         if !keep_size {
@@ -97,11 +101,12 @@ impl Filesystem {
     /// Makes a range a hole; the size stays.
     ///
     /// # Errors
-    /// `EFBIG`, `EINVAL`, `EISDIR`, `ESTALE`.
+    /// `EFBIG`, `EINVAL`, `EISDIR`, `ESTALE`; over a lower `ENOSPC`.
     pub fn punch(&self, number: u64, offset: u64, count: u64) -> Result<()> {
         let end = end(offset, count)?;
         let inode = self.inode(number)?;
-        inode.contents_mut()?.punch(offset, end, self.room());
+        self.keep(&inode)?;
+        inode.contents_mut()?.punch(offset, end, self.room())?;
         inode.state().modified(now());
         Ok(())
     }

@@ -3,13 +3,15 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use micabox_file::FileKind;
 use rustix::io::Errno;
 
 use crate::Result;
 use crate::attributes::Stat;
-use crate::filesystem::{Filesystem, ROOT};
+use crate::below::number_of;
+use crate::filesystem::Filesystem;
 use crate::inode::Inode;
 
 /// The places of `.` and `..`; entries come after them.
@@ -19,35 +21,45 @@ const PARENT: u64 = 2;
 /// A directory's entries.
 #[derive(Debug)]
 pub(crate) struct Directory {
-    by_name: HashMap<Arc<[u8]>, Child>,
+    by_name: HashMap<Arc<[u8]>, Entry>,
     /// In the order in which they were made. A place is never used again, so that reading goes on where it
     /// stopped, whatever comes and goes.
     by_place: BTreeMap<u64, Arc<[u8]>>,
     last: u64,
-    pub(crate) parent: u64,
+    /// Whether the entries of the lower's directory are among them.
+    pub(crate) is_complete: bool,
     /// Whether it has lost its name: nothing is made in it any more.
     pub(crate) is_removed: bool,
 }
 
+/// What a name stands for.
 #[derive(Clone, Debug)]
-struct Child {
-    inode: Arc<Inode>,
+pub(crate) enum Child {
+    /// An inode that has this name since it was made or moved.
+    Made(Arc<Inode>),
+    /// A file that has this name in the lower, by its number there. Its inode may not be in memory.
+    Below(u64, FileKind),
+}
+
+#[derive(Debug)]
+struct Entry {
+    child: Child,
     place: u64,
 }
 
 impl Directory {
-    pub(crate) fn new(parent: u64) -> Self {
+    pub(crate) fn new(is_complete: bool) -> Self {
         Self {
             by_name: HashMap::new(),
             by_place: BTreeMap::new(),
             last: PARENT,
-            parent,
+            is_complete,
             is_removed: false,
         }
     }
 
-    pub(crate) fn get(&self, name: &[u8]) -> Option<&Arc<Inode>> {
-        self.by_name.get(name).map(|child| &child.inode)
+    pub(crate) fn get(&self, name: &[u8]) -> Option<&Child> {
+        self.by_name.get(name).map(|entry| &entry.child)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -56,23 +68,27 @@ impl Directory {
 
     /// Adds an entry. The name is free.
     pub(crate) fn insert(&mut self, name: &[u8], inode: Arc<Inode>) {
+        self.add(name.into(), Child::Made(inode));
+    }
+
+    /// Does the same with any child.
+    pub(crate) fn add(&mut self, name: Arc<[u8]>, child: Child) {
         self.last += 1;
         let place = self.last;
-        let name: Arc<[u8]> = name.into();
         self.by_place.insert(place, Arc::clone(&name));
-        self.by_name.insert(name, Child { inode, place });
+        self.by_name.insert(name, Entry { child, place });
     }
 
     /// Replaces what a name stands for; the entry keeps its place.
     pub(crate) fn replace(&mut self, name: &[u8], inode: Arc<Inode>) {
-        if let Some(child) = self.by_name.get_mut(name) {
-            child.inode = inode;
+        if let Some(entry) = self.by_name.get_mut(name) {
+            entry.child = Child::Made(inode);
         }
     }
 
     pub(crate) fn remove(&mut self, name: &[u8]) {
-        if let Some(child) = self.by_name.remove(name) {
-            self.by_place.remove(&child.place);
+        if let Some(entry) = self.by_name.remove(name) {
+            self.by_place.remove(&entry.place);
         }
         // A directory that was large and is empty takes nothing.
         if self.by_name.is_empty() {
@@ -100,20 +116,16 @@ impl Filesystem {
     /// are made or removed meanwhile are listed or not; all others are listed once.
     ///
     /// # Errors
-    /// `ENOTDIR`, `ESTALE`.
+    /// `ENOTDIR`, `ESTALE`, those of the lower.
     pub fn list(
         &self,
         directory: u64,
         after: u64,
-        mut take: impl FnMut(Listed<'_>, Option<&dyn Fn() -> Stat>) -> bool,
+        mut take: impl FnMut(Listed<'_>, Option<&dyn Fn() -> Result<Stat>>) -> bool,
     ) -> Result<()> {
         let inode = self.inode(directory)?;
-        let entries = inode.entries()?;
-        let parent = if directory == ROOT {
-            ROOT
-        } else {
-            entries.parent
-        };
+        let entries = self.entries(&inode)?;
+        let parent = inode.parent.load(Ordering::Relaxed);
         for (place, name, number) in [(SELF, &b"."[..], directory), (PARENT, b"..", parent)] {
             let listed = Listed {
                 number,
@@ -127,14 +139,18 @@ impl Filesystem {
         }
         let from = Bound::Excluded(after.max(PARENT));
         for (&place, name) in entries.by_place.range((from, Bound::Unbounded)) {
-            let child = entries.by_name.get(name).ok_or(Errno::IO)?;
+            let child = &entries.by_name.get(name).ok_or(Errno::IO)?.child;
+            let (number, kind) = match child {
+                Child::Made(inode) => (inode.number, inode.kind),
+                Child::Below(file, kind) => (number_of(*file)?, *kind),
+            };
             let listed = Listed {
-                number: child.inode.number,
-                kind: child.inode.kind,
+                number,
+                kind,
                 after: place,
                 name,
             };
-            if !take(listed, Some(&|| child.inode.hold())) {
+            if !take(listed, Some(&|| self.hold_child(&inode, child))) {
                 break;
             }
         }

@@ -3,13 +3,15 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, RwLock};
 
+use micabox_file::FileKind;
 use rustix::io::Errno;
 
-use crate::Result;
 use crate::clock::now;
 use crate::inode::{Inode, New, State};
+use crate::lower::Lower;
 use crate::room::{Limits, Room, Usage};
 use crate::table::Table;
+use crate::{Result, below};
 
 /// The number of the root directory.
 pub const ROOT: u64 = 1;
@@ -22,8 +24,9 @@ pub const ROOT: u64 = 1;
 /// a name, until [`forget`](Self::forget) has given back each hold.
 #[derive(Debug)]
 pub struct Filesystem {
-    inodes: Table,
+    pub(crate) inodes: Table,
     room: Room,
+    pub(crate) lower: Option<Arc<dyn Lower>>,
     /// Taken by what locks two directories: shared if one is in the other, alone otherwise. So they
     /// may be locked in any order.
     pub(crate) moving: RwLock<()>,
@@ -33,13 +36,32 @@ impl Filesystem {
     /// Makes a filesystem whose root has these permissions and this owner.
     #[must_use]
     pub fn new(limits: Limits, mode: u16, uid: u32, gid: u32) -> Self {
-        let inodes = Table::new();
+        let files = Self::empty(limits, None);
         let new = New::directory(mode, uid, gid);
-        let state = fresh(&new, 2);
-        inodes.insert(Arc::new(Inode::new(inodes.number(), &new, state, ROOT)));
+        let root = Inode::new(files.inodes.number(), &new, fresh(&new, 2), ROOT);
+        files.inodes.insert(Arc::new(root));
+        files
+    }
+
+    /// Makes a filesystem that has what is in `lower`, until it is changed. Only changes take of
+    /// `limits`: attributes, contents in pages, and names.
+    ///
+    /// # Errors
+    /// Those of the lower; `EIO` if its root is not a directory.
+    pub fn over(limits: Limits, lower: Arc<dyn Lower>) -> Result<Self> {
+        let files = Self::empty(limits, Some(Arc::clone(&lower)));
+        // The root's number is 1, whatever the lower's is.
+        files.inodes.number();
+        let root = below::read(&lower, lower.root(), ROOT, ROOT, FileKind::Directory)?;
+        files.inodes.insert(Arc::new(root));
+        Ok(files)
+    }
+
+    fn empty(limits: Limits, lower: Option<Arc<dyn Lower>>) -> Self {
         Self {
-            inodes,
+            inodes: Table::new(),
             room: Room::new(limits),
+            lower,
             moving: RwLock::default(),
         }
     }
@@ -100,31 +122,58 @@ impl Filesystem {
         Ok(inode)
     }
 
-    /// Gives back `count` holds of an inode. Without a name, it goes with the last.
+    /// Gives back `count` holds of an inode. Without a name, it goes with the last; as the lower has it, it
+    /// is made again when it is looked up.
     pub fn forget(&self, number: u64, count: u64) {
-        let Ok(inode) = self.inode(number) else {
-            return;
-        };
+        let mut next = self.forget_one(number, count);
+        while let Some(directory) = next {
+            next = self.forget_one(directory, 1);
+        }
+    }
+
+    /// Does so without the directory that the inode holds, and returns that if it is to be given back.
+    fn forget_one(&self, number: u64, count: u64) -> Option<u64> {
+        let inode = self.inode(number).ok()?;
         let mut state = inode.state();
         let had = state.holds;
         state.holds = had.saturating_sub(count);
-        let is_gone = had > 0 && state.is_gone();
+        let (is_gone, is_idle) = (had > 0 && state.is_gone(), had > 0 && state.is_idle());
         drop(state);
         if is_gone {
-            self.dispose(&inode);
+            return self.free(&inode);
         }
+        let leaves = is_idle
+            && number != ROOT
+            && self
+                .inodes
+                .remove_if(number, |inode| inode.state().is_idle());
+        if leaves { inode.give_back() } else { None }
     }
 
     /// Frees all that an inode takes. It has neither a name nor a holder, and never will have.
     pub(crate) fn dispose(&self, inode: &Inode) {
+        if let Some(directory) = self.free(inode) {
+            self.forget(directory, 1);
+        }
+    }
+
+    /// Does so without the directory that the inode holds, and returns that if it is to be given back.
+    fn free(&self, inode: &Inode) -> Option<u64> {
         self.inodes.remove(inode.number);
         if let Ok(mut contents) = inode.contents_mut() {
             contents.clear(&self.room);
         }
-        self.drop_xattrs(&mut inode.state());
-        self.room
-            .give_bytes(inode.target().map_or(0, |target| target.len() as u64));
-        self.room.give_inodes(1);
+        let mut state = inode.state();
+        // What is as in the lower took nothing.
+        let taken = std::mem::take(&mut state.taken);
+        if taken > 0 {
+            self.drop_xattrs(&mut state);
+            self.room
+                .give_bytes(inode.target().map_or(0, |target| target.len() as u64));
+            self.room.give_inodes(taken.into());
+        }
+        drop(state);
+        inode.give_back()
     }
 }
 
@@ -137,6 +186,7 @@ fn fresh(new: &New<'_>, links: u32) -> State {
         gid: new.gid,
         links,
         holds: 0,
+        taken: 1,
         atime: now,
         mtime: now,
         ctime: now,

@@ -1,15 +1,17 @@
 //! Inodes: what a file is, beside its names.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use micabox_file::{FileKind, Timestamp};
 use rustix::io::Errno;
 
 use crate::Result;
 use crate::attributes::Stat;
-use crate::contents::{Contents, PAGE};
+use crate::contents::Contents;
 use crate::directory::Directory;
+use crate::lower::Lower;
 
 /// A file, directory, link, device, FIFO or socket.
 ///
@@ -18,6 +20,9 @@ use crate::directory::Directory;
 pub(crate) struct Inode {
     pub(crate) number: u64,
     pub(crate) kind: FileKind,
+    /// Of a directory the one above it. A file of the lower has the one where it was found, or where it was
+    /// moved; whatever is from the lower holds that directory.
+    pub(crate) parent: AtomicU64,
     /// Major and minor number of a device.
     device: (u32, u32),
     born: Timestamp,
@@ -40,6 +45,9 @@ pub(crate) enum Body {
 pub(crate) struct State {
     /// Permission, set-id and sticky bits.
     pub(crate) mode: u16,
+    /// Inodes of the filesystem's room that it takes: one, and one for each further name. None as long as
+    /// it is as the lower has it.
+    pub(crate) taken: u16,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     /// Names; of a directory also its own two, and one for each directory in it.
@@ -56,6 +64,16 @@ impl State {
     /// Returns whether neither a name nor a holder is left.
     pub(crate) fn is_gone(&self) -> bool {
         self.links == 0 && self.holds == 0
+    }
+
+    /// Returns whether it can be made again from the lower, when it is needed.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.taken == 0 && self.holds == 0
+    }
+
+    /// Takes the name of a directory from those of the one above it. The lower may have counted too few.
+    pub(crate) fn lose_directory(&mut self) {
+        self.links = self.links.saturating_sub(1).max(2);
     }
 
     /// Sets the times of the last change of contents and attributes.
@@ -124,19 +142,50 @@ impl<'a> New<'a> {
 }
 
 impl Inode {
-    /// Makes an inode with `holds` holders.
+    /// Makes an inode.
     pub(crate) fn new(number: u64, new: &New<'_>, state: State, parent: u64) -> Self {
         let body = match new.kind {
             FileKind::File => Body::File(RwLock::default()),
-            FileKind::Directory => Body::Directory(RwLock::new(Directory::new(parent))),
+            FileKind::Directory => Body::Directory(RwLock::new(Directory::new(true))),
             FileKind::Symlink => Body::Link(new.target.into()),
             _ => Body::Special,
         };
         Self {
             number,
             kind: new.kind,
+            parent: AtomicU64::new(parent),
             device: new.device,
             born: state.ctime,
+            state: Mutex::new(state),
+            body,
+        }
+    }
+
+    /// Makes the inode of a file in the lower. `target` is a link's.
+    pub(crate) fn over(
+        number: u64,
+        lower: &Arc<dyn Lower>,
+        stat: &Stat,
+        target: Vec<u8>,
+        state: State,
+        parent: u64,
+    ) -> Self {
+        let body = match stat.kind {
+            FileKind::File => {
+                let (size, blocks) = (stat.size, stat.blocks);
+                let contents = Contents::over(Arc::clone(lower), stat.number, size, blocks);
+                Body::File(RwLock::new(contents))
+            }
+            FileKind::Directory => Body::Directory(RwLock::new(Directory::new(false))),
+            FileKind::Symlink => Body::Link(target.into()),
+            _ => Body::Special,
+        };
+        Self {
+            number,
+            kind: stat.kind,
+            parent: AtomicU64::new(parent),
+            device: stat.device,
+            born: stat.born,
             state: Mutex::new(state),
             body,
         }
@@ -158,16 +207,16 @@ impl Inode {
         self.kind == FileKind::Directory
     }
 
-    /// Returns the entries, to read them.
-    pub(crate) fn entries(&self) -> Result<RwLockReadGuard<'_, Directory>> {
+    /// Returns the entries, to read them, as far as they are known ([`crate::Filesystem::entries`]).
+    pub(crate) fn known_entries(&self) -> Result<RwLockReadGuard<'_, Directory>> {
         match &self.body {
             Body::Directory(entries) => Ok(entries.read().unwrap_or_else(PoisonError::into_inner)),
             _ => Err(Errno::NOTDIR),
         }
     }
 
-    /// Returns the entries, to change them.
-    pub(crate) fn entries_mut(&self) -> Result<RwLockWriteGuard<'_, Directory>> {
+    /// Does the same, to change them.
+    pub(crate) fn known_entries_mut(&self) -> Result<RwLockWriteGuard<'_, Directory>> {
         match &self.body {
             Body::Directory(entries) => Ok(entries.write().unwrap_or_else(PoisonError::into_inner)),
             _ => Err(Errno::NOTDIR),
@@ -194,31 +243,31 @@ impl Inode {
 
     /// Returns the attributes. The caller holds neither the contents nor the state.
     pub(crate) fn stat(&self) -> Stat {
-        let (size, pages) = self.size();
-        self.stat_of(&self.state(), size, pages)
+        let (size, blocks) = self.size();
+        self.stat_of(&self.state(), size, blocks)
     }
 
     /// Does the same, and holds the inode.
     pub(crate) fn hold(&self) -> Stat {
-        let (size, pages) = self.size();
+        let (size, blocks) = self.size();
         let mut state = self.state();
         state.holds += 1;
-        self.stat_of(&state, size, pages)
+        self.stat_of(&state, size, blocks)
     }
 
-    /// Returns the size in bytes and the pages in memory.
+    /// Returns the size in bytes, and how many blocks of 512 bytes are in memory and in the lower.
     fn size(&self) -> (u64, u64) {
         match &self.body {
             Body::File(contents) => {
                 let contents = contents.read().unwrap_or_else(PoisonError::into_inner);
-                (contents.size(), contents.pages())
+                (contents.size(), contents.blocks())
             }
             Body::Link(target) => (target.len() as u64, 0),
             Body::Directory(_) | Body::Special => (0, 0),
         }
     }
 
-    fn stat_of(&self, state: &State, size: u64, pages: u64) -> Stat {
+    fn stat_of(&self, state: &State, size: u64, blocks: u64) -> Stat {
         Stat {
             number: self.number,
             kind: self.kind,
@@ -228,7 +277,7 @@ impl Inode {
             gid: state.gid,
             device: self.device,
             size,
-            blocks: pages * (PAGE as u64 / 512),
+            blocks,
             atime: state.atime,
             mtime: state.mtime,
             ctime: state.ctime,

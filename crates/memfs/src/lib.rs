@@ -2,6 +2,8 @@
 #![forbid(unsafe_code)]
 
 mod attributes;
+mod below;
+mod changes;
 mod clock;
 mod contents;
 mod data;
@@ -17,11 +19,12 @@ mod table;
 mod xattr;
 
 pub use attributes::{Change, Kill, Stat, Time};
+pub use changes::Changes;
 pub use data::Seek;
 pub use directory::Listed;
 pub use filesystem::{Filesystem, ROOT};
 pub use inode::New;
-pub use lower::Lower;
+pub use lower::{Lower, LowerEntry};
 pub use micabox_file::{FileKind, Timestamp};
 pub use names::NAME_MAX;
 pub use rename::Mode as RenameMode;

@@ -7,10 +7,15 @@ use micabox_file::{FileKind, Segment};
 use crate::Result;
 use crate::attributes::Stat;
 
-/// A read-only tree, whose files have numbers. It does not change while a filesystem is over it.
+/// A name in a directory, with the number and the kind of what it stands for.
+pub type LowerEntry = (Box<[u8]>, u64, FileKind);
+
+/// A read-only tree, whose files have numbers below 2^62. It does not change while a filesystem is over
+/// it.
 ///
 /// Its files come from an archive, a disk or a directory that may be damaged or hostile: what it
-/// returns is checked where it is used. Errors are what a program sees that reads the file.
+/// returns is checked where it is used. Errors are what a program sees that reads the file. Its methods are
+/// called side by side, also while a directory or a file is locked; none may wait for the filesystem above.
 pub trait Lower: Debug + Send + Sync {
     /// Returns the number of the root directory.
     fn root(&self) -> u64;
@@ -22,17 +27,11 @@ pub trait Lower: Debug + Send + Sync {
     /// `EIO`, like those of all others, and what the source says.
     fn stat(&self, number: u64) -> Result<Stat>;
 
-    /// Returns the number of what a directory has at a name.
+    /// Returns the names in a directory, without `.` and `..`, always in the same order.
     ///
     /// # Errors
     /// As above.
-    fn look_up(&self, directory: u64, name: &[u8]) -> Result<Option<u64>>;
-
-    /// Returns the names in a directory, without `.` and `..`, with number and kind.
-    ///
-    /// # Errors
-    /// As above.
-    fn list(&self, directory: u64) -> Result<Vec<(Box<[u8]>, u64, FileKind)>>;
+    fn list(&self, directory: u64) -> Result<Vec<LowerEntry>>;
 
     /// Reads from a file. Returns the number of bytes, 0 at its end, and fewer than asked for only there.
     ///
@@ -52,7 +51,7 @@ pub trait Lower: Debug + Send + Sync {
     /// As above.
     fn target(&self, link: u64) -> Result<Vec<u8>>;
 
-    /// Returns names and values of a file's extended attributes.
+    /// Returns names and values of a file's extended attributes, as programs see them.
     ///
     /// # Errors
     /// As above.

@@ -15,7 +15,7 @@ use crate::inode::{Inode, New};
 pub const NAME_MAX: usize = 255;
 
 /// Most bytes of a symbolic link's target.
-const TARGET_MAX: usize = 4095;
+pub(crate) const TARGET_MAX: usize = 4095;
 
 /// Most names of a file, as on ext4: the SDK's and other programs' archives hold no more of them.
 pub(crate) const LINKS: u32 = 65_000;
@@ -46,14 +46,14 @@ impl Filesystem {
     /// Finds a name, and holds what it stands for.
     ///
     /// # Errors
-    /// `ENOENT`, `ENOTDIR`, `ENAMETOOLONG`, `ESTALE`.
+    /// `ENOENT`, `ENOTDIR`, `ENAMETOOLONG`, `ESTALE`; those of the lower, like all that reads a name.
     pub fn look_up(&self, directory: u64, name: &[u8]) -> Result<Stat> {
         if name.len() > NAME_MAX {
             return Err(Errno::NAMETOOLONG);
         }
         let directory = self.inode(directory)?;
-        let entries = directory.entries()?;
-        Ok(entries.get(name).ok_or(Errno::NOENT)?.hold())
+        let entries = self.entries(&directory)?;
+        self.hold_child(&directory, entries.get(name).ok_or(Errno::NOENT)?)
     }
 
     /// Makes something new with a name, and holds it.
@@ -66,8 +66,9 @@ impl Filesystem {
             return Err(Errno::NAMETOOLONG);
         }
         let directory = self.inode(directory)?;
-        let mut entries = directory.entries_mut()?;
+        let mut entries = self.entries_mut(&directory)?;
         check_free(&entries, name)?;
+        self.keep(&directory)?;
         let is_directory = new.kind == crate::FileKind::Directory;
         let inode = self.create(&directory, new, if is_directory { 2 } else { 1 })?;
         entries.insert(name, Arc::clone(&inode));
@@ -101,14 +102,17 @@ impl Filesystem {
             return Err(Errno::PERM);
         }
         let directory = self.inode(directory)?;
-        let mut entries = directory.entries_mut()?;
+        let mut entries = self.entries_mut(&directory)?;
         check_free(&entries, name)?;
+        self.keep(&directory)?;
+        self.keep(&inode)?;
         let mut state = inode.state();
         if state.links >= LINKS {
             return Err(Errno::MLINK);
         }
         if state.links > 0 {
             self.room().take_inode()?;
+            state.taken = state.taken.saturating_add(1);
         }
         let now = now();
         state.links += 1;
@@ -125,13 +129,16 @@ impl Filesystem {
     /// `ENOENT`, `EISDIR`, `ENOTDIR`, `ESTALE`.
     pub fn unlink(&self, directory: u64, name: &[u8]) -> Result<()> {
         let directory = self.inode(directory)?;
-        let mut entries = directory.entries_mut()?;
-        let inode = Arc::clone(entries.get(name).ok_or(Errno::NOENT)?);
+        let mut entries = self.entries_mut(&directory)?;
+        let inode = self.child(&directory, entries.get(name).ok_or(Errno::NOENT)?)?;
         if inode.is_directory() {
             return Err(Errno::ISDIR);
         }
         entries.remove(name);
-        directory.state().modified(now());
+        let mut state = directory.state();
+        self.keep_anyway(&directory, &mut state);
+        state.modified(now());
+        drop(state);
         drop(entries);
         self.lose_name(&inode);
         Ok(())
@@ -142,11 +149,18 @@ impl Filesystem {
         let mut state = inode.state();
         state.links = state.links.saturating_sub(1);
         state.ctime = now();
-        let (has_names, is_gone) = (state.links > 0, state.is_gone());
+        if state.links > 0 {
+            self.keep_anyway(inode, &mut state);
+            // Further names in the lower take nothing.
+            if state.taken > 1 {
+                state.taken -= 1;
+                self.room().give_inodes(1);
+            }
+            return;
+        }
+        let is_gone = state.is_gone();
         drop(state);
-        if has_names {
-            self.room().give_inodes(1);
-        } else if is_gone {
+        if is_gone {
             self.dispose(inode);
         }
     }
@@ -158,12 +172,13 @@ impl Filesystem {
     pub fn remove_directory(&self, directory: u64, name: &[u8]) -> Result<()> {
         let _moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
         let directory = self.inode(directory)?;
-        let mut entries = directory.entries_mut()?;
-        let inode = Arc::clone(entries.get(name).ok_or(Errno::NOENT)?);
-        remove_if_empty(&inode)?;
+        let mut entries = self.entries_mut(&directory)?;
+        let inode = self.child(&directory, entries.get(name).ok_or(Errno::NOENT)?)?;
+        self.remove_if_empty(&inode)?;
         entries.remove(name);
         let mut state = directory.state();
-        state.links = state.links.saturating_sub(1);
+        self.keep_anyway(&directory, &mut state);
+        state.lose_directory();
         state.modified(now());
         drop(state);
         drop(entries);
@@ -182,14 +197,14 @@ impl Filesystem {
             self.dispose(inode);
         }
     }
-}
 
-/// Marks a directory as removed, so that nothing is made in it, if it is empty.
-pub(crate) fn remove_if_empty(inode: &Inode) -> Result<()> {
-    let mut entries = inode.entries_mut()?;
-    if !entries.is_empty() {
-        return Err(Errno::NOTEMPTY);
+    /// Marks a directory as removed, so that nothing is made in it, if it is empty.
+    pub(crate) fn remove_if_empty(&self, inode: &Inode) -> Result<()> {
+        let mut entries = self.entries_mut(inode)?;
+        if !entries.is_empty() {
+            return Err(Errno::NOTEMPTY);
+        }
+        entries.is_removed = true;
+        Ok(())
     }
-    entries.is_removed = true;
-    Ok(())
 }

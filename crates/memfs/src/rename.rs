@@ -1,15 +1,17 @@
 //! Renaming (rename(2)).
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use rustix::io::Errno;
 
 use crate::Result;
+use crate::below::Held;
 use crate::clock::now;
 use crate::directory::Directory;
 use crate::filesystem::{Filesystem, ROOT};
 use crate::inode::{Inode, New};
-use crate::names::{check, remove_if_empty};
+use crate::names::check;
 
 /// What happens to the names of a rename.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +75,7 @@ impl Filesystem {
         };
         if directory == new_directory {
             let _moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
-            let mut entries = old.directory.entries_mut()?;
+            let mut entries = self.entries_mut(&old.directory)?;
             let pair = Pair {
                 old: &mut entries,
                 new: None,
@@ -83,8 +85,8 @@ impl Filesystem {
         // Alone: no directory moves while the way from one to the root is followed.
         let _moving = self.moving.write().unwrap_or_else(PoisonError::into_inner);
         self.check_cycles(&old, &new, mode)?;
-        let mut old_entries = old.directory.entries_mut()?;
-        let mut new_entries = new.directory.entries_mut()?;
+        let mut old_entries = self.entries_mut(&old.directory)?;
+        let mut new_entries = self.entries_mut(&new.directory)?;
         let pair = Pair {
             old: &mut old_entries,
             new: Some(&mut new_entries),
@@ -94,15 +96,20 @@ impl Filesystem {
 
     /// Fails if a directory would become a part of itself.
     fn check_cycles(&self, old: &Side<'_>, new: &Side<'_>, mode: Mode) -> Result<()> {
-        let moved = old.directory.entries()?.get(old.name).cloned();
-        let target = new.directory.entries()?.get(new.name).cloned();
+        // One that is not in memory is above none that is.
+        let known = |side: &Side<'_>| -> Result<_> {
+            let entries = self.entries(&side.directory)?;
+            let child = entries.get(side.name);
+            Ok(child.and_then(|child| self.known_child(child)))
+        };
+        let (moved, target) = (known(old)?, known(new)?);
         if let Some(moved) = moved.filter(|inode| inode.is_directory())
-            && self.is_within(&new.directory, moved.number)?
+            && self.is_within(&new.directory, moved.number)
         {
             return Err(Errno::INVAL);
         }
         if let Some(target) = target.filter(|inode| inode.is_directory())
-            && self.is_within(&old.directory, target.number)?
+            && self.is_within(&old.directory, target.number)
         {
             // A directory that is replaced must be empty, and this one is not.
             return Err(if mode == Mode::Exchange {
@@ -115,19 +122,18 @@ impl Filesystem {
     }
 
     /// Returns whether a directory is `ancestor` or below it.
-    fn is_within(&self, directory: &Arc<Inode>, ancestor: u64) -> Result<bool> {
+    fn is_within(&self, directory: &Arc<Inode>, ancestor: u64) -> bool {
         let mut at = Arc::clone(directory);
         loop {
             if at.number == ancestor {
-                return Ok(true);
+                return true;
             }
             if at.number == ROOT {
-                return Ok(false);
+                return false;
             }
-            let parent = at.entries()?.parent;
             // Of a directory that was removed the parent may be gone.
-            let Ok(above) = self.inode(parent) else {
-                return Ok(false);
+            let Ok(above) = self.inode(at.parent.load(Ordering::Relaxed)) else {
+                return false;
             };
             at = above;
         }
@@ -143,15 +149,20 @@ impl Filesystem {
         if pair.target().is_removed {
             return Err(Errno::NOENT);
         }
-        let moved = Arc::clone(pair.old.get(old.name).ok_or(Errno::NOENT)?);
-        let target = pair.target().get(new.name).cloned();
-        let target = match (target, mode) {
+        let moved = pair.old.get(old.name).ok_or(Errno::NOENT)?;
+        let moved = self.child(&old.directory, moved)?;
+        let target = pair.target().get(new.name);
+        let target = target.map(|target| self.child(&new.directory, target));
+        let target = match (target.transpose()?, mode) {
             (Some(_), Mode::NoReplace) => return Err(Errno::EXIST),
             (None, Mode::Exchange) => return Err(Errno::NOENT),
             // Two names of one file: nothing happens.
             (Some(target), _) if target.number == moved.number => return Ok(()),
             (target, _) => target,
         };
+        for kept in [&old.directory, &new.directory, &moved.inode()] {
+            self.keep(kept)?;
+        }
         match (&target, mode) {
             (Some(target), Mode::Exchange) => self.exchange(old, new, pair, &moved, target),
             _ => self.replace(old, new, pair, &moved, target, mode),
@@ -163,14 +174,15 @@ impl Filesystem {
         old: &Side<'_>,
         new: &Side<'_>,
         mut pair: Pair<'_>,
-        moved: &Arc<Inode>,
-        target: &Arc<Inode>,
+        moved: &Held<'_>,
+        target: &Held<'_>,
     ) -> Result<()> {
-        pair.old.replace(old.name, Arc::clone(target));
-        pair.target().replace(new.name, Arc::clone(moved));
+        self.keep(target)?;
+        pair.old.replace(old.name, target.inode());
+        pair.target().replace(new.name, moved.inode());
         if pair.new.is_some() {
-            move_parent(moved, &old.directory, &new.directory)?;
-            move_parent(target, &new.directory, &old.directory)?;
+            self.move_parent(moved, &old.directory, &new.directory);
+            self.move_parent(target, &new.directory, &old.directory);
         }
         let now = now();
         moved.state().ctime = now;
@@ -185,13 +197,13 @@ impl Filesystem {
         old: &Side<'_>,
         new: &Side<'_>,
         mut pair: Pair<'_>,
-        moved: &Arc<Inode>,
-        target: Option<Arc<Inode>>,
+        moved: &Held<'_>,
+        target: Option<Held<'_>>,
         mode: Mode,
     ) -> Result<()> {
         // All that may fail comes first.
         match target
-            .as_deref()
+            .as_ref()
             .map(|target| (moved.is_directory(), target.is_directory()))
         {
             Some((true, false)) => return Err(Errno::NOTDIR),
@@ -207,7 +219,7 @@ impl Filesystem {
             _ => None,
         };
         if let Some(target) = target.as_ref().filter(|target| target.is_directory())
-            && let Err(error) = remove_if_empty(target)
+            && let Err(error) = self.remove_if_empty(target)
         {
             if let Some(whiteout) = whiteout {
                 self.dispose(&whiteout);
@@ -215,8 +227,8 @@ impl Filesystem {
             return Err(error);
         }
         match &target {
-            Some(_) => pair.target().replace(new.name, Arc::clone(moved)),
-            None => pair.target().insert(new.name, Arc::clone(moved)),
+            Some(_) => pair.target().replace(new.name, moved.inode()),
+            None => pair.target().insert(new.name, moved.inode()),
         }
         match whiteout {
             Some(whiteout) => {
@@ -227,7 +239,7 @@ impl Filesystem {
             None => pair.old.remove(old.name),
         }
         if pair.new.is_some() {
-            move_parent(moved, &old.directory, &new.directory)?;
+            self.move_parent(moved, &old.directory, &new.directory);
         }
         let now = now();
         moved.state().ctime = now;
@@ -235,9 +247,7 @@ impl Filesystem {
         new.directory.state().modified(now);
         match target {
             Some(target) if target.is_directory() => {
-                let mut state = new.directory.state();
-                state.links = state.links.saturating_sub(1);
-                drop(state);
+                new.directory.state().lose_directory();
                 self.lose_directory(&target);
             }
             Some(target) => self.lose_name(&target),
@@ -245,16 +255,19 @@ impl Filesystem {
         }
         Ok(())
     }
-}
 
-/// Notes that a directory has another parent. Of anything else, none is known.
-fn move_parent(inode: &Inode, from: &Inode, to: &Inode) -> Result<()> {
-    if inode.is_directory() {
-        inode.entries_mut()?.parent = to.number;
-        let mut state = from.state();
-        state.links = state.links.saturating_sub(1);
-        drop(state);
-        to.state().links += 1;
+    /// Notes that an inode has another parent, where that is known.
+    fn move_parent(&self, inode: &Inode, from: &Inode, to: &Inode) {
+        if inode.is_directory() {
+            from.state().lose_directory();
+            to.state().links += 1;
+        }
+        if inode.is_directory() || inode.is_from_lower() {
+            let before = inode.parent.swap(to.number, Ordering::Relaxed);
+            if inode.is_from_lower() {
+                to.state().holds += 1;
+                self.forget(before, 1);
+            }
+        }
     }
-    Ok(())
 }

@@ -91,6 +91,12 @@ impl Room {
         self.bytes.fetch_sub(count, Ordering::Relaxed);
     }
 
+    /// Takes inodes and bytes, beyond the limits if it must be.
+    pub(crate) fn take_beyond(&self, inodes: u64, bytes: u64) {
+        self.inodes.fetch_add(inodes, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
     /// Takes an inode, or fails with ENOSPC.
     pub(crate) fn take_inode(&self) -> Result<()> {
         take(&self.inodes, self.limits.inodes, 1)

@@ -11,7 +11,8 @@ const PARTS: usize = 64;
 
 type Part = RwLock<HashMap<u64, Arc<Inode>>>;
 
-/// All inodes by number. Numbers are not used again.
+/// All inodes by number. Numbers are not used again. Those that are made here are odd; even ones are
+/// of the lower's files ([`crate::below`]), which leave the table and come back.
 #[derive(Debug)]
 pub(crate) struct Table {
     parts: Vec<Part>,
@@ -28,11 +29,11 @@ impl Table {
 
     /// Returns a number that no inode had; the first is 1.
     pub(crate) fn number(&self) -> u64 {
-        self.last.fetch_add(1, Ordering::Relaxed) + 1
+        self.last.fetch_add(1, Ordering::Relaxed) * 2 + 1
     }
 
     fn part(&self, number: u64) -> Option<&Part> {
-        self.parts.get((number % PARTS as u64) as usize)
+        self.parts.get((number / 2 % PARTS as u64) as usize)
     }
 
     pub(crate) fn get(&self, number: u64) -> Option<Arc<Inode>> {
@@ -48,16 +49,55 @@ impl Table {
         }
     }
 
+    /// Returns an inode, held once more.
+    pub(crate) fn hold(&self, number: u64) -> Option<Arc<Inode>> {
+        let part = self.part(number)?.read();
+        let part = part.unwrap_or_else(PoisonError::into_inner);
+        let inode = part.get(&number)?;
+        inode.state().holds += 1;
+        Some(Arc::clone(inode))
+    }
+
+    /// Adds an inode that is held, unless its number is taken meanwhile: then that one is held, and returned.
+    pub(crate) fn insert_or_hold(&self, inode: &Arc<Inode>) -> Option<Arc<Inode>> {
+        let part = self.part(inode.number)?.write();
+        let mut part = part.unwrap_or_else(PoisonError::into_inner);
+        if let Some(there) = part.get(&inode.number) {
+            there.state().holds += 1;
+            return Some(Arc::clone(there));
+        }
+        part.insert(inode.number, Arc::clone(inode));
+        None
+    }
+
     pub(crate) fn remove(&self, number: u64) {
-        if let Some(part) = self.part(number) {
-            let mut part = part.write().unwrap_or_else(PoisonError::into_inner);
-            let removed = part.remove(&number);
-            if part.is_empty() {
-                *part = HashMap::new();
-            }
-            drop(part);
-            // What the inode had is dropped without the lock.
-            drop(removed);
+        self.remove_if(number, |_| true);
+    }
+
+    /// Removes an inode if `is_due`, while no other thread can hold it; returns whether it did.
+    pub(crate) fn remove_if(&self, number: u64, is_due: impl FnOnce(&Inode) -> bool) -> bool {
+        let Some(part) = self.part(number) else {
+            return false;
+        };
+        let mut part = part.write().unwrap_or_else(PoisonError::into_inner);
+        if !part.get(&number).is_some_and(|inode| is_due(inode)) {
+            return false;
+        }
+        let removed = part.remove(&number);
+        if part.is_empty() {
+            *part = HashMap::new();
+        }
+        drop(part);
+        // What the inode had is dropped without the lock.
+        drop(removed);
+        true
+    }
+
+    /// Calls `each` for all inodes.
+    pub(crate) fn each(&self, mut each: impl FnMut(&Arc<Inode>)) {
+        for part in &self.parts {
+            let part = part.read().unwrap_or_else(PoisonError::into_inner);
+            part.values().for_each(&mut each);
         }
     }
 }

@@ -19,7 +19,7 @@ const NAME_MAX: usize = 255;
 const SIZE_MAX: usize = 64 << 10;
 const LIST_MAX: usize = 64 << 10;
 
-type Xattrs = BTreeMap<Box<[u8]>, Box<[u8]>>;
+pub(crate) type Xattrs = BTreeMap<Box<[u8]>, Box<[u8]>>;
 
 /// Whether an attribute may be there before it is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +34,16 @@ pub enum SetMode {
 
 fn cost(name: &[u8], value: &[u8]) -> u64 {
     (name.len() + value.len()) as u64
+}
+
+/// Returns what attributes take of the room.
+pub(crate) fn sum(xattrs: &Xattrs) -> u64 {
+    xattrs.iter().map(|(name, value)| cost(name, value)).sum()
+}
+
+/// Returns whether an attribute may be what it is.
+pub(crate) fn is_valid(name: &[u8], value: &[u8]) -> bool {
+    (1..=NAME_MAX).contains(&name.len()) && !name.contains(&0) && value.len() <= SIZE_MAX
 }
 
 /// Sets an attribute and takes room for it.
@@ -67,6 +77,7 @@ impl Filesystem {
             return Err(Errno::TOOBIG);
         }
         let inode = self.inode(number)?;
+        self.keep(&inode)?;
         let mut state = inode.state();
         match (mode, state.xattrs.contains_key(name)) {
             (SetMode::Create, true) => return Err(Errno::EXIST),
@@ -120,6 +131,9 @@ impl Filesystem {
     pub fn remove_xattr(&self, number: u64, name: &[u8]) -> Result<()> {
         let inode = self.inode(number)?;
         let mut state = inode.state();
+        if state.xattrs.contains_key(name) {
+            self.keep_anyway(&inode, &mut state);
+        }
         if !self.drop_xattr(&mut state, name) {
             // A file without a list has that of its permissions.
             let is_list = name == ACCESS || name == DEFAULT;
@@ -141,7 +155,6 @@ impl Filesystem {
     /// Removes all attributes.
     pub(crate) fn drop_xattrs(&self, state: &mut State) {
         let all = std::mem::take(&mut state.xattrs);
-        let sum = all.iter().map(|(name, value)| cost(name, value)).sum();
-        self.room().give_bytes(sum);
+        self.room().give_bytes(sum(&all));
     }
 }

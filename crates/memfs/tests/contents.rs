@@ -1,12 +1,11 @@
 //! Contents of files, beside a plain array of bytes.
 
-use micabox_memfs::{Change, Errno, Filesystem, Limits, New, ROOT, Seek, Usage};
-use proptest::prelude::*;
+mod support;
 
-const LIMITS: Limits = Limits {
-    bytes: 64 << 20,
-    inodes: 100,
-};
+use micabox_file::Segment;
+use micabox_memfs::{Change, Errno, FileKind, Filesystem, Limits, New, ROOT, Seek, Usage};
+use proptest::prelude::*;
+use support::{LIMITS, Tree};
 
 fn filesystem(limits: Limits) -> (Filesystem, u64) {
     let files = Filesystem::new(limits, 0o755, 0, 0);
@@ -121,47 +120,103 @@ proptest! {
     #[test]
     fn a_file_has_what_was_written_and_says_where(operations in prop::collection::vec(operation(), 1..25)) {
         let (files, file) = filesystem(LIMITS);
-        let mut model = Vec::new();
-        for operation in &operations {
-            // copy_file_range(2) refuses ranges that overlap before it asks.
-            if let Operation::Copy(at, to, length) = *operation
-                && at < to + length && to < at + length
-            {
-                continue;
-            }
-            match *operation {
-                Operation::Write(at, length) => {
-                    prop_assert_eq!(files.write(file, at, &bytes(length)).unwrap(), length);
-                }
-                Operation::Truncate(size) => truncate(&files, file, size),
-                Operation::Punch(at, length) => files.punch(file, at, length).unwrap(),
-                Operation::Zero(at, length, keep) => files.zero(file, at, length, keep).unwrap(),
-                Operation::Allocate(at, length, keep) => files.allocate(file, at, length, keep).unwrap(),
-                Operation::Copy(at, to, length) => {
-                    files.copy((file, at), (file, to), length).unwrap();
-                }
-            }
-            apply(&mut model, operation);
-            let stat = files.stat(file).unwrap();
-            prop_assert_eq!(stat.size, model.len() as u64);
-            prop_assert_eq!(files.usage().bytes, stat.blocks * 512);
-        }
-        prop_assert!(all(&files, file) == model, "contents differ after {:?}", operations);
-        // What is said to be a hole is zeros, and data and holes take turns up to the end.
-        let (mut at, size) = (0, model.len() as u64);
-        while at < size {
-            let data = files.seek(file, at, Seek::Data).unwrap_or(size);
-            prop_assert!(data >= at && model[at as usize..data as usize].iter().all(|&byte| byte == 0));
-            if data == size {
-                break;
-            }
-            at = files.seek(file, data, Seek::Hole).unwrap();
-            prop_assert!(at > data && at <= size);
-        }
+        change(&files, file, Vec::new(), &operations)?;
         files.unlink(ROOT, b"file").unwrap();
         files.forget(file, 1);
-        prop_assert_eq!(files.usage(), Usage { bytes: 0, inodes: 0 });
+        prop_assert_eq!(files.usage(), NOTHING);
     }
+
+    #[test]
+    fn a_file_over_a_lower_one_has_what_that_has_and_what_was_written(
+        parts in prop::collection::vec((place(), length()), 0..6),
+        operations in prop::collection::vec(operation(), 1..25),
+    ) {
+        let mut model = vec![0; 1_500_000];
+        let mut segments = Vec::new();
+        for (offset, length) in parts {
+            let end = model.len().min((offset + length) as usize);
+            if let Some(part) = model.get_mut(offset as usize..end) {
+                part.fill(0xee);
+                segments.push(Segment { offset, length: part.len() as u64 });
+            }
+        }
+        let mut tree = Tree::new();
+        tree.name(7, "file", 9, FileKind::File).fill(9, model.clone());
+        tree.file(9).segments = segments;
+        let files = tree.mount();
+        let file = files.look_up(ROOT, b"file").unwrap().number;
+        change(&files, file, model, &operations)?;
+        files.unlink(ROOT, b"file").unwrap();
+        files.forget(file, 1);
+        // The root, which has lost a name.
+        prop_assert_eq!(files.usage(), Usage { bytes: 0, inodes: 1 });
+    }
+}
+
+const NOTHING: Usage = Usage {
+    bytes: 0,
+    inodes: 0,
+};
+
+/// Changes a file and the array that has its contents; they stay the same.
+fn change(
+    files: &Filesystem,
+    file: u64,
+    mut model: Vec<u8>,
+    operations: &[Operation],
+) -> Result<(), TestCaseError> {
+    let is_over_lower = files.lower().is_some();
+    for operation in operations {
+        // copy_file_range(2) refuses ranges that overlap before it asks.
+        if let Operation::Copy(at, to, length) = *operation
+            && at < to + length
+            && to < at + length
+        {
+            continue;
+        }
+        match *operation {
+            Operation::Write(at, length) => {
+                prop_assert_eq!(files.write(file, at, &bytes(length)).unwrap(), length);
+            }
+            Operation::Truncate(size) => truncate(files, file, size),
+            Operation::Punch(at, length) => files.punch(file, at, length).unwrap(),
+            Operation::Zero(at, length, keep) => files.zero(file, at, length, keep).unwrap(),
+            Operation::Allocate(at, length, keep) => {
+                files.allocate(file, at, length, keep).unwrap();
+            }
+            Operation::Copy(at, to, length) => {
+                files.copy((file, at), (file, to), length).unwrap();
+            }
+        }
+        apply(&mut model, operation);
+        let stat = files.stat(file).unwrap();
+        prop_assert_eq!(stat.size, model.len() as u64);
+        if !is_over_lower {
+            prop_assert_eq!(files.usage().bytes, stat.blocks * 512);
+        }
+    }
+    prop_assert!(
+        all(files, file) == model,
+        "contents differ after {:?}",
+        operations
+    );
+    // What is said to be a hole is zeros, and data and holes take turns up to the end.
+    let (mut at, size) = (0, model.len() as u64);
+    while at < size {
+        let data = files.seek(file, at, Seek::Data).unwrap_or(size);
+        prop_assert!(
+            data >= at
+                && model[at as usize..data as usize]
+                    .iter()
+                    .all(|&byte| byte == 0)
+        );
+        if data == size {
+            break;
+        }
+        at = files.seek(file, data, Seek::Hole).unwrap();
+        prop_assert!(at > data && at <= size);
+    }
+    Ok(())
 }
 
 #[test]

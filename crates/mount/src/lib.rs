@@ -3,11 +3,13 @@
 
 mod error;
 mod kept;
+mod layer;
 mod place;
 mod server;
 
 pub use error::Error;
 pub use kept::{KeepError, load, save};
+pub use layer::Layer;
 pub use micabox_memfs::{Filesystem, Limits, Usage};
 pub use place::{Manner, Place};
 pub use server::Cache;

@@ -3,12 +3,17 @@
 //! A chunk's size follows from its place: pages up to 64 KiB, then 64 KiB up to 1 MiB, then 1 MiB. So
 //! a small file takes what it has, a large one few chunks, and nothing is copied as a file grows.
 
+mod below;
 mod chunk;
+
+use std::sync::Arc;
 
 use rustix::io::Errno;
 
 use crate::Result;
+use crate::lower::Lower;
 use crate::room::Room;
+use below::Below;
 use chunk::Chunk;
 
 /// Bytes of a page: what is counted, and the unit of holes.
@@ -29,6 +34,8 @@ pub(crate) struct Contents {
     chunks: Vec<(u64, Chunk)>,
     /// Pages that are there.
     pages: u64,
+    /// What shows where no page is.
+    below: Option<Box<Below>>,
 }
 
 /// A chunk's place: its start in the file and its length.
@@ -79,9 +86,29 @@ impl Contents {
         self.size
     }
 
-    /// Returns the number of pages in memory.
-    pub(crate) fn pages(&self) -> u64 {
-        self.pages
+    /// Makes the contents of a file of the lower.
+    pub(crate) fn over(lower: Arc<dyn Lower>, file: u64, size: u64, blocks: u64) -> Self {
+        let below = (size > 0).then(|| Box::new(Below::new(lower, file, size, blocks)));
+        Self {
+            size,
+            below,
+            ..Self::default()
+        }
+    }
+
+    /// Returns how many blocks of 512 bytes are in memory and, as far as it shows, in the lower.
+    pub(crate) fn blocks(&self) -> u64 {
+        const BLOCKS: u64 = PAGE_BYTES / 512;
+        let pages = self.pages * BLOCKS;
+        match &self.below {
+            None => pages,
+            // Pages are there as well where they hide the lower's.
+            Some(below) => {
+                let most = self.size.div_ceil(PAGE_BYTES).saturating_mul(BLOCKS);
+                let all = pages.saturating_add(below.blocks());
+                all.min(most.max(below.blocks())).max(pages)
+            }
+        }
     }
 
     fn find(&self, span: Span) -> std::result::Result<usize, usize> {
@@ -117,26 +144,26 @@ impl Contents {
             .ok_or(Errno::IO)
     }
 
-    /// Returns the bytes of a range, as far as the file goes, in pieces.
-    pub(crate) fn read(&self, offset: u64, count: u64) -> Vec<&[u8]> {
+    /// Returns the bytes of a range, as far as the file goes, in pieces. `buffer` gets those of the lower.
+    pub(crate) fn read<'a>(
+        &'a self,
+        offset: u64,
+        count: u64,
+        buffer: &'a mut Vec<u8>,
+    ) -> Result<Vec<&'a [u8]>> {
         let end = offset.saturating_add(count).min(self.size);
+        if let Some(below) = &self.below {
+            return self.read_over(below, offset, end, buffer);
+        }
         let mut pieces = Vec::new();
         for (span, from, to) in spans(offset, end) {
             let bytes = match self.chunk(span) {
                 Some(chunk) => chunk.bytes(from, to),
                 None => &[],
             };
-            let mut missing = to - from - bytes.len();
-            if !bytes.is_empty() {
-                pieces.push(bytes);
-            }
-            while missing > 0 {
-                let zeros = ZEROS.get(..missing).unwrap_or(&ZEROS);
-                pieces.push(zeros);
-                missing -= zeros.len();
-            }
+            push(&mut pieces, bytes, to - from);
         }
-        pieces
+        Ok(pieces)
     }
 
     /// Returns how many pages that a range touches are not there.
@@ -172,10 +199,17 @@ impl Contents {
             if end == from {
                 break;
             }
+            let edges = match &self.below {
+                Some(below) => self.edges(below, span, from, end)?,
+                None => Vec::new(),
+            };
             let added = self.missing(span.start + from as u64, span.start + end as u64);
             let chunk = self.chunk_mut(span)?;
             for page in from / PAGE..end.div_ceil(PAGE) {
                 chunk.add(page);
+            }
+            for (at, bytes) in &edges {
+                chunk.write(*at, bytes)?;
             }
             let piece = data
                 .get(written..written + (end - from))
@@ -232,18 +266,39 @@ impl Contents {
         }
         let missing = self.missing(offset, end);
         room.take_bytes(missing * PAGE_BYTES)?;
+        let before = self.pages;
+        let result = self.add_pages(offset, end);
+        room.give_bytes((missing - (self.pages - before)) * PAGE_BYTES);
+        result
+    }
+
+    fn add_pages(&mut self, offset: u64, end: u64) -> Result<()> {
         for (span, from, to) in spans(offset, end) {
+            let raised = match &self.below {
+                Some(below) => self.raised(below, span, from, to)?,
+                None => Vec::new(),
+            };
+            let added = self.missing(span.start + from as u64, span.start + to as u64);
             let chunk = self.chunk_mut(span)?;
             for page in from / PAGE..to.div_ceil(PAGE) {
                 chunk.add(page);
             }
+            for (at, bytes) in &raised {
+                chunk.write(*at, bytes)?;
+            }
+            self.pages += added;
         }
-        self.pages += missing;
         Ok(())
     }
 
-    /// Makes a range read as zeros: whole pages go, the rest is overwritten.
-    pub(crate) fn punch(&mut self, offset: u64, end: u64, room: &Room) {
+    /// Makes a range read as zeros: whole pages go, the rest is overwritten, and nothing shows of the lower.
+    pub(crate) fn punch(&mut self, offset: u64, end: u64, room: &Room) -> Result<()> {
+        if let Some(below) = &mut self.below {
+            below.hide(offset, end, room)?;
+            if below.is_hidden() {
+                self.below = None;
+            }
+        }
         let before = self.pages;
         let mut gone = 0;
         let first = self
@@ -277,6 +332,7 @@ impl Contents {
                 !(is_page && is_all || !is_page && chunk.count() == 0)
             });
         }
+        Ok(())
     }
 
     /// Sets the size. What is behind it goes; what comes before it reads as zeros.
@@ -286,7 +342,7 @@ impl Contents {
         }
         // Also pages that were allocated behind the end; a file that grows keeps those.
         if size <= self.size {
-            self.punch(size, u64::MAX, room);
+            self.punch(size, u64::MAX, room)?;
         }
         self.size = size;
         Ok(())
@@ -303,6 +359,14 @@ impl Contents {
         if offset >= self.size {
             return Err(Errno::NXIO);
         }
+        match &self.below {
+            Some(below) => self.seek_over(below, offset, data),
+            None => self.seek_in_memory(offset, data),
+        }
+    }
+
+    /// Does so for what is in memory.
+    fn seek_in_memory(&self, offset: u64, data: bool) -> Result<u64> {
         let mut at = offset;
         let first = self
             .chunks
@@ -334,7 +398,23 @@ impl Contents {
     /// Gives back all that the contents take.
     pub(crate) fn clear(&mut self, room: &Room) {
         room.give_bytes(self.pages * PAGE_BYTES);
+        if let Some(below) = &self.below {
+            below.clear(room);
+        }
         *self = Self::default();
+    }
+}
+
+/// Adds bytes to pieces, and zeros up to `length`.
+fn push<'a>(pieces: &mut Vec<&'a [u8]>, bytes: &'a [u8], length: usize) {
+    let mut missing = length - bytes.len();
+    if !bytes.is_empty() {
+        pieces.push(bytes);
+    }
+    while missing > 0 {
+        let zeros = ZEROS.get(..missing).unwrap_or(&ZEROS);
+        pieces.push(zeros);
+        missing -= zeros.len();
     }
 }
 

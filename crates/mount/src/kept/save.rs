@@ -28,8 +28,15 @@ impl<W: Write> Members for Archive<W> {
 pub(super) fn walk(files: &Filesystem, members: &mut dyn Members) -> Result<(), KeepError> {
     // First names of files that have several.
     let mut linked: HashMap<u64, Vec<u8>> = HashMap::new();
-    let mut left = vec![(Vec::new(), ROOT)];
-    while let Some((path, number)) = left.pop() {
+    let mut left = vec![(
+        Vec::new(),
+        Held {
+            files,
+            number: ROOT,
+        },
+    )];
+    while let Some((path, held)) = left.pop() {
+        let number = held.number;
         let at = |error| KeepError::file(&path, error);
         let stat = files.stat(number).map_err(at)?;
         if stat.kind == FileKind::Directory {
@@ -39,7 +46,7 @@ pub(super) fn walk(files: &Filesystem, members: &mut dyn Members) -> Result<(), 
             left.extend(
                 entries
                     .into_iter()
-                    .map(|(name, number)| (join(&path, &name), number)),
+                    .map(|(name, held)| (join(&path, &name), held)),
             );
         }
         let first = linked.get(&number).cloned();
@@ -86,15 +93,33 @@ fn join(path: &[u8], name: &[u8]) -> Vec<u8> {
     }
 }
 
-fn entries(files: &Filesystem, directory: u64) -> Result<Vec<(Vec<u8>, u64)>, Errno> {
+/// An inode that stays as long as this does, also one of a lower.
+struct Held<'a> {
+    files: &'a Filesystem,
+    number: u64,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        if self.number != ROOT {
+            self.files.forget(self.number, 1);
+        }
+    }
+}
+
+fn entries(files: &Filesystem, directory: u64) -> Result<Vec<(Vec<u8>, Held<'_>)>, Errno> {
     let mut entries = Vec::new();
+    let mut held = Ok(());
     files.list(directory, 0, |entry, hold| {
         // All but the directory itself and the one above.
-        if hold.is_some() {
-            entries.push((entry.name.to_vec(), entry.number));
-        }
-        true
+        let Some(hold) = hold else { return true };
+        held = hold().map(|stat| {
+            let number = stat.number;
+            entries.push((entry.name.to_vec(), Held { files, number }));
+        });
+        held.is_ok()
     })?;
+    held?;
     Ok(entries)
 }
 

@@ -23,7 +23,11 @@ impl Tree<'_> {
             }
             match hold {
                 _ if !is_plus => {}
-                Some(hold) => self.add_entry(&mut reply, &hold()),
+                Some(hold) => match hold() {
+                    Ok(stat) => self.add_entry(&mut reply, &stat),
+                    // A file of the lower that can't be read: looking it up says why.
+                    Err(_) => reply.bytes(&[0; ENTRY_ATTRIBUTES]),
+                },
                 // The directory itself and the one above, which nothing looks up.
                 None => reply.bytes(&[0; ENTRY_ATTRIBUTES]),
             }

@@ -22,8 +22,15 @@ pub struct Memory {
 
 impl Memory {
     pub fn mount(bytes: u64, inodes: u64, cache: Cache) -> Self {
+        Self::serve(
+            Filesystem::new(Limits { bytes, inodes }, 0o755, 0, 0),
+            cache,
+        )
+    }
+
+    pub fn serve(files: Filesystem, cache: Cache) -> Self {
         let directory = TempDir::new().unwrap();
-        let files = Arc::new(Filesystem::new(Limits { bytes, inodes }, 0o755, 0, 0));
+        let files = Arc::new(files);
         let place = Arc::new(Place::mount(directory.path(), Manner::Kernel).unwrap());
         let server = {
             let (files, place) = (Arc::clone(&files), Arc::clone(&place));

@@ -33,12 +33,18 @@ impl Mount {
 
     /// Mounts an upper layer on a disk over a lower layer, as in a sandbox.
     pub fn overlay(lower: Self, disk: Self) -> Self {
+        let options = "redirect_dir=nofollow,metacopy=off,index=off";
+        Self::overlay_with(lower, disk, options)
+    }
+
+    /// Does the same with other options.
+    pub fn overlay_with(lower: Self, disk: Self, options: &str) -> Self {
         let at = |name| disk.path().join(name);
         for directory in [at("root"), at("work")] {
             std::fs::create_dir_all(directory).unwrap();
         }
         let options = format!(
-            "lowerdir={},upperdir={},workdir={},xino=on,redirect_dir=nofollow,metacopy=off,index=off",
+            "lowerdir={},upperdir={},workdir={},xino=on,{options}",
             lower.path().display(),
             at("root").display(),
             at("work").display(),
