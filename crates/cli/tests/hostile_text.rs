@@ -271,6 +271,7 @@ const COMMANDS: [(&str, &str); 91] = [
     ("doctor", "store"),
     ("run --pull never @", LINE),
     ("run --name @ box", LINE),
+    ("run --trim @ box", USAGE),
     ("run --from shot -w @ true", "not an absolute path"),
     ("@", USAGE),
 ];

@@ -11,8 +11,8 @@ use super::error::{Context, Error, Result};
 use super::images::{FIXUP, FSMETA, FileRecord};
 use super::layers::{Layer, PADDING, pad_and_sync};
 use super::scratch::Scratch;
-use crate::trim::{self, Hidden, Trim};
 use crate::identity;
+use crate::trim::{self, Hidden, Trim};
 use micabox_oci::Digest;
 
 /// The files that were made.
@@ -90,9 +90,7 @@ fn write(
     const ACTION: &str = "write the image in";
     let out = ChecksummedFile::new(scratch.create(name)?);
     let (out, written) = write(out).or_else(|error| match error {
-        micabox_erofs::Error::Output(error) => {
-            Err(error).context(ACTION, scratch.directory())
-        }
+        micabox_erofs::Error::Output(error) => Err(error).context(ACTION, scratch.directory()),
         source => Err(Error::Merge {
             image: *image,
             source,

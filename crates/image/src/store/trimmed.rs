@@ -81,7 +81,9 @@ impl Store {
     pub fn views(&self, image: &Digest) -> Result<Vec<View>> {
         let directory = self.layout.views(image);
         let names = durable::list(&directory)?;
-        let records = names.iter().filter_map(|name| usable(&directory.join(name)));
+        let records = names
+            .iter()
+            .filter_map(|name| usable(&directory.join(name)));
         let views = records.map(|record| View {
             trim: record.trim,
             hidden: record.hidden,
@@ -109,7 +111,11 @@ impl Store {
         durable::write_json(&scratch, VIEW, &record)?;
         durable::sync_directory(scratch.directory())?;
         images::put(scratch, directory)?;
-        info!(files = hidden.files, bytes = hidden.bytes, "made a trimmed view");
+        info!(
+            files = hidden.files,
+            bytes = hidden.bytes,
+            "made a trimmed view"
+        );
         Ok(record)
     }
 }

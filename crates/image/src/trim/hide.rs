@@ -179,7 +179,9 @@ fn is_match(pattern: &[u8], name: &[u8]) -> bool {
             }
         }
     }
-    pattern.get(at..).is_none_or(|rest| rest.iter().all(|byte| *byte == b'*'))
+    pattern
+        .get(at..)
+        .is_none_or(|rest| rest.iter().all(|byte| *byte == b'*'))
 }
 
 #[cfg(test)]
@@ -288,13 +290,22 @@ mod tests {
             "a/b/c", "a/b/d/e", "a/f", "a/empty/", "g/b/c", "g/.b/c", "h",
         ];
         for (trim, left) in [
-            ("/h", "a/ a/b/ a/b/c a/b/d/ a/b/d/e a/empty/ a/f g/ g/.b/ g/.b/c g/b/ g/b/c"),
+            (
+                "/h",
+                "a/ a/b/ a/b/c a/b/d/ a/b/d/e a/empty/ a/f g/ g/.b/ g/.b/c g/b/ g/b/c",
+            ),
             ("/a,/no/such", "g/ g/.b/ g/.b/c g/b/ g/b/c h"),
             ("/a/*", "a/ g/ g/.b/ g/.b/c g/b/ g/b/c h"),
-            ("/a/**", "a/ a/b/ a/b/d/ a/empty/ g/ g/.b/ g/.b/c g/b/ g/b/c h"),
+            (
+                "/a/**",
+                "a/ a/b/ a/b/d/ a/empty/ g/ g/.b/ g/.b/c g/b/ g/b/c h",
+            ),
             ("/*/b", "a/ a/empty/ a/f g/ g/.b/ g/.b/c h"),
             ("/*/*b", "a/ a/empty/ a/f g/ h"),
-            ("/*/*/c", "a/ a/b/ a/b/d/ a/b/d/e a/empty/ a/f g/ g/.b/ g/b/ h"),
+            (
+                "/*/*/c",
+                "a/ a/b/ a/b/d/ a/b/d/e a/empty/ a/f g/ g/.b/ g/b/ h",
+            ),
             ("/**", "a/ a/b/ a/b/d/ a/empty/ g/ g/.b/ g/b/"),
             ("/*,!/a/b/d", "a/ a/b/ a/b/d/ a/b/d/e"),
             ("/*,!/a/b/**", "a/ a/b/ a/b/c a/b/d/ a/b/d/e"),
@@ -302,9 +313,15 @@ mod tests {
             ("/*,!/*/b/c,/a/b/c", "a/ a/b/ a/b/c g/ g/b/ g/b/c"),
             ("/a,/a/**,!/a/f", "a/ a/f g/ g/.b/ g/.b/c g/b/ g/b/c h"),
             // A file is not a directory.
-            ("/h/**,/h/x,/h,!/h/**", "a/ a/b/ a/b/c a/b/d/ a/b/d/e a/empty/ a/f g/ g/.b/ g/.b/c g/b/ g/b/c"),
+            (
+                "/h/**,/h/x,/h,!/h/**",
+                "a/ a/b/ a/b/c a/b/d/ a/b/d/e a/empty/ a/f g/ g/.b/ g/.b/c g/b/ g/b/c",
+            ),
             ("/h/**,/h/x,/g,/a", "h"),
-            ("!/a", "a/ a/b/ a/b/c a/b/d/ a/b/d/e a/empty/ a/f g/ g/.b/ g/.b/c g/b/ g/b/c h"),
+            (
+                "!/a",
+                "a/ a/b/ a/b/c a/b/d/ a/b/d/e a/empty/ a/f g/ g/.b/ g/.b/c g/b/ g/b/c h",
+            ),
         ] {
             let mut tree = tree(TREE);
             hide(&mut tree, &trim.parse().unwrap());
@@ -316,7 +333,13 @@ mod tests {
     fn other_names_of_a_hidden_file_stay_and_are_counted() {
         let mut tree = tree(&["a/x", "a/d/y=a/x", "b/z=a/x", "a/alone", "b/sub/"]);
         let hidden = hide(&mut tree, &"/a".parse().unwrap());
-        assert_eq!(hidden, Hidden { files: 3, bytes: 10 });
+        assert_eq!(
+            hidden,
+            Hidden {
+                files: 3,
+                bytes: 10
+            }
+        );
         let nlink = |path| tree.inode(find(&tree, path).unwrap()).nlink;
         assert_eq!((nlink("b/z"), nlink("b")), (1, 3));
         assert_eq!(tree.inode(tree.root()).nlink, 3);

@@ -176,8 +176,14 @@ mod tests {
         let trim = |text: &str| text.parse::<Trim>().unwrap();
         assert_eq!(trim("docs,man,docs"), trim("man,docs"));
         assert_eq!(trim("//opt/./x/"), trim("/opt/x"));
-        assert_eq!(trim("/a,!/a/b").patterns().collect::<Vec<_>>(), ["!/a/b", "/a"]);
-        assert_eq!(trim("docs").digest(), trim("docs,/usr/share/doc/*").digest());
+        assert_eq!(
+            trim("/a,!/a/b").patterns().collect::<Vec<_>>(),
+            ["!/a/b", "/a"]
+        );
+        assert_eq!(
+            trim("docs").digest(),
+            trim("docs,/usr/share/doc/*").digest()
+        );
         assert_ne!(trim("/a").digest(), trim("!/a").digest());
         assert_eq!(trim("/a").and(trim("/b")).unwrap(), trim("/a,/b"));
         for word in ["docs", "locales", "man", "caches"] {

@@ -6,8 +6,8 @@ mod name;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use micabox_image::{Store, Trim};
 use micabox_image::store::Image;
+use micabox_image::{Store, Trim};
 use micabox_overlay::lower::LowerKind;
 use oci_spec::image::Config;
 
