@@ -78,8 +78,8 @@ fn a_view_is_made_once_for_each_list() {
     check_structure_over(&view.fsmeta, &view.layers);
     assert_eq!(view.layers, image.layers);
     assert_eq!(
-        (view.reference, view.fixup),
-        (image.reference.clone(), None)
+        (&view.reference, &view.fixup),
+        (&image.reference, &None)
     );
     let diff_ids: Vec<_> = image.layers.iter().map(|layer| layer.diff_id).collect();
     let bytes = fs::read(&view.fsmeta).unwrap();
@@ -92,10 +92,10 @@ fn a_view_is_made_once_for_each_list() {
     let again = Trim::new(reversed).unwrap();
     let again = store.trimmed(&image, &again).unwrap();
     assert_eq!((&again.fsmeta, inode(&again.fsmeta)), (&view.fsmeta, made));
-    let other = store.trimmed(&view.clone(), &trim("docs")).unwrap();
+    let other = store.trimmed(&view, &trim("docs")).unwrap();
     assert_ne!(other.fsmeta, view.fsmeta);
     let whole = store.trimmed(&other, &Trim::default()).unwrap();
-    assert_eq!((whole.fsmeta, whole.fixup), (image.fsmeta, image.fixup));
+    assert_eq!((&whole.fsmeta, &whole.fixup), (&image.fsmeta, &image.fixup));
 
     // Names: three of docs, two of man, one locale, two caches, three tests.
     let hidden = Hidden {
