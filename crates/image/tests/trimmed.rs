@@ -77,10 +77,7 @@ fn a_view_is_made_once_for_each_list() {
     let view = store.trimmed(&image, &trim(TRIM)).unwrap();
     check_structure_over(&view.fsmeta, &view.layers);
     assert_eq!(view.layers, image.layers);
-    assert_eq!(
-        (&view.reference, &view.fixup),
-        (&image.reference, &None)
-    );
+    assert_eq!((&view.reference, &view.fixup), (&image.reference, &None));
     let diff_ids: Vec<_> = image.layers.iter().map(|layer| layer.diff_id).collect();
     let bytes = fs::read(&view.fsmeta).unwrap();
     let uuid = identity::trimmed_uuid(&diff_ids, &view.trim);
