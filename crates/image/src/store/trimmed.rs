@@ -4,6 +4,7 @@
 //! directory, and goes with it.
 
 use std::path::Path;
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use tracing::info;
@@ -98,6 +99,7 @@ impl Store {
         if let Some(record) = usable(directory) {
             return Ok(record);
         }
+        let begun = Instant::now();
         let scratch = Scratch::new(&self.layout.tmp())?;
         let (fsmeta, hidden) = merged::make_trimmed(&scratch, digest, &image.layers, trim)?;
         let vmdk = images::descriptor(&fsmeta, &image.layers, Path::new(IMAGE_FROM_VIEW))?;
@@ -114,6 +116,7 @@ impl Store {
         info!(
             files = hidden.files,
             bytes = hidden.bytes,
+            ms = begun.elapsed().as_millis() as u64,
             "made a trimmed view"
         );
         Ok(record)
