@@ -58,8 +58,11 @@ fn a_root_is_trimmed_in_every_start_and_whole_in_a_committed_image() {
     ];
     let command = ["box", "sh", "-c", &write];
     home.output(&[&create[..], &command].concat()).ok();
-    let [view] = views(&home).try_into().unwrap();
-    let inode = fs::metadata(&view).unwrap().ino();
+    let made = views(&home);
+    let [view] = &made[..] else {
+        panic!("{made:?}");
+    };
+    let inode = fs::metadata(view).unwrap().ino();
     assert_eq!(home.output(&["start", "-a", "it"]).ok(), SEEN);
 
     let record = home.output(&["inspect", "it"]).json();
@@ -84,8 +87,12 @@ fn a_root_is_trimmed_in_every_start_and_whole_in_a_committed_image() {
         .replace("/srv/kept", "/srv/data\n/srv/kept")
         .replace("/share/doc\n", "/share/doc\n/usr/share/doc/mine\n");
     assert_eq!(second, with_changes);
-    assert_eq!(views(&home), [view.clone()]);
-    assert_eq!(fs::metadata(&view).unwrap().ino(), inode);
+    assert_eq!(views(&home), made);
+    assert_eq!(fs::metadata(view).unwrap().ino(), inode);
+
+    home.output(&["snapshot", "create", "it", "monday"]).ok();
+    let copy = ["run", "--rm", "--from", "monday", "sh", "-c", LOOK];
+    assert_eq!(home.output(&copy).ok(), with_changes);
 
     home.output(&["commit", "it", "whole"]).ok();
     let look = "cat /srv/data /usr/share/doc/*/*; ls /etc/group; wc -c </srv/hard";
@@ -108,10 +115,13 @@ fn a_root_is_trimmed_in_every_start_and_whole_in_a_committed_image() {
         LOOK,
     ];
     assert_eq!(home.output(&run).ok(), SEEN);
-    assert_eq!(views(&home), [view.clone()]);
+    assert_eq!(views(&home), made);
     home.output(&["store", "prune"]).ok();
     assert!(view.exists());
     home.output(&["rm", "it"]).ok();
+    home.output(&["store", "prune"]).ok();
+    assert!(view.exists(), "the snapshot has it");
+    home.output(&["snapshot", "rm", "monday"]).ok();
     let pruned = home.output(&["store", "prune", "--json"]).json();
     assert_eq!(pruned["views"], 1);
     assert!(!view.exists());
