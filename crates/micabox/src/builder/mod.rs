@@ -200,7 +200,7 @@ impl Builder {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let store = micabox::Store::open(&micabox::Store::default_root()?)?;
     /// let image = store.image("debian:12")?;
-    /// let trim = "docs,man,/opt/*/examples".parse()?;
+    /// let trim: micabox::Trim = "docs,man,/opt/*/examples".parse()?;
     /// let sandbox = micabox::Builder::new(&store, &image).trim(&trim)?.create()?;
     /// # Ok(())
     /// # }
