@@ -244,6 +244,7 @@ fn hint(error: &micabox::Error) -> Option<&'static str> {
             "look inside with `mica ext4 ls FILE` and `mica ext4 cp` once it has stopped"
         }
         E::NoImage(_) => "`mica snapshot create` keeps its changes, or `mica cp` gets files out",
+        E::NotTrimmed(_) => "omit `--root stacked`: a merged root shows the same",
         E::NotInPlace(_) => "omit :rw, and the file is not changed",
         E::RootDisk { problem, .. } => return root_disk_hint(problem),
         E::RootDiskUnnamed(_) => "name the file: `mica run --from SNAPSHOT --root-disk FILE`",

@@ -181,7 +181,7 @@ fn words(line: &str) -> Vec<OsString> {
 }
 
 /// Every command, and how the text must be shown; empty if none of it is shown.
-const COMMANDS: [(&str, &str); 91] = [
+const COMMANDS: [(&str, &str); 92] = [
     ("ext4 ls disk", SEEN),
     ("ext4 ls disk", BYTES),
     ("ext4 ls -l disk", SEEN),
@@ -271,6 +271,7 @@ const COMMANDS: [(&str, &str); 91] = [
     ("doctor", "store"),
     ("run --pull never @", LINE),
     ("run --name @ box", LINE),
+    ("run --trim @ box", USAGE),
     ("run --from shot -w @ true", "not an absolute path"),
     ("@", USAGE),
 ];

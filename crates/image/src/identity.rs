@@ -1,6 +1,7 @@
 //! UUIDs of the filesystem images we make. They are derived from an image's contents, so that the
 //! guest identifies devices by their superblocks, whatever their names and order.
 
+use crate::Trim;
 use micabox_oci::{Digest, Hasher};
 
 /// The version of everything that is kept of a layer or an image besides its own bytes: the
@@ -16,6 +17,14 @@ pub fn layer_uuid(diff_id: &Digest) -> [u8; 16] {
 /// Returns the UUID of the merged image over these layers, bottom first.
 pub fn fsmeta_uuid<'a>(diff_ids: impl IntoIterator<Item = &'a Digest>) -> [u8; 16] {
     uuid("fsmeta", diff_ids)
+}
+
+/// Returns the UUID of the merged image over these layers, bottom first, without what `trim` names.
+pub fn trimmed_uuid<'a>(diff_ids: impl IntoIterator<Item = &'a Digest>, trim: &Trim) -> [u8; 16] {
+    let trim = trim.digest();
+    let mut digests: Vec<&Digest> = diff_ids.into_iter().collect();
+    digests.push(&trim);
+    uuid("trimmed", digests)
 }
 
 /// Returns the UUID of the fixup directly above the last of these layers, bottom first.
@@ -48,6 +57,8 @@ mod tests {
             fsmeta_uuid([&a, &b]),
             fsmeta_uuid([&b, &a]),
             fixup_uuid([&a, &b]),
+            trimmed_uuid([&a, &b], &"/a".parse().unwrap()),
+            trimmed_uuid([&a, &b], &"/b".parse().unwrap()),
         ];
         for (i, uuid) in uuids.iter().enumerate() {
             assert!(!uuids[..i].contains(uuid));

@@ -19,6 +19,7 @@ mod recipe;
 mod save;
 mod settings;
 pub mod store;
+mod trim;
 
 pub use append_layer::{AppendLayerError, ImageEdit, append_layer};
 pub use convert::WORKER;
@@ -30,6 +31,7 @@ pub use platform::Platform;
 pub use save::{ArchiveFormat, SaveError, SaveOptions, UnknownFormat, save};
 pub use settings::{ParallelLayers, Settings};
 pub use store::Store;
+pub use trim::{Hidden, Trim, TrimError};
 
 use micabox_oci::printable;
 

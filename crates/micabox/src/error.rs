@@ -214,6 +214,9 @@ pub enum Error {
     /// The operation needs an image, and the sandbox has a root disk.
     #[error("sandbox {0} is not made from an image")]
     NoImage(String),
+    /// Only an image's one merged filesystem can be trimmed.
+    #[error("{0} can't be trimmed")]
+    NotTrimmed(&'static str),
     /// The operation is not possible on a root disk that is written to.
     #[error("{0} needs a root that is not written to")]
     NotInPlace(&'static str),

@@ -26,7 +26,11 @@ pub(crate) fn open(image: &Image) -> Result<ImageFiles, Error> {
         })
         .collect();
     let diff_ids = || image.layers.iter().map(|layer| &layer.diff_id);
-    let fsmeta = identity::fsmeta_uuid(diff_ids());
+    let fsmeta = if image.trim.is_empty() {
+        identity::fsmeta_uuid(diff_ids())
+    } else {
+        identity::trimmed_uuid(diff_ids(), &image.trim)
+    };
     let fixup = image.fixup.as_ref();
     let fixup =
         fixup.map(|fixup| check(&fixup.path, fixup.blocks, identity::fixup_uuid(diff_ids())));

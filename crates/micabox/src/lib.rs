@@ -101,7 +101,9 @@ pub use worker::{run_if_worker, run_if_worker_with};
 pub use micabox_file::{FileKind, Timestamp};
 pub use micabox_image as image;
 pub use micabox_image::store::{Error as StoreError, Image};
-pub use micabox_image::{AppendLayerError, Digest, ImageEdit, Limits, Reference, Store};
+pub use micabox_image::{
+    AppendLayerError, Digest, ImageEdit, Limits, Reference, Store, Trim, TrimError,
+};
 pub use micabox_net::{
     Error as NetworkError, Protocol, Publish, PublishError, Rate as NetRate, Rule, RuleError,
 };

@@ -7,7 +7,7 @@ use micabox_wire::Tmpfs;
 use serde::{Deserialize, Serialize};
 
 use crate::share::{ONLY, Share};
-use crate::{Digest, Error, Image, ImageName, volume};
+use crate::{Digest, Error, Image, ImageName, Trim, volume};
 
 /// Maximum number of bytes of a path, as in Linux.
 const MAX_PATH: usize = 4095;
@@ -269,6 +269,7 @@ impl Mount {
                 image: ImageName {
                     reference: image.reference.as_ref().map(ToString::to_string),
                     digest: image.manifest_digest.to_string(),
+                    trim: Trim::default(),
                 },
                 subpath: String::new(),
             }),

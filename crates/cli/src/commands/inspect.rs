@@ -64,6 +64,7 @@ fn image(store: &Store, name: &str) -> Result<Value, Failure> {
             "path": fixup.path, "blocks": fixup.blocks,
         })),
         "disk": image.vmdk,
+        "trimmed": store.views(&image.manifest_digest)?,
         "layers": layers(&image),
     }}))
 }

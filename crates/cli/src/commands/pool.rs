@@ -16,7 +16,7 @@ const WATCH: Duration = Duration::from_secs(1);
 
 /// Keep machines of an image ready for `mica run` (KVM only)
 ///
-/// `mica run` with the same IMAGE, --memory, --cpus, --net, --init, --transport and --root then gets
+/// `mica run` with the same IMAGE, --memory, --cpus, --net, --init, --transport, --root and --trim then gets
 /// a machine that runs already, and another one starts in its place; it starts one of its own when
 /// none is left. It also does for changes on a disk, patches, --vsock, --require-limits and --log.
 ///
@@ -55,7 +55,7 @@ fn pool(args: &Args) -> Outcome {
     let signals = Signals::catch(cancel.clone())?;
     let mut builder = args
         .machine
-        .apply(Builder::new(&store, &image))
+        .apply(Builder::new(&store, &image).trim(&args.machine.trim()?)?)
         .cancel(cancel);
     if args.machine.net == Net::None {
         builder = builder.network(Network::None);

@@ -128,6 +128,9 @@ fn prune(store: &Store, options: PruneOptions, json: bool) -> Outcome {
     if pruned.templates > 0 {
         text.push_str(&format!("{} warm templates\n", pruned.templates));
     }
+    if pruned.views > 0 {
+        text.push_str(&format!("{} trimmed views\n", pruned.views));
+    }
     let freed = if options.dry_run {
         "would be freed"
     } else {

@@ -201,7 +201,7 @@ pub struct Args {
     /// Start from a copy of a snapshot's disk, on its image, without an IMAGE. A snapshot with
     /// memory continues where it was: without a COMMAND with the one that runs in it, and with
     /// the network that it had unless flags change that
-    #[arg(long, value_name = "SNAPSHOT", conflicts_with_all = ["upper", "pull", "platform"])]
+    #[arg(long, value_name = "SNAPSHOT", conflicts_with_all = ["upper", "pull", "platform", "trim"])]
     pub from: Option<String>,
 
     /// Start from the ext4 or EROFS filesystem in a file, without an IMAGE; the default COMMAND
@@ -210,7 +210,7 @@ pub struct Args {
     #[arg(
         long,
         value_name = "FILE[:rw]",
-        conflicts_with_all = ["pull", "platform", "root"]
+        conflicts_with_all = ["pull", "platform", "root", "trim"]
     )]
     pub root_disk: Option<OsString>,
 

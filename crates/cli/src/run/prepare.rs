@@ -57,7 +57,7 @@ impl Preparation<'_> {
                 Some((path, in_place)) => Base::Disk(RootDisk::open(&path, in_place)?),
                 None => Base::Image(Box::new(args.machine.image(&store, args.image()?)?)),
             };
-            let mut builder = Builder::on(&store, base);
+            let mut builder = Builder::on(&store, base).trim(&args.machine.trim()?)?;
             if let Some(upper) = &args.upper {
                 builder = builder.upper(upper.clone());
             }

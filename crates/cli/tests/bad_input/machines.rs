@@ -224,6 +224,29 @@ pub const CASES: &[Case] = &[
         125,
         "absent",
     ),
+    case(
+        "run --trim docs --root stacked box true",
+        125,
+        Invalid,
+        "a stack of layers can't be trimmed",
+        |world| {
+            let builder = world.builder().root(micabox::Root::Stacked);
+            builder
+                .trim(&"docs".parse().unwrap())?
+                .create_stopped()
+                .map(drop)
+        },
+    ),
+    mica("run --trim usr/share/doc box true", 125, "absolute path"),
+    mica("run --trim /a/../b box true", 125, "`..`"),
+    mica("run --trim / box true", 125, "root"),
+    mica("run --trim docs,/{LONG} box true", 125, "xxx"),
+    mica("run --trim docs --from absent", 125, "--trim"),
+    mica(
+        "run --trim docs --root-disk {DIR}/garbage true",
+        125,
+        "--trim",
+    ),
     mica("run --mount type=colour,target=/x box true", 125, "colour"),
     mica("run -v {LONG} box true", 125, "xxx"),
     case("run -p {PORT}:80 box true", 125, InUse, "in use", |world| {

@@ -153,6 +153,12 @@ impl Merge {
         &self.tree
     }
 
+    /// Returns the merged tree for changes: for an fsmeta that lacks some names
+    /// ([`Tree::unlink`]). The fixup stays that of the whole tree.
+    pub fn tree_mut(&mut self) -> &mut Tree {
+        &mut self.tree
+    }
+
     /// Whether a stack of the layers needs the fixup on top to show the merged tree.
     pub fn needs_fixup(&self) -> bool {
         self.fixup.is_some()

@@ -13,10 +13,12 @@ use super::checksum::Checksum;
 use super::durable;
 use super::error::{Context, Error, Result};
 use super::images::{self, CONFIG, FIXUP, FSMETA, FileRecord, MANIFEST, VMDK};
-use super::layers::{LayerRecord, RecipeRecord, padded_blocks};
+use super::layers::{Layer, LayerRecord, RecipeRecord, padded_blocks};
+use super::layout::{IMAGE_FROM_VIEW, VIEWS};
 use super::prune::remove_directory;
 use super::reachability::{ImageEntry, LayerEntry, Reachability};
 use super::scratch::Leftover;
+use super::trimmed::{VIEW, ViewRecord};
 use crate::identity;
 use micabox_oci::{Digest, HashingWriter};
 
@@ -70,6 +72,8 @@ pub enum Repair {
     RemoveLayer,
     /// Removes the image, its names and its leases.
     RemoveImage,
+    /// Removes the trimmed view of an image.
+    RemoveView,
     /// Removes the name.
     RemoveName,
     /// Removes the sandbox's lease of an image.
@@ -81,6 +85,7 @@ impl std::fmt::Display for Repair {
         f.write_str(match self {
             Self::RemoveLayer => "remove the layer, so that the next pull fetches it again",
             Self::RemoveImage => "remove the image and its names, so that it can be pulled again",
+            Self::RemoveView => "remove the trimmed view, which the next start makes again",
             Self::RemoveName => "remove the name",
             Self::RemoveLease => "remove the sandbox's hold on its image",
         })
@@ -324,8 +329,9 @@ impl Fsck<'_> {
 
     fn image(&mut self, digest: &Digest, image: &ImageEntry) -> Result<()> {
         self.report.images += 1;
-        let Err(problem) = self.image_problem(digest, image) else {
-            return Ok(());
+        let problem = match self.image_problem(digest, image) {
+            Ok(layers) => return self.views(image, &layers),
+            Err(problem) => problem,
         };
         self.finding(&image.path, problem, Repair::RemoveImage, |store| {
             image
@@ -339,7 +345,41 @@ impl Fsck<'_> {
         })
     }
 
-    fn image_problem(&mut self, digest: &Digest, image: &ImageEntry) -> Found {
+    /// Checks an image's trimmed views.
+    fn views(&mut self, image: &ImageEntry, layers: &[Layer]) -> Result<()> {
+        let directory = image.path.join(VIEWS);
+        for name in durable::list(&directory)? {
+            let path = directory.join(&name);
+            if let Err(problem) = self.view_problem(&name, &path, layers) {
+                self.finding(&path, problem, Repair::RemoveView, |store| {
+                    remove_directory(store, &path)
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn view_problem(&mut self, name: &str, path: &Path, layers: &[Layer]) -> Found {
+        let record: ViewRecord = durable::read_json(&path.join(VIEW))
+            .map_err(|error| error.to_string())?
+            .ok_or("its record is missing")?;
+        check_format(record.format)?;
+        if record.trim.digest().hex() != name {
+            return Err("its record is of another view".to_owned());
+        }
+        let diff_ids = layers.iter().map(|layer| &layer.diff_id);
+        let uuid = identity::trimmed_uuid(diff_ids, &record.trim);
+        self.image_file(&path.join(FSMETA), &record.fsmeta, uuid)
+            .map_err(|problem| format!("{FSMETA}: {problem}"))?;
+        check_vmdk(path, &record.fsmeta, layers, Path::new(IMAGE_FROM_VIEW))
+    }
+
+    /// Checks an image. Returns its layers.
+    fn image_problem(
+        &mut self,
+        digest: &Digest,
+        image: &ImageEntry,
+    ) -> std::result::Result<Vec<Layer>, String> {
         let record = image.record.as_ref().map_err(ToString::to_string)?;
         check_format(record.format)?;
         if record.manifest != *digest {
@@ -370,12 +410,8 @@ impl Fsck<'_> {
             )
             .map_err(|problem| format!("{FIXUP}: {problem}"))?;
         }
-        let vmdk = images::descriptor(&record.fsmeta, &layers).map_err(|e| e.to_string())?;
-        match fs::read(image.path.join(VMDK)) {
-            Ok(bytes) if bytes == vmdk.as_bytes() => Ok(()),
-            Ok(_) => Err(format!("{VMDK} describes something else")),
-            Err(error) => Err(format!("{VMDK}: {error}")),
-        }
+        check_vmdk(&image.path, &record.fsmeta, &layers, Path::new(""))?;
+        Ok(layers)
     }
 
     /// Records a problem, and repairs it if that was requested.
@@ -408,6 +444,16 @@ impl Fsck<'_> {
 
 /// `Ok`, or the problem.
 type Found = std::result::Result<(), String>;
+
+/// Checks the disk's descriptor in a directory from which `image` leads to the image's.
+fn check_vmdk(directory: &Path, fsmeta: &FileRecord, layers: &[Layer], image: &Path) -> Found {
+    let vmdk = images::descriptor(fsmeta, layers, image).map_err(|e| e.to_string())?;
+    match fs::read(directory.join(VMDK)) {
+        Ok(bytes) if bytes == vmdk.as_bytes() => Ok(()),
+        Ok(_) => Err(format!("{VMDK} describes something else")),
+        Err(error) => Err(format!("{VMDK}: {error}")),
+    }
+}
 
 fn check_format(format: u32) -> Found {
     if format == identity::FORMAT {

@@ -18,6 +18,7 @@ use super::merged;
 use super::scratch::Scratch;
 use super::vmdk::{self, Extent};
 use super::{ImageName, Store};
+use crate::Trim;
 use crate::identity;
 use crate::manifest::{self, Document};
 use crate::platform::Platform;
@@ -55,6 +56,8 @@ pub struct Image {
     pub fixup: Option<Fixup>,
     /// VMDK descriptor of the disk `[fsmeta | layer | layer | …]`, which must be opened read-only.
     pub vmdk: PathBuf,
+    /// What `fsmeta` lacks: empty, except in a [trimmed](Store::trimmed) image, which can't be stacked.
+    pub trim: Trim,
 }
 
 /// A small image for the top of a stack: it has the entries that depend on several layers, which
@@ -143,7 +146,7 @@ impl Store {
         })
     }
 
-    fn load(&self, name: ImageName) -> Result<Image> {
+    pub(super) fn load(&self, name: ImageName) -> Result<Image> {
         let manifest_digest = name.manifest;
         let directory = self.layout.image(&manifest_digest);
         let Some(record) = self.image_record(&manifest_digest)? else {
@@ -175,6 +178,7 @@ impl Store {
                 blocks: padded_blocks(fixup.blocks),
             }),
             vmdk: directory.join(VMDK),
+            trim: Trim::default(),
         })
     }
 
@@ -339,7 +343,7 @@ impl Store {
         durable::write(&scratch, MANIFEST, documents.manifest)?;
         durable::write(&scratch, CONFIG, documents.config)?;
         let merged = merged::make(&scratch, &documents.digest, layers)?;
-        let vmdk = descriptor(&merged.fsmeta, layers)?;
+        let vmdk = descriptor(&merged.fsmeta, layers, Path::new(""))?;
         durable::write(&scratch, VMDK, vmdk.as_bytes())?;
         let record = ImageRecord {
             format: identity::FORMAT,
@@ -378,7 +382,7 @@ impl From<&Layer> for LayerUse {
 }
 
 /// Renames a scratch directory to `to`, in place of an unusable one.
-fn put(scratch: Scratch, to: &Path) -> Result<()> {
+pub(super) fn put(scratch: Scratch, to: &Path) -> Result<()> {
     let directory = to.parent().unwrap_or(to);
     durable::create_directories(directory)?;
     let from = scratch.directory();
@@ -403,12 +407,12 @@ fn is_occupied(error: &io::Error) -> bool {
     )
 }
 
-/// Returns the VMDK descriptor of the disk `[fsmeta | layer | …]`, with paths relative to the
-/// image's directory.
-pub(super) fn descriptor(fsmeta: &FileRecord, layers: &[Layer]) -> Result<String> {
+/// Returns the VMDK descriptor of the disk `[fsmeta | layer | …]`, with paths relative to its directory,
+/// from which `image` leads to the image's directory.
+pub(super) fn descriptor(fsmeta: &FileRecord, layers: &[Layer], image: &Path) -> Result<String> {
     let paths: Vec<_> = layers
         .iter()
-        .map(|layer| layout::layer_from_image(&layer.diff_id))
+        .map(|layer| image.join(layout::layer_from_image(&layer.diff_id)))
         .collect();
     let mut extents = vec![Extent {
         path: Path::new(FSMETA),

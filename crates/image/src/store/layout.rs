@@ -23,6 +23,12 @@ pub(crate) const DIRECTORIES: [&str; 8] = [
     "tmp",
 ];
 
+/// The directory of trimmed views in an image's.
+pub(crate) const VIEWS: &str = "trimmed";
+
+/// The path from the directory of a trimmed view to the image's.
+pub(crate) const IMAGE_FROM_VIEW: &str = "../..";
+
 impl Layout {
     /// Returns the path of a layer's filesystem image. containerd 2.4 reads the same layout as one
     /// of its `layer_content_caches`.
@@ -48,6 +54,12 @@ impl Layout {
     /// Returns the directory of an image.
     pub fn image(&self, manifest: &Digest) -> PathBuf {
         self.images().join(manifest.hex())
+    }
+
+    /// Returns the directory of an image's trimmed views, one directory each. Those that no sandbox uses
+    /// may be removed.
+    pub fn views(&self, manifest: &Digest) -> PathBuf {
+        self.image(manifest).join(VIEWS)
     }
 
     /// Returns the directory of templates, one directory each. All of them may be removed.

@@ -1,4 +1,5 @@
-//! Makes an image's own files: the merged metadata of its layers, and the fixup for a stack.
+//! Makes an image's own files: the merged metadata of its layers, whole or trimmed, and the fixup for
+//! a stack.
 
 use std::fs::File;
 
@@ -11,6 +12,7 @@ use super::images::{FIXUP, FSMETA, FileRecord};
 use super::layers::{Layer, PADDING, pad_and_sync};
 use super::scratch::Scratch;
 use crate::identity;
+use crate::trim::{self, Hidden, Trim};
 use micabox_oci::Digest;
 
 /// The files that were made.
@@ -22,6 +24,43 @@ pub(super) struct Made {
 
 /// Merges `layers`, the lowest first, into files in `scratch`.
 pub(super) fn make(scratch: &Scratch, image: &Digest, layers: &[Layer]) -> Result<Made> {
+    let merge = merge(image, layers)?;
+    let diff_ids = || layers.iter().map(|layer| &layer.diff_id);
+    let fsmeta = write(scratch, image, FSMETA, |out| {
+        merge.write_fsmeta(out, identity::fsmeta_uuid(diff_ids()))
+    })?;
+    let fixup = if merge.needs_fixup() {
+        Some(write(scratch, image, FIXUP, |out| {
+            merge.write_fixup(out, identity::fixup_uuid(diff_ids()))
+        })?)
+    } else {
+        None
+    };
+    Ok(Made {
+        fsmeta,
+        fixup,
+        first_layer: merge.first_layer(),
+    })
+}
+
+/// Merges `layers` into an fsmeta in `scratch` that lacks what `trim` names. Equal layers and lists give
+/// equal bytes.
+pub(super) fn make_trimmed(
+    scratch: &Scratch,
+    image: &Digest,
+    layers: &[Layer],
+    trim: &Trim,
+) -> Result<(FileRecord, Hidden)> {
+    let mut merge = merge(image, layers)?;
+    let hidden = trim::hide(merge.tree_mut(), trim);
+    let diff_ids = layers.iter().map(|layer| &layer.diff_id);
+    let fsmeta = write(scratch, image, FSMETA, |out| {
+        merge.write_fsmeta(out, identity::trimmed_uuid(diff_ids, trim))
+    })?;
+    Ok((fsmeta, hidden))
+}
+
+fn merge(image: &Digest, layers: &[Layer]) -> Result<Merge> {
     let mut sources = Vec::new();
     for layer in layers {
         let file = File::open(&layer.path).context("open", &layer.path)?;
@@ -35,43 +74,32 @@ pub(super) fn make(scratch: &Scratch, image: &Digest, layers: &[Layer]) -> Resul
             tag: tag.as_bytes(),
         })
         .collect();
-    let failed = |source| match source {
-        micabox_erofs::Error::Output(error) => Err::<(), _>(error)
-            .context("write the image in", scratch.directory())
-            .unwrap_err(),
-        source => Error::Merge {
+    Merge::of(&inputs, (PADDING / BLOCK_SIZE) as u32).map_err(|source| Error::Merge {
+        image: *image,
+        source,
+    })
+}
+
+/// Writes and syncs one file.
+fn write(
+    scratch: &Scratch,
+    image: &Digest,
+    name: &str,
+    write: impl FnOnce(ChecksummedFile) -> micabox_erofs::Result<(ChecksummedFile, Written)>,
+) -> Result<FileRecord> {
+    const ACTION: &str = "write the image in";
+    let out = ChecksummedFile::new(scratch.create(name)?);
+    let (out, written) = write(out).or_else(|error| match error {
+        micabox_erofs::Error::Output(error) => Err(error).context(ACTION, scratch.directory()),
+        source => Err(Error::Merge {
             image: *image,
             source,
-        },
-    };
-    let merge = Merge::of(&inputs, (PADDING / BLOCK_SIZE) as u32).map_err(failed)?;
-
-    let diff_ids = || layers.iter().map(|layer| &layer.diff_id);
-    let write = |name, write: &dyn Fn(ChecksummedFile) -> micabox_erofs::Result<_>| {
-        let out = ChecksummedFile::new(scratch.create(name)?);
-        let (out, written): (ChecksummedFile, Written) = write(out).map_err(failed)?;
-        let (file, checksum) = out
-            .finish()
-            .context("write the image in", scratch.directory())?;
-        pad_and_sync(&file, written.padded_blocks.into(), scratch)?;
-        Ok(FileRecord {
-            blocks: written.blocks.into(),
-            checksum,
-        })
-    };
-    let fsmeta = write(FSMETA, &|out| {
-        merge.write_fsmeta(out, identity::fsmeta_uuid(diff_ids()))
+        }),
     })?;
-    let fixup = if merge.needs_fixup() {
-        Some(write(FIXUP, &|out| {
-            merge.write_fixup(out, identity::fixup_uuid(diff_ids()))
-        })?)
-    } else {
-        None
-    };
-    Ok(Made {
-        fsmeta,
-        fixup,
-        first_layer: merge.first_layer(),
+    let (file, checksum) = out.finish().context(ACTION, scratch.directory())?;
+    pad_and_sync(&file, written.padded_blocks.into(), scratch)?;
+    Ok(FileRecord {
+        blocks: written.blocks.into(),
+        checksum,
     })
 }

@@ -8,6 +8,7 @@
 //! blobs/sha256/<xx>/<blob>.json        the layer that a blob contains
 //! images/sha256/<manifest>/            manifest.json, config.json, image.json, fsmeta.erofs,
 //!                                      fixup.erofs, disk.vmdk
+//! images/sha256/<manifest>/trimmed/<list>/   a view: view.json, fsmeta.erofs, disk.vmdk
 //! refs/<reference>                     the image that a name refers to
 //! sandboxes/<id>/lease.json            the image that a sandbox uses
 //! locks/, tmp/                         unfinished files; starts of blobs (<blob>.blob)
@@ -33,6 +34,7 @@ mod prune;
 mod reachability;
 mod references;
 mod scratch;
+mod trimmed;
 mod usage;
 pub mod vmdk;
 mod writeback;
@@ -46,6 +48,7 @@ pub use layers::{Claim, Layer, LayerClaim, LayerRecord, PADDING, RecipeRecord};
 pub use lock::Lock;
 pub use partial::{Keeping, Partial};
 pub use prune::{PruneOptions, Pruned, Removed};
+pub use trimmed::View;
 pub use usage::{ImageUsage, Usage};
 
 pub(crate) use checksum::ChecksummedFile;

@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::Store;
 use super::durable;
 use super::error::{Context, Error, Result};
+use super::layout::VIEWS;
 use super::lock::{Lock, Mode};
 use super::reachability::{ImageEntry, LayerEntry, Reachability, disk_usage};
 use super::scratch::{Leftover, Scratch};
@@ -35,6 +36,8 @@ pub struct Pruned {
     pub layers: Vec<Digest>,
     /// Templates: the next sandbox of each kind boots again.
     pub templates: usize,
+    /// Trimmed views of images that no sandbox uses: the next start with such a view makes it again.
+    pub views: usize,
     /// Leftovers of killed or failed imports: directories, and starts of blobs from which the next
     /// pull would continue.
     pub leftovers: usize,
@@ -116,6 +119,19 @@ impl<'a> Plan<'a> {
         images + self.layers.values().map(|layer| layer.bytes).sum::<u64>()
     }
 
+    /// Returns the trimmed views of images that stay and that no sandbox uses.
+    pub fn idle_views(&self, reachability: &Reachability) -> Result<Vec<PathBuf>> {
+        let mut views = Vec::new();
+        for (digest, image) in &reachability.images {
+            if image.sandboxes.is_empty() && !self.images.contains_key(digest) {
+                let directory = image.path.join(VIEWS);
+                let names = durable::list(&directory)?;
+                views.extend(names.into_iter().map(|name| directory.join(name)));
+            }
+        }
+        Ok(views)
+    }
+
     fn report(&self) -> Pruned {
         Pruned {
             references: self
@@ -126,6 +142,7 @@ impl<'a> Plan<'a> {
             images: self.images.keys().copied().collect(),
             layers: self.layers.keys().copied().collect(),
             templates: 0,
+            views: 0,
             leftovers: 0,
             size: self.size(),
         }
@@ -158,8 +175,8 @@ pub(super) fn remove_directory(store: &Store, path: &Path) -> Result<()> {
 }
 
 impl Store {
-    /// Removes images without a name and a sandbox, layers without an image, all templates, and
-    /// leftovers of killed processes. Waits until no other process uses the store.
+    /// Removes images without a name and a sandbox, layers without an image, all templates, trimmed
+    /// views of images without a sandbox, and leftovers of killed processes. Waits until no other process uses the store.
     ///
     /// # Errors
     ///
@@ -188,10 +205,18 @@ impl Store {
         for template in &templates {
             pruned.size += disk_usage(template)?;
         }
+        let views = plan.idle_views(&reachability)?;
+        pruned.views = views.len();
+        for view in &views {
+            pruned.size += disk_usage(view)?;
+        }
         if options.dry_run {
             return Ok(pruned);
         }
         plan.carry_out(self)?;
+        for view in views {
+            remove_directory(self, &view)?;
+        }
         for template in templates {
             remove_directory(self, &template)?;
         }

@@ -94,6 +94,9 @@ impl Store {
             .filter(|layer| layer.images.len() > 1);
         let temporary_size = contents_usage(&self.layout.tmp())?;
         let templates_size = contents_usage(&self.layout.templates())?;
+        let plan = Plan::new(&reachability, &PruneOptions::default());
+        let views = plan.idle_views(&reachability)?;
+        let views: Result<u64> = views.iter().map(|view| disk_usage(view)).sum();
         Ok(Usage {
             images,
             layers: reachability.layers.len(),
@@ -108,8 +111,7 @@ impl Store {
                 + disk_usage(&self.layout.refs())?
                 + templates_size
                 + temporary_size,
-            reclaimable_size: Plan::new(&reachability, &PruneOptions::default()).size()
-                + templates_size,
+            reclaimable_size: plan.size() + views? + templates_size,
         })
     }
 }

@@ -6,8 +6,8 @@ mod name;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use micabox_image::Store;
 use micabox_image::store::Image;
+use micabox_image::{Store, Trim};
 use micabox_overlay::lower::LowerKind;
 use oci_spec::image::Config;
 
@@ -75,8 +75,23 @@ impl Base {
                 let mut found = store.image_by_digest(&image.parse_digest()?)?;
                 // The reference under which the image was requested.
                 found.reference = image.reference.as_ref().and_then(|name| name.parse().ok());
-                Ok(Self::Image(Box::new(found)))
+                Self::Image(Box::new(found)).trimmed(store, &image.trim)
             }
+        }
+    }
+
+    /// Returns the base without what `trim` names, a view that the store makes if it does not have it.
+    /// An empty list gives the whole image.
+    ///
+    /// # Errors
+    /// [`Error::NotTrimmed`] for a root disk, unless the list is empty; [`Error::Store`].
+    pub fn trimmed(self, store: &Store, trim: &Trim) -> Result<Self, Error> {
+        match self {
+            Self::Image(image) if image.trim != *trim => {
+                Ok(Self::Image(Box::new(store.trimmed(&image, trim)?)))
+            }
+            Self::Disk(_) if !trim.is_empty() => Err(Error::NotTrimmed("a root disk")),
+            base => Ok(base),
         }
     }
 
@@ -94,6 +109,7 @@ impl Base {
             Self::Image(image) => BaseName::Image(ImageName {
                 reference: image.reference.as_ref().map(ToString::to_string),
                 digest: image.manifest_digest.to_string(),
+                trim: image.trim.clone(),
             }),
             Self::Disk(disk) => BaseName::Disk(disk.disk().clone()),
         }
@@ -132,6 +148,9 @@ impl Base {
         limits: &micabox_vmm::Limits,
     ) -> Result<(Plan, Option<Claim>), Error> {
         match self {
+            Self::Image(image) if root == Root::Stacked && !image.trim.is_empty() => {
+                Err(Error::NotTrimmed("a stack of layers"))
+            }
             Self::Image(image) => {
                 let files = image_files::open(image)?;
                 Ok((Plan::new(&files, transport, root, limits)?, None))

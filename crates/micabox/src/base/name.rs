@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use micabox_image::Digest;
+use micabox_image::{Digest, Trim};
 use serde::{Deserialize, Serialize};
 
 use super::RootDisk;
@@ -34,6 +34,9 @@ pub struct ImageName {
     pub reference: Option<String>,
     /// Digest of its manifest.
     pub digest: String,
+    /// What the sandbox's view of it lacks.
+    #[serde(default, skip_serializing_if = "Trim::is_empty")]
+    pub trim: Trim,
 }
 
 impl ImageName {
@@ -107,6 +110,7 @@ impl From<BaseName> for Stored {
         let image = |reference| ImageName {
             reference,
             digest: String::new(),
+            trim: Trim::default(),
         };
         match name {
             BaseName::Image(image) => Self {
@@ -151,6 +155,11 @@ mod tests {
             (
                 json!({"image": image(Value::Null, &digest)}),
                 &*digest,
+                false,
+            ),
+            (
+                json!({"image": {"reference": "debian:12", "digest": digest, "trim": ["/a"]}}),
+                "debian:12",
                 false,
             ),
             (

@@ -21,7 +21,7 @@ use micabox_wire::Init;
 use crate::plan::{Root, Transport};
 use crate::{
     Base, Cancel, Command, Error, Expiry, GuestFiles, Mount, Network, Patch, Sandbox, SandboxRef,
-    SavedMachine, Setup, Upper,
+    SavedMachine, Setup, Trim, Upper,
 };
 
 pub use kind::{Boots, Fresh, FromDisk, FromMemory, Kind, New, Restart};
@@ -190,6 +190,28 @@ impl Builder {
     pub fn upper(mut self, upper: Upper) -> Self {
         self.start.upper = upper;
         self
+    }
+
+    /// Hides what `trim` names: the root is a view of the image without it, which later sandboxes with
+    /// the same list share. Nothing is copied, and what the sandbox makes at these paths is there. An
+    /// image that is [made](SandboxRef::commit) of the sandbox's changes has it again.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = micabox::Store::open(&micabox::Store::default_root()?)?;
+    /// let image = store.image("debian:12")?;
+    /// let trim: micabox::Trim = "docs,man,/opt/*/examples".parse()?;
+    /// let sandbox = micabox::Builder::new(&store, &image).trim(&trim)?.create()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::NotTrimmed`] for a root disk; [`Error::Store`]. A stack of layers
+    /// ([`Root::Stacked`]) is refused later.
+    pub fn trim(mut self, trim: &Trim) -> Result<Self, Error> {
+        self.start.base = self.start.base.trimmed(&self.start.store, trim)?;
+        Ok(self)
     }
 
     /// Boots even if there is a template for this machine.

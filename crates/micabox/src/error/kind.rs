@@ -120,6 +120,7 @@ impl Error {
             | Self::VolumeSize { .. }
             | Self::NoPlace
             | Self::NotInPlace(_)
+            | Self::NotTrimmed(_)
             | Self::NothingRuns(_)
             | Self::Refused(_)
             | Self::RootDiskUnnamed(_)

@@ -7,7 +7,7 @@ use super::*;
 use crate::DiskRate;
 use crate::Setup;
 use crate::plan::{Root, Transport};
-use crate::{BaseName, Error, ImageName, RootDisk, Upper};
+use crate::{BaseName, Error, ImageName, RootDisk, Trim, Upper};
 
 fn record(id: &str) -> Record {
     Record {
@@ -16,6 +16,7 @@ fn record(id: &str) -> Record {
         base: BaseName::Image(ImageName {
             reference: None,
             digest: "sha256:00".into(),
+            trim: Trim::default(),
         }),
         command: "true".into(),
         created: 0,

@@ -7,7 +7,7 @@
 
 use clap::ValueEnum;
 use micabox::builder::Boots;
-use micabox::{BackendChoice, Builder};
+use micabox::{BackendChoice, Builder, Trim, TrimError};
 use micabox_image::store::Image;
 use micabox_image::{Platform, Reference, Store};
 use micabox_transfer::{PullOptions, PullPolicy, pull_blocking};
@@ -63,6 +63,13 @@ pub struct MachineArgs {
     #[arg(long, value_name = "KIND", default_value = "merged")]
     pub root: Root,
 
+    /// Leave out of the root what the program doesn't need: paths with `*` for any part of a name, all
+    /// below included, or words for several; `/PATH/**` for the files below and not the directories;
+    /// `!PATH` for what stays. Nothing is copied, and an image that is committed has it again
+    /// [docs, locales, man, caches, /opt/*/tests, !/usr/share/locale/de]
+    #[arg(long, value_name = "WHAT", value_delimiter = ',', value_parser = trim)]
+    pub trim: Vec<Trim>,
+
     /// What runs the machine: our own monitor on KVM, or QEMU
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub backend: Backend,
@@ -89,6 +96,13 @@ impl MachineArgs {
             .map_err(|error| Failure::of(&error).context("reading the image's name"))?;
         let progress = bars::watch(&reference.familiar());
         Ok(pull_blocking(store, &reference, &options, progress)?)
+    }
+
+    /// Returns what the root is to be without.
+    pub fn trim(&self) -> Result<Trim, Failure> {
+        let mut all = self.trim.iter().cloned();
+        all.try_fold(Trim::default(), Trim::and)
+            .map_err(|error| Failure::of(&error))
     }
 
     /// Takes the settings of the machine, except its network.
@@ -201,6 +215,11 @@ impl From<Root> for micabox::Root {
             Root::Stacked => Self::Stacked,
         }
     }
+}
+
+/// Parses a word or pattern of `--trim`.
+fn trim(text: &str) -> Result<Trim, TrimError> {
+    Trim::new([text])
 }
 
 /// Parses a size of memory as Docker does, in MiB, rounded up: bytes, or with b, k, m, g or t.
