@@ -1,24 +1,29 @@
-"""The table of filesystems in memory."""
+"""The tables of filesystems in memory."""
 
 from bench.table import MIB, met, source, table
 
 # Times of tmpfs that each step may take.
 AIMS = {"clone": 1.2, "status": 1.3}
+PROJECT_AIMS = {"clone": 1.2, "build": 1.15, "status": 1.3}
+
+# What a server's memory may be: times the files' bytes, and bytes beside them.
+MEMORY_AIM = (1.1, 16 * MIB)
+
+STEPS = ("clone", "status", "status again", "remove")
 
 
 def trees(result: dict) -> str:
     contenders = result["contenders"]
     base = contenders["tmpfs"]
-    seconds = [step for step in base if step not in ("writes", "runs")]
     rows = [
         [
             who,
-            *(f"{of[step] * 1e3:.0f} ({of[step] / base[step]:.2f})" for step in seconds),
+            *(f"{of[step] * 1e3:.0f} ({of[step] / base[step]:.2f})" for step in STEPS),
             f"{result['written'] / of['writes'] / 1e6:,.0f}",
         ]
         for who, of in contenders.items()
     ]
-    columns = ["", *(f"{step}, ms" for step in seconds), f"{result['piece']:,} bytes a write, MB/s"]
+    columns = ["", *(f"{step}, ms" for step in STEPS), f"{result['piece']:,} bytes a write, MB/s"]
     ours = contenders["mica memfs --cache always"]
     ratios = {step: ours[step] / base[step] for step in AIMS}
     aims = [
@@ -29,10 +34,13 @@ def trees(result: dict) -> str:
         [who, *(f"{of[when] / MIB:.0f}" for when in ("empty", "held", "full", "after"))]
         for who, of in result["memory"].items()
     ]
+    about = (
+        f"{result['sources']}; median of {result['rounds']} interleaved rounds, and beside it "
+        f"how many times tmpfs's. {source(result)}"
+    )
     return "\n\n".join(
         [
-            f"{result['sources']}; median of {result['rounds']} interleaved rounds, and beside it "
-            f"how many times tmpfs's. {source(result)}",
+            about,
             table(columns, rows),
             f"Aims: {'; '.join(aims)}.",
             table(["memory of the server, MiB", "empty", "files", "with them", "removed"], held),
@@ -40,4 +48,53 @@ def trees(result: dict) -> str:
     )
 
 
-TABLES = {"trees": trees}
+def projects(result: dict) -> str:
+    return "\n\n".join(project(name, of) for name, of in result["projects"].items())
+
+
+def project(name: str, result: dict) -> str:
+    contenders = {who: seconds(of) for who, of in result["contenders"].items()}
+    base, ours = contenders["tmpfs"], contenders["mica memfs"]
+    rows = [
+        [
+            who,
+            *(f"{of[step]:.2f} ({of[step] / base[step]:.2f})" for step in base),
+            *amounts(result["contenders"][who]),
+        ]
+        for who, of in contenders.items()
+    ]
+    columns = ["", *(f"{step}, s" for step in base), "server at most, MiB", "page cache, MiB"]
+    aims = [
+        f"{step} at {most}: {met(ours[step] / base[step] <= most)}"
+        for step, most in PROJECT_AIMS.items()
+    ]
+    memory = result["contenders"]["mica memfs"]
+    times, more = MEMORY_AIM
+    aims.append(
+        f"memory at {times} of the files and {more // MIB} MiB: "
+        f"{met(memory['peak'] <= times * memory['bytes'] + more)}"
+    )
+    about = (
+        f"**{name}** ({result['source']}): {memory['files']:,.0f} files once it is built, "
+        f"{memory['bytes'] / MIB:.0f} MiB; medians of {result['rounds']} rounds, of building "
+        f"{result['builds']}, and beside each how many times tmpfs's. {source(result)}"
+    )
+    return "\n\n".join([about, table(columns, rows), f"Aims: {'; '.join(aims)}."])
+
+
+def seconds(of: dict) -> dict[str, float]:
+    """The article's steps: building is configuring too."""
+    return {
+        "clone": of["clone"],
+        "build": of["configure"] + of["build"],
+        "status": of["status of all"],
+        "remove": of["remove all"],
+    }
+
+
+def amounts(of: dict) -> list[str]:
+    """Memory of the server, and what the kernel keeps of files."""
+    return [f"{of['peak'] / MIB:.0f}" if of["peak"] else "", f"{of['cached'] / MIB:.0f}"]
+
+
+TABLES = {"trees": trees, "tree-projects": projects}

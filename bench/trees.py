@@ -1,170 +1,190 @@
-"""A filesystem in memory beside tmpfs, and beside libfuse's passthrough over a tmpfs.
+"""A filesystem in memory beside tmpfs, the kernel's overlay, and peers behind FUSE.
 
     python3 -m bench.trees [--quick] [--sources DIRECTORY]
+    python3 -m bench.trees [--quick] --project NAME [--builds ROUNDS]
 
 A git repository of the sources (or of made-up ones, the same each time) is cloned, each file's
 status read, all of it removed, and a file written as git writes a pack: 4,107 bytes at a time.
-`--sources` is a directory that is committed into a repository of its own. Needs root, git, and
-for the peer libfuse3-dev and a C compiler.
+`--sources` is a directory that is committed into a repository of its own. `--project` is one of
+six programs, which is also built, or `all`; the result of one stays while another is measured.
+Needs root and git; the projects what their builds need (`scripts/setup --bench`).
 """
 
 import argparse
 import contextlib
-import gzip
-import hashlib
-import os
+import datetime
 import pathlib
 import random
-import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 
 from bench import measure, report
-from bench.mica import binary
+from bench.tree_places import (
+    Mounter,
+    Place,
+    cached,
+    forget_peak,
+    held,
+    memfs,
+    peers,
+    resident,
+    tmpfs,
+)
+from bench.tree_sources import FILES, PROJECTS, Project, of_directory, of_project
 
 PIECE = 4107
 WRITTEN = 64 << 20
-FILES = 4000
-EXAMPLE = pathlib.Path("/usr/share/doc/libfuse3-dev/examples/passthrough_ll.c")
-STEPS = ("clone", "status", "status again", "remove", "writes")
+JOBS = "2"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python3 -m bench.trees")
     parser.add_argument("--quick", action="store_true", help="few rounds")
-    parser.add_argument("--sources", type=pathlib.Path, help="a directory in place of made-up files")
+    parser.add_argument(
+        "--sources", type=pathlib.Path, help="a directory in place of made-up files"
+    )
+    parser.add_argument("--project", choices=[*PROJECTS, "all"], help="a program, which is built")
+    parser.add_argument("--builds", type=int, default=3, help="rounds of building")
     arguments = parser.parse_args()
+    if arguments.project:
+        names = PROJECTS if arguments.project == "all" else [arguments.project]
+        for name in names:
+            project(name, 1 if arguments.quick else arguments.builds, arguments.quick)
+    else:
+        plain(arguments.sources, arguments.quick)
+    report.write()
+
+
+def plain(sources: pathlib.Path | None, is_quick: bool) -> None:
+    """Measures what needs no build."""
     host = measure.machine()
-    repository = commit(arguments.sources.resolve() if arguments.sources else None)
-    with contextlib.ExitStack() as stack:
-        directory = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        places = {"tmpfs": stack.enter_context(tmpfs(directory / "tmpfs"))}
-        servers = {}
-        for cache in ("always", "auto", "none"):
-            who = f"mica memfs --cache {cache}"
-            server = stack.enter_context(memfs(directory / cache, cache))
-            places[who], servers[who] = server
-        if peer := built_peer(directory):
-            below = stack.enter_context(tmpfs(directory / "below"))
-            server = stack.enter_context(passthrough(peer, below, directory / "peer"))
-            places["libfuse, passthrough_ll"] = server
-        rounds = 3 if arguments.quick else 15
-        contenders = {who: lambda place=place: work(repository, place) for who, place in places.items()}
-        runs = measure.interleave(contenders, rounds)
+    repository = of_directory(sources.resolve() if sources else None)
+    ways: dict[str, Mounter] = {"tmpfs": tmpfs}
+    for cache in ("always", "auto", "none"):
+        ways[f"mica memfs --cache {cache}"] = lambda place, cache=cache: memfs(place, cache)
+    with all_mounted({**ways, **peers()}) as places:
+        rounds = 3 if is_quick else 15
+        runs = interleave(places, rounds, lambda place: {**light(repository, place), **pack(place)})
+        ours = {who: place for who, place in places.items() if place.holds_files}
         result = {
             "rounds": rounds,
             "piece": PIECE,
             "written": WRITTEN,
-            "sources": str(arguments.sources or f"{FILES} made-up files"),
+            "sources": str(sources or f"{FILES} made-up files"),
             "contenders": {who: medians(of) for who, of in runs.items()},
-            "memory": {who: memory(servers[who], places[who], repository) for who in servers},
+            "memory": {who: memory(place, repository) for who, place in ours.items()},
         }
-    measure.save("trees", host, result)
-    report.write()
+    measure.save("trees", host, result, is_partial=is_quick)
 
 
-def commit(sources: pathlib.Path | None) -> pathlib.Path:
-    """A repository of the sources, made once."""
-    name = hashlib.sha256(str(sources).encode()).hexdigest()[:12]
-    repository = measure.CACHE / "trees" / name
-    if (repository / ".git" / "packed-refs").exists():
-        return repository
-    shutil.rmtree(repository, ignore_errors=True)
-    if sources:
-        shutil.copytree(sources, repository, symlinks=True, ignore=shutil.ignore_patterns(".git"))
-    else:
-        make_up(repository)
-    git = ["git", "-C", repository, "-c", "user.name=bench", "-c", "user.email=bench@localhost"]
-    git += ["-c", "gc.auto=0"]
-    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "sources"], ["gc", "-q"]):
-        subprocess.run([*git, *words], check=True)
-    return repository
-
-
-def make_up(directory: pathlib.Path) -> None:
-    """Files of the sizes that sources have, which compress about as well."""
-    chance = random.Random(11)
-    words = [f"{chance.getrandbits(40):x}" for _ in range(5000)]
-    for number in range(FILES):
-        path = directory / f"d{number % 200 // 20}" / f"e{number % 200}" / f"file{number}.c"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        size = int(chance.lognormvariate(8.8, 1.2))
-        lines = " ".join(chance.choices(words, k=size // 10 + 1))
-        path.write_text(lines[:size] + "\n")
+def project(name: str, builds: int, is_quick: bool) -> None:
+    """Measures one of the programs, and adds it to the result."""
+    host = measure.machine()
+    repository = of_project(name)
+    rounds = 3 if is_quick else 9
+    with all_mounted({"tmpfs": tmpfs, "mica memfs": memfs, **peers()}) as places:
+        lights = interleave(places, rounds, lambda place: light(repository, place))
+        heavies = interleave(places, builds, lambda place: heavy(repository, PROJECTS[name], place))
+    result = {
+        "date": datetime.date.today().isoformat(),
+        "commit": measure.commit(),
+        "machine": host,
+        "source": repository.name,
+        "rounds": rounds,
+        "builds": builds,
+        "contenders": {who: {**medians(lights[who]), **medians(heavies[who])} for who in places},
+    }
+    results = f"tree-projects{'-quick' if is_quick else ''}"
+    known = (measure.load(results) or {}).get("projects", {})
+    measure.amend(results, {"projects": {**known, name: result}})
 
 
 @contextlib.contextmanager
-def mounted(place: pathlib.Path) -> Iterator[pathlib.Path]:
-    while not os.path.ismount(place):
-        time.sleep(0.005)
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", place], check=True)
+def all_mounted(ways: dict[str, Mounter]):
+    with contextlib.ExitStack() as stack:
+        directory = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        yield {
+            who: stack.enter_context(mount(directory / f"place{number}"))
+            for number, (who, mount) in enumerate(ways.items())
+        }
 
 
-@contextlib.contextmanager
-def tmpfs(place: pathlib.Path) -> Iterator[pathlib.Path]:
-    place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "none", place], check=True)
-    with mounted(place):
-        yield place
+def interleave(
+    places: dict[str, Place], rounds: int, work: Callable[[Place], dict]
+) -> dict[str, list[dict]]:
+    contenders = {who: lambda place=place: work(place) for who, place in places.items()}
+    return measure.interleave(contenders, rounds)
 
 
-@contextlib.contextmanager
-def memfs(place: pathlib.Path, cache: str) -> Iterator[tuple[pathlib.Path, int]]:
-    place.mkdir()
-    with subprocess.Popen([binary(), "memfs", "--cache", cache, place]) as server:
-        with mounted(place):
-            yield place, server.pid
-
-
-def built_peer(directory: pathlib.Path) -> pathlib.Path | None:
-    """libfuse's example, with the machine's libfuse."""
-    packed = EXAMPLE.with_suffix(".c.gz")
-    if not EXAMPLE.exists() and not packed.exists():
-        print("  libfuse3-dev is not installed: without its peer", file=sys.stderr)
-        return None
-    source = directory / EXAMPLE.name
-    source.write_bytes(EXAMPLE.read_bytes() if EXAMPLE.exists() else gzip.open(packed).read())
-    shutil.copy(EXAMPLE.with_name("passthrough_helpers.h"), directory)
-    flags = subprocess.run(
-        ["pkg-config", "--cflags", "--libs", "fuse3"], check=True, capture_output=True, text=True
-    )
-    peer = directory / "passthrough_ll"
-    subprocess.run(["cc", "-O2", "-w", "-o", peer, source, *flags.stdout.split()], check=True)
-    return peer
-
-
-@contextlib.contextmanager
-def passthrough(
-    peer: pathlib.Path, below: pathlib.Path, place: pathlib.Path
-) -> Iterator[pathlib.Path]:
-    place.mkdir()
-    options = f"writeback,cache=always,timeout=86400,source={below},clone_fd"
-    with subprocess.Popen([peer, "-f", "-o", options, place]), mounted(place):
-        yield place
-
-
-def work(repository: pathlib.Path, place: pathlib.Path) -> dict[str, float]:
+def light(repository: pathlib.Path, place: Place) -> dict[str, float]:
     """Seconds of each step."""
-    clone = place / "clone"
-    took = {"clone": timed(["git", "clone", "-q", repository, clone])}
-    took["status"] = timed(["find", clone, "-printf", "%s %b\\n"])
-    took["status again"] = timed(["find", clone, "-printf", "%s %b\\n"])
-    took["remove"] = timed(["rm", "-rf", clone])
-    piece, path = random.Random(1).randbytes(PIECE), place / "pack"
+    clone = place.path / "clone"
+    return {
+        "clone": timed(["git", "clone", "-q", repository, clone]),
+        "status": status(clone),
+        "status again": status(clone),
+        "remove": timed(["rm", "-rf", clone]),
+    }
+
+
+def heavy(repository: pathlib.Path, project: Project, place: Place) -> dict[str, float]:
+    """Seconds of building a clone and what follows; then files, and bytes: in them, in the page
+    cache for them, and in the server's memory at most.
+    """
+    if place.server:
+        forget_peak(place.server)
+    clone = place.path / "clone"
+    subprocess.run(["git", "clone", "-q", repository, clone], check=True)
+    # As in a released archive: nothing that it has is made anew for being older than its source.
+    alike = "git ls-files -z | xargs -0 touch -h -d @1000000000"
+    subprocess.run(["sh", "-c", alike], cwd=clone, check=True)
+    took = {"configure": build(project.configure, clone), "build": build(project.build, clone)}
+    if not (clone / project.made).is_file():
+        raise RuntimeError(f"{project.build}: there is no {project.made}")
+    took["status of all"] = status(clone)
+    took["files"], took["bytes"] = held(place.path)
+    took["cached"] = cached(place.path)
+    took["peak"] = resident(place.server, "VmHWM") if place.server else 0
+    took["remove all"] = timed(["rm", "-rf", clone])
+    return took
+
+
+def build(command: str, clone: pathlib.Path) -> float:
+    """Seconds of a command of sh; its messages are shown if it fails."""
+    with tempfile.TemporaryFile("w+") as messages:
+        start = time.perf_counter()
+        done = subprocess.run(
+            ["env", f"MAKEFLAGS=-j{JOBS}", "sh", "-c", command],
+            cwd=clone,
+            stdin=subprocess.DEVNULL,
+            stdout=messages,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+        seconds = time.perf_counter() - start
+        if done.returncode != 0:
+            messages.seek(0)
+            raise RuntimeError(f"{command} in {clone} failed:\n{messages.read()[-4000:]}")
+    return seconds
+
+
+def pack(place: Place) -> dict[str, float]:
+    """Seconds of writing a file as git writes a pack."""
+    piece, path = random.Random(1).randbytes(PIECE), place.path / "pack"
     start = time.perf_counter()
     with path.open("wb", buffering=0) as file:
         for _ in range(WRITTEN // PIECE):
             file.write(piece)
-    took["writes"] = time.perf_counter() - start
+    seconds = time.perf_counter() - start
     path.unlink()
-    return took
+    return {"writes": seconds}
+
+
+def status(directory: pathlib.Path) -> float:
+    return timed(["find", directory, "-printf", "%s %b\\n"])
 
 
 def timed(command: list) -> float:
@@ -174,26 +194,23 @@ def timed(command: list) -> float:
 
 
 def medians(runs: list[dict[str, float]]) -> dict:
-    seconds = {step: statistics.median(run[step] for run in runs) for step in STEPS}
-    return {**seconds, "runs": runs}
+    """Of each step, and beside them what they are of."""
+    steps = {step: statistics.median(run[step] for run in runs) for step in runs[0]}
+    return {**steps, f"runs of {next(iter(steps))}": runs}
 
 
-def memory(server: int, place: pathlib.Path, repository: pathlib.Path) -> dict[str, int]:
+def memory(place: Place, repository: pathlib.Path) -> dict[str, int]:
     """Bytes: of a server without files, of three clones, of the server with them, and after them."""
-    empty = resident(server)
+    assert place.server
+    empty = resident(place.server)
     for number in range(3):
-        subprocess.run(["git", "clone", "-q", repository, place / str(number)], check=True)
-    held = sum(path.lstat().st_size for path in place.rglob("*") if not path.is_dir())
-    full = resident(server)
-    subprocess.run(["rm", "-rf", *place.iterdir()], check=True)
+        clone = place.path / str(number)
+        subprocess.run(["git", "clone", "-q", repository, clone], check=True)
+    _, size = held(place.path)
+    full = resident(place.server)
+    subprocess.run(["rm", "-rf", *place.path.iterdir()], check=True)
     time.sleep(1)
-    return {"empty": empty, "held": held, "full": full, "after": resident(server)}
-
-
-def resident(process: int) -> int:
-    status = pathlib.Path(f"/proc/{process}/status").read_text()
-    (line,) = (line for line in status.splitlines() if line.startswith("VmRSS:"))
-    return int(line.split()[1]) * 1024
+    return {"empty": empty, "held": size, "full": full, "after": resident(place.server)}
 
 
 if __name__ == "__main__":

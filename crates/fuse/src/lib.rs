@@ -1,11 +1,14 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+mod answer;
 mod channel;
 pub mod message;
 mod offer;
+mod ring;
 mod session;
 
-pub use channel::{Answer, Channel};
+pub use answer::Answer;
+pub use channel::Channel;
 pub use offer::{Offer, flag};
 pub use session::{Server, serve};

@@ -1,6 +1,7 @@
 //! FUSE's messages, as far as bytes go (`linux/fuse.h`, version 7.38).
 
 use std::ffi::CStr;
+use std::mem;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -89,41 +90,61 @@ pub struct Request<'a> {
 impl<'a> Request<'a> {
     /// Reads a request, which must be as long as its header says.
     pub fn read(bytes: &'a [u8]) -> Option<Self> {
-        let mut body = Body(bytes);
-        let length = body.u32().ok()?;
+        let (header, body) = bytes.split_at_checked(HEADER)?;
+        let (length, request) = Self::header(header, Body::of(body))?;
+        (length == bytes.len()).then_some(request)
+    }
+
+    /// Reads a request in three parts: its header, the operation's, of which `first` has at least as much as
+    /// the header says, and the rest.
+    pub(crate) fn read_parts(header: &[u8], first: &'a [u8], rest: &'a [u8]) -> Option<Self> {
+        let (length, request) = Self::header(header, Body(first, rest))?;
+        let first = first.get(..length.checked_sub(HEADER + rest.len())?)?;
+        let body = Body(first, rest);
+        Some(Self { body, ..request })
+    }
+
+    /// Reads a header; returns the length of the request, and the request.
+    fn header(header: &[u8], body: Body<'a>) -> Option<(usize, Self)> {
+        let mut header = Body::of(header);
+        let length = header.u32().ok()?;
         let request = Self {
-            opcode: body.u32().ok()?,
-            unique: body.u64().ok()?,
-            node: body.u64().ok()?,
-            uid: body.u32().ok()?,
-            gid: body.u32().ok()?,
+            opcode: header.u32().ok()?,
+            unique: header.u64().ok()?,
+            node: header.u64().ok()?,
+            uid: header.u32().ok()?,
+            gid: header.u32().ok()?,
             version: 0,
-            body: {
-                // The process's number and padding.
-                body.u64().ok()?;
-                body
-            },
+            body,
         };
-        (length as usize == bytes.len()).then_some(request)
+        Some((length as usize, request))
     }
 }
 
-/// The bytes of a request that were not read yet.
+/// The bytes of a request that were not read yet, in two parts. No number or text is in both.
 #[derive(Clone, Copy, Debug)]
-pub struct Body<'a>(&'a [u8]);
+pub struct Body<'a>(&'a [u8], &'a [u8]);
 
 impl<'a> Body<'a> {
     /// Begins to read a body.
     pub fn of(bytes: &'a [u8]) -> Self {
-        Self(bytes)
+        Self(bytes, &[])
     }
 
     /// Returns whether all has been read.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.0.is_empty() && self.1.is_empty()
+    }
+
+    /// Goes on to the second part after the first.
+    fn next_part(&mut self) {
+        if self.0.is_empty() {
+            self.0 = mem::take(&mut self.1);
+        }
     }
 
     fn array<const N: usize>(&mut self) -> Result<[u8; N], Errno> {
+        self.next_part();
         let (first, rest) = self.0.split_first_chunk().ok_or(Errno::INVAL)?;
         self.0 = rest;
         Ok(*first)
@@ -150,6 +171,7 @@ impl<'a> Body<'a> {
     /// # Errors
     /// `EINVAL` if there are fewer.
     pub fn bytes(&mut self, count: u32) -> Result<&'a [u8], Errno> {
+        self.next_part();
         let (first, rest) = self
             .0
             .split_at_checked(count as usize)
@@ -163,6 +185,7 @@ impl<'a> Body<'a> {
     /// # Errors
     /// `EINVAL` if none does.
     pub fn text(&mut self) -> Result<&'a CStr, Errno> {
+        self.next_part();
         let text = CStr::from_bytes_until_nul(self.0).map_err(|_| Errno::INVAL)?;
         let length = text.to_bytes_with_nul().len();
         self.0 = self.0.get(length..).unwrap_or_default();
@@ -209,6 +232,11 @@ impl Reply {
             *place = byte;
         }
         self.0
+    }
+
+    /// Returns the body.
+    pub(crate) fn body(&self) -> &[u8] {
+        self.0.get(REPLY_HEADER..).unwrap_or_default()
     }
 
     /// Returns the number of bytes of the body.
@@ -430,8 +458,26 @@ mod tests {
     }
 
     #[test]
+    fn a_request_in_parts_is_read_as_the_same_in_one() {
+        let mut header = 54_u32.to_le_bytes().to_vec();
+        header.resize(HEADER, 0);
+        let first = [7, 0, 0, 0, 8, 0, 0, 0, 0xee, 0xee];
+        let rest = *b"name\0\x01";
+        let request = Request::read_parts(&header, &first, &rest).unwrap();
+        let mut body = request.body;
+        assert_eq!((body.u32(), body.u32()), (Ok(7), Ok(8)));
+        assert_eq!(body.name(), Ok(c"name"));
+        assert_eq!(body.bytes(1), Ok(&[1][..]));
+        assert!(body.is_empty());
+        assert_eq!(body.u32(), Err(Errno::INVAL));
+        // Its header says more than there is, or less than the rest is.
+        assert!(Request::read_parts(&header, &first[..7], &rest).is_none());
+        assert!(Request::read_parts(&header, &first, &[0; 15]).is_none());
+    }
+
+    #[test]
     fn a_name_is_never_a_path() {
-        let name = |bytes: &[u8]| Body(bytes).name().map(|name| name.to_bytes().to_vec());
+        let name = |bytes: &[u8]| Body::of(bytes).name().map(|name| name.to_bytes().to_vec());
         assert_eq!(name(b"...\0rest"), Ok(b"...".to_vec()));
         for wrong in [
             &b"..\0"[..],

@@ -24,6 +24,7 @@ pub mod flag {
     pub const SETXATTR_EXT: u64 = 1 << 29;
     pub const INIT_EXT: u64 = 1 << 30;
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
+    pub const OVER_IO_URING: u64 = 1 << 41;
 }
 
 /// The protocol's version: the one that has `FUSE_STATX`. The kernel leaves out what it lacks.
@@ -47,16 +48,8 @@ impl Offer {
     ///
     /// # Errors
     /// `EPROTO` for a kernel before Linux 5.4.
-    pub fn answer(self, mut body: Body<'_>) -> Result<(Reply, u64), Errno> {
-        let (major, minor) = (body.u32()?, body.u32()?);
-        let (readahead, low) = (body.u32()?, body.u32()?);
-        if major < MAJOR || minor < OLDEST {
-            return Err(Errno::PROTO);
-        }
-        let mut known = u64::from(low);
-        if known & flag::INIT_EXT != 0 {
-            known |= u64::from(body.u32()?) << 32;
-        }
+    pub fn answer(self, body: Body<'_>) -> Result<(Reply, u64), Errno> {
+        let (readahead, known) = asked(body)?;
         let flags = known & (self.flags | flag::INIT_EXT | flag::MAX_PAGES | flag::BIG_WRITES);
         let mut reply = Reply::new();
         reply.u32(MAJOR);
@@ -73,4 +66,23 @@ impl Offer {
         reply.bytes(&[0; 28]);
         Ok((reply, flags))
     }
+}
+
+/// Returns the bytes that the kernel reads ahead, and the flags that it knows.
+fn asked(mut body: Body<'_>) -> Result<(u32, u64), Errno> {
+    let (major, minor) = (body.u32()?, body.u32()?);
+    let (readahead, low) = (body.u32()?, body.u32()?);
+    if major < MAJOR || minor < OLDEST {
+        return Err(Errno::PROTO);
+    }
+    let mut known = u64::from(low);
+    if known & flag::INIT_EXT != 0 {
+        known |= u64::from(body.u32()?) << 32;
+    }
+    Ok((readahead, known))
+}
+
+/// Returns the flags that the kernel knows, from the first request's body.
+pub(crate) fn known(body: Body<'_>) -> u64 {
+    asked(body).map_or(0, |(_, known)| known)
 }

@@ -2,31 +2,73 @@
 
 use std::thread;
 
+use micabox_jail::FuseRing;
 use rustix::io::Errno;
 
-use crate::channel::{Answer, Channel};
+use crate::answer::Answer;
+use crate::channel::Channel;
 use crate::message::{LARGEST, Request, opcode};
+use crate::offer::{Offer, flag, known};
+use crate::ring;
 
 /// Answers requests, on several threads at once.
 pub trait Server: Sync {
+    /// Returns what to offer when the conversation begins.
+    fn offer(&self) -> Offer;
+
     /// Answers a request. Those to forget something have no answer: for them `answer` is None.
     fn serve(&self, request: &Request<'_>, answer: Option<Answer<'_>>);
 }
 
-/// Answers requests until the filesystem is unmounted, on as many threads as there are channels.
+/// Answers requests until the filesystem is unmounted: on as many threads as there are channels, and where
+/// the kernel offers io_uring, on one for each processor, which then has nearly all requests.
 ///
 /// # Errors
 /// The system's, of reading a request. The filesystem then answers no request any more once all
 /// channels are closed.
 pub fn serve(channels: &[Channel], server: &impl Server) -> Result<(), Errno> {
+    let Some(first) = channels.first() else {
+        return Ok(());
+    };
+    let Some(rings) = begin(first, server)? else {
+        return Ok(());
+    };
     thread::scope(|scope| {
+        let mut threads = Vec::new();
+        for (ring, processor) in rings.into_iter().zip(0..) {
+            threads.push(scope.spawn(move || ring::serve(ring, processor, first, server)));
+        }
         let work = |channel| move || serve_channel(channel, server);
-        let threads: Vec<_> = channels.iter().map(|one| scope.spawn(work(one))).collect();
+        threads.extend(channels.iter().map(|one| scope.spawn(work(one))));
         let results = threads
             .into_iter()
             .map(|thread| thread.join().unwrap_or(Err(Errno::IO)));
         results.fold(Ok(()), Result::and)
     })
+}
+
+/// Answers the first request. Returns the queues that are to be used beside channels; None if the
+/// filesystem was unmounted first.
+fn begin(channel: &Channel, server: &impl Server) -> Result<Option<Vec<FuseRing>>, Errno> {
+    let mut buffer = vec![0; LARGEST];
+    let Some(length) = channel.receive(&mut buffer)? else {
+        return Ok(None);
+    };
+    let request = Request::read(buffer.get(..length).unwrap_or_default()).ok_or(Errno::PROTO)?;
+    if request.opcode != opcode::INIT {
+        return Err(Errno::PROTO);
+    }
+    let mut offer = server.offer();
+    let mut rings = Vec::new();
+    if known(request.body) & flag::OVER_IO_URING != 0 {
+        rings = ring::all();
+    }
+    if !rings.is_empty() {
+        offer.flags |= flag::OVER_IO_URING;
+    }
+    let reply = offer.answer(request.body).map(|(reply, _)| reply);
+    Answer::new(channel, request.unique).reply(reply);
+    Ok(Some(rings))
 }
 
 fn serve_channel(channel: &Channel, server: &impl Server) -> Result<(), Errno> {

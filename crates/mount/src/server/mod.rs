@@ -86,6 +86,13 @@ pub(crate) struct Tree<'a> {
 }
 
 impl Server for Tree<'_> {
+    fn offer(&self) -> Offer {
+        Offer {
+            flags: OFFERED | self.cache.offered(),
+            background: BACKGROUND,
+        }
+    }
+
     fn serve(&self, request: &Request<'_>, answer: Option<Answer<'_>>) {
         match answer {
             // These have no reply, so no error either.
@@ -107,7 +114,6 @@ impl Server for Tree<'_> {
 impl Tree<'_> {
     fn answer(&self, request: &Request<'_>) -> Result<Reply, Errno> {
         match request.opcode {
-            opcode::INIT => self.begin(request),
             opcode::DESTROY => Ok(Reply::new()),
             opcode::LOOKUP => self.look_up(request),
             opcode::GETATTR => self.attributes(request),
@@ -142,14 +148,6 @@ impl Tree<'_> {
             // not a filesystem's.
             _ => Err(Errno::NOSYS),
         }
-    }
-
-    fn begin(&self, request: &Request<'_>) -> Result<Reply, Errno> {
-        let offer = Offer {
-            flags: OFFERED | self.cache.offered(),
-            background: BACKGROUND,
-        };
-        offer.answer(request.body).map(|(reply, _)| reply)
     }
 
     fn forget(&self, request: &Request<'_>) -> Result<(), Errno> {

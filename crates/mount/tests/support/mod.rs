@@ -1,5 +1,6 @@
 //! Filesystems that tests mount, as root.
 
+pub mod compare;
 pub mod operation;
 pub mod tree;
 

@@ -1,0 +1,41 @@
+//! A filesystem in memory whose requests come over io_uring, beside the kernel's tmpfs.
+
+mod support;
+
+use std::fs;
+
+use micabox_mount::Cache;
+use rustix::fs::Mode;
+use support::Memory;
+use support::compare::compare;
+
+const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
+
+/// Mounts a filesystem while the kernel offers it.
+fn with(mount: impl FnOnce() -> Memory) -> Memory {
+    let before = fs::read(SWITCH).expect("a kernel with FUSE over io_uring (Linux 6.14)");
+    fs::write(SWITCH, "Y").unwrap();
+    let memory = mount();
+    // Answered once both sides have agreed.
+    fs::metadata(memory.path()).unwrap();
+    fs::write(SWITCH, before).unwrap();
+    memory
+}
+
+/// Returns whether this process has a queue of io_uring.
+fn is_used() -> bool {
+    let files = fs::read_dir("/proc/self/fd").unwrap();
+    let mut targets = files.filter_map(|file| fs::read_link(file.ok()?.path()).ok());
+    targets.any(|target| target.to_str() == Some("anon_inode:[io_uring]"))
+}
+
+#[test]
+#[ignore = "needs root: mounts filesystems, and switches on FUSE over io_uring"]
+fn random_operations_over_io_uring_answer_as_on_tmpfs_and_leave_the_same_tree() {
+    rustix::process::umask(Mode::from_raw_mode(0o027));
+    for cache in [Cache::None, Cache::Always] {
+        let memory = with(|| Memory::mount(256 << 20, 100_000, cache));
+        compare(&memory, &format!("{cache:?} over io_uring"));
+        assert!(is_used(), "the kernel offered io_uring, which was not used");
+    }
+}
