@@ -104,6 +104,7 @@ impl Contender {
                 cmdline_extra: vec![HOLD.into()],
                 shares: Vec::new(),
                 lifeline: None,
+                max_processes: None,
             })?)),
             Self::Microvm => {
                 let machine = "microvm,x-option-roms=off,pit=off,pic=off,rtc=off,isa-serial=on";

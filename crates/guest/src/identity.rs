@@ -10,21 +10,33 @@ use rustix::time::{ClockId, Timespec};
 
 use crate::boot::{Step, files};
 use crate::exec::{Place, Sandbox};
+use crate::kernel::Kernel;
 use crate::network::{self, Interface};
 
 /// Gives the machine its identity, and returns the network interface if there is one.
-pub fn set_up(identity: &Identity) -> Result<Option<Interface>, BootFailed> {
-    set_kernel(identity.wall_clock, &identity.entropy)?;
+pub fn set_up(identity: &Identity, kernel: Kernel) -> Result<Option<Interface>, BootFailed> {
+    let groups = match kernel {
+        Kernel::Own => {
+            set_kernel(identity.wall_clock, &identity.entropy)?;
+            "0 2147483647"
+        }
+        // Those of the user namespace. Clock and randomness are the host's.
+        Kernel::Hosts => "0 65535",
+    };
     set_name(&identity.hostname)?;
     let interface = network::start(identity.network.as_ref())?;
     for (path, value) in [
         // As in Docker: in a network of the sandbox's own, neither ports nor ping need privileges.
         ("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0"),
-        ("/proc/sys/net/ipv4/ping_group_range", "0 2147483647"),
+        ("/proc/sys/net/ipv4/ping_group_range", groups),
     ] {
         fs::write(path, value).step("set the kernel's parameter", path)?;
     }
-    raise_own_limits().step("raise the agent's limit", "open files")?;
+    match raise_own_limits() {
+        // A container's limit is what its keeper may have.
+        Err(Errno::PERM) if kernel == Kernel::Hosts => {}
+        result => result.step("raise the agent's limit", "open files")?,
+    }
     Ok(interface)
 }
 

@@ -21,12 +21,16 @@
 //! The sandbox is alone in its machine, so network, IPC, UTS, user and cgroup namespaces would have
 //! nothing to separate.
 //!
+//! The same agent is the first process of a container on the host's kernel ([`Kernel::Hosts`]). What its
+//! keeper has set up then takes the place of devices, and commands are confined as Docker's are.
+//!
 //! Once commands run, the agent opens no path in the sandbox: each new process does so itself, after
 //! it has entered. A filesystem that hangs blocks only the processes that use it.
 
 pub mod boot;
 pub mod exec;
 mod identity;
+mod kernel;
 mod kernel_log;
 mod machine;
 mod mount;
@@ -39,13 +43,27 @@ use std::process::ExitCode;
 use micabox_wire::{ToGuest, ToHost, Upper, preamble};
 
 use exec::{Channel, Server, Stop};
+use kernel::{Disks, Inherited, Kernel};
 
 /// Runs process 1. Returns only if the machine can't even be ended.
 pub fn run() -> ExitCode {
     let uptime = machine::uptime_us();
-    if let Err(reason) = serve(uptime) {
+    let inherited = match Inherited::by(std::env::args_os().skip(1)) {
+        Ok(inherited) => inherited,
+        Err(reason) => {
+            kernel_log::write(reason);
+            return ExitCode::FAILURE;
+        }
+    };
+    let is_container = inherited.is_some();
+    let served = serve(uptime, inherited);
+    if let Err(reason) = &served {
         // On the console: without a channel, the host sees nothing else.
         kernel_log::write(reason);
+    }
+    if is_container {
+        // The end of process 1 is the end of its namespaces.
+        return served.map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
     }
     let error = stop::end_machine();
     kernel_log::write(format_args!("reset: {error}"));
@@ -53,10 +71,16 @@ pub fn run() -> ExitCode {
 }
 
 /// Serves the host, from the agent's start to the last message. The error is for the console.
-fn serve(uptime: u64) -> Result<(), String> {
+fn serve(uptime: u64, inherited: Option<Inherited>) -> Result<(), String> {
     let mut clock = boot::Clock::start(uptime);
-    boot::mount_kernel_filesystems().map_err(|failed| failed.to_string())?;
-    let port = port::open().map_err(|failed| failed.to_string())?;
+    let (port, kernel, disks) = match inherited {
+        Some(inherited) => (inherited.channel, Kernel::Hosts, inherited.disks),
+        None => {
+            boot::mount_kernel_filesystems().map_err(|failed| failed.to_string())?;
+            let port = port::open().map_err(|failed| failed.to_string())?;
+            (port, Kernel::Own, Disks::default())
+        }
+    };
     let mut channel = Channel::greeting(port, &preamble::encode(), &machine::hello(uptime))
         .map_err(|error| format!("greet the host: {error}"))?;
     clock.lap("agent");
@@ -69,7 +93,7 @@ fn serve(uptime: u64) -> Result<(), String> {
     };
     clock.lap("wait for host");
 
-    let sandbox = match boot::boot(&boot, &mut clock) {
+    let sandbox = match boot::boot(&boot, kernel, &disks, &mut clock) {
         Ok(sandbox) => sandbox,
         Err(failed) => {
             kernel_log::write(&failed);

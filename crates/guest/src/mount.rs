@@ -11,7 +11,9 @@ use rustix::mount::{
     fsconfig_set_string, fsmount, fsopen, move_mount,
 };
 
+use crate::boot::masks;
 use crate::exec::describe;
+use crate::kernel::Kernel;
 
 /// A filesystem that is being configured for its mount, with fsopen(2) and related calls.
 #[derive(Debug)]
@@ -122,12 +124,21 @@ pub fn make_read_only(mount: &OwnedFd) -> rustix::io::Result<()> {
     }
 }
 
-/// Mounts the calling process's PID namespace at `/proc`.
-pub fn proc() -> Result<(), Error> {
+/// Returns a detached mount of the calling process's PID namespace, for [`attach_proc`]. Made where the
+/// agent's `/proc` is still seen: in a user namespace, the kernel makes no other.
+pub fn proc() -> Result<OwnedFd, Error> {
     let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID
         | MountAttrFlags::MOUNT_ATTR_NODEV
         | MountAttrFlags::MOUNT_ATTR_NOEXEC;
-    let proc = Filesystem::new("proc")?.mount(attributes)?;
+    Filesystem::new("proc")?.mount(attributes)
+}
+
+/// Attaches a mount of a PID namespace at the sandbox's `/proc`, and hides what belongs to the host.
+pub fn attach_proc(proc: &OwnedFd, kernel: Kernel) -> Result<(), Error> {
     let path: &CStr = c"/proc";
-    Ok(attach(&proc, path)?)
+    attach(proc, path)?;
+    match kernel {
+        Kernel::Own => Ok(()),
+        Kernel::Hosts => Ok(masks::cover_proc()?),
+    }
 }

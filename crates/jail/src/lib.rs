@@ -45,6 +45,7 @@
 
 mod call;
 mod channel;
+pub mod container;
 mod feed;
 mod filter;
 mod fuse_ring;
@@ -63,12 +64,13 @@ pub use fuse_ring::{FuseRing, RING_HEADERS};
 pub use heap::give_back_free_memory;
 pub use identity::Claim;
 pub use seccomp::{CAUGHT, Filter};
-pub use start::cgroup::{Cgroup, Place, ProcessorTime, Quota};
+pub use start::cgroup::{Cgroup, Freezer, Place, ProcessorTime, Quota};
 pub use start::child::{Child, Program, Spawned};
 pub use start::confine::{
     CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID, CAP_SYS_ADMIN, Confinement, MAX_FILES,
 };
 pub use tail::Tail;
+pub use walls::Error as WallsError;
 pub use walls::{
     Error, FOLDER_CAPABILITIES, View, Walls, enter, enter_available, enter_folder,
     enter_for_program, enter_own_mounts, enter_with,

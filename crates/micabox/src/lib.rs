@@ -117,6 +117,7 @@ pub use micabox_transfer::{PullError, PullOptions, PullPolicy, pull, pull_blocki
 pub use micabox_vmm::{BackendChoice, DiskRate, Error as MachineError, Exit, control_groups};
 pub use micabox_wire::files::{Existing, FileChange, FileStat};
 pub use micabox_wire::{
-    BootFailed, Confinement, ExitStatus, Init, StartFailed, StartFailure, Tmpfs, TtySize, Ulimit,
+    BootFailed, Confinement, DOCKERS_CAPABILITIES, ExitStatus, Init, StartFailed, StartFailure,
+    Tmpfs, TtySize, Ulimit,
 };
 pub use oci_spec::image::Config as ImageConfig;

@@ -16,6 +16,7 @@ const WORKERS: &[Kind] = &[
     micabox_image::WORKER,
     micabox_share::KIND,
     micabox_vmm::QEMU_WORKER,
+    micabox_vmm::HOST_WORKER,
     crate::owner::KIND,
 ];
 

@@ -40,6 +40,8 @@ pub trait Backend: Send + Sync {
 pub enum Acceleration {
     /// By the processor, under KVM.
     Kvm,
+    /// By the processor, under this machine's own kernel.
+    Native,
     /// By an emulator: correct, and some ten times slower.
     Emulated {
         /// Why KVM is not used.
@@ -67,6 +69,9 @@ pub struct Limits {
     /// Whether a server of a shared folder is spoken to by vhost-user. It then maps the guest's
     /// memory.
     pub vhost_user: bool,
+    /// Whether a machine has a kernel of its own. Otherwise its agent gets each disk, which must be one
+    /// EROFS filesystem, as a mount.
+    pub own_kernel: bool,
 }
 
 /// How many files one pmem region can consist of.
@@ -198,7 +203,7 @@ impl fmt::Display for Exit {
             }
             Self::Panicked { message } => ("the guest's kernel panicked".to_owned(), message),
             Self::Failed { code, message } => (
-                format!("the virtual machine monitor failed with code {code}"),
+                format!("the machine's process failed with code {code}"),
                 message,
             ),
             Self::Killed {
@@ -210,7 +215,7 @@ impl fmt::Display for Exit {
                 signal, message, ..
             } => (
                 format!(
-                    "something killed the virtual machine monitor with signal {signal}{}",
+                    "something killed the machine's process with signal {signal}{}",
                     if *signal == libc::SIGKILL {
                         " (is the host out of memory?)"
                     } else {
@@ -232,6 +237,7 @@ impl fmt::Display for Acceleration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Kvm => f.write_str("KVM"),
+            Self::Native => f.write_str("this machine's kernel"),
             Self::Emulated { why } => write!(f, "emulation (TCG), slow: {why}"),
         }
     }

@@ -56,6 +56,9 @@ pub struct MachineConfig {
     /// A file that the machine's process keeps open until all of it has ended, even if its owner
     /// ends first: a lock (`flock`) on the file lasts as long.
     pub lifeline: Option<Arc<File>>,
+    /// Processes and threads of all commands together, where the kernel is not the machine's own
+    /// ([`Limits::own_kernel`](crate::Limits::own_kernel)); otherwise the guest limits them.
+    pub max_processes: Option<u64>,
 }
 
 /// How a machine begins.
@@ -339,6 +342,7 @@ mod tests {
             shares: Vec::new(),
             cmdline_extra: Vec::new(),
             lifeline: None,
+            max_processes: None,
         }
     }
 

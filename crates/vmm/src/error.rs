@@ -20,6 +20,12 @@ pub enum Error {
         /// Why.
         why: String,
     },
+    /// This process can't start containers.
+    #[error("the host backend does not work here: {why}")]
+    NoContainers {
+        /// Why.
+        why: String,
+    },
     /// The configuration requests something that no backend has.
     #[error("this machine can't be built: {0}")]
     Config(String),

@@ -7,7 +7,8 @@
 //!
 //! The guest is hostile. All that it sends, including its console output, is bounded here.
 //!
-//! There are two backends: [`kvm`], our own, where KVM works, and [`qemu`], which runs everywhere.
+//! There are two backends for machines: [`kvm`], our own, where KVM works, and [`qemu`], which runs
+//! everywhere. A third one, [`host`], has no machines: its sandboxes share this machine's kernel.
 
 #![warn(unsafe_code)]
 
@@ -17,6 +18,7 @@ mod console;
 mod cpu;
 mod error;
 mod file;
+pub mod host;
 mod host_kvm;
 #[cfg(target_arch = "x86_64")]
 pub mod kvm;
@@ -33,6 +35,7 @@ pub use config::{
 };
 pub use error::Error;
 pub use file::{FileRef, MachineFile};
+pub use host::{HOST_WORKER, Host};
 #[cfg(target_arch = "x86_64")]
 pub use kvm::{Kvm, WORKER};
 pub use qemu::{QEMU_WORKER, Qemu};
@@ -62,6 +65,8 @@ pub enum BackendChoice {
     Kvm,
     /// [`Qemu`].
     Qemu,
+    /// [`Host`], which is never the best one.
+    Host,
 }
 
 /// Returns the best backend for this host: ours where KVM works, QEMU elsewhere.
@@ -75,11 +80,12 @@ pub fn probe() -> Result<Box<dyn Backend>, Error> {
 /// Returns the backend that `choice` names.
 ///
 /// # Errors
-/// [`Error::NoKvm`] or [`Error::NoQemu`], with a remedy.
+/// [`Error::NoKvm`], [`Error::NoQemu`] or [`Error::NoContainers`], with a remedy.
 pub fn choose(choice: BackendChoice) -> Result<Box<dyn Backend>, Error> {
     match choice {
         BackendChoice::Kvm => own(Kvm::probe),
         BackendChoice::Qemu => Ok(Box::new(Qemu::probe()?)),
+        BackendChoice::Host => on_host(),
         BackendChoice::Auto => own(Kvm::probe).or_else(|_| Ok(Box::new(Qemu::probe()?))),
     }
 }
@@ -94,7 +100,15 @@ pub fn expect(choice: BackendChoice) -> Result<Box<dyn Backend>, Error> {
     match choice {
         BackendChoice::Kvm => own(Kvm::expect),
         BackendChoice::Qemu => Ok(Box::new(Qemu::probe()?)),
+        BackendChoice::Host => on_host(),
         BackendChoice::Auto => own(Kvm::expect).or_else(|_| Ok(Box::new(Qemu::probe()?))),
+    }
+}
+
+fn on_host() -> Result<Box<dyn Backend>, Error> {
+    match Host::probe() {
+        Ok(host) => Ok(Box::new(host)),
+        Err(why) => Err(Error::NoContainers { why }),
     }
 }
 

@@ -50,6 +50,7 @@ fn config() -> MachineConfig {
         shares: Vec::new(),
         cmdline_extra: Vec::new(),
         lifeline: None,
+        max_processes: None,
     }
 }
 

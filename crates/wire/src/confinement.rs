@@ -2,13 +2,18 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What a command may do. The default is what every command has: root keeps all capabilities, and
-/// limits are the agent's own.
+/// The capabilities that root has in Docker, as bits of [`Confinement::capabilities`]: `CHOWN`,
+/// `DAC_OVERRIDE`, `FOWNER`, `FSETID`, `KILL`, `SETGID`, `SETUID`, `SETPCAP`, `NET_BIND_SERVICE`, `NET_RAW`,
+/// `SYS_CHROOT`, `MKNOD`, `AUDIT_WRITE`, `SETFCAP`.
+pub const DOCKERS_CAPABILITIES: u64 = 0xa804_25fb;
+
+/// What a command may do. The default is what every command has: root keeps all capabilities, on the host's
+/// kernel [`DOCKERS_CAPABILITIES`], and limits are the agent's own.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Confinement {
     /// The capabilities that root keeps, and that no program can get beyond: bit N stands for number
-    /// N of capabilities(7). None for all.
+    /// N of capabilities(7). None for the default.
     pub capabilities: Option<u64>,
     /// Resource limits, set in order.
     pub ulimits: Vec<Ulimit>,

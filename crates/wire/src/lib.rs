@@ -52,7 +52,7 @@ mod message;
 pub mod preamble;
 mod setup;
 
-pub use confinement::{Confinement, Ulimit};
+pub use confinement::{Confinement, DOCKERS_CAPABILITIES, Ulimit};
 pub use credit::{ReceiveWindow, SendWindow, WindowError};
 pub use frame::{Decoder, Error, Message, encode, read_message, write_message};
 pub use message::{

@@ -70,6 +70,7 @@ impl Check {
 /// Checks the host.
 pub fn execute(args: &Args) -> Outcome {
     let mut checks = machine();
+    checks.push(containers());
     checks.push(jail());
     checks.extend(memory());
     checks.push(limits());
@@ -141,7 +142,7 @@ fn machine() -> Vec<Check> {
         ),
     };
     let acceleration = match qemu.acceleration() {
-        Acceleration::Kvm => Check::ok("acceleration", "KVM"),
+        Acceleration::Kvm | Acceleration::Native => Check::ok("acceleration", "KVM"),
         Acceleration::Emulated { why } => Check::new(
             "acceleration",
             Verdict::Note,
@@ -154,6 +155,17 @@ fn machine() -> Vec<Check> {
         ),
     };
     vec![version, acceleration]
+}
+
+/// Checks whether sandboxes can share this machine's kernel.
+fn containers() -> Check {
+    match micabox_vmm::choose(BackendChoice::Host) {
+        Ok(_) => Check::ok(
+            "host backend",
+            "works (--backend host shares this machine's kernel)",
+        ),
+        Err(error) => Check::ok("host backend", error.to_string()),
+    }
 }
 
 /// Checks the jail of the workers that parse foreign images and disks.

@@ -56,6 +56,7 @@ pub fn execute(args: Args) -> Outcome {
     if !args.require_limits {
         warn_of_no_limits(&args);
     }
+    args.machine.say_what_is_shared();
     // A failure before the command runs must not look like the command's own exit code.
     run(args).map_err(|failure| failure.at_least(EXIT_MICA))
 }

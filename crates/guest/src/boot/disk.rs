@@ -13,15 +13,19 @@ use rustix::mount::{MountAttrFlags, OpenTreeFlags};
 
 use super::upper::ext4;
 use super::{Step, device};
+use crate::kernel::Disks;
 use crate::mount::{self, Filesystem, attach};
 
 /// Where the agent has disks mounted, each under its serial number.
 const DISKS: &str = "/disks";
 
-/// Returns a detached mount of the disk's directory.
-pub fn open(disk: &MountedDisk, read_only: bool) -> Result<OwnedFd, BootFailed> {
+/// Returns a detached mount of the disk's directory. The disk may be one of `mounts`.
+pub fn open(disk: &MountedDisk, read_only: bool, mounts: &Disks) -> Result<OwnedFd, BootFailed> {
     let whole = format!("{DISKS}/{}", disk.serial);
-    if !Path::new(&whole).is_dir() {
+    if let Some(mount) = mounts.take(&disk.serial) {
+        fs::create_dir_all(&whole).step("make the directory", &whole)?;
+        attach(&mount, &whole).step("mount the disk", &whole)?;
+    } else if !Path::new(&whole).is_dir() {
         let device = format!("/dev/{}", device::disk(&disk.serial)?);
         fs::create_dir_all(&whole).step("make the directory", &whole)?;
         filesystem(disk, &device)

@@ -5,6 +5,7 @@ mod device_mapper;
 pub mod disk;
 pub mod files;
 mod group;
+pub mod masks;
 mod process_one;
 mod root;
 pub mod setup;
@@ -21,6 +22,7 @@ use rustix::mount::MountAttrFlags;
 
 use crate::exec::Sandbox;
 use crate::identity;
+use crate::kernel::{Disks, Kernel};
 use crate::kernel_log::KernelLog;
 use crate::machine;
 use crate::mount;
@@ -80,9 +82,14 @@ pub fn mount_kernel_filesystems() -> Result<(), BootFailed> {
 }
 
 /// Sets the sandbox up that the host describes.
-pub fn boot(boot: &Boot, clock: &mut Clock) -> Result<Sandbox, BootFailed> {
+pub fn boot(
+    boot: &Boot,
+    kernel: Kernel,
+    disks: &Disks,
+    clock: &mut Clock,
+) -> Result<Sandbox, BootFailed> {
     let mut log = KernelLog::from_now();
-    assemble(boot, clock).map_err(|mut failed| {
+    assemble(boot, kernel, disks, clock).map_err(|mut failed| {
         let mut detail: Vec<String> = Vec::new();
         detail.extend(Some(failed.detail).filter(|detail| !detail.is_empty()));
         detail.extend(log.complaints());
@@ -91,15 +98,20 @@ pub fn boot(boot: &Boot, clock: &mut Clock) -> Result<Sandbox, BootFailed> {
     })
 }
 
-fn assemble(boot: &Boot, clock: &mut Clock) -> Result<Sandbox, BootFailed> {
-    let interface = identity::set_up(&boot.identity)?;
+fn assemble(
+    boot: &Boot,
+    kernel: Kernel,
+    disks: &Disks,
+    clock: &mut Clock,
+) -> Result<Sandbox, BootFailed> {
+    let interface = identity::set_up(&boot.identity, kernel)?;
     clock.lap("machine");
-    let overlay = root::mount(boot, clock)?;
-    let mut place = tree::build(&overlay, boot)?;
+    let overlay = root::mount(boot, kernel, disks, clock)?;
+    let mut place = tree::build(&overlay, boot, kernel)?;
     clock.lap("kernel filesystems");
     let pids = process_one::start(boot.init, &place)?;
     clock.lap("process 1");
-    setup::apply(&boot.setup, &mut place)?;
+    setup::apply(&boot.setup, &mut place, disks)?;
     Ok(Sandbox {
         place,
         pids,

@@ -14,6 +14,7 @@ use rustix::thread::UnshareFlags;
 use super::Step;
 use super::step::failed;
 use crate::exec::{PidNamespace, Place, child};
+use crate::kernel::Kernel;
 use crate::mount;
 
 /// Creates the namespace that all further children of the agent are born into, and its process 1 if
@@ -59,11 +60,17 @@ fn become_reaper(
 ) -> Result<std::convert::Infallible, String> {
     let name: &CStr = c"mica-init";
     child::reset_signals();
+    let kernel = place.kernel();
+    let mounting = |error| format!("mount /proc: {error}");
+    let proc = mount::proc().map_err(mounting)?;
     child::enter(place).map_err(|errno| format!("enter the sandbox: {errno}"))?;
-    mount::proc().map_err(|error| format!("mount /proc: {error}"))?;
-    // The reaper's own memory is a few pages; killing it would kill every process in the namespace.
-    fs::write("/proc/self/oom_score_adj", "-1000")
-        .map_err(|error| format!("/proc/self/oom_score_adj: {error}"))?;
+    mount::attach_proc(&proc, kernel).map_err(mounting)?;
+    drop(proc);
+    if kernel == Kernel::Own {
+        // The reaper's own memory is a few pages; killing it would kill every process in the namespace.
+        fs::write("/proc/self/oom_score_adj", "-1000")
+            .map_err(|error| format!("/proc/self/oom_score_adj: {error}"))?;
+    }
     let _ = rustix::thread::set_name(name);
     let null = rustix::fs::open("/dev/null", OFlags::RDWR, Mode::empty())
         .map_err(|errno| format!("/dev/null: {errno}"))?;

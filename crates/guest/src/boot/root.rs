@@ -3,16 +3,23 @@
 use std::fs;
 use std::os::fd::OwnedFd;
 
-use micabox_wire::{Boot, BootFailed, Format, Upper};
+use micabox_wire::{Boot, BootFailed, Device, Extent, Format, Upper};
+use rustix::io::Errno;
 use rustix::mount::{MountAttrFlags, UnmountFlags};
 
 use super::device::{BlockDevice, Devices};
 use super::step::failed;
 use super::{Clock, Step, upper};
+use crate::kernel::{Disks, Kernel};
 use crate::mount::{self, Filesystem, attach};
 
 /// Mounts the root: its layers and the overlay, or a root disk in place. Returns it detached.
-pub fn mount(boot: &Boot, clock: &mut Clock) -> Result<OwnedFd, BootFailed> {
+pub fn mount(
+    boot: &Boot,
+    kernel: Kernel,
+    disks: &Disks,
+    clock: &mut Clock,
+) -> Result<OwnedFd, BootFailed> {
     if let Upper::InPlace { serial } = &boot.upper {
         let root = upper::mount_in_place(serial)?;
         clock.lap("root");
@@ -26,6 +33,56 @@ pub fn mount(boot: &Boot, clock: &mut Clock) -> Result<OwnedFd, BootFailed> {
             "the host named no layers",
         ));
     }
+    let mut lowers = match kernel {
+        Kernel::Own => mount_lowers(boot, clock)?,
+        Kernel::Hosts => attach_lowers(boot, disks)?,
+    };
+    lowers.push(mount_places()?);
+    clock.lap("lower");
+
+    let mut layers = lowers.clone();
+    if let Upper::Tmpfs {
+        patches: Some(serial),
+        ..
+    } = &boot.upper
+    {
+        layers.insert(0, upper::mount_patches(serial)?);
+        lowers.push(upper::PATCHES.to_owned());
+    }
+    let upper = upper::prepare(&boot.upper, layers.first().map_or("/", String::as_str))?;
+    clock.lap("upper");
+    let overlay = mount_overlay(&layers, &upper, kernel)?;
+    // The overlay holds the lower mounts; they need not be visible.
+    for path in &lowers {
+        rustix::mount::unmount(path, UnmountFlags::DETACH).step("detach", path)?;
+    }
+    clock.lap("overlay");
+    Ok(overlay)
+}
+
+/// Attaches the mounts that a container's keeper has made of its disks. Returns their paths.
+fn attach_lowers(boot: &Boot, disks: &Disks) -> Result<Vec<String>, BootFailed> {
+    let step = "mount the image";
+    let mut lowers = Vec::new();
+    for (index, lower) in boot.lowers.iter().enumerate() {
+        let mount = match &lower.image {
+            Extent {
+                device: Device::Disk { serial },
+                range: None,
+            } => disks.take(serial),
+            _ => None,
+        };
+        let mount = mount.ok_or(Errno::NODEV).step(step, "its disk")?;
+        let path = format!("/lower/{index}");
+        fs::create_dir_all(&path).step("make the directory", &path)?;
+        attach(&mount, &path).step(step, &path)?;
+        lowers.push(path);
+    }
+    Ok(lowers)
+}
+
+/// Finds the devices of the overlay's lower side, and mounts them. Returns their paths.
+fn mount_lowers(boot: &Boot, clock: &mut Clock) -> Result<Vec<String>, BootFailed> {
     let mut devices = Devices::default();
     let mut found = Vec::new();
     for lower in &boot.lowers {
@@ -65,27 +122,7 @@ pub fn mount(boot: &Boot, clock: &mut Clock) -> Result<OwnedFd, BootFailed> {
             .step(name, target)?;
         lowers.push(path);
     }
-    lowers.push(mount_places()?);
-    clock.lap("lower");
-
-    let mut layers = lowers.clone();
-    if let Upper::Tmpfs {
-        patches: Some(serial),
-        ..
-    } = &boot.upper
-    {
-        layers.insert(0, upper::mount_patches(serial)?);
-        lowers.push(upper::PATCHES.to_owned());
-    }
-    let upper = upper::prepare(&boot.upper, layers.first().map_or("/", String::as_str))?;
-    clock.lap("upper");
-    let overlay = mount_overlay(&layers, &upper)?;
-    // The overlay holds the lower mounts; they need not be visible.
-    for path in &lowers {
-        rustix::mount::unmount(path, UnmountFlags::DETACH).step("detach", path)?;
-    }
-    clock.lap("overlay");
-    Ok(overlay)
+    Ok(lowers)
 }
 
 fn mount_erofs(image: &BlockDevice, others: &[BlockDevice]) -> Result<OwnedFd, mount::Error> {
@@ -138,7 +175,7 @@ fn mount_places() -> Result<String, BootFailed> {
     Ok(places)
 }
 
-fn mount_overlay(lowers: &[String], upper: &str) -> Result<OwnedFd, BootFailed> {
+fn mount_overlay(lowers: &[String], upper: &str, kernel: Kernel) -> Result<OwnedFd, BootFailed> {
     let overlay = || {
         let overlay = Filesystem::new("overlay")?;
         for lower in lowers {
@@ -154,6 +191,10 @@ fn mount_overlay(lowers: &[String], upper: &str) -> Result<OwnedFd, BootFailed> 
         overlay.set("redirect_dir", "nofollow")?;
         overlay.set("metacopy", "off")?;
         overlay.set("index", "off")?;
+        if kernel == Kernel::Hosts {
+            // Root of a user namespace may set no others.
+            overlay.set_flag("userxattr")?;
+        }
         overlay.mount(MountAttrFlags::empty())
     };
     overlay().step("mount the overlay", format!("{} layers", lowers.len()))

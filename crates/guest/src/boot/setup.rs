@@ -16,6 +16,7 @@ use rustix::thread::LinkNameSpaceType;
 use super::Step;
 use super::{disk, files, group, share};
 use crate::exec::{Place, child};
+use crate::kernel::Disks;
 use crate::mount::{self, Filesystem};
 
 /// The mode of a tmpfs on a directory that is made for it.
@@ -29,14 +30,14 @@ const DATA: MountFlags = MountFlags::NOSUID
     .union(MountFlags::NODEV);
 
 /// Makes the mounts and applies the limits of `setup`.
-pub fn apply(setup: &Setup, place: &mut Place) -> Result<(), BootFailed> {
+pub fn apply(setup: &Setup, place: &mut Place, disks: &Disks) -> Result<(), BootFailed> {
     if matches!(place, Place::Here) || *setup == Setup::default() {
         return Ok(());
     }
     // The sandbox need not have the devices.
     let opened = setup.mounts.iter().map(|mount| match &mount.source {
         MountSource::Tmpfs(_) => Ok(None),
-        MountSource::Disk(disk) => disk::open(disk, mount.read_only).map(Some),
+        MountSource::Disk(disk) => disk::open(disk, mount.read_only, disks).map(Some),
         MountSource::Share { tag, file, user } => {
             let owner = share::owner(user, place);
             share::open(tag, file.as_deref(), &owner, mount.read_only)

@@ -6,16 +6,20 @@ use std::os::unix::fs::{DirBuilderExt, symlink};
 
 use micabox_wire::{Boot, BootFailed};
 use rustix::fs::{CWD, Dev, FileType, Mode, OFlags, makedev};
-use rustix::mount::{MountAttrFlags, MountPropagationFlags, UnmountFlags};
+use rustix::mount::{MountAttrFlags, MountPropagationFlags, OpenTreeFlags, UnmountFlags};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags};
 
-use super::{Step, UPPER, files};
+use super::{Step, UPPER, files, masks};
 use crate::exec::Place;
+use crate::kernel::Kernel;
 use crate::mount::{self, Filesystem, attach};
+
+/// Where control groups are mounted.
+const GROUPS: &str = "/sys/fs/cgroup";
 
 /// Creates the namespace with `overlay` as its root. `/proc` is not mounted here: it belongs to a
 /// PID namespace and is mounted by its process 1.
-pub fn build(overlay: &OwnedFd, boot: &Boot) -> Result<Place, BootFailed> {
+pub fn build(overlay: &OwnedFd, boot: &Boot, kernel: Kernel) -> Result<Place, BootFailed> {
     let files = files::prepare(&boot.identity)?;
     let own = open("/proc/self/ns/mnt", OFlags::RDONLY)?;
     // SAFETY: the agent has one thread, and only its file system context changes.
@@ -28,16 +32,42 @@ pub fn build(overlay: &OwnedFd, boot: &Boot) -> Result<Place, BootFailed> {
     )
     .step("make mounts private", "/")?;
     let files = files.detach()?;
+    let filesystems = kernel_filesystems(kernel)?;
+    let nodes = match kernel {
+        Kernel::Own => Vec::new(),
+        Kernel::Hosts => device_mounts()?,
+    };
     // Copies of the agent's mounts; the sandbox does not need them.
-    for path in [files::DIRECTORY, UPPER, "/sys", "/proc", "/dev"] {
-        rustix::mount::unmount(path, UnmountFlags::DETACH).step("detach", path)?;
+    let of_dev = match kernel {
+        Kernel::Own => vec!["/dev".to_owned()],
+        Kernel::Hosts => HOST_NODES.map(|name| format!("/dev/{name}")).into(),
+    };
+    let others = [files::DIRECTORY, UPPER, "/sys", "/proc"].map(str::to_owned);
+    for path in others.into_iter().chain(of_dev) {
+        rustix::mount::unmount(&path, UnmountFlags::DETACH).step("detach", path)?;
     }
     attach(overlay, "/").step("attach the overlay", "/")?;
     rustix::process::fchdir(overlay)
         .and_then(|()| rustix::process::chroot("."))
         .step("change root", "to the overlay")?;
 
-    mount_kernel_filesystems()?;
+    for (filesystem, path) in &filesystems {
+        // The kernel provides the directory for control groups.
+        if *path != GROUPS {
+            directory(path)?;
+        }
+        attach(filesystem, *path).step("mount", path)?;
+        if *path == "/dev" {
+            match kernel {
+                Kernel::Own => device_nodes()?,
+                Kernel::Hosts => attach_devices(&nodes)?,
+            }
+            device_links()?;
+        }
+    }
+    if kernel == Kernel::Hosts {
+        masks::cover_sys().step("hide", "what is the host's in /sys")?;
+    }
     files.attach()?;
     directory("/proc")?;
     let place = Place::Namespace {
@@ -46,6 +76,7 @@ pub fn build(overlay: &OwnedFd, boot: &Boot) -> Result<Place, BootFailed> {
         terminals: open("/dev/pts", OFlags::PATH | OFlags::DIRECTORY)?,
         group: None,
         folders: Vec::new(),
+        kernel,
     };
     rustix::thread::move_into_link_name_space(
         std::os::fd::AsFd::as_fd(&own),
@@ -68,50 +99,64 @@ fn directory(path: &str) -> Result<(), BootFailed> {
         .step("make the directory", path)
 }
 
-/// Mounts the kernel's filesystems with Docker's options and flags, but writable: the kernel behind
-/// `/sys` and `/proc/sys` is the sandbox's own.
-fn mount_kernel_filesystems() -> Result<(), BootFailed> {
+/// A detached mount, and where it belongs.
+type Detached = (OwnedFd, &'static str);
+
+/// Returns mounts of the kernel's filesystems with Docker's options and flags. On a kernel of the sandbox's
+/// own, what is behind `/sys` and `/proc/sys` is writable. They are made while the agent's `/sys` is still
+/// seen, as the kernel wants it in a user namespace.
+fn kernel_filesystems(kernel: Kernel) -> Result<Vec<Detached>, BootFailed> {
     let nosuid = MountAttrFlags::MOUNT_ATTR_NOSUID;
     let noexec = nosuid | MountAttrFlags::MOUNT_ATTR_NOEXEC;
     let data = noexec | MountAttrFlags::MOUNT_ATTR_NODEV;
-    mount_at("sysfs", "/sys", &[], data)?;
-    mount_at("cgroup2", "/sys/fs/cgroup", &[], data)?;
-    mount_at(
-        "tmpfs",
-        "/dev",
-        &[("mode", "0755"), ("size", "64m")],
-        nosuid,
-    )?;
-    device_nodes()?;
+    let kernels = match kernel {
+        Kernel::Own => data,
+        Kernel::Hosts => data | MountAttrFlags::MOUNT_ATTR_RDONLY,
+    };
+    let dev = [("mode", "0755"), ("size", "64m")];
     let pts = [("mode", "0620"), ("gid", "5"), ("ptmxmode", "0666")];
-    mount_at("devpts", "/dev/pts", &pts, noexec)?;
-    mount_at(
-        "tmpfs",
-        "/dev/shm",
-        &[("mode", "1777"), ("size", "64m")],
-        data,
-    )?;
-    mount_at("mqueue", "/dev/mqueue", &[], data)
+    let shm = [("mode", "1777"), ("size", "64m")];
+    let all = [
+        ("sysfs", "/sys", &[][..], kernels),
+        ("cgroup2", GROUPS, &[], kernels),
+        ("tmpfs", "/dev", &dev, nosuid),
+        ("devpts", "/dev/pts", &pts, noexec),
+        ("tmpfs", "/dev/shm", &shm, data),
+        ("mqueue", "/dev/mqueue", &[], data),
+    ];
+    let mounts = all.into_iter().map(|(kind, path, options, attributes)| {
+        let mount = || -> Result<OwnedFd, mount::Error> {
+            let filesystem = Filesystem::new(kind)?;
+            for (option, value) in options {
+                filesystem.set(option, *value)?;
+            }
+            filesystem.mount(attributes)
+        };
+        Ok((mount().step(&format!("mount {kind}"), path)?, path))
+    });
+    mounts.collect()
 }
 
-fn mount_at(
-    kind: &str,
-    path: &str,
-    options: &[(&str, &str)],
-    attributes: MountAttrFlags,
-) -> Result<(), BootFailed> {
-    // The kernel provides the directory for control groups.
-    if kind != "cgroup2" {
-        directory(path)?;
+/// The nodes that a container's keeper has put into the agent's `/dev`: Docker's.
+const HOST_NODES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
+
+/// Returns mounts of the host's device nodes, for a sandbox that can't make any.
+fn device_mounts() -> Result<Vec<OwnedFd>, BootFailed> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let nodes = HOST_NODES.iter().map(|name| {
+        let path = format!("/dev/{name}");
+        rustix::mount::open_tree(CWD, &path, flags).step("mount", path)
+    });
+    nodes.collect()
+}
+
+fn attach_devices(nodes: &[OwnedFd]) -> Result<(), BootFailed> {
+    for (name, node) in HOST_NODES.iter().zip(nodes) {
+        let path = format!("/dev/{name}");
+        fs::write(&path, "").step("make the file", &path)?;
+        attach(node, &path).step("mount", path)?;
     }
-    let mount = || -> Result<(), mount::Error> {
-        let filesystem = Filesystem::new(kind)?;
-        for (option, value) in options {
-            filesystem.set(option, *value)?;
-        }
-        Ok(attach(&filesystem.mount(attributes)?, path)?)
-    };
-    mount().step(&format!("mount {kind}"), path)
+    Ok(())
 }
 
 /// Creates Docker's device nodes, `/dev/fuse` and `/dev/vsock`. The kernel is the sandbox's own, so
@@ -135,7 +180,11 @@ fn device_nodes() -> Result<(), BootFailed> {
             .and_then(|()| rustix::fs::chmod(path, mode))
             .step("make the device node", path)?;
     }
-    vsock_node()?;
+    vsock_node()
+}
+
+/// Creates the links that programs expect beside the nodes.
+fn device_links() -> Result<(), BootFailed> {
     for (link, target) in [
         ("/dev/ptmx", "pts/ptmx"),
         ("/dev/fd", "/proc/self/fd"),

@@ -1,11 +1,33 @@
 //! What a new process gives up before it becomes its command.
 
-use micabox_wire::{Confinement, StartFailed, StartFailure, Ulimit};
+use micabox_wire::{Confinement, DOCKERS_CAPABILITIES, StartFailed, StartFailure, Ulimit};
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use super::child::last_errno;
+use super::filter;
 use super::program::{describe, failed};
+use crate::kernel::Kernel;
+
+/// Returns what limits a command on a kernel: on the host's, root has Docker's capabilities unless others
+/// are named.
+pub fn on(kernel: Kernel, confinement: &Confinement) -> Confinement {
+    let default = (kernel == Kernel::Hosts).then_some(DOCKERS_CAPABILITIES);
+    Confinement {
+        capabilities: confinement.capabilities.or(default),
+        ..confinement.clone()
+    }
+}
+
+/// On the host's kernel, gives up what Docker's profile of system calls refuses, and all privileges that
+/// the execution of a program could bring.
+pub fn restrict(kernel: Kernel, confinement: &Confinement) -> rustix::io::Result<()> {
+    if kernel == Kernel::Own {
+        return Ok(());
+    }
+    rustix::thread::set_no_new_privs(true)?;
+    filter::install(confinement.capabilities.unwrap_or_default())
+}
 
 /// Sets the resource limits.
 pub fn set_ulimits(ulimits: &[Ulimit]) -> Result<(), StartFailed> {

@@ -3,12 +3,14 @@
 //! One thread runs one poll loop. The server never blocks on a command, on the host or on the
 //! image's files, and holds a bounded number of bytes for each command.
 
+mod calls;
 mod channel;
 pub(crate) mod child;
 mod command;
 mod confinement;
 mod environment;
 mod files;
+mod filter;
 mod processes;
 mod program;
 mod server;

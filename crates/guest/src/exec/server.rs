@@ -14,6 +14,7 @@ use super::command::{Command, Progress};
 use super::spawn::{PidNamespace, Place, Process, Sandbox};
 use crate::boot::setup;
 use crate::identity;
+use crate::kernel::Disks;
 use crate::kernel_log;
 
 /// Why the server stopped.
@@ -311,8 +312,9 @@ impl Server {
 
     /// Continues as a copy: takes on its own identity, and keeps only the reattached command.
     fn restore(&mut self, restore: &Restore) -> Result<(), Stop> {
-        let assumed = identity::assume(&restore.identity, &mut self.sandbox)
-            .and_then(|()| setup::apply(&restore.setup, &mut self.sandbox.place));
+        let assumed = identity::assume(&restore.identity, &mut self.sandbox).and_then(|()| {
+            setup::apply(&restore.setup, &mut self.sandbox.place, &Disks::default())
+        });
         if let Err(failed) = assumed {
             self.channel.send(&ToHost::BootFailed(failed));
             self.channel.flush_all().map_err(|_| Stop::HostGone)?;

@@ -12,6 +12,7 @@ use super::program::{describe, failed};
 use super::start::{self, SpawnRequest};
 use super::stdio::{self, AgentEnds};
 use crate::boot::Group;
+use crate::kernel::Kernel;
 use crate::network::Interface;
 
 /// The environment that commands run in.
@@ -45,7 +46,19 @@ pub enum Place {
         group: Option<Group>,
         /// Where folders of the host are mounted.
         folders: Vec<String>,
+        /// Whose kernel it is on.
+        kernel: Kernel,
     },
+}
+
+impl Place {
+    /// Returns whose kernel it is on.
+    pub fn kernel(&self) -> Kernel {
+        match self {
+            Self::Here => Kernel::Own,
+            Self::Namespace { kernel, .. } => *kernel,
+        }
+    }
 }
 
 /// The PID namespace that new children of the agent are born into.

@@ -20,7 +20,7 @@ use rustix::process::{Gid, Resource, Rlimit, Uid};
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 
 use super::child::{close_others, enter, exit, last_errno, reset_signals};
-use super::confinement::{bound_capabilities, drop_capabilities, set_ulimits};
+use super::confinement::{self, bound_capabilities, drop_capabilities, set_ulimits};
 use super::environment::{DEFAULT_PATH, Environment};
 use super::files;
 use super::processes;
@@ -28,6 +28,7 @@ use super::program::{self, describe, failed, shown};
 use super::spawn::Place;
 use super::stdio::CommandEnds;
 use super::user::{self, Identity, Unknown};
+use crate::kernel::Kernel;
 use crate::mount;
 
 /// The command that a new process must become.
@@ -68,15 +69,23 @@ pub fn run(order: &SpawnRequest<'_>) -> ! {
 
 fn become_command(order: &SpawnRequest<'_>, pid: i32) -> Result<Infallible, StartFailed> {
     let SpawnRequest { spec, .. } = order;
+    let kernel = order.place.kernel();
+    let confinement = confinement::on(kernel, &spec.confinement);
     reset_signals();
+    let mounting = |error: mount::Error| {
+        let message = format!("mount /proc: {error}");
+        failed(StartFailure::Other, message, Some(error.errno))
+    };
+    let proc = order
+        .first
+        .then(mount::proc)
+        .transpose()
+        .map_err(mounting)?;
     enter(order.place).map_err(|errno| other("enter the sandbox", errno))?;
-    take_streams(order).map_err(|errno| other("set up standard streams", errno))?;
-    if order.first {
-        mount::proc().map_err(|error| {
-            let message = format!("mount /proc: {error}");
-            failed(StartFailure::Other, message, Some(error.errno))
-        })?;
+    if let Some(proc) = proc {
+        mount::attach_proc(&proc, kernel).map_err(mounting)?;
     }
+    take_streams(order).map_err(|errno| other("set up standard streams", errno))?;
     rustix::process::setsid().map_err(|errno| other("start a session", errno))?;
     if spec.tty.is_some() {
         rustix::process::ioctl_tiocsctty(rustix::stdio::stdin())
@@ -93,16 +102,16 @@ fn become_command(order: &SpawnRequest<'_>, pid: i32) -> Result<Infallible, Star
         enter_directory(&spec.cwd)?;
     }
     if matches!(order.place, Place::Namespace { .. }) {
-        set_limits().map_err(|errno| other("set resource limits", errno))?;
+        set_limits(kernel).map_err(|errno| other("set resource limits", errno))?;
         set_ulimits(&spec.confinement.ulimits)?;
-        bound_capabilities(&spec.confinement).map_err(|errno| other("drop capabilities", errno))?;
+        bound_capabilities(&confinement).map_err(|errno| other("drop capabilities", errno))?;
     }
     let may_switch =
         matches!(order.place, Place::Namespace { .. }) || rustix::process::geteuid().is_root();
     if may_switch {
         switch_user(&identity).map_err(|errno| other("switch user", errno))?;
     }
-    drop_capabilities(&spec.confinement).map_err(|errno| other("drop capabilities", errno))?;
+    drop_capabilities(&confinement).map_err(|errno| other("drop capabilities", errno))?;
     if is_operation {
         let work = files::begin(spec)?;
         report_started(order);
@@ -132,6 +141,8 @@ fn become_command(order: &SpawnRequest<'_>, pid: i32) -> Result<Infallible, Star
         .map_err(nul("an environment variable"))?;
     let name = spec.argv.first().map(Vec::as_slice).unwrap_or_default();
     let file = program::find(name, environment.get(b"PATH").unwrap_or_default())?;
+    confinement::restrict(kernel, &confinement)
+        .map_err(|errno| other("restrict system calls", errno))?;
     let errno = execute(&file, &argv, &envp);
     Err(program::explain(&file, errno))
 }
@@ -273,7 +284,18 @@ fn clean(path: &Path) -> PathBuf {
     cleaned
 }
 
-fn set_limits() -> rustix::io::Result<()> {
+fn set_limits(kernel: Kernel) -> rustix::io::Result<()> {
+    if kernel == Kernel::Hosts {
+        // Hard limits can only be lowered there.
+        let most = rustix::process::getrlimit(Resource::Nofile).maximum;
+        let least =
+            |limit: Option<u64>| limit.map(|limit| most.map_or(limit, |most| most.min(limit)));
+        let files = Rlimit {
+            current: least(OPEN_FILES.current),
+            maximum: least(OPEN_FILES.maximum),
+        };
+        return rustix::process::setrlimit(Resource::Nofile, files);
+    }
     let unlimited = Rlimit {
         current: None,
         maximum: None,

@@ -25,6 +25,9 @@ const PERIOD: u64 = 100_000;
 /// The file of a group's limit of processor time.
 const PROCESSOR_TIME: &str = "cpu.max";
 
+/// How long processes may take to freeze: one may be in the middle of a write.
+const FREEZING: Duration = Duration::from_secs(60);
+
 /// How long killed processes may take to end.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -55,6 +58,13 @@ pub struct Cgroup {
 #[derive(Debug)]
 pub struct ProcessorTime(File);
 
+/// What freezes a control group. It does not keep the group.
+#[derive(Debug)]
+pub struct Freezer {
+    state: File,
+    events: File,
+}
+
 /// The parent directory of new control groups.
 #[derive(Debug)]
 pub struct Place {
@@ -69,11 +79,26 @@ impl Place {
     /// # Errors
     /// Why none is available.
     pub fn find() -> Result<Self, String> {
+        Self::find_with(Self::at)
+    }
+
+    /// Finds the parent directory of groups that limit nothing.
+    fn find_any() -> Result<Self, String> {
+        Self::find_with(|directory| {
+            may_have_groups(directory)?;
+            Ok(Self {
+                directory: directory.to_owned(),
+                controllers: Vec::new(),
+            })
+        })
+    }
+
+    fn find_with(look: impl Fn(&Path) -> Result<Self, String>) -> Result<Self, String> {
         let (root, own) = own_group()?;
         let parent = own.parent().filter(|_| own != root);
         let mut why = String::new();
         for directory in std::iter::once(own.as_path()).chain(parent) {
-            match Self::at(directory) {
+            match look(directory) {
                 Ok(place) => return Ok(place),
                 Err(error) => why = format!("{}: {error}", directory.display()),
             }
@@ -82,9 +107,7 @@ impl Place {
     }
 
     fn at(directory: &Path) -> Result<Self, String> {
-        for path in [directory.to_owned(), directory.join("cgroup.procs")] {
-            access(&path, Access::WRITE_OK).map_err(|error| error.to_string())?;
-        }
+        may_have_groups(directory)?;
         let control = directory.join("cgroup.subtree_control");
         let enabled = || {
             let text = fs::read_to_string(&control).unwrap_or_default();
@@ -139,14 +162,27 @@ impl Cgroup {
     /// # Errors
     /// Why none can be created.
     pub fn create(limits: &Quota) -> Result<Self, String> {
+        Self::create_at(&Place::find()?, limits)
+    }
+
+    /// As [`Cgroup::create`], but where no controller can be had, the group has no limits: it can still be
+    /// frozen, and killed as a whole.
+    ///
+    /// # Errors
+    /// Why none can be created.
+    pub fn create_available(limits: &Quota) -> Result<Self, String> {
+        let place = Place::find().or_else(|_| Place::find_any())?;
+        Self::create_at(&place, limits)
+    }
+
+    fn create_at(place: &Place, limits: &Quota) -> Result<Self, String> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let place = Place::find()?;
         place.sweep();
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("{PREFIX}{}-{number}", std::process::id());
         let directory = place.directory.join(name);
         fs::create_dir(&directory).map_err(|error| error.to_string())?;
-        Self::set_up(&directory, &place, limits).map_err(|error| {
+        Self::set_up(&directory, place, limits).map_err(|error| {
             let _ = fs::remove_dir(&directory);
             format!("{}: {error}", directory.display())
         })
@@ -195,6 +231,22 @@ impl Cgroup {
         Ok(ProcessorTime(file))
     }
 
+    /// Opens what freezes the group's processes.
+    ///
+    /// # Errors
+    /// Why it can't be.
+    pub fn freezer(&self) -> Result<Freezer, String> {
+        let open = |name, options: &mut fs::OpenOptions| {
+            let path = self.directory.join(name);
+            let file = options.open(&path);
+            file.map_err(|error| format!("{}: {error}", path.display()))
+        };
+        Ok(Freezer {
+            state: open("cgroup.freeze", File::options().write(true))?,
+            events: open("cgroup.events", File::options().read(true))?,
+        })
+    }
+
     /// Returns whether a process is in the group.
     pub fn has(&self, pid: u32) -> bool {
         let members = fs::read_to_string(self.directory.join("cgroup.procs"));
@@ -208,6 +260,38 @@ impl Cgroup {
     }
 }
 
+impl Freezer {
+    /// Freezes the group's processes, all of them, and waits until none runs any more.
+    ///
+    /// # Errors
+    /// Those of the kernel, and if it takes too long; then none is frozen.
+    pub fn freeze(&self) -> io::Result<()> {
+        self.state.write_all_at(b"1", 0)?;
+        let deadline = Instant::now() + FREEZING;
+        loop {
+            let mut text = [0; 64];
+            let length = self.events.read_at(&mut text, 0)?;
+            let text = String::from_utf8_lossy(text.get(..length).unwrap_or_default());
+            if text.lines().any(|line| line == "frozen 1") {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                let _ = self.thaw();
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Lets the group's processes run again.
+    ///
+    /// # Errors
+    /// Those of the kernel; the group may be gone.
+    pub fn thaw(&self) -> io::Result<()> {
+        self.state.write_all_at(b"0", 0)
+    }
+}
+
 impl ProcessorTime {
     /// Limits the group's processes to `thousandths` of a processor together.
     ///
@@ -216,6 +300,14 @@ impl ProcessorTime {
     pub fn set(&self, thousandths: u64) -> io::Result<()> {
         self.0.write_all_at(share(thousandths).as_bytes(), 0)
     }
+}
+
+/// Returns whether this process may make groups in a directory and move itself into them.
+fn may_have_groups(directory: &Path) -> Result<(), String> {
+    for path in [directory.to_owned(), directory.join("cgroup.procs")] {
+        access(&path, Access::WRITE_OK).map_err(|error| error.to_string())?;
+    }
+    Ok(())
 }
 
 /// Returns a limit of processor time in the kernel's terms.

@@ -120,7 +120,8 @@ pub(crate) fn limit(
     check(unsafe { libc::setrlimit(resource, &raw const limit) })
 }
 
-fn close_on_exec_from(first: RawFd) -> io::Result<()> {
+/// Lets no descriptor from `first` on survive the execution of a program.
+pub(crate) fn close_on_exec_from(first: RawFd) -> io::Result<()> {
     // SAFETY: changes flags of descriptors of this process, which is about to exec.
     let result = check(unsafe {
         libc::close_range(
@@ -136,7 +137,8 @@ fn close_on_exec_from(first: RawFd) -> io::Result<()> {
     }
 }
 
-fn inherit(fd: RawFd) -> io::Result<()> {
+/// Lets a descriptor survive the execution of a program.
+pub(crate) fn inherit(fd: RawFd) -> io::Result<()> {
     // SAFETY: changes a flag of a descriptor that the caller owns.
     check(unsafe { libc::fcntl(fd, libc::F_SETFD, 0) })
 }

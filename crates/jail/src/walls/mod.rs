@@ -9,8 +9,8 @@
 mod folder;
 pub(crate) mod identity;
 mod landlock;
-mod namespaces;
-mod root;
+pub(crate) mod namespaces;
+pub(crate) mod root;
 mod view;
 
 use std::io;

@@ -142,7 +142,7 @@ fn map(own: &OwnedFd, uid: (u32, u32), gid: (u32, u32)) -> io::Result<()> {
 }
 
 /// Makes the kernel kill this process when its keeper ends.
-fn die_with(keeper: &OwnedFd) -> Result<(), Error> {
+pub(crate) fn die_with(keeper: &OwnedFd) -> Result<(), Error> {
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(step("tying it to its keeper"))?;
     // The keeper may have ended before the request, and its process ID means nothing inside this
     // namespace.
@@ -154,12 +154,17 @@ fn die_with(keeper: &OwnedFd) -> Result<(), Error> {
     Ok(())
 }
 
-/// Waits for the child and ends as it did.
+/// Waits for the child without any descriptor, and ends as it did.
 fn keep(child: libc::pid_t) -> Result<Infallible, Error> {
     // Descriptors that only the child uses must close when it ends: its channels, its memory's
     // files.
     // SAFETY: no code in this process uses a descriptor any more.
     unsafe { libc::close_range(0, libc::c_uint::MAX, 0) };
+    keep_until_it_ends(child)
+}
+
+/// Waits for the child and ends as it did.
+pub(crate) fn keep_until_it_ends(child: libc::pid_t) -> Result<Infallible, Error> {
     loop {
         match waitpid(Pid::from_raw(child), WaitOptions::empty()) {
             Ok(Some((_, status))) => end_as(status),

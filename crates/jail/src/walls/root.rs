@@ -19,7 +19,7 @@ use rustix::process::{chdir, pivot_root};
 use super::{Error, View, step};
 
 /// A directory that every Linux system has, to mount the new root on.
-const PLACE: &str = "/proc";
+pub(crate) const PLACE: &str = "/proc";
 
 /// Replaces the root of this mount namespace by an empty read-only file system. No other file
 /// system is left.
@@ -65,7 +65,8 @@ fn mount_root(options: &std::ffi::CStr) -> Result<(), Error> {
     mount("none", PLACE, "tmpfs", FLAGS, options).map_err(step("mounting an empty root"))
 }
 
-fn keep_mounts() -> Result<(), Error> {
+/// Keeps what is mounted from now on to this namespace.
+pub(crate) fn keep_mounts() -> Result<(), Error> {
     mount_change(
         "/",
         MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC,

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use micabox_vmm::{Backend, Begin, Sockets};
+use micabox_vmm::{Backend, BackendChoice, Begin, Limits, Sockets};
 
 use super::Start;
 use crate::owner::{Descriptors, MachineJob, Origin, SandboxJob, ShareJob};
@@ -45,7 +45,11 @@ impl Start {
         let Ok(disks) = disks.map(|disk| disk.try_map(&mut file)).collect();
         let machine = MachineJob {
             name,
-            is_kvm: backend.name() == "kvm",
+            backend: match backend.name() {
+                "kvm" => BackendChoice::Kvm,
+                "host" => BackendChoice::Host,
+                _ => BackendChoice::Qemu,
+            },
             origin,
             cmdline: cmdline.to_vec(),
             memory_mib: self.memory_mib.saturating_add(plan.pmem_overhead_mib()),
@@ -59,6 +63,7 @@ impl Start {
             shares: Vec::new(),
             nested_virtualization: self.nested_virtualization,
             require_limits: self.require_limits,
+            max_processes: self.setup.pids_limit,
         };
         (machine, files)
     }
@@ -117,7 +122,7 @@ impl Start {
             init: self.init,
             main: machine.and_then(|machine| machine.main),
             hostname: self.hostname.clone(),
-            setup: self.setup_for_guest(shares),
+            setup: self.setup_for_guest(shares, &backend.limits()),
             network: self.network.clone(),
             template: None,
             boot_timeout: self.boot_timeout,
@@ -153,13 +158,18 @@ impl Start {
     }
 
     /// Returns what the guest sets up: what a saved machine has, it has already.
-    fn setup_for_guest(&self, shares: &[Share]) -> micabox_wire::Setup {
+    fn setup_for_guest(&self, shares: &[Share], limits: &Limits) -> micabox_wire::Setup {
         let saved = self.machine().map(|machine| &machine.setup);
         let user = match &self.command {
             Some(command) => command.user.clone(),
             None => self.base.config().user().clone().unwrap_or_default(),
         };
-        self.setup.beyond(saved, shares, &user)
+        let setup = self.setup.beyond(saved, shares, &user);
+        micabox_wire::Setup {
+            // Without a kernel of its own, the machine's control group has the limit.
+            max_processes: setup.max_processes.filter(|_| limits.own_kernel),
+            ..setup
+        }
     }
 
     /// Returns where the sandbox's vsock leads. A restored machine that had one keeps the device,

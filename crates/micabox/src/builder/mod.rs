@@ -4,6 +4,7 @@ mod jobs;
 mod kind;
 mod record;
 mod restore;
+mod shared_kernel;
 mod start;
 mod stock;
 mod stopped;

@@ -141,7 +141,7 @@ impl Start {
 
 pub(super) fn default_cpus(backend: &dyn Backend) -> u8 {
     match backend.acceleration() {
-        Acceleration::Kvm => {
+        Acceleration::Kvm | Acceleration::Native => {
             let host = std::thread::available_parallelism().map_or(1, usize::from);
             u8::try_from(host.min(MOST_CPUS)).unwrap_or(1)
         }

@@ -189,6 +189,9 @@ impl Start {
     pub(super) fn plan(&self, backend: &dyn Backend) -> Result<Planned, Error> {
         let saved = self.saved_machine(backend)?;
         let limits = backend.limits();
+        if !limits.own_kernel {
+            self.check_for_shared_kernel()?;
+        }
         let (plan, claim) = self.base.plan(self.transport, self.root, &limits)?;
         debug!(
             backend = backend.name(),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use micabox_owner::socket;
-use micabox_vmm::{Disk, DiskRate, FileRef, MachineFile, PmemRegion, Sockets};
+use micabox_vmm::{BackendChoice, Disk, DiskRate, FileRef, MachineFile, PmemRegion, Sockets};
 use micabox_wire::{Init, Lower, Setup, Upper};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -42,7 +42,7 @@ pub(crate) type Ready = Result<(), String>;
 pub(crate) struct MachineJob {
     /// The name of its process.
     pub(crate) name: String,
-    pub(crate) is_kvm: bool,
+    pub(crate) backend: BackendChoice,
     pub(crate) origin: Origin,
     /// Additional words for the kernel's command line.
     pub(crate) cmdline: Vec<String>,
@@ -58,6 +58,8 @@ pub(crate) struct MachineJob {
     pub(crate) shares: Vec<ShareJob>,
     pub(crate) nested_virtualization: bool,
     pub(crate) require_limits: bool,
+    /// As [`micabox_vmm::MachineConfig::max_processes`].
+    pub(crate) max_processes: Option<u64>,
 }
 
 /// A folder or file of the host to share.

@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use micabox_share::Transport;
 use micabox_vmm::{
-    Acceleration, Backend, BackendChoice, Begin, Machine, MachineConfig, NetworkInterface, Share,
-    Snapshot,
+    Acceleration, Backend, Begin, Machine, MachineConfig, NetworkInterface, Share, Snapshot,
 };
 use tracing::info;
 
@@ -35,12 +34,7 @@ pub(super) struct Started {
 
 impl MachineJob {
     pub(super) fn backend(&self) -> Result<Box<dyn Backend>, Error> {
-        let choice = if self.is_kvm {
-            BackendChoice::Kvm
-        } else {
-            BackendChoice::Qemu
-        };
-        Ok(micabox_vmm::expect(choice)?)
+        Ok(micabox_vmm::expect(self.backend)?)
     }
 
     /// Makes the machine's network link, if it has one.
@@ -119,6 +113,7 @@ impl MachineJob {
             shares,
             cmdline_extra: self.cmdline,
             lifeline,
+            max_processes: self.max_processes,
         })?);
         let (backend_name, pid) = (backend.name(), machine.pid());
         info!(backend = backend_name, pid, is_restored, "the machine runs");
@@ -127,7 +122,7 @@ impl MachineJob {
             is_restored,
             lacks_list,
             timeout: match backend.acceleration() {
-                Acceleration::Kvm => BOOT_TIMEOUT,
+                Acceleration::Kvm | Acceleration::Native => BOOT_TIMEOUT,
                 Acceleration::Emulated { .. } => EMULATED_BOOT_TIMEOUT,
             },
         })

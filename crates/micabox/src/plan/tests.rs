@@ -13,6 +13,7 @@ const ONE: Limits = Limits {
     snapshots: false,
     frame_header: false,
     vhost_user: false,
+    own_kernel: true,
 };
 
 const MANY: Limits = Limits {

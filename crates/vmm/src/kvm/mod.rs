@@ -29,7 +29,7 @@ mod worker_spec;
 use std::ops::Range;
 
 use micabox_jail::{
-    self as jail, CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID, Claim, Quota, arguments,
+    self as jail, CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID, Claim, MAX_FILES, Quota, arguments,
 };
 
 use crate::backend::{Acceleration, Backend, FilesPerRegion, Limits, Machine};
@@ -150,6 +150,7 @@ impl Backend for Kvm {
             snapshots: true,
             frame_header: true,
             vhost_user: false,
+            own_kernel: true,
         }
     }
 
@@ -189,6 +190,7 @@ impl Backend for Kvm {
             file_size: config
                 .largest_written_file()
                 .max(config.ram().saturating_add(DELTA_HEAD)),
+            descriptors: MAX_FILES,
             saves: config.ram(),
             base,
             monitored: false,
@@ -202,6 +204,7 @@ impl Backend for Kvm {
                 tasks: u64::from(config.cpus) + config.disks.len() as u64 + OWN_TASKS,
             },
             cpus: config.cpus,
+            is_frozen_to_pause: false,
             require_limits: config.require_limits,
             claim,
             attached: Some(Box::new((vsock, config.servers()))),

@@ -18,7 +18,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use micabox_jail::{
-    Cgroup, Child, Claim, Confinement, MAX_FILES, ProcessorTime, Program, Quota, Tail,
+    Cgroup, Child, Claim, Confinement, Freezer, ProcessorTime, Program, Quota, Tail,
 };
 use rustix::process::{Signal, pidfd_send_signal};
 
@@ -54,6 +54,8 @@ pub(crate) struct Launch {
     pub(crate) address_space: u64,
     /// Maximum length in bytes of a file that the process writes to; 0 if it writes none.
     pub(crate) file_size: u64,
+    /// Maximum number of descriptors.
+    pub(crate) descriptors: u64,
     /// The capabilities that root keeps.
     pub(crate) capabilities: &'static [libc::c_ulong],
     /// Bytes of the machine's RAM; 0 if the process takes no requests to save it.
@@ -68,6 +70,8 @@ pub(crate) struct Launch {
     pub(crate) quota: Quota,
     /// The machine's virtual processors.
     pub(crate) cpus: u8,
+    /// Whether the machine is paused by freezing all processes of its control group.
+    pub(crate) is_frozen_to_pause: bool,
     /// Whether the control group is required.
     pub(crate) require_limits: bool,
     /// The user that the process becomes.
@@ -140,6 +144,8 @@ pub(crate) struct Process {
     cpus: u8,
     /// The limit of its control group, or why there is none.
     processor_time: Result<ProcessorTime, String>,
+    /// What freezes its control group, or why nothing can, if that is how it is paused.
+    freezer: Option<Result<Freezer, String>>,
     /// Whether the monitor reported that the host's disk is full, if there is a monitor.
     is_full: Arc<AtomicBool>,
     fate: Arc<Fate>,
@@ -185,7 +191,12 @@ impl Process {
         let control = Control::new(control, launch.saves);
         let files = launch.files;
         let attached = (launch.attached, launch.claim);
-        let (cgroup, processor_time) = match Cgroup::create(&launch.quota) {
+        let group = if launch.is_frozen_to_pause && !launch.require_limits {
+            Cgroup::create_available(&launch.quota)
+        } else {
+            Cgroup::create(&launch.quota)
+        };
+        let (cgroup, processor_time) = match group {
             Ok(group) => {
                 let processor_time = group.processor_time();
                 (Some(group), processor_time)
@@ -194,6 +205,10 @@ impl Process {
             // `mica doctor` shows the reason.
             Err(why) => (None, Err(why)),
         };
+        let freezer = launch.is_frozen_to_pause.then(|| match &cgroup {
+            Some(group) => group.freezer(),
+            None => Err("it has no control group".to_owned()),
+        });
         let missing = cgroup.as_ref().map_or(&[][..], Cgroup::missing);
         if launch.require_limits && !missing.is_empty() {
             let why = format!("no controller for {}", missing.join(", "));
@@ -209,7 +224,7 @@ impl Process {
                 .collect(),
             address_space: launch.address_space,
             file_size: launch.file_size,
-            descriptors: MAX_FILES,
+            descriptors: launch.descriptors,
             processor_seconds: None,
             capabilities: launch.capabilities,
         };
@@ -296,6 +311,7 @@ impl Process {
             base: launch.base,
             cpus: launch.cpus,
             processor_time,
+            freezer,
             is_full,
             fate,
             watcher: Some(watcher),
@@ -358,6 +374,9 @@ impl Machine for Process {
             return self.control.pause(meanwhile);
         }
         let _one_at_a_time = self.control.lock();
+        if let Some(freezer) = &self.freezer {
+            return stopped::freeze(freezer, meanwhile).map_err(Error::Pause);
+        }
         let stopped = Stopped::new(&self.handle, self.pid)
             .map_err(|error| Error::Pause(error.to_string()))?;
         meanwhile();
@@ -445,6 +464,8 @@ mod tests {
             files: Vec::new(),
             address_space: 4 << 30,
             file_size: 0,
+            descriptors: micabox_jail::MAX_FILES,
+            is_frozen_to_pause: false,
             capabilities: &[CAP_DAC_READ_SEARCH],
             saves: 0,
             base: None,

@@ -1,12 +1,25 @@
 //! Stops a process (`SIGSTOP`): this pauses a machine whose process takes no requests and is the
-//! only one that writes to its disks.
+//! only one that writes to its disks. A machine of several processes is frozen.
 
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+use micabox_jail::Freezer;
 use rustix::process::{Signal, pidfd_send_signal};
+
+/// Freezes the processes of a control group, runs `meanwhile`, and lets them run again. Without a freezer
+/// there is a reason for it.
+pub(super) fn freeze(
+    freezer: &Result<Freezer, String>,
+    meanwhile: &mut dyn FnMut(),
+) -> Result<(), String> {
+    let freezer = freezer.as_ref().map_err(String::clone)?;
+    freezer.freeze().map_err(|error| error.to_string())?;
+    meanwhile();
+    freezer.thaw().map_err(|error| error.to_string())
+}
 
 /// How long the process may take to stop: a thread may be in the middle of a write.
 const PATIENCE: Duration = Duration::from_secs(60);

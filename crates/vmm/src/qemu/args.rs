@@ -207,6 +207,7 @@ mod tests {
             shares: Vec::new(),
             cmdline_extra: vec!["mica.x=1".into()],
             lifeline: None,
+            max_processes: None,
         }
     }
 

@@ -163,6 +163,7 @@ mod tests {
             shares: Vec::new(),
             cmdline_extra: Vec::new(),
             lifeline: None,
+            max_processes: None,
         };
         let files = Files::of(&config).unwrap();
         assert_eq!((files.regions.len(), files.paths.len()), (2, 3));

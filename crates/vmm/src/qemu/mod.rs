@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use micabox_jail::{
-    CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID, CAP_SYS_ADMIN, Claim, Quota, arguments,
+    CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID, CAP_SYS_ADMIN, Claim, MAX_FILES, Quota, arguments,
 };
 
 use crate::backend::{Acceleration, Backend, FilesPerRegion, Limits, Machine};
@@ -117,13 +117,14 @@ impl Backend for Qemu {
             // receives.
             frame_header: false,
             vhost_user: true,
+            own_kernel: true,
         }
     }
 
     fn start(&self, config: &MachineConfig) -> Result<Box<dyn Machine>, Error> {
         config.check()?;
         let processor = match (&self.acceleration, &self.counter) {
-            (Acceleration::Kvm, _) => args::Processor::Host,
+            (Acceleration::Kvm | Acceleration::Native, _) => args::Processor::Host,
             (Acceleration::Emulated { .. }, counter) => args::Processor::Emulated {
                 tsc_khz: counter.and_then(|counter| counter.frequency_khz()),
             },
@@ -162,6 +163,7 @@ impl Backend for Qemu {
             file_size: largest_file(config),
             // To change to another user, in a root of its own.
             capabilities: &[CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID, CAP_SYS_ADMIN],
+            descriptors: MAX_FILES,
             saves: 0,
             base: None,
             monitored: true,
@@ -172,6 +174,7 @@ impl Backend for Qemu {
                 tasks: u64::from(config.cpus) + OWN_TASKS,
             },
             cpus: config.cpus,
+            is_frozen_to_pause: false,
             require_limits: config.require_limits,
             claim,
             attached: Some(Box::new(config.servers())),

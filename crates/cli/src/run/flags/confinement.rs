@@ -1,9 +1,10 @@
 //! The flags that limit commands, with Docker's syntax: `--ulimit`, `--cap-add`, `--cap-drop`,
 //! `--group-add`, `--pids-limit`, `--cpus`.
 
-use micabox::{Confinement, Ulimit, capability_set, ulimit_number};
+use micabox::{Confinement, DOCKERS_CAPABILITIES, Ulimit, capability_set, ulimit_number};
 
 use super::Args;
+use super::machine::Backend;
 
 /// A value of `--cpus`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,9 +32,20 @@ impl Args {
         }
     }
 
-    /// Returns the capabilities that root keeps; None for all. They combine as in Docker.
+    /// Returns the capabilities that root keeps; None for what commands of the backend have otherwise. They
+    /// combine as in Docker.
     fn capabilities(&self) -> Option<u64> {
         let all = capability_set("ALL").unwrap_or_default();
+        let has_own_kernel = self.machine.backend != Backend::Host;
+        if !has_own_kernel && self.cap_add.is_empty() && self.cap_drop.is_empty() {
+            return None;
+        }
+        // What the agent gives a command if nothing else is said.
+        let default = if has_own_kernel {
+            all
+        } else {
+            DOCKERS_CAPABILITIES
+        };
         let union = |sets: &[u64]| {
             let named = sets.iter().filter(|set| **set != all);
             (sets.contains(&all), named.fold(0, |sum, set| sum | set))
@@ -43,9 +55,9 @@ impl Args {
         let kept = match (adds_all, drops_all) {
             (true, _) => all & !dropped,
             (false, true) => added,
-            (false, false) => all & !dropped | added,
+            (false, false) => default & !dropped | added,
         };
-        (kept != all).then_some(kept)
+        (kept != all || !has_own_kernel).then_some(kept)
     }
 }
 
@@ -127,6 +139,18 @@ mod tests {
         let flags = ["--cap-add", "ALL", "--cap-drop", "CHOWN"];
         assert_eq!(kept(&flags), Some(all & !chown));
         parse(&["--cap-add", "FLY", "box"]).unwrap_err();
+        // On the host's kernel they begin with Docker's.
+        let on_host = |flags: &[&str]| kept(&[&["--backend", "host"], flags].concat());
+        assert_eq!(on_host(&[]), None);
+        assert_eq!(
+            on_host(&["--cap-drop", "CHOWN"]),
+            Some(DOCKERS_CAPABILITIES & !chown)
+        );
+        assert_eq!(
+            on_host(&["--cap-add", "SYS_ADMIN"]),
+            Some(DOCKERS_CAPABILITIES | admin)
+        );
+        assert_eq!(on_host(&["--cap-add", "ALL"]), Some(all));
     }
 
     #[test]

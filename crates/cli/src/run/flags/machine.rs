@@ -5,6 +5,8 @@
     reason = "their documentation is text for --help"
 )]
 
+use std::sync::Arc;
+
 use clap::ValueEnum;
 use micabox::builder::Boots;
 use micabox::{BackendChoice, Builder, Trim, TrimError};
@@ -15,7 +17,7 @@ use micabox_transfer::{PullOptions, PullPolicy, pull_blocking};
 use super::confinement::{Cpus, cpus};
 use super::mebibytes;
 use crate::failure::Failure;
-use crate::{bars, settings};
+use crate::{bars, output, settings};
 
 /// What a machine is made of, except its image.
 #[derive(Debug, clap::Args)]
@@ -70,9 +72,13 @@ pub struct MachineArgs {
     #[arg(long, value_name = "WHAT", value_delimiter = ',', value_parser = trim)]
     pub trim: Vec<Trim>,
 
-    /// What runs the machine: our own monitor on KVM, or QEMU
+    /// What runs the machine: our own monitor on KVM, QEMU, or no machine but this one's kernel
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub backend: Backend,
+
+    /// Show no progress, and no line about a kernel that is shared (`--backend host`)
+    #[arg(short, long)]
+    pub quiet: bool,
 }
 
 impl MachineArgs {
@@ -94,7 +100,11 @@ impl MachineArgs {
         let reference: Reference = name
             .parse()
             .map_err(|error| Failure::of(&error).context("reading the image's name"))?;
-        let progress = bars::watch(&reference.familiar());
+        let progress = if self.quiet {
+            Arc::new(micabox_image::progress::Silent) as _
+        } else {
+            bars::watch(&reference.familiar())
+        };
         Ok(pull_blocking(store, &reference, &options, progress)?)
     }
 
@@ -103,6 +113,15 @@ impl MachineArgs {
         let mut all = self.trim.iter().cloned();
         all.try_fold(Trim::default(), Trim::and)
             .map_err(|error| Failure::of(&error))
+    }
+
+    /// Says that a sandbox shares this machine's kernel, if it does.
+    pub fn say_what_is_shared(&self) {
+        if self.backend == Backend::Host && !self.quiet {
+            output::write_stderr(
+                "mica: this sandbox is no machine: it shares this machine's kernel (--backend host)\n",
+            );
+        }
     }
 
     /// Takes the settings of the machine, except its network.
@@ -168,7 +187,7 @@ pub enum Root {
 }
 
 /// `--backend`.
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Backend {
     /// Ours where KVM works, QEMU elsewhere.
     Auto,
@@ -176,6 +195,8 @@ pub enum Backend {
     Kvm,
     /// QEMU, which emulates where KVM does not work.
     Qemu,
+    /// No machine: a container on this machine's own kernel. Never chosen by itself.
+    Host,
 }
 
 impl From<Pull> for PullPolicy {
@@ -194,6 +215,7 @@ impl From<Backend> for BackendChoice {
             Backend::Auto => Self::Auto,
             Backend::Kvm => Self::Kvm,
             Backend::Qemu => Self::Qemu,
+            Backend::Host => Self::Host,
         }
     }
 }

@@ -1,0 +1,83 @@
+//! The users of a container: a range of the host's that own nothing there.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+
+use rustix::process::Pid;
+
+/// Number of users and groups of a container: 0 to 65,535.
+pub const USERS: u32 = 1 << 16;
+
+/// The first range, above the users of jailed workers, and the number of ranges up to the largest
+/// user that every program takes for one.
+const FIRST: u32 = 0x7001_0000;
+const RANGES: u32 = 0xfff;
+
+/// A range of users that no other container on this host has while this lives, as long as their
+/// keepers share a network namespace. It is claimed as the user of a worker is.
+#[derive(Debug)]
+pub struct Users {
+    first: u32,
+    _taken: UnixDatagram,
+}
+
+impl Users {
+    /// Claims a range.
+    ///
+    /// # Errors
+    /// If all are taken.
+    pub fn claim() -> io::Result<Self> {
+        let begin = std::process::id();
+        for number in 0..RANGES {
+            let first = FIRST + begin.wrapping_add(number) % RANGES * USERS;
+            let name = SocketAddr::from_abstract_name(format!("micabox-users-{first}"))?;
+            match UnixDatagram::bind_addr(&name) {
+                Ok(taken) => {
+                    return Ok(Self {
+                        first,
+                        _taken: taken,
+                    });
+                }
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(io::Error::other("all users for containers are taken"))
+    }
+
+    /// The first user's number, which is also the first group's.
+    pub fn first(&self) -> u32 {
+        self.first
+    }
+}
+
+/// Maps the users and groups of a process's namespace.
+pub(super) fn map(pid: Pid, first: u32) -> io::Result<()> {
+    let map = format!("0 {first} {USERS}");
+    for name in ["gid_map", "uid_map"] {
+        fs::write(format!("/proc/{}/{name}", pid.as_raw_nonzero()), &map)?;
+    }
+    Ok(())
+}
+
+/// Opens a process's user namespace.
+pub(super) fn namespace(pid: Pid) -> io::Result<OwnedFd> {
+    Ok(File::open(format!("/proc/{}/ns/user", pid.as_raw_nonzero()))?.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_two_containers_have_a_user_in_common() {
+        let claims: Vec<_> = (0..20).map(|_| Users::claim().unwrap()).collect();
+        let mut users: Vec<u32> = claims.iter().map(Users::first).collect();
+        users.sort_unstable();
+        assert!(users.windows(2).all(|pair| pair[1] - pair[0] >= USERS));
+        assert!(users[0] >= FIRST && users[19] < 1 << 31);
+    }
+}

@@ -1,0 +1,334 @@
+//! Runs sandboxes as containers: on this machine's own kernel.
+//!
+//! A machine of this backend is a tree of processes in namespaces of their own
+//! ([`micabox_jail::container`]), whose first one is the guest's agent, taken out of the initrd that a
+//! machine would boot. The agent's channel is a socketpair in place of a port. Read-only disks are mounted
+//! by the host's kernel from their files and handed to the agent as mounts; a network interface is a TAP
+//! device whose frames the keeper passes on ([`relay`]).
+//!
+//! The kernel is shared, so the boundary is the system calls that it offers. This backend is never chosen
+//! unless it is named.
+
+mod agent;
+mod relay;
+mod worker;
+
+use std::io::{Seek, Write};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+
+use micabox_jail::{
+    CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID, CAP_SYS_ADMIN, Quota, plain_arguments, program,
+};
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::mount::{FsOpenFlags, fsopen};
+use serde::{Deserialize, Serialize};
+
+use crate::backend::{Acceleration, Backend, FilesPerRegion, Limits, Machine};
+use crate::process::{Channels, Launch, Process, SharedDescriptor};
+use crate::{Begin, Disk, Error, Exit, FileRef, MachineConfig};
+
+pub use worker::HOST_WORKER;
+
+/// The backend's name in errors.
+const NAME: &str = "the host backend";
+
+/// Most disks of a machine: the agent gets a descriptor for each.
+const MAX_DISKS: usize = 64;
+
+/// Bytes of memory beyond what the sandbox is given: the keeper's and the agent's.
+const OWN_MEMORY: u64 = 16 << 20;
+
+/// Tasks beside those of commands: the keeper, the agent and the reaper; and some spare.
+const OWN_TASKS: u64 = 8;
+
+/// Processes and threads of a sandbox, for each MiB of its memory: a machine's kernel by default allows
+/// about as many.
+const TASKS_PER_MIB: u64 = 8;
+
+/// The kernel's largest limit of a group (`PID_MAX_LIMIT` of include/linux/threads.h).
+const MOST_TASKS: u64 = 4 << 20;
+
+/// Most descriptors that a command may have, as in Docker.
+const DESCRIPTORS: u64 = 524_288;
+
+/// The capability to kill the container, which is the keeper's child and another user's.
+const CAP_KILL: libc::c_ulong = 5;
+
+/// Containers on this machine's kernel.
+#[derive(Clone, Debug)]
+pub struct Host {
+    acceleration: Acceleration,
+}
+
+/// A container for a worker to start.
+#[derive(Debug, Serialize, Deserialize)]
+struct Spec {
+    agent: RawFd,
+    initrd: FileRef,
+    disks: Vec<Disk<FileRef>>,
+    network: Option<Link>,
+}
+
+/// A network interface.
+#[derive(Debug, Serialize, Deserialize)]
+struct Link {
+    descriptor: RawFd,
+    address: [u8; 6],
+    mtu: u16,
+}
+
+impl Host {
+    /// Checks that this process may start containers.
+    ///
+    /// # Errors
+    /// Why not, with a remedy where there is one.
+    pub fn probe() -> Result<Self, String> {
+        if !rustix::process::geteuid().is_root() {
+            return Err("it takes root, which mounts the image and maps users".to_owned());
+        }
+        let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+        if map.split_whitespace().ne(["0", "0", "4294967295"]) {
+            return Err("it takes this machine's root, not a user namespace's".to_owned());
+        }
+        for filesystem in ["erofs", "overlay"] {
+            // The kernel loads the module if there is one.
+            if fsopen(filesystem, FsOpenFlags::FSOPEN_CLOEXEC).is_err() {
+                return Err(format!("this kernel has no {filesystem}"));
+            }
+        }
+        program(worker::KIND).map_err(|error| error.to_string())?;
+        Ok(Self {
+            acceleration: Acceleration::Native,
+        })
+    }
+}
+
+impl Backend for Host {
+    fn name(&self) -> &'static str {
+        "host"
+    }
+
+    fn acceleration(&self) -> &Acceleration {
+        &self.acceleration
+    }
+
+    fn describe(&self) -> String {
+        "containers on this machine's own kernel".to_owned()
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            files_per_region: FilesPerRegion::One,
+            max_devices: MAX_DISKS,
+            cheap_regions: 0,
+            public_regions: false,
+            snapshots: false,
+            frame_header: true,
+            vhost_user: false,
+            own_kernel: false,
+        }
+    }
+
+    fn start(&self, config: &MachineConfig) -> Result<Box<dyn Machine>, Error> {
+        config.check()?;
+        check(config)?;
+        if config.max_processes.is_some() {
+            let group = micabox_jail::Place::find();
+            if !group.is_ok_and(|group| group.controllers.contains(&"pids")) {
+                let why =
+                    "it takes a control group with the controller `pids` (`mica doctor`)".into();
+                return Err(Error::NoLimits { why });
+            }
+        }
+        let channels = Channels::new()?;
+        let (description, files) = describe(config, channels.descriptors().agent)?;
+        let launch = Launch {
+            program: program(worker::KIND).map_err(|source| Error::Spawn {
+                path: "mica".into(),
+                source,
+            })?,
+            name: Some(config.name.clone()),
+            arguments: plain_arguments(worker::KIND, description).into(),
+            files,
+            address_space: u64::MAX,
+            file_size: u64::MAX,
+            descriptors: DESCRIPTORS,
+            // To mount, to map users, and to end what runs as one of them.
+            capabilities: &[
+                CAP_DAC_READ_SEARCH,
+                CAP_KILL,
+                CAP_SETGID,
+                CAP_SETUID,
+                CAP_SYS_ADMIN,
+            ],
+            saves: 0,
+            base: None,
+            monitored: false,
+            failure: |code, message| Exit::Failed { code, message },
+            quota: Quota {
+                memory: config.memory().saturating_add(OWN_MEMORY),
+                processor_time: config
+                    .cpu_quota
+                    .map_or(u64::from(config.cpus) * 1000, u64::from),
+                tasks: config
+                    .max_processes
+                    .unwrap_or(u64::from(config.memory_mib) * TASKS_PER_MIB)
+                    .saturating_add(OWN_TASKS)
+                    .min(MOST_TASKS),
+            },
+            cpus: config.cpus,
+            is_frozen_to_pause: true,
+            require_limits: config.require_limits,
+            claim: None,
+            attached: None,
+        };
+        Ok(Box::new(Process::start(launch, channels)?))
+    }
+}
+
+/// Refuses what needs a kernel of the sandbox's own.
+fn check(config: &MachineConfig) -> Result<(), Error> {
+    let has_writable = config.disks.iter().any(|disk| !disk.read_only);
+    let limits_disks = config.disk_rate != crate::DiskRate::default();
+    let lacking = [
+        (
+            !config.pmem.is_empty(),
+            "has no persistent memory (--transport pmem)",
+        ),
+        (
+            has_writable,
+            "has no disks to write to: the host's kernel would mount a filesystem that the sandbox can \
+             damage. Changes are in memory, without volumes and `--upper disk`",
+        ),
+        (limits_disks, "has no disks whose rate could be limited"),
+        (config.vsock.is_some(), "has no vsock"),
+        (!config.shares.is_empty(), "shares no folders (-v)"),
+        (
+            config.nested_virtualization,
+            "has no processors that could be virtualised (--nested-virtualization)",
+        ),
+        (
+            matches!(config.begin, Begin::Restore(_)),
+            "can't restore a machine",
+        ),
+    ];
+    match lacking.into_iter().find(|(is_wanted, _)| *is_wanted) {
+        Some((_, what)) => Err(Error::Unsupported {
+            backend: NAME,
+            what: what.to_owned(),
+        }),
+        None => Ok(()),
+    }
+}
+
+/// Describes the container to its worker. Returns the description's descriptor, and all that the worker
+/// inherits.
+fn describe(config: &MachineConfig, agent: RawFd) -> Result<(RawFd, Vec<SharedDescriptor>), Error> {
+    let system = |source| Error::System {
+        what: "describing the container to its worker",
+        source,
+    };
+    let mut files: Vec<SharedDescriptor> = Vec::new();
+    let mut add = |file: &crate::MachineFile| {
+        files.push(Arc::clone(file.file()) as _);
+        Ok::<_, std::convert::Infallible>(file.describe(file.number()))
+    };
+    let Begin::Boot { initrd, .. } = &config.begin else {
+        return Err(Error::NoSnapshots { backend: NAME });
+    };
+    let Ok(initrd) = add(initrd);
+    let disks = config.disks.iter().cloned();
+    let Ok(disks) = disks
+        .map(|disk| disk.try_map(|file| add(&file)))
+        .collect::<Result<_, _>>();
+    let network = config.network.as_ref().map(|interface| {
+        files.push(Arc::clone(&interface.link) as _);
+        Link {
+            descriptor: interface.link.as_raw_fd(),
+            address: interface.address,
+            mtu: interface.mtu,
+        }
+    });
+    files.extend(config.lifeline.clone().map(|file| file as _));
+    let spec = Spec {
+        agent,
+        initrd,
+        disks,
+        network,
+    };
+    let description = memfd_create("container", MemfdFlags::CLOEXEC);
+    let mut description = std::fs::File::from(description.map_err(|error| system(error.into()))?);
+    let text = serde_json::to_vec(&spec).map_err(|error| system(error.into()))?;
+    description.write_all(&text).map_err(system)?;
+    description.rewind().map_err(system)?;
+    let number = description.as_raw_fd();
+    files.push(Arc::new(OwnedFd::from(description)));
+    Ok((number, files))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DiskRate, MachineFile};
+
+    #[test]
+    fn what_needs_a_kernel_of_its_own_is_refused() {
+        let file = || {
+            let file = tempfile::tempfile().unwrap();
+            MachineFile::new(file, "/store/file").unwrap()
+        };
+        let good = MachineConfig {
+            name: "test".into(),
+            begin: Begin::Boot {
+                kernel: file(),
+                initrd: file(),
+            },
+            memory_mib: 256,
+            cpus: 1,
+            cpu_quota: None,
+            nested_virtualization: false,
+            require_limits: false,
+            pmem: Vec::new(),
+            disk_rate: DiskRate::default(),
+            disks: Vec::new(),
+            network: None,
+            vsock: None,
+            shares: Vec::new(),
+            cmdline_extra: Vec::new(),
+            lifeline: None,
+            max_processes: None,
+        };
+        check(&good).unwrap();
+        for (spoil, word) in [
+            (
+                (|config| config.nested_virtualization = true) as fn(&mut MachineConfig),
+                "virtualised",
+            ),
+            (
+                |config| config.vsock = Some(crate::Sockets::Nowhere),
+                "vsock",
+            ),
+            (|config| config.disk_rate.read = Some(1), "rate"),
+            (
+                |config| config.pmem = vec![crate::PmemRegion { files: Vec::new() }],
+                "pmem",
+            ),
+            (
+                |config| {
+                    config.disks = vec![Disk {
+                        files: Vec::new(),
+                        read_only: false,
+                        serial: "upper".into(),
+                    }];
+                },
+                "--upper disk",
+            ),
+        ] {
+            let mut config = good.clone();
+            spoil(&mut config);
+            let error = check(&config).unwrap_err().to_string();
+            assert!(error.starts_with(NAME) && error.contains(word), "{error}");
+        }
+    }
+}
