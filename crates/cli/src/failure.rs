@@ -251,6 +251,17 @@ fn hint(error: &micabox::Error) -> Option<&'static str> {
         E::NothingRuns(_) => "add a COMMAND: `mica run --from NAME COMMAND`",
         E::HasMemory(_) => "make a snapshot of the disk alone, without --memory",
         E::NoSuchSnapshot(_) => "`mica snapshot ls` lists all snapshots",
+        E::NoSuchTree(_) => {
+            "`mica images`, `mica ps -a` and `mica snapshot ls` list what there is; `mica pull` gets images"
+        }
+        E::Mount(micabox_mount::Error::NoHelper(_)) => {
+            "install fuse3, or give a command, which alone sees the tree: `mica mount ... -- COMMAND`"
+        }
+        E::MountedAlready(_) => "`mica umount` unmounts it",
+        E::MountedFolder(_) => "look there, or mount the image",
+        E::MountedReadOnly(_) => "`mica mount --rw` mounts one that can be changed",
+        E::NotByKernel { .. } => "omit `--with kernel`: a process of mica's then serves it",
+        E::NotMounted(_) => "`mica mount` lists what is; `umount` unmounts what is not mica's",
         E::NoSuchVolume(_) => "`mica volume ls` lists all volumes",
         E::VolumeExists(_) => "choose another name, or remove that one with `mica volume rm`",
         E::VolumeInUse { .. } => {

@@ -181,7 +181,7 @@ fn words(line: &str) -> Vec<OsString> {
 }
 
 /// Every command, and how the text must be shown; empty if none of it is shown.
-const COMMANDS: [(&str, &str); 92] = [
+const COMMANDS: [(&str, &str); 96] = [
     ("ext4 ls disk", SEEN),
     ("ext4 ls disk", BYTES),
     ("ext4 ls -l disk", SEEN),
@@ -199,6 +199,10 @@ const COMMANDS: [(&str, &str); 92] = [
     ("ext4 mkfs % --size x@", USAGE),
     ("ext4 import disk %", LINE),
     ("ext4 export disk -", "terminal"),
+    ("mount", "MOUNTPOINT"),
+    ("mount @ .", LINE),
+    ("mount box %", LINE),
+    ("umount %", LINE),
     ("memfs %", LINE),
     ("memfs . --load %", LINE),
     ("images", "box"),

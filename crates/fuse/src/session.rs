@@ -13,7 +13,8 @@ use crate::ring;
 
 /// Answers requests, on several threads at once.
 pub trait Server: Sync {
-    /// Returns what to offer when the conversation begins.
+    /// Returns what to offer when the conversation begins; with [`flag::OVER_IO_URING`] if this process
+    /// may use that.
     fn offer(&self) -> Offer;
 
     /// Answers a request. Those to forget something have no answer: for them `answer` is None.
@@ -21,7 +22,7 @@ pub trait Server: Sync {
 }
 
 /// Answers requests until the filesystem is unmounted: on as many threads as there are channels, and where
-/// the kernel offers io_uring, on one for each processor, which then has nearly all requests.
+/// kernel and server offer io_uring, on one for each processor, which then has nearly all requests.
 ///
 /// # Errors
 /// The system's, of reading a request. The filesystem then answers no request any more once all
@@ -60,11 +61,11 @@ fn begin(channel: &Channel, server: &impl Server) -> Result<Option<Vec<FuseRing>
     }
     let mut offer = server.offer();
     let mut rings = Vec::new();
-    if known(request.body) & flag::OVER_IO_URING != 0 {
+    if known(request.body) & offer.flags & flag::OVER_IO_URING != 0 {
         rings = ring::all();
     }
-    if !rings.is_empty() {
-        offer.flags |= flag::OVER_IO_URING;
+    if rings.is_empty() {
+        offer.flags &= !flag::OVER_IO_URING;
     }
     let reply = offer.answer(request.body).map(|(reply, _)| reply);
     Answer::new(channel, request.unique).reply(reply);

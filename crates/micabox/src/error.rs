@@ -342,6 +342,48 @@ pub enum Error {
     /// The sandbox's owner refused a request.
     #[error("the sandbox's owner refuses: {0}")]
     Refused(String),
+    /// Nothing that can be mounted has this name.
+    #[error("no such file, sandbox, snapshot or image: `{0}`")]
+    NoSuchTree(String),
+    /// A tree can't be mounted or unmounted.
+    #[error(transparent)]
+    Mount(#[from] micabox_mount::Error),
+    /// Another tree is mounted on the directory.
+    #[error("a tree is mounted on {} already", .0.display())]
+    MountedAlready(PathBuf),
+    /// The server of a mounted tree ended before the tree was there.
+    #[error("mounting `{tree}`: {problem}")]
+    NotServed {
+        /// What was to be mounted.
+        tree: String,
+        /// Why not.
+        problem: String,
+    },
+    /// The kernel is asked to serve what it can't.
+    #[error("the kernel can't serve `{tree}` itself: {problem}")]
+    NotByKernel {
+        /// What was to be mounted.
+        tree: String,
+        /// Why not.
+        problem: String,
+    },
+    /// The sandbox's changes are in a folder.
+    #[error("its changes are in the folder {}, over its image", .0.display())]
+    MountedFolder(PathBuf),
+    /// No tree of this store is mounted on a directory.
+    #[error("no tree is mounted on {} by mica", .0.display())]
+    NotMounted(PathBuf),
+    /// A mounted tree can't be changed.
+    #[error("the tree on {} is mounted read-only, so nothing in it has changed", .0.display())]
+    MountedReadOnly(PathBuf),
+    /// The changes in a mounted tree can't be listed or made into a layer.
+    #[error("the changes on {}: {problem}", place.display())]
+    MountedChanges {
+        /// The directory.
+        place: PathBuf,
+        /// Why not.
+        problem: String,
+    },
     /// A system call failed.
     #[error("{what}: {source}")]
     System {

@@ -36,6 +36,7 @@ mod image_files;
 pub mod jailed;
 mod log;
 mod mount;
+mod mounted;
 mod name;
 mod network;
 mod owner;
@@ -77,6 +78,9 @@ pub use history::{History, SandboxEvent};
 pub use jailed::{Notes, Unread};
 pub use log::{LogReader, LogRecord, LogStream};
 pub use mount::{BindSource, ImageSource, Mount, MountSource, Setup, VolumeSource};
+pub use mounted::{
+    MountOptions, MountRecord, MountedTree, Mounts, ServedBy, Tree, TreeKind, Unmounted,
+};
 pub use name::is_hostname;
 pub use network::{Network, UserNetwork};
 pub use patch::Patch;

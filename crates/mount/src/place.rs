@@ -5,14 +5,17 @@ mod helper;
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::thread::available_parallelism;
 
-use micabox_fuse::Channel;
 use rustix::fs::{Mode, OFlags, open, stat, syncfs};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
-use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use rustix::mount::{MountFlags, UnmountFlags, mount};
 use rustix::process::{getegid, geteuid};
 
 use crate::Error;
+
+/// Most threads that serve a filesystem.
+const THREADS: usize = 8;
 
 /// How to mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,12 +47,48 @@ impl Manner {
     }
 }
 
+/// What is mounted, as the system's table of mounts has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shown {
+    /// An empty filesystem in memory: `fuse.memfs`. It is as trusted as what its users put there.
+    Memory,
+    /// A tree that others made: `fuse.mica`. Its devices and set-id bits have no effect.
+    Tree {
+        /// Whether nothing in it can be changed.
+        is_read_only: bool,
+    },
+}
+
+impl Shown {
+    fn subtype(self) -> &'static str {
+        match self {
+            Self::Memory => "memfs",
+            Self::Tree { .. } => "mica",
+        }
+    }
+
+    fn flags(self) -> MountFlags {
+        match self {
+            Self::Memory => MountFlags::empty(),
+            Self::Tree { is_read_only } => {
+                let fixed = MountFlags::NOSUID | MountFlags::NODEV;
+                if is_read_only {
+                    fixed | MountFlags::RDONLY
+                } else {
+                    fixed
+                }
+            }
+        }
+    }
+}
+
 /// A mounted filesystem.
 #[derive(Debug)]
 pub struct Place {
     path: PathBuf,
     manner: Manner,
     device: OwnedFd,
+    is_for_one_user: bool,
 }
 
 impl Place {
@@ -57,7 +96,7 @@ impl Place {
     ///
     /// # Errors
     /// [`Error::Place`], [`Error::Device`], [`Error::Mount`], [`Error::Helper`], [`Error::Namespace`].
-    pub fn mount(path: &Path, manner: Manner) -> Result<Self, Error> {
+    pub fn mount(path: &Path, manner: Manner, shown: Shown) -> Result<Self, Error> {
         let refused = |source| Error::Place {
             path: path.to_owned(),
             source,
@@ -66,18 +105,26 @@ impl Place {
         if !path.is_dir() {
             return Err(refused(Errno::NOTDIR.into()));
         }
+        // A tree that only its user reaches, who has all of its files anyway, is theirs to look into and
+        // to change, whoever owns what in it.
+        let is_for_one_user = match (shown, manner) {
+            (Shown::Memory, _) | (_, Manner::Kernel) => false,
+            (_, Manner::Helper) => !helper::may_allow_others(),
+            (_, Manner::Namespace) => true,
+        };
         let device = match manner {
-            Manner::Helper => helper::mount(&path)?,
-            Manner::Kernel => mount_device(&path)?,
+            Manner::Helper => helper::mount(&path, shown, is_for_one_user)?,
+            Manner::Kernel => mount_device(&path, shown, is_for_one_user)?,
             Manner::Namespace => {
                 micabox_jail::enter_own_mounts().map_err(Error::Namespace)?;
-                mount_device(&path)?
+                mount_device(&path, shown, is_for_one_user)?
             }
         };
         Ok(Self {
             path,
             manner,
             device,
+            is_for_one_user,
         })
     }
 
@@ -87,13 +134,31 @@ impl Place {
         &self.path
     }
 
-    /// Returns one more channel to the kernel; the same once more where this user may not have another.
-    pub(crate) fn channel(&self) -> Result<Channel, Errno> {
-        let channel = match micabox_jail::clone_fuse_channel(self.device.as_fd()) {
-            Ok(channel) => channel,
-            Err(_) => fcntl_dupfd_cloexec(&self.device, 0)?,
+    /// Returns whether no other user can reach it, so that the kernel checks no permissions.
+    #[must_use]
+    pub fn is_for_one_user(&self) -> bool {
+        self.is_for_one_user
+    }
+
+    /// Returns how it was mounted.
+    #[must_use]
+    pub fn manner(&self) -> Manner {
+        self.manner
+    }
+
+    /// Returns channels to the kernel, one for each thread that is to serve the filesystem; the same more
+    /// than once where this user may not have another.
+    ///
+    /// # Errors
+    /// [`Error::Serving`].
+    pub fn channels(&self) -> Result<Vec<OwnedFd>, Error> {
+        let threads = available_parallelism().map_or(2, |count| count.get().clamp(2, THREADS));
+        let channel = || match micabox_jail::clone_fuse_channel(self.device.as_fd()) {
+            Ok(channel) => Ok(channel),
+            Err(_) => fcntl_dupfd_cloexec(&self.device, 0),
         };
-        Ok(Channel::new(channel))
+        let channels: Result<_, _> = (0..threads).map(|_| channel()).collect();
+        channels.map_err(Error::Serving)
     }
 
     /// Makes the kernel write what it has cached. It may be unmounted already, which wrote it.
@@ -107,36 +172,54 @@ impl Place {
     /// Unmounts, so that no path leads there. What is still open there works until this process ends.
     pub fn unmount(&self) {
         // It may be unmounted already, which is no error.
-        match self.manner {
-            Manner::Helper => helper::unmount(&self.path),
-            Manner::Kernel | Manner::Namespace => {
-                let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
-                let _ = unmount(&self.path, flags);
-            }
+        let _ = unmount(&self.path, self.manner, true);
+    }
+}
+
+/// Unmounts what is mounted on a directory, whose path has no links; with `is_forced`, also what is in
+/// use, so that no path leads there.
+///
+/// # Errors
+/// [`Errno::BUSY`] if it is in use, and the system's; of the helper, those that it exits for.
+pub fn unmount(path: &Path, manner: Manner, is_forced: bool) -> Result<(), Errno> {
+    match manner {
+        Manner::Helper => helper::unmount(path, is_forced),
+        Manner::Kernel | Manner::Namespace => {
+            let forced = if is_forced {
+                UnmountFlags::DETACH
+            } else {
+                UnmountFlags::empty()
+            };
+            rustix::mount::unmount(path, forced | UnmountFlags::NOFOLLOW)
         }
     }
 }
 
 /// Returns the options of a mount by the kernel, and of the helper's.
-fn options(path: &Path) -> Result<String, Error> {
+fn options(path: &Path, is_for_one_user: bool) -> Result<String, Error> {
     let stat = stat(path).map_err(|source| Error::Place {
         path: path.to_owned(),
         source: source.into(),
     })?;
-    Ok(format!("rootmode={:o},default_permissions", stat.st_mode))
+    let permissions = if is_for_one_user {
+        ""
+    } else {
+        ",default_permissions"
+    };
+    Ok(format!("rootmode={:o}{permissions}", stat.st_mode))
 }
 
-fn mount_device(path: &Path) -> Result<OwnedFd, Error> {
+fn mount_device(path: &Path, shown: Shown, is_for_one_user: bool) -> Result<OwnedFd, Error> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     let device = open("/dev/fuse", flags, Mode::empty()).map_err(Error::Device)?;
     let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
-    let options = options(path)?;
+    let options = options(path, is_for_one_user)?;
     let fd = device.as_raw_fd();
     let options = format!("fd={fd},user_id={uid},group_id={gid},allow_other,{options}");
     // No zero byte is in numbers and words.
     let options = CString::new(options).unwrap_or_default();
-    let flags = MountFlags::empty();
-    mount(c"mica", path, c"fuse.memfs", flags, &*options).map_err(|source| Error::Mount {
+    let kind = format!("fuse.{}", shown.subtype());
+    mount(c"mica", path, &*kind, shown.flags(), &*options).map_err(|source| Error::Mount {
         path: path.to_owned(),
         source,
     })?;

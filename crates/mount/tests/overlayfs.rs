@@ -8,7 +8,6 @@ mod overlay {
     pub mod mounts;
     pub mod tree;
 }
-mod lower;
 #[expect(dead_code, reason = "other tests use more of it")]
 mod support;
 
@@ -17,9 +16,8 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use lower::Known;
 use micabox_ext4::FileKind;
-use micabox_mount::{Cache, Filesystem, Layer, Limits};
+use micabox_mount::{Cache, Filesystem, Layer, Limits, below};
 use micabox_overlay::diff::{self, ChangeKind, Paths};
 use micabox_overlay::layer::write_layer;
 use micabox_overlay::lower::LowerKind;
@@ -39,7 +37,7 @@ const LIMITS: Limits = Limits {
 };
 
 fn mount(case: &Case) -> Memory {
-    let files = Filesystem::over(LIMITS, Arc::new(Known::new(case.lower()))).unwrap();
+    let files = Filesystem::over(LIMITS, below::overlaid(Arc::new(case.lower()))).unwrap();
     Memory::serve(files, Cache::Always)
 }
 

@@ -1,6 +1,7 @@
 //! Reads the lower layer: the files below a sandbox's changes.
 
 use std::fs::File;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use micabox_erofs::format::{self, FileType};
 use micabox_erofs::reader::Inode;
@@ -11,15 +12,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::words::WHITEOUT_DEVICE;
 
-/// A tree of files.
+/// A tree of files. Several threads may read it: an image side by side, an ext4 filesystem, whose
+/// reader keeps what it has read, one after the other.
 pub enum Lower {
     /// An image.
     Erofs(Reader<Concat<File>>),
     /// An ext4 filesystem.
-    Ext4(Box<Ext4<ReadOnly<File>>>),
+    Ext4(Box<Mutex<Disk>>),
     /// An empty tree.
     Nothing,
 }
+
+type Disk = Ext4<ReadOnly<File>>;
 
 /// A file of the tree.
 #[derive(Clone, Debug)]
@@ -33,14 +37,33 @@ pub struct Node {
     pub uid: u32,
     /// Group.
     pub gid: u32,
+    /// Last access.
+    pub atime: Timestamp,
     /// Last change of the contents.
     pub mtime: Timestamp,
+    /// Last change.
+    pub ctime: Timestamp,
+    /// Creation; as the last change of the contents in an image.
+    pub born: Timestamp,
     /// Major and minor number of a device.
     pub device: (u32, u32),
-    /// Size of a regular file in bytes.
+    /// Size in bytes, of a symbolic link that of its target.
     pub size: u64,
-    /// A number that all names of the file share, if it has more than one.
-    pub linked: Option<u64>,
+    /// Blocks of 512 bytes.
+    pub blocks: u64,
+    /// Number of names; for a directory on a disk, 1 means too many subdirectories to count.
+    pub links: u32,
+}
+
+/// An entry of a directory.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// Its name.
+    pub name: Box<[u8]>,
+    /// Its file's number.
+    pub number: u64,
+    /// Its file's kind, as the directory has it; none if the directory says nothing.
+    pub kind: Option<FileKind>,
 }
 
 #[derive(Clone, Debug)]
@@ -87,6 +110,11 @@ impl Node {
             At::Ext4(ino) => (*ino).into(),
         }
     }
+
+    /// Returns the number, which all names of the file share, if it has more than one.
+    pub fn linked(&self) -> Option<u64> {
+        (self.links > 1).then(|| self.number())
+    }
 }
 
 impl Lower {
@@ -105,7 +133,7 @@ impl Lower {
             LowerKind::Ext4 => {
                 let file = files.into_iter().next().ok_or(LowerError::NoFile)?;
                 let filesystem = Ext4::open_read_only(ReadOnly(file), Options::default())?;
-                Self::Ext4(Box::new(filesystem))
+                Self::Ext4(Box::new(Mutex::new(filesystem)))
             }
         })
     }
@@ -116,10 +144,10 @@ impl Lower {
     ///
     /// # Errors
     /// [`LowerError`].
-    pub fn root(&mut self) -> Result<Node> {
+    pub fn root(&self) -> Result<Node> {
         match self {
             Self::Erofs(reader) => erofs_node(reader.inode(reader.root())?),
-            Self::Ext4(filesystem) => ext4_node(filesystem, ROOT),
+            Self::Ext4(disk) => ext4_node(&mut lock(disk), ROOT),
             Self::Nothing => Err(LowerError::NoFile),
         }
     }
@@ -128,34 +156,63 @@ impl Lower {
     ///
     /// # Errors
     /// [`LowerError`].
-    pub fn lookup(&mut self, directory: &Node, name: &[u8]) -> Result<Option<Node>> {
+    pub fn lookup(&self, directory: &Node, name: &[u8]) -> Result<Option<Node>> {
         match (self, &directory.at) {
             (Self::Erofs(reader), At::Erofs(inode)) => match reader.lookup(inode, name)? {
                 Some(entry) => erofs_node(reader.inode(entry.nid)?).map(Some),
                 None => Ok(None),
             },
-            (Self::Ext4(filesystem), At::Ext4(ino)) => match filesystem.lookup(*ino, name) {
-                Ok(ino) => ext4_node(filesystem, ino).map(Some),
-                Err(error) if error.errno() == Errno::NotFound => Ok(None),
-                Err(error) => Err(error.into()),
-            },
+            (Self::Ext4(disk), At::Ext4(ino)) => {
+                let disk = &mut lock(disk);
+                match disk.lookup(*ino, name) {
+                    Ok(ino) => ext4_node(disk, ino).map(Some),
+                    Err(error) if error.errno() == Errno::NotFound => Ok(None),
+                    Err(error) => Err(error.into()),
+                }
+            }
             _ => Ok(None),
         }
     }
 
-    /// Returns the names in a directory, without `.` and `..`.
+    /// Returns the file with a number.
     ///
     /// # Errors
     /// [`LowerError`].
-    pub fn names(&mut self, directory: &Node) -> Result<Vec<Box<[u8]>>> {
+    pub fn node(&self, number: u64) -> Result<Node> {
+        match self {
+            Self::Erofs(reader) => erofs_node(reader.inode(number)?),
+            Self::Ext4(disk) => {
+                // No inode has a number beyond 32 bits, and none has the number 0.
+                let ino = Ino::try_from(number).unwrap_or_default();
+                ext4_node(&mut lock(disk), ino)
+            }
+            Self::Nothing => Err(LowerError::NoFile),
+        }
+    }
+
+    /// Returns a directory's entries, without `.` and `..`.
+    ///
+    /// # Errors
+    /// [`LowerError`].
+    pub fn entries(&self, directory: &Node) -> Result<Vec<Entry>> {
         Ok(match (self, &directory.at) {
             (Self::Erofs(reader), At::Erofs(inode)) => {
                 let entries = reader.read_dir(inode)?.into_iter();
-                entries.map(|entry| entry.name).collect()
+                let entry = entries.map(|entry| Entry {
+                    name: entry.name,
+                    number: entry.nid,
+                    kind: Some(kind(entry.kind)),
+                });
+                entry.collect()
             }
-            (Self::Ext4(filesystem), At::Ext4(ino)) => {
-                let entries = filesystem.read_dir(*ino)?.into_iter();
-                entries.map(|DirEntry { name, .. }| name).collect()
+            (Self::Ext4(disk), At::Ext4(ino)) => {
+                let entries = lock(disk).read_dir(*ino)?.into_iter();
+                let entry = entries.map(|DirEntry { name, ino, kind }| Entry {
+                    name,
+                    number: ino.into(),
+                    kind,
+                });
+                entry.collect()
             }
             _ => Vec::new(),
         })
@@ -165,10 +222,10 @@ impl Lower {
     ///
     /// # Errors
     /// [`LowerError`].
-    pub fn read(&mut self, file: &Node, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+    pub fn read(&self, file: &Node, offset: u64, buffer: &mut [u8]) -> Result<usize> {
         Ok(match (self, &file.at) {
             (Self::Erofs(reader), At::Erofs(inode)) => reader.read(inode, offset, buffer)?,
-            (Self::Ext4(filesystem), At::Ext4(ino)) => filesystem.read(*ino, offset, buffer)?,
+            (Self::Ext4(disk), At::Ext4(ino)) => lock(disk).read(*ino, offset, buffer)?,
             _ => 0,
         })
     }
@@ -177,7 +234,7 @@ impl Lower {
     ///
     /// # Errors
     /// [`LowerError`].
-    pub fn segments(&mut self, file: &Node) -> Result<Vec<Segment>> {
+    pub fn segments(&self, file: &Node) -> Result<Vec<Segment>> {
         Ok(match (self, &file.at) {
             (Self::Erofs(reader), At::Erofs(inode)) => {
                 let extents = reader.extents(inode)?.into_iter();
@@ -188,7 +245,7 @@ impl Lower {
                 });
                 segments.collect()
             }
-            (Self::Ext4(filesystem), At::Ext4(ino)) => filesystem.segments(*ino)?,
+            (Self::Ext4(disk), At::Ext4(ino)) => lock(disk).segments(*ino)?,
             _ => Vec::new(),
         })
     }
@@ -197,10 +254,10 @@ impl Lower {
     ///
     /// # Errors
     /// [`LowerError`].
-    pub fn read_link(&mut self, link: &Node) -> Result<Vec<u8>> {
+    pub fn read_link(&self, link: &Node) -> Result<Vec<u8>> {
         Ok(match (self, &link.at) {
             (Self::Erofs(reader), At::Erofs(inode)) => reader.read_link(inode)?.into_vec(),
-            (Self::Ext4(filesystem), At::Ext4(ino)) => filesystem.read_link(*ino)?,
+            (Self::Ext4(disk), At::Ext4(ino)) => lock(disk).read_link(*ino)?,
             _ => Vec::new(),
         })
     }
@@ -209,17 +266,18 @@ impl Lower {
     ///
     /// # Errors
     /// [`LowerError`].
-    pub fn xattrs(&mut self, node: &Node) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    pub fn xattrs(&self, node: &Node) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
         Ok(match (self, &node.at) {
             (Self::Erofs(reader), At::Erofs(inode)) => {
                 let xattrs = reader.xattrs(inode)?.into_iter();
                 let pair = xattrs.map(|xattr| (xattr.name.to_vec(), xattr.value.to_vec()));
                 pair.collect()
             }
-            (Self::Ext4(filesystem), At::Ext4(ino)) => {
-                let names = filesystem.xattr_names(*ino)?.into_iter();
+            (Self::Ext4(disk), At::Ext4(ino)) => {
+                let disk = &mut lock(disk);
+                let names = disk.xattr_names(*ino)?.into_iter();
                 let pair = names.map(|name| {
-                    let value = filesystem.xattr(*ino, &name)?;
+                    let value = disk.xattr(*ino, &name)?;
                     Ok::<_, LowerError>((name.into_vec(), value))
                 });
                 pair.collect::<Result<_>>()?
@@ -229,30 +287,44 @@ impl Lower {
     }
 }
 
+/// Locks a disk's reader.
+fn lock(disk: &Mutex<Disk>) -> MutexGuard<'_, Disk> {
+    disk.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn kind(kind: FileType) -> FileKind {
+    match kind {
+        FileType::Regular => FileKind::File,
+        FileType::Directory => FileKind::Directory,
+        FileType::CharDevice => FileKind::CharDevice,
+        FileType::BlockDevice => FileKind::BlockDevice,
+        FileType::Fifo => FileKind::Fifo,
+        FileType::Socket => FileKind::Socket,
+        FileType::Symlink => FileKind::Symlink,
+    }
+}
+
 fn erofs_node(inode: Inode) -> Result<Node> {
     Ok(Node {
-        kind: match inode.kind {
-            FileType::Regular => FileKind::File,
-            FileType::Directory => FileKind::Directory,
-            FileType::CharDevice => FileKind::CharDevice,
-            FileType::BlockDevice => FileKind::BlockDevice,
-            FileType::Fifo => FileKind::Fifo,
-            FileType::Socket => FileKind::Socket,
-            FileType::Symlink => FileKind::Symlink,
-        },
+        kind: kind(inode.kind),
         permissions: inode.mode,
         uid: inode.uid,
         gid: inode.gid,
+        // The only time that an image has, as the kernel shows it too.
+        atime: inode.mtime,
         mtime: inode.mtime,
+        ctime: inode.mtime,
+        born: inode.mtime,
         device: format::decode_device(inode.device),
         size: inode.size,
-        linked: (inode.nlink > 1).then_some(inode.nid),
+        blocks: inode.size.div_ceil(BLOCK_SIZE) * (BLOCK_SIZE / 512),
+        links: inode.nlink,
         at: At::Erofs(Box::new(inode)),
     })
 }
 
-fn ext4_node(filesystem: &mut Ext4<ReadOnly<File>>, ino: Ino) -> Result<Node> {
-    let stat = filesystem.stat(ino)?;
+fn ext4_node(disk: &mut Disk, ino: Ino) -> Result<Node> {
+    let stat = disk.stat(ino)?;
     Ok(Node {
         at: At::Ext4(ino),
         // Only an inode on a damaged disk has no kind; it is treated like a FIFO, without contents.
@@ -260,9 +332,13 @@ fn ext4_node(filesystem: &mut Ext4<ReadOnly<File>>, ino: Ino) -> Result<Node> {
         permissions: stat.mode & 0o7777,
         uid: stat.uid,
         gid: stat.gid,
+        atime: stat.atime,
         mtime: stat.mtime,
+        ctime: stat.ctime,
+        born: stat.crtime,
         device: stat.device,
         size: stat.size,
-        linked: (stat.links > 1).then_some(ino.into()),
+        blocks: stat.blocks,
+        links: stat.links,
     })
 }

@@ -1,6 +1,8 @@
 //! The merged view of both layers: looks up names and paths.
 
+use std::collections::BTreeMap;
 use std::fs::File;
+use std::sync::Arc;
 
 use micabox_ext4::device::ReadOnly;
 use micabox_ext4::{Ext4, FileKind, Ino, Options, Owner, Segment, Stat, Timestamp};
@@ -26,7 +28,7 @@ pub fn open(disk: File) -> Result<Disk, micabox_ext4::Error> {
 /// An upper layer over a lower one.
 pub struct View<U> {
     pub(crate) upper: U,
-    pub(crate) lower: Lower,
+    pub(crate) lower: Arc<Lower>,
 }
 
 /// A visible file.
@@ -161,7 +163,7 @@ impl Entry {
     pub fn linked(&self) -> Option<(bool, u64)> {
         match self {
             Self::Upper(stat) => (stat.links > 1).then_some((true, stat.ino.into())),
-            Self::Below(node) => node.linked.map(|number| (false, number)),
+            Self::Below(node) => node.linked().map(|number| (false, number)),
         }
     }
 }
@@ -208,8 +210,18 @@ impl Directory {
         self.upper.is_some()
     }
 
-    /// Returns an identifier that no other directory has.
-    pub(crate) fn identity(&self) -> (Option<Ino>, Option<u64>) {
+    /// Makes a directory of the lower layer alone.
+    pub fn below(node: Node) -> Self {
+        Self {
+            upper: None,
+            below: Some(node),
+            hidden: false,
+        }
+    }
+
+    /// Returns an identifier that no other directory has: its number in the upper layer, or else in the
+    /// lower one.
+    pub fn identity(&self) -> (Option<Ino>, Option<u64>) {
         let below = self.below.as_ref().map(Node::number);
         (self.upper, below.filter(|_| self.upper.is_none()))
     }
@@ -217,7 +229,8 @@ impl Directory {
 
 impl<U: Upper> View<U> {
     /// Combines the upper layer in `upper` with `lower`.
-    pub fn new(upper: U, lower: Lower) -> Self {
+    pub fn new(upper: U, lower: impl Into<Arc<Lower>>) -> Self {
+        let lower = lower.into();
         Self { upper, lower }
     }
 
@@ -232,6 +245,14 @@ impl<U: Upper> View<U> {
             below: Some(self.lower.root()?),
             hidden: false,
         })
+    }
+
+    /// Returns a file of the upper layer by its number there.
+    ///
+    /// # Errors
+    /// [`ViewError`].
+    pub fn upper_entry(&mut self, ino: Ino) -> Result<Entry> {
+        Ok(Entry::Upper(self.upper.attributes(ino)?))
     }
 
     /// Returns the attributes of a directory.
@@ -283,6 +304,42 @@ impl<U: Upper> View<U> {
             hidden: directory.hidden,
             opaque,
         })
+    }
+
+    /// Returns a directory's names with what both layers have there, in the order of their bytes:
+    /// those that are visible.
+    ///
+    /// # Errors
+    /// [`ViewError`].
+    pub fn list(&mut self, directory: &Directory) -> Result<Vec<(Box<[u8]>, Slot)>> {
+        let names = self.names(directory, !directory.hidden)?;
+        let mut seen = Vec::with_capacity(names.len());
+        for (name, upper) in names {
+            let slot = self.slot_of(directory, &name, upper)?;
+            if slot.seen().is_some() {
+                seen.push((name, slot));
+            }
+        }
+        Ok(seen)
+    }
+
+    /// Returns the names in a directory of the upper layer, with their inodes there, and, if
+    /// `below_too`, of the lower one.
+    pub(crate) fn names(
+        &mut self,
+        directory: &Directory,
+        below_too: bool,
+    ) -> Result<BTreeMap<Box<[u8]>, Option<Ino>>> {
+        let mut names = BTreeMap::new();
+        if let Some(below) = directory.below.as_ref().filter(|_| below_too) {
+            let below = self.lower.entries(below)?.into_iter();
+            names.extend(below.map(|entry| (entry.name, None)));
+        }
+        if let Some(ino) = directory.upper {
+            let entries = self.upper.entries(ino)?.into_iter();
+            names.extend(entries.map(|(name, ino)| (name, Some(ino))));
+        }
+        Ok(names)
     }
 
     /// Returns whether a directory of the upper layer is opaque.

@@ -1,6 +1,6 @@
 //! Walks both layers, name by name.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 
 use micabox_ext4::Ino;
 
@@ -109,16 +109,8 @@ impl Walk {
         view: &mut View<U>,
         directory: Directory,
     ) -> Result<Level, ViewError> {
-        let mut names = BTreeMap::new();
         let below_too = directory.hidden == (self.scope == Scope::Changes);
-        if let Some(below) = directory.below.as_ref().filter(|_| below_too) {
-            let below = view.lower.names(below)?.into_iter();
-            names.extend(below.map(|name| (name, None)));
-        }
-        if let Some(ino) = directory.upper {
-            let entries = view.upper.entries(ino)?.into_iter();
-            names.extend(entries.map(|(name, ino)| (name, Some(ino))));
-        }
+        let names = view.names(&directory, below_too)?;
         if !self.path.is_empty() {
             self.path.push(b'/');
         }

@@ -4,6 +4,7 @@ use std::io::{self, BufWriter, Write};
 
 use serde::Serialize;
 
+use super::changed::Changed;
 use super::notes;
 use crate::failure::Failure;
 use crate::output::{json_name, raw};
@@ -12,10 +13,10 @@ use crate::{Outcome, settings, visible};
 /// Bytes per write.
 const PIECE: usize = 64 << 10;
 
-/// List a sandbox's changes: A added, C changed, D deleted
+/// List a sandbox's changes, or those in a mounted tree: A added, C changed, D deleted
 ///
 /// Reads the sandbox's disk, running or not; nothing is mounted. A running sandbox is paused
-/// for a moment. Names have escapes as in the shell's $'...' (`\n`, `\x1b`, `\xff`,
+/// for a moment. A tree was mounted with `mica mount --rw`. Names have escapes as in the shell's $'...' (`\n`, `\x1b`, `\xff`,
 /// `\\`); in JSON, one that is not UTF-8 has its bytes in `path_hex`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -23,8 +24,8 @@ pub struct Args {
     #[arg(long)]
     json: bool,
 
-    /// Name or ID
-    #[arg(value_name = "SANDBOX")]
+    /// Name or ID; or the directory that a tree is mounted on
+    #[arg(value_name = "SANDBOX|MOUNTPOINT")]
     sandbox: String,
 }
 
@@ -39,10 +40,10 @@ struct Json {
 /// Lists changes.
 pub fn execute(args: &Args) -> Outcome {
     let sandboxes = settings::sandboxes(&settings::store()?)?;
-    let sandbox = sandboxes.get(&args.sandbox)?;
+    let changed = Changed::find(&sandboxes, &args.sandbox)?;
     let mut stdout = BufWriter::with_capacity(PIECE, raw::stdout());
     let mut count = 0_u64;
-    let told = sandbox.diff(|change| {
+    let told = changed.diff(|change| {
         let kind = change.kind.to_string();
         count += 1;
         if !args.json {

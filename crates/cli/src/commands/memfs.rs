@@ -1,33 +1,26 @@
 //! `mica memfs`
 
 use std::ffi::OsString;
-use std::io::{self, ErrorKind};
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use micabox_mount::{Cache, Filesystem, Limits, Manner, Place, load, save, serve};
+use micabox_mount::{Cache, Filesystem, Limits, Manner, Place, Shown, Tree, load, save};
 use rustix::fs::stat;
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::ext4::size as parse_size;
+use super::inside::run_in;
 use crate::Outcome;
 use crate::failure::{EXIT_MICA, Failure};
-
-/// Exit codes of a command that is not there, and of one that can't be run, as shells have them.
-const EXIT_NOT_FOUND: u8 = 127;
-const EXIT_NOT_RUNNABLE: u8 = 126;
 
 /// How long the kernel may take to give back what it has cached, once nothing is mounted any more.
 const LAST_REQUESTS: Duration = Duration::from_secs(10);
 
 /// Bytes of memory for each inode that a filesystem may have, unless a number is given: as on tmpfs.
-const BYTES_PER_INODE: u64 = 4096;
+pub(super) const BYTES_PER_INODE: u64 = 4096;
 
 /// Mount an empty filesystem in memory
 ///
@@ -99,20 +92,20 @@ fn run(args: &Args) -> Outcome {
     }
     let manner = Manner::possible(&args.place, !args.command.is_empty()).map_err(failed)?;
     // Before any thread: a namespace is entered by a process that has one.
-    let place = Arc::new(Place::mount(&args.place, manner).map_err(failed)?);
+    let place = Arc::new(Place::mount(&args.place, manner, Shown::Memory).map_err(failed)?);
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT])
         .map_err(|error| Failure::of(&error).context("catching signals"))?;
     let server = {
-        let (files, place) = (Arc::clone(&files), Arc::clone(&place));
+        let (files, channels) = (Arc::clone(&files), place.channels().map_err(failed)?);
         let (cache, stop) = (args.cache.into(), signals.handle());
         thread::spawn(move || {
-            let served = serve(&place, &files, cache);
+            let served = Tree::new(&files, cache).with_queues().serve(channels);
             stop.close();
             served
         })
     };
     let code = match args.command.split_first() {
-        Some((program, arguments)) => run_in(&place, program, arguments, signals),
+        Some((program, arguments)) => run_in(place.path(), program, arguments, signals),
         None => {
             // Until a signal arrives, or the server has ended.
             let _ = signals.forever().next();
@@ -160,54 +153,8 @@ fn empty(args: &Args) -> Result<Filesystem, Failure> {
     Ok(Filesystem::new(limits, mode, root.st_uid, root.st_gid))
 }
 
-/// Runs the command; returns its exit code.
-fn run_in(
-    place: &Place,
-    program: &OsString,
-    arguments: &[OsString],
-    mut signals: Signals,
-) -> Outcome {
-    let mut command = Command::new(program);
-    command.args(arguments).current_dir(place.path());
-    let mut child = command.spawn().map_err(|error| {
-        let failure = Failure::of(&error).context(&program.to_string_lossy());
-        failure.code(match error.kind() {
-            ErrorKind::NotFound => EXIT_NOT_FOUND,
-            ErrorKind::PermissionDenied => EXIT_NOT_RUNNABLE,
-            _ => EXIT_MICA,
-        })
-    })?;
-    let failed = |error: &io::Error| Failure::of(error).context("waiting for the command");
-    let process = Pid::from_child(&child);
-    let process =
-        pidfd_open(process, PidfdFlags::empty()).map_err(|error| failed(&error.into()))?;
-    let stop = signals.handle();
-    let forward = thread::spawn(move || {
-        for signal in signals.forever() {
-            // The terminal sends its own signals to the command as well.
-            if let Some(signal) = Signal::from_named_raw(signal)
-                && matches!(signal, Signal::TERM | Signal::HUP)
-            {
-                let _ = pidfd_send_signal(&process, signal);
-            }
-        }
-    });
-    let status = child.wait().map_err(|error| failed(&error));
-    stop.close();
-    let _ = forward.join();
-    Ok(code(status?))
-}
-
-/// Returns the exit code of a command, as shells have it.
-fn code(status: ExitStatus) -> u8 {
-    let code = status
-        .code()
-        .or_else(|| status.signal().map(|signal| 128 + signal));
-    code.and_then(|code| u8::try_from(code).ok())
-        .unwrap_or(EXIT_MICA)
-}
-
-fn half_of_memory() -> u64 {
+/// Returns half of the machine's memory in bytes.
+pub(super) fn half_of_memory() -> u64 {
     let info = rustix::system::sysinfo();
     info.totalram * u64::from(info.mem_unit) / 2
 }

@@ -1,6 +1,7 @@
 //! All commands but `run`, one in each file.
 
 pub mod attach;
+mod changed;
 pub mod commit;
 pub mod cp;
 pub mod create;
@@ -11,12 +12,14 @@ pub mod exec;
 pub mod ext4;
 pub mod fork;
 pub mod images;
+mod inside;
 pub mod inspect;
 pub mod kill;
 pub mod load;
 pub mod logs;
 pub mod memfs;
 pub mod metrics;
+pub mod mount;
 mod named;
 mod notes;
 pub mod pause;
@@ -37,6 +40,7 @@ pub mod stop;
 pub mod store;
 pub mod tag;
 pub mod top;
+pub mod umount;
 pub mod update;
 pub mod volume;
 pub mod wait;

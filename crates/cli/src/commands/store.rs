@@ -1,5 +1,6 @@
 //! `mica store`
 
+use micabox::Mounts;
 use micabox_image::Store;
 use micabox_image::store::{FsckOptions, PruneOptions};
 
@@ -54,8 +55,10 @@ enum Command {
 /// Runs a subcommand.
 pub fn execute(args: &Args) -> Outcome {
     let store = settings::store()?;
-    // Cleans up after killed owners, whose sandboxes would keep images in use.
-    settings::sandboxes(&store)?.list()?;
+    // Cleans up after killed owners and servers, which would keep images in use.
+    let sandboxes = settings::sandboxes(&store)?;
+    sandboxes.list()?;
+    Mounts::of(&sandboxes).tidy()?;
     match args.command {
         Command::Df { json } => df(&store, json),
         Command::Prune { all, dry_run, json } => prune(&store, PruneOptions { all, dry_run }, json),

@@ -21,6 +21,8 @@ pub trait Call: Serialize + DeserializeOwned {
     const KIND: &'static str;
     /// The reply.
     type Reply: Serialize + DeserializeOwned + 'static;
+    /// System calls that it makes beside those of all parsers.
+    const CALLS: &'static [libc::c_long] = &[];
     /// The error in place of a reply.
     type Error: Serialize + DeserializeOwned + fmt::Debug + fmt::Display + 'static;
 

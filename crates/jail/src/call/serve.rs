@@ -34,7 +34,7 @@ pub(crate) fn serve<C: Call>(descriptor: RawFd) -> i32 {
         // Ends the process, whichever thread panics.
         std::process::exit(PANICKED);
     }));
-    match enter().and_then(|()| answer::<C>(descriptor)) {
+    match enter(C::CALLS).and_then(|()| answer::<C>(descriptor)) {
         Ok(()) => 0,
         Err(why) => {
             eprintln!("{why}");
@@ -43,7 +43,7 @@ pub(crate) fn serve<C: Call>(descriptor: RawFd) -> i32 {
     }
 }
 
-fn enter() -> Result<(), String> {
+fn enter(more: &[libc::c_long]) -> Result<(), String> {
     heap::bound_arenas();
     report_fatal_signals().map_err(|error| format!("handling signals: {error}"))?;
     let walls = enter_available().map_err(|error| error.to_string())?;
@@ -53,7 +53,10 @@ fn enter() -> Result<(), String> {
             .map_err(|error| format!("limiting threads: {error}"))?;
     }
     let _ = WALLS.set(walls);
-    filter().restrict().map_err(|error| error.to_string())
+    // The library looks for the clock's code once, with a call that the filter does not allow.
+    let _ = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+    let filter = parser_filter(more.iter().copied());
+    filter.restrict().map_err(|error| error.to_string())
 }
 
 fn answer<C: Call>(descriptor: RawFd) -> Result<(), String> {
@@ -140,10 +143,6 @@ const MORE: [libc::c_long; 3] = [libc::SYS_newfstatat, libc::SYS_statx, libc::SY
 /// Calls that libraries try first and replace where the kernel doesn't have them: copies through
 /// pipes expose more of the kernel than they are worth.
 const UNKNOWN: [libc::c_long; 2] = [libc::SYS_sendfile, libc::SYS_splice];
-
-fn filter() -> Filter {
-    parser_filter([])
-}
 
 /// Returns the filter of a parser that may make these calls as well.
 pub(crate) fn parser_filter(more: impl IntoIterator<Item = libc::c_long>) -> Filter {

@@ -363,7 +363,7 @@ fn starts(file: &File, offset: u64, bytes: &[u8]) -> bool {
 }
 
 /// Returns why a file without a supported filesystem can't be a root.
-fn foreign(file: &File) -> DiskProblem {
+pub(crate) fn foreign(file: &File) -> DiskProblem {
     if starts(file, SECTOR, b"EFI PART") || starts(file, 4096, b"EFI PART") {
         return DiskProblem::Partitioned("GPT");
     }

@@ -14,7 +14,7 @@ use oci_spec::image::Config;
 use crate::plan::{Plan, Root, Transport};
 use crate::{Error, Record, Snapshot, image_files};
 
-pub(crate) use disk::{Claim, is_dirty};
+pub(crate) use disk::{Claim, foreign, is_dirty};
 pub use disk::{DiskProblem, Format, OpenDisk, RootDisk};
 pub use name::{BaseName, ImageName};
 
@@ -67,7 +67,7 @@ impl Base {
     }
 
     /// Finds the base of the sandbox or snapshot `of`.
-    fn find(store: &Store, name: &BaseName, of: &str) -> Result<Self, Error> {
+    pub(crate) fn find(store: &Store, name: &BaseName, of: &str) -> Result<Self, Error> {
         match name {
             BaseName::Disk(disk) => Ok(Self::Disk(disk.reopen()?)),
             BaseName::DiskElsewhere { .. } => Err(Error::RootDiskUnnamed(of.to_owned())),

@@ -93,13 +93,16 @@ impl Error {
                 StartFailure::Other => Kind::Guest,
                 _ => Kind::Invalid,
             },
-            Self::NoSuchSandbox(_) | Self::NoSuchSnapshot(_) | Self::NoSuchVolume(_) => {
-                Kind::NotFound
-            }
+            Self::NoSuchSandbox(_)
+            | Self::NoSuchSnapshot(_)
+            | Self::NoSuchTree(_)
+            | Self::NoSuchVolume(_)
+            | Self::NotMounted(_) => Kind::NotFound,
             Self::NameTaken { .. } | Self::SnapshotExists(_) | Self::VolumeExists(_) => {
                 Kind::NameInUse
             }
             Self::InUse(_)
+            | Self::MountedAlready(_)
             | Self::PoolExists
             | Self::Running(_)
             | Self::UpperInUse(_)
@@ -127,6 +130,9 @@ impl Error {
             | Self::SnapshotDiffers { .. } => Kind::Invalid,
             Self::HasMemory(_)
             | Self::InFolder { .. }
+            | Self::MountedFolder(_)
+            | Self::MountedReadOnly(_)
+            | Self::NotByKernel { .. }
             | Self::NotInFolder(_)
             | Self::InPlace { .. }
             | Self::NoImage(_)
@@ -135,7 +141,9 @@ impl Error {
             | Self::NotSaved { .. }
             | Self::Plan(_)
             | Self::Unlimited(_) => Kind::Unsupported,
+            Self::NotServed { .. } | Self::MountedChanges { .. } => Kind::Damaged,
             Self::MachineNotStarted(_)
+            | Self::Mount(_)
             | Self::NoGuest { .. }
             | Self::NotStarted(_)
             | Self::ShareServer(_) => Kind::Host,

@@ -10,9 +10,11 @@
 //! |---|---|---|
 //! | [`disk`] | a disk for changes, an image or a root disk | for `diff`, `commit`, `cp`; patches; checks |
 //! | [`ext4`] | any ext4 filesystem | for `mica ext4` |
+//! | [`mounted`] | an image, a filesystem, a disk for changes | replies to the kernel, until it is unmounted |
 
 mod disk;
 pub mod ext4;
+mod mounted;
 pub(crate) mod records;
 mod stream;
 mod unread;
@@ -27,6 +29,7 @@ use serde::{Deserialize, Serialize};
 pub use micabox_jail::CallError;
 
 pub(crate) use disk::{Changes, Inspect, Inspected, Layer, Look, Pack, Patches, Settle};
+pub(crate) use mounted::Serve;
 pub use stream::{Records, Stream};
 pub(crate) use unread::About;
 pub use unread::Unread;
@@ -40,6 +43,7 @@ pub(crate) const KINDS: &[Kind] = &[
     Kind::parser::<Patches>(),
     Kind::parser::<Settle>(),
     Kind::parser::<Inspect>(),
+    Kind::parser::<Serve>(),
     Kind::parser::<ext4::List>(),
     Kind::parser::<ext4::Show>(),
     Kind::parser::<ext4::Read>(),
@@ -93,15 +97,15 @@ pub enum Fault {
 }
 
 impl Fault {
-    fn disk(error: impl ToString) -> Self {
+    pub(crate) fn disk(error: impl ToString) -> Self {
         Self::Disk(error.to_string())
     }
 
-    fn asked(error: impl ToString) -> Self {
+    pub(crate) fn asked(error: impl ToString) -> Self {
         Self::Asked(error.to_string())
     }
 
-    fn output(error: impl ToString) -> Self {
+    pub(crate) fn output(error: impl ToString) -> Self {
         Self::Output(error.to_string())
     }
 }

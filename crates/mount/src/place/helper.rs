@@ -8,12 +8,13 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
     recvmsg, socketpair,
 };
 
+use super::Shown;
 use crate::Error;
 
 const PROGRAM: &str = "fusermount3";
@@ -27,7 +28,7 @@ pub(super) fn find() -> Option<PathBuf> {
 }
 
 /// Mounts; returns the open device.
-pub(super) fn mount(path: &Path) -> Result<OwnedFd, Error> {
+pub(super) fn mount(path: &Path, shown: Shown, is_for_one_user: bool) -> Result<OwnedFd, Error> {
     let failed = |message: String| Error::Helper {
         path: path.to_owned(),
         message,
@@ -41,12 +42,19 @@ pub(super) fn mount(path: &Path) -> Result<OwnedFd, Error> {
     )
     .map_err(|error| said(error.into()))?;
     fcntl_setfd(&theirs, FdFlags::empty()).map_err(|error| said(error.into()))?;
+    let subtype = shown.subtype();
+    let mut options = format!("fsname=mica,subtype={subtype},nosuid,nodev");
+    if shown == (Shown::Tree { is_read_only: true }) {
+        options.push_str(",ro");
+    }
+    if !is_for_one_user {
+        options.push_str(",default_permissions");
+    }
+    if may_allow_others() {
+        options.push_str(",allow_other");
+    }
     let output = Command::new(PROGRAM)
-        .args([
-            "-o",
-            "fsname=mica,subtype=memfs,default_permissions,nosuid,nodev",
-            "--",
-        ])
+        .args(["-o", &options, "--"])
         .arg(path)
         .env("_FUSE_COMMFD", theirs.as_raw_fd().to_string())
         .stdin(Stdio::null())
@@ -79,13 +87,28 @@ fn receive(socket: &OwnedFd) -> Option<OwnedFd> {
     })
 }
 
-/// Unmounts, also what is in use.
-pub(super) fn unmount(path: &Path) {
-    // It may be unmounted already, which is no error.
-    let _ = Command::new(PROGRAM)
-        .args(["-u", "-z", "-q", "--"])
+/// Returns whether root lets users show their filesystems to others (fuse.conf(5)).
+pub(super) fn may_allow_others() -> bool {
+    let text = std::fs::read_to_string("/etc/fuse.conf").unwrap_or_default();
+    text.lines().any(|line| line.trim() == "user_allow_other")
+}
+
+/// Unmounts; with `is_forced`, also what is in use. It says only in words why not: in use, as a rule.
+pub(super) fn unmount(path: &Path, is_forced: bool) -> Result<(), Errno> {
+    let mut command = Command::new(PROGRAM);
+    command.args(["-u", "-q"]);
+    if is_forced {
+        command.arg("-z");
+    }
+    let status = command
+        .arg("--")
         .arg(path)
         .stdin(Stdio::null())
         .stderr(Stdio::null())
         .status();
+    match status {
+        Ok(status) if status.success() => Ok(()),
+        Ok(_) => Err(Errno::BUSY),
+        Err(_) => Err(Errno::NOENT),
+    }
 }

@@ -11,11 +11,15 @@ mod names;
 mod statx;
 mod xattrs;
 
+use std::os::fd::OwnedFd;
+use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
 use std::time::Duration;
 
 use micabox_fuse::message::{Attributes, Body, Reply, Request, Until, opcode};
-use micabox_fuse::{Answer, Offer, Server, flag};
+use micabox_fuse::{Answer, Channel, Offer, Server, flag};
 use micabox_memfs::{Errno, Filesystem, Stat, Timestamp};
+
+use crate::Error;
 
 /// How long names and attributes stay valid.
 const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
@@ -80,26 +84,122 @@ impl Cache {
 
 /// The server of one filesystem.
 #[derive(Debug)]
-pub(crate) struct Tree<'a> {
-    pub(crate) files: &'a Filesystem,
-    pub(crate) cache: Cache,
+pub struct Tree<'a> {
+    files: &'a Filesystem,
+    cache: Cache,
+    is_for_one_user: bool,
+    has_queues: bool,
+    /// Shared by requests that change something.
+    changes: RwLock<()>,
+}
+
+/// While this exists, nothing in a tree is changed: requests to do so wait.
+#[derive(Debug)]
+pub struct Frozen<'a>(#[expect(dead_code, reason = "dropped")] RwLockWriteGuard<'a, ()>);
+
+impl<'a> Tree<'a> {
+    /// Makes the server of a filesystem.
+    #[must_use]
+    pub fn new(files: &'a Filesystem, cache: Cache) -> Self {
+        Self {
+            files,
+            cache,
+            is_for_one_user: false,
+            has_queues: false,
+            changes: RwLock::default(),
+        }
+    }
+
+    /// The same for a filesystem whose user may do everything in it
+    /// ([`Place::is_for_one_user`](crate::Place::is_for_one_user)): the kernel leaves access control lists
+    /// alone, since those would have it check permissions.
+    #[must_use]
+    pub fn for_one_user(self, is_for_one_user: bool) -> Self {
+        Self {
+            is_for_one_user,
+            ..self
+        }
+    }
+
+    /// The same with requests over io_uring where the kernel offers that, for a process that may use it.
+    #[must_use]
+    pub fn with_queues(self) -> Self {
+        Self {
+            has_queues: true,
+            ..self
+        }
+    }
+
+    /// Answers the kernel's requests until the filesystem is unmounted, on a thread for each of its
+    /// [channels](crate::Place::channels).
+    ///
+    /// # Errors
+    /// [`Error::Serving`].
+    pub fn serve(&self, channels: Vec<OwnedFd>) -> Result<(), Error> {
+        let channels: Vec<Channel> = channels.into_iter().map(Channel::new).collect();
+        micabox_fuse::serve(&channels, self).map_err(Error::Serving)
+    }
+
+    /// Waits for the changes that are being made, and keeps others from beginning.
+    pub fn freeze(&self) -> Frozen<'_> {
+        Frozen(self.changes.write().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Returns the filesystem.
+    #[must_use]
+    pub fn files(&self) -> &'a Filesystem {
+        self.files
+    }
+}
+
+/// Returns whether a request changes something.
+fn is_change(code: u32) -> bool {
+    matches!(
+        code,
+        opcode::SETATTR
+            | opcode::SYMLINK
+            | opcode::MKNOD
+            | opcode::MKDIR
+            | opcode::UNLINK
+            | opcode::RMDIR
+            | opcode::RENAME
+            | opcode::RENAME2
+            | opcode::LINK
+            | opcode::CREATE
+            | opcode::TMPFILE
+            | opcode::WRITE
+            | opcode::FALLOCATE
+            | opcode::COPY_FILE_RANGE
+            | opcode::SETXATTR
+            | opcode::REMOVEXATTR
+    )
 }
 
 impl Server for Tree<'_> {
     fn offer(&self) -> Offer {
+        let mut flags = OFFERED | self.cache.offered();
+        if self.is_for_one_user {
+            flags &= !flag::POSIX_ACL;
+        }
+        if self.has_queues {
+            flags |= flag::OVER_IO_URING;
+        }
         Offer {
-            flags: OFFERED | self.cache.offered(),
+            flags,
             background: BACKGROUND,
         }
     }
 
     fn serve(&self, request: &Request<'_>, answer: Option<Answer<'_>>) {
+        let changing = is_change(request.opcode)
+            .then(|| self.changes.read().unwrap_or_else(PoisonError::into_inner));
         match answer {
             // These have no reply, so no error either.
             None => _ = self.forget(request),
             Some(answer) if request.opcode == opcode::READ => self.read(request, answer),
             Some(answer) => answer.reply(self.answer(request)),
         }
+        drop(changing);
         // After the answer, for which nothing waits any more.
         let changes = matches!(
             request.opcode,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::thread::{JoinHandle, sleep, spawn};
 use std::time::{Duration, Instant};
 
-use micabox_mount::{Cache, Error, Filesystem, Limits, Manner, Place, Usage, serve};
+use micabox_mount::{Cache, Error, Filesystem, Limits, Manner, Place, Shown, Tree, Usage};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tempfile::TempDir;
 
@@ -32,10 +32,11 @@ impl Memory {
     pub fn serve(files: Filesystem, cache: Cache) -> Self {
         let directory = TempDir::new().unwrap();
         let files = Arc::new(files);
-        let place = Arc::new(Place::mount(directory.path(), Manner::Kernel).unwrap());
+        let place =
+            Arc::new(Place::mount(directory.path(), Manner::Kernel, Shown::Memory).unwrap());
         let server = {
-            let (files, place) = (Arc::clone(&files), Arc::clone(&place));
-            spawn(move || serve(&place, &files, cache))
+            let (files, channels) = (Arc::clone(&files), place.channels().unwrap());
+            spawn(move || Tree::new(&files, cache).with_queues().serve(channels))
         };
         Self {
             files,

@@ -75,7 +75,7 @@ impl<D: BlockDevice> Edit<D> {
     ///
     /// # Errors
     /// [`Problem`].
-    pub fn layer(disk: D, mut lower: Lower) -> Result<Self> {
+    pub fn layer(disk: D, lower: Lower) -> Result<Self> {
         let mut upper = Ext4::open(disk, Options::default())?;
         let below = lower.root()?;
         let (ino, is_new) = match upper.lookup(micabox_ext4::ROOT, words::ROOT) {

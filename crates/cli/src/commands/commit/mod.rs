@@ -7,15 +7,17 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use micabox_image::{ImageEdit, Reference};
 use oci_spec::image::Config;
 
+use super::changed::Changed;
 use super::notes;
 use crate::failure::Failure;
 use crate::output::{print, rfc3339};
 use crate::{Outcome, settings};
 
-/// Make an image of a sandbox's changes
+/// Make an image of a sandbox's changes, or of those in a mounted tree
 ///
 /// The image has the layers of the sandbox's image and one more, and its configuration. A running
-/// sandbox is paused for a moment, and what it has not flushed may be missing.
+/// sandbox is paused for a moment, and what it has not flushed may be missing. In a tree that was mounted
+/// with `mica mount --rw`, changes wait meanwhile.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The author
@@ -31,8 +33,8 @@ pub struct Args {
     #[arg(short, long)]
     message: Option<String>,
 
-    /// Name or ID
-    #[arg(value_name = "SANDBOX")]
+    /// Name or ID; or the directory that a tree is mounted on
+    #[arg(value_name = "SANDBOX|MOUNTPOINT")]
     sandbox: String,
 
     /// Name of the image
@@ -49,17 +51,17 @@ pub fn execute(args: &Args) -> Outcome {
             .map_err(|error| Failure::of(&error).context("reading the image's name"))
     });
     let references = references.collect::<Result<Vec<_>, _>>()?;
-    let sandbox = sandboxes.get(&args.sandbox)?;
+    let changed = Changed::find(&sandboxes, &args.sandbox)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let changes = ImageEdit {
         created: Some(rfc3339(now.map_or(0, |since| since.as_secs()))),
         author: args.author.clone(),
-        created_by: Some(sandbox.record().command.clone()),
+        created_by: changed.command(),
         comment: args.message.clone(),
-        config: config(&args.change, sandbox.base()?.config())?,
+        config: config(&args.change, changed.base()?.config())?,
     };
     let limits = &settings.limits;
-    let (image, found) = sandbox.commit(&changes, &references, limits)?;
+    let (image, found) = changed.commit(&changes, &references, limits)?;
     notes::print(&found, &args.sandbox);
     print(&format!("{}\n", image.manifest_digest))?;
     Ok(0)

@@ -1,0 +1,192 @@
+//! `mica mount`
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+
+use micabox::{
+    MountOptions, MountRecord, MountedTree, Mounts, Sandboxes, ServedBy, Tree, TreeKind,
+};
+use serde::Serialize;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use super::ext4::size as parse_size;
+use super::inside::run_in;
+use super::memfs::{BYTES_PER_INODE, half_of_memory};
+use crate::failure::{EXIT_MICA, Failure};
+use crate::output::{Table, ago, print, print_json};
+use crate::{Outcome, settings};
+
+/// Mount an image, a sandbox's disk, a snapshot or a filesystem in a file, to look into it
+///
+/// Nothing boots, and nothing is unpacked. A sandbox is shown as it is now; it may run on. The tree is
+/// there until `mica umount`; with a command, for as long as the command runs in it, whose code mica exits
+/// with. Without arguments, mica lists what is mounted.
+///
+/// A jailed process of mica's reads the files, and answers the kernel (FUSE). If root mounts an image, the
+/// kernel reads it itself where it can. As a user who is not root this needs `fusermount3`; without it,
+/// only a command sees the tree, with all owners but its user shown as nobody. Permissions hold where other
+/// users reach the tree, as root's; a tree of one's own can be read, and with --rw changed, as by root.
+#[derive(Debug, clap::Args)]
+#[command(
+    override_usage = "mica mount [OPTIONS] SOURCE MOUNTPOINT [-- COMMAND...]\n       \
+                            mica mount [--list] [--json]"
+)]
+pub struct Args {
+    /// Let it be changed: changes are in memory, for `mica diff` and `mica commit`, and gone when it is
+    /// unmounted
+    #[arg(long)]
+    rw: bool,
+    /// How much changes may take, such as 2G [default: half of the machine's memory]
+    #[arg(long, value_parser = parse_size, requires = "rw")]
+    size: Option<u64>,
+    /// What serves it [default: the kernel where it can, for root]
+    #[arg(long, value_name = "WHAT", value_enum)]
+    with: Option<With>,
+    /// Stay in the foreground, and unmount at the end
+    #[arg(long, conflicts_with = "command")]
+    foreground: bool,
+    /// List what is mounted
+    #[arg(long, conflicts_with = "source")]
+    list: bool,
+    /// Print the list as JSON
+    #[arg(long, conflicts_with = "source")]
+    json: bool,
+    /// An image, a sandbox, a snapshot, or a file with an EROFS or ext4 filesystem; the first that there
+    /// is of a file, a sandbox, a snapshot and an image
+    #[arg(value_name = "SOURCE", requires = "place")]
+    source: Option<OsString>,
+    /// The directory to mount it on
+    #[arg(value_name = "MOUNTPOINT")]
+    place: Option<PathBuf>,
+    /// A command to run in it
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum With {
+    /// The kernel's own EROFS
+    Kernel,
+    /// A process of mica's, over FUSE
+    Fuse,
+}
+
+/// A mounted tree, as scripts see it.
+#[derive(Serialize)]
+struct Shown {
+    #[serde(flatten)]
+    record: MountRecord,
+    /// Whether anything answers for it.
+    is_alive: bool,
+}
+
+/// Mounts a tree, or lists those that are.
+pub fn execute(args: &Args) -> Outcome {
+    let (Some(source), Some(place)) = (&args.source, &args.place) else {
+        return list(args.json);
+    };
+    let outcome = mount(args, source, place);
+    if !args.command.is_empty() {
+        // The exit code then differs from the command's own ones.
+        return outcome.map_err(|failure| failure.at_least(EXIT_MICA));
+    }
+    outcome
+}
+
+fn mount(args: &Args, source: &OsStr, place: &Path) -> Outcome {
+    let sandboxes = sandboxes()?;
+    let tree = Tree::find(&sandboxes, source)?;
+    let size = args.size.unwrap_or_else(half_of_memory);
+    let is_command = !args.command.is_empty();
+    let options = MountOptions {
+        is_writable: args.rw,
+        size,
+        inodes: size / BYTES_PER_INODE,
+        by: args.with.map(|with| match with {
+            With::Kernel => ServedBy::Kernel,
+            With::Fuse => ServedBy::Fuse,
+        }),
+        is_ours: is_command || args.foreground,
+        only_own: is_command,
+    };
+    let name = source.to_string_lossy();
+    let mounts = Mounts::of(&sandboxes);
+    let mounted = mounts.mount(&tree, &name, place, &options)?;
+    if options.is_ours {
+        return stay(mounted, &args.command);
+    }
+    Ok(0)
+}
+
+/// Runs the command in the tree, or waits for a signal or the unmount. Unmounts.
+fn stay(mounted: MountedTree, command: &[OsString]) -> Outcome {
+    let mounted = Arc::new(mounted);
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT])
+        .map_err(|error| Failure::of(&error).context("catching signals"))?;
+    let server = {
+        let (mounted, stop) = (Arc::clone(&mounted), signals.handle());
+        thread::spawn(move || {
+            let ended = mounted.wait();
+            if !mounted.is_kernels() {
+                stop.close();
+            }
+            ended
+        })
+    };
+    let code = match command.split_first() {
+        Some((program, arguments)) => run_in(&mounted.record.place, program, arguments, signals),
+        None => {
+            let _ = signals.forever().next();
+            Ok(0)
+        }
+    };
+    mounted.unmount();
+    if server.is_finished() {
+        server.join().unwrap_or(Ok(()))?;
+    }
+    code
+}
+
+fn list(is_json: bool) -> Outcome {
+    let mounts = Mounts::of(&sandboxes()?).list()?;
+    if is_json {
+        let shown = mounts.into_iter();
+        let shown = shown.map(|(record, is_alive)| Shown { record, is_alive });
+        print_json(&shown.collect::<Vec<_>>())?;
+        return Ok(0);
+    }
+    let mut table = Table::new(&["MOUNTPOINT", "SOURCE", "KIND", "WITH", "CHANGES", "MOUNTED"]);
+    for (record, is_alive) in mounts {
+        let with = match record.by {
+            _ if !is_alive => "nothing: its server was killed",
+            ServedBy::Kernel => "kernel",
+            ServedBy::Fuse => "fuse",
+        };
+        table.row([
+            record.place.to_string_lossy().into_owned(),
+            record.source,
+            kind(record.kind).into(),
+            with.into(),
+            if record.is_writable { "memory" } else { "none" }.into(),
+            ago(record.created),
+        ]);
+    }
+    print(&table.render())?;
+    Ok(0)
+}
+
+fn kind(kind: TreeKind) -> &'static str {
+    match kind {
+        TreeKind::Image => "image",
+        TreeKind::Sandbox => "sandbox",
+        TreeKind::Snapshot => "snapshot",
+        TreeKind::File => "file",
+    }
+}
+
+fn sandboxes() -> Result<Sandboxes, Failure> {
+    settings::sandboxes(&settings::store()?)
+}

@@ -1,0 +1,38 @@
+//! `mica umount`
+
+use std::path::PathBuf;
+
+use micabox::{Mounts, Unmounted};
+
+use crate::failure::{Failure, print_all};
+use crate::output::write_stderr;
+use crate::{Outcome, settings, visible};
+
+/// Unmount what `mica mount` has mounted
+///
+/// Changes in memory are gone then. What is in use goes when the last process that uses it ends; no path
+/// leads there any more.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Directories that trees are mounted on
+    #[arg(required = true, value_name = "MOUNTPOINT")]
+    places: Vec<PathBuf>,
+}
+
+/// Unmounts each; continues after a failure.
+pub fn execute(args: &Args) -> Outcome {
+    let mounts = Mounts::of(&settings::sandboxes(&settings::store()?)?);
+    let mut failures = Vec::new();
+    for place in &args.places {
+        match mounts.unmount(place) {
+            Ok(Unmounted::Gone) => {}
+            Ok(Unmounted::InUse) => write_stderr(&format!(
+                "mica: {} is unmounted; processes that use it do so until they end\n",
+                visible::line(&place.to_string_lossy())
+            )),
+            Err(error) => failures.push(Failure::from(error)),
+        }
+    }
+    print_all(&failures);
+    Ok(u8::from(!failures.is_empty()))
+}

@@ -1,0 +1,179 @@
+//! What is changed in a mounted tree: a list, or a layer of an image. The tree's server writes both; a
+//! client connects to its socket, says in a byte which one, and reads [`Pieces`].
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::sync::Arc;
+
+use micabox_image::convert::Place;
+use micabox_image::store::Image;
+use micabox_image::{AppendLayerError, ImageEdit, Limits, Reference, append_layer};
+use micabox_mount::{Layer, Tree};
+use micabox_overlay::layer::{LayerError, write_layer};
+use micabox_overlay::lower::Lower;
+use micabox_overlay::view::View;
+use micabox_owner::socket;
+use rustix::fs::syncfs;
+
+use super::{CONTROL, Found, Mounts, Pieces, ServedBy};
+use crate::jailed::Fault;
+use crate::upper::{Change, ChangesError, read_changes, write_changes};
+use crate::{Base, BaseName, Error};
+
+/// What a client asks for.
+const DIFF: u8 = b'd';
+const LAYER: u8 = b'l';
+
+/// Answers clients, one after the other. The tree can't be changed meanwhile. `below` is what the changes
+/// are over.
+pub(crate) fn answer(listener: &UnixListener, tree: &Tree<'_>, below: Option<&Arc<Lower>>) {
+    while let Ok((client, _)) = listener.accept() {
+        let mut client = File::from(OwnedFd::from(client));
+        let mut asked = [0];
+        if client.read_exact(&mut asked).is_err() {
+            continue;
+        }
+        let mut output = Pieces::new(client);
+        let result = write(asked, tree, below, &mut output);
+        // The client may have gone.
+        let _ = output.finish(&result);
+    }
+}
+
+fn write(
+    [asked]: [u8; 1],
+    tree: &Tree<'_>,
+    below: Option<&Arc<Lower>>,
+    output: &mut impl Write,
+) -> Result<(), Fault> {
+    let below = below.ok_or_else(|| {
+        Fault::asked("they are over a sandbox's own changes; only those over an image are known")
+    })?;
+    let _frozen = tree.freeze();
+    let layer = Layer::new(tree.files()).map_err(Fault::disk)?;
+    let mut view = View::new(layer, Arc::clone(below));
+    match asked {
+        DIFF => write_changes(&mut view, output).map_err(|error| match error {
+            ChangesError::View(error) => error.into(),
+            ChangesError::Output(error) => Fault::output(error),
+        }),
+        LAYER => match write_layer(&mut view, output) {
+            Ok(_) => Ok(()),
+            Err(LayerError::View(error)) => Err(error.into()),
+            Err(error) => Err(Fault::disk(error)),
+        },
+        _ => Err(Fault::asked("it is not known what that is")),
+    }
+}
+
+impl Mounts {
+    /// Calls `each` with every change in the tree on a directory: each directory before its contents.
+    /// Changes passed before an error are correct.
+    ///
+    /// # Errors
+    /// [`Error::NotMounted`], [`Error::MountedReadOnly`], [`Error::MountedChanges`]; [`Error::System`] if
+    /// `each` fails.
+    pub fn diff(
+        &self,
+        place: &Path,
+        mut each: impl FnMut(Change<'_>) -> io::Result<()>,
+    ) -> Result<(), Error> {
+        let mut refused = None;
+        let mut input = self.ask(place, DIFF)?;
+        let read = read_changes(&mut input, |change| {
+            each(change).map_err(|error| {
+                let kind = error.kind();
+                refused = Some(error);
+                kind.into()
+            })
+        });
+        match (read, refused) {
+            (_, Some(source)) => Err(Error::System {
+                what: "passing on the changes",
+                source,
+            }),
+            (Err(error), None) => Err(changes(place, &error)),
+            (Ok(()), None) => Ok(()),
+        }
+    }
+
+    /// Makes an image of the changes in the tree on a directory, on top of its image's layers, and gives
+    /// it the names in `references`.
+    ///
+    /// # Errors
+    /// As [`Mounts::diff`]; [`Error::NoImage`] if it is not a tree of an image; [`Error::Commit`].
+    pub fn commit(
+        &self,
+        place: &Path,
+        edit: &ImageEdit,
+        references: &[Reference],
+        limits: &Limits,
+    ) -> Result<Image, Error> {
+        let Base::Image(image) = self.base(place)? else {
+            return Err(Error::NoImage(place.to_string_lossy().into_owned()));
+        };
+        let mut layer = self.ask(place, LAYER)?;
+        let store = self.sandboxes.store();
+        append_layer(
+            store,
+            &image,
+            &mut layer,
+            edit,
+            references,
+            limits,
+            Place::Jail,
+        )
+        .map_err(|error| match error {
+            AppendLayerError::Read(error) => changes(place, &error),
+            error => Box::new(error).into(),
+        })
+    }
+
+    /// Returns the image of the tree on a directory, which [`Mounts::commit`] adds a layer to.
+    ///
+    /// # Errors
+    /// [`Error::NotMounted`]; [`Error::NoImage`] if it is not a tree of an image.
+    pub fn base(&self, place: &Path) -> Result<Base, Error> {
+        let record = self.found(place)?.record;
+        match &record.base {
+            Some(name @ BaseName::Image(_)) => {
+                Base::find(self.sandboxes.store(), name, &record.source)
+            }
+            _ => Err(Error::NoImage(place.to_string_lossy().into_owned())),
+        }
+    }
+
+    fn found(&self, place: &Path) -> Result<Found, Error> {
+        let found = self.find(place)?;
+        found.ok_or_else(|| Error::NotMounted(place.to_owned()))
+    }
+
+    /// Asks the server of the tree on a directory for its changes, once the kernel has given it all that
+    /// it has cached.
+    fn ask(&self, place: &Path, what: u8) -> Result<Pieces<File>, Error> {
+        let found = self.found(place)?;
+        if !found.record.is_writable || found.record.by == ServedBy::Kernel {
+            return Err(Error::MountedReadOnly(place.to_owned()));
+        }
+        let connect = || -> io::Result<File> {
+            syncfs(File::open(&found.record.place)?)?;
+            let stream = socket::connect(&found.directory, CONTROL.as_ref())?;
+            let mut stream = File::from(OwnedFd::from(stream));
+            stream.write_all(&[what])?;
+            Ok(stream)
+        };
+        connect()
+            .map(Pieces::new)
+            .map_err(|error| changes(place, &error))
+    }
+}
+
+fn changes(place: &Path, error: &io::Error) -> Error {
+    Error::MountedChanges {
+        place: place.to_owned(),
+        problem: error.to_string(),
+    }
+}

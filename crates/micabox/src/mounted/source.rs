@@ -1,0 +1,148 @@
+//! What can be mounted, and the files that it is read from.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use micabox_overlay::lower::LowerKind;
+
+use super::TreeKind;
+use crate::snapshot::memory;
+use crate::{
+    Base, BaseName, DiskProblem, Error, Image, Record, SandboxRef, Sandboxes, Snapshot, Upper,
+};
+
+/// A tree that can be mounted.
+#[derive(Clone, Debug)]
+pub enum Tree {
+    /// An image in the store.
+    Image(Box<Image>),
+    /// A sandbox with a disk.
+    Sandbox(Box<SandboxRef>),
+    /// A snapshot.
+    Snapshot(Box<Snapshot>),
+    /// A file with an EROFS or ext4 filesystem.
+    File(PathBuf),
+}
+
+/// The files of a tree.
+pub(super) struct Files {
+    pub(super) base: Option<BaseName>,
+    /// A sandbox's changes.
+    pub(super) disk: Option<File>,
+    pub(super) format: LowerKind,
+    pub(super) below: Vec<File>,
+}
+
+impl Tree {
+    /// Finds what a user means by `name`: the first that there is of a file, a sandbox, a snapshot and an
+    /// image.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchTree`].
+    pub fn find(sandboxes: &Sandboxes, name: &OsStr) -> Result<Self, Error> {
+        let path = Path::new(name);
+        let none = || Error::NoSuchTree(name.to_string_lossy().into_owned());
+        if path.exists() && !path.is_dir() {
+            return Ok(Self::File(path.to_owned()));
+        }
+        let text = name.to_str().ok_or_else(none)?;
+        match sandboxes.get(text) {
+            Ok(found) => return Ok(Self::Sandbox(Box::new(found))),
+            Err(Error::NoSuchSandbox(_)) => {}
+            Err(error) => return Err(error),
+        }
+        match sandboxes.snapshot(text) {
+            Ok(found) => return Ok(Self::Snapshot(Box::new(found))),
+            Err(Error::NoSuchSnapshot(_)) => {}
+            Err(error) => return Err(error),
+        }
+        let image = sandboxes.store().image(text).map_err(|_| none())?;
+        Ok(Self::Image(Box::new(image)))
+    }
+
+    /// Returns what it is of.
+    #[must_use]
+    pub fn kind(&self) -> TreeKind {
+        match self {
+            Self::Image(_) => TreeKind::Image,
+            Self::Sandbox(_) => TreeKind::Sandbox,
+            Self::Snapshot(_) => TreeKind::Snapshot,
+            Self::File(_) => TreeKind::File,
+        }
+    }
+
+    /// Opens its files.
+    pub(super) fn open(&self, sandboxes: &Sandboxes) -> Result<Files, Error> {
+        let (base, disk) = match self {
+            Self::File(path) => return open_file(path),
+            Self::Image(image) => (Base::Image(image.clone()), None),
+            Self::Sandbox(sandbox) => (sandbox.base()?, Some(copy_of(sandbox)?)),
+            Self::Snapshot(snapshot) => {
+                let path = memory::disk(&snapshot.directory);
+                let disk = File::open(&path).map_err(|error| Error::Disk {
+                    what: "opening",
+                    path,
+                    source: error.into(),
+                })?;
+                let base = Base::of_snapshot(sandboxes.store(), snapshot)?;
+                (base, Some(disk))
+            }
+        };
+        let (format, below) = base.lower_files()?;
+        Ok(Files {
+            base: Some(base.name()),
+            disk,
+            format,
+            below,
+        })
+    }
+}
+
+/// Copies a sandbox's disk as it is now, with shared extents where the host's filesystem can: the
+/// sandbox may run on, or be started, while it is mounted.
+fn copy_of(sandbox: &SandboxRef) -> Result<File, Error> {
+    let Record { upper, id, .. } = sandbox.record();
+    if let Upper::Folder { path } = upper {
+        return Err(Error::MountedFolder(path.clone().into()));
+    }
+    sandbox.record().disk_size()?;
+    let copy = sandbox.sandboxes().store().unnamed(&[])?;
+    sandbox.directory().copy_frozen(id, &copy)?;
+    File::open(format!("/proc/self/fd/{}", copy.as_raw_fd())).map_err(|source| Error::System {
+        what: "opening the copy of the sandbox's disk",
+        source,
+    })
+}
+
+fn open_file(path: &Path) -> Result<Files, Error> {
+    let failed = |problem| Error::RootDisk {
+        path: path.to_owned(),
+        problem,
+    };
+    let file =
+        File::open(path).map_err(|error| failed(DiskProblem::Unusable(error.to_string())))?;
+    Ok(Files {
+        base: None,
+        disk: None,
+        format: format_of(&file).map_err(failed)?,
+        below: vec![file],
+    })
+}
+
+/// Tells a filesystem by its magic number. All else is read in the jail.
+fn format_of(file: &File) -> Result<LowerKind, DiskProblem> {
+    const EXT4: (u64, [u8; 2]) = (1024 + 0x38, [0x53, 0xef]);
+    const EROFS: (u64, [u8; 4]) = (1024, [0xe2, 0xe1, 0xf5, 0xe0]);
+    let mut ext4 = [0; 2];
+    let mut erofs = [0; 4];
+    if file.read_exact_at(&mut erofs, EROFS.0).is_ok() && erofs == EROFS.1 {
+        Ok(LowerKind::Erofs)
+    } else if file.read_exact_at(&mut ext4, EXT4.0).is_ok() && ext4 == EXT4.1 {
+        Ok(LowerKind::Ext4)
+    } else {
+        Err(crate::base::foreign(file))
+    }
+}

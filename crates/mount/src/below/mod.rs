@@ -1,0 +1,67 @@
+//! Trees that a filesystem can be over: an image, a disk, or a sandbox's view of both.
+
+mod alone;
+mod merged;
+
+use std::sync::Arc;
+
+use micabox_memfs::{Errno, Lower, Stat};
+use micabox_overlay::lower::{self, Node};
+use micabox_overlay::upper::Upper;
+use micabox_overlay::words::{is_marker, unescape_xattr_name};
+
+/// Returns a tree that is a filesystem as it is: an image's, or any other EROFS or ext4 filesystem.
+#[must_use]
+pub fn alone(tree: Arc<lower::Lower>) -> Arc<dyn Lower> {
+    Arc::new(alone::Alone::new(tree, false))
+}
+
+/// Returns the same as overlayfs shows it below changes: without its own attributes.
+#[must_use]
+pub fn overlaid(tree: Arc<lower::Lower>) -> Arc<dyn Lower> {
+    Arc::new(alone::Alone::new(tree, true))
+}
+
+/// Returns the tree that a sandbox sees with the changes in `upper` over `tree`.
+///
+/// # Errors
+/// `EIO` if the root can't be read.
+pub fn merged(
+    upper: Box<dyn Upper + Send>,
+    tree: Arc<lower::Lower>,
+) -> Result<Arc<dyn Lower>, Errno> {
+    Ok(Arc::new(merged::Merged::new(upper, tree)?))
+}
+
+/// Returns a file's attributes under a number.
+fn stat(number: u64, node: &Node) -> Stat {
+    Stat {
+        number,
+        kind: node.kind,
+        mode: node.permissions,
+        links: node.links,
+        uid: node.uid,
+        gid: node.gid,
+        device: node.device,
+        size: node.size,
+        blocks: node.blocks,
+        atime: node.atime,
+        mtime: node.mtime,
+        ctime: node.ctime,
+        born: node.born,
+    }
+}
+
+/// Returns attributes as overlayfs shows them: without its own, and with those that it escaped for an
+/// overlay inside.
+fn without_marks(xattrs: Vec<(Vec<u8>, Vec<u8>)>) -> Vec<(Vec<u8>, Vec<u8>)> {
+    let shown = xattrs.into_iter().filter(|(name, _)| !is_marker(name));
+    shown
+        .map(|(name, value)| (unescape_xattr_name(&name).into_vec(), value))
+        .collect()
+}
+
+/// Returns what a program sees of an error: the tree is damaged, or its source can't be read.
+fn io<E>(_: E) -> Errno {
+    Errno::IO
+}
