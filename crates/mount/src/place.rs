@@ -92,7 +92,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// Mounts a filesystem on a directory. It answers once it is [served](crate::serve).
+    /// Mounts a filesystem on a directory. It answers once it is [served](crate::Tree::serve).
     ///
     /// # Errors
     /// [`Error::Place`], [`Error::Device`], [`Error::Mount`], [`Error::Helper`], [`Error::Namespace`].
