@@ -233,21 +233,24 @@ fn servers(world: &World) -> Vec<Pid> {
     let listed = world.mounted();
     let owner = listed[0]["process"]["pid"].as_i64().unwrap() as i32;
     let mut all = vec![Pid::from_raw(owner).unwrap()];
-    while let Some(last) = all.last() {
-        let threads = fs::read_dir(format!("/proc/{last}/task")).unwrap();
-        let children = threads
-            .filter_map(|thread| fs::read_to_string(thread.unwrap().path().join("children")).ok());
-        let children: String = children.collect();
-        match children
-            .split_whitespace()
-            .next()
-            .and_then(|child| child.parse().ok())
-        {
-            Some(child) => all.push(Pid::from_raw(child).unwrap()),
-            None => break,
-        }
+    // `/proc/PID/task/TID/children` leaves some out while processes come and go.
+    while let Some(child) = all.last().and_then(|last| child_of(*last)) {
+        all.push(child);
     }
     all
+}
+
+/// Returns a process that another one has started.
+fn child_of(parent: Pid) -> Option<Pid> {
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let mut numbers = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let child = numbers.find(|number: &i32| {
+        let stat = fs::read_to_string(format!("/proc/{number}/stat")).unwrap_or_default();
+        // Behind the name, which is in parentheses, and the state.
+        let parents = stat.rsplit(')').next().unwrap_or_default();
+        parents.split_whitespace().nth(1) == Some(&parent.to_string())
+    });
+    child.and_then(Pid::from_raw)
 }
 
 #[test]
