@@ -5,8 +5,8 @@ mod support;
 use std::fs;
 use std::io::Write;
 
-use support::{Home, wait_until};
 use support::share::{Folder, edits, works};
+use support::{Home, wait_until};
 
 #[test]
 #[ignore = "needs a built guest"]
