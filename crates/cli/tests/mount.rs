@@ -431,7 +431,7 @@ fn without_root_and_without_fusermount_only_a_command_sees_it() {
         .env("MICABOX_CONFIG", "/dev/null");
     let output = unshare.output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
-    // Owners that the namespace does not know are nobody. All is the user's to look into.
+    // Owners that the namespace does not map show as the overflow user. All is the user's to look into.
     let expected = "65534:700\n65534:644\nnew1\n";
     assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{said}");
     assert!(said.contains("install fuse3"), "{said}");

@@ -83,7 +83,7 @@ fn a_view_is_made_once_for_each_list() {
     let uuid = identity::trimmed_uuid(&diff_ids, &view.trim);
     assert_eq!(Reader::open(&bytes[..]).unwrap().uuid(), uuid);
 
-    // Whoever asks again has the same file, in whatever words.
+    // A second request for the same patterns, in other words, gets the same file.
     let inode = |path: &Path| fs::metadata(path).unwrap().ino();
     let (made, reversed) = (inode(&view.fsmeta), TRIM.split(',').rev());
     let again = Trim::new(reversed).unwrap();

@@ -106,7 +106,7 @@ impl Place {
             return Err(refused(Errno::NOTDIR.into()));
         }
         // A tree that only its user reaches, who has all of its files anyway, is theirs to look into and
-        // to change, whoever owns what in it.
+        // to change, whatever owners its files have.
         let is_for_one_user = match (shown, manner) {
             (Shown::Memory, _) | (_, Manner::Kernel) => false,
             (_, Manner::Helper) => !helper::may_allow_others(),

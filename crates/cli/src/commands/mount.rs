@@ -27,7 +27,7 @@ use crate::{Outcome, settings};
 ///
 /// A jailed process of mica's reads the files, and answers the kernel (FUSE). If root mounts an image, the
 /// kernel reads it itself where it can. As a user who is not root this needs `fusermount3`; without it,
-/// only a command sees the tree, with all owners but its user shown as nobody. Permissions hold where other
+/// only a command sees the tree, and files of other users show the overflow user as their owner. Permissions hold where other
 /// users reach the tree, as root's; a tree of one's own can be read, and with --rw changed, as by root.
 #[derive(Debug, clap::Args)]
 #[command(

@@ -2,7 +2,7 @@
 //!
 //! It is for programs that are not trusted and need a kernel with all that programs expect of one, so
 //! this is no jail for a parser: the first process is root, of a user namespace of its own whose users
-//! are nobody outside. It begins in a root of a few device nodes, `/proc` and `/sys`, with the
+//! own nothing outside. It begins in a root of a few device nodes, `/proc` and `/sys`, with the
 //! descriptors that it is given, and confines further what it starts.
 //!
 //! The process that starts it stays outside as its keeper: it mounts what only the host's root can,
