@@ -1,17 +1,33 @@
-//! glibc's allocator, which keeps more than a worker or a server of many files may.
+//! glibc's allocator, which keeps more than a worker or a server of many files may, and reads files of the
+//! host's when it gives memory back.
+
+/// Prepares the allocator for a filter that allows opening no file. The first time that a thread's arena
+/// gives memory back, glibc asks `/proc/sys/vm/overcommit_memory` how to: here, and not when a server has
+/// long been busy.
+pub(crate) fn prepare() {
+    // Below what glibc maps (128 KiB), and together more than it keeps at an arena's end (the same).
+    const PIECE: usize = 100 << 10;
+    bound_arenas();
+    let thread = std::thread::Builder::new().spawn(|| {
+        let pieces = [(); 4].map(|()| Vec::<u8>::with_capacity(PIECE));
+        drop(std::hint::black_box(pieces));
+    });
+    // Without a thread now there will be none later.
+    let _ = thread.map(std::thread::JoinHandle::join);
+}
 
 /// Limits the number of the allocator's arenas, for each of which it reserves address space. By
 /// default, glibc reads the number of processors from the host's files.
 #[cfg(target_env = "gnu")]
 #[allow(unsafe_code)]
-pub(crate) fn bound_arenas() {
+fn bound_arenas() {
     const ARENAS: libc::c_int = 4;
     // SAFETY: numbers.
     unsafe { libc::mallopt(libc::M_ARENA_MAX, ARENAS) };
 }
 
 #[cfg(not(target_env = "gnu"))]
-pub(crate) fn bound_arenas() {}
+fn bound_arenas() {}
 
 /// Gives all pages of the heap that are free back to the system. By itself, glibc gives back only those
 /// at its end.

@@ -9,7 +9,7 @@ use super::{Call, Given};
 use crate::seccomp::on_signal;
 use crate::start::confine::limit;
 use crate::walls::{Walls, enter_available};
-use crate::{Filter, heap, take};
+use crate::{Filter, take};
 
 /// Exit codes of a worker without a reply.
 pub(super) const PANICKED: i32 = 101;
@@ -44,7 +44,6 @@ pub(crate) fn serve<C: Call>(descriptor: RawFd) -> i32 {
 }
 
 fn enter(more: &[libc::c_long]) -> Result<(), String> {
-    heap::bound_arenas();
     report_fatal_signals().map_err(|error| format!("handling signals: {error}"))?;
     let walls = enter_available().map_err(|error| error.to_string())?;
     if walls.namespaces.is_ok() {

@@ -19,6 +19,7 @@ use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use serde::{Deserialize, Serialize};
 
+use crate::heap;
 pub use folder::{FOLDER_CAPABILITIES, enter_folder};
 pub use namespaces::enter_own_mounts;
 pub use view::{View, enter_for_program};
@@ -122,6 +123,7 @@ fn close() -> Result<bool, Error> {
 }
 
 fn close_but(paths: impl FnOnce() -> Result<bool, Error>) -> Result<bool, Error> {
+    heap::prepare();
     set_capabilities(None, no_capabilities()).map_err(step("dropping all capabilities"))?;
     // Processes of the same identity must not look into this one either.
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(step("becoming opaque"))?;

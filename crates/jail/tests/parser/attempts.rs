@@ -80,6 +80,7 @@ const ATTEMPTS: &[(&str, Make, Outcome)] = &[
         },
         Caught,
     ),
+    ("give_back_a_threads_memory", |_, _| give_back(), Made),
     (
         "stat_by_path",
         |_, _| stat(c"/etc/passwd"),
@@ -315,6 +316,12 @@ fn map(protection: libc::c_int, flags: libc::c_int, file: i64) -> i64 {
         libc::SYS_mmap,
         [0, 4096, protection.into(), flags.into(), file, 0],
     )
+}
+
+/// Frees what is at the end of a thread's arena, which the allocator then gives back.
+fn give_back() -> i64 {
+    let thread = std::thread::spawn(|| drop([(); 8].map(|()| vec![1_u8; 100 << 10])));
+    thread.join().map_or(-1, |()| 0)
 }
 
 fn connect(port: u16) -> i64 {
