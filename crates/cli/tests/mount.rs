@@ -517,6 +517,30 @@ fn a_sandbox_is_mounted_as_it_is_now() {
     home.output(&["start", "it"]).ok();
     assert_same(&seen, &world.look("a"));
     world.mica("umount a b c").ok();
+
+    // With more changes in memory, it differs from its image by both.
+    for source in ["it", "then"] {
+        world.mica(&format!("mount --rw {source} a")).ok();
+        let more = "cd srv; rm hardlink pipe; echo more >> sparse; mkdir data; mv kept moved; ln run ../ran; rm -r ../many";
+        shell(&world.path("a"), more);
+        let changes = world.mica("diff a").ok();
+        for change in [
+            "A /srv/added",
+            "C /srv/data",
+            "D /srv/hidden",
+            "D /srv/kept",
+            "A /srv/moved",
+            "D /many",
+        ] {
+            let mut lines = changes.lines();
+            assert!(lines.any(|line| line == change), "{change}: {changes}");
+        }
+        assert!(!changes.contains("pipe") && !changes.contains("/deep"));
+        world.mica("commit a both").ok();
+        world.mica("mount --with kernel both b").ok();
+        assert_same(&shape(&world.look("a")), &shape(&world.look("b")));
+        world.mica("umount a b").ok();
+    }
     home.output(&["run", "--name", "memory", "box", "true"])
         .ok();
     let refused = world.mica("mount memory a");

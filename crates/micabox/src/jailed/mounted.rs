@@ -12,7 +12,7 @@ use micabox_overlay::view;
 use serde::{Deserialize, Serialize};
 
 use super::{Fault, Files};
-use crate::mounted::answer;
+use crate::mounted::Changed;
 
 /// Serves a tree until it is unmounted. Files: a pipe that gets a byte once the tree is open; a listening
 /// socket, if there can be changes; the kernel's channels; the disk with a sandbox's changes, if there is
@@ -55,13 +55,18 @@ impl Call for Serve {
         below
             .root()
             .map_err(|error| Fault::Below(error.to_string()))?;
-        let tree = match disk {
-            None if self.is_writable => below::overlaid(Arc::clone(&below)),
-            None => below::alone(Arc::clone(&below)),
+        let merged = match disk {
             Some(disk) => {
                 let upper = view::open(disk).map_err(Fault::disk)?;
-                below::merged(Box::new(upper), Arc::clone(&below)).map_err(Fault::disk)?
+                let merged = below::merged(Box::new(upper), Arc::clone(&below));
+                Some(merged.map_err(Fault::disk)?)
             }
+            None => None,
+        };
+        let tree: Arc<dyn micabox_mount::Lower> = match &merged {
+            Some(merged) => Arc::clone(merged) as _,
+            None if self.is_writable => below::overlaid(Arc::clone(&below)),
+            None => below::alone(Arc::clone(&below)),
         };
         let limits = Limits {
             bytes: self.room.0,
@@ -74,10 +79,13 @@ impl Call for Serve {
             Tree::new(filesystem, Cache::Always).for_one_user(self.is_for_one_user),
         ));
         if let Some(listener) = listener {
-            // Changes of what is merged already have no base that an image could be made of.
-            let below = (!self.has_disk).then(|| Arc::clone(&below));
+            let changed = Changed {
+                tree,
+                merged,
+                below,
+            };
             let thread = std::thread::Builder::new().name("changes".into());
-            let answer = move || answer(&listener, tree, below.as_ref());
+            let answer = move || changed.answer(&listener);
             thread.spawn(answer).map_err(Fault::output)?;
         }
         ready.write_all(&[1]).map_err(Fault::output)?;

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use micabox_image::convert::Place;
 use micabox_image::store::Image;
 use micabox_image::{AppendLayerError, ImageEdit, Limits, Reference, append_layer};
+use micabox_mount::below::Merged;
 use micabox_mount::{Layer, Tree};
 use micabox_overlay::layer::{LayerError, write_layer};
 use micabox_overlay::lower::Lower;
@@ -27,45 +28,51 @@ use crate::{Base, BaseName, Error};
 const DIFF: u8 = b'd';
 const LAYER: u8 = b'l';
 
-/// Answers clients, one after the other. The tree can't be changed meanwhile. `below` is what the changes
-/// are over.
-pub(crate) fn answer(listener: &UnixListener, tree: &Tree<'_>, below: Option<&Arc<Lower>>) {
-    while let Ok((client, _)) = listener.accept() {
-        let mut client = File::from(OwnedFd::from(client));
-        let mut asked = [0];
-        if client.read_exact(&mut asked).is_err() {
-            continue;
-        }
-        let mut output = Pieces::new(client);
-        let result = write(asked, tree, below, &mut output);
-        // The client may have gone.
-        let _ = output.finish(&result);
-    }
+/// A tree with changes, in its server.
+pub(crate) struct Changed {
+    pub(crate) tree: &'static Tree<'static>,
+    /// What the tree is over, if that has changes of a sandbox.
+    pub(crate) merged: Option<Arc<Merged>>,
+    /// What all changes are over.
+    pub(crate) below: Arc<Lower>,
 }
 
-fn write(
-    [asked]: [u8; 1],
-    tree: &Tree<'_>,
-    below: Option<&Arc<Lower>>,
-    output: &mut impl Write,
-) -> Result<(), Fault> {
-    let below = below.ok_or_else(|| {
-        Fault::asked("they are over a sandbox's own changes; only those over an image are known")
-    })?;
-    let _frozen = tree.freeze();
-    let layer = Layer::new(tree.files()).map_err(Fault::disk)?;
-    let mut view = View::new(layer, Arc::clone(below));
-    match asked {
-        DIFF => write_changes(&mut view, output).map_err(|error| match error {
-            ChangesError::View(error) => error.into(),
-            ChangesError::Output(error) => Fault::output(error),
-        }),
-        LAYER => match write_layer(&mut view, output) {
-            Ok(_) => Ok(()),
-            Err(LayerError::View(error)) => Err(error.into()),
-            Err(error) => Err(Fault::disk(error)),
-        },
-        _ => Err(Fault::asked("it is not known what that is")),
+impl Changed {
+    /// Answers clients, one after the other. The tree can't be changed meanwhile.
+    pub(crate) fn answer(&self, listener: &UnixListener) {
+        while let Ok((client, _)) = listener.accept() {
+            let mut client = File::from(OwnedFd::from(client));
+            let mut asked = [0];
+            if client.read_exact(&mut asked).is_err() {
+                continue;
+            }
+            let mut output = Pieces::new(client);
+            let result = self.write(asked, &mut output);
+            // The client may have gone.
+            let _ = output.finish(&result);
+        }
+    }
+
+    fn write(&self, [asked]: [u8; 1], output: &mut impl Write) -> Result<(), Fault> {
+        let _frozen = self.tree.freeze();
+        let files = self.tree.files();
+        let layer = match &self.merged {
+            Some(merged) => Layer::with_upper(files, Arc::clone(merged)),
+            None => Layer::new(files),
+        };
+        let mut view = View::new(layer.map_err(Fault::disk)?, Arc::clone(&self.below));
+        match asked {
+            DIFF => write_changes(&mut view, output).map_err(|error| match error {
+                ChangesError::View(error) => error.into(),
+                ChangesError::Output(error) => Fault::output(error),
+            }),
+            LAYER => match write_layer(&mut view, output) {
+                Ok(_) => Ok(()),
+                Err(LayerError::View(error)) => Err(error.into()),
+                Err(error) => Err(Fault::disk(error)),
+            },
+            _ => Err(Fault::asked("it is not known what that is")),
+        }
     }
 }
 

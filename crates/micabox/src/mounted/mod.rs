@@ -31,7 +31,7 @@ use rustix::io::Errno;
 use crate::state::Lock;
 use crate::{Error, Sandboxes};
 
-pub(crate) use changes::answer;
+pub(crate) use changes::Changed;
 pub(crate) use pieces::Pieces;
 pub use record::{MountRecord, ServedBy, TreeKind};
 pub(crate) use server::KIND;

@@ -74,6 +74,20 @@ impl Tree {
         }
     }
 
+    /// Returns the image that it is, or is over.
+    pub(super) fn image(&self, sandboxes: &Sandboxes) -> Result<Option<Box<Image>>, Error> {
+        let base = match self {
+            Self::Image(image) => return Ok(Some(image.clone())),
+            Self::Sandbox(sandbox) => sandbox.base()?,
+            Self::Snapshot(snapshot) => Base::of_snapshot(sandboxes.store(), snapshot)?,
+            Self::File(_) => return Ok(None),
+        };
+        Ok(match base {
+            Base::Image(image) => Some(image),
+            _ => None,
+        })
+    }
+
     /// Opens its files.
     pub(super) fn open(&self, sandboxes: &Sandboxes) -> Result<Files, Error> {
         let (base, disk) = match self {

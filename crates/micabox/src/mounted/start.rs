@@ -130,7 +130,7 @@ impl Mounts {
         }
         let claimed = self.claim()?;
         // The lease comes before the files are opened.
-        if let Tree::Image(image) = tree {
+        if let Some(image) = tree.image(&self.sandboxes)? {
             let digests = [image.manifest_digest];
             let id = claimed.path.file_name().unwrap_or_default();
             let store = self.sandboxes.store();
