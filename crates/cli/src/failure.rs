@@ -259,6 +259,9 @@ fn hint(error: &micabox::Error) -> Option<&'static str> {
         }
         E::MountedAlready(_) => "`mica umount` unmounts it",
         E::MountedFolder(_) => "look there, or mount the image",
+        E::MountedUpper { .. } => {
+            "without `--upper` they are in memory: `mica commit` makes an image of them"
+        }
         E::MountedReadOnly(_) => "`mica mount --rw` mounts one that can be changed",
         E::NotByKernel { .. } => "omit `--with kernel`: a process of mica's then serves it",
         E::NotMounted(_) => "`mica mount` lists what is; `umount` unmounts what is not mica's",

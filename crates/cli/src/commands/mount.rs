@@ -42,7 +42,16 @@ pub struct Args {
     /// How much changes may take, such as 2G [default: half of the machine's memory]
     #[arg(long, value_parser = parse_size, requires = "rw")]
     size: Option<u64>,
-    /// What serves it [default: the kernel where it can, for root]
+    /// Keep changes of an image in this directory, which is made if it is missing, for later mounts of the
+    /// same image. The kernel's overlay does, for root
+    #[arg(
+        long,
+        value_name = "DIRECTORY",
+        requires = "rw",
+        conflicts_with = "size"
+    )]
+    upper: Option<PathBuf>,
+    /// What serves it [default: for root the kernel where it can, unless changes are in memory]
     #[arg(long, value_name = "WHAT", value_enum)]
     with: Option<With>,
     /// Stay in the foreground, and unmount at the end
@@ -68,7 +77,7 @@ pub struct Args {
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum With {
-    /// The kernel's own EROFS
+    /// The kernel's own EROFS, and with --rw its overlay
     Kernel,
     /// A process of mica's, over FUSE
     Fuse,
@@ -103,6 +112,7 @@ fn mount(args: &Args, source: &OsStr, place: &Path) -> Outcome {
     let is_command = !args.command.is_empty();
     let options = MountOptions {
         is_writable: args.rw,
+        upper: args.upper.as_deref().map(absolute).transpose()?,
         size,
         inodes: size / BYTES_PER_INODE,
         by: args.with.map(|with| match with {
@@ -119,6 +129,20 @@ fn mount(args: &Args, source: &OsStr, place: &Path) -> Outcome {
         return stay(mounted, &args.command);
     }
     Ok(0)
+}
+
+/// Returns a path without links, whose last directory may not exist yet.
+fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+    let failed = |error| Failure::of(&error).context(&format!("finding {}", path.display()));
+    match path.canonicalize() {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        found => return found.map_err(failed),
+    }
+    let path = std::path::absolute(path).map_err(failed)?;
+    match (path.parent(), path.file_name()) {
+        (Some(above), Some(name)) => Ok(above.canonicalize().map_err(failed)?.join(name)),
+        _ => Ok(path),
+    }
 }
 
 /// Runs the command in the tree, or waits for a signal or the unmount. Unmounts.
@@ -170,7 +194,11 @@ fn list(is_json: bool) -> Outcome {
             record.source,
             kind(record.kind).into(),
             with.into(),
-            if record.is_writable { "memory" } else { "none" }.into(),
+            match (record.upper, record.is_writable) {
+                (Some(upper), _) => upper.to_string_lossy().into_owned(),
+                (None, true) => "memory".into(),
+                (None, false) => "none".into(),
+            },
             ago(record.created),
         ]);
     }

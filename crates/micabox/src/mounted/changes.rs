@@ -1,5 +1,6 @@
 //! What is changed in a mounted tree: a list, or a layer of an image. The tree's server writes both; a
-//! client connects to its socket, says in a byte which one, and reads [`Pieces`].
+//! client connects to its socket, says in a byte which one, and reads [`Pieces`]. Where the kernel serves the
+//! tree, the client gets the folder with the changes, and reads it as that of a sandbox.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -19,10 +20,11 @@ use micabox_overlay::view::View;
 use micabox_owner::socket;
 use rustix::fs::syncfs;
 
-use super::{CONTROL, Found, Mounts, Pieces, ServedBy};
+use super::{CONTROL, Found, Mounts, Pieces, ServedBy, layer};
+use crate::commit::commit_layer;
 use crate::jailed::Fault;
-use crate::upper::{Change, ChangesError, read_changes, write_changes};
-use crate::{Base, BaseName, Error};
+use crate::upper::{Change, ChangesError, FrozenDisk, read_changes, write_changes};
+use crate::{Base, BaseName, Error, Notes};
 
 /// What a client asks for.
 const DIFF: u8 = b'd';
@@ -78,7 +80,8 @@ impl Changed {
 
 impl Mounts {
     /// Calls `each` with every change in the tree on a directory: each directory before its contents.
-    /// Changes passed before an error are correct.
+    /// Changes passed before an error are correct. What is changed meanwhile in a tree that the kernel serves
+    /// may be among them or not.
     ///
     /// # Errors
     /// [`Error::NotMounted`], [`Error::MountedReadOnly`], [`Error::MountedChanges`]; [`Error::System`] if
@@ -87,9 +90,14 @@ impl Mounts {
         &self,
         place: &Path,
         mut each: impl FnMut(Change<'_>) -> io::Result<()>,
-    ) -> Result<(), Error> {
+    ) -> Result<Notes, Error> {
+        let found = self.changed(place)?;
+        if found.record.by == ServedBy::Kernel {
+            let base = self.base(place)?;
+            return kept_by_kernel(place, &found)?.changes(&base, each);
+        }
         let mut refused = None;
-        let mut input = self.ask(place, DIFF)?;
+        let mut input = ask(place, &found, DIFF)?;
         let read = read_changes(&mut input, |change| {
             each(change).map_err(|error| {
                 let kind = error.kind();
@@ -103,7 +111,7 @@ impl Mounts {
                 source,
             }),
             (Err(error), None) => Err(changes(place, &error)),
-            (Ok(()), None) => Ok(()),
+            (Ok(()), None) => Ok(Notes::default()),
         }
     }
 
@@ -118,25 +126,32 @@ impl Mounts {
         edit: &ImageEdit,
         references: &[Reference],
         limits: &Limits,
-    ) -> Result<Image, Error> {
-        let Base::Image(image) = self.base(place)? else {
+    ) -> Result<(Image, Notes), Error> {
+        let base = self.base(place)?;
+        let Base::Image(image) = &base else {
             return Err(Error::NoImage(place.to_string_lossy().into_owned()));
         };
-        let mut layer = self.ask(place, LAYER)?;
+        let found = self.changed(place)?;
         let store = self.sandboxes.store();
-        append_layer(
+        if found.record.by == ServedBy::Kernel {
+            let layer = kept_by_kernel(place, &found)?.layer(&base)?;
+            return commit_layer(store, image, layer, edit, references, limits);
+        }
+        let mut layer = ask(place, &found, LAYER)?;
+        let made = append_layer(
             store,
-            &image,
+            image,
             &mut layer,
             edit,
             references,
             limits,
             Place::Jail,
-        )
-        .map_err(|error| match error {
+        );
+        let image = made.map_err(|error| match error {
             AppendLayerError::Read(error) => changes(place, &error),
             error => Box::new(error).into(),
-        })
+        })?;
+        Ok((image, Notes::default()))
     }
 
     /// Returns the image of the tree on a directory, which [`Mounts::commit`] adds a layer to.
@@ -158,24 +173,35 @@ impl Mounts {
         found.ok_or_else(|| Error::NotMounted(place.to_owned()))
     }
 
-    /// Asks the server of the tree on a directory for its changes, once the kernel has given it all that
-    /// it has cached.
-    fn ask(&self, place: &Path, what: u8) -> Result<Pieces<File>, Error> {
+    /// Returns the tree on a directory, which can be changed.
+    fn changed(&self, place: &Path) -> Result<Found, Error> {
         let found = self.found(place)?;
-        if !found.record.is_writable || found.record.by == ServedBy::Kernel {
-            return Err(Error::MountedReadOnly(place.to_owned()));
+        if found.record.is_writable {
+            Ok(found)
+        } else {
+            Err(Error::MountedReadOnly(place.to_owned()))
         }
-        let connect = || -> io::Result<File> {
-            syncfs(File::open(&found.record.place)?)?;
-            let stream = socket::connect(&found.directory, CONTROL.as_ref())?;
-            let mut stream = File::from(OwnedFd::from(stream));
-            stream.write_all(&[what])?;
-            Ok(stream)
-        };
-        connect()
-            .map(Pieces::new)
-            .map_err(|error| changes(place, &error))
     }
+}
+
+/// Asks the server of a tree for its changes, once the kernel has given it all that it has cached.
+fn ask(place: &Path, found: &Found, what: u8) -> Result<Pieces<File>, Error> {
+    let connect = || -> io::Result<File> {
+        syncfs(File::open(&found.record.place)?)?;
+        let stream = socket::connect(&found.directory, CONTROL.as_ref())?;
+        let mut stream = File::from(OwnedFd::from(stream));
+        stream.write_all(&[what])?;
+        Ok(stream)
+    };
+    connect()
+        .map(Pieces::new)
+        .map_err(|error| changes(place, &error))
+}
+
+/// Returns the changes in a tree that the kernel serves.
+fn kept_by_kernel(place: &Path, found: &Found) -> Result<FrozenDisk, Error> {
+    let folder = layer::ask(&found.directory).map_err(|error| changes(place, &error))?;
+    Ok(FrozenDisk::of_mounted(place, folder))
 }
 
 fn changes(place: &Path, error: &io::Error) -> Error {

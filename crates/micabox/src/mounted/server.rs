@@ -1,21 +1,18 @@
-//! The process that answers for a mounted tree: this program executed once more, in a session of its
-//! own. It starts the jailed worker that serves the tree, keeps the lock, and removes the record at the
-//! end.
+//! The process that answers for a mounted tree. It starts the jailed worker that serves the tree, keeps
+//! the lock, and removes the record at the end.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::os::fd::{AsFd, OwnedFd, RawFd};
-use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
+use std::os::fd::{OwnedFd, RawFd};
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
 
 use micabox_jail::{CallError, Kind, Limits, Worker};
 use serde::{Deserialize, Serialize};
 
+use super::process;
 use crate::ProcessId;
 use crate::jailed::{Fault, Serve};
-use crate::owner::{receive, send};
+use crate::owner::send;
 
 /// The kind of worker that answers for a mounted tree.
 pub(crate) const KIND: Kind = Kind::new(NAME, work);
@@ -75,37 +72,11 @@ pub(super) fn start(
     lock: &File,
     files: &[File],
 ) -> io::Result<Result<ProcessId, String>> {
-    let (ours, theirs) = UnixStream::pair()?;
-    let mut process = Command::new(micabox_jail::program(NAME)?);
-    process
-        .arg0("mica-mount")
-        .args(micabox_jail::plain_arguments(NAME, 0))
-        .current_dir("/")
-        .stdin(Stdio::from(OwnedFd::from(theirs)))
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
-    let child = process.spawn()?;
-    // Ours must be the only end, so that its death is seen.
-    drop(process);
-    send(
-        &ours,
-        &Job { serve, directory },
-        std::iter::once(lock).chain(files),
-    )?;
-    match receive::<Result<(), String>>(&ours) {
-        Ok((Ok(()), _)) => {
-            let process = ProcessId::of(child.id());
-            Ok(process.ok_or_else(|| "its server ended at once".to_owned()))
-        }
-        Ok((Err(problem), _)) => Ok(Err(problem)),
-        Err(_) => Ok(Err("its server was killed".to_owned())),
-    }
+    let job = Job { serve, directory };
+    process::start(NAME, &job, std::iter::once(lock).chain(files))
 }
 
-fn work(descriptor: RawFd) -> i32 {
-    debug_assert_eq!(descriptor, 0);
-    // A terminal's signals are not for it.
-    let _ = rustix::process::setsid();
+fn work(_: RawFd) -> i32 {
     match run() {
         Ok(()) => 0,
         Err(_) => 1,
@@ -113,9 +84,7 @@ fn work(descriptor: RawFd) -> i32 {
 }
 
 fn run() -> io::Result<()> {
-    let connection = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    rustix::stdio::dup2_stdin(&File::open("/dev/null")?)?;
-    let (job, files) = receive::<Job>(&connection)?;
+    let (connection, job, files) = process::told::<Job>()?;
     let mut files = files.into_iter();
     let _lock = files.next().ok_or(io::ErrorKind::InvalidData)?;
     let server = match Server::start(&job.serve, files.collect()) {
