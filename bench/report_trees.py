@@ -48,6 +48,22 @@ def trees(result: dict) -> str:
     )
 
 
+def mounted(result: dict) -> str:
+    base, *others = result["contenders"]
+    rows = []
+    for workload, runs in result["workloads"].items():
+        median = runs[base]["median"]
+        ratios = [f"{runs[who]['median'] / median:.2f}" for who in others]
+        rows.append([f"`{workload}`", f"{median * 1e3:.1f}", *ratios])
+    means = [f"**{result['geometric_mean'][who]:.2f}**" for who in others]
+    rows.append(["**geometric mean**", "", *means])
+    about = (
+        f"Medians of {result['iterations']} iterations, and how many times the kernel's. "
+        f"{source(result)} {result['minutes']:.0f} minutes."
+    )
+    return "\n\n".join([about, table(["workload", f"{base}, ms", *others], rows)])
+
+
 def projects(result: dict) -> str:
     return "\n\n".join(project(name, of) for name, of in result["projects"].items())
 
@@ -97,4 +113,4 @@ def amounts(of: dict) -> list[str]:
     return [f"{of['peak'] / MIB:.0f}" if of["peak"] else "", f"{of['cached'] / MIB:.0f}"]
 
 
-TABLES = {"trees": trees, "tree-projects": projects}
+TABLES = {"mounted": mounted, "trees": trees, "tree-projects": projects}

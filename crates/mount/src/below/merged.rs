@@ -17,6 +17,9 @@ use micabox_overlay::view::{Directory, Entry, Slot, View};
 use super::alone::read;
 use super::{io, stat, without_marks};
 
+/// Names with the numbers of their files.
+pub(crate) type Names = Vec<(Box<[u8]>, u64)>;
+
 /// An upper layer over a lower one: what a sandbox sees.
 pub struct Merged {
     below: Arc<lower::Lower>,
@@ -66,7 +69,7 @@ impl Merged {
     }
 
     /// Returns what the layer below has in one of its directories.
-    pub(crate) fn list_below(&self, directory: u64) -> Result<Vec<(Box<[u8]>, u64)>, Errno> {
+    pub(crate) fn list_below(&self, directory: u64) -> Result<Names, Errno> {
         let directory = self.below.node(directory / 2).map_err(io)?;
         let entries = self.below.entries(&directory).map_err(io)?.into_iter();
         Ok(entries
