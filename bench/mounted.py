@@ -102,14 +102,17 @@ def unpacked(directory: pathlib.Path) -> list[pathlib.Path]:
 
 
 def apply(archive: pathlib.Path, tree: pathlib.Path) -> None:
-    """Changes a tree as a layer says, deletions first."""
-    listed = subprocess.run(["tar", "-tf", archive], check=True, capture_output=True, text=True)
-    for name in listed.stdout.splitlines():
+    """Changes a tree as a layer says, deletions first, also of a directory in whose place is a file."""
+    words = ["tar", "--quoting-style=literal", "-tf", archive]
+    listed = subprocess.run(words, check=True, capture_output=True)
+    for name in map(os.fsdecode, listed.stdout.splitlines()):
         path = tree / name
         if path.name == ".wh..wh..opq":
             gone = [*path.parent.iterdir()] if path.parent.is_dir() else []
         elif path.name.startswith(".wh."):
             gone = [path.with_name(path.name.removeprefix(".wh."))]
+        elif not name.endswith("/") and path.is_dir() and not path.is_symlink():
+            gone = [path]
         else:
             continue
         subprocess.run(["rm", "-rf", *gone], check=True)

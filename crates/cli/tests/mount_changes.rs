@@ -63,6 +63,68 @@ fn changes_in_memory_are_listed_and_become_an_image() {
     world.assert_nothing_left();
 }
 
+#[test]
+#[ignore = "needs root: mounts filesystems"]
+fn a_directory_is_below_changes_in_memory() {
+    let world = World::new();
+    shell(
+        world.home.path(),
+        "mkdir t/mounted t/inside; mount -t tmpfs none t/mounted; touch t/mounted/file",
+    );
+    world.mica("mount --rw ./t a").ok();
+    shell(world.home.path(), "umount t/mounted");
+    assert_eq!(world.mounted()[0]["kind"], "directory");
+    let below = world.look("t");
+    assert_same(&below, &world.look("a"));
+    assert!(below.contains("trusted.secret") && below.contains("system.posix_acl_default"));
+    shell(
+        &world.path("a"),
+        "echo more >> long; rm -r deep/er; mv many moved; echo new > new; chmod 600 file",
+    );
+    assert_same(&below, &world.look("t"));
+    let changes = world.mica("diff ./a").ok();
+    for change in [
+        "C /long",
+        "D /deep/er",
+        "D /many",
+        "A /moved/name-1",
+        "A /new",
+        "C /file",
+    ] {
+        assert!(
+            changes.lines().any(|line| line == change),
+            "{change}: {changes}"
+        );
+    }
+    let refused = world.mica("commit ./a mine");
+    assert!(refused.stderr().contains("image"), "{}", refused.stderr());
+
+    // On a directory in itself, where what is mounted is not seen.
+    world.mica("mount ./t t/inside").ok();
+    assert_same(&below, &world.look("t/inside"));
+    world.mica("umount t/inside").ok();
+
+    // Whatever changes below, it answers.
+    let changing = "for i in $(seq 30); do rm -rf t/many; mkdir t/many; seq $i > t/many/name-$i; truncate -s $i t/long
+        rm -f t/old; mkdir t/old; rm -rf t/old; ln -s /etc/passwd t/old; mv t/deep t/many/deep; mv t/many/deep t/deep; done";
+    let mut changing = std::process::Command::new("sh")
+        .args(["-c", changing])
+        .current_dir(world.home.path())
+        .spawn()
+        .unwrap();
+    let read = "find . -ls; find . -type f -exec cat {} +; getfattr -R -h -d -m - .";
+    while changing.try_wait().unwrap().is_none() {
+        let mut sh = std::process::Command::new("timeout");
+        sh.args(["20", "sh", "-c", read])
+            .current_dir(world.path("a"));
+        let code = Finished::of(sh).code();
+        assert_ne!(code, 124, "reading takes too long");
+    }
+    assert_eq!(world.mounted()[0]["is_alive"], true);
+    world.mica("umount a").ok();
+    world.assert_nothing_left();
+}
+
 /// Makes changes of all kinds that overlayfs makes as memory does: no directory of the image is renamed, and
 /// no file with several names is changed. Then all that was changed gets one time.
 const CHANGE: &str = r#": > ../stamp; sleep 0.05; cd srv; echo new > added; ln added hardlink; ln -s data link; mkfifo pipe; mknod null c 1 3

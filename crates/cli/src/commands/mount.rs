@@ -19,7 +19,7 @@ use crate::failure::{EXIT_MICA, Failure};
 use crate::output::{Table, ago, print, print_json};
 use crate::{Outcome, settings};
 
-/// Mount an image, a sandbox's disk, a snapshot or a filesystem in a file, to look into it
+/// Mount an image, a sandbox's disk, a snapshot, a filesystem in a file or a directory, to look into it
 ///
 /// Nothing boots, and nothing is unpacked. A sandbox is shown as it is now; it may run on. The tree is
 /// there until `mica umount`; with a command, for as long as the command runs in it, whose code mica exits
@@ -63,8 +63,8 @@ pub struct Args {
     /// Print the list as JSON
     #[arg(long, conflicts_with = "source")]
     json: bool,
-    /// An image, a sandbox, a snapshot, or a file with an EROFS or ext4 filesystem; the first that there
-    /// is of a file, a sandbox, a snapshot and an image
+    /// An image, a sandbox, a snapshot, a file with an EROFS or ext4 filesystem, or a directory; the first that
+    /// there is of a file, a sandbox, a snapshot, an image and a directory. With a slash in it, it is a path
     #[arg(value_name = "SOURCE", requires = "place")]
     source: Option<OsString>,
     /// The directory to mount it on
@@ -212,6 +212,7 @@ fn kind(kind: TreeKind) -> &'static str {
         TreeKind::Sandbox => "sandbox",
         TreeKind::Snapshot => "snapshot",
         TreeKind::File => "file",
+        TreeKind::Directory => "directory",
     }
 }
 

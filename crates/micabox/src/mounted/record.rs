@@ -29,7 +29,7 @@ pub struct MountRecord {
     pub upper: Option<PathBuf>,
     /// When it was mounted, seconds since 1970-01-01 UTC.
     pub created: i64,
-    /// Its image or root disk; none for a file.
+    /// Its image or root disk; none for a file and a directory.
     #[serde(flatten)]
     pub base: Option<BaseName>,
     /// The process that answers for it, or keeps the changes where the kernel does; none if there are none.
@@ -53,6 +53,8 @@ pub enum TreeKind {
     Snapshot,
     /// An EROFS or ext4 filesystem in a file.
     File,
+    /// A directory of this machine.
+    Directory,
 }
 
 /// What serves a mounted tree.

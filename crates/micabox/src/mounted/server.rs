@@ -7,11 +7,12 @@ use std::os::fd::{OwnedFd, RawFd};
 use std::path::PathBuf;
 
 use micabox_jail::{CallError, Kind, Limits, Worker};
+use micabox_share::{Process, Settings, Transport};
 use serde::{Deserialize, Serialize};
 
 use super::process;
 use crate::ProcessId;
-use crate::jailed::{Fault, Serve};
+use crate::jailed::{Below, Fault, Serve};
 use crate::owner::send;
 
 /// The kind of worker that answers for a mounted tree.
@@ -22,6 +23,16 @@ const NAME: &str = "mounted-owner";
 /// Bytes of address space beyond what changes may take: tables of inodes, which are as many as the kernel
 /// holds, and directories.
 const MEMORY: u64 = 16 << 30;
+
+/// How a directory is read.
+const AS_IT_IS: Settings = Settings {
+    read_only: true,
+    cached: false,
+    upper: false,
+    as_it_is: true,
+    only: None,
+    transport: Transport::Stream,
+};
 
 /// What the process gets, with the lock and then the worker's files.
 #[derive(Debug, Serialize, Deserialize)]
@@ -34,12 +45,25 @@ struct Job {
 #[derive(Debug)]
 pub(super) struct Server {
     worker: Worker<Serve>,
+    /// The server of a directory that the tree is over.
+    _folder: Option<Process>,
 }
 
 impl Server {
     /// Starts the worker and waits until it serves.
     pub(super) fn start(serve: &Serve, files: Vec<OwnedFd>) -> Result<Self, CallError<Fault>> {
-        let pipe = io::pipe().map_err(|source| CallError::Start { kind: NAME, source });
+        let failed = |source| CallError::Start { kind: NAME, source };
+        let mut files = files;
+        let mut folder = None;
+        if serve.lower == Below::Folder {
+            let directory = files.pop();
+            let directory = directory.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+            let started = micabox_share::start(directory, &AS_IT_IS);
+            let (process, socket) = started.map_err(|error| failed(io::Error::other(error)))?;
+            files.push(socket);
+            folder = Some(process);
+        }
+        let pipe = io::pipe().map_err(failed);
         let (mut ready, worker_end) = pipe?;
         let limits = Limits {
             memory: MEMORY.saturating_add(serve.room.0),
@@ -48,7 +72,10 @@ impl Server {
         let files = std::iter::once(OwnedFd::from(worker_end)).chain(files);
         let worker = Worker::start(serve, files.collect(), &limits)?;
         match ready.read(&mut [0]) {
-            Ok(1) => Ok(Self { worker }),
+            Ok(1) => Ok(Self {
+                worker,
+                _folder: folder,
+            }),
             // It has ended, and says why.
             _ => match worker.wait() {
                 Err(error) => Err(error),

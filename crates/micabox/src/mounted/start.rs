@@ -207,6 +207,9 @@ impl Mounts {
                 return refused("changes in memory are mica's own");
             }
             Tree::Image(image) => image,
+            Tree::Directory(_) => {
+                return refused("an overlay over a directory can be mounted with mount(8)");
+            }
             Tree::File(_) | Tree::Sandbox(_) | Tree::Snapshot(_) => return refused(FOREIGN),
         };
         let mount = match kernel::erofs(image) {
