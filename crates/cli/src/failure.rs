@@ -255,7 +255,7 @@ fn hint(error: &micabox::Error) -> Option<&'static str> {
             "`mica images`, `mica ps -a` and `mica snapshot ls` list what there is; `mica pull` gets images"
         }
         E::Mount(micabox_mount::Error::NoHelper(_)) => {
-            "install fuse3, or give a command, which alone sees the tree: `mica mount ... -- COMMAND`"
+            "install fuse3, or give a command, which alone sees the tree, if that is not a directory: `mica mount ... -- COMMAND`"
         }
         E::MountedAlready(_) => "`mica umount` unmounts it",
         E::MountedFolder(_) => "look there, or mount the image",

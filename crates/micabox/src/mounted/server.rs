@@ -1,6 +1,7 @@
 //! The process that answers for a mounted tree. It starts the jailed worker that serves the tree, keeps
 //! the lock, and removes the record at the end.
 
+use std::error::Error;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::fd::{OwnedFd, RawFd};
@@ -59,7 +60,12 @@ impl Server {
             let directory = files.pop();
             let directory = directory.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
             let started = micabox_share::start(directory, &AS_IT_IS);
-            let (process, socket) = started.map_err(|error| failed(io::Error::other(error)))?;
+            let (process, socket) = started.map_err(|error| {
+                let why = error
+                    .source()
+                    .map_or(String::new(), |why| format!(": {why}"));
+                CallError::Refused(Fault::Below(format!("{error}{why}")))
+            })?;
             files.push(socket);
             folder = Some(process);
         }

@@ -18,7 +18,7 @@ use super::{
     CONTROL, Found, LOCK, MountRecord, Mounts, PREFIX, ServedBy, Tree, is_lacking, kernel, layer,
     table,
 };
-use crate::jailed::Serve;
+use crate::jailed::{Below, Serve};
 use crate::sandbox::now;
 use crate::state::Lock;
 use crate::{BaseName, Error, ProcessId, upper};
@@ -306,7 +306,9 @@ impl Mounts {
             below,
         } = tree.open(&self.sandboxes)?;
         record.base = base;
-        let manner = Manner::possible(&record.place, options.only_own)?;
+        // In namespaces of its own, a process can't hand on a directory that it opened outside.
+        let only_own = options.only_own && format != Below::Folder;
+        let manner = Manner::possible(&record.place, only_own)?;
         let shown = Shown::Tree {
             is_read_only: !options.is_writable,
         };
