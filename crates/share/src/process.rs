@@ -187,7 +187,10 @@ pub fn start(folder: OwnedFd, settings: &Settings) -> Result<(Process, OwnedFd),
     match File::from(ready).read_exact(&mut [0]) {
         Ok(()) => Ok((process, ours)),
         Err(_) => {
-            process.end();
+            // It is about to say why.
+            if let Some(watcher) = process.watcher.take() {
+                let _ = watcher.join();
+            }
             Err(Error::Ended(tail.text().trim().to_owned()))
         }
     }
