@@ -6,6 +6,7 @@ pub mod dns;
 pub mod exec;
 pub mod share;
 pub mod snapshot;
+pub mod trees;
 pub mod upper;
 
 use std::ffi::OsStr;
