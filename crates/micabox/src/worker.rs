@@ -19,6 +19,7 @@ const WORKERS: &[Kind] = &[
     micabox_vmm::HOST_WORKER,
     crate::owner::KIND,
     crate::mounted::KIND,
+    crate::lowers::KIND,
 ];
 
 /// Becomes a worker or an owner if this process was started as one, and does not return then.

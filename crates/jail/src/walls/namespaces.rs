@@ -91,7 +91,7 @@ pub(super) fn own_directory() -> io::Result<OwnedFd> {
 }
 
 /// Moves this process, with its privileges, into a mount namespace of its own.
-pub(super) fn enter_mounts() -> io::Result<()> {
+pub(crate) fn enter_mounts() -> io::Result<()> {
     unshare(UnshareFlags::NEWNS)
 }
 

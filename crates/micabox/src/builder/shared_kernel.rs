@@ -1,7 +1,10 @@
-//! What a sandbox without a kernel of its own can't have.
+//! What a sandbox without a kernel of its own has in place of disks, and what it can't have.
+
+use micabox_vmm::Limits;
 
 use super::Start;
-use crate::plan::{Root, Transport};
+use crate::lowers::Lowers;
+use crate::plan::{IMAGE_SERIAL, Plan, Root, Transport};
 use crate::{Base, Error, Upper};
 
 impl Start {
@@ -36,5 +39,21 @@ impl Start {
             what: what.to_owned(),
         }
         .into())
+    }
+
+    /// Adds the trees of its image and of those that are mounted in it.
+    pub(super) fn attach_trees(&self, plan: &mut Plan, limits: &Limits) -> Result<(), Error> {
+        let Base::Image(image) = &self.base else {
+            return Ok(());
+        };
+        let lowers = Lowers::of(&self.store)?;
+        let first = lowers.hold(image, None)?;
+        plan.add_tree(first.tree(IMAGE_SERIAL.to_owned()), limits)?;
+        for (image, serial) in self.setup.images() {
+            let image = self.store.image_by_digest(&image.parse_digest()?)?;
+            let held = lowers.hold(&image, Some(&first))?;
+            plan.add_tree(held.tree(serial), limits)?;
+        }
+        Ok(())
     }
 }

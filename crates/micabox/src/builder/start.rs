@@ -449,6 +449,9 @@ impl Start {
     /// Adds the disks of mounted images and volumes to the plan. The volumes' files hold their
     /// locks.
     fn attach_disks(&self, plan: &mut Plan, limits: &Limits) -> Result<(), Error> {
+        if !limits.own_kernel {
+            return self.attach_trees(plan, limits);
+        }
         for (image, serial) in self.setup.images() {
             let image = self.store.image_by_digest(&image.parse_digest()?)?;
             let disk = image_disk(&image_files::open(&image)?, serial);

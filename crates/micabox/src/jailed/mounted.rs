@@ -24,8 +24,21 @@ pub(crate) struct Serve {
     pub(crate) lower: LowerKind,
     pub(crate) is_writable: bool,
     pub(crate) is_for_one_user: bool,
+    pub(crate) shown: Shown,
     /// Bytes and inodes that changes may take.
     pub(crate) room: (u64, u64),
+}
+
+/// What is shown of a tree that can't be changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Shown {
+    /// All that is there.
+    AsItIs,
+    /// What containers may see of it.
+    BelowContainers {
+        /// Whether all files are root's.
+        has_one_owner: bool,
+    },
 }
 
 impl Call for Serve {
@@ -57,7 +70,12 @@ impl Call for Serve {
             .map_err(|error| Fault::Below(error.to_string()))?;
         let tree = match disk {
             None if self.is_writable => below::overlaid(Arc::clone(&below)),
-            None => below::alone(Arc::clone(&below)),
+            None => match self.shown {
+                Shown::AsItIs => below::alone(Arc::clone(&below)),
+                Shown::BelowContainers { has_one_owner } => {
+                    below::below_containers(Arc::clone(&below), has_one_owner)
+                }
+            },
             Some(disk) => {
                 let upper = view::open(disk).map_err(Fault::disk)?;
                 below::merged(Box::new(upper), Arc::clone(&below)).map_err(Fault::disk)?

@@ -34,7 +34,7 @@ use crate::{Error, Sandboxes};
 pub(crate) use changes::answer;
 pub(crate) use pieces::Pieces;
 pub use record::{MountRecord, ServedBy, TreeKind};
-pub(crate) use server::KIND;
+pub(crate) use server::{KIND, Server};
 pub use source::Tree;
 pub use start::{MountOptions, MountedTree};
 

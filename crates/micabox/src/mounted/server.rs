@@ -35,13 +35,13 @@ struct Job {
 
 /// A tree's server that has started.
 #[derive(Debug)]
-pub(super) struct Server {
+pub(crate) struct Server {
     worker: Worker<Serve>,
 }
 
 impl Server {
     /// Starts the worker and waits until it serves.
-    pub(super) fn start(serve: &Serve, files: Vec<OwnedFd>) -> Result<Self, CallError<Fault>> {
+    pub(crate) fn start(serve: &Serve, files: Vec<OwnedFd>) -> Result<Self, CallError<Fault>> {
         let pipe = io::pipe().map_err(|source| CallError::Start { kind: NAME, source });
         let (mut ready, worker_end) = pipe?;
         let limits = Limits {
@@ -63,7 +63,7 @@ impl Server {
     }
 
     /// Waits until the tree is unmounted.
-    pub(super) fn wait(self) -> Result<(), CallError<Fault>> {
+    pub(crate) fn wait(self) -> Result<(), CallError<Fault>> {
         self.worker.wait()
     }
 }

@@ -17,7 +17,7 @@ use super::source::Files;
 use super::{
     CONTROL, LOCK, MountRecord, Mounts, PREFIX, ServedBy, Tree, is_lacking, kernel, table,
 };
-use crate::jailed::Serve;
+use crate::jailed::{self, Serve};
 use crate::sandbox::now;
 use crate::state::Lock;
 use crate::{BaseName, Error, ProcessId};
@@ -238,6 +238,7 @@ impl Mounts {
             lower: format,
             is_writable: options.is_writable,
             is_for_one_user: place.is_for_one_user(),
+            shown: jailed::Shown::AsItIs,
             room: (options.size, options.inodes),
         };
         let listener = if options.is_writable {
