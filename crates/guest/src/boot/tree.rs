@@ -11,7 +11,7 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags};
 
 use super::{Step, UPPER, files, masks};
 use crate::exec::Place;
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, has_one_user};
 use crate::mount::{self, Filesystem, attach};
 
 /// Where control groups are mounted.
@@ -114,13 +114,15 @@ fn kernel_filesystems(kernel: Kernel) -> Result<Vec<Detached>, BootFailed> {
         Kernel::Hosts => data | MountAttrFlags::MOUNT_ATTR_RDONLY,
     };
     let dev = [("mode", "0755"), ("size", "64m")];
-    let pts = [("mode", "0620"), ("gid", "5"), ("ptmxmode", "0666")];
+    // The group `tty`, where there is more than root's.
+    let pts = [("mode", "0620"), ("ptmxmode", "0666"), ("gid", "5")];
+    let pts = pts.get(..if has_one_user() { 2 } else { 3 });
     let shm = [("mode", "1777"), ("size", "64m")];
     let all = [
         ("sysfs", "/sys", &[][..], kernels),
         ("cgroup2", GROUPS, &[], kernels),
         ("tmpfs", "/dev", &dev, nosuid),
-        ("devpts", "/dev/pts", &pts, noexec),
+        ("devpts", "/dev/pts", pts.unwrap_or_default(), noexec),
         ("tmpfs", "/dev/shm", &shm, data),
         ("mqueue", "/dev/mqueue", &[], data),
     ];

@@ -31,6 +31,7 @@ impl Start {
             () if self.transport == Transport::Pmem => "maps no image as memory (--transport auto)",
             () if self.vsock.is_some() => "has no vsock",
             () if self.nested_virtualization => "has no processors that could be virtualised",
+            () if self.network.is_some() => return Ok(micabox_vmm::host::check_network()?),
             () => return Ok(()),
         };
         let backend = "the host backend";
