@@ -112,7 +112,10 @@ impl Home {
 
     /// Returns the PID of the owner of the only sandbox.
     pub fn owner(&self) -> u32 {
-        let [sandbox] = self.sandboxes().try_into().unwrap();
+        let mut sandboxes = self.sandboxes();
+        let held = self.held_images();
+        sandboxes.retain(|path| !held.contains(path));
+        let [sandbox] = sandboxes.try_into().unwrap();
         let record = fs::read(sandbox.join("state.json")).unwrap();
         let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
         record["owner"]["pid"].as_u64().unwrap().try_into().unwrap()

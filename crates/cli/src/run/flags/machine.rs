@@ -72,7 +72,9 @@ pub struct MachineArgs {
     #[arg(long, value_name = "WHAT", value_delimiter = ',', value_parser = trim)]
     pub trim: Vec<Trim>,
 
-    /// What runs the machine: our own monitor on KVM, QEMU, or no machine but this one's kernel
+    /// What runs the machine: our own monitor on KVM, QEMU, or no machine but this one's kernel; there,
+    /// without root, owners are kept up to 65,535 by subordinate IDs (/etc/subuid, newuidmap), and are all
+    /// root without them
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub backend: Backend,
 
