@@ -29,14 +29,16 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
-use rustix::process::{Gid, Pid, PidfdFlags, Uid, getpid, pidfd_open};
+use rustix::process::{
+    DumpableBehavior, Gid, Pid, PidfdFlags, Uid, getpid, pidfd_open, set_dumpable_behavior,
+};
 use rustix::thread::{
     LinkNameSpaceType, move_into_link_name_space, set_thread_groups, set_thread_res_gid,
     set_thread_res_uid,
 };
 
 use crate::start::confine::{close_on_exec_from, inherit};
-use crate::walls::namespaces::{die_with, keep_until_it_ends};
+use crate::walls::namespaces::{Owner, die_with, keep_until_it_ends};
 
 pub use mounts::mount_erofs;
 pub use subordinate::Subordinate;
@@ -131,9 +133,7 @@ impl Container<'_> {
             pidfd_open(getpid(), PidfdFlags::empty()).map_err(step("naming its keeper"))?;
         let mut count = USERS;
         if let Whose::Namespaces(users) = self.users {
-            let kind = Some(LinkNameSpaceType::User);
-            move_into_link_name_space(users.as_fd(), kind).map_err(step("entering its users"))?;
-            count = users::count().map_err(step("counting its users"))?;
+            count = enter_users(users)?;
         }
         let signal = libc::SIGCHLD;
         // SAFETY: without a stack and shared memory this is fork(2), and this process has one thread.
@@ -223,6 +223,23 @@ impl Started {
     pub fn end_as_it_does(self) -> Result<Infallible, crate::WallsError> {
         keep_until_it_ends(self.pid.as_raw_nonzero().get())
     }
+}
+
+/// Enters a user namespace that this process owns, as its root: the kernel makes a namespace below one only for
+/// one of its users. Returns how many users there are.
+fn enter_users(users: &OwnedFd) -> Result<u32, Error> {
+    let entering = || step("entering its users");
+    let parent = Owner::now();
+    let kind = Some(LinkNameSpaceType::User);
+    move_into_link_name_space(users.as_fd(), kind).map_err(entering())?;
+    let count = users::count().map_err(entering())?;
+    become_root(count > 1).map_err(entering())?;
+    // The change of users has undone it, and has made files below /proc root's, where users are mapped.
+    parent
+        .die_with()
+        .map_err(|error| entering()(io::Error::other(error)))?;
+    set_dumpable_behavior(DumpableBehavior::Dumpable).map_err(entering())?;
+    Ok(count)
 }
 
 /// Becomes root of this user namespace, without groups; where there is one group only, those that the

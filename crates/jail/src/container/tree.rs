@@ -47,13 +47,21 @@ pub struct Space {
     pub channel: UnixStream,
 }
 
+/// What that process has.
+#[derive(Debug)]
+pub struct Inside {
+    /// A stream to the process that started it.
+    pub channel: UnixStream,
+    keeper: OwnedFd,
+}
+
 impl Owners {
     /// Starts a process in new namespaces, which calls `work` and exits. The calling process must have
     /// one thread; the new one ends with it.
     ///
     /// # Errors
     /// [`Error`]; nothing is left behind.
-    pub fn start(&self, work: impl FnOnce(&UnixStream) -> io::Result<()>) -> Result<Space, Error> {
+    pub fn start(&self, work: impl FnOnce(&Inside) -> io::Result<()>) -> Result<Space, Error> {
         let (ours, theirs) = UnixStream::pair().map_err(step("making a channel"))?;
         let keeper = pidfd_open(getpid(), PidfdFlags::empty());
         let keeper = keeper.map_err(step("naming its keeper"))?;
@@ -67,16 +75,20 @@ impl Owners {
             -1 => return Err(step(super::REFUSED)(io::Error::last_os_error())),
             0 => {
                 drop(ours);
+                let inside = Inside {
+                    channel: theirs,
+                    keeper,
+                };
                 let run = || -> io::Result<()> {
-                    die_with(&keeper).map_err(io::Error::other)?;
-                    (&theirs).read_exact(&mut [0])?;
+                    die_with(&inside.keeper).map_err(io::Error::other)?;
+                    (&inside.channel).read_exact(&mut [0])?;
                     if let Self::Of(users) = self {
                         let kind = Some(LinkNameSpaceType::User);
                         move_into_link_name_space(users.as_fd(), kind)?;
                     }
                     enter_mounts()?;
                     keep_mounts().map_err(io::Error::other)?;
-                    work(&theirs)
+                    work(&inside)
                 };
                 let code = i32::from(run().is_err());
                 // SAFETY: ends the process without running the caller's exit handlers.
@@ -103,6 +115,19 @@ impl Owners {
             .write_all(b"g")
             .map_err(step("starting it"))?;
         Ok(space)
+    }
+}
+
+impl Inside {
+    /// Becomes root of a user namespace: FUSE has no number for any other user of this machine's, and so
+    /// no request.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn become_root(&self) -> io::Result<()> {
+        super::become_root(users::count()? > 1)?;
+        // The change of users has undone it.
+        die_with(&self.keeper).map_err(io::Error::other)
     }
 }
 

@@ -172,9 +172,9 @@ fn hold(
 
 /// Has the kernel mount the files.
 fn by_kernel(listener: &UnixListener, files: &[OwnedFd]) -> Result<Space, String> {
-    let space = Owners::Machine.start(|outside| {
+    let space = Owners::Machine.start(|inside| {
         let mounted = mount_erofs(files).and_then(|mount| make_root(&mount));
-        say(outside, &mounted)?;
+        say(&inside.channel, &mounted)?;
         mounted?;
         serve(listener, In::Machine, None)
     });
@@ -192,19 +192,19 @@ fn with_server(
 ) -> Result<Tree, String> {
     let place = In::Users { has_one };
     let threads = available_parallelism().map_or(2, |count| count.get().clamp(2, THREADS));
-    let space = owners.start(|outside| {
+    let space = owners.start(|inside| {
         let users = File::from(own_users()?);
         let tree = mount_fuse(threads);
         let said = tree.as_ref().map(drop).map_err(ToString::to_string);
         let channels = tree.iter().flat_map(|tree| &tree.channels);
         let channels = channels.map(|channel| channel.try_clone().map(File::from));
         let channels = channels.collect::<io::Result<Vec<_>>>()?;
-        send(outside, &said, &channels)?;
+        send(&inside.channel, &said, &channels)?;
         drop(channels);
         let mount = tree?.mount;
         // The first request, which is answered once there is a server.
-        let mounted = make_root(&mount);
-        say(outside, &mounted)?;
+        let mounted = inside.become_root().and_then(|()| make_root(&mount));
+        say(&inside.channel, &mounted)?;
         mounted?;
         drop(mount);
         serve(listener, place, Some(&users))

@@ -8,6 +8,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use micabox_jail::container::{Container, Interface, Started, Users, Whose};
 use micabox_jail::{Filter, Kind, forbid_paths, take};
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
 use super::{Link, Spec, agent, relay};
@@ -185,6 +186,9 @@ fn confine() -> Result<(), String> {
         inheritable: CapabilitySet::empty(),
     };
     set_capabilities(None, none).map_err(|error| format!("dropping capabilities: {error}"))?;
+    // Containers of the same users must not look into it.
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)
+        .map_err(|error| format!("becoming opaque: {error}"))?;
     forbid_paths().map_err(|error| error.to_string())?;
     let filter = Filter::allowing(CALLS.into_iter().chain(ENDING));
     let descriptors = [libc::F_DUPFD_CLOEXEC.cast_unsigned()];
