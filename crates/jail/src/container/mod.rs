@@ -228,18 +228,17 @@ impl Started {
 /// Enters a user namespace that this process owns, as its root: the kernel makes a namespace below one only for
 /// one of its users. Returns how many users there are.
 fn enter_users(users: &OwnedFd) -> Result<u32, Error> {
-    let entering = || step("entering its users");
-    let parent = Owner::now();
-    let kind = Some(LinkNameSpaceType::User);
-    move_into_link_name_space(users.as_fd(), kind).map_err(entering())?;
-    let count = users::count().map_err(entering())?;
-    become_root(count > 1).map_err(entering())?;
-    // The change of users has undone it, and has made files below /proc root's, where users are mapped.
-    parent
-        .die_with()
-        .map_err(|error| entering()(io::Error::other(error)))?;
-    set_dumpable_behavior(DumpableBehavior::Dumpable).map_err(entering())?;
-    Ok(count)
+    let enter = || -> io::Result<u32> {
+        let parent = Owner::now();
+        move_into_link_name_space(users.as_fd(), Some(LinkNameSpaceType::User))?;
+        let count = users::count()?;
+        become_root(count > 1)?;
+        // The change of users has undone it, and has made files below /proc the host's root's.
+        parent.die_with().map_err(io::Error::other)?;
+        set_dumpable_behavior(DumpableBehavior::Dumpable)?;
+        Ok(count)
+    };
+    enter().map_err(step("entering its users"))
 }
 
 /// Becomes root of this user namespace, without groups; where there is one group only, those that the
