@@ -553,6 +553,22 @@ fn an_image_is_held_once_however_holders_end() {
     wait_until_gone(&home, first);
 }
 
+#[test]
+#[ignore = "needs root and a built guest"]
+fn files_that_the_kernel_does_not_mount_are_served() {
+    let home = Home::empty();
+    shell(home.path(), "mkdir store && mount -t tmpfs store store");
+    home.load(&image::layers(), &image::config());
+    let look = "stat -c %u:%g /srv/run /root; chown 1000:50 /srv/run; stat -c %u:%g /srv/run; \
+        cat /srv/hidden/new; awk '{print $1, $2, $3}' /proc/self/uid_map";
+    let run = run(&home, &["--net", "none"], &["sh", "-c", look]);
+    let said = run.stderr();
+    wait_until("no image is held", || home.held_images().is_empty());
+    assert!(home.sandboxes().is_empty());
+    shell(home.path(), "umount store");
+    assert_eq!(run.stdout(), "0:0\n0:0\n1000:50\nnew0 0 65536\n", "{said}");
+}
+
 /// A user who is not root, on a machine where `/dev/fuse` and `/dev/net/tun` are for all, as udev makes
 /// them.
 struct User {

@@ -40,11 +40,12 @@ const CALLS: [libc::c_long; 16] = [
     libc::SYS_madvise,
 ];
 
-/// What ends it as its container ended: a signal of its own, and a filter's message.
-const ENDING: [libc::c_long; 6] = [
+/// What ends it, as its container ended: a signal of its own, a filter's message, and the end of its thread.
+const ENDING: [libc::c_long; 7] = [
     libc::SYS_rt_sigaction,
     libc::SYS_rt_sigprocmask,
     libc::SYS_rt_sigreturn,
+    libc::SYS_sigaltstack,
     libc::SYS_gettid,
     libc::SYS_getpid,
     libc::SYS_tgkill,
