@@ -73,10 +73,11 @@ impl Lower for Alone {
         let mut xattrs = self.tree.xattrs(&self.node(number)?).map_err(io)?;
         if let Shown::BelowContainers { has_one_owner } = self.shown {
             // Access control lists name owners that there are not.
-            xattrs.retain(|(name, _)| {
-                !name.starts_with(b"trusted.")
-                    && !(has_one_owner && name.starts_with(b"system.posix_acl_"))
-            });
+            let hidden = |name: &[u8]| {
+                name.starts_with(b"trusted.")
+                    || has_one_owner && name.starts_with(b"system.posix_acl_")
+            };
+            xattrs.retain(|(name, _)| !hidden(name));
         }
         Ok(match self.shown {
             Shown::Overlaid => without_marks(xattrs),
