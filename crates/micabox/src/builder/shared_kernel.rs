@@ -1,11 +1,15 @@
 //! What a sandbox without a kernel of its own has in place of disks, and what it can't have.
 
-use micabox_vmm::Limits;
+use std::panic::resume_unwind;
+
+use micabox_image::Store;
+use micabox_image::store::Image;
+use micabox_vmm::{Limits, Tree};
 
 use super::Start;
 use crate::lowers::Lowers;
-use crate::plan::{IMAGE_SERIAL, Plan, Root, Transport};
-use crate::{Base, Error, Upper};
+use crate::plan::{IMAGE_SERIAL, Root, Transport};
+use crate::{Base, Error, ImageName, Upper};
 
 impl Start {
     /// Refuses what would have the host's kernel mount a filesystem that is not of our making, or that the
@@ -42,19 +46,41 @@ impl Start {
         .into())
     }
 
-    /// Adds the trees of its image and of those that are mounted in it.
-    pub(super) fn attach_trees(&self, plan: &mut Plan, limits: &Limits) -> Result<(), Error> {
+    /// Returns the trees of its image and of those that are mounted in it; none where the machine's kernel is
+    /// its own. A holder may have to start, so that `meanwhile` runs beside it.
+    pub(super) fn hold_trees<T>(
+        &self,
+        limits: &Limits,
+        meanwhile: impl FnOnce() -> T,
+    ) -> (T, Result<Vec<Tree>, Error>) {
         let Base::Image(image) = &self.base else {
-            return Ok(());
+            return (meanwhile(), Ok(Vec::new()));
         };
-        let lowers = Lowers::of(&self.store)?;
-        let first = lowers.hold(image, None)?;
-        plan.add_tree(first.tree(IMAGE_SERIAL.to_owned()), limits)?;
-        for (image, serial) in self.setup.images() {
-            let image = self.store.image_by_digest(&image.parse_digest()?)?;
-            let held = lowers.hold(&image, Some(&first))?;
-            plan.add_tree(held.tree(serial), limits)?;
+        if limits.own_kernel {
+            return (meanwhile(), Ok(Vec::new()));
         }
-        Ok(())
+        let (store, others) = (&self.store, self.setup.images());
+        std::thread::scope(|scope| {
+            let trees = scope.spawn(|| hold(store, image, others));
+            let done = meanwhile();
+            let trees = trees.join();
+            (done, trees.unwrap_or_else(|panic| resume_unwind(panic)))
+        })
     }
+}
+
+/// Holds an image's tree, and others that are seen beside it under their serial numbers.
+fn hold(
+    store: &Store,
+    image: &Image,
+    others: Vec<(&ImageName, String)>,
+) -> Result<Vec<Tree>, Error> {
+    let lowers = Lowers::of(store)?;
+    let first = lowers.hold(image, None)?;
+    let mut trees = vec![first.tree(IMAGE_SERIAL.to_owned())];
+    for (image, serial) in others {
+        let image = store.image_by_digest(&image.parse_digest()?)?;
+        trees.push(lowers.hold(&image, Some(&first))?.tree(serial));
+    }
+    Ok(trees)
 }

@@ -252,8 +252,13 @@ impl Start {
         machine: Machine<'_>,
         begun: Instant,
     ) -> Result<Sandbox, Error> {
-        let mut registration = self.register(&plan, backend)?;
-        self.lease(registration.record())?;
+        let limits = backend.limits();
+        let (registered, trees) = self.hold_trees(&limits, || {
+            let registration = self.register(&plan, backend)?;
+            self.lease(registration.record())?;
+            Ok::<_, Error>(registration)
+        });
+        let mut registration = registered?;
         drop(shared);
         let started = match machine {
             Machine::Pooled {
@@ -262,8 +267,14 @@ impl Start {
             } => self.give_to_owner(backend, &plan, connection, template, &registration),
             Machine::Owned { begin, cmdline } => plan
                 .write_files(registration.path())
-                .and_then(|()| self.attach_upper(&mut plan, registration.path(), &backend.limits()))
-                .and_then(|()| self.attach_disks(&mut plan, &backend.limits()))
+                .and_then(|()| self.attach_upper(&mut plan, registration.path(), &limits))
+                .and_then(|()| {
+                    if limits.own_kernel {
+                        self.attach_disks(&mut plan, &limits)
+                    } else {
+                        Ok(plan.add_trees(trees?, &limits)?)
+                    }
+                })
                 .and_then(|()| {
                     self.start_owner(
                         backend,
@@ -449,9 +460,6 @@ impl Start {
     /// Adds the disks of mounted images and volumes to the plan. The volumes' files hold their
     /// locks.
     fn attach_disks(&self, plan: &mut Plan, limits: &Limits) -> Result<(), Error> {
-        if !limits.own_kernel {
-            return self.attach_trees(plan, limits);
-        }
         for (image, serial) in self.setup.images() {
             let image = self.store.image_by_digest(&image.parse_digest()?)?;
             let disk = image_disk(&image_files::open(&image)?, serial);

@@ -235,7 +235,7 @@ fn with_server(
 
 /// Says outside whether a step was done.
 fn say(outside: &UnixStream, done: &io::Result<()>) -> io::Result<()> {
-    let done: Done = done.as_ref().map(|()| ()).map_err(ToString::to_string);
+    let done: Done = done.as_ref().copied().map_err(ToString::to_string);
     send(outside, &done, [])
 }
 

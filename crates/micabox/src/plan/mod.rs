@@ -175,16 +175,16 @@ impl Plan {
         }
     }
 
-    /// Adds a tree.
+    /// Adds trees.
     ///
     /// # Errors
     /// [`PlanError`].
-    pub(crate) fn add_tree(
+    pub(crate) fn add_trees(
         &mut self,
-        tree: micabox_vmm::Tree,
+        trees: Vec<micabox_vmm::Tree>,
         limits: &Limits,
     ) -> Result<(), PlanError> {
-        self.trees.push(tree);
+        self.trees.extend(trees);
         self.check(limits)
     }
 
