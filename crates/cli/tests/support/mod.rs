@@ -4,6 +4,7 @@
 
 pub mod dns;
 pub mod exec;
+pub mod host;
 pub mod share;
 pub mod snapshot;
 pub mod upper;
