@@ -57,7 +57,9 @@ pub fn begin(root: Root, request: FileRequest) -> Result<Work, Failed> {
                 Errno::NOENT => Errno::INVAL,
                 errno => errno,
             })?;
-            return Ok(Work::Reply(FileReply::Target(target.into_bytes())));
+            return Ok(Work::Reply(FileReply::Target {
+                target: target.into_bytes(),
+            }));
         }
         Request::Pack { path, follow, name } => {
             return Ok(Work::Pack(Source::open(&root, &path, follow)?, name));
