@@ -57,7 +57,7 @@ fn memory_processes_and_processor_time_are_limited_by_its_group() {
 
     // Paused, nothing runs.
     let count = "n=0; while :; do n=$((n + 1)); echo $n >/count; done";
-    let mut busy = home.start(&["exec", "it", "sh", "-c", count]);
+    let busy = home.start(&["exec", "it", "sh", "-c", count]);
     let counted = || home.output(&["exec", "it", "cat", "/count"]);
     wait_until("it counts", || counted().code() == 0);
     home.output(&["pause", "it"]).ok();

@@ -20,6 +20,7 @@ const WORKERS: &[Kind] = &[
     crate::owner::KIND,
     crate::mounted::KIND,
     crate::mounted::LAYER_KIND,
+    crate::lowers::KIND,
 ];
 
 /// Becomes a worker or an owner if this process was started as one, and does not return then.

@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 pub use micabox_jail::CallError;
 
 pub(crate) use disk::{Changes, Inspect, Inspected, Layer, Look, Pack, Patches, Settle};
-pub(crate) use mounted::{Below, Serve};
+pub(crate) use mounted::{Below, Serve, Shown};
 pub use stream::{Records, Stream};
 pub(crate) use unread::About;
 pub use unread::Unread;

@@ -25,6 +25,7 @@ pub(crate) struct Serve {
     pub(crate) lower: Below,
     pub(crate) is_writable: bool,
     pub(crate) is_for_one_user: bool,
+    pub(crate) shown: Shown,
     /// Bytes and inodes that changes may take.
     pub(crate) room: (u64, u64),
 }
@@ -36,6 +37,18 @@ pub(crate) enum Below {
     Filesystem(LowerKind),
     /// A directory of the host.
     Folder,
+}
+
+/// What is shown of a tree that can't be changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Shown {
+    /// All that is there.
+    AsItIs,
+    /// What containers may see of it.
+    BelowContainers {
+        /// Whether all files are root's.
+        has_one_owner: bool,
+    },
 }
 
 impl Call for Serve {
@@ -86,7 +99,12 @@ impl Call for Serve {
             None if self.is_writable && self.lower != Below::Folder => {
                 below::overlaid(Arc::clone(&below))
             }
-            None => below::alone(Arc::clone(&below)),
+            None => match self.shown {
+                Shown::AsItIs => below::alone(Arc::clone(&below)),
+                Shown::BelowContainers { has_one_owner } => {
+                    below::below_containers(Arc::clone(&below), has_one_owner)
+                }
+            },
         };
         let limits = Limits {
             bytes: self.room.0,

@@ -38,7 +38,7 @@ pub(crate) use changes::Changed;
 pub(crate) use layer::KIND as LAYER_KIND;
 pub(crate) use pieces::Pieces;
 pub use record::{MountRecord, ServedBy, TreeKind};
-pub(crate) use server::KIND;
+pub(crate) use server::{KIND, Server};
 pub use source::Tree;
 pub use start::{MountOptions, MountedTree};
 

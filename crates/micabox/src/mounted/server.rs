@@ -44,7 +44,7 @@ struct Job {
 
 /// A tree's server that has started.
 #[derive(Debug)]
-pub(super) struct Server {
+pub(crate) struct Server {
     worker: Worker<Serve>,
     /// The server of a directory that the tree is over.
     _folder: Option<Process>,
@@ -52,7 +52,7 @@ pub(super) struct Server {
 
 impl Server {
     /// Starts the worker and waits until it serves.
-    pub(super) fn start(serve: &Serve, files: Vec<OwnedFd>) -> Result<Self, CallError<Fault>> {
+    pub(crate) fn start(serve: &Serve, files: Vec<OwnedFd>) -> Result<Self, CallError<Fault>> {
         let failed = |source| CallError::Start { kind: NAME, source };
         let mut files = files;
         let mut folder = None;
@@ -93,7 +93,7 @@ impl Server {
     }
 
     /// Waits until the tree is unmounted.
-    pub(super) fn wait(self) -> Result<(), CallError<Fault>> {
+    pub(crate) fn wait(self) -> Result<(), CallError<Fault>> {
         self.worker.wait()
     }
 }

@@ -18,7 +18,7 @@ use super::{
     CONTROL, Found, LOCK, MountRecord, Mounts, PREFIX, ServedBy, Tree, is_lacking, kernel, layer,
     table,
 };
-use crate::jailed::{Below, Serve};
+use crate::jailed::{self, Below, Serve};
 use crate::sandbox::now;
 use crate::state::Lock;
 use crate::{BaseName, Error, ProcessId, upper};
@@ -322,6 +322,7 @@ impl Mounts {
             lower: format,
             is_writable: options.is_writable,
             is_for_one_user: place.is_for_one_user(),
+            shown: jailed::Shown::AsItIs,
             room: (options.size, options.inodes),
         };
         let listener = if options.is_writable {
