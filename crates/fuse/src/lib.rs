@@ -5,6 +5,7 @@ mod answer;
 mod channel;
 pub mod message;
 mod offer;
+pub mod opcode;
 mod ring;
 mod session;
 

@@ -7,8 +7,9 @@ use rustix::io::Errno;
 
 use crate::answer::Answer;
 use crate::channel::Channel;
-use crate::message::{LARGEST, Request, opcode};
+use crate::message::{LARGEST, Request};
 use crate::offer::{Offer, flag, known};
+use crate::opcode;
 use crate::ring;
 
 /// Answers requests, on several threads at once.
@@ -79,10 +80,8 @@ fn serve_channel(channel: &Channel, server: &impl Server) -> Result<(), Errno> {
         let Some(request) = Request::read(bytes) else {
             return Err(Errno::PROTO);
         };
-        let answer = match request.opcode {
-            opcode::FORGET | opcode::BATCH_FORGET => None,
-            _ => Some(Answer::new(channel, request.unique)),
-        };
+        let answer =
+            (!opcode::forgets(request.opcode)).then(|| Answer::new(channel, request.unique));
         server.serve(&request, answer);
     }
     Ok(())
