@@ -33,7 +33,7 @@ use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use crate::start::confine::{close_on_exec_from, inherit};
 use crate::walls::namespaces::{die_with, keep_until_it_ends};
 
-pub use mounts::mount_erofs;
+pub use mounts::{map_owners, mount_erofs};
 pub use tap::Interface;
 pub use users::{USERS, Users};
 
