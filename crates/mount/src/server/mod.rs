@@ -91,6 +91,7 @@ pub struct Tree<'a> {
     files: &'a Filesystem,
     cache: Cache,
     is_for_one_user: bool,
+    is_read_only: bool,
     has_queues: bool,
     /// Shared by requests that change something.
     changes: RwLock<()>,
@@ -108,6 +109,7 @@ impl<'a> Tree<'a> {
             files,
             cache,
             is_for_one_user: false,
+            is_read_only: false,
             has_queues: false,
             changes: RwLock::default(),
         }
@@ -120,6 +122,15 @@ impl<'a> Tree<'a> {
     pub fn for_one_user(self, is_for_one_user: bool) -> Self {
         Self {
             is_for_one_user,
+            ..self
+        }
+    }
+
+    /// The same for a filesystem that is mounted read-only: the kernel never has anything to write.
+    #[must_use]
+    pub fn read_only(self, is_read_only: bool) -> Self {
+        Self {
+            is_read_only,
             ..self
         }
     }
@@ -169,6 +180,12 @@ impl Server for Tree<'_> {
             flags,
             background: BACKGROUND,
         }
+    }
+
+    /// Where data and holes are, the kernel asks without a look at what it has cached (`fuse_lseek`): a program
+    /// that copies only data would lose what was written last.
+    fn needs_written(&self, request: &Request<'_>) -> bool {
+        request.opcode == opcode::LSEEK && !self.is_read_only
     }
 
     fn serve(&self, request: &Request<'_>, answer: Option<Answer<'_>>) {
