@@ -5,8 +5,10 @@ mod answer;
 mod channel;
 pub mod message;
 mod offer;
+pub mod opcode;
 mod ring;
 mod session;
+mod written;
 
 pub use answer::Answer;
 pub use channel::Channel;

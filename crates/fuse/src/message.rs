@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
+use crate::opcode;
+
 /// Bytes of a request's header (`fuse_in_header`).
 pub const HEADER: usize = 40;
 
@@ -23,62 +25,20 @@ pub const MAJOR: u32 = 7;
 /// Its minor number.
 pub const MINOR: u32 = 38;
 
-/// What a request asks for (`enum fuse_opcode`).
-#[expect(missing_docs, reason = "the kernel's names")]
-pub mod opcode {
-    pub const LOOKUP: u32 = 1;
-    pub const FORGET: u32 = 2;
-    pub const GETATTR: u32 = 3;
-    pub const SETATTR: u32 = 4;
-    pub const READLINK: u32 = 5;
-    pub const SYMLINK: u32 = 6;
-    pub const MKNOD: u32 = 8;
-    pub const MKDIR: u32 = 9;
-    pub const UNLINK: u32 = 10;
-    pub const RMDIR: u32 = 11;
-    pub const RENAME: u32 = 12;
-    pub const LINK: u32 = 13;
-    pub const OPEN: u32 = 14;
-    pub const READ: u32 = 15;
-    pub const WRITE: u32 = 16;
-    pub const STATFS: u32 = 17;
-    pub const RELEASE: u32 = 18;
-    pub const FSYNC: u32 = 20;
-    pub const SETXATTR: u32 = 21;
-    pub const GETXATTR: u32 = 22;
-    pub const LISTXATTR: u32 = 23;
-    pub const REMOVEXATTR: u32 = 24;
-    pub const INIT: u32 = 26;
-    pub const OPENDIR: u32 = 27;
-    pub const READDIR: u32 = 28;
-    pub const RELEASEDIR: u32 = 29;
-    pub const FSYNCDIR: u32 = 30;
-    pub const CREATE: u32 = 35;
-    pub const INTERRUPT: u32 = 36;
-    pub const DESTROY: u32 = 38;
-    pub const BATCH_FORGET: u32 = 42;
-    pub const FALLOCATE: u32 = 43;
-    pub const READDIRPLUS: u32 = 44;
-    pub const RENAME2: u32 = 45;
-    pub const LSEEK: u32 = 46;
-    pub const COPY_FILE_RANGE: u32 = 47;
-    pub const SYNCFS: u32 = 50;
-    pub const TMPFILE: u32 = 51;
-    pub const STATX: u32 = 52;
-}
-
 /// A request.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// One of [`opcode`].
+    /// One of [`opcode`](crate::opcode).
     pub opcode: u32,
     /// The number that its reply repeats.
     pub unique: u64,
     /// The file that it is about.
     pub node: u64,
-    /// The user of the process that asks.
+    /// The user of the process that asks, as the mount maps it. If mounts may map
+    /// ([`flag::ALLOW_IDMAP`](crate::flag::ALLOW_IDMAP)), only of a request that makes a file, and
+    /// `u32::MAX` in others.
     pub uid: u32,
-    /// Its group.
+    /// Its group, likewise.
     pub gid: u32,
     /// The version of what it is told ([`Until::Version`]): what changes from now on outdates it. 0 in a
     /// request that was just read.
@@ -102,6 +62,25 @@ impl<'a> Request<'a> {
         let first = first.get(..length.checked_sub(HEADER + rest.len())?)?;
         let body = Body(first, rest);
         Some(Self { body, ..request })
+    }
+
+    /// Calls `forget` with each file that a request to forget names, and the number of lookups that are
+    /// forgotten.
+    ///
+    /// # Errors
+    /// `EINVAL` if it names fewer than it says.
+    pub fn forgotten(&self, mut forget: impl FnMut(u64, u64)) -> Result<(), Errno> {
+        let mut body = self.body;
+        if self.opcode == opcode::FORGET {
+            forget(self.node, body.u64()?);
+            return Ok(());
+        }
+        let count = body.u32()?;
+        body.u32()?;
+        for _ in 0..count {
+            forget(body.u64()?, body.u64()?);
+        }
+        Ok(())
     }
 
     /// Reads a header; returns the length of the request, and the request.
@@ -190,6 +169,31 @@ impl<'a> Body<'a> {
         let length = text.to_bytes_with_nul().len();
         self.0 = self.0.get(length..).unwrap_or_default();
         Ok(text)
+    }
+
+    /// Reads a file's attributes (`fuse_attr`).
+    ///
+    /// # Errors
+    /// `EINVAL` if there are fewer bytes.
+    pub fn attributes(&mut self) -> Result<Attributes, Errno> {
+        let (number, size, blocks) = (self.u64()?, self.u64()?, self.u64()?);
+        let seconds = [self.u64()?, self.u64()?, self.u64()?].map(u64::cast_signed);
+        let nanos = [self.u32()?, self.u32()?, self.u32()?];
+        Ok(Attributes {
+            number,
+            size,
+            blocks,
+            atime: (seconds[0], nanos[0]),
+            mtime: (seconds[1], nanos[1]),
+            ctime: (seconds[2], nanos[2]),
+            mode: self.u32()?,
+            links: self.u32()?,
+            uid: self.u32()?,
+            gid: self.u32()?,
+            device: device_of(self.u32()?),
+            block_size: self.u32()?,
+            is_unsettled: self.u32()? & UNSETTLED != 0,
+        })
     }
 
     /// Reads the name of one directory entry: never a path, and neither of the entries that lead
@@ -339,7 +343,7 @@ impl Reply {
 }
 
 /// What FUSE says of a file.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Attributes {
     /// The inode's number.
     pub number: u64,
@@ -437,6 +441,13 @@ fn device((major, minor): (u32, u32)) -> u32 {
     (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
 }
 
+/// Returns the device of a number as FUSE has it (`new_decode_dev`): major and minor number.
+#[must_use]
+pub fn device_of(number: u32) -> (u32, u32) {
+    let minor = (number & 0xff) | ((number >> 12) & 0xf_ff00);
+    ((number >> 8) & 0xfff, minor)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -473,6 +484,36 @@ mod tests {
         // Its header says more than there is, or less than the rest is.
         assert!(Request::read_parts(&header, &first[..7], &rest).is_none());
         assert!(Request::read_parts(&header, &first, &[0; 15]).is_none());
+    }
+
+    #[test]
+    fn attributes_are_read_as_they_were_written() {
+        let file = Attributes {
+            number: 7,
+            size: 1 << 40,
+            mtime: (-2, 999_999_999),
+            mode: 0o20644,
+            device: (0xfff, 0xf_ffff),
+            is_unsettled: true,
+            ..Attributes::default()
+        };
+        let mut reply = Reply::new();
+        reply.only_attributes(&file, Until::Version(0));
+        let mut body = Body::of(reply.body());
+        body.bytes(16).unwrap();
+        assert_eq!(body.attributes(), Ok(file));
+        assert!(body.is_empty());
+    }
+
+    #[test]
+    fn a_request_that_names_fewer_files_than_it_says_forgets_those_that_it_names() {
+        let body = [2_u64, 7, 1, 8].map(u64::to_le_bytes).concat();
+        let mut bytes = request((HEADER + body.len()) as u32, &body);
+        bytes[4..8].copy_from_slice(&opcode::BATCH_FORGET.to_le_bytes());
+        let mut forgotten = Vec::new();
+        let request = Request::read(&bytes).unwrap();
+        let done = request.forgotten(|node, count| forgotten.push((node, count)));
+        assert_eq!((done, forgotten), (Err(Errno::INVAL), vec![(7, 1)]));
     }
 
     #[test]

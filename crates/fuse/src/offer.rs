@@ -24,6 +24,7 @@ pub mod flag {
     pub const SETXATTR_EXT: u64 = 1 << 29;
     pub const INIT_EXT: u64 = 1 << 30;
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
+    pub const ALLOW_IDMAP: u64 = 1 << 40;
     pub const OVER_IO_URING: u64 = 1 << 41;
 }
 

@@ -4,6 +4,9 @@
 
 use std::fs::read_to_string;
 use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
 
 use micabox_jail::{FuseRing, RING_HEADERS};
 use rustix::io::Errno;
@@ -13,6 +16,7 @@ use crate::answer::{Answer, header};
 use crate::channel::Channel;
 use crate::message::{LARGEST, Request};
 use crate::session::Server;
+use crate::written::Waiting;
 
 /// Requests that are answered or wait in a queue's memory. A further one waits in the kernel.
 const PLACES: u16 = 4;
@@ -45,22 +49,53 @@ fn processors(list: &str) -> Option<u16> {
 }
 
 /// Answers the requests of one processor's queue until the filesystem is unmounted.
-pub(crate) fn serve(
+pub(crate) fn serve<'a>(
     ring: FuseRing,
     processor: u16,
-    channel: &Channel,
-    server: &impl Server,
+    channel: &'a Channel,
+    server: &'a impl Server,
+    later: &Sender<Waiting<'a>>,
 ) -> Result<(), Errno> {
     let mut one = CpuSet::new();
     one.set(processor.into());
     // Without it, or for one that is not there, the thread runs anywhere.
     let _ = sched_setaffinity(None, &one);
-    let served = ring.serve(channel.as_fd(), processor, |headers, payload| {
-        if let Ok(headers) = headers.try_into() {
+    let served = ring.serve(
+        channel.as_fd(),
+        processor,
+        |headers, payload, has_waited| {
+            let Ok(headers) = <&mut [u8; RING_HEADERS]>::try_from(headers) else {
+                return None;
+            };
+            if !has_waited && let Some(is_written) = wait(headers, payload, server, later) {
+                return Some(is_written);
+            }
             answer(headers, payload, server);
-        }
-    });
+            None
+        },
+    );
     served.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+}
+
+/// Has a request wait if it needs to; returns what will be set when it has.
+fn wait(
+    headers: &[u8; RING_HEADERS],
+    payload: &[u8],
+    server: &impl Server,
+    later: &Sender<Waiting<'_>>,
+) -> Option<Arc<AtomicBool>> {
+    let sent = four(headers, PAYLOAD_AT).min(payload.len());
+    let (own, operation) = headers.split_at(OPERATION_AT);
+    let request = Request::read_parts(own, operation.get(..OPERATION_AT)?, payload.get(..sent)?)?;
+    if !server.needs_written(&request) {
+        return None;
+    }
+    let is_written = Arc::new(AtomicBool::new(false));
+    let shared = Arc::clone(&is_written);
+    let then = Box::new(move || shared.store(true, Ordering::Release));
+    let node = request.node;
+    later.send(Waiting { node, then }).ok()?;
+    Some(is_written)
 }
 
 /// Answers one request, whose answer takes its place.

@@ -1,5 +1,6 @@
 //! A filesystem in memory beside the kernel's tmpfs.
 
+#[expect(dead_code, reason = "other tests use more of it")]
 mod support;
 
 use micabox_mount::Cache;

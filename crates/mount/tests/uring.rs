@@ -8,18 +8,7 @@ use micabox_mount::Cache;
 use rustix::fs::Mode;
 use support::Memory;
 use support::compare::compare;
-
-const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
-
-/// Mounts a filesystem while the kernel offers it.
-fn with(before: &[u8], mount: impl FnOnce() -> Memory) -> Memory {
-    fs::write(SWITCH, "Y").unwrap();
-    let memory = mount();
-    // Answered once both sides have agreed.
-    fs::metadata(memory.path()).unwrap();
-    fs::write(SWITCH, before).unwrap();
-    memory
-}
+use support::switch::offering_queues;
 
 /// Returns whether this process has a queue of io_uring.
 fn is_used() -> bool {
@@ -31,14 +20,13 @@ fn is_used() -> bool {
 #[test]
 #[ignore = "needs root: mounts filesystems, and switches on FUSE over io_uring"]
 fn random_operations_over_io_uring_answer_as_on_tmpfs_and_leave_the_same_tree() {
-    // Linux 6.14.
-    let Ok(before) = fs::read(SWITCH) else {
-        eprintln!("not run: this kernel has no FUSE over io_uring");
-        return;
-    };
     rustix::process::umask(Mode::from_raw_mode(0o027));
     for cache in [Cache::None, Cache::Always] {
-        let memory = with(&before, || Memory::mount(256 << 20, 100_000, cache));
+        let memory = offering_queues(|| Memory::mount(256 << 20, 100_000, cache));
+        let Some(memory) = memory else {
+            eprintln!("not run: this kernel has no FUSE over io_uring");
+            return;
+        };
         compare(&memory, &format!("{cache:?} over io_uring"));
         assert!(is_used(), "the kernel offered io_uring, which was not used");
     }

@@ -5,7 +5,10 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 
-use micabox_fuse::message::{Body, HEADER, LARGEST, MAJOR, MINOR, MOST_DATA, REPLY_HEADER, opcode};
+use micabox_fuse::message::{
+    Attributes, Body, HEADER, LARGEST, MAJOR, MINOR, MOST_DATA, REPLY_HEADER,
+};
+use micabox_fuse::opcode;
 use rustix::io::Errno;
 
 /// Longest value of an extended attribute, and longest list (`XATTR_SIZE_MAX`, `XATTR_LIST_MAX`).
@@ -17,31 +20,6 @@ const ENTRIES: u32 = 64 << 10;
 /// Where to seek to (lseek(2)).
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
-
-/// A file's attributes, as the guest sees them.
-#[derive(Clone, Copy, Debug)]
-pub struct Attributes {
-    /// Bytes.
-    pub size: u64,
-    /// 512-byte blocks on the host.
-    pub blocks: u64,
-    /// Times since 1970-01-01 UTC: seconds, and nanoseconds below 1,000,000,000.
-    pub atime: (i64, u32),
-    /// Of the last change of the contents.
-    pub mtime: (i64, u32),
-    /// Of the last change on the host.
-    pub ctime: (i64, u32),
-    /// Type and permissions.
-    pub mode: u32,
-    /// Number of names.
-    pub links: u32,
-    /// Owner.
-    pub uid: u32,
-    /// Group.
-    pub gid: u32,
-    /// A device's number, as the kernel encodes it (`new_encode_dev`).
-    pub device: u32,
-}
 
 /// A conversation with a server over its stream ([`Transport::Stream`](crate::Transport)). Files have
 /// numbers, which stay theirs until the conversation ends.
@@ -92,22 +70,7 @@ impl Client {
         let reply = self.ask(opcode::GETATTR, file, &[0; 16])?;
         let mut body = Body::of(&reply);
         body.bytes(16)?;
-        body.u64()?; // The number on the host.
-        let (size, blocks) = (body.u64()?, body.u64()?);
-        let seconds = [body.u64()?, body.u64()?, body.u64()?].map(u64::cast_signed);
-        let nanoseconds = [body.u32()?, body.u32()?, body.u32()?];
-        Ok(Attributes {
-            size,
-            blocks,
-            atime: (seconds[0], nanoseconds[0]),
-            mtime: (seconds[1], nanoseconds[1]),
-            ctime: (seconds[2], nanoseconds[2]),
-            mode: body.u32()?,
-            links: body.u32()?,
-            uid: body.u32()?,
-            gid: body.u32()?,
-            device: body.u32()?,
-        })
+        Ok(body.attributes()?)
     }
 
     /// Returns the names in a directory with their files, without `.` and `..`, in the host's order.

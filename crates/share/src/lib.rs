@@ -29,6 +29,6 @@ mod stream;
 mod versions;
 mod watches;
 
-pub use client::{Attributes, Client, ROOT};
+pub use client::{Client, ROOT};
 pub use micabox_fuse::message::{HEADER, LARGEST};
 pub use process::{Error, KIND, Process, Settings, Transport, start};

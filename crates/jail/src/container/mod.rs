@@ -40,7 +40,7 @@ use rustix::thread::{
 use crate::start::confine::{close_on_exec_from, inherit};
 use crate::walls::namespaces::{Owner, die_with, keep_until_it_ends};
 
-pub use mounts::mount_erofs;
+pub use mounts::{map_owners, mount_erofs};
 pub use subordinate::Subordinate;
 pub use tap::Interface;
 pub use users::{USERS, Users};

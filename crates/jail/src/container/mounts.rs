@@ -63,7 +63,10 @@ fn explain(context: &OwnedFd, errno: rustix::io::Errno) -> String {
 
 /// Makes the files of a detached mount belong to the users of a namespace to whom they belong on the
 /// filesystem.
-pub(super) fn map_owners(mount: &OwnedFd, users: &OwnedFd) -> io::Result<()> {
+///
+/// # Errors
+/// The system's, also if the filesystem has no such mounts.
+pub fn map_owners(mount: &OwnedFd, users: &OwnedFd) -> io::Result<()> {
     let attributes = libc::mount_attr {
         attr_set: libc::MOUNT_ATTR_IDMAP,
         attr_clr: 0,

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use memmap2::MmapMut;
+use memmap2::{Advice, MmapMut};
 use rustix::io::Errno;
 
 use super::PAGE;
@@ -11,6 +11,9 @@ use crate::Result;
 /// Most chunks that have a mapping of their own; others are on the heap. The kernel allows a process
 /// 65,530 mappings, and beyond that fails to give one back.
 const MAPPINGS: usize = 30_000;
+
+/// Fewest bytes for whose pages the system is asked at once.
+const AT_ONCE: usize = 16 * PAGE;
 
 /// Bytes that a page's length is rounded up to.
 const GRAIN: usize = 64;
@@ -81,6 +84,17 @@ impl Memory {
         match self {
             Self::Mapped(mapping) => mapping,
             Self::Heap(bytes) => bytes,
+        }
+    }
+
+    /// Has the system give the pages of a range that is about to be written at once, and not as each is
+    /// reached.
+    fn populate(&self, from: usize, to: usize) {
+        if let Self::Mapped(mapping) = self
+            && to - from >= AT_ONCE
+        {
+            // Linux before 5.14 does not know it, and without memory each page is asked for again.
+            let _ = mapping.advise_range(Advice::PopulateWrite, from, to - from);
         }
     }
 
@@ -168,6 +182,7 @@ impl Chunk {
                 for page in at / PAGE..end.div_ceil(PAGE) {
                     pages.written.set(page, true);
                 }
+                pages.memory.populate(at, end);
                 pages.memory.bytes_mut().get_mut(at..end)
             }
         };

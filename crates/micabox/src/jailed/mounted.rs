@@ -114,7 +114,9 @@ impl Call for Serve {
         // Until the process ends.
         let filesystem: &'static Filesystem = Box::leak(Box::new(filesystem));
         let tree: &'static Tree<'_> = Box::leak(Box::new(
-            Tree::new(filesystem, Cache::Always).for_one_user(self.is_for_one_user),
+            Tree::new(filesystem, Cache::Always)
+                .for_one_user(self.is_for_one_user)
+                .read_only(!self.is_writable),
         ));
         if let Some(listener) = listener {
             let changed = Changed {

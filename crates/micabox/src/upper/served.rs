@@ -75,7 +75,7 @@ impl Upper for Served {
             gid: found.gid,
             size: found.size,
             blocks: found.blocks,
-            device: device(found.device),
+            device: found.device,
             atime: time(found.atime),
             mtime: time(found.mtime),
             ctime: time(found.ctime),
@@ -132,10 +132,4 @@ impl Upper for Served {
 fn number(file: u64) -> io::Result<Ino> {
     let many = |_| io::Error::other("the folder has more than 4,294,967,295 files");
     Ino::try_from(file).map_err(many)
-}
-
-/// Returns a device's major and minor number (`new_decode_dev` of `linux/kdev_t.h`).
-fn device(number: u32) -> (u32, u32) {
-    let minor = (number & 0xff) | ((number >> 12) & 0xfff00);
-    ((number >> 8) & 0xfff, minor)
 }

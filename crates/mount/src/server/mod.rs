@@ -15,8 +15,8 @@ use std::os::fd::OwnedFd;
 use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
 use std::time::Duration;
 
-use micabox_fuse::message::{Attributes, Body, Reply, Request, Until, opcode};
-use micabox_fuse::{Answer, Channel, Offer, Server, flag};
+use micabox_fuse::message::{Attributes, Body, Reply, Request, Until};
+use micabox_fuse::{Answer, Channel, Offer, Server, flag, opcode};
 use micabox_memfs::{Errno, Filesystem, Stat, Timestamp};
 
 use crate::Error;
@@ -34,7 +34,9 @@ const KEPT: u64 = 8 << 20;
 
 /// What is offered with every cache: reads and direct I/O side by side, umasks and access control lists
 /// applied here, directories read with what a lookup of each entry would answer, lookups side by side
-/// in a directory, targets of links kept, set-id bits cleared here.
+/// in a directory, targets of links kept, set-id bits cleared here,
+/// and mounts of it elsewhere whose owners are mapped: a request to make something then has the owner on
+/// this filesystem, and no other request has one.
 const OFFERED: u64 = flag::ASYNC_READ
     | flag::ASYNC_DIO
     | flag::DONT_MASK
@@ -45,6 +47,7 @@ const OFFERED: u64 = flag::ASYNC_READ
     | flag::CACHE_SYMLINKS
     | flag::HANDLE_KILLPRIV_V2
     | flag::SETXATTR_EXT
+    | flag::ALLOW_IDMAP
     | flag::NO_OPENDIR_SUPPORT;
 
 /// What the kernel caches of contents.
@@ -88,6 +91,7 @@ pub struct Tree<'a> {
     files: &'a Filesystem,
     cache: Cache,
     is_for_one_user: bool,
+    is_read_only: bool,
     has_queues: bool,
     /// Shared by requests that change something.
     changes: RwLock<()>,
@@ -105,6 +109,7 @@ impl<'a> Tree<'a> {
             files,
             cache,
             is_for_one_user: false,
+            is_read_only: false,
             has_queues: false,
             changes: RwLock::default(),
         }
@@ -117,6 +122,15 @@ impl<'a> Tree<'a> {
     pub fn for_one_user(self, is_for_one_user: bool) -> Self {
         Self {
             is_for_one_user,
+            ..self
+        }
+    }
+
+    /// The same for a filesystem that is mounted read-only: the kernel never has anything to write.
+    #[must_use]
+    pub fn read_only(self, is_read_only: bool) -> Self {
+        Self {
+            is_read_only,
             ..self
         }
     }
@@ -152,34 +166,12 @@ impl<'a> Tree<'a> {
     }
 }
 
-/// Returns whether a request changes something.
-fn is_change(code: u32) -> bool {
-    matches!(
-        code,
-        opcode::SETATTR
-            | opcode::SYMLINK
-            | opcode::MKNOD
-            | opcode::MKDIR
-            | opcode::UNLINK
-            | opcode::RMDIR
-            | opcode::RENAME
-            | opcode::RENAME2
-            | opcode::LINK
-            | opcode::CREATE
-            | opcode::TMPFILE
-            | opcode::WRITE
-            | opcode::FALLOCATE
-            | opcode::COPY_FILE_RANGE
-            | opcode::SETXATTR
-            | opcode::REMOVEXATTR
-    )
-}
-
 impl Server for Tree<'_> {
     fn offer(&self) -> Offer {
         let mut flags = OFFERED | self.cache.offered();
         if self.is_for_one_user {
-            flags &= !flag::POSIX_ACL;
+            // Neither can be had without the kernel's checks.
+            flags &= !(flag::POSIX_ACL | flag::ALLOW_IDMAP);
         }
         if self.has_queues {
             flags |= flag::OVER_IO_URING;
@@ -190,22 +182,26 @@ impl Server for Tree<'_> {
         }
     }
 
+    /// Where data and holes are, the kernel asks without a look at what it has cached (`fuse_lseek`): a program
+    /// that copies only data would lose what was written last.
+    fn needs_written(&self, request: &Request<'_>) -> bool {
+        request.opcode == opcode::LSEEK && !self.is_read_only
+    }
+
     fn serve(&self, request: &Request<'_>, answer: Option<Answer<'_>>) {
-        let changing = is_change(request.opcode)
+        let changing = opcode::changes(request.opcode)
             .then(|| self.changes.read().unwrap_or_else(PoisonError::into_inner));
         match answer {
             // These have no reply, so no error either.
-            None => _ = self.forget(request),
+            None => _ = request.forgotten(|node, count| self.files.forget(node, count)),
             Some(answer) if request.opcode == opcode::READ => self.read(request, answer),
             Some(answer) => answer.reply(self.answer(request)),
         }
         drop(changing);
         // After the answer, for which nothing waits any more.
-        let changes = matches!(
-            request.opcode,
-            opcode::FORGET | opcode::BATCH_FORGET | opcode::SETATTR | opcode::WRITE
-        );
-        if changes && self.files.has_shrunk(KEPT) {
+        let may_free = opcode::forgets(request.opcode)
+            || matches!(request.opcode, opcode::SETATTR | opcode::WRITE);
+        if may_free && self.files.has_shrunk(KEPT) {
             micabox_jail::give_back_free_memory();
         }
     }
@@ -248,23 +244,6 @@ impl Tree<'_> {
             // not a filesystem's.
             _ => Err(Errno::NOSYS),
         }
-    }
-
-    fn forget(&self, request: &Request<'_>) -> Result<(), Errno> {
-        let mut body = request.body;
-        match request.opcode {
-            opcode::FORGET => self.files.forget(request.node, body.u64()?),
-            opcode::BATCH_FORGET => {
-                let count = body.u32()?;
-                body.u32()?;
-                for _ in 0..count {
-                    let (node, count) = (body.u64()?, body.u64()?);
-                    self.files.forget(node, count);
-                }
-            }
-            _ => {}
-        }
-        Ok(())
     }
 
     /// Opens a file. There is nothing to open; where the kernel may do without, it is told so.

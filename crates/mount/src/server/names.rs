@@ -1,6 +1,6 @@
 //! Requests about names.
 
-use micabox_fuse::message::{Attributes, Reply, Request};
+use micabox_fuse::message::{Attributes, Reply, Request, device_of};
 use micabox_memfs::{Errno, FileKind, New, RenameMode};
 
 use super::{Tree, VALID, two_names};
@@ -41,13 +41,8 @@ impl Tree<'_> {
         body.u32()?; // Padding.
         let name = body.name()?.to_bytes();
         let kind = FileKind::from_mode((mode & 0o177_777) as u16).ok_or(Errno::INVAL)?;
-        // `new_decode_dev`.
-        let device = (
-            (device >> 8) & 0xfff,
-            (device & 0xff) | ((device >> 12) & 0xf_ff00),
-        );
         let device = match kind {
-            FileKind::CharDevice | FileKind::BlockDevice => device,
+            FileKind::CharDevice | FileKind::BlockDevice => device_of(device),
             _ => (0, 0),
         };
         let new = New::of(kind, bits(mode), device, request.uid, request.gid);

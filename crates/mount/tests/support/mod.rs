@@ -2,6 +2,7 @@
 
 pub mod compare;
 pub mod operation;
+pub mod switch;
 pub mod tree;
 
 use std::path::Path;

@@ -175,14 +175,6 @@ fn bytes(length: usize, seed: u8) -> Vec<u8> {
 fn try_apply(root: &OwnedFd, operation: &Operation) -> Result<Answer, Errno> {
     use Operation::*;
     let proc = |file: &OwnedFd| format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(file));
-    let place = |path: &str| -> Result<String, Errno> {
-        Ok(proc(&openat(
-            root,
-            path,
-            OFlags::PATH | OFlags::NOFOLLOW,
-            Mode::empty(),
-        )?))
-    };
     match *operation {
         Create(path, mode) => {
             let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY;
@@ -259,7 +251,10 @@ fn try_apply(root: &OwnedFd, operation: &Operation) -> Result<Answer, Errno> {
                 copy_file_range(&from, Some(&mut offset), &to, Some(&mut to_offset), length)?;
             return Ok(Answer::Number(copied as u64));
         }
-        Chmod(path, mode) => rustix::fs::chmod(place(path)?, Mode::from_raw_mode(mode))?,
+        Chmod(path, mode) => {
+            let file = openat(root, path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty())?;
+            rustix::fs::chmod(proc(&file), Mode::from_raw_mode(mode))?;
+        }
         Chown(path, uid, gid) => {
             let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
             chownat(root, path, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;

@@ -9,7 +9,8 @@ use std::mem::MaybeUninit;
 use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
-use micabox_fuse::message::{Request, Until, opcode};
+use micabox_fuse::message::{Request, Until};
+use micabox_fuse::opcode;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::inotify::{Event, ReadFlags, Reader};
 use rustix::fs::{AtFlags, FileType, Stat, fstat, statat};
@@ -331,20 +332,6 @@ fn has_own_watch(stat: &Stat) -> bool {
 }
 
 /// Returns whether a request tells of names, or changes them.
-fn tells(opcode: u32) -> bool {
-    matches!(
-        opcode,
-        opcode::LOOKUP
-            | opcode::SYMLINK
-            | opcode::MKNOD
-            | opcode::MKDIR
-            | opcode::UNLINK
-            | opcode::RMDIR
-            | opcode::RENAME
-            | opcode::RENAME2
-            | opcode::LINK
-            | opcode::CREATE
-            | opcode::TMPFILE
-            | opcode::READDIRPLUS
-    )
+fn tells(code: u32) -> bool {
+    opcode::changes_names(code) || matches!(code, opcode::LOOKUP | opcode::READDIRPLUS)
 }

@@ -4,7 +4,8 @@ use std::io::IoSlice;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use micabox_fuse::message::{Reply, Request, opcode};
+use micabox_fuse::message::{Reply, Request};
+use micabox_fuse::opcode;
 use rustix::fs::{
     CWD, FallocateFlags, FileType, Mode, OFlags, SeekFrom, copy_file_range, fallocate, fdatasync,
     fstat, fsync, openat, syncfs,

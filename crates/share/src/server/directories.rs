@@ -4,7 +4,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use micabox_fuse::message::{ENTRY_ATTRIBUTES, Entry, Reply, Request, opcode};
+use micabox_fuse::message::{ENTRY_ATTRIBUTES, Entry, Reply, Request};
+use micabox_fuse::opcode;
 use rustix::fs::{CWD, FileType, Mode, OFlags, RawDir, SeekFrom, fstat, openat, seek};
 use rustix::io::Errno;
 

@@ -16,7 +16,8 @@ use std::ffi::{CStr, CString};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicU64;
 
-use micabox_fuse::message::{Body, LARGEST, MAJOR, MINOR, MOST_DATA, Reply, Request, opcode};
+use micabox_fuse::message::{Body, LARGEST, MAJOR, MINOR, MOST_DATA, Reply, Request};
+use micabox_fuse::opcode;
 use rustix::io::Errno;
 
 use crate::handles::Handles;
@@ -147,9 +148,10 @@ impl Server {
         request.version = version;
         let mut reply = Reply::new();
         let done = match request.opcode {
-            opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT => {
-                // These requests have no reply, so no error either.
-                let _ = self.forget(&request);
+            opcode::INTERRUPT => return None,
+            code if opcode::forgets(code) => {
+                // It has no reply, so no error either.
+                let _ = request.forgotten(|node, lookups| self.forget_file(node, lookups));
                 return None;
             }
             _ => self.serve(&request, &mut reply),
@@ -158,7 +160,9 @@ impl Server {
     }
 
     fn serve(&self, request: &Request<'_>, reply: &mut Reply) -> Result<(), Errno> {
-        if self.is_read_only && changes(request.opcode) {
+        // One attribute is not the folder's: who owns it inside.
+        let changes = opcode::changes(request.opcode) && request.opcode != opcode::SETXATTR;
+        if self.is_read_only && changes {
             return Err(Errno::ROFS);
         }
         if self.only.is_some() && request.node == ROOT {
@@ -250,23 +254,6 @@ impl Server {
         self.nodes.clear()
     }
 
-    fn forget(&self, request: &Request<'_>) -> Result<(), Errno> {
-        let mut body = request.body;
-        match request.opcode {
-            opcode::FORGET => self.forget_file(request.node, body.u64()?),
-            opcode::BATCH_FORGET => {
-                let count = body.u32()?;
-                body.u32()?;
-                for _ in 0..count {
-                    let (node, lookups) = (body.u64()?, body.u64()?);
-                    self.forget_file(node, lookups);
-                }
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-
     fn forget_file(&self, node: u64, lookups: u64) {
         if self.nodes.forget(node, lookups)
             && let Some(changes) = &self.changes
@@ -291,28 +278,6 @@ impl Server {
             result => result,
         }
     }
-}
-
-/// Returns whether a request always changes something. Of others, [`Server::open`] knows.
-fn changes(opcode: u32) -> bool {
-    matches!(
-        opcode,
-        opcode::SETATTR
-            | opcode::SYMLINK
-            | opcode::MKNOD
-            | opcode::MKDIR
-            | opcode::UNLINK
-            | opcode::RMDIR
-            | opcode::RENAME
-            | opcode::RENAME2
-            | opcode::LINK
-            | opcode::WRITE
-            | opcode::REMOVEXATTR
-            | opcode::CREATE
-            | opcode::TMPFILE
-            | opcode::FALLOCATE
-            | opcode::COPY_FILE_RANGE
-    )
 }
 
 /// Returns the number of bytes to read: what is asked for, as far as a reply has room.

@@ -4,7 +4,7 @@ use std::ffi::CStr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use micabox_fuse::message::{Reply, Request};
+use micabox_fuse::message::{Reply, Request, device_of};
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, Stat, fstat, linkat, mkdirat, mknodat,
     openat, readlinkat_raw, renameat_with, symlinkat, unlinkat,
@@ -78,10 +78,7 @@ impl Server {
             FileType::Unknown => FileType::RegularFile,
             kind => kind,
         };
-        let (major, minor) = (
-            (device >> 8) & 0xfff,
-            (device & 0xff) | ((device >> 12) & 0xfff00),
-        );
+        let (major, minor) = device_of(device);
         if kind == FileType::CharacterDevice && device == 0 && !self.is_upper {
             // A whiteout, which any user may make on the host.
             return Err(Errno::PERM);
