@@ -48,6 +48,22 @@ def trees(result: dict) -> str:
     )
 
 
+def mounted(result: dict) -> str:
+    base, *others = result["contenders"]
+    rows = []
+    for workload, runs in result["workloads"].items():
+        median = runs[base]["median"]
+        ratios = [f"{runs[who]['median'] / median:.2f}" for who in others]
+        rows.append([f"`{workload}`", f"{median * 1e3:.1f}", *ratios])
+    means = [f"**{result['geometric_mean'][who]:.2f}**" for who in others]
+    rows.append(["**geometric mean**", "", *means])
+    about = (
+        f"Medians of {result['iterations']} iterations, and how many times the kernel's. "
+        f"{source(result)} {result['minutes']:.0f} minutes."
+    )
+    return "\n\n".join([about, table(["workload", f"{base}, ms", *others], rows)])
+
+
 def projects(result: dict) -> str:
     return "\n\n".join(project(name, of) for name, of in result["projects"].items())
 
@@ -143,4 +159,4 @@ def roots(result: dict) -> str:
     return "\n\n".join(parts)
 
 
-TABLES = {"roots": roots, "trees": trees, "tree-projects": projects}
+TABLES = {"mounted": mounted, "roots": roots, "trees": trees, "tree-projects": projects}

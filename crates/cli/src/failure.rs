@@ -277,10 +277,13 @@ fn hint(error: &micabox::Error) -> Option<&'static str> {
             "`mica images`, `mica ps -a` and `mica snapshot ls` list what there is; `mica pull` gets images"
         }
         E::Mount(micabox_mount::Error::NoHelper(_)) => {
-            "install fuse3, or give a command, which alone sees the tree: `mica mount ... -- COMMAND`"
+            "install fuse3, or give a command, which alone sees the tree, if that is not a directory: `mica mount ... -- COMMAND`"
         }
         E::MountedAlready(_) => "`mica umount` unmounts it",
         E::MountedFolder(_) => "look there, or mount the image",
+        E::MountedUpper { .. } => {
+            "without `--upper` they are in memory: `mica commit` makes an image of them"
+        }
         E::MountedReadOnly(_) => "`mica mount --rw` mounts one that can be changed",
         E::NotByKernel { .. } => "omit `--with kernel`: a process of mica's then serves it",
         E::NotMounted(_) => "`mica mount` lists what is; `umount` unmounts what is not mica's",

@@ -367,6 +367,14 @@ pub enum Error {
         /// Why not.
         problem: String,
     },
+    /// A mounted tree's changes can't be kept in a folder.
+    #[error("changes can't be kept in `{}`: {problem}", upper.display())]
+    MountedUpper {
+        /// The folder.
+        upper: PathBuf,
+        /// Why not.
+        problem: String,
+    },
     /// The sandbox's changes are in a folder.
     #[error("its changes are in the folder {}, over its image", .0.display())]
     MountedFolder(PathBuf),

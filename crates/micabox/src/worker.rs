@@ -19,6 +19,7 @@ const WORKERS: &[Kind] = &[
     micabox_vmm::HOST_WORKER,
     crate::owner::KIND,
     crate::mounted::KIND,
+    crate::mounted::LAYER_KIND,
     crate::lowers::KIND,
 ];
 

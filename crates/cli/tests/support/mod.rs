@@ -7,6 +7,7 @@ pub mod exec;
 pub mod host;
 pub mod share;
 pub mod snapshot;
+pub mod trees;
 pub mod upper;
 
 use std::ffi::OsStr;

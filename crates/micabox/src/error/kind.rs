@@ -134,6 +134,7 @@ impl Error {
             | Self::InFolder { .. }
             | Self::MountedFolder(_)
             | Self::MountedReadOnly(_)
+            | Self::MountedUpper { .. }
             | Self::NotByKernel { .. }
             | Self::NotInFolder(_)
             | Self::InPlace { .. }

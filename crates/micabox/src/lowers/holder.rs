@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 
 use super::In;
 use super::served::serve;
-use crate::jailed::{Serve, Shown};
+use crate::jailed::{Below, Serve, Shown};
 use crate::mounted::Server;
 use crate::owner::{receive, send};
 use crate::state::Directory;
@@ -216,7 +216,7 @@ fn with_server(
     let request = Serve {
         channels: u32::try_from(channels.len()).unwrap_or(1),
         has_disk: false,
-        lower: LowerKind::Erofs,
+        lower: Below::Filesystem(LowerKind::Erofs),
         is_writable: false,
         is_for_one_user: has_one,
         shown: Shown::BelowContainers {

@@ -151,6 +151,7 @@ fn serve(share: ShareJob, source: Option<File>, transport: Transport) -> Result<
         read_only: share.read_only,
         cached: share.cached,
         upper: share.upper,
+        as_it_is: false,
         only: only.unwrap_or_default(),
         transport,
     };

@@ -10,6 +10,8 @@ use micabox_overlay::lower::{self, Node};
 use micabox_overlay::upper::Upper;
 use micabox_overlay::words::{is_marker, unescape_xattr_name};
 
+pub use merged::Merged;
+
 /// Returns a tree that is a filesystem as it is: an image's, or any other EROFS or ext4 filesystem.
 #[must_use]
 pub fn alone(tree: Arc<lower::Lower>) -> Arc<dyn Lower> {
@@ -45,11 +47,8 @@ enum Shown {
 ///
 /// # Errors
 /// `EIO` if the root can't be read.
-pub fn merged(
-    upper: Box<dyn Upper + Send>,
-    tree: Arc<lower::Lower>,
-) -> Result<Arc<dyn Lower>, Errno> {
-    Ok(Arc::new(merged::Merged::new(upper, tree)?))
+pub fn merged(upper: Box<dyn Upper + Send>, tree: Arc<lower::Lower>) -> Result<Arc<Merged>, Errno> {
+    Ok(Arc::new(Merged::new(upper, tree)?))
 }
 
 /// Returns a file's attributes under a number.
