@@ -48,6 +48,22 @@ def trees(result: dict) -> str:
     )
 
 
+def mounted(result: dict) -> str:
+    base, *others = result["contenders"]
+    rows = []
+    for workload, runs in result["workloads"].items():
+        median = runs[base]["median"]
+        ratios = [f"{runs[who]['median'] / median:.2f}" for who in others]
+        rows.append([f"`{workload}`", f"{median * 1e3:.1f}", *ratios])
+    means = [f"**{result['geometric_mean'][who]:.2f}**" for who in others]
+    rows.append(["**geometric mean**", "", *means])
+    about = (
+        f"Medians of {result['iterations']} iterations, and how many times the kernel's. "
+        f"{source(result)} {result['minutes']:.0f} minutes."
+    )
+    return "\n\n".join([about, table(["workload", f"{base}, ms", *others], rows)])
+
+
 def projects(result: dict) -> str:
     return "\n\n".join(project(name, of) for name, of in result["projects"].items())
 
@@ -97,4 +113,50 @@ def amounts(of: dict) -> list[str]:
     return [f"{of['peak'] / MIB:.0f}" if of["peak"] else "", f"{of['cached'] / MIB:.0f}"]
 
 
-TABLES = {"trees": trees, "tree-projects": projects}
+# What deploying a root may take of untarring it, and what starting one may take.
+UNTARRED_AIM = 1 / 50
+READY_AIM = 1e-3
+
+
+def roots(result: dict) -> str:
+    of = result["deployed"]
+    untarred, ready = of["tar xf"]["whole"], of["mica run"]["whole"]
+    rows = [
+        [f"`{who}`", f"{way['whole'] * 1e3:.1f}", f"{way['whole'] / untarred:.3f}"]
+        for who, way in of.items()
+    ]
+    phases = [name for name in of["mica run"] if name not in ("whole", "runs")]
+    split = ", ".join(f"{name} {of['mica run'][name] * 1e3:.1f}" for name in phases)
+    lives = result["lives"]
+    remains = {kind: len(left) for kind, left in lives["left"].items()}
+    said = ", ".join(f"{number} {kind}" for kind, number in remains.items())
+    parts = [
+        (
+            f"{source(result)} A Debian of {result['image']['entries']:,} entries, "
+            f"{result['image']['bytes'] / MIB:.0f} MiB; medians of {result['rounds']} interleaved rounds."
+        ),
+        table(["until a root is there", "ms", "to `tar xf`"], rows),
+        (
+            f"Phases of `mica run`, ms: {split}. "
+            f"Aim, 1/50 of untarring: {met(ready <= untarred * UNTARRED_AIM)} (1/{untarred / ready:.0f}). "
+            f"Aim, 1 ms: {met(ready <= READY_AIM)} ({ready * 1e3:.1f})."
+        ),
+    ]
+    for who, ways in result["whole"].items():
+        base = ways.get("crun run", ways["mica run"])["median"]
+        rows = [
+            [f"`{way}`", f"{found['median'] * 1e3:.1f}", f"{found['median'] / base:.2f}"]
+            for way, found in ways.items()
+        ]
+        parts.append(table([f"`true`, whole, by {who}", "ms", "ratio"], rows))
+        if "crun run" in ways:
+            ratio = ways["mica run"]["median"] / base
+            parts.append(f"Aim, crun's time: {met(ratio <= 1)} ({ratio:.2f}).")
+    parts.append(
+        f"{lives['count']:,} made and removed in {lives['seconds']:.0f} s. Aim, nothing left: "
+        f"{met(not any(remains.values()))} ({said}); memory in use {lives['memory'] / MIB:+.1f} MiB."
+    )
+    return "\n\n".join(parts)
+
+
+TABLES = {"mounted": mounted, "roots": roots, "trees": trees, "tree-projects": projects}

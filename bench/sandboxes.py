@@ -5,6 +5,8 @@ import ctypes
 import json
 import os
 import pathlib
+import pwd
+import shutil
 import subprocess
 import tempfile
 import time
@@ -15,13 +17,32 @@ MIB = 2**20
 PR_SET_CHILD_SUBREAPER = 36
 
 
+class User:
+    """A user that root becomes to run a command."""
+
+    def __init__(self, name: str, runtime: pathlib.Path):
+        self.entry = pwd.getpwnam(name)
+        runtime.mkdir(mode=0o700)
+        self.give(runtime)
+        user, group = self.entry.pw_uid, self.entry.pw_gid
+        change = ["setpriv", f"--reuid={user}", f"--regid={group}", "--init-groups"]
+        places = [f"HOME={self.entry.pw_dir}", f"XDG_RUNTIME_DIR={runtime}"]
+        self.become = [*change, "env", *places]
+
+    def give(self, path: pathlib.Path) -> None:
+        shutil.chown(path, self.entry.pw_uid, self.entry.pw_gid)
+
+
 class Home:
     """A store, and the mica that uses it; nothing is left of it at the end."""
 
-    def __init__(self, files: pathlib.Path, version: str, backend: str):
+    def __init__(self, files: pathlib.Path, version: str, backend: str, user: User | None = None):
         self.program = files / version / "mica"
         self.backend = backend
+        self.become = user.become if user else []
         self.place = tempfile.TemporaryDirectory(prefix="micabox-bench-")
+        if user:
+            user.give(pathlib.Path(self.place.name))
         self.store = pathlib.Path(self.place.name) / "store"
         self.environment = {
             **os.environ,
@@ -44,7 +65,7 @@ class Home:
                 self.mica("rm", "-f", record["id"])
 
     def command(self, *words: str) -> list[str]:
-        return [str(self.program), *words]
+        return [*self.become, str(self.program), *words]
 
     def mica(self, *words: str, **options) -> str:
         """What mica prints; raises with what it says when it fails."""

@@ -2,9 +2,9 @@
 
 use std::error::Error;
 use std::fmt::Write;
-use std::io::ErrorKind;
+use std::io;
 
-use micabox::LostReason;
+use micabox::{ErrorKind, LostReason};
 use micabox_image::Store;
 use micabox_overlay::host::unpack::Problem;
 use rustix::io::Errno;
@@ -38,6 +38,8 @@ pub struct Failure {
     console: Option<String>,
     /// mica's exit code.
     pub code: u8,
+    /// The kind of the SDK's error, if it is one.
+    pub kind: Option<ErrorKind>,
 }
 
 impl Failure {
@@ -48,6 +50,15 @@ impl Failure {
             hint: None,
             console: None,
             code: EXIT_FAILURE,
+            kind: None,
+        }
+    }
+
+    /// Makes a failure of this kind.
+    pub fn of_kind(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self {
+            kind: Some(kind),
+            ..Self::new(message)
         }
     }
 
@@ -88,6 +99,16 @@ impl Failure {
     pub fn at_least(mut self, code: u8) -> Self {
         self.code = self.code.max(code);
         self
+    }
+
+    /// Returns what failed and why.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// Returns what to do about it.
+    pub fn next_step(&self) -> Option<&str> {
+        self.hint.as_deref()
     }
 
     /// Writes the failure to stderr.
@@ -156,6 +177,7 @@ impl From<micabox::Error> for Failure {
         let mut failure = Self::of(&error);
         failure.hint = hint(&error).map(str::to_owned).or(failure.hint);
         failure.console = error.console().map(str::to_owned);
+        failure.kind = Some(error.kind());
         failure
     }
 }
@@ -211,7 +233,7 @@ fn hint(error: &micabox::Error) -> Option<&'static str> {
             "`mica doctor` says whether this machine has a KVM that works"
         }
         E::Machine(_) | E::MachineNotStarted(_) => "`mica doctor` checks what a machine needs",
-        E::Share { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
+        E::Share { source, .. } if source.kind() == io::ErrorKind::NotFound => {
             "`-v` makes a missing folder, `--mount` does not"
         }
         E::NoPool => {
@@ -229,7 +251,7 @@ fn hint(error: &micabox::Error) -> Option<&'static str> {
             "`mica diff` and `mica commit` read the folder, and it can be copied once the sandbox \
              has stopped"
         }
-        E::UpperFolder { source, .. } if source.kind() == ErrorKind::NotFound => {
+        E::UpperFolder { source, .. } if source.kind() == io::ErrorKind::NotFound => {
             "make the folder that it is in"
         }
         E::UpperFolder { .. } => {
@@ -255,10 +277,13 @@ fn hint(error: &micabox::Error) -> Option<&'static str> {
             "`mica images`, `mica ps -a` and `mica snapshot ls` list what there is; `mica pull` gets images"
         }
         E::Mount(micabox_mount::Error::NoHelper(_)) => {
-            "install fuse3, or give a command, which alone sees the tree: `mica mount ... -- COMMAND`"
+            "install fuse3, or give a command, which alone sees the tree, if that is not a directory: `mica mount ... -- COMMAND`"
         }
         E::MountedAlready(_) => "`mica umount` unmounts it",
         E::MountedFolder(_) => "look there, or mount the image",
+        E::MountedUpper { .. } => {
+            "without `--upper` they are in memory: `mica commit` makes an image of them"
+        }
         E::MountedReadOnly(_) => "`mica mount --rw` mounts one that can be changed",
         E::NotByKernel { .. } => "omit `--with kernel`: a process of mica's then serves it",
         E::NotMounted(_) => "`mica mount` lists what is; `umount` unmounts what is not mica's",
@@ -312,8 +337,13 @@ macro_rules! from_words {
     )*};
 }
 
+impl From<micabox_image::store::Error> for Failure {
+    fn from(error: micabox_image::store::Error) -> Self {
+        micabox::Error::from(error).into()
+    }
+}
+
 from_words!(
-    micabox_image::store::Error,
     micabox_transfer::PullError,
     micabox_image::LoadError,
     micabox_image::SaveError,

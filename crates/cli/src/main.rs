@@ -7,6 +7,7 @@ mod host_memory;
 mod log;
 mod output;
 mod run;
+mod serve;
 mod settings;
 mod template;
 mod visible;
@@ -84,6 +85,7 @@ enum Command {
     Memfs(commands::memfs::Args),
     Ext4(commands::ext4::Args),
     Doctor(commands::doctor::Args),
+    Serve(serve::Args),
 }
 
 /// The limit on descriptors that this process sets, where it may: each of a sandbox's connections
@@ -214,6 +216,7 @@ fn main() -> ExitCode {
         Command::Memfs(args) => commands::memfs::execute(&args),
         Command::Ext4(args) => commands::ext4::execute(&args),
         Command::Doctor(args) => commands::doctor::execute(&args),
+        Command::Serve(args) => serve::execute(&args),
     };
     match result {
         Ok(code) => ExitCode::from(code),

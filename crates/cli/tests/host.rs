@@ -8,58 +8,10 @@ use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 
 use micabox_testing::shell;
-use support::{Finished, Home, Running, exists, wait_until};
-
-/// Flags of every sandbox here.
-const HOST: [&str; 4] = ["run", "--backend", "host", "--quiet"];
-
-/// Numbers of `/proc/self/uid_map` inside: the first user outside is the second one.
-const USERS: &str = "awk '{print $2}' /proc/self/uid_map";
-
-fn arguments<'a>(flags: &[&'a str], command: &[&'a str]) -> Vec<&'a str> {
-    [&HOST[..], flags, &["box"], command].concat()
-}
-
-fn run(home: &Home, flags: &[&str], command: &[&str]) -> Finished {
-    home.output(&arguments(&[&["--rm"], flags].concat(), command))
-}
-
-fn sh(home: &Home, script: &str) -> Finished {
-    run(home, &[], &["sh", "-c", script])
-}
-
-/// Starts a sandbox `it` that prints the first of its users, which is returned, and sleeps.
-fn sleeping(home: &Home, flags: &[&str]) -> (Running, u32) {
-    let script = format!("{USERS}; exec sleep 1000");
-    let flags = [&["--name", "it"], flags].concat();
-    let mut running = home.start(&arguments(&flags, &["sh", "-c", &script]));
-    let first = running.line().trim().parse().unwrap();
-    (running, first)
-}
-
-/// Returns the processes that run as a container's users.
-fn processes_of(first: u32) -> Vec<String> {
-    let users = first..first + 65536;
-    let processes = fs::read_dir("/proc").unwrap().flatten();
-    let ours = processes.filter_map(|entry| {
-        let pid = entry.file_name().into_string().ok()?;
-        pid.parse::<u32>().ok()?;
-        let status = fs::read_to_string(entry.path().join("status")).ok()?;
-        // One that has ended, and that this machine's process 1 has not waited for, is gone.
-        if status.contains("\nState:\tZ") {
-            return None;
-        }
-        let line = status.lines().find(|line| line.starts_with("Uid:"))?;
-        let user = line.split_whitespace().nth(1)?.parse().ok()?;
-        users.contains(&user).then_some(pid)
-    });
-    ours.collect()
-}
-
-fn wait_until_gone(home: &Home, first: u32) {
-    wait_until("the container is gone", || processes_of(first).is_empty());
-    home.assert_nothing_left();
-}
+use support::host::{
+    USERS, arguments, kill_holders, processes_of, run, sh, sleeping, wait_until_gone,
+};
+use support::{Finished, Home, exists, image, wait_until};
 
 #[test]
 #[ignore = "needs root and a built guest"]
@@ -448,28 +400,115 @@ fn nothing_is_left_however_it_ends() {
 }
 
 #[test]
-#[ignore = "needs root"]
-fn a_user_who_is_not_root_is_told_what_it_takes() {
-    let home = Home::empty();
-    let mica = env!("CARGO_BIN_EXE_mica");
-    let copy = home.path().join("mica");
-    fs::copy(mica, &copy).unwrap();
-    shell(home.path(), "chmod 755 . mica");
-    let told = Command::new("setpriv")
-        .args(["--reuid", "65534", "--regid", "65534", "--clear-groups"])
-        .arg(&copy)
-        .args(["doctor", "--json"])
-        .env("MICABOX_HOME", "/nonexistent")
-        .output()
-        .unwrap();
-    let checks: serde_json::Value = serde_json::from_slice(&told.stdout).unwrap();
-    let checks = checks.as_array().unwrap();
-    let host = checks
-        .iter()
-        .find(|check| check["what"] == "host backend")
-        .unwrap();
-    assert!(
-        host["found"].as_str().unwrap().contains("it takes root"),
-        "{host}"
+#[ignore = "needs root and a built guest"]
+fn containers_of_an_image_share_its_pages() {
+    let home = Home::new();
+    let start = |name: &str| {
+        let flags = ["--rm", "--name", name];
+        let script = format!("{USERS}; exec sleep 1000");
+        let mut running = home.start(&arguments(&flags, &["sh", "-c", &script]));
+        let first: u32 = running.line().trim().parse().unwrap();
+        (running, first)
+    };
+    let (one, first) = start("one");
+    let [held] = home.held_images().try_into().unwrap();
+    let (two, second) = start("two");
+    assert_eq!(home.held_images(), [held]);
+    assert_ne!(first, second);
+    // An overlay shows its own device; a mapping is of the file below: one file of one filesystem.
+    let mapped = |first: u32| {
+        let pid = processes_of(first)
+            .into_iter()
+            .find(|pid| {
+                let line = fs::read_to_string(format!("/proc/{pid}/cmdline"));
+                line.is_ok_and(|line| line.starts_with("sleep"))
+            })
+            .unwrap();
+        // The file of the program's page in the page cache, as the kernel knows it.
+        page_frame(&pid)
+    };
+    let (one_page, two_page) = (mapped(first), mapped(second));
+    assert!(one_page.is_some());
+    assert_eq!(one_page, two_page);
+    home.output(&["kill", "one"]).ok();
+    one.wait();
+    // The other one still has it.
+    assert_eq!(home.held_images().len(), 1);
+    assert_eq!(
+        home.output(&["exec", "two", "cat", "/srv/kept/old"]).code(),
+        0
     );
+    home.output(&["kill", "two"]).ok();
+    two.wait();
+    wait_until_gone(&home, first);
+    wait_until_gone(&home, second);
+}
+
+/// Returns the number of the page of memory that has the first page of a process's program
+/// (`/proc/PID/pagemap`), if it is there.
+fn page_frame(pid: &str) -> Option<u64> {
+    use std::os::unix::fs::FileExt;
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let start = maps.split('-').next().unwrap();
+    let page = u64::from_str_radix(start, 16).unwrap() / 4096;
+    let mut entry = [0; 8];
+    let file = fs::File::open(format!("/proc/{pid}/pagemap")).unwrap();
+    file.read_exact_at(&mut entry, page * 8).unwrap();
+    let entry = u64::from_le_bytes(entry);
+    (entry >> 63 == 1).then_some(entry & ((1 << 55) - 1))
+}
+
+#[test]
+#[ignore = "needs root and a built guest"]
+fn an_image_is_held_once_however_holders_end() {
+    let home = Home::new();
+    // Many at once, some while a holder ends.
+    std::thread::scope(|scope| {
+        let runs: Vec<_> = (0..4)
+            .map(|_| {
+                scope.spawn(|| {
+                    for _ in 0..5 {
+                        assert_eq!(sh(&home, "cat /srv/kept/old").code(), 0);
+                    }
+                })
+            })
+            .collect();
+        for run in runs {
+            run.join().unwrap();
+        }
+    });
+    home.assert_nothing_left();
+    // After a holder was killed, its containers run on, and the next one has another.
+    let (running, first) = sleeping(&home, &["--rm"]);
+    kill_holders(&home);
+    wait_until("the holder is gone", || {
+        home.processes("mica-lower").is_empty()
+    });
+    assert_eq!(home.held_images().len(), 1);
+    assert_eq!(
+        home.output(&["exec", "it", "cat", "/srv/kept/old"]).code(),
+        0
+    );
+    home.output(&["ps"]).ok();
+    assert!(home.held_images().is_empty());
+    assert_eq!(sh(&home, "cat /srv/kept/old").code(), 0);
+    home.output(&["kill", "it"]).ok();
+    running.wait();
+    wait_until_gone(&home, first);
+}
+
+#[test]
+#[ignore = "needs root and a built guest"]
+fn files_that_the_kernel_does_not_mount_are_served() {
+    let home = Home::empty();
+    shell(home.path(), "mkdir store && mount -t tmpfs store store");
+    home.load(&image::layers(), &image::config());
+    let look = "stat -c %u:%g /srv/run /root; chown 1000:50 /srv/run; stat -c %u:%g /srv/run; \
+        cat /srv/hidden/new; awk '{print $1, $2, $3}' /proc/self/uid_map";
+    let run = run(&home, &["--net", "none"], &["sh", "-c", look]);
+    let said = run.stderr();
+    wait_until("no image is held", || home.held_images().is_empty());
+    assert!(home.sandboxes().is_empty());
+    shell(home.path(), "umount store");
+    assert_eq!(run.stdout(), "0:0\n0:0\n1000:50\nnew0 0 65536\n", "{said}");
 }

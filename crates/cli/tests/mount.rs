@@ -4,119 +4,14 @@ mod support;
 
 use std::fs;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use micabox_testing::shell;
 use rustix::process::{Pid, Signal, kill_process};
-use support::{Home, image, wait_until};
-
-/// Prints everything about a tree that a program can see, but for sizes of directories.
-const LOOK: &str = r#"cd "$1" || exit 1
-find . -printf '%P|%y|%m|%U:%G|%n|%T@|%l\n' | sort
-find . ! -type d -printf '%P|%s\n' | sort
-find . \( -type c -o -type b \) -exec stat -c '%n %t:%T' {} + | sort
-find . -type f -print0 | sort -z | xargs -0 sha256sum
-find . -print0 | xargs -0 getfattr -h -d -m - -e hex | awk '/^# file/ { file = $0; next } NF { print file, $0 }' | sort
-find . -type f -links +1 -printf '%i %P\n' | sort -k 2 |
-    awk '{ if (!($1 in first)) first[$1] = $2; print $2, "is", first[$1] }'"#;
-
-/// Makes files of all kinds with attributes of all kinds, for any filesystem.
-const FILES: &str = r#"mkdir -p t/deep/er t/.. && cd t
-echo text > file; ln file deep/hard; ln -s ../file deep/link; mkfifo fifo; mknod zero c 1 5; mknod disk b 8 300
-truncate -s 3M sparse; printf end >> sparse; printf x | dd of=sparse bs=1 seek=1000000 conv=notrunc 2>/dev/null
-seq 200000 > long; touch -d '1969-07-20 20:17:40.123456789' old; printf '%0200d' 0 > "$(printf '%0200d' 7)"
-setfattr -n user.note -v hello file; setfattr -n trusted.secret -v 1 deep
-setfacl -m u:1234:rw file; setfacl -d -m g:55:r deep
-cp /bin/true capable; setcap cap_net_raw+ep capable
-chown 1000:50 long; chmod 4750 long; chmod 1777 deep/er; : > empty; mkdir many
-for i in $(seq 500); do echo $i > many/name-$i; done; cd .."#;
-
-/// A store, and directories to mount on.
-struct World {
-    home: Home,
-}
-
-impl World {
-    fn new() -> Self {
-        let home = Home::empty();
-        shell(home.path(), &format!("umask 022\n{FILES}\nmkdir a b c"));
-        shell(
-            home.path(),
-            "tar --xattrs --xattrs-include='*' --sparse -C t -cf layer.tar .",
-        );
-        let mut layers = image::layers();
-        layers.push(fs::read(home.path().join("layer.tar")).unwrap());
-        home.load(&layers, &image::config());
-        Self { home }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.home.path().join(name)
-    }
-
-    fn mica(&self, words: &str) -> support::Finished {
-        let words: Vec<&str> = words.split(' ').collect();
-        let mut mica = self.home.mica(&words);
-        mica.current_dir(self.home.path());
-        support::Finished::of(mica)
-    }
-
-    fn look(&self, name: &str) -> String {
-        look(&self.path(name))
-    }
-
-    fn mounted(&self) -> serde_json::Value {
-        self.home.output(&["mount", "--json"]).json()
-    }
-
-    /// Fails unless nothing is mounted, served or recorded.
-    #[track_caller]
-    fn assert_nothing_left(&self) {
-        let table = fs::read_to_string("/proc/self/mounts").unwrap();
-        assert!(
-            !table.contains(self.home.path().to_str().unwrap()),
-            "{table}"
-        );
-        wait_until("the record is gone", || self.home.sandboxes().is_empty());
-    }
-}
-
-impl Drop for World {
-    fn drop(&mut self) {
-        for place in ["a", "b", "c"] {
-            let place = self.path(place);
-            let _ = rustix::mount::unmount(&place, rustix::mount::UnmountFlags::DETACH);
-        }
-    }
-}
-
-fn look(place: &Path) -> String {
-    let output = Command::new("sh")
-        .args(["-c", LOOK, "look"])
-        .arg(place)
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && said.is_empty(), "{said}");
-    String::from_utf8(output.stdout).unwrap()
-}
-
-#[track_caller]
-fn assert_same(one: &str, other: &str) {
-    let differs = one
-        .lines()
-        .zip(other.lines())
-        .find(|(one, other)| one != other);
-    assert!(
-        one == other,
-        "{differs:?}, {} and {} bytes",
-        one.len(),
-        other.len()
-    );
-}
+use support::trees::{World, assert_same};
+use support::wait_until;
 
 #[test]
 #[ignore = "needs root: mounts filesystems"]
@@ -171,60 +66,6 @@ fn filesystems_in_files_look_as_the_kernel_shows_them() {
     }
     let refused = world.mica("mount --with kernel disk.erofs b");
     assert!(refused.stderr().contains("hostile"), "{}", refused.stderr());
-    world.assert_nothing_left();
-}
-
-#[test]
-#[ignore = "needs root: mounts filesystems"]
-fn changes_in_memory_are_listed_and_become_an_image() {
-    let world = World::new();
-    world.mica("mount --rw box a").ok();
-    shell(
-        &world.path("a"),
-        "cd srv; echo new > added; ln added hardlink; ln -s data link; rm data; rm -r hidden
-        rm -r kept; mkdir kept; echo fresh > kept/fresh; chmod 600 run; mkdir twice; rmdir twice
-        cd ..; mv many moved; echo more >> long; setfattr -n user.new -v 1 file",
-    );
-    // A second name of a changed file has changed as well.
-    let expected = "C /deep\nC /file\nC /long\nD /many\nA /moved\n";
-    let changes = world.mica("diff a").ok();
-    let top: String = changes
-        .lines()
-        .filter(|line| line.matches('/').count() == 1 && !line.ends_with("/srv"))
-        .map(|line| format!("{line}\n"))
-        .collect();
-    assert_eq!(top, expected, "{changes}");
-    for change in [
-        "A /srv/added",
-        "D /srv/data",
-        "C /srv/kept",
-        "D /srv/hidden",
-        "C /srv/run",
-    ] {
-        assert!(
-            changes.lines().any(|line| line == change),
-            "{change}: {changes}"
-        );
-    }
-    assert!(!changes.contains("twice"));
-
-    let digest = world.mica("commit -m why a mine").ok();
-    assert!(digest.starts_with("sha256:"), "{digest}");
-    let seen = world.look("a");
-    world.mica("mount --with kernel mine b").ok();
-    assert_same(&seen, &world.look("b"));
-    let read_only = world.mica("diff ./b");
-    assert!(
-        read_only.stderr().contains("read-only"),
-        "{}",
-        read_only.stderr()
-    );
-    // It can be changed and committed again.
-    shell(&world.path("a"), "rm srv/added");
-    world.mica("commit a mine:2").ok();
-    world.mica("mount --with fuse mine:2 c").ok();
-    assert_same(&world.look("a"), &world.look("c"));
-    world.mica("umount a b c").ok();
     world.assert_nothing_left();
 }
 
@@ -468,61 +309,4 @@ fn without_root_a_tree_is_its_users_to_change() {
     let expected = "1\nnew\n5:6\n0:0\nC /long\nD /srv\nclosed to root\n5:6:1288895\n0:0:0\n0\n";
     assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{said}");
     world.assert_nothing_left();
-}
-
-#[test]
-#[ignore = "needs a built guest, and root: mounts filesystems"]
-fn a_sandbox_is_mounted_as_it_is_now() {
-    let world = World::new();
-    let change =
-        "cd /srv; echo new > added; ln added hardlink; rm data; rm -r hidden; chmod 600 run
-        rm -r kept; mkdir kept; mkfifo pipe; truncate -s 5M sparse; echo end >> sparse";
-    let home = &world.home;
-    home.output(&[
-        "run",
-        "--name",
-        "it",
-        "--upper",
-        "disk:256m",
-        "box",
-        "sh",
-        "-c",
-        change,
-    ])
-    .ok();
-    home.output(&["snapshot", "create", "it", "then"]).ok();
-    home.output(&["commit", "it", "mine"]).ok();
-    world.mica("mount it a").ok();
-    world.mica("mount then b").ok();
-    world.mica("mount --with kernel mine c").ok();
-    let seen = world.look("a");
-    assert!(seen.contains("srv/added") && !seen.contains("srv/gone"));
-    assert_same(&seen, &world.look("b"));
-    // A merged directory has no count of directories in it.
-    let shape = |text: &str| -> String {
-        let line = |line: &str| {
-            let fields: Vec<&str> = line.split('|').collect();
-            let is_directory = fields.get(1) == Some(&"d");
-            let shown = fields
-                .iter()
-                .enumerate()
-                .filter(|(at, _)| !is_directory || *at != 4);
-            let shown: Vec<&str> = shown.map(|(_, field)| *field).collect();
-            shown.join("|") + "\n"
-        };
-        text.lines().map(line).collect()
-    };
-    assert_same(&shape(&seen), &shape(&world.look("c")));
-    // The sandbox may start meanwhile.
-    home.output(&["start", "it"]).ok();
-    assert_same(&seen, &world.look("a"));
-    world.mica("umount a b c").ok();
-    home.output(&["run", "--name", "memory", "box", "true"])
-        .ok();
-    let refused = world.mica("mount memory a");
-    assert!(
-        refused.stderr().contains("--upper disk"),
-        "{}",
-        refused.stderr()
-    );
 }

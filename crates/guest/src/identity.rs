@@ -10,7 +10,7 @@ use rustix::time::{ClockId, Timespec};
 
 use crate::boot::{Step, files};
 use crate::exec::{Place, Sandbox};
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, has_one_user};
 use crate::network::{self, Interface};
 
 /// Gives the machine its identity, and returns the network interface if there is one.
@@ -21,6 +21,7 @@ pub fn set_up(identity: &Identity, kernel: Kernel) -> Result<Option<Interface>, 
             "0 2147483647"
         }
         // Those of the user namespace. Clock and randomness are the host's.
+        Kernel::Hosts if has_one_user() => "0 0",
         Kernel::Hosts => "0 65535",
     };
     set_name(&identity.hostname)?;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex, PoisonError};
 
 use rustix::io::{FdFlags, fcntl_setfd};
 
@@ -19,6 +19,16 @@ pub enum Kernel {
     /// The host's, which others depend on: the agent is root of a user namespace, and commands are
     /// confined.
     Hosts,
+}
+
+/// Returns whether root is the only user and the only group: in a user namespace of a user without
+/// subordinate IDs. Asked first by the agent itself, which sees `/proc`.
+pub fn has_one_user() -> bool {
+    static HAS_ONE: LazyLock<bool> = LazyLock::new(|| {
+        let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+        map.split_whitespace().nth(2) == Some("1")
+    });
+    *HAS_ONE
 }
 
 /// What a container's agent inherits.

@@ -239,7 +239,9 @@ fn names_are_made_moved_and_removed() {
     let read_link = |name: &str| FileRequest::ReadLink {
         path: bytes(&at(name)),
     };
-    let target = FileReply::Target(b"d/x/y/f".to_vec());
+    let target = FileReply::Target {
+        target: b"d/x/y/f".to_vec(),
+    };
     assert_eq!(replies(&perform(read_link("link"))), [target]);
     assert_eq!(refused(read_link("d")), Errno::INVAL);
     perform(FileRequest::HardLink {

@@ -73,7 +73,7 @@ pub use tail::Tail;
 pub use walls::Error as WallsError;
 pub use walls::{
     Error, FOLDER_CAPABILITIES, View, Walls, enter, enter_available, enter_folder,
-    enter_for_program, enter_own_mounts, enter_with,
+    enter_for_program, enter_own_mounts, enter_with, forbid_paths,
 };
 pub use worker::{
     Kind, NO_PROGRAM, arguments, plain_arguments, program, run_if_worker, take, take_inherited,

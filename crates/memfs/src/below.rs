@@ -294,17 +294,6 @@ impl Filesystem {
         }
     }
 
-    /// Returns the number that a file of the lower has here.
-    ///
-    /// # Errors
-    /// `EIO` for a number that no file of a lower has.
-    pub fn number_over(&self, file: u64) -> Result<u64> {
-        match &self.lower {
-            Some(lower) if lower.root() == file => Ok(ROOT),
-            _ => number_of(file),
-        }
-    }
-
     /// Returns the tree below.
     #[must_use]
     pub fn lower(&self) -> Option<&Arc<dyn Lower>> {

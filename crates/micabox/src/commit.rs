@@ -5,7 +5,8 @@ use micabox_image::store::Image;
 use micabox_image::{AppendLayerError, ImageEdit, Limits, Reference, append_layer};
 use tracing::{info, info_span};
 
-use crate::{Base, Error, Notes, SandboxRef};
+use crate::jailed::Unread;
+use crate::{Base, Error, Notes, SandboxRef, Store};
 
 impl SandboxRef {
     /// Makes an image of the sandbox's changes on top of its image's layers, and gives it the names
@@ -26,21 +27,33 @@ impl SandboxRef {
         };
         let _span = info_span!("commit", id = self.record().short_id()).entered();
         let store = self.sandboxes().store();
-        // Reading it fails at the end if the layer is incomplete.
-        let mut layer = self.frozen_disk()?.layer(&base)?;
-        let place = Place::Jail;
-        let extended = append_layer(store, image, &mut layer, changes, references, limits, place);
-        match extended {
-            Ok(image) => {
-                info!(digest = %image.manifest_digest, "made the image");
-                Ok((image, layer.finish()?))
-            }
-            // The worker's error about the disk explains more.
-            Err(error @ AppendLayerError::Read(_)) => {
-                let verdict = layer.verdict();
-                Err(verdict.unwrap_or_else(|| Box::new(error).into()))
-            }
-            Err(error) => Err(Box::new(error).into()),
+        let layer = self.frozen_disk()?.layer(&base)?;
+        commit_layer(store, image, layer, changes, references, limits)
+    }
+}
+
+/// Makes an image of a layer on top of another image's.
+pub(crate) fn commit_layer(
+    store: &Store,
+    image: &Image,
+    mut layer: Unread,
+    changes: &ImageEdit,
+    references: &[Reference],
+    limits: &Limits,
+) -> Result<(Image, Notes), Error> {
+    // Reading it fails at the end if the layer is incomplete.
+    let place = Place::Jail;
+    let extended = append_layer(store, image, &mut layer, changes, references, limits, place);
+    match extended {
+        Ok(image) => {
+            info!(digest = %image.manifest_digest, "made the image");
+            Ok((image, layer.finish()?))
         }
+        // The worker's error about the disk explains more.
+        Err(error @ AppendLayerError::Read(_)) => {
+            let verdict = layer.verdict();
+            Err(verdict.unwrap_or_else(|| Box::new(error).into()))
+        }
+        Err(error) => Err(Box::new(error).into()),
     }
 }

@@ -36,8 +36,8 @@ pub enum Error {
         /// What is wrong with the file.
         source: Source,
     },
-    /// The virtual machine could not be started.
-    #[error("starting a virtual machine: {0}")]
+    /// The machine or container could not be started, saved or paused.
+    #[error(transparent)]
     Machine(#[from] micabox_vmm::Error),
     /// The network could not be started.
     #[error(transparent)]
@@ -364,6 +364,14 @@ pub enum Error {
     NotByKernel {
         /// What was to be mounted.
         tree: String,
+        /// Why not.
+        problem: String,
+    },
+    /// A mounted tree's changes can't be kept in a folder.
+    #[error("changes can't be kept in `{}`: {problem}", upper.display())]
+    MountedUpper {
+        /// The folder.
+        upper: PathBuf,
         /// Why not.
         problem: String,
     },

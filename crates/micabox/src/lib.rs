@@ -35,6 +35,7 @@ mod image_files;
 #[doc(hidden)]
 pub mod jailed;
 mod log;
+mod lowers;
 mod mount;
 mod mounted;
 mod name;

@@ -138,8 +138,8 @@ impl Sandbox {
         &self.record
     }
 
-    /// Returns the directory of the sandbox's state.
-    pub(crate) fn directory(&self) -> &Path {
+    /// Returns the directory of the sandbox's state, with its owner's socket.
+    pub fn directory(&self) -> &Path {
         &self.directory
     }
 

@@ -19,6 +19,8 @@ const WORKERS: &[Kind] = &[
     micabox_vmm::HOST_WORKER,
     crate::owner::KIND,
     crate::mounted::KIND,
+    crate::mounted::LAYER_KIND,
+    crate::lowers::KIND,
 ];
 
 /// Becomes a worker or an owner if this process was started as one, and does not return then.

@@ -174,7 +174,14 @@ const CASES: &[(&str, Answer, Call, ErrorKind)] = &[
     ),
     (
         "another reply",
-        |guest| replies(guest, &[FileReply::Target(b"x".to_vec())]),
+        |guest| {
+            replies(
+                guest,
+                &[FileReply::Target {
+                    target: b"x".to_vec(),
+                }],
+            )
+        },
         stat,
         ErrorKind::Guest,
     ),

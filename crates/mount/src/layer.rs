@@ -1,13 +1,17 @@
-//! What a filesystem in memory changes of its lower, in overlayfs's terms: as an upper layer.
+//! What a filesystem in memory changes of its lower, in overlayfs's terms: as an upper layer. If the lower is
+//! an upper layer over an image already, what both change of the image.
 
 use std::collections::HashMap;
 use std::io;
+use std::sync::Arc;
 
 use micabox_erofs::overlay::escape_xattr_name;
-use micabox_memfs::{Changes, Errno, FileKind, Filesystem, ROOT, Seek, Stat};
+use micabox_memfs::{Changes, Errno, FileKind, Filesystem, Lower, ROOT, Seek, Stat};
 use micabox_overlay::upper::{Entries, Upper, UpperError};
 use micabox_overlay::words::{self, OPAQUE, WHITEOUT_DEVICE, is_marker, unescape_xattr_name};
 use micabox_tar::Segment;
+
+use crate::below::Merged;
 
 /// The number of a file in the layer.
 type Ino = u32;
@@ -26,9 +30,20 @@ const WHITEOUT: Ino = 0;
 pub struct Layer<'a> {
     files: &'a Filesystem,
     changes: Changes,
+    base: Base,
     /// By number; the whiteout is the first.
     nodes: Vec<Node>,
     numbers: HashMap<u64, Ino>,
+}
+
+/// What the layer is over. Its files have the numbers of the filesystem's lower.
+#[derive(Debug)]
+enum Base {
+    Nothing,
+    /// The lower.
+    Lower(Arc<dyn Lower>),
+    /// What is below the upper layer that the lower has.
+    Below(Arc<Merged>),
 }
 
 /// A file of the layer.
@@ -36,7 +51,7 @@ pub struct Layer<'a> {
 struct Node {
     /// The inode.
     number: u64,
-    /// The directory of the lower that this one is merged with.
+    /// The directory of the base that this one is merged with.
     merged: Option<u64>,
     is_opaque: bool,
 }
@@ -47,12 +62,52 @@ fn failed(error: Errno) -> UpperError {
     UpperError::Folder(error.into())
 }
 
+impl Base {
+    /// Returns the file of the base that a file of the lower is, or is merged with.
+    fn of(&self, file: u64) -> Option<u64> {
+        match self {
+            Self::Nothing => None,
+            Self::Lower(_) => Some(file),
+            Self::Below(lower) => lower.below(file),
+        }
+    }
+
+    /// Returns whether a file of the lower is a change of the base.
+    fn is_changed_by(&self, file: u64) -> bool {
+        matches!(self, Self::Below(_)) && Merged::is_upper(file)
+    }
+
+    fn list(&self, directory: u64) -> std::result::Result<HashMap<Box<[u8]>, u64>, Errno> {
+        Ok(match self {
+            Self::Nothing => HashMap::new(),
+            Self::Lower(lower) => {
+                let entries = lower.list(directory)?.into_iter();
+                entries.map(|(name, file, _)| (name, file)).collect()
+            }
+            Self::Below(lower) => lower.list_below(directory)?.into_iter().collect(),
+        })
+    }
+}
+
 impl<'a> Layer<'a> {
-    /// Finds what differs.
+    /// Finds what differs from the lower.
     ///
     /// # Errors
     /// Those of the lower.
     pub fn new(files: &'a Filesystem) -> io::Result<Self> {
+        let base = files.lower().map(Arc::clone);
+        Self::over(files, base.map_or(Base::Nothing, Base::Lower))
+    }
+
+    /// Finds what differs from what is below `lower`'s upper layer. `lower` must be the filesystem's.
+    ///
+    /// # Errors
+    /// Those of the lower.
+    pub fn with_upper(files: &'a Filesystem, lower: Arc<Merged>) -> io::Result<Self> {
+        Self::over(files, Base::Below(lower))
+    }
+
+    fn over(files: &'a Filesystem, base: Base) -> io::Result<Self> {
         let whiteout = Node {
             number: 0,
             merged: None,
@@ -61,6 +116,7 @@ impl<'a> Layer<'a> {
         Ok(Self {
             files,
             changes: files.changes()?,
+            base,
             nodes: Vec::from([whiteout]),
             numbers: HashMap::new(),
         })
@@ -83,17 +139,15 @@ impl<'a> Layer<'a> {
         Ok(file)
     }
 
-    /// Returns what a directory has in the lower: inodes' numbers by name.
-    fn below(&self, directory: Option<u64>) -> Result<HashMap<Box<[u8]>, u64>> {
-        let (Some(directory), Some(lower)) = (directory, self.files.lower()) else {
-            return Ok(HashMap::new());
-        };
-        let entries = lower.list(directory).map_err(failed)?.into_iter();
-        let numbered = entries.map(|(name, file, _)| {
-            let number = self.files.number_over(file).map_err(failed)?;
-            Ok((name, number))
-        });
-        numbered.collect()
+    /// Returns the file of the base that an inode is, or is merged with, and whether it is as there.
+    fn origin(&self, inode: u64) -> (Option<u64>, bool) {
+        match self.files.below(inode) {
+            Some(file) => {
+                let is_changed = self.changes.has(inode) || self.base.is_changed_by(file);
+                (self.base.of(file), !is_changed)
+            }
+            None => (None, false),
+        }
     }
 
     /// Returns the first part of a file from an offset on that is not a hole.
@@ -120,7 +174,8 @@ impl Drop for Layer<'_> {
 
 impl Upper for Layer<'_> {
     fn layer(&mut self) -> Result<Option<Ino>> {
-        if !self.changes.has(ROOT) && self.files.lower().is_some() {
+        let (merged, is_unchanged) = self.origin(ROOT);
+        if is_unchanged {
             return Ok(None);
         }
         if let Some(&root) = self.numbers.get(&ROOT) {
@@ -128,7 +183,7 @@ impl Upper for Layer<'_> {
         }
         let root = self.add(Node {
             number: ROOT,
-            merged: self.files.below(ROOT),
+            merged,
             is_opaque: false,
         })?;
         Ok(Some(root))
@@ -150,13 +205,15 @@ impl Upper for Layer<'_> {
 
     fn entries(&mut self, directory: Ino) -> Result<Entries> {
         let directory = self.node(directory)?;
-        let mut below = self.below(directory.merged)?;
+        let below = directory.merged.map(|merged| self.base.list(merged));
+        let mut below = below.transpose().map_err(failed)?.unwrap_or_default();
         let mut found = Vec::new();
         let mut problem = None;
         let listed = self.files.list(directory.number, 0, |entry, hold| {
             let Some(hold) = hold else { return true };
-            let is_same = below.remove(entry.name) == Some(entry.number);
-            if is_same && !self.changes.has(entry.number) {
+            let (origin, is_unchanged) = self.origin(entry.number);
+            let is_same = below.remove(entry.name) == origin && origin.is_some();
+            if is_same && is_unchanged {
                 return true;
             }
             if let Err(error) = hold() {
@@ -164,8 +221,7 @@ impl Upper for Layer<'_> {
                 return false;
             }
             let is_directory = entry.kind == FileKind::Directory;
-            let merged = self.files.below(entry.number);
-            let merged = merged.filter(|_| is_directory && is_same);
+            let merged = origin.filter(|_| is_directory && is_same);
             let node = Node {
                 number: entry.number,
                 merged,

@@ -22,7 +22,7 @@ use micabox_overlay::diff::{self, ChangeKind, Paths};
 use micabox_overlay::layer::write_layer;
 use micabox_overlay::lower::LowerKind;
 use micabox_overlay::upper::Upper;
-use micabox_overlay::view::{View, ViewError};
+use micabox_overlay::view::{self, View, ViewError};
 use overlay::case::{self, Case};
 use overlay::history::{self, Random};
 use overlay::mounts::Mount;
@@ -122,6 +122,45 @@ fn the_same_history_leaves_the_same_tree_as_on_overlayfs_and_a_layer_that_makes_
         let converted = case::convert(case.directory.path(), &archive);
         let stack = Mount::stack(vec![Mount::erofs(&converted), case.mount_lower()]);
         assert_same("layer", &tree::of_directory(stack.path()), &expected);
+    }
+}
+
+/// The lower is what a sandbox sees, and the layer is over its image.
+#[test]
+#[ignore = "needs root: mounts filesystems"]
+fn changes_over_those_on_a_disk_are_one_layer_with_them() {
+    for seed in 70..76 {
+        let case = Case::new(KINDS[seed % 2], seed as u64, 120);
+        let image = tree::of_directory(mount(&case).path());
+        let disk = view::open(File::open(&case.disk).unwrap()).unwrap();
+        let merged = below::merged(Box::new(disk), Arc::new(case.lower())).unwrap();
+        let files = Filesystem::over(LIMITS, Arc::clone(&merged) as _).unwrap();
+        let ours = Memory::serve(files, Cache::Always);
+        for steps in [0, 150] {
+            history::make(ours.path(), &mut Random(seed as u64 * 1000), steps);
+            mount_remount(ours.path(), MountFlags::empty(), "").unwrap();
+            let seen = tree::of_directory(ours.path());
+            let layer = || {
+                let layer = Layer::with_upper(&ours.files, Arc::clone(&merged));
+                View::new(layer.unwrap(), case.lower())
+            };
+            assert_same("view", &tree::of_view(&mut layer()), &seen);
+            let changes = changes(&mut layer());
+            if steps == 0 {
+                let on_disk = self::changes(&mut case.view());
+                assert_eq!(changes, on_disk, "{seed}");
+            }
+            assert_diff(&changes, &image, &seen);
+
+            let mut expected = seen;
+            let is_kept = |path: &[u8]| !changes.contains_key(path);
+            expected.retain(|path, node| node.kind != FileKind::Socket || is_kept(path));
+            let archive = case.directory.path().join("layer.tar");
+            write_layer(&mut layer(), File::create(&archive).unwrap()).unwrap();
+            let converted = case::convert(case.directory.path(), &archive);
+            let stack = Mount::stack(vec![Mount::erofs(&converted), case.mount_lower()]);
+            assert_same("layer", &tree::of_directory(stack.path()), &expected);
+        }
     }
 }
 

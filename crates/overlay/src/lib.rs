@@ -2,7 +2,7 @@
 //! without a kernel.
 //!
 //! The upper layer is the directory `/root` of an ext4 filesystem, or what another reader ([`upper`])
-//! has; the lower one is an EROFS image or another ext4 filesystem. Source of the rules: Linux, `Documentation/filesystems/overlayfs.rst`;
+//! has; the lower one is an EROFS image, another ext4 filesystem or a folder of the host. Source of the rules: Linux, `Documentation/filesystems/overlayfs.rst`;
 //! a test compares this crate with the kernel.
 //!
 //! | module | what it does |

@@ -7,9 +7,10 @@ use micabox_erofs::format::{self, FileType};
 use micabox_erofs::reader::Inode;
 use micabox_erofs::{BLOCK_SIZE, Concat, Reader};
 use micabox_ext4::device::ReadOnly;
-use micabox_ext4::{DirEntry, Errno, Ext4, FileKind, Ino, Options, ROOT, Segment, Timestamp};
+use micabox_ext4::{DirEntry, Errno, Ext4, FileKind, Ino, Options, ROOT, Segment, Stat, Timestamp};
 use serde::{Deserialize, Serialize};
 
+use crate::upper::{Upper, UpperError};
 use crate::words::WHITEOUT_DEVICE;
 
 /// A tree of files. Several threads may read it: an image side by side, an ext4 filesystem, whose
@@ -19,6 +20,8 @@ pub enum Lower {
     Erofs(Reader<Concat<File>>),
     /// An ext4 filesystem.
     Ext4(Box<Mutex<Disk>>),
+    /// A directory of the host, by a reader of upper layers.
+    Folder(Mutex<Box<dyn Upper + Send>>),
     /// An empty tree.
     Nothing,
 }
@@ -70,6 +73,7 @@ pub struct Entry {
 enum At {
     Erofs(Box<Inode>),
     Ext4(Ino),
+    Folder(Ino),
 }
 
 /// Why the lower layer can't be read.
@@ -81,6 +85,9 @@ pub enum LowerError {
     /// The ext4 filesystem can't be read.
     #[error(transparent)]
     Ext4(#[from] micabox_ext4::Error),
+    /// The directory can't be read.
+    #[error(transparent)]
+    Folder(#[from] UpperError),
     /// No file was given.
     #[error("there is no file to read it from")]
     NoFile,
@@ -107,7 +114,7 @@ impl Node {
     pub fn number(&self) -> u64 {
         match &self.at {
             At::Erofs(inode) => inode.nid,
-            At::Ext4(ino) => (*ino).into(),
+            At::Ext4(ino) | At::Folder(ino) => (*ino).into(),
         }
     }
 
@@ -140,6 +147,11 @@ impl Lower {
 }
 
 impl Lower {
+    /// A tree that is the whole layer of a reader, whatever marks there are in it.
+    pub fn folder(reader: Box<dyn Upper + Send>) -> Self {
+        Self::Folder(Mutex::new(reader))
+    }
+
     /// Returns the root directory.
     ///
     /// # Errors
@@ -148,6 +160,11 @@ impl Lower {
         match self {
             Self::Erofs(reader) => erofs_node(reader.inode(reader.root())?),
             Self::Ext4(disk) => ext4_node(&mut lock(disk), ROOT),
+            Self::Folder(reader) => {
+                let reader = &mut lock(reader);
+                let root = reader.layer()?.ok_or(LowerError::NoFile)?;
+                folder_node(reader, root)
+            }
             Self::Nothing => Err(LowerError::NoFile),
         }
     }
@@ -170,6 +187,11 @@ impl Lower {
                     Err(error) => Err(error.into()),
                 }
             }
+            (Self::Folder(reader), At::Folder(ino)) => {
+                let reader = &mut lock(reader);
+                let found = reader.entry(*ino, name)?;
+                found.map(|ino| folder_node(reader, ino)).transpose()
+            }
             _ => Ok(None),
         }
     }
@@ -185,6 +207,9 @@ impl Lower {
                 // No inode has a number beyond 32 bits, and none has the number 0.
                 let ino = Ino::try_from(number).unwrap_or_default();
                 ext4_node(&mut lock(disk), ino)
+            }
+            Self::Folder(reader) => {
+                folder_node(&mut lock(reader), Ino::try_from(number).unwrap_or_default())
             }
             Self::Nothing => Err(LowerError::NoFile),
         }
@@ -214,6 +239,15 @@ impl Lower {
                 });
                 entry.collect()
             }
+            (Self::Folder(reader), At::Folder(ino)) => {
+                let entries = lock(reader).entries(*ino)?.into_iter();
+                let entry = entries.map(|(name, ino)| Entry {
+                    name,
+                    number: ino.into(),
+                    kind: None,
+                });
+                entry.collect()
+            }
             _ => Vec::new(),
         })
     }
@@ -226,6 +260,9 @@ impl Lower {
         Ok(match (self, &file.at) {
             (Self::Erofs(reader), At::Erofs(inode)) => reader.read(inode, offset, buffer)?,
             (Self::Ext4(disk), At::Ext4(ino)) => lock(disk).read(*ino, offset, buffer)?,
+            (Self::Folder(reader), At::Folder(ino)) => {
+                lock(reader).read_at(*ino, offset, buffer)?
+            }
             _ => 0,
         })
     }
@@ -246,6 +283,7 @@ impl Lower {
                 segments.collect()
             }
             (Self::Ext4(disk), At::Ext4(ino)) => lock(disk).segments(*ino)?,
+            (Self::Folder(reader), At::Folder(ino)) => lock(reader).data(*ino)?,
             _ => Vec::new(),
         })
     }
@@ -258,6 +296,7 @@ impl Lower {
         Ok(match (self, &link.at) {
             (Self::Erofs(reader), At::Erofs(inode)) => reader.read_link(inode)?.into_vec(),
             (Self::Ext4(disk), At::Ext4(ino)) => lock(disk).read_link(*ino)?,
+            (Self::Folder(reader), At::Folder(ino)) => lock(reader).target(*ino)?,
             _ => Vec::new(),
         })
     }
@@ -282,14 +321,23 @@ impl Lower {
                 });
                 pair.collect::<Result<_>>()?
             }
+            (Self::Folder(reader), At::Folder(ino)) => {
+                let reader = &mut lock(reader);
+                let mut pairs = Vec::new();
+                for name in reader.attribute_names(*ino)? {
+                    let value = reader.attribute(*ino, &name)?;
+                    pairs.extend(value.map(|value| (name.into_vec(), value)));
+                }
+                pairs
+            }
             _ => Vec::new(),
         })
     }
 }
 
-/// Locks a disk's reader.
-fn lock(disk: &Mutex<Disk>) -> MutexGuard<'_, Disk> {
-    disk.lock().unwrap_or_else(PoisonError::into_inner)
+/// Locks a reader.
+fn lock<R>(reader: &Mutex<R>) -> MutexGuard<'_, R> {
+    reader.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn kind(kind: FileType) -> FileKind {
@@ -324,9 +372,16 @@ fn erofs_node(inode: Inode) -> Result<Node> {
 }
 
 fn ext4_node(disk: &mut Disk, ino: Ino) -> Result<Node> {
-    let stat = disk.stat(ino)?;
-    Ok(Node {
-        at: At::Ext4(ino),
+    Ok(node(At::Ext4(ino), &disk.stat(ino)?))
+}
+
+fn folder_node(reader: &mut Box<dyn Upper + Send>, ino: Ino) -> Result<Node> {
+    Ok(node(At::Folder(ino), &reader.attributes(ino)?))
+}
+
+fn node(at: At, stat: &Stat) -> Node {
+    Node {
+        at,
         // Only an inode on a damaged disk has no kind; it is treated like a FIFO, without contents.
         kind: stat.kind().unwrap_or(FileKind::Fifo),
         permissions: stat.mode & 0o7777,
@@ -340,5 +395,5 @@ fn ext4_node(disk: &mut Disk, ino: Ino) -> Result<Node> {
         size: stat.size,
         blocks: stat.blocks,
         links: stat.links,
-    })
+    }
 }

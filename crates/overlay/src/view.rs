@@ -219,6 +219,11 @@ impl Directory {
         }
     }
 
+    /// Returns the directory of the lower layer that shows through.
+    pub fn seen_below(&self) -> Option<&Node> {
+        self.below.as_ref().filter(|_| !self.hidden)
+    }
+
     /// Returns an identifier that no other directory has: its number in the upper layer, or else in the
     /// lower one.
     pub fn identity(&self) -> (Option<Ino>, Option<u64>) {

@@ -10,7 +10,8 @@
 //! gave them, which an extended attribute records (`owner.rs`).
 //!
 //! A share may be the upper layer of the guest's overlay ([`Settings::upper`]). A [`Client`] reads it as
-//! the guest does, for programs on the host.
+//! the guest does, for programs on the host. Other folders are shown to these as they are
+//! ([`Settings::as_it_is`]).
 
 #![forbid(unsafe_code)]
 

@@ -68,6 +68,9 @@ pub struct Settings {
     /// then takes whiteouts and all extended attributes (`attribute.rs`). A lock (flock(2)) that
     /// the open folder has is held until the server has ended.
     pub upper: bool,
+    /// Whether owners and extended attributes are shown as they are, for programs of this machine. If root
+    /// starts it, it then has root's right to read all of them.
+    pub as_it_is: bool,
     /// The name of the only entry of the share, if what is shared is a file and not a folder.
     pub only: Option<CString>,
     /// How requests reach it.
@@ -101,6 +104,7 @@ struct Task {
     read_only: bool,
     cached: bool,
     upper: bool,
+    as_it_is: bool,
     only: Option<Vec<u8>>,
     watches: usize,
     transport: Transport,
@@ -122,6 +126,7 @@ pub fn start(folder: OwnedFd, settings: &Settings) -> Result<(Process, OwnedFd),
         read_only: settings.read_only,
         cached: settings.cached,
         upper: settings.upper,
+        as_it_is: settings.as_it_is,
         only: settings.only.clone().map(CString::into_bytes),
         watches: watches(),
         transport: settings.transport,
@@ -182,7 +187,10 @@ pub fn start(folder: OwnedFd, settings: &Settings) -> Result<(Process, OwnedFd),
     match File::from(ready).read_exact(&mut [0]) {
         Ok(()) => Ok((process, ours)),
         Err(_) => {
-            process.end();
+            // It is about to say why.
+            if let Some(watcher) = process.watcher.take() {
+                let _ = watcher.join();
+            }
             Err(Error::Ended(tail.text().trim().to_owned()))
         }
     }
@@ -272,7 +280,8 @@ fn serve(descriptor: RawFd) -> Result<(), String> {
     } else {
         None
     };
-    let root = enter_folder(folder, task.read_only).map_err(|error| error.to_string())?;
+    let root = enter_folder(folder, task.read_only, task.as_it_is);
+    let root = root.map_err(|error| error.to_string())?;
     let only = task.only.map(CString::new).transpose();
     let only = only.map_err(|error| error.to_string())?;
     let files = getrlimit(Resource::Nofile).current.unwrap_or(DESCRIPTORS);
@@ -284,6 +293,7 @@ fn serve(descriptor: RawFd) -> Result<(), String> {
         is_read_only: task.read_only,
         is_cached: task.cached,
         is_upper: task.upper,
+        is_as_it_is: task.as_it_is,
     };
     let start = |table: Box<dyn Table>| -> Result<Arc<Server>, String> {
         let server = Server::new(root, only, manner, most, table);

@@ -333,6 +333,7 @@ fn a_client_reads_what_is_there() {
         read_only: true,
         cached: false,
         upper: true,
+        as_it_is: false,
         only: None,
         transport: Transport::Stream,
     };

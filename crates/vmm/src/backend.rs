@@ -69,8 +69,8 @@ pub struct Limits {
     /// Whether a server of a shared folder is spoken to by vhost-user. It then maps the guest's
     /// memory.
     pub vhost_user: bool,
-    /// Whether a machine has a kernel of its own. Otherwise its agent gets each disk, which must be one
-    /// EROFS filesystem, as a mount.
+    /// Whether a machine has a kernel of its own. Otherwise it has no disks, but trees that are mounted
+    /// already ([`Tree`](crate::Tree)).
     pub own_kernel: bool,
 }
 

@@ -42,6 +42,9 @@ pub struct MachineConfig {
     pub pmem: Vec<PmemRegion>,
     /// Disks.
     pub disks: Vec<Disk>,
+    /// Trees that are mounted already, for a backend whose machines have no kernel of their own. All
+    /// have the same users.
+    pub trees: Vec<Tree>,
     /// What limits the traffic of each disk.
     pub disk_rate: DiskRate,
     /// A network interface.
@@ -59,6 +62,44 @@ pub struct MachineConfig {
     /// Processes and threads of all commands together, where the kernel is not the machine's own
     /// ([`Limits::own_kernel`](crate::Limits::own_kernel)); otherwise the guest limits them.
     pub max_processes: Option<u64>,
+}
+
+/// A tree that a kernel shared by many has mounted for a machine.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Tree<F = Arc<File>> {
+    /// The serial number by which the agent knows it, as it knows a disk.
+    pub serial: String,
+    /// A detached mount.
+    pub mount: F,
+    /// The user namespace that the mounted filesystem is in; none for this machine's own.
+    pub users: Option<F>,
+    /// What the machine keeps open, so that the tree stays. If it ends first (POLLHUP), the tree is gone.
+    pub holder: F,
+}
+
+impl<F> Tree<F> {
+    /// Converts the files.
+    pub fn map<G>(self, mut convert: impl FnMut(F) -> G) -> Tree<G> {
+        Tree {
+            serial: self.serial,
+            mount: convert(self.mount),
+            users: self.users.map(&mut convert),
+            holder: convert(self.holder),
+        }
+    }
+
+    /// Converts the files, unless one can't be.
+    ///
+    /// # Errors
+    /// The first of `convert`.
+    pub fn try_map<G, E>(self, mut convert: impl FnMut(F) -> Result<G, E>) -> Result<Tree<G>, E> {
+        Ok(Tree {
+            serial: self.serial,
+            mount: convert(self.mount)?,
+            users: self.users.map(&mut convert).transpose()?,
+            holder: convert(self.holder)?,
+        })
+    }
 }
 
 /// How a machine begins.
@@ -337,6 +378,7 @@ mod tests {
             pmem: Vec::new(),
             disk_rate: DiskRate::default(),
             disks: Vec::new(),
+            trees: Vec::new(),
             network: None,
             vsock: None,
             shares: Vec::new(),

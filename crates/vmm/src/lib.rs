@@ -31,7 +31,7 @@ use std::path::PathBuf;
 pub use backend::{Acceleration, Backend, Exit, FilesPerRegion, Limits, Machine};
 pub use config::{
     Begin, Disk, DiskRate, MachineConfig, NetworkInterface, PmemRegion, Share, ShareServer,
-    Sockets, check_size,
+    Sockets, Tree, check_size,
 };
 pub use error::Error;
 pub use file::{FileRef, MachineFile};

@@ -45,6 +45,7 @@ fn config() -> MachineConfig {
         pmem: Vec::new(),
         disk_rate: DiskRate::default(),
         disks: Vec::new(),
+        trees: Vec::new(),
         network: None,
         vsock: None,
         shares: Vec::new(),

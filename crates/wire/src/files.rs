@@ -6,13 +6,17 @@
 //! one that began, stdin has the bytes to write and stdout the bytes that were read, or
 //! [`FileReply`] messages, framed as on the agent's channel. If it fails after its start, stderr has
 //! a [`FileFailed`], and the exit code is 1.
+//!
+//! Requests and replies are in JSON: a sandbox's owner passes them on without a look, from and to clients
+//! in any language.
 
 use std::io;
 
 use micabox_file::{FileKind, Timestamp};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Message};
+use crate::{Error, Message, text};
 
 /// The program's name for an operation on files: no file's name has a NUL byte.
 pub const FILES: &[u8] = b"\0files";
@@ -21,19 +25,23 @@ pub const FILES: &[u8] = b"\0files";
 /// Symbolic links in them lead where they lead for programs inside, except for the kernel's own
 /// links in `/proc`, which are not followed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
 pub enum FileRequest {
     /// Writes a file's bytes to stdout.
     Read {
         /// The file.
+        #[serde(with = "text")]
         path: Vec<u8>,
         /// The first byte.
         offset: u64,
         /// Maximum number of bytes.
+        #[serde(default)]
         length: Option<u64>,
     },
     /// Writes stdin to a file.
     Write {
         /// The file.
+        #[serde(with = "text")]
         path: Vec<u8>,
         /// What becomes of an existing file.
         existing: Existing,
@@ -45,6 +53,7 @@ pub enum FileRequest {
     /// Replies with [`FileReply::Stat`].
     Stat {
         /// The file.
+        #[serde(with = "text")]
         path: Vec<u8>,
         /// Whether a symbolic link at the path's end is followed.
         follow: bool,
@@ -53,6 +62,7 @@ pub enum FileRequest {
     /// is in it.
     List {
         /// The directory.
+        #[serde(with = "text")]
         path: Vec<u8>,
         /// How many levels: 1 for the directory's own entries.
         depth: u32,
@@ -60,6 +70,7 @@ pub enum FileRequest {
     /// Makes a directory.
     MakeDirectory {
         /// The directory.
+        #[serde(with = "text")]
         path: Vec<u8>,
         /// Permission bits.
         mode: u16,
@@ -69,6 +80,7 @@ pub enum FileRequest {
     /// Removes a file or an empty directory; not what a symbolic link leads to.
     Remove {
         /// The file.
+        #[serde(with = "text")]
         path: Vec<u8>,
         /// Whether a directory is removed with everything below it.
         recursive: bool,
@@ -76,8 +88,10 @@ pub enum FileRequest {
     /// Gives a file another path.
     Rename {
         /// The file.
+        #[serde(with = "text")]
         from: Vec<u8>,
         /// Its new path.
+        #[serde(with = "text")]
         to: Vec<u8>,
         /// Whether a file that is there is replaced.
         replace: bool,
@@ -85,56 +99,71 @@ pub enum FileRequest {
     /// Makes a symbolic link.
     Symlink {
         /// What the link says.
+        #[serde(with = "text")]
         target: Vec<u8>,
         /// The link.
+        #[serde(with = "text")]
         path: Vec<u8>,
     },
     /// Gives a file a second name.
     HardLink {
         /// The file.
+        #[serde(with = "text")]
         file: Vec<u8>,
         /// Its second name.
+        #[serde(with = "text")]
         path: Vec<u8>,
     },
     /// Replies with [`FileReply::Target`].
     ReadLink {
         /// The symbolic link.
+        #[serde(with = "text")]
         path: Vec<u8>,
     },
     /// Sets what is given.
     Set {
         /// The file.
+        #[serde(with = "text")]
         path: Vec<u8>,
         /// Whether a symbolic link at the path's end is followed.
         follow: bool,
         /// Permission bits.
+        #[serde(default)]
         mode: Option<u16>,
         /// The owner's number.
+        #[serde(default)]
         uid: Option<u32>,
         /// The group's number.
+        #[serde(default)]
         gid: Option<u32>,
         /// Time of the last access.
+        #[serde(default)]
         accessed: Option<Timestamp>,
         /// Time of the last change of the contents.
+        #[serde(default)]
         modified: Option<Timestamp>,
     },
     /// Writes a file, or a directory with everything below it, to stdout as an archive.
     Pack {
         /// The file.
+        #[serde(with = "text")]
         path: Vec<u8>,
         /// Whether a symbolic link at the path's end is followed.
         follow: bool,
         /// What the file is called in the archive; empty for members without a directory in front.
+        #[serde(with = "text")]
         name: Vec<u8>,
     },
     /// Unpacks the archive on stdin.
     Unpack {
         /// The directory to unpack into; made if missing.
+        #[serde(with = "text")]
         path: Vec<u8>,
     },
     /// Replies with a [`FileReply::Event`] for each change, until it is killed.
     Watch {
         /// The file or directory.
+        #[serde(with = "text")]
         path: Vec<u8>,
         /// Whether everything below the directory is watched.
         recursive: bool,
@@ -143,6 +172,7 @@ pub enum FileRequest {
 
 /// What becomes of an existing file that is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Existing {
     /// It loses its bytes.
     Truncate,
@@ -156,13 +186,18 @@ pub enum Existing {
 
 /// A reply of an operation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
 pub enum FileReply {
     /// A file's attributes.
     Stat(FileStat),
     /// A file in a directory.
     Entry(FileEntry),
     /// What a symbolic link says.
-    Target(Vec<u8>),
+    Target {
+        /// Its target.
+        #[serde(with = "text")]
+        target: Vec<u8>,
+    },
     /// A change.
     Event(FileEvent),
     /// Why the operation failed, on stderr.
@@ -170,6 +205,7 @@ pub enum FileReply {
     /// Something that is not in an archive, or was not unpacked from it, on stderr.
     LeftOut {
         /// The file's path in the archive.
+        #[serde(with = "text")]
         path: Vec<u8>,
         /// What, and why.
         what: String,
@@ -177,8 +213,26 @@ pub enum FileReply {
 }
 
 impl Message for FileReply {
-    /// A path and a link's target.
+    /// A path and a link's target, with each byte escaped.
     const MAX_FRAME: usize = 64 * 1024;
+
+    fn append(&self, bytes: Vec<u8>) -> Result<Vec<u8>, Error> {
+        append(self, bytes)
+    }
+
+    fn from_frame(frame: &[u8]) -> Result<Self, Error> {
+        from_json(frame, "not a reply of an operation on files")
+    }
+}
+
+fn append(value: &impl Serialize, mut bytes: Vec<u8>) -> Result<Vec<u8>, Error> {
+    let written = serde_json::to_writer(&mut bytes, value);
+    written.map_err(|_| Error::Malformed("not encodable"))?;
+    Ok(bytes)
+}
+
+fn from_json<T: DeserializeOwned>(bytes: &[u8], otherwise: &'static str) -> Result<T, Error> {
+    serde_json::from_slice(bytes).map_err(|_| Error::Malformed(otherwise))
 }
 
 /// A file's attributes.
@@ -216,10 +270,12 @@ pub struct FileStat {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileEntry {
     /// Its path from the listed directory.
+    #[serde(with = "text")]
     pub path: Vec<u8>,
     /// Its attributes; a symbolic link's own.
     pub stat: FileStat,
     /// What a symbolic link says; empty for all else.
+    #[serde(with = "text")]
     pub target: Vec<u8>,
 }
 
@@ -229,6 +285,7 @@ pub struct FileEvent {
     /// What changed.
     pub change: FileChange,
     /// The file's path from the watched directory; empty for what is watched itself.
+    #[serde(with = "text")]
     pub path: Vec<u8>,
     /// Whether it is a directory.
     pub is_directory: bool,
@@ -262,6 +319,7 @@ pub enum FileChange {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileFailed {
     /// The file, if it is another than that of the request.
+    #[serde(with = "text")]
     pub path: Vec<u8>,
     /// The kernel's error number; 0 if the error is not the kernel's.
     pub errno: i32,
@@ -272,8 +330,8 @@ pub struct FileFailed {
 impl FileRequest {
     /// Encodes the request for [`FILES`].
     pub fn encode(&self) -> Vec<u8> {
-        // Serialising into memory fails only for sequences of unknown length, and it has none.
-        postcard::to_allocvec(self).unwrap_or_default()
+        // Writing into memory fails only for maps whose keys are not strings, and it has none.
+        append(self, Vec::new()).unwrap_or_default()
     }
 
     /// Decodes a request.
@@ -281,10 +339,7 @@ impl FileRequest {
     /// # Errors
     /// [`Error::Malformed`] if the bytes are not exactly one request.
     pub fn decode(bytes: &[u8]) -> Result<Self, Error> {
-        match postcard::take_from_bytes(bytes) {
-            Ok((request, [])) => Ok(request),
-            _ => Err(Error::Malformed("not an operation on files")),
-        }
+        from_json(bytes, "not an operation on files")
     }
 }
 

@@ -15,6 +15,30 @@ const HEADER: usize = 4;
 pub trait Message: Serialize + DeserializeOwned {
     /// Maximum number of bytes of a frame in this direction, without its length field.
     const MAX_FRAME: usize;
+
+    /// Appends the message to `bytes`, without a header.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`] if it has no encoding, which no message of ours is.
+    fn append(&self, bytes: Vec<u8>) -> Result<Vec<u8>, Error> {
+        // Serialising into memory fails only for sequences of unknown length, and messages have none.
+        postcard::to_extend(self, bytes).map_err(|_| Error::Malformed("not encodable"))
+    }
+
+    /// Decodes one message from the bytes of one frame.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`].
+    fn from_frame(frame: &[u8]) -> Result<Self, Error> {
+        match postcard::take_from_bytes(frame) {
+            Ok((message, [])) => Ok(message),
+            Ok(_) => Err(Error::Malformed("bytes after the message")),
+            Err(postcard::Error::DeserializeUnexpectedEnd) => {
+                Err(Error::Malformed("it ends early"))
+            }
+            Err(_) => Err(Error::Malformed("no such message")),
+        }
+    }
 }
 
 impl Message for ToGuest {
@@ -72,8 +96,7 @@ pub fn encode<M: Message>(message: &M, out: &mut Vec<u8>) -> Result<(), Error> {
     let start = out.len();
     let mut bytes = std::mem::take(out);
     bytes.extend_from_slice(&[0; HEADER]);
-    // Serialising into memory fails only for sequences of unknown length, and messages have none.
-    *out = postcard::to_extend(message, bytes).map_err(|_| Error::Malformed("not encodable"))?;
+    *out = message.append(bytes)?;
     let length = out.len().saturating_sub(start + HEADER);
     let header = match u32::try_from(length) {
         Ok(header) if length <= M::MAX_FRAME => header,
@@ -89,16 +112,6 @@ pub fn encode<M: Message>(message: &M, out: &mut Vec<u8>) -> Result<(), Error> {
         field.copy_from_slice(&header.to_le_bytes());
     }
     Ok(())
-}
-
-/// Decodes one message from the bytes of one frame.
-fn decode<M: Message>(frame: &[u8]) -> Result<M, Error> {
-    match postcard::take_from_bytes(frame) {
-        Ok((message, [])) => Ok(message),
-        Ok(_) => Err(Error::Malformed("bytes after the message")),
-        Err(postcard::Error::DeserializeUnexpectedEnd) => Err(Error::Malformed("it ends early")),
-        Err(_) => Err(Error::Malformed("no such message")),
-    }
 }
 
 /// Returns the length in a frame's header, checked against the direction's limit.
@@ -161,7 +174,7 @@ impl<M: Message> Decoder<M> {
         let Some(frame) = rest.get(..length) else {
             return Ok(None);
         };
-        let message = decode(frame)?;
+        let message = M::from_frame(frame)?;
         self.consumed += HEADER + length;
         Ok(Some(message))
     }
@@ -201,7 +214,7 @@ pub fn read_message<M: Message>(reader: &mut impl Read) -> Result<Option<M>, Err
     if read_full(reader, &mut frame)? != length {
         return Err(Error::Truncated);
     }
-    decode(&frame).map(Some)
+    M::from_frame(&frame).map(Some)
 }
 
 /// Fills `buffer` unless the stream ends first; returns the number of bytes read.

@@ -51,6 +51,7 @@ mod frame;
 mod message;
 pub mod preamble;
 mod setup;
+pub mod text;
 
 pub use confinement::{Confinement, DOCKERS_CAPABILITIES, Ulimit};
 pub use credit::{ReceiveWindow, SendWindow, WindowError};
@@ -64,7 +65,7 @@ pub use setup::{Mount, MountSource, MountedDisk, Setup, Tmpfs};
 
 /// The protocol's version. Host and guest must agree exactly: they are built and shipped together,
 /// so there is nothing to negotiate.
-pub const VERSION: u32 = 10;
+pub const VERSION: u32 = 11;
 
 /// The program's name for the agent's list of processes: no file's name has a NUL byte.
 ///

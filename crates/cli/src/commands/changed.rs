@@ -51,7 +51,7 @@ impl Changed {
     ) -> Result<Notes, Error> {
         match self {
             Self::Sandbox(sandbox) => sandbox.diff(each),
-            Self::Tree(mounts, place) => mounts.diff(place, each).map(|()| Notes::default()),
+            Self::Tree(mounts, place) => mounts.diff(place, each),
         }
     }
 
@@ -63,10 +63,7 @@ impl Changed {
     ) -> Result<(Image, Notes), Error> {
         match self {
             Self::Sandbox(sandbox) => sandbox.commit(edit, references, limits),
-            Self::Tree(mounts, place) => {
-                let image = mounts.commit(place, edit, references, limits)?;
-                Ok((image, Notes::default()))
-            }
+            Self::Tree(mounts, place) => mounts.commit(place, edit, references, limits),
         }
     }
 }

@@ -160,10 +160,18 @@ fn machine() -> Vec<Check> {
 /// Checks whether sandboxes can share this machine's kernel.
 fn containers() -> Check {
     match micabox_vmm::choose(BackendChoice::Host) {
-        Ok(_) => Check::ok(
-            "host backend",
-            "works (--backend host shares this machine's kernel)",
-        ),
+        Ok(_) => {
+            let mut found = "works (--backend host shares this machine's kernel)".to_owned();
+            if let Some(why) = micabox_vmm::host::has_one_user() {
+                found.push_str(&format!("; all files belong to root inside, since {why}"));
+            } else if !rustix::process::geteuid().is_root() {
+                found.push_str("; with this user's subordinate IDs");
+            }
+            if let Err(error) = micabox_vmm::host::check_network() {
+                found.push_str(&format!("; {error}"));
+            }
+            Check::ok("host backend", found)
+        }
         Err(error) => Check::ok("host backend", error.to_string()),
     }
 }

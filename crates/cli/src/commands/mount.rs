@@ -19,7 +19,7 @@ use crate::failure::{EXIT_MICA, Failure};
 use crate::output::{Table, ago, print, print_json};
 use crate::{Outcome, settings};
 
-/// Mount an image, a sandbox's disk, a snapshot or a filesystem in a file, to look into it
+/// Mount an image, a sandbox's disk, a snapshot, a filesystem in a file or a directory, to look into it
 ///
 /// Nothing boots, and nothing is unpacked. A sandbox is shown as it is now; it may run on. The tree is
 /// there until `mica umount`; with a command, for as long as the command runs in it, whose code mica exits
@@ -42,7 +42,16 @@ pub struct Args {
     /// How much changes may take, such as 2G [default: half of the machine's memory]
     #[arg(long, value_parser = parse_size, requires = "rw")]
     size: Option<u64>,
-    /// What serves it [default: the kernel where it can, for root]
+    /// Keep changes of an image in this directory, which is made if it is missing, for later mounts of the
+    /// same image. The kernel's overlay does, for root
+    #[arg(
+        long,
+        value_name = "DIRECTORY",
+        requires = "rw",
+        conflicts_with = "size"
+    )]
+    upper: Option<PathBuf>,
+    /// What serves it [default: for root the kernel where it can, unless changes are in memory]
     #[arg(long, value_name = "WHAT", value_enum)]
     with: Option<With>,
     /// Stay in the foreground, and unmount at the end
@@ -54,8 +63,8 @@ pub struct Args {
     /// Print the list as JSON
     #[arg(long, conflicts_with = "source")]
     json: bool,
-    /// An image, a sandbox, a snapshot, or a file with an EROFS or ext4 filesystem; the first that there
-    /// is of a file, a sandbox, a snapshot and an image
+    /// An image, a sandbox, a snapshot, a file with an EROFS or ext4 filesystem, or a directory; the first that
+    /// there is of a file, a sandbox, a snapshot, an image and a directory. With a slash in it, it is a path
     #[arg(value_name = "SOURCE", requires = "place")]
     source: Option<OsString>,
     /// The directory to mount it on
@@ -68,7 +77,7 @@ pub struct Args {
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum With {
-    /// The kernel's own EROFS
+    /// The kernel's own EROFS, and with --rw its overlay
     Kernel,
     /// A process of mica's, over FUSE
     Fuse,
@@ -103,6 +112,7 @@ fn mount(args: &Args, source: &OsStr, place: &Path) -> Outcome {
     let is_command = !args.command.is_empty();
     let options = MountOptions {
         is_writable: args.rw,
+        upper: args.upper.as_deref().map(absolute).transpose()?,
         size,
         inodes: size / BYTES_PER_INODE,
         by: args.with.map(|with| match with {
@@ -119,6 +129,20 @@ fn mount(args: &Args, source: &OsStr, place: &Path) -> Outcome {
         return stay(mounted, &args.command);
     }
     Ok(0)
+}
+
+/// Returns a path without links, whose last directory may not exist yet.
+fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+    let failed = |error| Failure::of(&error).context(&format!("finding {}", path.display()));
+    match path.canonicalize() {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        found => return found.map_err(failed),
+    }
+    let path = std::path::absolute(path).map_err(failed)?;
+    match (path.parent(), path.file_name()) {
+        (Some(above), Some(name)) => Ok(above.canonicalize().map_err(failed)?.join(name)),
+        _ => Ok(path),
+    }
 }
 
 /// Runs the command in the tree, or waits for a signal or the unmount. Unmounts.
@@ -170,7 +194,11 @@ fn list(is_json: bool) -> Outcome {
             record.source,
             kind(record.kind).into(),
             with.into(),
-            if record.is_writable { "memory" } else { "none" }.into(),
+            match (record.upper, record.is_writable) {
+                (Some(upper), _) => upper.to_string_lossy().into_owned(),
+                (None, true) => "memory".into(),
+                (None, false) => "none".into(),
+            },
             ago(record.created),
         ]);
     }
@@ -184,6 +212,7 @@ fn kind(kind: TreeKind) -> &'static str {
         TreeKind::Sandbox => "sandbox",
         TreeKind::Snapshot => "snapshot",
         TreeKind::File => "file",
+        TreeKind::Directory => "directory",
     }
 }
 

@@ -361,6 +361,7 @@ impl Args {
             return Err(Failure::new("an idle sandbox runs no command of its own")
                 .hint("run the command with `mica exec`, or omit --idle"));
         }
+        self.machine.check_memory()?;
         let Some((wanted, host)) = self.machine.memory.zip(HostMemory::now()) else {
             return Ok(());
         };

@@ -56,7 +56,6 @@ pub fn execute(args: Args) -> Outcome {
     if !args.require_limits {
         warn_of_no_limits(&args);
     }
-    args.machine.say_what_is_shared();
     // A failure before the command runs must not look like the command's own exit code.
     run(args).map_err(|failure| failure.at_least(EXIT_MICA))
 }
@@ -107,6 +106,7 @@ fn run(args: Args) -> Outcome {
         cancel: cancel.clone(),
     }
     .prepare()?;
+    args.machine.say_what_is_shared();
     let signals = Signals::catch(cancel)?;
     let (sandbox, command) = ((prepared.create)(), prepared.command.as_ref());
     if !args.detach {

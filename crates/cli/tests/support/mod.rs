@@ -4,8 +4,10 @@
 
 pub mod dns;
 pub mod exec;
+pub mod host;
 pub mod share;
 pub mod snapshot;
+pub mod trees;
 pub mod upper;
 
 use std::ffi::OsStr;
@@ -112,7 +114,10 @@ impl Home {
 
     /// Returns the PID of the owner of the only sandbox.
     pub fn owner(&self) -> u32 {
-        let [sandbox] = self.sandboxes().try_into().unwrap();
+        let mut sandboxes = self.sandboxes();
+        let held = self.held_images();
+        sandboxes.retain(|path| !held.contains(path));
+        let [sandbox] = sandboxes.try_into().unwrap();
         let record = fs::read(sandbox.join("state.json")).unwrap();
         let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
         record["owner"]["pid"].as_u64().unwrap().try_into().unwrap()
@@ -139,6 +144,31 @@ impl Home {
             return Vec::new();
         };
         entries.map(|entry| entry.unwrap().path()).collect()
+    }
+
+    /// Returns the directories of images that are mounted for containers.
+    pub fn held_images(&self) -> Vec<PathBuf> {
+        let mut all = self.sandboxes();
+        all.retain(|path| path.to_str().unwrap().contains("/lower-"));
+        all
+    }
+
+    /// Returns the processes that this name is shown for, and that belong to this store: they have a file
+    /// of it open.
+    pub fn processes(&self, name: &str) -> Vec<u32> {
+        let store = self.store();
+        let processes = fs::read_dir("/proc").unwrap().filter_map(|entry| {
+            let process = entry.ok()?.path();
+            let line = fs::read(process.join("cmdline")).ok()?;
+            if line.split(|byte| *byte == 0).next()? != name.as_bytes() {
+                return None;
+            }
+            let open = fs::read_dir(process.join("fd")).ok()?.flatten();
+            let mut files = open.filter_map(|link| fs::read_link(link.path()).ok());
+            files.find(|file| file.starts_with(&store))?;
+            process.file_name()?.to_str()?.parse().ok()
+        });
+        processes.collect()
     }
 
     /// Returns the QEMU processes that have a file of the store open, as every machine here does.
@@ -168,6 +198,8 @@ impl Home {
     pub fn assert_nothing_left(&self) {
         // A machine is taken apart after its `mica run` has returned.
         self.wait_for_no_machine();
+        // So is what holds an image for containers.
+        wait_until("no image is held", || self.held_images().is_empty());
         assert_eq!(self.sandboxes(), [""; 0].map(PathBuf::from));
         let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
         let path = self.store();

@@ -13,6 +13,9 @@ use super::{Clock, Step, upper};
 use crate::kernel::{Disks, Kernel};
 use crate::mount::{self, Filesystem, attach};
 
+/// Where the overlay's lower side is mounted.
+pub const LOWERS: &str = "/lower";
+
 /// Mounts the root: its layers and the overlay, or a root disk in place. Returns it detached.
 pub fn mount(
     boot: &Boot,
@@ -52,8 +55,9 @@ pub fn mount(
     let upper = upper::prepare(&boot.upper, layers.first().map_or("/", String::as_str))?;
     clock.lap("upper");
     let overlay = mount_overlay(&layers, &upper, kernel)?;
-    // The overlay holds the lower mounts; they need not be visible.
-    for path in &lowers {
+    // The overlay holds the lower mounts; they need not be visible. On the host's kernel they go with all
+    // others.
+    for path in lowers.iter().filter(|_| kernel == Kernel::Own) {
         rustix::mount::unmount(path, UnmountFlags::DETACH).step("detach", path)?;
     }
     clock.lap("overlay");
@@ -73,7 +77,7 @@ fn attach_lowers(boot: &Boot, disks: &Disks) -> Result<Vec<String>, BootFailed> 
             _ => None,
         };
         let mount = mount.ok_or(Errno::NODEV).step(step, "its disk")?;
-        let path = format!("/lower/{index}");
+        let path = format!("{LOWERS}/{index}");
         fs::create_dir_all(&path).step("make the directory", &path)?;
         attach(&mount, &path).step(step, &path)?;
         lowers.push(path);
@@ -103,7 +107,7 @@ fn mount_lowers(boot: &Boot, clock: &mut Clock) -> Result<Vec<String>, BootFaile
     let count = found.len();
     let mut lowers = Vec::new();
     for (index, (format, image, others)) in found.iter().enumerate() {
-        let path = format!("/lower/{index}");
+        let path = format!("{LOWERS}/{index}");
         let target = match count {
             1 => format!("the image ({})", image.path),
             _ => format!(
@@ -154,7 +158,7 @@ fn mount_ext4(image: &BlockDevice) -> Result<OwnedFd, mount::Error> {
 /// Mounts the lowest layer, which has the mount points that the agent needs. So they exist in every
 /// image, and are not part of the sandbox's changes.
 fn mount_places() -> Result<String, BootFailed> {
-    let places = "/lower/places".to_owned();
+    let places = format!("{LOWERS}/places");
     fs::create_dir_all(&places).step("make the directory", &places)?;
     Filesystem::new("tmpfs")
         .and_then(|tmpfs| {

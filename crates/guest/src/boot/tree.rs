@@ -9,9 +9,10 @@ use rustix::fs::{CWD, Dev, FileType, Mode, OFlags, makedev};
 use rustix::mount::{MountAttrFlags, MountPropagationFlags, OpenTreeFlags, UnmountFlags};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags};
 
+use super::root::LOWERS;
 use super::{Step, UPPER, files, masks};
 use crate::exec::Place;
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, has_one_user};
 use crate::mount::{self, Filesystem, attach};
 
 /// Where control groups are mounted.
@@ -37,19 +38,10 @@ pub fn build(overlay: &OwnedFd, boot: &Boot, kernel: Kernel) -> Result<Place, Bo
         Kernel::Own => Vec::new(),
         Kernel::Hosts => device_mounts()?,
     };
-    // Copies of the agent's mounts; the sandbox does not need them.
-    let of_dev = match kernel {
-        Kernel::Own => vec!["/dev".to_owned()],
-        Kernel::Hosts => HOST_NODES.map(|name| format!("/dev/{name}")).into(),
-    };
-    let others = [files::DIRECTORY, UPPER, "/sys", "/proc"].map(str::to_owned);
-    for path in others.into_iter().chain(of_dev) {
-        rustix::mount::unmount(&path, UnmountFlags::DETACH).step("detach", path)?;
+    match kernel {
+        Kernel::Own => cover_root(overlay)?,
+        Kernel::Hosts => replace_root(overlay)?,
     }
-    attach(overlay, "/").step("attach the overlay", "/")?;
-    rustix::process::fchdir(overlay)
-        .and_then(|()| rustix::process::chroot("."))
-        .step("change root", "to the overlay")?;
 
     for (filesystem, path) in &filesystems {
         // The kernel provides the directory for control groups.
@@ -86,6 +78,29 @@ pub fn build(overlay: &OwnedFd, boot: &Boot, kernel: Kernel) -> Result<Place, Bo
     Ok(place)
 }
 
+/// Attaches the overlay over the root, which a machine's kernel lets no mount replace. Copies of the agent's
+/// mounts are detached before: the sandbox does not need them.
+fn cover_root(overlay: &OwnedFd) -> Result<(), BootFailed> {
+    for path in [files::DIRECTORY, UPPER, "/sys", "/proc", "/dev"] {
+        rustix::mount::unmount(path, UnmountFlags::DETACH).step("detach", path)?;
+    }
+    attach(overlay, "/").step("attach the overlay", "/")?;
+    rustix::process::fchdir(overlay)
+        .and_then(|()| rustix::process::chroot("."))
+        .step("change root", "to the overlay")
+}
+
+/// Replaces the root by the overlay, and detaches all of the agent's mounts at once: the kernel waits for
+/// all of the host's processors each time that something is detached (`namespace_unlock`).
+fn replace_root(overlay: &OwnedFd) -> Result<(), BootFailed> {
+    attach(overlay, LOWERS).step("attach the overlay", LOWERS)?;
+    rustix::process::fchdir(overlay)
+        .and_then(|()| rustix::process::pivot_root(".", "."))
+        .and_then(|()| rustix::mount::unmount(".", UnmountFlags::DETACH))
+        .and_then(|()| rustix::process::chdir("/"))
+        .step("change root", "to the overlay")
+}
+
 fn open(path: &str, flags: OFlags) -> Result<OwnedFd, BootFailed> {
     rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty()).step("open", path)
 }
@@ -114,13 +129,15 @@ fn kernel_filesystems(kernel: Kernel) -> Result<Vec<Detached>, BootFailed> {
         Kernel::Hosts => data | MountAttrFlags::MOUNT_ATTR_RDONLY,
     };
     let dev = [("mode", "0755"), ("size", "64m")];
-    let pts = [("mode", "0620"), ("gid", "5"), ("ptmxmode", "0666")];
+    // The group `tty`, where there is more than root's.
+    let pts = [("mode", "0620"), ("ptmxmode", "0666"), ("gid", "5")];
+    let pts = pts.get(..if has_one_user() { 2 } else { 3 });
     let shm = [("mode", "1777"), ("size", "64m")];
     let all = [
         ("sysfs", "/sys", &[][..], kernels),
         ("cgroup2", GROUPS, &[], kernels),
         ("tmpfs", "/dev", &dev, nosuid),
-        ("devpts", "/dev/pts", &pts, noexec),
+        ("devpts", "/dev/pts", pts.unwrap_or_default(), noexec),
         ("tmpfs", "/dev/shm", &shm, data),
         ("mqueue", "/dev/mqueue", &[], data),
     ];

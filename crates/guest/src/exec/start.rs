@@ -28,7 +28,7 @@ use super::program::{self, describe, failed, shown};
 use super::spawn::Place;
 use super::stdio::CommandEnds;
 use super::user::{self, Identity, Unknown};
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, has_one_user};
 use crate::mount;
 
 /// The command that a new process must become.
@@ -109,6 +109,11 @@ fn become_command(order: &SpawnRequest<'_>, pid: i32) -> Result<Infallible, Star
     let may_switch =
         matches!(order.place, Place::Namespace { .. }) || rustix::process::geteuid().is_root();
     if may_switch {
+        if has_one_user() && (identity.uid, identity.gid) != (0, 0) {
+            let message = "switch user: root is the only user here (subordinate IDs of the user outside \
+                           would give others)";
+            return Err(failed(StartFailure::Other, message.to_owned(), None));
+        }
         switch_user(&identity).map_err(|errno| other("switch user", errno))?;
     }
     drop_capabilities(&confinement).map_err(|errno| other("drop capabilities", errno))?;
@@ -312,6 +317,10 @@ fn switch_user(identity: &Identity) -> rustix::io::Result<()> {
     let uid = Uid::from_raw(identity.uid);
     let gid = Gid::from_raw(identity.gid);
     give_streams(uid)?;
+    if has_one_user() {
+        // The kernel lets none be left there.
+        return Ok(());
+    }
     let groups: Vec<Gid> = identity.groups.iter().copied().map(Gid::from_raw).collect();
     rustix::thread::set_thread_groups(&groups)?;
     rustix::thread::set_thread_res_gid(gid, gid, gid)?;

@@ -11,7 +11,9 @@
 #![allow(unsafe_code)]
 
 mod mounts;
+mod subordinate;
 mod tap;
+pub mod tree;
 mod users;
 
 use std::convert::Infallible;
@@ -27,13 +29,19 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
-use rustix::process::{Gid, Pid, PidfdFlags, Uid, getpid, pidfd_open};
-use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+use rustix::process::{
+    DumpableBehavior, Gid, Pid, PidfdFlags, Uid, getpid, pidfd_open, set_dumpable_behavior,
+};
+use rustix::thread::{
+    LinkNameSpaceType, move_into_link_name_space, set_thread_groups, set_thread_res_gid,
+    set_thread_res_uid,
+};
 
 use crate::start::confine::{close_on_exec_from, inherit};
-use crate::walls::namespaces::{die_with, keep_until_it_ends};
+use crate::walls::namespaces::{Owner, die_with, keep_until_it_ends};
 
 pub use mounts::{map_owners, mount_erofs};
+pub use subordinate::Subordinate;
 pub use tap::Interface;
 pub use users::{USERS, Users};
 
@@ -45,6 +53,10 @@ const NAMESPACES: libc::c_int = libc::CLONE_NEWUSER
     | libc::CLONE_NEWIPC
     | libc::CLONE_NEWUTS
     | libc::CLONE_NEWCGROUP;
+
+/// What an error about making namespaces says.
+const REFUSED: &str = "making namespaces (are user namespaces allowed here? sysctl \
+     user.max_user_namespaces)";
 
 /// The message of a new container with its network device.
 const TAP: u8 = b't';
@@ -82,10 +94,19 @@ pub struct Container<'a> {
     /// Detached mounts, whose files belong inside to the users that they belong to on their
     /// filesystems.
     pub mounts: &'a [OwnedFd],
-    /// The users of the host that its users are: [`USERS`] from this one on.
-    pub first_user: u32,
+    /// Its users.
+    pub users: Whose<'a>,
     /// Its network interface beside loopback, if any.
     pub interface: Option<Interface>,
+}
+
+/// The users of a container.
+#[derive(Clone, Copy, Debug)]
+pub enum Whose<'a> {
+    /// Users of the host: [`USERS`] from this one on. The mounts are of a filesystem with the host's.
+    Hosts(u32),
+    /// All users of a user namespace, which the mounts' filesystems are in.
+    Namespaces(&'a OwnedFd),
 }
 
 /// A container that runs.
@@ -101,7 +122,8 @@ pub struct Started {
 
 impl Container<'_> {
     /// Starts the container. The calling process must have one thread, and be the host's root with the
-    /// capabilities to mount and to change users; it is the container's keeper from now on.
+    /// capabilities to mount and to change users, or own the user namespace with its users, which it
+    /// enters; it is the container's keeper from now on.
     ///
     /// # Errors
     /// [`Error`]; nothing is left behind.
@@ -109,27 +131,37 @@ impl Container<'_> {
         let (ours, theirs) = UnixStream::pair().map_err(step("making a channel"))?;
         let keeper =
             pidfd_open(getpid(), PidfdFlags::empty()).map_err(step("naming its keeper"))?;
+        let mut count = USERS;
+        if let Whose::Namespaces(users) = self.users {
+            count = enter_users(users)?;
+        }
         let signal = libc::SIGCHLD;
         // SAFETY: without a stack and shared memory this is fork(2), and this process has one thread.
         let pid = match unsafe { libc::syscall(libc::SYS_clone, NAMESPACES | signal, 0, 0, 0, 0) } {
             -1 => {
-                let refused = "making namespaces (are user namespaces allowed here? sysctl \
-                               user.max_user_namespaces)";
-                return Err(step(refused)(io::Error::last_os_error()));
+                return Err(step(REFUSED)(io::Error::last_os_error()));
             }
             0 => {
                 drop(ours);
-                self.run(theirs, &keeper)
+                self.run(theirs, &keeper, count > 1)
             }
             pid => pid as libc::pid_t,
         };
         drop(theirs);
         let pid = Pid::from_raw(pid).ok_or_else(|| step("naming it")(rustix::io::Errno::SRCH))?;
         let handle = pidfd_open(pid, PidfdFlags::empty()).map_err(step("naming it"))?;
-        users::map(pid, self.first_user).map_err(step("mapping its users"))?;
-        let users = users::namespace(pid).map_err(step("finding its users"))?;
-        for mount in self.mounts {
-            mounts::map_owners(mount, &users).map_err(step("mapping the owners of its files"))?;
+        match self.users {
+            Whose::Namespaces(_) => {
+                users::map_all(pid, count).map_err(step("mapping its users"))?;
+            }
+            Whose::Hosts(first) => {
+                users::map(pid, first).map_err(step("mapping its users"))?;
+                let users = users::namespace(pid).map_err(step("finding its users"))?;
+                for mount in self.mounts {
+                    let mapped = mounts::map_owners(mount, &users);
+                    mapped.map_err(step("mapping the owners of its files"))?;
+                }
+            }
         }
         (&ours).write_all(b"g").map_err(step("starting it"))?;
         let tap = receive(&ours)?;
@@ -137,8 +169,8 @@ impl Container<'_> {
     }
 
     /// Becomes the container's first process.
-    fn run(&self, keeper: UnixStream, keeper_process: &OwnedFd) -> ! {
-        let error = match self.become_first(&keeper, keeper_process) {
+    fn run(&self, keeper: UnixStream, keeper_process: &OwnedFd, has_groups: bool) -> ! {
+        let error = match self.become_first(&keeper, keeper_process, has_groups) {
             Ok(never) => match never {},
             Err(error) => error,
         };
@@ -149,7 +181,12 @@ impl Container<'_> {
         unsafe { libc::_exit(1) }
     }
 
-    fn become_first(&self, keeper: &UnixStream, process: &OwnedFd) -> Result<Infallible, Error> {
+    fn become_first(
+        &self,
+        keeper: &UnixStream,
+        process: &OwnedFd,
+        has_groups: bool,
+    ) -> Result<Infallible, Error> {
         let failed =
             |error: crate::walls::Error| step("tying it to its keeper")(io::Error::other(error));
         die_with(process).map_err(failed)?;
@@ -158,12 +195,12 @@ impl Container<'_> {
             .read_exact(&mut go)
             .map_err(step("waiting for its keeper"))?;
         if let Some(interface) = &self.interface {
-            // As the host's root, who may open the device.
+            // As the user outside, who may open the device.
             let tap = interface.make();
             let tap = tap.map_err(step("making its network interface (/dev/net/tun)"))?;
             send(keeper, &tap).map_err(step("handing its network interface over"))?;
         }
-        become_root().map_err(step("becoming root inside"))?;
+        become_root(has_groups).map_err(step("becoming root inside"))?;
         // The change of users has undone it.
         die_with(process).map_err(failed)?;
         mounts::change_root()?;
@@ -188,9 +225,28 @@ impl Started {
     }
 }
 
-/// Becomes root of this user namespace, without groups.
-fn become_root() -> rustix::io::Result<()> {
-    set_thread_groups(&[])?;
+/// Enters a user namespace that this process owns, as its root: the kernel makes a namespace below one only for
+/// one of its users. Returns how many users there are.
+fn enter_users(users: &OwnedFd) -> Result<u32, Error> {
+    let enter = || -> io::Result<u32> {
+        let parent = Owner::now();
+        move_into_link_name_space(users.as_fd(), Some(LinkNameSpaceType::User))?;
+        let count = users::count()?;
+        become_root(count > 1)?;
+        // The change of users has undone it, and has made files below /proc the host's root's.
+        parent.die_with().map_err(io::Error::other)?;
+        set_dumpable_behavior(DumpableBehavior::Dumpable)?;
+        Ok(count)
+    };
+    enter().map_err(step("entering its users"))
+}
+
+/// Becomes root of this user namespace, without groups; where there is one group only, those that the
+/// user has outside can't be left.
+fn become_root(has_groups: bool) -> rustix::io::Result<()> {
+    if has_groups {
+        set_thread_groups(&[])?;
+    }
     set_thread_res_gid(Gid::ROOT, Gid::ROOT, Gid::ROOT)?;
     set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT)
 }

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-use rustix::process::Pid;
+use rustix::process::{Pid, getgid, getuid};
 
 /// Number of users and groups of a container: 0 to 65,535.
 pub const USERS: u32 = 1 << 16;
@@ -54,13 +54,37 @@ impl Users {
     }
 }
 
-/// Maps the users and groups of a process's namespace.
+/// Maps the users and groups of a process's namespace to those from this one on.
 pub(super) fn map(pid: Pid, first: u32) -> io::Result<()> {
-    let map = format!("0 {first} {USERS}");
-    for name in ["gid_map", "uid_map"] {
-        fs::write(format!("/proc/{}/{name}", pid.as_raw_nonzero()), &map)?;
+    write(pid, first, first, USERS)
+}
+
+/// Maps the calling user and group alone, to root.
+pub(super) fn map_own(pid: Pid) -> io::Result<()> {
+    // A user may give up no group in exchange for a group of their own.
+    fs::write(format!("/proc/{}/setgroups", pid.as_raw_nonzero()), "deny")?;
+    write(pid, getuid().as_raw(), getgid().as_raw(), 1)
+}
+
+/// Maps all users and groups of this process's namespace, which has `count` of each from 0 on.
+pub(super) fn map_all(pid: Pid, count: u32) -> io::Result<()> {
+    write(pid, 0, 0, count)
+}
+
+fn write(pid: Pid, user: u32, group: u32, count: u32) -> io::Result<()> {
+    for (name, first) in [("gid_map", group), ("uid_map", user)] {
+        let map = format!("0 {first} {count}");
+        fs::write(format!("/proc/{}/{name}", pid.as_raw_nonzero()), map)?;
     }
     Ok(())
+}
+
+/// Returns how many users this process's namespace has from 0 on.
+pub(super) fn count() -> io::Result<u32> {
+    let map = fs::read_to_string("/proc/self/uid_map")?;
+    let count = map.split_whitespace().nth(2);
+    let count = count.and_then(|count| count.parse().ok());
+    count.ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 /// Opens a process's user namespace.

@@ -33,17 +33,23 @@ const LEFT: CapabilitySet = CapabilitySet::DAC_OVERRIDE
     .union(CapabilitySet::DAC_READ_SEARCH)
     .union(CapabilitySet::FOWNER);
 
+/// What is left where all extended attributes are to be read: only who has this sees `trusted.*`. The
+/// filter permits none of the calls that it is for otherwise.
+const LEFT_TO_READ_ALL: CapabilitySet = LEFT.union(CapabilitySet::SYS_ADMIN);
+
 /// Puts the calling process, which must have one thread only, into a jail whose root is `folder`; or,
 /// if that is a file, where it can open that file only. The process keeps its user, in namespaces
 /// without any other process and without a network. Its working directory is that of its own
 /// descriptors (`/proc/self/fd`), by which an open file can be opened once more, and its umask is 0.
+/// If `as_it_is`, root's process sees all extended attributes, those of the system (`trusted.*`) too, and what
+/// is mounted below the folder is not there.
 /// Returns the folder.
 ///
 /// Where the host refuses a user its namespaces, the process continues within the other walls.
 ///
 /// # Errors
 /// [`Error`], in the process where it happened.
-pub fn enter_folder(folder: OwnedFd, read_only: bool) -> Result<OwnedFd, Error> {
+pub fn enter_folder(folder: OwnedFd, read_only: bool, as_it_is: bool) -> Result<OwnedFd, Error> {
     let checked = fstat(&folder).map_err(step("looking at the folder"))?;
     let is_directory = FileType::from_raw_mode(checked.st_mode) == FileType::Directory;
     let owner = namespaces::Owner::now();
@@ -74,7 +80,7 @@ pub fn enter_folder(folder: OwnedFd, read_only: bool) -> Result<OwnedFd, Error> 
     .map_err(step("finding its descriptors"))?;
     let mut folder = folder;
     if has_namespaces && is_directory {
-        root::make_of_here(read_only)?;
+        root::make_of_here(read_only, !as_it_is)?;
         let there = stat("/").map_err(step("looking at its root"))?;
         if (there.st_dev, there.st_ino) != (checked.st_dev, checked.st_ino) {
             return Err(step("entering the folder")(rustix::io::Errno::STALE));
@@ -86,9 +92,14 @@ pub fn enter_folder(folder: OwnedFd, read_only: bool) -> Result<OwnedFd, Error> 
     }
     fchdir(own).map_err(step("entering its descriptors"))?;
     umask(Mode::empty());
+    let left = if as_it_is && geteuid().is_root() {
+        LEFT_TO_READ_ALL
+    } else {
+        LEFT
+    };
     let left = CapabilitySets {
-        effective: LEFT,
-        permitted: LEFT,
+        effective: left,
+        permitted: left,
         inheritable: CapabilitySet::empty(),
     };
     // A user without a namespace has none to keep.
@@ -105,7 +116,7 @@ pub fn enter_folder(folder: OwnedFd, read_only: bool) -> Result<OwnedFd, Error> 
     };
     let again = folder.try_clone().map_err(step("sharing the folder"))?;
     let has_landlock = forbid_all_but(vec![(again, all)])?;
-    if !has_namespaces && !has_landlock {
+    if !has_namespaces && (!has_landlock || as_it_is) {
         // Nothing but the server's own care would keep it in the folder.
         return Err(step("confining it to the folder")(rustix::io::Errno::NOSYS));
     }

@@ -19,6 +19,7 @@ use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use serde::{Deserialize, Serialize};
 
+pub use self::landlock::forbid_paths;
 use crate::heap;
 pub use folder::{FOLDER_CAPABILITIES, enter_folder};
 pub use namespaces::enter_own_mounts;

@@ -53,16 +53,16 @@ fn become_first(owner: &Owner) -> Result<(), Error> {
 }
 
 /// The process that started this one.
-pub(super) struct Owner(Option<Pid>);
+pub(crate) struct Owner(Option<Pid>);
 
 impl Owner {
-    pub(super) fn now() -> Self {
+    pub(crate) fn now() -> Self {
         Self(getppid())
     }
 
     /// Makes the kernel kill this process when the owner ends. A change of identity clears this
     /// setting, so it must come after that.
-    pub(super) fn die_with(&self) -> Result<(), Error> {
+    pub(crate) fn die_with(&self) -> Result<(), Error> {
         let tying = "tying it to its parent";
         set_parent_process_death_signal(Some(Signal::KILL)).map_err(step(tying))?;
         if getppid() != self.0 {
@@ -91,7 +91,7 @@ pub(super) fn own_directory() -> io::Result<OwnedFd> {
 }
 
 /// Moves this process, with its privileges, into a mount namespace of its own.
-pub(super) fn enter_mounts() -> io::Result<()> {
+pub(crate) fn enter_mounts() -> io::Result<()> {
     unshare(UnshareFlags::NEWNS)
 }
 

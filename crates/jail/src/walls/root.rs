@@ -11,8 +11,8 @@ use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
 
 use rustix::mount::{
-    MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind_recursive, mount_change,
-    mount_remount, unmount,
+    MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind, mount_bind_recursive,
+    mount_change, mount_remount, unmount,
 };
 use rustix::process::{chdir, pivot_root};
 
@@ -37,11 +37,19 @@ pub(super) fn make_of(view: &View) -> Result<(), Error> {
     move_there()
 }
 
-/// Replaces the root by the working directory, with what is mounted below it; read-only if
-/// `read_only`.
-pub(super) fn make_of_here(read_only: bool) -> Result<(), Error> {
+/// Replaces the root by the working directory; read-only if `read_only`. What is mounted below it is there
+/// only if `with_mounts`.
+pub(super) fn make_of_here(read_only: bool, with_mounts: bool) -> Result<(), Error> {
     keep_mounts()?;
-    mount_bind_recursive(".", PLACE).map_err(step("mounting the folder"))?;
+    if with_mounts {
+        mount_bind_recursive(".", PLACE).map_err(step("mounting the folder"))?;
+    } else {
+        // Nor is what will be.
+        let flags = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+        mount_change("/", flags).map_err(step("keeping mounts out"))?;
+        mount_bind(".", PLACE)
+            .map_err(step("mounting the folder without what is mounted in it"))?;
+    }
     chdir(PLACE).map_err(step("entering the folder"))?;
     pivot_root(".", ".").map_err(step("changing the root"))?;
     unmount(".", UnmountFlags::DETACH).map_err(step("leaving the old root"))?;

@@ -151,6 +151,7 @@ impl Base {
             Self::Image(image) if root == Root::Stacked && !image.trim.is_empty() => {
                 Err(Error::NotTrimmed("a stack of layers"))
             }
+            Self::Image(_) if !limits.own_kernel => Ok((Plan::of_tree(), None)),
             Self::Image(image) => {
                 let files = image_files::open(image)?;
                 Ok((Plan::new(&files, transport, root, limits)?, None))

@@ -43,6 +43,8 @@ impl Start {
         let Ok(pmem) = pmem.map(|region| region.try_map(&mut file)).collect();
         let disks = plan.disks.iter().cloned();
         let Ok(disks) = disks.map(|disk| disk.try_map(&mut file)).collect();
+        let trees = plan.trees.iter().cloned();
+        let trees = trees.map(|tree| tree.map(|file| files.add(file))).collect();
         let machine = MachineJob {
             name,
             backend: match backend.name() {
@@ -57,6 +59,7 @@ impl Start {
             cpu_quota: self.cpu_quota,
             pmem,
             disks,
+            trees,
             disk_rate: self.disk_rate,
             has_network: self.network.is_some(),
             vsock: self.sockets(),

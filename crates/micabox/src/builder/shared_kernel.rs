@@ -1,8 +1,15 @@
-//! What a sandbox without a kernel of its own can't have.
+//! What a sandbox without a kernel of its own has in place of disks, and what it can't have.
+
+use std::panic::resume_unwind;
+
+use micabox_image::Store;
+use micabox_image::store::Image;
+use micabox_vmm::{Limits, Tree};
 
 use super::Start;
-use crate::plan::{Root, Transport};
-use crate::{Base, Error, Upper};
+use crate::lowers::Lowers;
+use crate::plan::{IMAGE_SERIAL, Root, Transport};
+use crate::{Base, Error, ImageName, Upper};
 
 impl Start {
     /// Refuses what would have the host's kernel mount a filesystem that is not of our making, or that the
@@ -28,6 +35,7 @@ impl Start {
             () if self.transport == Transport::Pmem => "maps no image as memory (--transport auto)",
             () if self.vsock.is_some() => "has no vsock",
             () if self.nested_virtualization => "has no processors that could be virtualised",
+            () if self.network.is_some() => return Ok(micabox_vmm::host::check_network()?),
             () => return Ok(()),
         };
         let backend = "the host backend";
@@ -37,4 +45,42 @@ impl Start {
         }
         .into())
     }
+
+    /// Returns the trees of its image and of those that are mounted in it; none where the machine's kernel is
+    /// its own. A holder may have to start, so that `meanwhile` runs beside it.
+    pub(super) fn hold_trees<T>(
+        &self,
+        limits: &Limits,
+        meanwhile: impl FnOnce() -> T,
+    ) -> (T, Result<Vec<Tree>, Error>) {
+        let Base::Image(image) = &self.base else {
+            return (meanwhile(), Ok(Vec::new()));
+        };
+        if limits.own_kernel {
+            return (meanwhile(), Ok(Vec::new()));
+        }
+        let (store, others) = (&self.store, self.setup.images());
+        std::thread::scope(|scope| {
+            let trees = scope.spawn(|| hold(store, image, others));
+            let done = meanwhile();
+            let trees = trees.join();
+            (done, trees.unwrap_or_else(|panic| resume_unwind(panic)))
+        })
+    }
+}
+
+/// Holds an image's tree, and others that are seen beside it under their serial numbers.
+fn hold(
+    store: &Store,
+    image: &Image,
+    others: Vec<(&ImageName, String)>,
+) -> Result<Vec<Tree>, Error> {
+    let lowers = Lowers::of(store)?;
+    let first = lowers.hold(image, None)?;
+    let mut trees = vec![first.tree(IMAGE_SERIAL.to_owned())];
+    for (image, serial) in others {
+        let image = store.image_by_digest(&image.parse_digest()?)?;
+        trees.push(lowers.hold(&image, Some(&first))?.tree(serial));
+    }
+    Ok(trees)
 }

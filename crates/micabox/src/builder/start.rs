@@ -252,8 +252,13 @@ impl Start {
         machine: Machine<'_>,
         begun: Instant,
     ) -> Result<Sandbox, Error> {
-        let mut registration = self.register(&plan, backend)?;
-        self.lease(registration.record())?;
+        let limits = backend.limits();
+        let (registered, trees) = self.hold_trees(&limits, || {
+            let registration = self.register(&plan, backend)?;
+            self.lease(registration.record())?;
+            Ok::<_, Error>(registration)
+        });
+        let mut registration = registered?;
         drop(shared);
         let started = match machine {
             Machine::Pooled {
@@ -262,8 +267,14 @@ impl Start {
             } => self.give_to_owner(backend, &plan, connection, template, &registration),
             Machine::Owned { begin, cmdline } => plan
                 .write_files(registration.path())
-                .and_then(|()| self.attach_upper(&mut plan, registration.path(), &backend.limits()))
-                .and_then(|()| self.attach_disks(&mut plan, &backend.limits()))
+                .and_then(|()| self.attach_upper(&mut plan, registration.path(), &limits))
+                .and_then(|()| {
+                    if limits.own_kernel {
+                        self.attach_disks(&mut plan, &limits)
+                    } else {
+                        Ok(plan.add_trees(trees?, &limits)?)
+                    }
+                })
                 .and_then(|()| {
                     self.start_owner(
                         backend,

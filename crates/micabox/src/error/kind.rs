@@ -8,12 +8,14 @@ use micabox_net::Error as Network;
 use micabox_owner::LostReason;
 use micabox_vmm::Error as Machine;
 use micabox_wire::StartFailure;
+use serde::Serialize;
 
 use super::{Error, Source};
 use crate::DiskProblem;
 
 /// The kind of an [`Error`]: what a program can do about it. The message is for people.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// Nothing has this name: no sandbox, snapshot or image, or no program or file in the sandbox.
@@ -132,6 +134,7 @@ impl Error {
             | Self::InFolder { .. }
             | Self::MountedFolder(_)
             | Self::MountedReadOnly(_)
+            | Self::MountedUpper { .. }
             | Self::NotByKernel { .. }
             | Self::NotInFolder(_)
             | Self::InPlace { .. }

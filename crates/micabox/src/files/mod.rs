@@ -403,7 +403,7 @@ impl Files {
         let path = path.as_ref();
         let request = FileRequest::ReadLink { path: bytes(path) };
         match self.ask("reading the link", path, &request)? {
-            FileReply::Target(target) => Ok(from_bytes(target)),
+            FileReply::Target { target } => Ok(from_bytes(target)),
             _ => Err(Error::BadReply),
         }
     }

@@ -10,7 +10,7 @@
 //! |---|---|---|
 //! | [`disk`] | a disk for changes, an image or a root disk | for `diff`, `commit`, `cp`; patches; checks |
 //! | [`ext4`] | any ext4 filesystem | for `mica ext4` |
-//! | [`mounted`] | an image, a filesystem, a disk for changes | replies to the kernel, until it is unmounted |
+//! | [`mounted`] | an image, a filesystem, a disk for changes, a folder's server | replies to the kernel, until it is unmounted |
 
 mod disk;
 pub mod ext4;
@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 pub use micabox_jail::CallError;
 
 pub(crate) use disk::{Changes, Inspect, Inspected, Layer, Look, Pack, Patches, Settle};
-pub(crate) use mounted::Serve;
+pub(crate) use mounted::{Below, Serve, Shown};
 pub use stream::{Records, Stream};
 pub(crate) use unread::About;
 pub use unread::Unread;

@@ -12,20 +12,43 @@ use micabox_overlay::view;
 use serde::{Deserialize, Serialize};
 
 use super::{Fault, Files};
-use crate::mounted::answer;
+use crate::mounted::Changed;
+use crate::upper::Served;
 
 /// Serves a tree until it is unmounted. Files: a pipe that gets a byte once the tree is open; a listening
 /// socket, if there can be changes; the kernel's channels; the disk with a sandbox's changes, if there is
-/// one; an image's metadata and layers, or a filesystem.
+/// one; an image's metadata and layers, or a filesystem, or a socket that leads to the server of a folder.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Serve {
     pub(crate) channels: u32,
     pub(crate) has_disk: bool,
-    pub(crate) lower: LowerKind,
+    pub(crate) lower: Below,
     pub(crate) is_writable: bool,
     pub(crate) is_for_one_user: bool,
+    pub(crate) shown: Shown,
     /// Bytes and inodes that changes may take.
     pub(crate) room: (u64, u64),
+}
+
+/// What a tree is read from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Below {
+    /// A filesystem in files.
+    Filesystem(LowerKind),
+    /// A directory of the host.
+    Folder,
+}
+
+/// What is shown of a tree that can't be changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Shown {
+    /// All that is there.
+    AsItIs,
+    /// What containers may see of it.
+    BelowContainers {
+        /// Whether all files are root's.
+        has_one_owner: bool,
+    },
 }
 
 impl Call for Serve {
@@ -49,19 +72,39 @@ impl Call for Serve {
         } else {
             None
         };
-        let below = Lower::open(self.lower, files.rest());
-        let below = Arc::new(below.map_err(|error| Fault::Below(error.to_string()))?);
+        let below = match self.lower {
+            Below::Filesystem(kind) => {
+                Lower::open(kind, files.rest()).map_err(|error| Fault::Below(error.to_string()))?
+            }
+            Below::Folder => {
+                let served = Served::whole(files.next()?);
+                Lower::folder(Box::new(served.map_err(Fault::disk)?))
+            }
+        };
+        let below = Arc::new(below);
         // Said now, and not by the first program that looks.
         below
             .root()
             .map_err(|error| Fault::Below(error.to_string()))?;
-        let tree = match disk {
-            None if self.is_writable => below::overlaid(Arc::clone(&below)),
-            None => below::alone(Arc::clone(&below)),
+        let merged = match disk {
             Some(disk) => {
                 let upper = view::open(disk).map_err(Fault::disk)?;
-                below::merged(Box::new(upper), Arc::clone(&below)).map_err(Fault::disk)?
+                let merged = below::merged(Box::new(upper), Arc::clone(&below));
+                Some(merged.map_err(Fault::disk)?)
             }
+            None => None,
+        };
+        let tree: Arc<dyn micabox_mount::Lower> = match &merged {
+            Some(merged) => Arc::clone(merged) as _,
+            None if self.is_writable && self.lower != Below::Folder => {
+                below::overlaid(Arc::clone(&below))
+            }
+            None => match self.shown {
+                Shown::AsItIs => below::alone(Arc::clone(&below)),
+                Shown::BelowContainers { has_one_owner } => {
+                    below::below_containers(Arc::clone(&below), has_one_owner)
+                }
+            },
         };
         let limits = Limits {
             bytes: self.room.0,
@@ -76,10 +119,13 @@ impl Call for Serve {
                 .read_only(!self.is_writable),
         ));
         if let Some(listener) = listener {
-            // Changes of what is merged already have no base that an image could be made of.
-            let below = (!self.has_disk).then(|| Arc::clone(&below));
+            let changed = Changed {
+                tree,
+                merged,
+                below,
+            };
             let thread = std::thread::Builder::new().name("changes".into());
-            let answer = move || answer(&listener, tree, below.as_ref());
+            let answer = move || changed.answer(&listener);
             thread.spawn(answer).map_err(Fault::output)?;
         }
         ready.write_all(&[1]).map_err(Fault::output)?;

@@ -1,5 +1,6 @@
 //! What is changed in a mounted tree: a list, or a layer of an image. The tree's server writes both; a
-//! client connects to its socket, says in a byte which one, and reads [`Pieces`].
+//! client connects to its socket, says in a byte which one, and reads [`Pieces`]. Where the kernel serves the
+//! tree, the client gets the folder with the changes, and reads it as that of a sandbox.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -11,6 +12,7 @@ use std::sync::Arc;
 use micabox_image::convert::Place;
 use micabox_image::store::Image;
 use micabox_image::{AppendLayerError, ImageEdit, Limits, Reference, append_layer};
+use micabox_mount::below::Merged;
 use micabox_mount::{Layer, Tree};
 use micabox_overlay::layer::{LayerError, write_layer};
 use micabox_overlay::lower::Lower;
@@ -18,60 +20,68 @@ use micabox_overlay::view::View;
 use micabox_owner::socket;
 use rustix::fs::syncfs;
 
-use super::{CONTROL, Found, Mounts, Pieces, ServedBy};
+use super::{CONTROL, Found, Mounts, Pieces, ServedBy, layer};
+use crate::commit::commit_layer;
 use crate::jailed::Fault;
-use crate::upper::{Change, ChangesError, read_changes, write_changes};
-use crate::{Base, BaseName, Error};
+use crate::upper::{Change, ChangesError, FrozenDisk, read_changes, write_changes};
+use crate::{Base, BaseName, Error, Notes};
 
 /// What a client asks for.
 const DIFF: u8 = b'd';
 const LAYER: u8 = b'l';
 
-/// Answers clients, one after the other. The tree can't be changed meanwhile. `below` is what the changes
-/// are over.
-pub(crate) fn answer(listener: &UnixListener, tree: &Tree<'_>, below: Option<&Arc<Lower>>) {
-    while let Ok((client, _)) = listener.accept() {
-        let mut client = File::from(OwnedFd::from(client));
-        let mut asked = [0];
-        if client.read_exact(&mut asked).is_err() {
-            continue;
-        }
-        let mut output = Pieces::new(client);
-        let result = write(asked, tree, below, &mut output);
-        // The client may have gone.
-        let _ = output.finish(&result);
-    }
+/// A tree with changes, in its server.
+pub(crate) struct Changed {
+    pub(crate) tree: &'static Tree<'static>,
+    /// What the tree is over, if that has changes of a sandbox.
+    pub(crate) merged: Option<Arc<Merged>>,
+    /// What all changes are over.
+    pub(crate) below: Arc<Lower>,
 }
 
-fn write(
-    [asked]: [u8; 1],
-    tree: &Tree<'_>,
-    below: Option<&Arc<Lower>>,
-    output: &mut impl Write,
-) -> Result<(), Fault> {
-    let below = below.ok_or_else(|| {
-        Fault::asked("they are over a sandbox's own changes; only those over an image are known")
-    })?;
-    let _frozen = tree.freeze();
-    let layer = Layer::new(tree.files()).map_err(Fault::disk)?;
-    let mut view = View::new(layer, Arc::clone(below));
-    match asked {
-        DIFF => write_changes(&mut view, output).map_err(|error| match error {
-            ChangesError::View(error) => error.into(),
-            ChangesError::Output(error) => Fault::output(error),
-        }),
-        LAYER => match write_layer(&mut view, output) {
-            Ok(_) => Ok(()),
-            Err(LayerError::View(error)) => Err(error.into()),
-            Err(error) => Err(Fault::disk(error)),
-        },
-        _ => Err(Fault::asked("it is not known what that is")),
+impl Changed {
+    /// Answers clients, one after the other. The tree can't be changed meanwhile.
+    pub(crate) fn answer(&self, listener: &UnixListener) {
+        while let Ok((client, _)) = listener.accept() {
+            let mut client = File::from(OwnedFd::from(client));
+            let mut asked = [0];
+            if client.read_exact(&mut asked).is_err() {
+                continue;
+            }
+            let mut output = Pieces::new(client);
+            let result = self.write(asked, &mut output);
+            // The client may have gone.
+            let _ = output.finish(&result);
+        }
+    }
+
+    fn write(&self, [asked]: [u8; 1], output: &mut impl Write) -> Result<(), Fault> {
+        let _frozen = self.tree.freeze();
+        let files = self.tree.files();
+        let layer = match &self.merged {
+            Some(merged) => Layer::with_upper(files, Arc::clone(merged)),
+            None => Layer::new(files),
+        };
+        let mut view = View::new(layer.map_err(Fault::disk)?, Arc::clone(&self.below));
+        match asked {
+            DIFF => write_changes(&mut view, output).map_err(|error| match error {
+                ChangesError::View(error) => error.into(),
+                ChangesError::Output(error) => Fault::output(error),
+            }),
+            LAYER => match write_layer(&mut view, output) {
+                Ok(_) => Ok(()),
+                Err(LayerError::View(error)) => Err(error.into()),
+                Err(error) => Err(Fault::disk(error)),
+            },
+            _ => Err(Fault::asked("it is not known what that is")),
+        }
     }
 }
 
 impl Mounts {
     /// Calls `each` with every change in the tree on a directory: each directory before its contents.
-    /// Changes passed before an error are correct.
+    /// Changes passed before an error are correct. What is changed meanwhile in a tree that the kernel serves
+    /// may be among them or not.
     ///
     /// # Errors
     /// [`Error::NotMounted`], [`Error::MountedReadOnly`], [`Error::MountedChanges`]; [`Error::System`] if
@@ -80,9 +90,14 @@ impl Mounts {
         &self,
         place: &Path,
         mut each: impl FnMut(Change<'_>) -> io::Result<()>,
-    ) -> Result<(), Error> {
+    ) -> Result<Notes, Error> {
+        let found = self.changed(place)?;
+        if found.record.by == ServedBy::Kernel {
+            let base = self.base(place)?;
+            return kept_by_kernel(place, &found)?.changes(&base, each);
+        }
         let mut refused = None;
-        let mut input = self.ask(place, DIFF)?;
+        let mut input = ask(place, &found, DIFF)?;
         let read = read_changes(&mut input, |change| {
             each(change).map_err(|error| {
                 let kind = error.kind();
@@ -96,7 +111,7 @@ impl Mounts {
                 source,
             }),
             (Err(error), None) => Err(changes(place, &error)),
-            (Ok(()), None) => Ok(()),
+            (Ok(()), None) => Ok(Notes::default()),
         }
     }
 
@@ -111,25 +126,32 @@ impl Mounts {
         edit: &ImageEdit,
         references: &[Reference],
         limits: &Limits,
-    ) -> Result<Image, Error> {
-        let Base::Image(image) = self.base(place)? else {
+    ) -> Result<(Image, Notes), Error> {
+        let base = self.base(place)?;
+        let Base::Image(image) = &base else {
             return Err(Error::NoImage(place.to_string_lossy().into_owned()));
         };
-        let mut layer = self.ask(place, LAYER)?;
+        let found = self.changed(place)?;
         let store = self.sandboxes.store();
-        append_layer(
+        if found.record.by == ServedBy::Kernel {
+            let layer = kept_by_kernel(place, &found)?.layer(&base)?;
+            return commit_layer(store, image, layer, edit, references, limits);
+        }
+        let mut layer = ask(place, &found, LAYER)?;
+        let made = append_layer(
             store,
-            &image,
+            image,
             &mut layer,
             edit,
             references,
             limits,
             Place::Jail,
-        )
-        .map_err(|error| match error {
+        );
+        let image = made.map_err(|error| match error {
             AppendLayerError::Read(error) => changes(place, &error),
             error => Box::new(error).into(),
-        })
+        })?;
+        Ok((image, Notes::default()))
     }
 
     /// Returns the image of the tree on a directory, which [`Mounts::commit`] adds a layer to.
@@ -151,24 +173,35 @@ impl Mounts {
         found.ok_or_else(|| Error::NotMounted(place.to_owned()))
     }
 
-    /// Asks the server of the tree on a directory for its changes, once the kernel has given it all that
-    /// it has cached.
-    fn ask(&self, place: &Path, what: u8) -> Result<Pieces<File>, Error> {
+    /// Returns the tree on a directory, which can be changed.
+    fn changed(&self, place: &Path) -> Result<Found, Error> {
         let found = self.found(place)?;
-        if !found.record.is_writable || found.record.by == ServedBy::Kernel {
-            return Err(Error::MountedReadOnly(place.to_owned()));
+        if found.record.is_writable {
+            Ok(found)
+        } else {
+            Err(Error::MountedReadOnly(place.to_owned()))
         }
-        let connect = || -> io::Result<File> {
-            syncfs(File::open(&found.record.place)?)?;
-            let stream = socket::connect(&found.directory, CONTROL.as_ref())?;
-            let mut stream = File::from(OwnedFd::from(stream));
-            stream.write_all(&[what])?;
-            Ok(stream)
-        };
-        connect()
-            .map(Pieces::new)
-            .map_err(|error| changes(place, &error))
     }
+}
+
+/// Asks the server of a tree for its changes, once the kernel has given it all that it has cached.
+fn ask(place: &Path, found: &Found, what: u8) -> Result<Pieces<File>, Error> {
+    let connect = || -> io::Result<File> {
+        syncfs(File::open(&found.record.place)?)?;
+        let stream = socket::connect(&found.directory, CONTROL.as_ref())?;
+        let mut stream = File::from(OwnedFd::from(stream));
+        stream.write_all(&[what])?;
+        Ok(stream)
+    };
+    connect()
+        .map(Pieces::new)
+        .map_err(|error| changes(place, &error))
+}
+
+/// Returns the changes in a tree that the kernel serves.
+fn kept_by_kernel(place: &Path, found: &Found) -> Result<FrozenDisk, Error> {
+    let folder = layer::ask(&found.directory).map_err(|error| changes(place, &error))?;
+    Ok(FrozenDisk::of_mounted(place, folder))
 }
 
 fn changes(place: &Path, error: &io::Error) -> Error {

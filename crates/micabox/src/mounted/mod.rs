@@ -2,18 +2,21 @@
 //!
 //! ```text
 //! sandboxes/mount-<id>/mount.json    the record
-//! sandboxes/mount-<id>/lock          locked (flock) for as long as its server lives
-//! sandboxes/mount-<id>/control       the server's socket, if the tree can be changed
+//! sandboxes/mount-<id>/lock          locked (flock) for as long as its server lives, or what keeps its changes
+//! sandboxes/mount-<id>/control       that process's socket, if the tree can be changed
 //! sandboxes/mount-<id>/lease.json    keeps the image in the store
 //! ```
 //!
-//! A tree is served by a process of its own ([`server`]) or by the kernel ([`kernel`]). Whether it is still
+//! A tree is served by a process of its own ([`server`]) or by the kernel ([`kernel`]); then a process keeps
+//! its changes, if it can be changed ([`layer`]). Whether it is still
 //! mounted, the kernel's table says: a record of what is neither served nor mounted, in this run of the
 //! machine, is removed by the first that sees it.
 
 mod changes;
 mod kernel;
+mod layer;
 mod pieces;
+mod process;
 mod record;
 mod server;
 mod source;
@@ -31,10 +34,11 @@ use rustix::io::Errno;
 use crate::state::Lock;
 use crate::{Error, Sandboxes};
 
-pub(crate) use changes::answer;
+pub(crate) use changes::Changed;
+pub(crate) use layer::KIND as LAYER_KIND;
 pub(crate) use pieces::Pieces;
 pub use record::{MountRecord, ServedBy, TreeKind};
-pub(crate) use server::KIND;
+pub(crate) use server::{KIND, Server};
 pub use source::Tree;
 pub use start::{MountOptions, MountedTree};
 

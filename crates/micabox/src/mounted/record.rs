@@ -22,14 +22,17 @@ pub struct MountRecord {
     pub kind: TreeKind,
     /// What serves it.
     pub by: ServedBy,
-    /// Whether it can be changed; changes are in memory.
+    /// Whether it can be changed.
     pub is_writable: bool,
+    /// The folder with the changes; none if they are in memory.
+    #[serde(default)]
+    pub upper: Option<PathBuf>,
     /// When it was mounted, seconds since 1970-01-01 UTC.
     pub created: i64,
-    /// Its image or root disk; none for a file.
+    /// Its image or root disk; none for a file and a directory.
     #[serde(flatten)]
     pub base: Option<BaseName>,
-    /// The process that answers for it; none if the kernel does.
+    /// The process that answers for it, or keeps the changes where the kernel does; none if there are none.
     pub process: Option<ProcessId>,
     pub(super) helper: bool,
     /// This run of the machine.
@@ -50,13 +53,15 @@ pub enum TreeKind {
     Snapshot,
     /// An EROFS or ext4 filesystem in a file.
     File,
+    /// A directory of this machine.
+    Directory,
 }
 
 /// What serves a mounted tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ServedBy {
-    /// The kernel's own EROFS.
+    /// The kernel's own EROFS, and overlay.
     Kernel,
     /// A jailed process of this program, over FUSE.
     Fuse,

@@ -1,21 +1,20 @@
-//! The process that answers for a mounted tree: this program executed once more, in a session of its
-//! own. It starts the jailed worker that serves the tree, keeps the lock, and removes the record at the
-//! end.
+//! The process that answers for a mounted tree. It starts the jailed worker that serves the tree, keeps
+//! the lock, and removes the record at the end.
 
+use std::error::Error;
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::os::fd::{AsFd, OwnedFd, RawFd};
-use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
+use std::os::fd::{OwnedFd, RawFd};
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
 
 use micabox_jail::{CallError, Kind, Limits, Worker};
+use micabox_share::{Process, Settings, Transport};
 use serde::{Deserialize, Serialize};
 
+use super::process;
 use crate::ProcessId;
-use crate::jailed::{Fault, Serve};
-use crate::owner::{receive, send};
+use crate::jailed::{Below, Fault, Serve};
+use crate::owner::send;
 
 /// The kind of worker that answers for a mounted tree.
 pub(crate) const KIND: Kind = Kind::new(NAME, work);
@@ -26,6 +25,16 @@ const NAME: &str = "mounted-owner";
 /// holds, and directories.
 const MEMORY: u64 = 16 << 30;
 
+/// How a directory is read.
+const AS_IT_IS: Settings = Settings {
+    read_only: true,
+    cached: false,
+    upper: false,
+    as_it_is: true,
+    only: None,
+    transport: Transport::Stream,
+};
+
 /// What the process gets, with the lock and then the worker's files.
 #[derive(Debug, Serialize, Deserialize)]
 struct Job {
@@ -35,14 +44,32 @@ struct Job {
 
 /// A tree's server that has started.
 #[derive(Debug)]
-pub(super) struct Server {
+pub(crate) struct Server {
     worker: Worker<Serve>,
+    /// The server of a directory that the tree is over.
+    _folder: Option<Process>,
 }
 
 impl Server {
     /// Starts the worker and waits until it serves.
-    pub(super) fn start(serve: &Serve, files: Vec<OwnedFd>) -> Result<Self, CallError<Fault>> {
-        let pipe = io::pipe().map_err(|source| CallError::Start { kind: NAME, source });
+    pub(crate) fn start(serve: &Serve, files: Vec<OwnedFd>) -> Result<Self, CallError<Fault>> {
+        let failed = |source| CallError::Start { kind: NAME, source };
+        let mut files = files;
+        let mut folder = None;
+        if serve.lower == Below::Folder {
+            let directory = files.pop();
+            let directory = directory.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+            let started = micabox_share::start(directory, &AS_IT_IS);
+            let (process, socket) = started.map_err(|error| {
+                let why = error
+                    .source()
+                    .map_or(String::new(), |why| format!(": {why}"));
+                CallError::Refused(Fault::Below(format!("{error}{why}")))
+            })?;
+            files.push(socket);
+            folder = Some(process);
+        }
+        let pipe = io::pipe().map_err(failed);
         let (mut ready, worker_end) = pipe?;
         let limits = Limits {
             memory: MEMORY.saturating_add(serve.room.0),
@@ -51,7 +78,10 @@ impl Server {
         let files = std::iter::once(OwnedFd::from(worker_end)).chain(files);
         let worker = Worker::start(serve, files.collect(), &limits)?;
         match ready.read(&mut [0]) {
-            Ok(1) => Ok(Self { worker }),
+            Ok(1) => Ok(Self {
+                worker,
+                _folder: folder,
+            }),
             // It has ended, and says why.
             _ => match worker.wait() {
                 Err(error) => Err(error),
@@ -63,7 +93,7 @@ impl Server {
     }
 
     /// Waits until the tree is unmounted.
-    pub(super) fn wait(self) -> Result<(), CallError<Fault>> {
+    pub(crate) fn wait(self) -> Result<(), CallError<Fault>> {
         self.worker.wait()
     }
 }
@@ -75,37 +105,11 @@ pub(super) fn start(
     lock: &File,
     files: &[File],
 ) -> io::Result<Result<ProcessId, String>> {
-    let (ours, theirs) = UnixStream::pair()?;
-    let mut process = Command::new(micabox_jail::program(NAME)?);
-    process
-        .arg0("mica-mount")
-        .args(micabox_jail::plain_arguments(NAME, 0))
-        .current_dir("/")
-        .stdin(Stdio::from(OwnedFd::from(theirs)))
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
-    let child = process.spawn()?;
-    // Ours must be the only end, so that its death is seen.
-    drop(process);
-    send(
-        &ours,
-        &Job { serve, directory },
-        std::iter::once(lock).chain(files),
-    )?;
-    match receive::<Result<(), String>>(&ours) {
-        Ok((Ok(()), _)) => {
-            let process = ProcessId::of(child.id());
-            Ok(process.ok_or_else(|| "its server ended at once".to_owned()))
-        }
-        Ok((Err(problem), _)) => Ok(Err(problem)),
-        Err(_) => Ok(Err("its server was killed".to_owned())),
-    }
+    let job = Job { serve, directory };
+    process::start(NAME, &job, std::iter::once(lock).chain(files))
 }
 
-fn work(descriptor: RawFd) -> i32 {
-    debug_assert_eq!(descriptor, 0);
-    // A terminal's signals are not for it.
-    let _ = rustix::process::setsid();
+fn work(_: RawFd) -> i32 {
     match run() {
         Ok(()) => 0,
         Err(_) => 1,
@@ -113,9 +117,7 @@ fn work(descriptor: RawFd) -> i32 {
 }
 
 fn run() -> io::Result<()> {
-    let connection = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    rustix::stdio::dup2_stdin(&File::open("/dev/null")?)?;
-    let (job, files) = receive::<Job>(&connection)?;
+    let (connection, job, files) = process::told::<Job>()?;
     let mut files = files.into_iter();
     let _lock = files.next().ok_or(io::ErrorKind::InvalidData)?;
     let server = match Server::start(&job.serve, files.collect()) {

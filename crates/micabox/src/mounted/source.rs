@@ -7,8 +7,10 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use micabox_overlay::lower::LowerKind;
+use rustix::fs::{Mode, OFlags};
 
 use super::TreeKind;
+use crate::jailed::Below;
 use crate::snapshot::memory;
 use crate::{
     Base, BaseName, DiskProblem, Error, Image, Record, SandboxRef, Sandboxes, Snapshot, Upper,
@@ -25,6 +27,8 @@ pub enum Tree {
     Snapshot(Box<Snapshot>),
     /// A file with an EROFS or ext4 filesystem.
     File(PathBuf),
+    /// A directory of the host.
+    Directory(PathBuf),
 }
 
 /// The files of a tree.
@@ -32,13 +36,13 @@ pub(super) struct Files {
     pub(super) base: Option<BaseName>,
     /// A sandbox's changes.
     pub(super) disk: Option<File>,
-    pub(super) format: LowerKind,
+    pub(super) format: Below,
     pub(super) below: Vec<File>,
 }
 
 impl Tree {
-    /// Finds what a user means by `name`: the first that there is of a file, a sandbox, a snapshot and an
-    /// image.
+    /// Finds what a user means by `name`: the first that there is of a file, a sandbox, a snapshot, an image and
+    /// a directory. A path of a directory with a slash in it is that directory's.
     ///
     /// # Errors
     /// [`Error::NoSuchTree`].
@@ -48,7 +52,14 @@ impl Tree {
         if path.exists() && !path.is_dir() {
             return Ok(Self::File(path.to_owned()));
         }
-        let text = name.to_str().ok_or_else(none)?;
+        let directory = || path.is_dir().then(|| Self::Directory(path.to_owned()));
+        let text = match name.to_str() {
+            Some(text) if !text.contains('/') => text,
+            text => match directory() {
+                Some(directory) => return Ok(directory),
+                None => text.ok_or_else(none)?,
+            },
+        };
         match sandboxes.get(text) {
             Ok(found) => return Ok(Self::Sandbox(Box::new(found))),
             Err(Error::NoSuchSandbox(_)) => {}
@@ -59,8 +70,10 @@ impl Tree {
             Err(Error::NoSuchSnapshot(_)) => {}
             Err(error) => return Err(error),
         }
-        let image = sandboxes.store().image(text).map_err(|_| none())?;
-        Ok(Self::Image(Box::new(image)))
+        match sandboxes.store().image(text) {
+            Ok(image) => Ok(Self::Image(Box::new(image))),
+            Err(_) => directory().ok_or_else(none),
+        }
     }
 
     /// Returns what it is of.
@@ -71,13 +84,29 @@ impl Tree {
             Self::Sandbox(_) => TreeKind::Sandbox,
             Self::Snapshot(_) => TreeKind::Snapshot,
             Self::File(_) => TreeKind::File,
+            Self::Directory(_) => TreeKind::Directory,
         }
+    }
+
+    /// Returns the image that it is, or is over.
+    pub(super) fn image(&self, sandboxes: &Sandboxes) -> Result<Option<Box<Image>>, Error> {
+        let base = match self {
+            Self::Image(image) => return Ok(Some(image.clone())),
+            Self::Sandbox(sandbox) => sandbox.base()?,
+            Self::Snapshot(snapshot) => Base::of_snapshot(sandboxes.store(), snapshot)?,
+            Self::File(_) | Self::Directory(_) => return Ok(None),
+        };
+        Ok(match base {
+            Base::Image(image) => Some(image),
+            _ => None,
+        })
     }
 
     /// Opens its files.
     pub(super) fn open(&self, sandboxes: &Sandboxes) -> Result<Files, Error> {
         let (base, disk) = match self {
             Self::File(path) => return open_file(path),
+            Self::Directory(path) => return open_directory(path),
             Self::Image(image) => (Base::Image(image.clone()), None),
             Self::Sandbox(sandbox) => (sandbox.base()?, Some(copy_of(sandbox)?)),
             Self::Snapshot(snapshot) => {
@@ -95,7 +124,7 @@ impl Tree {
         Ok(Files {
             base: Some(base.name()),
             disk,
-            format,
+            format: Below::Filesystem(format),
             below,
         })
     }
@@ -117,6 +146,22 @@ fn copy_of(sandbox: &SandboxRef) -> Result<File, Error> {
     })
 }
 
+fn open_directory(path: &Path) -> Result<Files, Error> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let directory = rustix::fs::open(path, flags, Mode::empty()).map_err(|error| {
+        Error::Mount(micabox_mount::Error::Place {
+            path: path.to_owned(),
+            source: error.into(),
+        })
+    })?;
+    Ok(Files {
+        base: None,
+        disk: None,
+        format: Below::Folder,
+        below: vec![directory.into()],
+    })
+}
+
 fn open_file(path: &Path) -> Result<Files, Error> {
     let failed = |problem| Error::RootDisk {
         path: path.to_owned(),
@@ -127,7 +172,7 @@ fn open_file(path: &Path) -> Result<Files, Error> {
     Ok(Files {
         base: None,
         disk: None,
-        format: format_of(&file).map_err(failed)?,
+        format: Below::Filesystem(format_of(&file).map_err(failed)?),
         below: vec![file],
     })
 }

@@ -15,24 +15,28 @@ use super::record::boot;
 use super::server::{self, Server};
 use super::source::Files;
 use super::{
-    CONTROL, LOCK, MountRecord, Mounts, PREFIX, ServedBy, Tree, is_lacking, kernel, table,
+    CONTROL, Found, LOCK, MountRecord, Mounts, PREFIX, ServedBy, Tree, is_lacking, kernel, layer,
+    table,
 };
-use crate::jailed::Serve;
+use crate::jailed::{self, Below, Serve};
 use crate::sandbox::now;
 use crate::state::Lock;
-use crate::{BaseName, Error, ProcessId};
+use crate::{BaseName, Error, ProcessId, upper};
 
 /// How a tree is mounted.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct MountOptions {
-    /// Whether it can be changed. Changes are in memory, and gone when it is unmounted.
+    /// Whether it can be changed. Changes are in memory, and gone when it is unmounted, unless there is
+    /// an `upper`.
     pub is_writable: bool,
+    /// The folder that changes are kept in, in the kernel's overlay's terms. It is made if it is missing.
+    pub upper: Option<PathBuf>,
     /// Bytes that changes may take.
     pub size: u64,
     /// Files that may be new or changed.
     pub inodes: u64,
-    /// What is to serve it; by default the kernel, if this process is root's, it is a whole image, and
-    /// the kernel can.
+    /// What is to serve it; by default the kernel, if this process is root's, it is a whole image that is
+    /// not changed or whose changes are in a folder, and the kernel can.
     pub by: Option<ServedBy>,
     /// Whether this process serves it, and it ends with it.
     pub is_ours: bool,
@@ -128,9 +132,12 @@ impl Mounts {
         if self.at(&place)?.is_some() {
             return Err(Error::MountedAlready(place));
         }
+        if let Some(upper) = &options.upper {
+            self.check_upper(upper, tree, options)?;
+        }
         let claimed = self.claim()?;
         // The lease comes before the files are opened.
-        if let Tree::Image(image) = tree {
+        if let Some(image) = tree.image(&self.sandboxes)? {
             let digests = [image.manifest_digest];
             let id = claimed.path.file_name().unwrap_or_default();
             let store = self.sandboxes.store();
@@ -142,6 +149,7 @@ impl Mounts {
             kind: tree.kind(),
             by: ServedBy::Fuse,
             is_writable: options.is_writable,
+            upper: options.upper.clone(),
             created: now().0,
             base: None,
             process: None,
@@ -152,7 +160,10 @@ impl Mounts {
         match self.by_kernel(tree, record.clone(), &claimed, options)? {
             Some(record) => {
                 let mut claimed = claimed;
-                let lock = claimed.lock.take();
+                let mut lock = claimed.lock.take();
+                if let Some(lock) = lock.as_mut().filter(|_| record.process.is_some()) {
+                    lock.outlive_us();
+                }
                 let ours = lock.filter(|_| options.is_ours).map(|lock| Ours {
                     manner: Manner::Kernel,
                     server: Mutex::new(None),
@@ -173,8 +184,12 @@ impl Mounts {
         claimed: &Claimed,
         options: &MountOptions,
     ) -> Result<Option<MountRecord>, Error> {
-        let refused = |problem: &str| match options.by {
-            Some(ServedBy::Kernel) => Err(Error::NotByKernel {
+        let refused = |problem: &str| match (&options.upper, options.by) {
+            (Some(upper), _) => Err(Error::MountedUpper {
+                upper: upper.clone(),
+                problem: problem.to_owned(),
+            }),
+            (None, Some(ServedBy::Kernel)) => Err(Error::NotByKernel {
                 tree: record.source.clone(),
                 problem: problem.to_owned(),
             }),
@@ -188,26 +203,93 @@ impl Mounts {
             _ if !rustix::process::geteuid().is_root() => {
                 return refused("only root may mount without FUSE");
             }
-            _ if options.is_writable => return refused("changes in memory are mica's own"),
+            _ if options.is_writable && options.by.is_none() && options.upper.is_none() => {
+                return refused("changes in memory are mica's own");
+            }
             Tree::Image(image) => image,
+            Tree::Directory(_) => {
+                return refused("an overlay over a directory can be mounted with mount(8)");
+            }
             Tree::File(_) | Tree::Sandbox(_) | Tree::Snapshot(_) => return refused(FOREIGN),
         };
-        match kernel::mount(image, &record.place) {
-            Ok(()) => {}
+        let mount = match kernel::erofs(image) {
+            Ok(mount) => mount,
             Err(error) if is_lacking(error) => {
                 return refused(&format!("it mounts no EROFS of these files ({error})"));
             }
             Err(error) => return refused(&error.to_string()),
+        };
+        let mut folder = None;
+        let mount = if options.is_writable {
+            let changes = match &options.upper {
+                Some(path) => upper::folder::open_for_tree(path, &image.manifest_digest)?,
+                None => {
+                    kernel::memory(options.size, options.inodes).map_err(|error| Error::System {
+                        what: "mounting a filesystem in memory",
+                        source: error.into(),
+                    })?
+                }
+            };
+            match kernel::overlay(&mount, &changes) {
+                Ok(mount) => {
+                    folder = Some(changes);
+                    mount
+                }
+                Err(error) if is_lacking(error) => {
+                    return refused(&format!(
+                        "it overlays nothing that is mounted nowhere ({error}; Linux 6.15 does)"
+                    ));
+                }
+                Err(error) => return refused(&format!("mounting an overlay: {error}")),
+            }
+        } else {
+            mount
+        };
+        if let Err(error) = kernel::attach(&mount, &record.place) {
+            return refused(&error.to_string());
         }
+        drop(mount);
         record.by = ServedBy::Kernel;
         record.base = Some(BaseName::Image(image_name(image)));
         let written = with_device(&mut record).and_then(|()| record.write(&claimed.path));
-        if let Err(source) = written {
+        let kept = written
+            .map_err(failed("writing", &claimed.path))
+            .and_then(|()| match &folder {
+                Some(folder) => keep_changes(&mut record, claimed, folder),
+                None => Ok(()),
+            });
+        if let Err(error) = kept {
             let _ = unmount(&record.place, Manner::Kernel, true);
-            return Err(failed("writing", &claimed.path)(source));
+            return Err(error);
         }
         info!(tree = record.source, "the kernel serves the tree");
         Ok(Some(record))
+    }
+
+    /// Checks that a folder can be the upper of a tree.
+    fn check_upper(&self, upper: &Path, tree: &Tree, options: &MountOptions) -> Result<(), Error> {
+        let refused = |problem: &str| {
+            Err(Error::MountedUpper {
+                upper: upper.to_owned(),
+                problem: problem.to_owned(),
+            })
+        };
+        if !rustix::process::geteuid().is_root() {
+            return refused("the kernel's overlay keeps them there, which only root may mount");
+        }
+        if options.by == Some(ServedBy::Fuse) {
+            return refused(
+                "the kernel's overlay keeps them there, and not what answers over FUSE",
+            );
+        }
+        if !matches!(tree, Tree::Image(_)) {
+            return refused("only those over an image can be");
+        }
+        let is_used = |found: &Found| found.record.upper.as_deref() == Some(upper);
+        if self.scan()?.iter().any(is_used) {
+            return Err(Error::UpperInUse(upper.to_owned()));
+        }
+        Ok(())
     }
 
     fn by_fuse(
@@ -224,7 +306,9 @@ impl Mounts {
             below,
         } = tree.open(&self.sandboxes)?;
         record.base = base;
-        let manner = Manner::possible(&record.place, options.only_own)?;
+        // In namespaces of its own, a process can't hand on a directory that it opened outside.
+        let only_own = options.only_own && format != Below::Folder;
+        let manner = Manner::possible(&record.place, only_own)?;
         let shown = Shown::Tree {
             is_read_only: !options.is_writable,
         };
@@ -238,6 +322,7 @@ impl Mounts {
             lower: format,
             is_writable: options.is_writable,
             is_for_one_user: place.is_for_one_user(),
+            shown: jailed::Shown::AsItIs,
             room: (options.size, options.inodes),
         };
         let listener = if options.is_writable {
@@ -315,6 +400,26 @@ impl Mounts {
             lock: Some(lock),
         })
     }
+}
+
+/// Starts the process that keeps a tree's changes.
+fn keep_changes(record: &mut MountRecord, claimed: &Claimed, folder: &File) -> Result<(), Error> {
+    let listener = socket::listen(&claimed.path, CONTROL.as_ref());
+    let listener = listener.map_err(failed("listening in", &claimed.path))?;
+    let listener = File::from(OwnedFd::from(listener));
+    let lock = claimed.lock.as_ref().ok_or(Error::NoPlace)?;
+    let started = layer::keep(record, &claimed.path, lock.file(), &listener, folder);
+    let started = started.map_err(|source| Error::System {
+        what: "starting the process that keeps the changes",
+        source,
+    })?;
+    record.process = Some(started.map_err(|problem| Error::NotServed {
+        tree: record.source.clone(),
+        problem,
+    })?);
+    record
+        .write(&claimed.path)
+        .map_err(failed("writing", &claimed.path))
 }
 
 /// Why the kernel does not serve what mica did not make itself.

@@ -28,6 +28,12 @@ pub(super) fn device_at(place: &Path) -> io::Result<Option<(u32, u32)>> {
     Ok(found.map(|entry| entry.device))
 }
 
+/// Returns whether this device is mounted on a place.
+pub(super) fn has(place: &Path, device: Option<(u32, u32)>) -> io::Result<bool> {
+    let mut entries = read()?.into_iter();
+    Ok(entries.any(|entry| entry.place == place && Some(entry.device) == device))
+}
+
 fn entry(line: &[u8]) -> Option<Entry> {
     let mut words = line.split(|byte| *byte == b' ');
     let device = std::str::from_utf8(words.nth(2)?).ok()?;

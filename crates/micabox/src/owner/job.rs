@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use micabox_owner::socket;
-use micabox_vmm::{BackendChoice, Disk, DiskRate, FileRef, MachineFile, PmemRegion, Sockets};
+use micabox_vmm::{BackendChoice, Disk, DiskRate, FileRef, MachineFile, PmemRegion, Sockets, Tree};
 use micabox_wire::{Init, Lower, Setup, Upper};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -52,6 +52,7 @@ pub(crate) struct MachineJob {
     pub(crate) cpu_quota: Option<u32>,
     pub(crate) pmem: Vec<PmemRegion<FileRef>>,
     pub(crate) disks: Vec<Disk<FileRef>>,
+    pub(crate) trees: Vec<Tree<RawFd>>,
     pub(crate) disk_rate: DiskRate,
     pub(crate) has_network: bool,
     pub(crate) vsock: Option<Sockets>,

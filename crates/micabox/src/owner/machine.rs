@@ -84,6 +84,9 @@ impl MachineJob {
         let disks = self.disks.into_iter();
         let disks = disks.map(|disk| disk.try_map(&mut file));
         let disks = disks.collect::<Result<_, _>>()?;
+        let trees = self.trees.into_iter();
+        let trees = trees.map(|tree| tree.try_map(|place| files.take(place).map(Arc::new)));
+        let trees = trees.collect::<Result<_, _>>().map_err(missing)?;
         let transport = if backend.limits().vhost_user {
             Transport::VhostUser {
                 memory: u64::from(self.memory_mib) << 20,
@@ -107,6 +110,7 @@ impl MachineJob {
             require_limits: self.require_limits,
             pmem,
             disks,
+            trees,
             disk_rate: self.disk_rate,
             network,
             vsock: self.vsock,
@@ -147,6 +151,7 @@ fn serve(share: ShareJob, source: Option<File>, transport: Transport) -> Result<
         read_only: share.read_only,
         cached: share.cached,
         upper: share.upper,
+        as_it_is: false,
         only: only.unwrap_or_default(),
         transport,
     };

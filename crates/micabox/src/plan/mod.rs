@@ -54,7 +54,7 @@ pub enum Root {
 }
 
 /// Serial number of the disk that holds the flat image.
-const IMAGE_SERIAL: &str = "image";
+pub(crate) const IMAGE_SERIAL: &str = "image";
 
 /// Serial number of a disk that is the root.
 pub(crate) const ROOT_SERIAL: &str = "root";
@@ -93,6 +93,8 @@ pub struct Plan {
     pub pmem: Vec<PmemRegion>,
     /// Disks for the machine.
     pub disks: Vec<Disk>,
+    /// Trees for a machine without a kernel of its own, in place of disks.
+    pub trees: Vec<micabox_vmm::Tree>,
     /// The overlay's lower side for the guest, topmost first.
     pub lowers: Vec<Lower>,
     /// The partition table of the one device with all layers, until it is
@@ -164,6 +166,28 @@ impl Plan {
         Ok(plan)
     }
 
+    /// Plans for an image that is mounted already when the machine starts, as the tree of the serial
+    /// number [`IMAGE_SERIAL`].
+    pub(crate) fn of_tree() -> Self {
+        Self {
+            transport: Transport::Blk,
+            ..Self::of(Vec::new(), Vec::new(), vec![whole_disk()])
+        }
+    }
+
+    /// Adds trees.
+    ///
+    /// # Errors
+    /// [`PlanError`].
+    pub(crate) fn add_trees(
+        &mut self,
+        trees: Vec<micabox_vmm::Tree>,
+        limits: &Limits,
+    ) -> Result<(), PlanError> {
+        self.trees.extend(trees);
+        self.check(limits)
+    }
+
     /// Plans the devices for a root disk, which is `file`.
     ///
     /// # Errors
@@ -231,7 +255,7 @@ impl Plan {
     }
 
     fn check(&self, limits: &Limits) -> Result<(), PlanError> {
-        let needed = self.pmem.len() + self.disks.len();
+        let needed = self.pmem.len() + self.disks.len() + self.trees.len();
         if needed > limits.max_devices {
             return Err(PlanError::TooManyDevices {
                 needed,
@@ -259,6 +283,7 @@ impl Plan {
             root: Root::Merged,
             pmem,
             disks,
+            trees: Vec::new(),
             lowers,
             table: None,
             reason: None,
@@ -362,13 +387,17 @@ fn stacked_pmem(image: &ImageFiles, limits: &Limits) -> Plan {
 }
 
 fn merged_disk(image: &ImageFiles) -> Plan {
-    let lower = Lower {
+    let disk = image_disk(image, IMAGE_SERIAL.into());
+    Plan::of(Vec::new(), vec![disk], vec![whole_disk()])
+}
+
+/// Returns the mount of the flat image.
+fn whole_disk() -> Lower {
+    Lower {
         format: Format::Erofs,
         image: on_disk(IMAGE_SERIAL, None),
         devices: Vec::new(),
-    };
-    let disk = image_disk(image, IMAGE_SERIAL.into());
-    Plan::of(Vec::new(), vec![disk], vec![lower])
+    }
 }
 
 fn stacked_disk(image: &ImageFiles) -> Plan {

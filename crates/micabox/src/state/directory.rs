@@ -33,6 +33,10 @@ const LOCK: &str = "lock";
 /// [`Store::lease`](micabox_image::Store::lease).
 const LEASE: &str = "lease.json";
 
+/// Beginning of the names of the directories of images that are mounted for containers
+/// ([`crate::lowers`]).
+pub(crate) const LOWER: &str = "lower-";
+
 /// Interval of polls for a sandbox's end.
 const POLL: Duration = Duration::from_millis(20);
 
@@ -315,6 +319,7 @@ impl Directory {
         for entry in entries {
             let path = entry.map_err(state("reading", &self.path))?.path();
             if !is_sandbox(&path) {
+                remove_left_lower(&path);
                 continue;
             }
             let is_alive = match Lock::attempt(&path.join(LOCK)) {
@@ -509,6 +514,16 @@ fn is_sandbox(path: &Path) -> bool {
     path.file_name()
         .and_then(|name| name.to_str())
         .is_some_and(|name| name.len() == ID_LENGTH && name.bytes().all(is_digit))
+}
+
+/// Removes what a holder of an image left that was killed.
+fn remove_left_lower(path: &Path) {
+    let name = path.file_name().and_then(|name| name.to_str());
+    if name.is_some_and(|name| name.starts_with(LOWER))
+        && !matches!(Lock::attempt(&path.join(LOCK)), Ok(None))
+    {
+        let _ = fs::remove_dir_all(path);
+    }
 }
 
 /// Releases the image of a sandbox that does not run, unless the sandbox can be started.

@@ -17,7 +17,7 @@ mod lock;
 mod record;
 mod sandboxes;
 
-pub(crate) use directory::{Directory, Found, ID_LENGTH, Registration};
+pub(crate) use directory::{Directory, Found, ID_LENGTH, LOWER, Registration};
 pub(crate) use lock::Lock;
 pub use micabox_owner::process::ProcessId;
 pub use record::{Record, Status};

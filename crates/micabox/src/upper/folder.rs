@@ -8,9 +8,10 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use micabox_image::Digest;
 use rustix::fs::{
-    AtFlags, Dir, FileType, Mode, OFlags, RenameFlags, XattrFlags, fremovexattr, fsetxattr,
-    fstatvfs, openat, renameat_with, statat, unlinkat,
+    AtFlags, Dir, FileType, Mode, OFlags, RenameFlags, XattrFlags, fgetxattr, fremovexattr,
+    fsetxattr, fstatvfs, openat, renameat_with, statat, unlinkat,
 };
 use rustix::io::Errno;
 
@@ -29,6 +30,9 @@ const RENAMED: &CStr = c".check.new";
 /// How long the server of a sandbox whose owner was killed may take to end.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
 
+/// The attribute of a folder with a mounted tree's changes: the image that they are over. Only root sees it.
+const IMAGE: &CStr = c"trusted.micabox.image";
+
 /// Interval between attempts to lock.
 const POLL: Duration = Duration::from_millis(20);
 
@@ -39,6 +43,60 @@ const POLL: Duration = Duration::from_millis(20);
 /// # Errors
 /// [`Error::UpperFolder`], [`Error::UpperInUse`].
 pub(crate) fn open(path: &Path, make: bool, patience: Duration) -> Result<File, Error> {
+    let folder = open_any(path, make, patience)?;
+    match image_of(&folder).map_err(failed(path))? {
+        None => Ok(folder),
+        Some(_) => Err(failed(path)(invalid(
+            "it has the changes of a mounted tree, with other owners",
+        ))),
+    }
+}
+
+/// Opens the folder at `path` for the kernel's overlay over an image, as [`open`] does for a sandbox. What
+/// a sandbox has changed, or changes of another image, can't be used.
+///
+/// # Errors
+/// As [`open`].
+pub(crate) fn open_for_tree(path: &Path, image: &Digest) -> Result<File, Error> {
+    let folder = open_any(path, true, PATIENCE)?;
+    let checked = || -> io::Result<()> {
+        let is_new = match statat(&folder, DIRECTORIES[0], AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => true,
+            found => found.map(|_| false)?,
+        };
+        let image = image.to_string();
+        match image_of(&folder)? {
+            Some(known) if known == image.as_bytes() => Ok(()),
+            _ if is_new => {
+                fsetxattr(&folder, IMAGE, image.as_bytes(), XattrFlags::empty())?;
+                Ok(())
+            }
+            Some(known) => Err(invalid(format!(
+                "it has changes of another image, {}",
+                known.escape_ascii()
+            ))),
+            None => Err(invalid("it has the changes of a sandbox")),
+        }
+    };
+    checked().map_err(failed(path))?;
+    Ok(folder)
+}
+
+/// Returns the image that changes in a folder are over, if they are a mounted tree's.
+fn image_of(folder: &File) -> io::Result<Option<Vec<u8>>> {
+    let mut value = vec![0; 256];
+    match fgetxattr(folder, IMAGE, value.as_mut_slice()) {
+        Ok(length) => {
+            value.truncate(length);
+            Ok(Some(value))
+        }
+        // Or this user sees none.
+        Err(Errno::NODATA | Errno::NOTSUP) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn open_any(path: &Path, make: bool, patience: Duration) -> Result<File, Error> {
     let failed = failed(path);
     if !path.is_absolute() {
         return Err(failed(invalid("the path is not absolute")));

@@ -46,6 +46,8 @@ enum Changes {
     Folder {
         folder: File,
         held: Option<Arc<Held>>,
+        /// Whether this machine's kernel wrote them, and not a sandbox's through a server.
+        as_it_is: bool,
     },
 }
 
@@ -95,6 +97,18 @@ impl Keep {
 }
 
 impl FrozenDisk {
+    /// The changes in a folder that this machine's kernel keeps there, for a tree mounted on `place`.
+    pub(crate) fn of_mounted(place: &Path, folder: File) -> Self {
+        Self {
+            path: place.to_owned(),
+            changes: Changes::Folder {
+                folder,
+                held: None,
+                as_it_is: true,
+            },
+        }
+    }
+
     /// Calls `each` with every difference between the disk and `base`, which must be the sandbox's:
     /// each directory before its contents. Changes passed before an error are correct.
     ///
@@ -158,9 +172,13 @@ impl FrozenDisk {
         let opened = match &self.changes {
             Changes::Copy(copy) => File::open(format!("/proc/self/fd/{}", copy.as_raw_fd())),
             Changes::Disk => File::open(&self.path),
-            Changes::Folder { folder, held } => {
+            Changes::Folder {
+                folder,
+                held,
+                as_it_is,
+            } => {
                 let folder = folder.try_clone().map_err(|error| about.disk(error))?;
-                return serve(folder, held.clone(), about);
+                return serve(folder, held.clone(), *as_it_is, about);
             }
         };
         opened
@@ -216,18 +234,25 @@ impl SandboxRef {
             changes: Changes::Folder {
                 folder,
                 held: held.map(Arc::new),
+                as_it_is: false,
             },
         })
     }
 }
 
-/// Starts a server of the folder, through which it is read as the guest sees it.
-fn serve(folder: File, held: Option<Arc<Held>>, about: &About) -> Result<Opened, Error> {
+/// Starts a server of the folder, through which it is read as the guest sees it, or as it is.
+fn serve(
+    folder: File,
+    held: Option<Arc<Held>>,
+    as_it_is: bool,
+    about: &About,
+) -> Result<Opened, Error> {
     let size = folder::capacity(&folder).map_err(|error| about.disk(error))?;
     let settings = Settings {
         read_only: true,
         cached: false,
-        upper: true,
+        upper: !as_it_is,
+        as_it_is,
         only: None,
         transport: Transport::Stream,
     };

@@ -1,4 +1,4 @@
-//! An upper layer in a folder of the host, read through a server as the guest reads it.
+//! A folder of the host, read through its server: an upper layer in it as the guest reads it, or all of it.
 
 use std::fs::File;
 use std::io;
@@ -15,17 +15,35 @@ const LAYER: &[u8] = b"upper";
 pub(crate) struct Served {
     client: Client,
     capacity: u64,
+    /// The name of the layer in the folder; none if it is all of that.
+    layer: Option<&'static [u8]>,
 }
 
 impl Served {
-    /// Begins the conversation on the socket that came with the server.
+    /// Begins the conversation about a folder with an upper layer, on the socket that came with the server.
     ///
     /// # Errors
     /// If the server does not answer.
     pub(crate) fn new(socket: File) -> io::Result<Self> {
+        Self::begin(socket, Some(LAYER))
+    }
+
+    /// Does the same where the layer is the folder itself.
+    ///
+    /// # Errors
+    /// As above.
+    pub(crate) fn whole(socket: File) -> io::Result<Self> {
+        Self::begin(socket, None)
+    }
+
+    fn begin(socket: File, layer: Option<&'static [u8]>) -> io::Result<Self> {
         let mut client = Client::new(socket.into())?;
         let capacity = client.capacity()?;
-        Ok(Self { client, capacity })
+        Ok(Self {
+            client,
+            capacity,
+            layer,
+        })
     }
 }
 
@@ -33,7 +51,10 @@ type Result<T> = std::result::Result<T, UpperError>;
 
 impl Upper for Served {
     fn layer(&mut self) -> Result<Option<Ino>> {
-        let layer = self.client.lookup(ROOT, LAYER)?;
+        let layer = match self.layer {
+            Some(name) => self.client.lookup(ROOT, name)?,
+            None => Some(ROOT),
+        };
         Ok(layer.map(number).transpose()?)
     }
 

@@ -7,18 +7,17 @@ use micabox_file::{FileKind, Segment};
 use micabox_memfs::{Errno, Lower, Stat};
 use micabox_overlay::lower::{self, Node};
 
-use super::{io, stat, without_marks};
+use super::{Shown, io, stat, without_marks};
 
 /// A tree of an EROFS or ext4 filesystem.
 pub(super) struct Alone {
     tree: Arc<lower::Lower>,
-    /// Whether overlayfs's own attributes are left out.
-    is_overlaid: bool,
+    shown: Shown,
 }
 
 impl Alone {
-    pub(super) fn new(tree: Arc<lower::Lower>, is_overlaid: bool) -> Self {
-        Self { tree, is_overlaid }
+    pub(super) fn new(tree: Arc<lower::Lower>, shown: Shown) -> Self {
+        Self { tree, shown }
     }
 
     fn node(&self, number: u64) -> Result<Node, Errno> {
@@ -33,7 +32,17 @@ impl Lower for Alone {
     }
 
     fn stat(&self, number: u64) -> Result<Stat, Errno> {
-        Ok(stat(number, &self.node(number)?))
+        let stat = stat(number, &self.node(number)?);
+        Ok(match self.shown {
+            Shown::BelowContainers {
+                has_one_owner: true,
+            } => Stat {
+                uid: 0,
+                gid: 0,
+                ..stat
+            },
+            _ => stat,
+        })
     }
 
     fn list(&self, directory: u64) -> Result<Vec<(Box<[u8]>, u64, FileKind)>, Errno> {
@@ -61,11 +70,18 @@ impl Lower for Alone {
     }
 
     fn xattrs(&self, number: u64) -> Result<Vec<(Vec<u8>, Vec<u8>)>, Errno> {
-        let xattrs = self.tree.xattrs(&self.node(number)?).map_err(io)?;
-        Ok(if self.is_overlaid {
-            without_marks(xattrs)
-        } else {
-            xattrs
+        let mut xattrs = self.tree.xattrs(&self.node(number)?).map_err(io)?;
+        if let Shown::BelowContainers { has_one_owner } = self.shown {
+            // Access control lists name owners that there are not.
+            let hidden = |name: &[u8]| {
+                name.starts_with(b"trusted.")
+                    || has_one_owner && name.starts_with(b"system.posix_acl_")
+            };
+            xattrs.retain(|(name, _)| !hidden(name));
+        }
+        Ok(match self.shown {
+            Shown::Overlaid => without_marks(xattrs),
+            _ => xattrs,
         })
     }
 }

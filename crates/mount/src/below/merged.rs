@@ -10,15 +10,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use micabox_file::{FileKind, Segment};
 use micabox_memfs::{Errno, Lower, Stat};
-use micabox_overlay::lower;
+use micabox_overlay::lower::{self, Node};
 use micabox_overlay::upper::Upper;
 use micabox_overlay::view::{Directory, Entry, Slot, View};
 
 use super::alone::read;
 use super::{io, stat, without_marks};
 
-/// An upper layer over a lower one.
-pub(super) struct Merged {
+/// Names with the numbers of their files.
+pub(crate) type Names = Vec<(Box<[u8]>, u64)>;
+
+/// An upper layer over a lower one: what a sandbox sees.
+pub struct Merged {
     below: Arc<lower::Lower>,
     layers: Mutex<Layers>,
     root: u64,
@@ -46,6 +49,32 @@ impl Merged {
             layers: Mutex::new(layers),
             root,
         })
+    }
+
+    /// Returns the file of the layer below that a file is, or that a directory is merged with; none for all
+    /// else that the upper layer has.
+    pub(crate) fn below(&self, number: u64) -> Option<u64> {
+        if !Self::is_upper(number) {
+            return Some(number);
+        }
+        let layers = self.layers();
+        let directory = layers.directories.get(&number)?;
+        let below = directory.seen_below().map(Node::number);
+        below.map(|number| number * 2)
+    }
+
+    /// Returns whether a file is in the upper layer.
+    pub(crate) fn is_upper(number: u64) -> bool {
+        number & 1 == 1
+    }
+
+    /// Returns what the layer below has in one of its directories.
+    pub(crate) fn list_below(&self, directory: u64) -> Result<Names, Errno> {
+        let directory = self.below.node(directory / 2).map_err(io)?;
+        let entries = self.below.entries(&directory).map_err(io)?.into_iter();
+        Ok(entries
+            .map(|entry| (entry.name, entry.number * 2))
+            .collect())
     }
 
     fn layers(&self) -> MutexGuard<'_, Layers> {

@@ -20,7 +20,7 @@ pub use message::{Exec, Failure, Info, Kind, Limit, Place, Reply, Request, Stats
 pub use text::Text;
 
 /// The version of the protocol. Owner and client must have the same one.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Bytes of a preamble.
 pub const PREAMBLE: usize = 12;

@@ -1,5 +1,7 @@
 //! Requests about attributes.
 
+use std::borrow::Cow;
+use std::ffi::CStr;
 use std::os::fd::OwnedFd;
 
 use micabox_fuse::message::{Reply, Request};
@@ -173,6 +175,22 @@ impl Server {
         Ok(())
     }
 
+    /// Returns the host's name of an extended attribute.
+    fn outside<'n>(&self, name: &'n CStr) -> Result<Cow<'n, CStr>, Errno> {
+        if self.is_as_it_is {
+            return Ok(Cow::Borrowed(name));
+        }
+        outside(name, self.is_upper)
+    }
+
+    /// Returns the name that the host's extended attribute has inside, if it is seen there.
+    fn inside<'n>(&self, name: &'n [u8]) -> Option<Cow<'n, [u8]>> {
+        if self.is_as_it_is {
+            return Some(Cow::Borrowed(name)).filter(|name| !name.is_empty());
+        }
+        inside(name, self.is_upper)
+    }
+
     pub(super) fn set_extended(&self, request: &Request<'_>) -> Result<(), Errno> {
         let mut body = request.body;
         let (size, flags) = (body.u32()?, body.u32()?);
@@ -185,7 +203,7 @@ impl Server {
         if self.is_read_only {
             return Err(Errno::ROFS);
         }
-        let kept = outside(name, self.is_upper)?;
+        let kept = self.outside(name)?;
         let flags = XattrFlags::from_bits(flags).ok_or(Errno::INVAL)?;
         if self.is_upper && is_overlays(name) && !can_record(self.nodes.kind(request.node)?) {
             // The overlay notes where it copied a symbolic link from. An error would make it do
@@ -205,7 +223,7 @@ impl Server {
         let mut body = request.body;
         let size = body.u32()?;
         body.u32()?;
-        let name = outside(body.text()?, self.is_upper)?;
+        let name = self.outside(body.text()?)?;
         let path = path(&*self.nodes.get(request.node)?);
         if size == 0 {
             answer_size(getxattr_query(&path, &*name)?, reply);
@@ -227,7 +245,7 @@ impl Server {
         let length = listxattr(&path, all.as_mut_slice())?;
         let names = all.get(..length).unwrap_or_default();
         let names = names.split(|byte| *byte == 0);
-        let names = names.filter_map(|name| inside(name, self.is_upper));
+        let names = names.filter_map(|name| self.inside(name));
         let mut seen = Vec::new();
         for name in names {
             seen.extend_from_slice(&name);
@@ -243,7 +261,7 @@ impl Server {
 
     pub(super) fn remove_extended(&self, request: &Request<'_>) -> Result<(), Errno> {
         let mut body = request.body;
-        let name = outside(body.text()?, self.is_upper)?;
+        let name = self.outside(body.text()?)?;
         removexattr(path(&*self.nodes.get(request.node)?), &*name)
     }
 }

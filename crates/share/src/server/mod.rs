@@ -68,6 +68,8 @@ pub(crate) struct Server {
     is_read_only: bool,
     /// Whether the folder is the writable layer of the guest's overlay, which alone changes it.
     is_upper: bool,
+    /// Whether nothing is translated: owners, modes and attributes are the host's.
+    is_as_it_is: bool,
     /// The name of the only file, if a file is shared and not a folder: the root's only entry.
     only: Option<CString>,
     /// How long the guest may keep what it was told, where changes are not reported.
@@ -97,6 +99,8 @@ pub(crate) struct Manner {
     pub(crate) is_cached: bool,
     /// Whether the folder is an overlay's upper layer.
     pub(crate) is_upper: bool,
+    /// Whether its files are shown as they are on the host.
+    pub(crate) is_as_it_is: bool,
 }
 
 impl Server {
@@ -120,13 +124,15 @@ impl Server {
             } => (Validity::CACHED, OFFERED | OFFERED_CACHED),
             _ => (Validity::CONSISTENT, OFFERED),
         };
-        let is_told = !(manner.is_upper || manner.is_cached || only.is_some());
+        let is_told =
+            !(manner.is_upper || manner.is_cached || manner.is_as_it_is || only.is_some());
         Ok(Self {
             nodes: Nodes::new(root, most.places)?,
             changes: is_told.then(|| Changes::new(table, most.watches)).flatten(),
             handles: Handles::default(),
             is_read_only: manner.is_read_only,
             is_upper: manner.is_upper,
+            is_as_it_is: manner.is_as_it_is,
             only,
             validity,
             offered,

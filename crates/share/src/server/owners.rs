@@ -66,6 +66,13 @@ impl Server {
         file: &OwnedFd,
         stat: &Stat,
     ) -> Shown {
+        if self.is_as_it_is {
+            return Shown {
+                uid: stat.st_uid,
+                gid: stat.st_gid,
+                mode: stat.st_mode,
+            };
+        }
         let kind = FileType::from_raw_mode(stat.st_mode);
         let owner = match request.uid {
             _ if self.is_upper && can_record(kind) => self.owner(),

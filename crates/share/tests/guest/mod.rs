@@ -39,6 +39,7 @@ impl Guest {
             read_only,
             cached: false,
             upper,
+            as_it_is: false,
             only: None,
             transport: Transport::Stream,
         };

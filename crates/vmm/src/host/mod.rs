@@ -2,9 +2,8 @@
 //!
 //! A machine of this backend is a tree of processes in namespaces of their own
 //! ([`micabox_jail::container`]), whose first one is the guest's agent, taken out of the initrd that a
-//! machine would boot. The agent's channel is a socketpair in place of a port. Read-only disks are mounted
-//! by the host's kernel from their files and handed to the agent as mounts; a network interface is a TAP
-//! device whose frames the keeper passes on ([`relay`]).
+//! machine would boot. The agent's channel is a socketpair in place of a port, and a disk is a tree that is
+//! mounted already; a network interface is a TAP device whose frames the keeper passes on ([`relay`]).
 //!
 //! The kernel is shared, so the boundary is the system calls that it offers. This backend is never chosen
 //! unless it is named.
@@ -13,10 +12,12 @@ mod agent;
 mod relay;
 mod worker;
 
+use std::fs::File;
 use std::io::{Seek, Write};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
+use micabox_jail::container::Subordinate;
 use micabox_jail::{
     CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID, CAP_SYS_ADMIN, Quota, plain_arguments, program,
 };
@@ -26,15 +27,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::backend::{Acceleration, Backend, FilesPerRegion, Limits, Machine};
 use crate::process::{Channels, Launch, Process, SharedDescriptor};
-use crate::{Begin, Disk, Error, Exit, FileRef, MachineConfig};
+use crate::{Begin, Error, Exit, FileRef, MachineConfig, Tree};
 
 pub use worker::HOST_WORKER;
 
 /// The backend's name in errors.
 const NAME: &str = "the host backend";
 
-/// Most disks of a machine: the agent gets a descriptor for each.
-const MAX_DISKS: usize = 64;
+/// Most trees of a machine: the agent gets a descriptor for each.
+const MAX_TREES: usize = 64;
 
 /// Bytes of memory beyond what the sandbox is given: the keeper's and the agent's.
 const OWN_MEMORY: u64 = 16 << 20;
@@ -48,6 +49,12 @@ const TASKS_PER_MIB: u64 = 8;
 
 /// The kernel's largest limit of a group (`PID_MAX_LIMIT` of include/linux/threads.h).
 const MOST_TASKS: u64 = 4 << 20;
+
+/// What the server of an image answers, where the kernel does not read it itself.
+const FUSE: &str = "/dev/fuse";
+
+/// What makes network interfaces.
+const TUN: &str = "/dev/net/tun";
 
 /// Most descriptors that a command may have, as in Docker.
 const DESCRIPTORS: u64 = 524_288;
@@ -66,7 +73,7 @@ pub struct Host {
 struct Spec {
     agent: RawFd,
     initrd: FileRef,
-    disks: Vec<Disk<FileRef>>,
+    trees: Vec<Tree<RawFd>>,
     network: Option<Link>,
 }
 
@@ -84,23 +91,45 @@ impl Host {
     /// # Errors
     /// Why not, with a remedy where there is one.
     pub fn probe() -> Result<Self, String> {
-        if !rustix::process::geteuid().is_root() {
-            return Err("it takes root, which mounts the image and maps users".to_owned());
-        }
+        let is_root = rustix::process::geteuid().is_root();
         let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
-        if map.split_whitespace().ne(["0", "0", "4294967295"]) {
-            return Err("it takes this machine's root, not a user namespace's".to_owned());
+        if is_root && map.split_whitespace().ne(["0", "0", "4294967295"]) {
+            return Err(
+                "it takes this machine's root or a user, not root of a user namespace".to_owned(),
+            );
         }
-        for filesystem in ["erofs", "overlay"] {
-            // The kernel loads the module if there is one.
-            if fsopen(filesystem, FsOpenFlags::FSOPEN_CLOEXEC).is_err() {
-                return Err(format!("this kernel has no {filesystem}"));
-            }
+        if !is_root {
+            for_user()?;
+        } else if fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC).is_err() {
+            // The kernel would have loaded the module.
+            return Err("this kernel has no overlay".to_owned());
         }
         program(worker::KIND).map_err(|error| error.to_string())?;
         Ok(Self {
             acceleration: Acceleration::Native,
         })
+    }
+}
+
+/// Returns why root is the only user in this user's containers, if that is so.
+pub fn has_one_user() -> Option<String> {
+    if rustix::process::geteuid().is_root() {
+        return None;
+    }
+    Subordinate::find().err()
+}
+
+/// Checks what a user who is not root needs.
+fn for_user() -> Result<(), String> {
+    let limit = std::fs::read_to_string("/proc/sys/user/max_user_namespaces");
+    if limit.is_ok_and(|limit| limit.trim() == "0") {
+        return Err("users may make no namespaces (sysctl user.max_user_namespaces)".to_owned());
+    }
+    match File::options().read(true).write(true).open(FUSE) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(format!(
+            "it takes {FUSE}, which serves the image to a user who is not root ({error})"
+        )),
     }
 }
 
@@ -120,7 +149,7 @@ impl Backend for Host {
     fn limits(&self) -> Limits {
         Limits {
             files_per_region: FilesPerRegion::One,
-            max_devices: MAX_DISKS,
+            max_devices: MAX_TREES,
             cheap_regions: 0,
             public_regions: false,
             snapshots: false,
@@ -154,7 +183,7 @@ impl Backend for Host {
             address_space: u64::MAX,
             file_size: u64::MAX,
             descriptors: DESCRIPTORS,
-            // To mount, to map users, and to end what runs as one of them.
+            // Root's: to map users and a mount's owners, and to end what runs as one of them.
             capabilities: &[
                 CAP_DAC_READ_SEARCH,
                 CAP_KILL,
@@ -187,9 +216,22 @@ impl Backend for Host {
     }
 }
 
+/// Checks that this user may make network interfaces.
+///
+/// # Errors
+/// [`Error::Unsupported`], with what is possible instead.
+pub fn check_network() -> Result<(), Error> {
+    match File::options().read(true).write(true).open(TUN) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(Error::Unsupported {
+            backend: NAME,
+            what: format!("can't make a network interface: {TUN}: {error} (--network none works)"),
+        }),
+    }
+}
+
 /// Refuses what needs a kernel of the sandbox's own.
 fn check(config: &MachineConfig) -> Result<(), Error> {
-    let has_writable = config.disks.iter().any(|disk| !disk.read_only);
     let limits_disks = config.disk_rate != crate::DiskRate::default();
     let lacking = [
         (
@@ -197,9 +239,9 @@ fn check(config: &MachineConfig) -> Result<(), Error> {
             "has no persistent memory (--transport pmem)",
         ),
         (
-            has_writable,
-            "has no disks to write to: the host's kernel would mount a filesystem that the sandbox can \
-             damage. Changes are in memory, without volumes and `--upper disk`",
+            !config.disks.is_empty(),
+            "has no disks: the host's kernel would mount a filesystem that the sandbox can damage. Changes \
+             are in memory, without volumes and `--upper disk`",
         ),
         (limits_disks, "has no disks whose rate could be limited"),
         (config.vsock.is_some(), "has no vsock"),
@@ -230,18 +272,19 @@ fn describe(config: &MachineConfig, agent: RawFd) -> Result<(RawFd, Vec<SharedDe
         source,
     };
     let mut files: Vec<SharedDescriptor> = Vec::new();
-    let mut add = |file: &crate::MachineFile| {
-        files.push(Arc::clone(file.file()) as _);
-        Ok::<_, std::convert::Infallible>(file.describe(file.number()))
-    };
     let Begin::Boot { initrd, .. } = &config.begin else {
         return Err(Error::NoSnapshots { backend: NAME });
     };
-    let Ok(initrd) = add(initrd);
-    let disks = config.disks.iter().cloned();
-    let Ok(disks) = disks
-        .map(|disk| disk.try_map(|file| add(&file)))
-        .collect::<Result<_, _>>();
+    files.push(Arc::clone(initrd.file()) as _);
+    let initrd = initrd.describe(initrd.number());
+    let trees = config.trees.iter().cloned().map(|tree| {
+        tree.map(|file| {
+            let number = file.as_raw_fd();
+            files.push(file as _);
+            number
+        })
+    });
+    let trees = trees.collect();
     let network = config.network.as_ref().map(|interface| {
         files.push(Arc::clone(&interface.link) as _);
         Link {
@@ -254,11 +297,11 @@ fn describe(config: &MachineConfig, agent: RawFd) -> Result<(RawFd, Vec<SharedDe
     let spec = Spec {
         agent,
         initrd,
-        disks,
+        trees,
         network,
     };
     let description = memfd_create("container", MemfdFlags::CLOEXEC);
-    let mut description = std::fs::File::from(description.map_err(|error| system(error.into()))?);
+    let mut description = File::from(description.map_err(|error| system(error.into()))?);
     let text = serde_json::to_vec(&spec).map_err(|error| system(error.into()))?;
     description.write_all(&text).map_err(system)?;
     description.rewind().map_err(system)?;
@@ -270,7 +313,7 @@ fn describe(config: &MachineConfig, agent: RawFd) -> Result<(RawFd, Vec<SharedDe
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DiskRate, MachineFile};
+    use crate::{Disk, DiskRate, MachineFile};
 
     #[test]
     fn what_needs_a_kernel_of_its_own_is_refused() {
@@ -292,6 +335,7 @@ mod tests {
             pmem: Vec::new(),
             disk_rate: DiskRate::default(),
             disks: Vec::new(),
+            trees: Vec::new(),
             network: None,
             vsock: None,
             shares: Vec::new(),

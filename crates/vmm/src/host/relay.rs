@@ -22,23 +22,25 @@ const BURST: usize = 64;
 /// A direction's frame that waits for its receiver: its length, or none.
 type Waiting = Option<usize>;
 
-/// Passes frames on until the container or the network ends.
-pub(super) fn run(tap: &OwnedFd, link: &OwnedFd, container: &OwnedFd) {
+/// Passes frames on until the network, or one of `ends`, ends: then this can be read.
+pub(super) fn run(tap: &OwnedFd, link: &OwnedFd, ends: &[&OwnedFd]) {
     let mut out = vec![0; FRAME];
     let mut into = vec![0; HEADER + FRAME];
     let (mut out_waits, mut into_waits): (Waiting, Waiting) = (None, None);
+    let mut ready = Vec::new();
     loop {
-        let mut ready = [
-            PollFd::new(container, PollFlags::IN),
+        ready.clear();
+        ready.extend([
             PollFd::new(tap, wanted(into_waits, out_waits)),
             PollFd::new(link, wanted(out_waits, into_waits)),
-        ];
+        ]);
+        ready.extend(ends.iter().map(|end| PollFd::new(*end, PollFlags::IN)));
         match poll(&mut ready, None) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(_) => return,
         }
-        let [container, _, _] = ready.map(|fd| fd.revents());
-        if !container.is_empty() {
+        let mut ends = ready.iter().skip(2);
+        if ends.any(|end| !end.revents().is_empty()) {
             return;
         }
         let outwards = (|| {
@@ -75,6 +77,14 @@ pub(super) fn run(tap: &OwnedFd, link: &OwnedFd, container: &OwnedFd) {
             return;
         }
     }
+}
+
+/// Waits until one of `ends` ends; returns the place of the first that has.
+pub(super) fn wait(ends: &[&OwnedFd]) -> Option<usize> {
+    let ended = ends.iter().map(|end| PollFd::new(*end, PollFlags::IN));
+    let mut ended: Vec<PollFd<'_>> = ended.collect();
+    rustix::io::retry_on_intr(|| poll(&mut ended, None)).ok()?;
+    ended.iter().position(|end| !end.revents().is_empty())
 }
 
 /// Returns what to wait for on one side: room if a frame waits to go there, and a frame if none waits to

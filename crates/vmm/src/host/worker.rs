@@ -6,12 +6,13 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
-use micabox_jail::container::{Container, Interface, Started, Users, mount_erofs};
-use micabox_jail::{Filter, Kind, take};
+use micabox_jail::container::{Container, Interface, Started, Users, Whose};
+use micabox_jail::{Filter, Kind, forbid_paths, take};
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
 use super::{Link, Spec, agent, relay};
-use crate::{Disk, FileRef};
+use crate::Tree;
 
 /// The kind of worker that keeps a container.
 pub const HOST_WORKER: Kind = Kind::new(KIND, work);
@@ -39,11 +40,12 @@ const CALLS: [libc::c_long; 16] = [
     libc::SYS_madvise,
 ];
 
-/// What ends it as its container ended: a signal of its own, and a filter's message.
-const ENDING: [libc::c_long; 6] = [
+/// What ends it, as its container ended: a signal of its own, a filter's message, and the end of its thread.
+const ENDING: [libc::c_long; 7] = [
     libc::SYS_rt_sigaction,
     libc::SYS_rt_sigprocmask,
     libc::SYS_rt_sigreturn,
+    libc::SYS_sigaltstack,
     libc::SYS_gettid,
     libc::SYS_getpid,
     libc::SYS_tgkill,
@@ -66,29 +68,72 @@ fn keep(descriptor: RawFd) -> Result<Infallible, String> {
         Ok(serde_json::from_slice(&text)?)
     };
     let spec = read().map_err(|error| format!("reading what to run: {error}"))?;
-    let users = Users::claim().map_err(|error| format!("finding users: {error}"))?;
-    let (started, link) = start(spec, &users)?;
+    let Running {
+        started,
+        link,
+        holders,
+        _held,
+        _users,
+    } = start(spec)?;
     confine()?;
-    let watched = started.handle.try_clone();
-    let watched = watched.map_err(|error| format!("watching the container: {error}"))?;
+    let ends: Vec<&OwnedFd> = std::iter::once(&started.handle).chain(&holders).collect();
     if let (Some(tap), Some(link)) = (&started.tap, &link) {
-        relay::run(tap, link, &watched);
+        relay::run(tap, link, &ends);
     }
     drop(link);
+    if relay::wait(&ends) != Some(0) {
+        // The container ends with this process.
+        return Err("the server of its image has ended".to_owned());
+    }
     started.end_as_it_does().map_err(|error| error.to_string())
 }
 
-/// Starts the container; returns it with its end of the network's link.
-fn start(spec: Spec, users: &Users) -> Result<(Started, Option<OwnedFd>), String> {
+/// A container that runs, and what this process has for it.
+struct Running {
+    started: Started,
+    /// This process's end of the network's link.
+    link: Option<OwnedFd>,
+    /// The connections to those who hold its trees, if trees end with them.
+    holders: Vec<OwnedFd>,
+    _held: Vec<OwnedFd>,
+    _users: Option<Users>,
+}
+
+/// Starts the container.
+fn start(spec: Spec) -> Result<Running, String> {
     let taking = |error| format!("taking a descriptor: {error}");
     let initrd = File::from(own(spec.initrd.number).map_err(taking)?);
     let program = agent::copy_out(&initrd);
     let program = program.map_err(|error| format!("{}: {error}", spec.initrd.name))?;
     drop(initrd);
     let agent = own(spec.agent).map_err(taking)?;
-    let serials: Vec<_> = spec.disks.iter().map(|disk| disk.serial.clone()).collect();
-    let mounts = spec.disks.into_iter().map(mount);
-    let mounts = mounts.collect::<Result<Vec<_>, String>>()?;
+    let trees = spec.trees.into_iter().map(|tree| tree.try_map(own));
+    let trees: Vec<Tree<OwnedFd>> = trees.collect::<Result<_, _>>().map_err(taking)?;
+    let mut serials = Vec::new();
+    let (mut mounts, mut namespaces) = (Vec::new(), Vec::new());
+    let (mut holders, mut held) = (Vec::new(), Vec::new());
+    for tree in trees {
+        serials.push(tree.serial);
+        mounts.push(tree.mount);
+        match tree.users {
+            // Its server ends with its holder.
+            Some(users) => {
+                namespaces.push(users);
+                holders.push(tree.holder);
+            }
+            None => held.push(tree.holder),
+        }
+    }
+    let claimed = match namespaces.len() {
+        0 => Some(Users::claim().map_err(|error| format!("finding users: {error}"))?),
+        count if count == mounts.len() => None,
+        _ => return Err("its trees have different users".to_owned()),
+    };
+    let users = match (&claimed, namespaces.first()) {
+        (Some(claimed), _) => Whose::Hosts(claimed.first()),
+        (None, Some(users)) => Whose::Namespaces(users),
+        (None, None) => return Err("it has no users".to_owned()),
+    };
     let (interface, link) = match spec.network {
         None => (None, None),
         Some(Link {
@@ -119,25 +164,22 @@ fn start(spec: Spec, users: &Users) -> Result<(Started, Option<OwnedFd>), String
         arguments: &arguments,
         keep: &keep,
         mounts: &mounts,
-        first_user: users.first(),
+        users,
         interface,
     };
     let started = container.start().map_err(|error| error.to_string())?;
-    Ok((started, link))
-}
-
-/// Mounts a disk's filesystem.
-fn mount(disk: Disk<FileRef>) -> Result<OwnedFd, String> {
-    let name = disk.files.first().map(|file| file.name.clone());
-    let files = disk.files.into_iter().map(|file| own(file.number));
-    let mounted = files
-        .collect::<io::Result<Vec<_>>>()
-        .and_then(|files| mount_erofs(&files));
-    mounted.map_err(|error| format!("mounting {}: {error}", name.unwrap_or_default()))
+    Ok(Running {
+        started,
+        link,
+        holders,
+        _held: held,
+        _users: claimed,
+    })
 }
 
 /// Gives up all that passing frames on and waiting does not take. The identity stays: as the owner of the
-/// container's user namespace, this process's end may end it.
+/// container's user namespace, this process's end may end it. Having one thread, it has the allocator's main
+/// arena, which opens no file when it gives memory back.
 fn confine() -> Result<(), String> {
     let none = CapabilitySets {
         effective: CapabilitySet::empty(),
@@ -145,6 +187,10 @@ fn confine() -> Result<(), String> {
         inheritable: CapabilitySet::empty(),
     };
     set_capabilities(None, none).map_err(|error| format!("dropping capabilities: {error}"))?;
+    // Containers of the same users must not look into it.
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)
+        .map_err(|error| format!("becoming opaque: {error}"))?;
+    forbid_paths().map_err(|error| error.to_string())?;
     let filter = Filter::allowing(CALLS.into_iter().chain(ENDING));
     let descriptors = [libc::F_DUPFD_CLOEXEC.cast_unsigned()];
     filter

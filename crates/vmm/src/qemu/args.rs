@@ -202,6 +202,7 @@ mod tests {
             pmem: Vec::new(),
             disk_rate: DiskRate::default(),
             disks: Vec::new(),
+            trees: Vec::new(),
             network: None,
             vsock: None,
             shares: Vec::new(),

@@ -153,6 +153,7 @@ mod tests {
                 2
             ],
             disk_rate: DiskRate::default(),
+            trees: Vec::new(),
             disks: vec![Disk {
                 files: vec![file(), part.clone(), part.clone()],
                 read_only: true,

@@ -72,7 +72,9 @@ pub struct MachineArgs {
     #[arg(long, value_name = "WHAT", value_delimiter = ',', value_parser = trim)]
     pub trim: Vec<Trim>,
 
-    /// What runs the machine: our own monitor on KVM, QEMU, or no machine but this one's kernel
+    /// What runs the machine: our own monitor on KVM, QEMU, or no machine but this one's kernel; there,
+    /// without root, owners are kept up to 65,535 by subordinate IDs (/etc/subuid, newuidmap), and are all
+    /// root without them
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub backend: Backend,
 
@@ -118,9 +120,27 @@ impl MachineArgs {
     /// Says that a sandbox shares this machine's kernel, if it does.
     pub fn say_what_is_shared(&self) {
         if self.backend == Backend::Host && !self.quiet {
-            output::write_stderr(
-                "mica: this sandbox is no machine: it shares this machine's kernel (--backend host)\n",
-            );
+            let owners = match micabox_vmm::host::has_one_user() {
+                Some(why) => format!("; all its files belong to root inside, since {why}"),
+                None => String::new(),
+            };
+            output::write_stderr(&format!(
+                "mica: this sandbox is no machine: it shares this machine's kernel (--backend host){owners}\n",
+            ));
+        }
+    }
+
+    /// Fails if memory is to be limited on this machine's own kernel, and can't be.
+    pub fn check_memory(&self) -> Result<(), Failure> {
+        if self.backend != Backend::Host || self.memory.is_none() {
+            return Ok(());
+        }
+        match micabox_vmm::control_groups() {
+            Ok(_) => Ok(()),
+            Err(why) => Err(Failure::new(format!(
+                "the host backend limits memory by a control group, and can't have one: {why}"
+            ))
+            .hint("omit -m, or run it where control groups are delegated (systemd-run --user --scope)")),
         }
     }
 

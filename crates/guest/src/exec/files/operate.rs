@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use super::watch::Watcher;
 use super::{Failed, Work, list};
 use crate::exec::child::last_errno;
+use crate::kernel::has_one_user;
 
 /// Opening a FIFO or a device must not wait.
 const AT_ONCE: OFlags = OFlags::NONBLOCK.union(OFlags::NOCTTY);
@@ -56,7 +57,9 @@ pub fn begin(root: Root, request: FileRequest) -> Result<Work, Failed> {
                 Errno::NOENT => Errno::INVAL,
                 errno => errno,
             })?;
-            return Ok(Work::Reply(FileReply::Target(target.into_bytes())));
+            return Ok(Work::Reply(FileReply::Target {
+                target: target.into_bytes(),
+            }));
         }
         Request::Pack { path, follow, name } => {
             return Ok(Work::Pack(Source::open(&root, &path, follow)?, name));
@@ -105,7 +108,8 @@ pub fn begin(root: Root, request: FileRequest) -> Result<Work, Failed> {
             if [uid, gid].contains(&Some(u32::MAX)) {
                 return Err(Errno::INVAL.into());
             }
-            if uid.is_some() || gid.is_some() {
+            // Where there is no user but root, all files are root's.
+            if (uid.is_some() || gid.is_some()) && !has_one_user() {
                 let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
                 chownat(&file, "", uid, gid, AtFlags::EMPTY_PATH)?;
             }

@@ -1,0 +1,146 @@
+//! `mica serve`: the protocol of `docs/protocol.md` for what needs no sandbox's owner.
+//!
+//! One thread reads requests. Each request that takes time has a thread; their messages share
+//! [`Replies`]. The client is gone when stdin ends: then its commands are ended, and its sandboxes too.
+
+mod commands;
+mod flags;
+mod held;
+mod message;
+mod replies;
+mod sandboxes;
+
+use std::io::{self, Read};
+use std::sync::Arc;
+
+use micabox_owner::protocol::frame::Pipe;
+use micabox_owner::protocol::{Decoder, Frame, FrameError};
+
+use crate::failure::Failure;
+use crate::{Outcome, settings};
+use commands::Commands;
+use held::Held;
+use message::{Reply, Request};
+use replies::Replies;
+
+/// Bytes received at a time.
+const RECEIVE: usize = 64 << 10;
+
+/// Serve a program, which makes sandboxes and uses all of mica, on stdin and stdout
+///
+/// For SDKs; docs/protocol.md describes what is said. The sandboxes that it makes end with stdin, unless the
+/// program detaches them.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Serve the program at the other ends of stdin and stdout
+    #[arg(long, required = true)]
+    stdio: bool,
+}
+
+/// Serves the program until stdin ends.
+pub fn execute(_args: &Args) -> Outcome {
+    // A terminal's Ctrl-C is the program's, which decides what ends.
+    let _ = rustix::process::setsid();
+    let store = settings::store()?;
+    let sandboxes = settings::sandboxes(&store)?;
+    let replies = Arc::new(Replies::begin());
+    replies.send(
+        0,
+        &Reply::Hello {
+            version: env!("CARGO_PKG_VERSION"),
+            home: store.root(),
+        },
+    );
+    let server = Server {
+        commands: Commands::new(&replies),
+        held: Held::default(),
+        sandboxes,
+        replies,
+    };
+    let served = server.read();
+    server.commands.end();
+    server.held.end();
+    served.map_err(|error| Failure::of(&error).context("serving"))?;
+    Ok(0)
+}
+
+struct Server {
+    commands: Commands,
+    held: Held,
+    sandboxes: micabox::Sandboxes,
+    replies: Arc<Replies>,
+}
+
+impl Server {
+    /// Reads requests to the end of stdin.
+    fn read(&self) -> io::Result<()> {
+        let broken = |error: FrameError| io::Error::new(io::ErrorKind::InvalidData, error);
+        let mut decoder = Decoder::default();
+        let mut buffer = vec![0; RECEIVE];
+        loop {
+            let count = io::stdin().lock().read(&mut buffer)?;
+            if count == 0 {
+                return Ok(());
+            }
+            decoder.push(buffer.get(..count).unwrap_or_default());
+            while let Some(frame) = decoder.next_frame().map_err(broken)? {
+                match frame {
+                    Frame::Message(number, request) => self.handle(number, request),
+                    Frame::Data(number, Pipe::Stdin, bytes) => {
+                        self.commands.stdin(number, bytes)?;
+                    }
+                    Frame::Data(..) => {
+                        let what = "bytes of an output, from a client";
+                        return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+                    }
+                }
+            }
+        }
+    }
+
+    fn handle(&self, number: u32, request: Request) {
+        match request {
+            Request::Command(command) => self.commands.start(number, &command),
+            Request::Credit { stream, bytes } => self.commands.credit(number, stream, bytes),
+            Request::Signal { signal } => self.commands.signal(number, signal),
+            Request::Create(create) => {
+                let (held, replies) = (self.held.clone(), Arc::clone(&self.replies));
+                self.in_a_thread(number, move || {
+                    held.hold(vec![sandboxes::create(&create)?], number, &replies)
+                });
+            }
+            Request::Fork { sandbox, count } => {
+                let (held, replies) = (self.held.clone(), Arc::clone(&self.replies));
+                let all = self.sandboxes.clone();
+                self.in_a_thread(number, move || {
+                    held.hold(sandboxes::fork(&all, &sandbox, count)?, number, &replies)
+                });
+            }
+            Request::Detach { sandbox } => {
+                let (held, replies) = (self.held.clone(), Arc::clone(&self.replies));
+                self.in_a_thread(number, move || {
+                    held.detach(&sandbox)?;
+                    replies.send(number, &Reply::Detached);
+                    Ok(())
+                });
+            }
+        }
+    }
+
+    fn in_a_thread(
+        &self,
+        number: u32,
+        work: impl FnOnce() -> Result<(), Failure> + Send + 'static,
+    ) {
+        let replies = Arc::clone(&self.replies);
+        let work = move || {
+            if let Err(failure) = work() {
+                replies.send(number, &Reply::failed(&failure));
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().spawn(work) {
+            let failure = Failure::of(&error).context("starting a thread");
+            self.replies.send(number, &Reply::failed(&failure));
+        }
+    }
+}

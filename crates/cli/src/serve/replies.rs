@@ -1,0 +1,51 @@
+//! What is sent to the client, by all threads.
+
+use std::io::Write;
+use std::sync::{Mutex, PoisonError};
+
+use micabox_owner::protocol::frame::{self, Pipe};
+use micabox_owner::protocol::preamble;
+
+use super::message::Reply;
+use crate::output::raw;
+
+/// stdout, a frame at a time. That the client is gone shows at the end of stdin: errors are ignored here.
+#[derive(Debug, Default)]
+pub struct Replies(Mutex<()>);
+
+impl Replies {
+    /// Sends the preamble.
+    pub fn begin() -> Self {
+        let replies = Self::default();
+        replies.write(&preamble());
+        replies
+    }
+
+    /// Sends a message about the request of this number.
+    pub fn send(&self, number: u32, reply: &Reply<'_>) {
+        let mut bytes = Vec::new();
+        frame::encode(number, reply, &mut bytes);
+        self.write(&bytes);
+    }
+
+    /// Sends bytes of a command's output.
+    pub fn send_data(&self, number: u32, pipe: Pipe, data: &[u8]) {
+        let mut bytes = Vec::new();
+        frame::encode_data(number, pipe, data, &mut bytes);
+        self.write(&bytes);
+    }
+
+    /// Sends the end of a command's output.
+    pub fn send_end(&self, number: u32, pipe: Pipe) {
+        let mut bytes = Vec::new();
+        frame::encode_end(number, pipe, &mut bytes);
+        self.write(&bytes);
+    }
+
+    /// Writes whole frames.
+    pub fn write(&self, bytes: &[u8]) {
+        let _turn = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stdout = raw::stdout();
+        let _ = stdout.write_all(bytes).and_then(|()| stdout.flush());
+    }
+}

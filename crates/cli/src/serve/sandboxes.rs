@@ -1,0 +1,76 @@
+//! Makes sandboxes for a client.
+
+use micabox::{Cancel, ExecOptions, Sandbox, Sandboxes, Stdio};
+
+use super::flags;
+use super::message::Create;
+use crate::failure::Failure;
+use crate::log;
+use crate::run::{Preparation, shell_words};
+
+/// Makes an idle sandbox.
+pub fn create(create: &Create) -> Result<Sandbox, Failure> {
+    let args = flags::parse(create)?;
+    args.check()?;
+    let prepared = Preparation {
+        args: &args,
+        tty: None,
+        is_stopped: false,
+        cancel: Cancel::default(),
+    }
+    .prepare()?;
+    Ok((prepared.create)()?)
+}
+
+/// Makes copies of a running sandbox, as many at a time as there are processors; all, or none.
+pub fn fork(all: &Sandboxes, name: &str, count: u16) -> Result<Vec<Sandbox>, Failure> {
+    let moment = all.get(name)?.ephemeral_snapshot()?;
+    let machine = moment.snapshot().memory.as_ref();
+    let command = machine.filter(|machine| machine.has_first_command());
+    let one = || -> Result<Sandbox, Failure> {
+        let mut builder = log::in_owner(moment.restore()?, false);
+        if let Some(machine) = command {
+            builder = builder
+                .reattach()
+                .description(shell_words(&machine.spec.command.argv));
+        }
+        let sandbox = builder.create()?;
+        if command.is_some() {
+            let options = ExecOptions {
+                stdin: Stdio::Idle,
+                stdout: Stdio::Log,
+                stderr: Stdio::Log,
+                detach: true,
+                lifetime: true,
+                ..ExecOptions::default()
+            };
+            sandbox.reattach(options)?;
+        }
+        Ok(sandbox)
+    };
+    let at_once = std::thread::available_parallelism().map_or(1, usize::from);
+    let left = std::sync::atomic::AtomicU16::new(count);
+    let take = || {
+        use std::sync::atomic::Ordering::Relaxed;
+        left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1))
+    };
+    std::thread::scope(|scope| {
+        let some = || {
+            let mut made = Vec::new();
+            while take().is_ok() {
+                made.push(one()?);
+            }
+            Ok(made)
+        };
+        let threads = at_once.min(count.into());
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(some)).collect();
+        let mut made = Vec::new();
+        for thread in threads {
+            let some: Result<Vec<Sandbox>, Failure> = thread
+                .join()
+                .unwrap_or_else(|_| Err(Failure::new("a thread that makes copies has failed")));
+            made.extend(some?);
+        }
+        Ok(made)
+    })
+}

@@ -1,0 +1,264 @@
+//! `mica serve --stdio`, by a client that is written from `docs/protocol.md` alone.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+
+use micabox_testing::image;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use support::{Home, wait_until};
+
+const PREAMBLE: &[u8; 12] = b"MICAOWN\n\x02\0\0\0";
+
+struct Client {
+    process: Child,
+    stdin: Option<ChildStdin>,
+    stdout: ChildStdout,
+}
+
+/// A frame: number, kind, body.
+type Frame = (u32, u8, Vec<u8>);
+
+impl Client {
+    fn new(home: &Home) -> Self {
+        let mut process = home.mica(&["serve", "--stdio"]);
+        let process = process.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = process.spawn().unwrap();
+        let (stdin, stdout) = (process.stdin.take(), process.stdout.take().unwrap());
+        let mut client = Self {
+            process,
+            stdin,
+            stdout,
+        };
+        client.write(PREAMBLE);
+        let mut preamble = [0; 12];
+        client.stdout.read_exact(&mut preamble).unwrap();
+        assert_eq!(&preamble, PREAMBLE);
+        let hello = client.answer(0);
+        assert_eq!(hello["type"], "hello");
+        assert_eq!(hello["home"], *home.store().to_str().unwrap());
+        client
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        self.stdin.as_mut().unwrap().write_all(bytes).unwrap();
+    }
+
+    fn send(&mut self, number: u32, kind: u8, body: &[u8]) {
+        let length = u32::try_from(5 + body.len()).unwrap();
+        let head = [&length.to_le_bytes()[..], &[kind], &number.to_le_bytes()].concat();
+        self.write(&[&head, body].concat());
+    }
+
+    fn request(&mut self, number: u32, request: &Value) {
+        self.send(number, 0, request.to_string().as_bytes());
+    }
+
+    fn frame(&mut self) -> Frame {
+        let mut head = [0; 9];
+        self.stdout.read_exact(&mut head).unwrap();
+        let length = u32::from_le_bytes(head[..4].try_into().unwrap()) as usize;
+        let mut body = vec![0; length - 5];
+        self.stdout.read_exact(&mut body).unwrap();
+        (
+            u32::from_le_bytes(head[5..].try_into().unwrap()),
+            head[4],
+            body,
+        )
+    }
+
+    /// The next frame, which is a message with this number.
+    fn answer(&mut self, number: u32) -> Value {
+        let (of, kind, body) = self.frame();
+        assert_eq!((of, kind), (number, 0), "{}", body.escape_ascii());
+        serde_json::from_slice(&body).unwrap()
+    }
+
+    fn ask(&mut self, number: u32, request: &Value) -> Value {
+        self.request(number, request);
+        self.answer(number)
+    }
+
+    /// Runs a command of mica; its exit code, stdout and stderr.
+    fn command(&mut self, number: u32, args: &[&str]) -> (i64, Vec<u8>, String) {
+        let started = self.ask(number, &json!({"type": "command", "args": args}));
+        assert_eq!(started, json!({"type": "started", "window": 0}));
+        let mut outputs = [Vec::new(), Vec::new()];
+        loop {
+            match self.frame() {
+                (of, 0, body) => {
+                    let exited: Value = serde_json::from_slice(&body).unwrap();
+                    assert_eq!((of, &exited["type"]), (number, &json!("exited")));
+                    let [stdout, stderr] = outputs;
+                    let stderr = String::from_utf8(stderr).unwrap();
+                    return (exited["code"].as_i64().unwrap(), stdout, stderr);
+                }
+                (of, kind, body) => {
+                    assert_eq!(of, number);
+                    outputs[usize::from(kind) - 2].extend(&body);
+                    let stream = if kind == 2 { "stdout" } else { "stderr" };
+                    let bytes = body.len();
+                    let credit = json!({"type": "credit", "stream": stream, "bytes": bytes});
+                    // It may have ended meanwhile.
+                    self.request(number, &credit);
+                }
+            }
+        }
+    }
+
+    fn create(&mut self, number: u32, options: &Value) -> String {
+        let options = json!({"type": "create", "image": "box", "options": options});
+        let made = self.ask(number, &options);
+        let made = &made["sandboxes"][0];
+        assert!(
+            made["directory"].as_str().unwrap().starts_with('/'),
+            "{made}"
+        );
+        made["record"]["id"].as_str().unwrap().to_owned()
+    }
+
+    /// Closes stdin, and waits for the end.
+    fn end(mut self) {
+        drop(self.stdin.take());
+        assert!(self.process.wait().unwrap().success());
+    }
+}
+
+#[test]
+fn commands_of_mica_have_streams_with_credit() {
+    let home = Home::new();
+    let mut client = Client::new(&home);
+    let (code, stdout, _) = client.command(1, &["images", "--json"]);
+    let images: Value = serde_json::from_slice(&stdout).unwrap();
+    assert_eq!((code, &images[0]["layers"]), (0, &json!(3)));
+    let (code, stdout, stderr) = client.command(1, &["rmi", "nothing"]);
+    assert_eq!((code, stdout.len()), (1, 0));
+    assert!(stderr.contains("nothing"), "{stderr}");
+    // More than the windows hold, each way.
+    let big: Vec<u8> = (0..3_000_000_u32)
+        .map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8)
+        .collect();
+    let layer = image::one_file("big", &big);
+    let archive = home.path().join("big.tar");
+    image::write_archive(&archive, &[layer], &image::config());
+    let archive = std::fs::read(archive).unwrap();
+    let load = json!({"type": "command", "args": ["load", "--name", "big", "-"], "stdin": true});
+    let mut window = client.ask(2, &load)["window"].as_u64().unwrap() as usize;
+    let mut sent = 0;
+    while sent < archive.len() {
+        let most = window.min(archive.len() - sent).min(32 << 10);
+        if most > 0 {
+            client.send(2, 1, &archive[sent..sent + most]);
+            (sent, window) = (sent + most, window - most);
+        } else {
+            let more = client.answer(2);
+            assert_eq!(more["type"], "credit");
+            window += more["bytes"].as_u64().unwrap() as usize;
+        }
+    }
+    client.send(2, 1, b"");
+    let exited = loop {
+        match client.frame() {
+            (2, 0, body) if !body.starts_with(b"{\"type\":\"credit\"") => break body,
+            _ => {}
+        }
+    };
+    assert_eq!(exited, b"{\"type\":\"exited\",\"code\":0}");
+    let (code, saved, _) = client.command(3, &["save", "--compression", "none", "big"]);
+    assert!(
+        code == 0 && saved.len() > 3_000_000,
+        "{code} {}",
+        saved.len()
+    );
+    // One that is not read waits, and stops nothing else.
+    let save =
+        json!({"type": "command", "args": ["save", "--compression", "none", "big"], "window": 1});
+    assert_eq!(client.ask(4, &save)["type"], "started");
+    assert_eq!(client.frame().2.len(), 1);
+    assert_eq!(client.command(5, &["images", "-q"]).0, 0);
+    client.request(4, &json!({"type": "signal", "signal": 9}));
+    client.request(
+        4,
+        &json!({"type": "credit", "stream": "stdout", "bytes": 1 << 30}),
+    );
+    while client.frame().1 != 0 {}
+    client.end();
+}
+
+#[test]
+fn requests_that_can_not_be_met_say_why() {
+    let home = Home::new();
+    let mut client = Client::new(&home);
+    for (number, (image, options, kind, words)) in (1..).zip([
+        ("none", json!({"pull": "never"}), "not_found", "none"),
+        ("box", json!({"memory": "lots"}), "invalid", "lots"),
+        ("box", json!({"tty": true}), "invalid", "`tty`"),
+        ("box", json!({"no-such": 1}), "invalid", "--no-such"),
+        ("box", json!({"env": [["a"]]}), "invalid", "`env`"),
+        (
+            "--privileged",
+            json!({"pull": "never"}),
+            "invalid",
+            "privileged",
+        ),
+    ]) {
+        let request = json!({"type": "create", "image": image, "options": options});
+        let failed = client.ask(number, &request);
+        assert_eq!(failed["type"], "failed", "{failed}");
+        let message = failed["message"].as_str().unwrap();
+        assert!(
+            message.contains(words) && !message.contains("Usage"),
+            "{failed}"
+        );
+        if image != "--privileged" {
+            assert_eq!(failed["kind"], kind, "{failed}");
+        }
+    }
+    let failed = client.ask(20, &json!({"type": "detach", "sandbox": "none"}));
+    assert_eq!(failed["kind"], "not_found", "{failed}");
+    let failed = client.ask(21, &json!({"type": "fork", "sandbox": "none", "count": 2}));
+    assert_eq!(failed["kind"], "not_found", "{failed}");
+    // A frame that breaks the rules ends it.
+    client.send(9, 2, b"bytes");
+    assert_eq!(client.process.wait().unwrap().code(), Some(1));
+    home.assert_nothing_left();
+}
+
+#[test]
+#[ignore = "needs root and a built guest"]
+fn sandboxes_end_with_the_client_unless_it_detaches_them() {
+    let home = Home::new();
+    let host = json!({"backend": "host", "net": "none", "rm": true});
+    let listed = || {
+        let listed = home.output(&["ps", "--json"]).json();
+        listed.as_array().unwrap().len()
+    };
+    let mut client = Client::new(&home);
+    let (first, second) = (client.create(1, &host), client.create(2, &host));
+    // One that is removed by another client is no longer this one's.
+    let third = client.create(3, &host);
+    assert_eq!(listed(), 3);
+    home.output(&["rm", "-f", &third]).ok();
+    wait_until("the client's server has seen it", || {
+        let detach = json!({"type": "detach", "sandbox": third});
+        client.ask(4, &detach)["kind"] == "not_found"
+    });
+    let detached = client.ask(5, &json!({"type": "detach", "sandbox": second}));
+    assert_eq!(detached, json!({"type": "detached"}));
+    assert_eq!(home.output(&["exec", &first, "echo", "a"]).ok(), "a\n");
+    client.end();
+    assert_eq!(listed(), 1);
+    assert_eq!(home.output(&["exec", &second, "echo", "b"]).ok(), "b\n");
+
+    // Not even time to say so.
+    let mut client = Client::new(&home);
+    client.create(1, &host);
+    let server = Pid::from_child(&client.process);
+    kill_process(server, Signal::KILL).unwrap();
+    client.process.wait().unwrap();
+    wait_until("its sandbox is gone", || listed() == 1);
+    home.output(&["rm", "-f", &second]).ok();
+    home.assert_nothing_left();
+}

@@ -1,0 +1,60 @@
+//! Gives a mount to each client, in the namespaces of the tree.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::Duration;
+
+use micabox_jail::container::tree::another_root;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::{In, greet};
+
+/// How long a client may take to receive its mount: it waits for nothing else.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long to wait for room for one more client.
+const PAUSE: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 50_000_000,
+};
+
+/// Serves clients until there is none.
+pub(super) fn serve(listener: &UnixListener, place: In, users: Option<&File>) -> io::Result<()> {
+    listener.set_nonblocking(true)?;
+    let mut clients: Vec<UnixStream> = Vec::new();
+    loop {
+        let has_room = loop {
+            match listener.accept() {
+                Ok((client, _)) => {
+                    if give(&client, place, users).is_ok() {
+                        clients.push(client);
+                    }
+                }
+                Err(error) => break error.kind() == io::ErrorKind::WouldBlock,
+            }
+        };
+        if clients.is_empty() {
+            return Ok(());
+        }
+        let polled = clients.iter().map(AsFd::as_fd);
+        let polled = polled.chain(has_room.then(|| listener.as_fd()));
+        let mut polled: Vec<PollFd<'_>> = polled
+            .map(|descriptor| PollFd::from_borrowed_fd(descriptor, PollFlags::IN))
+            .collect();
+        rustix::io::retry_on_intr(|| poll(&mut polled, (!has_room).then_some(&PAUSE)))?;
+        // A client sends nothing: what can be read is its end.
+        let ended: Vec<bool> = polled
+            .iter()
+            .map(|client| !client.revents().is_empty())
+            .collect();
+        let mut ended = ended.into_iter();
+        clients.retain(|_| !ended.next().unwrap_or_default());
+    }
+}
+
+fn give(client: &UnixStream, place: In, users: Option<&File>) -> io::Result<()> {
+    client.set_write_timeout(Some(PATIENCE))?;
+    greet(client, place, another_root()?, users)
+}
