@@ -4,9 +4,6 @@
 
 use std::fs::read_to_string;
 use std::os::fd::AsFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::Sender;
 
 use micabox_jail::{FuseRing, RING_HEADERS};
 use rustix::io::Errno;
@@ -16,7 +13,6 @@ use crate::answer::{Answer, header};
 use crate::channel::Channel;
 use crate::message::{LARGEST, Request};
 use crate::session::Server;
-use crate::written::Waiting;
 
 /// Requests that are answered or wait in a queue's memory. A further one waits in the kernel.
 const PLACES: u16 = 4;
@@ -49,53 +45,22 @@ fn processors(list: &str) -> Option<u16> {
 }
 
 /// Answers the requests of one processor's queue until the filesystem is unmounted.
-pub(crate) fn serve<'a>(
+pub(crate) fn serve(
     ring: FuseRing,
     processor: u16,
-    channel: &'a Channel,
-    server: &'a impl Server,
-    later: &Sender<Waiting<'a>>,
+    channel: &Channel,
+    server: &impl Server,
 ) -> Result<(), Errno> {
     let mut one = CpuSet::new();
     one.set(processor.into());
     // Without it, or for one that is not there, the thread runs anywhere.
     let _ = sched_setaffinity(None, &one);
-    let served = ring.serve(
-        channel.as_fd(),
-        processor,
-        |headers, payload, has_waited| {
-            let Ok(headers) = <&mut [u8; RING_HEADERS]>::try_from(headers) else {
-                return None;
-            };
-            if !has_waited && let Some(is_written) = wait(headers, payload, server, later) {
-                return Some(is_written);
-            }
+    let served = ring.serve(channel.as_fd(), processor, |headers, payload| {
+        if let Ok(headers) = headers.try_into() {
             answer(headers, payload, server);
-            None
-        },
-    );
+        }
+    });
     served.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
-}
-
-/// Has a request wait if it needs to; returns what will be set when it has.
-fn wait(
-    headers: &[u8; RING_HEADERS],
-    payload: &[u8],
-    server: &impl Server,
-    later: &Sender<Waiting<'_>>,
-) -> Option<Arc<AtomicBool>> {
-    let sent = four(headers, PAYLOAD_AT).min(payload.len());
-    let (own, operation) = headers.split_at(OPERATION_AT);
-    let request = Request::read_parts(own, operation.get(..OPERATION_AT)?, payload.get(..sent)?)?;
-    if !server.needs_written(&request) {
-        return None;
-    }
-    let is_written = Arc::new(AtomicBool::new(false));
-    let shared = Arc::clone(&is_written);
-    let then = Box::new(move || shared.store(true, Ordering::Release));
-    let node = request.node;
-    later.send(Waiting { node, then }).ok()?;
-    Some(is_written)
 }
 
 /// Answers one request, whose answer takes its place.
@@ -106,6 +71,11 @@ fn answer(headers: &mut [u8; RING_HEADERS], payload: &mut [u8], server: &impl Se
     let operation = operation.get(..OPERATION_AT).unwrap_or_default();
     let mut result = Err(Errno::IO);
     let unique = match Request::read_parts(own, operation, rest) {
+        // A request that waited would have a place that the kernel's own writing may need.
+        Some(request) if server.needs_written(&request) => {
+            result = Err(Errno::NOSYS);
+            request.unique
+        }
         Some(request) => {
             let answer = Answer::in_memory(memory, &mut result);
             server.serve(&request, Some(answer));

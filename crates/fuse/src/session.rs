@@ -20,7 +20,8 @@ pub trait Server: Sync {
     /// may use that.
     fn offer(&self) -> Offer;
 
-    /// Returns whether the kernel is to write what it has cached of a request's file before it is served.
+    /// Returns whether the kernel is to write what it has cached of a request's file before it is served. Over
+    /// io_uring, such a request is refused (`ENOSYS`).
     fn needs_written(&self, request: &Request<'_>) -> bool;
 
     /// Answers a request. Those to forget something have no answer: for them `answer` is None.
@@ -44,8 +45,7 @@ pub fn serve(channels: &[Channel], server: &impl Server) -> Result<(), Errno> {
     thread::scope(|scope| {
         let mut threads = Vec::new();
         for (ring, processor) in rings.into_iter().zip(0..) {
-            let later = later.clone();
-            threads.push(scope.spawn(move || ring::serve(ring, processor, first, server, &later)));
+            threads.push(scope.spawn(move || ring::serve(ring, processor, first, server)));
         }
         for channel in channels {
             let later = later.clone();

@@ -7,11 +7,8 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{from_mut, null_mut};
 use std::slice;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use io_uring::squeue::Entry128;
-use io_uring::types::{SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, types};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
@@ -31,9 +28,6 @@ const COMMIT_AND_FETCH: u32 = 2;
 
 /// Where the length is in an entry of the queue (`io_uring_sqe.len`).
 const ENTRY_LENGTH_AT: usize = 24;
-
-/// How often it is seen whether a request has waited for long enough. Few wait at all.
-const PAUSE: Timespec = Timespec::new().nsec(500_000);
 
 /// A queue of requests: those of one processor, for one thread.
 pub struct FuseRing {
@@ -75,8 +69,7 @@ impl FuseRing {
 
     /// Offers all places in the queue of a processor, and has `answer` answer requests until the filesystem
     /// of `device` (an open `/dev/fuse`) is unmounted. `answer` finds a request in the headers
-    /// ([`RING_HEADERS`] bytes) and the payload, and leaves its answer there; or it returns what will be set
-    /// when it is to be called again, then with true.
+    /// ([`RING_HEADERS`] bytes) and the payload, and leaves its answer there.
     ///
     /// # Errors
     /// The system's. That the kernel refuses the places is none: requests then come through `device`.
@@ -84,7 +77,7 @@ impl FuseRing {
         mut self,
         device: BorrowedFd<'_>,
         processor: u16,
-        mut answer: impl FnMut(&mut [u8], &mut [u8], bool) -> Option<Arc<AtomicBool>>,
+        mut answer: impl FnMut(&mut [u8], &mut [u8]),
     ) -> io::Result<()> {
         self.ring.submitter().register_enable_rings()?;
         for index in 0..self.places.len() {
@@ -92,17 +85,11 @@ impl FuseRing {
         }
         let mut offered = self.places.len();
         let (mut is_used, mut end) = (false, Ok(()));
-        let mut waiting: Vec<(usize, Arc<AtomicBool>)> = Vec::new();
         while offered > 0 {
-            self.wait(!waiting.is_empty())?;
-            let mut requests = Vec::new();
-            waiting.retain(|(index, is_over)| {
-                let is_over = is_over.load(Ordering::Acquire);
-                if is_over {
-                    requests.push((*index, true));
-                }
-                !is_over
-            });
+            match self.ring.submit_and_wait(1) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                result => result?,
+            };
             let done: Vec<_> = self.ring.completion().collect();
             for done in done {
                 let index = done.user_data() as usize;
@@ -117,42 +104,17 @@ impl FuseRing {
                     end = ended(error.cast_signed());
                     continue;
                 }
-                requests.push((index, false));
-            }
-            for (index, has_waited) in requests {
-                let Some(place) = self.places.get_mut(index) else {
-                    continue;
-                };
                 let (headers, payload) = place.bytes();
                 let commit = headers
                     .get(COMMIT_ID..)
                     .and_then(|bytes| bytes.first_chunk())
                     .map_or(0, |bytes| u64::from_le_bytes(*bytes));
+                answer(headers, payload);
                 is_used = true;
-                if let Some(is_over) = answer(headers, payload, has_waited) {
-                    waiting.push((index, is_over));
-                    continue;
-                }
                 self.push(device, processor, index, COMMIT_AND_FETCH, commit);
             }
         }
         if is_used { end } else { Ok(()) }
-    }
-
-    /// Submits what was pushed, and waits for a request; for one [`PAUSE`] at most if `is_short`.
-    fn wait(&self, is_short: bool) -> io::Result<()> {
-        let submitter = self.ring.submitter();
-        let result = if is_short {
-            submitter.submit_with_args(1, &SubmitArgs::new().timespec(&PAUSE))
-        } else {
-            submitter.submit_and_wait(1)
-        };
-        match result {
-            Ok(_) => Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
-            Err(error) if error.raw_os_error() == Some(libc::ETIME) => Ok(()),
-            Err(error) => Err(error),
-        }
     }
 
     /// Gives a place to the kernel, with the next call that submits.

@@ -16,6 +16,7 @@ fn random_operations_answer_as_on_tmpfs_and_leave_the_same_tree() {
         compare(
             &Memory::mount(256 << 20, 100_000, cache),
             &format!("{cache:?}"),
+            true,
         );
     }
 }

@@ -27,7 +27,7 @@ fn random_operations_over_io_uring_answer_as_on_tmpfs_and_leave_the_same_tree() 
             eprintln!("not run: this kernel has no FUSE over io_uring");
             return;
         };
-        compare(&memory, &format!("{cache:?} over io_uring"));
+        compare(&memory, &format!("{cache:?} over io_uring"), false);
         assert!(is_used(), "the kernel offered io_uring, which was not used");
     }
 }
