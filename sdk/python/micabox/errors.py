@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno as numbers
 import os
-from typing import Any
+from typing import Any, cast
 
 
 class SandboxException(Exception):
@@ -149,10 +149,10 @@ def of_failed(message: dict[str, Any]) -> SandboxException:
     text = str(message.get("message") or kind or "the request failed")
     start = message.get("start")
     if kind == "start" and isinstance(start, dict):
-        return _of_start(dict[str, Any](start), text)
+        return _of_start(cast("dict[str, Any]", start), text)
     lost = message.get("lost")
     if kind == "lost" and isinstance(lost, dict):
-        console = "\n".join(map(str, dict[str, Any](lost).get("console") or []))
+        console = "\n".join(map(str, cast("dict[str, Any]", lost).get("console") or []))
         text = f"{text}\n{console}".rstrip()
     hint = message.get("hint")
     exception = KINDS.get(kind, SandboxException)

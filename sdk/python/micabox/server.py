@@ -32,7 +32,9 @@ _GRACE = 30.0
 
 def ended() -> DisconnectedException:
     """What is raised when it has ended."""
-    return DisconnectedException("`mica serve` ended, and its sandboxes with it", kind="disconnected")
+    return DisconnectedException(
+        "`mica serve` ended, and its sandboxes with it", kind="disconnected"
+    )
 
 
 class Server:
@@ -144,7 +146,8 @@ class Server:
         """Kills the sandboxes in an answer."""
         self.close(number)
         for frame in frames or []:
-            for made in frame.message().get("sandboxes") or []:
+            sandboxes: list[dict[str, Any]] = frame.message().get("sandboxes") or []
+            for made in sandboxes:
                 try:
                     with sockets.connect(str(made["directory"])) as owner:
                         owner.sendall(encode(1, {"type": "kill"}))

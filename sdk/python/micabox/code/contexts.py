@@ -54,7 +54,9 @@ class Interpreter:
                 if not self.process.is_over:
                     return None
                 said = self._errors.decode(errors="replace").strip()
-                raise GuestException(f"the sandbox's python3 has ended\n{said}".strip(), kind="guest")
+                raise GuestException(
+                    f"the sandbox's python3 has ended\n{said}".strip(), kind="guest"
+                )
             if output.stream == STDOUT:
                 self._replies += self._decoder.feed(output.data)
             else:
@@ -145,6 +147,12 @@ class Contexts:
                 interpreter = await Interpreter.start(self._commands)
                 self._interpreters[context] = interpreter
             return await interpreter.run(code, envs or {}, timeout, heard)
+
+    def close(self) -> None:
+        """Ends all interpreters."""
+        for interpreter in self._interpreters.values():
+            interpreter.process.close()
+        self._interpreters.clear()
 
     async def end(self, context: str) -> None:
         """Ends a context's interpreter."""

@@ -131,7 +131,9 @@ class Interpreter:
         try:
             try:
                 tree = ast.parse(source, name)
-                last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+                last = (
+                    tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+                )
                 body = compile(tree, name, "exec", flags)
                 if last:
                     last = compile(ast.Expression(last.value), name, "eval", flags)

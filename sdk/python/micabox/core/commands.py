@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import weakref
 from collections.abc import Mapping, Sequence
 
@@ -56,7 +57,7 @@ class Commands:
             raise NotFoundException(f"no command with PID {pid} was started here", kind="not_found")
         return command
 
-    async def list(self) -> list[ProcessInfo]:
+    async def list(self) -> builtins.list[ProcessInfo]:
         """All processes in the sandbox."""
         request = {
             "type": "exec",

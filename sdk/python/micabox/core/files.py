@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import errno
 import json
 import posixpath
@@ -174,11 +175,11 @@ class Files:
 
     async def write_files(
         self, files: Sequence[WriteEntry] | Sequence[AsyncWriteEntry], user: str | None
-    ) -> list[WriteInfo]:
+    ) -> builtins.list[WriteInfo]:
         """Writes files, one after the other."""
         return [await self.write(file["path"], file["data"], user) for file in files]
 
-    async def list(self, path: str, depth: int, user: str | None) -> list[EntryInfo]:
+    async def list(self, path: str, depth: int, user: str | None) -> builtins.list[EntryInfo]:
         """What is in a directory, and in those below to this depth."""
         path = self.absolute(path)
         if depth < 1:

@@ -82,13 +82,11 @@ class Command:
         exited = self.process.exited or {}
         code = exit_code(exited)
         spent = time.monotonic() - self._began
-        if self._timeout and not self._killed:
-            # After SIGKILL the owner does not say that the time was over.
-            if exited.get("timed_out") or (code == 128 + 9 and spent >= self._timeout):
-                raise TimeoutException(
-                    f"the command was stopped after its timeout of {self._timeout:g} s",
-                    kind="timed_out",
-                )
+        # After SIGKILL the owner does not say that the time was over.
+        late = self._timeout is not None and code == 128 + 9 and 0 < self._timeout <= spent
+        if (exited.get("timed_out") or late) and not self._killed:
+            said = f"the command was stopped after its timeout of {self._timeout:g} s"
+            raise TimeoutException(said, kind="timed_out")
         if self.result is None:
             for decoder, texts in zip(self._decoders, self._texts, strict=True):
                 texts.append(decoder.decode(b"", final=True))

@@ -33,7 +33,7 @@ async def ask(io: Io, message: dict[str, Any], answer: str) -> dict[str, Any]:
 async def command(
     io: Io,
     *args: str,
-    stdin: AsyncIterable[bytes] | None = None,
+    stdin: AsyncIterable[bytes | memoryview] | None = None,
     on_stdout: Callable[[bytes], Any] | None = None,
     on_stderr: Callable[[str], Any] | None = None,
 ) -> bytes:

@@ -49,11 +49,11 @@ class Sandbox:
         return self._maker == os.getpid()
 
     @classmethod
-    async def create(
-        cls, io: Io, image: str | None, options: Mapping[str, OptionValue]
-    ) -> Sandbox:
+    async def create(cls, io: Io, image: str | None, options: Mapping[str, OptionValue]) -> Sandbox:
         """Makes a sandbox, which ends with this process."""
-        given = {name.replace("_", "-"): value for name, value in options.items() if value is not None}
+        given = {
+            name.replace("_", "-"): value for name, value in options.items() if value is not None
+        }
         request: dict[str, Any] = {"type": "create", "options": given}
         if image is not None:
             request["image"] = image
@@ -67,15 +67,20 @@ class Sandbox:
         return [cls(io, str(one["directory"]), dict[str, Any](one["record"]), True) for one in made]
 
     @classmethod
-    async def find(cls, io: Io, name: str) -> Sandbox:
-        """The running sandbox with this name or ID."""
+    async def connect(cls, io: Io, name: str, timeout: float | None) -> Sandbox:
+        """The sandbox with this name or ID, which runs or is paused; it continues, and ends in so long."""
         record = await lookup(io, name)
         if record["state"] not in ("running", "paused"):
             raise SandboxNotRunningException(
                 f"the sandbox `{name}` does not run", kind="not_running"
             )
         home = await mica.home(io)
-        return cls(io, f"{home}/sandboxes/{record['id']}", record, False)
+        sandbox = cls(io, f"{home}/sandboxes/{record['id']}", record, False)
+        if record["state"] == "paused":
+            await sandbox.resume()
+        if timeout is not None:
+            await sandbox.set_timeout(timeout)
+        return sandbox
 
     async def kill(self) -> bool:
         """Ends it at once, like a power cut; False if it does not run."""
@@ -136,8 +141,9 @@ class Sandbox:
 
     def get_host(self, port: int) -> str:
         """Address and port on this machine that lead to a TCP port which was published."""
-        for published in self.record.get("published") or []:
-            outside, _, inside = str(published).rpartition(":")
+        published: list[str] = self.record.get("published") or []
+        for one in published:
+            outside, _, inside = one.rpartition(":")
             if inside == f"{port}/tcp":
                 return outside
         raise NotFoundException(

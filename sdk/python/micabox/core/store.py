@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import AsyncIterable, Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ class Images:
     def __init__(self, io: Io) -> None:
         self._io = io
 
-    async def list(self) -> list[ImageInfo]:
+    async def list(self) -> builtins.list[ImageInfo]:
         """All images of the store."""
         return [ImageInfo.of(image) for image in await mica.look(self._io, "images")]
 
@@ -40,7 +41,7 @@ class Images:
         """Removes a name, and the image with its last one."""
         await mica.command(self._io, "rmi", "--", image)
 
-    async def load(self, archive: AsyncIterable[bytes], name: str | None) -> None:
+    async def load(self, archive: AsyncIterable[bytes | memoryview], name: str | None) -> None:
         """Loads images from an archive of Docker's or OCI's."""
         flags = ["--name", name] if name else []
         await mica.command(self._io, "load", *flags, "-", stdin=archive)
@@ -56,7 +57,7 @@ class Volumes:
     def __init__(self, io: Io) -> None:
         self._io = io
 
-    async def list(self) -> list[VolumeInfo]:
+    async def list(self) -> builtins.list[VolumeInfo]:
         """All volumes."""
         return [VolumeInfo.of(volume) for volume in await mica.look(self._io, "volume", "ls")]
 
@@ -80,7 +81,7 @@ class Snapshots:
     def __init__(self, io: Io) -> None:
         self._io = io
 
-    async def list(self) -> list[SnapshotInfo]:
+    async def list(self) -> builtins.list[SnapshotInfo]:
         """All snapshots."""
         found = await mica.look(self._io, "snapshot", "ls")
         return [SnapshotInfo(str(record["name"]), dict[str, Any](record)) for record in found]

@@ -18,7 +18,9 @@ def connect(directory: str) -> socket.socket:
         # A socket's address has room for 108 bytes, and a directory's path may have more.
         place = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise SandboxNotRunningException(f"the sandbox is gone: {error}", kind="not_running") from None
+        raise SandboxNotRunningException(
+            f"the sandbox is gone: {error}", kind="not_running"
+        ) from None
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(f"/proc/self/fd/{place}/control")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypedDict
+from typing import Literal, TypedDict, cast
 
 from micabox.model.sandbox import OptionValue
 
@@ -76,7 +76,7 @@ def of_arguments(
     snapshot: str | None,
 ) -> dict[str, OptionValue]:
     """The options for a request, with those that have E2B's names."""
-    given: dict[str, OptionValue] = {"rm": True, **options}
+    given: dict[str, OptionValue] = {"rm": True, **cast("dict[str, OptionValue]", options)}
     if timeout is not None:
         given["max_life"] = f"{timeout:.3f}"
     if envs is not None:

@@ -39,7 +39,9 @@ class SandboxInfo:
             sandbox_id=str(record["id"]),
             name=str(record["name"]),
             image=str(name) if name else None,
-            metadata={str(k): str(v) for k, v in dict[str, Any](record.get("labels") or {}).items()},
+            metadata={
+                str(k): str(v) for k, v in dict[str, Any](record.get("labels") or {}).items()
+            },
             started_at=datetime.fromtimestamp(int(record["created"]), timezone.utc),
             state=str(record.get("state") or dict[str, Any](record["status"])["state"]),
             cpu_count=float(record["cpus"]),
@@ -69,7 +71,9 @@ class Stats:
         time = said.get("processor_time")
         fields = ("own_memory", "shared_memory", "disk_read", "disk_written")
         more = ("network_received", "network_sent")
-        return cls(None if time is None else time / 1e6, *(said.get(name) for name in fields + more))
+        return cls(
+            None if time is None else time / 1e6, *(said.get(name) for name in fields + more)
+        )
 
 
 @dataclass(frozen=True)

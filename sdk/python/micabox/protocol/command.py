@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from micabox.errors import ProtocolException, SandboxException, of_failed
-from micabox.protocol.frames import MAX_DATA, MESSAGE, STDERR, STDIN, STDOUT, Frame, encode, encode_data
+from micabox.protocol.frames import (
+    MAX_DATA,
+    MESSAGE,
+    STDERR,
+    STDIN,
+    STDOUT,
+    Frame,
+    encode,
+    encode_data,
+)
 
 WINDOW = 1 << 20
 _NAMES = {STDOUT: "stdout", STDERR: "stderr"}

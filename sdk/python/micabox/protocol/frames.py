@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from micabox.errors import ProtocolException
 
@@ -41,7 +41,7 @@ class Frame:
             raise ProtocolException(f"a message is not JSON: {error}") from None
         if not isinstance(message, dict):
             raise ProtocolException("a message is not an object")
-        return dict[str, Any](message)
+        return cast("dict[str, Any]", message)
 
 
 def encode(number: int, message: dict[str, Any]) -> bytes:
@@ -52,7 +52,9 @@ def encode(number: int, message: dict[str, Any]) -> bytes:
 def encode_data(number: int, kind: int, body: bytes) -> bytes:
     """Bytes as a frame."""
     if len(body) > (MAX_DATA if kind else MAX_MESSAGE):
-        raise ProtocolException("the request is longer than a frame of the protocol", kind="invalid")
+        raise ProtocolException(
+            "the request is longer than a frame of the protocol", kind="invalid"
+        )
     return _HEAD.pack(len(body) + _COUNTED, kind, number) + body
 
 
@@ -69,7 +71,9 @@ class Decoder:
         if not self._begun:
             head = bytes(self._buffer[: len(PREAMBLE)])
             if head != PREAMBLE[: len(head)]:
-                raise ProtocolException(f"the other side does not speak version {VERSION} of the protocol")
+                raise ProtocolException(
+                    f"the other side does not speak version {VERSION} of the protocol"
+                )
             if len(head) < len(PREAMBLE):
                 return []
             self._begun = True

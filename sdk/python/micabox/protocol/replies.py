@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import Any
+from typing import Any, cast
 
 from micabox.errors import ProtocolException
 
@@ -36,7 +36,7 @@ class ReplyDecoder:
             del self._buffer[: 4 + length]
             if not isinstance(reply, dict):
                 raise ProtocolException("a reply is not an object")
-            replies.append(dict[str, Any](reply))
+            replies.append(cast("dict[str, Any]", reply))
         return replies
 
 
@@ -47,7 +47,7 @@ def text(value: Any) -> str:
     if isinstance(value, dict) and "base64" in value:
         import base64
 
-        encoded = dict[str, Any](value)["base64"]
+        encoded = cast("dict[str, Any]", value)["base64"]
         return base64.b64decode(str(encoded)).decode("utf-8", "surrogateescape")
     raise ProtocolException("neither a string nor bytes")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Mapping, Sequence
 from typing import Literal, overload
 
@@ -77,7 +78,7 @@ class Commands:
         finally:
             command.close()
 
-    def list(self) -> list[ProcessInfo]:
+    def list(self) -> builtins.list[ProcessInfo]:
         """All processes in the sandbox."""
         return complete(self._core.list())
 

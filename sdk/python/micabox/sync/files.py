@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Iterator, Sequence
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 from micabox.core.files import Files, Operation
 from micabox.core.watch import Watch
 from micabox.io.blocking import complete
 from micabox.model.files import EntryInfo, WriteData, WriteEntry, WriteInfo
 from micabox.sync.watch import WatchHandle
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class FileStreamReader(Iterator[bytes]):
@@ -28,7 +32,7 @@ class FileStreamReader(Iterator[bytes]):
         """Ends the reading."""
         self._operation.close()
 
-    def __enter__(self) -> FileStreamReader:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -49,9 +53,7 @@ class Filesystem:
         self._core = core
 
     @overload
-    def read(
-        self, path: str, format: Literal["text"] = "text", user: str | None = None
-    ) -> str: ...
+    def read(self, path: str, format: Literal["text"] = "text", user: str | None = None) -> str: ...
 
     @overload
     def read(self, path: str, format: Literal["bytes"], user: str | None = None) -> bytes: ...
@@ -77,11 +79,13 @@ class Filesystem:
         """Writes a file, and makes the directories that are missing."""
         return complete(self._core.write(path, data, user))
 
-    def write_files(self, files: Sequence[WriteEntry], user: str | None = None) -> list[WriteInfo]:
+    def write_files(
+        self, files: Sequence[WriteEntry], user: str | None = None
+    ) -> builtins.list[WriteInfo]:
         """Writes files, one after the other."""
         return complete(self._core.write_files(files, user))
 
-    def list(self, path: str, depth: int = 1, user: str | None = None) -> list[EntryInfo]:
+    def list(self, path: str, depth: int = 1, user: str | None = None) -> builtins.list[EntryInfo]:
         """What is in a directory, and in those below to this depth."""
         return complete(self._core.list(path, depth, user))
 
@@ -105,8 +109,6 @@ class Filesystem:
         """Makes a directory, and those above it; False if it is there."""
         return complete(self._core.make_dir(path, user))
 
-    def watch_dir(
-        self, path: str, user: str | None = None, recursive: bool = False
-    ) -> WatchHandle:
+    def watch_dir(self, path: str, user: str | None = None, recursive: bool = False) -> WatchHandle:
         """Watches a directory, from now on."""
         return WatchHandle(complete(Watch.start(self._core, path, user, recursive)))

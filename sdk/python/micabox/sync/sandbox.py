@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from micabox.sync.pty import Pty
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from typing_extensions import Unpack
+    from typing_extensions import Self, Unpack
 
 
 class Sandbox:
@@ -42,7 +43,7 @@ class Sandbox:
         metadata: Mapping[str, str] | None = None,
         snapshot: str | None = None,
         **options: Unpack[Options],
-    ) -> Sandbox:
+    ) -> Self:
         """Makes a sandbox from an image, which is pulled if it isn't here; or from a snapshot.
 
         It ends after `timeout` seconds, if given. All options of `mica run` can be given by name.
@@ -53,17 +54,14 @@ class Sandbox:
         return cls(complete(core.Sandbox.create(BlockingIo(), image, given)))
 
     @classmethod
-    def connect(cls, sandbox_id: str, timeout: float | None = None) -> Sandbox:
+    def connect(cls, sandbox_id: str, timeout: float | None = None) -> Self:
         """The running sandbox with this name or ID, whatever made it; a paused one continues."""
-        sandbox = cls(complete(core.Sandbox.find(BlockingIo(), sandbox_id)))
-        if sandbox.get_info().state == "paused":
-            sandbox.resume()
-        if timeout is not None:
-            sandbox.set_timeout(timeout)
-        return sandbox
+        return cls(complete(core.Sandbox.connect(BlockingIo(), sandbox_id, timeout)))
 
     @staticmethod
-    def list(metadata: Mapping[str, str] | None = None, all: bool = False) -> list[SandboxInfo]:
+    def list(
+        metadata: Mapping[str, str] | None = None, all: bool = False
+    ) -> builtins.list[SandboxInfo]:
         """Sandboxes that run, with `all` also those that have ended; with these labels."""
         found = complete(sandboxes(BlockingIo(), all, metadata))
         return [SandboxInfo.of(record) for record in found]
@@ -83,7 +81,7 @@ class Sandbox:
         """Its image's name, or digest; None without an image."""
         return SandboxInfo.of(self._core.record).image
 
-    def __enter__(self) -> Sandbox:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -92,10 +90,12 @@ class Sandbox:
 
     def kill(self) -> bool:
         """Ends it at once, like a power cut; False if it does not run."""
+        self._contexts.close()
         return complete(self._core.kill())
 
     def stop(self, grace: float = 10) -> bool:
         """Ends it in order, within `grace` seconds; False if it does not run."""
+        self._contexts.close()
         return complete(self._core.stop(grace))
 
     def is_running(self) -> bool:
@@ -134,7 +134,7 @@ class Sandbox:
         """Lets it continue without this process."""
         complete(self._core.detach())
 
-    def fork(self, count: int = 1) -> list[Sandbox]:
+    def fork(self, count: int = 1) -> builtins.list[Sandbox]:
         """Makes copies that continue where it is (KVM only); all of them, or none."""
         return [Sandbox(copy) for copy in complete(self._core.fork(count))]
 
@@ -146,7 +146,7 @@ class Sandbox:
         """Makes an image of it; returns the image's digest."""
         return complete(self._core.commit(image, message))
 
-    def diff(self) -> list[Change]:
+    def diff(self) -> builtins.list[Change]:
         """The paths that it has changed, if its changes are on a disk or in a folder."""
         return complete(self._core.diff())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from typing import IO
 
 from micabox.core import store
@@ -17,13 +18,11 @@ class Images:
     def __init__(self) -> None:
         self._core = store.Images(BlockingIo())
 
-    def list(self) -> list[ImageInfo]:
+    def list(self) -> builtins.list[ImageInfo]:
         """All images."""
         return complete(self._core.list())
 
-    def pull(
-        self, image: str, platform: str | None = None, on_notice: Line | None = None
-    ) -> None:
+    def pull(self, image: str, platform: str | None = None, on_notice: Line | None = None) -> None:
         """Fetches an image from its registry. `on_notice` gets lines about it, such as retries."""
         complete(self._core.pull(image, platform, on_notice))
 
@@ -56,7 +55,7 @@ class Volumes:
     def __init__(self) -> None:
         self._core = store.Volumes(BlockingIo())
 
-    def list(self) -> list[VolumeInfo]:
+    def list(self) -> builtins.list[VolumeInfo]:
         """All volumes."""
         return complete(self._core.list())
 
@@ -79,7 +78,7 @@ class Snapshots:
     def __init__(self) -> None:
         self._core = store.Snapshots(BlockingIo())
 
-    def list(self) -> list[SnapshotInfo]:
+    def list(self) -> builtins.list[SnapshotInfo]:
         """All snapshots."""
         return complete(self._core.list())
 
