@@ -73,6 +73,11 @@ class Server:
         self._reader = threading.Thread(target=self._read, name="mica serve", daemon=True)
         self._reader.start()
 
+    @property
+    def pid(self) -> int:
+        """The process's ID."""
+        return self._process.pid
+
     def _hello(self) -> str:
         while True:
             data = os.read(self._stdout.fileno(), _RECEIVE)
@@ -189,7 +194,10 @@ class _Current:
 def running() -> Server:
     """This process's `mica serve`, which is started if there is none."""
     with _Current.lock:
-        if _Current.server is None or _Current.server.is_over:
+        if _Current.server and _Current.server.is_over:
+            _Current.server.end()
+            _Current.server = None
+        if _Current.server is None:
             _Current.server = Server()
         return _Current.server
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import builtins
 from collections.abc import Mapping, Sequence
 from typing import Literal, overload
 
+from micabox.aio.background import spawn
 from micabox.aio.handle import AsyncCommandHandle
 from micabox.core.commands import Commands as Core
-from micabox.core.handle import Command, Text
+from micabox.core.handle import Text
 from micabox.model.command import CommandResult, ProcessInfo
 
 _TIMEOUT = 60
@@ -20,8 +20,6 @@ class AsyncCommands:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        # A task that nothing refers to may be collected.
-        self._tasks: set[asyncio.Task[CommandResult]] = set()
 
     @overload
     async def run(
@@ -75,24 +73,12 @@ class AsyncCommands:
         if background:
             if not (on_stdout or on_stderr):
                 return AsyncCommandHandle(command)
-            return AsyncCommandHandle(command, self._attend(command, on_stdout, on_stderr))
+            task = spawn(command.wait(on_stdout, on_stderr))
+            return AsyncCommandHandle(command, task)
         try:
             return await command.wait(on_stdout, on_stderr)
         finally:
             command.close()
-
-    def _attend(
-        self, command: Command, on_stdout: Text | None, on_stderr: Text | None
-    ) -> asyncio.Task[CommandResult]:
-        task = asyncio.create_task(command.wait(on_stdout, on_stderr))
-        self._tasks.add(task)
-        task.add_done_callback(self._attended)
-        return task
-
-    def _attended(self, task: asyncio.Task[CommandResult]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # `wait` raises it, if it is called
 
     async def list(self) -> builtins.list[ProcessInfo]:
         """All processes in the sandbox."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from micabox.aio.background import spawn
 from micabox.core.handle import tell
 from micabox.core.watch import Watch
 from micabox.errors import SandboxException
@@ -20,7 +20,7 @@ class AsyncWatchHandle:
 
     def __init__(self, core: Watch, on_event: Event, on_exit: Exit | None) -> None:
         self._core = core
-        self._task = asyncio.create_task(self._attend(on_event, on_exit))
+        self._task = spawn(self._attend(on_event, on_exit))
 
     async def _attend(self, on_event: Event, on_exit: Exit | None) -> None:
         failure = None

@@ -38,7 +38,7 @@ class Interpreter:
     async def start(cls, commands: Commands) -> Interpreter:
         """Starts it, and waits until it takes code."""
         driver = resources.files(__package__ or "").joinpath("driver.py").read_text()
-        command = await commands.start(["python3", "-u", "-c", driver], stdin=True)
+        command = await commands.start(["python3", "-c", driver], stdin=True)
         interpreter = cls(command.process)
         reply = await interpreter._reply(None)
         if reply is None or reply.get("type") != "ready":

@@ -127,6 +127,8 @@ class Interpreter:
         self.count += 1
         name = "<cell %d>" % self.count
         linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+        if sys.stdin.closed:  # `exit` does that
+            sys.stdin = open(os.devnull)
         flags = getattr(ast, "PyCF_ALLOW_TOP_LEVEL_AWAIT", 0)
         try:
             try:
@@ -177,6 +179,8 @@ def main():
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     outputs = Outputs(replies)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)
     os.environ.setdefault("MPLBACKEND", "Agg")
     sys.path.insert(0, "")
     interpreter = Interpreter(replies)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from micabox.errors import DisconnectedException, ProtocolException
 from micabox.io import Channel, Io
 from micabox.protocol.command import WINDOW, CommandState, Output
-from micabox.protocol.frames import encode
+from micabox.protocol.frames import Frame, encode
 
 
 class Process:
@@ -15,8 +16,11 @@ class Process:
 
     def __init__(self, io: Io, channel: Channel) -> None:
         self._channel = channel
-        self._receiving = io.lock()
+        self._changed = io.condition()
         self._writing = io.lock()
+        # For the state, which several threads may change.
+        self._guard = threading.Lock()
+        self._is_receiving = False
         self._looks = 0
         self._state = CommandState(channel.number)
         self._stdin_ended = False
@@ -28,7 +32,7 @@ class Process:
         try:
             await channel.send(encode(channel.number, request | {"window": WINDOW}))
             while process._state.started is None:
-                await process.advance()
+                await process._advance(process._looks)
                 if process._state.failure:
                     raise process._state.failure
         except BaseException:
@@ -51,28 +55,34 @@ class Process:
         """Whether nothing more comes."""
         return self._state.is_over
 
-    async def advance(self, timeout: float | None = None) -> bool:
-        """Waits for something new; False if there was nothing within `timeout` seconds."""
-        seen = self._looks
-        async with self._receiving:
-            # Another thread or task has received meanwhile.
+    async def _advance(self, seen: int, timeout: float | None = None) -> bool:
+        """Waits until more was received than the caller has seen; False if there was nothing in time.
+
+        One thread or task receives. Others wait for it, without a time limit.
+        """
+        async with self._changed:
             if self._looks != seen or self._state.is_over:
                 return True
-            try:
-                frames = await self._channel.receive(timeout)
+            if self._is_receiving:
+                await self._changed.wait()
+                return True
+            self._is_receiving = True
+        frames: list[Frame] = []
+        try:
+            frames = await self._channel.receive(timeout)
+            with self._guard:
                 for frame in frames:
                     self._state.receive(frame)
-            except (DisconnectedException, ProtocolException) as failure:
-                self._state.lose(failure)
-                frames = []
-            self._looks += 1
+        except (DisconnectedException, ProtocolException) as failure:
+            self._state.lose(failure)
+        finally:
+            async with self._changed:
+                self._is_receiving = False
+                self._looks += 1
+                self._changed.notify_all()
             if self._state.is_over:
                 self._channel.close()
-            return bool(frames) or self._state.is_over
-
-    def received(self) -> tuple[Output | None, bytes]:
-        """What was received and not taken yet; and frames to send for it."""
-        return self._state.take()
+        return bool(frames) or self._state.is_over
 
     async def output(self, timeout: float | None = None) -> Output | None:
         """The next bytes of stdout or stderr; None at the end, or after `timeout` seconds.
@@ -80,14 +90,15 @@ class Process:
         Raises what ended the connection.
         """
         while True:
-            output, credit = self._state.take()
-            if credit:
-                await self._answer(credit)
+            with self._guard:
+                seen, is_over = self._looks, self._state.is_over
+                output, credit = self._state.take()
+            await self._answer(credit)
             if output:
                 return output
             if self._state.failure:
                 raise self._state.failure
-            if self._state.is_over or not await self.advance(timeout):
+            if is_over or not await self._advance(seen, timeout):
                 return None
 
     async def write(self, data: bytes | memoryview) -> bool:
@@ -98,15 +109,19 @@ class Process:
         left = memoryview(data)
         async with self._writing:
             while left and not self._stdin_ended:
-                if self._state.is_over or self._state.stdin_closed:
-                    return False
-                frames, count = self._state.stdin(left)
+                with self._guard:
+                    seen = self._looks
+                    if self._state.is_over or self._state.stdin_closed:
+                        return False
+                    frames, count = self._state.stdin(left)
                 left = left[count:]
-                if frames and not await self._answer(frames):
+                if not await self._answer(frames):
                     return False
                 if left and not count:
-                    await self.advance()
-                    await self._answer(self._state.hold())
+                    await self._advance(seen)
+                    with self._guard:
+                        credit = self._state.hold()
+                    await self._answer(credit)
             return not left
 
     async def close_stdin(self) -> None:

@@ -48,8 +48,24 @@ class ServerChannel(Channel, Protocol):
         ...
 
 
+class Condition(Protocol):
+    """A lock that is given back while its holder waits."""
+
+    async def __aenter__(self) -> Any: ...
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def wait(self) -> Any:
+        """Waits until something is notified."""
+        ...
+
+    def notify_all(self) -> None:
+        """Wakes all that wait."""
+        ...
+
+
 class Io(Protocol):
-    """Makes channels and locks."""
+    """Makes channels, locks and conditions."""
 
     async def owner(self, directory: str) -> Channel:
         """Connects to the owner of the sandbox in this directory."""
@@ -57,6 +73,10 @@ class Io(Protocol):
 
     async def server(self) -> ServerChannel:
         """A channel to this process's `mica serve`, which is started if there is none."""
+        ...
+
+    def condition(self) -> Condition:
+        """A lock, and a way to wait for what happens under it."""
         ...
 
     def lock(self) -> AbstractAsyncContextManager[Any]:

@@ -39,6 +39,25 @@ class Lock:
         self._lock.release()
 
 
+class Condition:
+    """A condition for threads."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+
+    async def __aenter__(self) -> None:
+        self._condition.acquire()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._condition.release()
+
+    async def wait(self) -> None:
+        self._condition.wait()
+
+    def notify_all(self) -> None:
+        self._condition.notify_all()
+
+
 class OwnerChannel:
     """A connection to an owner."""
 
@@ -136,6 +155,9 @@ class BlockingIo:
 
     async def server(self) -> ServerChannel:
         return ServerChannel()
+
+    def condition(self) -> Condition:
+        return Condition()
 
     def lock(self) -> Lock:
         return Lock()

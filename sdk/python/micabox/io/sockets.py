@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 import weakref
@@ -49,4 +50,10 @@ def _close_copies() -> None:
         os.close(connection.detach())
 
 
+def _close_all() -> None:
+    for connection in list(_open):
+        connection.close()
+
+
+atexit.register(_close_all)
 os.register_at_fork(after_in_child=_close_copies)

@@ -114,5 +114,8 @@ class TaskIo:
         except DisconnectedException:
             return ServerChannel(await asyncio.to_thread(server.running))
 
+    def condition(self) -> asyncio.Condition:
+        return asyncio.Condition()
+
     def lock(self) -> asyncio.Lock:
         return asyncio.Lock()

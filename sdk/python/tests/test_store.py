@@ -1,0 +1,125 @@
+"""Images, volumes and snapshots."""
+
+import contextlib
+import io
+import pathlib
+import subprocess
+import tempfile
+import time
+import unittest
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+from micabox import AsyncImages, AsyncSnapshots, AsyncVolumes, SandboxException, images, volumes
+
+from .support import IMAGE, free_port
+
+CONFIGURATION = """
+version: 0.1
+log: {{level: error}}
+storage: {{filesystem: {{rootdirectory: {root}}}}}
+http: {{addr: "127.0.0.1:{port}"}}
+"""
+
+
+@contextlib.contextmanager
+def registry() -> Iterator[str]:
+    """A real registry on loopback; its name."""
+    port = free_port()
+    with tempfile.TemporaryDirectory() as place:
+        configuration = pathlib.Path(place, "config.yml")
+        configuration.write_text(CONFIGURATION.format(root=place, port=port))
+        process = subprocess.Popen(
+            ["docker-registry", "serve", str(configuration)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            _wait(f"http://127.0.0.1:{port}/v2/")
+            yield f"localhost:{port}"
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _wait(address: str) -> None:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    for _ in range(100):
+        with contextlib.suppress(urllib.error.URLError), opener.open(address, timeout=5):
+            return
+        time.sleep(0.05)
+    raise AssertionError("the registry does not answer")
+
+
+class ImagesTest(unittest.TestCase):
+    def test_an_image_goes_to_a_registry_and_comes_from_there(self) -> None:
+        (sample,) = [
+            one for one in images.list() if any("sample" in name for name in one.references)
+        ]
+        self.assertEqual((sample.layers, sample.platform), (4, "linux/amd64"))
+        with registry() as name:
+            images.push(IMAGE, f"{name}/mine:1")
+            images.pull(f"{name}/mine:1")
+            (pulled,) = [one for one in images.list() if f"{name}/mine:1" in one.references]
+            self.assertEqual((pulled.layers, pulled.size > 0), (4, True))
+            images.remove(f"{name}/mine:1")
+            self.assertNotIn(
+                f"{name}/mine:1", [one for image in images.list() for one in image.references]
+            )
+
+    def test_a_pull_that_fails_says_why_and_what_it_tried(self) -> None:
+        notices: list[str] = []
+        with self.assertRaises(SandboxException) as raised:
+            images.pull(f"localhost:{free_port()}/x", on_notice=notices.append)
+        self.assertIn("cannot connect", str(raised.exception))
+        self.assertIn("trying again", notices[0])
+
+    def test_an_archive_holds_an_image(self) -> None:
+        archive = io.BytesIO()
+        images.save(IMAGE, archive)
+        archive.seek(0)
+        images.load(archive, name="again")
+        images.tag("again", "twice")
+        names = [name for image in images.list() for name in image.references]
+        self.assertIn("docker.io/library/twice:latest", names)
+        images.remove("again")
+        images.remove("twice")
+        with self.assertRaises(SandboxException) as raised:
+            images.remove("twice")
+        self.assertIn("twice", raised.exception.message)
+
+
+class VolumesTest(unittest.TestCase):
+    def test_a_volume_is_made_grown_and_removed(self) -> None:
+        volumes.create("data", size="64m")
+        volumes.resize("data", "128m")
+        (volume,) = volumes.list()
+        self.assertEqual((volume.name, volume.size, volume.sandboxes), ("data", 128 << 20, []))
+        volumes.remove("data")
+        self.assertEqual(volumes.list(), [])
+
+
+class AsyncStoreTest(unittest.IsolatedAsyncioTestCase):
+    async def test_the_same_for_asyncio(self) -> None:
+        store, disks = AsyncImages(), AsyncVolumes()
+        await store.tag(IMAGE, "by-asyncio")
+        names = [name for image in await store.list() for name in image.references]
+        self.assertIn("docker.io/library/by-asyncio:latest", names)
+        archive = io.BytesIO()
+        await store.save("by-asyncio", archive)
+        archive.seek(0)
+        await store.load(archive, name="loaded")
+        for name in ("by-asyncio", "loaded"):
+            await store.remove(name)
+        with self.assertRaises(SandboxException):
+            await store.pull(f"localhost:{free_port()}/x")
+        with self.assertRaises(SandboxException):
+            await store.push("nonesuch")
+        await disks.create("disk", "64m")
+        await disks.resize("disk", "65m")
+        self.assertEqual([disk.name for disk in await disks.list()], ["disk"])
+        await disks.remove("disk")
+        self.assertEqual(await AsyncSnapshots().list(), [])
+        with self.assertRaises(SandboxException):
+            await AsyncSnapshots().remove("nonesuch")
