@@ -79,8 +79,8 @@ def python(program: str, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-X", "dev", "-W", "error", "-c", textwrap.dedent(program), *args],
         env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
+        check=False,
         text=True,
         timeout=60,
     )

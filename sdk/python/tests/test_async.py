@@ -174,7 +174,8 @@ class FacesTest(AsyncSandboxTest):
         names = ["Sandbox", "Commands", "Filesystem", "Pty", "CommandHandle", "FileStreamReader"]
         names += ["Images", "Volumes", "Snapshots"]
         for name in names:
-            blocking, other = getattr(micabox, name), getattr(micabox, f"Async{name}")
+            blocking: type[object] = getattr(micabox, name)
+            other: type[object] = getattr(micabox, f"Async{name}")
             public = {key for key in vars(blocking) if not key.startswith("_")}
             self.assertEqual(public, {key for key in vars(other) if not key.startswith("_")})
             for key in public - {"watch_dir"}:

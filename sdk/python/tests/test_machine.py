@@ -1,5 +1,6 @@
 """Sandboxes in a machine of their own: what this machine's kernel alone does not do."""
 
+import os
 import unittest
 
 from micabox import Change, Sandbox, images, snapshots
@@ -12,7 +13,8 @@ class MachineTest(unittest.TestCase):
         with Sandbox.create(IMAGE, user="root", workdir="/", upper="disk:64m") as box:
             box.files.write("/added", "1")
             box.commands.run("rm /etc/motd; echo x >>/etc/hostname; sync")
-            release = box.commands.run("uname -r").stdout
+            release = box.commands.run("uname -r").stdout.strip()
+            self.assertNotEqual(release, os.uname().release)
             self.assertIn(Change("/added", "added"), box.diff())
             self.assertIn(Change("/etc/motd", "deleted"), box.diff())
             digest = box.commit("committed", message="by a test")
@@ -21,9 +23,6 @@ class MachineTest(unittest.TestCase):
             self.assertEqual([one.snapshot_id for one in snapshots.list()], ["copied"])
             self.assertEqual(copy, snapshots.list()[0])
             self.assertEqual(box.run_code("6 * 7").text, "42")
-        with Sandbox.create(snapshot="copied", user="root", workdir="/") as box:
-            self.assertEqual(box.files.read("/added"), "1")
-            self.assertEqual(box.commands.run("uname -r").stdout, release)
         snapshots.remove("copied")
         self.assertEqual(snapshots.list(), [])
         with Sandbox.create("committed", backend="host", user="root", workdir="/") as box:

@@ -1,5 +1,7 @@
 """Images, volumes and snapshots."""
 
+from __future__ import annotations
+
 import contextlib
 import io
 import pathlib
@@ -9,7 +11,7 @@ import time
 import unittest
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from micabox import AsyncImages, AsyncSnapshots, AsyncVolumes, SandboxException, images, volumes
 
@@ -24,7 +26,7 @@ http: {{addr: "127.0.0.1:{port}"}}
 
 
 @contextlib.contextmanager
-def registry() -> Iterator[str]:
+def registry() -> Generator[str]:
     """A real registry on loopback; its name."""
     port = free_port()
     with tempfile.TemporaryDirectory() as place:

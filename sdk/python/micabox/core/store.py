@@ -48,7 +48,7 @@ class Images:
 
     async def save(self, image: str, write: Callable[[bytes], Any]) -> None:
         """Writes an image as an archive."""
-        await mica.command(self._io, "save", "-o", "-", "--", image, on_stdout=write)
+        await mica.command(self._io, "save", "--", image, on_stdout=write)
 
 
 class Volumes:

@@ -73,7 +73,6 @@ def of_arguments(
     timeout: float | None,
     envs: Mapping[str, str] | None,
     metadata: Mapping[str, str] | None,
-    snapshot: str | None,
 ) -> dict[str, OptionValue]:
     """The options for a request, with those that have E2B's names."""
     given: dict[str, OptionValue] = {"rm": True, **cast("dict[str, OptionValue]", options)}
@@ -83,6 +82,4 @@ def of_arguments(
         given["env"] = {**options.get("env", {}), **envs}
     if metadata is not None:
         given["label"] = {**options.get("label", {}), **metadata}
-    if snapshot is not None:
-        given["from"] = snapshot
     return given

@@ -41,16 +41,13 @@ class Sandbox:
         timeout: float | None = None,
         envs: Mapping[str, str] | None = None,
         metadata: Mapping[str, str] | None = None,
-        snapshot: str | None = None,
         **options: Unpack[Options],
     ) -> Self:
-        """Makes a sandbox from an image, which is pulled if it isn't here; or from a snapshot.
+        """Makes a sandbox from an image, which is pulled if it isn't here.
 
         It ends after `timeout` seconds, if given. All options of `mica run` can be given by name.
         """
-        given = of_arguments(
-            options, timeout=timeout, envs=envs, metadata=metadata, snapshot=snapshot
-        )
+        given = of_arguments(options, timeout=timeout, envs=envs, metadata=metadata)
         return cls(complete(core.Sandbox.create(BlockingIo(), image, given)))
 
     @classmethod
@@ -139,7 +136,7 @@ class Sandbox:
         return [Sandbox(copy) for copy in complete(self._core.fork(count))]
 
     def create_snapshot(self, name: str | None = None, memory: bool = False) -> SnapshotInfo:
-        """Copies its disk, with `memory` the whole machine (KVM only), for `create(snapshot=...)`."""
+        """Copies its disk, with `memory` the whole machine (KVM only), for `mica run --from`."""
         return complete(self._core.create_snapshot(name, memory))
 
     def commit(self, image: str, message: str | None = None) -> str:
