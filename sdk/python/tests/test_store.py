@@ -15,7 +15,11 @@ from collections.abc import Generator
 
 from micabox import AsyncImages, AsyncSnapshots, AsyncVolumes, SandboxException, images, volumes
 
+from .archive import one_file
 from .support import IMAGE, free_port
+
+# Longer than the windows of the protocol.
+BIG = bytes(range(256)) * 10_000
 
 CONFIGURATION = """
 version: 0.1
@@ -54,21 +58,27 @@ def _wait(address: str) -> None:
     raise AssertionError("the registry does not answer")
 
 
+def names() -> list[str]:
+    """All names of images."""
+    return [name for image in images.list() for name in image.references]
+
+
 class ImagesTest(unittest.TestCase):
+    def test_images_are_listed(self) -> None:
+        (sample,) = [one for one in images.list() if one.layers == 4]
+        self.assertEqual(sample.references, [f"docker.io/library/{IMAGE}:latest"])
+        self.assertEqual(sample.platform, "linux/amd64")
+        self.assertGreater(sample.size, 10 << 20)
+
     def test_an_image_goes_to_a_registry_and_comes_from_there(self) -> None:
-        (sample,) = [
-            one for one in images.list() if any("sample" in name for name in one.references)
-        ]
-        self.assertEqual((sample.layers, sample.platform), (4, "linux/amd64"))
+        images.load(one_file("big", BIG), name="pushed")
         with registry() as name:
-            images.push(IMAGE, f"{name}/mine:1")
+            images.push("pushed", f"{name}/mine:1")
+            images.remove("pushed")
             images.pull(f"{name}/mine:1")
-            (pulled,) = [one for one in images.list() if f"{name}/mine:1" in one.references]
-            self.assertEqual((pulled.layers, pulled.size > 0), (4, True))
+            self.assertIn(f"{name}/mine:1", names())
             images.remove(f"{name}/mine:1")
-            self.assertNotIn(
-                f"{name}/mine:1", [one for image in images.list() for one in image.references]
-            )
+            self.assertNotIn(f"{name}/mine:1", names())
 
     def test_a_pull_that_fails_says_why_and_what_it_tried(self) -> None:
         notices: list[str] = []
@@ -78,18 +88,22 @@ class ImagesTest(unittest.TestCase):
         self.assertIn("trying again", notices[0])
 
     def test_an_archive_holds_an_image(self) -> None:
+        images.load(one_file("big", BIG), name="loaded")
         archive = io.BytesIO()
-        images.save(IMAGE, archive)
+        images.save("loaded", archive)
+        self.assertGreater(archive.tell(), len(BIG) // 100)
+        images.remove("loaded")
         archive.seek(0)
         images.load(archive, name="again")
         images.tag("again", "twice")
-        names = [name for image in images.list() for name in image.references]
-        self.assertIn("docker.io/library/twice:latest", names)
+        self.assertIn("docker.io/library/twice:latest", names())
         images.remove("again")
         images.remove("twice")
         with self.assertRaises(SandboxException) as raised:
             images.remove("twice")
         self.assertIn("twice", raised.exception.message)
+        with self.assertRaises(SandboxException):
+            images.load(io.BytesIO(b"no archive"), name="loaded")
 
 
 class VolumesTest(unittest.TestCase):
@@ -105,14 +119,15 @@ class VolumesTest(unittest.TestCase):
 class AsyncStoreTest(unittest.IsolatedAsyncioTestCase):
     async def test_the_same_for_asyncio(self) -> None:
         store, disks = AsyncImages(), AsyncVolumes()
-        await store.tag(IMAGE, "by-asyncio")
-        names = [name for image in await store.list() for name in image.references]
-        self.assertIn("docker.io/library/by-asyncio:latest", names)
+        await store.load(one_file("big", BIG), name="small")
+        await store.tag("small", "by-asyncio")
+        found = [name for image in await store.list() for name in image.references]
+        self.assertIn("docker.io/library/by-asyncio:latest", found)
         archive = io.BytesIO()
         await store.save("by-asyncio", archive)
         archive.seek(0)
         await store.load(archive, name="loaded")
-        for name in ("by-asyncio", "loaded"):
+        for name in ("by-asyncio", "loaded", "small"):
             await store.remove(name)
         with self.assertRaises(SandboxException):
             await store.pull(f"localhost:{free_port()}/x")

@@ -7,6 +7,7 @@ suspends, so [`complete`](blocking.py) runs them without an event loop.
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
+from types import TracebackType
 from typing import Any, Protocol
 
 from micabox.protocol.frames import Frame
@@ -53,7 +54,13 @@ class Condition(Protocol):
 
     async def __aenter__(self) -> None: ...
 
-    async def __aexit__(self, *_: object) -> None: ...
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None: ...
 
     async def wait(self) -> Any:
         """Waits until something is notified."""
