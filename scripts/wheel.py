@@ -71,7 +71,7 @@ def packed_guest(guest: pathlib.Path) -> dict[str, bytes]:
     members, sums = {}, ""
     for name in GUEST:
         data = (guest / name).read_bytes()
-        members[f"micabox/files/{name}.xz"] = lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)
+        members[f"micabox/files/{name}.xz"] = lzma.compress(data)
         sums += f"{hashlib.sha256(data).hexdigest()}  {name}\n"
     members["micabox/files/guest.sha256"] = sums.encode()
     return members

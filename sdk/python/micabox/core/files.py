@@ -201,12 +201,11 @@ class Files:
         """What is known of a file; of a symbolic link itself."""
         path = self.absolute(path)
         reply = await self._reply("stat", user, type="stat", path=path, follow=False)
-        stat = dict[str, Any](reply.get("stat") or reply)
         target = None
-        if stat.get("kind") == "symlink":
+        if reply.get("kind") == "symlink":
             said = await self._reply("read the link", user, type="read_link", path=path)
             target = said.get("target")
-        return EntryInfo.of(path, stat, target)
+        return EntryInfo.of(path, reply, target)
 
     async def exists(self, path: str, user: str | None) -> bool:
         """Whether there is a file; True for a symbolic link that leads nowhere."""
@@ -242,14 +241,11 @@ class Files:
         except FileNotFoundException:
             await self._perform("make the directory", user, **operation, parents=True)
         except FileExistsException:
-            if (await self._stat(path, user)).get("kind") != "directory":
+            reply = await self._reply("stat", user, type="stat", path=path, follow=True)
+            if reply.get("kind") != "directory":
                 raise
             return False
         return True
-
-    async def _stat(self, path: str, user: str | None) -> dict[str, Any]:
-        reply = await self._reply("stat", user, type="stat", path=path, follow=True)
-        return dict[str, Any](reply.get("stat") or reply)
 
 
 async def pieces_of(data: AsyncWriteData) -> AsyncIterator[bytes | memoryview]:
