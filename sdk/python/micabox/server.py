@@ -65,6 +65,9 @@ class Server:
         try:
             self._stdin.write(PREAMBLE)
             self.home = self._hello()
+        except ProtocolException:
+            self.end()
+            raise
         except (OSError, DisconnectedException):
             self.end()
             raise HostException(
@@ -163,8 +166,12 @@ class Server:
 
     def end(self) -> None:
         """Ends it and its sandboxes, and waits for that."""
-        with self._sending:
+        # A thread may hold the lock for ever, if the process was stopped.
+        if self._sending.acquire(timeout=_GRACE):
             self._stdin.close()
+            self._sending.release()
+        else:
+            self._process.kill()
         try:
             self._process.wait(_GRACE)
         except subprocess.TimeoutExpired:

@@ -1,5 +1,6 @@
 """Code that runs in a sandbox and keeps its state."""
 
+import threading
 import time
 
 from micabox import CommandStartException, GuestException, TimeoutException
@@ -80,6 +81,28 @@ class CodeTest(SandboxTest):
             self.box.run_code("while True: pass", timeout=0.3)
         self.assertLess(time.monotonic() - begun, 4)
         self.assertEqual(self.box.run_code("kept").text, "1")
+
+    def test_contexts_run_at_the_same_time(self) -> None:
+        def wait() -> None:
+            self.box.run_code("import os, time\nwhile not os.path.exists('/go'): time.sleep(0.01)")
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        self.box.run_code("open('/go', 'w').close()", context="second")
+        thread.join(10)
+        self.assertFalse(thread.is_alive())
+
+    def test_values_that_cannot_be_shown_are_errors_of_the_code(self) -> None:
+        code = (
+            "class Bad(Exception):\n"
+            "  def __repr__(self): raise Bad\n"
+            "  def __str__(self): raise KeyError\n"
+        )
+        for last in ("Bad()", "raise Bad"):
+            failed = self.box.run_code(f"{code}{last}")
+            assert failed.error is not None
+            self.assertEqual(failed.error.name, "Bad")
+            self.assertIn("KeyError", failed.error.value)
 
     def test_a_child_that_code_forks_is_not_a_second_interpreter(self) -> None:
         execution = self.box.run_code(

@@ -6,6 +6,7 @@ import json
 import struct
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from importlib import resources
 from typing import Any
 
@@ -106,7 +107,8 @@ class Contexts:
 
     def __init__(self, io: Io, commands: Commands) -> None:
         self._commands = commands
-        self._lock = io.lock()
+        self._io = io
+        self._locks: dict[str, AbstractAsyncContextManager[Any]] = {}
         self._interpreters: dict[str, Interpreter] = {}
 
     async def run(
@@ -141,7 +143,7 @@ class Contexts:
                 case _:
                     pass
 
-        async with self._lock:
+        async with self._locks.setdefault(context, self._io.lock()):
             interpreter = self._interpreters.get(context)
             if interpreter is None or interpreter.process.is_over:
                 interpreter = await Interpreter.start(self._commands)
@@ -150,13 +152,11 @@ class Contexts:
 
     def close(self) -> None:
         """Ends all interpreters."""
-        for interpreter in self._interpreters.values():
-            interpreter.process.close()
-        self._interpreters.clear()
+        for context in list(self._interpreters):
+            self.end(context)
 
-    async def end(self, context: str) -> None:
+    def end(self, context: str) -> None:
         """Ends a context's interpreter."""
-        async with self._lock:
-            interpreter = self._interpreters.pop(context, None)
-            if interpreter:
-                interpreter.process.close()
+        interpreter = self._interpreters.pop(context, None)
+        if interpreter:
+            interpreter.process.close()

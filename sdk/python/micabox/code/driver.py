@@ -132,23 +132,30 @@ class Interpreter:
         flags = getattr(ast, "PyCF_ALLOW_TOP_LEVEL_AWAIT", 0)
         try:
             try:
-                tree = ast.parse(source, name)
-                last = (
-                    tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-                )
-                body = compile(tree, name, "exec", flags)
-                if last:
-                    last = compile(ast.Expression(last.value), name, "eval", flags)
                 self.is_running = True
-                self.value(body)
-                value = self.value(last) if last else None
-                if value is not None:
-                    self.module.__dict__["_"] = value
-                    self.replies.send("result", **formats(value))
+                shown = self.shown(source, name, flags)
             finally:
+                # What is sent is not interrupted.
                 self.is_running = False
         except BaseException as error:
             self.replies.send("error", **described(error))
+        else:
+            if shown:
+                self.replies.send("result", **shown)
+
+    def shown(self, source, name, flags):
+        """Runs code; returns its last expression's value in its formats."""
+        tree = ast.parse(source, name)
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        body = compile(tree, name, "exec", flags)
+        if last:
+            last = compile(ast.Expression(last.value), name, "eval", flags)
+        self.value(body)
+        value = self.value(last) if last else None
+        if value is None:
+            return None
+        self.module.__dict__["_"] = value
+        return formats(value)
 
 
 def formats(value):
@@ -169,8 +176,12 @@ def described(error):
     trace = error.__traceback__
     while trace and not trace.tb_frame.f_code.co_filename.startswith("<cell "):
         trace = trace.tb_next
+    try:
+        value = str(error)
+    except BaseException as worse:
+        value = "its text raises %s" % type(worse).__name__
     lines = traceback.format_exception(type(error), error, trace)
-    return {"name": type(error).__name__, "value": str(error), "traceback": "".join(lines)}
+    return {"name": type(error).__name__, "value": value, "traceback": "".join(lines)}
 
 
 def main():

@@ -74,7 +74,8 @@ class Process:
                 for frame in frames:
                     self._state.receive(frame)
         except (DisconnectedException, ProtocolException) as failure:
-            self._state.lose(failure)
+            with self._guard:
+                self._state.lose(failure)
         finally:
             async with self._changed:
                 self._is_receiving = False

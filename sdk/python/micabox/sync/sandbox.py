@@ -170,4 +170,4 @@ class Sandbox:
 
     def restart_code_context(self, context: str = "default") -> None:
         """Ends a context's interpreter; the next call begins with a new one."""
-        complete(self._contexts.end(context))
+        self._contexts.end(context)
