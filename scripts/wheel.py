@@ -71,7 +71,7 @@ def packed_guest(guest: pathlib.Path) -> dict[str, bytes]:
     members, sums = {}, ""
     for name in GUEST:
         data = (guest / name).read_bytes()
-        members[f"micabox/files/{name}.xz"] = lzma.compress(data)
+        members[f"micabox/files/{name}.xz"] = lzma.compress(data, preset=1)
         sums += f"{hashlib.sha256(data).hexdigest()}  {name}\n"
     members["micabox/files/guest.sha256"] = sums.encode()
     return members

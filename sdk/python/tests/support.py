@@ -20,7 +20,8 @@ IMAGE = "sample"
 
 
 def _store() -> pathlib.Path:
-    home = pathlib.Path(tempfile.mkdtemp(prefix="mica-python-"))
+    # Longer than the address of a socket may be.
+    home = pathlib.Path(tempfile.mkdtemp(prefix=f"mica-python-{'long' * 20}-"))
     maker = os.getpid()
 
     def remove() -> None:

@@ -143,7 +143,7 @@ class AsyncTest(AsyncSandboxTest):
         with self.assertRaises(asyncio.TimeoutError):
             await asyncio.wait_for(self.box.run_code("while True: pass"), 0.3)
         self.assertEqual((await self.box.run_code("x")).text, "1")
-        self.box.restart_code_context()
+        await self.box.restart_code_context()
         self.assertIsNotNone((await self.box.run_code("x")).error)
 
     async def test_a_cancelled_create_leaves_nothing(self) -> None:

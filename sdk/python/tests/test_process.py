@@ -153,15 +153,35 @@ if os.fork() == 0:
         done = python(
             """
             import os
-            from micabox import HostException, Sandbox
-            for name in ("nonesuch", "/bin/false"):
+            from micabox import Sandbox, SandboxException
+            for name in ("nonesuch", "/bin/false", "/bin/echo"):
                 os.environ["MICABOX_MICA"] = name
                 try:
                     Sandbox.create("sample")
-                except HostException as failure:
+                except SandboxException as failure:
                     print(failure.message)
             """
         )
-        self.assertEqual(
-            done.stdout, "cannot find `nonesuch`\n`/bin/false serve` ended at once\n", done.stderr
+        expected = [
+            "cannot find `nonesuch`",
+            "`/bin/false serve` ended at once",
+            "the other side does not speak version 2 of the protocol",
+        ]
+        self.assertEqual((done.stdout.splitlines(), done.stderr), (expected, ""))
+
+    def test_ctrl_c_ends_a_command_and_not_its_sandbox(self) -> None:
+        done = python(
+            MAKE
+            + """
+import signal, threading
+threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    box.commands.run("echo begun >/begun; exec sleep 61")
+except KeyboardInterrupt:
+    assert box.files.exists("/begun")
+    while "sleep 61" in [process.cmd for process in box.commands.list()]:
+        time.sleep(0.01)
+    print("interrupted")
+"""
         )
+        self.assertEqual((done.stdout.splitlines()[1:], done.stderr), (["interrupted"], ""))

@@ -168,6 +168,6 @@ class AsyncSandbox:
             code, context, envs, timeout, on_stdout, on_stderr, on_result, on_error
         )
 
-    def restart_code_context(self, context: str = "default") -> None:
+    async def restart_code_context(self, context: str = "default") -> None:
         """Ends a context's interpreter; the next call begins with a new one."""
         self._contexts.end(context)
