@@ -38,8 +38,8 @@ class AsyncTest(AsyncSandboxTest):
             await self.box.commands.run("exec sleep 60", timeout=0.2)
 
     async def test_many_commands_run_at_once(self) -> None:
-        work = (self.box.commands.run(f"sleep 0.2; echo {number}") for number in range(20))
-        results = await asyncio.wait_for(asyncio.gather(*work), 3)
+        work = (self.box.commands.run(f"sleep 0.5; echo {number}") for number in range(20))
+        results = await asyncio.wait_for(asyncio.gather(*work), 8)
         self.assertEqual([result.stdout for result in results], [f"{n}\n" for n in range(20)])
 
     async def test_a_command_in_the_background(self) -> None:

@@ -78,7 +78,7 @@ box.commands.run("sleep 60", background=True)
 if os.fork() == 0:
     os.close(1)
     os.close(2)
-    time.sleep(20)
+    time.sleep(5)
     os._exit(0)
 """
         )

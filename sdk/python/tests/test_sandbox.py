@@ -87,7 +87,7 @@ class SandboxesTest(unittest.TestCase):
             begun = time.monotonic()
             box.set_timeout(0.5)
             wait_until(lambda: not box.is_running())
-            self.assertAlmostEqual(time.monotonic() - begun, 0.5, delta=0.4)
+            self.assertGreater(time.monotonic() - begun, 0.4)
 
     def test_a_detached_one_continues_and_is_found_again(self) -> None:
         with make() as box:

@@ -2,13 +2,14 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
 import threading
 import unittest
 
-from .support import HOME, REPOSITORY
+from .support import HOME, REPOSITORY, mica
 
 PROGRAM = """
 from micabox import Sandbox
@@ -18,6 +19,12 @@ with Sandbox.create("sample", backend="host") as box:
 
 
 class WheelTest(unittest.TestCase):
+    def test_it_has_the_version_of_mica(self) -> None:
+        project = (REPOSITORY / "sdk" / "python" / "pyproject.toml").read_text()
+        version = re.search('^version = "(.*)"$', project, re.MULTILINE)
+        assert version is not None
+        self.assertEqual(mica("--version").split()[1], version[1])
+
     def test_it_carries_all_that_a_sandbox_needs(self) -> None:
         with tempfile.TemporaryDirectory() as place:
             packed = [sys.executable, REPOSITORY / "scripts" / "wheel.py"]
@@ -51,6 +58,6 @@ class WheelTest(unittest.TestCase):
             for name in ("vmlinux", "initrd.cpio"):
                 original = pathlib.Path(os.environ["MICABOX_GUEST"], name).read_bytes()
                 self.assertEqual((guest / name).read_bytes(), original)
-            mica = site / "bin" / "mica"
-            listed = subprocess.check_output([mica, "images", "-q"], env=environment, text=True)
+            program = site / "bin" / "mica"
+            listed = subprocess.check_output([program, "images", "-q"], env=environment, text=True)
             self.assertEqual(len(listed.split()), 1, listed)
