@@ -95,6 +95,7 @@ class CommandsTest(SandboxTest):
         with self.assertRaises(CommandExitException):
             handle.wait()
         self.assertEqual((handle.exit_code, handle.stdout, handle.stderr), (137, "a\n", "b\n"))
+        self.assertEqual(handle.error, "signal 9 ended it")
         self.assertFalse(handle.kill())
 
     def test_stdin_of_any_size_passes_a_command_that_writes_while_it_reads(self) -> None:

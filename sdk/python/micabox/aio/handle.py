@@ -40,6 +40,11 @@ class AsyncCommandHandle:
         """Its exit code, once `wait` has found its end."""
         return self._command.result.exit_code if self._command.result else None
 
+    @property
+    def error(self) -> str | None:
+        """Why it has ended, if a signal ended it, once `wait` has found its end."""
+        return self._command.result.error if self._command.result else None
+
     async def __aiter__(self) -> AsyncIterator[Piece]:
         """Its output as it comes: stdout, stderr, or a terminal's."""
         while piece := await self._command.piece():
