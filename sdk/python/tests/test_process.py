@@ -1,12 +1,19 @@
 """The process that a client is: its end, its children, its threads, and the end of its `mica serve`."""
 
+import gc
 import os
 import signal
 import threading
 import time
 import unittest
 
-from micabox import DisconnectedException, Sandbox, SandboxNotRunningException, server
+from micabox import (
+    DisconnectedException,
+    Sandbox,
+    SandboxException,
+    SandboxNotRunningException,
+    server,
+)
 
 from .support import make, mica, python, wait_until
 
@@ -148,6 +155,28 @@ if os.fork() == 0:
                 handle.wait()
             self.assertLess(time.monotonic() - begun, 10)
             self.assertFalse(box.is_running())
+
+    def test_no_descriptor_is_left_open(self) -> None:
+        def use() -> int:
+            with make() as box:
+                box.commands.run("true")
+                box.commands.run("sleep 60", background=True)
+                box.run_code("1")
+                box.files.watch_dir("/tmp")
+                with self.assertRaises(SandboxException):
+                    box.commands.run("exit 1")
+                with self.assertRaises(SandboxException):
+                    box.commands.run("true", user="nonesuch")
+                with self.assertRaises(SandboxException):
+                    box.files.read("/nonesuch")
+                with self.assertRaises(SandboxException):
+                    box.diff()
+                next(box.files.read("/dev/zero", "stream"))
+            del box
+            gc.collect()
+            return len(os.listdir("/proc/self/fd"))
+
+        self.assertEqual(use(), use())
 
     def test_a_program_that_is_missing_is_named(self) -> None:
         done = python(
