@@ -12,8 +12,10 @@ from micabox import (
     CommandExitException,
     FilesystemEvent,
     FilesystemEventType,
+    NotFoundException,
     PtySize,
     Sandbox,
+    SandboxException,
     SandboxNotRunningException,
     TimeoutException,
 )
@@ -134,6 +136,36 @@ class AsyncTest(AsyncSandboxTest):
             pass
         self.assertTrue(await self.box.is_running())
         self.assertTrue(await self.box.stop())
+
+    async def test_what_the_backend_cannot_do_is_refused(self) -> None:
+        refused = [
+            self.box.fork(2),
+            self.box.create_snapshot("x"),
+            self.box.commit("x"),
+            self.box.diff(),
+        ]
+        for attempt in refused:
+            with self.assertRaises(SandboxException):
+                await attempt
+        with self.assertRaises(NotFoundException):
+            self.box.get_host(80)
+        await self.box.pause()
+        await self.box.resume()
+
+    async def test_commands_are_reached_by_their_pid(self) -> None:
+        handle = await self.box.commands.run("cat; exec sleep 60", background=True, stdin=True)
+        await self.box.commands.send_stdin(handle.pid, "typed")
+        await self.box.commands.close_stdin(handle.pid)
+        self.assertEqual(await anext(aiter(handle)), ("typed", None, None))
+        self.assertEqual((handle.stdout, handle.stderr, handle.exit_code), ("typed", "", None))
+        handle.disconnect()
+        self.assertTrue(await self.box.commands.kill(handle.pid))
+        left = await self.box.commands.run(
+            "echo a; sleep 0.3; touch /left", background=True, on_stdout=print
+        )
+        left.disconnect()
+        while not await self.box.files.exists("/left"):
+            await asyncio.sleep(0.01)
 
     async def test_code_keeps_its_state(self) -> None:
         seen: list[str] = []

@@ -53,7 +53,7 @@ class Commands:
     def started(self, pid: int) -> Command:
         """The command with this PID, which was started here and has a handle."""
         command = self._started.get(pid)
-        if command is None:
+        if command is None or command.is_left:
             raise NotFoundException(f"no command with PID {pid} was started here", kind="not_found")
         return command
 
@@ -83,7 +83,7 @@ class Commands:
     async def kill(self, pid: int) -> bool:
         """Kills a process; False if there is none."""
         command = self._started.get(pid)
-        if command is not None:
+        if command is not None and not command.is_left:
             return await command.kill()
         try:
             killer = await self.start(f"kill -9 {int(pid)}", user="0", timeout=60)

@@ -39,6 +39,7 @@ class Command:
         self._killed = False
         self._decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in range(2)]
         self._texts: tuple[list[str], list[str]] = ([], [])
+        self.is_left = False
         self.result: CommandResult | None = None
 
     @property
@@ -117,6 +118,7 @@ class Command:
 
     def disconnect(self) -> None:
         """Lets it continue without this client, which hears no more of it."""
+        self.is_left = True
         self.process.leave({"type": "release"})
 
     def close(self) -> None:
