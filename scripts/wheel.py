@@ -14,7 +14,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import tomllib
 import zipfile
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "sdk" / "python"
@@ -26,7 +25,7 @@ TIME = (2025, 1, 1, 0, 0, 0)
 
 def main(mica: str, guest: str, out: str) -> None:
     """Writes the wheel and prints its path and size."""
-    project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
+    project = described()
     tag = f"py3-none-manylinux_{'_'.join(map(str, glibc(mica)))}_x86_64"
     name = f"{project['name']}-{project['version']}"
     info = f"{name}.dist-info"
@@ -43,6 +42,12 @@ def main(mica: str, guest: str, out: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     write(path, members)
     print(path, path.stat().st_size)
+
+
+def described() -> dict[str, str]:
+    """The strings below `[project]`. Python 3.10 has no reader of TOML."""
+    text = (PACKAGE / "pyproject.toml").read_text().split("[project]\n")[1].split("\n[")[0]
+    return dict(re.findall(r'^([a-z-]+) = "(.*)"$', text, re.MULTILINE))
 
 
 def glibc(program: str) -> tuple[int, ...]:
@@ -77,7 +82,7 @@ def packed_guest(guest: pathlib.Path) -> dict[str, bytes]:
     return members
 
 
-def metadata(project: dict) -> str:
+def metadata(project: dict[str, str]) -> str:
     """The wheel's METADATA."""
     fields = {
         "Metadata-Version": "2.4",

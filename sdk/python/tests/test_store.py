@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import pathlib
+import socket
 import subprocess
 import tempfile
 import time
@@ -13,7 +15,15 @@ import urllib.error
 import urllib.request
 from collections.abc import Generator
 
-from micabox import AsyncImages, AsyncSnapshots, AsyncVolumes, SandboxException, images, volumes
+from micabox import (
+    AsyncImages,
+    AsyncSnapshots,
+    AsyncVolumes,
+    SandboxException,
+    images,
+    server,
+    volumes,
+)
 
 from .archive import one_file
 from .support import IMAGE, free_port
@@ -140,3 +150,27 @@ class AsyncStoreTest(unittest.IsolatedAsyncioTestCase):
         self.assertEqual(await AsyncSnapshots().list(), [])
         with self.assertRaises(SandboxException):
             await AsyncSnapshots().remove("nonesuch")
+
+    async def test_a_cancelled_pull_is_ended(self) -> None:
+        with socket.socket() as silent:
+            silent.bind(("127.0.0.1", 0))
+            silent.listen()
+            pull = AsyncImages().pull(f"localhost:{silent.getsockname()[1]}/x")
+            before = children(server.running().pid)
+            task = asyncio.create_task(pull)
+            while not children(server.running().pid) - before:
+                await asyncio.sleep(0.01)
+            task.cancel()
+            with self.assertRaises(asyncio.CancelledError):
+                await task
+            for _ in range(1000):
+                if not children(server.running().pid) - before:
+                    return
+                await asyncio.sleep(0.01)
+        self.fail("mica pulls on")
+
+
+def children(pid: int) -> set[str]:
+    """Processes that a process has started."""
+    tasks = pathlib.Path(f"/proc/{pid}/task").glob("*/children")
+    return {child for task in tasks for child in task.read_text().split()}
