@@ -5,7 +5,7 @@
 # The lock file is part of the source: nothing here may change it.
 export CARGOFLAGS ?= --locked
 
-.PHONY: help setup guest mica image demo check test test-kvm lint bench clean
+.PHONY: help setup guest mica image wheel demo check test test-kvm lint bench clean
 
 help:
 	@echo 'make demo    set up this machine, build everything, run a command in a VM'
@@ -19,6 +19,7 @@ help:
 	@echo 'make guest   build the guest kernel (once) and agent into target/guest'
 	@echo 'make mica    build target/release/mica'
 	@echo 'make image   make the sample image (once)'
+	@echo 'make wheel   pack the Python SDK with mica and the guest into dist'
 	@echo 'make bench   every benchmark; half an hour and more, as root'
 	@echo 'make clean   remove target; the kernel and the image stay cached'
 
@@ -33,6 +34,9 @@ mica: setup
 
 image: setup
 	@scripts/sample-image
+
+wheel: setup
+	@scripts/wheel
 
 demo:
 	@scripts/demo

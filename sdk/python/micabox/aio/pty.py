@@ -1,0 +1,44 @@
+"""Terminals in a sandbox."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from micabox.aio.handle import AsyncCommandHandle
+from micabox.core.commands import Commands
+from micabox.core.terminal import ENVS, SHELL
+from micabox.model.command import PtySize
+
+
+class AsyncPty:
+    """Shells with a terminal."""
+
+    def __init__(self, core: Commands) -> None:
+        self._core = core
+
+    async def create(
+        self,
+        size: PtySize,
+        user: str | None = None,
+        cwd: str | None = None,
+        envs: Mapping[str, str] | None = None,
+        timeout: float | None = 60,
+    ) -> AsyncCommandHandle:
+        """Starts bash, or sh where there is none, with a terminal of this size."""
+        given = {**ENVS, **(envs or {})}
+        command = await self._core.start(
+            SHELL, envs=given, user=user, cwd=cwd, timeout=timeout, size=size, stdin=True
+        )
+        return AsyncCommandHandle(command)
+
+    async def resize(self, pid: int, size: PtySize) -> None:
+        """Changes a terminal's size."""
+        await self._core.started(pid).resize(size)
+
+    async def send_stdin(self, pid: int, data: bytes) -> None:
+        """Types something into a terminal."""
+        await self._core.started(pid).send_stdin(data)
+
+    async def kill(self, pid: int) -> bool:
+        """Kills a terminal's shell; False if there is none."""
+        return await self._core.kill(pid)

@@ -1,0 +1,162 @@
+"""Interpreters that stay in a sandbox."""
+
+from __future__ import annotations
+
+import json
+import struct
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from importlib import resources
+from typing import Any
+
+from micabox.code.model import Execution, ExecutionError, OutputMessage, Result
+from micabox.core.commands import Commands
+from micabox.core.handle import tell
+from micabox.core.process import Process
+from micabox.errors import GuestException, TimeoutException
+from micabox.io import Io
+from micabox.protocol.frames import STDOUT
+from micabox.protocol.replies import ReplyDecoder
+
+_MAX_REPLY = 256 << 20
+# How long an interrupted interpreter may take until it is killed.
+_GRACE = 5.0
+_FORMATS = ("text", "html", "markdown", "svg", "latex", "png", "jpeg")
+
+
+class Interpreter:
+    """A Python in a sandbox that runs `driver.py`."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self._decoder = ReplyDecoder(_MAX_REPLY)
+        self._replies: list[dict[str, Any]] = []
+        self._errors = bytearray()
+        self._requests = 0
+
+    @classmethod
+    async def start(cls, commands: Commands) -> Interpreter:
+        """Starts it, and waits until it takes code."""
+        driver = resources.files(__package__ or "").joinpath("driver.py").read_text()
+        command = await commands.start(["python3", "-c", driver], stdin=True)
+        interpreter = cls(command.process)
+        reply = await interpreter._reply(None)
+        if reply is None or reply.get("type") != "ready":
+            raise GuestException("the sandbox's python3 did not begin", kind="guest")
+        return interpreter
+
+    async def _reply(self, deadline: float | None) -> dict[str, Any] | None:
+        """The next reply; None after the deadline."""
+        while not self._replies:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            output = await self.process.output(left)
+            if output is None:
+                if not self.process.is_over:
+                    return None
+                said = self._errors.decode(errors="replace").strip()
+                raise GuestException(
+                    f"the sandbox's python3 has ended\n{said}".strip(), kind="guest"
+                )
+            if output.stream == STDOUT:
+                self._replies += self._decoder.feed(output.data)
+            else:
+                self._errors = (self._errors + output.data)[-4096:]
+        return self._replies.pop(0)
+
+    async def run(
+        self,
+        code: str,
+        envs: Mapping[str, str],
+        timeout: float | None,
+        heard: Callable[[Execution, dict[str, Any]], Any],
+    ) -> Execution:
+        """Runs code; `heard` is told each reply."""
+        self._requests += 1
+        request = {"request": self._requests, "code": code, "envs": dict(envs)}
+        body = json.dumps(request).encode()
+        execution = Execution()
+        deadline = time.monotonic() + timeout if timeout else None
+        try:
+            await self.process.write(struct.pack("<I", len(body)) + body)
+            while reply := await self._reply(deadline):
+                if reply.get("request") != self._requests:
+                    continue  # of one that was interrupted
+                if reply.get("type") == "end":
+                    execution.execution_count = int(reply["count"])
+                    return execution
+                await tell(lambda reply: heard(execution, reply), reply)
+        except BaseException:
+            await self._interrupt()
+            raise
+        await self._interrupt()
+        until = time.monotonic() + _GRACE
+        while reply := await self._reply(until):
+            if reply.get("type") == "end" and reply.get("request") == self._requests:
+                break
+        else:
+            self.process.close()
+        raise TimeoutException(f"the code was interrupted after {timeout:g} s", kind="timed_out")
+
+    async def _interrupt(self) -> None:
+        await self.process.request({"type": "signal", "signal": 2})
+
+
+class Contexts:
+    """A sandbox's interpreters, by name."""
+
+    def __init__(self, io: Io, commands: Commands) -> None:
+        self._commands = commands
+        self._io = io
+        self._locks: dict[str, AbstractAsyncContextManager[Any]] = {}
+        self._interpreters: dict[str, Interpreter] = {}
+
+    async def run(
+        self,
+        code: str,
+        context: str,
+        envs: Mapping[str, str] | None,
+        timeout: float | None,
+        on_stdout: Callable[[OutputMessage], Any] | None,
+        on_stderr: Callable[[OutputMessage], Any] | None,
+        on_result: Callable[[Result], Any] | None,
+        on_error: Callable[[ExecutionError], Any] | None,
+    ) -> Execution:
+        """Runs code in a context, one piece at a time."""
+
+        async def heard(execution: Execution, reply: dict[str, Any]) -> None:
+            match reply.get("type"):
+                case "stdout":
+                    execution.logs.stdout.append(str(reply["text"]))
+                    await tell(on_stdout, OutputMessage(str(reply["text"]), time.time_ns()))
+                case "stderr":
+                    execution.logs.stderr.append(str(reply["text"]))
+                    await tell(on_stderr, OutputMessage(str(reply["text"]), time.time_ns(), True))
+                case "result":
+                    result = Result(**{name: reply.get(name) for name in _FORMATS})
+                    execution.results.append(result)
+                    await tell(on_result, result)
+                case "error":
+                    fields = (str(reply[name]) for name in ("name", "value", "traceback"))
+                    execution.error = ExecutionError(*fields)
+                    await tell(on_error, execution.error)
+                case _:
+                    pass
+
+        async with self._locks.setdefault(context, self._io.lock()):
+            interpreter = self._interpreters.get(context)
+            if interpreter is None or interpreter.process.is_over:
+                interpreter = await Interpreter.start(self._commands)
+                self._interpreters[context] = interpreter
+            return await interpreter.run(code, envs or {}, timeout, heard)
+
+    def close(self) -> None:
+        """Ends all interpreters."""
+        for context in list(self._interpreters):
+            self.end(context)
+
+    def end(self, context: str) -> None:
+        """Ends a context's interpreter."""
+        interpreter = self._interpreters.pop(context, None)
+        if interpreter:
+            interpreter.process.close()

@@ -1,0 +1,75 @@
+"""The request that starts a command in a sandbox."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from micabox.errors import ProtocolException
+from micabox.model.command import PtySize
+from micabox.protocol.replies import encode_text
+
+# Between the stop signal and SIGKILL.
+_GRACE = 2.0
+
+
+class Defaults:
+    """What a sandbox's commands are given unless the caller wants something else."""
+
+    def __init__(self, record: dict[str, Any]) -> None:
+        self._record = dict[str, Any](record.get("defaults") or {})
+
+    def path(self, path: str) -> str:
+        """A path from the working directory as one from the root."""
+        if "\0" in path:
+            raise ValueError("a path has no NUL bytes")
+        return posixpath.join(str(self._record.get("workdir") or "/"), path)
+
+    def user(self, user: str | None) -> str:
+        """This user, or the default."""
+        return str(self._record.get("user") or "") if user is None else user
+
+    def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        envs: Mapping[str, str] | None = None,
+        user: str | None = None,
+        cwd: str | None = None,
+        timeout: float | None = None,
+        size: PtySize | None = None,
+        stdin: bool = False,
+    ) -> dict[str, Any]:
+        """A request to run a program."""
+        env = dict(self._record.get("env") or []) | dict(envs or {})
+        terminal = {"rows": size.rows, "columns": size.cols} if size else None
+        return {
+            "type": "exec",
+            "argv": [encode_text(word) for word in argv],
+            "env": [[name, encode_or_keep(value)] for name, value in env.items()],
+            "workdir": encode_text(self.path(cwd or "")),
+            "user": self.user(user),
+            "confinement": self._record.get("confinement") or {},
+            "tty": terminal,
+            "stdin": "frames" if stdin else "null",
+            "stdout": "frames",
+            "stderr": "frames",
+            "timeout": max(1, round(timeout * 1000)) if timeout else 0,
+            "grace": round(_GRACE * 1000) if timeout else 0,
+        }
+
+
+def encode_or_keep(value: Any) -> Any:
+    """A value of the record, which is encoded already, or one of the caller's."""
+    return encode_text(value) if isinstance(value, str) else value
+
+
+def exit_code(exited: dict[str, Any]) -> int:
+    """The code of a message `exited` of a command in a sandbox; 128 and the signal that ended it."""
+    status = dict[str, Any](exited.get("status") or {})
+    if "exited" in status:
+        return int(status["exited"])
+    if "signaled" in status:
+        return 128 + int(status["signaled"])
+    raise ProtocolException("a command ended without an exit status")

@@ -1,0 +1,126 @@
+"""A command in a sandbox, from its start to its result."""
+
+from __future__ import annotations
+
+import codecs
+import inspect
+import time
+from collections.abc import Callable
+from typing import Any
+
+from micabox.core.exec import exit_code
+from micabox.core.process import Process
+from micabox.errors import TimeoutException
+from micabox.model.command import CommandExitException, CommandResult, PtySize
+from micabox.protocol.frames import STDOUT
+
+Text = Callable[[str], Any]
+Bytes = Callable[[bytes], Any]
+Piece = tuple[str | None, str | None, bytes | None]
+"""Stdout, stderr, or a terminal's output."""
+
+
+async def tell(callback: Callable[[Any], Any] | None, value: Any) -> None:
+    """Calls a callback, which may be a coroutine function in a program of asyncio."""
+    if callback is not None:
+        done = callback(value)
+        if inspect.isawaitable(done):
+            await done
+
+
+class Command:
+    """A command that was started."""
+
+    def __init__(self, process: Process, timeout: float | None, is_terminal: bool) -> None:
+        self.process = process
+        self._timeout = timeout
+        self._is_terminal = is_terminal
+        self._began = time.monotonic()
+        self._killed = False
+        self._decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in range(2)]
+        self._texts: tuple[list[str], list[str]] = ([], [])
+        self.is_left = False
+        self.result: CommandResult | None = None
+
+    @property
+    def pid(self) -> int:
+        """Its process ID in the sandbox."""
+        return self.process.pid
+
+    def text(self, stream: int) -> str:
+        """What was taken of its output: of stdout (0), of stderr (1)."""
+        return "".join(self._texts[stream])
+
+    async def piece(self, timeout: float | None = None) -> Piece | None:
+        """The next piece of output; None at its end."""
+        while output := await self.process.output(timeout):
+            if self._is_terminal:
+                return None, None, output.data
+            stream = 0 if output.stream == STDOUT else 1
+            text = self._decoders[stream].decode(output.data)
+            if text:
+                self._texts[stream].append(text)
+                return (None, text, None) if stream else (text, None, None)
+        return None
+
+    async def wait(
+        self,
+        on_stdout: Text | None = None,
+        on_stderr: Text | None = None,
+        on_pty: Bytes | None = None,
+    ) -> CommandResult:
+        """Waits for its end, and gives its output to the callbacks as it comes."""
+        while piece := await self.piece():
+            for callback, value in zip((on_stdout, on_stderr, on_pty), piece, strict=True):
+                if value is not None:
+                    await tell(callback, value)
+        result = self._finish()
+        if result.exit_code:
+            raise CommandExitException(result)
+        return result
+
+    def _finish(self) -> CommandResult:
+        exited = self.process.exited or {}
+        code = exit_code(exited)
+        spent = time.monotonic() - self._began
+        # After SIGKILL the owner does not say that the time was over.
+        late = self._timeout is not None and code == 128 + 9 and 0 < self._timeout <= spent
+        if (exited.get("timed_out") or late) and not self._killed:
+            said = f"the command was stopped after its timeout of {self._timeout:g} s"
+            raise TimeoutException(said, kind="timed_out")
+        if self.result is None:
+            for decoder, texts in zip(self._decoders, self._texts, strict=True):
+                texts.append(decoder.decode(b"", final=True))
+            error = f"signal {code - 128} ended it" if "signaled" in exited["status"] else None
+            self.result = CommandResult(self.text(1), self.text(0), code, error)
+        return self.result
+
+    async def kill(self) -> bool:
+        """Kills it; False if it is over."""
+        self._killed = True
+        return await self.signal(9)
+
+    async def signal(self, number: int) -> bool:
+        """Sends it a signal; False if it is over."""
+        return await self.process.request({"type": "signal", "signal": number})
+
+    async def resize(self, size: PtySize) -> None:
+        """Changes its terminal's size."""
+        await self.process.request({"type": "resize", "rows": size.rows, "columns": size.cols})
+
+    async def send_stdin(self, data: str | bytes) -> None:
+        """Writes to its stdin, as it reads."""
+        await self.process.write(data.encode() if isinstance(data, str) else data)
+
+    async def close_stdin(self) -> None:
+        """Ends its stdin."""
+        await self.process.close_stdin()
+
+    def disconnect(self) -> None:
+        """Lets it continue without this client, which hears no more of it."""
+        self.is_left = True
+        self.process.leave({"type": "release"})
+
+    def close(self) -> None:
+        """Ends the connection; it is killed if it runs."""
+        self.process.close()

@@ -1,0 +1,59 @@
+"""Connections to owners: how they are made, and that a forked child does not keep them open."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import weakref
+
+from micabox.errors import DisconnectedException, SandboxNotRunningException
+from micabox.protocol.frames import PREAMBLE
+
+_open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def connect(directory: str) -> socket.socket:
+    """A connection to the owner in this directory, with the preamble sent."""
+    try:
+        # A socket's address has room for 108 bytes, and a directory's path may have more.
+        place = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise SandboxNotRunningException(
+            f"the sandbox is gone: {error}", kind="not_running"
+        ) from None
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(f"/proc/self/fd/{place}/control")
+        connection.sendall(PREAMBLE)
+    except OSError as error:
+        connection.close()
+        raise SandboxNotRunningException(
+            f"the sandbox does not run: {error}", kind="not_running"
+        ) from None
+    finally:
+        os.close(place)
+    _open.add(connection)
+    return connection
+
+
+def disconnected() -> DisconnectedException:
+    """What is raised at a connection's end."""
+    return DisconnectedException(
+        "the sandbox ended, or its owner closed the connection", kind="disconnected"
+    )
+
+
+def _close_copies() -> None:
+    # The owner would not see the parent's end while a child has its connections.
+    for connection in list(_open):
+        os.close(connection.detach())
+
+
+def _close_all() -> None:
+    for connection in list(_open):
+        connection.close()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_close_copies)

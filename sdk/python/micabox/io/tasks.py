@@ -1,0 +1,121 @@
+"""Channels for programs with an event loop of asyncio; several tasks may use each."""
+
+from __future__ import annotations
+
+import asyncio
+
+from micabox import server
+from micabox.errors import DisconnectedException
+from micabox.io import Channel, sockets
+from micabox.protocol.frames import Decoder, Frame
+
+_RECEIVE = 256 << 10
+
+
+class OwnerChannel:
+    """A connection to an owner."""
+
+    number = 1
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._decoder = Decoder()
+
+    async def send(self, data: bytes) -> None:
+        try:
+            self._writer.write(data)
+            await self._writer.drain()
+        except (OSError, RuntimeError):
+            raise sockets.disconnected() from None
+
+    def send_last(self, data: bytes) -> None:
+        try:
+            self._writer.write(data)
+        except (OSError, RuntimeError):
+            pass  # it is over
+        self.close()
+
+    async def receive(self, timeout: float | None = None) -> list[Frame]:
+        while True:
+            try:
+                data = await asyncio.wait_for(self._reader.read(_RECEIVE), timeout)
+            except asyncio.TimeoutError:
+                return []
+            except OSError:
+                data = b""
+            if not data:
+                raise sockets.disconnected()
+            if frames := [f for f in self._decoder.feed(data) if f.number == self.number]:
+                return frames
+
+    def close(self) -> None:
+        try:
+            self._writer.close()
+        except RuntimeError:
+            pass  # the event loop was closed first
+
+
+class ServerChannel:
+    """A request to `mica serve`."""
+
+    def __init__(self, process: server.Server) -> None:
+        self._frames: asyncio.Queue[list[Frame] | None] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        self._server = process
+        self.number = process.open(self._put)
+        self.home = process.home
+
+    def _put(self, frames: list[Frame] | None) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._frames.put_nowait, frames)
+        except RuntimeError:
+            pass  # the event loop was closed, with the task that waits
+
+    async def send(self, data: bytes) -> None:
+        self._server.send(data)
+
+    async def receive(self, timeout: float | None = None) -> list[Frame]:
+        try:
+            frames = await asyncio.wait_for(self._frames.get(), timeout)
+        except asyncio.TimeoutError:
+            return []
+        if frames is None:
+            raise server.ended()
+        return frames
+
+    def send_last(self, data: bytes) -> None:
+        self._server.send_last(self.number, data)
+        self._frames.put_nowait(None)
+
+    def undo(self) -> None:
+        self._server.undo(self.number)
+        while not self._frames.empty():
+            self._server.undone(self.number, self._frames.get_nowait())
+
+    def close(self) -> None:
+        self._server.close(self.number)
+        self._frames.put_nowait(None)
+
+
+class TaskIo:
+    """For programs with an event loop of asyncio."""
+
+    async def owner(self, directory: str) -> Channel:
+        connection = sockets.connect(directory)
+        reader, writer = await asyncio.open_unix_connection(sock=connection, limit=4 * _RECEIVE)
+        return OwnerChannel(reader, writer)
+
+    async def server(self) -> ServerChannel:
+        # Its start blocks for as long as a process takes to start.
+        process = await asyncio.to_thread(server.running)
+        try:
+            return ServerChannel(process)
+        except DisconnectedException:
+            return ServerChannel(await asyncio.to_thread(server.running))
+
+    def condition(self) -> asyncio.Condition:
+        return asyncio.Condition()
+
+    def lock(self) -> asyncio.Lock:
+        return asyncio.Lock()

@@ -1,0 +1,85 @@
+"""What a sandbox is made of: the options of `mica run`, whose help has more on each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypedDict, cast
+
+from micabox.model.sandbox import OptionValue
+
+
+class Options(TypedDict, total=False):
+    """Options of `mica run`."""
+
+    name: str
+    memory: str
+    """Memory of the machine: `512m`, `2g`."""
+    cpus: float | str
+    env: Mapping[str, str]
+    env_file: Sequence[str]
+    label: Mapping[str, str]
+    label_file: Sequence[str]
+    workdir: str
+    user: str
+    group_add: Sequence[str]
+    hostname: str
+    rm: bool
+    """Whether the sandbox is forgotten when it ends; True unless it is given."""
+    upper: str
+    """Where changes go: `tmpfs`, `disk`, `disk:20g`, or `folder:DIR`."""
+    root_disk: str
+    volume: Sequence[str]
+    """`HOST:PATH`, `HOST:PATH:ro`, or `NAME:PATH` for a volume."""
+    mount: Sequence[str]
+    tmpfs: Sequence[str]
+    read_only: bool
+    remove: Sequence[str]
+    mkdir: Sequence[str]
+    patch: Sequence[str]
+    patch_tar: Sequence[str]
+    symlink: Sequence[str]
+    trim: Sequence[str]
+    net: Literal["user", "none"]
+    net_allow: Sequence[str]
+    net_deny: Sequence[str]
+    net_rate: str
+    dns: Sequence[str]
+    publish: Sequence[str]
+    """`HOST:GUEST`, `IP:HOST:GUEST`."""
+    vsock: str
+    idle_timeout: str
+    max_life: str
+    ulimit: Sequence[str]
+    cap_add: Sequence[str]
+    cap_drop: Sequence[str]
+    pids_limit: int
+    shm_size: str
+    disk_rate: str
+    require_limits: bool
+    nested_virtualization: bool
+    backend: Literal["auto", "kvm", "qemu", "host"]
+    transport: Literal["auto", "pmem", "blk"]
+    root: Literal["merged", "stacked"]
+    pull: Literal["always", "missing", "never"]
+    platform: str
+    init: bool
+    cold: bool
+    stop_signal: str
+
+
+def of_arguments(
+    options: Options,
+    *,
+    timeout: float | None,
+    envs: Mapping[str, str] | None,
+    metadata: Mapping[str, str] | None,
+) -> dict[str, OptionValue]:
+    """The options for a request, with those that have E2B's names."""
+    given: dict[str, OptionValue] = {"rm": True, **cast("dict[str, OptionValue]", options)}
+    if timeout is not None:
+        given["max_life"] = f"{timeout:.3f}"
+    if envs is not None:
+        given["env"] = {**options.get("env", {}), **envs}
+    if metadata is not None:
+        given["label"] = {**options.get("label", {}), **metadata}
+    return given

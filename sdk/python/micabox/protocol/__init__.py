@@ -1,0 +1,1 @@
+"""The protocol of docs/protocol.md without any input or output."""

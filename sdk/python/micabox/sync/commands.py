@@ -1,0 +1,95 @@
+"""Commands in a sandbox."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Mapping, Sequence
+from typing import Literal, overload
+
+from micabox.core.commands import Commands as Core
+from micabox.core.handle import Text
+from micabox.io.blocking import complete
+from micabox.model.command import CommandResult, ProcessInfo
+from micabox.sync.handle import CommandHandle
+
+_TIMEOUT = 60
+
+
+class Commands:
+    """Runs commands in a sandbox."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    @overload
+    def run(
+        self,
+        cmd: str | Sequence[str],
+        background: Literal[False] | None = None,
+        envs: Mapping[str, str] | None = None,
+        user: str | None = None,
+        cwd: str | None = None,
+        on_stdout: Text | None = None,
+        on_stderr: Text | None = None,
+        stdin: bool | None = None,
+        timeout: float | None = _TIMEOUT,
+    ) -> CommandResult: ...
+
+    @overload
+    def run(
+        self,
+        cmd: str | Sequence[str],
+        background: Literal[True],
+        envs: Mapping[str, str] | None = None,
+        user: str | None = None,
+        cwd: str | None = None,
+        on_stdout: None = None,
+        on_stderr: None = None,
+        stdin: bool | None = None,
+        timeout: float | None = _TIMEOUT,
+    ) -> CommandHandle: ...
+
+    def run(
+        self,
+        cmd: str | Sequence[str],
+        background: bool | None = None,
+        envs: Mapping[str, str] | None = None,
+        user: str | None = None,
+        cwd: str | None = None,
+        on_stdout: Text | None = None,
+        on_stderr: Text | None = None,
+        stdin: bool | None = None,
+        timeout: float | None = _TIMEOUT,
+    ) -> CommandResult | CommandHandle:
+        """Runs a command line with /bin/sh, or a program with its arguments.
+
+        It is stopped after `timeout` seconds; 0 or None for no limit. `stdin`: whether it has one, for
+        `send_stdin`. In the background, a handle is returned at once, and its `wait` takes the callbacks.
+        Raises CommandExitException for another exit code than 0, TimeoutException after the timeout.
+        """
+        start = self._core.start(
+            cmd, envs=envs, user=user, cwd=cwd, timeout=timeout, stdin=bool(stdin)
+        )
+        command = complete(start)
+        if background:
+            return CommandHandle(command)
+        try:
+            return complete(command.wait(on_stdout, on_stderr))
+        finally:
+            command.close()
+
+    def list(self) -> builtins.list[ProcessInfo]:
+        """All processes in the sandbox."""
+        return complete(self._core.list())
+
+    def kill(self, pid: int) -> bool:
+        """Kills a process; False if there is none."""
+        return complete(self._core.kill(pid))
+
+    def send_stdin(self, pid: int, data: str | bytes) -> None:
+        """Writes to the stdin of a command that was started here and has a handle."""
+        complete(self._core.started(pid).send_stdin(data))
+
+    def close_stdin(self, pid: int) -> None:
+        """Ends the stdin of a command that was started here and has a handle."""
+        complete(self._core.started(pid).close_stdin())

@@ -1,0 +1,173 @@
+"""Sandboxes."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from micabox.code.contexts import Contexts
+from micabox.code.model import Execution, ExecutionError, OutputMessage, Result
+from micabox.core import sandbox as core
+from micabox.core.sandbox import sandboxes
+from micabox.io.blocking import BlockingIo, complete
+from micabox.model.options import Options, of_arguments
+from micabox.model.sandbox import Change, SandboxInfo, SnapshotInfo, Stats
+from micabox.sync.commands import Commands
+from micabox.sync.files import Filesystem
+from micabox.sync.pty import Pty
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from typing_extensions import Self, Unpack
+
+
+class Sandbox:
+    """A sandbox that runs. One that this process has made ends with it, and at the end of a `with` block."""
+
+    def __init__(self, core: core.Sandbox) -> None:
+        self._core = core
+        self._contexts = Contexts(core.io, core.commands)
+        self.commands = Commands(core.commands)
+        self.files = Filesystem(core.files)
+        self.pty = Pty(core.commands)
+
+    @classmethod
+    def create(
+        cls,
+        image: str | None = None,
+        *,
+        timeout: float | None = None,
+        envs: Mapping[str, str] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        **options: Unpack[Options],
+    ) -> Self:
+        """Makes a sandbox from an image, which is pulled if it isn't here.
+
+        It ends after `timeout` seconds, if given. All options of `mica run` can be given by name.
+        """
+        given = of_arguments(options, timeout=timeout, envs=envs, metadata=metadata)
+        return cls(complete(core.Sandbox.create(BlockingIo(), image, given)))
+
+    @classmethod
+    def connect(cls, sandbox_id: str, timeout: float | None = None) -> Self:
+        """The running sandbox with this name or ID, whatever made it; a paused one continues."""
+        return cls(complete(core.Sandbox.connect(BlockingIo(), sandbox_id, timeout)))
+
+    @staticmethod
+    def list(
+        metadata: Mapping[str, str] | None = None, all: bool = False
+    ) -> builtins.list[SandboxInfo]:
+        """Sandboxes that run, with `all` also those that have ended; with these labels."""
+        found = complete(sandboxes(BlockingIo(), all, metadata))
+        return [SandboxInfo.of(record) for record in found]
+
+    @property
+    def sandbox_id(self) -> str:
+        """Its ID."""
+        return self._core.id
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return str(self._core.record["name"])
+
+    @property
+    def image(self) -> str | None:
+        """Its image's name, or digest; None without an image."""
+        return SandboxInfo.of(self._core.record).image
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._core.is_ours:
+            self.kill()
+
+    def kill(self) -> bool:
+        """Ends it at once, like a power cut; False if it does not run."""
+        self._contexts.close()
+        return complete(self._core.kill())
+
+    def stop(self, grace: float = 10) -> bool:
+        """Ends it in order, within `grace` seconds; False if it does not run."""
+        self._contexts.close()
+        return complete(self._core.stop(grace))
+
+    def is_running(self) -> bool:
+        """Whether it runs, or is paused."""
+        return complete(self._core.is_running())
+
+    def set_timeout(self, timeout: float) -> None:
+        """Ends it in so many seconds from now; 0 for never."""
+        complete(self._core.set_timeout(timeout))
+
+    def pause(self) -> None:
+        """Stops its processors until `resume`."""
+        complete(self._core.pause())
+
+    def resume(self) -> None:
+        """Lets a paused one continue."""
+        complete(self._core.resume())
+
+    def rename(self, name: str) -> None:
+        """Gives it another name."""
+        complete(self._core.rename(name))
+
+    def get_info(self) -> SandboxInfo:
+        """What is known of it."""
+        return complete(self._core.get_info())
+
+    def stats(self) -> Stats:
+        """What it uses of its host."""
+        return complete(self._core.stats())
+
+    def get_host(self, port: int) -> str:
+        """`ADDRESS:PORT` on this machine that leads to a TCP port which was published."""
+        return self._core.get_host(port)
+
+    def detach(self) -> None:
+        """Lets it continue without this process."""
+        complete(self._core.detach())
+
+    def fork(self, count: int = 1) -> builtins.list[Sandbox]:
+        """Makes copies that continue where it is (KVM only); all of them, or none."""
+        return [Sandbox(copy) for copy in complete(self._core.fork(count))]
+
+    def create_snapshot(self, name: str | None = None, memory: bool = False) -> SnapshotInfo:
+        """Copies its disk, with `memory` the whole machine (KVM only), for `mica run --from`."""
+        return complete(self._core.create_snapshot(name, memory))
+
+    def commit(self, image: str, message: str | None = None) -> str:
+        """Makes an image of it; returns the image's digest."""
+        return complete(self._core.commit(image, message))
+
+    def diff(self) -> builtins.list[Change]:
+        """The paths that it has changed, if its changes are on a disk or in a folder."""
+        return complete(self._core.diff())
+
+    def run_code(
+        self,
+        code: str,
+        *,
+        context: str = "default",
+        on_stdout: Callable[[OutputMessage], Any] | None = None,
+        on_stderr: Callable[[OutputMessage], Any] | None = None,
+        on_result: Callable[[Result], Any] | None = None,
+        on_error: Callable[[ExecutionError], Any] | None = None,
+        envs: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> Execution:
+        """Runs Python in the sandbox's own `python3`, which keeps its state for the next call.
+
+        Each `context` has an interpreter of its own. After `timeout` seconds the code is interrupted.
+        """
+        execution = self._contexts.run(
+            code, context, envs, timeout, on_stdout, on_stderr, on_result, on_error
+        )
+        return complete(execution)
+
+    def restart_code_context(self, context: str = "default") -> None:
+        """Ends a context's interpreter; the next call begins with a new one."""
+        self._contexts.end(context)

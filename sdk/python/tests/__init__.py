@@ -1,0 +1,1 @@
+"""Tests of the Python SDK against real sandboxes; `scripts/test-python` runs them."""

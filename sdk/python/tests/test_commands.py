@@ -1,0 +1,146 @@
+"""Commands in a sandbox."""
+
+import gc
+import time
+
+from micabox import (
+    CommandExitException,
+    CommandStartException,
+    NotFoundException,
+    Sandbox,
+    SandboxException,
+    TimeoutException,
+)
+
+from .support import IMAGE, SandboxTest, wait_until
+
+BIG = bytes(range(256)) * 20_000
+
+
+class CommandsTest(SandboxTest):
+    def test_a_command_has_its_streams_and_exit_code(self) -> None:
+        result = self.box.commands.run("echo out; echo err >&2")
+        self.assertEqual((result.stdout, result.stderr, result.exit_code), ("out\n", "err\n", 0))
+        self.assertIsNone(result.error)
+        with self.assertRaises(CommandExitException) as raised:
+            self.box.commands.run("echo out; echo why >&2; exit 3")
+        failure = raised.exception
+        self.assertEqual((failure.exit_code, failure.stdout, failure.stderr), (3, "out\n", "why\n"))
+        self.assertIn("why", str(failure))
+        with self.assertRaises(CommandExitException) as raised:
+            self.box.commands.run("kill -TERM $$")
+        self.assertEqual(raised.exception.exit_code, 128 + 15)
+        self.assertEqual(raised.exception.error, "signal 15 ended it")
+
+    def test_output_comes_in_pieces_as_it_is_written(self) -> None:
+        seen: list[str] = []
+
+        def see(text: str) -> None:
+            seen.append(text)
+            if text == "one\n":
+                self.box.files.write("/seen", "")
+
+        self.box.commands.run(
+            "echo one; while [ ! -e /seen ]; do sleep 0.02; done; echo two; echo three >&2",
+            on_stdout=see,
+            on_stderr=see,
+        )
+        self.assertEqual(seen[0], "one\n")
+        self.assertEqual(sorted(seen[1:]), ["three\n", "two\n"])
+
+    def test_a_character_that_comes_in_two_pieces_is_one(self) -> None:
+        result = self.box.commands.run(r"printf '\303'; sleep 0.05; printf '\244\377'")
+        self.assertEqual(result.stdout, "ä�")
+
+    def test_variables_user_and_directory_can_be_set(self) -> None:
+        result = self.box.commands.run(
+            'echo "$A $LANG"; pwd; id -un', envs={"A": "ö b"}, cwd="/srv/new", user="strata"
+        )
+        self.assertEqual(result.stdout, "ö b C.UTF-8\n/srv/new\nstrata\n")
+        self.assertEqual(self.box.commands.run("pwd", cwd="tmp").stdout, "/tmp\n")
+
+    def test_a_program_gets_its_arguments_as_they_are(self) -> None:
+        result = self.box.commands.run(["printf", "%s|", "a b", "$HOME", "*"])
+        self.assertEqual(result.stdout, "a b|$HOME|*|")
+
+    def test_a_program_that_is_missing_says_so(self) -> None:
+        with self.assertRaises(CommandStartException) as raised:
+            self.box.commands.run(["nonesuch"])
+        self.assertEqual((raised.exception.reason, raised.exception.errno), ("not_found", 2))
+        with self.assertRaises(CommandStartException) as raised:
+            self.box.commands.run("true", user="nonesuch")
+        self.assertEqual(raised.exception.reason, "no_such_user")
+        with self.assertRaises(SandboxException) as refused:
+            self.box.commands.run(["true", *["x" * 100_000] * 70])
+        self.assertEqual(refused.exception.kind, "too_long")
+        with self.assertRaises(SandboxException):
+            self.box.commands.run(["true", "x" * 9_000_000])
+
+    def test_a_timeout_ends_a_command_also_one_that_ignores_the_signal(self) -> None:
+        for command in ("exec sleep 60", "trap '' TERM; while :; do sleep 0.1; done"):
+            begun = time.monotonic()
+            with self.assertRaises(TimeoutException) as raised:
+                self.box.commands.run(command, timeout=0.2)
+            self.assertEqual(raised.exception.kind, "timed_out")
+            self.assertLess(time.monotonic() - begun, 10)
+        self.assertEqual(self.box.commands.run("sleep 0.1", timeout=0).exit_code, 0)
+
+    def test_a_command_in_the_background_has_a_handle(self) -> None:
+        handle = self.box.commands.run("echo a; echo b >&2; exec sleep 60", background=True)
+        pieces = iter(handle)
+        self.assertEqual({next(pieces), next(pieces)}, {("a\n", None, None), (None, "b\n", None)})
+        self.assertIn(handle.pid, [process.pid for process in self.box.commands.list()])
+        self.assertIsNone(handle.exit_code)
+        self.assertTrue(handle.kill())
+        with self.assertRaises(CommandExitException):
+            handle.wait()
+        self.assertEqual((handle.exit_code, handle.stdout, handle.stderr), (137, "a\n", "b\n"))
+        self.assertEqual(handle.error, "signal 9 ended it")
+        self.assertFalse(handle.kill())
+
+    def test_stdin_of_any_size_passes_a_command_that_writes_while_it_reads(self) -> None:
+        handle = self.box.commands.run("cat; echo; echo end", background=True, stdin=True)
+        handle.send_stdin(BIG.hex())
+        self.box.commands.send_stdin(handle.pid, b"more")
+        self.box.commands.close_stdin(handle.pid)
+        self.assertEqual(handle.wait().stdout, BIG.hex() + "more\nend\n")
+
+    def test_stdin_ends_at_once_when_nothing_reads_it(self) -> None:
+        handle = self.box.commands.run("exec <&-; sleep 60", background=True, stdin=True)
+        handle.send_stdin(BIG)
+        handle.kill()
+
+    def test_a_command_that_is_left_alone_continues(self) -> None:
+        wait = "while [ ! -e /go ]; do sleep 0.02; done; touch"
+        handle = self.box.commands.run(f"{wait} /left", background=True)
+        handle.disconnect()
+        dropped = self.box.commands.run(f"{wait} /dropped", background=True).pid
+        gc.collect()
+        time.sleep(0.2)
+        self.box.files.write("/go", "")
+        wait_until(lambda: self.box.files.exists("/left") and self.box.files.exists("/dropped"))
+        with self.assertRaises(NotFoundException):
+            self.box.commands.send_stdin(dropped, "x")
+
+    def test_any_process_can_be_killed_by_its_pid(self) -> None:
+        pid = self.box.commands.run("exec sleep 60", background=True).pid
+        gc.collect()
+        (process,) = [one for one in self.box.commands.list() if one.pid == pid]
+        self.assertEqual((process.cmd, process.uid), ("sleep 60", 0))
+        self.assertGreater(process.memory, 0)
+        self.assertTrue(self.box.commands.kill(pid))
+        wait_until(lambda: pid not in [one.pid for one in self.box.commands.list()])
+        self.assertFalse(self.box.commands.kill(pid))
+
+    def test_commands_have_the_confinement_of_their_sandbox(self) -> None:
+        with Sandbox.create(
+            IMAGE,
+            backend="host",
+            user="root",
+            cap_drop=["ALL"],
+            ulimit=["nofile=123"],
+            group_add=["77"],
+            envs={"B": "c"},
+        ) as box:
+            said = box.commands.run("grep CapEff /proc/self/status; ulimit -n; id -G; echo $B")
+        self.assertEqual(said.stdout, "CapEff:\t0000000000000000\n123\n0 77\nc\n")

@@ -1,0 +1,147 @@
+"""A sandbox's files."""
+
+import errno
+import io
+import os
+import time
+
+from micabox import (
+    FileException,
+    FileNotFoundException,
+    FilesystemEvent,
+    FilesystemEventType,
+    FileType,
+    NotEnoughSpaceException,
+    NotFoundException,
+    PermissionException,
+)
+
+from .support import SandboxTest, wait_until
+
+BIG = bytes(range(256)) * 40_000
+
+
+class FilesTest(SandboxTest):
+    def test_what_is_written_is_read(self) -> None:
+        written = self.box.files.write("/data/deep/a.txt", "hällo\n")
+        self.assertEqual((written.name, written.path), ("a.txt", "/data/deep/a.txt"))
+        self.assertEqual(self.box.files.read("/data/deep/a.txt"), "hällo\n")
+        self.assertEqual(self.box.commands.run("cat /data/deep/a.txt").stdout, "hällo\n")
+        self.box.files.write("/data/deep/a.txt", "x")
+        self.assertEqual(self.box.files.read("/data/deep/a.txt", "bytes"), b"x")
+
+    def test_data_may_be_bytes_files_and_iterables(self) -> None:
+        pieces = (BIG[start : start + 100_001] for start in range(0, len(BIG), 100_001))
+        for data in (BIG, io.BytesIO(BIG), pieces):
+            self.box.files.write("big", data)
+            self.assertEqual(self.box.files.read("/big", format="bytes"), BIG)
+        self.box.files.write("/text", io.StringIO("täxt"))
+        self.assertEqual(self.box.files.read("/text"), "täxt")
+        self.box.files.write("/empty", b"")
+        self.assertEqual(self.box.files.read("/empty"), "")
+
+    def test_a_stream_is_read_as_it_is_consumed(self) -> None:
+        self.box.files.write("/stream", BIG)
+        with self.box.files.read("/stream", "stream") as stream:
+            self.assertEqual(b"".join(stream), BIG)
+        with self.box.files.read("/dev/zero", "stream") as endless:
+            self.assertEqual(set(next(endless)), {0})
+
+    def test_several_files_are_written(self) -> None:
+        files = self.box.files.write_files(
+            [{"path": "/several/a", "data": "1"}, {"path": "/several/b", "data": b"2"}]
+        )
+        self.assertEqual([file.path for file in files], ["/several/a", "/several/b"])
+        self.assertEqual([file.name for file in self.box.files.list("/several")], ["a", "b"])
+
+    def test_a_list_has_what_is_below_a_directory(self) -> None:
+        self.box.commands.run("mkdir -p /list/a/b; ln -s a /list/link; echo 12345 >/list/a/b/c")
+        self.box.commands.run(["touch", b"/list/\xff".decode(errors="surrogateescape")])
+        names = {entry.path: entry for entry in self.box.files.list("/list", depth=3)}
+        odd = os.fsdecode(b"/list/\xff")
+        self.assertEqual(set(names), {"/list/a", "/list/a/b", "/list/a/b/c", "/list/link", odd})
+        self.assertEqual(names["/list/a/b/c"].size, 6)
+        self.assertEqual(names["/list/link"].symlink_target, "a")
+        self.assertEqual(len(self.box.files.list("/list")), 3)
+        self.assertTrue(self.box.files.exists(odd))
+
+    def test_a_file_is_described_as_the_system_does(self) -> None:
+        begun = time.time()
+        self.box.commands.run("echo 123 >/info; chown 5:6 /info; chmod 4751 /info; mkfifo /fifo")
+        info = self.box.files.get_info("/info")
+        self.assertEqual((info.type, info.size, info.name), (FileType.FILE, 4, "info"))
+        self.assertEqual((info.mode, info.permissions), (0o4751, "-rwsr-x--x"))
+        self.assertEqual((info.uid, info.gid, info.symlink_target), (5, 6, None))
+        self.assertAlmostEqual(info.modified_time.timestamp(), begun, delta=60)
+        self.assertEqual(self.box.files.get_info("/fifo").type, FileType.FIFO)
+        self.assertEqual(self.box.files.get_info("/").type, FileType.DIR)
+        self.box.commands.run("ln -s /nowhere /dangling")
+        link = self.box.files.get_info("/dangling")
+        self.assertEqual((link.type, link.symlink_target), (FileType.SYMLINK, "/nowhere"))
+        self.assertTrue(self.box.files.exists("/dangling"))
+        self.assertFalse(self.box.files.exists("/info/below"))
+
+    def test_directories_are_made_and_removed_with_all_in_them(self) -> None:
+        self.assertTrue(self.box.files.make_dir("/dir/below"))
+        self.assertFalse(self.box.files.make_dir("/dir/below"))
+        self.assertTrue(self.box.files.make_dir("/dir/other"))
+        self.box.files.write("/dir/file", "")
+        with self.assertRaises(FileException):
+            self.box.files.make_dir("/dir/file")
+        self.box.files.remove("/dir")
+        self.assertFalse(self.box.files.exists("/dir"))
+
+    def test_a_rename_replaces_what_is_there(self) -> None:
+        self.box.files.write("/old", "1")
+        self.box.files.write("/new", "2")
+        self.assertEqual(self.box.files.rename("/old", "/new").path, "/new")
+        self.assertEqual(self.box.files.read("/new"), "1")
+        self.assertFalse(self.box.files.exists("/old"))
+
+    def test_what_fails_says_why(self) -> None:
+        for attempt in (self.box.files.read, self.box.files.remove, self.box.files.list):
+            with self.assertRaises(FileNotFoundException) as missing:
+                attempt("/nonesuch")
+            self.assertIsInstance(missing.exception, NotFoundException)
+            self.assertIn("/nonesuch", str(missing.exception))
+        with self.assertRaises(FileException) as raised:
+            self.box.files.write("/tmp", "")
+        self.assertEqual(raised.exception.errno, errno.EISDIR)
+        self.box.commands.run("mkdir -m 700 /private")
+        with self.assertRaises(PermissionException):
+            self.box.files.write("/private/x", "", user="strata")
+        with self.assertRaises(NotEnoughSpaceException):
+            self.box.files.write("/dev/full", BIG)
+        with self.assertRaises(ValueError):
+            self.box.files.read("/a\0b")
+
+    def test_a_user_does_the_operation(self) -> None:
+        self.box.files.write("/tmp/theirs", "", user="strata")
+        uid = int(self.box.commands.run("id -u strata").stdout)
+        self.assertEqual(self.box.files.get_info("/tmp/theirs").uid, uid)
+
+    def test_changes_below_a_directory_are_told(self) -> None:
+        self.box.files.make_dir("/watched/below")
+        watch = self.box.files.watch_dir("/watched", recursive=True)
+        self.assertEqual(watch.get_new_events(), [])
+        self.box.files.write("/watched/below/a", "1")
+        self.box.files.rename("/watched/below/a", "/watched/b")
+        self.box.commands.run("chmod 600 /watched/b; rm /watched/b")
+        seen: list[FilesystemEvent] = []
+        kinds = FilesystemEventType
+
+        def is_over() -> bool:
+            seen.extend(watch.get_new_events())
+            return FilesystemEvent("b", kinds.REMOVE) in seen
+
+        wait_until(is_over)
+        expected = [
+            FilesystemEvent("below/a", kinds.CREATE),
+            FilesystemEvent("below/a", kinds.WRITE),
+            FilesystemEvent("below/a", kinds.RENAME),
+            FilesystemEvent("b", kinds.CREATE),
+            FilesystemEvent("b", kinds.CHMOD),
+            FilesystemEvent("b", kinds.REMOVE),
+        ]
+        self.assertEqual([event for event in seen if event in expected], expected)
+        watch.stop()

@@ -1,0 +1,138 @@
+"""The protocol without any input or output."""
+
+import json
+import struct
+import unittest
+
+from micabox import GuestException, InUseException, ProtocolException, SandboxException
+from micabox.errors import KINDS, of_failed, of_file
+from micabox.protocol.command import CommandState
+from micabox.protocol.frames import (
+    MAX_DATA,
+    MAX_MESSAGE,
+    PREAMBLE,
+    STDERR,
+    STDIN,
+    STDOUT,
+    Decoder,
+    Frame,
+    encode,
+    encode_data,
+)
+from micabox.protocol.replies import ReplyDecoder, encode_text, text
+
+from .support import REPOSITORY
+
+
+def message(number: int, **fields: object) -> Frame:
+    return Frame(number, 0, json.dumps(fields).encode())
+
+
+class FramesTest(unittest.TestCase):
+    def test_frames_are_found_however_the_bytes_are_cut(self) -> None:
+        sent = PREAMBLE + encode(7, {"type": "info"}) + encode_data(8, STDIN, b"abc")
+        for size in (1, 2, 11, 12, 13, len(sent)):
+            decoder, found = Decoder(), list[Frame]()
+            for start in range(0, len(sent), size):
+                found += decoder.feed(sent[start : start + size])
+            self.assertEqual(found, [Frame(7, 0, b'{"type":"info"}'), Frame(8, STDIN, b"abc")])
+
+    def test_what_breaks_the_rules_is_refused(self) -> None:
+        frames = [
+            struct.pack("<IBI", 5, 4, 1),
+            struct.pack("<IBI", 4, 0, 1),
+            struct.pack("<IBI", MAX_DATA + 6, STDOUT, 1),
+            struct.pack("<IBI", MAX_MESSAGE + 6, 0, 1),
+        ]
+        for frame in frames:
+            with self.assertRaises(ProtocolException):
+                Decoder().feed(PREAMBLE + frame)
+        for preamble in (b"HTTP/1.1 400", PREAMBLE[:8] + struct.pack("<I", 3)):
+            with self.assertRaises(ProtocolException):
+                Decoder().feed(preamble)
+        for body in (b"nonsense", b"[]"):
+            with self.assertRaises(ProtocolException):
+                Frame(1, 0, body).message()
+
+    def test_a_message_that_is_too_long_is_not_sent(self) -> None:
+        with self.assertRaises(ProtocolException):
+            encode(1, {"text": "x" * MAX_MESSAGE})
+
+
+class CommandStateTest(unittest.TestCase):
+    def test_output_is_granted_again_once_it_is_taken(self) -> None:
+        state = CommandState(3, window=8)
+        state.receive(Frame(3, STDOUT, b"abcd"))
+        state.receive(Frame(3, STDERR, b"e"))
+        first, credit = state.take()
+        self.assertEqual(first and first.data, b"abcd")
+        self.assertEqual(credit, encode(3, {"type": "credit", "stream": "stdout", "bytes": 4}))
+        # Less than a quarter of the window is not worth a message.
+        self.assertEqual(state.take()[1], b"")
+        self.assertEqual(state.take(), (None, b""))
+
+    def test_output_that_is_held_is_granted_once(self) -> None:
+        state = CommandState(3, window=8)
+        state.receive(Frame(3, STDOUT, b"abcdefgh"))
+        self.assertIn(b'"bytes":8', state.hold())
+        self.assertEqual(state.hold(), b"")
+        output, credit = state.take()
+        self.assertEqual((output and output.data, credit), (b"abcdefgh", b""))
+
+    def test_more_output_than_was_granted_is_refused(self) -> None:
+        state = CommandState(3, window=8)
+        with self.assertRaises(ProtocolException):
+            state.receive(Frame(3, STDOUT, b"abcdefghi"))
+
+    def test_no_more_stdin_is_sent_than_was_granted(self) -> None:
+        state = CommandState(3)
+        state.receive(message(3, type="started", pid=1, window=MAX_DATA + 1))
+        frames, count = state.stdin(memoryview(b"x" * (3 * MAX_DATA)))
+        self.assertEqual(count, MAX_DATA + 1)
+        sent = Decoder().feed(PREAMBLE + frames)
+        self.assertEqual([len(frame.body) for frame in sent], [MAX_DATA, 1])
+        self.assertEqual(state.stdin(memoryview(b"x")), (b"", 0))
+        state.receive(message(3, type="credit", bytes=1))
+        self.assertEqual(state.stdin(memoryview(b"xy"))[1], 1)
+
+
+class RepliesTest(unittest.TestCase):
+    def test_replies_are_found_however_the_bytes_are_cut(self) -> None:
+        body = b'{"type":"target","target":"x"}'
+        sent = (struct.pack("<I", len(body)) + body) * 2
+        decoder, found = ReplyDecoder(), list[object]()
+        for byte in sent:
+            found += decoder.feed(bytes([byte]))
+        self.assertEqual(found, [json.loads(body)] * 2)
+        with self.assertRaises(ProtocolException):
+            ReplyDecoder().feed(b"\xff\xff\xff\xff")
+        with self.assertRaises(ProtocolException):
+            ReplyDecoder().feed(b"\1\0\0\0{")
+
+    def test_bytes_that_are_not_utf_8_survive(self) -> None:
+        self.assertEqual(encode_text("ä"), "ä")
+        self.assertEqual(encode_text("a\udcff"), {"base64": "Yf8="})
+        self.assertEqual(text({"base64": "Yf8="}), "a\udcff")
+        with self.assertRaises(ProtocolException):
+            text(7)
+
+
+class ErrorsTest(unittest.TestCase):
+    def test_every_kind_of_the_protocol_has_an_exception(self) -> None:
+        page = (REPOSITORY / "docs" / "protocol.md").read_text()
+        tables = page.split("| kind | meaning |")[1:]
+        rows = [line for table in tables for line in table.split("\n\n")[0].splitlines()]
+        kinds = {line.split("`")[1] for line in rows if line.startswith("| `")}
+        self.assertEqual(kinds - {"start"}, set(KINDS))
+
+    def test_a_failure_has_its_kind_message_and_hint(self) -> None:
+        failure = of_failed({"kind": "in_use", "message": "the port", "hint": "another one"})
+        self.assertIsInstance(failure, InUseException)
+        self.assertEqual(str(failure), "the port\nhint: another one")
+        lost = of_failed({"kind": "silent", "message": "no answer"})
+        self.assertIsInstance(lost, GuestException)
+        unknown = of_failed({"kind": "of a later version"})
+        self.assertEqual((type(unknown), unknown.kind), (SandboxException, "of a later version"))
+        self.assertEqual(
+            of_file("read", "/x", 5, "").args, ("cannot read `/x`: Input/output error",)
+        )

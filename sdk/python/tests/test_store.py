@@ -1,0 +1,176 @@
+"""Images, volumes and snapshots."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import pathlib
+import socket
+import subprocess
+import tempfile
+import time
+import unittest
+import urllib.error
+import urllib.request
+from collections.abc import Generator
+
+from micabox import (
+    AsyncImages,
+    AsyncSnapshots,
+    AsyncVolumes,
+    SandboxException,
+    images,
+    server,
+    volumes,
+)
+
+from .archive import one_file
+from .support import IMAGE, free_port
+
+# Longer than the windows of the protocol.
+BIG = bytes(range(256)) * 10_000
+
+CONFIGURATION = """
+version: 0.1
+log: {{level: error}}
+storage: {{filesystem: {{rootdirectory: {root}}}}}
+http: {{addr: "127.0.0.1:{port}"}}
+"""
+
+
+@contextlib.contextmanager
+def registry() -> Generator[str]:
+    """A real registry on loopback; its name."""
+    port = free_port()
+    with tempfile.TemporaryDirectory() as place:
+        configuration = pathlib.Path(place, "config.yml")
+        configuration.write_text(CONFIGURATION.format(root=place, port=port))
+        process = subprocess.Popen(
+            ["docker-registry", "serve", str(configuration)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            _wait(f"http://127.0.0.1:{port}/v2/")
+            yield f"localhost:{port}"
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _wait(address: str) -> None:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    for _ in range(100):
+        with contextlib.suppress(urllib.error.URLError), opener.open(address, timeout=5):
+            return
+        time.sleep(0.05)
+    raise AssertionError("the registry does not answer")
+
+
+def names() -> list[str]:
+    """All names of images."""
+    return [name for image in images.list() for name in image.references]
+
+
+class ImagesTest(unittest.TestCase):
+    def test_images_are_listed(self) -> None:
+        (sample,) = [one for one in images.list() if one.layers == 4]
+        self.assertEqual(sample.references, [f"docker.io/library/{IMAGE}:latest"])
+        self.assertEqual(sample.platform, "linux/amd64")
+        self.assertGreater(sample.size, 10 << 20)
+
+    def test_an_image_goes_to_a_registry_and_comes_from_there(self) -> None:
+        images.load(one_file("big", BIG), name="pushed")
+        with registry() as name:
+            images.push("pushed", f"{name}/mine:1")
+            images.remove("pushed")
+            images.pull(f"{name}/mine:1")
+            self.assertIn(f"{name}/mine:1", names())
+            images.remove(f"{name}/mine:1")
+            self.assertNotIn(f"{name}/mine:1", names())
+
+    def test_a_pull_that_fails_says_why_and_what_it_tried(self) -> None:
+        notices: list[str] = []
+        with self.assertRaises(SandboxException) as raised:
+            images.pull(f"localhost:{free_port()}/x", on_notice=notices.append)
+        self.assertIn("cannot connect", str(raised.exception))
+        self.assertIn("trying again", notices[0])
+
+    def test_an_archive_holds_an_image(self) -> None:
+        images.load(one_file("big", BIG), name="loaded")
+        archive = io.BytesIO()
+        images.save("loaded", archive)
+        self.assertGreater(archive.tell(), len(BIG) // 100)
+        images.remove("loaded")
+        archive.seek(0)
+        images.load(archive, name="again")
+        images.tag("again", "twice")
+        self.assertIn("docker.io/library/twice:latest", names())
+        images.remove("again")
+        images.remove("twice")
+        with self.assertRaises(SandboxException) as raised:
+            images.remove("twice")
+        self.assertIn("twice", raised.exception.message)
+        with self.assertRaises(SandboxException):
+            images.load(io.BytesIO(b"no archive"), name="loaded")
+
+
+class VolumesTest(unittest.TestCase):
+    def test_a_volume_is_made_grown_and_removed(self) -> None:
+        volumes.create("data", size="64m")
+        volumes.resize("data", "128m")
+        (volume,) = volumes.list()
+        self.assertEqual((volume.name, volume.size, volume.sandboxes), ("data", 128 << 20, []))
+        volumes.remove("data")
+        self.assertEqual(volumes.list(), [])
+
+
+class AsyncStoreTest(unittest.IsolatedAsyncioTestCase):
+    async def test_the_same_for_asyncio(self) -> None:
+        store, disks = AsyncImages(), AsyncVolumes()
+        await store.load(one_file("big", BIG), name="small")
+        await store.tag("small", "by-asyncio")
+        found = [name for image in await store.list() for name in image.references]
+        self.assertIn("docker.io/library/by-asyncio:latest", found)
+        archive = io.BytesIO()
+        await store.save("by-asyncio", archive)
+        archive.seek(0)
+        await store.load(archive, name="loaded")
+        for name in ("by-asyncio", "loaded", "small"):
+            await store.remove(name)
+        with self.assertRaises(SandboxException):
+            await store.pull(f"localhost:{free_port()}/x")
+        with self.assertRaises(SandboxException):
+            await store.push("nonesuch")
+        await disks.create("disk", "64m")
+        await disks.resize("disk", "65m")
+        self.assertEqual([disk.name for disk in await disks.list()], ["disk"])
+        await disks.remove("disk")
+        self.assertEqual(await AsyncSnapshots().list(), [])
+        with self.assertRaises(SandboxException):
+            await AsyncSnapshots().remove("nonesuch")
+
+    async def test_a_cancelled_pull_is_ended(self) -> None:
+        with socket.socket() as silent:
+            silent.bind(("127.0.0.1", 0))
+            silent.listen()
+            pull = AsyncImages().pull(f"localhost:{silent.getsockname()[1]}/x")
+            before = children(server.running().pid)
+            task = asyncio.create_task(pull)
+            while not children(server.running().pid) - before:
+                await asyncio.sleep(0.01)
+            task.cancel()
+            with self.assertRaises(asyncio.CancelledError):
+                await task
+            for _ in range(1000):
+                if not children(server.running().pid) - before:
+                    return
+                await asyncio.sleep(0.01)
+        self.fail("mica pulls on")
+
+
+def children(pid: int) -> set[str]:
+    """Processes that a process has started."""
+    tasks = pathlib.Path(f"/proc/{pid}/task").glob("*/children")
+    return {child for task in tasks for child in task.read_text().split()}
