@@ -1,0 +1,11 @@
+/** What can be written: to a file, or to stdin. */
+export type Data = string | ArrayBuffer | Uint8Array | Blob | ReadableStream<Uint8Array> | AsyncIterable<Uint8Array>;
+
+/** The data's bytes, in pieces. */
+export async function* pieces(data: Data): AsyncGenerator<Uint8Array, void, undefined> {
+  if (typeof data === "string") yield Buffer.from(data);
+  else if (data instanceof Uint8Array) yield data;
+  else if (data instanceof ArrayBuffer) yield new Uint8Array(data);
+  else if (data instanceof Blob) yield* data.stream();
+  else yield* data;
+}
