@@ -101,7 +101,7 @@ export class CommandHandle implements AsyncIterable<Output> {
     return result;
   }
 
-  /** Kills it; false if it has ended. */
+  /** Kills it, but not what it has started; false if it has ended. */
   kill(): Promise<boolean> {
     return this.#running.kill();
   }

@@ -87,9 +87,10 @@ export class Process {
     this.#call.send({ type: "resize", ...size });
   }
 
-  /** It does not keep this process alive any more. */
-  unref(): void {
-    this.#socket.unref();
+  /** Whether it keeps this process alive. */
+  keepsAlive(is: boolean): void {
+    if (is) this.#socket.ref();
+    else this.#socket.unref();
   }
 
   /** Ends the connection, and the program if it runs. */

@@ -40,11 +40,12 @@ export class Running {
 
   subscribe(sink: Sink): void {
     this.#sinks.add(sink);
+    this.process.keepsAlive(true);
   }
 
   unsubscribe(sink: Sink): void {
     this.#sinks.delete(sink);
-    if (this.#sinks.size === 0) this.process.unref();
+    if (this.#sinks.size === 0) this.process.keepsAlive(false);
   }
 
   async kill(): Promise<boolean> {

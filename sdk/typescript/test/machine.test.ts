@@ -1,0 +1,46 @@
+/** On the backend that this machine has by itself: a virtual machine. */
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { images, NotFoundError, Sandbox, snapshots, UnsupportedError, volumes } from "../src/index.js";
+import { IMAGE, listed } from "./support.js";
+
+test("a machine has a disk, which is snapshotted, compared, committed and kept", async () => {
+  await volumes.create("ts-data", { size: "64m" });
+  const made = { name: "ts-machine", upper: "disk:1g", user: "root", net: "none", rm: false, volumeMounts: { "/data": "ts-data" } };
+  const box = await Sandbox.create(IMAGE, made);
+  const { stdout } = await box.commands.run("uname -r; mount -t ext4 | grep -c ' /data '");
+  assert.match(stdout, /^6\.\d+\.\d+.*\n1\n$/);
+  await box.files.write("/srv/kept", "kept");
+  await box.files.write("/data/in-volume", "1");
+  await box.commands.run("rm /etc/motd; sync");
+  const changes = await box.diff();
+  assert.ok(changes.some(({ path, kind }) => path === "/srv/kept" && kind === "added"));
+  assert.ok(changes.some(({ path, kind }) => path === "/etc/motd" && kind === "deleted"));
+
+  const snapshot = await box.createSnapshot({ name: "ts-snapshot" });
+  assert.deepEqual([snapshot.snapshotId, snapshot.sandbox, snapshot.size], ["ts-snapshot", "ts-machine", 1 << 30]);
+  await box.files.write("/srv/kept", "changed later");
+  assert.match(await box.commit("ts-committed:1", { message: "made by a test", changes: ["ENV FROM=commit"] }), /^sha256:[0-9a-f]{64}$/);
+  assert.ok((await images.list()).some(({ references, layers }) => references[0]?.endsWith("ts-committed:1") && layers === 5));
+  // A fork needs KVM, and a machine that has no volume.
+  await assert.rejects(box.fork(), UnsupportedError);
+  await assert.rejects(box.createSnapshot({ name: "ts-memory", memory: true }));
+
+  assert.equal(await box.stop(), true);
+  assert.equal((await listed()).get(box.sandboxId), "exited");
+  const again = await Sandbox.connect("ts-machine");
+  assert.equal(await again.files.read("/srv/kept"), "changed later");
+  assert.equal(await again.files.read("/data/in-volume"), "1");
+  assert.equal(await Sandbox.kill("ts-machine"), true);
+
+  await using copy = await Sandbox.create({ from: "ts-snapshot", net: "none" });
+  assert.equal(await copy.files.read("/srv/kept"), "kept");
+  await copy.kill();
+  await snapshots.remove("ts-snapshot");
+  assert.deepEqual(await snapshots.list(), []);
+  await images.remove("ts-committed:1");
+  await volumes.remove("ts-data");
+  await assert.rejects(Sandbox.create({ from: "ts-snapshot" }), NotFoundError);
+});

@@ -1,0 +1,118 @@
+/** What becomes of sandboxes, and of this process, at the end of the other one. */
+
+import assert from "node:assert/strict";
+import { spawn } from "node:child_process";
+import { once } from "node:events";
+import { mkdtemp, readdir, readFile, rm } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { test } from "node:test";
+
+import { DisconnectedError, HostError, Sandbox } from "../src/index.js";
+import { hostBox, IMAGE, listed, micaSays, until } from "./support.js";
+
+const INDEX = new URL("../src/index.js", import.meta.url).href;
+
+/** Runs a module that has `Sandbox` and `made`; its stdout, and how it ended. */
+async function script(body: string, env: Record<string, string> = {}): Promise<{ stdout: string; code: number | null; ms: number }> {
+  const started = performance.now();
+  const head = `import { Sandbox, images } from ${JSON.stringify(INDEX)};
+    const made = { backend: "host", net: "none", user: "root" };`;
+  const child = spawn(process.execPath, ["--input-type=module", "--eval", `${head}\n${body}`], {
+    stdio: ["ignore", "pipe", "inherit"],
+    env: { ...process.env, ...env },
+  });
+  let stdout = "";
+  child.stdout.on("data", (bytes: Buffer) => void (stdout += bytes.toString()));
+  const [code] = (await once(child, "close")) as [number | null];
+  return { stdout, code, ms: performance.now() - started };
+}
+
+test("a process ends when it is done, and its sandboxes with it", async () => {
+  const done = await script(`
+    const box = await Sandbox.create("${IMAGE}", made);
+    await box.commands.run("sleep 1000", { background: true }).then((handle) => handle.disconnect());
+    console.log(box.sandboxId);`);
+  assert.deepEqual([done.code, /^[0-9a-f]{32}\n$/.test(done.stdout)], [0, true]);
+  assert.ok(done.ms < 8000, `${done.ms} ms`);
+  await until("its sandbox is gone", async () => !(await listed()).has(done.stdout.trim()));
+});
+
+test("a process that is killed takes its sandboxes with it, but not those that it detached", async () => {
+  const killed = await script(`
+    const [one, other] = await Promise.all([1, 2].map(() => Sandbox.create("${IMAGE}", made)));
+    await other.detach();
+    await other.commands.run("sleep 1000", { background: true, detach: true });
+    console.log(one.sandboxId, other.sandboxId);
+    process.kill(process.pid, "SIGKILL");`);
+  assert.equal(killed.code, null);
+  const [one = "", other = ""] = killed.stdout.trim().split(" ");
+  await until("its sandbox is gone", async () => !(await listed()).has(one));
+  const left = await Sandbox.connect(other);
+  assert.ok((await left.commands.list()).some(({ cmd }) => cmd === "sleep 1000"));
+  assert.equal(await left.kill(), true);
+});
+
+test("a killed mica ends its sandboxes, and what waits for them; the next one is made anew", async () => {
+  const box = await hostBox();
+  const handle = await box.commands.run("sleep 1000", { background: true });
+  process.kill(await server(), "SIGKILL");
+  await assert.rejects(handle.wait(), DisconnectedError);
+  await until("its sandbox is gone", async () => !(await listed()).has(box.sandboxId));
+  await using next = await hostBox();
+  assert.equal((await next.commands.run("echo up")).stdout, "up\n");
+});
+
+test("a sandbox that ends under a command is its error", async () => {
+  const box = await hostBox();
+  const handle = await box.commands.run("sleep 1000", { background: true });
+  const reading = box.files.read("/dev/zero", { format: "stream" });
+  const reader = (await reading).getReader();
+  await reader.read();
+  await micaSays("rm", "--force", box.sandboxId);
+  await assert.rejects(handle.wait(), DisconnectedError);
+  await assert.rejects(async () => {
+    while (!(await reader.read()).done);
+  }, DisconnectedError);
+});
+
+test("a store with a long path has sandboxes", async () => {
+  const directory = await mkdtemp(join(tmpdir(), "long-"));
+  try {
+    const home = join(directory, "x".repeat(120), "home");
+    const { stdout, code } = await script(
+      `process.stdout.write(String((await images.list()).length));
+      const { execFileSync } = await import("node:child_process");
+      execFileSync(process.env.MICABOX_MICA, ["load", "--name", "${IMAGE}", process.env.SAMPLE], { stdio: "ignore" });
+      const box = await Sandbox.create("${IMAGE}", made);
+      process.stdout.write(" " + (await box.commands.run("echo long")).stdout);`,
+      { MICABOX_HOME: home },
+    );
+    assert.deepEqual([stdout, code], ["0 long\n", 0]);
+  } finally {
+    await rm(directory, { recursive: true });
+  }
+});
+
+test("a program that is not mica is named", async () => {
+  const { stdout } = await script(
+    `await images.list().catch((error) => console.log(error.name, error.message));
+    process.env.MICABOX_MICA = "/bin/echo";
+    await images.list().catch((error) => console.log(error.name, error.message));`,
+    { MICABOX_MICA: "/no/such/mica" },
+  );
+  const [missing, other] = stdout.split("\n").filter((line) => line.includes("Error"));
+  assert.match(missing ?? "", /^HostError cannot start `\/no\/such\/mica`: .*ENOENT/);
+  assert.match(other ?? "", /^ProtocolError the other side does not speak/);
+  assert.equal(HostError.name, "HostError");
+});
+
+/** The process ID of this process's `mica serve`. */
+async function server(): Promise<number> {
+  for (const name of await readdir("/proc")) {
+    const status = /^\d+$/.test(name) ? await readFile(`/proc/${name}/status`, "utf8").catch(() => "") : "";
+    const command = await readFile(`/proc/${name}/cmdline`, "utf8").catch(() => "");
+    if (new RegExp(`^PPid:\t${process.pid}$`, "m").test(status) && command.includes("serve")) return Number(name);
+  }
+  throw new Error("no `mica serve` is a child of this process");
+}
