@@ -6,21 +6,27 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { test } from "node:test";
 
-import { CancelledError, images, MicaError, Sandbox, volumes } from "../src/index.js";
-import { hostBox, IMAGE, until } from "./support.js";
+import { CancelledError, images, MicaError, Sandbox, volumes, type ImageInfo } from "../src/index.js";
+import { imageArchive } from "./archive.js";
+import { hostBox, until } from "./support.js";
 
-test("images are listed, named, saved, loaded and removed", async () => {
-  const [image] = (await images.list()).filter(({ references }) => references.includes(`docker.io/library/${IMAGE}:latest`));
-  assert.deepEqual([image?.layers, image?.platform], [4, "linux/amd64"]);
-  await images.tag(IMAGE, "ts-tagged:1");
-  const archive: Uint8Array[] = [];
-  await images.save("ts-tagged:1", (bytes) => void archive.push(bytes));
-  assert.ok(Buffer.concat(archive).length > 10_000_000);
-  await images.load(new Blob(archive), { name: "ts-loaded:1" });
-  const names = (await images.list()).flatMap(({ references }) => references);
-  assert.ok(names.includes("docker.io/library/ts-tagged:1") && names.includes("docker.io/library/ts-loaded:1"));
+test("images are loaded, listed, named, saved and removed", async () => {
+  const archive = await imageArchive();
+  await images.load(archive, { name: "ts-loaded:1" });
+  const one = async (name: string): Promise<ImageInfo | undefined> =>
+    (await images.list()).find(({ references }) => references.includes(`docker.io/library/${name}`));
+  const loaded = await one("ts-loaded:1");
+  assert.deepEqual([loaded?.layers, loaded?.platform], [1, "linux/amd64"]);
+  await images.tag("ts-loaded:1", "ts-tagged:1");
+  assert.equal((await one("ts-tagged:1"))?.digest, loaded?.digest);
+  const saved: Uint8Array[] = [];
+  await images.save("ts-tagged:1", (bytes) => void saved.push(bytes));
+  await images.load(new Blob(saved).stream(), { name: "ts-again:1" });
+  assert.equal((await one("ts-again:1"))?.layers, 1);
+  await using box = await Sandbox.create("ts-again:1", { backend: "host", net: "none" });
+  assert.equal(await box.files.read("file"), "in the image");
   await images.remove("ts-tagged:1");
-  await images.remove("ts-loaded:1");
+  assert.equal(await one("ts-tagged:1"), undefined);
   await assert.rejects(images.remove("ts-tagged:1"), (error: unknown) => {
     assert.ok(error instanceof MicaError);
     assert.match(error.message, /ts-tagged/);
@@ -32,14 +38,19 @@ test("images are listed, named, saved, loaded and removed", async () => {
 test("images are pushed to a registry and pulled from there", async () => {
   await using registry = await Registry.start();
   const name = `localhost:${registry.port}/pushed:1`;
-  await images.push(IMAGE, name);
-  const lines: string[] = [];
-  await images.pull(name, { onProgress: (line) => void lines.push(line) });
-  const names = (await images.list()).flatMap(({ references }) => references);
-  assert.ok(names.includes(name), names.join());
+  await images.load(await imageArchive(), { name: "ts-pushed:1" });
+  await images.push("ts-pushed:1", name);
+  await images.remove("ts-pushed:1");
+  assert.ok(!(await images.list()).some(({ references }) => references.includes(name)));
+  await images.pull(name, { platform: "linux/amd64" });
+  assert.ok((await images.list()).some(({ references }) => references.includes(name)));
+  // One that is not here is pulled.
+  await images.remove(name);
   await using box = await Sandbox.create(name, { backend: "host", net: "none" });
-  assert.equal((await box.commands.run("id -un")).stdout, "strata\n");
-  await assert.rejects(images.pull(`localhost:${registry.port}/none:1`), MicaError);
+  assert.equal((await box.commands.run("cat /file")).stdout, "in the image");
+  const said: string[] = [];
+  await assert.rejects(images.pull(`localhost:${registry.port}/none:1`, { onProgress: (line) => void said.push(line) }), MicaError);
+  assert.match(said.join("\n"), /none/);
   await assert.rejects(images.pull(name, { signal: AbortSignal.abort() }), { name: "AbortError" });
 });
 

@@ -5,7 +5,7 @@ import type { SandboxRecord } from "./record.js";
 export interface SandboxInfo {
   sandboxId: string;
   name: string;
-  /** The image's name, or its digest if it has none; undefined without an image. */
+  /** The image's name, or its digest if it has none; the path of a root disk. */
   image: string | undefined;
   /** Its labels. */
   metadata: Record<string, string>;

@@ -13,14 +13,12 @@ export interface SandboxOptions {
   metadata?: Record<string, string>;
   /** Milliseconds until it is ended; no limit unless given. */
   timeoutMs?: number;
-  /** Milliseconds without commands and clients after which it is ended. */
+  /** Milliseconds without commands and clients after which it is ended, once it is detached. */
   idleTimeoutMs?: number;
   /** Whether it has a network: true unless given. */
   allowInternetAccess?: boolean;
   /** Volumes by path. */
   volumeMounts?: Record<string, string>;
-  /** A snapshot that it starts from, in place of an image. */
-  from?: string;
   /** Forget it when it ends: true unless given. One that keeps its disk needs `false`. */
   rm?: boolean;
   name?: string;
@@ -33,6 +31,8 @@ export interface SandboxOptions {
   upper?: string;
   /** Ports of this machine that lead in: `8080:80`. */
   publish?: readonly string[];
+  /** A file with an ext4 or EROFS filesystem, in place of an image. */
+  rootDisk?: string;
   /** `auto`, `kvm`, `qemu` or `host`. */
   backend?: string;
   [option: string]: OptionValue;

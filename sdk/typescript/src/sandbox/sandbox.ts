@@ -48,8 +48,8 @@ export class Sandbox implements AsyncDisposable {
   }
 
   /**
-   * Makes a sandbox from an image, or with `from` or `rootDisk` without one. It ends with this process, unless
-   * it is detached. An image that is not here is pulled.
+   * Makes a sandbox from an image, or with `rootDisk` without one. It ends with this process, unless it is
+   * detached. An image that is not here is pulled.
    */
   static create(image: string, opts?: SandboxOptions): Promise<Sandbox>;
   static create(opts: SandboxOptions): Promise<Sandbox>;
@@ -183,7 +183,7 @@ export class Sandbox implements AsyncDisposable {
     return made.map((one) => new Sandbox(one));
   }
 
-  /** Copies its disk, with `memory` the whole machine (KVM only), for `Sandbox.create({ from })`. */
+  /** Copies its disk, with `memory` the whole machine (KVM only), for `mica run --from`. */
   async createSnapshot(opts: { name?: string; memory?: boolean } = {}): Promise<SnapshotInfo> {
     const name = opts.name ?? `${this.name}-${randomBytes(4).toString("hex")}`;
     await mica(["snapshot", "create", ...(opts.memory === true ? ["--memory"] : []), "--", this.sandboxId, name]);

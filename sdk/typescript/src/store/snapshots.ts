@@ -3,7 +3,7 @@
 import { mica, micaJson } from "../mica.js";
 
 export interface SnapshotInfo {
-  /** Its name: what `Sandbox.create({ from })` takes. */
+  /** Its name: what `mica run --from` takes. */
   snapshotId: string;
   /** The sandbox that it is a copy of. */
   sandbox: string;
