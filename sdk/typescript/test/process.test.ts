@@ -3,29 +3,42 @@
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
 import { once } from "node:events";
-import { mkdtemp, readdir, readFile, rm } from "node:fs/promises";
+import { mkdtemp, readdir, readFile, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { test } from "node:test";
 
 import { DisconnectedError, HostError, Sandbox, SandboxError } from "../src/index.js";
+import { imageArchive } from "./archive.js";
 import { hostBox, IMAGE, listed, micaSays, until } from "./support.js";
 
 const INDEX = new URL("../src/index.js", import.meta.url).href;
 
-/** Runs a module that has `Sandbox` and `made`; its stdout, and how it ended. */
-async function script(body: string, env: Record<string, string> = {}): Promise<{ stdout: string; code: number | null; ms: number }> {
-  const started = performance.now();
-  const head = `import { Sandbox, images } from ${JSON.stringify(INDEX)};
-    const made = { backend: "host", net: "none", user: "root" };`;
-  const child = spawn(process.execPath, ["--input-type=module", "--eval", `${head}\n${body}`], {
-    stdio: ["ignore", "pipe", "inherit"],
-    env: { ...process.env, ...env },
-  });
-  let stdout = "";
-  child.stdout.on("data", (bytes: Buffer) => void (stdout += bytes.toString()));
-  const [code] = (await once(child, "close")) as [number | null];
-  return { stdout, code, ms: performance.now() - started };
+interface Ended {
+  stdout: string;
+  /** Null if a signal ended it. */
+  code: number | null;
+  ms: number;
+}
+
+/** Runs a module that has `Sandbox` and `made`, by whatever runs this one; its stdout, and how it ended. */
+async function script(body: string, env: Record<string, string> = {}): Promise<Ended> {
+  const directory = await mkdtemp(join(tmpdir(), "script-"));
+  try {
+    const path = join(directory, "script.mjs");
+    const head = `import { Sandbox, images } from ${JSON.stringify(INDEX)};
+      const made = { backend: "host", net: "none", user: "root" };`;
+    await writeFile(path, `${head}\n${body}`);
+    const run = "Deno" in globalThis ? ["run", "--allow-all", path] : [path];
+    const started = performance.now();
+    const child = spawn(process.execPath, run, { stdio: ["ignore", "pipe", "inherit"], env: { ...process.env, ...env } });
+    let stdout = "";
+    child.stdout.on("data", (bytes: Buffer) => void (stdout += bytes.toString()));
+    const [code] = (await once(child, "close")) as [number | null];
+    return { stdout, code, ms: performance.now() - started };
+  } finally {
+    await rm(directory, { recursive: true });
+  }
 }
 
 test("a process ends when it is done, and its sandboxes with it", async () => {
@@ -80,17 +93,17 @@ test("a sandbox that ends under a command is its error", async () => {
 test("a store with a long path has sandboxes", async () => {
   const directory = await mkdtemp(join(tmpdir(), "long-"));
   try {
-    const home = join(directory, "x".repeat(120), "home");
+    const archive = join(directory, "image.tar");
+    await writeFile(archive, await imageArchive());
     const { stdout, code } = await script(
-      `process.stdout.write(String((await images.list()).length));
-      const { execFileSync } = await import("node:child_process");
-      execFileSync(process.env.MICABOX_MICA, ["load", "--name", "${IMAGE}", process.env.SAMPLE], { stdio: "ignore" });
-      const box = await Sandbox.create("${IMAGE}", made);
-      process.stdout.write(" " + (await box.commands.run("echo long")).stdout);
+      `import { createReadStream } from "node:fs";
+      await images.load(createReadStream("${archive}"), { name: "small" });
+      const box = await Sandbox.create("small", { ...made, user: "0" });
+      console.log((await box.commands.run("cat /file")).stdout);
       await box.kill();`,
-      { MICABOX_HOME: home },
+      { MICABOX_HOME: join(directory, "x".repeat(120), "home") },
     );
-    assert.deepEqual([stdout, code], ["0 long\n", 0]);
+    assert.deepEqual([stdout, code], ["in the image\n", 0]);
   } finally {
     await rm(directory, { recursive: true });
   }

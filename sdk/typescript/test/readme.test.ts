@@ -15,5 +15,5 @@ test("the README's example does what it says, as an importer of the package", as
   // An image with Python, by the name that the example has.
   await micaSays("tag", IMAGE, "python:3.12-slim");
   const { stdout } = await promisify(execFile)(process.execPath, [fileURLToPath(new URL("../examples/readme.js", import.meta.url))]);
-  assert.match(stdout, /^3\n0 \[\n {2}\{\n {4}name: 'a.csv',\n {4}path: '\/tmp\/work\/a.csv',\n {4}type: 'file',\n {4}size: 12,/);
+  assert.equal(stdout, "3\na.csv 12\n");
 });
