@@ -101,6 +101,11 @@ test("stdin is written and ended", async () => {
   await box.commands.closeStdin(handle.pid);
   assert.equal((await handle.wait()).stdout, "got line\nrest");
   await assert.rejects(handle.sendStdin("late"), NotFoundError);
+  async function* broken(): AsyncGenerator<Uint8Array> {
+    yield Buffer.from("half");
+    throw new Error("the source is gone");
+  }
+  await assert.rejects(box.commands.run("cat", { stdin: broken() }), /the source is gone/);
   // A command that does not read it all is no failure of the writer's.
   assert.equal((await box.commands.run("head -c 1", { stdin: noise(4 << 20), capture: false })).exitCode, 0);
 });
@@ -110,6 +115,13 @@ test("streams of a command are web streams", async () => {
   const source = new Blob(["shout"]).stream();
   const [text] = await Promise.all([new Response(handle.readable("stdout")).text(), source.pipeTo(handle.writable())]);
   assert.equal(text, "SHOUT");
+  // A read that waits is no obstacle.
+  const silent = await box.commands.run("sleep 1000", { background: true, capture: false });
+  const waiting = silent.readable("stdout").getReader();
+  const read = waiting.read();
+  await waiting.cancel();
+  assert.equal((await read).done, true);
+  await silent.kill();
   const endless = await box.commands.run("yes", { background: true, capture: false });
   const reader = endless.readable("stdout").getReader();
   assert.ok(((await reader.read()).value?.length ?? 0) > 0);
@@ -143,6 +155,7 @@ test("processes are listed and killed", async () => {
   await assert.rejects(handle.wait(), { exitCode: 137 });
   assert.equal(await handle.kill(), false);
   assert.equal(await box.commands.kill(handle.pid), false);
+  assert.equal(await box.commands.kill(-1), false);
   // One that was started by another command.
   const { stdout } = await box.commands.run("setsid sleep 1235 >/dev/null & echo $!");
   const pid = Number(stdout);

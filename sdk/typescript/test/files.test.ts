@@ -52,6 +52,9 @@ test("a large file is streamed both ways", async () => {
   const reader = (await box.files.read("/srv/large", { format: "stream" })).getReader();
   await reader.read();
   await reader.cancel();
+  // Neither does one that was never read keep anything alive.
+  await (await box.files.read("/srv/large", { format: "stream" })).cancel();
+  await until("no operation is left", async () => (await box.commands.list()).every(({ cmd }) => cmd.startsWith("mica-guest --on-host")));
   await box.files.remove("/srv/large");
 });
 

@@ -83,29 +83,9 @@ export class Commands {
     };
     running.ended.then(forget, forget);
     const handle = new CommandHandle(running, opts);
-    if (typeof stdin !== "boolean") await this.#feed(running, stdin, opts.background === true);
+    // Half of stdin is not what the command was to be given.
+    if (typeof stdin !== "boolean") feed(running, stdin).catch((error: unknown) => handle.fail(error));
     return handle;
-  }
-
-  /** Writes all of stdin; beside the command, whose output must be read meanwhile. */
-  async #feed(running: Running, data: Data, inBackground: boolean): Promise<void> {
-    const feed = async (): Promise<void> => {
-      for await (const piece of pieces(data)) {
-        if (running.process.stdin.isClosed) break;
-        await running.process.stdin.write(piece);
-      }
-      await running.process.stdin.end();
-    };
-    const failed = (error: unknown): void => {
-      // Its source has failed: half of it is not what the command was to be given.
-      void running.kill();
-      if (!inBackground) throw error;
-    };
-    const fed = feed().catch(failed);
-    if (!inBackground) {
-      running.begin();
-      await fed;
-    }
   }
 
   /** All processes in the sandbox. */
@@ -130,8 +110,10 @@ export class Commands {
   async kill(pid: number): Promise<boolean> {
     const running = this.#running.get(pid);
     if (running !== undefined) return running.kill();
+    // Others are process groups, for kill(2).
+    if (!Number.isSafeInteger(pid) || pid <= 0) return false;
     try {
-      await this.run(`kill -9 ${Math.trunc(pid)}`, { user: "0", timeoutMs: ANSWER_TIMEOUT });
+      await this.run(`kill -9 ${pid}`, { user: "0", timeoutMs: ANSWER_TIMEOUT });
       return true;
     } catch (error) {
       if (error instanceof CommandExitError || error instanceof CommandStartError) return false;
@@ -167,20 +149,22 @@ export class Commands {
   }
 }
 
+/** Writes all of stdin. */
+async function feed({ process: { stdin } }: Running, data: Data): Promise<void> {
+  for await (const piece of pieces(data)) {
+    if (stdin.isClosed) break;
+    await stdin.write(piece);
+  }
+  await stdin.end();
+}
+
 /** PID, parent, user, state, terminal, ticks, start, KiB, and the arguments. */
 function parse(line: string): ProcessInfo {
   const words = line.split(" ");
-  const [pid, parent, uid, ticks, resident] = [0, 1, 2, 5, 7].map((at) => Number(words[at]));
-  if (pid === undefined || parent === undefined || uid === undefined || ticks === undefined || !Number.isFinite(resident)) {
+  const [pid = NaN, parent = NaN, uid = NaN, ticks = NaN, resident = NaN] = [0, 1, 2, 5, 7].map((at) => Number(words[at]));
+  if (![pid, parent, uid, ticks, resident].every(Number.isSafeInteger)) {
     throw new ProtocolError("the guest's list of processes is malformed");
   }
-  return {
-    pid,
-    parent,
-    uid,
-    state: words[3] ?? "",
-    cpuTime: ticks / TICKS,
-    memory: (resident ?? 0) * 1024,
-    cmd: words.slice(8).join(" "),
-  };
+  const [state = "", cmd] = [words[3], words.slice(8).join(" ")];
+  return { pid, parent, uid, state, cpuTime: ticks / TICKS, memory: resident * 1024, cmd };
 }

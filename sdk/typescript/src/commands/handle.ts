@@ -3,8 +3,8 @@
 import { CancelledError, DisconnectedError, NotFoundError, SandboxError, TimeoutError } from "../errors.js";
 import { pieces, type Data } from "../data.js";
 import type { Output } from "../protocol/call.js";
-import { Queue } from "../protocol/queue.js";
 import type { Running } from "./running.js";
+import { Subscription } from "./subscription.js";
 
 /** How a command ended, and what it wrote. */
 export interface CommandResult {
@@ -106,6 +106,12 @@ export class CommandHandle implements AsyncIterable<Output> {
     return this.#running.kill();
   }
 
+  /** Kills it because of an error, which `wait` then throws. */
+  fail(error: unknown): void {
+    this.#failure ??= error;
+    void this.kill();
+  }
+
   /** Sends it a signal: its number on Linux. */
   async signal(signal: number): Promise<void> {
     this.#running.process.signal(signal);
@@ -130,26 +136,8 @@ export class CommandHandle implements AsyncIterable<Output> {
   }
 
   /** The output from now on; what is not read holds the command back. */
-  async *[Symbol.asyncIterator](): AsyncGenerator<Output, void, undefined> {
-    const queue = new Queue<{ output: Output; taken: () => void }>();
-    const take = (output: Output): Promise<void> => new Promise((taken) => queue.push({ output, taken }));
-    let last: (() => void) | undefined;
-    this.#running.subscribe(take);
-    this.#running.ended.then(
-      () => queue.end(),
-      (error: Error) => queue.end(error),
-    );
-    this.#running.begin();
-    try {
-      for (let next; (next = await queue.next()) !== undefined; ) {
-        last = next.taken;
-        yield next.output;
-        last();
-      }
-    } finally {
-      this.#running.unsubscribe(take);
-      last?.();
-    }
+  [Symbol.asyncIterator](): AsyncIterableIterator<Output> {
+    return new Subscription(this.#running);
   }
 
   /** One output from now on, as a web stream. */
@@ -160,12 +148,12 @@ export class CommandHandle implements AsyncIterable<Output> {
         async pull(controller): Promise<void> {
           for (;;) {
             const { done, value } = await outputs.next();
-            if (done === true || value === undefined) return controller.close();
+            if (done === true) return controller.close();
             if (value.stream === stream) return controller.enqueue(value.data);
           }
         },
         async cancel(): Promise<void> {
-          await outputs.return();
+          await outputs.return?.();
         },
       },
       { highWaterMark: 0 },
@@ -194,8 +182,7 @@ export class CommandHandle implements AsyncIterable<Output> {
       await onOutput?.(output);
     } catch (error) {
       // The caller's own function has failed: the command is of no use any more.
-      this.#failure ??= error;
-      await this.kill();
+      this.fail(error);
     }
   };
 

@@ -2,6 +2,7 @@
 
 import { posix } from "node:path";
 
+import { ProtocolError } from "../errors.js";
 import { textBytes, textString, type Text } from "../protocol/text.js";
 import type { Stat } from "./replies.js";
 
@@ -48,6 +49,10 @@ export function entryInfo(path: string, stat: Stat, target?: Text): EntryInfo {
 
 /** The entry of a file below a directory. */
 export function entryBelow(directory: string, path: Text, stat: Stat, target: Text): EntryInfo {
+  // A guest may lie: what is listed is below the directory.
+  if (textString(path).split("/").some((part) => ["", ".", ".."].includes(part))) {
+    throw new ProtocolError(`\`${textString(path)}\` is no path below a directory`);
+  }
   const prefix = directory.endsWith("/") ? directory : `${directory}/`;
   const info = entryInfo(`${prefix}${textString(path)}`, stat, target);
   return typeof path === "string" ? info : { ...info, rawPath: Buffer.concat([Buffer.from(prefix), textBytes(path)]) };

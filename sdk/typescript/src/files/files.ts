@@ -34,6 +34,9 @@ type Reading = FilesystemOptions & {
   length?: number;
 };
 
+/** Most entries of a list: the guest may lie. */
+const MAX_ENTRIES = 10_000_000;
+
 /** Paths are from the sandbox's working directory unless they begin with a slash. */
 export class Filesystem {
   readonly #owner: Owner;
@@ -53,10 +56,10 @@ export class Filesystem {
     path: string,
     { format = "text", offset = 0, length, user }: Reading & { format?: "text" | "bytes" | "blob" | "stream" } = {},
   ): Promise<string | Uint8Array | Blob | ReadableStream<Uint8Array>> {
-    const bytes = (await this.#start("read", path, { offset, length: length ?? null }, user)).bytes();
-    if (format === "stream") return streamOf(bytes);
+    const operation = await this.#start("read", path, { offset, length: length ?? null }, user);
+    if (format === "stream") return streamOf(operation);
     const all: Uint8Array<ArrayBuffer>[] = [];
-    for await (const piece of bytes) all.push(new Uint8Array(piece));
+    for await (const piece of operation.bytes()) all.push(new Uint8Array(piece));
     if (format === "blob") return new Blob(all);
     const whole = Buffer.concat(all);
     return format === "text" ? whole.toString("utf8") : new Uint8Array(whole.buffer, whole.byteOffset, whole.length);
@@ -90,6 +93,7 @@ export class Filesystem {
     const entries: EntryInfo[] = [];
     for await (const reply of operation.replies()) {
       if (reply.type !== "entry") throw new ProtocolError(`\`${reply.type}\` in place of an entry`);
+      if (entries.length === MAX_ENTRIES) throw new ProtocolError(`more than ${MAX_ENTRIES} entries`);
       entries.push(entryBelow(directory, reply.path, reply.stat, reply.target));
     }
     return entries;
@@ -162,12 +166,10 @@ export class Filesystem {
 
   async #stat(what: string, path: string, user: string | undefined, follow = false): Promise<Stat> {
     const operation = await this.#start(what, path, { type: "stat", follow }, user);
-    let found: Stat | undefined;
     for await (const reply of operation.replies()) {
-      if (reply.type === "stat") found = reply;
+      if (reply.type === "stat") return reply;
     }
-    if (found === undefined) throw new ProtocolError("no attributes");
-    return found;
+    throw new ProtocolError("no attributes");
   }
 
   /** Begins an operation, of the type `what` unless the fields have another. */
@@ -188,7 +190,8 @@ export class Filesystem {
   }
 }
 
-function streamOf(bytes: AsyncGenerator<Uint8Array, void, undefined>): ReadableStream<Uint8Array> {
+function streamOf(operation: Operation): ReadableStream<Uint8Array> {
+  const bytes = operation.bytes();
   return new ReadableStream<Uint8Array>(
     {
       async pull(controller): Promise<void> {
@@ -196,8 +199,8 @@ function streamOf(bytes: AsyncGenerator<Uint8Array, void, undefined>): ReadableS
         if (done === true || value === undefined) controller.close();
         else controller.enqueue(value);
       },
-      async cancel(): Promise<void> {
-        await bytes.return();
+      cancel(): void {
+        operation.cancel();
       },
     },
     { highWaterMark: 0 },

@@ -29,6 +29,37 @@ export type Reply =
   | { type: "failed"; path?: Text; errno: number; message: string }
   | { type: "left_out"; path: Text; what: string };
 
+/** A guest may lie: the fields that are used are what they must be. */
+function parse(json: string): Reply {
+  const reply = parsed(json);
+  const stat = reply["type"] === "entry" ? (reply["stat"] as Record<string, unknown> | undefined) : reply;
+  const hasStat = reply["type"] !== "stat" && reply["type"] !== "entry" ? true : isStat(stat);
+  const texts = ["path", "target"].filter((name) => name in reply);
+  if (!hasStat || !texts.every((name) => isText(reply[name]))) throw new ProtocolError("a malformed reply of an operation on files");
+  return reply as Reply;
+}
+
+function parsed(json: string): Record<string, unknown> {
+  try {
+    const reply: unknown = JSON.parse(json);
+    if (typeof reply === "object" && reply !== null) return reply as Record<string, unknown>;
+  } catch {
+    // Told below.
+  }
+  throw new ProtocolError("a reply of an operation on files is not JSON");
+}
+
+function isStat(stat: Record<string, unknown> | undefined): boolean {
+  const { modified } = stat ?? {};
+  const numbers = ["mode", "uid", "gid", "size"].map((name) => stat?.[name]);
+  const times = typeof modified === "object" && modified !== null ? ["seconds", "nanos"].map((name) => (modified as Record<string, unknown>)[name]) : [NaN];
+  return typeof stat?.["kind"] === "string" && [...numbers, ...times].every(Number.isFinite);
+}
+
+function isText(text: unknown): boolean {
+  return typeof text === "string" || (typeof text === "object" && text !== null && typeof (text as { base64?: unknown }).base64 === "string");
+}
+
 /** Decodes what arrives in pieces of any size. */
 export class ReplyDecoder {
   #pending: Buffer = Buffer.alloc(0);
@@ -42,7 +73,7 @@ export class ReplyDecoder {
       if (length > MAX_REPLY) throw new ProtocolError(`a reply of ${length} bytes`);
       const end = at + LENGTH + length;
       if (end > this.#pending.length) break;
-      replies.push(JSON.parse(this.#pending.toString("utf8", at + LENGTH, end)) as Reply);
+      replies.push(parse(this.#pending.toString("utf8", at + LENGTH, end)));
       at = end;
     }
     this.#pending = this.#pending.subarray(at);

@@ -133,9 +133,11 @@ function stream(kind: number): Output["stream"] {
 }
 
 function parse(body: Uint8Array): Message {
-  const message: unknown = JSON.parse(Buffer.from(body).toString("utf8"));
-  if (typeof message !== "object" || message === null || typeof (message as Message).type !== "string") {
-    throw new ProtocolError("a message without a type");
+  try {
+    const message: unknown = JSON.parse(Buffer.from(body).toString("utf8"));
+    if (typeof message === "object" && message !== null && typeof (message as Message).type === "string") return message as Message;
+  } catch {
+    // Told below.
   }
-  return message as Message;
+  throw new ProtocolError("a message that is not JSON with a type");
 }

@@ -42,7 +42,8 @@ export class Decoder {
    * @throws ProtocolError nothing can be decoded after it
    */
   push(bytes: Uint8Array): Frame[] {
-    this.#pending = this.#pending.length === 0 ? Buffer.from(bytes) : Buffer.concat([this.#pending, bytes]);
+    const { buffer, byteOffset, length } = bytes;
+    this.#pending = this.#pending.length === 0 ? Buffer.from(buffer, byteOffset, length) : Buffer.concat([this.#pending, bytes]);
     if (!this.#isGreeted && !this.#greet()) return [];
     const frames: Frame[] = [];
     let at = 0;

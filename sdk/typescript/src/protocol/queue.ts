@@ -16,6 +16,12 @@ export class Queue<T> {
     this.#wake?.();
   }
 
+  /** Ends it without the items that are there, each of which is handed to `each`. */
+  drop(each: (item: T) => void): void {
+    this.#items.splice(0).forEach(each);
+    this.end();
+  }
+
   /** The next item; undefined at the end. One caller at a time. */
   async next(): Promise<T | undefined> {
     for (;;) {

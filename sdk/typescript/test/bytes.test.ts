@@ -2,6 +2,8 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { ProtocolError } from "../src/errors.js";
+import { entryBelow } from "../src/files/entry.js";
+import { ReplyDecoder } from "../src/files/replies.js";
 import { Decoder, encode, Kind, MAX_DATA, PREAMBLE } from "../src/protocol/frame.js";
 import { encodeText, textBytes, textString } from "../src/protocol/text.js";
 
@@ -34,6 +36,25 @@ test("bytes that break the protocol are an error", () => {
     Buffer.concat([PREAMBLE, Buffer.alloc(9, 0xff)]),
   ];
   for (const bytes of broken) assert.throws(() => new Decoder().push(bytes), ProtocolError);
+});
+
+test("replies of a guest that lies are an error", () => {
+  const reply = (value: unknown): Buffer => {
+    const json = Buffer.from(typeof value === "string" ? value : JSON.stringify(value));
+    const length = Buffer.alloc(4);
+    length.writeUInt32LE(json.length);
+    return Buffer.concat([length, json]);
+  };
+  const stat = { kind: "file", mode: 0o644, uid: 0, gid: 0, size: 1, modified: { seconds: 1, nanos: 2 } };
+  const entry = { type: "entry", path: "a", stat, target: "" };
+  const bytes = reply(entry);
+  const decoder = new ReplyDecoder();
+  assert.deepEqual([...bytes].flatMap((byte) => decoder.push(Buffer.from([byte]))), [entry]);
+  const lies = ["no JSON", null, { ...entry, path: 7 }, { ...entry, stat: null }, { ...entry, stat: { ...stat, size: "1" } }, { type: "stat", ...stat, modified: 1 }];
+  for (const lie of lies) assert.throws(() => new ReplyDecoder().push(reply(lie)), ProtocolError, JSON.stringify(lie));
+  assert.throws(() => new ReplyDecoder().push(Buffer.alloc(4, 0xff)), ProtocolError);
+  for (const path of ["..", "a/../b", "/etc", ""]) assert.throws(() => entryBelow("/srv", path, stat, ""), ProtocolError);
+  assert.equal(entryBelow("/", "a/b", stat, "").path, "/a/b");
 });
 
 test("text that is not UTF-8 is kept", () => {
