@@ -1,8 +1,8 @@
 /** Commands of `mica`, for what needs no sandbox. */
 
+import { feed, type Data } from "./data.js";
 import { CancelledError, MicaError } from "./errors.js";
 import { server } from "./server.js";
-import { pieces, type Data } from "./data.js";
 
 export interface MicaOptions {
   /** Bytes for stdin; none unless given. */
@@ -24,14 +24,20 @@ const SIGTERM = 15;
  */
 export async function mica(args: string[], options: MicaOptions = {}): Promise<Buffer> {
   const { connection } = await server();
-  options.signal?.throwIfAborted();
+  checkSignal(args, options.signal);
   const call = connection.call({ type: "command", args, stdin: options.stdin !== undefined });
   const abort = (): void => call.send({ type: "signal", signal: SIGTERM });
+  let isOver = false;
   try {
     await call.answer("started");
     if (options.signal?.aborted) abort();
     options.signal?.addEventListener("abort", abort);
-    const fed = options.stdin === undefined ? undefined : feed(options.stdin, call.stdin);
+    let failed: { error: unknown } | undefined;
+    const fail = (error: unknown): void => {
+      failed = { error };
+      abort();
+    };
+    if (options.stdin !== undefined) feed(options.stdin, call.stdin).catch(fail);
     const stdout: Uint8Array[] = [];
     const stderr = new Lines(options.onLine);
     for await (const { stream, data } of call.outputs()) {
@@ -41,14 +47,15 @@ export async function mica(args: string[], options: MicaOptions = {}): Promise<B
     }
     await stderr.end();
     const { code } = await call.answer("exited");
-    await fed;
-    if (options.signal?.aborted) {
-      throw new CancelledError(`mica ${args[0]} was cancelled`, { kind: "cancelled", cause: options.signal.reason });
-    }
+    isOver = true;
+    if (failed !== undefined) throw (failed as { error: unknown }).error;
+    checkSignal(args, options.signal);
     if (code !== 0) throw errorOf(stderr.text, Number(code));
     return Buffer.concat(stdout);
   } finally {
     options.signal?.removeEventListener("abort", abort);
+    // The caller's own function has failed.
+    if (!isOver) abort();
     call.over();
   }
 }
@@ -58,9 +65,9 @@ export async function micaJson<T>(args: string[]): Promise<T> {
   return JSON.parse((await mica(args)).toString("utf8")) as T;
 }
 
-async function feed(data: Data, stdin: { write(bytes: Uint8Array): Promise<void>; end(): Promise<void> }): Promise<void> {
-  for await (const piece of pieces(data)) await stdin.write(piece);
-  await stdin.end();
+function checkSignal(args: string[], signal: AbortSignal | undefined): void {
+  if (signal?.aborted !== true) return;
+  throw new CancelledError(`mica ${args[0]} was cancelled`, { kind: "cancelled", cause: signal.reason });
 }
 
 /** The lines of stderr. */

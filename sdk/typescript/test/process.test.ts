@@ -3,14 +3,14 @@
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
 import { once } from "node:events";
-import { mkdtemp, readdir, readFile, rm, writeFile } from "node:fs/promises";
+import { mkdtemp, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { test } from "node:test";
 
 import { DisconnectedError, HostError, Sandbox, SandboxError } from "../src/index.js";
 import { imageArchive } from "./archive.js";
-import { hostBox, IMAGE, listed, micaSays, until } from "./support.js";
+import { hostBox, IMAGE, listed, micaSays, processes, until } from "./support.js";
 
 const INDEX = new URL("../src/index.js", import.meta.url).href;
 
@@ -124,10 +124,6 @@ test("a program that is not mica is named", async () => {
 
 /** The process ID of this process's `mica serve`. */
 async function server(): Promise<number> {
-  for (const name of await readdir("/proc")) {
-    const status = /^\d+$/.test(name) ? await readFile(`/proc/${name}/status`, "utf8").catch(() => "") : "";
-    const command = await readFile(`/proc/${name}/cmdline`, "utf8").catch(() => "");
-    if (new RegExp(`^PPid:\t${process.pid}$`, "m").test(status) && command.includes("serve")) return Number(name);
-  }
-  throw new Error("no `mica serve` is a child of this process");
+  const found = (await processes()).find(({ parent, args }) => parent === process.pid && args.includes("serve"));
+  return found?.pid ?? assert.fail("no `mica serve` is a child of this process");
 }

@@ -1,6 +1,7 @@
 /** What tests share: sandboxes on this machine's own kernel, and `mica` to look at them from outside. */
 
 import { execFile } from "node:child_process";
+import { readdir, readFile } from "node:fs/promises";
 import { setTimeout as sleep } from "node:timers/promises";
 import { promisify } from "node:util";
 
@@ -24,6 +25,18 @@ export async function micaSays(...args: string[]): Promise<string> {
 export async function listed(): Promise<Map<string, string>> {
   const all = JSON.parse(await micaSays("ps", "--all", "--json")) as { id: string; state: string }[];
   return new Map(all.map(({ id, state }) => [id, state]));
+}
+
+/** The processes of this machine. */
+export async function processes(): Promise<{ pid: number; parent: number; args: string[] }[]> {
+  const pids = (await readdir("/proc")).filter((name) => /^\d+$/.test(name));
+  const read = (pid: string, file: string): Promise<string> => readFile(`/proc/${pid}/${file}`, "utf8").catch(() => "");
+  const one = async (pid: string): Promise<{ pid: number; parent: number; args: string[] }> => ({
+    pid: Number(pid),
+    parent: Number(/^PPid:\t(\d+)$/m.exec(await read(pid, "status"))?.[1]),
+    args: (await read(pid, "cmdline")).split("\0"),
+  });
+  return Promise.all(pids.map(one));
 }
 
 /** Waits until this holds, at most ten seconds. */

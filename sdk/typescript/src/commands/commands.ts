@@ -1,7 +1,7 @@
 /** Commands in a sandbox. */
 
 import { CancelledError, CommandStartError, NotFoundError, ProtocolError } from "../errors.js";
-import { pieces, type Data } from "../data.js";
+import { feed, pieces, type Data } from "../data.js";
 import type { Owner } from "../owner.js";
 import type { Defaults, ExecOptions } from "./exec.js";
 import { CommandExitError, CommandHandle, type CommandResult, type HandleOptions } from "./handle.js";
@@ -84,7 +84,7 @@ export class Commands {
     running.ended.then(forget, forget);
     const handle = new CommandHandle(running, opts);
     // Half of stdin is not what the command was to be given.
-    if (typeof stdin !== "boolean") feed(running, stdin).catch((error: unknown) => handle.fail(error));
+    if (typeof stdin !== "boolean") feed(stdin, running.process.stdin).catch((error: unknown) => handle.fail(error));
     return handle;
   }
 
@@ -147,15 +147,6 @@ export class Commands {
     if (running !== undefined) return running;
     throw new NotFoundError(`no command with PID ${pid} runs that was started here`, { kind: "not_found" });
   }
-}
-
-/** Writes all of stdin. */
-async function feed({ process: { stdin } }: Running, data: Data): Promise<void> {
-  for await (const piece of pieces(data)) {
-    if (stdin.isClosed) break;
-    await stdin.write(piece);
-  }
-  await stdin.end();
 }
 
 /** PID, parent, user, state, terminal, ticks, start, KiB, and the arguments. */

@@ -1,7 +1,7 @@
 /** One operation on files: a command of the agent's own. */
 
 import { Process } from "../commands/process.js";
-import { pieces, type Data } from "../data.js";
+import { feed, type Data } from "../data.js";
 import { CommandStartError, errorOfFile, ProtocolError } from "../errors.js";
 import type { Owner } from "../owner.js";
 import { textString } from "../protocol/text.js";
@@ -88,25 +88,18 @@ export class Operation {
     }
   }
 
-  /** Writes all of the data, and waits for the end. */
+  /** Writes all of the data, and waits for the end. If its source fails, half of it is there. */
   async write(data: Data): Promise<void> {
-    const feed = async (): Promise<void> => {
-      try {
-        for await (const piece of pieces(data)) {
-          if (this.#process.stdin.isClosed) return;
-          await this.#process.stdin.write(piece);
-        }
-      } catch (error) {
-        // Half of it is there, as with any program that fails.
-        this.cancel();
-        throw error;
-      }
-      await this.#process.stdin.end();
-    };
-    const fed = feed();
-    const [feeding, ending] = await Promise.allSettled([fed, this.done()]);
-    if (feeding.status === "rejected") throw feeding.reason;
-    if (ending.status === "rejected") throw ending.reason;
+    let failed: { error: unknown } | undefined;
+    feed(data, this.#process.stdin).catch((error: unknown) => {
+      failed = { error };
+      this.cancel();
+    });
+    try {
+      await this.done();
+    } catch (error) {
+      throw failed === undefined ? error : failed.error;
+    }
   }
 
   /** Ends it before its end. */
