@@ -12,8 +12,12 @@ import { IMAGE, listed, micaSays } from "./support.js";
 
 test("a machine has a disk, which is snapshotted, compared, committed and kept", async () => {
   await volumes.create("ts-data", { size: "64m" });
-  const made = { name: "ts-machine", upper: "disk:1g", user: "root", net: "none", rm: false, volumeMounts: { "/data": "ts-data" } };
-  const box = await Sandbox.create(IMAGE, made);
+  const made = { name: "ts-machine", upper: "disk:1g", memory: "384m", cpus: 1, user: "root", net: "none", rm: false };
+  const box = await Sandbox.create(IMAGE, { ...made, volumeMounts: { "/data": "ts-data" } });
+  const { memoryMB, cpuCount } = await box.getInfo();
+  assert.deepEqual([memoryMB, cpuCount], [384, 1]);
+  const total = Number((await box.commands.run("awk '/MemTotal/{print $2}' /proc/meminfo")).stdout);
+  assert.ok(total > 300_000 && total < 384 << 10, `${total}`);
   const { stdout } = await box.commands.run("uname -r; mount -t ext4 | grep -c ' /data '");
   assert.match(stdout, /^6\.\d+\.\d+.*\n1\n$/);
   await box.files.write("/srv/kept", "kept");
