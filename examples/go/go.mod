@@ -1,0 +1,3 @@
+module micabox.example/client
+
+go 1.19

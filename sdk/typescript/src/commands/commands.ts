@@ -1,0 +1,161 @@
+/** Commands in a sandbox. */
+
+import { CancelledError, CommandStartError, NotFoundError, ProtocolError } from "../errors.js";
+import { feed, pieces, type Data } from "../data.js";
+import type { Owner } from "../owner.js";
+import type { Defaults, ExecOptions } from "./exec.js";
+import { CommandExitError, CommandHandle, type CommandResult, type HandleOptions } from "./handle.js";
+import { Process } from "./process.js";
+import { Running } from "./running.js";
+
+export interface CommandStartOptions extends ExecOptions, HandleOptions {
+  /** Returns a handle of the command, once it runs, in place of its result. */
+  background?: boolean;
+  /** `true` for `sendStdin`; or what is written to stdin, which then ends. Empty unless given. */
+  stdin?: boolean | Data;
+  /** The command continues when this process ends, if the sandbox does: for detached ones. */
+  detach?: boolean;
+}
+
+/** A process in a sandbox. */
+export interface ProcessInfo {
+  pid: number;
+  /** The parent's process ID. */
+  parent: number;
+  uid: number;
+  /** The kernel's letter: `R`, `S`, `Z` and so on. */
+  state: string;
+  /** Seconds of processor time. */
+  cpuTime: number;
+  /** Bytes of resident memory. */
+  memory: number;
+  /** Its arguments, with blanks between them; the program's name if it has none. */
+  cmd: string;
+}
+
+/** The agent's list of processes. */
+const PROCESSES = "\0processes";
+const ANSWER_TIMEOUT = 60_000;
+const MAX_LIST = 16 << 20;
+const TICKS = 100;
+
+export class Commands {
+  readonly #owner: Owner;
+  readonly #defaults: Defaults;
+  /** Those that were started here and have not ended. */
+  readonly #running = new Map<number, Running>();
+
+  constructor(owner: Owner, defaults: Defaults) {
+    this.#owner = owner;
+    this.#defaults = defaults;
+  }
+
+  /**
+   * Runs a shell's command line, or a program with its arguments.
+   *
+   * @throws CommandExitError if its exit code is not 0, unless it is in the background
+   */
+  run(cmd: string | readonly string[], opts: CommandStartOptions & { background: true }): Promise<CommandHandle>;
+  run(cmd: string | readonly string[], opts?: CommandStartOptions & { background?: false }): Promise<CommandResult>;
+  run(cmd: string | readonly string[], opts?: CommandStartOptions): Promise<CommandHandle | CommandResult>;
+  async run(cmd: string | readonly string[], opts: CommandStartOptions = {}): Promise<CommandHandle | CommandResult> {
+    const argv = typeof cmd === "string" ? ["/bin/sh", "-c", cmd] : cmd;
+    const handle = await this.start(argv, opts, {});
+    return opts.background === true ? handle : handle.wait();
+  }
+
+  /** Starts a program, with more fields of `exec`. */
+  async start(argv: readonly string[], opts: CommandStartOptions, more: object): Promise<CommandHandle> {
+    if (opts.signal?.aborted) {
+      throw new CancelledError("the command was cancelled", { kind: "cancelled", cause: opts.signal.reason });
+    }
+    const { stdin = false } = opts;
+    const exec = {
+      ...this.#defaults.exec(argv, opts),
+      stdin: stdin === false ? "null" : "frames",
+      detach: opts.detach === true,
+      ...more,
+    };
+    const running = new Running(await Process.start(this.#owner, exec));
+    this.#running.set(running.pid, running);
+    const forget = (): void => {
+      if (this.#running.get(running.pid) === running) this.#running.delete(running.pid);
+    };
+    running.ended.then(forget, forget);
+    const handle = new CommandHandle(running, opts);
+    // Half of stdin is not what the command was to be given.
+    if (typeof stdin !== "boolean") feed(stdin, running.process.stdin).catch((error: unknown) => handle.fail(error));
+    return handle;
+  }
+
+  /** All processes in the sandbox. */
+  async list(): Promise<ProcessInfo[]> {
+    const process = await Process.start(this.#owner, { argv: [PROCESSES], beside: true, answer_timeout: ANSWER_TIMEOUT });
+    try {
+      const said: Uint8Array[] = [];
+      let size = 0;
+      for await (const { stream, data } of process.outputs()) {
+        if (stream === "stdout") said.push(data);
+        if ((size += data.length) > MAX_LIST) throw new ProtocolError("the guest's list of processes has no end");
+      }
+      await process.exit();
+      // The first line has the uptime.
+      return Buffer.concat(said).toString("utf8").split("\n").slice(1).filter(Boolean).map(parse);
+    } finally {
+      process.close();
+    }
+  }
+
+  /** Kills a process; false if there is none. */
+  async kill(pid: number): Promise<boolean> {
+    const running = this.#running.get(pid);
+    if (running !== undefined) return running.kill();
+    // Others are process groups, for kill(2).
+    if (!Number.isSafeInteger(pid) || pid <= 0) return false;
+    try {
+      await this.run(`kill -9 ${pid}`, { user: "0", timeoutMs: ANSWER_TIMEOUT });
+      return true;
+    } catch (error) {
+      if (error instanceof CommandExitError || error instanceof CommandStartError) return false;
+      throw error;
+    }
+  }
+
+  /** Another handle of a command that was started here, with its output from now on. */
+  async connect(pid: number, opts: HandleOptions = {}): Promise<CommandHandle> {
+    return new CommandHandle(this.#started(pid), opts);
+  }
+
+  /** Writes to the stdin of a command that was started here with `stdin: true`. */
+  async sendStdin(pid: number, data: Data): Promise<void> {
+    const { stdin } = this.#started(pid).process;
+    for await (const piece of pieces(data)) await stdin.write(piece);
+  }
+
+  /** Ends its stdin. */
+  async closeStdin(pid: number): Promise<void> {
+    await this.#started(pid).process.stdin.end();
+  }
+
+  /** The terminal of a command that was started here has another size. */
+  async resize(pid: number, size: { rows: number; cols: number }): Promise<void> {
+    this.#started(pid).process.resize({ rows: size.rows, columns: size.cols });
+  }
+
+  #started(pid: number): Running {
+    const running = this.#running.get(pid);
+    if (running !== undefined) return running;
+    throw new NotFoundError(`no command with PID ${pid} runs that was started here`, { kind: "not_found" });
+  }
+}
+
+/** PID, parent, user, state, terminal, ticks, start, KiB, and the arguments. */
+function parse(line: string): ProcessInfo {
+  const words = line.split(" ");
+  const [pid = NaN, parent = NaN, uid = NaN, ticks = NaN, resident = NaN] = [0, 1, 2, 5, 7].map((at) => Number(words[at]));
+  if (![pid, parent, uid, ticks, resident].every(Number.isSafeInteger)) {
+    throw new ProtocolError("the guest's list of processes is malformed");
+  }
+  const [state = "", cmd] = [words[3], words.slice(8).join(" ")];
+  return { pid, parent, uid, state, cpuTime: ticks / TICKS, memory: resident * 1024, cmd };
+}

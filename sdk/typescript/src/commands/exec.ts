@@ -1,0 +1,56 @@
+/** The request that starts a command. */
+
+import { InvalidArgumentError } from "../errors.js";
+import { encodeText, textString, type Text } from "../protocol/text.js";
+import type { SandboxRecord } from "../sandbox/record.js";
+
+/** Milliseconds between the stop signal and SIGKILL, when a command's time is over. */
+const GRACE = 2000;
+
+export interface ExecOptions {
+  /** Working directory, from the sandbox's; made if missing. */
+  cwd?: string;
+  /** `name`, `uid`, `name:group` and so on; the sandbox's unless given. */
+  user?: string;
+  /** Variables beside those of the sandbox. */
+  envs?: Record<string, string>;
+  /** Milliseconds until the command is ended; no limit unless given. */
+  timeoutMs?: number;
+}
+
+/** What a sandbox's commands are given unless the caller wants something else. */
+export class Defaults {
+  readonly #record: SandboxRecord;
+
+  constructor(record: SandboxRecord) {
+    this.#record = record;
+  }
+
+  /** A path from the working directory as one from the root. */
+  path(path: string): string {
+    if (path.includes("\0")) throw new InvalidArgumentError("a path has no NUL bytes", { kind: "invalid" });
+    if (path.startsWith("/")) return path;
+    return `${textString(this.#record.defaults.workdir).replace(/\/*$/, "/")}${path}`;
+  }
+
+  user(user: string | undefined): string {
+    return user ?? this.#record.defaults.user;
+  }
+
+  exec(argv: readonly string[], { cwd, user, envs = {}, timeoutMs = 0 }: ExecOptions): object {
+    const { env, confinement, workdir } = this.#record.defaults;
+    const given = Object.entries(envs).map(([name, value]): [Text, Text] => [encodeText(name), encodeText(value)]);
+    const kept = env.filter(([name]) => !(textString(name) in envs));
+    const timeout = Math.ceil(timeoutMs);
+    if (!(timeout >= 0)) throw new InvalidArgumentError("timeoutMs is a number of milliseconds", { kind: "invalid" });
+    return {
+      argv: argv.map(encodeText),
+      env: [...kept, ...given],
+      workdir: cwd === undefined ? workdir : encodeText(this.path(cwd)),
+      user: this.user(user),
+      confinement,
+      timeout,
+      grace: timeout > 0 ? GRACE : 0,
+    };
+  }
+}

@@ -1,0 +1,100 @@
+/** A program that runs in a sandbox: its start, its streams, its end. */
+
+import { ProtocolError } from "../errors.js";
+import { connectOwner, type Owner } from "../owner.js";
+import type { Call, Output } from "../protocol/call.js";
+import type { Connection } from "../protocol/connection.js";
+import type { Input } from "../protocol/input.js";
+import type { Socket } from "node:net";
+
+/** How it ended. */
+export interface Exit {
+  /** The exit code, or 128 and the signal. */
+  code: number;
+  /** The signal that ended it. */
+  signal: number | undefined;
+  /** Whether it ended because its time was over. */
+  timedOut: boolean;
+}
+
+const SIGKILL = 9;
+
+export class Process {
+  readonly pid: number;
+  readonly #call: Call;
+  readonly #connection: Connection;
+  readonly #socket: Socket;
+  readonly #timeout: number;
+  readonly #started = performance.now();
+
+  private constructor(pid: number, call: Call, connection: Connection, socket: Socket, timeout: number) {
+    this.pid = pid;
+    this.#call = call;
+    this.#connection = connection;
+    this.#socket = socket;
+    this.#timeout = timeout;
+  }
+
+  /** Starts a program: `exec`'s fields, with outputs in frames. */
+  static async start(owner: Owner, exec: object): Promise<Process> {
+    const { connection, socket } = await connectOwner(owner);
+    try {
+      const call = connection.call({ type: "exec", stdout: "frames", stderr: "frames", ...exec });
+      const { pid } = await call.answer("started");
+      const { timeout } = exec as { timeout?: number };
+      return new Process(Number(pid), call, connection, socket, timeout ?? 0);
+    } catch (error) {
+      connection.close();
+      throw error;
+    }
+  }
+
+  get stdin(): Input {
+    return this.#call.stdin;
+  }
+
+  /** Its outputs, for one reader; those that are not read hold the program back. */
+  outputs(): AsyncGenerator<Output, void, undefined> {
+    return this.#call.outputs();
+  }
+
+  /** Waits for its end, which comes after the last output. */
+  async exit(): Promise<Exit> {
+    try {
+      const { status, timed_out } = await this.#call.answer("exited");
+      const { exited, signaled } = status as { exited?: number; signaled?: number };
+      const isOver = this.#timeout > 0 && performance.now() - this.#started >= this.#timeout;
+      const timedOut = timed_out === true || (signaled === SIGKILL && isOver);
+      if (exited !== undefined) return { code: exited, signal: undefined, timedOut };
+      if (signaled !== undefined) return { code: 128 + signaled, signal: signaled, timedOut };
+      throw new ProtocolError("a program ended without an exit status");
+    } finally {
+      this.close();
+    }
+  }
+
+  /** Sends it a signal. */
+  signal(signal: number): void {
+    this.#call.send({ type: "signal", signal });
+  }
+
+  kill(): void {
+    this.signal(SIGKILL);
+  }
+
+  /** Its terminal has another size. */
+  resize(size: { rows: number; columns: number }): void {
+    this.#call.send({ type: "resize", ...size });
+  }
+
+  /** Whether it keeps this process alive. */
+  keepsAlive(is: boolean): void {
+    if (is) this.#socket.ref();
+    else this.#socket.unref();
+  }
+
+  /** Ends the connection, and the program if it runs. */
+  close(): void {
+    this.#connection.close();
+  }
+}

@@ -1,0 +1,154 @@
+/** Errors by kind: `kind` is the protocol's word for it, `hint` the next step where mica knows one. */
+
+/** Anything that mica, the owner of a sandbox or a guest refused or failed to do. */
+export class SandboxError extends Error {
+  readonly kind: string | undefined;
+  readonly hint: string | undefined;
+
+  constructor(message: string, options: { kind?: string; hint?: string; cause?: unknown } = {}) {
+    super(options.hint === undefined ? message : `${message}\nhint: ${options.hint}`, { cause: options.cause });
+    this.name = new.target.name;
+    this.kind = options.kind;
+    this.hint = options.hint;
+  }
+}
+
+/** Nothing has this name. */
+export class NotFoundError extends SandboxError {}
+/** No sandbox has this name or ID. */
+export class SandboxNotFoundError extends NotFoundError {}
+/** Something else has this name. */
+export class NameInUseError extends SandboxError {}
+/** The sandbox runs, or another one uses the file, the port or the image. */
+export class InUseError extends SandboxError {}
+/** The sandbox does not run, is about to end, or is paused. */
+export class SandboxNotRunningError extends SandboxError {}
+/** The sandbox, its owner or mica ended before it answered. */
+export class DisconnectedError extends SandboxNotRunningError {}
+/** The request is wrong wherever it is made. */
+export class InvalidArgumentError extends SandboxError {}
+/** The request is not possible for this sandbox, snapshot or backend. */
+export class UnsupportedError extends SandboxError {}
+/** The guest failed: it did not boot, was silent, broke the protocol, or lost something. */
+export class GuestError extends SandboxError {}
+/** The caller cancelled the request. */
+export class CancelledError extends SandboxError {}
+/** The command's time was over, or something did not happen in time. */
+export class TimeoutError extends SandboxError {}
+/** A file of the store, a snapshot or a disk is damaged. */
+export class DamagedError extends SandboxError {}
+/** A disk is full. */
+export class NotEnoughSpaceError extends SandboxError {}
+/** The host failed, or lacks something that is needed. */
+export class HostError extends SandboxError {}
+/** The other side speaks another version of the protocol, or broke its rules. */
+export class ProtocolError extends SandboxError {}
+
+/** A command of mica itself failed; the message is what it said. */
+export class MicaError extends SandboxError {
+  readonly exitCode: number;
+
+  constructor(message: string, exitCode: number, hint?: string) {
+    super(message, hint === undefined ? {} : { hint });
+    this.exitCode = exitCode;
+  }
+}
+
+/** A command could not be started. */
+export class CommandStartError extends SandboxError {
+  /** `not_found`, `not_executable`, `no_such_user`, `bad_workdir`, `file` or `other`. */
+  readonly reason: string;
+  /** The system's number; 0 if the error is not its. */
+  readonly errno: number;
+
+  constructor(message: string, reason: string, errno: number) {
+    super(message, { kind: "start" });
+    this.reason = reason;
+    this.errno = errno;
+  }
+}
+
+/** An operation on a file failed. */
+export class FileError extends SandboxError {
+  /** The system's number; 0 if the error is not its. */
+  readonly errno: number;
+
+  constructor(message: string, errno: number) {
+    super(message, { kind: "file" });
+    this.errno = errno;
+  }
+}
+
+/** The file is not there. Of {@link NotFoundError}, as in E2B; `errno` is 2. */
+export class FileNotFoundError extends NotFoundError {
+  readonly errno = 2;
+}
+/** The file is there already. */
+export class FileExistsError extends FileError {}
+/** The user may not do this to the file. */
+export class PermissionError extends FileError {}
+
+const KINDS: Record<string, typeof SandboxError> = {
+  // Of `mica serve`.
+  not_found: NotFoundError,
+  name_in_use: NameInUseError,
+  in_use: InUseError,
+  not_running: SandboxNotRunningError,
+  invalid: InvalidArgumentError,
+  unsupported: UnsupportedError,
+  guest: GuestError,
+  disconnected: DisconnectedError,
+  cancelled: CancelledError,
+  timed_out: TimeoutError,
+  damaged: DamagedError,
+  full: NotEnoughSpaceError,
+  host: HostError,
+  // Of owners.
+  too_long: InvalidArgumentError,
+  ending: SandboxNotRunningError,
+  paused: SandboxNotRunningError,
+  silent: GuestError,
+  unlimited: UnsupportedError,
+  machine: GuestError,
+  lost: DisconnectedError,
+};
+
+/** The fields of a message `failed`. */
+export interface Failed {
+  kind?: string;
+  message?: string;
+  hint?: string;
+  start?: { reason: string; message: string; errno: number };
+  lost?: { console?: string[] };
+}
+
+/** The error for a message `failed`. */
+export function errorOf(failed: Failed): SandboxError {
+  const { kind, hint, start, lost } = failed;
+  if (start !== undefined) return new CommandStartError(start.message, start.reason, start.errno);
+  const message = [failed.message ?? kind ?? "the request failed", ...(lost?.console ?? [])].join("\n");
+  const constructor = (kind === undefined ? undefined : KINDS[kind]) ?? SandboxError;
+  return new constructor(message, { ...(kind === undefined ? {} : { kind }), ...(hint === undefined ? {} : { hint }) });
+}
+
+const [EPERM, ENOENT, EACCES, EEXIST, ENOSPC, EROFS, EDQUOT] = [1, 2, 13, 17, 28, 30, 122];
+
+/** The error for an operation on a file that failed. */
+export function errorOfFile(what: string, path: string, errno: number, said: string): SandboxError {
+  const message = `cannot ${what} \`${path}\`: ${said}`;
+  switch (errno) {
+    case ENOENT:
+      return new FileNotFoundError(message, { kind: "file" });
+    case EEXIST:
+      return new FileExistsError(message, errno);
+    case EPERM:
+    case EACCES:
+    case EROFS:
+      return new PermissionError(message, errno);
+    case ENOSPC:
+    case EDQUOT:
+      return new NotEnoughSpaceError(message, { kind: "full" });
+    default:
+      return new FileError(message, errno);
+  }
+}

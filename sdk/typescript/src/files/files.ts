@@ -1,0 +1,208 @@
+/** The files of a sandbox, as programs inside see them. */
+
+import type { Defaults } from "../commands/exec.js";
+import type { Data } from "../data.js";
+import { FileExistsError, FileNotFoundError, ProtocolError } from "../errors.js";
+import type { Owner } from "../owner.js";
+import { encodeText, type Text } from "../protocol/text.js";
+import { entryBelow, entryInfo, writeInfo, type EntryInfo, type WriteInfo } from "./entry.js";
+import { Operation, type Request } from "./operation.js";
+import type { Stat } from "./replies.js";
+import { WatchHandle, type OnEvent } from "./watch.js";
+
+export interface FilesystemOptions {
+  /** As which user of the sandbox; its own unless given. */
+  user?: string;
+}
+
+export interface WriteEntry {
+  path: string;
+  data: Data;
+}
+
+export interface WatchOptions extends FilesystemOptions {
+  /** Also what is below directories in it. */
+  recursive?: boolean;
+  /** Called at the end: when it is stopped, or with an error. */
+  onExit?: (error?: Error) => void | Promise<void>;
+}
+
+type Reading = FilesystemOptions & {
+  /** The first byte that is read. */
+  offset?: number;
+  /** Most bytes that are read; all unless given. */
+  length?: number;
+};
+
+/** Most entries of a list: the guest may lie. */
+const MAX_ENTRIES = 10_000_000;
+
+/** Paths are from the sandbox's working directory unless they begin with a slash. */
+export class Filesystem {
+  readonly #owner: Owner;
+  readonly #defaults: Defaults;
+
+  constructor(owner: Owner, defaults: Defaults) {
+    this.#owner = owner;
+    this.#defaults = defaults;
+  }
+
+  /** Reads a file. A stream must be read to its end or cancelled. */
+  read(path: string, opts?: Reading & { format?: "text" }): Promise<string>;
+  read(path: string, opts: Reading & { format: "bytes" }): Promise<Uint8Array>;
+  read(path: string, opts: Reading & { format: "blob" }): Promise<Blob>;
+  read(path: string, opts: Reading & { format: "stream" }): Promise<ReadableStream<Uint8Array>>;
+  async read(
+    path: string,
+    { format = "text", offset = 0, length, user }: Reading & { format?: "text" | "bytes" | "blob" | "stream" } = {},
+  ): Promise<string | Uint8Array | Blob | ReadableStream<Uint8Array>> {
+    const operation = await this.#start("read", path, { offset, length: length ?? null }, user);
+    if (format === "stream") return streamOf(operation);
+    const all: Uint8Array<ArrayBuffer>[] = [];
+    for await (const piece of operation.bytes()) all.push(new Uint8Array(piece));
+    if (format === "blob") return new Blob(all);
+    const whole = Buffer.concat(all);
+    return format === "text" ? whole.toString("utf8") : new Uint8Array(whole.buffer, whole.byteOffset, whole.length);
+  }
+
+  /** Writes a file, or several, with the directories that are missing. What was there is replaced. */
+  write(path: string, data: Data, opts?: FilesystemOptions): Promise<WriteInfo>;
+  write(files: WriteEntry[], opts?: FilesystemOptions): Promise<WriteInfo[]>;
+  async write(
+    where: string | WriteEntry[],
+    what?: Data | FilesystemOptions,
+    opts: FilesystemOptions = {},
+  ): Promise<WriteInfo | WriteInfo[]> {
+    if (typeof where === "string") return this.#write(where, what as Data, opts);
+    const written: WriteInfo[] = [];
+    for (const { path, data } of where) written.push(await this.#write(path, data, (what ?? {}) as FilesystemOptions));
+    return written;
+  }
+
+  async #write(path: string, data: Data, { user }: FilesystemOptions): Promise<WriteInfo> {
+    const fields = { existing: "truncate", mode: 0o644, parents: true };
+    const operation = await this.#start("write", path, fields, user, { stdin: true });
+    await operation.write(data);
+    return writeInfo(this.#defaults.path(path));
+  }
+
+  /** The entries of a directory; with a `depth` above 1 also those of directories in it. */
+  async list(path: string, { depth = 1, user }: FilesystemOptions & { depth?: number } = {}): Promise<EntryInfo[]> {
+    const operation = await this.#start("list", path, { depth }, user);
+    const directory = this.#defaults.path(path);
+    const entries: EntryInfo[] = [];
+    for await (const reply of operation.replies()) {
+      if (reply.type !== "entry") throw new ProtocolError(`\`${reply.type}\` in place of an entry`);
+      if (entries.length === MAX_ENTRIES) throw new ProtocolError(`more than ${MAX_ENTRIES} entries`);
+      entries.push(entryBelow(directory, reply.path, reply.stat, reply.target));
+    }
+    return entries;
+  }
+
+  /** Whether something is there: a symbolic link also if it leads nowhere. */
+  async exists(path: string, opts: FilesystemOptions = {}): Promise<boolean> {
+    try {
+      await this.#stat("look for", path, opts.user);
+      return true;
+    } catch (error) {
+      if (error instanceof FileNotFoundError) return false;
+      throw error;
+    }
+  }
+
+  /** What is known of a file; of a symbolic link itself. */
+  async getInfo(path: string, { user }: FilesystemOptions = {}): Promise<EntryInfo> {
+    const stat = await this.#stat("look at", path, user);
+    if (stat.kind !== "symlink") return entryInfo(this.#defaults.path(path), stat);
+    const operation = await this.#start("read the link", path, { type: "read_link" }, user);
+    for await (const reply of operation.replies()) {
+      if (reply.type === "target") return entryInfo(this.#defaults.path(path), stat, reply.target);
+    }
+    throw new ProtocolError("a link without a target");
+  }
+
+  /** Removes a file, or a directory with all that is in it. */
+  async remove(path: string, { user }: FilesystemOptions = {}): Promise<void> {
+    await (await this.#start("remove", path, { recursive: true }, user)).done();
+  }
+
+  /** Gives a file another path; a file that is there is replaced. */
+  async rename(oldPath: string, newPath: string, { user }: FilesystemOptions = {}): Promise<EntryInfo> {
+    const fields = { from: this.#path(oldPath), to: this.#path(newPath), replace: true };
+    await (await this.#start("rename", oldPath, fields, user)).done();
+    return this.getInfo(newPath, user === undefined ? {} : { user });
+  }
+
+  /** Makes a directory and those above it; false if it is there. */
+  async makeDir(path: string, { user }: FilesystemOptions = {}): Promise<boolean> {
+    try {
+      // The last one alone says whether it is new.
+      await this.#makeDirectory(path, false, user);
+      return true;
+    } catch (error) {
+      if (error instanceof FileNotFoundError) {
+        await this.#makeDirectory(path, true, user);
+        return true;
+      }
+      if (error instanceof FileExistsError && (await this.#isDirectory(path, user))) return false;
+      throw error;
+    }
+  }
+
+  /** Calls `onEvent` for each change in a directory from now on. */
+  async watchDir(path: string, onEvent: OnEvent, { recursive = false, user, onExit }: WatchOptions = {}): Promise<WatchHandle> {
+    const operation = await this.#start("watch", path, { recursive }, user, { end: false });
+    return new WatchHandle(operation, onEvent, onExit);
+  }
+
+  async #isDirectory(path: string, user: string | undefined): Promise<boolean> {
+    return (await this.#stat("look at", path, user, true)).kind === "directory";
+  }
+
+  async #makeDirectory(path: string, parents: boolean, user: string | undefined): Promise<void> {
+    const fields = { type: "make_directory", mode: 0o755, parents };
+    await (await this.#start("make the directory", path, fields, user)).done();
+  }
+
+  async #stat(what: string, path: string, user: string | undefined, follow = false): Promise<Stat> {
+    const operation = await this.#start(what, path, { type: "stat", follow }, user);
+    for await (const reply of operation.replies()) {
+      if (reply.type === "stat") return reply;
+    }
+    throw new ProtocolError("no attributes");
+  }
+
+  /** Begins an operation, of the type `what` unless the fields have another. */
+  #start(
+    what: string,
+    path: string,
+    fields: Record<string, unknown>,
+    user: string | undefined,
+    has?: { stdin?: boolean; end?: boolean },
+  ): Promise<Operation> {
+    const purpose = { owner: this.#owner, user: this.#defaults.user(user), what, path };
+    const request: Request = { type: what, path: this.#path(path), ...fields };
+    return Operation.start(purpose, request, has);
+  }
+
+  #path(path: string): Text {
+    return encodeText(this.#defaults.path(path));
+  }
+}
+
+function streamOf(operation: Operation): ReadableStream<Uint8Array> {
+  const bytes = operation.bytes();
+  return new ReadableStream<Uint8Array>(
+    {
+      async pull(controller): Promise<void> {
+        const { done, value } = await bytes.next();
+        if (done === true || value === undefined) controller.close();
+        else controller.enqueue(value);
+      },
+      cancel(): void {
+        operation.cancel();
+      },
+    },
+    { highWaterMark: 0 },
+  );
+}

@@ -1,0 +1,77 @@
+/** Changes of a directory. */
+
+import { textString } from "../protocol/text.js";
+import type { Operation } from "./operation.js";
+import type { Reply } from "./replies.js";
+
+export const FilesystemEventType = {
+  CHMOD: "chmod",
+  CREATE: "create",
+  REMOVE: "remove",
+  RENAME: "rename",
+  WRITE: "write",
+  /** Changes were lost: list the directory. E2B has none. */
+  OVERFLOW: "overflow",
+} as const;
+
+export type FilesystemEventType = (typeof FilesystemEventType)[keyof typeof FilesystemEventType];
+
+export interface FilesystemEvent {
+  /** The path, from the directory; empty for itself. */
+  name: string;
+  type: FilesystemEventType;
+}
+
+/** What inotify's words are in E2B's. A file that is closed after writing was reported when it was written. */
+const TYPES: Record<string, FilesystemEventType> = {
+  created: "create",
+  moved_to: "create",
+  modified: "write",
+  attributes: "chmod",
+  removed: "remove",
+  moved_from: "rename",
+  overflow: "overflow",
+};
+
+export type OnEvent = (event: FilesystemEvent) => void | Promise<void>;
+
+/** Watches until it is stopped, or the directory is gone. */
+export class WatchHandle implements AsyncDisposable {
+  readonly #operation: Operation;
+  readonly #ended: Promise<void>;
+  #isStopped = false;
+
+  constructor(operation: Operation, onEvent: OnEvent, onExit?: (error?: Error) => void | Promise<void>) {
+    this.#operation = operation;
+    this.#ended = this.#run(onEvent).then(
+      () => onExit?.(),
+      (error: Error) => onExit?.(this.#isStopped ? undefined : error),
+    );
+    this.#ended.catch(() => undefined);
+  }
+
+  /** Stops; no event comes after it. */
+  async stop(): Promise<void> {
+    this.#isStopped = true;
+    this.#operation.cancel();
+    await this.#ended;
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.stop();
+  }
+
+  async #run(onEvent: OnEvent): Promise<void> {
+    for await (const reply of this.#operation.replies()) {
+      const event = eventOf(reply);
+      if (this.#isStopped) return;
+      if (event !== undefined) await onEvent(event);
+    }
+  }
+}
+
+function eventOf(reply: Reply): FilesystemEvent | undefined {
+  if (reply.type !== "event") return undefined;
+  const type = TYPES[reply.change];
+  return type === undefined ? undefined : { name: textString(reply.path), type };
+}

@@ -1,0 +1,105 @@
+/** Commands of `mica`, for what needs no sandbox. */
+
+import { feed, type Data } from "./data.js";
+import { CancelledError, MicaError } from "./errors.js";
+import { server } from "./server.js";
+
+export interface MicaOptions {
+  /** Bytes for stdin; none unless given. */
+  stdin?: Data;
+  /** Called with stdout's bytes, which are then not returned. A promise holds the next ones back. */
+  onStdout?: (bytes: Uint8Array) => void | Promise<void>;
+  /** Called with each line of stderr. */
+  onLine?: (line: string) => void | Promise<void>;
+  /** Ends the command. */
+  signal?: AbortSignal;
+}
+
+const SIGTERM = 15;
+
+/**
+ * Runs a command of mica; returns its stdout.
+ *
+ * @throws MicaError with what it says on stderr, if its exit code isn't 0
+ */
+export async function mica(args: string[], options: MicaOptions = {}): Promise<Buffer> {
+  const { connection } = await server();
+  checkSignal(args, options.signal);
+  const call = connection.call({ type: "command", args, stdin: options.stdin !== undefined });
+  const abort = (): void => call.send({ type: "signal", signal: SIGTERM });
+  let isOver = false;
+  try {
+    await call.answer("started");
+    if (options.signal?.aborted) abort();
+    options.signal?.addEventListener("abort", abort);
+    let failed: { error: unknown } | undefined;
+    const fail = (error: unknown): void => {
+      failed = { error };
+      abort();
+    };
+    if (options.stdin !== undefined) feed(options.stdin, call.stdin).catch(fail);
+    const stdout: Uint8Array[] = [];
+    const stderr = new Lines(options.onLine);
+    for await (const { stream, data } of call.outputs()) {
+      if (stream === "stderr") await stderr.push(data);
+      else if (options.onStdout !== undefined) await options.onStdout(data);
+      else stdout.push(data);
+    }
+    await stderr.end();
+    const { code } = await call.answer("exited");
+    isOver = true;
+    if (failed !== undefined) throw (failed as { error: unknown }).error;
+    checkSignal(args, options.signal);
+    if (code !== 0) throw errorOf(stderr.text, Number(code));
+    return Buffer.concat(stdout);
+  } finally {
+    options.signal?.removeEventListener("abort", abort);
+    // The caller's own function has failed.
+    if (!isOver) abort();
+    call.over();
+  }
+}
+
+/** Runs a command of mica that prints JSON. */
+export async function micaJson<T>(args: string[]): Promise<T> {
+  return JSON.parse((await mica(args)).toString("utf8")) as T;
+}
+
+function checkSignal(args: string[], signal: AbortSignal | undefined): void {
+  if (signal?.aborted !== true) return;
+  throw new CancelledError(`mica ${args[0]} was cancelled`, { kind: "cancelled", cause: signal.reason });
+}
+
+/** The lines of stderr. */
+class Lines {
+  text = "";
+  readonly #decoder = new TextDecoder();
+  readonly #onLine: MicaOptions["onLine"];
+  #rest = "";
+
+  constructor(onLine: MicaOptions["onLine"]) {
+    this.#onLine = onLine;
+  }
+
+  async push(bytes: Uint8Array): Promise<void> {
+    const text = this.#decoder.decode(bytes, { stream: true });
+    this.text += text;
+    const lines = (this.#rest + text).split("\n");
+    this.#rest = lines.pop() ?? "";
+    for (const line of lines) await this.#onLine?.(line);
+  }
+
+  async end(): Promise<void> {
+    if (this.#rest !== "") await this.#onLine?.(this.#rest);
+  }
+}
+
+/** Of the form `mica: what failed`, and the next step indented below it. */
+function errorOf(stderr: string, code: number): MicaError {
+  const lines = stderr.trimEnd().split("\n");
+  const from = lines.findLastIndex((line) => line.startsWith("mica: "));
+  const said = lines.slice(Math.max(from, 0));
+  const hint = said.slice(1).map((line) => line.trim());
+  const message = (said[0] ?? "").replace(/^mica: /, "");
+  return new MicaError(message || `exit code ${code}`, code, hint.length > 0 ? hint.join("\n") : undefined);
+}

@@ -1,0 +1,104 @@
+/** A request, and all that comes about it. */
+
+import { errorOf, ProtocolError, type Failed } from "../errors.js";
+import { Input, type SendStdin } from "./input.js";
+import { Queue } from "./queue.js";
+
+/** A message from the other side. */
+export type Message = { type: string } & Failed & Record<string, unknown>;
+
+/** Bytes of an output of a command. */
+export interface Output {
+  stream: "stdout" | "stderr";
+  data: Uint8Array;
+}
+
+/** What a call needs of its connection. */
+export interface Line {
+  send(number: number, message: object): void;
+  stdin: SendStdin;
+  over(number: number): void;
+}
+
+export class Call {
+  readonly number: number;
+  readonly stdin: Input;
+  readonly #line: Line;
+  readonly #answers = new Queue<Message>();
+  readonly #outputs = new Queue<Output>();
+  /** Bytes of each output that the other side may still send. */
+  readonly #open: { stdout: number; stderr: number };
+  #isOver = false;
+
+  constructor(number: number, window: number, line: Line) {
+    this.number = number;
+    this.stdin = new Input(line.stdin);
+    this.#line = line;
+    this.#open = { stdout: window, stderr: window };
+  }
+
+  /** Takes a message from the connection. */
+  received(message: Message): void {
+    switch (message.type) {
+      case "credit":
+        this.stdin.grant(Number(message["bytes"]));
+        return;
+      case "stdin_closed":
+        this.stdin.close();
+        return;
+      case "started":
+        this.stdin.grant(Number(message["window"]));
+        break;
+      case "exited":
+      case "failed":
+        this.over();
+        break;
+    }
+    this.#answers.push(message);
+  }
+
+  /**
+   * Takes bytes from the connection.
+   *
+   * @throws ProtocolError if more come than were granted
+   */
+  output(stream: Output["stream"], data: Uint8Array): void {
+    this.#open[stream] -= data.length;
+    if (this.#open[stream] < 0) throw new ProtocolError(`more of ${stream} than was granted`);
+    if (data.length > 0) this.#outputs.push({ stream, data });
+  }
+
+  /** The next message about the request, which must be of this type. */
+  async answer(type: string): Promise<Message> {
+    const message = await this.#answers.next();
+    if (message === undefined) throw new ProtocolError(`\`${type}\` does not come: the request is over`);
+    if (message.type === "failed") throw errorOf(message);
+    if (message.type !== type) throw new ProtocolError(`\`${message.type}\` in place of \`${type}\``);
+    return message;
+  }
+
+  /** The outputs as they come. More of them is granted when the next one is asked for. */
+  async *outputs(): AsyncGenerator<Output, void, undefined> {
+    for (let output; (output = await this.#outputs.next()) !== undefined; ) {
+      yield output;
+      const { stream, data } = output;
+      this.#open[stream] += data.length;
+      if (!this.#isOver) this.send({ type: "credit", stream, bytes: data.length });
+    }
+  }
+
+  /** Says something more about the request, which is not answered. */
+  send(message: object): void {
+    this.#line.send(this.number, message);
+  }
+
+  /** The request is over, or with an error, the connection. */
+  over(error?: Error): void {
+    if (error !== undefined) this.#answers.end(error);
+    this.#outputs.end(error);
+    this.stdin.close();
+    if (this.#isOver) return;
+    this.#isOver = true;
+    this.#line.over(this.number);
+  }
+}

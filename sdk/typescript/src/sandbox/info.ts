@@ -1,0 +1,81 @@
+/** What a sandbox is, uses and has changed. */
+
+import type { SandboxRecord } from "./record.js";
+
+export interface SandboxInfo {
+  sandboxId: string;
+  name: string;
+  /** The image's name, or its digest if it has none; the path of a root disk. */
+  image: string | undefined;
+  /** Its labels. */
+  metadata: Record<string, string>;
+  /** When it was made. */
+  startedAt: Date;
+  /** `running`, `paused`, `exited` and so on. */
+  state: string;
+  cpuCount: number;
+  memoryMB: number;
+}
+
+export function sandboxInfo(record: SandboxRecord): SandboxInfo {
+  return {
+    sandboxId: record.id,
+    name: record.name,
+    image: record.image?.reference ?? record.image?.digest,
+    metadata: record.labels ?? {},
+    startedAt: new Date(madeAt(record)),
+    state: record.state ?? record.status.state,
+    cpuCount: record.cpus,
+    memoryMB: record.memory_mib,
+  };
+}
+
+/** Milliseconds since 1970 at which the sandbox was made. */
+export function madeAt({ created, created_nanos = 0 }: SandboxRecord): number {
+  return created * 1000 + created_nanos / 1e6;
+}
+
+/** What a sandbox uses of its host, since its start; undefined where the host does not say. */
+export interface SandboxStats {
+  /** Seconds. */
+  processorTime: number;
+  /** Bytes of the machine and its monitor alone. */
+  ownMemory: number;
+  /** Bytes of files that sandboxes share, such as the image's. */
+  sharedMemory: number;
+  diskRead: number | undefined;
+  diskWritten: number | undefined;
+  networkReceived: number | undefined;
+  networkSent: number | undefined;
+}
+
+export function sandboxStats(said: Record<string, unknown>): SandboxStats {
+  const number = (name: string): number | undefined => (typeof said[name] === "number" ? said[name] : undefined);
+  return {
+    processorTime: (number("processor_time") ?? 0) / 1e6,
+    ownMemory: number("own_memory") ?? 0,
+    sharedMemory: number("shared_memory") ?? 0,
+    diskRead: number("disk_read"),
+    diskWritten: number("disk_written"),
+    networkReceived: number("network_received"),
+    networkSent: number("network_sent"),
+  };
+}
+
+/** A path that a sandbox has changed. */
+export interface Change {
+  /** With U+FFFD for bytes that are not UTF-8. */
+  path: string;
+  kind: "added" | "changed" | "deleted";
+}
+
+export interface ListedChange {
+  path?: string;
+  path_hex?: string;
+  kind: string;
+}
+
+export function change({ path, path_hex, kind }: ListedChange): Change {
+  const kinds: Record<string, Change["kind"]> = { A: "added", C: "changed", D: "deleted" };
+  return { path: path ?? Buffer.from(path_hex ?? "", "hex").toString("utf8"), kind: kinds[kind] ?? "changed" };
+}

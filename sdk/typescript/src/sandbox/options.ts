@@ -1,0 +1,69 @@
+/** What a sandbox is made of. */
+
+import { InvalidArgumentError } from "../errors.js";
+
+/** `true` for a flag, a list for an option that may be repeated, an object for names and values. */
+export type OptionValue = boolean | string | number | readonly string[] | Readonly<Record<string, string>> | undefined;
+
+/** E2B's names where it has one; and every long option of `mica run`, in camel case: `mica run --help`. */
+export interface SandboxOptions {
+  /** Variables of all its commands. */
+  envs?: Record<string, string>;
+  /** Labels, for `Sandbox.list`. */
+  metadata?: Record<string, string>;
+  /** Milliseconds until it is ended; no limit unless given. */
+  timeoutMs?: number;
+  /** Milliseconds without commands and clients after which it is ended, once it is detached. */
+  idleTimeoutMs?: number;
+  /** Whether it has a network: true unless given. */
+  allowInternetAccess?: boolean;
+  /** Volumes by path. */
+  volumeMounts?: Record<string, string>;
+  /** Forget it when it ends: true unless given. One that keeps its disk needs `false`. */
+  rm?: boolean;
+  name?: string;
+  /** `1g`, `512m`. */
+  memory?: string;
+  cpus?: number;
+  user?: string;
+  workdir?: string;
+  /** `tmpfs`, `disk`, `disk:8g` or `folder:DIRECTORY`. */
+  upper?: string;
+  /** Ports of this machine that lead in: `8080:80`. */
+  publish?: readonly string[];
+  /** A file with an ext4 or EROFS filesystem, in place of an image. */
+  rootDisk?: string;
+  /** `auto`, `kvm`, `qemu` or `host`. */
+  backend?: string;
+  [option: string]: OptionValue;
+}
+
+/** The options of a request `create`. */
+export function requestOptions(opts: SandboxOptions): Record<string, OptionValue> {
+  const { envs, metadata, timeoutMs, idleTimeoutMs, allowInternetAccess, volumeMounts, rm = true, ...others } = opts;
+  const options: Record<string, OptionValue> = { rm };
+  for (const [name, value] of Object.entries(others)) {
+    if (value !== undefined) options[name.replace(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`)] = value;
+  }
+  if (envs !== undefined) options["env"] = envs;
+  if (metadata !== undefined) options["label"] = metadata;
+  if (timeoutMs !== undefined) options["max-life"] = seconds("timeoutMs", timeoutMs);
+  if (idleTimeoutMs !== undefined) options["idle-timeout"] = seconds("idleTimeoutMs", idleTimeoutMs);
+  if (allowInternetAccess === false) options["net"] = "none";
+  if (volumeMounts !== undefined) {
+    const mounts = Object.entries(volumeMounts).map(([path, volume]) => `${volume}:${path}`);
+    options["volume"] = [...mounts, ...list(options["volume"])];
+  }
+  return options;
+}
+
+/** mica takes whole seconds: what is begun counts. */
+function seconds(name: string, milliseconds: number): string {
+  if (!(milliseconds >= 0)) throw new InvalidArgumentError(`${name} is a number of milliseconds`, { kind: "invalid" });
+  return `${Math.ceil(milliseconds / 1000)}s`;
+}
+
+function list(value: OptionValue): readonly string[] {
+  if (typeof value === "string") return [value];
+  return Array.isArray(value) ? (value as readonly string[]) : [];
+}
