@@ -102,7 +102,8 @@ impl Held {
 fn attend(sandbox: Sandbox, mut wishes: UnixStream, answer: &Sender<Result<(), Failure>>) {
     loop {
         match sandbox.event(Some(Instant::now())) {
-            Ok(Some(Event::Ended(_))) | Err(_) => return sandbox.leave(),
+            // Dropped, it waits for its owner, which is a child of this process.
+            Ok(Some(Event::Ended(_))) | Err(_) => return,
             Ok(Some(Event::Stalled(_))) => continue,
             Ok(None) => {}
         }
