@@ -273,6 +273,8 @@ const COMMANDS: [(&str, &str); 96] = [
     ("store df", "box"),
     ("store prune --dry-run", "freed"),
     ("doctor", "store"),
+    ("serve --stdio", "terminal"),
+    ("serve @", USAGE),
     ("run --pull never @", LINE),
     ("run --name @ box", LINE),
     ("run --trim @ box", USAGE),

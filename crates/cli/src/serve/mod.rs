@@ -17,7 +17,7 @@ use micabox_owner::protocol::frame::Pipe;
 use micabox_owner::protocol::{Decoder, Frame, FrameError};
 
 use crate::failure::Failure;
-use crate::{Outcome, settings};
+use crate::{Outcome, output, settings};
 use commands::Commands;
 use held::Held;
 use message::{Reply, Request};
@@ -39,6 +39,10 @@ pub struct Args {
 
 /// Serves the program until stdin ends.
 pub fn execute(_args: &Args) -> Outcome {
+    if output::stdout_is_terminal() {
+        return Err(Failure::new("stdout is a terminal, and no program's")
+            .hint("`mica run` and all other commands are for people"));
+    }
     // A terminal's Ctrl-C is the program's, which decides what ends.
     let _ = rustix::process::setsid();
     let store = settings::store()?;
