@@ -5,6 +5,7 @@ mod commands;
 mod failure;
 mod host_memory;
 mod log;
+mod mcp;
 mod output;
 mod run;
 mod serve;
@@ -86,6 +87,7 @@ enum Command {
     Ext4(commands::ext4::Args),
     Doctor(commands::doctor::Args),
     Serve(serve::Args),
+    Mcp(mcp::Args),
 }
 
 /// The limit on descriptors that this process sets, where it may: each of a sandbox's connections
@@ -217,6 +219,7 @@ fn main() -> ExitCode {
         Command::Ext4(args) => commands::ext4::execute(&args),
         Command::Doctor(args) => commands::doctor::execute(&args),
         Command::Serve(args) => serve::execute(&args),
+        Command::Mcp(args) => mcp::execute(&args),
     };
     match result {
         Ok(code) => ExitCode::from(code),

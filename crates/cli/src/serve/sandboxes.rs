@@ -1,6 +1,10 @@
 //! Makes sandboxes for a client.
 
+use std::sync::Arc;
+
 use micabox::{Cancel, ExecOptions, Sandbox, Sandboxes, Stdio};
+
+use micabox_image::progress::Progress;
 
 use super::flags;
 use super::message::Create;
@@ -8,15 +12,20 @@ use crate::failure::Failure;
 use crate::log;
 use crate::run::{Preparation, shell_words};
 
-/// Makes an idle sandbox.
-pub fn create(create: &Create) -> Result<Sandbox, Failure> {
+/// Makes an idle sandbox. `progress` is told of pulls.
+pub fn create(
+    create: &Create,
+    cancel: Cancel,
+    progress: Arc<dyn Progress>,
+) -> Result<Sandbox, Failure> {
     let args = flags::parse(create)?;
     args.check()?;
     let prepared = Preparation {
         args: &args,
         tty: None,
         is_stopped: false,
-        cancel: Cancel::default(),
+        cancel,
+        progress: Some(progress),
     }
     .prepare()?;
     Ok((prepared.create)()?)
