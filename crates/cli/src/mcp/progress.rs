@@ -145,3 +145,49 @@ impl Progress for Pulls {
         steps.send_replace(Step::new(layers.done as f64, total, layers.doing));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use micabox_image::Descriptor;
+    use micabox_image::progress::Layer;
+
+    use super::*;
+
+    #[test]
+    fn a_pull_is_as_far_as_its_layers_are() {
+        let (steps, last) = watch::channel(Step::default());
+        let pulls = Pulls::new(Some(steps));
+        let layer = |byte: u8, size| Layer {
+            diff_id: Digest::of(&[byte]),
+            blob: Descriptor {
+                media_type: String::new(),
+                digest: Digest::of(&[byte, byte]),
+                size,
+            },
+        };
+        let layers = [layer(1, 100), layer(2, 50)];
+        let received = |layer: usize, bytes| {
+            let diff_id = &layers[layer].diff_id;
+            let state = LayerState::Received { bytes };
+            pulls.event(Event::Layer { diff_id, state });
+        };
+        pulls.event(Event::Phase(Phase::Layers));
+        pulls.event(Event::Layers(&layers));
+        received(0, 30);
+        received(1, 50);
+        let step = last.borrow().clone();
+        assert_eq!((step.done, step.total), (80.0, Some(150.0)));
+        assert_eq!(step.message, "pulling layers");
+        // It starts over, and more arrives than was said.
+        received(0, 10);
+        assert_eq!(last.borrow().done, 60.0);
+        received(0, 1000);
+        assert_eq!(last.borrow().done, 150.0);
+    }
+
+    #[test]
+    fn a_message_is_short_and_visible() {
+        let step = Step::new(0.0, None, &"\x1b[2J".repeat(1000));
+        assert!(step.message.starts_with("\\x1b[2J") && step.message.len() < 1000);
+    }
+}

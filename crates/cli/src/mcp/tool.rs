@@ -1,5 +1,7 @@
 //! What a tool is, and which there are.
 
+use std::sync::Arc;
+
 use rmcp::model::{self, CallToolResult, ContentBlock, JsonObject, ToolAnnotations};
 use rmcp::schemars::JsonSchema;
 use serde::Serialize;
@@ -76,10 +78,40 @@ fn describe<T: Tool>() -> model::Tool {
     let annotations = ToolAnnotations::new()
         .read_only(T::EFFECT == Effect::Reads)
         .destructive(T::EFFECT == Effect::Changes);
-    model::Tool::new(T::NAME, T::DESCRIPTION, JsonObject::new())
+    let described = model::Tool::new(T::NAME, T::DESCRIPTION, JsonObject::new())
         .with_input_schema::<T>()
-        .with_output_schema::<T::Output>()
+        .with_output_schema::<T::Output>();
+    let simple = |schema: &JsonObject| {
+        let mut schema = Value::Object(schema.clone());
+        simplify(&mut schema);
+        Arc::new(schema.as_object().cloned().unwrap_or_default())
+    };
+    model::Tool::new(T::NAME, T::DESCRIPTION, simple(&described.input_schema))
+        .with_raw_output_schema(
+            described
+                .output_schema
+                .as_deref()
+                .map_or_else(Arc::default, simple),
+        )
         .with_annotations(annotations)
+}
+
+/// Takes what is Rust's out of a schema: formats of numbers, of which some clients warn, and the ends of
+/// this source's lines in descriptions.
+fn simplify(schema: &mut Value) {
+    match schema {
+        Value::Object(members) => {
+            members.retain(|name, value| name != "format" || !value.is_string());
+            for (name, value) in members {
+                match value {
+                    Value::String(text) if name == "description" => *text = text.replace('\n', " "),
+                    value => simplify(value),
+                }
+            }
+        }
+        Value::Array(values) => values.iter_mut().for_each(simplify),
+        _ => {}
+    }
 }
 
 fn call<T: Tool>(arguments: JsonObject, server: &Server, call: &Call) -> Result<Value, Failure> {
