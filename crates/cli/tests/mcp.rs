@@ -333,13 +333,14 @@ fn tools_that_fail_say_why_and_what_to_do() {
         let (code, words) = client.error("resources/read", json!({"uri": uri}));
         assert!(code == -32002 && words.contains("no "), "{code} {words}");
     }
-    // What is no message is none.
+    // What is no JSON is passed over; what is no message is refused.
     client
         .stdin
         .as_mut()
         .unwrap()
         .write_all(b"{\n\n[]\n")
         .unwrap();
+    assert_eq!(client.receive()["error"]["code"], -32600);
     assert_eq!(
         client.tool("list_sandboxes", json!({})),
         json!({"sandboxes": []})

@@ -98,8 +98,8 @@ pub struct SnapshotSandbox {
     sandbox: String,
     /// Name of the snapshot.
     name: String,
-    /// Whether to save memory and processes of a running sandbox, too (KVM). Otherwise its disk is copied:
-    /// that of a sandbox made with the option `upper` as "disk".
+    /// Whether to save memory and processes of a running sandbox, too (KVM): for `mica run -d --from NAME`.
+    /// Otherwise its disk is copied: that of a sandbox made with the option `upper` as "disk".
     #[serde(default)]
     memory: bool,
 }
@@ -108,7 +108,7 @@ pub struct SnapshotSandbox {
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(crate = "rmcp::schemars")]
 pub struct Saved {
-    /// Name of the snapshot, for the option `from` of create_sandbox.
+    /// Name of the snapshot.
     snapshot: String,
     /// What the copy may lack.
     warnings: Vec<String>,
@@ -116,8 +116,8 @@ pub struct Saved {
 
 impl Tool for SnapshotSandbox {
     const NAME: &'static str = "snapshot_sandbox";
-    const DESCRIPTION: &'static str = "Saves a copy of a sandbox, from which create_sandbox makes others with \
-        the option `from`. It stays until `mica snapshot rm` removes it.";
+    const DESCRIPTION: &'static str = "Saves a copy of a sandbox's disk, from which create_sandbox makes others \
+        with the option `from`. It stays until `mica snapshot rm` removes it.";
     const EFFECT: Effect = Effect::Adds;
     type Output = Saved;
 

@@ -9,8 +9,8 @@ use micabox_image::progress::Progress;
 use super::flags;
 use super::message::Create;
 use crate::failure::Failure;
-use crate::log;
 use crate::run::{Preparation, shell_words};
+use crate::{log, settings};
 
 /// Makes an idle sandbox. `progress` is told of pulls.
 pub fn create(
@@ -20,6 +20,15 @@ pub fn create(
 ) -> Result<Sandbox, Failure> {
     let args = flags::parse(create)?;
     args.check()?;
+    if let Some(name) = &args.from {
+        let snapshot = settings::sandboxes(&settings::store()?)?.snapshot(name)?;
+        if snapshot.memory.is_some() {
+            return Err(Failure::new(format!(
+                "the snapshot {name} has the memory of a machine, whose command has no client here"
+            ))
+            .hint(format!("`mica run -d --from {name}` starts it")));
+        }
+    }
     let prepared = Preparation {
         args: &args,
         tty: None,
