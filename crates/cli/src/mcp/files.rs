@@ -164,14 +164,12 @@ impl Tool for WriteFile {
             files = files.as_user(user);
         }
         let options = WriteOptions {
-            existing: match self.append {
-                true => Existing::Append,
-                false => Existing::Truncate,
+            existing: if self.append {
+                Existing::Append
+            } else {
+                Existing::Truncate
             },
-            mode: match self.executable {
-                true => 0o755,
-                false => 0o644,
-            },
+            mode: if self.executable { 0o755 } else { 0o644 },
             parents: true,
         };
         files.write_with(&self.path, &bytes, options)?;
