@@ -9,6 +9,7 @@ mod command;
 mod excerpt;
 mod files;
 mod images;
+pub mod program;
 mod progress;
 mod resources;
 mod running;
@@ -51,7 +52,7 @@ impl Server {
 }
 
 /// Serves the client until stdin ends, and what runs then for a few seconds more.
-pub fn execute(_args: &Args) -> Outcome {
+pub fn execute() -> Outcome {
     use std::io::IsTerminal;
     if std::io::stdin().is_terminal() {
         write_stderr(
