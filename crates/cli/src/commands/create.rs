@@ -41,6 +41,7 @@ fn create(args: &run::Args) -> Outcome {
         tty: terminal::wanted(&options)?,
         is_stopped: true,
         cancel: micabox::Cancel::default(),
+        progress: None,
     }
     .prepare()?;
     let Some(create) = prepared.create_stopped else {

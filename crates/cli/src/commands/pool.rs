@@ -50,7 +50,7 @@ pub fn execute(args: &Args) -> Outcome {
 
 fn pool(args: &Args) -> Outcome {
     let store = settings::store()?;
-    let image = args.machine.image(&store, &args.image)?;
+    let image = args.machine.image(&store, &args.image, None)?;
     let cancel = Cancel::default();
     let signals = Signals::catch(cancel.clone())?;
     let mut builder = args

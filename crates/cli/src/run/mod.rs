@@ -104,6 +104,7 @@ fn run(args: Args) -> Outcome {
         tty: terminal::wanted(&options)?,
         is_stopped: false,
         cancel: cancel.clone(),
+        progress: None,
     }
     .prepare()?;
     args.machine.say_what_is_shared();

@@ -1,10 +1,15 @@
 //! From the flags of `mica run` to a sandbox that is ready to be started.
 
+use std::sync::Arc;
+
 use micabox::builder::{Boots, FromMemory, New};
 use micabox::{
     Base, Builder, Cancel, Command, Error, Overrides, Restore, RootDisk, Sandbox, SandboxRef,
     Snapshot, TtySize,
 };
+use micabox_image::Store;
+use micabox_image::progress::Progress;
+use micabox_image::store::Image;
 
 use super::{Args, environment, labels, shell_words};
 use crate::failure::Failure;
@@ -36,6 +41,8 @@ pub struct Preparation<'a> {
     pub is_stopped: bool,
     /// Cancels the start.
     pub cancel: Cancel,
+    /// What is told of pulls, in place of the user's terminal.
+    pub progress: Option<Arc<dyn Progress>>,
 }
 
 impl Preparation<'_> {
@@ -55,7 +62,7 @@ impl Preparation<'_> {
         let Some(name) = &args.from else {
             let base = match args.root_disk() {
                 Some((path, in_place)) => Base::Disk(RootDisk::open(&path, in_place)?),
-                None => Base::Image(Box::new(args.machine.image(&store, args.image()?)?)),
+                None => Base::Image(Box::new(self.image(&store, args.image()?)?)),
             };
             let mut builder = Builder::on(&store, base).trim(&args.machine.trim()?)?;
             if let Some(upper) = &args.upper {
@@ -177,7 +184,7 @@ impl Preparation<'_> {
         if !args.is_forgotten() {
             builder = builder.keep_record();
         }
-        let image = |name: &str| args.machine.image(&settings::store()?, name);
+        let image = |name: &str| self.image(&settings::store()?, name);
         for mount in args.mounts(image)? {
             builder = builder.mount(mount);
         }
@@ -191,6 +198,11 @@ impl Preparation<'_> {
             builder = builder.shm_size(size);
         }
         Ok(builder)
+    }
+
+    fn image(&self, store: &Store, name: &str) -> Result<Image, Failure> {
+        let machine = &self.args.machine;
+        machine.image(store, name, self.progress.as_ref())
     }
 
     /// Makes the command of the image's configuration and the flags; one without a program for an

@@ -30,11 +30,11 @@ struct Line {
 
 /// Returns the flags of a request.
 pub fn parse(create: &Create) -> Result<run::Args, Failure> {
-    let mut words = vec![
-        "create".to_owned(),
-        "--idle".to_owned(),
-        "--quiet".to_owned(),
-    ];
+    let mut words = vec!["create".to_owned(), "--quiet".to_owned()];
+    // With a snapshot it is no flag of `mica run`, whose command is simply not started here.
+    if !create.options.contains_key("from") {
+        words.push("--idle".to_owned());
+    }
     if let Some(foreign) = create
         .options
         .keys()

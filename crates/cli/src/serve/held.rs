@@ -48,7 +48,8 @@ impl Held {
         Ok(())
     }
 
-    fn add(&self, sandbox: Sandbox) -> Result<(), Failure> {
+    /// Holds a sandbox until it ends, is detached, or the client is gone.
+    pub fn add(&self, sandbox: Sandbox) -> Result<(), Failure> {
         let failed = |error: std::io::Error| Failure::of(&error).context("keeping a sandbox");
         let id = sandbox.record().id.clone();
         let (wishes, theirs) = UnixStream::pair().map_err(failed)?;
@@ -67,6 +68,11 @@ impl Held {
         };
         all.insert(id, holder);
         Ok(())
+    }
+
+    /// Returns whether a sandbox ends with the client.
+    pub fn has(&self, id: &str) -> bool {
+        self.lock().contains_key(id)
     }
 
     /// Lets a sandbox continue without the client.

@@ -5,14 +5,16 @@
 
 mod commands;
 mod flags;
-mod held;
-mod message;
+pub mod held;
+pub mod message;
 mod replies;
-mod sandboxes;
+pub mod sandboxes;
 
 use std::io::{self, Read};
 use std::sync::Arc;
 
+use micabox::{Cancel, Sandbox};
+use micabox_image::progress::Silent;
 use micabox_owner::protocol::frame::Pipe;
 use micabox_owner::protocol::{Decoder, Frame, FrameError};
 
@@ -20,7 +22,7 @@ use crate::failure::Failure;
 use crate::{Outcome, output, settings};
 use commands::Commands;
 use held::Held;
-use message::{Reply, Request};
+use message::{Create, Reply, Request};
 use replies::Replies;
 
 /// Bytes received at a time.
@@ -68,6 +70,11 @@ pub fn execute(_args: &Args) -> Outcome {
     Ok(0)
 }
 
+/// Makes a sandbox. Pulls are silent.
+fn made(create: &Create) -> Result<Sandbox, Failure> {
+    sandboxes::create(create, Cancel::default(), Arc::new(Silent))
+}
+
 struct Server {
     commands: Commands,
     held: Held,
@@ -110,7 +117,7 @@ impl Server {
             Request::Create(create) => {
                 let (held, replies) = (self.held.clone(), Arc::clone(&self.replies));
                 self.in_a_thread(number, move || {
-                    held.hold(vec![sandboxes::create(&create)?], number, &replies)
+                    held.hold(vec![made(&create)?], number, &replies)
                 });
             }
             Request::Fork { sandbox, count } => {

@@ -1,22 +1,40 @@
 //! Makes sandboxes for a client.
 
+use std::sync::Arc;
+
 use micabox::{Cancel, ExecOptions, Sandbox, Sandboxes, Stdio};
+
+use micabox_image::progress::Progress;
 
 use super::flags;
 use super::message::Create;
 use crate::failure::Failure;
-use crate::log;
 use crate::run::{Preparation, shell_words};
+use crate::{log, settings};
 
-/// Makes an idle sandbox.
-pub fn create(create: &Create) -> Result<Sandbox, Failure> {
+/// Makes an idle sandbox. `progress` is told of pulls.
+pub fn create(
+    create: &Create,
+    cancel: Cancel,
+    progress: Arc<dyn Progress>,
+) -> Result<Sandbox, Failure> {
     let args = flags::parse(create)?;
     args.check()?;
+    if let Some(name) = &args.from {
+        let snapshot = settings::sandboxes(&settings::store()?)?.snapshot(name)?;
+        if snapshot.memory.is_some() {
+            return Err(Failure::new(format!(
+                "the snapshot {name} has the memory of a machine, whose command has no client here"
+            ))
+            .hint(format!("`mica run -d --from {name}` starts it")));
+        }
+    }
     let prepared = Preparation {
         args: &args,
         tty: None,
         is_stopped: false,
-        cancel: Cancel::default(),
+        cancel,
+        progress: Some(progress),
     }
     .prepare()?;
     Ok((prepared.create)()?)

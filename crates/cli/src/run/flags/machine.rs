@@ -10,6 +10,7 @@ use std::sync::Arc;
 use clap::ValueEnum;
 use micabox::builder::Boots;
 use micabox::{BackendChoice, Builder, Trim, TrimError};
+use micabox_image::progress::{Progress, Silent};
 use micabox_image::store::Image;
 use micabox_image::{Platform, Reference, Store};
 use micabox_transfer::{PullOptions, PullPolicy, pull_blocking};
@@ -84,8 +85,14 @@ pub struct MachineArgs {
 }
 
 impl MachineArgs {
-    /// Finds an image, and pulls it if necessary and allowed.
-    pub fn image(&self, store: &Store, name: &str) -> Result<Image, Failure> {
+    /// Finds an image, and pulls it if necessary and allowed. `told` is told of the pull in place of the
+    /// user's terminal.
+    pub fn image(
+        &self,
+        store: &Store,
+        name: &str,
+        told: Option<&Arc<dyn Progress>>,
+    ) -> Result<Image, Failure> {
         let mut options = PullOptions::new(settings::settings()?);
         if let Some(policy) = self.pull {
             options.policy = policy.into();
@@ -102,10 +109,10 @@ impl MachineArgs {
         let reference: Reference = name
             .parse()
             .map_err(|error| Failure::of(&error).context("reading the image's name"))?;
-        let progress = if self.quiet {
-            Arc::new(micabox_image::progress::Silent) as _
-        } else {
-            bars::watch(&reference.familiar())
+        let progress = match told {
+            Some(told) => Arc::clone(told),
+            None if self.quiet => Arc::new(Silent) as _,
+            None => bars::watch(&reference.familiar()),
         };
         Ok(pull_blocking(store, &reference, &options, progress)?)
     }

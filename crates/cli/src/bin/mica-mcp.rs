@@ -1,0 +1,5 @@
+//! The program `mica-mcp`.
+
+fn main() -> std::process::ExitCode {
+    micabox_cli::mcp()
+}

@@ -1,0 +1,278 @@
+//! The `mica` command, and `mica-mcp`, which `mica mcp` becomes.
+
+mod bars;
+mod commands;
+mod failure;
+mod host_memory;
+mod log;
+mod mcp;
+mod output;
+mod run;
+mod serve;
+mod settings;
+mod template;
+mod visible;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use rustix::process::{Resource, getrlimit, setrlimit};
+
+use failure::{EXIT_MICA, Failure};
+
+/// Run commands from OCI images, each in a virtual machine of its own.
+///
+/// An image is pulled once, kept as one filesystem a layer, and given to machines
+/// without copying it. A machine's changes are gone when it ends, unless they are on a disk.
+#[derive(Debug, Parser)]
+#[command(
+    name = "mica",
+    version,
+    max_term_width = 100,
+    disable_help_subcommand = true,
+    after_help = "Images, layers and records of sandboxes are kept in $MICABOX_HOME, \
+                  otherwise in micabox below the XDG data directory.\n\
+                  `mica doctor` shows what this machine supports."
+)]
+struct Cli {
+    #[command(flatten)]
+    log: log::Flag,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Run(Box<run::Args>),
+    Create(Box<commands::create::Args>),
+    Ps(commands::ps::Args),
+    Start(commands::start::Args),
+    Stop(commands::stop::Args),
+    Restart(commands::restart::Args),
+    Pause(commands::pause::PauseArgs),
+    Unpause(commands::pause::UnpauseArgs),
+    Stats(commands::stats::Args),
+    Metrics(commands::metrics::Args),
+    Events(commands::events::Args),
+    Rename(commands::rename::Args),
+    Port(commands::port::Args),
+    Exec(Box<commands::exec::Args>),
+    Attach(commands::attach::Args),
+    Wait(commands::wait::Args),
+    Top(commands::top::Args),
+    Kill(commands::kill::Args),
+    Update(commands::update::Args),
+    Logs(commands::logs::Args),
+    Rm(commands::rm::Args),
+    Cp(commands::cp::Args),
+    Diff(commands::diff::Args),
+    Commit(commands::commit::Args),
+    Snapshot(commands::snapshot::Args),
+    Volume(commands::volume::Args),
+    Fork(commands::fork::Args),
+    Pool(commands::pool::Args),
+    Pull(commands::pull::Args),
+    Load(commands::load::Args),
+    Save(commands::save::Args),
+    Push(commands::push::Args),
+    Tag(commands::tag::Args),
+    Images(commands::images::Args),
+    Inspect(commands::inspect::Args),
+    Rmi(commands::rmi::Args),
+    Store(commands::store::Args),
+    Mount(commands::mount::Args),
+    Umount(commands::umount::Args),
+    Memfs(commands::memfs::Args),
+    Ext4(commands::ext4::Args),
+    Doctor(commands::doctor::Args),
+    Serve(serve::Args),
+    Mcp(mcp::Args),
+}
+
+/// The limit on descriptors that this process sets, where it may: each of a sandbox's connections
+/// is one, and most shells allow 1024.
+const DESCRIPTORS: u64 = 4096;
+
+/// Exit code of a wrong command line, except for `run`.
+const EXIT_USAGE: u8 = 2;
+
+fn raise_descriptor_limit() {
+    let mut limit = getrlimit(Resource::Nofile);
+    let allowed = limit
+        .maximum
+        .map_or(DESCRIPTORS, |most| most.min(DESCRIPTORS));
+    if limit.current.is_some_and(|current| current < allowed) {
+        limit.current = Some(allowed);
+        // If that fails, fewer connections are possible.
+        let _ = setrlimit(Resource::Nofile, limit);
+    }
+}
+
+/// The command line of `mica run` alone. To define all commands takes longer than everything else
+/// that `mica run` does itself.
+#[derive(Debug, Parser)]
+#[command(name = "mica", max_term_width = 100, disable_help_subcommand = true)]
+struct RunOnly {
+    #[command(flatten)]
+    log: log::Flag,
+
+    #[command(subcommand)]
+    command: RunCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum RunCommand {
+    Run(Box<run::Args>),
+}
+
+/// The same for `mica exec`.
+#[derive(Debug, Parser)]
+#[command(name = "mica", max_term_width = 100, disable_help_subcommand = true)]
+struct ExecOnly {
+    #[command(flatten)]
+    log: log::Flag,
+
+    #[command(subcommand)]
+    command: ExecCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum ExecCommand {
+    Exec(Box<commands::exec::Args>),
+}
+
+fn parse() -> Result<Cli, clap::Error> {
+    match std::env::args_os().nth(1) {
+        Some(word) if word == "run" => {
+            let RunOnly { log, command } = RunOnly::try_parse()?;
+            let RunCommand::Run(args) = command;
+            let command = Command::Run(args);
+            Ok(Cli { log, command })
+        }
+        Some(word) if word == "exec" => {
+            let ExecOnly { log, command } = ExecOnly::try_parse()?;
+            let ExecCommand::Exec(args) = command;
+            let command = Command::Exec(args);
+            Ok(Cli { log, command })
+        }
+        _ => Cli::try_parse(),
+    }
+}
+
+/// Runs `mica`.
+pub fn main() -> ExitCode {
+    // Owners, machines and parsers are processes of this program, without mica's command line.
+    micabox::run_if_worker_with(log::start_in_owner);
+    raise_descriptor_limit();
+    let cli = match parse() {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
+    if let Err(failure) = log::start(cli.log) {
+        failure.print();
+        return ExitCode::from(match cli.command {
+            Command::Run(_) | Command::Exec(_) | Command::Create(_) => EXIT_MICA,
+            _ => EXIT_USAGE,
+        });
+    }
+    let result = match cli.command {
+        Command::Run(args) => run::execute(*args),
+        Command::Ps(args) => commands::ps::execute(&args),
+        Command::Start(args) => commands::start::execute(&args),
+        Command::Create(args) => commands::create::execute(&args),
+        Command::Restart(args) => commands::restart::execute(&args),
+        Command::Pause(args) => commands::pause::pause(&args),
+        Command::Unpause(args) => commands::pause::unpause(&args),
+        Command::Stats(args) => commands::stats::execute(&args),
+        Command::Metrics(args) => commands::metrics::execute(&args),
+        Command::Events(args) => commands::events::execute(&args),
+        Command::Rename(args) => commands::rename::execute(&args),
+        Command::Port(args) => commands::port::execute(&args),
+        Command::Stop(args) => commands::stop::execute(&args),
+        Command::Exec(args) => commands::exec::execute(*args),
+        Command::Attach(args) => commands::attach::execute(&args),
+        Command::Top(args) => commands::top::execute(&args),
+        Command::Wait(args) => commands::wait::execute(&args),
+        Command::Update(args) => commands::update::execute(&args),
+        Command::Kill(args) => commands::kill::execute(&args),
+        Command::Logs(args) => commands::logs::execute(&args),
+        Command::Rm(args) => commands::rm::execute(&args),
+        Command::Cp(args) => commands::cp::execute(&args),
+        Command::Diff(args) => commands::diff::execute(&args),
+        Command::Commit(args) => commands::commit::execute(&args),
+        Command::Snapshot(args) => commands::snapshot::execute(&args),
+        Command::Volume(args) => commands::volume::execute(&args),
+        Command::Fork(args) => commands::fork::execute(&args),
+        Command::Pool(args) => commands::pool::execute(&args),
+        Command::Pull(args) => commands::pull::execute(args),
+        Command::Load(args) => commands::load::execute(&args),
+        Command::Save(args) => commands::save::execute(&args),
+        Command::Push(args) => commands::push::execute(&args),
+        Command::Tag(args) => commands::tag::execute(&args),
+        Command::Images(args) => commands::images::execute(&args),
+        Command::Inspect(args) => commands::inspect::execute(&args),
+        Command::Rmi(args) => commands::rmi::execute(&args),
+        Command::Store(args) => commands::store::execute(&args),
+        Command::Mount(args) => commands::mount::execute(&args),
+        Command::Umount(args) => commands::umount::execute(&args),
+        Command::Memfs(args) => commands::memfs::execute(&args),
+        Command::Ext4(args) => commands::ext4::execute(&args),
+        Command::Doctor(args) => commands::doctor::execute(&args),
+        Command::Serve(args) => serve::execute(&args),
+        Command::Mcp(args) => mcp::program::become_it(&args),
+    };
+    match result {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => {
+            failure.print();
+            ExitCode::from(failure.code)
+        }
+    }
+}
+
+/// Prints help and version to stdout, and the error of a wrong command line to stderr. For `run`,
+/// the exit code then differs from the command's own ones.
+fn usage(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() {
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "help has nothing of anybody else's"
+        )]
+        let _ = error.print();
+        return ExitCode::SUCCESS;
+    }
+    let command = std::env::args_os().nth(1);
+    let is = |names: &[&str]| {
+        names
+            .iter()
+            .any(|name| command.as_deref() == Some(name.as_ref()))
+    };
+    match run::refusal(error).filter(|_| is(&["run", "create"])) {
+        Some(message) => Failure::new(message).print(),
+        // The error repeats arguments, which may be names of foreign files.
+        None => output::write_stderr(&failure::cut(error.render().to_string())),
+    }
+    ExitCode::from(if is(&["run", "exec", "create"]) {
+        EXIT_MICA
+    } else {
+        EXIT_USAGE
+    })
+}
+
+/// The result of every command: an exit code, or the failure to print.
+type Outcome = Result<u8, Failure>;
+
+/// Runs `mica-mcp`.
+pub fn mcp() -> ExitCode {
+    micabox::run_if_worker_with(log::start_in_owner);
+    raise_descriptor_limit();
+    let served = log::start(log::Flag::default()).and_then(|()| mcp::execute());
+    match served {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => {
+            failure.print();
+            ExitCode::from(failure.code)
+        }
+    }
+}
