@@ -181,7 +181,7 @@ fn words(line: &str) -> Vec<OsString> {
 }
 
 /// Every command, and how the text must be shown; empty if none of it is shown.
-const COMMANDS: [(&str, &str); 96] = [
+const COMMANDS: [(&str, &str); 99] = [
     ("ext4 ls disk", SEEN),
     ("ext4 ls disk", BYTES),
     ("ext4 ls -l disk", SEEN),
@@ -275,6 +275,7 @@ const COMMANDS: [(&str, &str); 96] = [
     ("doctor", "store"),
     ("serve --stdio", "terminal"),
     ("serve @", USAGE),
+    ("mcp @", USAGE),
     ("run --pull never @", LINE),
     ("run --name @ box", LINE),
     ("run --trim @ box", USAGE),
