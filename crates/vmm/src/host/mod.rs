@@ -172,6 +172,8 @@ impl Backend for Host {
         }
         let channels = Channels::new()?;
         let (description, files) = describe(config, channels.descriptors().agent)?;
+        // Unlike a machine, it has no thread beside its processors.
+        let whole_time = u64::from(config.cpus) * 1000;
         let launch = Launch {
             program: program(worker::KIND).map_err(|source| Error::Spawn {
                 path: "mica".into(),
@@ -197,16 +199,14 @@ impl Backend for Host {
             failure: |code, message| Exit::Failed { code, message },
             quota: Quota {
                 memory: config.memory().saturating_add(OWN_MEMORY),
-                processor_time: config
-                    .cpu_quota
-                    .map_or(u64::from(config.cpus) * 1000, u64::from),
+                processor_time: config.cpu_quota.map_or(whole_time, u64::from),
                 tasks: config
                     .max_processes
                     .unwrap_or(u64::from(config.memory_mib) * TASKS_PER_MIB)
                     .saturating_add(OWN_TASKS)
                     .min(MOST_TASKS),
             },
-            cpus: config.cpus,
+            whole_time,
             is_frozen_to_pause: true,
             require_limits: config.require_limits,
             claim: None,

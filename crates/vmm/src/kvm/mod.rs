@@ -203,7 +203,7 @@ impl Backend for Kvm {
                 processor_time: processor_time(config.cpus, config.cpu_quota),
                 tasks: u64::from(config.cpus) + config.disks.len() as u64 + OWN_TASKS,
             },
-            cpus: config.cpus,
+            whole_time: processor_time(config.cpus, None),
             is_frozen_to_pause: false,
             require_limits: config.require_limits,
             claim,

@@ -23,7 +23,6 @@ use micabox_jail::{
 use rustix::process::{Signal, pidfd_send_signal};
 
 use crate::backend::{Exit, Machine};
-use crate::config::processor_time;
 use crate::console::panic_message;
 use crate::{DiskRate, Error, Snapshot};
 use control::Control;
@@ -68,8 +67,8 @@ pub(crate) struct Launch {
     pub(crate) failure: fn(code: i32, message: String) -> Exit,
     /// Limits of the process's control group, where one is available.
     pub(crate) quota: Quota,
-    /// The machine's virtual processors.
-    pub(crate) cpus: u8,
+    /// Thousandths of a processor that it may use where nothing limits its time.
+    pub(crate) whole_time: u64,
     /// Whether the machine is paused by freezing all processes of its control group.
     pub(crate) is_frozen_to_pause: bool,
     /// Whether the control group is required.
@@ -141,7 +140,8 @@ pub(crate) struct Process {
     stderr: Tail,
     control: Control,
     base: Option<Arc<File>>,
-    cpus: u8,
+    /// Thousandths of a processor that it may use without a quota.
+    whole_time: u64,
     /// The limit of its control group, or why there is none.
     processor_time: Result<ProcessorTime, String>,
     /// What freezes its control group, or why nothing can, if that is how it is paused.
@@ -309,7 +309,7 @@ impl Process {
             stderr: stderr_tail,
             control,
             base: launch.base,
-            cpus: launch.cpus,
+            whole_time: launch.whole_time,
             processor_time,
             freezer,
             is_full,
@@ -386,7 +386,7 @@ impl Machine for Process {
 
     fn limit_processors(&self, quota: Option<u32>) -> Result<(), Error> {
         let limit = self.processor_time.as_ref().map_err(String::clone);
-        let time = processor_time(self.cpus, quota);
+        let time = quota.map_or(self.whole_time, u64::from);
         limit
             .and_then(|limit| limit.set(time).map_err(|error| error.to_string()))
             .map_err(|why| Error::NoLimits { why })
@@ -476,7 +476,7 @@ mod tests {
                 processor_time: 2000,
                 tasks: 64,
             },
-            cpus: 1,
+            whole_time: 2000,
             require_limits: false,
             claim: None,
             attached: None,

@@ -173,7 +173,7 @@ impl Backend for Qemu {
                 processor_time: processor_time(config.cpus, config.cpu_quota),
                 tasks: u64::from(config.cpus) + OWN_TASKS,
             },
-            cpus: config.cpus,
+            whole_time: processor_time(config.cpus, None),
             is_frozen_to_pause: false,
             require_limits: config.require_limits,
             claim,
