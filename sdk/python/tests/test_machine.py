@@ -10,7 +10,10 @@ from .support import IMAGE
 
 class MachineTest(unittest.TestCase):
     def test_a_machine_s_disk_is_compared_committed_and_copied(self) -> None:
-        with Sandbox.create(IMAGE, user="root", workdir="/", upper="disk:64m") as box:
+        with Sandbox.create(
+            IMAGE, user="root", workdir="/", upper="disk:64m", memory="300m"
+        ) as box:
+            self.assertEqual(box.get_info().memory_mb, 300)
             box.files.write("/added", "1")
             box.commands.run("rm /etc/motd; echo x >>/etc/hostname; sync")
             release = box.commands.run("uname -r").stdout.strip()

@@ -36,7 +36,7 @@ class SandboxesTest(unittest.TestCase):
             IMAGE,
             backend="host",
             name="with-options",
-            memory="300m",
+            cpus=1,
             envs={"A": "1"},
             env={"B": "2"},
             metadata={"job": "7"},
@@ -48,9 +48,7 @@ class SandboxesTest(unittest.TestCase):
             self.assertEqual(box.name, "with-options")
             self.assertEqual(box.image, "docker.io/library/sample:latest")
             info = box.get_info()
-            self.assertEqual(
-                (info.memory_mb, info.metadata, info.state), (300, {"job": "7"}, "running")
-            )
+            self.assertEqual((info.metadata, info.state), ({"job": "7"}, "running"))
             self.assertEqual(info.sandbox_id, box.sandbox_id)
             self.assertAlmostEqual(info.started_at.timestamp(), time.time(), delta=60)
             said = box.commands.run(
