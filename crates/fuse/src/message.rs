@@ -28,7 +28,7 @@ pub const MINOR: u32 = 38;
 /// A request.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// One of [`opcode`](crate::opcode).
+    /// One of [`opcode`].
     pub opcode: u32,
     /// The number that its reply repeats.
     pub unique: u64,
