@@ -92,7 +92,7 @@ fn a_mount_with_mapped_owners_shows_them_and_gives_files_the_owners_below() {
         assert_eq!(below("getfacl -cn file | grep user:7"), "user:7:r--\n");
         assert_eq!(below("cat made"), "new\n");
 
-        // Users whom the mount does not have make nothing (EOVERFLOW), and files of such owners are nobody's.
+        // Users that the mount does not map can create nothing (EOVERFLOW), and files of unmapped owners show the overflow user.
         let said = mapped.run("touch other 2>&1 || true");
         assert!(said.contains("Value too large"), "{said}");
         below("chown 5000:5000 name; test ! -e other");
