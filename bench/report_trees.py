@@ -69,15 +69,21 @@ def projects(result: dict) -> str:
 
 
 def project(name: str, result: dict) -> str:
-    contenders = {who: seconds(of) for who, of in result["contenders"].items()}
+    built = {who: of for who, of in result["contenders"].items() if "failed" not in of}
+    contenders = {who: seconds(of) for who, of in built.items()}
     base, ours = contenders["tmpfs"], contenders["mica memfs"]
     rows = [
         [
             who,
             *(f"{of[step]:.2f} ({of[step] / base[step]:.2f})" for step in base),
-            *amounts(result["contenders"][who]),
+            *amounts(built[who]),
         ]
         for who, of in contenders.items()
+    ]
+    rows += [
+        [who, f"{of['clone']:.2f} ({of['clone'] / base['clone']:.2f})", "does not build", *[""] * 4]
+        for who, of in result["contenders"].items()
+        if who not in built
     ]
     columns = ["", *(f"{step}, s" for step in base), "server at most, MiB", "page cache, MiB"]
     aims = [

@@ -17,6 +17,7 @@ import pathlib
 import random
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -87,7 +88,7 @@ def project(name: str, builds: int, is_quick: bool) -> None:
     rounds = 3 if is_quick else 9
     with all_mounted({"tmpfs": tmpfs, "mica memfs": memfs, **peers()}) as places:
         lights = interleave(places, rounds, lambda place: light(repository, place))
-        heavies = interleave(places, builds, lambda place: heavy(repository, PROJECTS[name], place))
+        heavies = interleave(places, builds, lambda place: tried(repository, PROJECTS[name], place))
     result = {
         "date": datetime.date.today().isoformat(),
         "commit": measure.commit(),
@@ -95,7 +96,13 @@ def project(name: str, builds: int, is_quick: bool) -> None:
         "source": repository.name,
         "rounds": rounds,
         "builds": builds,
-        "contenders": {who: {**medians(lights[who]), **medians(heavies[who])} for who in places},
+        "contenders": {
+            who: {
+                **medians(lights[who]),
+                **({"failed": True} if None in heavies[who] else medians(heavies[who])),
+            }
+            for who in places
+        },
     }
     results = f"tree-projects{'-quick' if is_quick else ''}"
     known = (measure.load(results) or {}).get("projects", {})
@@ -130,6 +137,20 @@ def light(repository: pathlib.Path, place: Place) -> dict[str, float]:
     }
 
 
+class BuildError(Exception):
+    """A program can't be built in a place."""
+
+
+def tried(repository: pathlib.Path, project: Project, place: Place) -> dict[str, float] | None:
+    """What `heavy` says, or nothing if the program can't be built there."""
+    try:
+        return heavy(repository, project, place)
+    except BuildError as failure:
+        print(f"  {failure}", file=sys.stderr)
+        subprocess.run(["rm", "-rf", place.path / "clone"], check=True)
+        return None
+
+
 def heavy(repository: pathlib.Path, project: Project, place: Place) -> dict[str, float]:
     """Seconds of building a clone and what follows; then files, and bytes: in them, in the page
     cache for them, and in the server's memory at most.
@@ -143,7 +164,7 @@ def heavy(repository: pathlib.Path, project: Project, place: Place) -> dict[str,
     subprocess.run(["sh", "-c", alike], cwd=clone, check=True)
     took = {"configure": build(project.configure, clone), "build": build(project.build, clone)}
     if not (clone / project.made).is_file():
-        raise RuntimeError(f"{project.build}: there is no {project.made}")
+        raise BuildError(f"{project.build}: there is no {project.made}")
     took["status of all"] = status(clone)
     took["files"], took["bytes"] = held(place.path)
     took["cached"] = cached(place.path)
@@ -167,7 +188,7 @@ def build(command: str, clone: pathlib.Path) -> float:
         seconds = time.perf_counter() - start
         if done.returncode != 0:
             messages.seek(0)
-            raise RuntimeError(f"{command} in {clone} failed:\n{messages.read()[-4000:]}")
+            raise BuildError(f"{command} in {clone} failed:\n{messages.read()[-4000:]}")
     return seconds
 
 
