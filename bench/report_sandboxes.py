@@ -2,7 +2,7 @@
 
 from bench.table import MIB, met, source, table
 
-WHERE = {"kvm": "our monitor", "qemu": "QEMU, emulated"}
+WHERE = {"host": "this machine's own kernel", "kvm": "our monitor", "qemu": "QEMU, emulated"}
 # What is beside each way through a sandbox.
 PEERS = {
     "exec cat": "pipe",
@@ -121,4 +121,33 @@ def soak(result: dict) -> str:
     )
 
 
-TABLES = {"streams": streams, "lives": lives, "limits": limits, "soak": soak}
+def sdk(result: dict) -> str:
+    parts = []
+    for backend, found in result["backends"].items():
+        trips = found["round trip"]
+        base = trips["mica exec"]["p50"]
+        rows = [
+            [who, f"{of['p50'] * 1e3:.2f}", f"{of['p99'] * 1e3:.2f}", f"{of['p50'] / base:.2f}"]
+            for who, of in trips.items()
+        ]
+        count = trips["mica exec"]["count"]
+        header = [f"`true`, {count:,} times", "p50, ms", "p99, ms", "p50, to `mica exec`"]
+        lives = ", ".join(f"{rate:.1f} with {n} at once" for n, rate in found["lives"].items())
+        more = [f"Sandboxes a second from one Python process, made, used and ended: {lives}."]
+        if fork := found.get("fork"):
+            more.append(
+                f"`fork({found['copies']})` until the last copy has run a command: "
+                f"{fork['median']:.2f} s, median of {len(fork['runs'])}."
+            )
+        parts += [heading(found, backend), table(header, rows), " ".join(more)]
+        if of := found.get("bytes"):
+            size, copy = found["mib"] * MIB, of["cp"]["median"]
+            rows = [
+                [f"`{who}`", f"{size / 1e6 / way['median']:,.0f}", f"{way['median'] / copy:.1f}"]
+                for who, way in of.items()
+            ]
+            parts.append(table([f"{found['mib']} MiB", "MB/s", "time, to `cp`"], rows))
+    return "\n\n".join(parts)
+
+
+TABLES = {"sdk": sdk, "streams": streams, "lives": lives, "limits": limits, "soak": soak}
