@@ -55,6 +55,25 @@ impl Turns {
         Turn(self)
     }
 
+    /// Notes how long a request took.
+    fn note(&self, is_long: bool) -> MutexGuard<'_, State> {
+        let mut state = self.state();
+        if is_long {
+            state.short = 0;
+            if state.wanted < self.threads {
+                state.wanted += 1;
+                self.freed.notify_one();
+            }
+        } else if state.wanted > 1 {
+            state.short += 1;
+            if state.short == MANY {
+                state.short = 0;
+                state.wanted -= 1;
+            }
+        }
+        state
+    }
+
     fn wait(&self, state: MutexGuard<'_, State>) {
         let state = self
             .freed
@@ -72,22 +91,8 @@ impl Turn<'_> {
     pub(crate) fn serve(&self, serve: impl FnOnce()) {
         let begin = Instant::now();
         serve();
-        let is_long = begin.elapsed() >= LONG;
         let turns = self.0;
-        let mut state = turns.state();
-        if is_long {
-            state.short = 0;
-            if state.wanted < turns.threads {
-                state.wanted += 1;
-                turns.freed.notify_one();
-            }
-        } else if state.wanted > 1 {
-            state.short += 1;
-            if state.short == MANY {
-                state.short = 0;
-                state.wanted -= 1;
-            }
-        }
+        let mut state = turns.note(begin.elapsed() >= LONG);
         if state.active > state.wanted {
             state.active -= 1;
             turns.wait(state);
@@ -99,5 +104,42 @@ impl Drop for Turn<'_> {
     fn drop(&mut self) {
         self.0.state().active -= 1;
         self.0.freed.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_second_thread_serves_only_while_requests_take_long() {
+        let turns = Turns::new(2);
+        let (began, begins) = mpsc::channel();
+        let (end, ends) = mpsc::channel::<()>();
+        thread::scope(|scope| {
+            let turn = turns.take();
+            let turns = &turns;
+            scope.spawn(move || {
+                let turn = turns.take();
+                began.send(()).unwrap();
+                turn.serve(|| ends.recv().unwrap());
+            });
+            drop(turns.note(false));
+            assert!(begins.try_recv().is_err());
+            turn.serve(|| thread::sleep(LONG));
+            begins.recv().unwrap();
+            for _ in 0..MANY {
+                assert_eq!(turns.state().wanted, 2);
+                drop(turns.note(false));
+            }
+            assert_eq!(turns.state().wanted, 1);
+            end.send(()).unwrap();
+            // The one that ends gives its turn back, and never waits for this one, which still has its own.
+            drop(turn);
+        });
+        assert_eq!(turns.state().active, 0);
     }
 }
