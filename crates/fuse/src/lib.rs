@@ -8,6 +8,7 @@ mod offer;
 pub mod opcode;
 mod ring;
 mod session;
+mod turns;
 mod written;
 
 pub use answer::Answer;

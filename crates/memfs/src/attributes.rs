@@ -81,7 +81,7 @@ pub struct Change {
     pub mtime: Option<Time>,
     /// Time of the last change; otherwise the clock's.
     pub ctime: Option<Timestamp>,
-    /// What goes if the size is set.
+    /// What goes: [`Kill::SetId`] in any case, all else if the size is set.
     pub kill: Kill,
 }
 
@@ -117,7 +117,7 @@ impl Filesystem {
         let now = now();
         let mut state = inode.state();
         let is_given_away = change.uid.is_some() || change.gid.is_some();
-        if is_given_away && !inode.is_directory() {
+        if is_given_away && !inode.is_directory() || change.kill == Kill::SetId {
             self.kill(&mut state, Kill::SetId);
         }
         if let Some(mode) = change.mode {

@@ -86,6 +86,17 @@ impl Directory {
         }
     }
 
+    /// Gives an entry another name, which is free. It keeps its place: a listing that goes on meanwhile
+    /// would otherwise meet what is renamed again, and might never end.
+    pub(crate) fn rename(&mut self, name: &[u8], new_name: &[u8], inode: Arc<Inode>) {
+        if let Some(Entry { place, .. }) = self.by_name.remove(name) {
+            let new_name: Arc<[u8]> = new_name.into();
+            self.by_place.insert(place, Arc::clone(&new_name));
+            let child = Child::Made(inode);
+            self.by_name.insert(new_name, Entry { child, place });
+        }
+    }
+
     pub(crate) fn remove(&mut self, name: &[u8]) {
         if let Some(entry) = self.by_name.remove(name) {
             self.by_place.remove(&entry.place);

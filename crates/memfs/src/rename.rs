@@ -226,17 +226,21 @@ impl Filesystem {
             }
             return Err(error);
         }
-        match &target {
-            Some(_) => pair.target().replace(new.name, moved.inode()),
-            None => pair.target().insert(new.name, moved.inode()),
-        }
-        match whiteout {
-            Some(whiteout) => {
-                // It is not given out.
-                whiteout.state().holds = 0;
-                pair.old.replace(old.name, whiteout);
+        if target.is_none() && whiteout.is_none() && pair.new.is_none() {
+            pair.old.rename(old.name, new.name, moved.inode());
+        } else {
+            match &target {
+                Some(_) => pair.target().replace(new.name, moved.inode()),
+                None => pair.target().insert(new.name, moved.inode()),
             }
-            None => pair.old.remove(old.name),
+            match whiteout {
+                Some(whiteout) => {
+                    // It is not given out.
+                    whiteout.state().holds = 0;
+                    pair.old.replace(old.name, whiteout);
+                }
+                None => pair.old.remove(old.name),
+            }
         }
         if pair.new.is_some() {
             self.move_parent(moved, &old.directory, &new.directory);

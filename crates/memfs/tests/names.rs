@@ -190,6 +190,28 @@ fn listing_goes_on_while_entries_come_and_go() {
 }
 
 #[test]
+fn listing_ends_while_what_it_meets_is_renamed() {
+    let files = filesystem();
+    for number in 0..100 {
+        file(&files, ROOT, number.to_string().as_bytes());
+    }
+    let (mut seen, mut after) = (0, 0);
+    while let [(name, next)] = &names(&files, ROOT, after, 1)[..] {
+        (seen, after) = (seen + 1, *next);
+        assert!(seen <= 102, "{name} is listed again");
+        if !name.starts_with('.') {
+            let rename = |from: &str, to: &str| {
+                let (from, to) = (from.as_bytes(), to.as_bytes());
+                files.rename(ROOT, from, ROOT, to, RenameMode::Replace)
+            };
+            rename(name, "temporary").unwrap();
+            rename("temporary", name).unwrap();
+        }
+    }
+    assert_eq!(seen, 102);
+}
+
+#[test]
 fn operations_side_by_side_neither_stop_each_other_nor_lose_a_file() {
     let files = filesystem();
     let places: Vec<u64> = (0..4)

@@ -17,6 +17,9 @@ const MTIME_NOW: u32 = 1 << 8;
 const CTIME: u32 = 1 << 10;
 const KILL_SET_ID: u32 = 1 << 11;
 
+/// The open file through which it is done (`FATTR_FH`), no attribute.
+const FILE: u32 = 1 << 6;
+
 impl Tree<'_> {
     pub(super) fn attributes(&self, request: &Request<'_>) -> Result<Reply, Errno> {
         Ok(answer(&self.files.stat(request.node)?))
@@ -54,7 +57,9 @@ impl Tree<'_> {
             atime: time(ATIME, ATIME_NOW, atime),
             mtime: time(MTIME, MTIME_NOW, mtime),
             ctime: given(CTIME).then_some(ctime),
-            kill: if given(KILL_SET_ID) {
+            // To set nothing is what is left of the kernel's removal of set-id bits before a user
+            // without the right to them changes contents (`file_remove_privs`, `fuse_setattr`).
+            kill: if given(KILL_SET_ID) || valid & !FILE == 0 {
                 Kill::SetId
             } else {
                 Kill::Capabilities
