@@ -344,11 +344,12 @@ impl Start {
         if manifests.is_empty() {
             return Ok(());
         }
-        Ok(if record.can_start() {
-            self.store.lease(&record.id, &manifests)?
+        if record.can_start() {
+            self.store.lease(&record.id, &manifests)?;
         } else {
-            self.store.lease_until_crash(&record.id, &manifests)?
-        })
+            self.store.lease_until_crash(&record.id, &manifests)?;
+        }
+        Ok(())
     }
 
     /// Checks that in-place changes and a root disk that is written to go together, without
