@@ -104,6 +104,7 @@ fn serve(connection: OwnedFd, kinds: &[Kind]) -> ! {
         rustix::stdio::dup2_stdin(&null)?;
         rustix::stdio::dup2_stdout(&null)?;
         rustix::stdio::dup2_stderr(&null)?;
+        drop(null);
         let connection = connection.as_raw_fd().unsigned_abs();
         // SAFETY: nothing in this process uses another descriptor any more. Those of the program would stay
         // open for as long as a process of this one lives.
