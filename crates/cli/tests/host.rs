@@ -509,6 +509,10 @@ fn files_that_the_kernel_does_not_mount_are_served() {
     let said = run.stderr();
     wait_until("no image is held", || home.held_images().is_empty());
     assert!(home.sandboxes().is_empty());
+    wait_until("the store is closed", || {
+        let names = ["mica-lower", "mica-owner", "mica-zygote"];
+        names.iter().all(|name| home.processes(name).is_empty())
+    });
     shell(home.path(), "umount store");
     assert_eq!(run.stdout(), "0:0\n0:0\n1000:50\nnew0 0 65536\n", "{said}");
 }

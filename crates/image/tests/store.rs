@@ -120,6 +120,29 @@ fn prune_removes_what_has_neither_name_nor_sandbox() {
 }
 
 #[test]
+fn a_lease_until_a_crash_keeps_its_image_and_one_that_a_crash_emptied_is_none() {
+    let store = store();
+    let image = image(&store, "image");
+    let digests = [image.manifest_digest];
+    store.lease_until_crash("box", &digests).unwrap();
+    store.untag(&"image".parse().unwrap()).unwrap();
+    assert!(
+        store
+            .prune(&PruneOptions::default())
+            .unwrap()
+            .images
+            .is_empty()
+    );
+    let lease = store.sandboxes().join("box/lease.json");
+    assert_eq!(fs::read_dir(lease.parent().unwrap()).unwrap().count(), 1);
+    fs::write(lease, "").unwrap();
+    assert_eq!(
+        store.prune(&PruneOptions::default()).unwrap().images,
+        digests
+    );
+}
+
+#[test]
 fn prune_touches_nothing_while_a_lease_cannot_be_read() {
     let store = store();
     let image = image(&store, "image");

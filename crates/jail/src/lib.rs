@@ -54,8 +54,10 @@ mod identity;
 mod seccomp;
 mod start;
 mod tail;
+mod title;
 mod walls;
 mod worker;
+mod zygote;
 
 pub use call::{Call, CallError, Death, Limits, Worker, probe};
 pub use channel::clone_fuse_channel;
@@ -78,3 +80,4 @@ pub use walls::{
 pub use worker::{
     Kind, NO_PROGRAM, arguments, plain_arguments, program, run_if_worker, take, take_inherited,
 };
+pub use zygote::{Forked, fork, start_zygote};

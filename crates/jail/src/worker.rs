@@ -47,6 +47,17 @@ impl Kind {
     pub const fn parser<C: Call>() -> Self {
         Self::new(C::KIND, serve::<C>)
     }
+
+    /// Its name on a command line.
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Becomes a worker of this kind in a forked process, with the description at `descriptor`.
+    pub(crate) fn become_it(self, descriptor: RawFd) -> ! {
+        end_at_a_panic();
+        std::process::exit((self.work)(descriptor))
+    }
 }
 
 /// Becomes a worker of one of these kinds if this process was started as one; then it does not
@@ -61,11 +72,7 @@ pub fn run_if_worker(kinds: &[Kind]) {
     if arguments.next().is_none_or(|first| first != ARGUMENT) {
         return;
     }
-    std::panic::set_hook(Box::new(|panic| {
-        eprintln!("internal error, please report it: {panic}");
-        // Ends the process, whichever thread panics.
-        std::process::exit(1);
-    }));
+    end_at_a_panic();
     let name = arguments.next();
     let mut known = kinds.iter().chain([&PROBE]);
     let kind = known.find(|kind| name.as_deref().is_some_and(|name| name == kind.name));
@@ -83,6 +90,14 @@ pub fn run_if_worker(kinds: &[Kind]) {
         std::process::exit(1);
     };
     std::process::exit((kind.work)(descriptor));
+}
+
+fn end_at_a_panic() {
+    std::panic::set_hook(Box::new(|panic| {
+        eprintln!("internal error, please report it: {panic}");
+        // Ends the process, whichever thread panics.
+        std::process::exit(1);
+    }));
 }
 
 /// Makes a test program with the standard harness its own worker:

@@ -40,6 +40,7 @@ mod mount;
 mod mounted;
 mod name;
 mod network;
+mod own_process;
 mod owner;
 mod patch;
 mod plan;
@@ -84,6 +85,7 @@ pub use mounted::{
 };
 pub use name::is_hostname;
 pub use network::{Network, UserNetwork};
+pub use own_process::fork_processes;
 pub use patch::Patch;
 pub use plan::{PlanError, Root, Transport};
 pub use pool::{Pool, PoolRecord};

@@ -3,7 +3,6 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::process::Child;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -13,6 +12,7 @@ use micabox_owner::protocol::{Exec, Failure, Frame, Info, Reply, Request};
 use micabox_owner::{Client, Lost};
 use oci_spec::image::Config;
 
+use crate::own_process::OwnProcess;
 use crate::process::{Begin, ExecOptions, Process, error};
 use crate::snapshot::memory;
 use crate::state::Record;
@@ -54,7 +54,7 @@ pub struct Sandbox {
 struct Creator {
     client: Client,
     /// None once another thread waits for it, and for an owner of a pool.
-    process: Option<Child>,
+    process: Option<OwnProcess>,
     ended: Option<Ended>,
 }
 
@@ -62,7 +62,7 @@ struct Creator {
 pub(crate) struct Created {
     pub(crate) client: Client,
     /// None if the owner is not this process's child.
-    pub(crate) process: Option<Child>,
+    pub(crate) process: Option<OwnProcess>,
     pub(crate) directory: PathBuf,
     pub(crate) record: Record,
     pub(crate) config: Config,
@@ -429,11 +429,11 @@ fn wait_for_owner(creator: &mut Creator) {
 }
 
 /// Waits for an owner in a thread, so that it leaves no zombie in this process.
-fn reap(owner: Option<Child>) {
+fn reap(owner: Option<OwnProcess>) {
     let Some(mut owner) = owner else {
         return;
     };
-    if !matches!(owner.try_wait(), Ok(Some(_))) {
+    if !owner.is_reaped() {
         // Without a thread it stays a zombie until this process ends.
         let thread = std::thread::Builder::new().name("owner-end".into());
         let _ = thread.spawn(move || owner.wait());

@@ -1,5 +1,6 @@
 //! Identifies processes by PID, start time and boot, since PIDs are reused.
 
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -76,13 +77,16 @@ impl ProcessId {
 
 /// Returns the number of the host's boot, 0 if the kernel does not tell.
 fn boot() -> u64 {
-    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let digits: String = text
-        .chars()
-        .filter(char::is_ascii_hexdigit)
-        .take(12)
-        .collect();
-    u64::from_str_radix(&digits, 16).unwrap_or(0)
+    static BOOT: OnceLock<u64> = OnceLock::new();
+    *BOOT.get_or_init(|| {
+        let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let digits: String = text
+            .chars()
+            .filter(char::is_ascii_hexdigit)
+            .take(12)
+            .collect();
+        u64::from_str_radix(&digits, 16).unwrap_or(0)
+    })
 }
 
 /// Returns the processor time of a running process and its descendants in clock ticks. The

@@ -53,6 +53,7 @@ pub struct AttachOptions {
 
 /// Runs the command. Returns its exit code.
 pub fn execute(args: Args) -> Outcome {
+    args.machine.get_ready();
     if !args.require_limits {
         warn_of_no_limits(&args);
     }

@@ -34,6 +34,16 @@ pub(crate) fn publish_json(tmp: &Path, to: &Path, value: &impl Serialize) -> Res
     publish(&scratch.path("json"), to)
 }
 
+/// Writes or replaces a JSON file, atomically. After a crash of the machine it may be empty.
+pub(crate) fn replace_json(to: &Path, value: &impl Serialize) -> Result<()> {
+    let json = serde_json::to_vec(value).map_err(io::Error::from);
+    let json = json.context("encode", to)?;
+    let new = to.with_extension("new");
+    create_directories(parent(to)?)?;
+    fs::write(&new, json).context("write", &new)?;
+    fs::rename(&new, to).context("publish", to)
+}
+
 /// Renames a synced file or directory to its place, making missing parents.
 pub(crate) fn publish(from: &Path, to: &Path) -> Result<()> {
     place(from, to)?;
@@ -76,6 +86,14 @@ pub(crate) fn remove_file(path: &Path) -> Result<()> {
         Ok(()) => sync_directory(parent(path)?),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error).context("remove", path),
+    }
+}
+
+/// As [`read_json`], for a file of [`replace_json`]: `None` also if a crash has left it empty.
+pub(crate) fn read_json_that_was_kept<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
+    match fs::metadata(path) {
+        Ok(metadata) if metadata.len() == 0 => Ok(None),
+        _ => read_json(path),
     }
 }
 

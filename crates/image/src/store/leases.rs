@@ -42,19 +42,36 @@ impl Store {
     ///
     /// Errors of [`Store::image_by_digest`]; an invalid sandbox id; errors of the disk.
     pub fn lease(&self, sandbox: &str, manifests: &[Digest]) -> Result<()> {
+        self.lease_with(sandbox, manifests, |path, record| {
+            durable::publish_json(&self.layout.tmp(), path, record)
+        })
+    }
+
+    /// As [`Store::lease`], for a sandbox that a crash of this machine ends: the lease may be lost with it. It
+    /// waits for no disk.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::lease`].
+    pub fn lease_until_crash(&self, sandbox: &str, manifests: &[Digest]) -> Result<()> {
+        self.lease_with(sandbox, manifests, durable::replace_json)
+    }
+
+    fn lease_with(
+        &self,
+        sandbox: &str,
+        manifests: &[Digest],
+        write: impl FnOnce(&Path, &LeaseRecord) -> Result<()>,
+    ) -> Result<()> {
         let _shared = self.shared()?;
         for manifest in manifests {
             self.image_by_digest(manifest)?;
         }
-        let path = self.lease_path(sandbox)?;
-        durable::publish_json(
-            &self.layout.tmp(),
-            &path,
-            &LeaseRecord {
-                manifest: None,
-                manifests: manifests.to_vec(),
-            },
-        )
+        let record = LeaseRecord {
+            manifest: None,
+            manifests: manifests.to_vec(),
+        };
+        write(&self.lease_path(sandbox)?, &record)
     }
 
     /// Returns the leases of all sandboxes, by sandbox.
@@ -64,7 +81,7 @@ impl Store {
             .into_iter()
             .map(|sandbox| {
                 let path = self.lease_path(&sandbox)?;
-                let record = durable::read_json::<LeaseRecord>(&path);
+                let record = durable::read_json_that_was_kept::<LeaseRecord>(&path);
                 Ok(Lease {
                     sandbox,
                     manifests: record.map(|record| {

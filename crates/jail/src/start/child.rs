@@ -23,6 +23,9 @@ use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_
 
 use super::cgroup::Cgroup;
 use super::confine::{Confinement, check};
+use crate::title::Title;
+use crate::worker::Kind;
+use crate::zygote::has_one_thread;
 
 /// `clone3` supports control groups since Linux 5.7 (`linux/sched.h`, as `CloneArguments`).
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
@@ -111,13 +114,51 @@ impl Child {
         confinement: &Confinement,
         cgroup: Option<&Cgroup>,
     ) -> io::Result<Spawned> {
+        Self::start(confinement, cgroup, || execute(program))
+    }
+
+    /// As [`Child::spawn`], but a worker of this kind that goes on in a fork of this process, whose memory it
+    /// has as of now. Lists of processes show it as `name`. None if the process has other threads: then no
+    /// fork of it can go on.
+    ///
+    /// # Errors
+    /// Those of the fork and the confinement.
+    pub fn fork(
+        kind: Kind,
+        descriptor: RawFd,
+        name: &str,
+        confinement: &Confinement,
+        cgroup: Option<&Cgroup>,
+    ) -> io::Result<Option<Spawned>> {
+        if !has_one_thread()? {
+            return Ok(None);
+        }
+        let title = Title::find();
+        let work = || -> io::Error {
+            close_others(&confinement.keep);
+            title.show(name);
+            kind.become_it(descriptor)
+        };
+        Self::start(confinement, cgroup, work).map(Some)
+    }
+
+    /// Starts a child that is confined and then calls `work`, which returns only with an error. Its copy of
+    /// the descriptor of failures must be closed by then.
+    fn start(
+        confinement: &Confinement,
+        cgroup: Option<&Cgroup>,
+        work: impl FnOnce() -> io::Error,
+    ) -> io::Result<Spawned> {
         let nothing = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
         let (stderr, stderr_child) = pipe_with(PipeFlags::CLOEXEC)?;
         let (failure, failure_child) = pipe_with(PipeFlags::CLOEXEC)?;
         let streams = [&nothing, &nothing, &stderr_child].map(|fd| fd.as_raw_fd());
         let parent = std::process::id().cast_signed();
         let Some(pid) = fork(cgroup)? else {
-            let error = become_program(program, confinement, parent, streams);
+            let error = match prepare(confinement, parent, streams) {
+                Ok(()) => work(),
+                Err(error) => error,
+            };
             let code = error.raw_os_error().unwrap_or(libc::EINVAL).to_ne_bytes();
             // SAFETY: writes bytes that live, then ends the child.
             unsafe {
@@ -128,7 +169,7 @@ impl Child {
         drop(failure_child);
         let child = Self { pid };
         let mut code = [0; 4];
-        // The pipe closes without data when the child executes the program.
+        // The pipe closes without data when the child has begun.
         let spawned = match File::from(failure).read(&mut code) {
             Ok(4) => Err(io::Error::from_raw_os_error(i32::from_ne_bytes(code))),
             Ok(_) => pidfd_open(pid, PidfdFlags::empty()).map_err(io::Error::from),
@@ -200,35 +241,45 @@ fn fork(cgroup: Option<&Cgroup>) -> io::Result<Option<Pid>> {
     }
 }
 
-/// Executes the program in the child; returns the error if that fails.
-fn become_program(
-    program: &Program,
-    confinement: &Confinement,
-    parent: libc::pid_t,
-    streams: [RawFd; 3],
-) -> io::Error {
-    let prepare = || -> io::Result<()> {
-        // SAFETY: numbers, and a signal set that lives.
-        unsafe {
-            for (stream, number) in streams.into_iter().zip(0..) {
-                check(libc::dup2(stream, number))?;
-            }
-            check(libc::setpgid(0, 0))?;
-            // Signal settings as a shell leaves them for a program.
-            let mut none = std::mem::zeroed();
-            libc::sigemptyset(&raw mut none);
-            check(libc::sigprocmask(
-                libc::SIG_SETMASK,
-                &raw const none,
-                ptr::null_mut(),
-            ))?;
-            libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+/// Prepares the child for what it will run.
+fn prepare(confinement: &Confinement, parent: libc::pid_t, streams: [RawFd; 3]) -> io::Result<()> {
+    // SAFETY: numbers, and a signal set that lives.
+    unsafe {
+        for (stream, number) in streams.into_iter().zip(0..) {
+            check(libc::dup2(stream, number))?;
         }
-        confinement.enter(parent)
-    };
-    if let Err(error) = prepare() {
-        return error;
+        check(libc::setpgid(0, 0))?;
+        // Signal settings as a shell leaves them for a program.
+        let mut none = std::mem::zeroed();
+        libc::sigemptyset(&raw mut none);
+        check(libc::sigprocmask(
+            libc::SIG_SETMASK,
+            &raw const none,
+            ptr::null_mut(),
+        ))?;
+        libc::signal(libc::SIGPIPE, libc::SIG_DFL);
     }
+    confinement.enter(parent)
+}
+
+/// Closes all descriptors but 0, 1, 2 and these, as executing a program would.
+fn close_others(keep: &[RawFd]) {
+    let mut keep = keep.to_vec();
+    keep.sort_unstable();
+    let mut first = 3;
+    for kept in keep.iter().map(|descriptor| descriptor.unsigned_abs()) {
+        if kept > first {
+            // SAFETY: nothing in this process, a fork, uses them any more.
+            unsafe { libc::close_range(first, kept - 1, 0) };
+        }
+        first = first.max(kept.saturating_add(1));
+    }
+    // SAFETY: as above.
+    unsafe { libc::close_range(first, libc::c_uint::MAX, 0) };
+}
+
+/// Executes the program in the child; returns the error if that fails.
+fn execute(program: &Program) -> io::Error {
     let (path, arguments) = (program.path.as_ptr(), program.arguments.as_ptr());
     let environment = [ptr::null()];
     // SAFETY: strings, and lists of strings with a null pointer at their ends, that live.

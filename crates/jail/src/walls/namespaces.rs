@@ -176,10 +176,16 @@ pub(crate) fn keep_until_it_ends(child: libc::pid_t) -> Result<Infallible, Error
 
 fn end_as(status: WaitStatus) -> ! {
     if let Some(signal) = status.terminating_signal() {
-        // SAFETY: calls with numbers; this process's parent sees the same end.
+        // SAFETY: calls with numbers; this process's parent sees the same end. A C library's `raise` may
+        // remember the thread's number from before a fork.
         unsafe {
             libc::signal(signal, libc::SIG_DFL);
-            libc::raise(signal);
+            libc::syscall(
+                libc::SYS_tgkill,
+                libc::getpid(),
+                libc::syscall(libc::SYS_gettid),
+                signal,
+            );
         }
     }
     // SAFETY: ends the process without running exit handlers, which are the child's.

@@ -1,7 +1,9 @@
 //! Builder for a [`Sandbox`].
 
+mod devices;
 mod jobs;
 mod kind;
+mod owner;
 mod record;
 mod restore;
 mod shared_kernel;

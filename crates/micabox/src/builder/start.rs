@@ -1,36 +1,23 @@
 //! Starts a sandbox from its builder: by a boot, or by restoring a saved machine.
 
-use std::fs::File;
-use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use micabox_owner::protocol::{Failure, Kind, Reply};
-use micabox_owner::{Client, Lost};
-use micabox_vmm::{Backend, Begin, Disk, Limits, MachineFile};
+use micabox_vmm::{Backend, Begin, MachineFile};
 use tracing::{debug, info, info_span};
 
 use super::record::default_cpus;
-use super::{Origin, OwnerLog, Start};
+use super::{Origin, Start};
 use crate::base::Claim;
-use crate::owner::{self, Job, Owner};
-use crate::plan::{Plan, image_disk};
+use crate::plan::Plan;
 use crate::pool;
 use crate::registrar::EXIT_NOT_STARTED;
 use crate::sandbox::{Created, now};
 use crate::snapshot::memory;
 use crate::state::{Directory, ProcessId, Record, Registration, Status};
 use crate::template::Template;
-use crate::volume::Use;
-use crate::{
-    Base, Error, GuestFiles, Network, Sandbox, Sandboxes, SavedMachine, Setup, Upper, image_files,
-    upper,
-};
-
-/// The file in the sandbox's directory with its owner's log.
-const OWNER_LOG: &str = "owner.log";
+use crate::{Base, Error, GuestFiles, Network, Sandbox, SavedMachine, Setup, Upper};
 
 /// How long a machine runs idle before it is saved as a template. Its kernel frees what the boot
 /// has left when it is idle (RCU). Otherwise every copy would, which is a fifth of the pages that a
@@ -347,17 +334,22 @@ impl Start {
         }
     }
 
-    /// Leases the images that the sandbox uses.
+    /// Leases the images that the sandbox uses: for as long as it runs, if a crash of this machine leaves
+    /// nothing of it.
     pub(super) fn lease(&self, record: &Record) -> Result<(), Error> {
         let mut manifests = self.setup.image_digests()?;
         if let Base::Image(image) = &self.base {
             manifests.push(image.manifest_digest);
         }
         if manifests.is_empty() {
-            Ok(())
-        } else {
-            Ok(self.store.lease(&record.id, &manifests)?)
+            return Ok(());
         }
+        if record.can_start() {
+            self.store.lease(&record.id, &manifests)?;
+        } else {
+            self.store.lease_until_crash(&record.id, &manifests)?;
+        }
+        Ok(())
     }
 
     /// Checks that in-place changes and a root disk that is written to go together, without
@@ -425,185 +417,6 @@ impl Start {
                 record.status = Status::Starting;
             }),
         }
-    }
-
-    /// Adds a disk to the plan: the disk for changes, or the layer of patches of a sandbox whose
-    /// changes are in memory.
-    fn attach_upper(
-        &self,
-        plan: &mut Plan,
-        directory: &Path,
-        limits: &Limits,
-    ) -> Result<(), Error> {
-        // A sandbox that exists has its disk already.
-        let made = match self.resumed {
-            None => self.make_upper(directory)?,
-            Some(_) => self.upper_file(directory),
-        };
-        let Some((path, serial)) = made else {
-            return Ok(());
-        };
-        let read_only = self.upper == Upper::Tmpfs;
-        let file = if read_only {
-            MachineFile::open(&path)?
-        } else {
-            MachineFile::open_for_writing(&path)?
-        };
-        let disk = Disk {
-            files: vec![file],
-            read_only,
-            serial: serial.into(),
-        };
-        Ok(plan.add_disk(disk, limits)?)
-    }
-
-    /// Adds the disks of mounted images and volumes to the plan. The volumes' files hold their
-    /// locks.
-    fn attach_disks(&self, plan: &mut Plan, limits: &Limits) -> Result<(), Error> {
-        for (image, serial) in self.setup.images() {
-            let image = self.store.image_by_digest(&image.parse_digest()?)?;
-            let disk = image_disk(&image_files::open(&image)?, serial);
-            plan.add_disk(disk, limits)?;
-        }
-        let volumes = self.setup.volumes();
-        if volumes.is_empty() {
-            return Ok(());
-        }
-        let sandboxes = Sandboxes::open(&self.store)?;
-        for used in volumes {
-            let usage = Use {
-                target: used.target.as_bytes(),
-                read_only: used.read_only,
-                no_copy: used.source.no_copy,
-            };
-            let file = sandboxes.attach_volume(&used.source.name, &self.base, usage)?;
-            let disk = Disk {
-                files: vec![file],
-                read_only: used.read_only,
-                serial: used.serial,
-            };
-            plan.add_disk(disk, limits)?;
-        }
-        Ok(())
-    }
-
-    /// Starts the owner, which starts the machine.
-    fn start_owner(
-        &self,
-        backend: &dyn Backend,
-        plan: &Plan,
-        claim: Option<&Claim>,
-        begin: &Begin,
-        cmdline: &[String],
-        registration: &Registration,
-    ) -> Result<Owner, Error> {
-        let record = registration.record();
-        let name = format!("mica-{}", record.short_id());
-        let shares = self.setup.open_shares()?;
-        let (mut machine, mut files) =
-            self.machine_job(name, record.cpus, backend, plan, begin, cmdline);
-        let upper = match &self.upper {
-            Upper::Folder { path } => Some(self.open_folder(path, upper::folder::PATIENCE)?),
-            _ => None,
-        };
-        machine.shares = self.share_jobs(&mut files, &shares, upper);
-        let mut sandbox = self.sandbox_job(backend, plan, &shares, registration);
-        sandbox.template = self.template_directory();
-        sandbox.has_claim = claim.is_some();
-        let job = Job::Sandbox(Box::new((sandbox, machine)));
-        let claim = claim.map(|claim| &**claim.file());
-        let locks = std::iter::once(registration.lock()).chain(claim);
-        let stderr = self.owner_stderr(registration.path())?;
-        let owner = owner::start(&job, locks.chain(files.iter()), stderr);
-        let owner = owner.map_err(|source| Error::System {
-            what: "starting the sandbox's owner",
-            source,
-        })?;
-        debug!(
-            pid = owner.process.as_ref().map(Child::id),
-            is_restored = matches!(begin, Begin::Restore(_)),
-            "started the owner"
-        );
-        self.cancel.watch(&owner.connection);
-        Ok(owner)
-    }
-
-    /// Gives the sandbox to an owner in a pool, which has a machine for it.
-    fn give_to_owner(
-        &self,
-        backend: &dyn Backend,
-        plan: &Plan,
-        connection: UnixStream,
-        template: &Path,
-        registration: &Registration,
-    ) -> Result<Owner, Error> {
-        self.cancel.watch(&connection);
-        let mut sandbox = self.sandbox_job(backend, plan, &[], registration);
-        sandbox.template = Some(template.to_owned());
-        // An error shows where the reply is awaited.
-        let sent = owner::send(&connection, &sandbox, [registration.lock()]);
-        debug!(
-            is_sent = sent.is_ok(),
-            "gave the sandbox to an owner in the pool"
-        );
-        Ok(Owner {
-            connection,
-            process: None,
-        })
-    }
-
-    /// Returns where the owner's log goes.
-    fn owner_stderr(&self, directory: &Path) -> Result<Stdio, Error> {
-        match self.owner_log {
-            None => Ok(Stdio::null()),
-            Some((_, OwnerLog::Stderr)) => Ok(Stdio::inherit()),
-            Some((_, OwnerLog::File)) => {
-                let path = directory.join(OWNER_LOG);
-                let mut options = File::options();
-                let options = options.append(true).create(true).mode(0o600);
-                let file = options.open(&path).map_err(|source| Error::State {
-                    what: "opening",
-                    path,
-                    source,
-                })?;
-                Ok(file.into())
-            }
-        }
-    }
-
-    /// Waits until the sandbox is ready for commands.
-    fn wait_for_owner(&self, owner: Owner) -> Result<(Client, Option<Child>), Error> {
-        let Owner {
-            connection,
-            mut process,
-        } = owner;
-        let lost = |_| Error::Boot(Lost::closed());
-        let mut client = Client::over(connection).map_err(lost)?;
-        let failure = match client.reply(0, None) {
-            Ok(Some(Reply::Up(_))) => return Ok((client, process)),
-            Ok(Some(Reply::Failed(failure))) => Some(failure),
-            _ => None,
-        };
-        // The owner holds the sandbox's lock until it has exited.
-        client.end();
-        while let Ok(Some(_)) = client.receive(None) {}
-        if let Some(process) = &mut process {
-            let _ = process.wait();
-        }
-        if self.cancel.is_cancelled() {
-            return Err(Error::Cancelled);
-        }
-        Err(match failure {
-            Some(Failure {
-                lost: Some(lost), ..
-            }) => Error::Boot(*lost),
-            Some(failure) if failure.kind == Kind::Machine => {
-                Error::MachineNotStarted(failure.message)
-            }
-            Some(failure) if failure.kind == Kind::InUse => Error::InUse(failure.message),
-            Some(failure) => Error::NotStarted(failure.message),
-            None => Error::Boot(Lost::closed()),
-        })
     }
 }
 

@@ -1,7 +1,5 @@
 //! What a pool's machines are started from.
 
-use std::process::Stdio;
-
 use micabox_image::Store;
 use micabox_vmm::{Backend, Begin, DiskRate, Snapshot};
 
@@ -101,7 +99,7 @@ impl Stock {
             &self.guest.cmdline,
         );
         let job = Job::Pooled(Box::new(machine));
-        owner::start(&job, files.iter(), Stdio::null()).map_err(|source| Error::System {
+        owner::start(&job, files.iter(), None).map_err(|source| Error::System {
             what: "starting an owner for the pool",
             source,
         })

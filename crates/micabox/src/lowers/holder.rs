@@ -1,5 +1,5 @@
-//! The process that has an image's tree mounted for containers: this program executed once more, in a
-//! session of its own. Its child is in the tree's namespaces and [serves] clients; the parent stays outside,
+//! The process that has an image's tree mounted for containers: one of this program's, in a session of its
+//! own. Its child is in the tree's namespaces and [serves] clients; the parent stays outside,
 //! maps the users, starts the jailed server of the tree if the kernel can't do that itself, and removes the
 //! directory at the end.
 //!
@@ -7,11 +7,9 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::os::fd::{OwnedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::thread::available_parallelism;
 
@@ -26,6 +24,7 @@ use super::In;
 use super::served::serve;
 use crate::jailed::{Below, Serve, Shown};
 use crate::mounted::Server;
+use crate::own_process;
 use crate::owner::{receive, send};
 use crate::state::Directory;
 
@@ -52,18 +51,7 @@ type Done = Result<(), String>;
 
 /// Starts the process, and waits until it serves clients. It has the lock from then on.
 pub(super) fn start(job: &Job, lock: &File, files: &[File]) -> io::Result<Done> {
-    let (ours, theirs) = UnixStream::pair()?;
-    let mut process = Command::new(micabox_jail::program(NAME)?);
-    process
-        .arg0("mica-lower")
-        .args(micabox_jail::plain_arguments(NAME, 0))
-        .current_dir("/")
-        .stdin(Stdio::from(OwnedFd::from(theirs)))
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
-    let mut child = process.spawn()?;
-    // Ours must be the only end, so that its death is seen.
-    drop(process);
+    let (ours, mut process) = own_process::start(NAME, "mica-lower", None)?;
     send(&ours, job, files)?;
     let done = match receive::<Done>(&ours) {
         Ok((done, _)) => done,
@@ -71,22 +59,19 @@ pub(super) fn start(job: &Job, lock: &File, files: &[File]) -> io::Result<Done> 
     };
     match done {
         Ok(()) => send(&ours, &(), [lock])?,
-        Err(_) => _ = child.wait(),
+        Err(_) => process.wait(),
     }
     Ok(done)
 }
 
-fn work(descriptor: RawFd) -> i32 {
-    debug_assert_eq!(descriptor, 0);
-    // A terminal's signals are not for it.
-    let _ = rustix::process::setsid();
+fn work(_: RawFd) -> i32 {
     i32::from(run().is_err())
 }
 
 fn run() -> io::Result<()> {
-    let connection = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    rustix::stdio::dup2_stdin(&File::open("/dev/null")?)?;
-    let (job, files) = receive::<Job>(&connection)?;
+    let (connection, job, files) = own_process::begin::<Job>()?;
+    // It keeps no directory busy.
+    rustix::process::chdir("/")?;
     let mut files = files.into_iter();
     let listener = UnixListener::from(files.next().ok_or(io::ErrorKind::InvalidData)?);
     let tree = match hold(job.beside, &listener, files) {

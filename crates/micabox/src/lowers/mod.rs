@@ -210,7 +210,8 @@ impl<'a> Lowers<'a> {
         let name = wanted.directory.file_name().map(OsStr::to_string_lossy);
         let digests = [wanted.image.manifest_digest];
         // The lease comes before the files are opened.
-        self.store.lease(&name.unwrap_or_default(), &digests)?;
+        self.store
+            .lease_until_crash(&name.unwrap_or_default(), &digests)?;
         image_files::open(wanted.image)?;
         let mut files = vec![File::from(OwnedFd::from(listener))];
         if let Some(users) = wanted.beside.and_then(|beside| beside.users.as_ref()) {

@@ -1,7 +1,7 @@
 //! The process that owns a sandbox: how it is started, and how it starts the machine before it
 //! serves clients.
 //!
-//! It is this program executed again ([`KIND`]), in a session of its own. Its stdin is the
+//! It is one of this program's ([`KIND`]), in a session of its own. Its stdin is the
 //! connection of the process that started it, which sends a [`Job`] first, with the locks that the
 //! owner takes over and all files of the machine: that process has opened and checked them, and the
 //! owner opens none. Then the two use the owner's protocol. An owner that a [pool](crate::Pool) has
@@ -12,9 +12,8 @@ mod machine;
 mod sandbox;
 mod start;
 
-use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::os::fd::{OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
@@ -32,6 +31,7 @@ pub(crate) use start::{Owner, start};
 use crate::Error;
 use crate::error::chain;
 use crate::network::Link;
+use crate::own_process;
 use job::Received;
 use machine::Started;
 use sandbox::Sandbox;
@@ -42,15 +42,9 @@ pub(crate) const KIND: Kind = Kind::new(NAME, work);
 const NAME: &str = "owner";
 
 /// Runs an owner. Returns its exit code.
-fn work(descriptor: RawFd) -> i32 {
-    debug_assert_eq!(descriptor, 0);
-    // A terminal's signals are for the clients on it.
-    let _ = rustix::process::setsid();
+fn work(_: RawFd) -> i32 {
     let own = || -> io::Result<()> {
-        let connection = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-        let null = File::open("/dev/null")?;
-        rustix::stdio::dup2_stdin(&null)?;
-        let (job, files) = receive(&connection)?;
+        let (connection, job, files) = own_process::begin()?;
         match job {
             Job::Sandbox(jobs) => {
                 let (sandbox, machine) = *jobs;
@@ -78,11 +72,16 @@ fn own(
         let backend = machine.backend()?;
         let link = machine.link(&*backend)?;
         let interface = link.as_ref().map(|link| link.interface.clone());
-        let network = sandbox.start_network(link)?;
         let lifeline = Some(sandbox.lifeline()?);
         let files = Received::new(files);
+        // Before the network, which has threads: without any, a container's keeper can be forked.
         let started = machine.start(&*backend, files, interface, lifeline)?;
-        sandbox.machine_started(&started)?;
+        let network = sandbox.start_network(link)?;
+        if backend.limits().own_kernel {
+            sandbox.machine_started(&started)?;
+        } else {
+            sandbox.is_given(&started);
+        }
         Ok((started, network))
     })
 }

@@ -94,8 +94,8 @@ impl Sandbox {
         self.registrar.machine_started(ProcessId::own(), machine)
     }
 
-    /// As [`Sandbox::machine_started`], for a machine without a disk: it ends with this process, so
-    /// its record may wait until the sandbox is ready for commands.
+    /// As [`Sandbox::machine_started`], for a container or a machine without a disk: it ends with this
+    /// process, so its record may wait until the sandbox is ready for commands.
     pub(super) fn is_given(&mut self, started: &Started) {
         let machine = ProcessId::of(started.machine.pid());
         self.registrar.has_machine(ProcessId::own(), machine);

@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::process::Child;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,6 +15,7 @@ use tracing::{debug, warn};
 use super::Shared;
 use super::place::Place;
 use crate::builder::Stock;
+use crate::own_process::OwnProcess;
 use crate::owner::{Owner, Ready, receive};
 use crate::sandbox::lock;
 
@@ -42,7 +42,7 @@ pub(super) struct Keeper {
     starting: Vec<Owner>,
     ready: VecDeque<Owner>,
     /// Owners that have a sandbox, or whose machine has ended.
-    given: Vec<Child>,
+    given: Vec<OwnProcess>,
     /// When the vacancies are filled.
     fill_at: Option<Instant>,
 }
@@ -81,9 +81,9 @@ impl Keeper {
         drop(place);
         // Owners end with their connection.
         let owners = starting.into_iter().chain(ready);
-        let owners: Vec<Option<Child>> = owners.map(|owner| owner.process).collect();
+        let owners: Vec<Option<OwnProcess>> = owners.map(|owner| owner.process).collect();
         for mut owner in owners.into_iter().flatten() {
-            let _ = owner.wait();
+            owner.wait();
         }
     }
 
@@ -109,8 +109,7 @@ impl Keeper {
         if accept {
             self.accept();
         }
-        self.given
-            .retain_mut(|owner| matches!(owner.try_wait(), Ok(None)));
+        self.given.retain_mut(|owner| !owner.is_reaped());
         let mut state = lock(&self.shared.state);
         state.ready = self.ready.len();
         self.shared.changed.notify_all();

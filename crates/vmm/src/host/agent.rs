@@ -1,11 +1,11 @@
 //! Takes the agent out of the initrd that a machine would boot.
 
 use std::fs::File;
-use std::io::{self, Seek, SeekFrom, Write};
+use std::io::{self, Seek, SeekFrom};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create, sendfile};
 
 /// The agent's name in the archive.
 const NAME: &[u8] = b"init";
@@ -29,16 +29,13 @@ pub(super) fn copy_out(initrd: &File) -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let mut copy = File::from(memfd_create("mica-guest", flags)?);
     let mut from = offset;
-    let mut buffer = vec![0; 256 << 10];
     let end = offset.saturating_add(length);
     while from < end {
-        let most = usize::try_from(end - from)
-            .unwrap_or(usize::MAX)
-            .min(buffer.len());
-        let part = buffer.get_mut(..most).unwrap_or_default();
-        initrd.read_exact_at(part, from)?;
-        copy.write_all(part)?;
-        from = from.saturating_add(most as u64);
+        let most = usize::try_from(end - from).unwrap_or(usize::MAX);
+        // Copied once, and not through this process's memory.
+        if sendfile(&copy, initrd, Some(&mut from), most)? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
     }
     copy.seek(SeekFrom::Start(0))?;
     let all = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
@@ -85,7 +82,7 @@ fn find(initrd: &File) -> io::Result<(u64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Read;
+    use std::io::{Read, Write};
 
     fn entry(name: &str, data: &[u8]) -> Vec<u8> {
         let numbers = (0..13).map(|index| match index {

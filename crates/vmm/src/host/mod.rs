@@ -181,6 +181,7 @@ impl Backend for Host {
             })?,
             name: Some(config.name.clone()),
             arguments: plain_arguments(worker::KIND, description).into(),
+            forked: Some((worker::HOST_WORKER, description)),
             files,
             address_space: u64::MAX,
             file_size: u64::MAX,

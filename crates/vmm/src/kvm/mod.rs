@@ -196,6 +196,7 @@ impl Backend for Kvm {
             monitored: false,
             // To read its own program, and to change its user in its jail.
             capabilities: &[CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID],
+            forked: None,
             files,
             failure: ending::exit,
             quota: Quota {

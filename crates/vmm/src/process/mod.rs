@@ -18,7 +18,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use micabox_jail::{
-    Cgroup, Child, Claim, Confinement, Freezer, ProcessorTime, Program, Quota, Tail,
+    Cgroup, Child, Claim, Confinement, Freezer, Kind, ProcessorTime, Program, Quota, Tail,
 };
 use rustix::process::{Signal, pidfd_send_signal};
 
@@ -47,6 +47,9 @@ pub(crate) struct Launch {
     /// The name that `ps` shows in place of the program's path.
     pub(crate) name: Option<String>,
     pub(crate) arguments: Vec<OsString>,
+    /// The kind of worker that the program becomes with these arguments, and its description's descriptor, if
+    /// a fork of this process may take the program's place.
+    pub(crate) forked: Option<(Kind, RawFd)>,
     /// Descriptors that the process inherits under the same numbers, except for the channels.
     pub(crate) files: Vec<SharedDescriptor>,
     /// Maximum bytes of address space.
@@ -239,6 +242,12 @@ impl Process {
         let console_tail = Tail::new(CONSOLE_TAIL);
         let stderr_tail = Tail::new(STDERR_TAIL);
         let (started, start) = mpsc::sync_channel(1);
+        // Before there is a second thread. The only one lives as long as this process.
+        let name = launch.name.as_deref().unwrap_or_default();
+        let forked = launch.forked.map(|(kind, descriptor)| {
+            Child::fork(kind, descriptor, name, &confinement, cgroup.as_ref())
+        });
+        let forked = forked.transpose().map_err(failed)?.flatten();
         // The kernel kills the child when the thread that forked it ends, so that thread must live
         // as long as the child, even if the caller's thread ends.
         let watcher = std::thread::Builder::new()
@@ -248,7 +257,10 @@ impl Process {
                 let tail = console_tail.clone();
                 let stderr_tail = stderr_tail.clone();
                 move || {
-                    let spawned = Child::spawn(&program, &confinement, cgroup.as_ref());
+                    let spawned = match forked {
+                        Some(spawned) => Ok(spawned),
+                        None => Child::spawn(&program, &confinement, cgroup.as_ref()),
+                    };
                     drop((agent_child, console_child, control_child, files));
                     let (child, stderr) = match spawned {
                         Ok(spawned) => {
@@ -461,6 +473,7 @@ mod tests {
             program: program.into(),
             name: None,
             arguments,
+            forked: None,
             files: Vec::new(),
             address_space: 4 << 30,
             file_size: 0,

@@ -158,6 +158,7 @@ impl Backend for Qemu {
             })?,
             name: None,
             arguments: arguments(jail::NAME, &description, claim.as_ref()),
+            forked: None,
             files: files.open,
             address_space: config.address_space().saturating_add(OWN_ADDRESS_SPACE),
             file_size: largest_file(config),

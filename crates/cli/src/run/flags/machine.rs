@@ -124,6 +124,14 @@ impl MachineArgs {
             .map_err(|error| Failure::of(&error))
     }
 
+    /// Gets ready to start processes of a sandbox that shares this machine's kernel, if it will. Must be
+    /// called while there is one thread.
+    pub fn get_ready(&self) {
+        if self.backend == Backend::Host {
+            micabox::fork_processes();
+        }
+    }
+
     /// Says that a sandbox shares this machine's kernel, if it does.
     pub fn say_what_is_shared(&self) {
         if self.backend == Backend::Host && !self.quiet {

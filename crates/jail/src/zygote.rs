@@ -1,0 +1,189 @@
+//! A zygote: a process of this program that is forked early, and forks others on request.
+//!
+//! To execute the program costs a dynamic linker, relocations and page faults, which is more than all else
+//! that a small process does; a fork of a process that has done that and nothing since costs a tenth. A
+//! program with threads can't fork itself and go on in the child, where locks may be held for ever. The zygote
+//! has one thread, and nothing of what the program did after it was forked: a process of it knows no more
+//! than one that was executed.
+
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
+
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::title::Title;
+use crate::worker::Kind;
+
+/// The connection to this program's zygote, if there is one.
+static ZYGOTE: Mutex<Option<OwnedFd>> = Mutex::new(None);
+
+/// Most bytes of a request: the name of a kind, a zero byte, and the process's name in lists.
+const MAX_REQUEST: usize = 256;
+
+/// A process that a zygote has forked. Its end leaves no zombie.
+#[derive(Debug)]
+pub struct Forked {
+    /// Its process ID.
+    pub id: u32,
+    /// Readable when it has ended.
+    pub handle: OwnedFd,
+}
+
+/// Forks a zygote for processes of these kinds, unless this process has threads. It ends with this process.
+///
+/// # Errors
+/// The system's.
+pub fn start_zygote(kinds: &[Kind]) -> io::Result<()> {
+    if !has_one_thread()? {
+        return Ok(());
+    }
+    let flags = SocketFlags::CLOEXEC;
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    // SAFETY: this process has one thread, so that no lock is held in the child.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()),
+        0 => serve(theirs, kinds),
+        _ => {
+            *ZYGOTE.lock().unwrap_or_else(PoisonError::into_inner) = Some(ours);
+            Ok(())
+        }
+    }
+}
+
+/// Has the zygote fork a process of this kind, with `stdin` as descriptor 0, which `name` names in lists of
+/// processes. Its other streams are `/dev/null`. None if there is no zygote, or it does not.
+pub fn fork(kind: &str, name: &str, stdin: &OwnedFd) -> Option<Forked> {
+    let mut zygote = ZYGOTE.lock().unwrap_or_else(PoisonError::into_inner);
+    let answer = ask(zygote.as_ref()?, kind, name, stdin);
+    if answer.is_err() {
+        // Killed, for one: its next answer would be to this request.
+        *zygote = None;
+    }
+    answer.ok()
+}
+
+/// Returns whether the calling process has one thread.
+pub(crate) fn has_one_thread() -> io::Result<bool> {
+    // Two links for the directory, and one for each thread.
+    Ok(rustix::fs::stat("/proc/self/task")?.st_nlink == 3)
+}
+
+fn ask(zygote: &OwnedFd, kind: &str, name: &str, stdin: &OwnedFd) -> io::Result<Forked> {
+    let request = [kind.as_bytes(), name.as_bytes()].join(&0);
+    if request.len() > MAX_REQUEST {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    send(zygote, &request, stdin)?;
+    let mut id = [0; 4];
+    let (length, handle) = receive(zygote, &mut id)?;
+    match handle {
+        Some(handle) if length == id.len() => Ok(Forked {
+            id: u32::from_le_bytes(id),
+            handle,
+        }),
+        _ => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
+/// Runs the zygote: forks what it is asked for, until the program's end of the connection is closed.
+fn serve(connection: OwnedFd, kinds: &[Kind]) -> ! {
+    let title = Title::find();
+    let begin = || -> io::Result<()> {
+        // Signals of a terminal are for the program.
+        let _ = rustix::process::setsid();
+        let null = File::options().read(true).write(true).open("/dev/null")?;
+        rustix::stdio::dup2_stdin(&null)?;
+        rustix::stdio::dup2_stdout(&null)?;
+        rustix::stdio::dup2_stderr(&null)?;
+        drop(null);
+        let connection = connection.as_raw_fd().unsigned_abs();
+        // SAFETY: nothing in this process uses another descriptor any more. Those of the program would stay
+        // open for as long as a process of this one lives.
+        unsafe {
+            libc::close_range(3, connection.saturating_sub(1), 0);
+            libc::close_range(connection.saturating_add(1), libc::c_uint::MAX, 0);
+            // Its children leave no zombies.
+            libc::signal(libc::SIGCHLD, libc::SIG_IGN);
+        }
+        Ok(())
+    };
+    if begin().is_ok() {
+        title.show("mica-zygote");
+        while let Ok(()) = answer(&connection, kinds, &title) {}
+    }
+    // SAFETY: ends the process without running exit handlers, which are the program's.
+    unsafe { libc::_exit(0) }
+}
+
+/// Answers one request.
+fn answer(connection: &OwnedFd, kinds: &[Kind], title: &Title) -> io::Result<()> {
+    let mut request = [0; MAX_REQUEST];
+    let (length, stdin) = receive(connection, &mut request)?;
+    let stdin = stdin.ok_or(io::ErrorKind::UnexpectedEof)?;
+    let request = request.get(..length).unwrap_or_default();
+    let mut words = request.split(|byte| *byte == 0);
+    let mut word = || std::str::from_utf8(words.next().unwrap_or_default()).unwrap_or_default();
+    let (name, shown) = (word(), word());
+    let kind = kinds.iter().find(|kind| kind.name() == name);
+    let kind = kind.ok_or(io::ErrorKind::NotFound)?;
+    // SAFETY: this process has one thread, so that no lock is held in the child.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()),
+        0 => {
+            // SAFETY: a setting of this process, which waits for children of its own; and the descriptor,
+            // which nothing uses any more in this one.
+            unsafe {
+                libc::signal(libc::SIGCHLD, libc::SIG_DFL);
+                libc::close(connection.as_raw_fd());
+            }
+            if rustix::stdio::dup2_stdin(&stdin).is_err() {
+                std::process::exit(1);
+            }
+            drop(stdin);
+            title.show(shown);
+            kind.become_it(0)
+        }
+        pid => {
+            let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::NotFound)?;
+            let handle = pidfd_open(pid, PidfdFlags::empty())?;
+            send(
+                connection,
+                &pid.as_raw_nonzero().get().to_le_bytes(),
+                &handle,
+            )
+        }
+    }
+}
+
+fn send(socket: &OwnedFd, bytes: &[u8], descriptor: &OwnedFd) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [descriptor.as_fd()];
+    control.push(SendAncillaryMessage::ScmRights(&descriptors));
+    let flags = SendFlags::NOSIGNAL;
+    rustix::io::retry_on_intr(|| sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags))?;
+    Ok(())
+}
+
+fn receive(socket: &OwnedFd, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let received = rustix::io::retry_on_intr(|| {
+        recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, flags)
+    })?;
+    let descriptors = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+        _ => None,
+    });
+    Ok((received.bytes, descriptors.flatten().next()))
+}

@@ -1,0 +1,113 @@
+//! Tests a zygote: what its processes are, and what they don't have of the program that it belongs to.
+//!
+//! A zygote is started by a process with one thread, so this program has its own `main`.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use libtest_mimic::{Arguments, Failed, Trial, run};
+use micabox_jail::{Forked, Kind, fork, run_if_worker, start_zygote};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+const KINDS: [Kind; 1] = [Kind::new("look", look)];
+
+/// Writes the process's command line and what its descriptors lead to, and ends with its connection.
+fn look(descriptor: RawFd) -> i32 {
+    assert_eq!(descriptor, 0);
+    let connection = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
+    let mut connection = UnixStream::from(connection);
+    let line = fs::read("/proc/self/cmdline").unwrap();
+    let mut said = String::from_utf8_lossy(&line)
+        .trim_end_matches('\0')
+        .to_owned();
+    for entry in fs::read_dir("/proc/self/fd").unwrap() {
+        let to = fs::read_link(entry.unwrap().path()).unwrap_or_default();
+        said.push_str(&format!("\n{}", to.display()));
+    }
+    // It can wait for children of its own.
+    let child = std::process::Command::new("true").status().unwrap();
+    said.push_str(&format!("\n{child}\0"));
+    connection.write_all(said.as_bytes()).unwrap();
+    let _ = connection.read(&mut [0]);
+    0
+}
+
+fn main() {
+    run_if_worker(&KINDS);
+    let secret = tempfile::NamedTempFile::new().unwrap();
+    start_zygote(&KINDS).unwrap();
+    let path = secret.path().to_owned();
+    let trials = vec![
+        Trial::test("a_fork_has_its_connection_and_nothing_else", move || {
+            let (said, connection, forked) = started("mica-look")?;
+            let mut lines = said.lines();
+            if lines.next() != Some("mica-look") || lines.next_back() != Some("exit status: 0") {
+                return Err(said.into());
+            }
+            let is_ours = |line: &str| line.starts_with("socket:") || line == "/dev/null";
+            // The directory that it reads.
+            let is_own = |line: &str| line.starts_with("/proc/");
+            let is_clean = lines.clone().all(|line| is_ours(line) || is_own(line));
+            if !is_clean || said.contains(&*path.to_string_lossy()) {
+                return Err(said.into());
+            }
+            drop(connection);
+            wait_for(&forked.handle)
+        }),
+        Trial::test("forks_for_several_threads_are_not_mixed_up", || {
+            let look_often = |name: &str| {
+                for _ in 0..20 {
+                    let (said, connection, forked) = started(name).unwrap();
+                    assert_eq!(said.lines().next(), Some(name));
+                    drop(connection);
+                    wait_for(&forked.handle).unwrap();
+                }
+            };
+            std::thread::scope(|scope| {
+                for name in ["mica-a", "mica-b", "mica-c"] {
+                    scope.spawn(move || look_often(name));
+                }
+            });
+            Ok(())
+        }),
+        Trial::test(
+            "a_program_with_threads_keeps_the_zygote_that_it_has",
+            || {
+                start_zygote(&[])?;
+                started("mica-look").map(drop)
+            },
+        ),
+    ];
+    run(&Arguments::from_args(), trials).exit();
+}
+
+fn started(name: &str) -> Result<(String, UnixStream, Forked), Failed> {
+    let (mut ours, theirs) = UnixStream::pair()?;
+    let forked = fork("look", name, &OwnedFd::from(theirs)).ok_or("there is no zygote")?;
+    ours.set_read_timeout(Some(Duration::from_secs(30)))?;
+    let mut said = Vec::new();
+    while said.last() != Some(&0) {
+        let mut part = [0; 1024];
+        match ours.read(&mut part)? {
+            0 => return Err("it has ended".into()),
+            length => said.extend(part.get(..length).unwrap_or_default()),
+        }
+    }
+    said.pop();
+    Ok((String::from_utf8(said)?, ours, forked))
+}
+
+fn wait_for(handle: &OwnedFd) -> Result<(), Failed> {
+    let limit = Timespec {
+        tv_sec: 30,
+        tv_nsec: 0,
+    };
+    let mut ended = [PollFd::new(handle, PollFlags::IN)];
+    match poll(&mut ended, Some(&limit))? {
+        1 => Ok(()),
+        _ => Err("it did not end".into()),
+    }
+}
