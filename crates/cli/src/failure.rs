@@ -10,6 +10,7 @@ use micabox_overlay::host::unpack::Problem;
 use rustix::io::Errno;
 
 use crate::output::write_stderr;
+use crate::report::{self, Failed};
 use crate::visible;
 
 /// Exit code when mica itself failed, not the command that it ran; as with Docker.
@@ -130,6 +131,16 @@ impl Failure {
             }
         }
         write_stderr(&text);
+        self.report();
+    }
+
+    /// Reports the failure to the server that this is a command of, if it is one.
+    pub fn report(&self) {
+        report::failed(&Failed {
+            kind: self.kind,
+            message: cut(self.message.clone()),
+            hint: self.hint.clone(),
+        });
     }
 }
 

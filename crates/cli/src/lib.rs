@@ -2,11 +2,13 @@
 
 mod bars;
 mod commands;
+mod copies;
 mod failure;
 mod host_memory;
 mod log;
 mod mcp;
 mod output;
+mod report;
 mod run;
 mod serve;
 mod settings;
@@ -19,6 +21,7 @@ use clap::{Parser, Subcommand};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 use failure::{EXIT_MICA, Failure};
+use micabox::ErrorKind;
 
 /// Run commands from OCI images, each in a virtual machine of its own.
 ///
@@ -249,9 +252,14 @@ fn usage(error: &clap::Error) -> ExitCode {
             .any(|name| command.as_deref() == Some(name.as_ref()))
     };
     match run::refusal(error).filter(|_| is(&["run", "create"])) {
-        Some(message) => Failure::new(message).print(),
+        Some(message) => Failure::of_kind(ErrorKind::Invalid, message).print(),
         // The error repeats arguments, which may be names of foreign files.
-        None => output::write_stderr(&failure::cut(error.render().to_string())),
+        None => {
+            let message = failure::cut(error.render().to_string());
+            output::write_stderr(&message);
+            let said = message.split("\n\n").next().unwrap_or_default();
+            Failure::of_kind(ErrorKind::Invalid, said.trim_start_matches("error: ")).report();
+        }
     }
     ExitCode::from(if is(&["run", "exec", "create"]) {
         EXIT_MICA

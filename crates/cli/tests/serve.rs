@@ -195,7 +195,7 @@ fn requests_that_can_not_be_met_say_why() {
         ("none", json!({"pull": "never"}), "not_found", "none"),
         ("box", json!({"memory": "lots"}), "invalid", "lots"),
         ("box", json!({"tty": true}), "invalid", "`tty`"),
-        ("box", json!({"no-such": 1}), "invalid", "--no-such"),
+        ("box", json!({"no-such": 1}), "invalid", "`no-such`"),
         ("box", json!({"env": [["a"]]}), "invalid", "`env`"),
         (
             "--privileged",

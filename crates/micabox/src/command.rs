@@ -4,7 +4,7 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
-use micabox_owner::protocol::{Exec, Text};
+use micabox_owner::protocol::{ConfinementChange, Exec, Text};
 use micabox_wire::{Confinement, TtySize};
 use oci_spec::image::Config;
 
@@ -24,7 +24,8 @@ pub struct Command {
     pub tty: Option<TtySize>,
     /// Whether the command has a stdin; otherwise it is `/dev/null`.
     pub stdin: bool,
-    /// What limits it. Commands that are started later in the sandbox have the same.
+    /// What limits it. Commands that are started later in the sandbox have the same, and where theirs is
+    /// the default it is the first one's.
     pub confinement: Confinement,
 }
 
@@ -175,10 +176,24 @@ impl Command {
                 .collect(),
             workdir: text(&self.workdir),
             user: self.user.clone(),
-            confinement: self.confinement.clone(),
+            confinement: change_to(&self.confinement),
             tty: self.tty,
             ..Exec::default()
         }
+    }
+}
+
+/// Returns what a command with this confinement has otherwise than its sandbox's: all that it names.
+fn change_to(confinement: &Confinement) -> ConfinementChange {
+    let Confinement {
+        capabilities,
+        ulimits,
+        groups,
+    } = confinement.clone();
+    ConfinementChange {
+        capabilities,
+        ulimits: Some(ulimits).filter(|ulimits| !ulimits.is_empty()),
+        groups: Some(groups).filter(|groups| !groups.is_empty()),
     }
 }
 

@@ -135,6 +135,9 @@ pub enum Error {
     /// The sandbox does not run, and the operation needs a running one.
     #[error("sandbox {0} does not run")]
     DoesNotRun(String),
+    /// No command that runs has this process ID.
+    #[error("{0}")]
+    NoSuchCommand(String),
     /// The sandbox is paused.
     #[error("the sandbox is paused")]
     Paused,

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use micabox_owner::protocol::{Exec, Failure, Frame, Info, Kind, Place, Reply, Request};
+use micabox_owner::protocol::{Attach, Exec, Failure, Frame, Info, Kind, Place, Reply, Request};
 use micabox_owner::{Client, Lost};
 use micabox_wire::{ExitStatus, TtySize};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -63,8 +63,8 @@ pub(crate) enum Begin {
     Exec(Exec),
     /// In a copy: by reattaching the original's first command.
     Reattach(Exec),
-    /// By attaching to the first command, of any client.
-    Attach,
+    /// By attaching to a command of any client: to this process, or the first command.
+    Attach(Option<u32>),
 }
 
 impl ExecOptions {
@@ -231,13 +231,15 @@ impl Process {
                 let tty = exec.tty.is_some();
                 (Request::Reattach(complete(exec)), tty)
             }
-            Begin::Attach => {
-                let request = Request::Attach {
+            Begin::Attach(pid) => {
+                let attach = Attach {
+                    pid,
                     stdin: stdin.place,
                     stdout: stdout.place,
                     stderr: stderr.place,
+                    ..Attach::default()
                 };
-                (request, false)
+                (Request::Attach(attach), false)
             }
         };
         let theirs = [&stdin.theirs, &stdout.theirs, &stderr.theirs];
@@ -254,7 +256,7 @@ impl Process {
         })?;
         let (pid, has_terminal) = match reply {
             Some(Reply::Started { pid, .. }) => (pid, has_terminal),
-            Some(Reply::Attached { pid, tty }) => (pid, tty),
+            Some(Reply::Attached { pid, tty, .. }) => (pid, tty),
             Some(Reply::Failed(failure)) => return Err(error(failure)),
             _ => return Err(Lost::closed().into()),
         };
@@ -376,7 +378,8 @@ impl Handle {
         }
     }
 
-    /// Sends the command's process a signal: its number on Linux, 1 to 64.
+    /// Sends the command's process group a signal: its number on Linux, 1 to 64. The command with the
+    /// sandbox's lifetime is sent it alone, as with Docker.
     pub fn signal(&self, signal: i32) {
         self.command.request(&Request::Signal { signal });
     }
@@ -461,6 +464,7 @@ pub(crate) fn error(failure: Failure) -> Error {
         (Kind::Silent, ..) => Error::Silent(failure.message),
         (Kind::Unlimited, ..) => Error::Unlimited(failure.message),
         (Kind::Ending, ..) => Error::Lost(Lost::closed()),
+        (Kind::NotFound, ..) => Error::NoSuchCommand(failure.message),
         _ => Error::Refused(failure.message),
     }
 }

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use micabox_net::Rate as NetRate;
+use micabox_net::{Publish, Rate as NetRate};
 use micabox_owner::Outcome;
 use micabox_owner::protocol::{Kind, Limit, Stream};
 use micabox_vmm::DiskRate;
@@ -77,6 +77,11 @@ impl Registrar {
         let record = self.registration.record_mut();
         record.owner = owner;
         record.machine = machine;
+    }
+
+    /// Has the published ports in the record that is written when the sandbox is ready.
+    pub(crate) fn has_ports(&mut self, published: &[Publish]) {
+        self.registration.record_mut().published = published.to_vec();
     }
 
     /// Records the end, unless the record is removed.

@@ -63,7 +63,17 @@ impl SandboxRef {
     /// [`Error::DoesNotRun`]; [`Error::Refused`] if the sandbox has no command, or another client
     /// is attached to its stdin.
     pub fn attach(&self, options: ExecOptions) -> Result<Process, Error> {
-        Process::start(self.connect()?, Begin::Attach, options)
+        Process::start(self.connect()?, Begin::Attach(None), options)
+    }
+
+    /// Attaches as [`SandboxRef::attach`] does to the command with this process ID inside, whichever
+    /// client has started it.
+    ///
+    /// # Errors
+    /// [`Error::DoesNotRun`]; [`Error::NoSuchCommand`]; [`Error::Refused`] if another client is attached
+    /// to its stdin.
+    pub fn attach_to(&self, pid: u32, options: ExecOptions) -> Result<Process, Error> {
+        Process::start(self.connect()?, Begin::Attach(Some(pid)), options)
     }
 
     /// Sends the first command a signal: its number on Linux, 1 to 64.

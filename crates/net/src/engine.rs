@@ -1,7 +1,7 @@
 //! The network's event loop, which takes frames from the guest and events from the host's sockets.
 
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -61,12 +61,14 @@ impl Engine {
         })
     }
 
-    /// Starts to listen for a published port.
-    pub(crate) fn publish(&mut self, port: &Publish) -> io::Result<()> {
-        match port.protocol {
-            Protocol::Tcp => self.tcp.publish(&mut self.io, port),
-            Protocol::Udp => self.datagrams.publish(&mut self.io, port),
-        }
+    /// Starts to listen for a published port. Returns it with the host's port that it has.
+    pub(crate) fn publish(&mut self, port: Publish) -> io::Result<Publish> {
+        let address = match port.protocol {
+            Protocol::Tcp => self.tcp.publish(&mut self.io, &port)?,
+            Protocol::Udp => self.datagrams.publish(&mut self.io, &port)?,
+        };
+        let host = SocketAddrV4::new(*port.host.ip(), address.port());
+        Ok(Publish { host, ..port })
     }
 
     /// Runs until the machine is gone or the [`crate::Network`] is dropped.

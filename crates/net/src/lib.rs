@@ -125,6 +125,7 @@ pub struct Network {
     rate: Arc<Mutex<Option<Rate>>>,
     thread: Option<JoinHandle<()>>,
     counters: Arc<link::Counters>,
+    published: Vec<Publish>,
 }
 
 /// Bytes of ethernet frames since a network's start.
@@ -172,11 +173,11 @@ impl Network {
         let counters = io.link.counters();
         let rate = Arc::default();
         let mut engine = Engine::new(io, control, Arc::clone(&rate)).map_err(start)?;
-        for port in config.publish {
-            engine
-                .publish(&port)
-                .map_err(|source| Error::Publish { port, source })?;
-        }
+        let ports = config.publish.into_iter().map(|port| {
+            let published = engine.publish(port);
+            published.map_err(|source| Error::Publish { port, source })
+        });
+        let published = ports.collect::<Result<_, _>>()?;
         let thread = std::thread::Builder::new()
             .name("network".into())
             .spawn(move || {
@@ -190,6 +191,7 @@ impl Network {
             rate,
             thread: Some(thread),
             counters,
+            published,
         })
     }
 
@@ -200,6 +202,11 @@ impl Network {
             // A full pipe has woken the thread already, and a thread that ended has no traffic.
             let _ = rustix::io::write(control, b"l");
         }
+    }
+
+    /// Returns the ports that are published, with the host's port where any was to do.
+    pub fn published(&self) -> &[Publish] {
+        &self.published
     }
 
     /// Returns how much the guest has received and sent.

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Publish {
-    /// The address that the host listens on.
+    /// The address that the host listens on. Port 0 stands for any that is free.
     pub host: SocketAddrV4,
     /// The guest's port.
     pub guest: u16,
@@ -30,7 +30,9 @@ pub enum Protocol {
 
 /// An invalid published port.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}: expected [IP:]HOST:GUEST[/udp], as in 8080:80 or 0.0.0.0:5353:53/udp")]
+#[error(
+    "{0}: expected [IP:]HOST:GUEST[/udp], as in 8080:80 or 0.0.0.0:5353:53/udp; 0:80 takes any free port"
+)]
 pub struct PublishError(String);
 
 impl FromStr for Publish {
@@ -48,7 +50,7 @@ fn parse(text: &str) -> Option<Publish> {
         Some((ports, "udp")) => (ports, Protocol::Udp),
         Some(_) => return None,
     };
-    let port = |text: &str| text.parse().ok().filter(|port| *port != 0_u16);
+    let port = |text: &str| text.parse::<u16>().ok();
     let (host, guest) = ports.rsplit_once(':')?;
     let (address, host) = match host.rsplit_once(':') {
         Some((address, host)) => (address.parse().ok()?, host),
@@ -58,7 +60,7 @@ fn parse(text: &str) -> Option<Publish> {
     };
     Some(Publish {
         host: SocketAddrV4::new(address, port(host)?),
-        guest: port(guest)?,
+        guest: port(guest).filter(|port| *port != 0)?,
         protocol,
     })
 }
@@ -102,6 +104,7 @@ mod tests {
             ("8080:80", "127.0.0.1:8080:80/tcp"),
             ("8080:80/tcp", "127.0.0.1:8080:80/tcp"),
             ("0.0.0.0:53:5353/udp", "0.0.0.0:53:5353/udp"),
+            ("0:80", "127.0.0.1:0:80/tcp"),
         ] {
             assert_eq!(text.parse::<Publish>().unwrap().to_string(), shown);
             assert_eq!(shown.parse::<Publish>(), text.parse());
@@ -111,7 +114,6 @@ mod tests {
             "80",
             ":80",
             "80:",
-            "0:80",
             "80:0",
             "65536:80",
             "a:80",

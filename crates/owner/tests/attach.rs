@@ -10,9 +10,11 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use micabox_owner::Client;
-use micabox_owner::protocol::{Exec, Kind, Place, Reply, Request};
-use micabox_wire::{ExitStatus, MAX_DATA, ToGuest, ToHost};
-use support::{Fixture, framed, output, reply, start};
+use micabox_owner::protocol::{
+    Attach, ConfinementChange, Exec, Kind, Place, Reply, Request, Stream,
+};
+use micabox_wire::{Confinement, ExitStatus, MAX_DATA, ToGuest, ToHost};
+use support::{Fixture, confinement, framed, output, reply, start};
 
 /// The window of a command that requests none.
 const WINDOW: usize = 256 << 10;
@@ -39,17 +41,39 @@ fn attach(fixture: &Fixture) -> (Client, std::io::PipeWriter, std::io::PipeReade
     let mut client = fixture.connect();
     let (stdin, typed) = std::io::pipe().unwrap();
     let (shown, stdout) = std::io::pipe().unwrap();
-    let request = Request::Attach {
+    let request = Request::Attach(Attach {
         stdin: Place::Descriptor,
         stdout: Place::Descriptor,
-        stderr: Place::Null,
-    };
+        ..Attach::default()
+    });
     let descriptors = [stdin.as_fd(), stdout.as_fd()];
     client.request(1, &request, &descriptors).unwrap();
-    let attached = reply(&mut client, 1);
-    let expected = Reply::Attached { pid: 7, tty: false };
-    assert_eq!(attached, expected);
+    let answer = reply(&mut client, 1);
+    let expected = attached(true, 0);
+    assert_eq!(answer, expected);
     (client, typed, shown)
+}
+
+fn attached(stdin: bool, window: u32) -> Reply {
+    Reply::Attached {
+        pid: 7,
+        tty: false,
+        stdin,
+        window,
+    }
+}
+
+/// Attaches to the command with the process ID that all of the fixture's have, in frames.
+fn attach_framed(client: &mut Client, window: u32) -> Reply {
+    let attach = Attach {
+        pid: Some(7),
+        stdin: Place::Frames,
+        stdout: Place::Frames,
+        stderr: Place::Frames,
+        window,
+    };
+    client.request(1, &Request::Attach(attach), &[]).unwrap();
+    reply(client, 1)
 }
 
 #[track_caller]
@@ -87,10 +111,11 @@ fn attached_clients_see_the_output_and_one_of_them_types() {
     // Another one sees it as well, but can't type at the same time.
     let mut second = fixture.connect();
     let (ours, theirs) = std::io::pipe().unwrap();
-    let request = |stdin| Request::Attach {
-        stdin,
-        stdout: Place::Null,
-        stderr: Place::Null,
+    let request = |stdin| {
+        Request::Attach(Attach {
+            stdin,
+            ..Attach::default()
+        })
     };
     let typing = request(Place::Descriptor);
     second.request(1, &typing, &[ours.as_fd()]).unwrap();
@@ -131,6 +156,157 @@ fn attached_clients_see_the_output_and_one_of_them_types() {
         .filter_map(|line| line.strip_prefix("Stdout: "))
         .collect();
     assert_eq!(logged, "beforeto onenot to itagain");
+}
+
+#[test]
+fn a_command_goes_on_without_its_client_and_another_one_attaches_in_frames() {
+    let mut fixture = Fixture::booted();
+    let mut client = fixture.connect();
+    let exec = Exec {
+        detach: true,
+        ..framed()
+    };
+    let id = start(&mut client, &mut fixture.guest, exec, 100);
+
+    // While its client is there, another one sees the output, and has no stdin.
+    let mut second = fixture.connect();
+    assert_eq!(attach_framed(&mut second, 4), attached(false, 0));
+    fixture.guest.output(id, b"to both");
+    assert_eq!(output(&mut client), b"to both");
+    assert_eq!(output(&mut second), b"to b");
+    second.stdin(1, b"not taken").unwrap();
+    let credit = |bytes| Request::Credit {
+        stream: Stream::Stdout,
+        bytes,
+    };
+    second.request(1, &credit(10), &[]).unwrap();
+    assert_eq!(output(&mut second), b"oth");
+    drop(second);
+    drop(client);
+
+    // What it writes while nobody is there is dropped.
+    let mut third = fixture.connect();
+    let answer = loop {
+        match attach_framed(&mut third, 0) {
+            // The owner has not seen the other one's end yet.
+            Reply::Attached { stdin: false, .. } => third = fixture.connect(),
+            answer => break answer,
+        }
+    };
+    assert_eq!(answer, attached(true, 100));
+    third.stdin(1, b"typed").unwrap();
+    assert_eq!(fixture.guest.receive(), stdin(id, b"typed"));
+    fixture.guest.send(ToHost::StdinCredit { id, bytes: 5 });
+    assert_eq!(reply(&mut third, 1), Reply::Credit { bytes: 5 });
+    third
+        .request(1, &Request::Signal { signal: TERM }, &[])
+        .unwrap();
+    let sent = ToGuest::SignalGroup { id, signal: TERM };
+    assert_eq!(fixture.guest.receive(), sent);
+    third.end_stdin(1).unwrap();
+    assert_eq!(fixture.guest.receive(), ToGuest::CloseStdin { id });
+    fixture.guest.output(id, b"last");
+    assert_eq!(output(&mut third), b"last");
+    let status = ExitStatus::Exited(3);
+    fixture.guest.send(ToHost::Exited { id, status });
+    let answer = reply(&mut third, 1);
+    assert!(matches!(answer, Reply::Exited { status, .. } if status.code() == 3));
+
+    let mut late = fixture.connect();
+    let attach = Request::Attach(Attach {
+        pid: Some(7),
+        ..Attach::default()
+    });
+    late.request(1, &attach, &[]).unwrap();
+    assert_eq!(refused(&mut late).0, Kind::NotFound);
+}
+
+#[test]
+fn a_client_that_is_attached_in_frames_and_does_not_read_holds_only_its_command_back() {
+    let mut fixture = Fixture::booted();
+    let mut client = fixture.connect();
+    let exec = Exec {
+        stdout: Place::Null,
+        ..framed()
+    };
+    let id = start(&mut client, &mut fixture.guest, exec, 0);
+    let mut slow = fixture.connect();
+    attach_framed(&mut slow, 1000);
+    for _ in 0..WINDOW / MAX_DATA {
+        fixture.guest.output(id, &[b'x'; MAX_DATA]);
+    }
+    let mut other = fixture.connect();
+    let second = start(&mut other, &mut fixture.guest, framed(), 0);
+    fixture.guest.output(second, b"y");
+    assert_eq!(output(&mut other), b"y");
+    // The end of its connection is the end of its copy, and of nothing else.
+    drop(slow);
+    let credit = fixture.guest.receive();
+    assert!(
+        matches!(credit, ToGuest::Credit { id: of, bytes, .. } if of == id && bytes as usize == WINDOW),
+        "{credit:?}"
+    );
+    fixture.guest.output(id, b"more");
+    // One that grants more than a window can hold is disconnected.
+    let mut greedy = fixture.connect();
+    attach_framed(&mut greedy, 1000);
+    let credit = Request::Credit {
+        stream: Stream::Stdout,
+        bytes: u32::MAX,
+    };
+    greedy.request(1, &credit, &[]).unwrap();
+    greedy.reply(1, None).unwrap_err();
+}
+
+#[test]
+fn commands_have_the_sandboxs_confinement_unless_a_client_names_another() {
+    let mut fixture = Fixture::booted();
+    let mut client = fixture.connect();
+    let mut of = |exec: Exec| {
+        let request = Request::Exec(Box::new(exec));
+        client.request(1, &request, &[]).unwrap();
+        let ToGuest::Exec { id, spec } = fixture.guest.receive() else {
+            panic!("no command");
+        };
+        fixture.guest.send(ToHost::Started {
+            id,
+            pid: 7,
+            stdin_window: 0,
+        });
+        reply(&mut client, 1);
+        let status = ExitStatus::Exited(0);
+        fixture.guest.send(ToHost::Exited { id, status });
+        reply(&mut client, 1);
+        spec.confinement
+    };
+    assert_eq!(of(framed()), confinement());
+    // `null` and `{}` say nothing, too.
+    for nothing in ["{}", r#"{"capabilities": null, "ulimits": null}"#] {
+        let exec = Exec {
+            confinement: serde_json::from_str(nothing).unwrap(),
+            ..framed()
+        };
+        assert_eq!(of(exec), confinement(), "{nothing}");
+    }
+    let change = ConfinementChange {
+        capabilities: Some(u64::MAX),
+        ..ConfinementChange::default()
+    };
+    let more = Confinement {
+        capabilities: Some(u64::MAX),
+        ..confinement()
+    };
+    let exec = Exec {
+        confinement: change,
+        ..framed()
+    };
+    assert_eq!(of(exec), more);
+    // An operation on files is none of the sandbox's programs.
+    let exec = Exec {
+        argv: vec!["\0files".into()],
+        ..framed()
+    };
+    assert_eq!(of(exec), Confinement::default());
 }
 
 #[test]
@@ -243,7 +419,7 @@ fn a_command_whose_reader_is_gone_gets_sigpipe_when_it_writes() {
     fixture.guest.output(id, b"x");
     assert_eq!(
         fixture.guest.receive(),
-        ToGuest::Signal { id, signal: PIPE }
+        ToGuest::SignalGroup { id, signal: PIPE }
     );
     let status = ExitStatus::Signaled(PIPE);
     fixture.guest.send(ToHost::Exited { id, status });
@@ -263,10 +439,11 @@ fn a_command_that_its_time_limit_ends_says_so() {
         let id = start(&mut client, &mut fixture.guest, exec, 0);
         assert_eq!(
             fixture.guest.receive(),
-            ToGuest::Signal { id, signal: TERM }
+            ToGuest::SignalGroup { id, signal: TERM }
         );
         if !expected {
-            assert_eq!(fixture.guest.receive(), ToGuest::Signal { id, signal: 9 });
+            let killed = ToGuest::SignalGroup { id, signal: 9 };
+            assert_eq!(fixture.guest.receive(), killed);
         }
         let status = ExitStatus::Exited(0);
         fixture.guest.send(ToHost::Exited { id, status });

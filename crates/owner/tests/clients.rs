@@ -129,7 +129,8 @@ fn stdin_in_frames_keeps_to_its_window() {
     let mut greedy = fixture.connect();
     let id = start(&mut greedy, &mut fixture.guest, framed(), 3);
     greedy.stdin(1, b"four").unwrap();
-    assert_eq!(fixture.guest.receive(), ToGuest::Signal { id, signal: 9 });
+    let killed = ToGuest::SignalGroup { id, signal: 9 };
+    assert_eq!(fixture.guest.receive(), killed);
 }
 
 #[test]
@@ -268,7 +269,7 @@ fn a_client_that_dies_ends_its_attached_commands() {
     let mut client = fixture.connect();
     let taken = start(&mut client, &mut fixture.guest, framed(), 0);
     drop(client);
-    let killed = ToGuest::Signal {
+    let killed = ToGuest::SignalGroup {
         id: taken,
         signal: 9,
     };
@@ -282,7 +283,6 @@ fn a_client_that_dies_ends_its_attached_commands() {
     };
     let left = start(&mut client, &mut fixture.guest, exec, 0);
     drop(client);
-    while fixture.guest.receive() != (ToGuest::CloseStdin { id: left }) {}
     fixture.guest.output(left, b"still here");
     let client = fixture.connect();
     client.request(1, &Request::Kill, &[]).unwrap();
@@ -351,8 +351,10 @@ fn a_command_past_its_time_limit_is_terminated() {
         ..framed()
     };
     let id = start(&mut client, &mut fixture.guest, exec, 0);
-    assert_eq!(fixture.guest.receive(), ToGuest::Signal { id, signal: 15 });
-    assert_eq!(fixture.guest.receive(), ToGuest::Signal { id, signal: 9 });
+    for signal in [15, 9] {
+        let sent = ToGuest::SignalGroup { id, signal };
+        assert_eq!(fixture.guest.receive(), sent);
+    }
     end(&mut fixture, id, 0);
     assert_eq!(reply(&mut client, 1), exited(0));
 }

@@ -229,7 +229,7 @@ fn a_guest_that_never_answers_fails_the_command_and_not_its_caller() {
         other => panic!("{other:?}"),
     }
     let id = fixture.guest.start(0);
-    let killed = ToGuest::Signal { id, signal: 9 };
+    let killed = ToGuest::SignalGroup { id, signal: 9 };
     assert_eq!(fixture.guest.receive(), killed);
     // The number is free again, and the sandbox is as good as before.
     start(&mut client, &mut fixture.guest, framed(), 0);
@@ -255,7 +255,7 @@ fn a_command_whose_caller_died_before_it_started_is_killed() {
         stdin_window: 0,
     });
     let mut messages = std::iter::from_fn(|| Some(fixture.guest.receive()));
-    let killed = ToGuest::Signal { id, signal: 9 };
+    let killed = ToGuest::SignalGroup { id, signal: 9 };
     assert!(messages.any(|message| message == killed));
 }
 
@@ -385,7 +385,8 @@ fn a_quiesced_guest_is_sent_only_thaw() {
     assert_eq!(reply(&mut saving, 1), Reply::Thawed);
     let first = fixture.guest.receive();
     assert!(matches!(first, ToGuest::Thaw { .. }), "{first:?}");
-    assert_eq!(fixture.guest.receive(), ToGuest::Signal { id, signal: 10 });
+    let signal = ToGuest::SignalGroup { id, signal: 10 };
+    assert_eq!(fixture.guest.receive(), signal);
     assert_eq!(files[1].metadata().unwrap().len(), 6);
 }
 

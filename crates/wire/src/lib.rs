@@ -65,7 +65,7 @@ pub use setup::{Mount, MountSource, MountedDisk, Setup, Tmpfs};
 
 /// The protocol's version. Host and guest must agree exactly: they are built and shipped together,
 /// so there is nothing to negotiate.
-pub const VERSION: u32 = 11;
+pub const VERSION: u32 = 12;
 
 /// The program's name for the agent's list of processes: no file's name has a NUL byte.
 ///

@@ -34,7 +34,7 @@ pub enum ToGuest {
         /// The command.
         id: u32,
     },
-    /// Send a signal to the command's process, not to its process group.
+    /// Send a signal to the command's process alone.
     Signal {
         /// The command.
         id: u32,
@@ -80,6 +80,14 @@ pub enum ToGuest {
     LimitProcesses {
         /// Their number, at least 1.
         most: u64,
+    },
+    /// Send a signal to the command's process group: its process, and all that this has started and
+    /// that are in no group of their own.
+    SignalGroup {
+        /// The command.
+        id: u32,
+        /// The signal's number on the guest's architecture, 1 to 64.
+        signal: i32,
     },
 }
 

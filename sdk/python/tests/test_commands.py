@@ -1,11 +1,13 @@
 """Commands in a sandbox."""
 
+import contextlib
 import gc
 import time
 
 from micabox import (
     CommandExitException,
     CommandStartException,
+    InUseException,
     NotFoundException,
     Sandbox,
     SandboxException,
@@ -122,6 +124,40 @@ class CommandsTest(SandboxTest):
         with self.assertRaises(NotFoundException):
             self.box.commands.send_stdin(dropped, "x")
 
+    def test_another_client_connects_to_a_command(self) -> None:
+        handle = self.box.commands.run(
+            "echo before; read a; echo $a; read b; echo $b; exit 5", background=True, stdin=True
+        )
+        other = Sandbox.connect(self.box.sandbox_id)
+        # The first handle has the stdin.
+        watching = other.commands.connect(handle.pid)
+        with self.assertRaises(InUseException):
+            watching.send_stdin("x")
+        handle.send_stdin("one\n")
+        self.assertEqual(next(iter(watching)), ("one\n", None, None))
+        handle.disconnect()
+        watching.disconnect()
+        wait_until(lambda: _types(other, handle.pid, "two\n"))
+        with self.assertRaises(NotFoundException):
+            other.commands.connect(handle.pid)
+
+    def test_a_command_is_ended_with_what_it_has_started(self) -> None:
+        def sleeping() -> list[str]:
+            return [one.cmd for one in self.box.commands.list() if one.cmd == "sleep 987"]
+
+        with self.assertRaises(TimeoutException):
+            self.box.commands.run("sleep 987; echo never", timeout=0.3)
+        wait_until(lambda: not sleeping())
+        handle = self.box.commands.run("sleep 987; echo never", background=True)
+        wait_until(lambda: sleeping() == ["sleep 987"])
+        handle.kill()
+        wait_until(lambda: not sleeping())
+        pid = self.box.commands.run("sleep 987; echo never", background=True).pid
+        gc.collect()
+        wait_until(lambda: sleeping() == ["sleep 987"])
+        self.assertTrue(self.box.commands.kill(pid))
+        wait_until(lambda: not sleeping())
+
     def test_any_process_can_be_killed_by_its_pid(self) -> None:
         pid = self.box.commands.run("exec sleep 60", background=True).pid
         gc.collect()
@@ -144,3 +180,16 @@ class CommandsTest(SandboxTest):
         ) as box:
             said = box.commands.run("grep CapEff /proc/self/status; ulimit -n; id -G; echo $B")
         self.assertEqual(said.stdout, "CapEff:\t0000000000000000\n123\n0 77\nc\n")
+
+
+def _types(box: Sandbox, pid: int, line: str) -> bool:
+    """Connects to a command and types its last line, if its other client has left it."""
+    handle = box.commands.connect(pid)
+    try:
+        handle.send_stdin(line)
+    except InUseException:
+        handle.disconnect()
+        return False
+    with contextlib.suppress(CommandExitException):
+        handle.wait()
+    return handle.stdout == line and handle.exit_code == 5

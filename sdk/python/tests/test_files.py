@@ -112,7 +112,7 @@ class FilesTest(SandboxTest):
             self.box.files.write("/private/x", "", user="strata")
         with self.assertRaises(NotEnoughSpaceException):
             self.box.files.write("/dev/full", BIG)
-        with self.assertRaises(ValueError):
+        with self.assertRaises(InvalidArgumentException):
             self.box.files.read("/a\0b")
 
     def test_a_user_does_the_operation(self) -> None:

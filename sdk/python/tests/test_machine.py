@@ -25,6 +25,9 @@ class MachineTest(unittest.TestCase):
             copy = box.create_snapshot("copied")
             self.assertEqual([one.snapshot_id for one in snapshots.list()], ["copied"])
             self.assertEqual(copy, snapshots.list()[0])
+            with Sandbox.create(snapshot="copied", net="none", envs={"FROM": "here"}) as twin:
+                self.assertEqual(twin.commands.run("echo $FROM").stdout, "here\n")
+                self.assertEqual(twin.files.read("/added"), "1")
             self.assertEqual(box.run_code("6 * 7").text, "42")
         snapshots.remove("copied")
         self.assertEqual(snapshots.list(), [])

@@ -1,7 +1,7 @@
 /** Commands of `mica`, for what needs no sandbox. */
 
 import { feed, type Data } from "./data.js";
-import { CancelledError, MicaError } from "./errors.js";
+import { CancelledError, MicaError, errorOf as errorOfKind, type Failed, type SandboxError } from "./errors.js";
 import { server } from "./server.js";
 
 export interface MicaOptions {
@@ -20,7 +20,7 @@ const SIGTERM = 15;
 /**
  * Runs a command of mica; returns its stdout.
  *
- * @throws MicaError with what it says on stderr, if its exit code isn't 0
+ * @throws SandboxError by its kind, or MicaError, if its exit code isn't 0
  */
 export async function mica(args: string[], options: MicaOptions = {}): Promise<Buffer> {
   const { connection } = await server();
@@ -46,11 +46,11 @@ export async function mica(args: string[], options: MicaOptions = {}): Promise<B
       else stdout.push(data);
     }
     await stderr.end();
-    const { code } = await call.answer("exited");
+    const { code, failed: why } = await call.answer("exited");
     isOver = true;
     if (failed !== undefined) throw (failed as { error: unknown }).error;
     checkSignal(args, options.signal);
-    if (code !== 0) throw errorOf(stderr.text, Number(code));
+    if (code !== 0) throw errorOf((why as Failed | undefined) ?? { message: stderr.text.trim() }, Number(code));
     return Buffer.concat(stdout);
   } finally {
     options.signal?.removeEventListener("abort", abort);
@@ -94,12 +94,7 @@ class Lines {
   }
 }
 
-/** Of the form `mica: what failed`, and the next step indented below it. */
-function errorOf(stderr: string, code: number): MicaError {
-  const lines = stderr.trimEnd().split("\n");
-  const from = lines.findLastIndex((line) => line.startsWith("mica: "));
-  const said = lines.slice(Math.max(from, 0));
-  const hint = said.slice(1).map((line) => line.trim());
-  const message = (said[0] ?? "").replace(/^mica: /, "");
-  return new MicaError(message || `exit code ${code}`, code, hint.length > 0 ? hint.join("\n") : undefined);
+function errorOf(failed: Failed, code: number): SandboxError {
+  if (failed.kind !== undefined) return errorOfKind(failed);
+  return new MicaError(failed.message || `exit code ${code}`, code, failed.hint);
 }

@@ -3,7 +3,7 @@ import { createHash } from "node:crypto";
 import { after, before, test } from "node:test";
 
 import { CancelledError, CommandExitError, CommandStartError, DisconnectedError } from "../src/index.js";
-import { InvalidArgumentError, NotFoundError, TimeoutError, type Output, type Sandbox } from "../src/index.js";
+import { InvalidArgumentError, NotFoundError, Sandbox, TimeoutError, type Output } from "../src/index.js";
 import { hostBox, noise, until } from "./support.js";
 
 let box: Sandbox;
@@ -172,6 +172,28 @@ test("a handle disconnects, and another one connects", async () => {
   await again.sendStdin("second\n");
   assert.equal((await again.wait()).stdout, "second\n");
   await assert.rejects(box.commands.connect(handle.pid), NotFoundError);
+});
+
+test("another client connects to a command", async () => {
+  const handle = await box.commands.run("read a; echo $a; read b; echo $b; exit 5", { background: true, stdin: true, detach: true });
+  const other = await Sandbox.connect(box.sandboxId);
+  const watching = await other.commands.connect(handle.pid);
+  await handle.sendStdin("one\n");
+  await until("both have seen it", () => handle.stdout === "one\n" && watching.stdout === "one\n");
+  assert.equal(await watching.kill(), true);
+  await assert.rejects(handle.wait(), { exitCode: 137 });
+  await assert.rejects(watching.wait(), { exitCode: 137 });
+  await assert.rejects(other.commands.connect(handle.pid), NotFoundError);
+});
+
+test("a command is ended with what it has started", async () => {
+  const sleeping = async (): Promise<boolean> => (await box.commands.list()).some(({ cmd }) => cmd === "sleep 988");
+  await assert.rejects(box.commands.run("sleep 988; echo never", { timeoutMs: 300 }), TimeoutError);
+  await until("it is gone", async () => !(await sleeping()));
+  const handle = await box.commands.run("sleep 988; echo never", { background: true });
+  await until("it runs", sleeping);
+  await handle.kill();
+  await until("it is gone", async () => !(await sleeping()));
 });
 
 test("many commands run at once", async () => {

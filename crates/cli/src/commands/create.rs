@@ -30,15 +30,16 @@ pub fn execute(args: &Args) -> Outcome {
 
 fn create(args: &run::Args) -> Outcome {
     args.check_for_create()?;
-    args.check()?;
     let options = AttachOptions {
-        tty: args.tty,
+        tty: args.command.tty,
         detached: true,
         ..AttachOptions::default()
     };
     let prepared = Preparation {
-        args,
-        tty: terminal::wanted(&options)?,
+        sandbox: &args.sandbox,
+        image: args.image()?,
+        first: args.first(terminal::wanted(&options)?),
+        is_detached: false,
         is_stopped: true,
         cancel: micabox::Cancel::default(),
         progress: None,

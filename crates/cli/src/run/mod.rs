@@ -13,11 +13,12 @@ mod supervise;
 pub mod terminal;
 
 pub use flags::{
-    Args, Cpus, MachineArgs, Net, cpus, disk_rate, duration, memory, net_rate, processes,
+    Args, Cpus, MachineArgs, Net, SandboxArgs, cpus, disk_rate, duration, memory, net_rate,
+    processes,
 };
 pub use keys::{DEFAULT as DETACH_KEYS, Keys};
 pub use refused::refusal;
-pub use supervise::{Detached, Signals, detach, our_streams, start_failure};
+pub use supervise::{Signals, detach, our_streams, start_failure};
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -26,7 +27,7 @@ use micabox::Cancel;
 
 use crate::failure::EXIT_MICA;
 use crate::{Outcome, output};
-pub use prepare::Preparation;
+pub use prepare::{Begin, First, Preparation};
 
 /// How mica attends to a running command.
 #[derive(Clone, Debug, Default)]
@@ -53,8 +54,8 @@ pub struct AttachOptions {
 
 /// Runs the command. Returns its exit code.
 pub fn execute(args: Args) -> Outcome {
-    args.machine.get_ready();
-    if !args.require_limits {
+    args.sandbox.machine.get_ready();
+    if !args.sandbox.require_limits {
         warn_of_no_limits(&args);
     }
     // A failure before the command runs must not look like the command's own exit code.
@@ -64,7 +65,8 @@ pub fn execute(args: Args) -> Outcome {
 /// Warns a user at a terminal that no control group will limit the machine, and everyone who asked
 /// for a share of a processor. Scripts have `--require-limits`.
 fn warn_of_no_limits(args: &Args) {
-    let has_quota = args.machine.cpus.is_some_and(|cpus| cpus.quota.is_some());
+    let cpus = args.sandbox.machine.cpus;
+    let has_quota = cpus.is_some_and(|cpus| cpus.quota.is_some());
     let why = || match micabox_vmm::control_groups() {
         Ok((_, controllers)) if controllers.contains(&"cpu") => None,
         Ok(_) => Some("there is no cpu controller".to_owned()),
@@ -87,31 +89,37 @@ fn warn_of_no_limits(args: &Args) {
 
 fn run(args: Args) -> Outcome {
     args.check_for_run()?;
-    args.check()?;
+    let flags = &args.command;
     let options = AttachOptions {
-        tty: args.tty,
-        interactive: args.interactive && !args.detach,
-        has_stdin: args.interactive,
-        detached: args.detach,
-        idle: args.idle,
-        timeout: args.timeout,
-        stop_timeout: args.stop_timeout(),
-        detach_keys: args.detach_keys.clone(),
-        timing: args.timing,
+        tty: flags.tty,
+        interactive: flags.interactive && !flags.detach,
+        has_stdin: flags.interactive,
+        detached: flags.detach,
+        idle: flags.idle,
+        timeout: flags.timeout,
+        stop_timeout: flags.stop_timeout(),
+        detach_keys: flags.detach_keys.clone(),
+        timing: flags.timing,
     };
     let cancel = Cancel::default();
     let prepared = Preparation {
-        args: &args,
-        tty: terminal::wanted(&options)?,
+        sandbox: &args.sandbox,
+        image: args.image()?,
+        first: args.first(terminal::wanted(&options)?),
+        is_detached: flags.detach,
         is_stopped: false,
         cancel: cancel.clone(),
         progress: None,
     }
     .prepare()?;
-    args.machine.say_what_is_shared();
+    args.sandbox.machine.say_what_is_shared();
     let signals = Signals::catch(cancel)?;
-    let (sandbox, command) = ((prepared.create)(), prepared.command.as_ref());
-    if !args.detach {
+    let sandbox = (prepared.create)();
+    let command = match &prepared.begin {
+        Begin::Command(command) => Some(command),
+        Begin::Idle | Begin::Reattach => None,
+    };
+    if !flags.detach {
         return supervise::supervise(sandbox, command, &options, signals);
     }
     match detach(sandbox, command, &options, &signals)? {

@@ -1,5 +1,6 @@
 //! From the flags of `mica run` to a sandbox that is ready to be started.
 
+use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
 
 use micabox::builder::{Boots, FromMemory, New};
@@ -11,9 +12,9 @@ use micabox_image::Store;
 use micabox_image::progress::Progress;
 use micabox_image::store::Image;
 
-use super::{Args, environment, labels, shell_words};
+use super::{SandboxArgs, environment, labels, shell_words};
 use crate::failure::Failure;
-use crate::{log, settings};
+use crate::{copies, log, settings};
 
 /// The description of a sandbox without a command.
 const IDLE: &str = "(idle)";
@@ -23,21 +24,36 @@ const SHELL: &str = "/bin/sh";
 
 /// A sandbox that is ready to be started.
 pub struct Prepared {
-    /// Its command; none if the command of a restored machine is to be reattached.
-    pub command: Option<Command>,
+    /// What runs in it first.
+    pub begin: Begin,
     /// Starts it.
     pub create: Box<dyn FnOnce() -> Result<Sandbox, Error>>,
     /// Makes it without a start, if that is what it is prepared for and possible.
     pub create_stopped: Option<Box<dyn FnOnce() -> Result<SandboxRef, Error>>>,
 }
 
+/// What runs in a sandbox first.
+#[derive(Debug)]
+pub enum Begin {
+    /// Nothing.
+    Idle,
+    /// This command.
+    Command(Command),
+    /// The first command of the machine that it is a copy of, which is to be reattached.
+    Reattach,
+}
+
 /// What a sandbox is prepared from.
 pub struct Preparation<'a> {
-    /// The flags.
-    pub args: &'a Args,
-    /// The size of the command's terminal, if it has one.
-    pub tty: Option<TtySize>,
-    /// Whether the sandbox is not to be started.
+    /// What it is made of.
+    pub sandbox: &'a SandboxArgs,
+    /// The image's name, if it is made from one.
+    pub image: Option<&'a str>,
+    /// What it is to run first; in a copy of a machine nothing but what runs there. None for nothing.
+    pub first: Option<First<'a>>,
+    /// Whether it continues without mica.
+    pub is_detached: bool,
+    /// Whether it is not to be started.
     pub is_stopped: bool,
     /// Cancels the start.
     pub cancel: Cancel,
@@ -45,24 +61,44 @@ pub struct Preparation<'a> {
     pub progress: Option<Arc<dyn Progress>>,
 }
 
+/// A sandbox's first command, beside what its image says.
+#[derive(Clone, Copy, Debug)]
+pub struct First<'a> {
+    /// In place of the image's entrypoint; empty for none.
+    pub entrypoint: Option<&'a OsStr>,
+    /// In place of the image's command, if there are any.
+    pub argv: &'a [OsString],
+    /// The size of its terminal, if it has one.
+    pub tty: Option<TtySize>,
+    /// Whether it has a stdin.
+    pub stdin: bool,
+}
+
 impl Preparation<'_> {
     /// Finds what the sandbox is made from, pulls it if necessary, and takes the settings from the
     /// flags.
     pub fn prepare(&self) -> Result<Prepared, Failure> {
-        let args = self.args;
+        let args = self.sandbox;
         let store = settings::store()?;
         let overrides = Overrides {
-            entrypoint: args.entrypoint.clone(),
-            args: args.command().to_vec(),
+            entrypoint: self
+                .first
+                .and_then(|first| first.entrypoint)
+                .map(Into::into),
+            args: self
+                .first
+                .map(|first| first.argv.to_vec())
+                .unwrap_or_default(),
             env: environment::changes(&args.env_file, &args.env)?,
             user: args.user.clone(),
             workdir: args.workdir.clone(),
             confinement: args.confinement(),
         };
         let Some(name) = &args.from else {
-            let base = match args.root_disk() {
-                Some((path, in_place)) => Base::Disk(RootDisk::open(&path, in_place)?),
-                None => Base::Image(Box::new(self.image(&store, args.image()?)?)),
+            let base = match (args.root_disk(), self.image) {
+                (Some((path, in_place)), _) => Base::Disk(RootDisk::open(&path, in_place)?),
+                (None, Some(name)) => Base::Image(Box::new(self.image(&store, name)?)),
+                (None, None) => return Err(Failure::new("no image")),
             };
             let mut builder = Builder::on(&store, base).trim(&args.machine.trim()?)?;
             if let Some(upper) = &args.upper {
@@ -96,8 +132,18 @@ impl Preparation<'_> {
         builder: Builder<K>,
         overrides: &Overrides,
     ) -> Result<Prepared, Failure> {
-        let args = self.args;
-        let command = self.command(builder.base(), overrides)?;
+        let args = self.sandbox;
+        let (command, begin, description) = match self.first {
+            Some(first) => {
+                let command = first.command(builder.base(), overrides)?;
+                let description = shell_words(&command.argv);
+                (command.clone(), Begin::Command(command), description)
+            }
+            None => {
+                let command = Command::in_image(&builder.base().config(), overrides)?;
+                (command, Begin::Idle, IDLE.to_owned())
+            }
+        };
         let mut builder = self.with_flags(args.machine.apply(builder))?;
         if let Some(processes) = args.pids_limit.filter(|limit| *limit != u64::MAX) {
             builder = builder.pids_limit(processes);
@@ -106,15 +152,11 @@ impl Preparation<'_> {
             .nested_virtualization(args.nested_virtualization)
             .patches(args.patches()?)
             .network(args.network()?)
-            .description(if args.idle {
-                IDLE.to_owned()
-            } else {
-                shell_words(&command.argv)
-            })
+            .description(description)
             .command(&command);
         let stopped = self.is_stopped.then(|| builder.clone());
         Ok(Prepared {
-            command: Some(command),
+            begin,
             create: Box::new(|| builder.create()),
             create_stopped: stopped.map(|builder| Box::new(|| builder.create_stopped()) as _),
         })
@@ -128,29 +170,34 @@ impl Preparation<'_> {
         snapshot: &Snapshot,
         overrides: &Overrides,
     ) -> Result<Prepared, Failure> {
-        let args = self.args;
+        let args = self.sandbox;
         args.check_fit_for_memory(&snapshot.name)?;
-        let is_reattached = args.command().is_empty() && args.entrypoint.is_none();
-        let command = if is_reattached {
-            None
-        } else {
-            Some(self.command(builder.base(), overrides)?)
+        let machine = snapshot.memory.as_ref();
+        let named = self.first.filter(First::is_named);
+        let begin = match named {
+            Some(first) => Begin::Command(first.command(builder.base(), overrides)?),
+            None if self.first.is_some() => Begin::Reattach,
+            None => {
+                args.check_fit_for_commands(&snapshot.name)?;
+                match machine.filter(|machine| machine.has_first_command()) {
+                    Some(_) => Begin::Reattach,
+                    None => Begin::Idle,
+                }
+            }
         };
         let mut builder = self.with_flags(builder)?;
         if args.has_network_flags() {
             builder = builder.network(args.network()?);
         }
-        builder = match (&command, &snapshot.memory) {
-            (Some(command), _) => builder
+        builder = match &begin {
+            Begin::Idle => builder.description(IDLE),
+            Begin::Command(command) => builder
                 .description(shell_words(&command.argv))
                 .command(command),
-            (None, Some(machine)) => builder
-                .description(shell_words(&machine.spec.command.argv))
-                .reattach(),
-            (None, None) => builder.reattach(),
+            Begin::Reattach => copies::reattached(builder, machine),
         };
         Ok(Prepared {
-            command,
+            begin,
             create: Box::new(|| builder.create()),
             create_stopped: None,
         })
@@ -158,13 +205,13 @@ impl Preparation<'_> {
 
     /// Takes the settings that every new sandbox has.
     fn with_flags<K: New>(&self, builder: Builder<K>) -> Result<Builder<K>, Failure> {
-        let args = self.args;
+        let args = self.sandbox;
         let mut builder = builder
             .backend_choice(args.machine.backend.into())
             .require_limits(args.require_limits)
             .expiry(args.expiry())
             .cancel(self.cancel.clone());
-        builder = log::in_owner(builder, args.detach);
+        builder = log::in_owner(builder, self.is_detached);
         if let Some(name) = &args.name {
             builder = builder.name(name);
         }
@@ -201,23 +248,26 @@ impl Preparation<'_> {
     }
 
     fn image(&self, store: &Store, name: &str) -> Result<Image, Failure> {
-        let machine = &self.args.machine;
+        let machine = &self.sandbox.machine;
         machine.image(store, name, self.progress.as_ref())
     }
+}
 
-    /// Makes the command of the image's configuration and the flags; one without a program for an
-    /// idle sandbox.
+impl First<'_> {
+    /// Returns whether the caller has named a program, and not only left it to the image.
+    fn is_named(&self) -> bool {
+        self.entrypoint.is_some() || !self.argv.is_empty()
+    }
+
+    /// Makes the command of the image's configuration and the flags.
     fn command(&self, base: &Base, overrides: &Overrides) -> Result<Command, Failure> {
         let mut config = base.config();
-        if self.args.idle {
-            return Ok(Command::in_image(&config, overrides)?);
-        }
         if base.disk().is_some() {
             config.set_cmd(Some(vec![SHELL.to_owned()]));
         }
         let mut command = Command::from_image(&config, overrides)?;
         command.tty = self.tty;
-        command.stdin = self.args.interactive;
+        command.stdin = self.stdin;
         Ok(command)
     }
 }

@@ -10,6 +10,7 @@ use micabox::{Cancel, Command, Ended, Error, Event, ExecOptions, Handle, Process
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::stdio::stdin;
+use serde::Serialize;
 use signal_hook::consts::{
     SIGALRM, SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH,
 };
@@ -182,6 +183,7 @@ pub fn detach(
 }
 
 /// A detached sandbox.
+#[derive(Debug, Serialize)]
 pub struct Detached {
     /// Its ID.
     pub id: String,

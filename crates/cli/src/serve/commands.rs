@@ -2,9 +2,11 @@
 
 use std::collections::HashMap;
 use std::ffi::OsString;
+use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -14,14 +16,19 @@ use std::time::Duration;
 use micabox_owner::protocol::frame::Pipe;
 use micabox_owner::protocol::{MAX_DATA, Stream};
 use micabox_wire::ReceiveWindow;
+use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::message::{Command, Reply};
 use super::replies::Replies;
 use crate::failure::Failure;
+use crate::report::{self, Failed};
 
 /// Bytes of a stream that may be under way, unless the client says otherwise.
 const WINDOW: u32 = 256 << 10;
+
+/// Most bytes of a command's report that are read.
+const REPORT: usize = 64 << 10;
 
 /// How long commands may take to end when the client is gone.
 const GRACE: Duration = Duration::from_secs(5);
@@ -90,9 +97,13 @@ impl Commands {
         } else {
             Stdio::null()
         };
+        let report = memfd_create("report", MemfdFlags::CLOEXEC);
+        let report = File::from(report.map_err(|errno| failed(errno.into()))?);
+        let place = format!("/proc/{}/fd/{}", std::process::id(), report.as_raw_fd());
         let mut child = std::process::Command::new("/proc/self/exe")
             .arg0("mica")
             .args(args)
+            .env(report::VARIABLE, place)
             .stdin(stdin)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -145,7 +156,8 @@ impl Commands {
             }
             let code = wait(child);
             lock(&running.all).remove(&number);
-            replies.send(number, &Reply::Exited { code });
+            let failed = reported(&report).filter(|_| code != 0);
+            replies.send(number, &Reply::Exited { code, failed });
             running.ended.notify_all();
         });
         Ok(())
@@ -287,6 +299,13 @@ fn write_stdin(
             replies.send(number, &Reply::Credit { bytes: credit });
         }
     }
+}
+
+/// Returns why a command failed, from its report.
+fn reported(report: &File) -> Option<Failed> {
+    let mut bytes = vec![0; REPORT];
+    let count = report.read_at(&mut bytes, 0).ok()?;
+    report::last(bytes.get(..count)?)
 }
 
 /// Waits for a process that has closed its outputs.

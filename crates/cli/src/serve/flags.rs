@@ -1,60 +1,55 @@
-//! The options of a request as the flags of `mica run`, which are thereby all there, with the same checks
-//! and messages.
+//! The options of a request as the flags of `mica run` about sandboxes, which are thereby all there, with the same
+//! checks and messages.
 
 use clap::Parser;
+use clap::error::{ContextKind, ContextValue};
 use serde_json::{Map, Value};
 
 use super::message::Create;
 use crate::failure::Failure;
-use crate::run::{self, refusal};
+use crate::run::{SandboxArgs, refusal};
 
-/// What is about a command and a terminal, and not about a sandbox.
-const FOREIGN: [&str; 9] = [
-    "interactive",
-    "tty",
-    "detach",
-    "idle",
-    "detach-keys",
-    "timing",
-    "timeout",
-    "stop-timeout",
-    "entrypoint",
-];
-
+/// A sandbox that runs no command of its own.
 #[derive(Debug, Parser)]
 #[command(name = "create", disable_help_flag = true)]
-struct Line {
+pub struct Wanted {
+    /// What it is made of.
     #[command(flatten)]
-    args: run::Args,
+    pub sandbox: SandboxArgs,
+    /// The image's name.
+    #[arg(
+        required_unless_present_any = ["from", "root_disk"],
+        conflicts_with_all = ["from", "root_disk"]
+    )]
+    pub image: Option<String>,
 }
 
 /// Returns the flags of a request.
-pub fn parse(create: &Create) -> Result<run::Args, Failure> {
-    let mut words = vec!["create".to_owned(), "--quiet".to_owned()];
-    // With a snapshot it is no flag of `mica run`, whose command is simply not started here.
-    if !create.options.contains_key("from") {
-        words.push("--idle".to_owned());
-    }
-    if let Some(foreign) = create
-        .options
-        .keys()
-        .map(|name| flag(name))
-        .find(|name| FOREIGN.contains(&&**name))
-    {
-        return Err(invalid(format!(
-            "`{foreign}` is no option of a sandbox that runs no command"
-        )));
-    }
+pub fn parse(create: &Create) -> Result<Wanted, Failure> {
+    let mut words = vec!["create".to_owned()];
     words.extend(options(&create.options)?);
     words.push("--".to_owned());
     words.extend(create.image.clone());
-    let line = Line::try_parse_from(words).map_err(|error| {
-        let said = refusal(&error).unwrap_or_else(|| error.to_string());
+    Wanted::try_parse_from(words).map_err(|error| {
+        let said = refusal(&error).or_else(|| unknown(&error));
+        let said = said.unwrap_or_else(|| error.to_string());
         // Its usage is about a command line.
         let said = said.split("\n\n").next().unwrap_or_default();
         invalid(said.trim_start_matches("error: "))
-    })?;
-    Ok(line.args)
+    })
+}
+
+/// Returns the message for an option that no sandbox has.
+fn unknown(error: &clap::Error) -> Option<String> {
+    match (error.kind(), error.get(ContextKind::InvalidArg)) {
+        (clap::error::ErrorKind::UnknownArgument, Some(ContextValue::String(flag))) => {
+            let name = flag.split('=').next()?.trim_start_matches('-');
+            Some(format!(
+                "`{name}` is no option of a sandbox: `mica run --help` lists them"
+            ))
+        }
+        _ => None,
+    }
 }
 
 fn flag(name: &str) -> String {

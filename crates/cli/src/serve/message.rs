@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::failure::Failure;
+use crate::report::Failed;
 
 /// A client's request.
 #[derive(Debug, Deserialize)]
@@ -95,6 +96,9 @@ pub enum Reply<'a> {
     Exited {
         /// The exit code, or 128 and the signal that ended it.
         code: i32,
+        /// Why it failed, if it has said so.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        failed: Option<Failed>,
     },
     /// The sandboxes run.
     Sandboxes {

@@ -2,93 +2,57 @@
 
 use std::sync::Arc;
 
-use micabox::{Cancel, ExecOptions, Sandbox, Sandboxes, Stdio};
-
+use micabox::{Cancel, Sandbox, Sandboxes};
 use micabox_image::progress::Progress;
 
 use super::flags;
 use super::message::Create;
 use crate::failure::Failure;
-use crate::run::{Preparation, shell_words};
-use crate::{log, settings};
+use crate::run::{Begin, Preparation};
+use crate::{copies, log};
 
-/// Makes an idle sandbox. `progress` is told of pulls.
+/// Makes a sandbox that runs no command but those of the machine that it is a copy of. `progress` is told
+/// of pulls.
 pub fn create(
     create: &Create,
     cancel: Cancel,
     progress: Arc<dyn Progress>,
 ) -> Result<Sandbox, Failure> {
-    let args = flags::parse(create)?;
-    args.check()?;
-    if let Some(name) = &args.from {
-        let snapshot = settings::sandboxes(&settings::store()?)?.snapshot(name)?;
-        if snapshot.memory.is_some() {
-            return Err(Failure::new(format!(
-                "the snapshot {name} has the memory of a machine, whose command has no client here"
-            ))
-            .hint(format!("`mica run -d --from {name}` starts it")));
-        }
-    }
+    let wanted = flags::parse(create)?;
+    wanted.sandbox.check()?;
     let prepared = Preparation {
-        args: &args,
-        tty: None,
+        sandbox: &wanted.sandbox,
+        image: wanted.image.as_deref(),
+        first: None,
+        is_detached: false,
         is_stopped: false,
         cancel,
         progress: Some(progress),
     }
     .prepare()?;
-    Ok((prepared.create)()?)
+    let sandbox = (prepared.create)()?;
+    if matches!(prepared.begin, Begin::Reattach) {
+        copies::reattach(&sandbox)?;
+    }
+    Ok(sandbox)
 }
 
-/// Makes copies of a running sandbox, as many at a time as there are processors; all, or none.
+/// Makes copies of a running sandbox; all, or none.
 pub fn fork(all: &Sandboxes, name: &str, count: u16) -> Result<Vec<Sandbox>, Failure> {
     let moment = all.get(name)?.ephemeral_snapshot()?;
     let machine = moment.snapshot().memory.as_ref();
-    let command = machine.filter(|machine| machine.has_first_command());
-    let one = || -> Result<Sandbox, Failure> {
-        let mut builder = log::in_owner(moment.restore()?, false);
-        if let Some(machine) = command {
-            builder = builder
-                .reattach()
-                .description(shell_words(&machine.spec.command.argv));
-        }
-        let sandbox = builder.create()?;
-        if command.is_some() {
-            let options = ExecOptions {
-                stdin: Stdio::Idle,
-                stdout: Stdio::Log,
-                stderr: Stdio::Log,
-                detach: true,
-                lifetime: true,
-                ..ExecOptions::default()
-            };
-            sandbox.reattach(options)?;
-        }
-        Ok(sandbox)
-    };
-    let at_once = std::thread::available_parallelism().map_or(1, usize::from);
-    let left = std::sync::atomic::AtomicU16::new(count);
-    let take = || {
-        use std::sync::atomic::Ordering::Relaxed;
-        left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1))
-    };
-    std::thread::scope(|scope| {
-        let some = || {
-            let mut made = Vec::new();
-            while take().is_ok() {
-                made.push(one()?);
+    let has_command = machine.is_some_and(|machine| machine.has_first_command());
+    let (made, failure) = copies::make(
+        &moment,
+        count,
+        |copy| log::in_owner(copy, false),
+        |sandbox| {
+            let sandbox = sandbox?;
+            if has_command {
+                copies::reattach(&sandbox)?;
             }
-            Ok(made)
-        };
-        let threads = at_once.min(count.into());
-        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(some)).collect();
-        let mut made = Vec::new();
-        for thread in threads {
-            let some: Result<Vec<Sandbox>, Failure> = thread
-                .join()
-                .unwrap_or_else(|_| Err(Failure::new("a thread that makes copies has failed")));
-            made.extend(some?);
-        }
-        Ok(made)
-    })
+            Ok(sandbox)
+        },
+    );
+    failure.map_or(Ok(made), Err)
 }

@@ -29,6 +29,13 @@ pub fn kill(pid: Pid, signal: i32) {
     let _ = unsafe { libc::kill(pid.as_raw_pid(), signal) };
 }
 
+/// Calls kill(2) for the process group of a child that has not been waited for. Returns false if it
+/// leads none.
+pub fn kill_group(leader: Pid, signal: i32) -> bool {
+    // SAFETY: kill(2) touches no memory.
+    unsafe { libc::kill(-leader.as_raw_pid(), signal) == 0 }
+}
+
 /// Returns the errno of the C library's last call.
 pub fn last_errno() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::termios::SpecialCodeIndex;
 
 use super::channel::Channel;
-use super::child::kill;
+use super::child::{kill, kill_group};
 use super::spawn::{Outcome, Process};
 use super::stdio::{self, AgentEnds};
 
@@ -268,10 +268,22 @@ impl Command {
 
     /// Sends a signal to the process, unless it has ended.
     pub fn signal(&self, signal: i32) {
-        let valid = (1..=libc::SIGRTMAX()).contains(&signal);
-        if valid && self.status.is_none() {
+        if self.may_be_sent(signal) {
             kill(self.process.pid, signal);
         }
+    }
+
+    /// Sends a signal to the process's group, unless the process has ended: until then its number stands
+    /// for no other group.
+    pub fn signal_group(&self, signal: i32) {
+        if self.may_be_sent(signal) && !kill_group(self.process.pid, signal) {
+            // It has not begun its session yet.
+            kill(self.process.pid, signal);
+        }
+    }
+
+    fn may_be_sent(&self, signal: i32) -> bool {
+        (1..=libc::SIGRTMAX()).contains(&signal) && self.status.is_none()
     }
 
     /// Sets the terminal's size.

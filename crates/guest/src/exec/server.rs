@@ -257,6 +257,7 @@ impl Server {
             ToGuest::Stdin { id, .. }
             | ToGuest::CloseStdin { id }
             | ToGuest::Signal { id, .. }
+            | ToGuest::SignalGroup { id, .. }
             | ToGuest::Resize { id, .. }
             | ToGuest::Credit { id, .. } => id,
         };
@@ -272,6 +273,10 @@ impl Server {
             }
             ToGuest::Signal { signal, .. } => {
                 command.signal(signal);
+                Ok(())
+            }
+            ToGuest::SignalGroup { signal, .. } => {
+                command.signal_group(signal);
                 Ok(())
             }
             ToGuest::Resize { size, .. } => {

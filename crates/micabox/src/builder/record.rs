@@ -1,5 +1,6 @@
 //! What is recorded of a start: the sandbox's record, and the settings for later starts and copies.
 
+use micabox_net::Publish;
 use micabox_vmm::{Acceleration, Backend};
 use oci_spec::image::Config;
 
@@ -36,16 +37,21 @@ impl Start {
             spec: self.spec(),
             defaults: Some(self.defaults()?),
             labels: self.labels.clone(),
-            published: match &self.network {
-                Network::None => Vec::new(),
-                Network::User(user) => user.publish.clone(),
-            },
+            published: self.published(),
             auto_remove: true,
             owner: creator,
             creator,
             machine: None,
             status: Status::Starting,
         })
+    }
+
+    /// Returns the ports to publish, 0 for any of the host's.
+    pub(super) fn published(&self) -> Vec<Publish> {
+        match &self.network {
+            Network::None => Vec::new(),
+            Network::User(user) => user.publish.clone(),
+        }
     }
 
     /// Returns the first command, or that of the sandbox that this one is a copy of.

@@ -284,10 +284,15 @@ impl Start {
                 return Err(error);
             }
         };
-        let (record, directory) = (
+        let (mut record, directory) = (
             registration.record().clone(),
             registration.path().to_owned(),
         );
+        if record.published.iter().any(|port| port.host.port() == 0)
+            && let Some(written) = registration.written()
+        {
+            record.published = written.published;
+        }
         info!(
             id = record.short_id(),
             name = record.name,
@@ -414,6 +419,7 @@ impl Start {
                 record.owner = ProcessId::own();
                 record.creator = ProcessId::own();
                 record.machine = None;
+                record.published = self.published();
                 record.status = Status::Starting;
             }),
         }

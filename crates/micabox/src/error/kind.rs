@@ -8,13 +8,13 @@ use micabox_net::Error as Network;
 use micabox_owner::LostReason;
 use micabox_vmm::Error as Machine;
 use micabox_wire::StartFailure;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{Error, Source};
 use crate::DiskProblem;
 
 /// The kind of an [`Error`]: what a program can do about it. The message is for people.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -95,7 +95,8 @@ impl Error {
                 StartFailure::Other => Kind::Guest,
                 _ => Kind::Invalid,
             },
-            Self::NoSuchSandbox(_)
+            Self::NoSuchCommand(_)
+            | Self::NoSuchSandbox(_)
             | Self::NoSuchSnapshot(_)
             | Self::NoSuchTree(_)
             | Self::NoSuchVolume(_)

@@ -78,8 +78,15 @@ impl Sandbox {
     }
 
     /// Starts the sandbox's network on its machine's link.
-    pub(super) fn start_network(&self, link: Option<Link>) -> Result<Option<Connection>, Error> {
-        self.job.network.start(link)
+    pub(super) fn start_network(
+        &mut self,
+        link: Option<Link>,
+    ) -> Result<Option<Connection>, Error> {
+        let connection = self.job.network.start(link)?;
+        if let Some(connection) = &connection {
+            self.registrar.has_ports(connection.network.published());
+        }
+        Ok(connection)
     }
 
     /// Returns a file that the machine's process holds open for as long as it may use the sandbox's
@@ -130,6 +137,9 @@ impl Sandbox {
         let learn = learns.map(|template| {
             Box::new(move |machine: &dyn Machine| memory::learn(&template, machine)) as _
         });
+        let defaults = job.record.defaults;
+        let confinement = defaults.map(|command| command.confinement);
+        let confinement = confinement.unwrap_or_default();
         let saves = job
             .saves
             .map(|spec| serde_json::to_value(spec).unwrap_or_default());
@@ -142,6 +152,7 @@ impl Sandbox {
             learn,
             disk: job.disk,
             stop_signal: job.stop_signal,
+            confinement,
             saves,
             directory: self.directory,
             creator,

@@ -397,6 +397,11 @@ impl Registration {
         &self.record
     }
 
+    /// Returns the record as the process has written it that takes the registration over.
+    pub(crate) fn written(&self) -> Option<Record> {
+        read_record(&self.path)
+    }
+
     /// Returns the record, for changes that the next [`Registration::update`] writes.
     pub(crate) fn record_mut(&mut self) -> &mut Record {
         &mut self.record

@@ -86,10 +86,11 @@ impl Datagrams {
         }
     }
 
-    /// Starts to listen for a published port.
-    pub(crate) fn publish(&mut self, io: &mut Io, port: &Publish) -> io::Result<()> {
+    /// Starts to listen for a published port. Returns the host's address.
+    pub(crate) fn publish(&mut self, io: &mut Io, port: &Publish) -> io::Result<SocketAddr> {
         let socket = UdpSocket::bind(port.host)?;
         socket.set_nonblocking(true)?;
+        let address = socket.local_addr()?;
         let id = io.poll.next_id();
         io.poll.add(&socket, Token::UdpPort(id))?;
         let published = Published {
@@ -98,7 +99,7 @@ impl Datagrams {
             readable: false,
         };
         self.published.insert(id, published);
-        Ok(())
+        Ok(address)
     }
 
     /// Handles a UDP packet from the guest.

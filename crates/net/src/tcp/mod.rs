@@ -111,10 +111,11 @@ impl Tcp {
         }
     }
 
-    /// Starts to listen for a published port.
-    pub(crate) fn publish(&mut self, io: &mut Io, port: &Publish) -> io::Result<()> {
+    /// Starts to listen for a published port. Returns the host's address.
+    pub(crate) fn publish(&mut self, io: &mut Io, port: &Publish) -> io::Result<SocketAddr> {
         let listener = TcpListener::bind(port.host)?;
         listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
         let id = io.poll.next_id();
         io.poll.add(&listener, Token::TcpPort(id))?;
         let published = Published {
@@ -123,7 +124,7 @@ impl Tcp {
             readable: false,
         };
         self.published.insert(id, published);
-        Ok(())
+        Ok(address)
     }
 
     /// Handles a TCP packet from the guest.

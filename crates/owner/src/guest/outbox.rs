@@ -90,6 +90,7 @@ impl Outbox {
             }
             ToGuest::CloseStdin { id: owner }
             | ToGuest::Signal { id: owner, .. }
+            | ToGuest::SignalGroup { id: owner, .. }
             | ToGuest::Resize { id: owner, .. } => *owner != id,
             _ => true,
         });

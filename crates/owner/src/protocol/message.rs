@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use micabox_wire::{Confinement, ExitStatus, Phase, StartFailed, TtySize};
+use micabox_wire::{Confinement, ExitStatus, Phase, StartFailed, TtySize, Ulimit};
 use serde::{Deserialize, Serialize};
 
 use super::Text;
@@ -18,22 +18,13 @@ pub enum Request {
     /// In a copy of a sandbox: reattach the original's first command, as if it had just been
     /// started. Only where its streams go and how it ends is taken from `Exec`.
     Reattach(Box<Exec>),
-    /// Attach to the first command, of any client: a copy of its outputs from now on, and its
-    /// stdin if that is open and idle. Replies: [`Reply::Attached`], and [`Reply::Exited`] when it
-    /// has ended. The number stands for the command until then, for signals and sizes; the
-    /// command continues when the connection ends.
-    Attach {
-        /// [`Place::Null`] or [`Place::Descriptor`], as the outputs.
-        #[serde(default)]
-        stdin: Place,
-        /// A copy of stdout, or of the terminal's output.
-        #[serde(default)]
-        stdout: Place,
-        /// A copy of stderr.
-        #[serde(default)]
-        stderr: Place,
-    },
-    /// Send the command's process a signal: its number on Linux x86-64, 1 to 64.
+    /// Attach to a command of any client: a copy of its outputs from now on, and its stdin if that
+    /// is open and idle. Replies: [`Reply::Attached`], and [`Reply::Exited`] when it has ended. The
+    /// number stands for the command until then, for signals, sizes and credit; the command
+    /// continues when the connection ends.
+    Attach(Attach),
+    /// Send the command's process group a signal: its number on Linux x86-64, 1 to 64. The command
+    /// with the sandbox's lifetime is sent it alone.
     Signal {
         /// The number.
         signal: i32,
@@ -133,8 +124,8 @@ pub struct Exec {
     pub workdir: Text,
     /// `name`, `uid`, `name:group` and so on, looked up in the sandbox. Empty means root.
     pub user: String,
-    /// What limits it.
-    pub confinement: Confinement,
+    /// What limits it otherwise than the sandbox's commands.
+    pub confinement: ConfinementChange,
     /// A terminal of this size in place of pipes.
     pub tty: Option<TtySize>,
     /// Where stdin comes from.
@@ -165,6 +156,55 @@ pub struct Exec {
     /// The command gets SIGPIPE when nothing reads an output's descriptor any more. Without this,
     /// the output is dropped.
     pub sigpipe: bool,
+}
+
+/// A command to attach to, and where its streams go.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Attach {
+    /// Its process ID in the guest, as [`Reply::Started`] has it; none for the first command.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// [`Place::Null`], [`Place::Descriptor`] or [`Place::Frames`], as the outputs.
+    pub stdin: Place,
+    /// A copy of stdout, or of the terminal's output.
+    pub stdout: Place,
+    /// A copy of stderr.
+    pub stderr: Place,
+    /// As [`Exec::window`], for the copies.
+    pub window: u32,
+}
+
+/// What limits a command otherwise than the sandbox's commands. What is missing is as the sandbox has it, so
+/// a client that says nothing runs nothing with more rights than the sandbox was made with.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ConfinementChange {
+    /// In place of [`Confinement::capabilities`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub capabilities: Option<u64>,
+    /// In place of [`Confinement::ulimits`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ulimits: Option<Vec<Ulimit>>,
+    /// In place of [`Confinement::groups`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub groups: Option<Vec<String>>,
+}
+
+impl ConfinementChange {
+    /// Returns what limits the command in a sandbox whose commands have `confinement`.
+    pub fn of(&self, confinement: &Confinement) -> Confinement {
+        let Self {
+            capabilities,
+            ulimits,
+            groups,
+        } = self.clone();
+        Confinement {
+            capabilities: capabilities.or(confinement.capabilities),
+            ulimits: ulimits.unwrap_or_else(|| confinement.ulimits.clone()),
+            groups: groups.unwrap_or_else(|| confinement.groups.clone()),
+        }
+    }
 }
 
 /// What a running sandbox may use.
@@ -235,12 +275,18 @@ pub enum Reply {
         /// Bytes of stdin that may be sent before more are granted; 0 if it has no stdin.
         window: u32,
     },
-    /// The client is attached to the first command.
+    /// The client is attached to a command.
     Attached {
         /// Its process ID inside the sandbox.
         pid: u32,
         /// Whether it has a terminal.
         tty: bool,
+        /// Whether the client has its stdin. Not if it has none, or if another client has it.
+        #[serde(default)]
+        stdin: bool,
+        /// Bytes of stdin that may be sent before more are granted, if it comes in frames.
+        #[serde(default)]
+        window: u32,
     },
     /// Grant: so many more bytes of stdin may be sent.
     Credit {
@@ -261,8 +307,8 @@ pub enum Reply {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         info: Option<Info>,
     },
-    /// The sandbox continues without its creator; or the client is no longer attached to the first
-    /// command, because nothing reads the copy of its output.
+    /// The sandbox continues without its creator; or the client is no longer attached to a command,
+    /// because nothing reads the copy of its output.
     Detached,
     /// The first command was sent the signal.
     Signaled,
@@ -350,6 +396,8 @@ pub enum Kind {
     Start,
     /// Arguments and environment are longer than Linux accepts.
     TooLong,
+    /// No command that runs has this process ID.
+    NotFound,
     /// The sandbox is over, or is about to be.
     Ending,
     /// The sandbox is paused.

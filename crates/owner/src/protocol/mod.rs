@@ -16,7 +16,10 @@ pub mod message;
 mod text;
 
 pub use frame::{Decoder, Frame, FrameError};
-pub use message::{Exec, Failure, Info, Kind, Limit, Place, Reply, Request, Stats, Stream, Up};
+pub use message::{
+    Attach, ConfinementChange, Exec, Failure, Info, Kind, Limit, Place, Reply, Request, Stats,
+    Stream, Up,
+};
 pub use text::Text;
 
 /// The version of the protocol. Owner and client must have the same one.

@@ -104,8 +104,7 @@ impl Owner {
                     .stdin_window
                     .grant(bytes)
                     .map_err(|error| error.to_string())?;
-                let (is_framed, client) = (matches!(command.stdin, Input::Frames), command.client);
-                if let Some((client, number)) = client.filter(|_| is_framed) {
+                if let Some((client, number)) = command.typist() {
                     self.send(client, number, &Reply::Credit { bytes });
                 }
             }
@@ -256,7 +255,12 @@ impl Owner {
         };
         let client = command.client;
         let output = command.output(stream);
-        let broken = output.copy(data);
+        let clients = &mut self.clients;
+        let broken = output.copies.write(data, |(client, number), bytes| {
+            if let Some(client) = clients.get_mut(&client) {
+                client.data(number, pipe(stream), bytes);
+            }
+        });
         let written = match &output.sink {
             Sink::Frames => {
                 if let Some((client, number)) = client
@@ -295,15 +299,26 @@ impl Owner {
         client: (ClientId, u32),
         ready: PollFlags,
     ) {
-        if !ready.intersects(PollFlags::OUT) {
-            return self.copy_broken(id, client);
+        if ready.intersects(PollFlags::OUT) {
+            self.write_copies(id, stream);
+        } else {
+            self.copy_broken(id, client);
         }
+    }
+
+    /// Writes what is pending to an output's copies.
+    pub(super) fn write_copies(&mut self, id: u32, stream: OutputStream) {
         let Some(command) = self.commands.get_mut(&id) else {
             return;
         };
         let is_running = command.exit.is_none();
         let output = command.output(stream);
-        let broken = output.copy(&[]);
+        let clients = &mut self.clients;
+        let broken = output.copies.write(&[], |(client, number), bytes| {
+            if let Some(client) = clients.get_mut(&client) {
+                client.data(number, pipe(stream), bytes);
+            }
+        });
         let credit = output.handed_on(0).filter(|_| is_running);
         self.link.outbox.credit(id, stream, credit);
         for client in broken {
@@ -315,7 +330,7 @@ impl Owner {
     /// Detaches a client from a command because nothing reads the copy of its output.
     fn copy_broken(&mut self, id: u32, client: (ClientId, u32)) {
         self.send(client.0, client.1, &Reply::Detached);
-        self.leave_first(id, client);
+        self.leave_attached(id, client);
     }
 
     /// Handles an output's descriptor that is writable, or that nothing reads any more.

@@ -1,81 +1,143 @@
-//! Clients that attach to the first command, and those that leave theirs running.
+//! Clients that attach to commands, and those that leave theirs running.
 
 use std::os::fd::OwnedFd;
 
-use micabox_wire::OutputStream;
+use micabox_wire::{OutputStream, SendWindow};
 
 use super::Owner;
 use super::client::ClientId;
-use super::command::{Input, Sink};
+use super::command::{Input, Sink, output_window};
+use super::copies::Target;
 use crate::descriptor::{Descriptor, Way};
-use crate::protocol::{Failure, Kind, Place, Reply};
+use crate::protocol::{Attach, Failure, Kind, Place, Reply};
 
 const OUTPUTS: [OutputStream; 2] = [OutputStream::Stdout, OutputStream::Stderr];
 
+/// Where an attached client has a stream.
+enum Given {
+    Nothing,
+    Frames,
+    Descriptor(OwnedFd),
+}
+
 impl Owner {
-    /// Attaches a client to the first command: its outputs are copied to the client's descriptors,
-    /// and its stdin comes from the client's if it is open and idle.
+    /// Attaches a client to a command: its outputs are copied to the client, and its stdin comes from
+    /// the client if it is open and idle.
     pub(super) fn attach(
         &mut self,
         client: ClientId,
         number: u32,
-        stdin: Place,
-        outputs: [Place; 2],
+        attach: &Attach,
     ) -> Result<(), Failure> {
-        let stdin = self.handed_over(client, stdin)?;
-        let [stdout, stderr] = outputs.map(|place| self.handed_over(client, place));
+        let stdin = self.given(client, attach.stdin)?;
+        let outputs = [attach.stdout, attach.stderr].map(|place| self.given(client, place));
+        let [stdout, stderr] = outputs;
         let outputs = [stdout?, stderr?];
         self.check_new(client, number)?;
         let us = (client, number);
-        let (id, pid) = self.running_first()?;
+        let (id, pid) = match attach.pid {
+            None => self.running_first()?,
+            Some(pid) => (self.running_with(pid)?, pid),
+        };
         let nothing = || Failure::new(Kind::Invalid, NOTHING_RUNS);
         let command = self.commands.get_mut(&id).ok_or_else(nothing)?;
-        if let Some(stdin) = stdin {
-            if command.input_of.is_some() {
+        let is_idle = matches!(command.stdin, Input::Idle);
+        match stdin {
+            Given::Descriptor(_) if command.input_of.is_some() => {
                 let message = "another client is attached to the command's stdin";
                 return Err(Failure::new(Kind::Invalid, message));
             }
-            if matches!(command.stdin, Input::Idle) {
+            Given::Descriptor(stdin) if is_idle => {
                 command.stdin = Input::Descriptor(Descriptor::new(stdin, Way::In));
                 command.input_of = Some(us);
             }
+            Given::Frames if is_idle => {
+                command.stdin = Input::Frames;
+                command.input_of = Some(us);
+            }
+            Given::Nothing | Given::Frames | Given::Descriptor(_) => {}
         }
-        // A copy that is dropped tells when the command has ended.
-        let null = || std::fs::OpenOptions::new().write(true).open("/dev/null");
-        for (stream, descriptor) in OUTPUTS.into_iter().zip(outputs) {
-            let descriptor = match descriptor {
-                Some(descriptor) => descriptor,
-                None => null()
-                    .map_err(|error| Failure::new(Kind::Invalid, error.to_string()))?
-                    .into(),
+        let window = output_window(attach.window);
+        for (stream, output) in OUTPUTS.into_iter().zip(outputs) {
+            let target = match output {
+                Given::Nothing => Target::Nothing,
+                Given::Frames => Target::Frames(SendWindow::new(window)),
+                Given::Descriptor(descriptor) => {
+                    Target::Descriptor(Descriptor::new(descriptor, Way::Out))
+                }
             };
-            let descriptor = Descriptor::new(descriptor, Way::Out);
-            command.output(stream).copy_to(us, descriptor);
+            command.output(stream).copies.add(us, target);
         }
-        let tty = command.has_tty;
+        let is_framed = command.typist() == Some(us);
+        let attached = Reply::Attached {
+            pid,
+            tty: command.has_tty,
+            stdin: command.input_of == Some(us),
+            window: if is_framed {
+                u32::try_from(command.stdin_window.available()).unwrap_or(u32::MAX)
+            } else {
+                0
+            },
+        };
         if let Some(client) = self.clients.get_mut(&client) {
             client.attached.insert(number, id);
         }
-        self.send(client, number, &Reply::Attached { pid, tty });
+        self.send(client, number, &attached);
         Ok(())
     }
 
-    /// Returns the descriptor that came with a request for a stream; none for `/dev/null`.
-    fn handed_over(&mut self, client: ClientId, place: Place) -> Result<Option<OwnedFd>, Failure> {
+    /// Returns where a client that attaches has a stream, with the descriptor that came with the request.
+    fn given(&mut self, client: ClientId, place: Place) -> Result<Given, Failure> {
         let invalid = |message: &str| Failure::new(Kind::Invalid, message);
         match place {
-            Place::Null => Ok(None),
+            Place::Null => Ok(Given::Nothing),
+            Place::Frames => Ok(Given::Frames),
             Place::Descriptor => {
                 let client = self.clients.get_mut(&client);
                 let descriptor = client.and_then(|client| client.descriptors.pop_front());
                 descriptor
-                    .map(Some)
+                    .map(Given::Descriptor)
                     .ok_or_else(|| invalid("a descriptor is missing"))
             }
-            Place::Frames | Place::Idle | Place::Log => {
-                Err(invalid("streams of `attach` are `null` or `descriptor`"))
-            }
+            Place::Idle | Place::Log => Err(invalid(
+                "streams of `attach` are `null`, `frames` or `descriptor`",
+            )),
         }
+    }
+
+    /// Returns the number of the command with this PID, if it runs.
+    fn running_with(&self, pid: u32) -> Result<u32, Failure> {
+        let mut commands = self.commands.iter();
+        let found = commands.find(|(id, command)| {
+            let is_claimed = self.unclaimed != Some(**id);
+            is_claimed && command.runs() && matches!(command.start, Some(Ok(other)) if other == pid)
+        });
+        found.map(|(&id, _)| id).ok_or_else(|| {
+            let message = format!("no command with the process ID {pid} runs");
+            Failure::new(Kind::NotFound, message)
+        })
+    }
+
+    /// Lets more of an output be sent to a client that is attached.
+    pub(super) fn credit_copy(
+        &mut self,
+        client: ClientId,
+        number: u32,
+        stream: OutputStream,
+        bytes: u32,
+    ) {
+        let attached = self.clients.get(&client).map(|client| &client.attached);
+        let Some(&id) = attached.and_then(|attached| attached.get(&number)) else {
+            return;
+        };
+        let Some(command) = self.commands.get_mut(&id) else {
+            return;
+        };
+        let copies = &mut command.output(stream).copies;
+        if copies.grant((client, number), bytes).is_err() {
+            return self.client_gone(client);
+        }
+        self.write_copies(id, stream);
     }
 
     /// Returns the number and the PID of the first command if it runs, and belongs to a client.
@@ -104,7 +166,7 @@ impl Owner {
             ));
         }
         let (id, _) = self.running_first()?;
-        self.signal(id, signal);
+        self.signal_alone(id, signal);
         self.note("kill", &[("signal", signal.to_string())]);
         // As with Docker: a command that is to end can't while the sandbox is paused. Other signals
         // arrive when it is resumed.
@@ -115,8 +177,8 @@ impl Owner {
         Ok(())
     }
 
-    /// Detaches a client from the first command.
-    pub(super) fn leave_first(&mut self, id: u32, us: (ClientId, u32)) {
+    /// Detaches a client from a command that it is attached to.
+    pub(super) fn leave_attached(&mut self, id: u32, us: (ClientId, u32)) {
         if let Some(client) = self.clients.get_mut(&us.0) {
             client.attached.remove(&us.1);
         }
@@ -125,12 +187,15 @@ impl Owner {
         };
         if command.input_of == Some(us) {
             command.input_of = None;
-            command.stdin = Input::Idle;
+            if !matches!(command.stdin, Input::Closed) {
+                command.stdin = Input::Idle;
+            }
         }
         let is_running = command.exit.is_none();
         for stream in OUTPUTS {
-            let credit = command.output(stream).remove_copy(us);
-            let credit = credit.filter(|_| is_running);
+            let output = command.output(stream);
+            output.copies.remove(us);
+            let credit = output.handed_on(0).filter(|_| is_running);
             self.link.outbox.credit(id, stream, credit);
         }
         self.complete(id);
@@ -147,7 +212,8 @@ impl Owner {
         {
             client.commands.remove(&number);
         }
-        if matches!(command.stdin, Input::Frames | Input::Descriptor(_)) {
+        let is_theirs = command.input_of.is_none();
+        if is_theirs && matches!(command.stdin, Input::Frames | Input::Descriptor(_)) {
             command.stdin = Input::Idle;
         }
         let (lifetime, is_running) = (command.lifetime, command.exit.is_none());

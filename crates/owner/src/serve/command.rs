@@ -1,12 +1,12 @@
 //! The state of a command in the guest, and of its streams.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use micabox_wire::{ExitStatus, OutputStream, ReceiveWindow, SendWindow, StartFailed, WindowError};
 
 use super::client::ClientId;
+use super::copies::Copies;
 use crate::descriptor::Descriptor;
 use crate::protocol::{Exec, Stream};
 
@@ -39,7 +39,7 @@ pub(super) struct Command {
     /// Its start was noted as an event, and its end will be.
     pub(super) is_noted: bool,
     pub(super) has_tty: bool,
-    /// The attached client whose descriptor is its stdin.
+    /// The attached client that its stdin comes from.
     pub(super) input_of: Option<(ClientId, u32)>,
     /// Its time is over, and it has got its stop signal but no SIGKILL.
     pub(super) timed_out: bool,
@@ -94,19 +94,10 @@ pub(super) struct Output {
     /// Bytes that the descriptor has not accepted yet.
     pending: VecDeque<u8>,
     /// Copies, for clients that have attached to the command.
-    copies: Vec<Copy>,
+    pub(super) copies: Copies,
     /// Bytes that were handed on while a copy was behind: the guest gets no credit for them yet.
     owed: usize,
     window: ReceiveWindow,
-}
-
-/// A copy of an output.
-#[derive(Debug)]
-pub(super) struct Copy {
-    pub(super) client: (ClientId, u32),
-    descriptor: Descriptor,
-    /// Bytes that the descriptor has not accepted yet.
-    pending: VecDeque<u8>,
 }
 
 impl Command {
@@ -141,7 +132,7 @@ impl Command {
 
     /// Makes a command that a client has requested.
     pub(super) fn new(client: (ClientId, u32), exec: &Exec, streams: Streams) -> Self {
-        let window = output_window(exec);
+        let window = output_window(exec.window);
         let mut command = Self {
             stdout: Output::new(Sink::Held, window),
             stderr: Output::new(Sink::Held, window),
@@ -168,6 +159,12 @@ impl Command {
         self.grace = Duration::from_millis(exec.grace);
     }
 
+    /// Returns the client whose frames are its stdin.
+    pub(super) fn typist(&self) -> Option<(ClientId, u32)> {
+        let client = self.input_of.or(self.client);
+        client.filter(|_| matches!(self.stdin, Input::Frames))
+    }
+
     pub(super) fn runs(&self) -> bool {
         self.started.is_some() && self.exit.is_none()
     }
@@ -181,7 +178,7 @@ impl Command {
 
     /// Returns whether all its output has been written.
     pub(super) fn is_written(&self) -> bool {
-        let is_written = |output: &Output| !output.is_pending() && output.has_copied();
+        let is_written = |output: &Output| !output.is_pending() && output.copies.are_written();
         is_written(&self.stdout) && is_written(&self.stderr)
     }
 
@@ -215,7 +212,7 @@ impl Command {
 
     /// Returns the clients that are attached to it.
     pub(super) fn attached(&self) -> Vec<(ClientId, u32)> {
-        let copies = self.stdout.copies.iter().chain(&self.stderr.copies);
+        let copies = self.stdout.copies.iter().chain(self.stderr.copies.iter());
         let mut clients: Vec<_> = copies.map(|copy| copy.client).collect();
         clients.extend(self.input_of);
         clients.sort_unstable();
@@ -224,9 +221,9 @@ impl Command {
     }
 }
 
-/// Returns the bytes that the guest may send before it gets more credit.
-pub(super) fn output_window(exec: &Exec) -> u32 {
-    match exec.window {
+/// Returns the bytes that may be sent before the client, or the owner, grants more.
+pub(super) fn output_window(window: u32) -> u32 {
+    match window {
         0 => WINDOW,
         window => window.min(MAX_WINDOW),
     }
@@ -246,7 +243,7 @@ impl Output {
         Self {
             sink,
             pending: VecDeque::new(),
-            copies: Vec::new(),
+            copies: Copies::default(),
             owed: 0,
             window: ReceiveWindow::new(window),
         }
@@ -270,49 +267,10 @@ impl Output {
     /// Accounts for bytes that are no longer held. Returns credit for the guest, if it is due.
     pub(super) fn handed_on(&mut self, count: usize) -> Option<u32> {
         self.owed = self.owed.saturating_add(count);
-        if !self.has_copied() {
+        if !self.copies.are_written() {
             return None;
         }
         self.window.handed_on(std::mem::take(&mut self.owed))
-    }
-
-    /// Adds a copy of all later bytes for a client.
-    pub(super) fn copy_to(&mut self, client: (ClientId, u32), descriptor: Descriptor) {
-        self.copies.push(Copy {
-            client,
-            descriptor,
-            pending: VecDeque::new(),
-        });
-    }
-
-    /// Removes a client's copy. Returns credit for the guest, if it is due.
-    pub(super) fn remove_copy(&mut self, client: (ClientId, u32)) -> Option<u32> {
-        self.copies.retain(|copy| copy.client != client);
-        self.handed_on(0)
-    }
-
-    /// Returns whether no copy is behind.
-    fn has_copied(&self) -> bool {
-        self.copies.iter().all(|copy| copy.pending.is_empty())
-    }
-
-    /// Returns the copies, and whether each is behind.
-    pub(super) fn copies(&self) -> impl Iterator<Item = (&Copy, bool)> {
-        self.copies
-            .iter()
-            .map(|copy| (copy, !copy.pending.is_empty()))
-    }
-
-    /// Writes `data` to all copies, after what is pending. Returns the clients whose descriptors
-    /// nothing reads any more.
-    pub(super) fn copy(&mut self, data: &[u8]) -> Vec<(ClientId, u32)> {
-        let mut broken = Vec::new();
-        for copy in &mut self.copies {
-            if write_some(&copy.descriptor, &mut copy.pending, data).is_err() {
-                broken.push(copy.client);
-            }
-        }
-        broken
     }
 
     /// Writes pending bytes and then `data` to the descriptor, as far as it accepts them; the rest
@@ -350,7 +308,7 @@ impl Output {
 
 /// Writes `pending` and then `data` to a descriptor, as far as it accepts them; the rest stays
 /// pending. Returns the number of bytes written.
-fn write_some(
+pub(super) fn write_some(
     descriptor: &Descriptor,
     pending: &mut VecDeque<u8>,
     mut data: &[u8],
@@ -375,12 +333,6 @@ fn write_some(
     }
     pending.extend(data);
     Ok(written)
-}
-
-impl AsFd for Copy {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.descriptor.as_fd()
-    }
 }
 
 impl Input {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use micabox_vmm::Machine;
-use micabox_wire::{Boot, Identity, Setup};
+use micabox_wire::{Boot, Confinement, Identity, Setup};
 
 use crate::protocol::{Failure, Limit, Stream};
 
@@ -32,6 +32,8 @@ pub struct Launch {
     pub learn: Option<Learn>,
     /// The signal that asks the first command to end.
     pub stop_signal: i32,
+    /// What limits the sandbox's commands, unless their clients want something else.
+    pub confinement: Confinement,
     /// The description for clients that save the machine, or why it can't be saved.
     pub saves: Result<serde_json::Value, String>,
     /// The directory of the sandbox's state, for the socket.

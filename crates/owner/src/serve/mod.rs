@@ -6,6 +6,7 @@ mod agent;
 mod attach;
 mod client;
 mod command;
+mod copies;
 mod end;
 mod expiry;
 mod freezer;
@@ -27,7 +28,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use micabox_vmm::Machine;
-use micabox_wire::{Boot, Hello, MAX_DATA, OutputStream, Phase, Reattach, Restore, ToGuest};
+use micabox_wire::{
+    Boot, Confinement, Hello, MAX_DATA, OutputStream, Phase, Reattach, Restore, ToGuest,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGTERM};
 
@@ -147,6 +150,8 @@ struct Owner {
     holds_nothing: bool,
     learn: Option<Learn>,
     stop_signal: i32,
+    /// What limits commands unless their clients want something else.
+    confinement: Confinement,
     saves: Result<serde_json::Value, String>,
     directory: PathBuf,
 }
@@ -249,6 +254,7 @@ impl Owner {
             holds_nothing: launch.holds_nothing,
             learn: launch.learn,
             stop_signal: launch.stop_signal,
+            confinement: launch.confinement,
             saves: launch.saves,
             directory: launch.directory,
         })
@@ -339,10 +345,12 @@ impl Owner {
                     events.set(PollFlags::OUT, output.is_pending());
                     add(Source::Output(id, stream), descriptor.as_fd(), events);
                 }
-                for (copy, is_behind) in output.copies() {
-                    let mut events = PollFlags::empty();
-                    events.set(PollFlags::OUT, is_behind);
-                    add(Source::Copy(id, stream, copy.client), copy.as_fd(), events);
+                for copy in output.copies.iter() {
+                    if let Some((descriptor, is_behind)) = copy.descriptor() {
+                        let mut events = PollFlags::empty();
+                        events.set(PollFlags::OUT, is_behind);
+                        add(Source::Copy(id, stream, copy.client), descriptor, events);
+                    }
                 }
             }
         }

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use micabox_vmm::Snapshot;
-use micabox_wire::{OutputStream, ToGuest, encode};
+use micabox_wire::{Confinement, OutputStream, ToGuest, encode};
 use rustix::event::PollFlags;
 
 use super::Owner;
@@ -66,7 +66,7 @@ impl Owner {
         self.end.waiting.retain(|(waiting, _)| *waiting != id);
         self.end.watching.retain(|(watching, _)| *watching != id);
         for (number, command) in attached {
-            self.leave_first(command, (id, number));
+            self.leave_attached(command, (id, number));
         }
         for command in commands.into_values() {
             let detach = self
@@ -119,11 +119,7 @@ impl Owner {
         let done = match request {
             Request::Exec(exec) => self.exec(client, number, &exec),
             Request::Reattach(exec) => self.reattach(client, number, &exec),
-            Request::Attach {
-                stdin,
-                stdout,
-                stderr,
-            } => self.attach(client, number, stdin, [stdout, stderr]),
+            Request::Attach(attach) => self.attach(client, number, &attach),
             Request::Signal { signal } => self.on_any(client, number, |owner, id| {
                 owner.signal(id, signal);
             }),
@@ -131,12 +127,16 @@ impl Owner {
             Request::Resize(size) => self.on_any(client, number, |owner, id| {
                 owner.link.outbox.push(ToGuest::Resize { id, size });
             }),
+            Request::Credit { stream, bytes } if self.is_attached(client, number) => {
+                self.credit_copy(client, number, stream.into(), bytes);
+                Ok(())
+            }
             Request::Credit { stream, bytes } => self.on_command(client, number, |owner, id| {
                 owner.credit(id, stream.into(), bytes);
             }),
             Request::Release if self.is_attached(client, number) => {
                 self.on_any(client, number, |owner, id| {
-                    owner.leave_first(id, (client, number))
+                    owner.leave_attached(id, (client, number))
                 })
             }
             Request::Release => self.on_command(client, number, |owner, id| {
@@ -144,7 +144,7 @@ impl Owner {
             }),
             Request::Leave if self.is_attached(client, number) => {
                 self.on_any(client, number, |owner, id| {
-                    owner.leave_first(id, (client, number))
+                    owner.leave_attached(id, (client, number))
                 })
             }
             Request::Leave => self.on_command(client, number, Self::leave),
@@ -231,13 +231,17 @@ impl Owner {
         number: u32,
         act: impl FnOnce(&mut Self, u32),
     ) -> Result<(), Failure> {
-        let client = self.clients.get(&client);
-        let all = client.map(|client| [&client.commands, &client.attached]);
-        let id = all.into_iter().flatten().find_map(|all| all.get(&number));
-        if let Some(&id) = id {
+        if let Some(id) = self.command_of(client, number) {
             act(self, id);
         }
         Ok(())
+    }
+
+    /// Returns the command that a client's number stands for, started by it or attached to.
+    fn command_of(&self, client: ClientId, number: u32) -> Option<u32> {
+        let client = self.clients.get(&client)?;
+        let all = [&client.commands, &client.attached];
+        all.into_iter().find_map(|all| all.get(&number)).copied()
     }
 
     fn is_attached(&self, client: ClientId, number: u32) -> bool {
@@ -256,6 +260,16 @@ impl Owner {
         }
         let id = self.next_command;
         self.next_command = id.wrapping_add(1);
+        // The agent's own programs execute nothing of the sandbox's: as `docker cp`, they may what root may.
+        let is_agents = exec
+            .argv
+            .first()
+            .is_some_and(|name| name.0.first() == Some(&0));
+        let confinement = if is_agents {
+            exec.confinement.of(&Confinement::default())
+        } else {
+            exec.confinement.of(&self.confinement)
+        };
         let spec = micabox_wire::Exec {
             argv: exec.argv.iter().map(|text| text.0.clone()).collect(),
             env: exec
@@ -267,8 +281,8 @@ impl Owner {
             user: exec.user.clone(),
             tty: exec.tty,
             stdin: !matches!(streams.stdin, Input::Closed),
-            output_window: command::output_window(exec),
-            confinement: exec.confinement.clone(),
+            output_window: command::output_window(exec.window),
+            confinement,
         };
         let request = ToGuest::Exec {
             id,
@@ -281,9 +295,7 @@ impl Owner {
         self.link.outbox.push(request);
         let mut command = Command::new((client, number), exec, streams);
         command.answer_by = Instant::now().checked_add(self.patience);
-        // A program with such a name is the agent's own.
-        let is_agents = |program: &crate::protocol::Text| program.0.first() == Some(&0);
-        if exec.beside && !exec.argv.first().is_some_and(is_agents) {
+        if exec.beside && !is_agents {
             command.is_noted = true;
             self.note(
                 "exec",
@@ -376,14 +388,13 @@ impl Owner {
 
     /// Handles a frame of stdin; an empty one is the end.
     fn stdin(&mut self, client: ClientId, number: u32, data: Vec<u8>) {
-        let sender = self.clients.get(&client);
-        let Some(&id) = sender.and_then(|client| client.commands.get(&number)) else {
+        let Some(id) = self.command_of(client, number) else {
             return;
         };
         let Some(command) = self.commands.get_mut(&id) else {
             return;
         };
-        if !matches!(command.stdin, Input::Frames) || !command.runs() {
+        if command.typist() != Some((client, number)) || !command.runs() {
             return;
         }
         if data.is_empty() {
@@ -424,11 +435,14 @@ impl Owner {
         {
             client.commands.remove(&number);
         }
-        if matches!(command.stdin, Input::Frames) || streams {
+        if streams {
             command.stdin = Input::Closed;
             if command.runs() {
                 self.link.outbox.push(ToGuest::CloseStdin { id });
             }
+        } else if command.input_of.is_none() && matches!(command.stdin, Input::Frames) {
+            // Another client may attach to it.
+            command.stdin = Input::Idle;
         }
         for stream in [OutputStream::Stdout, OutputStream::Stderr] {
             let is_running = command.exit.is_none();

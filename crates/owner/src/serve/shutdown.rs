@@ -35,7 +35,7 @@ impl Owner {
         {
             Some(first) => {
                 self.end.ask(grace.unwrap_or_default());
-                self.signal(first.id, self.stop_signal);
+                self.signal_alone(first.id, self.stop_signal);
             }
             None => self.shut_down_guest(),
         }
@@ -105,7 +105,7 @@ impl Owner {
     /// still be able to shut down.
     fn kill_first(&mut self) {
         if let Some(first) = self.first {
-            self.signal(first.id, libc::SIGKILL);
+            self.signal_alone(first.id, libc::SIGKILL);
         }
         let (pid, disk) = (self.machine.pid(), self.disk.as_deref());
         self.end.watch(Phase::Killed, pid, disk);
@@ -322,7 +322,18 @@ impl Owner {
         self.send(request.client, request.number, &Reply::Failed(failure));
     }
 
+    /// Sends a command a signal: its process group, as coreutils' `timeout` does. As with Docker, the
+    /// command with the sandbox's lifetime is sent it alone, and the rest ends with the sandbox.
     pub(super) fn signal(&mut self, id: u32, signal: i32) {
+        match self.commands.get(&id).filter(|command| command.runs()) {
+            Some(command) if command.lifetime => self.signal_alone(id, signal),
+            Some(_) => self.link.outbox.push(ToGuest::SignalGroup { id, signal }),
+            None => {}
+        }
+    }
+
+    /// Sends a command's process a signal, and not its group.
+    pub(super) fn signal_alone(&mut self, id: u32, signal: i32) {
         if self.commands.get(&id).is_some_and(|command| command.runs()) {
             self.link.outbox.push(ToGuest::Signal { id, signal });
         }

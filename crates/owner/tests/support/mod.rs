@@ -15,8 +15,8 @@ use micabox_owner::protocol::{Exec, Frame, Limit, Place, Reply, Request, Stream}
 use micabox_owner::{Client, Launch, Outcome, Registrar, Start, serve};
 use micabox_vmm::{Exit, Machine, Snapshot};
 use micabox_wire::{
-    Boot, BootTimings, Hello, Identity, Init, OutputStream, Setup, ToGuest, ToHost, Upper,
-    preamble, read_message, write_message,
+    Boot, BootTimings, Confinement, Hello, Identity, Init, OutputStream, Setup, ToGuest, ToHost,
+    Upper, preamble, read_message, write_message,
 };
 
 /// A timeout far longer than any step takes: only a hang reaches it.
@@ -274,6 +274,7 @@ impl Fixture {
             holds_nothing: !keeps,
             learn: None,
             stop_signal: 15,
+            confinement: confinement(),
             saves: Ok(serde_json::json!({ "a": 1 })),
             directory: directory.path().to_owned(),
             creator: owners,
@@ -349,6 +350,15 @@ pub fn hello() -> ToHost {
 }
 
 /// Makes a command with its streams in frames.
+/// What limits the sandbox's commands.
+pub fn confinement() -> Confinement {
+    Confinement {
+        capabilities: Some(0b11),
+        ulimits: Vec::new(),
+        groups: vec!["staff".to_owned()],
+    }
+}
+
 pub fn framed() -> Exec {
     Exec {
         argv: vec!["true".into()],

@@ -208,6 +208,7 @@ pub fn to_guest() -> impl Strategy<Value = ToGuest> {
         (any::<u32>(), bytes()).prop_map(|(id, data)| ToGuest::Stdin { id, data }),
         any::<u32>().prop_map(|id| ToGuest::CloseStdin { id }),
         any::<(u32, i32)>().prop_map(|(id, signal)| ToGuest::Signal { id, signal }),
+        any::<(u32, i32)>().prop_map(|(id, signal)| ToGuest::SignalGroup { id, signal }),
         (any::<u32>(), size()).prop_map(|(id, size)| ToGuest::Resize { id, size }),
         (any::<u32>(), stream(), any::<u32>()).prop_map(|(id, stream, bytes)| ToGuest::Credit {
             id,

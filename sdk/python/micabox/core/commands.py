@@ -50,11 +50,27 @@ class Commands:
         self._started[command.pid] = command
         return command
 
+    async def connect(self, pid: int) -> Command:
+        """The command with this PID, whatever has started it, with its output from now on."""
+        request = {
+            "type": "attach",
+            "pid": int(pid),
+            "stdin": "frames",
+            "stdout": "frames",
+            "stderr": "frames",
+        }
+        process = await Process.start(self._owner.io, await self._owner.connect(), request)
+        command = Command(process, None, process.is_terminal)
+        self._started[command.pid] = command
+        return command
+
     def started(self, pid: int) -> Command:
-        """The command with this PID, which was started here and has a handle."""
+        """The command with this PID, which has a handle here."""
         command = self._started.get(pid)
         if command is None or command.is_left:
-            raise NotFoundException(f"no command with PID {pid} was started here", kind="not_found")
+            raise NotFoundException(
+                f"no command with PID {pid} has a handle here", kind="not_found"
+            )
         return command
 
     async def list(self) -> builtins.list[ProcessInfo]:
@@ -81,10 +97,21 @@ class Commands:
         return [_process(line) for line in lines]
 
     async def kill(self, pid: int) -> bool:
-        """Kills a process; False if there is none."""
+        """Kills a process, and what it has started if it is a command; False if there is none."""
         command = self._started.get(pid)
         if command is not None and not command.is_left:
             return await command.kill()
+        try:
+            other = await self.connect(pid)
+        except NotFoundException:
+            return await self._kill_process(pid)
+        # One of an owner's commands, with what it has started.
+        try:
+            return await other.kill()
+        finally:
+            other.disconnect()
+
+    async def _kill_process(self, pid: int) -> bool:
         try:
             killer = await self.start(f"kill -9 {int(pid)}", user="0", timeout=60)
             await killer.wait()

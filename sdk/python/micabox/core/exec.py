@@ -6,7 +6,7 @@ import posixpath
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from micabox.errors import ProtocolException
+from micabox.errors import InvalidArgumentException, ProtocolException
 from micabox.model.command import PtySize
 from micabox.protocol.replies import encode_text
 
@@ -23,7 +23,7 @@ class Defaults:
     def path(self, path: str) -> str:
         """A path from the working directory as one from the root."""
         if "\0" in path:
-            raise ValueError("a path has no NUL bytes")
+            raise InvalidArgumentException("a path has no NUL bytes", kind="invalid")
         return posixpath.join(str(self._record.get("workdir") or "/"), path)
 
     def user(self, user: str | None) -> str:
@@ -50,7 +50,6 @@ class Defaults:
             "env": [[name, encode_or_keep(value)] for name, value in env.items()],
             "workdir": encode_text(self.path(cwd or "")),
             "user": self.user(user),
-            "confinement": self._record.get("confinement") or {},
             "tty": terminal,
             "stdin": "frames" if stdin else "null",
             "stdout": "frames",

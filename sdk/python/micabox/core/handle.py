@@ -10,7 +10,7 @@ from typing import Any
 
 from micabox.core.exec import exit_code
 from micabox.core.process import Process
-from micabox.errors import TimeoutException
+from micabox.errors import InUseException, TimeoutException
 from micabox.model.command import CommandExitException, CommandResult, PtySize
 from micabox.protocol.frames import STDOUT
 
@@ -110,6 +110,10 @@ class Command:
 
     async def send_stdin(self, data: str | bytes) -> None:
         """Writes to its stdin, as it reads."""
+        if not self.process.has_stdin:
+            raise InUseException(
+                "another client has the command's stdin, or it has none", kind="in_use"
+            )
         await self.process.write(data.encode() if isinstance(data, str) else data)
 
     async def close_stdin(self) -> None:
@@ -117,9 +121,9 @@ class Command:
         await self.process.close_stdin()
 
     def disconnect(self) -> None:
-        """Lets it continue without this client, which hears no more of it."""
+        """Lets it continue without this client, which hears no more of it. Its stdin stays open."""
         self.is_left = True
-        self.process.leave({"type": "release"})
+        self.process.leave({"type": "leave"})
 
     def close(self) -> None:
         """Ends the connection; it is killed if it runs."""

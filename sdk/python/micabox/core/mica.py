@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterable, Callable, Sequence
+from collections.abc import AsyncIterable, Callable
 from typing import Any
 
 from micabox.core import owner
 from micabox.core.process import Process
-from micabox.errors import SandboxException
+from micabox.errors import SandboxException, of_failed
 from micabox.io import Io
 from micabox.protocol.frames import STDERR
-
-_HINT = "\n      "
 
 
 async def ask(io: Io, message: dict[str, Any], answer: str) -> dict[str, Any]:
@@ -69,23 +67,18 @@ async def command(
         raise
     finally:
         process.close()
-    code = int((process.exited or {}).get("code") or 0)
+    exited = process.exited or {}
+    code = int(exited.get("code") or 0)
     if code:
-        raise _failed(args, code, errors.decode(errors="replace"))
+        said = errors.decode(errors="replace").strip() or None
+        message = said or f"`mica {args[0]}` ended with exit code {code}"
+        raise of_failed({"message": message} | dict[str, Any](exited.get("failed") or {}))
     return bytes(outputs)
 
 
 async def look(io: Io, *args: str) -> Any:
     """Runs a command of mica that prints JSON."""
     return json.loads(await command(io, *args, "--json"))
-
-
-def _failed(args: Sequence[str], code: int, said: str) -> SandboxException:
-    # `mica: MESSAGE`, and the next step in lines that are indented under it.
-    said = said.strip().rsplit("\nmica: ", 1)[-1].removeprefix("mica: ")
-    message, _, hint = said.partition(_HINT)
-    message = message or f"`mica {args[0]}` ended with exit code {code}"
-    return SandboxException(message, hint=hint.replace(_HINT, "\n") or None)
 
 
 async def home(io: Io) -> str:

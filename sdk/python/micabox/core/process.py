@@ -41,6 +41,16 @@ class Process:
         return process
 
     @property
+    def has_stdin(self) -> bool:
+        """Whether a command that was attached to has its stdin here."""
+        return (self._state.started or {}).get("stdin") is not False
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether a command that was attached to has a terminal."""
+        return bool((self._state.started or {}).get("tty"))
+
+    @property
     def pid(self) -> int:
         """Its process ID in the guest."""
         return int((self._state.started or {}).get("pid") or 0)

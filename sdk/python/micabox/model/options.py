@@ -28,6 +28,8 @@ class Options(TypedDict, total=False):
     upper: str
     """Where changes go: `tmpfs`, `disk`, `disk:20g`, or `folder:DIR`."""
     root_disk: str
+    snapshot: str
+    """The name of a snapshot, in place of an image."""
     volume: Sequence[str]
     """`HOST:PATH`, `HOST:PATH:ro`, or `NAME:PATH` for a volume."""
     mount: Sequence[str]
@@ -76,6 +78,8 @@ def of_arguments(
 ) -> dict[str, OptionValue]:
     """The options for a request, with those that have E2B's names."""
     given: dict[str, OptionValue] = {"rm": True, **cast("dict[str, OptionValue]", options)}
+    if "snapshot" in given:
+        given["from"] = given.pop("snapshot")
     if timeout is not None:
         given["max_life"] = f"{timeout:.3f}"
     if envs is not None:

@@ -68,9 +68,10 @@ class CommandState:
             raise ProtocolException("stdin, from the command's side")
         message = frame.message()
         match message.get("type"):
-            case "started":
+            case "started" | "attached":
                 self.started = message
                 self.stdin_window = int(message.get("window") or 0)
+                self.stdin_closed = message.get("stdin") is False
             case "credit":
                 self.stdin_window += int(message.get("bytes") or 0)
             case "stdin_closed":

@@ -78,6 +78,15 @@ class Commands:
         finally:
             command.close()
 
+    def connect(self, pid: int) -> CommandHandle:
+        """A running command, whatever program has started it: its output from now on, its end, and its
+        stdin if no other handle has it.
+
+        What it wrote while it had no handle is lost. With several handles, it waits for each of them.
+        Raises NotFoundException if no command with this PID runs.
+        """
+        return CommandHandle(complete(self._core.connect(pid)))
+
     def list(self) -> builtins.list[ProcessInfo]:
         """All processes in the sandbox."""
         return complete(self._core.list())

@@ -42,7 +42,7 @@ const TICKS = 100;
 export class Commands {
   readonly #owner: Owner;
   readonly #defaults: Defaults;
-  /** Those that were started here and have not ended. */
+  /** Those that were started or attached to here and have not ended. */
   readonly #running = new Map<number, Running>();
 
   constructor(owner: Owner, defaults: Defaults) {
@@ -76,12 +76,7 @@ export class Commands {
       detach: opts.detach === true,
       ...more,
     };
-    const running = new Running(await Process.start(this.#owner, exec));
-    this.#running.set(running.pid, running);
-    const forget = (): void => {
-      if (this.#running.get(running.pid) === running) this.#running.delete(running.pid);
-    };
-    running.ended.then(forget, forget);
+    const running = this.#hold(await Process.start(this.#owner, exec));
     const handle = new CommandHandle(running, opts);
     // Half of stdin is not what the command was to be given.
     if (typeof stdin !== "boolean") feed(stdin, running.process.stdin).catch((error: unknown) => handle.fail(error));
@@ -121,9 +116,15 @@ export class Commands {
     }
   }
 
-  /** Another handle of a command that was started here, with its output from now on. */
+  /**
+   * Another handle of a command that runs, whatever program has started it: its output from now on, its end,
+   * and its stdin if no other program has it. What it wrote while it had no reader is lost.
+   *
+   * @throws NotFoundError if no command with this process ID runs
+   */
   async connect(pid: number, opts: HandleOptions = {}): Promise<CommandHandle> {
-    return new CommandHandle(this.#started(pid), opts);
+    const running = this.#running.get(pid) ?? this.#hold(await Process.attach(this.#owner, pid));
+    return new CommandHandle(running, opts);
   }
 
   /** Writes to the stdin of a command that was started here with `stdin: true`. */
@@ -140,6 +141,16 @@ export class Commands {
   /** The terminal of a command that was started here has another size. */
   async resize(pid: number, size: { rows: number; cols: number }): Promise<void> {
     this.#started(pid).process.resize({ rows: size.rows, columns: size.cols });
+  }
+
+  #hold(process: Process): Running {
+    const running = new Running(process);
+    this.#running.set(running.pid, running);
+    const forget = (): void => {
+      if (this.#running.get(running.pid) === running) this.#running.delete(running.pid);
+    };
+    running.ended.then(forget, forget);
+    return running;
   }
 
   #started(pid: number): Running {

@@ -38,7 +38,7 @@ export class Defaults {
   }
 
   exec(argv: readonly string[], { cwd, user, envs = {}, timeoutMs = 0 }: ExecOptions): object {
-    const { env, confinement, workdir } = this.#record.defaults;
+    const { env, workdir } = this.#record.defaults;
     const given = Object.entries(envs).map(([name, value]): [Text, Text] => [encodeText(name), encodeText(value)]);
     const kept = env.filter(([name]) => !(textString(name) in envs));
     const timeout = Math.ceil(timeoutMs);
@@ -48,7 +48,6 @@ export class Defaults {
       env: [...kept, ...given],
       workdir: cwd === undefined ? workdir : encodeText(this.path(cwd)),
       user: this.user(user),
-      confinement,
       timeout,
       grace: timeout > 0 ? GRACE : 0,
     };

@@ -101,7 +101,7 @@ export class CommandHandle implements AsyncIterable<Output> {
     return result;
   }
 
-  /** Kills it, but not what it has started; false if it has ended. */
+  /** Kills it, and what it has started in its process group; false if it has ended. */
   kill(): Promise<boolean> {
     return this.#running.kill();
   }
@@ -117,7 +117,7 @@ export class CommandHandle implements AsyncIterable<Output> {
     this.#running.process.signal(signal);
   }
 
-  /** Takes no more notice of it. It continues while this process runs; `commands.connect` finds it again. */
+  /** Takes no more notice of it. It continues while this process runs, or with `detach`; `commands.connect` finds it again. */
   async disconnect(): Promise<void> {
     this.#running.unsubscribe(this.#take);
     this.#running.begin();

@@ -49,6 +49,19 @@ export class Process {
     }
   }
 
+  /** Attaches to a program that runs, whatever has started it. */
+  static async attach(owner: Owner, pid: number): Promise<Process> {
+    const { connection, socket } = await connectOwner(owner);
+    try {
+      const call = connection.call({ type: "attach", pid, stdin: "frames", stdout: "frames", stderr: "frames" });
+      await call.answer("attached");
+      return new Process(pid, call, connection, socket, 0);
+    } catch (error) {
+      connection.close();
+      throw error;
+    }
+  }
+
   get stdin(): Input {
     return this.#call.stdin;
   }
@@ -93,7 +106,7 @@ export class Process {
     else this.#socket.unref();
   }
 
-  /** Ends the connection, and the program if it runs. */
+  /** Ends the connection, and the program if it runs and was started here. */
   close(): void {
     this.#connection.close();
   }

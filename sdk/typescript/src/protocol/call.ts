@@ -46,6 +46,10 @@ export class Call {
       case "stdin_closed":
         this.stdin.close();
         return;
+      case "attached":
+        if (message["stdin"] !== true) this.stdin.close();
+        this.stdin.grant(Number(message["window"]));
+        break;
       case "started":
         this.stdin.grant(Number(message["window"]));
         break;

@@ -2,9 +2,9 @@
 
 import type { Readable, Writable } from "node:stream";
 
-import { DisconnectedError, ProtocolError } from "../errors.js";
+import { DisconnectedError, InvalidArgumentError, ProtocolError } from "../errors.js";
 import { Call, type Message, type Output } from "./call.js";
-import { Decoder, encode, Kind, PREAMBLE } from "./frame.js";
+import { Decoder, encode, Kind, MAX_MESSAGE, PREAMBLE } from "./frame.js";
 
 /** Bytes of an output that may be sent before they are consumed: what a request has if it does not say. */
 const WINDOW = 256 << 10;
@@ -40,7 +40,11 @@ export class Connection {
     to.on("error", ended);
   }
 
-  /** Makes a request. */
+  /**
+   * Makes a request.
+   *
+   * @throws InvalidArgumentError if it is longer than the protocol allows
+   */
   call(request: object): Call {
     if (this.#error !== undefined) throw this.#error;
     do this.#last = (this.#last % 0xffff_ffff) + 1;
@@ -48,7 +52,12 @@ export class Connection {
     const call = this.#newCall(this.#last);
     if (this.#calls.size === 0) this.#transport.busy?.(true);
     this.#calls.set(call.number, call);
-    this.#send(call.number, request);
+    try {
+      this.#send(call.number, request);
+    } catch (error) {
+      call.over();
+      throw error;
+    }
     return call;
   }
 
@@ -88,7 +97,11 @@ export class Connection {
   }
 
   #send(number: number, message: object): void {
-    void this.#write(encode(Kind.message, number, Buffer.from(JSON.stringify(message))));
+    const body = Buffer.from(JSON.stringify(message));
+    if (body.length > MAX_MESSAGE) {
+      throw new InvalidArgumentError("the request is longer than a frame of the protocol", { kind: "invalid" });
+    }
+    void this.#write(encode(Kind.message, number, body));
   }
 
   #write(frame: Buffer): Promise<void> {

@@ -8,7 +8,9 @@ export const PREAMBLE = Buffer.from("MICAOWN\n\x02\0\0\0", "latin1");
 /** Most bytes of a stream in a frame. */
 export const MAX_DATA = 32 << 10;
 
-const MAX_MESSAGE = 8 << 20;
+/** Most bytes of a message. */
+export const MAX_MESSAGE = 8 << 20;
+
 const LENGTH = 4;
 const HEAD = 5;
 

@@ -33,6 +33,8 @@ export interface SandboxOptions {
   publish?: readonly string[];
   /** A file with an ext4 or EROFS filesystem, in place of an image. */
   rootDisk?: string;
+  /** The name of a snapshot, in place of an image. */
+  snapshot?: string;
   /** `auto`, `kvm`, `qemu` or `host`. */
   backend?: string;
   [option: string]: OptionValue;
@@ -40,11 +42,12 @@ export interface SandboxOptions {
 
 /** The options of a request `create`. */
 export function requestOptions(opts: SandboxOptions): Record<string, OptionValue> {
-  const { envs, metadata, timeoutMs, idleTimeoutMs, allowInternetAccess, volumeMounts, rm = true, ...others } = opts;
+  const { envs, metadata, timeoutMs, idleTimeoutMs, allowInternetAccess, volumeMounts, snapshot, rm = true, ...others } = opts;
   const options: Record<string, OptionValue> = { rm };
   for (const [name, value] of Object.entries(others)) {
     if (value !== undefined) options[name.replace(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`)] = value;
   }
+  if (snapshot !== undefined) options["from"] = snapshot;
   if (envs !== undefined) options["env"] = envs;
   if (metadata !== undefined) options["label"] = metadata;
   if (timeoutMs !== undefined) options["max-life"] = seconds("timeoutMs", timeoutMs);

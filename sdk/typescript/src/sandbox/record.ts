@@ -18,7 +18,6 @@ export interface SandboxRecord {
     env: [Text, Text][];
     workdir: Text;
     user: string;
-    confinement: object;
   };
   status: { state: string; since?: number };
   /** In lists: also `paused`. */

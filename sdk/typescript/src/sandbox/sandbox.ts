@@ -48,7 +48,7 @@ export class Sandbox implements AsyncDisposable {
   }
 
   /**
-   * Makes a sandbox from an image, or with `rootDisk` without one. It ends with this process, unless it is
+   * Makes a sandbox from an image, or with `rootDisk` or `snapshot` without one. It ends with this process, unless it is
    * detached. An image that is not here is pulled.
    */
   static create(image: string, opts?: SandboxOptions): Promise<Sandbox>;

@@ -3,8 +3,8 @@
 
 use micabox::{Confinement, DOCKERS_CAPABILITIES, Ulimit, capability_set, ulimit_number};
 
-use super::Args;
 use super::machine::Backend;
+use super::sandbox::SandboxArgs;
 
 /// A value of `--cpus`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ impl Cpus {
     }
 }
 
-impl Args {
+impl SandboxArgs {
     /// Returns what limits the sandbox's commands.
     pub fn confinement(&self) -> Confinement {
         Confinement {
@@ -125,7 +125,12 @@ mod tests {
 
     #[test]
     fn capabilities_combine_as_in_docker() {
-        let kept = |flags: &[&str]| parse(&[flags, &["box"]].concat()).unwrap().capabilities();
+        let kept = |flags: &[&str]| {
+            parse(&[flags, &["box"]].concat())
+                .unwrap()
+                .sandbox
+                .capabilities()
+        };
         let all = capability_set("all").unwrap();
         let admin = capability_set("SYS_ADMIN").unwrap();
         let chown = capability_set("cap_chown").unwrap();

@@ -4,7 +4,8 @@ use std::io;
 
 use micabox::{BindSource, Image, Mount, MountSource, Tmpfs, VolumeSource};
 
-use super::{Args, bytes};
+use super::bytes;
+use super::sandbox::SandboxArgs;
 use crate::failure::Failure;
 
 /// A value of `--mount`.
@@ -23,7 +24,7 @@ pub enum MountFlag {
     },
 }
 
-impl Args {
+impl SandboxArgs {
     /// Returns the mounts in the order in which they are made: those with the shorter targets
     /// first, as in Docker, so that none covers another. `image` finds an image.
     pub fn mounts(

@@ -1,6 +1,8 @@
 use clap::Parser;
+use micabox::{Network, Patch, Upper};
 
 use super::machine::memory;
+use super::upper::upper;
 use super::*;
 
 #[derive(Parser)]
@@ -17,10 +19,10 @@ pub(super) fn parse(words: &[&str]) -> Result<Args, clap::Error> {
 #[test]
 fn flags_end_at_the_image() {
     let args = parse(&["-it", "--rm", "alpine", "ls", "--rm", "-l", "--", "x"]).unwrap();
-    assert!(args.interactive && args.tty && args.is_forgotten());
-    assert_eq!(args.image().unwrap(), "alpine");
-    assert_eq!(args.command(), ["ls", "--rm", "-l", "--", "x"]);
-    assert_eq!(parse(&["alpine", "--rm"]).unwrap().command(), ["--rm"]);
+    assert!(args.command.interactive && args.command.tty && args.sandbox.is_forgotten());
+    assert_eq!(args.image().unwrap(), Some("alpine"));
+    assert_eq!(args.argv(), ["ls", "--rm", "-l", "--", "x"]);
+    assert_eq!(parse(&["alpine", "--rm"]).unwrap().argv(), ["--rm"]);
     assert!(parse(&["--bogus", "alpine"]).is_err());
     assert!(parse(&["-it"]).is_err());
 }
@@ -40,9 +42,9 @@ fn patches_come_in_a_fixed_order() {
         "alpine",
     ]);
     let args = args.unwrap();
-    assert!(args.is_forgotten());
+    assert!(args.sandbox.is_forgotten());
     assert_eq!(
-        args.patches().unwrap(),
+        args.sandbox.patches().unwrap(),
         [
             Patch::Remove(b"/etc/motd".to_vec()),
             Patch::Directory(b"/d".to_vec()),
@@ -57,14 +59,14 @@ fn patches_come_in_a_fixed_order() {
         ]
     );
     let args = parse(&["--remove=relative", "alpine"]).unwrap();
-    assert!(!args.is_forgotten());
-    assert!(args.patches().is_err());
+    assert!(!args.sandbox.is_forgotten());
+    assert!(args.sandbox.patches().is_err());
     assert!(parse(&["--patch", "x:y", "alpine"]).is_err());
 }
 
 #[test]
 fn rm_takes_no_path() {
-    let is_forgotten = |flag| parse(&[flag, "alpine"]).map(|args| args.is_forgotten());
+    let is_forgotten = |flag| parse(&[flag, "alpine"]).map(|args| args.sandbox.is_forgotten());
     assert!(is_forgotten("--rm").unwrap());
     assert!(is_forgotten("--rm=true").unwrap());
     assert!(!is_forgotten("--rm=false").unwrap());
@@ -74,18 +76,24 @@ fn rm_takes_no_path() {
 
 #[test]
 fn init_is_on_unless_switched_off() {
-    assert!(parse(&["alpine"]).unwrap().machine.init);
-    assert!(parse(&["--init", "alpine"]).unwrap().machine.init);
-    assert!(!parse(&["--init=false", "alpine"]).unwrap().machine.init);
+    assert!(parse(&["alpine"]).unwrap().sandbox.machine.init);
+    assert!(parse(&["--init", "alpine"]).unwrap().sandbox.machine.init);
+    assert!(
+        !parse(&["--init=false", "alpine"])
+            .unwrap()
+            .sandbox
+            .machine
+            .init
+    );
 }
 
 #[test]
 fn timing_takes_a_format_only_after_an_equals_sign() {
     let args = parse(&["--timing", "json"]).unwrap();
-    assert!(matches!(args.timing, Some(Timing::Text)));
-    assert_eq!(args.image().unwrap(), "json");
+    assert!(matches!(args.command.timing, Some(Timing::Text)));
+    assert_eq!(args.image().unwrap(), Some("json"));
     let args = parse(&["--timing=json", "alpine"]).unwrap();
-    assert!(matches!(args.timing, Some(Timing::Json)));
+    assert!(matches!(args.command.timing, Some(Timing::Json)));
 }
 
 #[test]
@@ -157,7 +165,12 @@ fn a_folder_has_an_absolute_path() {
 
 #[test]
 fn network_flags_need_a_network() {
-    let network = |words: &[&str]| parse(&[words, &["image"]].concat()).unwrap().network();
+    let network = |words: &[&str]| {
+        parse(&[words, &["image"]].concat())
+            .unwrap()
+            .sandbox
+            .network()
+    };
     assert_eq!(network(&[]).unwrap(), Network::default());
     assert_eq!(network(&["--network", "none"]).unwrap(), Network::None);
     let words = [
