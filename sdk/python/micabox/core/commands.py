@@ -80,13 +80,16 @@ class Commands:
         lines = said.decode(errors="replace").splitlines()[1:]
         return [_process(line) for line in lines]
 
-    async def kill(self, pid: int) -> bool:
-        """Kills a process; False if there is none."""
+    async def kill(self, pid: int, group: bool = False) -> bool:
+        """Kills a process, or all of its process group; False if there is none."""
         command = self._started.get(pid)
         if command is not None and not command.is_left:
-            return await command.kill()
+            is_killed = await command.kill()
+            if not group:
+                return is_killed
+        target = f"-{int(pid)}" if group else f"{int(pid)}"
         try:
-            killer = await self.start(f"kill -9 {int(pid)}", user="0", timeout=60)
+            killer = await self.start(f"kill -9 {target}", user="0", cwd="/", timeout=60)
             await killer.wait()
         except (CommandExitException, CommandStartException):
             return False

@@ -1,0 +1,154 @@
+"""The sandbox environment in Inspect: Inspect's own checks of providers, and evaluations without a model."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inspect_ai import Task, eval
+from inspect_ai.dataset import Sample
+from inspect_ai.log import EvalLog
+from inspect_ai.model import ModelOutput, get_model
+from inspect_ai.scorer import includes
+from inspect_ai.solver import Generate, TaskState, generate, solver, use_tools
+from inspect_ai.tool import bash
+from inspect_ai.util import SandboxEnvironmentSpec, SandboxUnavailableError, sandbox
+from inspect_ai.util._sandbox.self_check import *
+
+from micabox import AsyncSandbox, Sandbox
+from micabox.adapters.inspect_ai import MicaboxConfig, MicaboxSandboxEnvironment
+from tests.support import IMAGE, mica
+
+CONFIG = MicaboxConfig(image=IMAGE, backend="host", user="root", workdir="/work")  # type: ignore[call-arg]
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Sandbox]:
+    # Not root, whom no permission stops.
+    with Sandbox.create(IMAGE, backend="host", user="www-data", workdir="/tmp") as box:
+        yield box
+
+
+@pytest.fixture
+async def sandbox_env(shared: Sandbox) -> AsyncIterator[MicaboxSandboxEnvironment]:
+    yield MicaboxSandboxEnvironment(await AsyncSandbox.connect(shared.sandbox_id))
+
+
+async def test_a_timeout_leaves_no_process(sandbox_env: MicaboxSandboxEnvironment) -> None:
+    # Inspect's check looks with `ps`, which the image does not have.
+    with pytest.raises(TimeoutError) as late:
+        await sandbox_env.exec(["sh", "-c", "echo begun; sleep 77 & sleep 78"], timeout=1)
+    assert late.value.truncated_output == "begun\n"  # type: ignore[attr-defined]
+    processes = await sandbox_env.sandbox.commands.list()
+    assert not [one for one in processes if "sleep 7" in one.cmd]
+
+
+async def test_a_sandbox_that_has_ended_is_unavailable() -> None:
+    (env,) = (await MicaboxSandboxEnvironment.sample_init("task", CONFIG, {})).values()
+    await MicaboxSandboxEnvironment.sample_cleanup("task", CONFIG, {"default": env}, False)
+    with pytest.raises(SandboxUnavailableError):
+        await env.exec(["true"])
+    with pytest.raises(SandboxUnavailableError):
+        await env.read_file("/etc/passwd")
+    with pytest.raises(ConnectionError):
+        await env.connection()
+
+
+async def test_a_person_gets_in(sandbox_env: MicaboxSandboxEnvironment) -> None:
+    connection = await sandbox_env.connection(user="root")
+    command = connection.command.replace(" -it ", " -i ")
+    said = await asyncio.to_thread(
+        subprocess.check_output, command, shell=True, input="id -u; uname -n", text=True
+    )
+    name = await sandbox_env.exec(["uname", "-n"])
+    assert said == f"0\n{name.stdout}"
+
+
+def run(task: Task, outputs: list[ModelOutput], tmp_path: Path, **options: Any) -> EvalLog:
+    model = get_model("mockllm/model", custom_outputs=outputs)
+    (log,) = eval(task, model=model, log_dir=str(tmp_path), display="none", **options)
+    assert log.status == "success", log.error
+    return log
+
+
+def uses_bash(cmd: str) -> list[ModelOutput]:
+    call = ModelOutput.for_tool_call("mockllm/model", "bash", {"cmd": cmd})
+    return [call, ModelOutput.from_content("mockllm/model", "done")]
+
+
+def test_samples_have_sandboxes_of_their_own(tmp_path: Path) -> None:
+    @solver
+    def look() -> Any:
+        async def solve(state: TaskState, generate: Generate) -> TaskState:
+            name = (await sandbox().exec(["uname", "-n"])).stdout.strip()
+            there = (await sandbox().exec(["sh", "-c", "cat seed; ls | wc -l; touch mine"])).stdout
+            state.output = ModelOutput.from_content("mockllm/model", f"{name} {there}")
+            return state
+
+        return solve
+
+    samples = [Sample(str(n), target=f"{n}1", files={"seed": str(n)}) for n in range(4)]
+    task = Task(
+        samples, solver=look(), scorer=includes(), sandbox=SandboxEnvironmentSpec("micabox", CONFIG)
+    )
+    log = run(task, [], tmp_path)
+    assert log.samples is not None and log.results is not None
+    assert log.results.scores[0].metrics["accuracy"].value == 1
+    assert len({one.output.completion.split()[0] for one in log.samples}) == 4
+    assert not Sandbox.list()
+
+
+def test_a_model_s_tool_calls_run_in_the_sandbox(tmp_path: Path) -> None:
+    # By the image's name, and without a network.
+    mica("tag", IMAGE, "python:3.12-slim")
+    task = Task([Sample("look")], solver=[use_tools(bash(timeout=60)), generate()])
+    command = "cat /sys/class/net/*/address; uname -n"
+    config = SandboxEnvironmentSpec("micabox", MicaboxConfig(backend="host"))  # type: ignore[call-arg]
+    log = run(task, uses_bash(command), tmp_path, sandbox=config)
+    assert log.samples is not None
+    (said,) = [m.text for m in log.samples[0].messages if m.role == "tool"]
+    address, name = said.split()
+    assert address == "00:00:00:00:00:00" and "-" in name
+
+
+def test_sandboxes_stay_if_they_are_wanted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = SandboxEnvironmentSpec("micabox", CONFIG)
+    task = Task([Sample("x")], name="kept", solver=generate(), sandbox=spec)
+    run(task, [], tmp_path, sandbox_cleanup=False)
+    (left,) = Sandbox.list()
+    assert left.metadata == {"inspect-ai": "kept"}
+    assert f"sandbox {left.name}: " in capsys.readouterr().out
+    command = ["inspect", "sandbox", "cleanup", "micabox", left.name]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    assert not Sandbox.list()
+
+
+def test_the_command_line_finds_it(tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(
+        "from inspect_ai import Task, task\n"
+        "from inspect_ai.dataset import Sample\n"
+        "from inspect_ai.solver import generate\n"
+        "@task\n"
+        "def one():\n"
+        "    return Task([Sample('x', setup='touch made')], solver=generate())\n"
+    )
+    command = ["inspect", "eval", "task.py", "--model", "mockllm/model", "--display", "plain"]
+    done = subprocess.run(
+        [*command, "--sandbox", f"micabox:{IMAGE}"],
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert done.returncode == 0 and "rror" not in done.stdout, done.stdout + done.stderr
+
+
+def test_a_configuration_survives_its_log() -> None:
+    again = MicaboxSandboxEnvironment.config_deserialize(CONFIG.model_dump())
+    assert again == CONFIG and hash(again) == hash(CONFIG)
