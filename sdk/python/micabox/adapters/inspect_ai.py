@@ -1,6 +1,7 @@
 """Inspect's sandbox environment `micabox`: each sample of an evaluation has a sandbox of its own.
 
 Task(dataset, solver=..., sandbox=("micabox", "python:3.12-slim"))
+Task(dataset, solver=..., sandbox=("micabox", "sandbox.yaml"))
 Task(dataset, solver=..., sandbox=SandboxEnvironmentSpec("micabox", MicaboxConfig(image=..., memory="2g")))
 
 Inspect finds it by this package's entry point. It has to run with asyncio, which it does by default.
@@ -11,8 +12,10 @@ from __future__ import annotations
 import errno
 import os
 import shlex
+from pathlib import Path
 from typing import Any, ClassVar, Literal, cast, overload
 
+import yaml
 from inspect_ai.util import (
     ExecResult,
     OutputLimitExceededError,
@@ -65,10 +68,8 @@ class MicaboxSandboxEnvironment(SandboxEnvironment):
         config: SandboxEnvironmentConfigType | None,
         metadata: dict[str, str],
     ) -> dict[str, SandboxEnvironment]:
-        """Makes a sample's sandbox. A configuration that is a string is an image's name."""
-        if isinstance(config, str):
-            config = MicaboxConfig(image=config)
-        options = (config or MicaboxConfig()).model_dump()
+        """Makes a sample's sandbox."""
+        options = _configuration(config).model_dump()
         labels = {_LABEL: task_name}
         environment = cls(await AsyncSandbox.create(metadata=labels, **cast("Any", options)))
         cls._running.add(environment)
@@ -203,6 +204,16 @@ class MicaboxSandboxEnvironment(SandboxEnvironment):
     def default_polling_interval(self) -> float:
         """Seconds between Inspect's looks at services in the sandbox."""
         return 0.2
+
+
+def _configuration(config: SandboxEnvironmentConfigType | None) -> BaseModel:
+    if not isinstance(config, str):
+        return config or MicaboxConfig()
+    path = Path(config)
+    if path.is_file():
+        return MicaboxConfig(**yaml.safe_load(path.read_text()))
+    # An image's name, which Inspect took for a path from the task's directory, where this runs.
+    return MicaboxConfig(image=os.path.relpath(config) if path.is_absolute() else config)
 
 
 def _of(failure: FileException | SandboxNotRunningException, file: str) -> Exception:

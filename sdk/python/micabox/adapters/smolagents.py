@@ -22,6 +22,12 @@ from smolagents.utils import AgentError
 from micabox import Sandbox, TimeoutException
 from micabox.code.model import Execution, Result
 
+# An empty module in the place of one that is not there.
+_OPTIONAL = """
+import importlib.util, sys, types
+if not importlib.util.find_spec("{module}"):
+    sys.modules["{module}"] = types.ModuleType("{module}")
+"""
 _TEXTS = ("html", "latex", "markdown", "svg", "text")
 
 
@@ -54,12 +60,14 @@ class MicaboxExecutor(RemotePythonExecutor):
 
     def send_tools(self, tools: dict[str, Tool]) -> None:
         """Defines tools in the sandbox, and installs what they import."""
-        # smolagents' own part of `final_answer` imports these if they are there.
-        wanted = {"PIL", "numpy"}
+        # What smolagents adds to `final_answer` imports these, and does without them.
+        optional = {"PIL", "numpy"}
         for name, tool in tools.items():
             if name != "final_answer":
-                wanted -= set(tool.to_dict()["requirements"])
-        self.installed_packages += wanted
+                optional -= set(tool.to_dict()["requirements"])
+        for module in optional:
+            self.run_code_raise_errors(_OPTIONAL.format(module=module))
+        self.installed_packages += optional
         super().send_tools(tools)
 
     def run_code_raise_errors(self, code: str) -> CodeOutput:
