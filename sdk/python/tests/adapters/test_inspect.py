@@ -120,13 +120,12 @@ def test_a_model_s_tool_calls_run_in_a_machine(
     # Inspect counts the tokens of a tool's output, with a tokenizer from the internet.
     monkeypatch.setattr("inspect_ai.model._model.count_text_tokens", len)
     task = Task([Sample("look")], solver=[use_tools(bash(timeout=60)), generate()])
-    outputs = uses_bash("cat /sys/class/net/*/address; uname -r; uname -n")
+    outputs = uses_bash("cut -d: -f1 /proc/net/dev | grep -c eth; uname -r")
     log = run(task, tmp_path, outputs, sandbox=("micabox", IMAGE))
     assert log.samples is not None
-    (said,) = [m.text for m in log.samples[0].messages if m.role == "tool"]
-    # It has no network but its loopback.
-    address, release, name = said.split()
-    assert address == "00:00:00:00:00:00" and release != os.uname().release and "-" in name
+    (said,) = [m.text or str(m.error) for m in log.samples[0].messages if m.role == "tool"]
+    interfaces, release = said.split()[-2:]
+    assert interfaces == "0" and release != os.uname().release, said
 
 
 def test_sandboxes_stay_if_they_are_wanted(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import uuid
 from typing import Any
 
@@ -81,9 +82,15 @@ class MicaboxSandboxClient(BaseSandboxClient[MicaboxSandboxClientOptions]):
 
 async def _make(made_of: MicaboxSandboxClientOptions) -> AsyncSandbox:
     options: dict[str, Any] = dict(made_of.options)
-    ports = [f"0:{port}" for port in made_of.exposed_ports]
+    ports = [f"{_free_port()}:{port}" for port in made_of.exposed_ports]
     options["publish"] = [*options.get("publish", []), *ports]
     sandbox = await AsyncSandbox.create(made_of.image, **options)
     if made_of.keep:
         await sandbox.detach()
     return sandbox
+
+
+def _free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return int(server.getsockname()[1])
