@@ -61,7 +61,7 @@ class ExamplesTest(unittest.TestCase):
             said = self.run_example(
                 "plot", str(out), **{'"plots"': f'{ON_HOST}, mount=["{mount}"]'}
             )
-            self.assertEqual(said, f"534.0 mm in a year; the plot is {out}\n")
+            self.assertEqual(said, f"546.0 mm in a year; the plot is {out}\n")
             png = out.read_bytes()
         self.assertEqual(png[:16], b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
         self.assertEqual(struct.unpack(">II", png[16:24]), (600, 400))

@@ -15,7 +15,7 @@ from langchain_tests.integration_tests import SandboxIntegrationTests
 
 from micabox import Sandbox
 from micabox.adapters.deepagents import MicaboxBackend
-from tests.support import make
+from tests.support import make, wait_until
 
 # langchain-tests 1.1 asks for what deepagents 0.7 has changed in its own part: a write replaces, and
 # glob's paths are absolute.
@@ -87,7 +87,7 @@ def test_a_command_ends_with_its_processes_after_its_time(box: Sandbox) -> None:
     done = MicaboxBackend(box).execute("echo begun; sleep 77 & sleep 78", timeout=1)
     assert time.monotonic() - began < 10
     assert (done.exit_code, done.output.splitlines()[0]) == (124, "begun")
-    assert not [one for one in box.commands.list() if "sleep 7" in one.cmd]
+    wait_until(lambda: not any("sleep 7" in one.cmd for one in box.commands.list()))
 
 
 def test_output_is_kept_in_order_and_within_its_limit(box: Sandbox) -> None:

@@ -17,6 +17,7 @@ from harbor.models.trial.paths import TrialPaths
 
 from micabox import Sandbox
 from micabox.adapters.harbor import MicaboxEnvironment
+from tests.adapters.processes import gone
 from tests.support import IMAGE
 
 PLACE = "micabox.adapters.harbor:MicaboxEnvironment"
@@ -103,8 +104,7 @@ async def test_commands_have_user_directory_environment_and_time(
     assert (await environment.exec("id -u", user=33)).stdout == "33\n"
     late = await environment.exec("echo begun; sleep 77 & sleep 78", timeout_sec=1)
     assert (late.stdout, late.return_code) == ("begun\n", 124)
-    processes = await environment.sandbox.commands.list()
-    assert not [one for one in processes if "sleep 7" in one.cmd]
+    assert await gone(environment.sandbox, "sleep 77", "sleep 78")
 
 
 async def test_files_and_directories_are_copied_both_ways(

@@ -23,6 +23,7 @@ from inspect_ai.util._sandbox.self_check import *
 
 from micabox import AsyncSandbox, Sandbox, SandboxInfo
 from micabox.adapters.inspect_ai import MicaboxConfig, MicaboxSandboxEnvironment
+from tests.adapters.processes import gone
 from tests.support import IMAGE
 
 CONFIG = MicaboxConfig(image=IMAGE, backend="host", user="root", workdir="/work")  # type: ignore[call-arg]
@@ -48,8 +49,7 @@ async def test_a_timeout_leaves_no_process(sandbox_env: MicaboxSandboxEnvironmen
     with pytest.raises(TimeoutError) as late:
         await sandbox_env.exec(["sh", "-c", "echo begun; sleep 77 & sleep 78"], timeout=1)
     assert late.value.truncated_output == "begun\n"  # type: ignore[attr-defined]
-    processes = await sandbox_env.sandbox.commands.list()
-    assert not [one for one in processes if "sleep 7" in one.cmd]
+    assert await gone(sandbox_env.sandbox, "sleep 77", "sleep 78")
 
 
 async def test_a_sandbox_that_has_ended_is_unavailable() -> None:
@@ -87,7 +87,7 @@ def run(
 
 
 def uses_bash(cmd: str) -> list[ModelOutput]:
-    call = ModelOutput.for_tool_call("mockllm/model", "bash", {"cmd": cmd})
+    call = ModelOutput.for_tool_call("mockllm/model", "bash", {"command": cmd})
     return [call, ModelOutput.from_content("mockllm/model", "done")]
 
 

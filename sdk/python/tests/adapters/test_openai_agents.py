@@ -36,6 +36,7 @@ from micabox.adapters.openai_agents import (
     MicaboxSandboxClientOptions,
     MicaboxSandboxSessionState,
 )
+from tests.adapters.processes import gone
 from tests.support import IMAGE
 
 set_tracing_disabled(True)
@@ -194,7 +195,7 @@ async def test_commands_run_in_the_sandbox(session: SandboxSession) -> None:
     assert (await session.exec("id -un", user="www-data")).stdout == b"www-data\n"
     with pytest.raises(ExecTimeoutError):
         await session.exec("sleep 77 & sleep 78", timeout=1)
-    assert not [one for one in await inner.sandbox.commands.list() if "sleep 7" in one.cmd]
+    assert await gone(inner.sandbox, "sleep 77", "sleep 78")
     assert (await session.exec("nothing", shell=False)).exit_code == 127
 
 
@@ -240,8 +241,7 @@ async def test_a_command_goes_on_while_the_model_does_something_else(
     assert loud.process_id is not None and b"y\n" in loud.output
     await session.pty_terminate_all()
     inner: Any = session._inner
-    left = await inner.sandbox.commands.list()
-    assert not [one for one in left if one.cmd in ("yes", "sleep 77")]
+    assert await gone(inner.sandbox, "yes", "sleep 77")
 
 
 async def test_ports_are_this_machine_s() -> None:
