@@ -27,8 +27,12 @@ def copies(box: Sandbox) -> list[Sandbox]:
     except UnsupportedException as failure:
         print(f"no forks here ({failure.message}): from an image of its files")
     box.commit("prepared")
+
+    def another(_: int) -> Sandbox:
+        return Sandbox.create("prepared", memory="256m")
+
     with ThreadPoolExecutor(8) as threads:
-        return list(threads.map(lambda _: Sandbox.create("prepared", memory="256m"), range(COUNT)))
+        return list(threads.map(another, range(COUNT)))
 
 
 def evaluate(box: Sandbox, number: int) -> bool:
