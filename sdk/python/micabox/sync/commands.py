@@ -84,6 +84,7 @@ class Commands:
         self,
         cmd: str | Sequence[str],
         *,
+        input: bytes | None = None,
         envs: Mapping[str, str] | None = None,
         user: str | None = None,
         cwd: str | None = None,
@@ -92,13 +93,15 @@ class Commands:
     ) -> Capture:
         """Runs a command as `run` does, and keeps its output as bytes, `limit` of each stream.
 
-        After `timeout` seconds it is killed with the processes that it has left in the background.
+        `input` is written to its stdin first. After `timeout` seconds it is killed with the processes that it has left in the background.
         Another exit code than 0 raises nothing.
         """
-        start = self._core.start(cmd, envs=envs, user=user, cwd=cwd)
+        start = self._core.start(cmd, envs=envs, user=user, cwd=cwd, stdin=input is not None)
         command = complete(start)
         collector = Collector(self._core, command, limit)
         try:
+            if input is not None:
+                complete(command.feed(input))
             if not complete(collector.collect(time.monotonic() + timeout if timeout else None)):
                 complete(collector.kill())
         except BaseException:
