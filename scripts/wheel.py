@@ -1,6 +1,7 @@
 """Packs the Python SDK as a wheel, with `mica` and the guest's files inside.
 
     python3 scripts/wheel.py MICA GUEST DIRECTORY
+    python3 scripts/wheel.py --metadata DIRECTORY     only what the package says of itself, for tests
 
 The same files give the same bytes. The platform's tag says what glibc `mica` needs, as its symbol versions
 say (PEP 600); a static one needs none, and gets the oldest tag.
@@ -25,16 +26,15 @@ TIME = (2025, 1, 1, 0, 0, 0)
 
 def main(mica: str, guest: str, out: str) -> None:
     """Writes the wheel and prints its path and size."""
-    project = described()
+    project = table("project")
     tag = f"py3-none-manylinux_{'_'.join(map(str, glibc(mica)))}_x86_64"
     name = f"{project['name']}-{project['version']}"
     info = f"{name}.dist-info"
     members = sources() | {
         "micabox/files/mica": stripped(mica),
         **packed_guest(pathlib.Path(guest)),
-        f"{info}/METADATA": metadata(project).encode(),
+        **described(info),
         f"{info}/WHEEL": wheel(tag).encode(),
-        f"{info}/entry_points.txt": b"[console_scripts]\nmica = micabox.program:run\n",
         f"{info}/licenses/LICENSE": (PACKAGE.parents[1] / "LICENSE").read_bytes(),
     }
     members[f"{info}/RECORD"] = record(members, f"{info}/RECORD").encode()
@@ -44,10 +44,24 @@ def main(mica: str, guest: str, out: str) -> None:
     print(path, path.stat().st_size)
 
 
-def described() -> dict[str, str]:
-    """The strings below `[project]`. Python 3.10 has no reader of TOML."""
-    text = (PACKAGE / "pyproject.toml").read_text().split("[project]\n")[1].split("\n[")[0]
-    return dict(re.findall(r'^([a-z-]+) = "(.*)"$', text, re.MULTILINE))
+def table(name: str) -> dict[str, str]:
+    """What a table of pyproject.toml says, in one line each. Python 3.10 has no reader of TOML."""
+    text = (PACKAGE / "pyproject.toml").read_text().split(f"[{name}]\n")[1].split("\n[")[0]
+    return dict(re.findall(r'^([a-z-]+) = \[?"(.*)"\]?$', text, re.MULTILINE))
+
+
+def described(info: str) -> dict[str, bytes]:
+    """What the package says of itself in the directory `info`: METADATA and entry points."""
+    points = {"console_scripts": {"mica": "micabox.program:run"}}
+    points["inspect_ai"] = table("project.entry-points.inspect_ai")
+    groups = [
+        f"[{group}]\n" + "".join(f"{name} = {place}\n" for name, place in point.items())
+        for group, point in points.items()
+    ]
+    return {
+        f"{info}/METADATA": metadata(table("project")).encode(),
+        f"{info}/entry_points.txt": "\n".join(groups).encode(),
+    }
 
 
 def glibc(program: str) -> tuple[int, ...]:
@@ -95,6 +109,8 @@ def metadata(project: dict[str, str]) -> str:
         "Description-Content-Type": "text/markdown",
     }
     head = "".join(f"{name}: {value}\n" for name, value in fields.items())
+    for extra, needed in table("project.optional-dependencies").items():
+        head += f'Provides-Extra: {extra}\nRequires-Dist: {needed}; extra == "{extra}"\n'
     return head + "\n" + (PACKAGE / project["readme"]).read_text()
 
 
@@ -125,5 +141,17 @@ def write(path: pathlib.Path, members: dict[str, bytes]) -> None:
             archive.writestr(member, data, compresslevel=9)
 
 
+def write_metadata(out: str) -> None:
+    """Writes what an installed package says of itself."""
+    project = table("project")
+    for name, data in described(f"{project['name']}-{project['version']}.dist-info").items():
+        path = pathlib.Path(out, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if sys.argv[1] == "--metadata":
+        write_metadata(sys.argv[2])
+    else:
+        main(*sys.argv[1:])

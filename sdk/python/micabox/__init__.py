@@ -34,7 +34,13 @@ from micabox.errors import (
     TimeoutException,
     UnsupportedException,
 )
-from micabox.model.command import CommandExitException, CommandResult, ProcessInfo, PtySize
+from micabox.model.command import (
+    Capture,
+    CommandExitException,
+    CommandResult,
+    ProcessInfo,
+    PtySize,
+)
 from micabox.model.files import (
     AsyncWriteEntry,
     EntryInfo,
@@ -78,6 +84,7 @@ __all__ = [
     "AsyncWatchHandle",
     "AsyncWriteEntry",
     "CancelledException",
+    "Capture",
     "Change",
     "CommandExitException",
     "CommandHandle",

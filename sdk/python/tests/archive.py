@@ -1,16 +1,28 @@
-"""An image that holds one file, as `docker save` writes it."""
+"""Images of one layer, as `docker save` writes them."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import json
+import pathlib
 import tarfile
 
 
 def one_file(name: str, data: bytes) -> io.BytesIO:
-    """The archive."""
-    layer = _tar({name: data})
+    """One that holds one file."""
+    return _image(_tar({name: data}))
+
+
+def folder(path: pathlib.Path) -> io.BytesIO:
+    """One that holds what is in a folder."""
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as writer:
+        writer.add(path, ".")
+    return _image(layer.getvalue())
+
+
+def _image(layer: bytes) -> io.BytesIO:
     config = {
         "architecture": "amd64",
         "os": "linux",

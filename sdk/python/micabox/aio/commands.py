@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 from collections.abc import Mapping, Sequence
 from typing import Literal, overload
 
 from micabox.aio.background import spawn
 from micabox.aio.handle import AsyncCommandHandle
+from micabox.core.capture import DEFAULT_LIMIT, Collector
 from micabox.core.commands import Commands as Core
 from micabox.core.handle import Text
-from micabox.model.command import CommandResult, ProcessInfo
+from micabox.model.command import Capture, CommandResult, ProcessInfo
 
 _TIMEOUT = 60
 
@@ -94,13 +96,48 @@ class AsyncCommands:
             return AsyncCommandHandle(command)
         return AsyncCommandHandle(command, spawn(command.wait(on_stdout, on_stderr)))
 
+    async def capture(
+        self,
+        cmd: str | Sequence[str],
+        *,
+        input: bytes | None = None,
+        envs: Mapping[str, str] | None = None,
+        user: str | None = None,
+        cwd: str | None = None,
+        timeout: float | None = _TIMEOUT,
+        limit: int = DEFAULT_LIMIT,
+    ) -> Capture:
+        """Runs a command as `run` does, and keeps its output as bytes, `limit` of each stream.
+
+        `input` is written to its stdin. After `timeout` seconds, or when the task is cancelled, it is killed
+        with the processes that it has left in the background. Another exit code than 0 raises nothing.
+        """
+        command = await self._core.start(
+            cmd, envs=envs, user=user, cwd=cwd, stdin=input is not None
+        )
+        collector = Collector(self._core, command, limit)
+        collecting = spawn(collector.collect())
+        feeding = None if input is None else spawn(command.feed(input))
+        is_over = False
+        try:
+            await asyncio.wait([collecting], timeout=timeout or None)
+            is_over = collecting.done() and await collecting
+        finally:
+            collecting.cancel()
+            if feeding:
+                feeding.cancel()
+            if not is_over:
+                await asyncio.shield(spawn(collector.kill()))
+            command.close()
+        return collector.capture
+
     async def list(self) -> builtins.list[ProcessInfo]:
         """All processes in the sandbox."""
         return await self._core.list()
 
-    async def kill(self, pid: int) -> bool:
-        """Kills a process; False if there is none."""
-        return await self._core.kill(pid)
+    async def kill(self, pid: int, group: bool = False) -> bool:
+        """Kills a process, with `group` all of its process group; False if there is none."""
+        return await self._core.kill(pid, group)
 
     async def send_stdin(self, pid: int, data: str | bytes) -> None:
         """Writes to the stdin of a command that was started here and has a handle."""

@@ -80,6 +80,14 @@ class AsyncFilesystem:
         """Writes a file, and makes the directories that are missing."""
         return await self._core.write(path, data, user)
 
+    async def pack(self, path: str, user: str | None = None) -> AsyncFileStreamReader:
+        """Reads what is in a directory as a tar archive, piece by piece; without sockets."""
+        return AsyncFileStreamReader(await self._core.pack(path, user))
+
+    async def unpack(self, path: str, data: AsyncWriteData, user: str | None = None) -> None:
+        """Writes what is in a tar archive into a directory, which is made if it is missing."""
+        await self._core.unpack(path, data, user)
+
     async def write_files(
         self, files: Sequence[AsyncWriteEntry], user: str | None = None
     ) -> builtins.list[WriteInfo]:

@@ -50,6 +50,12 @@ class AsyncCommandHandle:
         while piece := await self._command.piece():
             yield piece
 
+    async def raw(self) -> AsyncIterator[tuple[int, bytes]]:
+        """Its output as it comes: of stdout and of a terminal (0), or of stderr (1). It is not kept for
+        `stdout`, `stderr` and `wait`."""
+        while output := await self._command.raw():
+            yield output
+
     async def wait(
         self,
         on_pty: Bytes | None = None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from micabox.aio.handle import AsyncCommandHandle
 from micabox.core.commands import Commands
@@ -23,11 +23,12 @@ class AsyncPty:
         cwd: str | None = None,
         envs: Mapping[str, str] | None = None,
         timeout: float | None = 60,
+        cmd: str | Sequence[str] = SHELL,
     ) -> AsyncCommandHandle:
-        """Starts bash, or sh where there is none, with a terminal of this size."""
+        """Starts bash, or sh where there is none, or another command, with a terminal of this size."""
         given = {**ENVS, **(envs or {})}
         command = await self._core.start(
-            SHELL, envs=given, user=user, cwd=cwd, timeout=timeout, size=size, stdin=True
+            cmd, envs=given, user=user, cwd=cwd, timeout=timeout, size=size, stdin=True
         )
         return AsyncCommandHandle(command)
 

@@ -96,24 +96,30 @@ class Commands:
         lines = said.decode(errors="replace").splitlines()[1:]
         return [_process(line) for line in lines]
 
-    async def kill(self, pid: int) -> bool:
-        """Kills a process, and what it has started if it is a command; False if there is none."""
+    async def kill(self, pid: int, group: bool = False) -> bool:
+        """Kills a process, and what it has started if it is a command; False if there is none. With
+        `group`, all of its process group, also if the process itself has ended.
+        """
         command = self._started.get(pid)
         if command is not None and not command.is_left:
-            return await command.kill()
+            is_killed = await command.kill()
+            if not group:
+                return is_killed
+        if group:
+            return await self._kill(f"-{int(pid)}")
         try:
             other = await self.connect(pid)
         except NotFoundException:
-            return await self._kill_process(pid)
+            return await self._kill(f"{int(pid)}")
         # One of an owner's commands, with what it has started.
         try:
             return await other.kill()
         finally:
             other.disconnect()
 
-    async def _kill_process(self, pid: int) -> bool:
+    async def _kill(self, target: str) -> bool:
         try:
-            killer = await self.start(f"kill -9 {int(pid)}", user="0", timeout=60)
+            killer = await self.start(f"kill -9 {target}", user="0", cwd="/", timeout=60)
             await killer.wait()
         except (CommandExitException, CommandStartException):
             return False

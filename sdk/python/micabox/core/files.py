@@ -78,6 +78,13 @@ class Operation:
             for reply in decoder.feed(data):
                 yield reply
 
+    async def all(self) -> bytes:
+        """All bytes of stdout."""
+        pieces: list[bytes] = []
+        while (data := await self.bytes()) is not None:
+            pieces.append(data)
+        return b"".join(pieces)
+
     async def finish(self) -> None:
         """Waits for the end of an operation without a result."""
         while await self.bytes() is not None:
@@ -150,19 +157,31 @@ class Files:
     async def read(self, path: str, user: str | None) -> bytes:
         """Reads a file."""
         begun = await self.open(path, user)
-        pieces: list[bytes] = []
         try:
-            while (data := await begun.bytes()) is not None:
-                pieces.append(data)
+            return await begun.all()
         finally:
             begun.close()
-        return b"".join(pieces)
 
     async def write(self, path: str, data: AsyncWriteData, user: str | None) -> WriteInfo:
         """Writes a file, and makes the directories that are missing."""
         path = self.absolute(path)
-        operation = {"existing": "truncate", "mode": 0o644, "parents": True}
-        begun = await self.begin("write", user, True, type="write", path=path, **operation)
+        operation: dict[str, Any] = {"existing": "truncate", "mode": 0o644, "parents": True}
+        await self._fill("write", user, data, type="write", path=path, **operation)
+        return WriteInfo(posixpath.basename(path), FileType.FILE, path)
+
+    async def pack(self, path: str, user: str | None) -> Operation:
+        """Begins to read what is in a directory as a tar archive."""
+        path = self.absolute(path)
+        return await self.begin("pack", user, type="pack", path=path, follow=True, name="")
+
+    async def unpack(self, path: str, data: AsyncWriteData, user: str | None) -> None:
+        """Writes what is in a tar archive into a directory, which is made if it is missing."""
+        await self._fill("unpack into", user, data, type="unpack", path=self.absolute(path))
+
+    async def _fill(
+        self, what: str, user: str | None, data: AsyncWriteData, **operation: Any
+    ) -> None:
+        begun = await self.begin(what, user, True, **operation)
         try:
             async for piece in pieces_of(data):
                 if not await begun.process.write(piece):
@@ -171,7 +190,6 @@ class Files:
             await begun.finish()
         finally:
             begun.close()
-        return WriteInfo(posixpath.basename(path), FileType.FILE, path)
 
     async def write_files(
         self, files: Sequence[WriteEntry] | Sequence[AsyncWriteEntry], user: str | None

@@ -63,6 +63,11 @@ class Command:
                 return (None, text, None) if stream else (text, None, None)
         return None
 
+    async def raw(self) -> tuple[int, bytes] | None:
+        """The next output of stdout (0), which a terminal's is too, or stderr (1), which is not kept."""
+        output = await self.process.output()
+        return (0 if output.stream == STDOUT else 1, output.data) if output else None
+
     async def wait(
         self,
         on_stdout: Text | None = None,
@@ -118,6 +123,11 @@ class Command:
 
     async def close_stdin(self) -> None:
         """Ends its stdin."""
+        await self.process.close_stdin()
+
+    async def feed(self, data: bytes) -> None:
+        """Writes all of its stdin, and ends it."""
+        await self.process.write(data)
         await self.process.close_stdin()
 
     def disconnect(self) -> None:

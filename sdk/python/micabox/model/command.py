@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from micabox.errors import SandboxException
 
@@ -33,6 +33,33 @@ class CommandExitException(SandboxException, CommandResult):
         said = result.error or result.stderr.strip()
         message = f"the command ended with exit code {result.exit_code}"
         SandboxException.__init__(self, f"{message}: {said}" if said else message)
+
+
+@dataclass(eq=False)
+class Capture:
+    """A command whose output was kept as bytes. A signal N that ended it makes the exit code 128 + N."""
+
+    exit_code: int | None = None
+    """None if its time was over."""
+    truncated: bool = False
+    """Whether it has written more to stdout or stderr than was kept."""
+    pieces: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
+    """What it has written, in the order in which it came: to stdout (0) or stderr (1)."""
+
+    @property
+    def stdout(self) -> bytes:
+        """What was kept of its stdout."""
+        return b"".join(data for stream, data in self.pieces if stream == 0)
+
+    @property
+    def stderr(self) -> bytes:
+        """What was kept of its stderr."""
+        return b"".join(data for stream, data in self.pieces if stream == 1)
+
+    @property
+    def output(self) -> bytes:
+        """Both, in the order in which they came."""
+        return b"".join(data for _, data in self.pieces)
 
 
 @dataclass(frozen=True)

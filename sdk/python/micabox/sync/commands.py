@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import builtins
+import time
 from collections.abc import Mapping, Sequence
 from typing import Literal, overload
 
+from micabox.core.capture import DEFAULT_LIMIT, Collector
 from micabox.core.commands import Commands as Core
 from micabox.core.handle import Text
 from micabox.io.blocking import complete
-from micabox.model.command import CommandResult, ProcessInfo
+from micabox.model.command import Capture, CommandResult, ProcessInfo
 from micabox.sync.handle import CommandHandle
 
 _TIMEOUT = 60
@@ -87,13 +89,44 @@ class Commands:
         """
         return CommandHandle(complete(self._core.connect(pid)))
 
+    def capture(
+        self,
+        cmd: str | Sequence[str],
+        *,
+        input: bytes | None = None,
+        envs: Mapping[str, str] | None = None,
+        user: str | None = None,
+        cwd: str | None = None,
+        timeout: float | None = _TIMEOUT,
+        limit: int = DEFAULT_LIMIT,
+    ) -> Capture:
+        """Runs a command as `run` does, and keeps its output as bytes, `limit` of each stream.
+
+        `input` is written to its stdin first. After `timeout` seconds it is killed with the processes that it has left in the background.
+        Another exit code than 0 raises nothing.
+        """
+        start = self._core.start(cmd, envs=envs, user=user, cwd=cwd, stdin=input is not None)
+        command = complete(start)
+        collector = Collector(self._core, command, limit)
+        try:
+            if input is not None:
+                complete(command.feed(input))
+            if not complete(collector.collect(time.monotonic() + timeout if timeout else None)):
+                complete(collector.kill())
+        except BaseException:
+            complete(collector.kill())
+            raise
+        finally:
+            command.close()
+        return collector.capture
+
     def list(self) -> builtins.list[ProcessInfo]:
         """All processes in the sandbox."""
         return complete(self._core.list())
 
-    def kill(self, pid: int) -> bool:
-        """Kills a process; False if there is none."""
-        return complete(self._core.kill(pid))
+    def kill(self, pid: int, group: bool = False) -> bool:
+        """Kills a process, with `group` all of its process group; False if there is none."""
+        return complete(self._core.kill(pid, group))
 
     def send_stdin(self, pid: int, data: str | bytes) -> None:
         """Writes to the stdin of a command that was started here and has a handle."""

@@ -79,6 +79,14 @@ class Filesystem:
         """Writes a file, and makes the directories that are missing."""
         return complete(self._core.write(path, data, user))
 
+    def pack(self, path: str, user: str | None = None) -> FileStreamReader:
+        """Reads what is in a directory as a tar archive, piece by piece; without sockets."""
+        return FileStreamReader(complete(self._core.pack(path, user)))
+
+    def unpack(self, path: str, data: WriteData, user: str | None = None) -> None:
+        """Writes what is in a tar archive into a directory, which is made if it is missing."""
+        complete(self._core.unpack(path, data, user))
+
     def write_files(
         self, files: Sequence[WriteEntry], user: str | None = None
     ) -> builtins.list[WriteInfo]:

@@ -46,6 +46,12 @@ class CommandHandle:
         while piece := complete(self._command.piece()):
             yield piece
 
+    def raw(self) -> Iterator[tuple[int, bytes]]:
+        """Its output as it comes: of stdout and of a terminal (0), or of stderr (1). It is not kept for
+        `stdout`, `stderr` and `wait`."""
+        while output := complete(self._command.raw()):
+            yield output
+
     def wait(
         self,
         on_pty: Bytes | None = None,

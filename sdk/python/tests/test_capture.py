@@ -1,0 +1,39 @@
+"""Commands whose output is kept as bytes, and directories as archives."""
+
+import io
+import tarfile
+
+from .support import AsyncSandboxTest, SandboxTest, wait_until
+
+
+class CaptureTest(SandboxTest):
+    def test_output_is_kept_as_bytes_within_its_limit(self) -> None:
+        done = self.box.commands.capture("printf '\\377'; echo e >&2; exit 3")
+        self.assertEqual((done.stdout, done.stderr, done.exit_code), (b"\xff", b"e\n", 3))
+        done = self.box.commands.capture("yes | head -c 3000000", limit=10)
+        self.assertEqual((done.output, done.exit_code, done.truncated), (b"y\n" * 5, 0, True))
+
+    def test_a_command_ends_with_its_processes_after_its_time(self) -> None:
+        done = self.box.commands.capture("echo begun; sleep 77 & sleep 78", timeout=0.5)
+        self.assertEqual((done.stdout, done.exit_code), (b"begun\n", None))
+        wait_until(lambda: not any("sleep 7" in one.cmd for one in self.box.commands.list()))
+
+    def test_a_handle_s_output_is_taken_raw(self) -> None:
+        handle = self.box.commands.run("printf '\\377'", background=True)
+        self.assertEqual(list(handle.raw()), [(0, b"\xff")])
+
+    def test_a_directory_is_packed_and_unpacked(self) -> None:
+        self.box.files.write("/packed/deep/file", "x")
+        with self.box.files.pack("/packed") as pieces:
+            archive = b"".join(pieces)
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+            self.assertIn("deep/file", [name.removeprefix("./") for name in tar.getnames()])
+        self.box.files.unpack("/again", archive)
+        self.assertEqual(self.box.files.read("/again/deep/file"), "x")
+
+
+class AsyncCaptureTest(AsyncSandboxTest):
+    async def test_stdin_is_written_while_output_is_read(self) -> None:
+        data = b"x" * 5_000_000
+        done = await self.box.commands.capture(["cat"], input=data)
+        self.assertEqual(done.stdout, data)
