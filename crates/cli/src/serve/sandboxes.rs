@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use micabox::{Cancel, ExecOptions, Sandbox, Sandboxes, Stdio};
+use micabox::builder::FromMemory;
+use micabox::{Builder, Cancel, ExecOptions, Sandbox, Sandboxes, Stdio};
 
 use micabox_image::progress::Progress;
 
@@ -42,11 +43,22 @@ pub fn create(
 
 /// Makes copies of a running sandbox, as many at a time as there are processors; all, or none.
 pub fn fork(all: &Sandboxes, name: &str, count: u16) -> Result<Vec<Sandbox>, Failure> {
+    fork_with(all, name, count, |builder, _| builder)
+}
+
+/// Makes copies as [`fork`] does. `complete` is given each copy's builder and number, from 0 on.
+pub fn fork_with(
+    all: &Sandboxes,
+    name: &str,
+    count: u16,
+    complete: impl Fn(Builder<FromMemory>, u16) -> Builder<FromMemory> + Sync,
+) -> Result<Vec<Sandbox>, Failure> {
     let moment = all.get(name)?.ephemeral_snapshot()?;
     let machine = moment.snapshot().memory.as_ref();
     let command = machine.filter(|machine| machine.has_first_command());
-    let one = || -> Result<Sandbox, Failure> {
-        let mut builder = log::in_owner(moment.restore()?, false);
+    let one = |number| -> Result<Sandbox, Failure> {
+        let builder = log::in_owner(moment.restore()?, false);
+        let mut builder = complete(builder, number);
         if let Some(machine) = command {
             builder = builder
                 .reattach()
@@ -75,8 +87,8 @@ pub fn fork(all: &Sandboxes, name: &str, count: u16) -> Result<Vec<Sandbox>, Fai
     std::thread::scope(|scope| {
         let some = || {
             let mut made = Vec::new();
-            while take().is_ok() {
-                made.push(one()?);
+            while let Ok(left) = take() {
+                made.push(one(left - 1)?);
             }
             Ok(made)
         };
