@@ -172,7 +172,9 @@ pub fn relay(mut from: mpsc::Receiver<Piece>, timing: Timing, keepalive: &Value)
     let (pieces, body) = http::later();
     let keepalive = message(keepalive);
     let far = Instant::now() + FAR;
-    let deadline = timing.timeout.and_then(|time| Instant::now().checked_add(time));
+    let deadline = timing
+        .timeout
+        .and_then(|time| Instant::now().checked_add(time));
     tokio::spawn(async move {
         loop {
             let piece = tokio::select! {

@@ -52,9 +52,8 @@ pub enum OnTimeout {
 impl Label {
     /// Begins the label of a new sandbox.
     pub fn new(template: String) -> Result<Self, Problem> {
-        let failed = |error: std::io::Error| {
-            Problem::new(super::problem::Kind::Internal, error.to_string())
-        };
+        let failed =
+            |error: std::io::Error| Problem::new(super::problem::Kind::Internal, error.to_string());
         Ok(Self {
             template,
             metadata: BTreeMap::new(),

@@ -26,6 +26,7 @@ use std::sync::Arc;
 
 use micabox::Sandboxes;
 use serde_json::{Map, Value};
+use tokio::sync::Semaphore;
 
 use crate::failure::Failure;
 use crate::{Outcome, settings};
@@ -37,6 +38,9 @@ use token::Key;
 
 /// Where it listens unless told otherwise: where E2B's clients look for an API of this machine.
 const LISTEN: &str = "127.0.0.1:3000";
+
+/// Most connections to ports of sandboxes at a time.
+const PROXIED: usize = 512;
 
 /// The flags beside `--e2b`.
 #[derive(Debug, clap::Args)]
@@ -68,6 +72,8 @@ struct Server {
     watchers: Watchers,
     contexts: Contexts,
     deadlines: Deadlines,
+    /// Places for connections to ports.
+    proxied: Arc<Semaphore>,
 }
 
 /// Serves until a signal ends this process. The sandboxes go on.
@@ -92,6 +98,7 @@ pub fn execute(args: Args) -> Outcome {
             watchers: Watchers::default(),
             contexts: Contexts::default(),
             deadlines: Deadlines::default(),
+            proxied: Arc::new(Semaphore::new(PROXIED)),
         };
         serve::serve(server, listener, address).await
     });

@@ -109,20 +109,20 @@ pub fn options(given: Vec<(String, Value)>) -> Map<String, Value> {
             }
         }
     }
-    if !saves_memory(&options) {
+    if needs_disk(&options) {
         options.entry("upper").or_insert_with(|| "disk".into());
     }
     options
 }
 
-/// Returns whether sandboxes with these options can be saved with their memory.
-fn saves_memory(options: &Map<String, Value>) -> bool {
-    let backend = options.get("backend").and_then(Value::as_str);
-    let may = backend.is_none_or(|backend| ["auto", "kvm"].contains(&backend));
-    let mut kvm = std::fs::File::options();
-    may && kvm
-        .read(true)
-        .write(true)
-        .open("/dev/kvm")
-        .is_ok()
+/// Returns whether sandboxes with these options can be copied only with a disk: a machine without KVM has no saved
+/// memory. (On this machine's own kernel there is no disk either.)
+fn needs_disk(options: &Map<String, Value>) -> bool {
+    match options.get("backend").and_then(Value::as_str) {
+        None | Some("auto") => {
+            let mut kvm = std::fs::File::options();
+            kvm.read(true).write(true).open("/dev/kvm").is_err()
+        }
+        Some(backend) => backend == "qemu",
+    }
 }

@@ -155,7 +155,9 @@ impl Context {
         pieces: &Pieces,
     ) {
         let mut kept = self.interpreter.lock().await;
-        let run = self.attempt(served, code, &variables, pieces, &mut kept).await;
+        let run = self
+            .attempt(served, code, &variables, pieces, &mut kept)
+            .await;
         if let Err(problem) = run {
             kept.take();
             let error = json!({
@@ -218,7 +220,12 @@ async fn give_up(interpreter: &mut Interpreter, number: u64) -> Result<(), Probl
             }
         }
     };
-    let late = || Problem::new(Kind::Deadline, "the code does not end when it is interrupted");
+    let late = || {
+        Problem::new(
+            Kind::Deadline,
+            "the code does not end when it is interrupted",
+        )
+    };
     timeout(GRACE, rest).await.unwrap_or_else(|_| Err(late()))
 }
 

@@ -125,7 +125,9 @@ impl Interpreter {
         }
         self.bytes.advance(4);
         let body = self.bytes.split_to(length);
-        serde_json::from_slice(&body).map(Some).map_err(|_| broken())
+        serde_json::from_slice(&body)
+            .map(Some)
+            .map_err(|_| broken())
     }
 
     /// Why there are no more replies.

@@ -80,7 +80,9 @@ async fn execute(server: &Arc<Server>, served: &Served, body: Incoming) -> Answe
     let served = served.clone();
     // A client that leaves interrupts its code; the interpreter is to be told that.
     tokio::spawn(async move {
-        context.run(&served, &execute.code, variables, &pieces).await;
+        context
+            .run(&served, &execute.code, variables, &pieces)
+            .await;
     });
     let mut reply = hyper::Response::new(body);
     http::set_type(&mut reply, "application/x-ndjson");

@@ -53,11 +53,7 @@ impl Place {
         };
         let user = user.unwrap_or(own).to_owned();
         Ok(Self {
-            base: if base.is_absolute() {
-                base
-            } else {
-                "/".into()
-            },
+            base: if base.is_absolute() { base } else { "/".into() },
             files: root.as_user(&user),
             user,
         })

@@ -113,12 +113,7 @@ fn list(place: &Place, ask: &Ask) -> Result<Value, Problem> {
             return Err(Problem::new(Kind::TooLarge, message));
         }
         let full = path.join(&found.path);
-        entries.push(entry::describe(
-            &full,
-            &found.stat,
-            found.target,
-            &accounts,
-        ));
+        entries.push(entry::describe(&full, &found.stat, found.target, &accounts));
     }
     Ok(json!({"entries": entries}))
 }

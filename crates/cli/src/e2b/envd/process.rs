@@ -15,11 +15,11 @@ use serde_json::{Value, json};
 use super::accounts::Place;
 use super::running::Running;
 use super::table::{Process, Selector};
+use crate::e2b::Server;
 use crate::e2b::connect::{self, Messages, Timing};
 use crate::e2b::http::{Answer, Request, blocking, read};
 use crate::e2b::problem::Problem;
 use crate::e2b::sandbox::Served;
-use crate::e2b::Server;
 
 /// The shell that E2B's clients name, and one that more images have.
 const BASH: &str = "/bin/bash";
@@ -148,13 +148,22 @@ pub async fn answer(
             async {
                 let ask: Ask = asked(body).await?;
                 let process = ask.find(&server, &served)?;
-                let input = ask.input.ok_or_else(|| Problem::invalid("input is missing"))?;
+                let input = ask
+                    .input
+                    .ok_or_else(|| Problem::invalid("input is missing"))?;
                 input.write(&process).await
             }
             .await
         }
         "CloseStdin" => {
-            async { asked::<Ask>(body).await?.find(&server, &served)?.close().await }.await
+            async {
+                asked::<Ask>(body)
+                    .await?
+                    .find(&server, &served)?
+                    .close()
+                    .await
+            }
+            .await
         }
         .map(|()| json!({})),
         "SendSignal" => {
@@ -199,10 +208,13 @@ impl Ask {
     }
 
     fn signal(&self) -> Result<Signal, Problem> {
-        let signals = [("SIGNAL_SIGTERM", Signal::TERM), ("SIGNAL_SIGKILL", Signal::KILL)];
-        let found = signals.into_iter().find(|(name, signal)| {
-            self.signal == *name || self.signal == signal.as_raw()
-        });
+        let signals = [
+            ("SIGNAL_SIGTERM", Signal::TERM),
+            ("SIGNAL_SIGKILL", Signal::KILL),
+        ];
+        let found = signals
+            .into_iter()
+            .find(|(name, signal)| self.signal == *name || self.signal == signal.as_raw());
         let unknown = || Problem::unsupported("the signals here are SIGTERM and SIGKILL");
         found.map(|(_, signal)| signal).ok_or_else(unknown)
     }
@@ -214,7 +226,8 @@ impl Input {
             (Some(bytes), None) if !process.has_terminal => bytes,
             (None, Some(bytes)) if process.has_terminal => bytes,
             _ => {
-                let message = "the command has a stdin or a terminal, and the input is for the other";
+                let message =
+                    "the command has a stdin or a terminal, and the input is for the other";
                 return Err(Problem::invalid(message));
             }
         };
@@ -273,7 +286,10 @@ async fn start(
     let command = blocking(move || start.command(&again, user.as_deref())).await?;
     let first = Running::start(served.sandbox.clone(), command.clone()).await;
     let running = match first {
-        Err(_) if command.argv.first().is_some_and(|name| name == BASH) && !has(&served, BASH).await => {
+        Err(_)
+            if command.argv.first().is_some_and(|name| name == BASH)
+                && !has(&served, BASH).await =>
+        {
             let mut command = command;
             if let Some(name) = command.argv.first_mut() {
                 *name = SH.into();
@@ -292,7 +308,9 @@ async fn start(
 
 async fn has(served: &Served, path: &'static str) -> bool {
     let files = served.sandbox.files();
-    blocking(move || Ok(files.exists(path)?)).await.unwrap_or(true)
+    blocking(move || Ok(files.exists(path)?))
+        .await
+        .unwrap_or(true)
 }
 
 impl Start {
@@ -303,7 +321,8 @@ impl Start {
         let workdir = match &config.cwd {
             Some(path) => {
                 let path = place.path(path)?;
-                let missing = || Problem::invalid(format!("cwd '{}' does not exist", path.display()));
+                let missing =
+                    || Problem::invalid(format!("cwd '{}' does not exist", path.display()));
                 match place.files().stat(&path) {
                     Ok(stat) if stat.kind == FileKind::Directory => path,
                     Ok(_) | Err(Error::File { .. }) => return Err(missing()),

@@ -77,7 +77,10 @@ fn shared(end: OwnedFd) -> io::Result<OwnedFd> {
 
 /// Waits for a command's end.
 pub async fn ended(handle: &Handle) -> Result<ExitStatus, Problem> {
-    #[expect(deprecated, reason = "sound for a descriptor that is borrowed, as this is")]
+    #[expect(
+        deprecated,
+        reason = "sound for a descriptor that is borrowed, as this is"
+    )]
     let socket = AsyncFd::with_interest(handle.as_fd(), Interest::READABLE)
         .map_err(|error| Problem::new(Kind::Internal, error.to_string()))?;
     loop {

@@ -35,7 +35,10 @@ pub async fn upload(served: Served, request: Request) -> Answer {
     let (path, user) = asked(request.uri())?;
     let place = blocking(move || Place::of(&served, user.as_deref())).await?;
     let headers = request.headers();
-    if headers.keys().any(|name| name.as_str().starts_with("x-metadata-")) {
+    if headers
+        .keys()
+        .any(|name| name.as_str().starts_with("x-metadata-"))
+    {
         return Err(Problem::unsupported(
             "this server does not keep metadata of files",
         ));

@@ -11,11 +11,11 @@ use tokio::sync::mpsc;
 
 use super::accounts::Place;
 use super::events;
+use crate::e2b::Server;
 use crate::e2b::connect::{self, Messages, Piece, Timing};
 use crate::e2b::http::{Answer, Request, blocking};
 use crate::e2b::problem::{Kind, Problem};
 use crate::e2b::sandbox::Served;
-use crate::e2b::Server;
 
 /// How often a watch looks whether somebody still wants it.
 const LOOK: Duration = Duration::from_millis(500);

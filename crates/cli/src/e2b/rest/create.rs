@@ -65,7 +65,10 @@ pub async fn create(server: &Arc<Server>, new: New) -> Answer {
     })
     .await?;
     server.give(&served, seconds).await?;
-    Ok(http::json(StatusCode::CREATED, &view::access(server, &served)))
+    Ok(http::json(
+        StatusCode::CREATED,
+        &view::access(server, &served),
+    ))
 }
 
 /// Lets a new sandbox go on without this process, and finds it as others will.
@@ -82,7 +85,9 @@ fn make(
     label: &str,
 ) -> Result<Sandbox, Problem> {
     let snapshot = all.snapshot(image).ok();
-    if let Some(snapshot) = snapshot.as_ref().filter(|snapshot| snapshot.memory.is_some())
+    if let Some(snapshot) = snapshot
+        .as_ref()
+        .filter(|snapshot| snapshot.memory.is_some())
         && let Restore::Memory(builder) = Restore::new(all.store(), snapshot)?
     {
         // It continues with what it had.
@@ -101,10 +106,9 @@ fn make(
     let create = Create { image, options };
     let made = sandboxes::create(&create, Cancel::default(), Arc::new(Silent));
     made.map_err(|failure| match failure.kind {
-        Some(ErrorKind::NotFound) => Problem::not_found(format!(
-            "no template has this name: {}",
-            failure.message()
-        )),
+        Some(ErrorKind::NotFound) => {
+            Problem::not_found(format!("no template has this name: {}", failure.message()))
+        }
         _ => failure.into(),
     })
 }
@@ -119,7 +123,9 @@ impl New {
             (is_asked(&self.mcp), "MCP servers (mcp)"),
             (is_asked(&self.iam), "workload identities (iam)"),
             (
-                self.volume_mounts.as_ref().is_some_and(|all| !all.is_empty()),
+                self.volume_mounts
+                    .as_ref()
+                    .is_some_and(|all| !all.is_empty()),
                 "E2B's volumes (volumeMounts)",
             ),
             (

@@ -41,11 +41,11 @@ pub async fn fork(server: &Arc<Server>, id: &str, fork: Fork) -> Answer {
     let copies = blocking(move || {
         let labels = (0..count).map(|_| served.label.of_copy()?.text());
         let labels = labels.collect::<Result<Vec<_>, _>>()?;
-        let made = sandboxes::fork_with(&all, served.id(), count, |builder, number| {
-            match labels.get(usize::from(number)) {
-                Some(text) => builder.label(label::NAME, text),
-                None => builder,
-            }
+        let made = sandboxes::fork_with(&all, served.id(), count, |builder, number| match labels
+            .get(usize::from(number))
+        {
+            Some(text) => builder.label(label::NAME, text),
+            None => builder,
         })?;
         let kept = made.into_iter().map(|made| keep(&all, made));
         kept.collect::<Result<Vec<_>, _>>()

@@ -30,10 +30,12 @@ pub struct Pause {
 pub async fn kill(server: &Arc<Server>, id: &str) -> Answer {
     let served = server.found(id).await?;
     server.forget(served.id());
-    blocking(move || match served.sandbox.stop(std::time::Duration::ZERO) {
-        Ok(_) | Err(Error::Lost(_) | Error::NoSuchSandbox(_)) => Ok(()),
-        Err(error) => Err(error.into()),
-    })
+    blocking(
+        move || match served.sandbox.stop(std::time::Duration::ZERO) {
+            Ok(_) | Err(Error::Lost(_) | Error::NoSuchSandbox(_)) => Ok(()),
+            Err(error) => Err(error.into()),
+        },
+    )
     .await?;
     Ok(http::empty(StatusCode::NO_CONTENT))
 }

@@ -27,7 +27,10 @@ pub async fn answer(server: Arc<Server>, head: Parts, body: Incoming) -> Answer 
     let path: Vec<String> = path.split('/').map(decoded).collect::<Result<_, _>>()?;
     let mut path: Vec<&str> = path.iter().map(String::as_str).collect();
     // All versions of a call take the same fields here.
-    if path.first().is_some_and(|first| ["v2", "v3"].contains(first)) {
+    if path
+        .first()
+        .is_some_and(|first| ["v2", "v3"].contains(first))
+    {
         path.remove(0);
     }
     match (head.method.as_str(), path.as_slice()) {
@@ -36,7 +39,7 @@ pub async fn answer(server: Arc<Server>, head: Parts, body: Incoming) -> Answer 
         ("GET", ["sandboxes", "metrics"]) => metrics::of_many(&server, &head.uri).await,
         ("GET", ["sandboxes", id]) => {
             let served = server.found(id).await?;
-            blocking(move || Ok(view::detail(&served))).await
+            blocking(move || Ok(view::detail(&server, &served))).await
         }
         ("DELETE", ["sandboxes", id]) => lifecycle::kill(&server, id).await,
         ("POST", ["sandboxes", id, "timeout"]) => {

@@ -31,7 +31,11 @@ pub fn apply(
     options: &mut Map<String, Value>,
 ) -> Result<(), Problem> {
     let empty = [Value::Null, json!({}), json!([]), json!("")];
-    if let Some((name, _)) = rules.others.iter().find(|(_, value)| !empty.contains(value)) {
+    if let Some((name, _)) = rules
+        .others
+        .iter()
+        .find(|(_, value)| !empty.contains(value))
+    {
         return Err(Problem::unsupported(format!(
             "this server does not do the network's {name}"
         )));

@@ -27,8 +27,7 @@ pub async fn create(server: &Arc<Server>, id: &str, new: New) -> Answer {
         Some(name) => name.clone(),
         None => {
             let random = token::random();
-            let random =
-                random.map_err(|error| Problem::new(Kind::Internal, error.to_string()))?;
+            let random = random.map_err(|error| Problem::new(Kind::Internal, error.to_string()))?;
             let digits = random.get(..8).unwrap_or_default();
             format!("{}-{digits}", served.record().short_id())
         }

@@ -16,7 +16,9 @@ pub async fn list(server: &Arc<Server>) -> Answer {
     let names = images.iter().flat_map(|image| &image.references);
     let mut shown: Vec<_> = names
         .map(|name| name.familiar())
-        .map(|name| json!({"templateID": name, "aliases": [name], "names": [name], "public": false}))
+        .map(
+            |name| json!({"templateID": name, "aliases": [name], "names": [name], "public": false}),
+        )
         .collect();
     shown.extend(server.templates.names().map(
         |(name, image)| json!({"templateID": image, "aliases": [name], "names": [name], "public": false}),
@@ -28,9 +30,8 @@ pub async fn list(server: &Arc<Server>) -> Answer {
 pub async fn find(server: &Arc<Server>, name: &str) -> Answer {
     let image = server.templates.image(name).to_owned();
     let (all, given) = (server.sandboxes.clone(), name.to_owned());
-    let is_there = blocking(move || {
-        Ok(all.snapshot(&given).is_ok() || all.store().image(&image).is_ok())
-    });
+    let is_there =
+        blocking(move || Ok(all.snapshot(&given).is_ok() || all.store().image(&image).is_ok()));
     if !is_there.await? {
         return Err(Problem::not_found(format!("no template `{name}` is here")));
     }

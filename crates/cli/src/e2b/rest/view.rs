@@ -61,8 +61,9 @@ pub fn listed(served: &Served) -> Map<String, Value> {
 }
 
 /// All that is said of one.
-pub fn detail(served: &Served) -> Response {
+pub fn detail(server: &Server, served: &Served) -> Response {
     let mut view = listed(served);
+    view.insert("domain".to_owned(), json!(server.domain));
     let label = &served.label;
     let on_timeout = match label.on_timeout {
         OnTimeout::Kill => "kill",
