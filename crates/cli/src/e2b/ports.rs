@@ -5,15 +5,15 @@
 use std::io;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::StatusCode;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use micabox::Overrides;
+use micabox::{Handle, Overrides};
 use rustix::process::Signal;
 use serde_json::json;
 use tokio::io::copy_bidirectional;
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::Server;
 use super::envd::Running;
@@ -73,11 +73,14 @@ pub async fn answer(
     let Ok((mut sender, connection)) = http1::handshake(pipes).await else {
         return Ok(closed());
     };
-    let handle = running.handle;
+    let kept = Arc::new(Kept {
+        handle: running.handle,
+        _place: place,
+    });
+    let until = Arc::clone(&kept);
     tokio::spawn(async move {
         let _ = connection.with_upgrades().await;
-        handle.signal(Signal::TERM.as_raw());
-        drop(place);
+        drop(until);
     });
     let ours = hyper::upgrade::on(&mut request);
     let Ok(mut reply) = sender.send_request(request).await else {
@@ -90,12 +93,25 @@ pub async fn answer(
                 let (mut ours, mut theirs) = (TokioIo::new(ours), TokioIo::new(theirs));
                 let _ = copy_bidirectional(&mut ours, &mut theirs).await;
             }
+            drop(kept);
         });
     }
     Ok(reply.map(|body| {
         let body = body.map_err(io::Error::other);
-        BodyExt::boxed(body.map_frame(|frame| frame.map_data(Bytes::from)))
+        BodyExt::boxed(body)
     }))
+}
+
+/// A connection into a sandbox. It ends when this is dropped.
+struct Kept {
+    handle: Handle,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.handle.signal(Signal::TERM.as_raw());
+    }
 }
 
 async fn connect(served: &Served, port: u16) -> Result<Running, Problem> {
