@@ -52,7 +52,7 @@ class Kernel:
     def run(self, request):
         self.request = request["request"]
         if request["envs"]:
-            code = "__import__('os').environ.update(%r)" % request["envs"]
+            code = "__import__('os').environ.update({!r})".format(request["envs"])
             self.client.execute(code, silent=True)
         asked = self.client.execute(request["code"], allow_stdin=False)
         count = None
@@ -102,7 +102,7 @@ try:
     from jupyter_client import KernelManager
 except ImportError:
     driver = sys.argv.pop(1)
-    exec(compile(driver, "<driver>", "exec"))
+    exec(compile(driver, "<driver>", "exec"))  # noqa: S102 - it is driver.py
 else:
     # Sockets of Unix, so that no network is needed.
     main(KernelManager(transport="ipc"))
