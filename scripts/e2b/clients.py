@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import io
 import os
+import tarfile
 import time
 import unittest
 import urllib.error
@@ -387,14 +389,17 @@ class Code(unittest.TestCase):
             box.kill()
 
     def test_ipythons_kernel(self) -> None:
-        kernel = os.environ["E2B_TEST_KERNEL"]
-        server = Server(
-            *FLAGS, f"--with=volume={kernel}:/kernel:ro", "--with=env=PYTHONPATH=/kernel"
-        )
+        # The image gets a kernel from here.
+        archive = io.BytesIO()
+        with tarfile.open(fileobj=archive, mode="w") as tar:
+            tar.add(os.environ["E2B_TEST_KERNEL"], "kernel")
+        server = Server(*FLAGS, "--with=env=PYTHONPATH=/tmp/kernel")
         try:
             url = server.variables["E2B_API_URL"]
             box = Interpreter.create(api_url=url, sandbox_url=url)
             try:
+                box.files.write("/tmp/kernel.tar", archive.getvalue())
+                box.commands.run("tar -C /tmp -xf /tmp/kernel.tar")
                 self.code(box)
                 self.assertEqual(
                     box.run_code("import sys; 'ipykernel' in sys.modules").text, "True"
@@ -412,6 +417,7 @@ class Code(unittest.TestCase):
         execution = box.run_code(
             "x += 1\nprint('said')\nx", on_stdout=lambda one: said.append(one.line)
         )
+        self.assertIsNone(execution.error)
         self.assertEqual((execution.text, "".join(execution.logs.stdout)), ("2", "said\n"))
         self.assertEqual("".join(said), "said\n")
         failed = box.run_code("1/0")

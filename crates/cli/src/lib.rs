@@ -286,7 +286,7 @@ pub fn e2b() -> ExitCode {
         Ok(line) => line,
         Err(error) => return usage(&error),
     };
-    let served = log::start(log::Flag::default()).and_then(|()| e2b::execute(line.args.e2b));
+    let served = log::start(line.log).and_then(|()| e2b::execute(line.args.e2b));
     match served {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {

@@ -16,6 +16,9 @@ const NAME: &str = "mica-e2b";
 #[command(name = "mica serve", max_term_width = 100)]
 pub struct Line {
     #[command(flatten)]
+    pub log: log::Flag,
+
+    #[command(flatten)]
     pub args: serve::Args,
 }
 
@@ -25,7 +28,7 @@ pub fn become_it() -> Outcome {
     let program = here.with_file_name(NAME);
     let mut command = Command::new(&program);
     let words = std::env::args_os().skip_while(|word| word != "serve");
-    command.args(words.skip(1).filter(|word| word != "--log"));
+    command.args(words.skip(1));
     if let Some(filter) = log::filter() {
         command.env(log::VARIABLE, filter);
     }

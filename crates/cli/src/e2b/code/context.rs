@@ -100,6 +100,8 @@ impl Contexts {
             interpreter: tokio::sync::Mutex::default(),
         });
         let mut all = self.lock();
+        // A sandbox that ended by itself is noticed here.
+        all.retain(|_, contexts| !contexts.iter().any(|context| context.is_lost()));
         let ours = all.entry(served.id().to_owned()).or_default();
         if let Some(other) = ours.iter().find(|other| is_common && other.is_common) {
             // Two have asked for the first one.
@@ -137,6 +139,11 @@ impl Context {
     /// Describes it.
     pub fn view(&self) -> Value {
         json!({"id": self.id, "language": self.language, "cwd": self.directory.to_string_lossy()})
+    }
+
+    fn is_lost(&self) -> bool {
+        let kept = self.interpreter.try_lock();
+        kept.is_ok_and(|kept| kept.as_ref().is_some_and(Interpreter::is_lost))
     }
 
     /// Ends its interpreter; the next code has a new one.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
 use micabox::{Command, ExitStatus, Handle, Overrides};
@@ -140,6 +141,11 @@ impl Interpreter {
         let said = String::from_utf8_lossy(&self.said);
         let message = format!("the sandbox's python3 has ended ({how}) {said}");
         Problem::new(Kind::Internal, message.trim_end())
+    }
+
+    /// Returns whether its sandbox is gone.
+    pub fn is_lost(&self) -> bool {
+        self.handle.wait_timeout(Duration::ZERO).is_err()
     }
 
     /// Interrupts the code that it runs.

@@ -8,6 +8,7 @@ import os
 import signal
 import struct
 import sys
+import tempfile
 
 FORMATS = {
     "text/plain": "text",
@@ -104,5 +105,7 @@ except ImportError:
     driver = sys.argv.pop(1)
     exec(compile(driver, "<driver>", "exec"))  # noqa: S102 - it is driver.py
 else:
-    # Sockets of Unix, so that no network is needed.
-    main(KernelManager(transport="ipc"))
+    # Sockets of Unix, so that no network is needed, where every user may make them.
+    place = tempfile.mkdtemp(prefix="kernel-")
+    os.environ.setdefault("JUPYTER_RUNTIME_DIR", place)
+    main(KernelManager(transport="ipc", ip=os.path.join(place, "socket")))

@@ -30,9 +30,10 @@ impl Running {
     /// Starts a command, and waits until it runs. It goes on without this process.
     pub async fn start(sandbox: SandboxRef, command: Command) -> Result<Self, Problem> {
         let failed = |error: io::Error| Problem::new(Kind::Internal, error.to_string());
-        let stdin = match command.stdin {
-            true => Some(io::pipe().map_err(failed)?),
-            false => None,
+        let stdin = if command.stdin {
+            Some(io::pipe().map_err(failed)?)
+        } else {
+            None
         };
         let (theirs_in, ours_in) = stdin.unzip();
         let (ours_out, theirs_out) = io::pipe().map_err(failed)?;
