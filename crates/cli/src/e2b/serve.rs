@@ -86,6 +86,7 @@ pub async fn serve(
                 .header_read_timeout(HEAD)
                 .max_buf_size(HEAD_BYTES)
                 .max_headers(HEADERS)
+                .max_header_size(HEAD_BYTES)
                 .serve_connection(TokioIo::new(stream), service)
                 .with_upgrades();
             // The client has its own idea of what went wrong.

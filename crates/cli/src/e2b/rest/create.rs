@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hyper::StatusCode;
-use micabox::{Cancel, ErrorKind, Restore, Sandbox, Sandboxes};
+use micabox::{Cancel, ErrorKind, Reference, Restore, Sandbox, Sandboxes};
 use micabox_image::progress::Silent;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -94,6 +94,11 @@ fn make(
         return Ok(log::in_owner(builder, true)
             .label(label::NAME, label)
             .create()?);
+    }
+    if snapshot.is_none()
+        && let Err(error) = image.parse::<Reference>()
+    {
+        return Err(Problem::invalid(format!("the template's name: {error}")));
     }
     let image = match snapshot {
         Some(snapshot) => {
