@@ -9,17 +9,17 @@ use crate::failure::Failure;
 use crate::run::shell_words;
 
 /// Makes copies of a machine, as many at a time as there are processors, until one fails. Each is set up
-/// by `set_up`, and handed to `then` once its machine runs. Returns what `then` made of those that run,
+/// by `set_up`, which is told its number, from 0 on, and handed to `then` once its machine runs. Returns what `then` made of those that run,
 /// and the first failure.
 pub fn make<T: Send>(
     moment: &EphemeralSnapshot,
     count: u16,
-    set_up: impl Fn(Builder<FromMemory>) -> Builder<FromMemory> + Sync,
+    set_up: impl Fn(Builder<FromMemory>, u16) -> Builder<FromMemory> + Sync,
     then: impl Fn(Result<Sandbox, micabox::Error>) -> Result<T, Failure> + Sync,
 ) -> (Vec<T>, Option<Failure>) {
     let machine = moment.snapshot().memory.as_ref();
-    let one = || {
-        let builder = set_up(moment.restore()?);
+    let one = |number| {
+        let builder = set_up(moment.restore()?, number);
         let builder = match machine.filter(|machine| machine.has_first_command()) {
             Some(_) => reattached(builder, machine),
             None => builder,
@@ -33,11 +33,11 @@ pub fn make<T: Send>(
         let mut state = state();
         let (_, failure, left) = &mut *state;
         *left = left.checked_sub(1).filter(|_| failure.is_none())?;
-        Some(())
+        Some(*left)
     };
     let work = || {
-        while take().is_some() {
-            let result = one();
+        while let Some(number) = take() {
+            let result = one(number);
             let mut state = state();
             match result {
                 Ok(copy) => state.0.push(copy),

@@ -1,8 +1,9 @@
-//! The `mica` command, and `mica-mcp`, which `mica mcp` becomes.
+//! The `mica` command, and the programs that it becomes: `mica-mcp` and `mica-e2b`.
 
 mod bars;
 mod commands;
 mod copies;
+mod e2b;
 mod failure;
 mod host_memory;
 mod log;
@@ -276,6 +277,24 @@ pub fn mcp() -> ExitCode {
     micabox::run_if_worker_with(log::start_in_owner);
     raise_descriptor_limit();
     let served = log::start(log::Flag::default()).and_then(|()| mcp::execute());
+    match served {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => {
+            failure.print();
+            ExitCode::from(failure.code)
+        }
+    }
+}
+
+/// Runs `mica-e2b`.
+pub fn e2b() -> ExitCode {
+    micabox::run_if_worker_with(log::start_in_owner);
+    raise_descriptor_limit();
+    let line = match e2b::program::Line::try_parse() {
+        Ok(line) => line,
+        Err(error) => return usage(&error),
+    };
+    let served = log::start(line.log).and_then(|()| e2b::execute(line.args.e2b));
     match served {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {

@@ -58,7 +58,7 @@ fn fork(args: &Args) -> Outcome {
         ..AttachOptions::default()
     };
     let auto_remove = sandbox.record().auto_remove;
-    let set_up = |builder: Builder<FromMemory>| {
+    let set_up = |builder: Builder<FromMemory>, _| {
         let mut builder = log::in_owner(builder.cancel(cancel.clone()), true);
         if !auto_remove {
             builder = builder.keep_record();

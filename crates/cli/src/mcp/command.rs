@@ -168,7 +168,7 @@ impl Tool for RunCommand {
 
 /// Kills what a command that was ended has left of its session, if the image has a shell for it. A script is
 /// mostly waiting for another program, which gets no signal of its own.
-fn kill_rest(sandbox: &SandboxRef, session: u32) {
+pub fn kill_rest(sandbox: &SandboxRef, session: u32) {
     let script = format!("kill -9 -- -{session}");
     let overrides = Overrides {
         args: [SHELL, "-c", &script].map(Into::into).into(),

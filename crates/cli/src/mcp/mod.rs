@@ -23,6 +23,8 @@ use micabox::{SandboxRef, Sandboxes};
 use rmcp::ServiceExt;
 use rmcp::service::ServerInitializeError;
 
+pub use command::kill_rest;
+
 use crate::failure::Failure;
 use crate::output::write_stderr;
 use crate::serve::held::Held;

@@ -19,7 +19,7 @@ use micabox_owner::protocol::frame::Pipe;
 use micabox_owner::protocol::{Decoder, Frame, FrameError};
 
 use crate::failure::Failure;
-use crate::{Outcome, output, settings};
+use crate::{Outcome, e2b, output, settings};
 use commands::Commands;
 use held::Held;
 use message::{Create, Reply, Request};
@@ -28,19 +28,31 @@ use replies::Replies;
 /// Bytes received at a time.
 const RECEIVE: usize = 64 << 10;
 
-/// Serve a program, which makes sandboxes and uses all of mica, on stdin and stdout
+/// Serve programs, which make sandboxes and use them
 ///
-/// For SDKs; docs/protocol.md describes what is said. The sandboxes that it makes end with stdin, unless the
-/// program detaches them.
+/// With --stdio one program, for SDKs; docs/protocol.md describes what is said. The sandboxes that it makes end with
+/// stdin, unless the program detaches them. With --e2b the clients of E2B, over HTTP; docs/e2b.md says what
+/// works. The sandboxes that these make go on without the server.
 #[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("whom").required(true))]
 pub struct Args {
     /// Serve the program at the other ends of stdin and stdout
-    #[arg(long, required = true)]
+    #[arg(long, group = "whom")]
     stdio: bool,
+
+    /// Serve E2B's clients, which need the variables that are printed
+    #[arg(long = "e2b", id = "e2b", group = "whom")]
+    is_e2b: bool,
+
+    #[command(flatten)]
+    pub e2b: e2b::Args,
 }
 
 /// Serves the program until stdin ends.
-pub fn execute(_args: &Args) -> Outcome {
+pub fn execute(args: &Args) -> Outcome {
+    if args.is_e2b {
+        return e2b::program::become_it();
+    }
     if output::stdout_is_terminal() {
         return Err(Failure::new("stdout is a terminal, and no program's")
             .hint("`mica run` and all other commands are for people"));

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use micabox::{Cancel, Sandbox, Sandboxes};
+use micabox::builder::FromMemory;
+use micabox::{Builder, Cancel, Sandbox, Sandboxes};
 use micabox_image::progress::Progress;
 
 use super::flags;
@@ -39,13 +40,23 @@ pub fn create(
 
 /// Makes copies of a running sandbox; all, or none.
 pub fn fork(all: &Sandboxes, name: &str, count: u16) -> Result<Vec<Sandbox>, Failure> {
+    fork_with(all, name, count, |builder, _| builder)
+}
+
+/// Makes copies as [`fork`] does. `complete` is given each copy's builder and number, from 0 on.
+pub fn fork_with(
+    all: &Sandboxes,
+    name: &str,
+    count: u16,
+    complete: impl Fn(Builder<FromMemory>, u16) -> Builder<FromMemory> + Sync,
+) -> Result<Vec<Sandbox>, Failure> {
     let moment = all.get(name)?.ephemeral_snapshot()?;
     let machine = moment.snapshot().memory.as_ref();
     let has_command = machine.is_some_and(|machine| machine.has_first_command());
     let (made, failure) = copies::make(
         &moment,
         count,
-        |copy| log::in_owner(copy, false),
+        |copy, number| complete(log::in_owner(copy, false), number),
         |sandbox| {
             let sandbox = sandbox?;
             if has_command {

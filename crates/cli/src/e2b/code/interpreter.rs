@@ -1,0 +1,172 @@
+//! An interpreter in a sandbox. It runs the program of the Python SDK, or IPython's kernel if the image has it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use bytes::{Buf, BytesMut};
+use micabox::{Command, ExitStatus, Handle, Overrides};
+use rustix::process::Signal;
+use serde_json::{Map, Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::unix::pipe::{Receiver, Sender};
+
+use crate::e2b::envd::{Running, ended};
+use crate::e2b::http::blocking;
+use crate::e2b::problem::{Kind, Problem};
+use crate::e2b::sandbox::Served;
+
+/// The program that takes code, and one that passes it on to IPython's kernel; without a kernel, it becomes the
+/// former.
+const DRIVER: &str = include_str!("../../../../../sdk/python/micabox/code/driver.py");
+const KERNEL: &str = include_str!("kernel.py");
+
+/// Most bytes of a reply: a plot is one.
+const REPLY: usize = 64 << 20;
+
+/// Most bytes that are kept of what the interpreter itself says when it fails.
+const SAID: usize = 4 << 10;
+
+/// A Python that takes code.
+#[derive(Debug)]
+pub struct Interpreter {
+    handle: Handle,
+    stdin: Sender,
+    stdout: Receiver,
+    stderr: Receiver,
+    bytes: BytesMut,
+    said: Vec<u8>,
+    requests: u64,
+}
+
+impl Interpreter {
+    /// Starts it, and waits until it takes code.
+    pub async fn start(served: &Served, directory: Option<&Path>) -> Result<Self, Problem> {
+        let (again, directory) = (served.clone(), directory.map(Path::to_owned));
+        let command = blocking(move || command(&again, directory.as_deref())).await?;
+        let running = Running::start(served.sandbox.clone(), command).await?;
+        let ends = running.stdin.zip(running.stderr);
+        let (stdin, stderr) =
+            ends.ok_or_else(|| Problem::new(Kind::Internal, "the interpreter has no pipes"))?;
+        let mut interpreter = Self {
+            handle: running.handle,
+            stdin,
+            stdout: running.stdout,
+            stderr,
+            bytes: BytesMut::new(),
+            said: Vec::new(),
+            requests: 0,
+        };
+        let ready = interpreter.next().await?;
+        if ready.get("type") != Some(&json!("ready")) {
+            return Err(Problem::new(Kind::Internal, "python3 did not begin"));
+        }
+        Ok(interpreter)
+    }
+
+    /// Asks it to run code. Its replies have the number that is returned.
+    pub async fn ask(
+        &mut self,
+        code: &str,
+        variables: &BTreeMap<String, String>,
+    ) -> Result<u64, Problem> {
+        self.requests += 1;
+        let request = json!({"request": self.requests, "code": code, "envs": variables});
+        let body = request.to_string();
+        let length = u32::try_from(body.len()).map_err(|_| Problem::invalid("too much code"))?;
+        let frame = [&length.to_le_bytes()[..], body.as_bytes()].concat();
+        let written = self.stdin.write_all(&frame).await;
+        match written {
+            Ok(()) => Ok(self.requests),
+            Err(_) => Err(self.over().await),
+        }
+    }
+
+    /// Returns the next reply. Nothing is lost if this is dropped before.
+    pub async fn next(&mut self) -> Result<Map<String, Value>, Problem> {
+        loop {
+            if let Some(reply) = self.take()? {
+                return Ok(reply);
+            }
+            let mut said = [0; 1024];
+            tokio::select! {
+                read = self.stdout.read_buf(&mut self.bytes) => {
+                    if !matches!(read, Ok(1..)) {
+                        return Err(self.over().await);
+                    }
+                }
+                read = self.stderr.read(&mut said) => match read {
+                    Ok(count @ 1..) => {
+                        self.said.extend_from_slice(said.get(..count).unwrap_or_default());
+                        let most = self.said.len().saturating_sub(SAID);
+                        self.said.drain(..most);
+                    }
+                    _ => {
+                        // Its end is also that of stdout.
+                        if !matches!(self.stdout.read_buf(&mut self.bytes).await, Ok(1..)) {
+                            return Err(self.over().await);
+                        }
+                    }
+                },
+            }
+        }
+    }
+
+    fn take(&mut self) -> Result<Option<Map<String, Value>>, Problem> {
+        let broken = || Problem::new(Kind::Internal, "the interpreter sends something else");
+        let Some((length, rest)) = self.bytes.split_first_chunk::<4>() else {
+            return Ok(None);
+        };
+        let length = usize::try_from(u32::from_le_bytes(*length)).map_err(|_| broken())?;
+        if length > REPLY {
+            return Err(broken());
+        }
+        if rest.len() < length {
+            return Ok(None);
+        }
+        self.bytes.advance(4);
+        let body = self.bytes.split_to(length);
+        serde_json::from_slice(&body)
+            .map(Some)
+            .map_err(|_| broken())
+    }
+
+    /// Why there are no more replies.
+    async fn over(&mut self) -> Problem {
+        let how = match ended(&self.handle).await {
+            Ok(ExitStatus::Exited(code)) => format!("exit code {code}"),
+            Ok(ExitStatus::Signaled(signal)) => format!("signal {signal}"),
+            Err(problem) => return problem,
+        };
+        let said = String::from_utf8_lossy(&self.said);
+        let message = format!("the sandbox's python3 has ended ({how}) {said}");
+        Problem::new(Kind::Internal, message.trim_end())
+    }
+
+    /// Returns whether its sandbox is gone.
+    pub fn is_lost(&self) -> bool {
+        self.handle.wait_timeout(Duration::ZERO).is_err()
+    }
+
+    /// Interrupts the code that it runs.
+    pub fn interrupt(&self) {
+        self.handle.signal(Signal::INT.as_raw());
+    }
+}
+
+impl Drop for Interpreter {
+    fn drop(&mut self) {
+        self.handle.signal(Signal::KILL.as_raw());
+    }
+}
+
+fn command(served: &Served, directory: Option<&Path>) -> Result<Command, Problem> {
+    let overrides = Overrides {
+        args: ["python3", "-c", KERNEL, DRIVER].map(Into::into).into(),
+        workdir: directory.map(Into::into),
+        ..Overrides::default()
+    };
+    let mut command = served.sandbox.command(&overrides)?;
+    command.stdin = true;
+    Ok(command)
+}

@@ -1,0 +1,207 @@
+//! The Connect protocol (connectrpc.com/docs/protocol) with JSON: E2B's clients use nothing else of it.
+//!
+//! A call with one reply is a request and a reply in JSON. In a stream, each message has five bytes before it: flags
+//! and a length, big endian. The last one has the flag [`END`], and says what went wrong.
+
+use std::time::Duration;
+
+use bytes::{Buf, Bytes, BytesMut};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use hyper::{HeaderMap, StatusCode};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::http::{self, Answer, Body, Response, header};
+use super::problem::{Kind, Problem};
+
+/// The flag of a stream's end.
+const END: u8 = 2;
+
+/// Bytes before a message.
+const HEAD: usize = 5;
+
+/// A year.
+const FAR: Duration = Duration::from_secs(365 * 86_400);
+
+/// Most bytes of a message.
+const MOST: usize = 8 << 20;
+
+/// The reply of a call.
+pub fn reply(answer: Result<Value, Problem>) -> Response {
+    match answer {
+        Ok(value) => http::json(StatusCode::OK, &value),
+        Err(problem) => {
+            let body = json!({"code": problem.kind.code(), "message": problem.message});
+            http::json(problem.kind.status(), &body)
+        }
+    }
+}
+
+/// The reply of a call that streams its messages.
+pub fn stream(body: Body) -> Response {
+    let mut reply = hyper::Response::new(body);
+    http::set_type(&mut reply, "application/connect+json");
+    reply
+}
+
+/// The reply of a call that streams, and that has failed before its first message.
+pub fn failed(problem: &Problem) -> Response {
+    stream(http::full(end(Some(problem))))
+}
+
+/// The reply of a call whose request is a stream.
+pub fn one(value: &Value) -> Response {
+    stream(http::full([message(value), end(None)].concat()))
+}
+
+/// Encodes a message of a stream.
+pub fn message(message: &impl Serialize) -> Bytes {
+    frame(0, message)
+}
+
+/// Encodes a stream's end.
+pub fn end(problem: Option<&Problem>) -> Bytes {
+    let body = match problem {
+        Some(problem) => {
+            json!({"error": {"code": problem.kind.code(), "message": problem.message}})
+        }
+        None => json!({}),
+    };
+    frame(END, &body)
+}
+
+fn frame(flags: u8, message: &impl Serialize) -> Bytes {
+    let body = serde_json::to_vec(message).unwrap_or_default();
+    // Our own messages are far shorter than that.
+    let length = u32::try_from(body.len()).unwrap_or(u32::MAX);
+    [&[flags], &length.to_be_bytes()[..], &body].concat().into()
+}
+
+/// The messages of a client's stream.
+pub struct Messages {
+    body: Incoming,
+    bytes: BytesMut,
+}
+
+impl Messages {
+    pub fn new(body: Incoming) -> Self {
+        Self {
+            body,
+            bytes: BytesMut::new(),
+        }
+    }
+
+    /// Returns the next message; None at the end.
+    pub async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, Problem> {
+        loop {
+            if let Some(message) = self.take()? {
+                return serde_json::from_slice(&message).map(Some).map_err(|error| {
+                    Problem::invalid(format!("a message is not as expected: {error}"))
+                });
+            }
+            match self.body.frame().await {
+                None if self.bytes.is_empty() => return Ok(None),
+                None => return Err(Problem::invalid("the stream ends within a message")),
+                Some(Ok(frame)) => {
+                    if let Ok(data) = frame.into_data() {
+                        self.bytes.extend_from_slice(&data);
+                    }
+                }
+                Some(Err(error)) => return Err(Problem::invalid(error.to_string())),
+            }
+        }
+    }
+
+    fn take(&mut self) -> Result<Option<Bytes>, Problem> {
+        let Some((head, rest)) = self.bytes.split_first_chunk::<HEAD>() else {
+            return Ok(None);
+        };
+        let [flags, length @ ..] = *head;
+        let length = usize::try_from(u32::from_be_bytes(length)).unwrap_or(usize::MAX);
+        if flags != 0 {
+            return Err(Problem::unsupported("compressed messages are not taken"));
+        }
+        if length > MOST {
+            return Err(Problem::new(Kind::TooLarge, "a message is too large"));
+        }
+        if rest.len() < length {
+            return Ok(None);
+        }
+        self.bytes.advance(HEAD);
+        Ok(Some(self.bytes.split_to(length).freeze()))
+    }
+
+    /// Returns the only message of a stream.
+    pub async fn only<T: DeserializeOwned>(mut self) -> Result<T, Problem> {
+        let only = self.next().await?;
+        only.ok_or_else(|| Problem::invalid("the stream has no message"))
+    }
+}
+
+/// How long a stream may take, and how often it has to say something.
+#[derive(Clone, Copy, Debug)]
+pub struct Timing {
+    pub timeout: Option<Duration>,
+    keepalive: Option<Duration>,
+}
+
+impl Timing {
+    /// What the client asks for.
+    pub fn of(headers: &HeaderMap) -> Self {
+        let number = |name| header(headers, name)?.parse::<u64>().ok();
+        let seconds = number("keepalive-ping-interval");
+        Self {
+            timeout: number("connect-timeout-ms").map(Duration::from_millis),
+            keepalive: seconds.map(|seconds| Duration::from_secs(seconds.max(1))),
+        }
+    }
+}
+
+/// A part of a stream.
+pub enum Piece {
+    Message(Bytes),
+    End(Option<Problem>),
+}
+
+/// Passes a stream on to the client, until its end, the client's, or the end of its time. What comes is dropped then.
+pub fn relay(mut from: mpsc::Receiver<Piece>, timing: Timing, keepalive: &Value) -> Response {
+    let (pieces, body) = http::later();
+    let keepalive = message(keepalive);
+    let far = Instant::now() + FAR;
+    let deadline = timing
+        .timeout
+        .and_then(|time| Instant::now().checked_add(time));
+    tokio::spawn(async move {
+        loop {
+            let piece = tokio::select! {
+                biased;
+                () = pieces.closed() => return,
+                piece = from.recv() => piece.unwrap_or_else(|| Piece::End(Some(Problem::no_sandbox()))),
+                () = sleep_until(deadline.unwrap_or(far)) => {
+                    let message = "the time that the client gave is over";
+                    Piece::End(Some(Problem::new(Kind::Deadline, message)))
+                }
+                () = sleep(timing.keepalive.unwrap_or(FAR)) => Piece::Message(keepalive.clone()),
+            };
+            let (bytes, is_over) = match piece {
+                Piece::Message(bytes) => (bytes, false),
+                Piece::End(problem) => (end(problem.as_ref()), true),
+            };
+            if pieces.send(Ok(bytes)).await.is_err() || is_over {
+                return;
+            }
+        }
+    });
+    stream(body)
+}
+
+/// Answers a call that there is not.
+pub fn unknown(path: &str) -> Answer {
+    Ok(reply(Err(Problem::unsupported(format!(
+        "there is no call {path}"
+    )))))
+}

@@ -1,0 +1,164 @@
+//! Users of a sandbox, and what paths are relative to.
+
+use std::collections::HashMap;
+use std::io::Read;
+use std::path::{Component, Path, PathBuf};
+
+use micabox::Files;
+
+use crate::e2b::problem::{Kind, Problem};
+use crate::e2b::sandbox::Served;
+
+/// Most bytes of a file of accounts.
+const MOST: u64 = 1 << 20;
+
+/// Most characters of a user's name, and bytes of a path.
+const NAME: usize = 64;
+const PATH: usize = 4096;
+
+/// Where a request works: as whom, and from which directory.
+#[derive(Clone, Debug)]
+pub struct Place {
+    pub user: String,
+    base: PathBuf,
+    files: Files,
+}
+
+/// Checks a user's name, which the sandbox looks up.
+pub fn checked(name: &str) -> Result<String, Problem> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    if name.len() > NAME || !name.chars().all(is_plain) {
+        let message = "the user's name is not as expected";
+        return Err(Problem::new(Kind::Unauthenticated, message));
+    }
+    Ok(name.to_owned())
+}
+
+impl Place {
+    /// A user other than the image's works from its home, the image's from the image's directory.
+    pub fn of(served: &Served, user: Option<&str>) -> Result<Self, Problem> {
+        let root = served.sandbox.files();
+        let defaults = served.record().defaults.as_ref();
+        let own = defaults.map_or("", |defaults| &defaults.user);
+        let user = user.filter(|user| !user.is_empty());
+        let base = match user {
+            Some(user) => {
+                let unknown = || {
+                    let message = format!("the sandbox has no user `{user}`");
+                    Problem::new(Kind::Unauthenticated, message)
+                };
+                Accounts::read(&root).home(user).ok_or_else(unknown)?
+            }
+            None => defaults.map_or_else(PathBuf::new, |defaults| (&defaults.workdir).into()),
+        };
+        let user = user.unwrap_or(own).to_owned();
+        Ok(Self {
+            base: if base.is_absolute() { base } else { "/".into() },
+            files: root.as_user(&user),
+            user,
+        })
+    }
+
+    pub fn files(&self) -> &Files {
+        &self.files
+    }
+
+    pub fn base(&self) -> &Path {
+        &self.base
+    }
+
+    /// Returns a path as an absolute one, without `.` and `..`.
+    pub fn path(&self, given: &str) -> Result<PathBuf, Problem> {
+        if given.len() > PATH || given.contains('\0') {
+            return Err(Problem::invalid("the path is too long, or has a NUL byte"));
+        }
+        let joined = match given.strip_prefix('~') {
+            Some(rest) if rest.is_empty() || rest.starts_with('/') => {
+                let home = Accounts::read(&self.files).home(&self.user);
+                home.unwrap_or_else(|| "/".into())
+                    .join(rest.trim_start_matches('/'))
+            }
+            _ => self.base.join(given),
+        };
+        let mut path = PathBuf::from("/");
+        for part in joined.components() {
+            match part {
+                Component::Normal(name) => path.push(name),
+                Component::ParentDir => {
+                    path.pop();
+                }
+                _ => {}
+            }
+        }
+        Ok(path)
+    }
+}
+
+/// A sandbox's own account of its users and groups.
+#[derive(Debug, Default)]
+pub struct Accounts {
+    /// Numbers and homes by name.
+    users: HashMap<String, (u32, PathBuf)>,
+    names: HashMap<u32, String>,
+    groups: HashMap<u32, String>,
+}
+
+impl Accounts {
+    /// Reads them; what is not there or can't be read is not known.
+    pub fn read(files: &Files) -> Self {
+        let read = |path: &str| {
+            let mut text = Vec::new();
+            let opened = files.open_range(path, 0, Some(MOST));
+            let _ = opened.map(|file| file.take(MOST).read_to_end(&mut text));
+            String::from_utf8_lossy(&text).into_owned()
+        };
+        let mut accounts = Self::default();
+        for line in read("/etc/passwd").lines() {
+            let fields: Vec<&str> = line.split(':').collect();
+            if let [name, _, number, _, _, home, ..] = *fields
+                && let Ok(number) = number.parse()
+            {
+                accounts
+                    .users
+                    .insert(name.to_owned(), (number, home.into()));
+                let known = accounts.names.entry(number);
+                known.or_insert_with(|| name.to_owned());
+            }
+        }
+        for line in read("/etc/group").lines() {
+            let fields: Vec<&str> = line.split(':').collect();
+            if let [name, _, number, ..] = *fields
+                && let Ok(number) = number.parse()
+            {
+                let known = accounts.groups.entry(number);
+                known.or_insert_with(|| name.to_owned());
+            }
+        }
+        accounts
+    }
+
+    /// The home of a user, who is named or numbered, with or without a group; root's without a name.
+    fn home(&self, user: &str) -> Option<PathBuf> {
+        let name = match user.split(':').next().unwrap_or_default() {
+            "" => "root",
+            name => name,
+        };
+        let named = self.users.get(name);
+        let numbered = || self.users.get(self.names.get(&name.parse().ok()?)?);
+        let home = named.or_else(numbered).map(|(_, home)| home.clone());
+        // Root is one without a file of accounts, too.
+        home.or_else(|| ["root", "0"].contains(&name).then(|| "/root".into()))
+    }
+
+    /// The name of a user, or its number.
+    pub fn user(&self, number: u32) -> String {
+        let name = self.names.get(&number).cloned();
+        name.unwrap_or_else(|| number.to_string())
+    }
+
+    /// The name of a group, or its number.
+    pub fn group(&self, number: u32) -> String {
+        let name = self.groups.get(&number).cloned();
+        name.unwrap_or_else(|| number.to_string())
+    }
+}

@@ -1,0 +1,357 @@
+//! The calls of `process.Process`.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use hyper::body::Incoming;
+use micabox::{Command, EnvChange, Error, FileKind, Overrides, TtySize};
+use rustix::process::Signal;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::accounts::Place;
+use super::running::Running;
+use super::table::{Process, Selector};
+use crate::e2b::Server;
+use crate::e2b::connect::{self, Messages, Timing};
+use crate::e2b::http::{Answer, Request, blocking, read};
+use crate::e2b::problem::Problem;
+use crate::e2b::sandbox::Served;
+
+/// The shell that E2B's clients name, and one that more images have.
+const BASH: &str = "/bin/bash";
+const SH: &str = "/bin/sh";
+
+/// A command that a client asks for.
+#[derive(Debug, Deserialize)]
+struct Start {
+    process: Config,
+    pty: Option<Pty>,
+    tag: Option<String>,
+    /// Older clients don't say it, and have one.
+    stdin: Option<bool>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Config {
+    cmd: String,
+    #[serde(default)]
+    args: Vec<String>,
+    #[serde(default)]
+    envs: BTreeMap<String, String>,
+    cwd: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+struct Pty {
+    size: Size,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Size {
+    cols: u16,
+    rows: u16,
+}
+
+impl From<Size> for TtySize {
+    fn from(size: Size) -> Self {
+        Self {
+            rows: size.rows,
+            columns: size.cols,
+        }
+    }
+}
+
+/// The fields of all calls for a command that runs.
+#[derive(Debug, Deserialize)]
+struct Ask {
+    process: Which,
+    input: Option<Input>,
+    pty: Option<Pty>,
+    #[serde(default)]
+    signal: Value,
+}
+
+#[derive(Debug, Deserialize)]
+struct Which {
+    pid: Option<u32>,
+    tag: Option<String>,
+}
+
+/// Bytes in base64 for a stdin or a terminal.
+#[derive(Debug, Deserialize)]
+struct Input {
+    stdin: Option<String>,
+    pty: Option<String>,
+}
+
+/// A message of a stream of input.
+#[derive(Debug, Deserialize)]
+struct Streamed {
+    start: Option<Begin>,
+    data: Option<More>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Begin {
+    process: Which,
+}
+
+#[derive(Debug, Deserialize)]
+struct More {
+    input: Input,
+}
+
+/// Answers a call.
+pub async fn answer(
+    server: Arc<Server>,
+    served: Served,
+    user: Option<String>,
+    call: &str,
+    request: Request,
+) -> Answer {
+    let (head, body) = request.into_parts();
+    let timing = Timing::of(&head.headers);
+    let keepalive = json!({"event": {"keepalive": {}}});
+    match call {
+        "Start" => {
+            let started = start(&server, served, user, body, timing).await;
+            return Ok(match started {
+                Ok(rest) => connect::relay(rest, timing, &keepalive),
+                Err(problem) => connect::failed(&problem),
+            });
+        }
+        "Connect" => {
+            let ask = Messages::new(body).only::<Ask>().await;
+            let heard = ask.and_then(|ask| ask.find(&server, &served)?.hear());
+            return Ok(match heard {
+                Ok(rest) => connect::relay(rest, timing, &keepalive),
+                Err(problem) => connect::failed(&problem),
+            });
+        }
+        "StreamInput" => {
+            let done = stream_input(&server, &served, body).await;
+            return Ok(match done {
+                Ok(()) => connect::one(&json!({})),
+                Err(problem) => connect::failed(&problem),
+            });
+        }
+        _ => {}
+    }
+    let answer = match call {
+        "List" => Ok(list(&server, &served)),
+        "SendInput" => {
+            async {
+                let ask: Ask = asked(body).await?;
+                let process = ask.find(&server, &served)?;
+                let input = ask
+                    .input
+                    .ok_or_else(|| Problem::invalid("input is missing"))?;
+                input.write(&process).await
+            }
+            .await
+        }
+        "CloseStdin" => {
+            async {
+                asked::<Ask>(body)
+                    .await?
+                    .find(&server, &served)?
+                    .close()
+                    .await
+            }
+            .await
+        }
+        .map(|()| json!({})),
+        "SendSignal" => {
+            async {
+                let ask: Ask = asked(body).await?;
+                let signal = ask.signal()?;
+                ask.find(&server, &served)?.signal(signal).await
+            }
+            .await
+        }
+        .map(|()| json!({})),
+        "Update" => asked::<Ask>(body).await.and_then(|ask| {
+            let process = ask.find(&server, &served)?;
+            if let Some(pty) = ask.pty.filter(|_| process.has_terminal) {
+                process.handle.resize(pty.size.into());
+            }
+            Ok(json!({}))
+        }),
+        call => return connect::unknown(call),
+    };
+    Ok(connect::reply(answer))
+}
+
+async fn asked<T: DeserializeOwned>(body: Incoming) -> Result<T, Problem> {
+    read(body).await
+}
+
+impl Which {
+    fn selector(&self) -> Result<Selector, Problem> {
+        match (&self.pid, &self.tag) {
+            (Some(pid), _) => Ok(Selector::Pid(*pid)),
+            (None, Some(tag)) => Ok(Selector::Tag(tag.clone())),
+            (None, None) => Err(Problem::invalid("neither a pid nor a tag is given")),
+        }
+    }
+}
+
+impl Ask {
+    fn find(&self, server: &Server, served: &Served) -> Result<Arc<Process>, Problem> {
+        let which = self.process.selector()?;
+        server.processes.find(served.id(), &which)
+    }
+
+    fn signal(&self) -> Result<Signal, Problem> {
+        let signals = [
+            ("SIGNAL_SIGTERM", Signal::TERM),
+            ("SIGNAL_SIGKILL", Signal::KILL),
+        ];
+        let found = signals
+            .into_iter()
+            .find(|(name, signal)| self.signal == *name || self.signal == signal.as_raw());
+        let unknown = || Problem::unsupported("the signals here are SIGTERM and SIGKILL");
+        found.map(|(_, signal)| signal).ok_or_else(unknown)
+    }
+}
+
+impl Input {
+    async fn write(&self, process: &Process) -> Result<Value, Problem> {
+        let encoded = match (&self.stdin, &self.pty) {
+            (Some(bytes), None) if !process.has_terminal => bytes,
+            (None, Some(bytes)) if process.has_terminal => bytes,
+            _ => {
+                let message =
+                    "the command has a stdin or a terminal, and the input is for the other";
+                return Err(Problem::invalid(message));
+            }
+        };
+        let bytes = STANDARD.decode(encoded);
+        let bytes = bytes.map_err(|_| Problem::invalid("the input is not in base64"))?;
+        process.write(&bytes).await?;
+        Ok(json!({}))
+    }
+}
+
+fn list(server: &Server, served: &Served) -> Value {
+    let all = server.processes.of(served.id()).into_iter().map(|process| {
+        let mut shown = json!({"pid": process.pid, "config": process.config});
+        if let (Some(tag), Some(shown)) = (&process.tag, shown.as_object_mut()) {
+            shown.insert("tag".to_owned(), json!(tag));
+        }
+        shown
+    });
+    json!({"processes": all.collect::<Vec<_>>()})
+}
+
+async fn stream_input(server: &Server, served: &Served, body: Incoming) -> Result<(), Problem> {
+    let mut messages = Messages::new(body);
+    let mut process = None;
+    while let Some(message) = messages.next::<Streamed>().await? {
+        if let Some(begin) = message.start {
+            let which = begin.process.selector()?;
+            process = Some(server.processes.find(served.id(), &which)?);
+        }
+        if let Some(more) = message.data {
+            let missing = || Problem::invalid("the stream does not begin with a process");
+            let process = process.as_ref().ok_or_else(missing)?;
+            more.input.write(process).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn start(
+    server: &Arc<Server>,
+    served: Served,
+    user: Option<String>,
+    body: Incoming,
+    timing: Timing,
+) -> Result<tokio::sync::mpsc::Receiver<connect::Piece>, Problem> {
+    server.processes.check()?;
+    let start: Start = Messages::new(body).only().await?;
+    let config = json!({
+        "cmd": start.process.cmd,
+        "args": start.process.args,
+        "envs": start.process.envs,
+        "cwd": start.process.cwd,
+    });
+    let tag = start.tag.clone();
+    let again = served.clone();
+    let command = blocking(move || start.command(&again, user.as_deref())).await?;
+    let first = Running::start(served.sandbox.clone(), command.clone()).await;
+    let running = match first {
+        Err(_)
+            if command.argv.first().is_some_and(|name| name == BASH)
+                && !has(&served, BASH).await =>
+        {
+            let mut command = command;
+            if let Some(name) = command.argv.first_mut() {
+                *name = SH.into();
+            }
+            Running::start(served.sandbox.clone(), command).await
+        }
+        first => first,
+    };
+    let (process, rest) =
+        (server.processes).follow(served.sandbox.clone(), running?, config, tag)?;
+    if let Some(time) = timing.timeout {
+        process.limit(time);
+    }
+    Ok(rest)
+}
+
+async fn has(served: &Served, path: &'static str) -> bool {
+    let files = served.sandbox.files();
+    blocking(move || Ok(files.exists(path)?))
+        .await
+        .unwrap_or(true)
+}
+
+impl Start {
+    /// Makes the command, with what E2B tells commands about their sandbox.
+    fn command(&self, served: &Served, user: Option<&str>) -> Result<Command, Problem> {
+        let place = Place::of(served, user)?;
+        let config = &self.process;
+        let workdir = match &config.cwd {
+            Some(path) => {
+                let path = place.path(path)?;
+                let missing =
+                    || Problem::invalid(format!("cwd '{}' does not exist", path.display()));
+                match place.files().stat(&path) {
+                    Ok(stat) if stat.kind == FileKind::Directory => path,
+                    Ok(_) | Err(Error::File { .. }) => return Err(missing()),
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            None => place.base().to_owned(),
+        };
+        let told = [
+            ("E2B_SANDBOX", "true"),
+            ("E2B_SANDBOX_ID", served.id()),
+            ("E2B_TEMPLATE_ID", &served.label.template),
+        ];
+        let given = config.envs.iter();
+        let given = given.map(|(name, value)| (name.as_str(), value.as_str()));
+        let env = told.into_iter().chain(given);
+        let argv = std::iter::once(&config.cmd).chain(&config.args);
+        let overrides = Overrides {
+            args: argv.map(Into::into).collect(),
+            env: env
+                .map(|(name, value)| EnvChange::Set(name.into(), value.into()))
+                .collect(),
+            user: Some(place.user.clone()),
+            workdir: Some(workdir.into()),
+            ..Overrides::default()
+        };
+        let mut command = served.sandbox.command(&overrides)?;
+        command.tty = self.pty.map(|pty| pty.size.into());
+        command.stdin = self.pty.is_some() || self.stdin.unwrap_or(true);
+        Ok(command)
+    }
+}

@@ -1,0 +1,277 @@
+//! The commands that this server has started, and who hears their output.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use micabox::{ExitStatus, Handle, SandboxRef};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::unix::pipe::{Receiver, Sender};
+use tokio::sync::mpsc;
+
+use super::running::{Running, ended};
+use crate::e2b::connect::{self, Piece};
+use crate::e2b::http::blocking;
+use crate::e2b::problem::{Kind, Problem};
+use crate::mcp::kill_rest;
+
+/// Most commands of a server at a time, and most clients that hear one.
+const COMMANDS: usize = 1000;
+const CLIENTS: usize = 64;
+
+/// Bytes of output that are read at a time.
+const PIECE: usize = 32 << 10;
+
+/// Pieces of output that wait for a client. The command waits for the slowest.
+const PIECES: usize = 16;
+
+/// How much later a command is killed than its client hears that its time is over.
+const LAG: Duration = Duration::from_millis(200);
+
+/// All commands, by sandbox and process ID.
+#[derive(Debug, Default)]
+pub struct Processes(Mutex<HashMap<(String, u32), Arc<Process>>>);
+
+/// A command that runs.
+#[derive(Debug)]
+pub struct Process {
+    pub pid: u32,
+    pub tag: Option<String>,
+    /// As the client gave it.
+    pub config: Value,
+    pub has_terminal: bool,
+    pub handle: Handle,
+    sandbox: SandboxRef,
+    stdin: tokio::sync::Mutex<Option<Sender>>,
+    /// None once it is over.
+    clients: Mutex<Option<Vec<mpsc::Sender<Piece>>>>,
+}
+
+impl Processes {
+    /// Follows a command to its end. Returns it, and what its first client hears.
+    pub fn follow(
+        self: &Arc<Self>,
+        sandbox: SandboxRef,
+        running: Running,
+        config: Value,
+        tag: Option<String>,
+    ) -> Result<(Arc<Process>, mpsc::Receiver<Piece>), Problem> {
+        let process = Arc::new(Process {
+            pid: running.pid,
+            tag,
+            config,
+            has_terminal: running.stderr.is_none(),
+            handle: running.handle,
+            stdin: tokio::sync::Mutex::new(running.stdin),
+            clients: Mutex::new(Some(Vec::new())),
+            sandbox,
+        });
+        let rest = process.hear()?;
+        let key = (process.sandbox.id().to_owned(), process.pid);
+        self.lock().insert(key.clone(), Arc::clone(&process));
+        let (all, followed) = (Arc::clone(self), Arc::clone(&process));
+        tokio::spawn(async move {
+            let end = followed.pass_on(running.stdout, running.stderr).await;
+            all.lock().remove(&key);
+            followed.finish(end).await;
+        });
+        Ok((process, rest))
+    }
+
+    /// Fails if there are too many.
+    pub fn check(&self) -> Result<(), Problem> {
+        if self.lock().len() < COMMANDS {
+            return Ok(());
+        }
+        let message = format!("this server has {COMMANDS} commands already");
+        Err(Problem::new(Kind::TooMany, message))
+    }
+
+    /// Finds a command by its process ID or tag.
+    pub fn find(&self, sandbox: &str, which: &Selector) -> Result<Arc<Process>, Problem> {
+        let all = self.lock();
+        let found = match which {
+            Selector::Pid(pid) => all.get(&(sandbox.to_owned(), *pid)),
+            Selector::Tag(tag) => all
+                .iter()
+                .find(|((of, _), process)| of == sandbox && process.tag.as_ref() == Some(tag))
+                .map(|(_, process)| process),
+        };
+        let unknown = || Problem::not_found(format!("process with {which} not found"));
+        found.map(Arc::clone).ok_or_else(unknown)
+    }
+
+    /// Returns all of a sandbox.
+    pub fn of(&self, sandbox: &str) -> Vec<Arc<Process>> {
+        let all = self.lock();
+        let ours = all.iter().filter(|((of, _), _)| of == sandbox);
+        ours.map(|(_, process)| Arc::clone(process)).collect()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<(String, u32), Arc<Process>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How a client names a command.
+#[derive(Debug)]
+pub enum Selector {
+    Pid(u32),
+    Tag(String),
+}
+
+impl std::fmt::Display for Selector {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Pid(pid) => write!(f, "pid {pid}"),
+            Self::Tag(tag) => write!(f, "tag {tag}"),
+        }
+    }
+}
+
+impl Process {
+    /// Returns the command's output from now on, after a message that it runs.
+    pub fn hear(&self) -> Result<mpsc::Receiver<Piece>, Problem> {
+        let mut clients = self.lock();
+        let over = || Problem::not_found(format!("process with pid {} not found", self.pid));
+        let clients = clients.as_mut().ok_or_else(over)?;
+        clients.retain(|client| !client.is_closed());
+        if clients.len() == CLIENTS {
+            let message = format!("the command has {CLIENTS} clients already");
+            return Err(Problem::new(Kind::TooMany, message));
+        }
+        let (client, rest) = mpsc::channel(PIECES);
+        let start = event(&json!({"start": {"pid": self.pid}}));
+        let _ = client.try_send(Piece::Message(start));
+        clients.push(client);
+        Ok(rest)
+    }
+
+    /// Passes output on until the command has ended.
+    async fn pass_on(
+        &self,
+        mut stdout: Receiver,
+        stderr: Option<Receiver>,
+    ) -> Result<ExitStatus, Problem> {
+        let name = if self.has_terminal { "pty" } else { "stdout" };
+        let errors = async {
+            if let Some(mut stderr) = stderr {
+                self.copy(&mut stderr, "stderr").await;
+            }
+        };
+        tokio::join!(self.copy(&mut stdout, name), errors);
+        ended(&self.handle).await
+    }
+
+    async fn copy(&self, from: &mut Receiver, name: &str) {
+        let mut buffer = vec![0; PIECE];
+        while let Ok(count @ 1..) = from.read(&mut buffer).await {
+            let bytes = buffer.get(..count).unwrap_or_default();
+            let data = STANDARD.encode(bytes);
+            self.tell(&event(&json!({"data": {name: data}}))).await;
+        }
+    }
+
+    async fn tell(&self, message: &Bytes) {
+        let clients = self.lock().clone().unwrap_or_default();
+        for client in clients {
+            // One that has left needs nothing.
+            let _ = client.send(Piece::Message(message.clone())).await;
+        }
+    }
+
+    async fn finish(&self, end: Result<ExitStatus, Problem>) {
+        let clients = self.lock().take().unwrap_or_default();
+        self.stdin.lock().await.take();
+        for client in clients {
+            match &end {
+                Ok(status) => {
+                    let _ = client.send(Piece::Message(event(&exit(*status)))).await;
+                    let _ = client.send(Piece::End(None)).await;
+                }
+                Err(problem) => {
+                    let _ = client.send(Piece::End(Some(problem.clone()))).await;
+                }
+            }
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Vec<mpsc::Sender<Piece>>>> {
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes to its stdin or terminal, as it reads.
+    pub async fn write(&self, bytes: &[u8]) -> Result<(), Problem> {
+        let mut stdin = self.stdin.lock().await;
+        let closed = || Problem::new(Kind::Conflict, "the command has no stdin, or it is closed");
+        let pipe = stdin.as_mut().ok_or_else(closed)?;
+        pipe.write_all(bytes).await.map_err(|_| closed())
+    }
+
+    /// Ends its stdin.
+    pub async fn close(&self) -> Result<(), Problem> {
+        if self.has_terminal {
+            let message = "a terminal's input does not end: send it Ctrl-D";
+            return Err(Problem::new(Kind::Conflict, message));
+        }
+        let closed = || Problem::new(Kind::Conflict, "the command has no stdin, or it is closed");
+        let stdin = self.stdin.lock().await.take();
+        stdin.map(drop).ok_or_else(closed)
+    }
+
+    /// Sends it a signal. What a killed script has left of its session is killed as well.
+    pub async fn signal(&self, signal: Signal) -> Result<(), Problem> {
+        self.handle.signal(signal.as_raw());
+        if signal != Signal::KILL {
+            return Ok(());
+        }
+        let (sandbox, pid) = (self.sandbox.clone(), self.pid);
+        blocking(move || {
+            kill_rest(&sandbox, pid);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Kills it after this time, once its client has heard that it is over.
+    pub fn limit(self: &Arc<Self>, time: Duration) {
+        let process = Arc::downgrade(self);
+        tokio::spawn(async move {
+            tokio::time::sleep(time.saturating_add(LAG)).await;
+            if let Some(process) = process.upgrade() {
+                let _ = process.signal(Signal::KILL).await;
+            }
+        });
+    }
+}
+
+/// A message of a command's stream.
+fn event(event: &Value) -> Bytes {
+    connect::message(&json!({"event": event}))
+}
+
+/// The end of a command, as Go describes one, in which E2B's server is written.
+fn exit(status: ExitStatus) -> Value {
+    match status {
+        ExitStatus::Exited(0) => {
+            json!({"end": {"exitCode": 0, "exited": true, "status": "exit status 0"}})
+        }
+        ExitStatus::Exited(code) => {
+            let words = format!("exit status {code}");
+            json!({"end": {"exitCode": code, "exited": true, "status": words, "error": words}})
+        }
+        ExitStatus::Signaled(signal) => {
+            let words = match Signal::from_named_raw(signal) {
+                Some(Signal::KILL) => "signal: killed".to_owned(),
+                Some(Signal::TERM) => "signal: terminated".to_owned(),
+                _ => format!("signal: {signal}"),
+            };
+            json!({"end": {"exitCode": -1, "exited": false, "status": words, "error": words}})
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! The watches of clients that ask for changes from time to time.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use serde_json::Value;
+
+use crate::e2b::problem::{Kind, Problem};
+use crate::e2b::token;
+
+/// Most watches of a server, streams included: each has a thread.
+const WATCHES: usize = 128;
+
+/// Most changes that are kept for a client that does not ask.
+const CHANGES: usize = 10_000;
+
+/// All watches.
+#[derive(Debug, Default)]
+pub struct Watchers {
+    /// With the sandbox's ID.
+    kept: Mutex<HashMap<String, (String, Arc<Watcher>)>>,
+    running: Arc<()>,
+}
+
+/// What has changed since a client asked.
+#[derive(Debug, Default)]
+pub struct Watcher(Mutex<Changes>);
+
+#[derive(Debug, Default)]
+struct Changes {
+    all: VecDeque<Value>,
+    are_missing: bool,
+    end: Option<Problem>,
+}
+
+/// A watch's place; it is free again when this is dropped.
+#[derive(Debug)]
+pub struct Ticket {
+    _running: Arc<()>,
+}
+
+impl Watchers {
+    /// Takes a place for a watch.
+    pub fn ticket(&self) -> Result<Ticket, Problem> {
+        if Arc::strong_count(&self.running) > WATCHES {
+            let message = format!("this server has {WATCHES} watches already");
+            return Err(Problem::new(Kind::TooMany, message));
+        }
+        Ok(Ticket {
+            _running: Arc::clone(&self.running),
+        })
+    }
+
+    /// Keeps a watch. Returns its name, and where its changes go for as long as it is kept.
+    pub fn keep(&self, sandbox: &str) -> Result<(String, Weak<Watcher>), Problem> {
+        let name = token::random();
+        let name = name.map_err(|error| Problem::new(Kind::Internal, error.to_string()))?;
+        let watcher = Arc::new(Watcher::default());
+        let changes = Arc::downgrade(&watcher);
+        let kept = (sandbox.to_owned(), watcher);
+        self.lock().insert(name.clone(), kept);
+        Ok((name, changes))
+    }
+
+    /// Finds a sandbox's watch.
+    pub fn find(&self, sandbox: &str, name: &str) -> Result<Arc<Watcher>, Problem> {
+        let kept = self.lock();
+        let found = kept.get(name).filter(|(of, _)| of == sandbox);
+        let found = found.map(|(_, watcher)| Arc::clone(watcher));
+        found.ok_or_else(|| Problem::not_found(format!("no watcher with the id {name:?}")))
+    }
+
+    /// Ends a sandbox's watch.
+    pub fn remove(&self, sandbox: &str, name: &str) -> Result<(), Problem> {
+        self.find(sandbox, name)?;
+        self.lock().remove(name);
+        Ok(())
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, (String, Arc<Watcher>)>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Watcher {
+    /// Notes a change.
+    pub fn push(&self, event: Value) {
+        let mut changes = self.lock();
+        if changes.all.len() == CHANGES {
+            changes.all.pop_front();
+            changes.are_missing = true;
+        }
+        changes.all.push_back(event);
+    }
+
+    /// Notes why there are no more.
+    pub fn end(&self, why: Problem) {
+        self.lock().end = Some(why);
+    }
+
+    /// Notes that some are missing.
+    pub fn miss(&self) {
+        self.lock().are_missing = true;
+    }
+
+    /// Returns what has changed.
+    pub fn take(&self) -> Result<Vec<Value>, Problem> {
+        let mut changes = self.lock();
+        if std::mem::take(&mut changes.are_missing) {
+            changes.all.clear();
+            let message = "there were too many changes, and some are missing";
+            return Err(Problem::new(Kind::TooMany, message));
+        }
+        match &changes.end {
+            Some(why) if changes.all.is_empty() => Err(why.clone()),
+            _ => Ok(changes.all.drain(..).collect()),
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Changes> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

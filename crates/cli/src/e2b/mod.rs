@@ -1,0 +1,120 @@
+//! `mica serve --e2b`: E2B's API, for its own clients, with sandboxes of this machine.
+//!
+//! [`route`] decides whom a request is for: the API ([`rest`]), or what E2B's clients expect at two ports of a
+//! sandbox ([`envd`], [`code`]), or a port of a program in it ([`ports`]). The sandboxes are detached ones, and what
+//! E2B has that mica has not is in a label of theirs ([`label`]): another server finds all of it. What blocks is
+//! done in a thread; the rest shares one.
+
+mod code;
+mod connect;
+mod deadline;
+mod envd;
+mod http;
+mod label;
+mod ports;
+mod problem;
+pub mod program;
+mod rest;
+mod route;
+mod sandbox;
+mod serve;
+mod template;
+mod token;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use micabox::Sandboxes;
+use serde_json::{Map, Value};
+use tokio::sync::Semaphore;
+
+use crate::failure::Failure;
+use crate::{Outcome, settings};
+use code::Contexts;
+use deadline::Deadlines;
+use envd::{Processes, Watchers};
+use template::Templates;
+use token::Key;
+
+/// Where it listens unless told otherwise: where E2B's clients look for an API of this machine.
+const LISTEN: &str = "127.0.0.1:3000";
+
+/// Most connections to ports of sandboxes at a time.
+const PROXIED: usize = 512;
+
+/// The flags beside `--e2b`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Address and port; 0 takes a free port
+    #[arg(long, value_name = "IP:PORT", default_value = LISTEN, requires = "e2b")]
+    listen: SocketAddr,
+
+    /// Another image for a template's name; a template without one is the image of this name
+    #[arg(long, value_name = "NAME=IMAGE", value_parser = template::pair, requires = "e2b")]
+    template: Vec<(String, String)>,
+
+    /// An option of `mica run` for all sandboxes, without dashes [backend=host, memory=2g, upper=disk]
+    #[arg(long, value_name = "NAME[=VALUE]", value_parser = option, requires = "e2b")]
+    with: Vec<(String, Value)>,
+}
+
+/// What all requests share.
+#[derive(Debug)]
+struct Server {
+    sandboxes: Sandboxes,
+    key: Key,
+    templates: Templates,
+    /// Options of every sandbox.
+    options: Map<String, Value>,
+    /// What a sandbox's host names end with.
+    domain: String,
+    processes: Arc<Processes>,
+    watchers: Watchers,
+    contexts: Contexts,
+    deadlines: Deadlines,
+    /// Places for connections to ports.
+    proxied: Arc<Semaphore>,
+}
+
+/// Serves until a signal ends this process. The sandboxes go on.
+pub fn execute(args: Args) -> Outcome {
+    // A terminal's Ctrl-C is for this process alone: the sandboxes' owners are not of its group.
+    let sandboxes = settings::sandboxes(&settings::store()?)?;
+    let key = Key::of(sandboxes.store().root())?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::of(&error).context("starting the server"))?;
+    let served = runtime.block_on(async {
+        let listener = serve::listen(args.listen).await?;
+        let address = listener.local_addr().map_err(|e| Failure::of(&e))?;
+        let server = Server {
+            sandboxes,
+            key,
+            templates: Templates::new(args.template),
+            options: sandbox::options(args.with),
+            domain: format!("localhost:{}", address.port()),
+            processes: Arc::default(),
+            watchers: Watchers::default(),
+            contexts: Contexts::default(),
+            deadlines: Deadlines::default(),
+            proxied: Arc::new(Semaphore::new(PROXIED)),
+        };
+        serve::serve(server, listener, address).await
+    });
+    // Threads that wait for sandboxes end with the process.
+    runtime.shutdown_background();
+    served?;
+    Ok(0)
+}
+
+fn option(text: &str) -> Result<(String, Value), String> {
+    let (name, value) = match text.split_once('=') {
+        Some((name, value)) => (name, Value::from(value)),
+        None => (text, Value::Bool(true)),
+    };
+    if name.is_empty() || name.starts_with('-') {
+        return Err("name an option without dashes, as in memory=2g".to_owned());
+    }
+    Ok((name.to_owned(), value))
+}

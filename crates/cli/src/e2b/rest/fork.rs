@@ -1,0 +1,60 @@
+//! `POST /sandboxes/ID/fork`
+
+use std::sync::Arc;
+
+use hyper::StatusCode;
+use serde::Deserialize;
+use serde_json::json;
+
+use super::create::keep;
+use super::view;
+use crate::e2b::http::{self, Answer, blocking};
+use crate::e2b::label;
+use crate::e2b::problem::Problem;
+use crate::e2b::{Server, deadline};
+use crate::serve::sandboxes;
+
+/// Most copies of a request.
+const COPIES: u16 = 100;
+
+/// Seconds of a copy, unless the client wants something else.
+const DEFAULT: u64 = 15;
+
+/// The body.
+#[derive(Debug, Deserialize)]
+pub struct Fork {
+    timeout: Option<u64>,
+    count: Option<u16>,
+}
+
+/// Makes copies that continue where the sandbox is.
+pub async fn fork(server: &Arc<Server>, id: &str, fork: Fork) -> Answer {
+    let served = server.found(id).await?;
+    let seconds = deadline::seconds(fork.timeout, DEFAULT)?;
+    let count = fork.count.unwrap_or(1);
+    if !(1..=COPIES).contains(&count) {
+        return Err(Problem::invalid(format!(
+            "count is not between 1 and {COPIES}"
+        )));
+    }
+    let all = server.sandboxes.clone();
+    let copies = blocking(move || {
+        let labels = (0..count).map(|_| served.label.of_copy()?.text());
+        let labels = labels.collect::<Result<Vec<_>, _>>()?;
+        let made = sandboxes::fork_with(&all, served.id(), count, |builder, number| match labels
+            .get(usize::from(number))
+        {
+            Some(text) => builder.label(label::NAME, text),
+            None => builder,
+        })?;
+        let kept = made.into_iter().map(|made| keep(&all, made));
+        kept.collect::<Result<Vec<_>, _>>()
+    })
+    .await?;
+    let mut results = Vec::new();
+    for copy in &copies {
+        server.give(copy, seconds).await?;
+        results.push(json!({"sandbox": view::access(server, copy)}));
+    }
+    Ok(http::json(StatusCode::CREATED, &results))
+}

@@ -1,0 +1,74 @@
+//! What sandboxes use, as of now: there is no history.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use hyper::{StatusCode, Uri};
+use micabox::Upper;
+use serde_json::{Map, Value, json};
+
+use crate::e2b::Server;
+use crate::e2b::http::{self, Answer, blocking, query};
+use crate::e2b::problem::Problem;
+use crate::e2b::sandbox::{self, Served};
+use crate::output::rfc3339;
+
+/// How long processors are measured.
+const MOMENT: Duration = Duration::from_millis(100);
+
+/// Most sandboxes of a request.
+const MANY: usize = 100;
+
+/// Measures one.
+pub async fn of_one(server: &Arc<Server>, id: &str) -> Answer {
+    let served = server.found(id).await?;
+    let measured = blocking(move || measure(&served)).await?;
+    Ok(http::json(StatusCode::OK, &[measured]))
+}
+
+/// Measures those whose IDs are in the query.
+pub async fn of_many(server: &Arc<Server>, uri: &Uri) -> Answer {
+    let ids = query(uri, "sandbox_ids").unwrap_or_default();
+    let ids: Vec<String> = ids.split(',').map(str::to_owned).collect();
+    if ids.len() > MANY {
+        return Err(Problem::invalid(format!("more than {MANY} sandboxes")));
+    }
+    let all = server.sandboxes.clone();
+    let measured = blocking(move || {
+        let mut measured = Map::new();
+        for id in ids {
+            if let Ok(served) = sandbox::find(&all, &id) {
+                measured.insert(id, measure(&served)?);
+            }
+        }
+        Ok(json!({"sandboxes": measured}))
+    });
+    Ok(http::json(StatusCode::OK, &measured.await?))
+}
+
+fn measure(served: &Served) -> Result<Value, Problem> {
+    let record = served.record();
+    let before = served.sandbox.stats()?;
+    std::thread::sleep(MOMENT);
+    let after = served.sandbox.stats()?;
+    let spent = after.processor_time.saturating_sub(before.processor_time);
+    let share = Duration::from_micros(spent).as_secs_f64() / MOMENT.as_secs_f64() * 100.0;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let seconds = now.map_or(0, |since| since.as_secs());
+    let disk = match &record.upper {
+        Upper::Disk { size } => *size,
+        _ => 0,
+    };
+    Ok(json!({
+        "timestamp": rfc3339(seconds),
+        "timestampUnix": seconds,
+        "cpuCount": record.cpus,
+        "cpuUsedPct": share / f64::from(record.cpus.max(1)),
+        "memUsed": after.own_memory,
+        "memTotal": u64::from(record.memory_mib) << 20,
+        "memCache": after.shared_memory,
+        // Only the guest knows.
+        "diskUsed": 0,
+        "diskTotal": disk,
+    }))
+}

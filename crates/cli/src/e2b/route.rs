@@ -1,0 +1,185 @@
+//! Whom a request is for, and whether its client may.
+//!
+//! E2B's clients name a sandbox in a header, or a host: `PORT-ID.` and any domain, since a name that
+//! leads here says nothing about who made it. An address of a file that was signed names no sandbox; the signature
+//! is that of one sandbox's token.
+
+use std::sync::Arc;
+
+use hyper::header::HOST;
+use hyper::{Method, StatusCode};
+
+use super::Server;
+use super::http::{self, Answer, Request, Response, blocking, header, query};
+use super::problem::{Kind, Problem};
+use super::sandbox::{self, Served, is_id};
+use super::token::{Signed, matches};
+use super::{code, envd, ports, rest};
+
+/// The port at which E2B's clients look for files and commands.
+const ENVD: u16 = 49983;
+
+/// The port at which they look for an interpreter.
+const CODE: u16 = 49999;
+
+/// A port of a sandbox.
+#[derive(Debug, PartialEq, Eq)]
+struct Place {
+    id: String,
+    port: u16,
+}
+
+/// Answers a request.
+pub async fn answer(server: Arc<Server>, request: Request) -> Response {
+    let answered = match place(&request) {
+        Ok(None) if request.uri().path() == envd::FILES => signed(server, request).await,
+        Ok(None) => api(server, request).await,
+        Ok(Some(place)) => at(server, place, request).await,
+        Err(problem) => Err(problem),
+    };
+    answered.unwrap_or_else(|problem| problem.reply())
+}
+
+/// The sandbox and port that a request is for; None for the API.
+fn place(request: &Request) -> Result<Option<Place>, Problem> {
+    let headers = request.headers();
+    if let Some(id) = headers.get("e2b-sandbox-id") {
+        let id = id.to_str().ok().filter(|id| is_id(id));
+        let port = match header(headers, "e2b-sandbox-port") {
+            Some(port) => port.parse().ok(),
+            None => Some(ENVD),
+        };
+        let place = id.zip(port).map(|(id, port)| Place {
+            id: id.to_owned(),
+            port,
+        });
+        return place.map(Some).ok_or_else(Problem::no_sandbox);
+    }
+    let host = headers.get(HOST).and_then(|host| host.to_str().ok());
+    Ok(host.and_then(of_host))
+}
+
+fn of_host(host: &str) -> Option<Place> {
+    let (label, _) = host.split_once('.')?;
+    let (port, id) = label.split_once('-')?;
+    Some(Place {
+        port: port.parse().ok()?,
+        id: Some(id).filter(|id| is_id(id))?.to_owned(),
+    })
+}
+
+/// Of the API, for those who have its key.
+async fn api(server: Arc<Server>, request: Request) -> Answer {
+    if request.uri().path() == "/health" && request.method() == Method::GET {
+        return Ok(http::empty(StatusCode::NO_CONTENT));
+    }
+    if !server.key.is(header(request.headers(), "x-api-key")) {
+        return Err(Problem::new(
+            Kind::Unauthenticated,
+            "the header X-API-Key does not have this server's key",
+        ));
+    }
+    let (head, body) = request.into_parts();
+    rest::answer(server, head, body).await
+}
+
+/// At a port of a sandbox.
+async fn at(server: Arc<Server>, place: Place, request: Request) -> Answer {
+    let Place { id, port } = place;
+    if port == ENVD && request.uri().path() == "/health" {
+        server.awake(&id).await?;
+        return Ok(http::empty(StatusCode::NO_CONTENT));
+    }
+    // Who may not, does not resume it either.
+    let all = server.sandboxes.clone();
+    let name = id.clone();
+    let found = blocking(move || sandbox::find(&all, &name).map_err(|_| Problem::no_sandbox()));
+    let label = found.await?.label;
+    let given = |name| header(request.headers(), name);
+    let has_token = matches(&label.token, given("x-access-token"));
+    let has_traffic = matches(&label.traffic, given("e2b-traffic-access-token"));
+    let may = match port {
+        ENVD => has_token || is_signed(request.method(), request.uri(), &label.token),
+        CODE => has_token || has_traffic,
+        _ => label.is_public || has_traffic,
+    };
+    if !may {
+        return Err(Problem::new(
+            Kind::Unauthenticated,
+            "the sandbox's token is missing or wrong",
+        ));
+    }
+    let served = server.awake(&id).await?;
+    match port {
+        ENVD => envd::answer(server, served, request).await,
+        CODE => code::answer(server, served, request).await,
+        port => ports::answer(server, served, port, request).await,
+    }
+}
+
+/// A file's address that names no sandbox.
+async fn signed(server: Arc<Server>, request: Request) -> Answer {
+    let all = server.sandboxes.clone();
+    let (method, uri) = (request.method().clone(), request.uri().clone());
+    let found: Option<Served> = blocking(move || {
+        let mut all = sandbox::all(&all)?.into_iter();
+        Ok(all.find(|served| is_signed(&method, &uri, &served.label.token)))
+    })
+    .await?;
+    let served = found.ok_or_else(|| {
+        let message = "the address is not signed for a sandbox that is here";
+        Problem::new(Kind::Unauthenticated, message)
+    })?;
+    let served = server.awake(served.id()).await?;
+    envd::answer(server, served, request).await
+}
+
+/// Returns whether an address of a file is signed with this token.
+fn is_signed(method: &Method, uri: &hyper::Uri, token: &str) -> bool {
+    if uri.path() != envd::FILES {
+        return false;
+    }
+    let operation = match *method {
+        Method::GET => "read",
+        Method::POST => "write",
+        _ => return false,
+    };
+    let Some(signature) = query(uri, "signature") else {
+        return false;
+    };
+    let expiration = query(uri, "signature_expiration");
+    let signed = Signed {
+        path: &query(uri, "path").unwrap_or_default(),
+        operation,
+        user: &query(uri, "username").unwrap_or_default(),
+        expiration: expiration.as_deref(),
+        signature: &signature,
+    };
+    signed.is_valid(token)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_names_a_port_of_a_sandbox() {
+        let id = "0123456789abcdef0123456789abcdef";
+        for (host, port) in [
+            (format!("8080-{id}.localhost:3000"), Some(8080)),
+            (format!("1-{id}.e2b.app"), Some(1)),
+            (format!("65536-{id}.e2b.app"), None),
+            (format!("-1-{id}.e2b.app"), None),
+            (format!("8080-{id}"), None),
+            (format!("8080-{}.e2b.app", id.to_uppercase()), None),
+            (format!("8080-{id}0.e2b.app"), None),
+            ("8080-../../etc.e2b.app".to_owned(), None),
+            ("localhost:3000".to_owned(), None),
+            ("127.0.0.1:3000".to_owned(), None),
+        ] {
+            let place = of_host(&host);
+            assert_eq!(place.as_ref().map(|place| place.port), port, "{host}");
+            assert!(place.is_none_or(|place| place.id == id), "{host}");
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! The sandboxes that are served: those with our label that run or are paused.
+
+use micabox::{Record, SandboxRef, Sandboxes, Status};
+use serde_json::{Map, Value};
+
+use super::Server;
+use super::http::blocking;
+use super::label::Label;
+use super::problem::Problem;
+
+/// A sandbox of the server's clients.
+#[derive(Clone, Debug)]
+pub struct Served {
+    pub sandbox: SandboxRef,
+    pub label: Label,
+}
+
+impl Served {
+    /// Returns the sandbox if it is one of ours, and has not ended.
+    pub fn of(sandbox: SandboxRef) -> Option<Self> {
+        let record = sandbox.record();
+        let is_there = matches!(
+            record.status,
+            Status::Running { .. } | Status::Paused { .. }
+        );
+        let label = Label::of(record).filter(|_| is_there && !record.is_orphaned())?;
+        Some(Self { sandbox, label })
+    }
+
+    pub fn record(&self) -> &Record {
+        self.sandbox.record()
+    }
+
+    pub fn id(&self) -> &str {
+        self.sandbox.id()
+    }
+
+    pub fn is_paused(&self) -> bool {
+        matches!(self.record().status, Status::Paused { .. })
+    }
+
+    /// Since when it runs, in seconds since 1970.
+    pub fn since(&self) -> u64 {
+        match self.record().status {
+            Status::Running { since } | Status::Paused { since } => {
+                u64::try_from(since).unwrap_or(0)
+            }
+            _ => 0,
+        }
+    }
+}
+
+/// Finds a sandbox by its ID, which may be anything that a client sent.
+pub fn find(sandboxes: &Sandboxes, id: &str) -> Result<Served, Problem> {
+    let unknown = || Problem::unknown_sandbox(id);
+    if !is_id(id) {
+        return Err(unknown());
+    }
+    let sandbox = sandboxes.get(id).map_err(|_| unknown())?;
+    if sandbox.id() != id {
+        return Err(unknown());
+    }
+    Served::of(sandbox).ok_or_else(unknown)
+}
+
+/// Finds all.
+pub fn all(sandboxes: &Sandboxes) -> Result<Vec<Served>, Problem> {
+    let records = sandboxes.list()?.into_iter();
+    let ours = records.filter(|record| Label::of(record).is_some());
+    let found = ours.filter_map(|record| sandboxes.get(&record.id).ok());
+    Ok(found.filter_map(Served::of).collect())
+}
+
+impl Server {
+    /// Finds a sandbox for a request to itself, and resumes it if it is paused and that is wished.
+    pub async fn awake(&self, id: &str) -> Result<Served, Problem> {
+        let (all, id) = (self.sandboxes.clone(), id.to_owned());
+        let served = blocking(move || find(&all, &id).map_err(|_| Problem::no_sandbox())).await?;
+        if !served.is_paused() {
+            return Ok(served);
+        }
+        if !served.label.auto_resume {
+            return Err(Problem::no_sandbox());
+        }
+        self.resume(&served, super::deadline::AFTER_RESUME).await?;
+        Ok(served)
+    }
+}
+
+/// Returns whether a text has the form of an ID.
+pub fn is_id(text: &str) -> bool {
+    text.len() == 32
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+}
+
+/// Returns the options of all sandboxes: what was asked for, and a disk where nothing else can keep the state of a
+/// sandbox for others.
+pub fn options(given: Vec<(String, Value)>) -> Map<String, Value> {
+    let mut options = Map::new();
+    for (name, value) in given {
+        let name = name.replace('_', "-");
+        match options.get_mut(&name) {
+            Some(Value::Array(values)) => values.push(value),
+            Some(before) => *before = Value::Array(vec![before.take(), value]),
+            None => {
+                options.insert(name, value);
+            }
+        }
+    }
+    if needs_disk(&options) {
+        options.entry("upper").or_insert_with(|| "disk".into());
+    }
+    options
+}
+
+/// Returns whether sandboxes with these options can be copied only with a disk: a machine without KVM has no saved
+/// memory. (On this machine's own kernel there is no disk either.)
+fn needs_disk(options: &Map<String, Value>) -> bool {
+    match options.get("backend").and_then(Value::as_str) {
+        None | Some("auto") => {
+            let mut kvm = std::fs::File::options();
+            kvm.read(true).write(true).open("/dev/kvm").is_err()
+        }
+        Some(backend) => backend == "qemu",
+    }
+}

@@ -1,0 +1,143 @@
+//! What a client has to know: the API's key, a sandbox's tokens, and signatures of addresses of files.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD_NO_PAD;
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+use crate::failure::Failure;
+
+/// The file below the store with the key.
+const FILE: &str = "e2b-key";
+
+/// The API's key. It is made once, so that clients may keep it.
+#[derive(Debug)]
+pub struct Key(String);
+
+impl Key {
+    /// Reads the key, or makes it.
+    pub fn of(store: &Path) -> Result<Self, Failure> {
+        let path = store.join(FILE);
+        let failed = |error: io::Error| {
+            Failure::of(&error).context(&format!("the key in {}", path.display()))
+        };
+        match fs::read_to_string(&path) {
+            Ok(key) if !key.trim().is_empty() => return Ok(Self(key.trim().to_owned())),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+            _ => {}
+        }
+        let key = format!("e2b_{}", random().map_err(failed)?);
+        let mut file = tempfile::Builder::new();
+        let file = file.prefix(".e2b-key").tempfile_in(store).map_err(failed)?;
+        (&file).write_all(key.as_bytes()).map_err(failed)?;
+        // Another server may have been faster: its key counts.
+        match file.persist_noclobber(&path) {
+            Ok(_) => Ok(Self(key)),
+            Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => {
+                let key = fs::read_to_string(&path).map_err(failed)?;
+                Ok(Self(key.trim().to_owned()))
+            }
+            Err(error) => Err(failed(error.error)),
+        }
+    }
+
+    /// Returns the key, for its owner.
+    pub fn text(&self) -> &str {
+        &self.0
+    }
+
+    /// Returns whether a client knows it.
+    pub fn is(&self, given: Option<&str>) -> bool {
+        matches(&self.0, given)
+    }
+}
+
+/// Compares in a time that does not tell where the difference is.
+pub fn matches(secret: &str, given: Option<&str>) -> bool {
+    let digest = |text: &str| Sha256::digest(text.as_bytes());
+    given.is_some_and(|given| digest(secret).ct_eq(&digest(given)).into())
+}
+
+/// Makes a token: 40 hexadecimal digits.
+pub fn random() -> io::Result<String> {
+    let mut bytes = [0; 20];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// The signature of an address of a file, as E2B's clients compute it.
+#[derive(Debug)]
+pub struct Signed<'a> {
+    pub path: &'a str,
+    /// `read` or `write`.
+    pub operation: &'a str,
+    pub user: &'a str,
+    /// Seconds since 1970 at which it is over, in digits.
+    pub expiration: Option<&'a str>,
+    pub signature: &'a str,
+}
+
+impl Signed<'_> {
+    /// Returns whether it was made with this token, and its time is not over.
+    pub fn is_valid(&self, token: &str) -> bool {
+        let Self {
+            path,
+            operation,
+            user,
+            ..
+        } = self;
+        let mut text = format!("{path}:{operation}:{user}:{token}");
+        if let Some(expiration) = self.expiration {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH);
+            let now = now.map_or(u64::MAX, |since| since.as_secs());
+            if !expiration.parse().is_ok_and(|until: u64| until > now) {
+                return false;
+            }
+            text = format!("{text}:{expiration}");
+        }
+        let digest = STANDARD_NO_PAD.encode(Sha256::digest(text.as_bytes()));
+        matches(&format!("v1_{digest}"), Some(self.signature))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signature_is_that_of_e2bs_clients() {
+        // get_signature("/a b", "read", "user", "token", None) of the Python package.
+        let mut signed = Signed {
+            path: "/a b",
+            operation: "read",
+            user: "user",
+            expiration: None,
+            signature: "v1_3y7zC7/SVa0mfOWGah2e4+8/STWMnZ8YMEZ8XJy2GHA",
+        };
+        assert!(signed.is_valid("token"));
+        assert!(!signed.is_valid("tokem"));
+        signed.operation = "write";
+        assert!(!signed.is_valid("token"));
+    }
+
+    #[test]
+    fn an_address_whose_time_is_over_is_not_valid() {
+        for (expiration, is_valid) in [("1", false), ("99999999999", true), ("never", false)] {
+            let text = format!("/a:read::token:{expiration}");
+            let digest = STANDARD_NO_PAD.encode(Sha256::digest(text.as_bytes()));
+            let signed = Signed {
+                path: "/a",
+                operation: "read",
+                user: "",
+                expiration: Some(expiration),
+                signature: &format!("v1_{digest}"),
+            };
+            assert_eq!(signed.is_valid("token"), is_valid, "{expiration}");
+        }
+    }
+}
