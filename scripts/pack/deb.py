@@ -35,11 +35,11 @@ Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
 Upstream-Name: Micabox
 
 Files: *
-Copyright: Micabox developers
+Copyright: 2025-2026 Micabox developers
 License: Apache-2.0
 
 Files: usr/lib/micabox/vmlinux
-Copyright: Linus Torvalds and others
+Copyright: 1991-2026 Linus Torvalds and others
 License: GPL-2.0-only WITH Linux-syscall-note
 Comment: The sources of Debian's package {kernel}, with the configuration and
  the patches in /usr/share/doc/micabox/kernel.
@@ -58,10 +58,11 @@ micabox ({version}) unstable; urgency=medium
  -- {maintainer}  {date}
 """
 # Static on purpose: the same bytes as in the other packages, on every release of Debian.
+# The paths of dpkg's database are patterns of `mica run --trim`, for images.
 OVERRIDES = """\
 micabox: statically-linked-binary
-micabox: embedded-library
-micabox: unstripped-binary-or-object [usr/lib/micabox/vmlinux]
+micabox: shared-library-lacks-prerequisites
+micabox: uses-dpkg-database-directly
 """
 
 
