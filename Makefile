@@ -5,7 +5,7 @@
 # The lock file is part of the source: nothing here may change it.
 export CARGOFLAGS ?= --locked
 
-.PHONY: help setup guest mica image wheel demo check test test-kvm lint bench clean
+.PHONY: help setup guest mica image wheel npm release demo check test test-kvm lint bench clean
 
 help:
 	@echo 'make demo    set up this machine, build everything, run a command in a VM'
@@ -20,6 +20,8 @@ help:
 	@echo 'make mica    build target/release/mica'
 	@echo 'make image   make the sample image (once)'
 	@echo 'make wheel   pack the Python SDK with mica and the guest into dist'
+	@echo 'make npm     pack the SDK for TypeScript, and mica and the guest for it, into dist'
+	@echo 'make release all packages, with checksums and an SBOM, into dist'
 	@echo 'make bench   every benchmark; half an hour and more, as root'
 	@echo 'make clean   remove target; the kernel and the image stay cached'
 
@@ -35,8 +37,9 @@ mica: setup
 image: setup
 	@scripts/sample-image
 
-wheel: setup
-	@scripts/wheel
+wheel npm release:
+	@scripts/setup --release
+	@scripts/$@
 
 demo:
 	@scripts/demo

@@ -18,7 +18,7 @@ mod visible;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 use failure::{EXIT_MICA, Failure};
@@ -162,6 +162,11 @@ fn parse() -> Result<Cli, clap::Error> {
         }
         _ => Cli::try_parse(),
     }
+}
+
+/// Returns the definition of all commands and their options, for man pages and completions.
+pub fn definition() -> clap::Command {
+    Cli::command()
 }
 
 /// Runs `mica`.

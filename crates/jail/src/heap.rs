@@ -18,25 +18,22 @@ pub(crate) fn prepare() {
 
 /// Limits the number of the allocator's arenas, for each of which it reserves address space. By
 /// default, glibc reads the number of processors from the host's files.
-#[cfg(target_env = "gnu")]
 #[allow(unsafe_code)]
 fn bound_arenas() {
-    const ARENAS: libc::c_int = 4;
+    #[cfg(target_env = "gnu")]
     // SAFETY: numbers.
-    unsafe { libc::mallopt(libc::M_ARENA_MAX, ARENAS) };
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 4)
+    };
 }
-
-#[cfg(not(target_env = "gnu"))]
-fn bound_arenas() {}
 
 /// Gives all pages of the heap that are free back to the system. By itself, glibc gives back only those
 /// at its end.
-#[cfg(target_env = "gnu")]
 #[allow(unsafe_code)]
 pub fn give_back_free_memory() {
+    #[cfg(target_env = "gnu")]
     // SAFETY: a number; what is in use is not touched.
-    unsafe { libc::malloc_trim(0) };
+    unsafe {
+        libc::malloc_trim(0)
+    };
 }
-
-#[cfg(not(target_env = "gnu"))]
-pub fn give_back_free_memory() {}

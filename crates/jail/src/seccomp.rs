@@ -158,6 +158,11 @@ extern "C" fn caught(
     const CALL: usize = 6;
     // SAFETY: the kernel passes a whole structure of 128 bytes, aligned for integers.
     let call = unsafe { info.cast::<libc::c_int>().add(CALL).read() };
+    if cfg!(target_env = "musl") && libc::c_long::from(call) == libc::SYS_tkill {
+        // How musl's abort(3) ends a process, most often for want of memory.
+        // SAFETY: ends the process immediately, as a signal handler may.
+        unsafe { libc::_exit(128 + libc::SIGABRT) };
+    }
     let mut digits = [b' '; 10];
     let mut rest = call.unsigned_abs();
     for digit in digits.iter_mut().rev() {

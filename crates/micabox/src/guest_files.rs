@@ -28,7 +28,7 @@ pub struct GuestFiles {
 }
 
 impl GuestFiles {
-    /// Finds the files in `$MICABOX_GUEST`; otherwise in `../share/micabox` and `../guest`,
+    /// Finds the files in `$MICABOX_GUEST`; otherwise in `../lib/micabox` and `../guest`,
     /// relative to the directory of the running program. `$MICABOX_CMDLINE` has additional words
     /// for the kernel.
     ///
@@ -76,7 +76,7 @@ impl GuestFiles {
 /// Returns the directories that an installation or a build has them in.
 fn beside(program: &Path) -> Option<Vec<PathBuf>> {
     let above = program.parent()?.parent()?;
-    Some(vec![above.join("share/micabox"), above.join("guest")])
+    Some(vec![above.join("lib/micabox"), above.join("guest")])
 }
 
 #[cfg(test)]
@@ -88,7 +88,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let directories = beside(&dir.path().join("bin/mica")).unwrap();
         let missing = GuestFiles::find_in(directories.clone()).unwrap_err();
-        assert!(missing.to_string().contains("share/micabox"), "{missing}");
+        assert!(missing.to_string().contains("lib/micabox"), "{missing}");
 
         for name in ["vmlinux", "initrd.cpio"] {
             std::fs::create_dir_all(dir.path().join("guest")).unwrap();
@@ -98,11 +98,11 @@ mod tests {
         assert_eq!(built.kernel, dir.path().join("guest/vmlinux"));
 
         // An incomplete installation does not count.
-        std::fs::create_dir_all(dir.path().join("share/micabox")).unwrap();
-        std::fs::write(dir.path().join("share/micabox/vmlinux"), "").unwrap();
+        std::fs::create_dir_all(dir.path().join("lib/micabox")).unwrap();
+        std::fs::write(dir.path().join("lib/micabox/vmlinux"), "").unwrap();
         assert_eq!(GuestFiles::find_in(directories.clone()).unwrap(), built);
-        std::fs::write(dir.path().join("share/micabox/initrd.cpio"), "").unwrap();
+        std::fs::write(dir.path().join("lib/micabox/initrd.cpio"), "").unwrap();
         let installed = GuestFiles::find_in(directories).unwrap();
-        assert_eq!(installed.kernel, dir.path().join("share/micabox/vmlinux"));
+        assert_eq!(installed.kernel, dir.path().join("lib/micabox/vmlinux"));
     }
 }

@@ -44,7 +44,14 @@ pub(crate) fn probe(flags: &Flags) -> Result<(), String> {
 #[allow(unsafe_code)]
 fn forget_descriptors() {
     // SAFETY: closes descriptors in this thread's own table, and the thread uses none of them.
-    unsafe { libc::close_range(3, u32::MAX, libc::CLOSE_RANGE_UNSHARE.cast_signed()) };
+    unsafe {
+        libc::syscall(
+            libc::SYS_close_range,
+            3,
+            u32::MAX,
+            libc::CLOSE_RANGE_UNSHARE,
+        )
+    };
 }
 
 /// Checks that there is a KVM for ordinary kernels here.

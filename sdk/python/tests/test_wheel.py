@@ -27,7 +27,7 @@ class WheelTest(unittest.TestCase):
 
     def test_it_carries_all_that_a_sandbox_needs(self) -> None:
         with tempfile.TemporaryDirectory() as place:
-            packed = [sys.executable, REPOSITORY / "scripts" / "wheel.py"]
+            packed = [sys.executable, REPOSITORY / "scripts" / "pack" / "wheel.py"]
             files = [os.environ["MICABOX_MICA"], os.environ["MICABOX_GUEST"], place]
             wheel, size = subprocess.check_output([*packed, *files], text=True).split()
             self.assertLess(int(size), 25 << 20)

@@ -3,6 +3,7 @@
 import { spawn } from "node:child_process";
 
 import { HostError } from "./errors.js";
+import { program } from "./program.js";
 import { Connection } from "./protocol/connection.js";
 
 /** A connection to `mica`. */
@@ -23,8 +24,8 @@ export function server(): Promise<Server> {
 }
 
 async function start(onEnd: () => void): Promise<Server> {
-  const program = process.env["MICABOX_MICA"] ?? "mica";
-  const child = spawn(program, ["serve", "--stdio"], { stdio: ["pipe", "pipe", "inherit"] });
+  const mica = program();
+  const child = spawn(mica, ["serve", "--stdio"], { stdio: ["pipe", "pipe", "inherit"] });
   let problem: Error | undefined;
   child.once("error", (error) => {
     problem = error;
@@ -41,7 +42,7 @@ async function start(onEnd: () => void): Promise<Server> {
   } catch (error) {
     onEnd();
     if (problem === undefined) throw error;
-    throw new HostError(`cannot start \`${program}\`: ${problem.message}`, {
+    throw new HostError(`cannot start \`${mica}\`: ${problem.message}`, {
       kind: "host",
       hint: "put `mica` on PATH, or its path into $MICABOX_MICA",
       cause: problem,

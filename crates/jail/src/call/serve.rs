@@ -5,6 +5,8 @@ use std::io::{self, Read, Write};
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
 
+use rustix::process::Resource;
+
 use super::{Call, Given};
 use crate::seccomp::on_signal;
 use crate::start::confine::limit;
@@ -48,7 +50,7 @@ fn enter(more: &[libc::c_long]) -> Result<(), String> {
     let walls = enter_available().map_err(|error| error.to_string())?;
     if walls.namespaces.is_ok() {
         // Without a namespace, the user's other processes would count too.
-        limit(libc::RLIMIT_NPROC, MAX_THREADS, 0)
+        limit(Resource::Nproc, MAX_THREADS, 0)
             .map_err(|error| format!("limiting threads: {error}"))?;
     }
     let _ = WALLS.set(walls);

@@ -8,6 +8,8 @@
 use std::io;
 use std::os::fd::RawFd;
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
 /// The restrictions of a child process, decided before the fork.
 #[derive(Clone, Debug)]
 pub struct Confinement {
@@ -47,12 +49,12 @@ impl Confinement {
         set_no_new_privs()?;
         drop_capabilities(self.capabilities)?;
         // The process must not fill a disk with core files or other output.
-        limit(libc::RLIMIT_CORE, 0, 0)?;
-        limit(libc::RLIMIT_FSIZE, self.file_size, 0)?;
-        limit(libc::RLIMIT_NOFILE, self.descriptors, 0)?;
-        limit(libc::RLIMIT_AS, self.address_space, 0)?;
+        limit(Resource::Core, 0, 0)?;
+        limit(Resource::Fsize, self.file_size, 0)?;
+        limit(Resource::Nofile, self.descriptors, 0)?;
+        limit(Resource::As, self.address_space, 0)?;
         if let Some(seconds) = self.processor_seconds {
-            limit(libc::RLIMIT_CPU, seconds, 1)?;
+            limit(Resource::Cpu, seconds, 1)?;
         }
         // The child does not inherit the caller's other descriptors, even one that was not marked
         // close-on-exec.
@@ -103,37 +105,36 @@ fn drop_capabilities(left: &[libc::c_ulong]) -> io::Result<()> {
 }
 
 /// Lowers the soft limit to at most `value`, and the hard limit to at most `beyond` more.
-pub(crate) fn limit(
-    resource: libc::__rlimit_resource_t,
-    value: u64,
-    beyond: u64,
-) -> io::Result<()> {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
+pub(crate) fn limit(resource: Resource, value: u64, beyond: u64) -> io::Result<()> {
+    let most = getrlimit(resource).maximum.unwrap_or(u64::MAX);
+    let lowered = Rlimit {
+        current: Some(most.min(value)),
+        maximum: Some(most.min(value.saturating_add(beyond))),
     };
-    // SAFETY: `limit` is a live rlimit structure.
-    check(unsafe { libc::getrlimit(resource, &raw mut limit) })?;
-    limit.rlim_cur = limit.rlim_max.min(value);
-    limit.rlim_max = limit.rlim_max.min(value.saturating_add(beyond));
-    // SAFETY: as above.
-    check(unsafe { libc::setrlimit(resource, &raw const limit) })
+    Ok(setrlimit(resource, lowered)?)
 }
 
 /// Lets no descriptor from `first` on survive the execution of a program.
 pub(crate) fn close_on_exec_from(first: RawFd) -> io::Result<()> {
     // SAFETY: changes flags of descriptors of this process, which is about to exec.
-    let result = check(unsafe {
-        libc::close_range(
-            first.unsigned_abs(),
-            u32::MAX,
-            libc::CLOSE_RANGE_CLOEXEC.cast_signed(),
-        )
-    });
+    let result = unsafe { close_range(first.unsigned_abs(), libc::CLOSE_RANGE_CLOEXEC) };
     match result {
         // Linux before 5.11 doesn't have the flag.
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EINVAL)) => Ok(()),
         result => result,
+    }
+}
+
+/// Closes all descriptors from `first` on, or does with them what `flags` say: close_range(2), for which musl
+/// has no function.
+///
+/// # Safety
+/// As closing each of them.
+pub(crate) unsafe fn close_range(first: libc::c_uint, flags: libc::c_uint) -> io::Result<()> {
+    // SAFETY: numbers; the caller answers for the descriptors.
+    match unsafe { libc::syscall(libc::SYS_close_range, first, libc::c_uint::MAX, flags) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

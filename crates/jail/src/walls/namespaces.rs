@@ -13,10 +13,11 @@ use rustix::process::{
     DumpableBehavior, Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, getgid, getpid, getppid,
     getuid, pidfd_open, set_dumpable_behavior, set_parent_process_death_signal, waitpid,
 };
-use rustix::thread::{UnshareFlags, unshare_unsafe};
+use rustix::thread::{UnshareFlags, gettid, unshare_unsafe};
 
 use super::identity::NOBODY;
 use super::{Error, step};
+use crate::start::confine::close_range;
 
 /// Enters new namespaces. Returns in a child, which is process 1 of its namespace.
 pub(super) fn enter() -> Result<(), Error> {
@@ -159,7 +160,7 @@ fn keep(child: libc::pid_t) -> Result<Infallible, Error> {
     // Descriptors that only the child uses must close when it ends: its channels, its memory's
     // files.
     // SAFETY: no code in this process uses a descriptor any more.
-    unsafe { libc::close_range(0, libc::c_uint::MAX, 0) };
+    let _ = unsafe { close_range(0, 0) };
     keep_until_it_ends(child)
 }
 
@@ -176,16 +177,12 @@ pub(crate) fn keep_until_it_ends(child: libc::pid_t) -> Result<Infallible, Error
 
 fn end_as(status: WaitStatus) -> ! {
     if let Some(signal) = status.terminating_signal() {
+        let (process, thread) = (getpid().as_raw_pid(), gettid().as_raw_pid());
         // SAFETY: calls with numbers; this process's parent sees the same end. A C library's `raise` may
-        // remember the thread's number from before a fork.
+        // remember the thread's number from before a fork, and musl's makes a call that filters refuse.
         unsafe {
             libc::signal(signal, libc::SIG_DFL);
-            libc::syscall(
-                libc::SYS_tgkill,
-                libc::getpid(),
-                libc::syscall(libc::SYS_gettid),
-                signal,
-            );
+            libc::syscall(libc::SYS_tgkill, process, thread, signal);
         }
     }
     // SAFETY: ends the process without running exit handlers, which are the child's.

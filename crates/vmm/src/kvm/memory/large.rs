@@ -22,6 +22,9 @@ pub(super) const LARGE: usize = 2 << 20;
 /// Number of small pages of a large one.
 pub(super) const PAGES: u64 = (LARGE / PAGE) as u64;
 
+/// Asks for a large page now: `linux/mman.h`.
+const MADV_COLLAPSE: libc::c_int = 25;
+
 /// Number of pages that are mapped when a large page is worth its making. The guest used fewer: the
 /// kernel maps up to 16 for one.
 const LEAST: usize = 64;
@@ -61,5 +64,5 @@ pub(super) fn make(region: &GuestRegionMmap, first: u64) -> bool {
     };
     let address = region.as_ptr().wrapping_byte_add(start * PAGE).cast();
     // SAFETY: the pages lie within the region, which stays mapped; the contents stay the same.
-    unsafe { libc::madvise(address, LARGE, libc::MADV_COLLAPSE) == 0 }
+    unsafe { libc::madvise(address, LARGE, MADV_COLLAPSE) == 0 }
 }

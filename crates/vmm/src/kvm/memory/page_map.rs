@@ -108,7 +108,8 @@ fn scan(region: &GuestRegionMmap, pages: &File, found: &mut dyn FnMut(u64, u64))
     };
     while request.start < end {
         // SAFETY: a structure that lives, with the address and number of runs that live.
-        let count = unsafe { libc::ioctl(pages.as_raw_fd(), SCAN.into(), &raw mut request) };
+        let count =
+            unsafe { libc::ioctl(pages.as_raw_fd(), SCAN as libc::Ioctl, &raw mut request) };
         let count = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
         let page = |address: u64| address.saturating_sub(start) / PAGE as u64;
         for run in runs.iter().take(count) {

@@ -131,7 +131,13 @@ pub(crate) fn map(vcpu: &VcpuFd, address: u64, length: u64) {
         padding: [0; 5],
     };
     // SAFETY: a virtual processor, and a structure that lives.
-    unsafe { libc::ioctl(vcpu.as_raw_fd(), PRE_FAULT_MEMORY, &raw mut request) };
+    unsafe {
+        libc::ioctl(
+            vcpu.as_raw_fd(),
+            PRE_FAULT_MEMORY as libc::Ioctl,
+            &raw mut request,
+        )
+    };
 }
 
 /// `struct kvm_pre_fault_memory` of `linux/kvm.h`.
@@ -144,8 +150,7 @@ struct PreFault {
 }
 
 /// `KVM_PRE_FAULT_MEMORY`: `_IOWR(KVMIO, 0xd5, struct kvm_pre_fault_memory)`.
-const PRE_FAULT_MEMORY: libc::c_ulong =
-    3 << 30 | (size_of::<PreFault>() as libc::c_ulong) << 16 | 0xae << 8 | 0xd5;
+const PRE_FAULT_MEMORY: u32 = 3 << 30 | (size_of::<PreFault>() as u32) << 16 | 0xae << 8 | 0xd5;
 
 #[cfg(test)]
 mod tests {

@@ -110,7 +110,9 @@ impl Pause {
             for (thread, still) in threads.iter().zip(&state.still) {
                 if !still {
                     // SAFETY: the thread is not joined, so the handle names it.
-                    unsafe { libc::pthread_kill(thread.as_pthread_t(), signal()) };
+                    unsafe {
+                        libc::pthread_kill(thread.as_pthread_t() as libc::pthread_t, signal())
+                    };
                 }
             }
             let waited = self.changed.wait_timeout(state, REPEAT);

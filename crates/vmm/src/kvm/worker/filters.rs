@@ -112,7 +112,7 @@ const DISK: [libc::c_long; 6] = [
 /// Calls of the devices' thread: to wait for several events, accept and close connections, and
 /// write a snapshot's files; to signal the processors' threads, since no other process is in their
 /// namespace.
-const DEVICES: [libc::c_long; 9] = [
+const DEVICES: [libc::c_long; 10] = [
     libc::SYS_accept4,
     libc::SYS_epoll_ctl,
     libc::SYS_epoll_pwait,
@@ -122,6 +122,7 @@ const DEVICES: [libc::c_long; 9] = [
     libc::SYS_pwrite64,
     libc::SYS_shutdown,
     libc::SYS_tgkill,
+    libc::SYS_tkill, // musl's pthread_kill(3)
 ];
 
 /// Calls of the builder: to create events and interrupt lines, and to install each thread's filter.

@@ -1,10 +1,11 @@
-"""Packs the Python SDK as a wheel, with `mica` and the guest's files inside.
+"""Packs the Python SDK as a wheel, with the programs and the guest's files inside.
 
-    python3 scripts/wheel.py MICA GUEST DIRECTORY
-    python3 scripts/wheel.py --metadata DIRECTORY     only what the package says of itself, for tests
+    python3 scripts/pack/wheel.py MICA GUEST DIRECTORY
+    python3 scripts/pack/wheel.py --metadata DIRECTORY     only what the package says of itself, for tests
 
-The same files give the same bytes. The platform's tag says what glibc `mica` needs, as its symbol versions
-say (PEP 600); a static one needs none, and gets the oldest tag.
+The other programs are beside `mica`. The same files give the same bytes. The platform's tags say what C library
+`mica` needs. One that is linked with glibc names the version that its symbols need (PEP 600). A static one needs
+none, so that the oldest tags of both libraries that installers know are true of it.
 """
 
 import base64
@@ -15,30 +16,32 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 
-PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "sdk" / "python"
-GUEST = ["vmlinux", "initrd.cpio"]
-# PEP 600 has no older one that installers still know.
-OLDEST = (2, 17)
-TIME = (2025, 1, 1, 0, 0, 0)
+import shipped
+
+PACKAGE = shipped.REPOSITORY / "sdk" / "python"
+STATIC = ["manylinux_2_17_x86_64", "manylinux2014_x86_64", "musllinux_1_1_x86_64"]
 
 
 def main(mica: str, guest: str, out: str) -> None:
     """Writes the wheel and prints its path and size."""
     project = table("project")
-    tag = f"py3-none-manylinux_{'_'.join(map(str, glibc(mica)))}_x86_64"
+    tags = platforms(mica)
     name = f"{project['name']}-{project['version']}"
     info = f"{name}.dist-info"
+    beside = pathlib.Path(mica).parent
     members = sources() | {
-        "micabox/files/mica": stripped(mica),
+        **{f"micabox/files/{name}": stripped(beside / name) for name in shipped.names()},
         **packed_guest(pathlib.Path(guest)),
         **described(info),
-        f"{info}/WHEEL": wheel(tag).encode(),
-        f"{info}/licenses/LICENSE": (PACKAGE.parents[1] / "LICENSE").read_bytes(),
+        f"{info}/WHEEL": wheel(tags).encode(),
+        f"{info}/licenses/LICENSE": (shipped.REPOSITORY / "LICENSE").read_bytes(),
+        f"{info}/licenses/NOTICE": shipped.notice().encode(),
     }
     members[f"{info}/RECORD"] = record(members, f"{info}/RECORD").encode()
-    path = pathlib.Path(out) / f"{name}-{tag}.whl"
+    path = pathlib.Path(out) / f"{name}-py3-none-{'.'.join(tags)}.whl"
     path.parent.mkdir(parents=True, exist_ok=True)
     write(path, members)
     print(path, path.stat().st_size)
@@ -64,15 +67,18 @@ def described(info: str) -> dict[str, bytes]:
     }
 
 
-def glibc(program: str) -> tuple[int, ...]:
-    """The version of glibc that a program needs."""
+def platforms(program: str) -> list[str]:
+    """The platforms that a program runs on."""
     command = ["readelf", "--version-info", "--wide", program]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     needed = re.findall(r"Name: GLIBC_(\d+)\.(\d+)", said)
-    return max([(int(major), int(minor)) for major, minor in needed], default=OLDEST)
+    if not needed:
+        return STATIC
+    major, minor = max((int(major), int(minor)) for major, minor in needed)
+    return [f"manylinux_{major}_{minor}_x86_64"]
 
 
-def stripped(program: str) -> bytes:
+def stripped(program: pathlib.Path) -> bytes:
     """A program without symbols."""
     with tempfile.NamedTemporaryFile() as file:
         subprocess.run(["strip", "-o", file.name, program], check=True)
@@ -88,9 +94,8 @@ def sources() -> dict[str, bytes]:
 def packed_guest(guest: pathlib.Path) -> dict[str, bytes]:
     """The guest's files, compressed, and their digests."""
     members, sums = {}, ""
-    for name in GUEST:
-        data = (guest / name).read_bytes()
-        members[f"micabox/files/{name}.xz"] = lzma.compress(data, preset=1)
+    for name, data in shipped.guest(guest).items():
+        members[f"micabox/files/{name}.xz"] = lzma.compress(data, preset=6)
         sums += f"{hashlib.sha256(data).hexdigest()}  {name}\n"
     members["micabox/files/guest.sha256"] = sums.encode()
     return members
@@ -98,25 +103,31 @@ def packed_guest(guest: pathlib.Path) -> dict[str, bytes]:
 
 def metadata(project: dict[str, str]) -> str:
     """The wheel's METADATA."""
-    fields = {
+    fields: dict[str, str | list[str]] = {
         "Metadata-Version": "2.4",
         "Name": project["name"],
         "Version": project["version"],
         "Summary": project["description"],
         "Requires-Python": project["requires-python"],
         "License-Expression": project["license"],
-        "License-File": "LICENSE",
+        "License-File": ["LICENSE", "NOTICE"],
         "Description-Content-Type": "text/markdown",
     }
-    head = "".join(f"{name}: {value}\n" for name, value in fields.items())
+    lines = [
+        f"{name}: {value}\n"
+        for name, values in fields.items()
+        for value in ([values] if isinstance(values, str) else values)
+    ]
+    head = "".join(lines)
     for extra, needed in table("project.optional-dependencies").items():
         head += f'Provides-Extra: {extra}\nRequires-Dist: {needed}; extra == "{extra}"\n'
     return head + "\n" + (PACKAGE / project["readme"]).read_text()
 
 
-def wheel(tag: str) -> str:
+def wheel(tags: list[str]) -> str:
     """The wheel's WHEEL."""
-    lines = ["Wheel-Version: 1.0", "Generator: micabox", "Root-Is-Purelib: false", f"Tag: {tag}"]
+    lines = ["Wheel-Version: 1.0", "Generator: micabox", "Root-Is-Purelib: false"]
+    lines += [f"Tag: py3-none-{tag}" for tag in tags]
     return "\n".join(lines) + "\n"
 
 
@@ -131,10 +142,12 @@ def record(members: dict[str, bytes], itself: str) -> str:
 
 def write(path: pathlib.Path, members: dict[str, bytes]) -> None:
     """Writes an archive."""
+    date = time.gmtime(shipped.time())[:6]
+    programs = [f"micabox/files/{name}" for name in shipped.names()]
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in sorted(members.items()):
-            member = zipfile.ZipInfo(name, TIME)
-            mode = 0o755 if name == "micabox/files/mica" else 0o644
+            member = zipfile.ZipInfo(name, date)
+            mode = 0o755 if name in programs else 0o644
             member.external_attr = (0o100000 | mode) << 16
             is_packed = name.endswith(".xz")
             member.compress_type = zipfile.ZIP_STORED if is_packed else zipfile.ZIP_DEFLATED
