@@ -11,6 +11,7 @@ from micabox import (
     FilesystemEvent,
     FilesystemEventType,
     FileType,
+    InvalidArgumentException,
     NotEnoughSpaceException,
     NotFoundException,
     PermissionException,

@@ -4,7 +4,13 @@ import json
 import struct
 import unittest
 
-from micabox import GuestException, InUseException, ProtocolException, SandboxException
+from micabox import (
+    GuestException,
+    InUseException,
+    InvalidArgumentException,
+    ProtocolException,
+    SandboxException,
+)
 from micabox.errors import KINDS, of_failed, of_file
 from micabox.protocol.command import CommandState
 from micabox.protocol.frames import (
@@ -55,7 +61,7 @@ class FramesTest(unittest.TestCase):
                 Frame(1, 0, body).message()
 
     def test_a_message_that_is_too_long_is_not_sent(self) -> None:
-        with self.assertRaises(ProtocolException):
+        with self.assertRaises(InvalidArgumentException):
             encode(1, {"text": "x" * MAX_MESSAGE})
 
 

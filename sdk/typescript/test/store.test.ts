@@ -6,7 +6,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { test } from "node:test";
 
-import { CancelledError, images, MicaError, Sandbox, volumes, type ImageInfo } from "../src/index.js";
+import { CancelledError, images, NameInUseError, Sandbox, SandboxError, volumes, type ImageInfo } from "../src/index.js";
 import { imageArchive } from "./archive.js";
 import { hostBox, processes, until } from "./support.js";
 
@@ -40,11 +40,11 @@ test("images are loaded, listed, named, saved and removed", async () => {
   await images.remove("ts-tagged:1");
   assert.equal(await one("ts-tagged:1"), undefined);
   await assert.rejects(images.remove("ts-tagged:1"), (error: unknown) => {
-    assert.ok(error instanceof MicaError);
+    assert.ok(error instanceof SandboxError);
     assert.match(error.message, /ts-tagged/);
     return true;
   });
-  await assert.rejects(images.load("no archive"), MicaError);
+  await assert.rejects(images.load("no archive"), SandboxError);
   async function* broken(): AsyncGenerator<Uint8Array> {
     yield archive.subarray(0, 100_000);
     throw new Error("the source is gone");
@@ -66,7 +66,7 @@ test("images are pushed to a registry and pulled from there", async () => {
   await using box = await Sandbox.create(name, { backend: "host", net: "none" });
   assert.equal((await box.commands.run("cat /file")).stdout, "in the image");
   const said: string[] = [];
-  await assert.rejects(images.pull(`localhost:${registry.port}/none:1`, { onProgress: (line) => void said.push(line) }), MicaError);
+  await assert.rejects(images.pull(`localhost:${registry.port}/none:1`, { onProgress: (line) => void said.push(line) }), SandboxError);
   assert.match(said.join("\n"), /none/);
   await assert.rejects(images.pull(name, { signal: AbortSignal.abort() }), CancelledError);
 });
@@ -92,7 +92,7 @@ test("volumes are made, grown and removed", async () => {
   assert.equal(await one(), 64 << 20);
   await volumes.resize("ts-volume", "128m");
   assert.equal(await one(), 128 << 20);
-  await assert.rejects(volumes.create("ts-volume"), MicaError);
+  await assert.rejects(volumes.create("ts-volume"), NameInUseError);
   await volumes.remove("ts-volume");
   assert.equal(await one(), undefined);
 });

@@ -82,19 +82,14 @@ class AsyncCommands:
         finally:
             command.close()
 
-    async def connect(
-        self, pid: int, on_stdout: Text | None = None, on_stderr: Text | None = None
-    ) -> AsyncCommandHandle:
+    async def connect(self, pid: int) -> AsyncCommandHandle:
         """A running command, whatever program has started it: its output from now on, its end, and its
         stdin if no other handle has it.
 
         What it wrote while it had no handle is lost. With several handles, it waits for each of them.
         Raises NotFoundException if no command with this PID runs.
         """
-        command = await self._core.connect(pid)
-        if not (on_stdout or on_stderr):
-            return AsyncCommandHandle(command)
-        return AsyncCommandHandle(command, spawn(command.wait(on_stdout, on_stderr)))
+        return AsyncCommandHandle(await self._core.connect(pid))
 
     async def capture(
         self,

@@ -7,7 +7,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any, cast
 
-from micabox.errors import ProtocolException
+from micabox.errors import InvalidArgumentException, ProtocolException
 
 VERSION = 2
 PREAMBLE = b"MICAOWN\n" + struct.pack("<I", VERSION)
@@ -52,7 +52,7 @@ def encode(number: int, message: dict[str, Any]) -> bytes:
 def encode_data(number: int, kind: int, body: bytes) -> bytes:
     """Bytes as a frame."""
     if len(body) > (MAX_DATA if kind else MAX_MESSAGE):
-        raise ProtocolException(
+        raise InvalidArgumentException(
             "the request is longer than a frame of the protocol", kind="invalid"
         )
     return _HEAD.pack(len(body) + _COUNTED, kind, number) + body
