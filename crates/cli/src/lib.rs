@@ -1,4 +1,4 @@
-//! The `mica` command, and the programs that it becomes: `mica-mcp` and `mica-e2b`.
+//! The `mica` command, and `mica-server`, which it becomes to serve clients of other protocols.
 
 mod bars;
 mod commands;
@@ -12,6 +12,7 @@ mod output;
 mod report;
 mod run;
 mod serve;
+mod server;
 mod settings;
 mod template;
 mod visible;
@@ -229,7 +230,7 @@ pub fn main() -> ExitCode {
         Command::Ext4(args) => commands::ext4::execute(&args),
         Command::Doctor(args) => commands::doctor::execute(&args),
         Command::Serve(args) => serve::execute(&args),
-        Command::Mcp(args) => mcp::program::become_it(&args),
+        Command::Mcp(_) => server::become_it(),
     };
     match result {
         Ok(code) => ExitCode::from(code),
@@ -277,30 +278,15 @@ fn usage(error: &clap::Error) -> ExitCode {
 /// The result of every command: an exit code, or the failure to print.
 type Outcome = Result<u8, Failure>;
 
-/// Runs `mica-mcp`.
-pub fn mcp() -> ExitCode {
+/// Runs `mica-server`.
+pub fn server() -> ExitCode {
     micabox::run_if_worker_with(log::start_in_owner);
     raise_descriptor_limit();
-    let served = log::start(log::Flag::default()).and_then(|()| mcp::execute());
-    match served {
-        Ok(code) => ExitCode::from(code),
-        Err(failure) => {
-            failure.print();
-            ExitCode::from(failure.code)
-        }
-    }
-}
-
-/// Runs `mica-e2b`.
-pub fn e2b() -> ExitCode {
-    micabox::run_if_worker_with(log::start_in_owner);
-    raise_descriptor_limit();
-    let line = match e2b::program::Line::try_parse() {
+    let line = match server::Line::try_parse() {
         Ok(line) => line,
         Err(error) => return usage(&error),
     };
-    let served = log::start(line.log).and_then(|()| e2b::execute(line.args.e2b));
-    match served {
+    match log::start(line.log).and_then(|()| server::execute(line.command)) {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
             failure.print();

@@ -28,7 +28,7 @@ pub struct Flag {
 }
 
 /// The environment variable with the filter, if `--log` is not given.
-pub const VARIABLE: &str = "MICABOX_LOG";
+const VARIABLE: &str = "MICABOX_LOG";
 
 /// The filter, if there is one.
 static FILTER: OnceLock<String> = OnceLock::new();
@@ -44,11 +44,6 @@ pub fn start(flag: Flag) -> Result<(), Failure> {
     subscribe(&filter)?;
     let _ = FILTER.set(filter);
     Ok(())
-}
-
-/// Returns the filter, if there is one.
-pub fn filter() -> Option<&'static str> {
-    FILTER.get().map(String::as_str)
 }
 
 /// In the owner of a sandbox: logs what passes `filter`, which its creator has checked.

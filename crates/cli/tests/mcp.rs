@@ -132,7 +132,7 @@ fn tools_that_fail_say_why_and_what_to_do() {
         (
             "create_sandbox",
             create("box", json!({"no-such": 1})),
-            "--no-such",
+            "unknown option `no-such`",
         ),
         (
             "create_sandbox",

@@ -46,7 +46,7 @@ def _limits(case: dict[str, Any]) -> dict[str, Any]:
 def _blocking(case: dict[str, Any], box: Sandbox) -> None:
     match case["do"]:
         case "create":
-            options = cast("Any", _OPTIONS | case["options"])
+            options = _OPTIONS | case["options"]
             Sandbox.create(case.get("image", IMAGE), **options)
         case "connect":
             Sandbox.connect(case["sandbox"])
@@ -70,7 +70,7 @@ async def _of_asyncio(case: dict[str, Any], name: str, ended: bool) -> None:
     box = None if ended else await AsyncSandbox.connect(name)
     match case["do"]:
         case "create":
-            options = cast("Any", _OPTIONS | case["options"])
+            options = _OPTIONS | case["options"]
             await AsyncSandbox.create(case.get("image", IMAGE), **options)
         case "connect":
             await AsyncSandbox.connect(case["sandbox"])

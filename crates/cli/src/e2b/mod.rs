@@ -13,7 +13,6 @@ mod http;
 mod label;
 mod ports;
 mod problem;
-pub mod program;
 mod rest;
 mod route;
 mod sandbox;

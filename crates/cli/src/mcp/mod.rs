@@ -9,7 +9,6 @@ mod command;
 mod excerpt;
 mod files;
 mod images;
-pub mod program;
 mod progress;
 mod resources;
 mod running;

@@ -45,7 +45,7 @@ fn unknown(error: &clap::Error) -> Option<String> {
         (clap::error::ErrorKind::UnknownArgument, Some(ContextValue::String(flag))) => {
             let name = flag.split('=').next()?.trim_start_matches('-');
             Some(format!(
-                "`{name}` is no option of a sandbox: `mica run --help` lists them"
+                "unknown option `{name}`: `mica run --help` lists a sandbox's options"
             ))
         }
         _ => None,

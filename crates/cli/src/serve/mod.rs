@@ -19,7 +19,7 @@ use micabox_owner::protocol::frame::Pipe;
 use micabox_owner::protocol::{Decoder, Frame, FrameError};
 
 use crate::failure::Failure;
-use crate::{Outcome, e2b, output, settings};
+use crate::{Outcome, e2b, output, server, settings};
 use commands::Commands;
 use held::Held;
 use message::{Create, Reply, Request};
@@ -51,7 +51,7 @@ pub struct Args {
 /// Serves the program until stdin ends.
 pub fn execute(args: &Args) -> Outcome {
     if args.is_e2b {
-        return e2b::program::become_it();
+        return server::become_it();
     }
     if output::stdout_is_terminal() {
         return Err(Failure::new("stdout is a terminal, and no program's")
