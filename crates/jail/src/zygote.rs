@@ -20,6 +20,7 @@ use rustix::net::{
 };
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use crate::start::confine::close_range;
 use crate::title::Title;
 use crate::worker::Kind;
 
@@ -109,8 +110,8 @@ fn serve(connection: OwnedFd, kinds: &[Kind]) -> ! {
         // SAFETY: nothing in this process uses another descriptor any more. Those of the program would stay
         // open for as long as a process of this one lives.
         unsafe {
-            libc::close_range(3, connection.saturating_sub(1), 0);
-            libc::close_range(connection.saturating_add(1), libc::c_uint::MAX, 0);
+            let _ = close_range(3, connection.saturating_sub(1), 0);
+            let _ = close_range(connection.saturating_add(1), libc::c_uint::MAX, 0);
             // Its children leave no zombies.
             libc::signal(libc::SIGCHLD, libc::SIG_IGN);
         }

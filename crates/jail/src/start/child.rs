@@ -22,7 +22,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_open, waitpid};
 
 use super::cgroup::Cgroup;
-use super::confine::{Confinement, check};
+use super::confine::{Confinement, check, close_range};
 use crate::title::Title;
 use crate::worker::Kind;
 use crate::zygote::has_one_thread;
@@ -270,12 +270,12 @@ fn close_others(keep: &[RawFd]) {
     for kept in keep.iter().map(|descriptor| descriptor.unsigned_abs()) {
         if kept > first {
             // SAFETY: nothing in this process, a fork, uses them any more.
-            unsafe { libc::close_range(first, kept - 1, 0) };
+            let _ = unsafe { close_range(first, kept - 1, 0) };
         }
         first = first.max(kept.saturating_add(1));
     }
     // SAFETY: as above.
-    unsafe { libc::close_range(first, libc::c_uint::MAX, 0) };
+    let _ = unsafe { close_range(first, libc::c_uint::MAX, 0) };
 }
 
 /// Executes the program in the child; returns the error if that fails.

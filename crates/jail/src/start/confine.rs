@@ -117,7 +117,13 @@ pub(crate) fn limit(resource: Resource, value: u64, beyond: u64) -> io::Result<(
 /// Lets no descriptor from `first` on survive the execution of a program.
 pub(crate) fn close_on_exec_from(first: RawFd) -> io::Result<()> {
     // SAFETY: changes flags of descriptors of this process, which is about to exec.
-    let result = unsafe { close_range(first.unsigned_abs(), libc::CLOSE_RANGE_CLOEXEC) };
+    let result = unsafe {
+        close_range(
+            first.unsigned_abs(),
+            libc::c_uint::MAX,
+            libc::CLOSE_RANGE_CLOEXEC,
+        )
+    };
     match result {
         // Linux before 5.11 doesn't have the flag.
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EINVAL)) => Ok(()),
@@ -125,14 +131,18 @@ pub(crate) fn close_on_exec_from(first: RawFd) -> io::Result<()> {
     }
 }
 
-/// Closes all descriptors from `first` on, or does with them what `flags` say: close_range(2), for which musl
-/// has no function.
+/// Closes the descriptors from `first` to `last`, or does with them what `flags` say: close_range(2), for which
+/// musl has no function.
 ///
 /// # Safety
 /// As closing each of them.
-pub(crate) unsafe fn close_range(first: libc::c_uint, flags: libc::c_uint) -> io::Result<()> {
+pub(crate) unsafe fn close_range(
+    first: libc::c_uint,
+    last: libc::c_uint,
+    flags: libc::c_uint,
+) -> io::Result<()> {
     // SAFETY: numbers; the caller answers for the descriptors.
-    match unsafe { libc::syscall(libc::SYS_close_range, first, libc::c_uint::MAX, flags) } {
+    match unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }

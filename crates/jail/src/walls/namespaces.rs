@@ -160,7 +160,7 @@ fn keep(child: libc::pid_t) -> Result<Infallible, Error> {
     // Descriptors that only the child uses must close when it ends: its channels, its memory's
     // files.
     // SAFETY: no code in this process uses a descriptor any more.
-    let _ = unsafe { close_range(0, 0) };
+    let _ = unsafe { close_range(0, libc::c_uint::MAX, 0) };
     keep_until_it_ends(child)
 }
 
