@@ -3,8 +3,7 @@
     python3 -m bench.sdk [--rounds N] [--quick] [--backends host,kvm]
 
 Each client is a process of its own that is connected to one sandbox, and they take turns: Python's SDK,
-TypeScript's, E2B's own client with `mica serve --e2b` (where scripts/test-e2b has installed it), and
-`mica exec`. On this machine's own kernel; what needs KVM (fork) on our monitor, in an emulated machine if
+TypeScript's, and `mica exec`. On this machine's own kernel; what needs KVM (fork) on our monitor, in an emulated machine if
 there is no other. Needs root.
 """
 

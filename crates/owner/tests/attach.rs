@@ -184,7 +184,7 @@ fn a_command_goes_on_without_its_client_and_another_one_attaches_in_frames() {
     drop(second);
     drop(client);
 
-    // What it writes while nobody is there is dropped.
+    // What it writes while no client is attached is dropped.
     let mut third = fixture.connect();
     let answer = loop {
         match attach_framed(&mut third, 0) {

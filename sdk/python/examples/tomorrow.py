@@ -16,7 +16,7 @@ NAME = "session"
 
 def begin() -> None:
     box = Sandbox.create("python:3.12-slim", name=NAME, metadata={"user": "ada"})
-    box.detach()  # from now on it is nobody's: this process may end
+    box.detach()  # the sandbox no longer ends with this process
     box.files.write("/work/notes.txt", "day 1: began\n")
     box.files.write("/work/count", "")
     counter = "while sleep 0.01; do echo >>/work/count; done"

@@ -17,7 +17,7 @@ use crate::e2b::http::{Answer, Request, blocking};
 use crate::e2b::problem::{Kind, Problem};
 use crate::e2b::sandbox::Served;
 
-/// How often a watch looks whether somebody still wants it.
+/// How often a watch checks that its client is still connected.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// Changes that wait for a client.
@@ -65,7 +65,7 @@ fn begin(served: &Served, user: Option<&str>, ask: &Ask) -> Result<Begun, Proble
 }
 
 impl Begun {
-    /// Tells changes until there is nobody to tell them to: `tell` returns false then.
+    /// Sends changes until the client is gone: `tell` returns false then.
     fn run(mut self, mut tell: impl FnMut(Told) -> bool) {
         loop {
             let told = match self.watch.next_within(LOOK) {
@@ -123,7 +123,7 @@ pub async fn create(
                 Told::Missing => watcher.miss(),
                 Told::Nothing => {}
                 Told::End(why) if why.kind == Kind::Gone => {
-                    // Nobody can ask a sandbox that is gone.
+                    // A sandbox that has ended takes no requests.
                     let _ = server.watchers.remove(&id, &kept);
                 }
                 Told::End(why) => watcher.end(why),
