@@ -12,7 +12,7 @@ use micabox_mount::Cache;
 use micabox_testing::shell;
 use rustix::fs::{SeekFrom, seek};
 use support::Memory;
-use support::switch::offering_queues;
+use support::switch::mount_with_queues;
 
 fn new(memory: &Memory, name: &str) -> File {
     let mut options = OpenOptions::new();
@@ -70,8 +70,7 @@ fn data_that_only_the_kernel_has_is_not_taken_for_a_hole() {
 #[ignore = "needs root: mounts filesystems, and switches on FUSE over io_uring"]
 fn over_io_uring_all_of_a_file_is_data() {
     // Linux 6.14.
-    let memory = || Memory::mount(64 << 20, 1000, Cache::Always);
-    let Some(memory) = offering_queues(memory) else {
+    let Some(memory) = mount_with_queues(64 << 20, 1000, Cache::Always) else {
         eprintln!("not run: this kernel has no FUSE over io_uring");
         return;
     };

@@ -1,14 +1,14 @@
 //! A filesystem in memory whose requests come over io_uring, beside the kernel's tmpfs.
 
+#[expect(dead_code, reason = "other tests use more of it")]
 mod support;
 
 use std::fs;
 
 use micabox_mount::Cache;
 use rustix::fs::Mode;
-use support::Memory;
 use support::compare::compare;
-use support::switch::offering_queues;
+use support::switch::mount_with_queues;
 
 /// Returns whether this process has a queue of io_uring.
 fn is_used() -> bool {
@@ -22,7 +22,7 @@ fn is_used() -> bool {
 fn random_operations_over_io_uring_answer_as_on_tmpfs_and_leave_the_same_tree() {
     rustix::process::umask(Mode::from_raw_mode(0o027));
     for cache in [Cache::None, Cache::Always] {
-        let memory = offering_queues(|| Memory::mount(256 << 20, 100_000, cache));
+        let memory = mount_with_queues(256 << 20, 100_000, cache);
         let Some(memory) = memory else {
             eprintln!("not run: this kernel has no FUSE over io_uring");
             return;

@@ -22,22 +22,37 @@ pub struct Memory {
     directory: TempDir,
 }
 
+fn empty(bytes: u64, inodes: u64) -> Filesystem {
+    Filesystem::new(Limits { bytes, inodes }, 0o755, 0, 0)
+}
+
 impl Memory {
     pub fn mount(bytes: u64, inodes: u64, cache: Cache) -> Self {
-        Self::serve(
-            Filesystem::new(Limits { bytes, inodes }, 0o755, 0, 0),
-            cache,
-        )
+        Self::serve(empty(bytes, inodes), cache)
+    }
+
+    /// Has requests come over io_uring while the kernel offers it.
+    pub fn mount_with_queues(bytes: u64, inodes: u64, cache: Cache) -> Self {
+        Self::start(empty(bytes, inodes), move |files| {
+            Tree::new(files, cache).with_queues()
+        })
     }
 
     pub fn serve(files: Filesystem, cache: Cache) -> Self {
+        Self::start(files, move |files| Tree::new(files, cache))
+    }
+
+    fn start(
+        files: Filesystem,
+        tree: impl FnOnce(&Filesystem) -> Tree<'_> + Send + 'static,
+    ) -> Self {
         let directory = TempDir::new().unwrap();
         let files = Arc::new(files);
         let place =
             Arc::new(Place::mount(directory.path(), Manner::Kernel, Shown::Memory).unwrap());
         let server = {
             let (files, channels) = (Arc::clone(&files), place.channels().unwrap());
-            spawn(move || Tree::new(&files, cache).with_queues().serve(channels))
+            spawn(move || tree(&files).serve(channels))
         };
         Self {
             files,
