@@ -8,7 +8,6 @@ mod offer;
 pub mod opcode;
 mod ring;
 mod session;
-mod turns;
 mod written;
 
 pub use answer::Answer;

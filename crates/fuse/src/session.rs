@@ -12,7 +12,6 @@ use crate::message::{LARGEST, Request};
 use crate::offer::{Offer, flag, known};
 use crate::opcode;
 use crate::ring;
-use crate::turns::Turns;
 use crate::written::{self, Waiting};
 
 /// Answers requests, on several threads at once.
@@ -29,9 +28,8 @@ pub trait Server: Sync {
     fn serve(&self, request: &Request<'_>, answer: Option<Answer<'_>>);
 }
 
-/// Answers requests until the filesystem is unmounted: on one thread, and on as many as there are channels
-/// while requests take long; where kernel and server offer io_uring, on one for each processor, which then
-/// has nearly all requests.
+/// Answers requests until the filesystem is unmounted: on as many threads as there are channels, and where
+/// kernel and server offer io_uring, on one for each processor, which then has nearly all requests.
 ///
 /// # Errors
 /// The system's, of reading a request. The filesystem then answers no request any more once all
@@ -44,15 +42,14 @@ pub fn serve(channels: &[Channel], server: &impl Server) -> Result<(), Errno> {
         return Ok(());
     };
     let (later, waiting) = mpsc::channel();
-    let turns = Turns::new(channels.len());
     thread::scope(|scope| {
         let mut threads = Vec::new();
         for (ring, processor) in rings.into_iter().zip(0..) {
             threads.push(scope.spawn(move || ring::serve(ring, processor, first, server)));
         }
         for channel in channels {
-            let (later, turns) = (later.clone(), &turns);
-            threads.push(scope.spawn(move || serve_channel(channel, server, turns, &later)));
+            let later = later.clone();
+            threads.push(scope.spawn(move || serve_channel(channel, server, &later)));
         }
         drop(later);
         scope.spawn(move || written::serve(first, &waiting));
@@ -90,11 +87,9 @@ fn begin(channel: &Channel, server: &impl Server) -> Result<Option<Vec<FuseRing>
 fn serve_channel<'a>(
     channel: &'a Channel,
     server: &'a impl Server,
-    turns: &Turns,
     later: &Sender<Waiting<'a>>,
 ) -> Result<(), Errno> {
     let mut buffer = vec![0; LARGEST];
-    let turn = turns.take();
     while let Some(length) = channel.receive(&mut buffer)? {
         let bytes = buffer.get(..length).unwrap_or_default();
         let Some(request) = Request::read(bytes) else {
@@ -113,7 +108,7 @@ fn serve_channel<'a>(
         }
         let answer =
             (!opcode::forgets(request.opcode)).then(|| Answer::new(channel, request.unique));
-        turn.serve(|| server.serve(&request, answer));
+        server.serve(&request, answer);
     }
     Ok(())
 }
