@@ -34,7 +34,8 @@ PROJECTS = {
     "postgres": Project(
         "postgresql-15",
         "./configure --without-readline --without-zlib",
-        "make -C src/backend",
+        # Its directories make the same links side by side otherwise.
+        "make -j1 -C src/backend generated-headers && make -C src/backend",
         "src/backend/postgres",
     ),
     "nginx": Project("nginx", "./configure", "make", "objs/nginx"),

@@ -5,10 +5,11 @@ mod support;
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 use support::{Home, assert_clean, wait_until};
 
 #[test]
@@ -208,6 +209,13 @@ fn a_running_sandbox_is_copied_into_and_out_of_by_the_same_rules() {
     let size = |name| rustix::fs::fgetxattr(&program, name, &mut [0_u8; 256][..]);
     assert_eq!(size("user.note"), Ok(3));
     assert_eq!(size("security.capability"), Err(rustix::io::Errno::NODATA));
+    // What is no regular file is not replaced: root's `cp` to /dev/null would otherwise.
+    mknodat(CWD, at("pipe"), FileType::Fifo, Mode::RUSR, 0).unwrap();
+    let refused = home.output(&["cp", "it:/tmp/all/file", &at("pipe")]);
+    let what = "neither a directory nor a regular file";
+    assert!(refused.stderr().contains(what), "{}", refused.stderr());
+    let kind = fs::metadata(at("pipe")).unwrap().file_type();
+    assert!(kind.is_fifo());
     let refused = home.output(&["cp", "it:/tmp/all/null", &at("null")]);
     assert!(
         refused.stderr().contains("only by root"),

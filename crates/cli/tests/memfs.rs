@@ -269,6 +269,11 @@ fn what_is_in_it_is_kept_and_comes_back() {
             fs::remove_file(kept).unwrap();
         }
     }
+    // Before anything is done, and nothing is replaced: as root, /dev/null would be.
+    let refused = run(&["--save", "/dev/null"], &place, "touch ../ran");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(said.contains("no regular file"), "{said}");
+    assert!(!at("ran").exists());
 }
 
 #[test]

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use micabox_mount::{Cache, Filesystem, Limits, Manner, Place, Shown, Tree, load, save};
+use micabox_mount::{
+    Cache, Filesystem, Limits, Manner, Place, Shown, Tree, check_save, load, save,
+};
 use rustix::fs::stat;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -86,6 +88,9 @@ fn run(args: &Args) -> Outcome {
     let kept = |action: &str, path: &Path, error: micabox_mount::KeepError| {
         Failure::of(&error).context(&format!("{action} {}", path.display()))
     };
+    if let Some(path) = &args.save {
+        check_save(path).map_err(|error| kept("saving", path, error))?;
+    }
     let files = Arc::new(empty(args)?);
     if let Some(path) = &args.load {
         load(&files, path).map_err(|error| kept("loading", path, error))?;

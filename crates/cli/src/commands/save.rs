@@ -1,6 +1,6 @@
 //! `mica save`
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -47,20 +47,11 @@ pub fn execute(args: &Args) -> Outcome {
             let mut out = File::from(stdout.map_err(|error| at(Path::new("stdout"), &error))?);
             save(args, &mut out)
         }
-        Some(path) if is_special(path) => {
-            let mut out = File::options()
-                .write(true)
-                .open(path)
-                .map_err(|error| at(path, &error))?;
-            save(args, &mut out)
-        }
         Some(path) => {
             let whole = WholeFile::create(path).map_err(|error| at(path, &error))?;
             let mut out = whole.file();
             let code = save(args, &mut out)?;
-            out.sync_all()
-                .and_then(|()| whole.publish(path))
-                .map_err(|error| at(path, &error))?;
+            whole.publish(path).map_err(|error| at(path, &error))?;
             Ok(code)
         }
     }
@@ -80,9 +71,4 @@ fn save(args: &Args, out: &mut dyn Write) -> Outcome {
 
 fn at(path: &Path, error: &io::Error) -> Failure {
     Failure::of(error).context(&format!("writing `{}`", path.display()))
-}
-
-/// Returns whether the path is something that a file must not replace: a pipe, a device.
-fn is_special(path: &Path) -> bool {
-    fs::metadata(path).is_ok_and(|metadata| !metadata.is_file())
 }

@@ -122,8 +122,7 @@ pub fn execute(args: &Args) -> Outcome {
             };
             let whole = WholeFile::create(file).map_err(at)?;
             sandboxes.export_snapshot(name, &mut whole.file())?;
-            let synced = whole.file().sync_all();
-            synced.and_then(|()| whole.publish(file)).map_err(at)?;
+            whole.publish(file).map_err(at)?;
             Ok(0)
         }
         Action::Import { file, name } => {

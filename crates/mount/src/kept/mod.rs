@@ -9,7 +9,7 @@ mod load;
 mod save;
 
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use micabox_memfs::{Errno, Filesystem};
@@ -63,8 +63,9 @@ impl KeepError {
 /// archive (tar). The file is complete, or is not there.
 ///
 /// # Errors
-/// [`KeepError`].
+/// [`KeepError`]; also that what is there can't be replaced ([`check_save`]).
 pub fn save(files: &Filesystem, path: &Path) -> Result<(), KeepError> {
+    check_save(path)?;
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.part", std::process::id()));
     let part = path.with_file_name(name);
@@ -90,6 +91,18 @@ pub fn save(files: &Filesystem, path: &Path) -> Result<(), KeepError> {
         let _ = std::fs::remove_file(&part);
     }
     written
+}
+
+/// Checks that a file may get this path: that nothing else than a regular file has it.
+///
+/// # Errors
+/// [`KeepError::Output`].
+pub fn check_save(path: &Path) -> Result<(), KeepError> {
+    if std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
+        let what = "it is there, and no regular file";
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, what).into());
+    }
+    Ok(())
 }
 
 /// Adds what is in an archive (tar) or an EROFS image to a filesystem.

@@ -1,6 +1,7 @@
 //! Unpacks an archive from a sandbox or a disk, which is not trusted, into host files.
 
 use std::ffi::OsStr;
+use std::fs;
 use std::io::{self, BufReader, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -81,7 +82,17 @@ pub fn unpack(
         return Err(Problem::Foreign("it begins in the middle"));
     }
     let is_directory = first.kind == Kind::Directory;
-    let target = Target::new(place(is_directory).map_err(Problem::Place)?, is_directory)?;
+    let place = place(is_directory).map_err(Problem::Place)?;
+    let is_special = matches!(
+        first.kind,
+        Kind::CharDevice(..) | Kind::BlockDevice(..) | Kind::Fifo
+    );
+    if !is_special && is_special_file(&place) {
+        let path = place.display();
+        let what = format!("cannot copy to `{path}`: neither a directory nor a regular file");
+        return Err(Problem::Place(what));
+    }
+    let target = Target::new(place, is_directory)?;
     let is_root = owners && rustix::process::geteuid().is_root();
     let options = Unpacking {
         owners,
@@ -119,6 +130,12 @@ pub fn unpack(
             .map(|(path, name)| (target.host(&path), name)),
         xattrs: unpacked.xattrs,
     })
+}
+
+/// Returns whether a device, a pipe or a socket has this path. A copy would take its place: as root, that of
+/// `/dev/null`.
+fn is_special_file(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|metadata| !metadata.is_dir() && !metadata.is_file())
 }
 
 /// Where the archive goes.

@@ -16,20 +16,26 @@ pub struct WholeFile {
 }
 
 enum Kind {
+    /// A device or a pipe (`/dev/null`, `/dev/stdout`), which is written to as it is.
+    Special(File),
     Unnamed(File),
     Temporary(tempfile::NamedTempFile),
 }
 
 impl WholeFile {
-    /// Creates a file that will be published as `path`.
+    /// Creates a file that will be published as `path`. What is there and no regular file is opened instead.
     ///
     /// # Errors
-    /// Errors of the directory.
+    /// Errors of the directory, and that `path` is one.
     pub fn create(path: &Path) -> io::Result<Self> {
         let directory = match path.parent() {
             Some(parent) if parent != Path::new("") => parent.to_owned(),
             _ => PathBuf::from("."),
         };
+        if fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
+            let kind = Kind::Special(File::options().write(true).open(path)?);
+            return Ok(Self { kind, directory });
+        }
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         // As in `docker save`: images and snapshots may contain secrets.
         let mode = Mode::RUSR | Mode::WUSR;
@@ -46,23 +52,26 @@ impl WholeFile {
     /// Returns the file to write to.
     pub fn file(&self) -> &File {
         match &self.kind {
-            Kind::Unnamed(file) => file,
+            Kind::Special(file) | Kind::Unnamed(file) => file,
             Kind::Temporary(file) => file.as_file(),
         }
     }
 
-    /// Gives the file its name, and replaces the file that has it.
+    /// Writes the file to disk, gives it its name, and replaces the file that has it.
     ///
     /// # Errors
-    /// Errors of the directory.
+    /// Errors of the disk and of the directory.
     pub fn publish(self, path: &Path) -> io::Result<()> {
         let file = match self.kind {
+            Kind::Special(_) => return Ok(()),
             Kind::Unnamed(file) => file,
             Kind::Temporary(file) => {
+                file.as_file().sync_all()?;
                 file.persist(path)?;
                 return Ok(());
             }
         };
+        file.sync_all()?;
         let link = |name: &Path| {
             let from = format!("/proc/self/fd/{}", file.as_raw_fd());
             rustix::fs::linkat(CWD, from, CWD, name, AtFlags::SYMLINK_FOLLOW)
@@ -108,5 +117,25 @@ mod tests {
         WholeFile::create(Path::new("/nonexistent/file"))
             .err()
             .unwrap();
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_written_to_and_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("pipe");
+        let mode = Mode::RUSR | Mode::WUSR;
+        rustix::fs::mknodat(CWD, &path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        let reader = {
+            let path = path.clone();
+            std::thread::spawn(move || fs::read_to_string(path).unwrap())
+        };
+        let whole = WholeFile::create(&path).unwrap();
+        whole.file().write_all(b"text").unwrap();
+        whole.publish(&path).unwrap();
+        assert_eq!(reader.join().unwrap(), "text");
+        let kind = fs::symlink_metadata(&path).unwrap().file_type();
+        assert!(std::os::unix::fs::FileTypeExt::is_fifo(&kind));
+        let error = WholeFile::create(directory.path()).err().unwrap();
+        assert_eq!(error.kind(), io::ErrorKind::IsADirectory);
     }
 }
