@@ -4,7 +4,7 @@
 //! [`Replies`]. The client is gone when stdin ends: then its commands are ended, and its sandboxes too.
 
 mod commands;
-mod flags;
+pub mod flags;
 pub mod held;
 pub mod message;
 mod replies;
@@ -84,7 +84,7 @@ pub fn execute(args: &Args) -> Outcome {
 
 /// Makes a sandbox. Pulls are silent.
 fn made(create: &Create) -> Result<Sandbox, Failure> {
-    sandboxes::create(create, Cancel::default(), Arc::new(Silent))
+    sandboxes::create(&flags::parse(create)?, Cancel::default(), Arc::new(Silent))
 }
 
 struct Server {
