@@ -9,6 +9,7 @@ mod host_memory;
 mod log;
 mod mcp;
 mod output;
+mod progress;
 mod report;
 mod run;
 mod serve;

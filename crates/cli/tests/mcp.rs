@@ -264,7 +264,7 @@ fn a_folder_of_this_machine_is_shared_where_that_is_allowed() {
     client.end();
 
     // A server that may not make such a sandbox uses one that its user has made.
-    home.output(&["run", "-d", "--idle", "--rm", "--backend", "host", "--net", "none", "-u", "root",
+    home.output(&["run", "-dq", "--idle", "--rm", "--backend", "host", "--net", "none", "-u", "root",
         "--name", "made", "-v", &volume, "box"])
         .ok();
     let mut client = Client::allowed(&home, &[]);

@@ -13,7 +13,8 @@ export type { Filesystem, FilesystemOptions, WatchOptions, WriteEntry } from "./
 export { FileType, type EntryInfo, type WriteInfo } from "./files/entry.js";
 export { FilesystemEventType, type FilesystemEvent, type WatchHandle } from "./files/watch.js";
 export type { Data } from "./data.js";
-export { images, type ImageInfo, type TransferOptions } from "./store/images.js";
+export { images, type ImageInfo, type PullOptions, type TransferOptions } from "./store/images.js";
+export type { LayerProgress, OnProgress, PullProgress } from "./store/progress.js";
 export { volumes, type VolumeInfo } from "./store/volumes.js";
 export { snapshots, type SnapshotInfo } from "./store/snapshots.js";
 export {

@@ -1,7 +1,6 @@
 //! The tools that make sandboxes.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use micabox::{Cancel, Sandbox};
 use rmcp::schemars::JsonSchema;
@@ -10,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::Server;
 use super::call::Call;
-use super::progress::Pulls;
+use super::progress::of_pulls;
 use super::tool::{Effect, Tool};
 use crate::failure::Failure;
 use crate::serve::message::Create;
@@ -78,8 +77,7 @@ impl Tool for CreateSandbox {
         let _watch = call.when_cancelled(move || cancelled.cancel());
         let wanted = flags::parse(&create)?;
         server.allowed.check(&wanted.sandbox)?;
-        let pulls = Arc::new(Pulls::new(call.steps()));
-        let sandbox = sandboxes::create(&wanted, cancel, pulls)?;
+        let sandbox = sandboxes::create(&wanted, cancel, of_pulls(call.steps()))?;
         hold(sandbox, server, call)
     }
 }

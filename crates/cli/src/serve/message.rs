@@ -30,7 +30,14 @@ pub enum Request {
         signal: i32,
     },
     /// Make an idle sandbox, which ends with the client. Reply: [`Reply::Sandboxes`].
-    Create(Create),
+    Create {
+        /// What it is made of.
+        #[serde(flatten)]
+        create: Create,
+        /// Whether the client wants to hear of pulls, before the reply: [`Report`](crate::progress::Report).
+        #[serde(default)]
+        progress: bool,
+    },
     /// Make copies of a running sandbox, which end with the client. Reply: [`Reply::Sandboxes`].
     Fork {
         /// Its name or ID.

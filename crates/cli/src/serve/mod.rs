@@ -13,16 +13,17 @@ pub mod sandboxes;
 use std::io::{self, Read};
 use std::sync::Arc;
 
-use micabox::{Cancel, Sandbox};
-use micabox_image::progress::Silent;
+use micabox::Cancel;
+use micabox_image::progress::{Progress, Silent};
 use micabox_owner::protocol::frame::Pipe;
 use micabox_owner::protocol::{Decoder, Frame, FrameError};
 
 use crate::failure::Failure;
+use crate::progress::Reports;
 use crate::{Outcome, e2b, output, server, settings};
 use commands::Commands;
 use held::Held;
-use message::{Create, Reply, Request};
+use message::{Reply, Request};
 use replies::Replies;
 
 /// Bytes received at a time.
@@ -82,11 +83,6 @@ pub fn execute(args: &Args) -> Outcome {
     Ok(0)
 }
 
-/// Makes a sandbox. Pulls are silent.
-fn made(create: &Create) -> Result<Sandbox, Failure> {
-    sandboxes::create(&flags::parse(create)?, Cancel::default(), Arc::new(Silent))
-}
-
 struct Server {
     commands: Commands,
     held: Held,
@@ -126,10 +122,18 @@ impl Server {
             Request::Command(command) => self.commands.start(number, &command),
             Request::Credit { stream, bytes } => self.commands.credit(number, stream, bytes),
             Request::Signal { signal } => self.commands.signal(number, signal),
-            Request::Create(create) => {
+            Request::Create { create, progress } => {
                 let (held, replies) = (self.held.clone(), Arc::clone(&self.replies));
+                let told: Arc<dyn Progress> = if progress {
+                    let replies = Arc::clone(&self.replies);
+                    Arc::new(Reports::new(move |report| replies.send(number, &report)))
+                } else {
+                    Arc::new(Silent)
+                };
                 self.in_a_thread(number, move || {
-                    held.hold(vec![made(&create)?], number, &replies)
+                    let wanted = flags::parse(&create)?;
+                    let made = sandboxes::create(&wanted, Cancel::default(), told)?;
+                    held.hold(vec![made], number, &replies)
                 });
             }
             Request::Fork { sandbox, count } => {

@@ -11,6 +11,7 @@ import { Filesystem } from "../files/files.js";
 import { mica, micaJson } from "../mica.js";
 import { askOwner, type Owner } from "../owner.js";
 import { server } from "../server.js";
+import { pullProgress, type OnProgress } from "../store/progress.js";
 import { snapshots, type SnapshotInfo } from "../store/snapshots.js";
 import { find, SandboxPaginator, type SandboxListOptions } from "./find.js";
 import { change, madeAt, sandboxInfo, sandboxStats } from "./info.js";
@@ -55,8 +56,11 @@ export class Sandbox implements AsyncDisposable {
   static create(opts: SandboxOptions): Promise<Sandbox>;
   static async create(from: string | SandboxOptions, opts: SandboxOptions = {}): Promise<Sandbox> {
     const image = typeof from === "string" ? from : undefined;
-    const options = requestOptions(typeof from === "string" ? opts : from);
-    const [made] = await make({ type: "create", ...(image === undefined ? {} : { image }), options });
+    const given = typeof from === "string" ? opts : from;
+    const options = requestOptions(given);
+    const progress = given.onProgress !== undefined;
+    const request = { type: "create", ...(image === undefined ? {} : { image }), options, progress };
+    const [made] = await make(request, given.onProgress);
     if (made === undefined) throw new NotFoundError("mica has made no sandbox");
     return new Sandbox(made);
   }
@@ -210,7 +214,29 @@ export class Sandbox implements AsyncDisposable {
   }
 }
 
-async function make(request: object): Promise<Made[]> {
+async function make(request: object, onProgress?: OnProgress): Promise<Made[]> {
   const { connection } = await server();
-  return (await connection.ask(request, "sandboxes"))["sandboxes"] as Made[];
+  const call = connection.call(request);
+  // One after the other, and before the sandboxes.
+  let told: Promise<void> = Promise.resolve();
+  call.onProgress((message) => {
+    const progress = pullProgress(message);
+    if (progress !== undefined) told = told.then(() => onProgress?.(progress));
+    told.catch(() => undefined); // thrown below
+  });
+  try {
+    const made = (await call.answer("sandboxes"))["sandboxes"] as Made[];
+    try {
+      await told;
+    } catch (error) {
+      // The caller learns of none of them.
+      const kill = ({ directory, record: { name } }: Made): Promise<unknown> =>
+        askOwner({ directory, name }, { type: "kill" }, "stopped");
+      await Promise.allSettled(made.map(kill));
+      throw error;
+    }
+    return made;
+  } finally {
+    call.over();
+  }
 }
