@@ -248,7 +248,7 @@ fn usage(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
         #[expect(
             clippy::disallowed_methods,
-            reason = "help has nothing of anybody else's"
+            reason = "help has no foreign text"
         )]
         let _ = error.print();
         return ExitCode::SUCCESS;
