@@ -323,6 +323,26 @@ fn a_pull_says_how_far_it_is_in_lines_of_json() {
     assert!(pull("--progress=auto").is_empty());
 }
 
+#[test]
+fn a_creation_is_given_up() {
+    let home = Home::new();
+    // It accepts, and says nothing.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let image = format!("{}/x", silent.local_addr().unwrap());
+    let mut client = Client::new(&home);
+    client.request(1, &json!({"type": "create", "image": image}));
+    let (_asked, _) = silent.accept().unwrap();
+    client.request(2, &json!({"type": "cancel"}));
+    client.request(1, &json!({"type": "cancel"}));
+    let failed = client.answer(1);
+    assert_eq!((&failed["type"], &failed["kind"]), (&json!("failed"), &json!("cancelled")));
+    // It is over.
+    client.request(1, &json!({"type": "cancel"}));
+    assert_eq!(client.command(1, &["images", "-q"]).0, 0);
+    client.end();
+    home.assert_nothing_left();
+}
+
 /// Checks what is said of a pull of an image with three layers.
 fn assert_is_a_pull(reports: &[Value]) {
     let mut phases: Vec<_> = reports.iter().map(|report| &report["phase"]).collect();

@@ -38,6 +38,9 @@ pub enum Request {
         #[serde(default)]
         progress: bool,
     },
+    /// Give up the creation with this number, which then fails: [`Reply::Failed`]. One that has succeeded
+    /// meanwhile has its reply, and nothing happens.
+    Cancel,
     /// Make copies of a running sandbox, which end with the client. Reply: [`Reply::Sandboxes`].
     Fork {
         /// Its name or ID.

@@ -10,8 +10,9 @@ pub mod message;
 mod replies;
 pub mod sandboxes;
 
+use std::collections::HashMap;
 use std::io::{self, Read};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use micabox::Cancel;
 use micabox_image::progress::{Progress, Silent};
@@ -72,6 +73,7 @@ pub fn execute(args: &Args) -> Outcome {
     );
     let server = Server {
         commands: Commands::new(&replies),
+        creations: Arc::default(),
         held: Held::default(),
         sandboxes,
         replies,
@@ -85,6 +87,8 @@ pub fn execute(args: &Args) -> Outcome {
 
 struct Server {
     commands: Commands,
+    /// Sandboxes that are being made, by the numbers of their requests.
+    creations: Arc<Mutex<HashMap<u32, Cancel>>>,
     held: Held,
     sandboxes: micabox::Sandboxes,
     replies: Arc<Replies>,
@@ -130,11 +134,21 @@ impl Server {
                 } else {
                     Arc::new(Silent)
                 };
+                let cancel = Cancel::default();
+                let creations = Arc::clone(&self.creations);
+                lock(&creations).insert(number, cancel.clone());
                 self.in_a_thread(number, move || {
-                    let wanted = flags::parse(&create)?;
-                    let made = sandboxes::create(&wanted, Cancel::default(), told)?;
-                    held.hold(vec![made], number, &replies)
+                    let made = flags::parse(&create)
+                        .and_then(|wanted| sandboxes::create(&wanted, cancel, told));
+                    // From here on it is the client's.
+                    lock(&creations).remove(&number);
+                    held.hold(vec![made?], number, &replies)
                 });
+            }
+            Request::Cancel => {
+                if let Some(cancel) = lock(&self.creations).get(&number) {
+                    cancel.cancel();
+                }
             }
             Request::Fork { sandbox, count } => {
                 let (held, replies) = (self.held.clone(), Arc::clone(&self.replies));
@@ -170,4 +184,8 @@ impl Server {
             self.replies.send(number, &Reply::failed(&failure));
         }
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
