@@ -176,6 +176,7 @@ pub fn main() -> ExitCode {
     // Owners, machines and parsers are processes of this program, without mica's command line.
     micabox::run_if_worker_with(log::start_in_owner);
     raise_descriptor_limit();
+    report::end_with_server();
     let cli = match parse() {
         Ok(cli) => cli,
         Err(error) => return usage(&error),

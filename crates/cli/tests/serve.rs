@@ -4,6 +4,7 @@ mod support;
 
 use std::io::{Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::time::Duration;
 
 use micabox_testing::{DockerRegistry, image};
 use rustix::process::{Pid, Signal, kill_process};
@@ -340,6 +341,23 @@ fn a_creation_is_given_up() {
     client.request(1, &json!({"type": "cancel"}));
     assert_eq!(client.command(1, &["images", "-q"]).0, 0);
     client.end();
+    home.assert_nothing_left();
+}
+
+#[test]
+fn commands_end_with_a_server_that_is_killed() {
+    let home = Home::new();
+    // It accepts, and says nothing.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let image = format!("{}/x", silent.local_addr().unwrap());
+    let mut client = Client::new(&home);
+    client.ask(1, &json!({"type": "command", "args": ["pull", image]}));
+    let (mut asked, _) = silent.accept().unwrap();
+    client.process.kill().unwrap();
+    client.process.wait().unwrap();
+    // Its connection ends with the pull.
+    asked.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    asked.read_to_end(&mut Vec::new()).unwrap();
     home.assert_nothing_left();
 }
 

@@ -9,7 +9,7 @@ export { CommandExitError, CommandHandle, type CommandResult, type HandleOptions
 export type { ExecOptions } from "./commands/exec.js";
 export type { Pty, PtyConnectOptions, PtyCreateOptions, PtySize } from "./commands/pty.js";
 export type { Output } from "./protocol/call.js";
-export type { Filesystem, FilesystemOptions, WatchOptions, WriteEntry } from "./files/files.js";
+export type { Filesystem, FilesystemOptions, WatchOptions, WriteEntry, WriteOptions } from "./files/files.js";
 export { FileType, type EntryInfo, type WriteInfo } from "./files/entry.js";
 export { FilesystemEventType, type FilesystemEvent, type WatchHandle } from "./files/watch.js";
 export type { Data } from "./data.js";

@@ -40,16 +40,22 @@ export interface SandboxOptions {
   backend?: string;
   /** Called with how far the pull of an image is that is not here. */
   onProgress?: OnProgress;
-  [option: string]: OptionValue | OnProgress;
+  /** Gives up, at any time: nothing is left then. */
+  signal?: AbortSignal;
+  [option: string]: OptionValue | OnProgress | AbortSignal;
 }
 
 /** The options of a request `create`. */
 export function requestOptions(opts: SandboxOptions): Record<string, OptionValue> {
-  const { envs, metadata, timeoutMs, idleTimeoutMs, allowInternetAccess, volumeMounts, snapshot, rm = true, onProgress: _, ...others } = opts;
+  const { envs, metadata, timeoutMs, idleTimeoutMs, allowInternetAccess, volumeMounts, snapshot, rm = true, ...more } = opts;
+  const { onProgress: _told, signal: _signal, ...others } = more;
   const options: Record<string, OptionValue> = { rm };
   for (const [name, value] of Object.entries(others)) {
-    if (typeof value === "function") throw new InvalidArgumentError(`\`${name}\` is not an option with a function`, { kind: "invalid" });
-    if (value !== undefined) options[name.replace(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`)] = value;
+    if (value === undefined) continue;
+    if (typeof value === "function" || value instanceof AbortSignal) {
+      throw new InvalidArgumentError(`an option \`${name}\` has another type`, { kind: "invalid" });
+    }
+    options[name.replace(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`)] = value;
   }
   if (snapshot !== undefined) options["from"] = snapshot;
   if (envs !== undefined) options["env"] = envs;

@@ -11,21 +11,16 @@ import { Filesystem } from "../files/files.js";
 import { mica, micaJson } from "../mica.js";
 import { askOwner, type Owner } from "../owner.js";
 import { server } from "../server.js";
-import { pullProgress, type OnProgress } from "../store/progress.js";
 import { snapshots, type SnapshotInfo } from "../store/snapshots.js";
 import { find, SandboxPaginator, type SandboxListOptions } from "./find.js";
 import { change, madeAt, sandboxInfo, sandboxStats } from "./info.js";
 import type { Change, ListedChange, SandboxInfo, SandboxStats } from "./info.js";
+import { make, type Made } from "./make.js";
 import { requestOptions, type SandboxOptions } from "./options.js";
 import { publishedAt, type SandboxRecord } from "./record.js";
 
 /** Milliseconds between the stop signal and SIGKILL, as for `mica stop`. */
 const GRACE = 10_000;
-
-interface Made {
-  directory: string;
-  record: SandboxRecord;
-}
 
 export class Sandbox implements AsyncDisposable {
   readonly sandboxId: string;
@@ -60,7 +55,7 @@ export class Sandbox implements AsyncDisposable {
     const options = requestOptions(given);
     const progress = given.onProgress !== undefined;
     const request = { type: "create", ...(image === undefined ? {} : { image }), options, progress };
-    const [made] = await make(request, given.onProgress);
+    const [made] = await make(request, given);
     if (made === undefined) throw new NotFoundError("mica has made no sandbox");
     return new Sandbox(made);
   }
@@ -211,32 +206,5 @@ export class Sandbox implements AsyncDisposable {
 
   #ask(request: object, type: string): Promise<Record<string, unknown>> {
     return askOwner(this.#owner, request, type);
-  }
-}
-
-async function make(request: object, onProgress?: OnProgress): Promise<Made[]> {
-  const { connection } = await server();
-  const call = connection.call(request);
-  // One after the other, and before the sandboxes.
-  let told: Promise<void> = Promise.resolve();
-  call.onProgress((message) => {
-    const progress = pullProgress(message);
-    if (progress !== undefined) told = told.then(() => onProgress?.(progress));
-    told.catch(() => undefined); // thrown below
-  });
-  try {
-    const made = (await call.answer("sandboxes"))["sandboxes"] as Made[];
-    try {
-      await told;
-    } catch (error) {
-      // The caller learns of none of them.
-      const kill = ({ directory, record: { name } }: Made): Promise<unknown> =>
-        askOwner({ directory, name }, { type: "kill" }, "stopped");
-      await Promise.allSettled(made.map(kill));
-      throw error;
-    }
-    return made;
-  } finally {
-    call.over();
   }
 }
