@@ -31,7 +31,7 @@ from micabox import (
 )
 
 from .archive import one_file
-from .support import IMAGE, free_port, mica, wait_until
+from .support import IMAGE, children, free_port, mica, wait_until
 
 # Longer than the windows of the protocol.
 BIG = bytes(range(256)) * 10_000
@@ -248,9 +248,3 @@ class AsyncStoreTest(unittest.IsolatedAsyncioTestCase):
                     return
                 await asyncio.sleep(0.01)
         self.fail("mica pulls on")
-
-
-def children(pid: int) -> set[str]:
-    """Processes that a process has started."""
-    tasks = pathlib.Path(f"/proc/{pid}/task").glob("*/children")
-    return {child for task in tasks for child in task.read_text().split()}
