@@ -4,8 +4,8 @@
 mod client;
 mod support;
 
-use std::io::Write;
-use std::time::Instant;
+use std::io::{Read, Write};
+use std::time::{Duration, Instant};
 
 use client::Client;
 
@@ -242,6 +242,25 @@ fn what_takes_from_this_machine_is_refused_unless_a_flag_allows_it() {
     // Allowed, it fails for another reason.
     let said = client.refused("create_sandbox", json!({"options": {"root_disk": "/none"}}));
     assert!(said.contains("/none") && !said.contains("--allow"), "{said}");
+    client.end();
+    home.assert_nothing_left();
+}
+
+#[test]
+fn a_cancelled_creation_ends_its_pull() {
+    let home = Home::new();
+    // It accepts, and says nothing.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let image = format!("{}/x", silent.local_addr().unwrap());
+    let mut client = Client::new(&home);
+    let create = json!({"name": "create_sandbox", "arguments": {"image": image}});
+    let number = client.request("tools/call", &create);
+    let (mut asked, _) = silent.accept().unwrap();
+    let cancel = json!({"requestId": number, "reason": "enough"});
+    client.send(&json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": cancel}));
+    asked.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    asked.read_to_end(&mut Vec::new()).unwrap();
+    assert_eq!(client.tool("list_sandboxes", json!({})), json!({"sandboxes": []}));
     client.end();
     home.assert_nothing_left();
 }
