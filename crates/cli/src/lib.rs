@@ -247,10 +247,7 @@ pub fn main() -> ExitCode {
 /// the exit code then differs from the command's own ones.
 fn usage(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
-        #[expect(
-            clippy::disallowed_methods,
-            reason = "help has no foreign text"
-        )]
+        #[expect(clippy::disallowed_methods, reason = "help has no foreign text")]
         let _ = error.print();
         return ExitCode::SUCCESS;
     }

@@ -117,7 +117,10 @@ impl<F: Fn(Report<'_>) + Send + Sync> Progress for Reports<F> {
                 layers.iter().for_each(|layer| state.add(layer));
                 true
             }
-            Event::Layer { diff_id, state: now } => state.change(diff_id, &now),
+            Event::Layer {
+                diff_id,
+                state: now,
+            } => state.change(diff_id, &now),
             _ => return,
         };
         let is_due = state.told.is_none_or(|told| told.elapsed() >= INTERVAL);
@@ -212,7 +215,9 @@ mod tests {
     fn a_report_has_all_of_a_pull_and_comes_at_a_bounded_rate() {
         let told = Mutex::new(Vec::new());
         let reports = Reports::new(|report: Report<'_>| {
-            told.lock().unwrap().push(serde_json::to_value(report).unwrap());
+            told.lock()
+                .unwrap()
+                .push(serde_json::to_value(report).unwrap());
         });
         let layers = [layer(1, 1_000_000), layer(2, 50)];
         let say = |place: usize, state: LayerState<'_>| {
@@ -232,7 +237,13 @@ mod tests {
         say(1, LayerState::Present);
         // What is told at once has what was not told before.
         let pause = Duration::from_secs(1);
-        say(0, LayerState::Retrying { reason: "lost", pause });
+        say(
+            0,
+            LayerState::Retrying {
+                reason: "lost",
+                pause,
+            },
+        );
         let digest = |place: usize| layers[place].blob.digest;
         let last = |told: &Mutex<Vec<Value>>| told.lock().unwrap().last().unwrap().clone();
         let present = json!({"digest": digest(1), "phase": "present", "done": 50, "total": 50});

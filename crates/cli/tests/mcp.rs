@@ -241,7 +241,10 @@ fn what_takes_from_this_machine_is_refused_unless_a_flag_allows_it() {
     }
     // Allowed, it fails for another reason.
     let said = client.refused("create_sandbox", json!({"options": {"root_disk": "/none"}}));
-    assert!(said.contains("/none") && !said.contains("--allow"), "{said}");
+    assert!(
+        said.contains("/none") && !said.contains("--allow"),
+        "{said}"
+    );
     client.end();
     home.assert_nothing_left();
 }
@@ -258,9 +261,14 @@ fn a_cancelled_creation_ends_its_pull() {
     let (mut asked, _) = silent.accept().unwrap();
     let cancel = json!({"requestId": number, "reason": "enough"});
     client.send(&json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": cancel}));
-    asked.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    asked
+        .set_read_timeout(Some(Duration::from_secs(10)))
+        .unwrap();
     asked.read_to_end(&mut Vec::new()).unwrap();
-    assert_eq!(client.tool("list_sandboxes", json!({})), json!({"sandboxes": []}));
+    assert_eq!(
+        client.tool("list_sandboxes", json!({})),
+        json!({"sandboxes": []})
+    );
     client.end();
     home.assert_nothing_left();
 }
@@ -276,16 +284,34 @@ fn a_folder_of_this_machine_is_shared_where_that_is_allowed() {
     let create = json!({"image": "box", "name": "it", "network": false, "volumes": [volume],
         "options": {"backend": "host", "env": ["MICABOX_HOME"]}});
     client.tool("create_sandbox", create);
-    let (code, said) = client.sh("it", "cat /shared/of-host; echo $MICABOX_HOME >/shared/of-box");
+    let (code, said) = client.sh(
+        "it",
+        "cat /shared/of-host; echo $MICABOX_HOME >/shared/of-box",
+    );
     assert_eq!((code, said.as_str()), (0, "seen\n"));
     let written = std::fs::read_to_string(folder.path().join("of-box")).unwrap();
     assert_eq!(written.trim(), home.store().to_str().unwrap());
     client.end();
 
     // A server that may not make such a sandbox uses one that its user has made.
-    home.output(&["run", "-dq", "--idle", "--rm", "--backend", "host", "--net", "none", "-u", "root",
-        "--name", "made", "-v", &volume, "box"])
-        .ok();
+    home.output(&[
+        "run",
+        "-dq",
+        "--idle",
+        "--rm",
+        "--backend",
+        "host",
+        "--net",
+        "none",
+        "-u",
+        "root",
+        "--name",
+        "made",
+        "-v",
+        &volume,
+        "box",
+    ])
+    .ok();
     let mut client = Client::allowed(&home, &[]);
     assert_eq!(client.sh("made", "cat /shared/of-host").1, "seen\n");
     client.tool("stop_sandbox", json!({"sandbox": "made", "grace": 0}));

@@ -276,7 +276,8 @@ fn pulls_are_told_of_to_clients_that_ask() {
         let elsewhere = Home::empty();
         let mut client = Client::new(&elsewhere);
         let options = json!({"backend": "host", "net": "none", "rm": true});
-        let create = json!({"type": "create", "image": name, "options": options, "progress": is_asked});
+        let create =
+            json!({"type": "create", "image": name, "options": options, "progress": is_asked});
         client.request(1, &create);
         let mut reports = Vec::new();
         let made = loop {
@@ -311,7 +312,9 @@ fn a_pull_says_how_far_it_is_in_lines_of_json() {
     let pull = |flag: &str| {
         let pulled = elsewhere.output(&["pull", "--json", flag, &name]);
         let lines = pulled.stderr();
-        let lines = lines.lines().map(|line| serde_json::from_str(line).unwrap());
+        let lines = lines
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap());
         let result: Value = serde_json::from_str(&pulled.stdout()).unwrap();
         assert_eq!((pulled.code(), &result["layers"]), (0, &json!(3)));
         lines.collect::<Vec<Value>>()
@@ -336,7 +339,10 @@ fn a_creation_is_given_up() {
     client.request(2, &json!({"type": "cancel"}));
     client.request(1, &json!({"type": "cancel"}));
     let failed = client.answer(1);
-    assert_eq!((&failed["type"], &failed["kind"]), (&json!("failed"), &json!("cancelled")));
+    assert_eq!(
+        (&failed["type"], &failed["kind"]),
+        (&json!("failed"), &json!("cancelled"))
+    );
     // It is over.
     client.request(1, &json!({"type": "cancel"}));
     assert_eq!(client.command(1, &["images", "-q"]).0, 0);
@@ -356,7 +362,9 @@ fn commands_end_with_a_server_that_is_killed() {
     client.process.kill().unwrap();
     client.process.wait().unwrap();
     // Its connection ends with the pull.
-    asked.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    asked
+        .set_read_timeout(Some(Duration::from_secs(10)))
+        .unwrap();
     asked.read_to_end(&mut Vec::new()).unwrap();
     home.assert_nothing_left();
 }

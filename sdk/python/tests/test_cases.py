@@ -283,4 +283,3 @@ class CasesTest(unittest.TestCase):
         task.cancel()
         with self.assertRaises(asyncio.CancelledError):
             await task
-

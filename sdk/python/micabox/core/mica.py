@@ -13,7 +13,6 @@ from micabox.errors import SandboxException, of_failed
 from micabox.io import Io
 from micabox.protocol.frames import STDERR, encode
 
-
 # Ends a command, if it runs.
 _END = {"type": "signal", "signal": 15}
 

@@ -10,7 +10,6 @@ from micabox.errors import ProtocolException, of_failed
 from micabox.io import Channel, Io
 from micabox.protocol.frames import encode
 
-
 Hear = Callable[[dict[str, Any]], Any]
 
 

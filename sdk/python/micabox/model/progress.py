@@ -40,7 +40,7 @@ class PullProgress:
         """From a message; None if it is another one."""
         if message.get("type") != "progress":
             return None
-        layers = [dict[str, Any](layer) for layer in message.get("layers") or []]
+        layers: list[dict[str, Any]] = message.get("layers") or []
         return cls(
             str(message.get("phase")),
             int(message.get("done") or 0),

@@ -74,7 +74,10 @@ mod tests {
 
     fn found(flags: &[&str]) -> Option<(&'static str, String)> {
         let words = std::iter::once("run").chain(flags.iter().copied());
-        Cli::try_parse_from(words).unwrap().sandbox.of_this_machine()
+        Cli::try_parse_from(words)
+            .unwrap()
+            .sandbox
+            .of_this_machine()
     }
 
     /// Options that take nothing from this machine, whatever their values are.
@@ -137,7 +140,10 @@ mod tests {
         ];
         for (option, value, what) in taking {
             let flag = format!("--{option}={value}");
-            assert_eq!(found(&["--env=A=b", &flag]), Some((option, what.to_owned())));
+            assert_eq!(
+                found(&["--env=A=b", &flag]),
+                Some((option, what.to_owned()))
+            );
         }
         for flag in [
             "--volume=name:/x:ro",
