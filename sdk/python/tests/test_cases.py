@@ -94,7 +94,10 @@ async def _of_asyncio(case: dict[str, Any], name: str) -> None:
             box = await AsyncSandbox.connect(name)
             handle = await box.commands.run(case["cmd"], background=True, stdin=True)
             other = await AsyncSandbox.connect(name)
-            await (await other.commands.connect(handle.pid)).send_stdin("x")
+            try:
+                await (await other.commands.connect(handle.pid)).send_stdin("x")
+            finally:
+                await handle.kill()
         case "read":
             await (await AsyncSandbox.connect(name)).files.read(case["path"])
         case "write":
@@ -115,6 +118,7 @@ class _Case:
         self._silent.bind(("127.0.0.1", 0))
         self._silent.listen()
         self._asked: list[socket.socket] = []
+        self._happening: threading.Thread | None = None
         self.before: str | None = case.get("before")
         self.during: str | None = case.get("during")
         # Of its own, where it does not stay as it is.
@@ -123,7 +127,8 @@ class _Case:
         self.told = cast("dict[str, Any]", self._whole(case))
         if self.before is not None:
             self._happen(self.before)
-            wait_until(lambda: not self.box.is_running())
+            # Until then it may be about to end.
+            wait_until(lambda: self.box.sandbox_id not in mica("ps", "--quiet", "--no-trunc"))
 
     def _whole(self, value: Any) -> Any:
         """A value of the table, with what stands for another one replaced."""
@@ -144,7 +149,8 @@ class _Case:
 
     def runs(self) -> list[int]:
         """The processes of the case's command in its sandbox."""
-        return [one.pid for one in self.box.commands.list() if one.cmd == self.told["cmd"]]
+        cmd = str(self.told["cmd"]).removeprefix("exec ")
+        return [one.pid for one in self.box.commands.list() if one.cmd == cmd]
 
     def wait_until_under_way(self) -> None:
         """Returns once the operation is."""
@@ -164,7 +170,8 @@ class _Case:
             self._happen(self.during or "")
 
         if self.during is not None:
-            threading.Thread(target=happen).start()
+            self._happening = threading.Thread(target=happen)
+            self._happening.start()
 
     def _happen(self, what: str) -> None:
         match what:
@@ -194,6 +201,8 @@ class _Case:
 
     def close(self) -> None:
         """Ends what is left of it."""
+        if self._happening:
+            self._happening.join()
         if self.has_own:
             self.box.kill()
         for connection in (self._silent, *self._asked):

@@ -10,7 +10,7 @@ import { isDeepStrictEqual } from "node:util";
 
 import * as micabox from "../src/index.js";
 import { images, Sandbox, SandboxError, type SandboxOptions } from "../src/index.js";
-import { hostBox, IMAGE, processes, until } from "./support.js";
+import { hostBox, IMAGE, listed, processes, until } from "./support.js";
 
 interface Case {
   name: string;
@@ -54,7 +54,8 @@ for (const one of cases) {
     try {
       if (one.before !== undefined) {
         await happen(one.before, own, told, canceller);
-        await until("it has ended", async () => !(await own.isRunning()));
+        // Until then it may be about to end.
+        await until("it has ended", async () => (await listed()).get(own.sandboxId) === undefined);
       }
       const before = one.during === "cancelled" ? await left(silent) : [];
       const happening = one.during === undefined ? undefined : happenSoon(one.during, own, told, silent, canceller);
@@ -168,7 +169,8 @@ async function happen(what: string, box: Sandbox, one: Case, canceller: AbortCon
 
 /** The processes of the case's command in its sandbox. */
 async function pids(box: Sandbox, { cmd }: Case): Promise<number[]> {
-  return (await box.commands.list()).filter((one) => one.cmd === cmd).map(({ pid }) => pid);
+  const shown = String(cmd).replace(/^exec /, "");
+  return (await box.commands.list()).filter((one) => one.cmd === shown).map(({ pid }) => pid);
 }
 
 /** The process ID of this process's `mica serve`. */
