@@ -66,7 +66,10 @@ class Server:
         self.is_over = False
         self.home = ""
         try:
-            self._stdin.write(PREAMBLE)
+            try:
+                self._stdin.write(PREAMBLE)
+            except OSError:
+                pass  # what it has said before its end says more
             self.home = self._hello()
         except ProtocolException:
             self.end()
